@@ -1,0 +1,100 @@
+# Every target sets up what it needs: environments in .venv*, nothing outside this folder.
+
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
+	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
+SEEDS ?= 200
+CHAOS_KILLS ?= 200
+
+BIN := .venv/bin
+INSTALL := -m pip install -qq --disable-pip-version-check
+PROTOS = $(wildcard proto/hypergpu/v1/*.proto)
+PROTOC = PATH="$(CURDIR)/.venv-proto/bin:$$PATH" .venv-proto/bin/python -m grpc_tools.protoc -I proto
+STUBS := build/stubs
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test check sim bench chaos proto fmt lock lint types layers schemas drift tree
+
+help: ## List the targets.
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/.installed ## Make .venv with everything pinned (about two minutes the first time).
+
+demo: setup ## Train digits on five real nodes and kill one half-way [SHORT=1].
+	@$(BIN)/hypergpu demo $(if $(SHORT),--short)
+
+test: setup ## Run every test, with PostgreSQL where one listens or can be started [ARGS=...].
+	@$(BIN)/python .ci/with_postgres.py $(BIN)/pytest $(ARGS)
+
+check: lint types layers schemas drift tree ## Everything but the tests (with -k: all that is wrong).
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+layers: setup
+	$(BIN)/lint-imports --no-logo
+
+schemas: node_modules/.installed
+	node_modules/.bin/buf lint
+	node_modules/.bin/buf format --diff --exit-code
+
+tree: setup
+	$(BIN)/pytest -q tests/architecture
+
+sim: setup ## Run seeded worlds on virtual time [SEEDS=200].
+	@$(BIN)/python -m netsim.sim --seeds $(SEEDS)
+
+bench: setup ## Print the tables behind the README's figures [ONLY=NAME] [QUICK=1].
+	@$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick)
+
+chaos: setup ## Kill real processes at random instants [CHAOS_KILLS=200].
+	@CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/python .ci/with_postgres.py $(BIN)/pytest tests/chaos
+
+proto: .venv-proto/.installed ## Generate hypergpu/v1 from the schemas.
+	@$(PROTOC) --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. $(PROTOS)
+
+fmt: setup node_modules/.installed ## Format the code and the schemas.
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+	@node_modules/.bin/buf format --write
+
+lock: setup ## Resolve every lock file afresh.
+	$(BIN)/python .ci/lock.py locks/dev.txt '.[dev]'
+	$(BIN)/python .ci/lock.py locks/proto.txt 'grpcio-tools==1.71.*' 'mypy-protobuf==3.6.0' 'setuptools<80'
+	$(BIN)/python .ci/lock.py locks/flower.txt 'flwr==1.41.*'
+	$(BIN)/python .ci/lock.py --beside locks/dev.txt locks/hivemind.txt 'hivemind==1.1.12'
+	npm install --package-lock-only
+
+# The committed stubs must be what the schemas give. They come from an old compiler on purpose:
+# its code runs on newer protobuf, and newer code does not run on older protobuf.
+drift: .venv-proto/.installed
+	@rm -rf $(STUBS) && mkdir -p $(STUBS)
+	@$(PROTOC) --python_out=$(STUBS) --grpc_python_out=$(STUBS) --mypy_out=quiet:$(STUBS) \
+		--mypy_grpc_out=quiet:$(STUBS) $(PROTOS)
+	@diff -r --exclude=__init__.py --exclude=__pycache__ $(STUBS)/hypergpu/v1 hypergpu/v1 \
+		|| { echo "hypergpu/v1 differs from what the schemas give. Fix: make proto" >&2; exit 1; }
+
+.venv/.installed: locks/dev.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later with venv was found. Fix: install" \
+		"python3.11 and python3.11-venv, or name one: make setup PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "Installing the pinned packages into .venv (about two minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python $(INSTALL) --no-deps -r locks/dev.txt
+	@$(BIN)/python $(INSTALL) --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv-proto/.installed: locks/proto.txt | .venv/.installed
+	@echo "Installing the protobuf compiler into .venv-proto"
+	@test -x .venv-proto/bin/python || $(BIN)/python -m venv .venv-proto
+	@.venv-proto/bin/python $(INSTALL) --no-deps -r $<
+	@touch $@
+
+node_modules/.installed: package-lock.json
+	@command -v npm >/dev/null || { echo "npm was not found. Fix: install nodejs and npm" >&2; exit 1; }
+	@echo "Installing buf into node_modules"
+	@npm install --no-save --silent
+	@touch $@

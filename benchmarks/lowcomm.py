@@ -1,0 +1,250 @@
+"""Bytes and inner steps to 97 % on the digits, against synchronising every step.
+
+Eight nodes share this process; trainer, codec and fold are the product's own, and only the network
+between them is left out.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.table import Table
+from coordinator.shell.evaluator.torch_judge import TorchJudge
+from coordinator.shell.numerics import FoldRequest, StoredBlob, StoredUpdate, fold
+from gpu_node.shell.worker.messages import PositionRange
+from gpu_node.shell.worker.trainer.interface import OptimizerState, Start
+from gpu_node.shell.worker.trainer.torch_trainer import TorchTrainer
+from hypergpu.catalogue.networks.device import Device
+from hypergpu.catalogue.registry import build, find
+from hypergpu.codec import encode_update
+from hypergpu.dataset.sampling import Indices, stream_indices
+from hypergpu.digest import digest_of
+from hypergpu.layout import Flat, Float32s
+from hypergpu.spec import Outer
+from hypergpu.units import Bytes, Samples
+
+NODES = 8
+BATCH = 32
+LEARNING_RATE = 1e-3
+WEIGHT_DECAY = 0.01
+TARGET = 0.97
+SYNC_EVALUATED_EVERY = 5
+
+
+class Setting(NamedTuple):
+    """One row of the table. ``inner_steps`` 1 averages gradients instead of pseudo-gradients."""
+
+    name: str
+    inner_steps: int
+    codec: str
+
+
+SETTINGS = (
+    Setting("every step, fp32", 1, "fp32"),
+    Setting("H=20, fp32", 20, "fp32"),
+    Setting("H=20, int4", 20, "int4"),
+    Setting("H=50, int4", 50, "int4"),
+)
+
+
+class Point(NamedTuple):
+    """Held-out accuracy after some inner steps of each node, and what moved until then."""
+
+    steps: int
+    total_bytes: float
+    accuracy: float
+
+
+class Curve(NamedTuple):
+    """One seed of one setting."""
+
+    points: tuple[Point, ...]
+
+    @property
+    def crossing(self) -> Point:
+        """Where the accuracy first reaches the target, on a straight line from the point before.
+
+        Raises:
+            ValueError: It never does.
+        """
+        before = Point(0, 0.0, 0.0)
+        for point in self.points:
+            if point.accuracy >= TARGET:
+                share = (TARGET - before.accuracy) / (point.accuracy - before.accuracy)
+                return Point(
+                    round(before.steps + share * (point.steps - before.steps)),
+                    before.total_bytes + share * (point.total_bytes - before.total_bytes),
+                    TARGET,
+                )
+            before = point
+        raise ValueError(f"{TARGET:.0%} was not reached in {before.steps} inner steps")
+
+
+class Digits:
+    """The workload, with one trainer that plays every node in turn."""
+
+    def __init__(self) -> None:
+        workload = build(find("digits-cnn"), {})
+        self.judge = TorchJudge(workload, "")
+        samples = self.judge.dataset.train
+        device = Device("cpu", "CPU", Bytes(0), has_bf16=False)
+        self.trainer = TorchTrainer(workload, device, samples)
+        self.layout = self.trainer.layout
+        self._members = np.arange(len(samples.labels), dtype=np.int64)
+
+    def indices(self, seed: int, start: int, count: int) -> Indices:
+        """A stretch of the one sample stream that all nodes share."""
+        return stream_indices(self._members, 0, seed, [PositionRange(start, Samples(count))])
+
+    def accuracy(self, model: Flat) -> float:
+        """Over the held-out samples."""
+        return self.judge.evaluate(model).metric("accuracy")
+
+
+class Node:
+    """What stays on a node between rounds."""
+
+    def __init__(self) -> None:
+        self.optimizer: OptimizerState | None = None
+        self.residual: Float32s | None = None
+
+
+def synchronous(digits: Digits, seed: int, steps: int) -> Curve:
+    """Every node sends its gradient and gets the mean back, as float32, at every step.
+
+    The mean over nodes of mean gradients is the mean over the joint batch, so one step computes it.
+    """
+    digits.trainer.begin(Start(digits.judge.initial(seed), seed, None, WEIGHT_DECAY))
+    step_bytes = 2 * NODES * 4 * digits.layout.parameters_count
+    points: list[Point] = []
+    joint = NODES * BATCH
+    for step in range(1, steps + 1):
+        digits.trainer.step(digits.indices(seed, (step - 1) * joint, joint), LEARNING_RATE)
+        if step % SYNC_EVALUATED_EVERY == 0:
+            model = Flat.empty(digits.layout)
+            digits.trainer.store(model)
+            points.append(Point(step, step * step_bytes, digits.accuracy(model)))
+    return Curve(tuple(points))
+
+
+def low_communication(digits: Digits, setting: Setting, seed: int, steps: int) -> Curve:
+    """Rounds of inner steps, encoded updates, the coordinator's fold and its delta."""
+    with tempfile.TemporaryDirectory() as folder:
+        return Curve(tuple(_rounds(digits, setting, seed, Folder(Path(folder), steps))))
+
+
+class Folder(NamedTuple):
+    """Where a simulated job's files lie, and how far it goes."""
+
+    path: Path
+    steps: int
+
+
+def _rounds(digits: Digits, setting: Setting, seed: int, folder: Folder) -> Iterator[Point]:
+    model_path = folder.path / "model"
+    model_path.write_bytes(b"".join(vector.tobytes() for vector in digits.judge.initial(seed)))
+    base = StoredBlob(model_path, digest_of(model_path.read_bytes()))
+    outer_state: StoredBlob | None = None
+    nodes = [Node() for _ in range(NODES)]
+    total_bytes = 0.0
+    for round in range(folder.steps // setting.inner_steps):
+        before = Flat.view(digits.layout, np.fromfile(base.path, np.uint8))
+        updates = []
+        for slot, node in enumerate(nodes):
+            payload = _update(digits, setting, before, node, seed=seed, turn=round * NODES + slot)
+            path = folder.path / f"update-{slot}"
+            path.write_bytes(payload)
+            samples = Samples(setting.inner_steps * BATCH)
+            updates.append(StoredUpdate(path, digest_of(payload), samples))
+            total_bytes += len(payload)
+        folded = fold(
+            FoldRequest(
+                layout=digits.layout,
+                up=setting.codec,
+                down=setting.codec,
+                outer=Outer(),
+                base_model=base,
+                outer_state=outer_state,
+                updates=tuple(updates),
+                output_dir=folder.path,
+            )
+        )
+        total_bytes += NODES * (folded.delta or folded.model).size_bytes
+        base = StoredBlob(folded.model.path, folded.model.digest)
+        kept = folded.outer_state
+        outer_state = None if kept is None else StoredBlob(kept.path, kept.digest)
+        model = Flat.view(digits.layout, np.fromfile(base.path, np.uint8))
+        yield Point((round + 1) * setting.inner_steps, total_bytes, digits.accuracy(model))
+
+
+def _update(
+    digits: Digits, setting: Setting, before: Flat, node: Node, *, seed: int, turn: int
+) -> bytes:
+    trainer = digits.trainer
+    trainer.begin(Start(before, seed, node.optimizer, WEIGHT_DECAY))
+    shard = setting.inner_steps * BATCH
+    indices = digits.indices(seed, turn * shard, shard)
+    for start in range(0, shard, BATCH):
+        trainer.step(indices[start : start + BATCH], LEARNING_RATE)
+    after = Flat.empty(digits.layout)
+    trainer.store(after)
+    np.subtract(before.parameters, after.parameters, out=after.parameters)
+    encoded = encode_update(digits.layout, setting.codec, after, node.residual)
+    node.residual = encoded.residual
+    node.optimizer = {name: array.copy() for name, array in trainer.optimizer().items()}
+    return encoded.payload.tobytes()
+
+
+def run(quick: bool) -> Table:
+    """Train every setting with every seed."""
+    torch.set_num_threads(1)
+    seeds, steps = (2, 150) if quick else (5, 200)
+    digits = Digits()
+    curves = {
+        setting: [
+            synchronous(digits, seed, steps)
+            if setting.inner_steps == 1
+            else low_communication(digits, setting, seed, steps)
+            for seed in range(seeds)
+        ]
+        for setting in SETTINGS
+    }
+    return _table(digits, curves, seeds=seeds, steps=steps)
+
+
+def _table(digits: Digits, curves: dict[Setting, list[Curve]], *, seeds: int, steps: int) -> Table:
+    reached_steps = {name: fmean(c.crossing.steps for c in curves[name]) for name in SETTINGS}
+    reached_bytes = {name: fmean(c.crossing.total_bytes for c in curves[name]) for name in SETTINGS}
+    final = {name: fmean(c.points[-1].accuracy for c in curves[name]) for name in SETTINGS}
+    sync, fp32, int4, int4_long = SETTINGS
+    rows = [
+        (
+            setting.name,
+            f"{reached_steps[setting]:.0f}",
+            f"{reached_bytes[setting] / 1e6:.2f} MB",
+            f"{reached_bytes[sync] / reached_bytes[setting]:.0f}x",
+            f"{final[setting]:.3f}",
+        )
+        for setting in SETTINGS
+    ]
+    best_bytes = min(reached_bytes[int4], reached_bytes[int4_long])
+    return Table(
+        title=f"Digits CNN, {NODES} nodes: to {TARGET:.0%} held-out accuracy",
+        columns=("setting", "inner steps", "bytes both ways", "fewer", f"accuracy at {steps}"),
+        rows=rows,
+        metrics={
+            "accuracy_int4": final[int4],
+            "steps_int4_over_fp32": reached_steps[int4] / reached_steps[fp32],
+            "bytes_sync_over_int4": reached_bytes[sync] / best_bytes,
+        },
+        notes=(
+            f"{digits.layout.parameters_count:,} parameters; batch {BATCH} a node; {seeds} seeds.",
+            f"AdamW {LEARNING_RATE:g} on the nodes; Nesterov 0.7 and 0.9 on the coordinator.",
+            "Bytes are those of all nodes; the first model, which is the same for all, is not in.",
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Our own processes, started as a user starts them, for benchmarks that measure the whole."""

@@ -1,0 +1,80 @@
+"""A coordinator and its nodes as processes on loopback, ended together."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from hypergpu.cli.machine.children import kill_group, program, start
+from hypergpu.cli.machine.up import (
+    Listen,
+    Ready,
+    coordinator_command,
+    operator,
+    wait_until_ready,
+)
+from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.token import Role
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""As the peers' processes are started: more threads than cores wait for one another."""
+LOOPBACK = "127.0.0.1"
+
+
+class BenchmarkError(Exception):
+    """What was to be measured did not happen; the text says what, and where the logs lie."""
+
+
+class Running(NamedTuple):
+    """A coordinator that serves."""
+
+    folder: Path
+    ready: Ready
+    coordinator: "subprocess.Popen[str]"
+    owner: ExitStack
+
+    def client(self) -> Coordinator:
+        """A connection with the operator's token."""
+        return operator(self.ready)
+
+    def node_token(self) -> str:
+        """A token that any number of nodes may join with."""
+        with self.client() as client:
+            return client.create_token(Role.NODE, ttl_s=3600, uses=0, label="benchmark").token
+
+    def add_nodes(self, count: int, worker: str) -> "list[subprocess.Popen[str]]":
+        """Let daemons join, a process each."""
+        token = self.node_token()
+        return [self._node(f"node-{number}", worker, token) for number in range(count)]
+
+    def _node(self, name: str, worker: str, token: str) -> "subprocess.Popen[str]":
+        arguments = ("--state-dir", str(self.folder / name), "--worker", worker)
+        command = program("gpu_node", "join", "--token-file", "-", *arguments)
+        log = self.folder / f"{name}.log"
+        child = start(command, secret=token, log=log, environment=ONE_THREAD)
+        self.owner.callback(kill_group, child)
+        return child
+
+
+@contextmanager
+def running(folder: Path, *, is_plaintext: bool) -> Iterator[Running]:
+    """Start a coordinator on free ports; it and all its nodes end with the block."""
+    at = Listen(
+        data_dir=folder / "coordinator",
+        listen=LOOPBACK,
+        port=0,
+        node_port=0,
+        is_plaintext=is_plaintext,
+    )
+    log = folder / "coordinator.log"
+    with ExitStack() as owner:
+        child = start(coordinator_command(at), log=log, is_read=True, environment=ONE_THREAD)
+        owner.callback(_end, child)
+        yield Running(folder, wait_until_ready(child), child, owner)
+
+
+def _end(child: "subprocess.Popen[str]") -> None:
+    kill_group(child)
+    if child.stdout is not None:
+        child.stdout.close()

@@ -1,0 +1,62 @@
+"""Seconds per round of the real coordinator and real daemons when nothing is trained."""
+
+import itertools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ours.cluster import BenchmarkError, Running, running
+from hypergpu.cli.remote.calls import body
+from hypergpu.jobfile import spec_json
+from hypergpu.spec import Codec, Evaluation, Inner, JobSpec, Outer, Training
+
+WARM_UP_ROUNDS = 3
+"""The first rounds start workers, send a new model whole and touch memory for the first time."""
+
+
+def spec_of(parameters: int, nodes: int, rounds: int) -> JobSpec:
+    """What the peers do: float32 both ways and a plain mean, evaluated at the end only."""
+    return JobSpec(
+        workload="null",
+        options={"parameters": parameters},
+        training=Training(rounds=rounds, inner_steps=1, nodes=nodes),
+        inner=Inner(),
+        outer=Outer(learning_rate=1.0, momentum=0.0),
+        codec=Codec(up="fp32", down="fp32"),
+        evaluation=Evaluation(every=rounds),
+    )
+
+
+def our_seconds(
+    parameters: int, nodes: int, rounds: int, *, is_plaintext: bool = True
+) -> tuple[float, ...]:
+    """Measure rounds by the coordinator's journal, from the end of one to the end of the next."""
+    with (
+        tempfile.TemporaryDirectory() as name,
+        running(Path(name), is_plaintext=is_plaintext) as cluster,
+    ):
+        cluster.add_nodes(nodes, "null")
+        return trained_seconds(cluster, spec_of(parameters, nodes, rounds + WARM_UP_ROUNDS))
+
+
+def trained_seconds(cluster: Running, spec: JobSpec) -> tuple[float, ...]:
+    """Run a job to its end and give the seconds of each round after the warm-up."""
+    with cluster.client() as client:
+        job_id = client.create_job(spec_json(spec), None)
+        ends_ms = [
+            int(fields["at_ms"])
+            for kind, fields in _events(client.watch(job_id, 0))
+            if kind == "RoundRecorded"
+        ]
+        summary = client.job(job_id).job
+    if summary.phase != "finished" or len(ends_ms) != spec.training.rounds:
+        raise BenchmarkError(f"the job is {summary.phase}: {summary.reason}")
+    measured = ends_ms[WARM_UP_ROUNDS - 1 :]
+    return tuple((after - before) / 1000 for before, after in itertools.pairwise(measured))
+
+
+def _events(messages: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    for message in messages:
+        if message.HasField("event"):
+            yield message.event.kind, body(message.event)

@@ -1,0 +1,93 @@
+"""Seconds per round of the systems that we stand beside, each in an environment of its own.
+
+Environments live in ``.venv-peers`` and are made on first use from the pinned files in ``locks``,
+so that a peer's requirements never meet ours.
+"""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.peers.measured import DEADLINE_S
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENTS = ROOT / ".venv-peers"
+OWN = "own"
+PEERS = {
+    "gloo": OWN,
+    "flower_lean": "flower",
+    "flower_deployed": "flower",
+    "hivemind_averager": "hivemind",
+}
+"""Each peer's script and the environment it runs in; `OWN` is the product's."""
+
+BORROWS_OUR_PACKAGES = {"hivemind"}
+"""Environments whose lock holds only what ours lacks: torch is large and is the same for both."""
+
+
+class PeerError(Exception):
+    """A peer's script failed; the text ends with what it wrote last."""
+
+
+class _Outcome(msgspec.Struct, frozen=True):
+    seconds_per_round: tuple[float, ...]
+
+
+def peer_seconds(name: str, parameters: int, nodes: int, rounds: int) -> tuple[float, ...]:
+    """Measure one peer: uncompressed float32 rounds on loopback, nothing trained.
+
+    The first call for a peer installs its environment, which may take a minute.
+
+    Args:
+        name: One of `PEERS`.
+        parameters: float32 elements that each node sends and receives in a round.
+        nodes: Nodes beside the hub; peers that average among themselves.
+        rounds: Rounds to measure, after one that warms up.
+
+    Returns:
+        Seconds of each measured round, from the end of one to the end of the next.
+
+    Raises:
+        PeerError: The script failed or took too long.
+    """
+    sizes = [f"--parameters={parameters}", f"--nodes={nodes}", f"--rounds={rounds}"]
+    command = [str(python_of(PEERS[name])), "-m", f"benchmarks.peers.{name}", *sizes]
+    environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    try:
+        run = subprocess.run(
+            command, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=DEADLINE_S
+        )
+    except subprocess.CalledProcessError as error:
+        raise PeerError(f"{name} failed: {error.stderr[-2000:].decode(errors='replace')}") from None
+    except subprocess.TimeoutExpired:
+        raise PeerError(f"{name} did not end within {DEADLINE_S} s") from None
+    return msgspec.json.decode(run.stdout.splitlines()[-1], type=_Outcome).seconds_per_round
+
+
+def python_of(environment: str) -> Path:
+    """Return the interpreter of an environment, installed when its lock is newer than it."""
+    if environment == OWN:
+        return Path(sys.executable)
+    folder, lock = ENVIRONMENTS / environment, ROOT / "locks" / f"{environment}.txt"
+    python, stamp = folder / "bin" / "python", folder / ".installed"
+    if not stamp.exists() or stamp.stat().st_mtime < lock.stat().st_mtime:
+        print(f"Installing {environment} into {folder.relative_to(ROOT)}", file=sys.stderr)
+        venv.create(folder, with_pip=True)
+        install = [str(python), "-m", "pip", "install", "-qq", "--no-deps", "-r", str(lock)]
+        subprocess.run(install, check=True)
+        if environment in BORROWS_OUR_PACKAGES:
+            _lend_our_packages(folder)
+        stamp.touch()
+    return python
+
+
+def _lend_our_packages(folder: Path) -> None:
+    """Let an environment find our packages behind its own."""
+    (packages,) = (folder / "lib").glob("python3*/site-packages")
+    ours = sysconfig.get_paths()["purelib"]
+    (packages / "product.pth").write_text(f"{ours}\n", encoding="utf-8")

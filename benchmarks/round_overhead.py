@@ -1,0 +1,138 @@
+"""What a round costs when nothing is trained, beside the floor and the systems we stand beside.
+
+Contenders take turns, so that a busy minute of the machine hits all of them alike.
+"""
+
+import os
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from benchmarks.ours.rounds import WARM_UP_ROUNDS, our_seconds
+from benchmarks.peers.measured import WARM_UP_ROUNDS as PEERS_WARM_UP_ROUNDS
+from benchmarks.peers.seconds import peer_seconds
+from benchmarks.table import Table
+
+
+class Size(NamedTuple):
+    """One row: how large, how many, how often."""
+
+    parameters: int
+    nodes: int
+    rounds: int
+    slow_rounds: int
+    """For contenders that take seconds a round."""
+
+    @property
+    def name(self) -> str:
+        """As in the keys of the metrics."""
+        return f"{self.parameters // 1_000_000}m_{self.nodes}"
+
+
+class Contender(NamedTuple):
+    """A system, and whether a round of it takes seconds."""
+
+    name: str
+    measure: Callable[[Size, int], tuple[float, ...]]
+    is_slow: bool = False
+    is_in_quick: bool = True
+
+
+SIZES = (
+    Size(1_000_000, 2, rounds=60, slow_rounds=3),
+    Size(1_000_000, 4, rounds=40, slow_rounds=2),
+    Size(25_000_000, 2, rounds=12, slow_rounds=3),
+    Size(25_000_000, 4, rounds=8, slow_rounds=2),
+)
+QUICK_SIZES = (
+    Size(1_000_000, 2, rounds=20, slow_rounds=1),
+    Size(25_000_000, 2, rounds=3, slow_rounds=1),
+)
+TURNS = 2
+FLOOR, OURS, OURS_TLS = "gloo, the floor", "HyperGPU", "HyperGPU, TLS"
+LEAN, DEPLOYED, HIVEMIND = "Flower, gRPC", "Flower, deployed", "hivemind"
+PEER_KEYS = {LEAN: "flower_lean", DEPLOYED: "flower_deployed", HIVEMIND: "hivemind"}
+
+Seconds = Mapping[str, Sequence[float]]
+"""Each contender's rounds."""
+
+
+def _peer(script: str) -> Callable[[Size, int], tuple[float, ...]]:
+    return lambda size, rounds: peer_seconds(script, size.parameters, size.nodes, rounds)
+
+
+def _ours(*, is_plaintext: bool) -> Callable[[Size, int], tuple[float, ...]]:
+    return lambda size, rounds: our_seconds(
+        size.parameters, size.nodes, rounds, is_plaintext=is_plaintext
+    )
+
+
+CONTENDERS = (
+    Contender(FLOOR, _peer("gloo")),
+    Contender(OURS, _ours(is_plaintext=True)),
+    Contender(OURS_TLS, _ours(is_plaintext=False), is_in_quick=False),
+    Contender(LEAN, _peer("flower_lean")),
+    Contender(HIVEMIND, _peer("hivemind_averager"), is_in_quick=False),
+    Contender(DEPLOYED, _peer("flower_deployed"), is_slow=True, is_in_quick=False),
+)
+
+
+def run(is_quick: bool) -> Table:
+    """Measure every size with every contender."""
+    sizes = QUICK_SIZES if is_quick else SIZES
+    contenders = [each for each in CONTENDERS if each.is_in_quick or not is_quick]
+    found = {size.name: measured(size, contenders, 1 if is_quick else TURNS) for size in sizes}
+    return Table(
+        title="Seconds per round with no training: median, least in brackets",
+        columns=("", *(f"{size.parameters // 1_000_000}M, {size.nodes} nodes" for size in sizes)),
+        rows=[
+            [each.name, *(shown(found[size.name][each.name]) for size in sizes)]
+            for each in contenders
+        ],
+        metrics=metrics(found),
+        notes=(
+            "float32 both ways on loopback, a process each for the hub and every node.",
+            "The outer step is a plain mean, as the peers': learning rate 1, no momentum.",
+            "From the end of a round to the end of the next, ours by the coordinator's journal.",
+            f"First rounds left out: {WARM_UP_ROUNDS} of ours, {PEERS_WARM_UP_ROUNDS} of a peer.",
+            "We put updates and models on disk, updates durably, and digest them at both ends;",
+            "the others keep everything in memory. Only the TLS row is encrypted.",
+            f"Load when it ended: {os.getloadavg()[0]:.1f} over {os.cpu_count()} cores.",
+        ),
+    )
+
+
+def measured(size: Size, contenders: Sequence[Contender], turns: int) -> dict[str, list[float]]:
+    """Let the contenders take turns at one size; what is slow has one turn."""
+    seconds: dict[str, list[float]] = {each.name: [] for each in contenders}
+    for turn in range(turns):
+        for each in contenders:
+            if each.is_slow and turn:
+                continue
+            rounds = size.slow_rounds if each.is_slow else max(1, size.rounds // turns)
+            sys.stderr.write(f"{size.name}: {each.name}\n")
+            seconds[each.name] += each.measure(size, rounds)
+    return seconds
+
+
+def shown(seconds: Sequence[float]) -> str:
+    """Median and least."""
+    return f"{statistics.median(seconds):.3f} [{min(seconds):.3f}]"
+
+
+def metrics(found: Mapping[str, Seconds]) -> dict[str, float]:
+    """Medians of every row and column measured, and the ratios that we promise."""
+    medians = {
+        size: {name: statistics.median(each) for name, each in seconds.items()}
+        for size, seconds in found.items()
+    }
+    keyed = {f"seconds_{size}": each[OURS] for size, each in medians.items()}
+    for size, each in medians.items():
+        keyed[f"over_floor_{size}"] = each[OURS] / each[FLOOR]
+        if OURS_TLS in each:
+            keyed[f"tls_seconds_{size}"] = each[OURS_TLS]
+        for peer, key in PEER_KEYS.items():
+            if peer in each:
+                keyed[f"{key}_over_ours_{size}"] = each[peer] / each[OURS]
+    return keyed

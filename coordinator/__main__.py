@@ -1,0 +1,101 @@
+"""`python -m coordinator`, also installed as `hypergpu-coordinator`."""
+
+import argparse
+import os
+import sys
+from typing import Any
+
+_EXIT_JOURNAL = 15
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one coordinator until it is told to end; returns the exit status."""
+    # What gRPC logs of its own accord is said again by our errors, with the fix.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    given = _parser().parse_args(arguments)
+    from coordinator.shell.failpoints import NAMES
+
+    if given.list_failpoints:
+        for name, meaning in NAMES.items():
+            sys.stdout.write(f"{name}\t{meaning}\n")
+        return 0
+    return _run({name: value for name, value in vars(given).items() if value is not None})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hypergpu-coordinator",
+        description="The process that decides. `hypergpu up` starts it with friendlier output.",
+        epilog="Every flag is also read from HYPERGPU_COORDINATOR_* in the environment.",
+    )
+    parser.add_argument("--data-dir", help="journal, models and keys")
+    parser.add_argument("--listen", help="address to bind (default 0.0.0.0)")
+    parser.add_argument("--port", type=int, help="users and joining nodes (default 7700, 0: free)")
+    parser.add_argument("--node-port", type=int, help="joined nodes (default 7701, 0: free)")
+    parser.add_argument(
+        "--advertise", action="append", metavar="HOST", help="a name to be reached by; repeatable"
+    )
+    parser.add_argument("--database-url", help="SQLAlchemy URL of the journal")
+    parser.add_argument(
+        "--plaintext", action="store_true", default=None, help="no TLS; only on loopback"
+    )
+    parser.add_argument("--disk-quota-bytes", type=int, help="most bytes of blobs (0: no limit)")
+    parser.add_argument("--heartbeat-interval-ms", type=int, help="default 5000")
+    parser.add_argument("--lost-after-ms", type=int, help="default 15000")
+    parser.add_argument("--read-timeout-ms", type=int, help="default 10000")
+    parser.add_argument("--list-failpoints", action="store_true", help="names for tests, then exit")
+    return parser
+
+
+def _run(flags: dict[str, Any]) -> int:
+    import asyncio
+
+    import structlog
+    from pydantic import ValidationError
+
+    from coordinator.config import Settings
+    from coordinator.shell.failpoints import VARIABLE, arm
+    from coordinator.shell.heap import keep_bulk_memory
+    from coordinator.shell.identity.authority import AuthorityError
+    from coordinator.shell.journal.records import JournalError
+    from coordinator.shell.logs import configure_logs
+    from coordinator.shell.startup import Coordinator
+    from hypergpu.refusal import Reason, RefusalError
+
+    flags.pop("list_failpoints", None)
+    configure_logs()
+    keep_bulk_memory()
+    try:
+        arm(os.environ.get(VARIABLE, ""))
+        asyncio.run(_serve(Coordinator, Settings(**flags)))
+    except RefusalError as refused:
+        return _refused(refused)
+    except (JournalError, AuthorityError) as unusable:
+        sys.stderr.write(f"{unusable}\n")
+        return _EXIT_JOURNAL
+    except ValidationError as wrong:
+        said = ((".".join(map(str, each["loc"])), each["msg"]) for each in wrong.errors())
+        detail = "; ".join(f"{name}: {what}" for name, what in said)
+        return _refused(RefusalError(Reason.ARGUMENT_INVALID, detail))
+    except ExceptionGroup as broken:
+        structlog.get_logger().critical("the coordinator broke", exc_info=broken)
+        return 1
+    return 0
+
+
+def _refused(refused: Any) -> int:
+    """Say it to people, and to whoever waits for the line that says that calls are served."""
+    import msgspec
+
+    sys.stderr.write(f"{refused}\n")
+    line = {"refused": refused.reason.name, "detail": refused.detail, "fix": refused.fix}
+    sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+    return int(refused.reason.exit_code)
+
+
+async def _serve(coordinator: Any, settings: Any) -> None:
+    await coordinator(settings).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""Blobs a job still needs: the last two models, the best, the updates between them."""
+
+from collections.abc import Iterator
+
+from coordinator.core.job import BlobRef, Job, Model, Round
+from hypergpu.ids import Digest
+
+
+def live_blobs(job: Job) -> frozenset[Digest]:
+    """Digests that must not be collected while the job exists."""
+    return frozenset(blob.digest for blob in _blobs(job))
+
+
+def _blobs(job: Job) -> Iterator[BlobRef]:
+    if job.manifest is not None:
+        yield job.manifest
+    for model in (job.model, job.previous, *job.evaluating):
+        if model is not None:
+            yield from _model_blobs(model)
+    if job.best_model is not None:
+        yield job.best_model.blob
+    for round_ in (job.round, job.closed):
+        if round_ is not None:
+            yield from _update_blobs(round_)
+
+
+def _model_blobs(model: Model) -> Iterator[BlobRef]:
+    yield model.blob
+    if model.outer_state is not None:
+        yield model.outer_state
+    if model.delta is not None:
+        yield model.delta.blob
+
+
+def _update_blobs(round_: Round) -> Iterator[BlobRef]:
+    for participant in round_.participants.values():
+        if participant.update is not None:
+            yield participant.update.blob

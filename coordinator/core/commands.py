@@ -1,0 +1,107 @@
+"""What the shell is asked to do: imperative, keyed by round and node, safe to perform twice."""
+
+import msgspec
+
+from coordinator.core.events import RoundRecorded
+from coordinator.core.job import BlobRef, Model, Shard
+from hypergpu.ids import Digest, JobId, NodeId, Slot
+from hypergpu.spec import JobSpec
+from hypergpu.units import Milliseconds, Samples
+
+
+class InitialiseModel(msgspec.Struct, frozen=True):
+    """Make the initial parameters; answered by `ModelInitialised` or `PreparationFailed`."""
+
+    job_id: JobId
+    spec: JobSpec
+    manifest: BlobRef | None
+
+
+class AssignShard(msgspec.Struct, frozen=True):
+    """Give a participant its work; answered by `UpdateReceived` or `ShardHandedBack`."""
+
+    node: NodeId
+    round: int
+    lease: int
+    slot: Slot
+    shard: Shard
+    partitions: int
+    spec: JobSpec
+    manifest: BlobRef | None
+    model: Model
+    inner_steps: int
+    seed: int
+    """Keyed by (job seed, slot, round)."""
+    global_samples: Samples
+    total_samples: Samples
+    deadline_at_ms: Milliseconds
+    last_accepted: Digest | None
+    reason: str
+
+
+class CancelShard(msgspec.Struct, frozen=True):
+    """Tell a node that its lease is void."""
+
+    node: NodeId
+    round: int
+    lease: int
+    reason: str
+
+
+class ReleaseNode(msgspec.Struct, frozen=True):
+    """The job has no further use for the node: others may have it."""
+
+    node: NodeId
+    reason: str
+
+
+class SetDeadline(msgspec.Struct, frozen=True):
+    """Report `DeadlineReached` for the round at this job time."""
+
+    round: int
+    at_ms: Milliseconds
+
+
+class FoldedUpdate(msgspec.Struct, frozen=True):
+    """One term of the weighted mean."""
+
+    node: NodeId
+    slot: Slot
+    blob: BlobRef
+    samples: Samples
+
+
+class Aggregate(msgspec.Struct, frozen=True):
+    """Fold ``updates``, which are in slot order, into ``base``; answered by `AggregateReady`."""
+
+    round: int
+    base: Model
+    updates: tuple[FoldedUpdate, ...]
+    spec: JobSpec
+
+
+class EvaluateModel(msgspec.Struct, frozen=True):
+    """Measure a model on the held-out set; answered by `EvaluationReady` or `EvaluationFailed`."""
+
+    round: int
+    model: Model
+    spec: JobSpec
+    manifest: BlobRef | None
+
+
+class RecordRound(msgspec.Struct, frozen=True):
+    """Journal the round's figures together with the event that closed it."""
+
+    record: RoundRecorded
+
+
+Command = (
+    InitialiseModel
+    | AssignShard
+    | CancelShard
+    | ReleaseNode
+    | SetDeadline
+    | Aggregate
+    | EvaluateModel
+    | RecordRound
+)

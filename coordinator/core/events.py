@@ -1,0 +1,179 @@
+"""What happened to a job: past tense, frozen, stamped by the shell; the journal is their list."""
+
+import msgspec
+
+from coordinator.core.job import BlobRef, Model, Update
+from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.spec import JobSpec
+from hypergpu.units import Bytes, Milliseconds, Samples
+
+
+class Happened(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """What every event carries: job time in milliseconds."""
+
+    at_ms: Milliseconds
+
+
+class JobCreated(Happened, frozen=True, tag=True):
+    """A user asked for the job."""
+
+    job_id: JobId
+    spec: JobSpec
+    manifest: BlobRef | None = None
+
+
+class ModelInitialised(Happened, frozen=True, tag=True):
+    """The evaluator made the first parameters and counted each partition's samples."""
+
+    model: Model
+    partition_sizes: tuple[Samples, ...]
+
+
+class PreparationFailed(Happened, frozen=True, tag=True):
+    """The evaluator cannot make the initial model."""
+
+    reason: str
+
+
+class NodeJoined(Happened, frozen=True, tag=True):
+    """A node is there for this job: new, back again, or lent by another job."""
+
+    node: NodeId
+
+
+class NodeLost(Happened, frozen=True, tag=True):
+    """A node was not heard of for too long, or left."""
+
+    node: NodeId
+    reason: str
+
+
+class NodeDraining(Happened, frozen=True, tag=True):
+    """A node finishes what it holds and takes nothing more from this job."""
+
+    node: NodeId
+    reason: str
+
+
+class UpdateReceived(Happened, frozen=True, tag=True):
+    """An update is complete, checked and durable."""
+
+    node: NodeId
+    round: int
+    lease: int
+    update: Update
+
+
+class UpdateRefused(Happened, frozen=True, tag=True):
+    """The shell refused an update of a known node."""
+
+    node: NodeId
+    round: int
+    reason: str
+
+
+class ShardHandedBack(Happened, frozen=True, tag=True):
+    """A participant gave its shard back unfinished."""
+
+    node: NodeId
+    round: int
+    lease: int
+    reason: str
+
+
+class DeadlineReached(Happened, frozen=True, tag=True):
+    """The time that `SetDeadline` asked for has come."""
+
+    round: int
+
+
+class AggregateReady(Happened, frozen=True, tag=True):
+    """The closed round's updates were folded into the next model."""
+
+    round: int
+    model: Model
+    refused: tuple[tuple[NodeId, str], ...] = ()
+    """Updates that turned out unreadable on disk, with the reason; they are not in the sum."""
+    bytes_down: Bytes = Bytes(0)
+    """Model bytes served to nodes since the last aggregate."""
+
+
+class ModelLost(Happened, frozen=True, tag=True):
+    """The current model's bytes are missing or damaged on disk."""
+
+    model: Digest
+    reason: str
+
+
+class EvaluationReady(Happened, frozen=True, tag=True):
+    """The held-out set was evaluated with the model of ``round``."""
+
+    round: int
+    model: Digest
+    loss: float
+    metric: float
+    metric_name: str
+
+
+class EvaluationFailed(Happened, frozen=True, tag=True):
+    """The evaluator gave up on a model."""
+
+    round: int
+    reason: str
+
+
+class JobPaused(Happened, frozen=True, tag=True):
+    """A user asked to pause, or the coordinator cannot go on without one."""
+
+    reason: str = ""
+    """Why, when it was the coordinator."""
+
+
+class JobResumed(Happened, frozen=True, tag=True):
+    """A user asked to go on."""
+
+
+class JobStopped(Happened, frozen=True, tag=True):
+    """A user asked to end the job with the model it has."""
+
+
+class ParametersChanged(Happened, frozen=True, tag=True):
+    """A user changed settings; ``spec`` is the whole validated result."""
+
+    spec: JobSpec
+
+
+class RoundRecorded(Happened, frozen=True, tag=True):
+    """The round's figures, for people. The machine writes it and never reads it."""
+
+    round: int
+    participants: int
+    updates: int
+    samples: Samples
+    bytes_up: Bytes
+    bytes_down: Bytes
+    duration_ms: Milliseconds
+    loss: float | None
+    """Mean of the participants' last training losses, weighted by samples."""
+    samples_per_s: float
+    reason: str
+    """Why the round closed."""
+
+
+NodeEvent = NodeJoined | NodeLost | NodeDraining | UpdateReceived | UpdateRefused | ShardHandedBack
+"""What nodes do."""
+
+ControlEvent = JobPaused | JobResumed | JobStopped | ParametersChanged | DeadlineReached
+"""What users and the clock do."""
+
+ModelEvent = (
+    ModelInitialised
+    | PreparationFailed
+    | AggregateReady
+    | ModelLost
+    | EvaluationReady
+    | EvaluationFailed
+)
+"""What the evaluator and the aggregation report."""
+
+Event = JobCreated | NodeEvent | ControlEvent | ModelEvent | RoundRecorded

@@ -1,0 +1,197 @@
+"""The state of one job: what the round machine knows. Frozen, serializable, without tensors."""
+
+from enum import Enum
+
+import msgspec
+
+from hypergpu.ids import Digest, JobId, NodeId, Slot
+from hypergpu.spec import JobSpec
+from hypergpu.units import Bytes, Milliseconds, Samples
+
+
+class Phase(Enum):
+    """Where a job is."""
+
+    PREPARING = "preparing"  # the evaluator makes the initial model
+    WAITING = "waiting"  # a model is there, the stated number of nodes is not
+    TRAINING = "training"  # a round is open
+    AGGREGATING = "aggregating"  # a round is closed, its updates are being folded
+    PAUSED = "paused"
+    FINISHING = "finishing"  # all rounds done, the last evaluation is under way
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+ENDED = frozenset({Phase.FINISHED, Phase.STOPPED, Phase.FAILED})
+
+
+class BlobRef(msgspec.Struct, frozen=True):
+    """A blob by name."""
+
+    digest: Digest
+    size_bytes: Bytes
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """A compressed difference: the model ``base`` plus it is the model that carries it."""
+
+    base: Digest
+    blob: BlobRef
+    scheme: str
+
+
+class Model(msgspec.Struct, frozen=True):
+    """The global parameters after ``round`` rounds, as nodes hold them, and what the coordinator
+    keeps beside them.
+    """
+
+    round: int
+    blob: BlobRef
+    outer_state: BlobRef | None = None
+    """The coordinator's exact parameters and outer momentum; None before the first outer step."""
+    delta: Delta | None = None
+
+
+class SampleRange(msgspec.Struct, frozen=True):
+    """Positions [start, start + count) of a partition's endless sample stream."""
+
+    start: int
+    count: Samples
+
+
+class Shard(msgspec.Struct, frozen=True):
+    """What one participant trains on in one round."""
+
+    partition: int
+    ranges: tuple[SampleRange, ...]
+
+
+class Stream(msgspec.Struct, frozen=True):
+    """A partition's stream: ``cursor`` is the first position never assigned; ``returned`` are
+    positions that were assigned but not accepted and go out first.
+    """
+
+    size: Samples
+    cursor: int = 0
+    returned: tuple[SampleRange, ...] = ()
+
+
+class Update(msgspec.Struct, frozen=True):
+    """An accepted update: where it lies and what its sender says of it."""
+
+    blob: BlobRef
+    samples: Samples  # as assigned, not as reported
+    inner_steps: int
+    compute_ms: Milliseconds = Milliseconds(0)
+    loss_last: float | None = None
+    """The sender's last training loss; None when it is not finite."""
+
+
+class Work(Enum):
+    """Where one participant is within its round."""
+
+    PENDING = "pending"
+    RECEIVED = "received"
+    LOST = "lost"
+    HANDED_BACK = "handed back"
+    CUT = "cut by the deadline"
+    UNREADABLE = "update damaged on disk"
+
+
+class Participant(msgspec.Struct, frozen=True):
+    """A node assigned in this round."""
+
+    slot: Slot
+    lease: int
+    shard: Shard
+    inner_steps: int
+    work: Work = Work.PENDING
+    update: Update | None = None
+
+
+class Round(msgspec.Struct, frozen=True):
+    """The open or closing round. ``number`` counts from 0."""
+
+    number: int
+    spec: JobSpec
+    """The settings it was opened with."""
+    base_samples: Samples
+    """Samples the job had processed when the round opened."""
+    total_samples: Samples
+    """What the whole job will have processed if the rounds to come are like this one."""
+    opened_at_ms: Milliseconds
+    participants: dict[NodeId, Participant]
+    counts: dict[Work, int]
+    """How many participants are where, kept beside them: an update costs no walk over all."""
+    deadline_at_ms: Milliseconds = Milliseconds(0)
+    """0: none."""
+    is_overdue: bool = False
+    """The deadline has passed: the round closes as soon as its quorum is there."""
+    orphans: tuple[Shard, ...] = ()
+    """Shards whose participant is gone and that nobody has taken over."""
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A node that has ever joined the job. It keeps its slot when it comes back."""
+
+    slot: Slot
+    is_present: bool = True
+    is_leaving: bool = False
+    last_accepted: Digest | None = None
+    accepted_lease: int = 0
+    """The lease of ``last_accepted``: two updates may have the same bytes, never the same lease."""
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """Sums over the job so far."""
+
+    samples: Samples = Samples(0)
+    bytes_up: Bytes = Bytes(0)
+    bytes_down: Bytes = Bytes(0)
+    updates_accepted: int = 0
+    updates_refused: int = 0
+
+
+class Score(msgspec.Struct, frozen=True):
+    """One evaluation of one model on the held-out set."""
+
+    round: int
+    model: Digest
+    loss: float
+    metric: float
+    metric_name: str = ""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One training run."""
+
+    job_id: JobId
+    spec: JobSpec
+    manifest: BlobRef | None = None
+    phase: Phase = Phase.PREPARING
+    reason: str = "the initial model is being made"
+    at_ms: Milliseconds = Milliseconds(0)
+    """When the last event happened, in job time."""
+    next_spec: JobSpec | None = None
+    """Changed settings that the next round takes over."""
+    resume_to: Phase | None = None
+    """While paused: the phase that a resume returns to."""
+    paused_at_ms: Milliseconds = Milliseconds(0)
+    model: Model | None = None
+    lost_model: bool = False
+    """The current model's bytes are damaged; they are being made again from ``previous`` and
+    ``closed``.
+    """
+    previous: Model | None = None
+    closed: Round | None = None
+    """The round that made ``model`` out of ``previous``."""
+    evaluating: tuple[Model, ...] = ()
+    score: Score | None = None
+    best: Score | None = None
+    best_model: Model | None = None
+    round: Round | None = None
+    members: dict[NodeId, Member] = {}
+    streams: tuple[Stream, ...] = ()
+    next_lease: int = 1
+    tally: Tally = Tally()

@@ -1,0 +1,101 @@
+"""What users and the clock do to a job: pause, resume, stop, change settings, reach a deadline."""
+
+from msgspec.structs import replace
+
+from coordinator.core.commands import CancelShard
+from coordinator.core.events import JobPaused, ParametersChanged
+from coordinator.core.job import Job, Participant, Phase, Round, Work
+from coordinator.core.round.membership import released
+from coordinator.core.round.rounds import (
+    Step,
+    assignment,
+    changed,
+    closed,
+    deadline,
+    opened,
+    taken_over,
+)
+from hypergpu.ids import NodeId
+from hypergpu.units import Milliseconds
+
+
+def deadline_reached(job: Job) -> Step:
+    """From here on a quorum is enough."""
+    if job.round is None:
+        raise AssertionError("a deadline belongs to a round")
+    return closed(replace(job, round=replace(job.round, is_overdue=True)))
+
+
+def paused(job: Job, event: JobPaused) -> Step:
+    """Take pending work back; keep everything that was accepted."""
+    commands: tuple[CancelShard, ...] = ()
+    if job.phase is Phase.TRAINING and job.round is not None:
+        commands = tuple(
+            CancelShard(node, job.round.number, participant.lease, "the job was paused")
+            for node, participant in job.round.participants.items()
+            if participant.work is Work.PENDING
+        )
+    job = replace(
+        job,
+        phase=Phase.PAUSED,
+        resume_to=job.phase,
+        paused_at_ms=job.at_ms,
+        reason=f"paused: {event.reason}" if event.reason else "paused by its user",
+    )
+    return Step(job, commands)
+
+
+def resumed(job: Job) -> Step:
+    """Go on where the pause came in: the same shards, new leases, the deadline's remaining time."""
+    phase = job.resume_to
+    if phase is None:
+        raise AssertionError("a paused job knows where it was")
+    job = replace(job, phase=phase, resume_to=None, reason="resumed by its user")
+    if phase is Phase.WAITING:
+        return opened(job)
+    if phase is not Phase.TRAINING or job.round is None:
+        return Step(job)
+    job = _with_new_leases(job, job.round)
+    again = [node for node, part in _participants(job) if part.work is Work.PENDING]
+    step = taken_over(job)
+    after = closed(step.job)
+    commands = (*deadline(job), *(assignment(job, node) for node in again), *step.commands)
+    return Step(after.job, (*commands, *after.commands))
+
+
+def stopped(job: Job) -> Step:
+    """End the job with the model it has."""
+    step = released(job, "the job was stopped")
+    return Step(
+        replace(step.job, phase=Phase.STOPPED, resume_to=None, reason="stopped by its user"),
+        step.commands,
+    )
+
+
+def parameters_changed(job: Job, event: ParametersChanged) -> Step:
+    """Let the next round take the new settings over."""
+    return Step(replace(job, next_spec=event.spec))
+
+
+def _participants(job: Job) -> list[tuple[NodeId, Participant]]:
+    return list(job.round.participants.items()) if job.round is not None else []
+
+
+def _with_new_leases(job: Job, round_: Round) -> Job:
+    """Fresh leases for pending participants, and another chance for those who handed back."""
+    lease = job.next_lease
+    again: dict[NodeId, Participant] = {}
+    orphans = list(round_.orphans)
+    for node, participant in round_.participants.items():
+        is_here = job.members[node].is_present and not job.members[node].is_leaving
+        tries_again = participant.work is Work.HANDED_BACK and participant.shard in orphans
+        if participant.work is Work.PENDING or (is_here and tries_again):
+            if tries_again:
+                orphans.remove(participant.shard)
+            again[node] = replace(participant, work=Work.PENDING, lease=lease)
+            lease += 1
+    deadline_at_ms = round_.deadline_at_ms
+    if deadline_at_ms:
+        deadline_at_ms = Milliseconds(deadline_at_ms + job.at_ms - job.paused_at_ms)
+    round_ = replace(round_, orphans=tuple(orphans), deadline_at_ms=deadline_at_ms)
+    return replace(job, round=changed(round_, again), next_lease=lease)

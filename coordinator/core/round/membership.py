@@ -1,0 +1,141 @@
+"""What nodes do: join, leave, submit updates, hand shards back."""
+
+from msgspec.structs import replace
+
+from coordinator.core.commands import CancelShard, Command, ReleaseNode
+from coordinator.core.events import (
+    NodeDraining,
+    NodeJoined,
+    NodeLost,
+    ShardHandedBack,
+    UpdateReceived,
+)
+from coordinator.core.job import Job, Member, Phase, Round, Work
+from coordinator.core.round.rounds import (
+    Step,
+    changed,
+    closed,
+    opened,
+    shard_samples,
+    taken_over,
+    vacated,
+    without,
+)
+from hypergpu.ids import NodeId, Slot
+from hypergpu.units import Bytes, Samples
+
+
+def joined(job: Job, event: NodeJoined) -> Step:
+    """Give the node its slot, and work if there is some."""
+    before = job.members.get(event.node)
+    member = (
+        Member(Slot(len(job.members)))
+        if before is None
+        else replace(before, is_present=True, is_leaving=False)
+    )
+    job = replace(job, members={**job.members, event.node: member})
+    if job.phase is Phase.WAITING:
+        return opened(job)
+    if job.phase is Phase.TRAINING:
+        return _then_closed(taken_over(job))
+    return Step(job)
+
+
+def lost(job: Job, event: NodeLost) -> Step:
+    """Take the node's shard away; the round goes on without it."""
+    job = replace(job, members=without(job, event.node))
+    if job.phase is Phase.WAITING:
+        return opened(job)
+    if job.round is None or Phase.TRAINING not in (job.phase, job.resume_to):
+        return Step(job)
+    return _then_closed(vacated(job, event.node, Work.LOST))
+
+
+def draining(job: Job, event: NodeDraining) -> Step:
+    """Let the node finish what it holds, and no more."""
+    if _is_pending(job.round, event.node):
+        member = replace(job.members[event.node], is_leaving=True)
+        return Step(replace(job, members={**job.members, event.node: member}))
+    job = replace(job, members=without(job, event.node))
+    job = opened(job).job if job.phase is Phase.WAITING else job
+    return Step(job, (ReleaseNode(event.node, event.reason),))
+
+
+def update_received(job: Job, event: UpdateReceived) -> Step:
+    """Count the update in; it enters the mean when the round closes."""
+    round_ = job.round
+    if round_ is None:
+        raise AssertionError("the fence lets no update through without a round")
+    participant = round_.participants[event.node]
+    samples = shard_samples(participant.shard.ranges)
+    update = replace(event.update, samples=samples, inner_steps=participant.inner_steps)
+    participant = replace(participant, work=Work.RECEIVED, update=update)
+    member = replace(
+        job.members[event.node], last_accepted=update.blob.digest, accepted_lease=event.lease
+    )
+    tally = replace(
+        job.tally,
+        samples=Samples(job.tally.samples + samples),
+        bytes_up=Bytes(job.tally.bytes_up + update.blob.size_bytes),
+        updates_accepted=job.tally.updates_accepted + 1,
+    )
+    job = replace(
+        job,
+        round=changed(round_, {event.node: participant}),
+        members={**job.members, event.node: member},
+        tally=tally,
+    )
+    return _then_closed(_released_if_leaving(job, event.node))
+
+
+def update_refused(job: Job) -> Step:
+    """Count a refusal for the tables."""
+    refused = job.tally.updates_refused + 1
+    return Step(replace(job, tally=replace(job.tally, updates_refused=refused)))
+
+
+def handed_back(job: Job, event: ShardHandedBack) -> Step:
+    """Give the shard to somebody else; a holder that stays gets none in this round.
+
+    One that leaves is lost to the round like any other, and may take part again once it is back.
+    """
+    work = Work.LOST if job.members[event.node].is_leaving else Work.HANDED_BACK
+    step = _released_if_leaving(job, event.node)
+    vacancy = vacated(step.job, event.node, work)
+    return _then_closed(Step(vacancy.job, (*step.commands, *vacancy.commands)))
+
+
+def _is_pending(round_: Round | None, node: NodeId) -> bool:
+    participant = round_.participants.get(node) if round_ is not None else None
+    return participant is not None and participant.work is Work.PENDING
+
+
+def _released_if_leaving(job: Job, node: NodeId) -> Step:
+    if not job.members[node].is_leaving:
+        return Step(job)
+    return Step(
+        replace(job, members=without(job, node)), (ReleaseNode(node, "it has finished its work"),)
+    )
+
+
+def _then_closed(step: Step) -> Step:
+    after = closed(step.job)
+    return Step(after.job, (*step.commands, *after.commands))
+
+
+def released(job: Job, reason: str) -> Step:
+    """Take all work back and let every node go: the job has no use for them any more."""
+    commands: list[Command] = []
+    if job.round is not None:
+        commands += [
+            CancelShard(node, job.round.number, participant.lease, reason)
+            for node, participant in job.round.participants.items()
+            if participant.work is Work.PENDING
+        ]
+    present = [node for node, member in job.members.items() if member.is_present]
+    commands += [ReleaseNode(node, reason) for node in present]
+    members = {
+        node: replace(member, is_present=False, is_leaving=False)
+        for node, member in job.members.items()
+    }
+    return Step(replace(job, members=members), tuple(commands))

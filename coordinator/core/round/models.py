@@ -1,0 +1,200 @@
+"""What the evaluator and the aggregation report: models made, models lost, models measured."""
+
+from msgspec.structs import replace
+
+from coordinator.core.commands import EvaluateModel, RecordRound
+from coordinator.core.events import (
+    AggregateReady,
+    EvaluationFailed,
+    EvaluationReady,
+    ModelInitialised,
+    ModelLost,
+    PreparationFailed,
+    RoundRecorded,
+)
+from coordinator.core.job import Job, Model, Phase, Round, Score, Stream, Work
+from coordinator.core.round.membership import released
+from coordinator.core.round.outstanding import outstanding, remake
+from coordinator.core.round.rounds import Step, changed, closed, opened
+from coordinator.core.round.streams import put_back
+from hypergpu.units import Bytes, Milliseconds, Samples
+
+_EVALUATIONS_WAITING = 2  # a slow evaluator skips models rather than fall behind without end
+
+
+def initialised(job: Job, event: ModelInitialised) -> Step:
+    """Take the first model over, or the first model made again after its bytes were lost."""
+    if job.lost_model:
+        return _restored(job, event.model)
+    streams = tuple(Stream(size) for size in event.partition_sizes)
+    job = replace(job, model=event.model, streams=streams)
+    if job.phase is Phase.PAUSED:
+        return Step(replace(job, resume_to=Phase.WAITING))
+    return opened(job)
+
+
+def preparation_failed(job: Job, event: PreparationFailed) -> Step:
+    """End the job: nothing can be trained."""
+    return _failed(job, event.reason)
+
+
+def aggregated(job: Job, event: AggregateReady) -> Step:
+    """Move on to the next model."""
+    if job.lost_model:
+        return _restored(job, event.model)
+    if job.round is None:
+        raise AssertionError("an aggregate belongs to a closed round")
+    round_ = _marked(job.round, event)
+    job = _refunded(job, job.round, event)
+    job = replace(
+        job,
+        previous=job.model,
+        model=event.model,
+        closed=round_,
+        round=None,
+        spec=job.next_spec or job.spec,
+        next_spec=None,
+        tally=replace(job.tally, bytes_down=Bytes(job.tally.bytes_down + event.bytes_down)),
+    )
+    record = RecordRound(_figures(job, round_, event))
+    evaluation = _evaluation(job, event.model)
+    job = evaluation.job
+    if event.model.round >= job.spec.training.rounds:
+        after = _finishing(job)
+    elif job.phase is Phase.PAUSED:
+        after = Step(replace(job, resume_to=Phase.WAITING))
+    else:
+        after = opened(job)
+    return Step(after.job, (record, *evaluation.commands, *after.commands))
+
+
+def model_lost(job: Job, event: ModelLost) -> Step:
+    """Make the current model again: the same updates on the same base give the same bits.
+
+    Without its base there is nothing left to make it of.
+    """
+    if job.lost_model:
+        return _failed(job, f"the model and the one before it are damaged: {event.reason}")
+    job = replace(job, lost_model=True, reason=f"the model is made again: {event.reason}")
+    return Step(job, (remake(job),))
+
+
+def evaluated(job: Job, event: EvaluationReady) -> Step:
+    """Keep the score; the lowest loss names the best model."""
+    model = next(model for model in job.evaluating if model.round == event.round)
+    score = Score(event.round, event.model, event.loss, event.metric, event.metric_name)
+    is_best = job.best is None or event.loss < job.best.loss
+    is_newest = job.score is None or event.round >= job.score.round
+    job = replace(
+        job,
+        evaluating=_still_due(job, event.round),
+        score=score if is_newest else job.score,
+        best=score if is_best else job.best,
+        best_model=model if is_best else job.best_model,
+    )
+    return _finished_if_due(job, event.round, "all rounds are done")
+
+
+def evaluation_failed(job: Job, event: EvaluationFailed) -> Step:
+    """Go on without the score."""
+    job = replace(job, evaluating=_still_due(job, event.round))
+    return _finished_if_due(job, event.round, f"all rounds are done; not evaluated: {event.reason}")
+
+
+def _still_due(job: Job, round_number: int) -> tuple[Model, ...]:
+    return tuple(model for model in job.evaluating if model.round != round_number)
+
+
+def _finished_if_due(job: Job, round_number: int, reason: str) -> Step:
+    is_last = job.model is not None and job.model.round == round_number
+    if job.phase is Phase.FINISHING and is_last:
+        return Step(replace(job, phase=Phase.FINISHED, reason=reason))
+    return Step(job)
+
+
+def _finishing(job: Job) -> Step:
+    step = released(job, "all rounds are done")
+    job = replace(
+        step.job,
+        phase=Phase.FINISHING,
+        resume_to=None,
+        reason="all rounds are done; the final model is being evaluated",
+    )
+    return Step(job, step.commands)
+
+
+def _failed(job: Job, reason: str) -> Step:
+    step = released(job, reason)
+    return Step(replace(step.job, phase=Phase.FAILED, resume_to=None, reason=reason), step.commands)
+
+
+def _evaluation(job: Job, model: Model) -> Step:
+    is_last = model.round >= job.spec.training.rounds
+    is_due = is_last or model.round % job.spec.evaluation.every == 0
+    if not is_due or (len(job.evaluating) >= _EVALUATIONS_WAITING and not is_last):
+        return Step(job)
+    job = replace(job, evaluating=(*job.evaluating, model))
+    return Step(job, (EvaluateModel(model.round, model, job.spec, job.manifest),))
+
+
+def _restored(job: Job, model: Model) -> Step:
+    if job.model is None or model.blob.digest != job.model.blob.digest:
+        return _failed(job, "the damaged model could not be made again bit for bit")
+    job = replace(job, lost_model=False, reason="the damaged model was made again")
+    if job.phase is Phase.WAITING:
+        return opened(job)
+    step = closed(job)
+    return Step(step.job, step.commands or outstanding(job))
+
+
+def _marked(round_: Round, event: AggregateReady) -> Round:
+    """The closed round with the updates that were unreadable on disk marked as such."""
+    refused = {
+        node: replace(round_.participants[node], work=Work.UNREADABLE) for node, _ in event.refused
+    }
+    return changed(round_, refused)
+
+
+def _refunded(job: Job, round_: Round, event: AggregateReady) -> Job:
+    """Put the samples of unreadable updates back, and forget that they were accepted."""
+    members, streams, tally = dict(job.members), list(job.streams), job.tally
+    for node, _reason in event.refused:
+        participant = round_.participants[node]
+        partition = participant.shard.partition
+        streams[partition] = put_back(streams[partition], participant.shard.ranges)
+        members[node] = replace(members[node], last_accepted=None)
+        samples = participant.update.samples if participant.update else 0
+        tally = replace(
+            tally,
+            samples=Samples(tally.samples - samples),
+            updates_accepted=tally.updates_accepted - 1,
+            updates_refused=tally.updates_refused + 1,
+        )
+    return replace(job, members=members, streams=tuple(streams), tally=tally)
+
+
+def _figures(job: Job, round_: Round, event: AggregateReady) -> RoundRecorded:
+    updates = [
+        participant.update
+        for participant in round_.participants.values()
+        if participant.work is Work.RECEIVED and participant.update is not None
+    ]
+    samples = sum(update.samples for update in updates)
+    duration_ms = max(1, job.at_ms - round_.opened_at_ms)
+    told = [
+        (update.loss_last, update.samples) for update in updates if update.loss_last is not None
+    ]
+    weight = sum(count for _, count in told)
+    return RoundRecorded(
+        at_ms=job.at_ms,
+        round=round_.number,
+        participants=len(round_.participants),
+        updates=len(updates),
+        samples=Samples(samples),
+        bytes_up=Bytes(sum(update.blob.size_bytes for update in updates)),
+        bytes_down=event.bytes_down,
+        duration_ms=Milliseconds(duration_ms),
+        loss=sum(loss * count for loss, count in told) / weight if weight else None,
+        samples_per_s=samples * 1000 / duration_ms,
+        reason=job.reason,
+    )

@@ -1,0 +1,53 @@
+"""What is still to be done for a job, whatever was done before: how a restarted coordinator goes
+on.
+"""
+
+from coordinator.core.commands import (
+    Aggregate,
+    Command,
+    EvaluateModel,
+    InitialiseModel,
+)
+from coordinator.core.job import Job, Phase, Work
+from coordinator.core.round.rounds import aggregate, assignment, deadline, folded_updates
+
+
+def outstanding(job: Job) -> tuple[Command, ...]:
+    """Commands whose answers the job still waits for.
+
+    Performing them again is safe: they are keyed by round and node, and the same state gives the
+    same commands. While the current model is damaged nothing else can be done than to make it
+    again.
+    """
+    if job.lost_model:
+        return (remake(job),)
+    return (*_phase_commands(job), *_evaluations(job))
+
+
+def remake(job: Job) -> Command:
+    """The command that makes a lost current model again from what it was made of."""
+    if job.previous is None or job.closed is None:
+        return InitialiseModel(job.job_id, job.spec, job.manifest)
+    updates = folded_updates(job.closed)
+    return Aggregate(job.closed.number, job.previous, updates, job.closed.spec)
+
+
+def _phase_commands(job: Job) -> tuple[Command, ...]:
+    if Phase.PREPARING in (job.phase, job.resume_to):
+        return (InitialiseModel(job.job_id, job.spec, job.manifest),)
+    if Phase.AGGREGATING in (job.phase, job.resume_to):
+        return (aggregate(job),)
+    if job.phase is Phase.TRAINING and job.round is not None:
+        pending = [
+            node
+            for node, participant in job.round.participants.items()
+            if participant.work is Work.PENDING
+        ]
+        return (*deadline(job), *(assignment(job, node) for node in pending))
+    return ()
+
+
+def _evaluations(job: Job) -> tuple[Command, ...]:
+    return tuple(
+        EvaluateModel(model.round, model, job.spec, job.manifest) for model in job.evaluating
+    )

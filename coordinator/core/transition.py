@@ -1,0 +1,137 @@
+"""The round machine: one job, advanced one event at a time.
+
+Theory of operation. A job is prepared (the evaluator makes the first model), waits for its nodes,
+and then repeats: a round opens and every present node gets a shard under a fresh lease; updates
+arrive; the round closes; its updates are folded into the next model. A closing round never reopens.
+After the last round the final model is evaluated and the job is finished.
+
+Rules that hold in every phase:
+
+- An event that is not legal changes nothing. `refusal` says why, in the words that the sender, the
+  log and the tests see.
+- An update counts only under its participant's newest lease, so a shard that was given to somebody
+  else cannot come back twice.
+- A shard is either pending, covered by an accepted update, orphaned within its round, or back in
+  its stream. Samples are never dropped.
+- Members keep their slots for ever. Slots key data, seeds and the order of folding; node ids do
+  not.
+- A pause voids nothing that was accepted: on resume the same shards go out again under new leases.
+"""
+
+from msgspec.structs import replace
+
+from coordinator.core.commands import InitialiseModel
+from coordinator.core.events import (
+    AggregateReady,
+    ControlEvent,
+    DeadlineReached,
+    EvaluationFailed,
+    EvaluationReady,
+    Event,
+    JobCreated,
+    JobPaused,
+    JobResumed,
+    JobStopped,
+    ModelEvent,
+    ModelInitialised,
+    ModelLost,
+    NodeDraining,
+    NodeEvent,
+    NodeJoined,
+    NodeLost,
+    ParametersChanged,
+    PreparationFailed,
+    ShardHandedBack,
+    UpdateReceived,
+    UpdateRefused,
+)
+from coordinator.core.job import Job
+from coordinator.core.round import control, membership, models
+from coordinator.core.round.legality import refusal
+from coordinator.core.round.rounds import Step
+
+__all__ = ["Step", "refusal", "transition"]
+
+
+def transition(job: Job | None, event: Event) -> Step:
+    """Advance the job by one event.
+
+    Args:
+        job: None only for `JobCreated`.
+        event: What happened, with ``at_ms`` no earlier than the job's.
+
+    Returns:
+        The next state and the commands to perform once the event is persisted. An illegal event
+        gives the same state and no commands.
+
+    Raises:
+        ValueError: ``job`` is None and the event is not `JobCreated`.
+    """
+    if job is None:
+        if not isinstance(event, JobCreated):
+            raise ValueError(f"a journal begins with JobCreated, not {type(event).__name__}")
+        return _created(event)
+    if refusal(job, event):
+        return Step(job)
+    return _advanced(replace(job, at_ms=max(job.at_ms, event.at_ms)), event)
+
+
+def _created(event: JobCreated) -> Step:
+    job = Job(event.job_id, event.spec, event.manifest, at_ms=event.at_ms)
+    return Step(job, (InitialiseModel(job.job_id, job.spec, job.manifest),))
+
+
+def _advanced(job: Job, event: Event) -> Step:
+    if isinstance(event, NodeEvent):
+        return _node_step(job, event)
+    if isinstance(event, ControlEvent):
+        return _control_step(job, event)
+    if isinstance(event, ModelEvent):
+        return _model_step(job, event)
+    return Step(job)
+
+
+def _node_step(job: Job, event: NodeEvent) -> Step:
+    match event:
+        case NodeJoined():
+            return membership.joined(job, event)
+        case NodeLost():
+            return membership.lost(job, event)
+        case NodeDraining():
+            return membership.draining(job, event)
+        case UpdateReceived():
+            return membership.update_received(job, event)
+        case UpdateRefused():
+            return membership.update_refused(job)
+        case ShardHandedBack():
+            return membership.handed_back(job, event)
+
+
+def _control_step(job: Job, event: ControlEvent) -> Step:
+    match event:
+        case DeadlineReached():
+            return control.deadline_reached(job)
+        case JobPaused():
+            return control.paused(job, event)
+        case JobResumed():
+            return control.resumed(job)
+        case JobStopped():
+            return control.stopped(job)
+        case ParametersChanged():
+            return control.parameters_changed(job, event)
+
+
+def _model_step(job: Job, event: ModelEvent) -> Step:
+    match event:
+        case ModelInitialised():
+            return models.initialised(job, event)
+        case PreparationFailed():
+            return models.preparation_failed(job, event)
+        case AggregateReady():
+            return models.aggregated(job, event)
+        case ModelLost():
+            return models.model_lost(job, event)
+        case EvaluationReady():
+            return models.evaluated(job, event)
+        case EvaluationFailed():
+            return models.evaluation_failed(job, event)

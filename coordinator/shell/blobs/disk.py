@@ -1,0 +1,268 @@
+"""Blobs as files: ``blobs/ab/abcd...``, written beside and renamed into place.
+
+A file under its digest's name is whole unless the disk or a power cut damaged it, which the check
+at its first use after a start finds. A damaged blob is moved to ``damaged/`` and counts as missing.
+"""
+
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from coordinator.core.job import BlobRef
+from coordinator.shell.blobs.files import sync_file, sync_folder, write_whole
+from coordinator.shell.blobs.interface import KEEP_S, Collected, Usage
+from coordinator.shell.blobs.room import Room, disk_full_refused
+from coordinator.shell.blobs.spares import Spares
+from hypergpu.digest import digest_of, digest_of_file, is_digest
+from hypergpu.ids import Digest
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.units import Bytes
+
+
+class FileReader:
+    """A blob's open file. Collection takes its name, not its bytes."""
+
+    def __init__(self, path: Path, offset: int, left: Callable[[], None]) -> None:
+        """Open it; ``left`` is called once when it is closed."""
+        self._left: Callable[[], None] | None = left
+        self._file = path.open("rb", buffering=0)
+        self._size_bytes = Bytes(os.fstat(self._file.fileno()).st_size)
+        self._file.seek(offset)
+
+    @property
+    def size_bytes(self) -> Bytes:
+        return self._size_bytes
+
+    def read(self, size_bytes: int) -> bytes:
+        return self._file.read(size_bytes) or b""
+
+    def close(self) -> None:
+        self._file.close()
+        left, self._left = self._left, None
+        if left is not None:
+            left()
+
+
+class DiskBlobs:
+    """The store under one folder. Only one process may have it open: the journal's lock sees to it.
+
+    Attributes:
+        findings: Which blobs turned out damaged since the start; for people.
+    """
+
+    def __init__(self, folder: Path, room: Room) -> None:
+        """Open the store, making its folders, and drop what an earlier process left half-done."""
+        self._folder = folder / "blobs"
+        self._damaged = folder / "damaged"
+        self._work = folder / "work"
+        self.room = room
+        self.findings: list[str] = []
+        self._verified: set[Digest] = set()
+        self._unsynced: set[Digest] = set()
+        self._placing = threading.Lock()
+        self._placed: dict[Digest, int] = {}
+        self._placements = 0
+        self._readers: Counter[Digest] = Counter()
+        self._spares = Spares(folder / "spares", room)
+        shutil.rmtree(self._work, ignore_errors=True)
+        for made in (self._folder, self._damaged, self._work):
+            made.mkdir(parents=True, exist_ok=True)
+        room.count(sum(path.stat().st_size for path in self.stored()))
+
+    def put(self, content: bytes, *, keep_s: int = KEEP_S) -> BlobRef:
+        blob = BlobRef(digest_of(content), Bytes(len(content)))
+        path = self.work_path(f"put-{secrets.token_hex(8)}")
+        try:
+            with disk_full_refused(f"blob {blob.digest}"):
+                _write(path, content)
+                self.room.take_written(blob.size_bytes)
+                self._place(path, blob, keep_s, is_durable=True)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return blob
+
+    def adopt(self, path: Path, blob: BlobRef, *, keep_s: int = KEEP_S) -> None:
+        self.room.take_written(blob.size_bytes)
+        with disk_full_refused(f"blob {blob.digest}"):
+            self._place(path, blob, keep_s, is_durable=True)
+
+    def adopt_unsynced(self, path: Path, blob: BlobRef, *, keep_s: int = KEEP_S) -> None:
+        self.room.take_written(blob.size_bytes)
+        with disk_full_refused(f"blob {blob.digest}"):
+            self._place(path, blob, keep_s, is_durable=False)
+
+    def sync(self, digest: Digest) -> None:
+        path = self._known(digest)
+        if digest not in self._unsynced:
+            return
+        with disk_full_refused(f"blob {digest}"):
+            sync_file(path)
+            sync_folder(path.parent)
+        self._unsynced.discard(digest)
+
+    def open(self, digest: Digest, offset: int = 0) -> FileReader:
+        path = self.path(digest)
+        with self._placing:
+            self._readers[digest] += 1
+        try:
+            return FileReader(path, offset, lambda: self._leave(digest))
+        except BaseException as error:
+            self._leave(digest)
+            if isinstance(error, FileNotFoundError):
+                raise _unknown(digest, "it was just collected") from None
+            raise
+
+    def path(self, digest: Digest) -> Path:
+        path = self._known(digest)
+        if digest not in self._verified:
+            self._verify(path, digest)
+        return path
+
+    def size(self, digest: Digest) -> Bytes | None:
+        try:
+            return Bytes(self._path(digest).stat().st_size)
+        except FileNotFoundError:
+            return None
+
+    def mark(self) -> int:
+        return self._placements
+
+    def collect(
+        self, live: frozenset[Digest], *, mark: int | None = None, spares_older: bool = False
+    ) -> Collected:
+        mark = self._placements if mark is None else mark
+        self._spares.expire()
+        removed: list[Digest] = []
+        freed_bytes = 0
+        now_s = time.time()
+        for path in self.stored():
+            digest = Digest(path.name)
+            with self._placing, suppress(FileNotFoundError):
+                if digest in live or path.stat().st_mtime > now_s:
+                    continue
+                placed = self._placed.get(digest, 0)
+                if placed > mark or (spares_older and not placed):
+                    continue
+                freed_bytes += self._forget(path, digest)
+                self._remove(path, digest)
+                removed.append(digest)
+        return Collected(tuple(removed), Bytes(freed_bytes))
+
+    def reuse(self, path: Path, size_bytes: int) -> bool:
+        return self._spares.take(path, size_bytes)
+
+    def work_path(self, name: str) -> Path:
+        return self._work / name
+
+    def usage(self) -> Usage:
+        return self.room.usage()
+
+    def stored(self) -> Iterator[Path]:
+        """Every blob's file, named by its digest."""
+        return (path for path in self._folder.glob("??/*") if is_digest(path.name))
+
+    def _place(self, path: Path, blob: BlobRef, keep_s: int, *, is_durable: bool) -> None:
+        """Give a file whose room was taken its blob's name, or give the room back."""
+        target = self._path(blob.digest)
+        try:
+            if path.stat().st_size != blob.size_bytes:
+                raise RefusalError(Reason.DIGEST_MISMATCH, f"{path} is not {blob.size_bytes} bytes")
+            if is_durable:
+                sync_file(path)
+            with self._placing:
+                self._placements += 1
+                self._placed[blob.digest] = self._placements
+                is_fresh = self._replace(path, target, blob.digest)
+                until_s = max(target.stat().st_mtime, time.time() + keep_s)
+                os.utime(target, (until_s, until_s))
+        except BaseException:
+            self.room.give(blob.size_bytes)
+            raise
+        if is_durable:
+            sync_folder(target.parent)
+            self._unsynced.discard(blob.digest)
+        elif is_fresh:
+            self._unsynced.add(blob.digest)
+
+    def _replace(self, path: Path, target: Path, digest: Digest) -> bool:
+        """Rename, unless a good blob of that name is there. Returns whether the file was taken."""
+        if target.exists():
+            self.room.give(target.stat().st_size)
+            if digest in self._verified and digest not in self._unsynced:
+                path.unlink()
+                return False
+        elif not target.parent.exists():
+            target.parent.mkdir()
+            sync_folder(self._folder)
+        path.replace(target)
+        self._verified.add(digest)
+        return True
+
+    def _verify(self, path: Path, digest: Digest) -> None:
+        try:
+            found = digest_of_file(path)
+        except FileNotFoundError:
+            raise _unknown(digest, "it was just collected") from None
+        except OSError as error:
+            found = Digest(f"unreadable: {error.strerror}")
+        if found == digest:
+            self._verified.add(digest)
+            return
+        with self._placing, suppress(FileNotFoundError):
+            self._forget(path, digest)
+            path.rename(self._damaged / f"{digest}-{secrets.token_hex(4)}")
+            sync_folder(path.parent)
+        finding = f"blob {digest} was damaged on disk and is set aside in {self._damaged}"
+        self.findings.append(finding)
+        raise _unknown(digest, "its bytes were damaged on disk")
+
+    def _remove(self, path: Path, digest: Digest) -> None:
+        """Delete a file, or keep it to be written over unless somebody reads it."""
+        if self._readers[digest]:
+            path.unlink()
+        else:
+            self._spares.offer(path)
+
+    def _leave(self, digest: Digest) -> None:
+        with self._placing:
+            self._readers[digest] -= 1
+            if not self._readers[digest]:
+                del self._readers[digest]
+
+    def _forget(self, path: Path, digest: Digest) -> int:
+        size_bytes = path.stat().st_size
+        self.room.give(size_bytes)
+        self._verified.discard(digest)
+        self._unsynced.discard(digest)
+        self._placed.pop(digest, None)
+        return size_bytes
+
+    def _known(self, digest: Digest) -> Path:
+        path = self._path(digest)
+        if not path.exists():
+            raise _unknown(digest, "it is not stored here")
+        return path
+
+    def _path(self, digest: Digest) -> Path:
+        if not is_digest(digest):
+            raise _unknown(digest, "that is no digest")
+        return self._folder / digest[:2] / digest
+
+
+def _write(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        write_whole(descriptor, content, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _unknown(digest: Digest, why: str) -> RefusalError:
+    return RefusalError(Reason.BLOB_UNKNOWN, f"blob {digest[:80]}: {why}")

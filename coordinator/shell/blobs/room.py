@@ -1,0 +1,107 @@
+"""How much may be stored: the quota and the free space, and what a full disk is called."""
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from coordinator.shell.blobs.interface import Usage
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.units import Bytes
+
+KEEP_FREE_BYTES = 64 << 20
+"""Left to the journal: it must be able to say that the disk is full."""
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class Room:
+    """Counts what is stored or promised. Threads may share it."""
+
+    def __init__(
+        self, folder: Path, quota_bytes: int = 0, *, keep_free_bytes: int = KEEP_FREE_BYTES
+    ) -> None:
+        self._folder = folder
+        self._quota_bytes = quota_bytes
+        self._keep_free_bytes = keep_free_bytes
+        self._used_bytes = 0
+        self._lock = threading.Lock()
+        self.reclaim: Callable[[], bool] = lambda: False
+        """Makes room by deleting what can be missed; tells whether there was anything."""
+
+    def take(self, size_bytes: int) -> None:
+        """Promise room for ``size_bytes`` that are still to be written.
+
+        Raises:
+            RefusalError: DISK_FULL, with the figures; nothing was promised.
+        """
+        self._insist(self._take, size_bytes)
+
+    def take_written(self, size_bytes: int) -> None:
+        """Promise room for ``size_bytes`` that lie on the disk already: only the quota can refuse.
+
+        Raises:
+            RefusalError: DISK_FULL, with the figures; nothing was promised.
+        """
+        self._insist(self._take_written, size_bytes)
+
+    def _insist(self, take: Callable[[int], None], size_bytes: int) -> None:
+        try:
+            take(size_bytes)
+        except RefusalError:
+            if not self.reclaim():
+                raise
+            take(size_bytes)
+
+    def _take(self, size_bytes: int) -> None:
+        with self._lock:
+            self._check_quota(size_bytes)
+            disk = os.statvfs(self._folder)
+            free_bytes = disk.f_bavail * disk.f_frsize
+            if free_bytes < size_bytes + self._keep_free_bytes:
+                raise RefusalError(
+                    Reason.DISK_FULL,
+                    f"{size_bytes} more bytes do not fit: {free_bytes} bytes are free at "
+                    f"{self._folder}, {self._keep_free_bytes} of them are kept free",
+                )
+            self._used_bytes += size_bytes
+
+    def _take_written(self, size_bytes: int) -> None:
+        with self._lock:
+            self._check_quota(size_bytes)
+            self._used_bytes += size_bytes
+
+    def count(self, size_bytes: int) -> None:
+        """Note what lies there already, whatever the quota says."""
+        with self._lock:
+            self._used_bytes += size_bytes
+
+    def give(self, size_bytes: int) -> None:
+        """Take a promise back."""
+        with self._lock:
+            self._used_bytes -= size_bytes
+
+    def usage(self) -> Usage:
+        """The figures."""
+        with self._lock:
+            return Usage(Bytes(self._used_bytes), Bytes(self._quota_bytes))
+
+    def _check_quota(self, size_bytes: int) -> None:
+        if 0 < self._quota_bytes < self._used_bytes + size_bytes:
+            raise RefusalError(
+                Reason.DISK_FULL,
+                f"{size_bytes} more bytes do not fit: {self._used_bytes} of the quota of "
+                f"{self._quota_bytes} bytes are used",
+            )
+
+
+@contextmanager
+def disk_full_refused(what: str) -> Iterator[None]:
+    """Turn the system's word for a full disk into a refusal."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise RefusalError(Reason.DISK_FULL, f"{what}: {error.strerror}") from error
+        raise

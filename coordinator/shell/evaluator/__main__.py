@@ -1,0 +1,33 @@
+"""The evaluator process. Its real stdout carries frames; whatever is printed goes to stderr."""
+
+import os
+import signal
+import sys
+
+from hypergpu.frames import frame, read_frame
+
+_LIBRARY_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def main() -> int:
+    """Answer until the coordinator closes the pipe."""
+    # Ctrl-C reaches the whole process group; the coordinator closes the pipe when it is done.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    for name in _LIBRARY_THREADS:  # half the cores: the coordinator needs some for its rounds
+        os.environ.setdefault(name, str(max((os.cpu_count() or 2) // 2, 1)))
+
+    # Imported only now, since numerical libraries read those when they are imported.
+    from coordinator.shell.evaluator.answer import Evaluator
+    from coordinator.shell.evaluator.messages import decode_request, encode
+
+    evaluator = Evaluator()
+    while (payload := read_frame(sys.stdin.buffer)) is not None:
+        replies.write(frame(encode(evaluator.answer(decode_request(payload)))))
+        replies.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

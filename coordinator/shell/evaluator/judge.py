@@ -1,0 +1,69 @@
+"""A workload as the evaluator sees it: initial tensors, and sums over held-out samples."""
+
+from typing import Protocol, cast
+
+import numpy as np
+
+from hypergpu.catalogue.workload import (
+    Dataset,
+    NumpyWorkload,
+    Parameters,
+    Samples,
+    Sums,
+    numpy_layout,
+)
+from hypergpu.layout import Flat, Layout, pack, unpack
+
+_BATCH = 256
+
+
+class Judge(Protocol):
+    """One workload with its options and data."""
+
+    @property
+    def dataset(self) -> Dataset:
+        """Training and held-out samples."""
+        ...
+
+    @property
+    def layout(self) -> Layout:
+        """The model's tensors."""
+        ...
+
+    def initial(self, seed: int) -> Flat:
+        """The initial model; the same for the same seed."""
+        ...
+
+    def evaluate(self, model: Flat) -> Sums:
+        """Measure a model on all held-out samples."""
+        ...
+
+
+class NumpyJudge:
+    """Judges numpy workloads, and the null one, without torch. Implements `Judge`."""
+
+    def __init__(self, workload: NumpyWorkload, data_dir: str) -> None:
+        self._workload = workload
+        self.dataset = workload.load(data_dir)
+        self.layout = numpy_layout(workload)
+
+    def initial(self, seed: int) -> Flat:
+        """See `Judge`."""
+        flat = Flat.empty(self.layout)
+        pack(self.layout, self._workload.initial(seed), flat)
+        return flat
+
+    def evaluate(self, model: Flat) -> Sums:
+        """See `Judge`."""
+        named = cast(Parameters, unpack(self.layout, model))
+        total = Sums(0.0, 0.0, 0)
+        for batch in batches(self.dataset.test):
+            inputs, targets = self.dataset.test.batch(batch)
+            total = total.plus(self._workload.evaluate(named, inputs, targets))
+        return total
+
+
+def batches(samples: Samples) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """Indices of all samples, in order, a batch at a time."""
+    count = len(samples.labels)
+    return [np.arange(start, min(start + _BATCH, count)) for start in range(0, count, _BATCH)]

@@ -1,0 +1,42 @@
+"""Judging torch workloads. Initial parameters are drawn on the CPU, so that every machine draws the
+same.
+"""
+
+import torch
+
+from coordinator.shell.evaluator.judge import batches
+from hypergpu.catalogue.networks.device import chosen_device
+from hypergpu.catalogue.networks.task import TorchWorkload
+from hypergpu.catalogue.networks.tensors import load_module, module_layout, store_module
+from hypergpu.catalogue.workload import Sums
+from hypergpu.layout import Flat
+
+
+class TorchJudge:
+    """Implements `Judge`."""
+
+    def __init__(self, workload: TorchWorkload, data_dir: str) -> None:
+        self._workload = workload
+        self._model = workload.model().eval()
+        self.dataset = workload.load(data_dir)
+        self.layout = module_layout(self._model)
+
+    def initial(self, seed: int) -> Flat:
+        """See `Judge`."""
+        torch.manual_seed(seed & (2**63 - 1))
+        flat = Flat.empty(self.layout)
+        store_module(self._workload.model(), self.layout, flat)
+        return flat
+
+    def evaluate(self, model: Flat) -> Sums:
+        """See `Judge`."""
+        device = torch.device(chosen_device().kind)
+        load_module(self._model.to(device), self.layout, model)
+        total = Sums(0.0, 0.0, 0)
+        with torch.inference_mode():
+            for batch in batches(self.dataset.test):
+                inputs, targets = (
+                    torch.from_numpy(array).to(device) for array in self.dataset.test.batch(batch)
+                )
+                total = total.plus(self._workload.evaluate(self._model, inputs, targets))
+        return total

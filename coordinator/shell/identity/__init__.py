@@ -1,0 +1,1 @@
+"""Who may speak: the coordinator's own certificate authority, tokens, and the rate of guesses."""

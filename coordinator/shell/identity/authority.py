@@ -1,0 +1,226 @@
+"""The coordinator's own certificate authority: made on first start, trusted by its digest alone.
+
+Certificates are valid from two days back and a node's for a day longer than it is told, so that a
+clock that is wrong by a day, or jumps by one, locks no honest node out.
+"""
+
+import datetime as dt
+import ipaddress
+import os
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from coordinator.shell.identity.request import certificate_request
+from coordinator.shell.journal.records import CertificateRecord
+from hypergpu.digest import digest_of
+from hypergpu.ids import Digest, NodeId
+
+SERVER_NAME = "hypergpu-coordinator"
+NODE_CERTIFICATE_S = 24 * 3600
+_AUTHORITY_S = 10 * 365 * 24 * 3600
+_SERVER_S = 825 * 24 * 3600
+_BACKDATED_S = 2 * 24 * 3600
+_SLACK_S = 24 * 3600
+_KEY_FILE = "authority.key"
+_CERTIFICATE_FILE = "authority.pem"
+
+
+class AuthorityError(Exception):
+    """The authority's files cannot be used. The text says which and how to mend it."""
+
+
+class ServerIdentity(msgspec.Struct, frozen=True):
+    """What a TLS listener presents."""
+
+    private_key_pem: bytes
+    chain_pem: bytes
+    """Leaf, then authority: nodes hash the authority before they trust it."""
+
+
+class NodeCertificate(msgspec.Struct, frozen=True):
+    """A certificate for a node, and what the journal keeps of it."""
+
+    pem: bytes
+    record: CertificateRecord
+
+
+class Authority:
+    """Signs the coordinator's server certificate and the nodes' short-lived ones."""
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
+        self._key = key
+        self._certificate = certificate
+        self.pem = certificate.public_bytes(serialization.Encoding.PEM)
+        self.digest: Digest = digest_of(certificate.public_bytes(serialization.Encoding.DER))
+
+    @classmethod
+    def open(cls, folder: Path, now_s: int) -> "Authority":
+        """Load the authority, or make it when the folder holds none.
+
+        Raises:
+            AuthorityError: the files are damaged, do not belong together, or others may read
+                the key.
+        """
+        key_path, certificate_path = folder / _KEY_FILE, folder / _CERTIFICATE_FILE
+        if not certificate_path.exists():
+            # The certificate is written last: without it no token was ever handed out.
+            _make(key_path, certificate_path, now_s)
+        if key_path.exists() and key_path.stat().st_mode & 0o077:
+            raise AuthorityError(f"others may read {key_path}: run chmod 600 on it")
+        try:
+            key = serialization.load_pem_private_key(key_path.read_bytes(), None)
+            certificate = x509.load_pem_x509_certificate(certificate_path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise AuthorityError(
+                f"the authority in {folder} cannot be read ({error}): restore both files from a "
+                "backup, or remove both, after which every node and user needs a new token"
+            ) from error
+        is_pair = key.public_key() == certificate.public_key()
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or not is_pair:
+            raise AuthorityError(f"{key_path} is not the key of {certificate_path}: restore both")
+        return cls(key, certificate)
+
+    def server_identity(self, hosts: Iterable[str], now_s: int) -> ServerIdentity:
+        """A fresh key and certificate for the listeners; it never touches the disk.
+
+        Args:
+            hosts: Names and addresses that nodes and users dial; wildcards stand for nothing.
+            now_s: Unix seconds.
+        """
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = _alternative_names(hosts)
+        builder = _builder(SERVER_NAME, key.public_key(), now_s, _SERVER_S)
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        leaf = self._signed(builder, ExtendedKeyUsageOID.SERVER_AUTH)
+        leaf_pem = leaf.public_bytes(serialization.Encoding.PEM)
+        return ServerIdentity(_key_pem(key), leaf_pem + self.pem)
+
+    def issue(self, node: NodeId, request_pem: bytes, now_s: int) -> NodeCertificate:
+        """Certify the TLS key in a node's request for 24 hours, under the node's id alone.
+
+        Nothing but the key is taken from the request.
+
+        Raises:
+            RefusalError: REQUEST_INVALID, the request is malformed, not signed by its own key, or
+                of another kind than P-256.
+        """
+        public_key = certificate_request(request_pem)
+        builder = _builder(node, public_key, now_s, NODE_CERTIFICATE_S + _SLACK_S)
+        leaf = self._signed(builder, ExtendedKeyUsageOID.CLIENT_AUTH)
+        expires_s = now_s + NODE_CERTIFICATE_S
+        record = CertificateRecord(f"{leaf.serial_number:x}", node, now_s, expires_s)
+        return NodeCertificate(leaf.public_bytes(serialization.Encoding.PEM), record)
+
+    def _signed(
+        self, builder: x509.CertificateBuilder, usage: x509.ObjectIdentifier
+    ) -> x509.Certificate:
+        issuer = self._key.public_key()
+        return (
+            builder.issuer_name(self._certificate.subject)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(is_authority=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False
+            )
+            .sign(self._key, hashes.SHA256())
+        )
+
+
+def _make(key_path: Path, certificate_path: Path, now_s: int) -> None:
+    key_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = _builder("hypergpu authority", key.public_key(), now_s, _AUTHORITY_S)
+    certificate = (
+        builder.issuer_name(_name("hypergpu authority"))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(is_authority=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    _write_private(key_path, _key_pem(key))
+    _write_private(certificate_path, certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def _builder(
+    name: str, public_key: ec.EllipticCurvePublicKey, now_s: int, lifetime_s: int
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_name(name))
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_utc(now_s - _BACKDATED_S))
+        .not_valid_after(_utc(now_s + lifetime_s))
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _utc(unix_s: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(unix_s, dt.UTC)
+
+
+def _key_usage(*, is_authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative_names(hosts: Iterable[str]) -> list[x509.GeneralName]:
+    wanted = dict.fromkeys(
+        [SERVER_NAME, "localhost", "127.0.0.1", "::1", socket.gethostname(), *hosts]
+    )
+    names: list[x509.GeneralName] = []
+    for host in wanted:
+        try:
+            address = ipaddress.ip_address(host.strip("[]"))
+        except ValueError:
+            if host and host.isascii():
+                names.append(x509.DNSName(host))
+        else:
+            if not address.is_unspecified:
+                names.append(x509.IPAddress(address))
+    return names
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner reads, whole or not at all."""
+    beside = path.with_name(path.name + ".new")
+    beside.unlink(missing_ok=True)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,69 @@
+"""Which nodes are known and which are revoked, in memory beside the journal."""
+
+import threading
+
+from coordinator.shell.journal.interface import Registry
+from coordinator.shell.journal.records import CertificateRecord, NodeRecord
+from hypergpu.ids import NodeId
+from hypergpu.refusal import Reason, RefusalError
+
+
+class NodeDesk:
+    """Admits nodes and turns revoked ones away. `check` is memory only, the rest blocks."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._lock = threading.Lock()
+        self._revoked = {one.node: one.is_revoked for one in registry.nodes()}
+
+    def check(self, node: NodeId) -> None:
+        """Refuse a node that never joined or was revoked, whatever certificate it shows.
+
+        Raises:
+            RefusalError: NODE_UNKNOWN or NODE_REVOKED.
+        """
+        # One look-up in a dictionary needs no lock, and must not wait for a join's transaction.
+        is_revoked = self._revoked.get(node)
+        if is_revoked is None:
+            raise RefusalError(Reason.NODE_UNKNOWN, f"node {node[:64]} never joined here")
+        if is_revoked:
+            raise RefusalError(Reason.NODE_REVOKED, f"node {node} was revoked")
+
+    def check_not_revoked(self, node: NodeId) -> None:
+        """Refuse a node that was revoked; one that joins for the first time passes.
+
+        Raises:
+            RefusalError: NODE_REVOKED.
+        """
+        if self._revoked.get(node, False):
+            raise RefusalError(Reason.NODE_REVOKED, f"node {node} was revoked")
+
+    def admit(self, record: NodeRecord, certificate: CertificateRecord | None = None) -> None:
+        """Remember a node that joined, and the certificate it is about to get."""
+        with self._lock:
+            self._registry.record_node(record)
+            if certificate is not None:
+                self._registry.record_certificate(certificate)
+            self._revoked.setdefault(record.node, record.is_revoked)
+
+    def revoke(self, node: NodeId) -> None:
+        """Turn a node away from now on; certificates that it holds are void.
+
+        Raises:
+            RefusalError: NODE_UNKNOWN.
+        """
+        self._set(node, is_revoked=True)
+
+    def readmit(self, node: NodeId) -> None:
+        """Take a revocation back.
+
+        Raises:
+            RefusalError: NODE_UNKNOWN.
+        """
+        self._set(node, is_revoked=False)
+
+    def _set(self, node: NodeId, *, is_revoked: bool) -> None:
+        with self._lock:
+            if not self._registry.set_revoked(node, is_revoked=is_revoked):
+                raise RefusalError(Reason.NODE_UNKNOWN, f"node {node[:64]} never joined here")
+            self._revoked[node] = is_revoked

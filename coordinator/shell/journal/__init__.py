@@ -1,0 +1,1 @@
+"""What must survive a restart: jobs' events and snapshots, nodes, tokens, nonces. No tensors."""

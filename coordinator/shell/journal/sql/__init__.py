@@ -1,0 +1,1 @@
+"""The journal in SQLite or PostgreSQL."""

@@ -1,0 +1,144 @@
+"""Saves what can be read of a damaged SQLite file into a fresh one, keeping the damaged one.
+
+Rows are only copied here: whether they can be believed is for the hash chain to say.
+"""
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+from sqlalchemy import Table, func, insert, select
+from sqlalchemy.engine import URL, Connection
+
+from coordinator.shell.journal.records import JournalUnreadableError
+from coordinator.shell.journal.sql.engine import make_engine
+from coordinator.shell.journal.sql.schema import upgrade
+from coordinator.shell.journal.sql.tables import COMMITS, ENTRIES, JOBS, METADATA
+
+_HEADER_BYTES = 100
+_SMALL_BYTES = 64 << 20
+_COMPANIONS = ("", "-wal", "-shm")
+
+
+def salvaged(path: Path) -> tuple[str, ...]:
+    """Check a journal's file, and replace it by what can be saved of it when its pages are damaged.
+
+    Raises:
+        JournalUnreadableError: nothing can be saved; the file was not touched.
+    """
+    if not path.exists() or path.stat().st_size == 0:
+        return ()
+    problem = _problem(path)
+    if not problem:
+        return ()
+    fresh = path.with_name(path.name + ".salvaged")
+    _remove(fresh)
+    readable = _lengthened_copy(path)
+    rows = _copy(readable, fresh)
+    _remove(readable)
+    if not rows:
+        _remove(fresh)
+        raise JournalUnreadableError(
+            f"the journal {path} cannot be read at all ({problem}): "
+            "restore a backup, or move it away to start anew"
+        )
+    aside = _free_name(path)
+    for companion in _COMPANIONS:
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + companion).rename(aside.with_name(aside.name + companion))
+    fresh.rename(path)
+    finding = (
+        f"the journal {path} was damaged ({problem}): {rows} rows were saved, "
+        f"the damaged file is kept as {aside.name}"
+    )
+    return (finding,)
+
+
+def _problem(path: Path) -> str:
+    try:
+        with closing(sqlite3.connect(path)) as connection:
+            (answer,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    return "" if answer == "ok" else str(answer).replace("\n", " ")
+
+
+def _lengthened_copy(path: Path) -> Path:
+    """A copy as long as its header says: SQLite does not read a file that was cut off."""
+    copy = path.with_name(path.name + ".salvaging")
+    for companion in ("", "-wal"):
+        with suppress(FileNotFoundError):
+            shutil.copyfile(
+                path.with_name(path.name + companion), copy.with_name(copy.name + companion)
+            )
+    with copy.open("r+b") as file:
+        header = file.read(_HEADER_BYTES)
+        page_bytes = int.from_bytes(header[16:18], "big")
+        pages = int.from_bytes(header[28:32], "big")
+        wanted_bytes = page_bytes * pages
+        # A damaged header may name any size: more than the file holds twice over is not believed.
+        if path.stat().st_size < wanted_bytes <= max(2 * path.stat().st_size, _SMALL_BYTES):
+            file.truncate(wanted_bytes)
+    return copy
+
+
+def _copy(damaged: Path, fresh: Path) -> int:
+    engine = make_engine(URL.create("sqlite", database=str(fresh)))
+    with engine.connect() as connection, closing(sqlite3.connect(damaged)) as source:
+        upgrade(connection, str(fresh))
+        with connection.begin():
+            tables = [table for table in METADATA.sorted_tables if table is not COMMITS]
+            rows = sum(_copy_table(source, connection, table) for table in tables)
+            _restore_heads(connection)
+    # Its last connection closed, all is in the main file, so that one rename moves it.
+    engine.dispose()
+    return rows
+
+
+def _copy_table(source: sqlite3.Connection, fresh: Connection, table: Table) -> int:
+    """Copy from both ends towards the damage. Returns how many rows came over."""
+    copied = 0
+    for direction in ("ASC", "DESC"):
+        for row in _readable(source, table, direction):
+            values = dict(zip(table.columns.keys(), row, strict=True))
+            copied += fresh.execute(insert(table).prefix_with("OR IGNORE"), values).rowcount
+    return copied
+
+
+def _readable(
+    source: sqlite3.Connection, table: Table, direction: str
+) -> Iterator[tuple[object, ...]]:
+    columns = ", ".join(table.columns.keys())
+    with suppress(sqlite3.DatabaseError):
+        # By row number, which needs no index that may be damaged too. The names are our tables'.
+        yield from source.execute(f"SELECT {columns} FROM {table.name} ORDER BY rowid {direction}")  # noqa: S608
+
+
+def _restore_heads(connection: Connection) -> None:
+    """Give jobs whose head was lost the one that their last row has."""
+    last = (
+        select(ENTRIES.c.job_id, func.max(ENTRIES.c.sequence).label("sequence"))
+        .where(ENTRIES.c.job_id.not_in(select(JOBS.c.job_id)))
+        .group_by(ENTRIES.c.job_id)
+        .subquery()
+    )
+    heads = select(ENTRIES.c.job_id, ENTRIES.c.sequence, ENTRIES.c.chain).join(
+        last, (last.c.job_id == ENTRIES.c.job_id) & (last.c.sequence == ENTRIES.c.sequence)
+    )
+    for job_id, sequence, chain in connection.execute(heads).all():
+        head = {"job_id": job_id, "last_sequence": sequence, "last_chain": chain}
+        connection.execute(insert(JOBS), head)
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    return aside
+
+
+def _remove(path: Path) -> None:
+    for companion in _COMPANIONS:
+        path.with_name(path.name + companion).unlink(missing_ok=True)

@@ -1,0 +1,203 @@
+"""The two listeners: one that anybody may dial, one for nodes with a certificate."""
+
+import asyncio
+import contextlib
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health_pb2
+
+from coordinator.config import Settings
+from coordinator.shell.identity.authority import Authority, ServerIdentity
+from coordinator.shell.identity.guesses import Guesses
+from coordinator.shell.identity.tokens import TokenDesk
+from coordinator.shell.servicers.access import JoinGate, NodeGate, OpenGate, TokenGate
+from coordinator.shell.servicers.health import METHODS as HEALTH
+from coordinator.shell.servicers.health import HealthServicer
+from coordinator.shell.servicers.node.servicer import JOIN, NodeServicer
+from coordinator.shell.servicers.user.job import JobServicer
+from coordinator.shell.servicers.user.operator import OperatorServicer
+from coordinator.shell.servicers.wire.chunks import upload_parser
+from coordinator.shell.servicers.wire.handlers import generic_handler
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.v1 import job_pb2, node_pb2
+
+MESSAGE_BYTES_MAX = 4 << 20
+_CALLS_MAX = 4_096
+"""At a time, of users and of nodes that join; whoever comes then is told to try again."""
+_NODE_CALLS_MAX = 16_384
+"""At a time: a stream a node, beside it uploads and downloads."""
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9.])?", re.ASCII)
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 15_000),
+    # Two coordinators on one port would each get half of the calls.
+    ("grpc.so_reuseport", 0),
+)
+
+
+class Servicers(NamedTuple):
+    """What the listeners serve."""
+
+    health: HealthServicer
+    jobs: JobServicer
+    operator: OperatorServicer
+    nodes: NodeServicer
+    node_gate: NodeGate
+
+
+class Listeners:
+    """Both servers, bound to their ports."""
+
+    def __init__(self, settings: Settings, authority: Authority | None) -> None:
+        self._settings = settings
+        self._authority = authority
+        self._main = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_CALLS_MAX)
+        self._node = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_NODE_CALLS_MAX)
+        self.port = 0
+        self.node_port = 0
+
+    def bind(self, hosts: tuple[str, ...], now_s: int) -> None:
+        """Take both ports. What is called before `start` waits.
+
+        Raises:
+            RefusalError: ADDRESS_UNUSABLE, a port is taken or the address is not this machine's.
+        """
+        settings, authority = self._settings, self._authority
+        if authority is None:
+            self.port = _bound(self._main, settings.listen, settings.port, None)
+            self.node_port = _bound(self._node, settings.listen, settings.node_port, None)
+            return
+        identity = authority.server_identity(hosts, now_s)
+        main = _credentials(identity, None)
+        mutual = _credentials(identity, authority.pem)
+        self.port = _bound(self._main, settings.listen, settings.port, main)
+        self.node_port = _bound(self._node, settings.listen, settings.node_port, mutual)
+
+    async def start(self, servicers: Servicers, tokens: TokenDesk, guesses: Guesses) -> None:
+        """Serve."""
+        nodes = _service(node_pb2, "NodeService")
+        jobs = _service(job_pb2, "JobService")
+        operator = _service(job_pb2, "OperatorService")
+        health = _service(health_pb2, "Health")
+        users = TokenGate(tokens, guesses, for_operators=False)
+        operators = TokenGate(tokens, guesses, for_operators=True)
+        others = frozenset(method.name for method in nodes.methods) - JOIN
+        files = {"UploadData": upload_parser(job_pb2.UploadDataRequest)}
+        updates = {"SubmitUpdate": upload_parser(node_pb2.SubmitUpdateRequest)}
+        checks = generic_handler(health, servicers.health, OpenGate(), methods=HEALTH)
+        self._main.add_generic_rpc_handlers(
+            (
+                checks,
+                generic_handler(nodes, servicers.nodes, JoinGate(), methods=JOIN),
+                generic_handler(jobs, servicers.jobs, users, parsers=files),
+                generic_handler(operator, servicers.operator, operators),
+            )
+        )
+        gate = servicers.node_gate
+        self._node.add_generic_rpc_handlers(
+            (
+                checks,
+                generic_handler(nodes, servicers.nodes, gate, methods=others, parsers=updates),
+            )
+        )
+        await self._main.start()
+        await self._node.start()
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new calls; what is under way has ``grace_s`` to end."""
+        await asyncio.gather(self._main.stop(grace_s), self._node.stop(grace_s))
+
+
+def _service(module: Any, name: str) -> ServiceDescriptor:
+    """A service's descriptor; generated modules and their stubs disagree about its type."""
+    descriptor: ServiceDescriptor = module.DESCRIPTOR.services_by_name[name]
+    return descriptor
+
+
+def _credentials(
+    identity: ServerIdentity, client_authority: bytes | None
+) -> grpc.ServerCredentials:
+    pairs = [(identity.private_key_pem, identity.chain_pem)]
+    return grpc.ssl_server_credentials(
+        pairs,
+        root_certificates=client_authority,
+        require_client_auth=client_authority is not None,
+    )
+
+
+def _bound(
+    server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None
+) -> int:
+    address = joined_address(host, port)
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise RefusalError(Reason.ADDRESS_UNUSABLE, f"{address} cannot be bound") from error
+
+
+def joined_address(host: str, port: int) -> str:
+    """``host:port``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can dial the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether the address stands for every address of this machine."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return False
+
+
+def check_hosts(hosts: Iterable[str]) -> None:
+    """Refuse what nobody could dial, before tokens and the certificate name it.
+
+    Raises:
+        RefusalError: ADDRESS_UNUSABLE, one is neither a name nor an address.
+    """
+    for host in hosts:
+        try:
+            ipaddress.ip_address(host.strip("[]"))
+        except ValueError:
+            if not _HOST.fullmatch(host):
+                detail = f"--advertise {host!r} is no host"
+                fix = "give a name or an address without a port: --advertise gpu.example.org"
+                raise RefusalError(Reason.ADDRESS_UNUSABLE, detail, fix=fix) from None
+
+
+def dialled_hosts(settings: Settings) -> tuple[str, ...]:
+    """Under which hosts the listeners can be reached, best first."""
+    if settings.advertise:
+        return settings.advertise
+    if not is_wildcard(settings.listen):
+        return (settings.listen,)
+    return tuple(dict.fromkeys((*_outward_host(), "127.0.0.1")))
+
+
+def _outward_host() -> tuple[str, ...]:
+    """The address of the interface that leads to other machines; nothing is sent to find it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # a documentation address: only the route is looked up
+        return (str(probe.getsockname()[0]),)
+    return ()

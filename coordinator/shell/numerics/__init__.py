@@ -1,0 +1,31 @@
+"""The coordinator's arithmetic: updates on disk become the next model, in flat memory."""
+
+from coordinator.shell.numerics.fold import fold
+from coordinator.shell.numerics.request import (
+    BaseDamagedError,
+    DivergedError,
+    FoldedFile,
+    FoldError,
+    FoldRequest,
+    FoldResult,
+    NoUpdatesError,
+    RefusedUpdate,
+    StoredBlob,
+    StoredUpdate,
+)
+from coordinator.shell.numerics.streams import sync
+
+__all__ = [
+    "BaseDamagedError",
+    "DivergedError",
+    "FoldError",
+    "FoldRequest",
+    "FoldResult",
+    "FoldedFile",
+    "NoUpdatesError",
+    "RefusedUpdate",
+    "StoredBlob",
+    "StoredUpdate",
+    "fold",
+    "sync",
+]

@@ -1,0 +1,162 @@
+"""One walk over all coordinates: read, average, step, compress, write."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from coordinator.shell.numerics.arithmetic import (
+    OuterStep,
+    WeightedMean,
+    is_all_finite,
+    weights_of,
+)
+from coordinator.shell.numerics.files import FoldInputs, FoldOutputs
+from coordinator.shell.numerics.request import FoldRequest
+from coordinator.shell.numerics.streams import InputFile, OutputFile, Ring
+from hypergpu.codec import Section, sections_of
+from hypergpu.compression import GROUP, groups
+from hypergpu.layout import Float32s
+
+
+class _Span(NamedTuple):
+    """Some consecutive coordinates of one section."""
+
+    up: Section
+    down: Section
+    start: int
+    """First value, counted within the section."""
+    values_count: int
+
+    @property
+    def model_start(self) -> int:
+        """Its first byte in a model blob."""
+        return 4 * (self.up.values_start + self.start)
+
+
+class Sweep:
+    """One walk. After `fold_all`, ``is_finite`` says whether the model is usable."""
+
+    def __init__(
+        self,
+        request: FoldRequest,
+        inputs: FoldInputs,
+        outputs: FoldOutputs,
+        *,
+        rings: tuple[Ring, Ring],
+        span: int,
+    ) -> None:
+        self._layout = request.layout
+        self._up = sections_of(request.layout, request.up)
+        self._down = sections_of(request.layout, request.down)
+        self._inputs = inputs
+        self._outputs = outputs
+        self._reads, self._writes = rings
+        self._span = span
+        self._weights = weights_of(inputs.samples)
+        self._mean = WeightedMean(span)
+        self._outer = OuterStep(request.outer)
+        self._change = np.empty(GROUP, np.float32)
+        self.is_finite = True
+
+    def fold_all(self) -> None:
+        """Walk every section from its first value to its last.
+
+        Raises:
+            InputError: A file could not be read.
+            OSError: A file could not be written.
+        """
+        span = self._span
+        for up, down in zip(self._up.floats, self._down.floats, strict=True):
+            for start in range(0, up.values_count, span):
+                here = _Span(up, down, start, min(span, up.values_count - start))
+                mean = self._average(here)
+                if up is self._up.statistics:
+                    self._write_statistics(here, mean)
+                else:
+                    self._step(here, mean)
+        self._copy_integers()
+
+    def _average(self, here: _Span) -> Float32s:
+        there = here.up.bytes_of(here.start, here.values_count)
+        mean = self._mean.begin(here.values_count)
+        for update, weight in zip(self._inputs.updates, self._weights, strict=True):
+            payload = update.read(self._reads.take(), there.start, there.stop - there.start)
+            self._mean.add(here.up.scheme, payload, weight)
+        return mean
+
+    def _step(self, here: _Span, mean: Float32s) -> None:
+        outputs = self._outputs
+        held = self._read(self._inputs.base, here, 0)
+        exact, momentum = self._read_state(here, held)
+        slot = self._writes.take()
+        next_exact = slot.floats(here.values_count)
+        momentum_slot = self._writes.take() if outputs.has_momentum else None
+        next_momentum = momentum_slot.floats(here.values_count) if momentum_slot else None
+        self._outer.take(
+            mean, exact, momentum, out_parameters=next_exact, out_momentum=next_momentum
+        )
+        self.is_finite = self.is_finite and is_all_finite(next_exact)
+        if outputs.state and momentum_slot and next_momentum is not None:
+            start = outputs.momentum_start + here.model_start
+            outputs.state.write(momentum_slot, start, next_momentum.view(np.uint8))
+        if outputs.state and outputs.delta:
+            outputs.state.write(slot, here.model_start, next_exact.view(np.uint8))
+            self._tell(here, outputs.delta, held, next_exact)
+        else:
+            outputs.model.write(slot, here.model_start, next_exact.view(np.uint8))
+
+    def _tell(self, here: _Span, delta: OutputFile, held: Float32s, exact: Float32s) -> None:
+        """Compress what nodes are to add to what they hold, and hold the same.
+
+        The error stays in ``exact - told``, which is error feedback without a residual of its own.
+        """
+        model_slot, delta_slot = self._writes.take(), self._writes.take()
+        told = model_slot.floats(here.values_count)
+        payload = delta_slot.octets(here.down.scheme.encoded_bytes(here.values_count))
+        for values, encoded in groups(here.down.scheme, here.values_count):
+            change = self._change[: values.stop - values.start]
+            np.subtract(exact[values], held[values], out=change)
+            here.down.scheme.encode(change, payload[encoded])
+            here.down.scheme.decode(payload[encoded], change)
+            np.add(held[values], change, out=told[values])
+        self.is_finite = self.is_finite and is_all_finite(told)
+        self._outputs.model.write(
+            model_slot, here.model_start, model_slot.octets(4 * here.values_count)
+        )
+        delta.write(delta_slot, here.down.bytes_of(here.start, here.values_count).start, payload)
+
+    def _read_state(self, here: _Span, held: Float32s) -> tuple[Float32s, Float32s | None]:
+        """The exact parameters, and momentum if there is any and it is of use."""
+        inputs = self._inputs
+        if inputs.state is None:
+            return held, None
+        exact = self._read(inputs.state, here, 0) if inputs.has_parameters else held
+        if not (inputs.has_momentum and self._outputs.has_momentum):
+            return exact, None
+        return exact, self._read(inputs.state, here, inputs.momentum_start)
+
+    def _read(self, file: InputFile, here: _Span, vector_start: int) -> Float32s:
+        start = vector_start + here.model_start
+        return file.read(self._reads.take(), start, 4 * here.values_count).view(np.float32)
+
+    def _write_statistics(self, here: _Span, mean: Float32s) -> None:
+        slot = self._writes.take()
+        octets = slot.octets(4 * here.values_count)
+        np.copyto(octets.view(np.float32), mean)
+        self._outputs.model.write(slot, here.model_start, octets)
+        if self._outputs.delta:
+            there = here.down.bytes_of(here.start, here.values_count)
+            self._outputs.delta.write(slot, there.start, octets)
+
+    def _copy_integers(self) -> None:
+        lowest = self._inputs.updates[0]
+        source, target = self._up.integers, self._down.integers
+        model_start = self._layout.model_bytes - (source.stop - source.start)
+        for start in range(0, source.stop - source.start, 4 * self._span):
+            count = min(4 * self._span, source.stop - source.start - start)
+            octets = lowest.read(self._reads.take(), source.start + start, count)
+            slot = self._writes.take()
+            np.copyto(slot.octets(count), octets)
+            self._outputs.model.write(slot, model_start + start, slot.octets(count))
+            if self._outputs.delta:
+                self._outputs.delta.write(slot, target.start + start, slot.octets(count))

@@ -1,0 +1,119 @@
+"""Users' data as the evaluator reads it: a folder of hard links, laid out by a manifest."""
+
+import os
+import secrets
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from coordinator.core.job import BlobRef
+from coordinator.shell.blobs.interface import Blobs
+from coordinator.shell.blobs.room import disk_full_refused
+from hypergpu.dataset.manifest import checked_paths
+from hypergpu.digest import digest_from_wire
+from hypergpu.ids import Digest
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.v1 import tensor_pb2
+
+MANIFEST_BYTES_MAX = 3 << 20
+"""A manifest travels in one message of `CreateJob`, which is capped at 4 MiB."""
+_UNFINISHED = ".part"
+
+
+def packed_manifest(manifest: tensor_pb2.Manifest) -> bytes:
+    """A manifest's canonical bytes: entries by path, protobuf's deterministic encoding.
+
+    Raises:
+        RefusalError: MANIFEST_INVALID, its paths make no folder, or it is too large.
+    """
+    checked_paths(entry.path for entry in manifest.entries)
+    entries = sorted(manifest.entries, key=lambda entry: entry.path)
+    packed = tensor_pb2.Manifest(entries=entries).SerializeToString(deterministic=True)
+    if len(packed) > MANIFEST_BYTES_MAX:
+        detail = f"the manifest has {len(packed)} bytes, over the limit of {MANIFEST_BYTES_MAX}"
+        raise RefusalError(Reason.MANIFEST_INVALID, detail)
+    return packed
+
+
+def manifest_digests(manifest: tensor_pb2.Manifest) -> frozenset[Digest]:
+    """The files that a manifest names.
+
+    Raises:
+        RefusalError: a digest is malformed.
+    """
+    return frozenset(digest_from_wire(entry.blob.digest.value) for entry in manifest.entries)
+
+
+def stored_manifest(blobs: Blobs, manifest: BlobRef) -> tensor_pb2.Manifest:
+    """Read a manifest back. Blocks.
+
+    Raises:
+        RefusalError: BLOB_UNKNOWN, it is missing or damaged.
+    """
+    try:
+        return tensor_pb2.Manifest.FromString(blobs.path(manifest.digest).read_bytes())
+    except DecodeError:
+        raise RefusalError(Reason.BLOB_UNKNOWN, f"{manifest.digest} is no manifest") from None
+
+
+def laid_out(blobs: Blobs, manifest: BlobRef, datasets_dir: Path) -> Path:
+    """Make the folder that a manifest describes, unless it is there. Blocks.
+
+    Several threads may make the same one at once: the first to finish gives it its name.
+
+    Raises:
+        RefusalError: BLOB_UNKNOWN, a file is missing or damaged; DISK_FULL; MANIFEST_INVALID, an
+            earlier version took a manifest whose paths make no folder.
+    """
+    folder = datasets_dir / manifest.digest
+    if folder.is_dir():
+        return folder
+    unfinished = _unfinished(datasets_dir, manifest.digest)
+    try:
+        with disk_full_refused(f"dataset {manifest.digest}"):
+            unfinished.mkdir(parents=True)
+            _lay_out(blobs, stored_manifest(blobs, manifest), unfinished)
+            _give_name(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def remove_layout(datasets_dir: Path, manifest: Digest) -> None:
+    """Remove a manifest's folder; at no moment does a part of it bear its name. Blocks."""
+    leaving = _unfinished(datasets_dir, manifest)
+    with suppress(FileNotFoundError):
+        (datasets_dir / manifest).rename(leaving)
+    shutil.rmtree(leaving, ignore_errors=True)
+
+
+def clear_unfinished(datasets_dir: Path) -> None:
+    """Remove what an earlier process left half-made. Blocks."""
+    for left in datasets_dir.glob(f"*{_UNFINISHED}"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _unfinished(datasets_dir: Path, manifest: Digest) -> Path:
+    return datasets_dir / f"{manifest}.{secrets.token_hex(4)}{_UNFINISHED}"
+
+
+def _lay_out(blobs: Blobs, manifest: tensor_pb2.Manifest, folder: Path) -> None:
+    paths = checked_paths(entry.path for entry in manifest.entries)
+    for path, entry in zip(paths, manifest.entries, strict=True):
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source = blobs.path(digest_from_wire(entry.blob.digest.value))
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copyfile(source, target)
+
+
+def _give_name(unfinished: Path, folder: Path) -> None:
+    try:
+        unfinished.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise

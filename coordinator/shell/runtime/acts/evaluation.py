@@ -1,0 +1,63 @@
+"""`EvaluateModel`: the evaluator measures a model on the held-out set."""
+
+import asyncio
+import math
+
+import structlog
+
+from coordinator.core.commands import EvaluateModel
+from coordinator.core.events import EvaluationFailed, EvaluationReady
+from coordinator.shell.evaluator.messages import Evaluate
+from coordinator.shell.failpoints import failpoint
+from coordinator.shell.runtime.acts.preparation import data_dir, told
+from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.room import Room
+from hypergpu.refusal import RefusalError
+from hypergpu.units import Milliseconds
+
+log = structlog.get_logger()
+
+
+async def evaluate(parts: Parts, room: Room, command: EvaluateModel) -> None:
+    """Answer the command with `EvaluationReady` or `EvaluationFailed`."""
+    try:
+        event = await _measured(parts, room, command)
+    except RefusalError as refused:
+        log.warning("an evaluation failed", job_id=room.job.job_id, reason=str(refused))
+        event = _failed(command, told(refused))
+    failpoint("evaluate.done")
+    reason = await parts.driver.insist(room.job.job_id, event)
+    if reason:
+        log.info("an evaluation came too late", job_id=room.job.job_id, reason=reason)
+
+
+async def _measured(
+    parts: Parts, room: Room, command: EvaluateModel
+) -> EvaluationReady | EvaluationFailed:
+    if room.layout is None:
+        return _failed(command, "the model's layout is lost")
+    digest = command.model.blob.digest
+    path = await asyncio.to_thread(parts.blobs.path, digest)
+    request = Evaluate(
+        workload=command.spec.workload,
+        options=command.spec.options,
+        data_dir=await data_dir(parts, command.manifest),
+        model_path=str(path),
+        layout_digest=room.layout.digest,
+    )
+    measured = await parts.evaluator.evaluate(request)
+    # JSON has no NaN: a diverged model is a failed evaluation, which can be replayed.
+    if not (math.isfinite(measured.loss) and math.isfinite(measured.metric)):
+        return _failed(command, f"the model's loss is {measured.loss}")
+    return EvaluationReady(
+        at_ms=Milliseconds(0),
+        round=command.round,
+        model=digest,
+        loss=measured.loss,
+        metric=measured.metric,
+        metric_name=measured.metric_name,
+    )
+
+
+def _failed(command: EvaluateModel, reason: str) -> EvaluationFailed:
+    return EvaluationFailed(at_ms=Milliseconds(0), round=command.round, reason=reason)

@@ -1,0 +1,122 @@
+"""`InitialiseModel`: the evaluator makes the first model and the layout that names its numbers."""
+
+import asyncio
+from pathlib import Path
+
+import structlog
+
+from coordinator.core.commands import InitialiseModel
+from coordinator.core.events import ModelInitialised, PreparationFailed
+from coordinator.core.job import BlobRef, Job, Model
+from coordinator.shell.evaluator.messages import Initialise, Initialised
+from coordinator.shell.failpoints import failpoint
+from coordinator.shell.runtime.acts.datasets import laid_out
+from coordinator.shell.runtime.acts.layouts import save_layout
+from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.room import Room
+from hypergpu.ids import JobId
+from hypergpu.layout import Layout, LayoutError, layout_from_json
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.spec import JobSpec
+from hypergpu.units import Milliseconds
+
+log = structlog.get_logger()
+
+_PASSING = frozenset({Reason.DISK_FULL})
+_RETRY_S = 5.0
+
+
+async def initialise(parts: Parts, room: Room, command: InitialiseModel) -> None:
+    """Answer the command with `ModelInitialised` or `PreparationFailed`."""
+    while True:
+        try:
+            await _initialise(parts, room, command)
+        except RefusalError as refused:
+            if refused.reason in _PASSING:
+                log.warning(
+                    "a job waits to be prepared", job_id=command.job_id, reason=str(refused)
+                )
+                await asyncio.sleep(_RETRY_S)
+                continue
+            event = PreparationFailed(at_ms=Milliseconds(0), reason=told(refused))
+            await parts.driver.insist(command.job_id, event)
+        return
+
+
+async def _initialise(parts: Parts, room: Room, command: InitialiseModel) -> None:
+    made, model_path = await _made(parts, command.job_id, command.spec, command.manifest)
+    failpoint("initialise.made")
+    blob = BlobRef(made.digest, made.size_bytes)
+    room.layout = _layout(made)
+    await asyncio.to_thread(save_layout, parts.job_dir(command.job_id), room.layout)
+    parts.pins.add([blob.digest])
+    try:
+        await asyncio.to_thread(parts.blobs.adopt, model_path, blob)
+        failpoint("initialise.stored")
+        event = ModelInitialised(
+            at_ms=Milliseconds(0), model=Model(0, blob), partition_sizes=made.partition_sizes
+        )
+        reason = await parts.driver.insist(command.job_id, event)
+    finally:
+        parts.pins.drop([blob.digest])
+    if reason:
+        log.info("a first model came too late", job_id=command.job_id, reason=reason)
+
+
+def told(refused: RefusalError) -> str:
+    """A refusal for people who look at the job: one sentence about it and one fix."""
+    if "Fix: " in refused.detail:
+        return refused.detail
+    return f"{refused.detail}. Fix: {refused.reason.value.fix}"
+
+
+async def layout_made_again(parts: Parts, job: Job) -> Layout:
+    """The layout of a job whose file is lost, built anew.
+
+    Raises:
+        RefusalError: It cannot be built, or not stored.
+    """
+    made, model_path = await _made(parts, job.job_id, job.spec, job.manifest)
+    model_path.unlink(missing_ok=True)
+    layout = _layout(made)
+    await asyncio.to_thread(save_layout, parts.job_dir(job.job_id), layout)
+    return layout
+
+
+async def _made(
+    parts: Parts, job_id: JobId, spec: JobSpec, manifest: BlobRef | None
+) -> tuple[Initialised, Path]:
+    model_path = parts.blobs.work_path(f"{job_id}-initial")
+    layout_path = parts.blobs.work_path(f"{job_id}-layout")
+    request = Initialise(
+        workload=spec.workload,
+        options=spec.options,
+        seed=spec.training.seed,
+        data_dir=await data_dir(parts, manifest),
+        sharding=spec.data.sharding,
+        alpha=spec.data.alpha if spec.data.sharding == "dirichlet" else 0.0,
+        partitions=spec.data.partitions or spec.training.nodes,
+        model_path=str(model_path),
+        layout_path=str(layout_path),
+    )
+    made = await parts.evaluator.initialise(request)
+    layout_path.unlink(missing_ok=True)
+    return made, model_path
+
+
+async def data_dir(parts: Parts, manifest: BlobRef | None) -> str:
+    """The folder of the job's own data; empty when it has none.
+
+    Raises:
+        RefusalError: a file is missing or damaged.
+    """
+    if manifest is None:
+        return ""
+    return str(await asyncio.to_thread(laid_out, parts.blobs, manifest, parts.datasets_dir))
+
+
+def _layout(made: Initialised) -> Layout:
+    try:
+        return layout_from_json(made.layout_json)
+    except LayoutError as error:
+        raise RefusalError(Reason.WORKLOAD_UNKNOWN, f"its layout is unusable: {error}") from error

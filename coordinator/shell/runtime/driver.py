@@ -1,0 +1,256 @@
+"""Decide, persist, act: one inbox for all jobs, one journal transaction a drain.
+
+Nobody sees a state, gets an answer or receives a command before what led to it is durable.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+import structlog
+from msgspec.structs import replace
+
+from coordinator.core.commands import Command, RecordRound
+from coordinator.core.events import (
+    AggregateReady,
+    Event,
+    JobCreated,
+    UpdateReceived,
+    UpdateRefused,
+)
+from coordinator.core.job import Job
+from coordinator.core.transition import refusal, transition
+from coordinator.shell.failpoints import failpoint
+from coordinator.shell.journal.interface import JobJournal
+from coordinator.shell.journal.records import Entry, RequestClaim
+from coordinator.shell.runtime import rows
+from coordinator.shell.runtime.room import Room
+from hypergpu.ids import JobId
+from hypergpu.refusal import RefusalError
+from hypergpu.units import Milliseconds
+
+log = structlog.get_logger()
+
+SNAPSHOT_ROUNDS_MAX = 50
+"""A job that evaluates less often is snapshot anyway."""
+_RETRY_S = 5.0
+_WITHIN_A_ROUND = UpdateReceived | UpdateRefused
+"""They come once a node and round: planning who works where after each would cost the most."""
+Result = TypeVar("Result")
+
+
+class Arrival(NamedTuple):
+    """An event in the inbox."""
+
+    job_id: JobId
+    event: Event
+    verdict: "asyncio.Future[str]"
+    claim: RequestClaim | None = None
+
+
+class Decision:
+    """What one drain leads to, before any of it is durable."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[JobId, Job] = {}
+        self.entries: dict[JobId, list[Entry]] = {}
+        self.claims: list[RequestClaim] = []
+        self.commands: list[tuple[JobId, Command]] = []
+        self.verdicts: list[tuple[asyncio.Future[str], str]] = []
+        self.snapshots: set[JobId] = set()
+        self.moves_nodes = False
+        """Whether something changed that decides which node works for which job."""
+
+    def all_entries(self) -> list[Entry]:
+        """Every entry, job by job."""
+        return [entry for entries in self.entries.values() for entry in entries]
+
+
+def decided(rooms: dict[JobId, Room], arrivals: Sequence[Arrival]) -> Decision:
+    """Run the machines over the arrivals in order. Changes nothing."""
+    decision = Decision()
+    for arrival in arrivals:
+        try:
+            verdict = _decide(rooms, decision, arrival)
+        except Exception:
+            # One event that breaks its machine must not stop every other job.
+            log.exception("an event broke the machine", job_id=arrival.job_id)
+            verdict = (
+                f"the machine broke on {type(arrival.event).__name__}: see the coordinator's log"
+            )
+        decision.verdicts.append((arrival.verdict, verdict))
+    return decision
+
+
+def _decide(rooms: dict[JobId, Room], decision: Decision, arrival: Arrival) -> str:
+    job_id, event = arrival.job_id, arrival.event
+    room = rooms.get(job_id)
+    job = decision.jobs.get(job_id) or (room.job if room else None)
+    if job is None and not isinstance(event, JobCreated):
+        return f"there is no job {job_id}"
+    if job is not None and (reason := refusal(job, event)):
+        return reason
+    step = transition(job, event)
+    records = [command.record for command in step.commands if isinstance(command, RecordRound)]
+    entries = decision.entries.setdefault(job_id, [])
+    start = room.next_sequence if room else 0
+    for row in (event, *records):
+        entries.append(rows.entry(job_id, start + len(entries), row))
+    decision.jobs[job_id] = step.job
+    decision.commands += [
+        (job_id, command) for command in step.commands if not isinstance(command, RecordRound)
+    ]
+    if arrival.claim is not None:
+        decision.claims.append(arrival.claim)
+    if job is None or step.job.phase is not job.phase or not isinstance(event, _WITHIN_A_ROUND):
+        decision.moves_nodes = True
+    if _is_snapshot_due(step.job, event):
+        decision.snapshots.add(job_id)
+    return ""
+
+
+def _is_snapshot_due(job: Job, event: Event) -> bool:
+    if not isinstance(event, AggregateReady):
+        return False
+    return event.model.round % min(job.spec.evaluation.every, SNAPSHOT_ROUNDS_MAX) == 0
+
+
+class Driver:
+    """The loop that all events of all jobs go through."""
+
+    def __init__(self, journal: JobJournal) -> None:
+        self.rooms: dict[JobId, Room] = {}
+        self.unreadable: dict[JobId, str] = {}
+        """Jobs that rest: why this version cannot replay them. What they need is not known."""
+        self._journal = journal
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._inbox: list[Arrival] = []
+        self._arrived = asyncio.Event()
+        self.is_closing = False
+        self._is_closed = False
+
+    def submit(
+        self, job_id: JobId, event: Event, claim: RequestClaim | None = None
+    ) -> "asyncio.Future[str]":
+        """Put an event into the inbox, stamped with its job's time.
+
+        Returns:
+            Why the machine refused it, or an empty string once it is durable and acted on. Raises
+            `RefusalError` when the journal had no room for it.
+        """
+        room = self.rooms.get(job_id)
+        now_ms = room.now_ms() if room else Milliseconds(0)
+        verdict: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._inbox.append(Arrival(job_id, replace(event, at_ms=now_ms), verdict, claim))
+        self._arrived.set()
+        return verdict
+
+    async def insist(self, job_id: JobId, event: Event) -> str:
+        """`submit` again and again while the disk is full: for what has happened in any case."""
+        while True:
+            try:
+                return await self.submit(job_id, event)
+            except RefusalError as refused:
+                log.warning("an event waits for disk space", job_id=job_id, reason=str(refused))
+                await asyncio.sleep(_RETRY_S)
+
+    async def run(
+        self,
+        perform: Callable[[Room, Command], None],
+        drained: Callable[[Decision], None],
+    ) -> None:
+        """Drain the inbox until `close`.
+
+        Args:
+            perform: Starts a command and returns at once.
+            drained: Called after each drain.
+        """
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            arrivals, self._inbox = self._inbox, []
+            if arrivals:
+                await self._drain(arrivals, perform, drained)
+            elif self._is_closed:
+                return
+
+    async def _drain(
+        self,
+        arrivals: list[Arrival],
+        perform: Callable[[Room, Command], None],
+        drained: Callable[[Decision], None],
+    ) -> None:
+        failpoint("decide.begin")
+        decision = decided(self.rooms, arrivals)
+        failpoint("decide.done")
+        if not await self._persisted(decision):
+            return
+        failpoint("persist.written")
+        self._take_over(decision)
+        failpoint("act.begin")
+        for job_id, command in decision.commands:
+            if (room := self.rooms.get(job_id)) is not None:
+                perform(room, command)
+                failpoint("act.command")
+        drained(decision)
+        failpoint("act.done")
+        for verdict, text in decision.verdicts:
+            if not verdict.done():
+                verdict.set_result(text)
+        await self._snapshot(decision)
+
+    async def _persisted(self, decision: Decision) -> bool:
+        entries = decision.all_entries()
+        if not entries:
+            return True
+        try:
+            await self.in_writer(self._journal.append, entries, decision.claims)
+        except RefusalError as refused:
+            for verdict, _ in decision.verdicts:
+                if not verdict.done():
+                    verdict.set_exception(refused)
+            return False
+        return True
+
+    def _take_over(self, decision: Decision) -> None:
+        for job_id, job in decision.jobs.items():
+            entries = decision.entries[job_id]
+            if entries[0].sequence == 0:
+                self.rooms[job_id] = Room(job, next_sequence=0)
+            # A job that was removed while its last events were written stays removed.
+            if (room := self.rooms.get(job_id)) is not None:
+                room.advance(job, entries)
+
+    async def _snapshot(self, decision: Decision) -> None:
+        for job_id in decision.snapshots:
+            room = self.rooms.get(job_id)
+            if room is None:
+                continue
+            failpoint("snapshot.begin")
+            try:
+                await self.in_writer(
+                    self._journal.save_snapshot,
+                    job_id,
+                    room.next_sequence - 1,
+                    rows.state_json(room.job),
+                )
+            except RefusalError as refused:
+                log.warning("no snapshot was written", job_id=job_id, reason=str(refused))
+            failpoint("snapshot.written")
+
+    async def in_writer(self, call: Callable[..., Result], *arguments: object) -> Result:
+        """Run a journal call in the one thread that writes it."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._writer, lambda: call(*arguments))
+
+    def begin_closing(self) -> None:
+        """The process is about to end: watchers are sent away, other calls still get answers."""
+        self.is_closing = True
+        for room in self.rooms.values():
+            room.wake()
+
+    def close(self) -> None:
+        """Let `run` return once everything in the inbox is persisted and acted on."""
+        self._is_closed = True
+        self._arrived.set()

@@ -1,0 +1,86 @@
+"""What a coordinator process is made of. Acts and servicers get these and nothing global."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from coordinator.config import Settings
+from coordinator.core.blobs_in_use import live_blobs
+from coordinator.shell.blobs.interface import Blobs
+from coordinator.shell.blobs.quarantine import Quarantine
+from coordinator.shell.evaluator.process import EvaluatorProcess
+from coordinator.shell.journal.interface import Journal
+from coordinator.shell.runtime.driver import Driver
+from coordinator.shell.runtime.roster import Roster
+from coordinator.shell.runtime.staffing import Staffing
+from hypergpu.ids import Digest, JobId, NodeId
+
+DATASETS = "datasets"
+"""The folder of users' data within the coordinator's own."""
+
+
+class Pins:
+    """Blobs whose event is still on its way to the journal. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Digest] = Counter()
+        self._lock = threading.Lock()
+        self.collecting = asyncio.Lock()
+        """Held by a collection, which does not know of pins that come while it runs."""
+
+    def add(self, digests: Iterable[Digest]) -> None:
+        """Keep these."""
+        with self._lock:
+            self._counts.update(digests)
+
+    def drop(self, digests: Iterable[Digest]) -> None:
+        """Take back one `add`."""
+        with self._lock:
+            self._counts.subtract(digests)
+            self._counts = +self._counts
+
+    def all(self) -> frozenset[Digest]:
+        """Everything that is kept."""
+        with self._lock:
+            return frozenset(self._counts)
+
+
+class Parts(NamedTuple):
+    """The pieces, wired in `coordinator.shell.startup`."""
+
+    settings: Settings
+    journal: Journal
+    blobs: Blobs
+    quarantine: Quarantine
+    evaluator: EvaluatorProcess
+    driver: Driver
+    roster: Roster
+    staffing: Staffing
+    pins: Pins
+    nonces: dict[NodeId, int]
+    """Marks that the journal holds, of nodes that were heard since the start."""
+
+    def job_dir(self, job_id: JobId) -> Path:
+        """Where the shell keeps files of one job; deleted with it."""
+        return self.settings.data_dir / "jobs" / job_id
+
+    @property
+    def datasets_dir(self) -> Path:
+        """Users' data laid out as folders for the evaluator."""
+        return self.settings.data_dir / DATASETS
+
+    def live(self) -> frozenset[Digest]:
+        """Every blob that some job is known to need."""
+        found = set(self.pins.all())
+        for room in self.driver.rooms.values():
+            found |= live_blobs(room.job) | (room.entries_of_manifest or frozenset())
+        return frozenset(found)
+
+    def knows_live(self) -> bool:
+        """Whether there is no job that may need more than `live` tells."""
+        rooms = self.driver.rooms.values()
+        is_read = all(room.entries_of_manifest is not None for room in rooms)
+        return is_read and not self.driver.unreadable

@@ -1,0 +1,153 @@
+"""After a start: replay every job, check its model, perform what is outstanding."""
+
+import asyncio
+from typing import NamedTuple
+
+import structlog
+
+from coordinator.core.events import ModelLost
+from coordinator.core.job import ENDED, Job
+from coordinator.shell.failpoints import failpoint
+from coordinator.shell.journal.interface import JobJournal
+from coordinator.shell.journal.records import JournalError
+from coordinator.shell.journal.recovery import recover
+from coordinator.shell.runtime import rows
+from coordinator.shell.runtime.acts.datasets import manifest_digests, stored_manifest
+from coordinator.shell.runtime.acts.layouts import stored_layout
+from coordinator.shell.runtime.acts.perform import pause, perform_outstanding
+from coordinator.shell.runtime.acts.preparation import layout_made_again, told
+from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.room import Room
+from hypergpu.ids import JobId
+from hypergpu.refusal import RefusalError
+from hypergpu.units import Milliseconds
+
+log = structlog.get_logger()
+
+
+class Replay(NamedTuple):
+    """Every job of a journal."""
+
+    rooms: dict[JobId, Room]
+    unreadable: dict[JobId, str]
+    """Jobs whose rows this version does not know, and why."""
+
+
+def replayed(journal: JobJournal) -> Replay:
+    """Every job as far as its journal holds; a damaged end is cut off and reported. Blocks."""
+    replay = Replay({}, {})
+    for job_id in journal.jobs():
+        try:
+            room = _replayed(journal, job_id)
+        except JournalError:
+            raise
+        except Exception as broken:
+            log.exception("a job cannot be replayed and rests", job_id=job_id)
+            replay.unreadable[job_id] = f"{type(broken).__name__}: {broken}"
+            continue
+        if room is None:
+            log.error("nothing of a job's journal holds: the job is removed", job_id=job_id)
+            journal.remove_job(job_id)
+        else:
+            replay.rooms[job_id] = room
+    return replay
+
+
+def _replayed(journal: JobJournal, job_id: JobId) -> Room | None:
+    recovery = recover(journal, job_id)
+    for damage in recovery.damages:
+        log.error("a journal is damaged and cut back", job_id=job_id, reason=damage.reason)
+    snapshot, entries = recovery.snapshot, recovery.entries
+    before = rows.state_from(snapshot.state_json) if snapshot else None
+    job = rows.replayed(before, entries)
+    if job is None:
+        return None
+    last = entries[-1].sequence if entries or snapshot is None else snapshot.head.sequence
+    room = Room(job, last + 1)
+    room.is_recovering = True
+    return room
+
+
+async def take_up(parts: Parts, room: Room) -> None:
+    """Check a job's files and perform everything that is outstanding, or pause it with the reason.
+
+    The job answers questions meanwhile, and its nodes may dial in; they get their work afterwards.
+    """
+    is_open = room.job.phase not in ENDED
+    if is_open:
+        present = [node for node, member in room.job.members.items() if member.is_present]
+        parts.roster.expect(present, Milliseconds(parts.settings.reconnect_grace_ms))
+    try:
+        damage = await _checked(parts, room)
+    except Exception as broken:
+        why = told(broken) if isinstance(broken, RefusalError) else repr(broken)
+        log.exception("a job cannot be taken up", job_id=room.job.job_id)
+        damage = ""
+        if is_open:
+            await pause(parts, room, f"it cannot go on after the restart: {why}")
+    finally:
+        room.is_recovering = False
+    if damage:
+        await _report(parts, room, damage)
+    elif not room.trouble:
+        perform_outstanding(parts, room)
+    if is_open:
+        failpoint("recover.done")
+        parts.staffing.review()
+
+
+async def _report(parts: Parts, room: Room, damage: str) -> None:
+    if room.job.model is None:
+        raise AssertionError("only a model is damaged")
+    log.error("a model is damaged", job_id=room.job.job_id, reason=damage)
+    digest = room.job.model.blob.digest
+    event = ModelLost(at_ms=Milliseconds(0), model=digest, reason=damage)
+    await parts.driver.insist(room.job.job_id, event)
+
+
+async def _checked(parts: Parts, room: Room) -> str:
+    """Read the job's files. Returns what is wrong with its model and not reported yet.
+
+    Raises:
+        RefusalError: Its layout is lost and cannot be made again.
+    """
+    job = room.job
+    if job.manifest is not None:
+        try:
+            manifest = await asyncio.to_thread(stored_manifest, parts.blobs, job.manifest)
+            room.entries_of_manifest = manifest_digests(manifest)
+        except RefusalError as missing:
+            log.warning("a job's manifest is damaged", job_id=job.job_id, reason=missing.detail)
+    await load_layout(parts, room)
+    if job.phase in ENDED or job.lost_model:
+        return ""
+    return await asyncio.to_thread(_damage, parts, job)
+
+
+async def load_layout(parts: Parts, room: Room) -> None:
+    """Find the layout of a job that has a model, or make it again.
+
+    Raises:
+        RefusalError: It cannot be made again.
+    """
+    job = room.job
+    if job.model is None or room.layout is not None:
+        return
+    stored = await asyncio.to_thread(stored_layout, parts.job_dir(job.job_id))
+    room.layout = stored or await layout_made_again(parts, job)
+
+
+def _damage(parts: Parts, job: Job) -> str:
+    """What is wrong with the current model's files; empty when they are sound."""
+    if job.model is None:
+        return ""
+    model = job.model
+    blobs = (model.blob, model.outer_state, model.delta.blob if model.delta else None)
+    for blob in blobs:
+        if blob is None:
+            continue
+        try:
+            parts.blobs.path(blob.digest)
+        except RefusalError as missing:
+            return missing.detail
+    return ""

@@ -1,0 +1,108 @@
+"""What the shell keeps about one job beside its state. All of it may be lost at a crash."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from coordinator.core.job import Job, Work
+from coordinator.shell.clock import JobClock
+from coordinator.shell.journal.records import Entry
+from hypergpu.catalogue.registry import UnknownWorkloadError, find
+from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.layout import Layout
+from hypergpu.units import Bytes, Milliseconds
+
+_RECENT_ENTRIES = 512
+
+
+class Room:
+    """One job in this process."""
+
+    def __init__(self, job: Job, next_sequence: int) -> None:
+        self.job = job
+        """The newest state that is persisted."""
+        self.next_sequence = next_sequence
+        self.clock = JobClock(job.at_ms)
+        self.workload_version = _workload_version(job)
+        """0 when the catalogue no longer has the workload: then no node fits it."""
+        self.layout: Layout | None = None
+        """Of the model; None until the first model is made."""
+        self.entries_of_manifest = frozenset[Digest]() if job.manifest is None else None
+        """The user's files that the job trains on; None until its manifest is read."""
+        self.bytes_down = Bytes(0)
+        """Model bytes served since the last aggregate."""
+        self.progress_version = 0
+        """Raised whenever a participant says how far it is."""
+        self.deadline: asyncio.TimerHandle | None = None
+        self.tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
+        """Long commands under way, by kind and round; none is started twice."""
+        self.breaks: Counter[tuple[str, int]] = Counter()
+        """How often in a row each of them ended in an error that nobody foresaw."""
+        self.retry: asyncio.TimerHandle | None = None
+        """Until what is outstanding is performed again."""
+        self.trouble = ""
+        """Why the coordinator paused the job since it started: a resume tries that again."""
+        self.is_recovering = False
+        """After a restart: its model is being checked and nothing outstanding was performed yet."""
+        self._recent: deque[Entry] = deque(maxlen=_RECENT_ENTRIES)
+        self._changed = asyncio.Event()
+        self.setting = asyncio.Lock()
+        """Held while new settings are made out of the present ones and written."""
+
+    def now_ms(self) -> Milliseconds:
+        """Job time now."""
+        return self.clock.now_ms()
+
+    def advance(self, job: Job, entries: Sequence[Entry]) -> None:
+        """Take over what was persisted and wake whoever watches."""
+        self.job = job
+        self.next_sequence += len(entries)
+        self._recent.extend(entries)
+        self.wake()
+
+    def uploaders(self) -> list[str]:
+        """Who may upload an update just now, as the quarantine knows them."""
+        participants = self.job.round.participants if self.job.round else {}
+        return [
+            uploader(self.job.job_id, node)
+            for node, participant in participants.items()
+            if participant.work is Work.PENDING
+        ]
+
+    def wake(self) -> None:
+        """Let watchers look again."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def change(self) -> asyncio.Event:
+        """Set at the next `advance` or `wake`."""
+        return self._changed
+
+    def recent(self, from_sequence: int) -> tuple[Entry, ...] | None:
+        """Entries from ``from_sequence`` on; None when they are no longer in memory."""
+        if from_sequence >= self.next_sequence:
+            return ()
+        if not self._recent or self._recent[0].sequence > from_sequence:
+            return None
+        return tuple(self._recent)[from_sequence - self._recent[0].sequence :]
+
+    def close(self) -> None:
+        """Drop timers and tasks."""
+        for timer in (self.deadline, self.retry):
+            if timer is not None:
+                timer.cancel()
+        self.deadline = self.retry = None
+        for task in self.tasks.values():
+            task.cancel()
+
+
+def uploader(job_id: JobId, node: NodeId) -> str:
+    """A node in one job, as the quarantine knows it: it has one upload at a time."""
+    return f"update/{job_id}/{node}"
+
+
+def _workload_version(job: Job) -> int:
+    try:
+        return find(job.spec.workload).version
+    except UnknownWorkloadError:
+        return 0

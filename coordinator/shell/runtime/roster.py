@@ -1,0 +1,130 @@
+"""The nodes as this process sees them: their control streams, when they were heard of, who drains.
+
+Nothing here is persisted: after a restart nodes dial in again, and jobs say who belongs to them.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+from coordinator.core.liveness import overdue
+from coordinator.shell.clock import monotonic_ms
+from coordinator.shell.journal.records import UpdateCount
+from coordinator.shell.node_words import Advance, Capabilities
+from hypergpu.ids import NodeId
+from hypergpu.units import Milliseconds
+from hypergpu.v1 import node_pb2
+
+_OUTBOX_MESSAGES = 256
+
+
+class Session:
+    """One control stream."""
+
+    def __init__(self, node: NodeId, capabilities: Capabilities, software: str) -> None:
+        self.node = node
+        self.capabilities = capabilities
+        self.software = software
+        self.outbox: asyncio.Queue[node_pb2.ControlResponse | None] = asyncio.Queue()
+
+    def send(self, message: node_pb2.ControlResponse) -> None:
+        """Queue a message; a node that takes none in is cut off, and told again when it is back."""
+        if self.outbox.qsize() >= _OUTBOX_MESSAGES:
+            self.close()
+        else:
+            self.outbox.put_nowait(message)
+
+    def close(self) -> None:
+        """End the stream after what is queued."""
+        self.outbox.put_nowait(None)
+
+
+class Roster:
+    """Who is there."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[NodeId, Session] = {}
+        self.progress: dict[NodeId, Advance] = {}
+        self._heard_ms: dict[NodeId, Milliseconds] = {}
+        self._draining: dict[NodeId, str] = {}
+        self._counts: dict[NodeId, UpdateCount] = {}
+
+    def connect(self, session: Session) -> None:
+        """A node opened its control stream. An older stream of the same node ends."""
+        before = self.sessions.get(session.node)
+        if before is not None:
+            before.close()
+        self.sessions[session.node] = session
+        self._draining.pop(session.node, None)
+        self.heard(session.node)
+
+    def disconnect(self, session: Session) -> None:
+        """A stream ended. Its node is not lost yet: it may dial in again."""
+        if self.sessions.get(session.node) is session:
+            del self.sessions[session.node]
+
+    def heard(self, node: NodeId) -> None:
+        """The node gave a sign of life."""
+        self._heard_ms[node] = monotonic_ms()
+
+    def expect(self, nodes: Iterable[NodeId], grace_ms: Milliseconds) -> None:
+        """After a restart: these nodes may be silent for ``grace_ms`` longer than others."""
+        for node in nodes:
+            self._heard_ms.setdefault(node, Milliseconds(monotonic_ms() + grace_ms))
+
+    def silent_ms(self, node: NodeId) -> Milliseconds | None:
+        """For how long the node was not heard of; None when this process never heard of it."""
+        heard_ms = self._heard_ms.get(node)
+        return None if heard_ms is None else Milliseconds(max(0, monotonic_ms() - heard_ms))
+
+    def overdue(self, limit_ms: Milliseconds) -> tuple[NodeId, ...]:
+        """Nodes that are silent for more than ``limit_ms``."""
+        return overdue(self._heard_ms, monotonic_ms(), limit_ms)
+
+    def forget(self, node: NodeId) -> None:
+        """The node is lost or has left."""
+        session = self.sessions.pop(node, None)
+        if session is not None:
+            session.close()
+        for known in (self._heard_ms, self._draining, self.progress):
+            known.pop(node, None)
+
+    def drain(self, node: NodeId, reason: str) -> None:
+        """The node takes no further work."""
+        self._draining[node] = reason
+
+    def drain_reason(self, node: NodeId) -> str:
+        """Why the node takes no further work; empty when it does."""
+        return self._draining.get(node, "")
+
+    def send(self, node: NodeId, message: node_pb2.ControlResponse) -> None:
+        """Tell a connected node something; what matters is said again when it dials in."""
+        session = self.sessions.get(node)
+        if session is not None:
+            session.send(message)
+
+    def advanced(self, node: NodeId, advance: Advance) -> None:
+        """Keep the newest progress of a node."""
+        self.progress[node] = advance
+
+    def count(self, node: NodeId, *, accepted: int = 0, refused: int = 0) -> None:
+        """Note updates for tables; `counted` hands the sums on to the journal."""
+        before = self.uncounted(node)
+        self._counts[node] = UpdateCount(before.accepted + accepted, before.refused + refused)
+
+    def uncounted(self, node: NodeId) -> UpdateCount:
+        """Updates that the journal does not know of yet."""
+        return self._counts.get(node, UpdateCount())
+
+    def counted(self) -> dict[NodeId, UpdateCount]:
+        """Take the sums."""
+        counts, self._counts = self._counts, {}
+        return counts
+
+    def known(self) -> tuple[NodeId, ...]:
+        """Every node that is there or may come back."""
+        return tuple(self._heard_ms)
+
+    def close(self) -> None:
+        """End every stream."""
+        for session in self.sessions.values():
+            session.close()

@@ -1,0 +1,1 @@
+"""What gRPC calls reach: admission first, then translation, then the driver."""

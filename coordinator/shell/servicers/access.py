@@ -1,0 +1,120 @@
+"""Who may call what, decided before a method runs: protocol, identity, revocation, role, rate."""
+
+from coordinator.shell.clock import monotonic_ms, unix_s
+from coordinator.shell.identity.guesses import Guesses
+from coordinator.shell.identity.nodes import NodeDesk
+from coordinator.shell.identity.rate import Bucket, Rate, admitted
+from coordinator.shell.identity.tokens import TokenDesk
+from coordinator.shell.servicers.wire.handlers import Caller
+from coordinator.shell.servicers.wire.versions import PROTOCOL_KEY, refuse_other_protocol
+from hypergpu.ids import NodeId
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.signature import is_node_id
+from hypergpu.token import Role, parse_authorization
+from hypergpu.units import Milliseconds
+
+NODE_KEY = "hypergpu-node"
+"""Metadata that names the node when there is no TLS, which is on loopback only."""
+_USERS = frozenset({Role.USER, Role.OPERATOR})
+_OPERATORS = frozenset({Role.OPERATOR})
+_HEADERS = Rate(burst=100, interval_ms=Milliseconds(50))
+"""Update headers of one node: each may cost a row in the journal."""
+_NODES_MAX = 65_536
+
+
+class OpenGate:
+    """Admits everybody: for the health service."""
+
+    async def admit(self, caller: Caller) -> None:
+        return
+
+
+class JoinGate:
+    """Admits whoever speaks our protocol; the join itself judges the token."""
+
+    async def admit(self, caller: Caller) -> None:
+        refuse_caller_of_other_protocol(caller)
+
+
+class TokenGate:
+    """Admits holders of a user's or an operator's token."""
+
+    def __init__(self, tokens: TokenDesk, guesses: Guesses, *, for_operators: bool) -> None:
+        self._tokens = tokens
+        self._guesses = guesses
+        self._roles = _OPERATORS if for_operators else _USERS
+
+    async def admit(self, caller: Caller) -> None:
+        refuse_caller_of_other_protocol(caller)
+        host = peer_host(caller.peer)
+        self._guesses.check(host, monotonic_ms())
+        try:
+            credential = parse_authorization(caller.metadata.get("authorization", ""))
+            self._tokens.check(credential, self._roles, unix_s())
+        except RefusalError as refused:
+            if refused.reason is Reason.TOKEN_INVALID:
+                self._guesses.failed(host, monotonic_ms())
+            raise
+
+
+class NodeGate:
+    """Admits nodes that joined: by their certificate, or by name alone on a plaintext loopback."""
+
+    def __init__(self, nodes: NodeDesk, *, is_plaintext: bool) -> None:
+        self._nodes = nodes
+        self._is_plaintext = is_plaintext
+        self._headers: dict[NodeId, Bucket] = {}
+
+    async def admit(self, caller: Caller) -> None:
+        node = self.node(caller)
+        self.check(node)
+        refuse_caller_of_other_protocol(caller)
+        if caller.method == "NodeService.SubmitUpdate":
+            self._take_header(node)
+
+    def node(self, caller: Caller) -> NodeId:
+        """The caller's id.
+
+        Raises:
+            RefusalError: NODE_UNKNOWN, it shows none.
+        """
+        shown = caller.certificate_name
+        if self._is_plaintext:
+            shown = caller.metadata.get(NODE_KEY, "")
+        if not is_node_id(shown):
+            raise RefusalError(Reason.NODE_UNKNOWN, f"{shown[:64]!r} is no node's id")
+        return NodeId(shown)
+
+    def check(self, node: NodeId) -> None:
+        """Refuse a node that never joined or was revoked.
+
+        Raises:
+            RefusalError: NODE_UNKNOWN or NODE_REVOKED.
+        """
+        self._nodes.check(node)
+
+    def _take_header(self, node: NodeId) -> None:
+        bucket = admitted(_HEADERS, self._headers.get(node, Bucket()), monotonic_ms())
+        if bucket is None:
+            raise RefusalError(Reason.RATE_LIMITED, f"too many update headers from {node}")
+        if len(self._headers) >= _NODES_MAX:
+            self._headers.clear()
+        self._headers[node] = bucket
+
+
+def refuse_caller_of_other_protocol(caller: Caller) -> None:
+    """Refuse a caller whose metadata names another protocol, or none.
+
+    Raises:
+        RefusalError: VERSION_MISMATCH, with the command that upgrades the older side.
+    """
+    spoken = caller.metadata.get(PROTOCOL_KEY, "0")
+    refuse_other_protocol(
+        int(spoken) if spoken.isdecimal() and len(spoken) < 9 else 0, "the caller"
+    )
+
+
+def peer_host(peer: str) -> str:
+    """The address in gRPC's name of a peer, without the port."""
+    kind, _, rest = peer.partition(":")
+    return rest.rpartition(":")[0] if kind in {"ipv4", "ipv6"} else peer

@@ -1,0 +1,1 @@
+"""NodeService: what nodes say."""

@@ -1,0 +1,158 @@
+"""A node's control stream: heartbeats and progress up, work and cancels down."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import structlog
+
+from coordinator.core.commands import AssignShard
+from coordinator.core.events import ShardHandedBack
+from coordinator.core.job import Job, Phase, Work
+from coordinator.core.round.rounds import assignment
+from coordinator.shell import translate
+from coordinator.shell.runtime.acts.perform import assign
+from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.roster import Session
+from coordinator.shell.servicers.access import NodeGate
+from coordinator.shell.servicers.wire.handlers import Requests
+from coordinator.shell.servicers.wire.versions import (
+    SOFTWARE,
+    refuse_other_version,
+    version_message,
+)
+from hypergpu.ids import JobId, NodeId
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.units import Milliseconds
+from hypergpu.v1 import node_pb2
+
+log = structlog.get_logger()
+
+_REASON_LENGTH_MAX = 500
+
+
+async def control(
+    parts: Parts, gate: NodeGate, node: NodeId, requests: Requests
+) -> AsyncIterator[node_pb2.ControlResponse]:
+    """Serve one control stream until either side ends it."""
+    session = await _opened(parts, gate, node, requests)
+    listening = asyncio.create_task(_listen(parts, session, requests))
+    try:
+        while (message := await session.outbox.get()) is not None:
+            yield message
+        if listening.done() and (broken := listening.exception()) is not None:
+            raise broken
+    finally:
+        _end(listening)
+        parts.roster.disconnect(session)
+        _left_for_good(parts, session)
+        log.info("a node's control stream ended", node=node)
+
+
+async def _opened(parts: Parts, gate: NodeGate, node: NodeId, requests: Requests) -> Session:
+    first = await requests.next(parts.settings.read_timeout_ms)
+    gate.check(node)  # It may have been revoked before it said hello.
+    if first is None or first.WhichOneof("message") != "hello":
+        raise RefusalError(Reason.REQUEST_INVALID, "a control stream begins with a hello")
+    hello = first.hello
+    refuse_other_version(hello.version)
+    capabilities = translate.capabilities_value(hello.capabilities)
+    session = Session(node, capabilities, hello.version.software[:_REASON_LENGTH_MAX])
+    welcome = node_pb2.Welcome(
+        version=version_message(), heartbeat_interval_ms=parts.settings.heartbeat_interval_ms
+    )
+    session.send(node_pb2.ControlResponse(welcome=welcome))
+    parts.roster.connect(session)
+    log.info("a node is connected", node=node, software=session.software, ours=SOFTWARE)
+    _resume(parts, session, hello.working)
+    parts.staffing.review()
+    return session
+
+
+def _resume(parts: Parts, session: Session, working: Sequence[node_pb2.Lease]) -> None:
+    """Say again what the node is to do, and end what it no longer should."""
+    room = parts.staffing.room_of(session.node)
+    if room is not None and room.is_recovering:
+        return  # Its work goes out when the job is checked.
+    command = pending_assignment(room.job, session.node) if room is not None else None
+    current = (room.job.job_id, command.lease) if room is not None and command else None
+    held = {(JobId(lease.job_id), lease.number) for lease in working}
+    for lease in working:
+        if (lease.job_id, lease.number) != current:
+            cancel = node_pb2.Cancel(lease=lease, reason="the lease is no longer current")
+            session.send(node_pb2.ControlResponse(cancel=cancel))
+    if room is not None and command is not None and current not in held:
+        assign(parts, room, command)
+
+
+def pending_assignment(job: Job, node: NodeId) -> AssignShard | None:
+    """What `outstanding` has for one node, without a look at all the others."""
+    participant = job.round.participants.get(node) if job.round else None
+    if participant is None or participant.work is not Work.PENDING:
+        return None
+    if job.phase is not Phase.TRAINING or job.lost_model:
+        return None
+    return assignment(job, node)
+
+
+async def _listen(parts: Parts, session: Session, requests: Requests) -> None:
+    """Take in what the node says; ends the session when it says no more."""
+    try:
+        while (message := await requests.next(parts.settings.lost_after_ms)) is not None:
+            parts.roster.heard(session.node)
+            match message.WhichOneof("message"):
+                case "heartbeat":
+                    echo = node_pb2.HeartbeatEcho(sequence=message.heartbeat.sequence)
+                    session.send(node_pb2.ControlResponse(heartbeat_echo=echo))
+                case "progress":
+                    _note_progress(parts, session.node, message.progress)
+                case "hand_back":
+                    await _hand_back(parts, session.node, message.hand_back)
+                case "draining":
+                    reason = message.draining.reason[:_REASON_LENGTH_MAX]
+                    await parts.staffing.drain(session.node, reason or "the node is draining")
+                case _:
+                    raise RefusalError(Reason.REQUEST_INVALID, "an empty control message")
+    finally:
+        session.close()
+
+
+def _note_progress(parts: Parts, node: NodeId, progress: node_pb2.Progress) -> None:
+    parts.roster.advanced(node, translate.advance_value(progress))
+    room = parts.driver.rooms.get(JobId(progress.lease.job_id))
+    if room is not None:
+        room.progress_version += 1
+
+
+async def _hand_back(parts: Parts, node: NodeId, message: node_pb2.HandBack) -> None:
+    reason = message.reason[:_REASON_LENGTH_MAX] or "handed back"
+    event = ShardHandedBack(
+        at_ms=Milliseconds(0),
+        node=node,
+        round=message.lease.round,
+        lease=message.lease.number,
+        reason=reason,
+    )
+    refused = await parts.driver.insist(JobId(message.lease.job_id), event)
+    if refused:
+        # A node may say this as often as it likes.
+        log.debug("no shard was handed back", node=node, reason=reason, refused=refused)
+        return
+    log.info("a shard was handed back", node=node, reason=reason)
+    parts.staffing.review()
+
+
+def _end(listening: "asyncio.Task[None]") -> None:
+    """Stop listening; an error that ended it before was raised already or died with the stream."""
+    listening.cancel()
+    if listening.done() and not listening.cancelled():
+        listening.exception()
+
+
+def _left_for_good(parts: Parts, session: Session) -> None:
+    """A draining node that holds no work and closes its stream is not waited for."""
+    node = session.node
+    is_replaced = node in parts.roster.sessions
+    if is_replaced or not parts.roster.drain_reason(node):
+        return
+    if parts.staffing.room_of(node) is None:
+        parts.roster.forget(node)

@@ -1,0 +1,54 @@
+"""NodeService: one method a call; the gate has told which node speaks."""
+
+from collections.abc import AsyncIterator
+
+from coordinator.shell import translate
+from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.servicers.access import NodeGate
+from coordinator.shell.servicers.node import admission, joining
+from coordinator.shell.servicers.node.control import control
+from coordinator.shell.servicers.serving import fetch
+from coordinator.shell.servicers.wire.handlers import Caller, Requests
+from hypergpu.v1 import node_pb2
+
+JOIN = frozenset({"Join"})
+"""What the main listener serves: the caller has no certificate yet."""
+
+
+class NodeServicer:
+    """Both listeners share it; each serves its own methods."""
+
+    def __init__(self, parts: Parts, gate: NodeGate, joins: joining.Joins) -> None:
+        self._parts = parts
+        self._gate = gate
+        self._joins = joins
+
+    async def join(self, request: node_pb2.JoinRequest, caller: Caller) -> node_pb2.JoinResponse:
+        return await self._joins.join(request, caller)
+
+    async def renew_certificate(
+        self, request: node_pb2.RenewCertificateRequest, caller: Caller
+    ) -> node_pb2.RenewCertificateResponse:
+        return await self._joins.renew(self._gate.node(caller), request)
+
+    def control(
+        self, requests: Requests, caller: Caller
+    ) -> AsyncIterator[node_pb2.ControlResponse]:
+        return control(self._parts, self._gate, self._gate.node(caller), requests)
+
+    def fetch_blob(
+        self, request: node_pb2.FetchBlobRequest, caller: Caller
+    ) -> AsyncIterator[bytes]:
+        digest = translate.digest_value(request.digest)
+        return fetch(self._parts, self._gate.node(caller), digest, request.offset)
+
+    async def query_upload(
+        self, request: node_pb2.QueryUploadRequest, caller: Caller
+    ) -> node_pb2.QueryUploadResponse:
+        return await admission.query_upload(self._parts, self._gate.node(caller), request)
+
+    async def submit_update(
+        self, requests: Requests, caller: Caller
+    ) -> node_pb2.SubmitUpdateResponse:
+        node = self._gate.node(caller)
+        return await admission.submit_update(self._parts, node, requests)

@@ -1,0 +1,1 @@
+"""JobService and OperatorService: what users and operators say."""

@@ -1,0 +1,231 @@
+"""JobService: what users ask of jobs."""
+
+import asyncio
+import secrets
+import shutil
+from collections.abc import AsyncIterator
+
+import structlog
+
+from coordinator.core.events import (
+    Event,
+    JobCreated,
+    JobPaused,
+    JobResumed,
+    JobStopped,
+    ParametersChanged,
+)
+from coordinator.core.job import ENDED, BlobRef
+from coordinator.shell import translate
+from coordinator.shell.failpoints import failpoint
+from coordinator.shell.journal.records import RequestClaim
+from coordinator.shell.runtime.acts.datasets import (
+    manifest_digests,
+    packed_manifest,
+    remove_layout,
+)
+from coordinator.shell.runtime.acts.perform import begin_again
+from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.recovery import load_layout
+from coordinator.shell.runtime.room import Room
+from coordinator.shell.runtime.upkeep import collect
+from coordinator.shell.servicers import uploads
+from coordinator.shell.servicers.user import exporting, watching
+from coordinator.shell.servicers.wire.handlers import Caller, Requests
+from hypergpu.digest import digest_of
+from hypergpu.ids import JobId
+from hypergpu.jobfile import parse_spec_json, spec_json, with_parameters
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.spec import JobSpec
+from hypergpu.units import Milliseconds
+from hypergpu.v1 import job_pb2, tensor_pb2
+
+log = structlog.get_logger()
+
+_NOW = Milliseconds(0)  # the driver stamps events as they enter its inbox
+_REQUEST_ID_LENGTH_MAX = 128
+_KEEP_MANIFEST_S = 60
+
+
+class JobServicer:
+    """One method a call; `coordinator.shell.servicers.wire` has admitted the caller."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._creating = asyncio.Lock()
+
+    async def create_job(
+        self, request: job_pb2.CreateJobRequest, caller: Caller
+    ) -> job_pb2.CreateJobResponse:
+        if not 0 < len(request.request_id) <= _REQUEST_ID_LENGTH_MAX:
+            raise RefusalError(Reason.REQUEST_INVALID, "request_id must have 1 to 128 characters")
+        spec = parse_spec_json(request.spec_json)
+        manifest = request.manifest if request.HasField("manifest") else None
+        creating = asyncio.create_task(self._created_in_turn(request.request_id, spec, manifest))
+        # A caller who goes away does not leave a job behind that is half created.
+        return job_pb2.CreateJobResponse(job_id=await asyncio.shield(creating))
+
+    async def _created_in_turn(
+        self, request_id: str, spec: JobSpec, manifest: tensor_pb2.Manifest | None
+    ) -> JobId:
+        async with self._creating:
+            return await self._created(request_id, spec, manifest)
+
+    async def _created(
+        self, request_id: str, spec: JobSpec, manifest: tensor_pb2.Manifest | None
+    ) -> JobId:
+        driver = self._parts.driver
+        packed = packed_manifest(manifest) if manifest is not None else b""
+        fingerprint = digest_of(spec_json(spec).encode() + b"\0" + packed)
+        known = await driver.in_writer(self._parts.journal.request, request_id)
+        if known is not None:
+            if known.fingerprint != fingerprint:
+                detail = f"request_id {request_id!r} belongs to {known.job_id}, which differs"
+                raise RefusalError(Reason.REQUEST_INVALID, detail)
+            return known.job_id
+        job_id = JobId(f"job-{secrets.token_hex(6)}")
+        files = manifest_digests(manifest) if manifest is not None else frozenset()
+        pinned = [*files, *([digest_of(packed)] if manifest is not None else [])]
+        self._parts.pins.add(pinned)
+        try:
+            blob = await self._stored(manifest, packed) if manifest is not None else None
+            event = JobCreated(at_ms=_NOW, job_id=job_id, spec=spec, manifest=blob)
+            await driver.submit(job_id, event, RequestClaim(request_id, job_id, fingerprint))
+            driver.rooms[job_id].entries_of_manifest = files
+        finally:
+            self._parts.pins.drop(pinned)
+        log.info("a job was created", job_id=job_id, workload=spec.workload)
+        return job_id
+
+    async def _stored(self, manifest: tensor_pb2.Manifest, packed: bytes) -> BlobRef:
+        """Store a manifest whose files have all been uploaded, and are pinned."""
+        blobs = self._parts.blobs
+
+        def missing() -> list[str]:
+            return [
+                entry.path
+                for entry in manifest.entries
+                if blobs.size(translate.digest_value(entry.blob.digest)) != entry.blob.size_bytes
+            ]
+
+        async with self._parts.pins.collecting:
+            absent = await asyncio.to_thread(missing)
+        if absent:
+            count = len(manifest.entries)
+            detail = f"{len(absent)} of {count} files are missing, such as {absent[0]}"
+            raise RefusalError(Reason.MANIFEST_INVALID, detail)
+        blob = await asyncio.to_thread(blobs.put, packed, keep_s=_KEEP_MANIFEST_S)
+        failpoint("create.stored")
+        return blob
+
+    async def get_job(
+        self, request: job_pb2.GetJobRequest, caller: Caller
+    ) -> job_pb2.GetJobResponse:
+        room = self._room(request.job_id)
+        job = room.job
+        answer = job_pb2.GetJobResponse(
+            job=_summary(room),
+            spec_json=spec_json(job.next_spec or job.spec),
+            participants=watching.participants(self._parts, room),
+        )
+        if job.model is not None and room.layout is not None:
+            answer.model.CopyFrom(translate.model_message(job.model, room.layout.digest))
+        return answer
+
+    async def list_jobs(
+        self, request: job_pb2.ListJobsRequest, caller: Caller
+    ) -> job_pb2.ListJobsResponse:
+        rooms = self._parts.driver.rooms.values()
+        return job_pb2.ListJobsResponse(jobs=[_summary(room) for room in rooms])
+
+    async def pause_job(
+        self, request: job_pb2.PauseJobRequest, caller: Caller
+    ) -> job_pb2.PauseJobResponse:
+        await self._change(request.job_id, JobPaused(at_ms=_NOW))
+        return job_pb2.PauseJobResponse()
+
+    async def resume_job(
+        self, request: job_pb2.ResumeJobRequest, caller: Caller
+    ) -> job_pb2.ResumeJobResponse:
+        room = self._room(request.job_id)
+        if room.trouble:
+            await load_layout(self._parts, room)
+        await self._change(request.job_id, JobResumed(at_ms=_NOW))
+        begin_again(self._parts, room)
+        return job_pb2.ResumeJobResponse()
+
+    async def stop_job(
+        self, request: job_pb2.StopJobRequest, caller: Caller
+    ) -> job_pb2.StopJobResponse:
+        await self._change(request.job_id, JobStopped(at_ms=_NOW))
+        return job_pb2.StopJobResponse()
+
+    async def set_parameters(
+        self, request: job_pb2.SetParametersRequest, caller: Caller
+    ) -> job_pb2.SetParametersResponse:
+        room = self._room(request.job_id)
+        async with room.setting:
+            spec = with_parameters(room.job.next_spec or room.job.spec, dict(request.parameters))
+            await self._change(request.job_id, ParametersChanged(at_ms=_NOW, spec=spec))
+        return job_pb2.SetParametersResponse()
+
+    async def remove_job(
+        self, request: job_pb2.RemoveJobRequest, caller: Caller
+    ) -> job_pb2.RemoveJobResponse:
+        room = self._room(request.job_id)
+        job = room.job
+        if job.phase not in ENDED:
+            detail = f"{job.job_id} is {job.phase.value}: stop it first (hypergpu job stop)"
+            raise RefusalError(Reason.JOB_PHASE, detail)
+        del self._parts.driver.rooms[job.job_id]
+        room.close()
+        room.wake()
+        await self._parts.driver.in_writer(self._parts.journal.remove_job, job.job_id)
+        await asyncio.to_thread(self._delete_files, job.job_id, job.manifest)
+        freed_bytes = await collect(self._parts)
+        log.info("a job was removed", job_id=job.job_id, freed_bytes=freed_bytes)
+        return job_pb2.RemoveJobResponse(freed_bytes=freed_bytes)
+
+    def _delete_files(self, job_id: JobId, manifest: BlobRef | None) -> None:
+        shutil.rmtree(self._parts.job_dir(job_id), ignore_errors=True)
+        others = [room.job.manifest for room in self._parts.driver.rooms.values()]
+        if manifest is not None and manifest not in others:
+            remove_layout(self._parts.datasets_dir, manifest.digest)
+
+    async def upload_data(self, requests: Requests, caller: Caller) -> job_pb2.UploadDataResponse:
+        return await uploads.receive_data(self._parts, requests)
+
+    async def query_data(
+        self, request: job_pb2.QueryDataRequest, caller: Caller
+    ) -> job_pb2.QueryDataResponse:
+        blob = translate.blob_value(request.blob)
+        offset = await asyncio.to_thread(uploads.held_bytes, self._parts, blob)
+        return job_pb2.QueryDataResponse(committed_offset=offset)
+
+    def export_model(
+        self, request: job_pb2.ExportModelRequest, caller: Caller
+    ) -> AsyncIterator[job_pb2.ExportModelResponse | bytes]:
+        return exporting.export(self._parts, self._room(request.job_id), request)
+
+    def watch_job(
+        self, request: job_pb2.WatchJobRequest, caller: Caller
+    ) -> AsyncIterator[job_pb2.WatchJobResponse]:
+        return watching.watch(self._parts, self._room(request.job_id), request.from_sequence)
+
+    def _room(self, job_id: str) -> Room:
+        room = self._parts.driver.rooms.get(JobId(job_id))
+        if why := self._parts.driver.unreadable.get(JobId(job_id)):
+            detail = f"{job_id} was journalled by another version, which can go on with it: {why}"
+            raise RefusalError(Reason.VERSION_MISMATCH, detail)
+        if room is None:
+            raise RefusalError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:80]!r}")
+        return room
+
+    async def _change(self, job_id: str, event: Event) -> None:
+        self._room(job_id)
+        if reason := await self._parts.driver.submit(JobId(job_id), event):
+            raise RefusalError(Reason.JOB_PHASE, reason)
+
+
+def _summary(room: Room) -> job_pb2.JobSummary:
+    return translate.job_summary(room.job, room.now_ms())

@@ -1,0 +1,147 @@
+"""OperatorService: nodes and tokens."""
+
+import asyncio
+
+import msgspec
+import structlog
+
+from coordinator.shell import translate
+from coordinator.shell.clock import unix_s
+from coordinator.shell.identity.nodes import NodeDesk
+from coordinator.shell.identity.tokens import TokenDesk, TokenGrant
+from coordinator.shell.journal.records import NodeRecord
+from coordinator.shell.node_words import Capabilities
+from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.servicers.wire.handlers import Caller
+from hypergpu.ids import Digest, NodeId, TokenId
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.token import token_text
+from hypergpu.v1 import job_pb2, node_pb2
+
+log = structlog.get_logger()
+
+_LABEL_LENGTH_MAX = 200
+_TTL_S_MAX = 10 * 365 * 24 * 3600
+
+
+class OperatorServicer:
+    """One method a call; the gate has admitted an operator."""
+
+    def __init__(
+        self, parts: Parts, *, tokens: TokenDesk, nodes: NodeDesk, authority: Digest
+    ) -> None:
+        self._parts = parts
+        self._tokens = tokens
+        self._nodes = nodes
+        self._authority = authority
+        self.addresses: tuple[str, ...] = ()
+        """What tokens name, once the listener is bound."""
+
+    async def list_nodes(
+        self, request: job_pb2.ListNodesRequest, caller: Caller
+    ) -> job_pb2.ListNodesResponse:
+        records = await asyncio.to_thread(self._parts.journal.nodes)
+        return job_pb2.ListNodesResponse(nodes=[self._summary(record) for record in records])
+
+    def _summary(self, record: NodeRecord) -> job_pb2.NodeSummary:
+        roster, node = self._parts.roster, record.node
+        session = roster.sessions.get(node)
+        room = self._parts.staffing.room_of(node)
+        capabilities = session.capabilities if session else _stored_capabilities(record)
+        silent_ms = roster.silent_ms(node)
+        away_ms = max(0, unix_s() * 1000 - record.last_seen_ms)
+        accepted, refused = roster.uncounted(node)
+        state, reason = self._state(record)
+        return job_pb2.NodeSummary(
+            node_id=node,
+            state=state,
+            capabilities=translate.capabilities_message(capabilities),
+            job_id=room.job.job_id if room else "",
+            last_seen_ms_ago=away_ms if silent_ms is None else silent_ms,
+            software=session.software if session else record.software,
+            updates_accepted=record.updates_accepted + accepted,
+            updates_refused=record.updates_refused + refused,
+            reason=reason,
+        )
+
+    def _state(self, record: NodeRecord) -> tuple[str, str]:
+        roster, node = self._parts.roster, record.node
+        if record.is_revoked:
+            return "revoked", "the operator revoked it"
+        if node not in roster.sessions:
+            return "away", "it has no control stream"
+        if reason := roster.drain_reason(node):
+            return "draining", reason
+        room = self._parts.staffing.room_of(node)
+        if room is None:
+            return "idle", "no job can use it now"
+        return "working", room.job.reason
+
+    async def drain_node(
+        self, request: job_pb2.DrainNodeRequest, caller: Caller
+    ) -> job_pb2.DrainNodeResponse:
+        node = NodeId(request.node_id)
+        if node not in self._parts.roster.sessions:
+            raise RefusalError(Reason.NODE_UNKNOWN, f"node {node[:64]} is not connected")
+        reason = "drained by its operator"
+        self._parts.roster.send(node, node_pb2.ControlResponse(drain=node_pb2.Drain(reason=reason)))
+        await self._parts.staffing.drain(node, reason)
+        log.info("a node is drained", node=node)
+        return job_pb2.DrainNodeResponse()
+
+    async def revoke_node(
+        self, request: job_pb2.RevokeNodeRequest, caller: Caller
+    ) -> job_pb2.RevokeNodeResponse:
+        node = NodeId(request.node_id)
+        await asyncio.to_thread(self._nodes.revoke, node)
+        log.info("a node was revoked", node=node)
+        await self._parts.staffing.lose(node, "revoked by its operator")
+        return job_pb2.RevokeNodeResponse()
+
+    async def readmit_node(
+        self, request: job_pb2.ReadmitNodeRequest, caller: Caller
+    ) -> job_pb2.ReadmitNodeResponse:
+        await asyncio.to_thread(self._nodes.readmit, NodeId(request.node_id))
+        log.info("a node was admitted again", node=request.node_id)
+        return job_pb2.ReadmitNodeResponse()
+
+    async def create_token(
+        self, request: job_pb2.CreateTokenRequest, caller: Caller
+    ) -> job_pb2.CreateTokenResponse:
+        role = translate.role_value(request.role)
+        if role is None:
+            raise RefusalError(Reason.REQUEST_INVALID, "the role is node, user or operator")
+        if request.ttl_s > _TTL_S_MAX:
+            raise RefusalError(Reason.REQUEST_INVALID, f"ttl_s is at most {_TTL_S_MAX}")
+        grant = TokenGrant(role, request.ttl_s, request.uses, request.label[:_LABEL_LENGTH_MAX])
+        token = await asyncio.to_thread(
+            self._tokens.create,
+            grant,
+            addresses=self.addresses,
+            authority=self._authority,
+            now_s=unix_s(),
+        )
+        log.info("a token was created", token_id=token.id, role=role.value)
+        return job_pb2.CreateTokenResponse(token=token_text(token), token_id=token.id)
+
+    async def list_tokens(
+        self, request: job_pb2.ListTokensRequest, caller: Caller
+    ) -> job_pb2.ListTokensResponse:
+        now_s = unix_s()
+        return job_pb2.ListTokensResponse(
+            tokens=[translate.token_summary(record, now_s) for record in self._tokens.tokens()]
+        )
+
+    async def revoke_token(
+        self, request: job_pb2.RevokeTokenRequest, caller: Caller
+    ) -> job_pb2.RevokeTokenResponse:
+        await asyncio.to_thread(self._tokens.revoke, TokenId(request.token_id))
+        log.info("a token was revoked", token_id=request.token_id)
+        return job_pb2.RevokeTokenResponse()
+
+
+def _stored_capabilities(record: NodeRecord) -> Capabilities:
+    try:
+        return msgspec.json.decode(record.capabilities_json, type=Capabilities)
+    except msgspec.MsgspecError:
+        return Capabilities()

@@ -1,0 +1,81 @@
+"""`WatchJob`: the journal from a sequence number on, then live, with conflated progress."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from coordinator.core.job import ENDED
+from coordinator.shell import translate
+from coordinator.shell.journal.records import Entry
+from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.room import Room
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.v1 import job_pb2
+
+_PAGE_ENTRIES = 500
+_PROGRESS_S = 0.25
+
+
+def participants(parts: Parts, room: Room) -> list[job_pb2.ParticipantSummary]:
+    """The open round's participants in slot order."""
+    round_ = room.job.round
+    if round_ is None:
+        return []
+    ordered = sorted(round_.participants.items(), key=lambda item: item[1].slot)
+    return [
+        translate.participant_summary(node, participant, parts.roster.progress.get(node))
+        for node, participant in ordered
+    ]
+
+
+async def watch(
+    parts: Parts, room: Room, from_sequence: int
+) -> AsyncIterator[job_pb2.WatchJobResponse]:
+    """Serve one watcher until it leaves, or the job has ended and everything is told."""
+    following = from_sequence
+    told_version = -1
+    while True:
+        change = room.change()
+        page = await _entries(parts, room, following)
+        for entry in page:
+            following = entry.sequence + 1
+            yield job_pb2.WatchJobResponse(event=translate.event_message(entry))
+        if following < room.next_sequence and (page or not _is_removed(parts, room)):
+            continue
+        if _is_over(parts, room):
+            return
+        if room.progress_version != told_version:
+            told_version = room.progress_version
+            report = job_pb2.ProgressReport(participants=participants(parts, room))
+            yield job_pb2.WatchJobResponse(progress=report)
+        await _wait(change, _PROGRESS_S)
+
+
+async def _entries(parts: Parts, room: Room, following: int) -> Sequence[Entry]:
+    recent = room.recent(following)
+    if recent is not None:
+        return recent
+    reading = await asyncio.to_thread(
+        parts.journal.read, room.job.job_id, following, limit=_PAGE_ENTRIES
+    )
+    if not reading.entries and reading.damage is not None:
+        raise RefusalError(Reason.JOURNAL_DAMAGED, reading.damage.reason)
+    return reading.entries
+
+
+def _is_over(parts: Parts, room: Room) -> bool:
+    if parts.driver.is_closing or _is_removed(parts, room):
+        return True
+    return room.job.phase in ENDED and not room.job.evaluating
+
+
+def _is_removed(parts: Parts, room: Room) -> bool:
+    """Whether the job is gone, and soon its rows, told or not."""
+    return room.job.job_id not in parts.driver.rooms
+
+
+async def _wait(change: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await change.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,1 @@
+"""Under the services: raw bytes, refusals, versions."""

@@ -1,0 +1,196 @@
+"""Services over raw bytes: one wrapper around every method parses, admits and refuses.
+
+gRPC's own deserializers log a traceback for each malformed message; a fuzzer could fill the disk.
+Here a message that does not parse is a refusal like any other.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, NoReturn, Protocol
+
+import grpc
+import structlog
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from coordinator.shell.failpoints import failpoint
+from coordinator.shell.servicers.wire.refusals import abort
+from hypergpu.refusal import Reason, RefusalError
+
+ADMITTED_KEY = "hypergpu-admitted"
+log = structlog.get_logger()
+
+Context = Any  # grpc.aio.ServicerContext; its generic parameters differ between stub versions
+Parser = Callable[[bytes], Any]
+
+
+class Caller:
+    """Who calls, as far as the transport and the metadata tell."""
+
+    def __init__(self, context: Context, method: str) -> None:
+        self.method = method
+        self.peer: str = context.peer()
+        self.metadata = {
+            key: value for key, value in context.invocation_metadata() if isinstance(value, str)
+        }
+        names = context.auth_context().get("x509_common_name", ())
+        self.certificate_name = names[0].decode("ascii", "replace") if names else ""
+
+
+class Gate(Protocol):
+    """Decides who may call what."""
+
+    async def admit(self, caller: Caller) -> None:
+        """Return when the caller may go on.
+
+        Raises:
+            RefusalError: it may not.
+        """
+
+
+class Requests:
+    """A client's stream, each message with a deadline of its own."""
+
+    def __init__(self, context: Context, parse: Parser) -> None:
+        self._context = context
+        self._parse = parse
+
+    async def next(self, timeout_ms: int) -> Any | None:
+        """The next message; None when the client has no more.
+
+        Raises:
+            RefusalError: STREAM_SILENT after ``timeout_ms``; REQUEST_INVALID, it does not parse.
+        """
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                raw = await self._context.read()
+        except TimeoutError:
+            raise RefusalError(Reason.STREAM_SILENT, f"nothing came for {timeout_ms} ms") from None
+        return None if raw is grpc.aio.EOF else self._parse(raw)
+
+    async def admit(self) -> None:
+        """Tell the client to go on after its header, by initial metadata.
+
+        A client that waits for it sends no bulk in vain and loses no refusal to a failed write.
+        """
+        await self._context.send_initial_metadata(((ADMITTED_KEY, "1"),))
+
+    async def drain(self, timeout_ms: int) -> None:
+        """Read what the client still sends, so that it gets to see the refusal that follows."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while await self._context.read() is not grpc.aio.EOF:
+                    pass
+        except TimeoutError:
+            return
+
+
+def generic_handler(
+    service: ServiceDescriptor,
+    servicer: object,
+    gate: Gate,
+    *,
+    methods: frozenset[str] | None = None,
+    parsers: Mapping[str, Parser] | None = None,
+) -> grpc.GenericRpcHandler:
+    """Serve a service's methods by the servicer's methods of the same name in snake case.
+
+    Args:
+        service: Descriptor from the generated module.
+        servicer: Has ``async def name(request, caller)``; the first argument is `Requests` when the
+            client streams; an async generator when the server streams, of messages or of their
+            bytes.
+        gate: Asked before each call.
+        methods: Only these of the service; all when None.
+        parsers: Instead of protobuf's, by method.
+    """
+    handlers = {}
+    for method in service.methods:
+        if methods is not None and method.name not in methods:
+            continue
+        parse = (parsers or {}).get(method.name) or parser(GetMessageClass(method.input_type))
+        handlers[method.name] = _handler(
+            method, getattr(servicer, _snake(method.name)), parse, gate
+        )
+    return grpc.method_handlers_generic_handler(service.full_name, handlers)
+
+
+def parser(message: type[Message]) -> Parser:
+    """Parse with protobuf; what does not parse is refused."""
+
+    def parse(raw: bytes) -> Message:
+        try:
+            return message.FromString(raw)
+        except DecodeError:
+            name = message.DESCRIPTOR.name
+            raise RefusalError(Reason.REQUEST_INVALID, f"the bytes are no {name}") from None
+
+    return parse
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)[1:]
+
+
+def _handler(method: MethodDescriptor, act: Callable[..., Any], parse: Parser, gate: Gate) -> Any:
+    name = f"{method.containing_service.name}.{method.name}"
+
+    def argument(raw: Any, context: Context) -> Any:
+        return Requests(context, parse) if method.client_streaming else parse(raw)
+
+    if not method.server_streaming:
+        answer = _answering(name, act, gate, argument)
+        if method.client_streaming:
+            return grpc.stream_unary_rpc_method_handler(answer)
+        return grpc.unary_unary_rpc_method_handler(answer)
+    stream = _streaming(name, act, gate, argument)
+    if method.client_streaming:
+        return grpc.stream_stream_rpc_method_handler(stream)
+    return grpc.unary_stream_rpc_method_handler(stream)
+
+
+Argument = Callable[[Any, Context], Any]
+
+
+def _answering(
+    name: str, act: Callable[..., Awaitable[Message]], gate: Gate, argument: Argument
+) -> Callable[[Any, Context], Awaitable[bytes]]:
+    async def behaviour(raw: Any, context: Context) -> bytes:
+        try:
+            caller = Caller(context, name)
+            await gate.admit(caller)
+            answer = await act(argument(raw, context), caller)
+            return answer.SerializeToString()
+        except RefusalError as refusal:
+            return await abort(context, refusal)
+        except Exception as error:  # noqa: BLE001  a call that breaks ends alone, and is logged once
+            return await _broken(context, name, error)
+
+    return behaviour
+
+
+def _streaming(
+    name: str, act: Callable[..., AsyncIterator[Message | bytes]], gate: Gate, argument: Argument
+) -> Callable[[Any, Context], AsyncIterator[bytes]]:
+    async def behaviour(raw: Any, context: Context) -> AsyncIterator[bytes]:
+        try:
+            caller = Caller(context, name)
+            await gate.admit(caller)
+            async for answer in act(argument(raw, context), caller):
+                yield answer if isinstance(answer, bytes) else answer.SerializeToString()
+                failpoint("serve.chunk")
+        except RefusalError as refusal:
+            await abort(context, refusal)
+        except Exception as error:  # noqa: BLE001  as above
+            await _broken(context, name, error)
+
+    return behaviour
+
+
+async def _broken(context: Context, name: str, error: Exception) -> NoReturn:
+    if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
+        raise error
+    log.error("a call broke", method=name, exc_info=error)
+    await context.abort(grpc.StatusCode.INTERNAL, f"{name} broke: see the coordinator's log")
+    raise AssertionError("abort always raises")

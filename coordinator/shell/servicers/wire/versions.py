@@ -1,0 +1,45 @@
+"""The version handshake: who is older is told the command that upgrades it."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.v1 import node_pb2
+
+PROTOCOL = 1
+PROTOCOL_KEY = "hypergpu-protocol"
+
+
+def _software() -> str:
+    try:
+        return f"hypergpu {version('hypergpu')}"
+    except PackageNotFoundError:
+        return "hypergpu (a source tree)"
+
+
+SOFTWARE = _software()
+
+
+def version_message() -> node_pb2.Version:
+    """What this coordinator speaks."""
+    return node_pb2.Version(protocol=PROTOCOL, software=SOFTWARE)
+
+
+def refuse_other_version(theirs: node_pb2.Version) -> None:
+    """Refuse a peer of another protocol.
+
+    Raises:
+        RefusalError: VERSION_MISMATCH, with the command that upgrades the older side.
+    """
+    refuse_other_protocol(theirs.protocol, theirs.software or "it")
+
+
+def refuse_other_protocol(protocol: int, who: str) -> None:
+    """As `refuse_other_version`, for a bare number."""
+    if protocol == PROTOCOL:
+        return
+    older = "on that machine" if protocol < PROTOCOL else "where the coordinator runs"
+    raise RefusalError(
+        Reason.VERSION_MISMATCH,
+        f"{who} speaks protocol {protocol}, {SOFTWARE} speaks {PROTOCOL};"
+        f" run {older}: pip install --upgrade hypergpu",
+    )

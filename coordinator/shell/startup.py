@@ -1,0 +1,285 @@
+"""One coordinator from start to end: wires the parts, serves, and leaves in good order."""
+
+import asyncio
+import os
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from coordinator.config import Settings
+from coordinator.core.commands import Command
+from coordinator.core.job import ENDED
+from coordinator.shell.blobs.disk import DiskBlobs
+from coordinator.shell.blobs.quarantine import Quarantine
+from coordinator.shell.blobs.room import Room as DiskRoom
+from coordinator.shell.clock import unix_s
+from coordinator.shell.evaluator.process import EvaluatorProcess
+from coordinator.shell.failpoints import failpoint
+from coordinator.shell.identity.authority import Authority
+from coordinator.shell.identity.guesses import Guesses
+from coordinator.shell.identity.nodes import NodeDesk
+from coordinator.shell.identity.tokens import TokenDesk, TokenGrant
+from coordinator.shell.journal.sql.store import SqlJournal
+from coordinator.shell.listeners import (
+    Listeners,
+    Servicers,
+    check_hosts,
+    dialled_hosts,
+    is_loopback,
+    joined_address,
+)
+from coordinator.shell.runtime.acts.datasets import clear_unfinished
+from coordinator.shell.runtime.acts.perform import perform
+from coordinator.shell.runtime.driver import Decision, Driver
+from coordinator.shell.runtime.parts import DATASETS, Parts, Pins
+from coordinator.shell.runtime.recovery import replayed, take_up
+from coordinator.shell.runtime.room import Room
+from coordinator.shell.runtime.roster import Roster
+from coordinator.shell.runtime.staffing import Staffing
+from coordinator.shell.runtime.upkeep import (
+    Collector,
+    keep_ledger,
+    release_members,
+    store_ledger,
+)
+from coordinator.shell.servicers.access import NodeGate
+from coordinator.shell.servicers.health import HealthServicer
+from coordinator.shell.servicers.node.joining import Joins
+from coordinator.shell.servicers.node.servicer import NodeServicer
+from coordinator.shell.servicers.user.job import JobServicer
+from coordinator.shell.servicers.user.operator import OperatorServicer
+from hypergpu.ids import Digest
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.token import Role, Token, parse_token, token_text
+from hypergpu.units import Milliseconds
+
+log = structlog.get_logger()
+
+_THREADS = 16
+OPERATOR_TOKEN = "operator.token"
+_NO_AUTHORITY = Digest("")
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The one line on standard output, once calls are served."""
+
+    address: str
+    """Where this machine dials."""
+    addresses: tuple[str, ...]
+    """What tokens name."""
+    node_port: int
+    operator_token_file: str
+    authority: str
+    """BLAKE3 of the CA's certificate; empty without TLS."""
+    process_id: int
+
+
+class Coordinator:
+    """The process as a whole."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Open everything on disk and replay the journal. Blocks.
+
+        Raises:
+            RefusalError: plaintext is asked for beyond loopback, a host to advertise is none, or
+                the folder cannot be made.
+            JournalError: another coordinator runs here, or the journal cannot be read.
+        """
+        if settings.plaintext and not is_loopback(settings.listen):
+            detail = f"--plaintext needs a loopback address, not --listen {settings.listen}"
+            raise RefusalError(Reason.ADDRESS_UNUSABLE, detail)
+        check_hosts(settings.advertise)
+        _make_folder(settings.data_dir)
+        self._settings = settings
+        self._parts = _opened_parts(settings)
+        journal = self._parts.journal
+        self._authority = None
+        if not settings.plaintext:
+            self._authority = Authority.open(settings.data_dir / "identity", unix_s())
+        self._digest = self._authority.digest if self._authority else _NO_AUTHORITY
+        self._tokens = TokenDesk(journal)
+        self._nodes = NodeDesk(journal)
+        self._guesses = Guesses()
+        replay = replayed(journal)
+        self._parts.driver.rooms.update(replay.rooms)
+        self._parts.driver.unreadable.update(replay.unreadable)
+        failpoint("recover.replayed")
+        self._collector = Collector(self._parts)
+        self._health = HealthServicer()
+        self._listeners = Listeners(settings, self._authority)
+        self._is_stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT. Anything that breaks the driver ends the process too."""
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS))
+        hosts = dialled_hosts(self._settings)
+        self._listeners.bind(hosts, unix_s())
+        self._catch_signals()
+        async with asyncio.TaskGroup() as tasks:
+            driving = tasks.create_task(self._parts.driver.run(self._perform, self._drained))
+            forever = [
+                tasks.create_task(self._parts.staffing.run()),
+                tasks.create_task(
+                    self._parts.staffing.watch(Milliseconds(self._settings.lost_after_ms))
+                ),
+                tasks.create_task(self._collector.run()),
+                tasks.create_task(keep_ledger(self._parts)),
+            ]
+            forever += [
+                tasks.create_task(take_up(self._parts, room))
+                for room in list(self._parts.driver.rooms.values())
+            ]
+            await self._serve(hosts)
+            await self._is_stopping.wait()
+            await self._leave()
+            for task in forever:
+                task.cancel()
+            self._parts.driver.close()
+            await driving
+        await self._close()
+
+    async def _serve(self, hosts: tuple[str, ...]) -> None:
+        addresses = tuple(joined_address(host, self._listeners.port) for host in hosts)
+        gate = NodeGate(self._nodes, is_plaintext=self._settings.plaintext)
+        joins = Joins(
+            authority=self._authority,
+            tokens=self._tokens,
+            nodes=self._nodes,
+            guesses=self._guesses,
+            registry=self._parts.journal,
+        )
+        joins.node_port = self._listeners.node_port
+        operator = OperatorServicer(
+            self._parts, tokens=self._tokens, nodes=self._nodes, authority=self._digest
+        )
+        operator.addresses = addresses
+        servicers = Servicers(
+            health=self._health,
+            jobs=JobServicer(self._parts),
+            operator=operator,
+            nodes=NodeServicer(self._parts, gate, joins),
+            node_gate=gate,
+        )
+        token_file = self._settings.data_dir / OPERATOR_TOKEN
+        await asyncio.to_thread(self._write_operator_token, token_file, addresses)
+        await self._listeners.start(servicers, self._tokens, self._guesses)
+        self._health.set_serving(is_serving=True)
+        self._announce(addresses, token_file)
+
+    def _announce(self, addresses: tuple[str, ...], token_file: Path) -> None:
+        host = self._settings.listen
+        local = (
+            host if is_loopback(host) or host in addresses else dialled_hosts(self._settings)[-1]
+        )
+        ready = Ready(
+            address=joined_address(local, self._listeners.port),
+            addresses=addresses,
+            node_port=self._listeners.node_port,
+            operator_token_file=str(token_file),
+            authority=self._digest,
+            process_id=os.getpid(),
+        )
+        sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
+        sys.stdout.flush()
+        log.info("serving", addresses=addresses, node_port=self._listeners.node_port)
+
+    def _write_operator_token(self, path: Path, addresses: tuple[str, ...]) -> None:
+        """Keep the operator's token on this machine, with the addresses of this start."""
+        token = self._known_operator_token(path)
+        if token is None:
+            grant = TokenGrant(Role.OPERATOR, ttl_s=0, uses=0, label="first start")
+            token = self._tokens.create(
+                grant, addresses=addresses, authority=self._digest, now_s=unix_s()
+            )
+        token = msgspec.structs.replace(token, addresses=addresses, authority=self._digest)
+        unfinished = path.with_suffix(".new")
+        unfinished.unlink(missing_ok=True)
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(token_text(token) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(path)
+
+    def _known_operator_token(self, path: Path) -> Token | None:
+        try:
+            token = parse_token(path.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError, RefusalError):
+            return None
+        known = {record.token_id: record for record in self._tokens.tokens()}.get(token.id)
+        is_good = known is not None and known.role is Role.OPERATOR and not known.is_revoked
+        return token if is_good else None
+
+    def _perform(self, room: Room, command: Command) -> None:
+        perform(self._parts, room, command)
+
+    def _drained(self, decision: Decision) -> None:
+        for job_id, job in decision.jobs.items():
+            room = self._parts.driver.rooms.get(job_id)
+            if room is not None and job.phase in ENDED:
+                release_members(self._parts, room)
+        if decision.moves_nodes:
+            self._parts.staffing.review()
+        if decision.jobs:
+            self._collector.ask()
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            if self._is_stopping.is_set():
+                log.warning("stopped at once; the journal holds everything that was answered")
+                os._exit(1)
+            self._is_stopping.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+
+    async def _leave(self) -> None:
+        log.info("stopping: no new calls, those under way may end")
+        self._health.set_serving(is_serving=False)
+        self._health.close()
+        self._parts.roster.close()
+        self._parts.driver.begin_closing()
+        await self._listeners.stop(self._settings.drain_timeout_ms / 1000)
+
+    async def _close(self) -> None:
+        for room in self._parts.driver.rooms.values():
+            room.close()
+        await store_ledger(self._parts)
+        await self._parts.evaluator.stop()
+        self._parts.journal.close()
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as broken:
+        detail = f"the folder {folder} cannot be made: {broken.strerror}"
+        raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
+
+
+def _opened_parts(settings: Settings) -> Parts:
+    journal = SqlJournal(settings.database_url or str(settings.data_dir / "journal.sqlite"))
+    for finding in journal.findings:
+        log.error("the journal was mended", finding=finding)
+    room = DiskRoom(settings.data_dir, settings.disk_quota_bytes)
+    blobs = DiskBlobs(settings.data_dir, room)
+    clear_unfinished(settings.data_dir / DATASETS)
+    driver, roster = Driver(journal), Roster()
+    return Parts(
+        settings=settings,
+        journal=journal,
+        blobs=blobs,
+        quarantine=Quarantine(settings.data_dir, blobs, room),
+        evaluator=EvaluatorProcess(),
+        driver=driver,
+        roster=roster,
+        staffing=Staffing(driver, roster),
+        pins=Pins(),
+        nonces={},
+    )

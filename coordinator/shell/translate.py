@@ -1,0 +1,291 @@
+"""Between protobuf and the core's values: the only place where both are known."""
+
+import math
+
+import msgspec
+
+from coordinator.core.commands import AssignShard, CancelShard
+from coordinator.core.job import BlobRef, Delta, Job, Model, Participant, Score, Work
+from coordinator.shell.journal.records import Entry, TokenRecord
+from coordinator.shell.node_words import Advance, Capabilities
+from hypergpu.digest import digest_from_wire, digest_to_wire
+from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.signature import UpdateClaim
+from hypergpu.token import Role
+from hypergpu.units import Bytes, Milliseconds
+from hypergpu.v1 import job_pb2, node_pb2, tensor_pb2
+
+_LABEL_LENGTH_MAX = 200
+_WORKLOADS_MAX = 1_000
+_ROLES = {
+    Role.NODE: job_pb2.TOKEN_ROLE_NODE,
+    Role.USER: job_pb2.TOKEN_ROLE_USER,
+    Role.OPERATOR: job_pb2.TOKEN_ROLE_OPERATOR,
+}
+_encoder = msgspec.json.Encoder(order="sorted")
+
+
+def digest_message(digest: Digest) -> tensor_pb2.Digest:
+    """A digest on the wire."""
+    return tensor_pb2.Digest(value=digest_to_wire(digest))
+
+
+def digest_value(message: tensor_pb2.Digest) -> Digest:
+    """A digest off the wire.
+
+    Raises:
+        RefusalError: REQUEST_INVALID, it is not 32 bytes.
+    """
+    return digest_from_wire(message.value)
+
+
+def blob_message(blob: BlobRef) -> tensor_pb2.BlobRef:
+    """A blob's name on the wire."""
+    return tensor_pb2.BlobRef(digest=digest_message(blob.digest), size_bytes=blob.size_bytes)
+
+
+def blob_value(message: tensor_pb2.BlobRef) -> BlobRef:
+    """A blob's name off the wire.
+
+    Raises:
+        RefusalError: REQUEST_INVALID, its digest is not 32 bytes.
+    """
+    return BlobRef(digest_value(message.digest), Bytes(message.size_bytes))
+
+
+def model_message(model: Model, layout: Digest) -> tensor_pb2.ModelRef:
+    """A model as nodes are told of it."""
+    message = tensor_pb2.ModelRef(blob=blob_message(model.blob), layout=digest_message(layout))
+    if model.delta is not None:
+        message.delta.CopyFrom(_delta_message(model.delta))
+    return message
+
+
+def _delta_message(delta: Delta) -> tensor_pb2.DeltaRef:
+    return tensor_pb2.DeltaRef(
+        base=digest_message(delta.base), blob=blob_message(delta.blob), scheme=delta.scheme
+    )
+
+
+def lease_message(job_id: JobId, round_number: int, lease: int) -> node_pb2.Lease:
+    """A lease on the wire."""
+    return node_pb2.Lease(job_id=job_id, round=round_number, number=lease)
+
+
+def assignment_message(
+    job_id: JobId,
+    command: AssignShard,
+    *,
+    layout: Digest,
+    workload_version: int,
+    now_ms: Milliseconds,
+) -> node_pb2.ControlResponse:
+    """A participant's work. The deadline travels as time left: clocks are never compared."""
+    spec = command.spec
+    left_ms = max(1, command.deadline_at_ms - now_ms) if command.deadline_at_ms else 0
+    message = node_pb2.Assignment(
+        lease=lease_message(job_id, command.round, command.lease),
+        slot=command.slot,
+        reason=command.reason,
+        workload=spec.workload,
+        workload_version=workload_version,
+        workload_options=_encoder.encode(spec.options).decode(),
+        training=_training_message(command),
+        shard=_shard_message(command),
+        model=model_message(command.model, layout),
+        deadline_in_ms=left_ms,
+    )
+    if command.manifest is not None:
+        message.manifest.CopyFrom(blob_message(command.manifest))
+    if command.last_accepted is not None:
+        message.last_accepted.CopyFrom(digest_message(command.last_accepted))
+    return node_pb2.ControlResponse(assignment=message)
+
+
+def _training_message(command: AssignShard) -> node_pb2.Training:
+    spec = command.spec
+    return node_pb2.Training(
+        inner_steps=command.inner_steps,
+        batch_size=spec.training.batch_size,
+        learning_rate=spec.inner.learning_rate,
+        weight_decay=spec.inner.weight_decay,
+        codec=spec.codec.up,
+        seed=command.seed,
+        global_samples=command.global_samples,
+        total_samples=command.total_samples,
+        warmup_steps=spec.inner.warmup_steps,
+        schedule=spec.inner.schedule,
+    )
+
+
+def _shard_message(command: AssignShard) -> node_pb2.Shard:
+    division = command.spec.data
+    return node_pb2.Shard(
+        partition=command.shard.partition,
+        partitions=command.partitions,
+        skew_alpha=division.alpha if division.sharding == "dirichlet" else 0.0,
+        ranges=[
+            node_pb2.SampleRange(start=range_.start, count=range_.count)
+            for range_ in command.shard.ranges
+        ],
+        seed=command.spec.training.seed,
+    )
+
+
+def cancel_message(job_id: JobId, command: CancelShard) -> node_pb2.ControlResponse:
+    """A void lease."""
+    lease = lease_message(job_id, command.round, command.lease)
+    return node_pb2.ControlResponse(cancel=node_pb2.Cancel(lease=lease, reason=command.reason))
+
+
+def release_message(job_id: JobId, reason: str) -> node_pb2.ControlResponse:
+    """The end of a node's part in a job."""
+    return node_pb2.ControlResponse(release=node_pb2.Release(job_id=job_id, reason=reason))
+
+
+def update_claim(header: node_pb2.UpdateHeader, node: NodeId) -> UpdateClaim:
+    """What the node signed, out of what it sent.
+
+    Raises:
+        RefusalError: REQUEST_INVALID, the digest is not 32 bytes.
+    """
+    return UpdateClaim(
+        job_id=JobId(header.lease.job_id),
+        round=header.lease.round,
+        node=node,
+        lease=header.lease.number,
+        nonce=header.nonce,
+        digest=digest_value(header.digest),
+        size_bytes=Bytes(header.size_bytes),
+    )
+
+
+def finite(value: float) -> float | None:
+    """A loss for the journal, which holds no NaN."""
+    return value if math.isfinite(value) else None
+
+
+def capabilities_value(message: node_pb2.Capabilities) -> Capabilities:
+    """What a node says it can do.
+
+    Raises:
+        RefusalError: REQUEST_INVALID, it names more workloads than anybody has.
+    """
+    if len(message.workloads) > _WORKLOADS_MAX:
+        detail = f"{len(message.workloads)} workloads are named, at most {_WORKLOADS_MAX} may be"
+        raise RefusalError(Reason.REQUEST_INVALID, detail)
+    return Capabilities(
+        device=message.device[:_LABEL_LENGTH_MAX],
+        device_name=message.device_name[:_LABEL_LENGTH_MAX],
+        memory_bytes=message.memory_bytes,
+        worker=message.worker[:_LABEL_LENGTH_MAX],
+        workloads={
+            workload.name[:_LABEL_LENGTH_MAX]: workload.version for workload in message.workloads
+        },
+        # It is shown on terminals, where control characters would act.
+        name="".join(each for each in message.name[:_LABEL_LENGTH_MAX] if each.isprintable()),
+    )
+
+
+def capabilities_message(capabilities: Capabilities) -> node_pb2.Capabilities:
+    """What a node said it can do, told to an operator."""
+    return node_pb2.Capabilities(
+        device=capabilities.device,
+        device_name=capabilities.device_name,
+        memory_bytes=capabilities.memory_bytes,
+        worker=capabilities.worker,
+        workloads=[
+            node_pb2.WorkloadVersion(name=name, version=version)
+            for name, version in capabilities.workloads.items()
+        ],
+        name=capabilities.name,
+    )
+
+
+def advance_value(message: node_pb2.Progress) -> Advance:
+    """How far a participant says it is."""
+    return Advance(
+        job_id=JobId(message.lease.job_id),
+        round=message.lease.round,
+        lease=message.lease.number,
+        steps_done=message.steps_done,
+        steps_total=message.steps_total,
+        loss=message.loss,
+    )
+
+
+def event_message(entry: Entry) -> job_pb2.JobEvent:
+    """A journal row as the public sees it."""
+    return job_pb2.JobEvent(
+        sequence=entry.sequence,
+        at_ms=entry.at_ms,
+        kind=entry.kind,
+        body_json=entry.body_json.decode(),
+    )
+
+
+def job_summary(job: Job, now_ms: Milliseconds) -> job_pb2.JobSummary:
+    """One line about a job."""
+    score = job.score or Score(0, Digest(""), math.nan, math.nan)
+    message = job_pb2.JobSummary(
+        job_id=job.job_id,
+        name=job.spec.name,
+        phase=job.phase.value,
+        reason=job.reason,
+        round=job.model.round if job.model else 0,
+        rounds=job.spec.training.rounds,
+        nodes=sum(member.is_present for member in job.members.values()),
+        loss=score.loss,
+        metric=score.metric,
+        metric_name=score.metric_name,
+        bytes_up=job.tally.bytes_up,
+        bytes_down=job.tally.bytes_down,
+        updates_accepted=job.tally.updates_accepted,
+        updates_refused=job.tally.updates_refused,
+        samples=job.tally.samples,
+        at_ms=now_ms,
+    )
+    if job.model is not None:
+        message.model.CopyFrom(digest_message(job.model.blob.digest))
+    return message
+
+
+def participant_summary(
+    node: NodeId, participant: Participant, advance: Advance | None
+) -> job_pb2.ParticipantSummary:
+    """One line about a participant, with its progress when that belongs to its lease."""
+    message = job_pb2.ParticipantSummary(
+        node_id=node,
+        slot=participant.slot,
+        state=participant.work.value,
+        steps_total=participant.inner_steps,
+        loss=math.nan,
+    )
+    if participant.work is Work.RECEIVED:
+        message.steps_done = participant.inner_steps
+        loss = participant.update.loss_last if participant.update else None
+        message.loss = math.nan if loss is None else loss
+    elif advance is not None and advance.lease == participant.lease:
+        message.steps_done = advance.steps_done
+        message.loss = advance.loss
+    return message
+
+
+def role_value(role: int) -> Role | None:
+    """A token's role off the wire; None when it is none that exists."""
+    return next((known for known, number in _ROLES.items() if number == role), None)
+
+
+def token_summary(record: TokenRecord, now_s: int) -> job_pb2.TokenSummary:
+    """One line about a token."""
+    return job_pb2.TokenSummary(
+        token_id=record.token_id,
+        role=_ROLES[record.role],
+        label=record.label,
+        expires_in_s=max(0, record.expires_s - now_s) if record.expires_s else 0,
+        uses_left=record.uses_left or 0,
+        is_unlimited=record.uses_left is None,
+        is_revoked=record.is_revoked,
+        is_expired=0 < record.expires_s <= now_s,
+    )

@@ -1,0 +1,171 @@
+"""`hypergpu-node`: the daemon of one machine that trains."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from gpu_node.config import Settings
+from gpu_node.core.commands import Departure, Leave
+from gpu_node.core.state import Connection
+from gpu_node.shell.heap import keep_bulk_memory
+from gpu_node.shell.logs import set_up_logs
+from gpu_node.shell.runtime import Runtime
+from gpu_node.shell.state.files import load_coordinator
+from gpu_node.shell.state.keys import identity_key
+from gpu_node.shell.state.places import Places
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.token import Token, parse_token
+
+TOKEN_VARIABLE = "HYPERGPU_NODE_TOKEN"
+STOPPED_STATUS = 1
+"""Exit status after a second SIGTERM: work may be unfinished."""
+
+app = typer.Typer(
+    help="Train models for a HyperGPU coordinator.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+StateDir = Annotated[Path | None, typer.Option(help="Where identity, certificate and caches lie.")]
+WorkerKind = Annotated[str | None, typer.Option(help="auto, torch, numpy or null.")]
+TokenFile = Annotated[
+    str | None,
+    typer.Option(help=f"File with the join token, - for stdin; else ${TOKEN_VARIABLE}."),
+]
+
+
+@app.command()
+def join(
+    token_file: TokenFile = None,
+    state_dir: StateDir = None,
+    worker: WorkerKind = None,
+    *,
+    only: Annotated[bool, typer.Option("--only", help="Exit once joined.")] = False,
+) -> None:
+    """Trade a token for a certificate, then serve like `run`, which needs no token afterwards."""
+    with _explained():
+        settings = _settings(state_dir=state_dir, worker=worker)
+        token = _token(token_file)
+        set_up_logs(settings.log_level)
+        with Places(settings.state_dir) as places:
+            runtime = Runtime(settings, places, token=token)
+            if only:
+                coordinator = asyncio.run(runtime.join())
+                typer.echo(f"{identity_key(places).node_id} joined {coordinator.address}")
+            else:
+                _serve(runtime)
+
+
+@app.command()
+def run(state_dir: StateDir = None, worker: WorkerKind = None) -> None:
+    """Serve the coordinator until SIGTERM, which drains; a second one stops at once."""
+    with _explained():
+        settings = _settings(state_dir=state_dir, worker=worker)
+        set_up_logs(settings.log_level)
+        with Places(settings.state_dir) as places:
+            if load_coordinator(places) is None:
+                raise RefusalError(Reason.NODE_NOT_JOINED, f"{places.root} holds no certificate")
+            _serve(Runtime(settings, places))
+
+
+@app.command()
+def show(state_dir: StateDir = None) -> None:
+    """Print who this node is and whom it joined."""
+    with _explained(), Places(_settings(state_dir=state_dir).state_dir) as places:
+        coordinator = load_coordinator(places)
+        typer.echo(f"node         {identity_key(places).node_id}")
+        typer.echo(f"coordinator  {coordinator.address if coordinator else 'none yet'}")
+        typer.echo(f"state        {places.root}")
+
+
+def _serve(runtime: Runtime) -> None:
+    keep_bulk_memory()
+    leave = asyncio.run(_served(runtime))
+    if leave.departure is Departure.DRAINED:
+        return
+    typer.echo(f"hypergpu-node: {leave.departure.value}: {leave.reason}", err=True)
+    is_refused = leave.departure is Departure.REFUSED
+    raise typer.Exit(Reason.TOKEN_INVALID.exit_code if is_refused else STOPPED_STATUS)
+
+
+async def _served(runtime: Runtime) -> Leave:
+    loop = asyncio.get_running_loop()
+    serving = loop.create_task(runtime.run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        name = signal.Signals(number).name
+        loop.add_signal_handler(number, _signalled, runtime, serving, name)
+    try:
+        return await serving
+    except asyncio.CancelledError:
+        return Leave(Departure.DRAINED, "told to before it had begun")
+
+
+def _signalled(runtime: Runtime, serving: "asyncio.Task[Leave]", name: str) -> None:
+    if runtime.session.link.connection is Connection.DOWN:
+        serving.cancel()
+    elif runtime.session.drain:
+        runtime.stop(f"a second {name}")
+    else:
+        runtime.drain(name)
+
+
+def _settings(**flags: Any) -> Settings:
+    """Flags first, then the environment.
+
+    Raises:
+        RefusalError: ARGUMENT_INVALID, with the setting and what is wrong with it.
+    """
+    try:
+        return Settings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as invalid:
+        problems = "; ".join(
+            f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in invalid.errors()
+        )
+        raise RefusalError(Reason.ARGUMENT_INVALID, problems) from invalid
+
+
+def _token(source: str | None) -> Token:
+    """The join token, which never travels as an argument: others can read those.
+
+    Raises:
+        RefusalError: ARGUMENT_INVALID, FILE_UNUSABLE or TOKEN_INVALID.
+    """
+    if source == "-":
+        return parse_token(sys.stdin.readline())
+    if source is not None:
+        try:
+            return parse_token(Path(source).expanduser().read_text("utf-8"))
+        except (OSError, UnicodeDecodeError) as broken:
+            raise RefusalError(Reason.FILE_UNUSABLE, f"{source}: {broken}") from broken
+    if text := os.environ.get(TOKEN_VARIABLE):
+        return parse_token(text)
+    detail = f"no token: name a file with --token-file, or set {TOKEN_VARIABLE}"
+    raise RefusalError(Reason.ARGUMENT_INVALID, detail)
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Turn a refusal into a line on stderr and its exit status."""
+    try:
+        yield
+    except RefusalError as refused:
+        fix = refused.reason.value.fix
+        typer.echo(f"hypergpu-node: {refused.detail}\nfix: {fix}", err=True)
+        raise typer.Exit(refused.reason.exit_code) from refused
+
+
+def main() -> None:
+    """Entry point of `hypergpu-node`."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

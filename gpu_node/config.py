@@ -1,0 +1,38 @@
+"""Settings of a node: flags first, then `HYPERGPU_NODE_*` in the environment."""
+
+import socket
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """How one node runs. Whom it dials is in its state folder, from the join."""
+
+    model_config = SettingsConfigDict(env_prefix="HYPERGPU_NODE_", frozen=True, extra="forbid")
+
+    state_dir: Path = Path.home() / ".local" / "share" / "hypergpu" / "node"
+    """Identity, certificate, end states and cached blobs. One daemon at a time uses it."""
+    name: str = Field(default_factory=socket.gethostname)
+    """What people see beside the node's id; the machine's name unless told otherwise."""
+    worker: Literal["auto", "torch", "numpy", "null"] = "auto"
+    """What trains. ``auto``: torch where it is installed, else numpy."""
+    worker_threads: int = Field(default=0, ge=0)
+    """Threads of the worker; 0: what the worker takes by itself."""
+    worker_memory_bytes: int = Field(default=0, ge=0)
+    """Memory the worker may take; 0: no cap."""
+    cache_bytes: int = Field(default=20 << 30, ge=0)
+    """Downloaded models and datasets may take this much beyond what the work at hand needs."""
+    drain_limit_ms: int = Field(default=25_000, ge=0)
+    """How long the first SIGTERM lets training and uploading go on before they are handed back."""
+    first_progress_limit_ms: int = Field(default=600_000, ge=10_000)
+    """How long a training may take to its first progress before its worker is started again."""
+    progress_limit_ms: int = Field(default=120_000, ge=2_000)
+    """The same from there on; 20 times the slowest inner step where that is longer."""
+    reconnect_cap_ms: int = Field(default=30_000, ge=200)
+    """The longest wait before dialling again."""
+    call_timeout_ms: int = Field(default=10_000, ge=100)
+    """How long the coordinator may take to answer a small call, or to stay silent in a transfer."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -1,0 +1,92 @@
+"""What the coordinator asks of a node, as plain values."""
+
+import msgspec
+
+from hypergpu.ids import Digest, JobId, Slot
+from hypergpu.units import Bytes, Milliseconds, Samples
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """Names one assignment. ``number`` is a fencing token: a participant's newest counts."""
+
+    job_id: JobId
+    round: int
+    number: int
+
+
+class BlobRef(msgspec.Struct, frozen=True):
+    """A blob that can be fetched by digest."""
+
+    digest: Digest
+    size_bytes: Bytes
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """A compressed difference: the model ``base`` plus it is the assigned model."""
+
+    base: Digest
+    blob: BlobRef
+    scheme: str
+
+
+class SampleRange(msgspec.Struct, frozen=True):
+    """Positions [start, start + count) of the partition's endless stream."""
+
+    start: int
+    count: Samples
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that decides the update's bytes, besides the end state that training starts from.
+
+    Two assignments of one round with equal tasks have the same update, whatever their leases.
+    """
+
+    workload: str
+    workload_version: int
+    options: dict[str, str | int | float | bool] = {}
+    inner_steps: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float = 0.0
+    warmup_steps: int = 0
+    schedule: str = "constant"
+    codec: str
+    seed: int
+    global_samples: Samples = Samples(0)
+    total_samples: Samples = Samples(0)
+    partition: int = 0
+    partitions: int = 1
+    skew_alpha: float = 0.0
+    data_seed: int = 0
+    ranges: tuple[SampleRange, ...]
+    model: BlobRef
+    layout: Digest
+    manifest: BlobRef | None = None
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of work: a shard of one round of one job, under a lease."""
+
+    lease: Lease
+    slot: Slot
+    task: Task
+    delta: Delta | None = None
+    last_accepted: Digest | None = None
+    """The newest update of this node that the coordinator accepted in this job."""
+    deadline_in_ms: Milliseconds = Milliseconds(0)
+    """Time left when it was sent until the round closes regardless; 0: none."""
+    reason: str = ""
+
+
+class Update(msgspec.Struct, frozen=True):
+    """A finished update, by name, and what the node says of its making."""
+
+    digest: Digest
+    size_bytes: Bytes
+    inner_steps: int
+    samples: Samples
+    compute_ms: Milliseconds = Milliseconds(0)
+    loss_first: float | None = None
+    """None when it is not finite."""
+    loss_last: float | None = None

@@ -1,0 +1,22 @@
+"""How long to wait before trying again: exponential, spread by a hash, without end."""
+
+import hashlib
+
+from hypergpu.units import Milliseconds
+
+FIRST_MS = 200
+CAP_MS = Milliseconds(30_000)
+_DOUBLINGS_MAX = 8  # 200 ms << 8 is over the cap
+
+
+def backoff_ms(key: str, attempt: int, cap_ms: Milliseconds = CAP_MS) -> Milliseconds:
+    """Wait before retry number ``attempt`` (0 is the first).
+
+    The wait is in [0.5, 1) of ``200 ms * 2**attempt``, at most of ``cap_ms``. Where it falls is a
+    hash of ``key`` and ``attempt``, so that a thousand nodes cut off together do not come back
+    together and a simulation repeats itself.
+    """
+    whole_ms = min(cap_ms, FIRST_MS << min(attempt, _DOUBLINGS_MAX))
+    half_ms = whole_ms // 2
+    seed = hashlib.blake2b(f"{key}/{attempt}".encode(), digest_size=8).digest()
+    return Milliseconds(half_ms + int.from_bytes(seed, "big") % half_ms)

@@ -1,0 +1,195 @@
+"""The node's machine: one pure step for each event.
+
+Theory of operation. Three things move side by side. The *link* joins, connects, breaks and
+connects again. The *work* goes ``idle -> fetching -> training -> uploading -> idle``; it needs the
+link to fetch and to upload, never to train. The *worker* holds at most one shard; told to drop it,
+it counts as busy until it has. Work of the same job replaces what is at hand, since a lease is void
+once another one is given; work of other jobs waits in line. Each assignment ends in exactly one of:
+its update accepted, the coordinator's word that it is void, or a hand-back with a reason.
+
+The shell persists `Session.memory` before it performs a step's commands. Commands may be performed
+twice; events that no longer fit change nothing.
+"""
+
+from gpu_node.core.backoff import CAP_MS
+from gpu_node.core.events import (
+    DrainRequested,
+    Event,
+    FetchBroken,
+    FetchRefused,
+    InputsFetched,
+    JobReleased,
+    ShardAssigned,
+    ShardCancelled,
+    StopRequested,
+    Timer,
+    TimerFired,
+    TrainingAborted,
+    TrainingFailed,
+    TrainingFinished,
+    TrainingProgressed,
+    UpdateAccepted,
+    UpdateLate,
+    UpdateRefused,
+    UploadBroken,
+    WorkerDied,
+    WorkerReady,
+)
+from gpu_node.core.leaving import departed, drained, overdue, stopped
+from gpu_node.core.linking import linked
+from gpu_node.core.memory import Memory
+from gpu_node.core.state import (
+    DRAIN_LIMIT_MS,
+    PATIENCE,
+    Connection,
+    Fetching,
+    Patience,
+    Session,
+    Step,
+    Uploading,
+)
+from gpu_node.core.training import ended, fetched, finished
+from gpu_node.core.worker import died, got_ready, progressed, restarted, stalled
+from gpu_node.core.working import (
+    accepted,
+    assigned,
+    broken,
+    cancelled,
+    dropped,
+    given_up,
+    next_begun,
+    released,
+    retried,
+)
+from hypergpu.ids import NodeId
+from hypergpu.units import Milliseconds
+
+
+def fresh_session(
+    node: NodeId,
+    memory: Memory | None = None,
+    *,
+    drain_limit_ms: Milliseconds = DRAIN_LIMIT_MS,
+    reconnect_cap_ms: Milliseconds = CAP_MS,
+    patience: Patience = PATIENCE,
+) -> Session:
+    """A session before `Started`, with what the node remembers of its earlier life."""
+    return Session(
+        node=node,
+        memory=memory or Memory(),
+        drain_limit_ms=drain_limit_ms,
+        reconnect_cap_ms=reconnect_cap_ms,
+        patience=patience,
+    )
+
+
+def transition(session: Session, event: Event) -> Step:
+    """Advance the node by one event."""
+    if session.link.connection is Connection.LEFT:
+        return Step(session)
+    return _advanced(session, event).then(lambda reached: departed(reached, event.at_ms))
+
+
+def _advanced(session: Session, event: Event) -> Step:
+    match event:
+        case ShardAssigned() | ShardCancelled() | JobReleased():
+            return _told(session, event)
+        case InputsFetched() | FetchBroken() | FetchRefused():
+            return _brought(session, event)
+        case TrainingFinished() | TrainingFailed() | TrainingAborted():
+            return _trained(session, event)
+        case UpdateAccepted() | UpdateLate() | UpdateRefused() | UploadBroken():
+            return _answered(session, event)
+        case TimerFired():
+            return _reminded(session, event)
+        case DrainRequested() | StopRequested():
+            return _dismissed(session, event)
+        case TrainingProgressed() | WorkerReady() | WorkerDied():
+            return _watched(session, event)
+        case _:
+            return linked(session, event)
+
+
+def _told(session: Session, event: ShardAssigned | ShardCancelled | JobReleased) -> Step:
+    if not session.is_connected:
+        # A word from a stream that broke since; the next stream repeats what still holds.
+        return Step(session)
+    match event:
+        case ShardAssigned(assignment=assignment):
+            return assigned(session, assignment)
+        case ShardCancelled(lease=lease):
+            return cancelled(session, lease)
+        case JobReleased(job_id=job_id):
+            return released(session, job_id)
+
+
+def _brought(session: Session, event: InputsFetched | FetchBroken | FetchRefused) -> Step:
+    match event:
+        case InputsFetched():
+            return fetched(session, event)
+        case FetchBroken():
+            return broken(session, event)
+        case FetchRefused(lease=lease, reason=reason):
+            work = session.work
+            if not isinstance(work, Fetching) or work.assignment.lease != lease:
+                return Step(session)
+            return given_up(session, reason).then(next_begun)
+
+
+def _trained(session: Session, event: TrainingFinished | TrainingFailed | TrainingAborted) -> Step:
+    match event:
+        case TrainingFinished():
+            return finished(session, event)
+        case TrainingFailed(reason=reason):
+            return ended(session, event, reason)
+        case TrainingAborted():
+            return ended(session, event, "the worker dropped the shard unasked")
+
+
+def _watched(session: Session, event: TrainingProgressed | WorkerReady | WorkerDied) -> Step:
+    match event:
+        case TrainingProgressed():
+            return progressed(session, event)
+        case WorkerReady(at_ms=at_ms):
+            return got_ready(session, at_ms)
+        case WorkerDied():
+            return died(session, event)
+
+
+def _answered(
+    session: Session, event: UpdateAccepted | UpdateLate | UpdateRefused | UploadBroken
+) -> Step:
+    work = session.work
+    if not isinstance(work, Uploading) or work.assignment.lease != event.lease:
+        return Step(session)
+    match event:
+        case UpdateAccepted(lease=lease):
+            return accepted(session, lease)
+        case UpdateLate():
+            return dropped(session).then(next_begun)
+        case UpdateRefused(reason=reason):
+            return given_up(session, reason).then(next_begun)
+        case UploadBroken():
+            return broken(session, event)
+
+
+def _dismissed(session: Session, event: DrainRequested | StopRequested) -> Step:
+    match event:
+        case DrainRequested():
+            return drained(session, event)
+        case StopRequested():
+            return stopped(session, event)
+
+
+def _reminded(session: Session, event: TimerFired) -> Step:
+    match event.timer:
+        case Timer.RECONNECT:
+            return linked(session, event)
+        case Timer.RETRY:
+            return retried(session, event)
+        case Timer.WORKER:
+            return restarted(session, event)
+        case Timer.STALL:
+            return stalled(session, event)
+        case Timer.DRAIN:
+            return overdue(session)

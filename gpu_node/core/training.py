@@ -1,0 +1,90 @@
+"""Training: one shard at a time, and what its end means to the work."""
+
+from gpu_node.core.assignment import Lease
+from gpu_node.core.commands import SetTimer, Train, Upload
+from gpu_node.core.events import (
+    InputsFetched,
+    Timer,
+    TrainingAborted,
+    TrainingFailed,
+    TrainingFinished,
+)
+from gpu_node.core.memory import with_finished
+from gpu_node.core.state import (
+    Fetching,
+    Pulse,
+    Session,
+    Step,
+    Training,
+    Uploading,
+    Worker,
+    replace,
+)
+from gpu_node.core.working import deleted, given_up, next_begun
+from hypergpu.units import Milliseconds
+
+
+def fetched(session: Session, event: InputsFetched) -> Step:
+    """Train once the worker is free."""
+    work = session.work
+    if not isinstance(work, Fetching) or work.assignment.lease != event.lease:
+        return Step(session)
+    training = replace(session, work=Training(work.assignment, work.start))
+    return begun(training, event.at_ms)
+
+
+def begun(session: Session, at_ms: Milliseconds) -> Step:
+    """Have the worker train what waits for it, once it is free and rested."""
+    work, worker = session.work, session.worker
+    if not isinstance(work, Training) or worker.busy is not None or worker.retry_at_ms:
+        return Step(session)
+    lease = work.assignment.lease
+    keeps = tuple(end.lease.round for end in session.memory.ends(lease.job_id))
+    session = replace(session, worker=replace(worker, busy=lease, pulse=Pulse(at_ms)))
+    limit_at_ms = Milliseconds(at_ms + session.patience.first_ms)
+    return Step(
+        session,
+        (Train(work.assignment, work.start, keeps), SetTimer(Timer.STALL, limit_at_ms)),
+    )
+
+
+def let_go(session: Session, at_ms: Milliseconds) -> Step:
+    """The worker has nothing in hand: what waited for that can happen."""
+    free = replace(session, worker=replace(session.worker, busy=None))
+    return deleted(free).then(lambda reached: begun(reached, at_ms))
+
+
+def is_in_training(session: Session, lease: Lease) -> bool:
+    """Whether the worker trains this lease, and it is still wanted."""
+    work = session.work
+    return (
+        isinstance(work, Training)
+        and work.assignment.lease == lease
+        and session.worker.busy == lease
+    )
+
+
+def finished(session: Session, event: TrainingFinished) -> Step:
+    """Remember the end state, then send the update. A shard dropped meanwhile is forgotten."""
+    work = session.work
+    if session.worker.busy != event.lease:
+        return Step(session)
+    if not isinstance(work, Training) or work.assignment.lease != event.lease:
+        return let_go(session, event.at_ms)
+    memory = with_finished(session.memory, work.assignment, work.start, event.update)
+    session = replace(
+        session, memory=memory, work=Uploading(work.assignment, event.update), worker=Worker()
+    )
+    step = Step(session, (Upload(event.lease, event.update),) if session.is_connected else ())
+    return step.then(deleted)
+
+
+def ended(session: Session, event: TrainingFailed | TrainingAborted, reason: str) -> Step:
+    """The worker let go of a shard without finishing it: hand it back, unless it was told to."""
+    if session.worker.busy != event.lease:
+        return Step(session)
+    is_ours = is_in_training(session, event.lease)
+    session = replace(session, worker=replace(session.worker, busy=None))
+    if is_ours:
+        return given_up(session, reason).then(deleted).then(next_begun)
+    return let_go(session, event.at_ms)

@@ -1,0 +1,116 @@
+"""The calls of NodeService as this node makes them: each with its metadata and its deadline."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TYPE_CHECKING
+
+import grpc
+
+from gpu_node.core.assignment import Lease
+from gpu_node.shell.link.bulk import Piece, fetched
+from gpu_node.shell.translate import digest_message, lease_message
+from hypergpu.ids import Digest
+from hypergpu.units import Bytes, Milliseconds
+from hypergpu.v1 import node_pb2, node_pb2_grpc
+
+if TYPE_CHECKING:
+    from hypergpu.v1.node_pb2_grpc import NodeServiceAsyncStub
+
+Metadata = tuple[tuple[str, str], ...]
+ControlCall = grpc.aio.StreamStreamCall[node_pb2.ControlRequest, node_pb2.ControlResponse]
+
+_Fetch = grpc.aio.UnaryStreamMultiCallable[node_pb2.FetchBlobRequest, bytes]
+_Submit = grpc.aio.StreamUnaryMultiCallable[bytes, node_pb2.SubmitUpdateResponse]
+
+_ADMITTED_KEY = "hypergpu-admitted"
+_SERVICE = "/hypergpu.v1.NodeService/"
+_SLOWEST_BYTES_PER_S = 16 << 10
+"""A transfer slower than this is given up: about a modem's speed."""
+
+
+def transfer_timeout_s(size: Bytes, call_timeout_ms: Milliseconds) -> float:
+    """Deadline of a bulk call: its bytes over the slowest link, and a small call's time."""
+    return size / _SLOWEST_BYTES_PER_S + call_timeout_ms / 1000
+
+
+class Calls:
+    """One channel's calls. Each raises `grpc.aio.AioRpcError` when it breaks or is refused."""
+
+    def __init__(
+        self, channel: grpc.aio.Channel, metadata: Metadata, timeout_ms: Milliseconds
+    ) -> None:
+        self._channel = channel
+        self._metadata = metadata
+        self.timeout_ms = timeout_ms
+        self._timeout_s = timeout_ms / 1000
+        self._stub: NodeServiceAsyncStub = node_pb2_grpc.NodeServiceStub(channel)  # type: ignore[assignment]
+        self._fetch: _Fetch = channel.unary_stream(
+            f"{_SERVICE}FetchBlob",
+            request_serializer=node_pb2.FetchBlobRequest.SerializeToString,
+            response_deserializer=None,
+        )
+        self._submit: _Submit = channel.stream_unary(
+            f"{_SERVICE}SubmitUpdate",
+            request_serializer=None,
+            response_deserializer=node_pb2.SubmitUpdateResponse.FromString,
+        )
+
+    async def join(self, request: node_pb2.JoinRequest) -> node_pb2.JoinResponse:
+        """Trade a token for a certificate."""
+        return await self._stub.Join(request, timeout=self._timeout_s, metadata=self._metadata)
+
+    async def renew(
+        self, request: node_pb2.RenewCertificateRequest
+    ) -> node_pb2.RenewCertificateResponse:
+        """Get a fresh certificate."""
+        return await self._stub.RenewCertificate(
+            request, timeout=self._timeout_s, metadata=self._metadata
+        )
+
+    def control(self) -> ControlCall:
+        """Open the control stream. It has no deadline of its own: heartbeats watch over it."""
+        return self._stub.Control(metadata=self._metadata)
+
+    async def fetch(
+        self, digest: Digest, offset: int, timeout_s: float
+    ) -> AsyncGenerator[Piece, None]:
+        """A blob's pieces from ``offset`` on."""
+        request = node_pb2.FetchBlobRequest(digest=digest_message(digest), offset=offset)
+        call = self._fetch(request, timeout=timeout_s, metadata=self._metadata)
+        try:
+            async for raw in call:
+                yield fetched(raw)
+        finally:
+            call.cancel()
+
+    async def query_upload(self, lease: Lease, digest: Digest) -> node_pb2.QueryUploadResponse:
+        """How much of an update the coordinator holds."""
+        request = node_pb2.QueryUploadRequest(
+            lease=lease_message(lease), digest=digest_message(digest)
+        )
+        return await self._stub.QueryUpload(
+            request, timeout=self._timeout_s, metadata=self._metadata
+        )
+
+    async def submit(
+        self, messages: AsyncIterator[bytes], timeout_s: float
+    ) -> node_pb2.SubmitUpdateResponse:
+        """Send an update: `SubmitUpdateRequest` messages, already serialized, the header first.
+
+        The coordinator says in initial metadata that it admits the header. Bulk written before
+        could meet a closed stream; gRPC would report the failed write, not the refusal.
+        """
+
+        async def paced() -> AsyncIterator[bytes]:
+            yield await anext(messages)
+            if _ADMITTED_KEY not in dict(await call.initial_metadata()):
+                await call.code()  # Refused: the iterator must not end before the call has.
+                return
+            async for message in messages:
+                yield message
+
+        call = self._submit(paced(), timeout=timeout_s, metadata=self._metadata)
+        return await call
+
+    async def close(self) -> None:
+        """Close the channel; calls under way break."""
+        await self._channel.close()

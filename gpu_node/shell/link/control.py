@@ -1,0 +1,240 @@
+"""The control stream: opens it when told, keeps it alive, and turns what it says into events."""
+
+import asyncio
+
+import grpc
+import structlog
+
+from gpu_node.core.assignment import Lease
+from gpu_node.core.events import (
+    Connected,
+    DrainRequested,
+    Event,
+    JobReleased,
+    LinkLost,
+    LinkRefused,
+    ShardAssigned,
+    ShardCancelled,
+)
+from gpu_node.shell.clock import monotonic_ms
+from gpu_node.shell.link.access import Access
+from gpu_node.shell.link.beside import beside
+from gpu_node.shell.link.calls import Calls, ControlCall
+from gpu_node.shell.link.post import Post
+from gpu_node.shell.link.refusals import refusal_in, why
+from gpu_node.shell.translate import (
+    assignment_value,
+    lease_message,
+    lease_value,
+    refuse_other_version,
+    version_message,
+)
+from hypergpu.ids import JobId
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.units import Milliseconds
+from hypergpu.v1 import node_pb2
+
+log = structlog.get_logger()
+
+SILENT_INTERVALS = 3
+"""A coordinator that echoes none of so many heartbeats is gone."""
+ROUND_TRIP = "a heartbeat came back"
+"""Log line of level debug, with ``taken_us``; only the newest heartbeat is timed."""
+_FAREWELL_S = 2.0
+RENEWAL_RETRY_S = 60.0
+_LASTING = frozenset(
+    {
+        Reason.VERSION_MISMATCH,
+        Reason.NODE_REVOKED,
+        Reason.NODE_UNKNOWN,
+        Reason.ROLE_FORBIDDEN,
+        Reason.SIGNATURE_INVALID,
+        Reason.NODE_NOT_JOINED,
+        Reason.FILE_UNUSABLE,
+        Reason.AUTHORITY_MISMATCH,
+    }
+)
+
+
+class ControlLink:
+    """At most one control stream at a time, and the channel that bulk calls share with it."""
+
+    def __init__(
+        self,
+        access: Access,
+        capabilities: node_pb2.Capabilities,
+        post: Post,
+        *,
+        timeout_ms: Milliseconds,
+        renewal_retry_s: float = RENEWAL_RETRY_S,
+    ) -> None:
+        self._access = access
+        self._capabilities = capabilities
+        self._report = post.event
+        self._inspect = post.inspect
+        self._timeout_ms = timeout_ms
+        self._renewal_retry_s = renewal_retry_s
+        self._outbox: asyncio.Queue[node_pb2.ControlRequest | None] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._beat_at_s: dict[int, float] = {}
+        self.calls: Calls | None = None
+        """For bulk calls; None while there is no link."""
+
+    def open(self, working: tuple[Lease, ...]) -> None:
+        """Dial; what comes of it is reported. An earlier stream ends."""
+        before, self._outbox = self._task, asyncio.Queue()
+        self._task = asyncio.create_task(self._serve(before, working), name="control")
+        self._task.add_done_callback(self._inspect)
+
+    def send(self, message: node_pb2.ControlRequest) -> None:
+        """Say something, if anybody listens."""
+        if self.calls is not None:
+            self._outbox.put_nowait(message)
+
+    def offer(self, capabilities: node_pb2.Capabilities) -> None:
+        """The node can do something else than it said: the next stream's hello tells."""
+        self._capabilities = capabilities
+        self._outbox.put_nowait(None)
+
+    async def close(self) -> None:
+        """Say what is left to say, end the stream in good order and close the channel."""
+        if self._task is None:
+            return
+        self._outbox.put_nowait(None)
+        if self.calls is not None:
+            await asyncio.wait([self._task], timeout=_FAREWELL_S)
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _serve(self, before: "asyncio.Task[None] | None", working: tuple[Lease, ...]) -> None:
+        if before is not None:
+            before.cancel()
+            await asyncio.wait([before])
+        try:
+            calls = self._access.calls(self._timeout_ms)
+        except RefusalError as refused:
+            self._report(LinkRefused(at_ms=monotonic_ms(), reason=why(refused)))
+            return
+        try:
+            event = await self._conversation(calls, working)
+        finally:
+            self.calls = None
+            await calls.close()
+        self._report(event)
+
+    async def _conversation(self, calls: Calls, working: tuple[Lease, ...]) -> Event:
+        """Hold the stream until it ends; gives what its end means."""
+        try:
+            call = calls.control()
+            interval_ms = await self._greeted(call, working)
+            self.calls = calls
+            self._report(Connected(at_ms=monotonic_ms()))
+            async with beside(
+                self._write(call), self._beat(interval_ms), self._keep_certificate(calls)
+            ):
+                await self._listen(call, interval_ms)
+        except (grpc.aio.AioRpcError, RefusalError, TimeoutError) as broken:
+            return self._ending(broken)
+        return LinkLost(at_ms=monotonic_ms(), reason="the coordinator ended the stream")
+
+    def _ending(self, broken: Exception) -> Event:
+        at_ms = monotonic_ms()
+        refused = broken if isinstance(broken, RefusalError) else None
+        if isinstance(broken, grpc.aio.AioRpcError):
+            refused = refusal_in(broken)
+        if refused is not None and refused.reason in _LASTING:
+            return LinkRefused(at_ms=at_ms, reason=why(refused))
+        if refused is None and (reason := self._access.out_of_date()):
+            return LinkRefused(at_ms=at_ms, reason=reason)
+        is_silent = isinstance(broken, TimeoutError)
+        return LinkLost(
+            at_ms=at_ms, reason="the coordinator is silent" if is_silent else why(broken)
+        )
+
+    async def _greeted(self, call: ControlCall, working: tuple[Lease, ...]) -> int:
+        hello = node_pb2.Hello(
+            version=version_message(),
+            capabilities=self._capabilities,
+            working=[lease_message(lease) for lease in working],
+        )
+        async with asyncio.timeout(self._timeout_ms / 1000):
+            await call.write(node_pb2.ControlRequest(hello=hello))
+            answer = await call.read()
+        if not isinstance(answer, node_pb2.ControlResponse) or not answer.HasField("welcome"):
+            raise RefusalError(Reason.CALL_BROKEN, "the control stream began without a welcome")
+        refuse_other_version(answer.welcome.version)
+        return max(1, answer.welcome.heartbeat_interval_ms)
+
+    async def _listen(self, call: ControlCall, interval_ms: int) -> None:
+        while True:
+            async with asyncio.timeout(SILENT_INTERVALS * interval_ms / 1000):
+                message = await call.read()
+            if not isinstance(message, node_pb2.ControlResponse):
+                return
+            self._hear(message)
+
+    def _hear(self, message: node_pb2.ControlResponse) -> None:
+        at_ms = monotonic_ms()
+        match message.WhichOneof("message"):
+            case "assignment":
+                self._assigned(message.assignment, at_ms)
+            case "cancel":
+                lease = lease_value(message.cancel.lease)
+                self._report(ShardCancelled(at_ms=at_ms, lease=lease, reason=message.cancel.reason))
+            case "release":
+                released = message.release
+                job_id = JobId(released.job_id)
+                self._report(JobReleased(at_ms=at_ms, job_id=job_id, reason=released.reason))
+            case "drain":
+                reason = message.drain.reason or "the coordinator asked it to leave"
+                self._report(DrainRequested(at_ms=at_ms, reason=reason))
+            case "heartbeat_echo":
+                self._echoed(message.heartbeat_echo.sequence)
+            case _:
+                pass
+
+    def _echoed(self, sequence: int) -> None:
+        sent_at_s = self._beat_at_s.pop(sequence, None)
+        if sent_at_s is not None:
+            taken_us = round((asyncio.get_running_loop().time() - sent_at_s) * 1e6)
+            log.debug(ROUND_TRIP, sequence=sequence, taken_us=taken_us)
+
+    def _assigned(self, message: node_pb2.Assignment, at_ms: Milliseconds) -> None:
+        try:
+            assignment = assignment_value(message)
+        except RefusalError as refused:
+            log.warning("an assignment cannot be read", reason=refused.detail)
+            back = node_pb2.HandBack(lease=message.lease, reason=refused.detail)
+            self.send(node_pb2.ControlRequest(hand_back=back))
+            return
+        self._report(ShardAssigned(at_ms=at_ms, assignment=assignment))
+
+    async def _write(self, call: ControlCall) -> None:
+        outbox = self._outbox
+        try:
+            while (message := await outbox.get()) is not None:
+                await call.write(message)
+            await call.done_writing()
+        except asyncio.InvalidStateError:
+            return  # the call is over, and who reads from it learns why
+
+    async def _beat(self, interval_ms: int) -> None:
+        sequence = 0
+        while True:
+            sequence += 1
+            self._beat_at_s = {sequence: asyncio.get_running_loop().time()}
+            beat = node_pb2.Heartbeat(sequence=sequence)
+            self.send(node_pb2.ControlRequest(heartbeat=beat))
+            await asyncio.sleep(interval_ms / 1000)
+
+    async def _keep_certificate(self, calls: Calls) -> None:
+        while True:
+            try:
+                if (due_s := self._access.renewal_due_s()) is None:
+                    return
+                await asyncio.sleep(due_s)
+                await self._access.renew(calls)
+            except (grpc.aio.AioRpcError, OSError, RefusalError) as broken:
+                # There is a third of its life left for a full disk to be noticed in.
+                log.warning("the certificate was not renewed", reason=why(broken))
+                await asyncio.sleep(self._renewal_retry_s)

@@ -1,0 +1,88 @@
+"""Where a node keeps what: the paths under its state folder, and how a file is written for good."""
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from typing import Self
+
+from hypergpu.ids import JobId
+from hypergpu.refusal import Reason, RefusalError
+
+
+class Places:
+    """The state folder. Holding it open is holding its lock: two daemons never share one."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.identity = root / "identity.key"
+        self.tls_key = root / "tls.key"
+        self.certificate = root / "tls.crt"
+        self.authority = root / "authority.crt"
+        self.coordinator = root / "coordinator.json"
+        self.memory = root / "memory.json"
+        self.worker = root / "worker.json"
+        self.nonce = root / "nonce"
+        self.blobs = root / "blobs"
+        self.datasets = root / "datasets"
+        self.jobs = root / "jobs"
+        self._lock: int | None = None
+
+    def __enter__(self) -> Self:
+        """Make the folder, readable by its owner alone, and lock it.
+
+        Raises:
+            RefusalError: STATE_LOCKED, another daemon uses it; FILE_UNUSABLE, it cannot be made.
+        """
+        try:
+            for folder in (self.root, self.blobs, self.datasets, self.jobs):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as broken:
+            detail = f"the state folder {self.root} cannot be used: {broken.strerror}"
+            raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            detail = f"another node daemon uses {self.root}"
+            raise RefusalError(Reason.STATE_LOCKED, detail) from None
+        self._lock = lock
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let the lock go."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def job(self, job_id: JobId) -> Path:
+        """The folder of one job's end states and updates."""
+        if Path(job_id).name != job_id or job_id in {"", ".", ".."}:
+            raise RefusalError(Reason.REQUEST_INVALID, f"{job_id[:80]!r} is no job's id")
+        return self.jobs / job_id
+
+    def update(self, job_id: JobId, round_number: int) -> Path:
+        """The update of one round."""
+        return self.job(job_id) / f"update-{round_number}"
+
+    def delete_job(self, job_id: JobId) -> None:
+        """Delete what is kept for a job."""
+        shutil.rmtree(self.job(job_id), ignore_errors=True)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a file, readable by its owner alone, whole or not at all, whenever the power goes."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.unlink(missing_ok=True)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,155 @@
+"""One blob from the coordinator: goes on where it broke off, and its digest has the last word."""
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+from typing import BinaryIO
+from weakref import WeakValueDictionary
+
+import structlog
+
+from gpu_node.core.assignment import BlobRef
+from gpu_node.shell.link.bulk import Piece
+from gpu_node.shell.link.calls import Calls, transfer_timeout_s
+from gpu_node.shell.transfer.cache import BlobCache
+from hypergpu.digest import RunningDigest, digest_of, running_digest_of_file
+from hypergpu.ids import Digest
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.units import Bytes
+
+log = structlog.get_logger()
+
+_BATCH_BYTES = 2 << 20
+"""Hashed and written per hop to a thread, while the next bytes come."""
+
+
+class Download:
+    """Fetches blobs into the cache, each digest once at a time.
+
+    Calls raise `grpc.aio.AioRpcError` when the link breaks, `TimeoutError` when nothing comes, and
+    `RefusalError` for what is unknown or is not what its digest says.
+    """
+
+    def __init__(self, cache: BlobCache) -> None:
+        self._cache = cache
+        # A turn lasts as long as somebody waits for it or has it.
+        self._turns: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()
+        self.received_bytes = 0
+        """Ever, by which a caller sees whether an attempt got anywhere."""
+
+    async def fetch(self, calls: Calls, blob: BlobRef) -> Path:
+        """A blob's file, from the cache or from the coordinator."""
+        turn = self._turns.setdefault(blob.digest, asyncio.Lock())
+        async with turn:
+            held = await self._cache.held(blob)
+            return held if held is not None else await self._fetched(calls, blob)
+
+    async def fetch_small(self, calls: Calls, digest: Digest, limit_bytes: int) -> bytes:
+        """A blob whose size nobody told, whole."""
+        content = bytearray()
+        timeout_s = transfer_timeout_s(Bytes(limit_bytes), calls.timeout_ms)
+        async with aclosing(calls.fetch(digest, 0, timeout_s)) as pieces:
+            async for piece in pieces:
+                content += piece.payload
+                if len(content) > limit_bytes:
+                    break
+        if digest_of(content) != digest:
+            raise RefusalError(Reason.DIGEST_MISMATCH, f"{digest} came as something else")
+        return bytes(content)
+
+    async def _fetched(self, calls: Calls, blob: BlobRef) -> Path:
+        part = self._cache.part(blob.digest)
+        was_resumed = part.exists()
+        if await self._received(calls, blob, part) == blob.digest:
+            return self._cache.admit(part, blob.digest)
+        part.unlink()
+        if was_resumed:
+            log.warning("a partial download was damaged: starting over", digest=blob.digest)
+            if await self._received(calls, blob, part) == blob.digest:
+                return self._cache.admit(part, blob.digest)
+            part.unlink()
+        raise RefusalError(Reason.DIGEST_MISMATCH, f"{blob.digest} came as something else")
+
+    async def _received(self, calls: Calls, blob: BlobRef, part: Path) -> Digest:
+        """Bring what is missing of a part file; gives the digest of all of it."""
+        is_reused = self._cache.reuse(part, blob.size_bytes)
+        with part.open("r+b" if is_reused else "ab", buffering=0) as file:
+            running = RunningDigest()
+            if not is_reused:
+                running = await asyncio.to_thread(running_digest_of_file, part)
+            try:
+                if running.size_bytes < blob.size_bytes:
+                    await self._append(calls, blob, _Part(file, running))
+            finally:
+                # Another blob's bytes may follow. A kill leaves them there, and the digest tells.
+                file.truncate(running.size_bytes)
+        if running.size_bytes != blob.size_bytes:
+            detail = f"{blob.digest} has {blob.size_bytes} bytes, {running.size_bytes} came"
+            if running.size_bytes < blob.size_bytes:
+                raise RefusalError(Reason.CALL_BROKEN, detail)
+        return running.digest()
+
+    async def _append(self, calls: Calls, blob: BlobRef, part: "_Part") -> None:
+        offset = part.running.size_bytes
+        left = Bytes(blob.size_bytes - offset)
+        timeout_s = transfer_timeout_s(left, calls.timeout_ms)
+        loop, silence_s = asyncio.get_running_loop(), calls.timeout_ms / 1000
+        try:
+            async with (
+                aclosing(calls.fetch(blob.digest, offset, timeout_s)) as pieces,
+                asyncio.timeout(silence_s) as watch,
+            ):
+                async for piece in pieces:
+                    await part.take(piece, blob)
+                    self.received_bytes += piece.payload.nbytes
+                    watch.reschedule(loop.time() + silence_s)
+        finally:
+            await part.settle()
+
+
+class _Part:
+    """A part file and the digest of what is in it. Receiving and writing overlap."""
+
+    def __init__(self, file: BinaryIO, running: RunningDigest) -> None:
+        self.running = running
+        self._file = file
+        self._next_offset = int(running.size_bytes)
+        self._batch: list[Piece] = []
+        self._held_bytes = 0
+        self._writing: asyncio.Future[None] | None = None
+
+    async def take(self, piece: Piece, blob: BlobRef) -> None:
+        """Add the next piece."""
+        if piece.offset != self._next_offset:
+            detail = f"byte {piece.offset} came, {self._next_offset} is next"
+            raise RefusalError(Reason.CALL_BROKEN, detail)
+        self._next_offset += piece.payload.nbytes
+        if self._next_offset > blob.size_bytes:
+            detail = f"{blob.digest} is longer than its {blob.size_bytes} bytes"
+            raise RefusalError(Reason.DIGEST_MISMATCH, detail)
+        self._batch.append(piece)
+        self._held_bytes += piece.payload.nbytes
+        if self._held_bytes >= _BATCH_BYTES:
+            await self._flush()
+
+    async def settle(self) -> None:
+        """Write what is held, also when the stream broke: it need not come again."""
+        await self._flush()
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+            self._writing.result()
+
+    async def _flush(self) -> None:
+        if self._writing is not None:
+            # A cancelled wait must not leave a thread writing behind the next attempt's back.
+            await asyncio.shield(self._writing)
+        batch, self._batch, self._held_bytes = self._batch, [], 0
+        if batch:
+            self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, batch))
+
+    def _write(self, batch: list[Piece]) -> None:
+        for piece in batch:
+            view = piece.payload
+            while view.nbytes:
+                view = view[self._file.write(view) :]
+            self.running.update(piece.payload)

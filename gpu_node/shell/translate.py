@@ -1,0 +1,192 @@
+"""Between protobuf and the core's values: the only place where both are known."""
+
+import math
+from importlib.metadata import PackageNotFoundError, version
+
+import msgspec
+
+from gpu_node.core.assignment import (
+    Assignment,
+    BlobRef,
+    Delta,
+    Lease,
+    SampleRange,
+    Task,
+    Update,
+)
+from gpu_node.shell.worker.messages import Ready
+from hypergpu.digest import digest_from_wire, digest_to_wire
+from hypergpu.ids import Digest, JobId, NodeId, Slot
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.signature import UpdateClaim
+from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.v1 import node_pb2, tensor_pb2
+
+PROTOCOL = 1
+"""What this node speaks; peers refuse any other."""
+
+_options = msgspec.json.Decoder(dict[str, str | int | float | bool])
+
+
+def _software() -> str:
+    try:
+        return f"hypergpu {version('hypergpu')}"
+    except PackageNotFoundError:
+        return "hypergpu (a source tree)"
+
+
+SOFTWARE = _software()
+
+
+def version_message() -> node_pb2.Version:
+    """What this node speaks."""
+    return node_pb2.Version(protocol=PROTOCOL, software=SOFTWARE)
+
+
+def refuse_other_version(theirs: node_pb2.Version) -> None:
+    """Refuse a coordinator of another protocol.
+
+    Raises:
+        RefusalError: VERSION_MISMATCH, with the command that upgrades the older side.
+    """
+    if theirs.protocol == PROTOCOL:
+        return
+    older = "here" if theirs.protocol > PROTOCOL else "where the coordinator runs"
+    raise RefusalError(
+        Reason.VERSION_MISMATCH,
+        f"the coordinator ({theirs.software}) speaks protocol {theirs.protocol}, {SOFTWARE} speaks"
+        f" {PROTOCOL}; run {older}: pip install --upgrade hypergpu",
+    )
+
+
+def capabilities_message(ready: Ready, name: str) -> node_pb2.Capabilities:
+    """What the worker says it can do, and what the machine is called."""
+    return node_pb2.Capabilities(
+        device=ready.device,
+        device_name=ready.device_name,
+        memory_bytes=ready.memory_bytes,
+        worker=ready.kind,
+        workloads=[
+            node_pb2.WorkloadVersion(name=workload, version=number)
+            for workload, number in sorted(ready.workloads.items())
+        ],
+        name=name,
+    )
+
+
+def digest_message(digest: Digest) -> tensor_pb2.Digest:
+    """A digest on the wire."""
+    return tensor_pb2.Digest(value=digest_to_wire(digest))
+
+
+def lease_message(lease: Lease) -> node_pb2.Lease:
+    """A lease on the wire."""
+    return node_pb2.Lease(job_id=lease.job_id, round=lease.round, number=lease.number)
+
+
+def lease_value(message: node_pb2.Lease) -> Lease:
+    """A lease off the wire."""
+    return Lease(JobId(message.job_id), message.round, message.number)
+
+
+def blob_value(message: tensor_pb2.BlobRef) -> BlobRef:
+    """A blob's name off the wire.
+
+    Raises:
+        RefusalError: REQUEST_INVALID, its digest is not 32 bytes.
+    """
+    return BlobRef(digest_from_wire(message.digest.value), Bytes(message.size_bytes))
+
+
+def assignment_value(message: node_pb2.Assignment) -> Assignment:
+    """Work off the wire.
+
+    Raises:
+        RefusalError: REQUEST_INVALID, a digest or the workload's options are malformed.
+    """
+    has_accepted = message.HasField("last_accepted")
+    return Assignment(
+        lease=lease_value(message.lease),
+        slot=Slot(message.slot),
+        task=_task(message),
+        delta=_delta(message.model.delta) if message.model.HasField("delta") else None,
+        last_accepted=digest_from_wire(message.last_accepted.value) if has_accepted else None,
+        deadline_in_ms=Milliseconds(message.deadline_in_ms),
+        reason=message.reason,
+    )
+
+
+def _task(message: node_pb2.Assignment) -> Task:
+    training, shard = message.training, message.shard
+    ranges = tuple(SampleRange(run.start, Samples(run.count)) for run in shard.ranges)
+    return Task(
+        workload=message.workload,
+        workload_version=message.workload_version,
+        options=_options_value(message.workload_options),
+        inner_steps=training.inner_steps,
+        batch_size=training.batch_size,
+        learning_rate=training.learning_rate,
+        weight_decay=training.weight_decay,
+        warmup_steps=training.warmup_steps,
+        schedule=training.schedule or "constant",
+        codec=training.codec,
+        seed=training.seed,
+        global_samples=Samples(training.global_samples),
+        total_samples=Samples(training.total_samples),
+        partition=shard.partition,
+        partitions=shard.partitions,
+        skew_alpha=shard.skew_alpha,
+        data_seed=shard.seed,
+        ranges=ranges,
+        model=blob_value(message.model.blob),
+        layout=digest_from_wire(message.model.layout.value),
+        manifest=blob_value(message.manifest) if message.HasField("manifest") else None,
+    )
+
+
+def _options_value(text: str) -> dict[str, str | int | float | bool]:
+    try:
+        return _options.decode(text or "{}")
+    except msgspec.MsgspecError as broken:
+        raise RefusalError(
+            Reason.REQUEST_INVALID, f"the workload's options are malformed: {broken}"
+        ) from broken
+
+
+def _delta(message: tensor_pb2.DeltaRef) -> Delta:
+    base = digest_from_wire(message.base.value)
+    return Delta(base, blob_value(message.blob), message.scheme)
+
+
+def update_claim(node: NodeId, lease: Lease, update: Update, nonce: int) -> UpdateClaim:
+    """What the node signs when it sends an update."""
+    return UpdateClaim(
+        job_id=lease.job_id,
+        round=lease.round,
+        node=node,
+        lease=lease.number,
+        nonce=nonce,
+        digest=update.digest,
+        size_bytes=update.size_bytes,
+    )
+
+
+def update_header(
+    lease: Lease, update: Update, *, nonce: int, offset: int, signature: bytes
+) -> node_pb2.UpdateHeader:
+    """What goes before an update's bytes."""
+    return node_pb2.UpdateHeader(
+        lease=lease_message(lease),
+        digest=digest_message(update.digest),
+        size_bytes=update.size_bytes,
+        nonce=nonce,
+        offset=offset,
+        signature=signature,
+        report=node_pb2.TrainingReport(
+            inner_steps=update.inner_steps,
+            samples=update.samples,
+            compute_ms=update.compute_ms,
+            loss_first=math.nan if update.loss_first is None else update.loss_first,
+            loss_last=math.nan if update.loss_last is None else update.loss_last,
+        ),
+    )

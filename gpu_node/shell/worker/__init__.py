@@ -1,0 +1,1 @@
+"""The spawned process that trains, and the messages it speaks with the daemon."""

@@ -1,0 +1,154 @@
+"""What the daemon and its worker say to each other, as `hypergpu.frames` on the worker's stdin and
+stdout.
+
+The worker is `python -m gpu_node.shell.worker --kind torch|numpy|null`. It says `Ready` once, then
+answers every `Train` with exactly one of `Trained`, `Failed` or `Aborted`. It trains one shard at a
+time; a `Train` that arrives meanwhile waits. Closing its stdin stops it like `Stop`.
+"""
+
+import msgspec
+
+from hypergpu.ids import Digest, JobId, Slot
+from hypergpu.units import Bytes, Milliseconds, Samples
+
+KINDS = ("torch", "numpy", "null")
+
+
+class PositionRange(msgspec.Struct, frozen=True, array_like=True):
+    """Positions [start, start + count) of a partition's sample stream."""
+
+    start: int
+    count: Samples
+
+
+class Train(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Train one shard. The same request gives the same update bytes on a CPU."""
+
+    job_id: JobId
+    round: int
+    lease: int
+    slot: Slot
+    workload: str
+    workload_version: int
+    options: dict[str, str | int | float | bool] = {}
+    inner_steps: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float = 0.0
+    warmup_steps: int = 0
+    """Warm-up ends when the whole job has processed ``warmup_steps * batch_size`` samples."""
+    schedule: str = "constant"
+    """``constant`` or ``cosine``."""
+    codec: str
+    """Compression scheme of the update."""
+    seed: int
+    """Keyed by (job seed, slot, round): whatever the model draws while it trains."""
+    global_samples: Samples = Samples(0)
+    """Samples the whole job had processed when the round began."""
+    total_samples: Samples = Samples(0)
+    """Schedules end here; 0 with ``constant``."""
+    partition: int = 0
+    partitions: int = 1
+    skew_alpha: float = 0.0
+    """Dirichlet concentration of the label skew; 0 is IID."""
+    data_seed: int = 0
+    """Keys partitions and permutations: the same for every node of the job."""
+    ranges: tuple[PositionRange, ...]
+    model_path: str
+    """The model as nodes hold it (no header, layout order)."""
+    layout_digest: Digest
+    data_dir: str = ""
+    """The folder of the user's files, verified by the daemon; empty for the workload's own data."""
+    state_dir: str
+    """Where this node's end states of this job lie; made when missing."""
+    resume_from: int | None = None
+    """The round whose end state this one starts from; None starts with a fresh optimizer and
+    residual.
+    """
+    returns_update: bool = False
+    """The update of ``resume_from`` was refused: it goes back into the error feedback."""
+    update_path: str
+    """Where the update is written, replacing what is there."""
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Drop the shard with this lease; answered by `Aborted` unless its answer is already out."""
+
+    lease: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Leave, dropping what is under way."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The worker has chosen its device and proved it with a real kernel."""
+
+    device: str
+    """``cpu``, ``cuda`` or ``mps``."""
+    device_name: str
+    memory_bytes: Bytes
+    kind: str
+    workloads: dict[str, int]
+    """Workloads this worker can train, with their versions."""
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """At most four a second."""
+
+    lease: int
+    steps_done: int
+    steps_total: int
+    loss: float
+
+
+class Trained(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The update and the end state are durable."""
+
+    lease: int
+    update_digest: Digest
+    update_bytes: Bytes
+    inner_steps: int
+    samples: Samples
+    compute_ms: Milliseconds
+    loss_first: float
+    loss_last: float
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The shard cannot be trained. ``is_fatal``: the worker itself must be restarted, and leaves
+    after this.
+    """
+
+    lease: int
+    reason: str
+    is_fatal: bool = False
+
+
+class Aborted(msgspec.Struct, frozen=True, tag=True):
+    """The shard was dropped; nothing of it is left behind."""
+
+    lease: int
+
+
+Request = Train | Abort | Stop
+Reply = Ready | Progress | Trained | Failed | Aborted
+
+_encoder = msgspec.msgpack.Encoder()
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def encode(message: Request | Reply) -> bytes:
+    """The payload of one frame."""
+    return _encoder.encode(message)
+
+
+def decode_request(payload: bytes) -> Request:
+    """What the daemon said. Raises `msgspec.ValidationError` for anything else."""
+    return _requests.decode(payload)
+
+
+def decode_reply(payload: bytes) -> Reply:
+    """What the worker said. Raises `msgspec.ValidationError` for anything else."""
+    return _replies.decode(payload)

@@ -1,0 +1,75 @@
+"""What a node keeps of a job between rounds: optimizer moments, residual and the update it sent.
+
+One safetensors file a round, the two newest kept, so that a round that is assigned again starts
+where it did the first time.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from gpu_node.shell.worker.shard.durable import write_durably
+from hypergpu.ids import Digest
+from hypergpu.layout import Float32s, Octets
+
+_GENERATIONS = 2
+
+
+class EndState(NamedTuple):
+    """What is left when a round is trained."""
+
+    residual: Float32s
+    """What the round's update left unsaid."""
+    update: Octets
+    codec: str
+    """The update's scheme; the next round's may be another."""
+    optimizer: dict[str, NDArray[np.float32]]
+
+
+class EndStateError(Exception):
+    """The end state of a round is missing, damaged or of another model."""
+
+
+def _path(folder: Path, round: int) -> Path:
+    return folder / f"end-{round}.safetensors"
+
+
+def save_end_state(folder: Path, round: int, state: EndState, layout: Digest) -> None:
+    """Make the end state durable and delete all but the two newest up to ``round``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, NDArray[np.generic]] = {"residual": state.residual, "update": state.update}
+    tensors.update((f"optimizer/{name}", array) for name, array in state.optimizer.items())
+    metadata = {"layout": layout, "codec": state.codec}
+    write_durably(_path(folder, round), lambda partial: save_file(tensors, partial, metadata))
+    held = {int(path.stem.removeprefix("end-")): path for path in folder.glob("end-*.safetensors")}
+    kept = sorted(number for number in held if number <= round)[-_GENERATIONS:]
+    for number, path in held.items():
+        if number not in kept:
+            path.unlink(missing_ok=True)
+
+
+def load_end_state(folder: Path, round: int, layout: Digest) -> EndState:
+    """Read the end state of a round.
+
+    Raises:
+        EndStateError: It cannot be used.
+    """
+    path = _path(folder, round)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise EndStateError(f"{path} cannot be read: {error}") from error
+    if metadata.get("layout") != layout:
+        raise EndStateError(f"{path} is of another model")
+    optimizer = {
+        name.removeprefix("optimizer/"): array
+        for name, array in tensors.items()
+        if name.startswith("optimizer/")
+    }
+    return EndState(tensors["residual"], tensors["update"], metadata["codec"], optimizer)

@@ -1,0 +1,1 @@
+"""What trains: one file for each way of writing a workload."""

@@ -1,0 +1,54 @@
+"""What trains a workload, whatever it is written in."""
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol, SupportsFloat
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hypergpu.catalogue.workload import Samples
+from hypergpu.layout import Flat, Layout
+
+OptimizerState = Mapping[str, NDArray[np.float32]]
+
+
+class Start(NamedTuple):
+    """Where a round's training starts."""
+
+    model: Flat
+    seed: int
+    optimizer: OptimizerState | None
+    """None starts a fresh AdamW."""
+    weight_decay: float
+
+
+class Trainer(Protocol):
+    """A model with an AdamW on one device. It is begun anew each round and keeps nothing in
+    between.
+    """
+
+    @property
+    def layout(self) -> Layout:
+        """The model's tensors."""
+        ...
+
+    @property
+    def samples(self) -> Samples:
+        """What it may train on."""
+        ...
+
+    def begin(self, start: Start) -> None:
+        """Take over a model and an optimizer state."""
+        ...
+
+    def step(self, indices: NDArray[np.int64], learning_rate: float) -> SupportsFloat:
+        """Take one inner step; reading the loss (of before the step) may wait for the device."""
+        ...
+
+    def store(self, out: Flat) -> None:
+        """Copy out parameters, statistics and integers as they are now."""
+        ...
+
+    def optimizer(self) -> dict[str, NDArray[np.float32]]:
+        """The AdamW's state, for `Start.optimizer` of a later round."""
+        ...

@@ -1,0 +1,48 @@
+"""What a torch worker has: torch set up for reproducible results, and a device that works."""
+
+import torch
+
+from gpu_node.shell.worker.limits import Limits, cap_memory
+from gpu_node.shell.worker.messages import Ready, Train
+from gpu_node.shell.worker.trainer.interface import Trainer
+from gpu_node.shell.worker.trainer.torch_trainer import TorchTrainer
+from hypergpu.catalogue.entry import Entry
+from hypergpu.catalogue.networks.device import chosen_device
+from hypergpu.catalogue.networks.task import TorchWorkload
+from hypergpu.catalogue.registry import build
+from hypergpu.units import Bytes
+
+
+class TorchEngine:
+    """Implements `workshop.Engine`."""
+
+    def __init__(self, limits: Limits) -> None:
+        torch.set_num_threads(limits.threads)
+        self._device = chosen_device()
+        if self._device.kind == "cpu":
+            # A GPU's deterministic kernels are slower, and equal bits are promised on CPUs only.
+            # What has no deterministic form, in a workload of another package, warns and runs.
+            torch.use_deterministic_algorithms(mode=True, warn_only=True)
+        self._memory_bytes = self._device.memory_bytes
+        if limits.memory_bytes and limits.memory_bytes < self._memory_bytes:
+            self._memory_bytes = Bytes(limits.memory_bytes)
+            if self._device.kind == "cuda":
+                share = limits.memory_bytes / self._device.memory_bytes
+                torch.cuda.set_per_process_memory_fraction(share)
+            else:
+                cap_memory(limits)
+
+    def ready(self, kind: str, workloads: dict[str, int]) -> Ready:
+        """See `workshop.Engine`."""
+        return Ready(
+            device=self._device.kind,
+            device_name=self._device.name,
+            memory_bytes=self._memory_bytes,
+            kind=kind,
+            workloads=workloads,
+        )
+
+    def trainer(self, entry: Entry, request: Train) -> Trainer:
+        """See `workshop.Engine`."""
+        workload: TorchWorkload = build(entry, request.options)
+        return TorchTrainer(workload, self._device, workload.load(request.data_dir).train)

@@ -1,0 +1,121 @@
+"""What a worker of each kind can train, and the trainers it has made so far."""
+
+import json
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import psutil
+
+from gpu_node.shell.worker.limits import Limits
+from gpu_node.shell.worker.messages import Ready, Train, Trained
+from gpu_node.shell.worker.shard.null import answer_null
+from gpu_node.shell.worker.shard.training import ShardError, Watch, train_shard
+from gpu_node.shell.worker.trainer.interface import Trainer
+from gpu_node.shell.worker.trainer.numpy_trainer import NumpyTrainer
+from hypergpu.catalogue.entry import Entry, OptionError
+from hypergpu.catalogue.registry import BuilderMissingError, build, entries
+from hypergpu.catalogue.workload import DatasetError, numpy_layout
+from hypergpu.units import Bytes
+
+_ABILITIES = {"torch": ("torch", "numpy", "null"), "numpy": ("numpy", "null"), "null": ("null",)}
+
+Answer = Callable[[Train, Watch], Trained]
+
+
+class Engine(Protocol):
+    """What a kind of worker has beside numpy. Torch stays behind it."""
+
+    def ready(self, kind: str, workloads: dict[str, int]) -> Ready:
+        """The device, once it has computed something."""
+        ...
+
+    def trainer(self, entry: Entry, request: Train) -> Trainer:
+        """A trainer of a torch workload."""
+        ...
+
+
+class _Made(NamedTuple):
+    key: str
+    answer: Answer
+
+
+class Workshop:
+    """Trains shards one after the other. The newest job's trainer, with its dataset, stays made."""
+
+    def __init__(self, kind: str, limits: Limits) -> None:
+        self._engine = _torch_engine(limits) if kind == "torch" else _PlainEngine(limits)
+        self._kind = kind
+        self._entries = {entry.name: entry for entry in entries() if entry.kind in _ABILITIES[kind]}
+        self._made: _Made | None = None
+
+    def ready(self) -> Ready:
+        """What the daemon tells the coordinator of this node."""
+        return self._engine.ready(
+            self._kind, {name: entry.version for name, entry in self._entries.items()}
+        )
+
+    def train(self, request: Train, watch: Watch) -> Trained:
+        """Answer one request.
+
+        Raises:
+            ShardError: It cannot be trained here.
+            ShardAbortedError: It is not wanted any more.
+        """
+        entry = self._entry(request)
+        key = json.dumps([request.workload, sorted(request.options.items()), request.data_dir])
+        if self._made is None or self._made.key != key:
+            self._made = None  # frees the last job's model before the next takes memory
+            self._made = _Made(key, self._answer(entry, request))
+        try:
+            return self._made.answer(request, watch)
+        except DatasetError as error:
+            raise ShardError(str(error)) from error
+
+    def _entry(self, request: Train) -> Entry:
+        entry = self._entries.get(request.workload)
+        if entry is None:
+            raise ShardError(f"a {self._kind} worker here has no workload {request.workload!r}")
+        if entry.version != request.workload_version:
+            raise ShardError(
+                f"workload {entry.name} has version {entry.version} here and"
+                f" {request.workload_version} in the job. Fix: upgrade the older side"
+            )
+        return entry
+
+    def _answer(self, entry: Entry, request: Train) -> Answer:
+        try:
+            if entry.kind == "null":
+                layout = numpy_layout(build(entry, request.options))
+                return lambda wanted, watch: answer_null(wanted, layout, watch)
+            if entry.kind == "numpy":
+                workload = build(entry, request.options)
+                made: Trainer = NumpyTrainer(workload, workload.load(request.data_dir).train)
+            else:
+                made = self._engine.trainer(entry, request)
+        except (OptionError, DatasetError, BuilderMissingError) as error:
+            raise ShardError(str(error)) from error
+        return lambda wanted, watch: train_shard(wanted, made, watch)
+
+
+class _PlainEngine:
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+
+    def ready(self, kind: str, workloads: dict[str, int]) -> Ready:
+        memory_bytes = self._limits.memory_bytes or psutil.virtual_memory().total
+        return Ready(
+            device="cpu",
+            device_name=f"CPU, {psutil.cpu_count()} threads",
+            memory_bytes=Bytes(memory_bytes),
+            kind=kind,
+            workloads=workloads,
+        )
+
+    def trainer(self, entry: Entry, request: Train) -> Trainer:
+        raise ShardError(f"workload {entry.name} needs a torch worker")
+
+
+def _torch_engine(limits: Limits) -> Engine:
+    from gpu_node.shell.worker.trainer.torch_engine import TorchEngine
+
+    return TorchEngine(limits)

@@ -1,0 +1,90 @@
+"""What a catalogue entry is, and the checking of the options a user gives it."""
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+Value = str | int | float | bool
+Options = Mapping[str, Value]
+
+
+class OptionError(ValueError):
+    """An option is unknown or has an impossible value. The text names it, what is wrong and what is
+    right.
+    """
+
+
+class Option(msgspec.Struct, frozen=True):
+    """One setting of a workload. The default's type is the option's type."""
+
+    name: str
+    default: Value
+    meaning: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A workload: what is trained on what. Importing one never imports torch."""
+
+    name: str
+    version: int
+    """Raised whenever the same options would train something else: nodes of another version take no
+    part.
+    """
+    kind: str
+    """``torch``, ``numpy`` or ``null``: the worker it needs."""
+    dataset: str
+    metric: str
+    """``accuracy`` and the like: a mean score, higher is better; ``perplexity``: lower is better.
+    """
+    meaning: str
+    builder: str
+    """``package.module:function``; called with the complete options, it returns a
+    `workload.Workload`.
+    """
+    options: tuple[Option, ...] = ()
+    takes_data: str = "never"
+    """Whether a user's folder replaces the dataset: ``never``, ``optional`` or ``required``."""
+
+
+def complete_options(entry: Entry, given: Options) -> dict[str, Value]:
+    """The given options checked, the others at their defaults, in the entry's order.
+
+    Raises:
+        OptionError: Says which option, what is wrong and what would be right.
+    """
+    known = {option.name: option for option in entry.options}
+    for name in given:
+        if name not in known:
+            names = ", ".join(known) or "none"
+            raise OptionError(f"options.{name}: {entry.name} has no such option; it has: {names}")
+    return {
+        name: _checked(entry, option, given[name]) if name in given else option.default
+        for name, option in known.items()
+    }
+
+
+def _checked(entry: Entry, option: Option, value: Value) -> Value:
+    where = f"options.{option.name} of {entry.name}"
+    wanted = type(option.default)
+    if wanted is float and type(value) is int:
+        value = float(value)
+    if type(value) is not wanted:
+        raise OptionError(
+            f"{where} is {value!r}, a {type(value).__name__}; it must be a {wanted.__name__},"
+            f" such as {option.default!r}"
+        )
+    if option.choices and value not in option.choices:
+        raise OptionError(f"{where} is {value!r}; it must be one of: {', '.join(option.choices)}")
+    if isinstance(value, str | bool):
+        return value
+    if math.isnan(value):
+        raise OptionError(f"{where} is not a number")
+    if option.minimum is not None and value < option.minimum:
+        raise OptionError(f"{where} is {value}; it must be at least {option.minimum:g}")
+    if option.maximum is not None and value > option.maximum:
+        raise OptionError(f"{where} is {value}; it must be at most {option.maximum:g}")
+    return value

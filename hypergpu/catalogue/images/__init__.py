@@ -1,0 +1,1 @@
+"""Image datasets, fetched with torchvision's own download code. Needs torch."""

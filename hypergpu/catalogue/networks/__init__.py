@@ -1,0 +1,1 @@
+"""Everything in the catalogue that imports torch."""

@@ -1,0 +1,1 @@
+"""Text of a local folder as blocks of bytes."""

@@ -1,0 +1,61 @@
+"""A group of commands whose failures end in one numbered line and an exit status."""
+
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from hypergpu.refusal import RefusalError
+
+# Typer exports no name for what click calls a usage error, only what is derived from it.
+UsageError: Any = typer.BadParameter.__bases__[0]
+USAGE_STATUS = 2
+
+
+class Commands(TyperGroup):
+    """Reports what the commands raise, wrong usage included."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the command line; leaves with its exit status."""
+        is_program = extra.pop("standalone_mode", True)
+        extra["standalone_mode"] = False
+        if not is_program:
+            return super().main(*args, **extra)
+        try:
+            status = super().main(*args, **extra)
+        except UsageError as wrong:
+            status = _report_usage(wrong)
+        except typer.Abort:
+            status = 130
+        sys.exit(status if isinstance(status, int) else 0)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        from hypergpu.cli.failure import RemoteFailureError, report
+
+        try:
+            return super().invoke(ctx)
+        except (RefusalError, RemoteFailureError) as failure:
+            raise typer.Exit(report(failure)) from failure
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
+def _report_usage(wrong: Any) -> int:
+    message = wrong.format_message()
+    command = wrong.ctx.command_path if wrong.ctx else "hypergpu"
+    if message.startswith("Usage:"):  # a group without a command: its help
+        typer.echo(message)
+    else:
+        from hypergpu.cli.failure import error_line
+        from hypergpu.refusal import Reason
+
+        number = Reason.ARGUMENT_INVALID.number
+        typer.echo(error_line(number, message, f"see {command} --help"), err=True)
+    return USAGE_STATUS
+
+
+def group(meaning: str) -> typer.Typer:
+    """A named group of commands."""
+    return typer.Typer(help=meaning, no_args_is_help=True, rich_markup_mode=None)

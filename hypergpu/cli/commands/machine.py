@@ -1,0 +1,87 @@
+"""`hypergpu up`, `join` and `demo`: what starts programs on this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def up(
+    *,
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", help="Journal, models, keys.")
+    ] = None,
+    listen: Annotated[str, typer.Option("--listen", help="Address to bind; else all.")] = "",
+    port: Annotated[
+        int | None, typer.Option("--port", min=0, max=65535, help="Else 7700; 0: any free.")
+    ] = None,
+    node_port: Annotated[
+        int | None, typer.Option("--node-port", min=0, max=65535, help="Else 7701; 0: any free.")
+    ] = None,
+    advertise: Annotated[
+        list[str] | None,
+        typer.Option("--advertise", metavar="HOST", help="A name nodes reach it by; repeatable."),
+    ] = None,
+    plaintext: Annotated[
+        bool, typer.Option("--plaintext", help="No TLS; only on loopback.")
+    ] = False,
+) -> None:
+    """Start a coordinator here and print the line that nodes join with."""
+    from hypergpu.cli.machine.up import Listen
+    from hypergpu.cli.machine.up import up as run
+    from hypergpu.cli.settings import resolved
+
+    settings = resolved({"data_dir": str(data_dir) if data_dir else None})
+    at = Listen(
+        data_dir=Path(settings["data_dir"].value).expanduser().resolve(),
+        listen=listen or ("127.0.0.1" if plaintext else ""),
+        port=port,
+        node_port=node_port,
+        advertise=tuple(advertise or ()),
+        is_plaintext=plaintext,
+    )
+    raise typer.Exit(run(at))
+
+
+def join(
+    token: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TOKEN",
+            help="From the join line; - reads it from stdin, which no other user of the machine"
+            " sees; HYPERGPU_JOIN_TOKEN works too. Needed the first time only.",
+        ),
+    ] = None,
+    *,
+    state_dir: Annotated[
+        Path | None, typer.Option("--state-dir", help="The node's key and state.")
+    ] = None,
+    worker: Annotated[
+        str, typer.Option("--worker", help="torch or numpy; else what is installed.")
+    ] = "",
+    name: Annotated[
+        str, typer.Option("--name", help="What node ls calls it; else the machine's name.")
+    ] = "",
+) -> None:
+    """Train on this machine for a coordinator. The first Ctrl-C drains, the second stops."""
+    from hypergpu.cli.machine.join import become_node
+    from hypergpu.cli.settings import resolved
+
+    settings = resolved({"state_dir": str(state_dir) if state_dir else None})
+    folder = Path(settings["state_dir"].value).expanduser()
+    become_node(token, state_dir=folder, worker=worker, name=name)
+
+
+def demo(
+    *,
+    short: Annotated[bool, typer.Option("--short", help="Fewer rounds.")] = False,
+    out: Annotated[Path, typer.Option("--out", help="Summary, logs, model.")] = Path("demo-out"),
+    nodes: Annotated[int, typer.Option("--nodes", min=2, max=32, help="How many.")] = 5,
+    worker: Annotated[
+        str, typer.Option("--worker", help="torch or numpy; else what is installed.")
+    ] = "",
+) -> None:
+    """Train handwritten digits on five nodes here, killing one half-way."""
+    from hypergpu.cli.demo.run import demonstrate
+
+    demonstrate(out, nodes=nodes, is_short=short, worker=worker)

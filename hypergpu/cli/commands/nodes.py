@@ -1,0 +1,67 @@
+"""`hypergpu node ...`."""
+
+from typing import Annotated
+
+import typer
+
+from hypergpu.cli.commands.app import group
+from hypergpu.cli.commands.options import Address, AsJson, TokenFile
+
+app = group("See the nodes, let them go, shut them out.")
+_Node = Annotated[str, typer.Argument(help="A node's id or its beginning.")]
+
+
+@app.command()
+def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFile = None) -> None:
+    """List the nodes with their state and why."""
+    from hypergpu.cli.output import say_json, say_table
+    from hypergpu.cli.remote.calls import connect
+    from hypergpu.cli.remote.views import Nodes, node_view
+    from hypergpu.cli.show.tables import NODE_COLUMNS, node_row
+
+    with connect(address, token_file) as coordinator:
+        nodes = [node_view(node) for node in coordinator.nodes()]
+    if as_json:
+        say_json(Nodes(nodes))
+    else:
+        empty = "no nodes yet; make a join line: hypergpu token create"
+        say_table(NODE_COLUMNS, [node_row(node) for node in nodes], empty=empty)
+
+
+@app.command()
+def drain(node: _Node, *, address: Address = None, token_file: TokenFile = None) -> None:
+    """Let a node finish what it holds and leave."""
+    from hypergpu.cli.output import say
+    from hypergpu.cli.remote.calls import connect
+    from hypergpu.cli.remote.naming import node_named
+
+    with connect(address, token_file) as coordinator:
+        node_id = node_named(coordinator.nodes(), node)
+        coordinator.drain(node_id)
+    say(f"{node_id} drains; see it go: hypergpu node ls")
+
+
+@app.command()
+def revoke(node: _Node, *, address: Address = None, token_file: TokenFile = None) -> None:
+    """Shut a node out at once, whatever certificate or token it holds."""
+    from hypergpu.cli.output import say
+    from hypergpu.cli.remote.calls import connect
+    from hypergpu.cli.remote.naming import node_named
+
+    with connect(address, token_file) as coordinator:
+        node_id = node_named(coordinator.nodes(), node)
+        coordinator.revoke_node(node_id)
+    say(f"{node_id} revoked; take it back: hypergpu node readmit {node_id}")
+
+
+@app.command()
+def readmit(node: _Node, *, address: Address = None, token_file: TokenFile = None) -> None:
+    """Let a revoked node in again; it dials in once it is started."""
+    from hypergpu.cli.output import say
+    from hypergpu.cli.remote.calls import connect
+    from hypergpu.cli.remote.naming import node_named
+
+    with connect(address, token_file) as coordinator:
+        node_id = node_named(coordinator.nodes(), node)
+        coordinator.readmit_node(node_id)
+    say(f"{node_id} may come back; start it again on its machine: hypergpu-node run")

@@ -1,0 +1,91 @@
+"""`hypergpu token ...`."""
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from hypergpu.cli.commands.app import group
+from hypergpu.cli.commands.options import Address, AsJson, NoConfirmation, TokenFile
+
+app = group("Make join lines and users' tokens; revoke them.")
+
+
+class RoleName(Enum):
+    """What a token is for."""
+
+    NODE = "node"
+    USER = "user"
+    OPERATOR = "operator"
+
+
+@app.command()
+def create(
+    *,
+    role: Annotated[RoleName, typer.Option("--role", help="Who will hold it.")] = RoleName.NODE,
+    ttl: Annotated[str, typer.Option("--ttl", help="How long it is good: 30m, 24h.")] = "24h",
+    uses: Annotated[int, typer.Option("--uses", min=0, help="0: as often as one likes.")] = 0,
+    label: Annotated[str, typer.Option("--label", help="For you, in the list.")] = "",
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Make a token; it is shown once."""
+    from hypergpu.cli.failure import usage_error
+    from hypergpu.cli.output import note, say, say_json
+    from hypergpu.cli.remote.calls import connect
+    from hypergpu.cli.remote.views import TokenMade
+    from hypergpu.jobfile.values import Wrong, duration_ms
+    from hypergpu.token import Role
+
+    ttl_ms = duration_ms(ttl)
+    if isinstance(ttl_ms, Wrong):
+        raise usage_error(f"--ttl: {ttl_ms.what}", ttl_ms.fix)
+    with connect(None, token_file) as coordinator:
+        made = coordinator.create_token(
+            Role(role.value), ttl_s=max(1, ttl_ms // 1000), uses=uses, label=label
+        )
+    if as_json:
+        say_json(TokenMade(made.token_id, role.value, made.token))
+        return
+    say(f"hypergpu join {made.token}" if role is RoleName.NODE else made.token)
+    hint = (
+        "paste this line on the node" if role is RoleName.NODE else "keep it in a file of mode 600"
+    )
+    note(f"shown once; {hint}. Revoke it: hypergpu token revoke {made.token_id}")
+
+
+@app.command()
+def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFile = None) -> None:
+    """List the tokens, without their secrets."""
+    from hypergpu.cli.output import say_json, say_table
+    from hypergpu.cli.remote.calls import connect
+    from hypergpu.cli.remote.views import Tokens, token_view
+    from hypergpu.cli.show.tables import TOKEN_COLUMNS, token_row
+
+    with connect(address, token_file) as coordinator:
+        tokens = [token_view(token) for token in coordinator.tokens()]
+    if as_json:
+        say_json(Tokens(tokens))
+    else:
+        say_table(TOKEN_COLUMNS, [token_row(token) for token in tokens], empty="no tokens")
+
+
+@app.command()
+def revoke(
+    token: Annotated[str, typer.Argument(help="A token's id or its beginning.")],
+    *,
+    yes: NoConfirmation = False,
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Make a token worthless. Nodes that joined with it stay."""
+    from hypergpu.cli.output import confirm, say
+    from hypergpu.cli.remote.calls import connect
+    from hypergpu.cli.remote.naming import token_named
+
+    with connect(address, token_file) as coordinator:
+        token_id = token_named(coordinator.tokens(), token)
+        if token_id == coordinator.token_id:
+            confirm(f"revoke {token_id}, the token of this very command?", yes=yes)
+        coordinator.revoke_token(token_id)
+    say(f"{token_id} revoked")

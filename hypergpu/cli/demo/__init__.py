@@ -1,0 +1,1 @@
+"""`hypergpu demo`: a coordinator and real nodes on this machine, one of which is killed."""

@@ -1,0 +1,144 @@
+"""The demo from beginning to end."""
+
+import shutil
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+from hypergpu.cli.demo.cluster import Cluster
+from hypergpu.cli.demo.job import Plan, plan
+from hypergpu.cli.demo.summary import FILE_NAME, Summary, summary_lines, summary_of, write_summary
+from hypergpu.cli.figures import span
+from hypergpu.cli.output import say
+from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.cli.remote.export import Order, export_model
+from hypergpu.cli.show.progress import Progress, with_note
+from hypergpu.cli.show.shown import View, shown
+from hypergpu.cli.show.watch import Watched
+from hypergpu.jobfile import spec_json
+from hypergpu.refusal import Reason, RefusalError
+
+GIVE_UP_AFTER_S = 300.0
+VICTIM = 2
+AWAY_S = 1.0
+
+
+def demonstrate(folder: Path, *, nodes: int, is_short: bool, worker: str = "") -> None:
+    """Train, kill, restart, and say how it went.
+
+    Args:
+        folder: Gets the summary, the logs and the model.
+        nodes: How many train.
+        is_short: Fewer rounds.
+        worker: ``torch`` or ``numpy``; when empty, what is installed.
+
+    Raises:
+        RefusalError: DEMO_MISSED, the accuracy was missed or the job did not finish.
+    """
+    started_at_s = time.monotonic()
+    chosen = plan(nodes, is_short=is_short, worker=worker)
+    _clear(folder)
+    signal.signal(signal.SIGTERM, _interrupt)
+    if chosen.note:
+        say(chosen.note)
+    with Cluster(folder, chosen.worker) as cluster:
+        say(f"starting a coordinator and {nodes} nodes as separate processes; logs: {folder}/logs")
+        cluster.start_coordinator()
+        cluster.start_nodes(nodes)
+        say(f"a token let them join over TLS ({span(time.monotonic() - started_at_s)})")
+        with cluster.operator() as coordinator:
+            summary, model_bytes = _trained(cluster, coordinator, chosen, folder, started_at_s)
+    _conclude(summary, model_bytes, chosen, folder)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what an earlier demo left, and nothing else."""
+    for name in ("state", "logs", "model"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / FILE_NAME).unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _trained(
+    cluster: Cluster, coordinator: Coordinator, chosen: Plan, folder: Path, started_at_s: float
+) -> tuple[Summary, int]:
+    nodes = chosen.spec.training.nodes
+    job_id = coordinator.create_job(spec_json(chosen.spec), None)
+    title = f"{nodes} nodes train {chosen.spec.workload}; node {VICTIM} is killed half-way"
+    with shown(title=title) as view:
+        progress = _followed(cluster, coordinator, job_id, view)
+    wall_s = time.monotonic() - started_at_s
+    job = progress.job
+    if job is None or job.phase != "finished":
+        why = "unknown" if job is None else f"{job.phase}: {job.reason}"
+        raise RefusalError(Reason.DEMO_MISSED, f"the job did not finish ({why})")
+    order = Order(job_id, folder / "model", is_overwriting=True)
+    export_model(coordinator, order, _unseen)
+    model_bytes = coordinator.job(job_id).model.blob.size_bytes
+    return summary_of(job, nodes=nodes, wall_s=wall_s), model_bytes
+
+
+def _unseen(_done: int, _total: int) -> None:
+    """The model is small: no bar."""
+
+
+def _followed(cluster: Cluster, coordinator: Coordinator, job_id: str, view: View) -> Progress:
+    """Watch the job; half-way kill a node and start it again."""
+    watched = Watched(coordinator, job_id, view)
+    fault = Fault(cluster)
+    give_up_at_s = time.monotonic() + GIVE_UP_AFTER_S
+    try:
+        while not watched.has_ended:
+            watched.tick()
+            if text := fault.advance(watched.progress):
+                watched.progress = with_note(watched.progress, text)
+                view.say(text)
+            if fault.is_over and (dead := cluster.dead()):
+                raise RefusalError(Reason.DEMO_MISSED, f"node {dead[0]} ended by itself")
+            if time.monotonic() > give_up_at_s:
+                raise RefusalError(Reason.DEMO_MISSED, f"not done after {GIVE_UP_AFTER_S:.0f} s")
+        return watched.progress
+    finally:
+        watched.close()
+
+
+class Fault:
+    """One node's death and return: half-way it is killed, a second later it starts again."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._killed_at_s: float | None = None
+        self.is_over = False
+
+    def advance(self, progress: Progress) -> str:
+        """Do what is due; returns it in words, or nothing."""
+        job = progress.job
+        if self.is_over or job is None:
+            return ""
+        if self._killed_at_s is None:
+            # Rounds are told as they close; the job's own figures are asked for once a second, in
+            # which a fast job goes from its first half to its end.
+            if not progress.rounds or 2 * progress.rounds[-1].number < job.rounds:
+                return ""
+            self._killed_at_s = time.monotonic()
+            return f"SIGKILL to node {VICTIM} (process {self._cluster.kill(VICTIM)})"
+        if time.monotonic() - self._killed_at_s < AWAY_S:
+            return ""
+        self.is_over = True
+        return f"node {VICTIM} started again (process {self._cluster.restart(VICTIM)})"
+
+
+def _conclude(summary: Summary, model_bytes: int, chosen: Plan, folder: Path) -> None:
+    path = write_summary(summary, folder)
+    say()
+    for line in summary_lines(summary, model_bytes):
+        say(line)
+    say(f"written    {path}, {folder / 'model'}")
+    if summary.accuracy < chosen.target:
+        detail = f"accuracy {summary.accuracy:.4f} is below {chosen.target}"
+        raise RefusalError(Reason.DEMO_MISSED, detail)

@@ -1,0 +1,61 @@
+"""How a command ends when it fails: one numbered line with the fix, and an exit status."""
+
+import sys
+
+from hypergpu.refusal import Reason, RefusalError
+
+
+class RemoteFailureError(Exception):
+    """A numbered refusal by a coordinator that knows reasons this program does not."""
+
+    def __init__(self, *, number: int, detail: str, fix: str) -> None:
+        super().__init__(f"{number}: {detail}. Fix: {fix}")
+        self.number = number
+        self.detail = detail
+        self.fix = fix
+
+    @property
+    def exit_code(self) -> int:
+        """The same rule as `Reason.exit_code`."""
+        return 10 + self.number // 1000
+
+
+def usage_error(detail: str, fix: str) -> RefusalError:
+    """An argument that cannot be meant."""
+    return RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+
+
+def report(failure: Exception) -> int:
+    """Tell the person what went wrong; returns the exit status."""
+    from hypergpu.jobfile.problem import JobFileError
+
+    if isinstance(failure, JobFileError):
+        for problem in failure.problems:
+            _line(
+                failure.reason.number,
+                f"{problem.where or problem.key}: {problem.what}",
+                problem.fix,
+            )
+        return failure.reason.exit_code
+    if isinstance(failure, RefusalError):
+        _line(failure.reason.number, failure.detail, failure.fix)
+        return failure.reason.exit_code
+    if isinstance(failure, RemoteFailureError):
+        _line(failure.number, failure.detail, failure.fix)
+        return failure.exit_code
+    raise failure
+
+
+def error_line(number: int, what: str, fix: str) -> str:
+    """How every error reads. What ends in a question mark needs no full stop."""
+    ended = what.rstrip(".")
+    return f"error {number}: {ended}{'' if ended.endswith('?') else '.'} Fix: {fix}"
+
+
+def _line(number: int, what: str, fix: str) -> None:
+    text = error_line(number, what, fix)
+    if sys.stderr.isatty():
+        from hypergpu.cli.output import is_rich
+
+        text = f"\x1b[31m{text}\x1b[0m" if is_rich() else text
+    sys.stderr.write(f"{text}\n")

@@ -1,0 +1,96 @@
+"""A block to paste into an issue: versions, machine, settings; secrets redacted."""
+
+import importlib.metadata
+import os
+import platform
+import re
+from collections.abc import Mapping
+
+import msgspec
+import psutil
+
+from hypergpu.catalogue.registry import complaints, entries
+from hypergpu.cli.settings import known_settings, resolved
+
+PACKAGES = (
+    "hypergpu",
+    "torch",
+    "torchvision",
+    "numpy",
+    "grpcio",
+    "protobuf",
+    "msgspec",
+    "blake3",
+    "SQLAlchemy",
+    "cryptography",
+)
+_SECRET_NAME = re.compile(r"token|secret|key|password|credential", re.IGNORECASE)
+_TOKEN = re.compile(r"hgpu1\.[A-Za-z0-9_\-]+")
+_LOGIN = re.compile(r"://[^/@\s]+@")
+REDACTED = "<redacted>"
+
+
+class Environment(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/env/1"):
+    """`env`."""
+
+    python: str
+    system: str
+    processors: int
+    memory_bytes: int
+    packages: dict[str, str]
+    settings: dict[str, str]
+    variables: dict[str, str]
+    workloads: dict[str, str]
+    complaints: list[str]
+
+
+def environment() -> Environment:
+    """Everything a maintainer asks for first, without a secret in it."""
+    return Environment(
+        python=platform.python_version(),
+        system=platform.platform(),
+        processors=os.cpu_count() or 0,
+        memory_bytes=psutil.virtual_memory().total,
+        packages={name: _version(name) for name in PACKAGES},
+        settings=_settings(),
+        variables=redacted_variables(os.environ),
+        workloads={entry.name: f"{entry.kind}: {entry.meaning}" for entry in entries()},
+        complaints=[redacted(text) for text in complaints()],
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _settings() -> dict[str, str]:
+    known = known_settings()
+    return {
+        name: f"{REDACTED if known[name].is_secret and each.value else redacted(each.value)}"
+        f" ({each.origin})"
+        for name, each in resolved().items()
+    }
+
+
+def redacted_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables that bear on us, without secrets."""
+    wanted = re.compile(
+        r"HYPERGPU_.*|(https?|all|no|grpc)_proxy|NO_COLOR|CUDA_VISIBLE_DEVICES", re.IGNORECASE
+    )
+    return {
+        name: REDACTED if _holds_secret(name) else redacted(value)
+        for name, value in sorted(variables.items())
+        if wanted.fullmatch(name)
+    }
+
+
+def _holds_secret(name: str) -> bool:
+    return bool(_SECRET_NAME.search(name)) and not name.upper().endswith("_FILE")
+
+
+def redacted(text: str) -> str:
+    """The text without tokens and logins in it."""
+    return _LOGIN.sub(f"://{REDACTED}@", _TOKEN.sub(REDACTED, text))

@@ -1,0 +1,65 @@
+"""The join line of `up`: the same one at each start for as long as it is good."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.refusal import RefusalError
+from hypergpu.token import Role, Token, parse_token, token_text
+
+FILE_NAME = "join.token"
+TTL_S = 24 * 3600
+LEAST_S = 3600
+"""A line that ends sooner is hardly worth pasting: a new one is made."""
+
+
+class JoinLine(msgspec.Struct, frozen=True):
+    """What nodes paste."""
+
+    token: str
+    good_for_s: int
+
+
+def standing_join_line(coordinator: Coordinator, folder: Path, named: Token) -> JoinLine:
+    """The line kept in ``folder``, or a new one that is kept there for its owner alone.
+
+    Args:
+        coordinator: Whom nodes are to join.
+        folder: The coordinator's data folder.
+        named: A token with the addresses and the CA of this start.
+    """
+    path = folder / FILE_NAME
+    kept = _kept(path)
+    left_s = _left_s(coordinator, kept) if kept else 0
+    if kept is None or left_s < LEAST_S:
+        made = coordinator.create_token(Role.NODE, ttl_s=TTL_S, uses=0, label="up")
+        kept, left_s = parse_token(made.token), TTL_S
+    standing = msgspec.structs.replace(kept, addresses=named.addresses, authority=named.authority)
+    text = token_text(standing)
+    _keep(path, text)
+    return JoinLine(text, left_s)
+
+
+def _kept(path: Path) -> Token | None:
+    try:
+        return parse_token(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, RefusalError):
+        return None
+
+
+def _left_s(coordinator: Coordinator, kept: Token) -> int:
+    for each in coordinator.tokens():
+        if each.token_id == kept.id and not each.is_revoked:
+            return each.expires_in_s
+    return 0
+
+
+def _keep(path: Path, text: str) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(f"{text}\n")
+    fresh.replace(path)

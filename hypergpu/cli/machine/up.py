@@ -1,0 +1,207 @@
+"""`hypergpu up`: the coordinator as a child in the foreground, and what to do with it."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import msgspec
+
+from hypergpu.cli.machine.children import (
+    exit_status,
+    kill_group,
+    program,
+    repeat,
+    signal_passed_on,
+    start,
+)
+from hypergpu.cli.machine.join_line import JoinLine, standing_join_line
+from hypergpu.cli.machine.profile import living_owner
+from hypergpu.cli.output import note, say
+from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.cli.remote.connection import Target
+from hypergpu.cli.settings import write_profile
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.token import Role, parse_token
+
+CALL_TIMEOUT_S = 20.0
+LOG_NAME = "coordinator.log"
+LOG_BYTES_MAX = 10_000_000
+TAIL_LINES = 15
+AGAIN = "hypergpu up"
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The line a coordinator prints once it serves."""
+
+    address: str
+    """Where this machine reaches it."""
+    operator_token_file: str
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The line a coordinator prints instead when it will not serve."""
+
+    refused: str
+    """The reason's name."""
+    detail: str
+    fix: str
+
+
+class StartRefusedError(RefusalError):
+    """The coordinator said itself why it will not serve: its log adds nothing."""
+
+
+class Listen(msgspec.Struct, frozen=True):
+    """Where a coordinator is to listen, and what it keeps."""
+
+    data_dir: Path
+    listen: str = ""
+    port: int | None = None
+    node_port: int | None = None
+    advertise: tuple[str, ...] = ()
+    is_plaintext: bool = False
+
+
+def coordinator_command(at: Listen) -> list[str]:
+    """How the coordinator is started."""
+    arguments = ["--data-dir", str(at.data_dir)]
+    if at.listen:
+        arguments += ["--listen", at.listen]
+    if at.port is not None:
+        arguments += ["--port", str(at.port)]
+    if at.node_port is not None:
+        arguments += ["--node-port", str(at.node_port)]
+    for address in at.advertise:
+        arguments += ["--advertise", address]
+    if at.is_plaintext:
+        arguments.append("--plaintext")
+    return program("coordinator", *arguments)
+
+
+def wait_until_ready(child: subprocess.Popen[str]) -> Ready:
+    """Read the child's ready line.
+
+    Raises:
+        StartRefusedError: it said why not.
+        RefusalError: CHILD_ENDED, it ended before it was ready.
+    """
+    lines = child.stdout or ()
+    for line in lines:
+        try:
+            said = msgspec.json.decode(line)
+            if isinstance(said, dict) and said.get("refused") in Reason.__members__:
+                why = msgspec.convert(said, Refused)
+                raise StartRefusedError(Reason[why.refused], why.detail, fix=why.fix)
+            return msgspec.convert(said, Ready)
+        except (msgspec.DecodeError, msgspec.ValidationError):
+            note(line.rstrip())
+    status = exit_status(child)
+    raise RefusalError(Reason.CHILD_ENDED, f"the coordinator ended with status {status}")
+
+
+def operator(ready: Ready) -> Coordinator:
+    """A connection with the operator's token of this machine's coordinator."""
+    token = parse_token(Path(ready.operator_token_file).read_text("utf-8"))
+    return Coordinator(Target(ready.address, token, CALL_TIMEOUT_S))
+
+
+def join_token(ready: Ready, *, ttl_s: int, uses: int, label: str) -> str:
+    """A fresh token for nodes."""
+    with operator(ready) as coordinator:
+        return coordinator.create_token(Role.NODE, ttl_s=ttl_s, uses=uses, label=label).token
+
+
+def up(at: Listen) -> int:
+    """Run a coordinator until it is told to end; returns its exit status."""
+    is_first = not at.data_dir.exists()
+    log = _made_log(at.data_dir)
+    begin = log.stat().st_size if log.exists() else 0
+    child = start(coordinator_command(at), log=log, is_read=True)
+    signal_passed_on(child)
+    try:
+        ready = wait_until_ready(child)
+        _greet(ready, at.data_dir, log)
+    except StartRefusedError:
+        kill_group(child)
+        if is_first:
+            shutil.rmtree(at.data_dir, ignore_errors=True)
+        raise
+    except BaseException:
+        _say_tail(log, begin)
+        kill_group(child)
+        raise
+    repeat(child, note)
+    status = exit_status(child)
+    if status:
+        _say_tail(log, begin)
+    note(f"the coordinator has ended; it goes on where it was with the next: {AGAIN}")
+    return status
+
+
+def _made_log(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log = fresh_log(folder / LOG_NAME)
+        log.touch()
+    except OSError as broken:
+        detail = f"nothing can be kept in {folder}: {broken.strerror}"
+        fix = "choose a folder that you may write: --data-dir FOLDER"
+        raise RefusalError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
+    return log
+
+
+def fresh_log(path: Path) -> Path:
+    """A log to append to; an old long one is set aside."""
+    if path.exists() and path.stat().st_size > LOG_BYTES_MAX:
+        path.replace(path.with_suffix(".1"))
+    return path
+
+
+def _say_tail(log: Path, begin: int) -> None:
+    """The end of what was logged from ``begin`` on."""
+    try:
+        text = log.read_bytes()[begin:].decode("utf-8", "replace")
+    except OSError:
+        return
+    for line in text.splitlines()[-TAIL_LINES:]:
+        note(f"  {line}")
+
+
+def _join_line(ready: Ready, folder: Path) -> JoinLine:
+    named = parse_token(Path(ready.operator_token_file).read_text("utf-8"))
+    with operator(ready) as coordinator:
+        return standing_join_line(coordinator, folder, named)
+
+
+def _reached_by(ready: Ready) -> str:
+    """Leave the profile, unless another coordinator that runs owns it; says how to call this."""
+    if owner := living_owner(ready.operator_token_file):
+        option = f"--token-file {ready.operator_token_file}"
+        return (
+            f"commands on this machine go to the coordinator at {owner}; for this one add {option}"
+        )
+    values = {"address": ready.address, "token_file": ready.operator_token_file}
+    return f"commands on this machine know it from {write_profile(values)}"
+
+
+def _greet(ready: Ready, folder: Path, log: Path) -> None:
+    join_by = _join_line(ready, folder)
+    addresses = ", ".join(parse_token(join_by.token).addresses)
+    hours = max(1, join_by.good_for_s // 3600)
+    for line in (
+        f"the coordinator is up at {addresses}",
+        "",
+        f"on each machine that is to train, paste this line (good for {hours} hours):",
+        "",
+        f"    hypergpu join {join_by.token}",
+        "",
+        "then, here:",
+        "",
+        "    hypergpu node ls                        who has joined",
+        "    hypergpu job submit FILE.toml --watch   train",
+        "",
+        _reached_by(ready),
+        f"its log is {log}",
+        "Ctrl-C ends it and keeps everything",
+    ):
+        say(line)

@@ -1,0 +1,60 @@
+"""The `hypergpu` command. Importing this module imports no gRPC, no torch and no rich."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from hypergpu.cli.commands import inspect, jobs, machine, nodes, tokens
+from hypergpu.cli.commands.app import Commands
+
+app = typer.Typer(
+    name="hypergpu",
+    cls=Commands,
+    help="Train one model together on many machines over links nobody controls.",
+    no_args_is_help=True,
+    # Rich help takes a quarter of a second to import; plain help a tenth.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command()(machine.up)
+app.command()(machine.join)
+app.add_typer(jobs.app, name="job")
+app.add_typer(nodes.app, name="node")
+app.add_typer(tokens.app, name="token")
+app.command()(machine.demo)
+app.command()(inspect.doctor)
+app.command()(inspect.env)
+app.add_typer(inspect.config, name="config")
+
+
+def _say_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer calls it
+    if is_wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"hypergpu {version('hypergpu')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Say which."),
+    ] = False,
+) -> None:
+    """Options that belong to no command."""
+
+
+def main() -> None:
+    """Run the command line; the exit status tells the kind of failure (docs/cli.md)."""
+    # What gRPC logs of its own accord is said again by our errors. Programs we start inherit this.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        app(prog_name="hypergpu")
+    except BrokenPipeError:
+        # Whoever read our output has enough of it; nothing is left to say to anybody.
+        sys.stderr.close()
+        sys.exit(0)

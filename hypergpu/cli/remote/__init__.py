@@ -1,0 +1,1 @@
+"""The coordinator as the command line sees it: connection, calls, transfers, views."""

@@ -1,0 +1,33 @@
+"""Compression schemes by the names that job files use."""
+
+from hypergpu.compression.bf16 import Bf16
+from hypergpu.compression.feedback import Encoded, encode_into_residual, encode_with_feedback
+from hypergpu.compression.fp32 import Fp32
+from hypergpu.compression.int4 import Int4
+from hypergpu.compression.int8 import Int8
+from hypergpu.compression.scheme import GROUP, RECORD, Scheme, groups
+
+__all__ = [
+    "GROUP",
+    "RECORD",
+    "Encoded",
+    "Scheme",
+    "encode_into_residual",
+    "encode_with_feedback",
+    "groups",
+    "scheme_named",
+]
+
+_SCHEMES: dict[str, Scheme] = {scheme.name: scheme for scheme in (Fp32(), Bf16(), Int8(), Int4())}
+
+
+def scheme_named(name: str) -> Scheme:
+    """The scheme of a name in `hypergpu.spec.SCHEMES`.
+
+    Raises:
+        ValueError: There is none.
+    """
+    scheme = _SCHEMES.get(name)
+    if scheme is None:
+        raise ValueError(f"no compression scheme {name!r}: use one of {', '.join(_SCHEMES)}")
+    return scheme

@@ -1,0 +1,33 @@
+"""Plain float32: 4 bytes a value, nothing lost."""
+
+import numpy as np
+
+from hypergpu.compression.scheme import Scheme
+from hypergpu.layout import Float32s, Octets
+
+
+class Fp32(Scheme):
+    """Little-endian float32, as in memory."""
+
+    name = "fp32"
+    is_lossless = True
+
+    def encoded_bytes(self, count: int) -> int:
+        """See `Scheme`."""
+        return 4 * count
+
+    def encode(self, values: Float32s, out: Octets) -> None:
+        """See `Scheme`. The bits are the same, of what is not finite too."""
+        np.copyto(out.view(np.float32), values)
+
+    def decode(self, payload: Octets, out: Float32s) -> None:
+        """See `Scheme`."""
+        np.copyto(out, payload.view(np.float32))
+
+    def values(self, payload: Octets, scratch: Float32s) -> Float32s:
+        """See `Scheme`."""
+        return payload.view(np.float32)
+
+    def is_finite(self, payload: Octets) -> bool:
+        """See `Scheme`."""
+        return bool(np.isfinite(payload.view(np.float32)).all())

@@ -1,0 +1,57 @@
+"""Which manifests are good: one rule for who sends a dataset, stores it and trains on it."""
+
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+
+from hypergpu.refusal import Reason, RefusalError
+
+ENTRIES_MAX = 100_000
+PATH_BYTES_MAX = 1024
+_NAME_BYTES_MAX = 255
+"""What file systems take for the name of one file or folder."""
+
+
+def checked_paths(texts: Iterable[str]) -> tuple[PurePosixPath, ...]:
+    """The paths of a manifest's entries in their order, fit to be made in any folder.
+
+    Raises:
+        RefusalError: MANIFEST_INVALID, a path is none, leads elsewhere, occurs twice or lies below
+            another one's file; or there are too many.
+    """
+    paths = tuple(_checked_path(text) for text in texts)
+    if len(paths) > ENTRIES_MAX:
+        detail = f"{len(paths)} files are over the limit of {ENTRIES_MAX}"
+        raise RefusalError(Reason.MANIFEST_INVALID, detail)
+    files: set[PurePosixPath] = set()
+    for path in paths:
+        if path in files:
+            raise _invalid(str(path), "occurs twice")
+        files.add(path)
+    folders: set[PurePosixPath] = set()
+    for path in paths:
+        for folder in path.parents:
+            if folder in folders:
+                break
+            if folder in files:
+                raise _invalid(str(path), "lies below another file")
+            folders.add(folder)
+    return paths
+
+
+def _checked_path(text: str) -> PurePosixPath:
+    parts = text.split("/")
+    if any(part in {"", ".", ".."} for part in parts):
+        raise _invalid(text, "is not relative with forward slashes and no '.' or '..'")
+    if any(letter == "\\" or ord(letter) < 0x20 or ord(letter) == 0x7F for letter in text):
+        raise _invalid(text, "holds a backslash or a control character")
+    try:
+        sizes = [len(part.encode()) for part in parts]
+    except UnicodeEncodeError:
+        raise _invalid(text, "is not Unicode") from None
+    if max(sizes) > _NAME_BYTES_MAX or sum(sizes) + len(sizes) > PATH_BYTES_MAX:
+        raise _invalid(text, "is too long")
+    return PurePosixPath(text)
+
+
+def _invalid(path: str, why: str) -> RefusalError:
+    return RefusalError(Reason.MANIFEST_INVALID, f"path {path[:80]!r} {why}")

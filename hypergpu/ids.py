@@ -1,0 +1,18 @@
+"""Names that processes exchange. A name is a string or a number with one meaning, nothing more."""
+
+from typing import NewType
+
+JobId = NewType("JobId", str)
+"""``job-`` and 12 lower-case hex digits."""
+
+NodeId = NewType("NodeId", str)
+"""``0x`` and 40 lower-case hex digits: the Ethereum address of the node's identity key."""
+
+TokenId = NewType("TokenId", str)
+"""12 lower-case hex digits."""
+
+Digest = NewType("Digest", str)
+"""BLAKE3-256 of some bytes, 64 lower-case hex digits. On the wire it travels as 32 bytes."""
+
+Slot = NewType("Slot", int)
+"""A participant's number within one job, given in order of joining. It keys data and seeds."""

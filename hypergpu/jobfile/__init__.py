@@ -1,0 +1,35 @@
+"""Job files: TOML into a validated `hypergpu.spec.JobSpec`, and a running job's changes alike.
+
+The command line reads files with it and the coordinator judges specs and changes with it, so both
+refuse the same things in the same words. It reads no file itself except in `read_job_file`.
+"""
+
+from hypergpu.jobfile.change import parameter_words, with_parameters
+from hypergpu.jobfile.limits import LIMITS, Limit
+from hypergpu.jobfile.problem import JobFileError, Problem
+from hypergpu.jobfile.reading import (
+    check_data_folder,
+    data_folder,
+    parse_job,
+    parse_spec_json,
+    read_job_file,
+    spec_json,
+)
+from hypergpu.jobfile.rules import checked_spec, spec_problems
+
+__all__ = [
+    "LIMITS",
+    "JobFileError",
+    "Limit",
+    "Problem",
+    "check_data_folder",
+    "checked_spec",
+    "data_folder",
+    "parameter_words",
+    "parse_job",
+    "parse_spec_json",
+    "read_job_file",
+    "spec_json",
+    "spec_problems",
+    "with_parameters",
+]

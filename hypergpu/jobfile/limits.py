@@ -1,0 +1,60 @@
+"""The range of every number in a job file, and the words that text settings may be."""
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from hypergpu.spec import SCHEMES
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """A range of numbers; ``least`` and ``most`` are in it unless said otherwise."""
+
+    least: float
+    most: float
+    excludes_least: bool = False
+    excludes_most: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Whether ``value`` is in the range. Not a number and infinities never are."""
+        if not math.isfinite(value):
+            return False
+        is_above = value > self.least if self.excludes_least else value >= self.least
+        is_below = value < self.most if self.excludes_most else value <= self.most
+        return is_above and is_below
+
+    def __str__(self) -> str:
+        opening = "(" if self.excludes_least else "["
+        closing = ")" if self.excludes_most else "]"
+        return f"{opening}{self.least:.15g}, {self.most:.15g}{closing}"
+
+
+SEED_MOST = 2**63 - 1  # what TOML's integers hold
+
+LIMITS: Mapping[str, Limit] = {
+    "training.rounds": Limit(1, 1_000_000),
+    "training.inner_steps": Limit(1, 100_000),
+    "training.batch_size": Limit(1, 65_536),
+    "training.seed": Limit(0, SEED_MOST),
+    "training.nodes": Limit(1, 10_000),
+    "inner.learning_rate": Limit(0, 100, excludes_least=True),
+    "inner.weight_decay": Limit(0, 10),
+    "inner.warmup_steps": Limit(0, 1_000_000_000),
+    "outer.learning_rate": Limit(0, 10, excludes_least=True),
+    "outer.momentum": Limit(0, 1, excludes_most=True),
+    "round.deadline_ms": Limit(0, 7 * 24 * 3_600_000),
+    "round.quorum": Limit(0, 1, excludes_least=True),
+    "data.alpha": Limit(0, 1e6, excludes_least=True),
+    "data.partitions": Limit(0, 100_000),
+    "evaluation.every": Limit(1, 1_000_000),
+}
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "inner.schedule": ("constant", "cosine"),
+    "codec.up": SCHEMES,
+    "codec.down": SCHEMES,
+    "data.sharding": ("iid", "dirichlet"),
+}
+
+NAME_LENGTH_MOST = 64

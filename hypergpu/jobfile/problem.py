@@ -1,0 +1,41 @@
+"""What is wrong with a job's settings: what, where and the fix, for every problem at once."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from hypergpu.refusal import Reason, RefusalError
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One thing that is wrong."""
+
+    key: str
+    """Dotted, for example ``inner.learning_rate``; empty for the file as a whole."""
+    what: str
+    fix: str
+    where: str = ""
+    """The file, its line and the table; empty when the settings came from no file."""
+
+    def __str__(self) -> str:
+        return f"{self.where or self.key}: {self.what}. Fix: {self.fix}"
+
+
+class JobFileError(RefusalError):
+    """Settings that no job can have. ``problems`` holds all of them."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(Reason.SPEC_INVALID, "; ".join(str(problem) for problem in self.problems))
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """The known word that was probably meant, or an empty string."""
+    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
+    return close[0] if close else ""
+
+
+def listed(words: Iterable[str]) -> str:
+    """Words as people list them in a sentence."""
+    return ", ".join(words) or "none"

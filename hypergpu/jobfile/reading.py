@@ -1,0 +1,227 @@
+"""TOML text into a job spec. Collects every problem before it complains."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from hypergpu.jobfile.places import Places
+from hypergpu.jobfile.problem import JobFileError, Problem, listed, nearest
+from hypergpu.jobfile.rules import checked_spec, spec_problems
+from hypergpu.jobfile.schema import (
+    DURATIONS,
+    KEYS,
+    NICKNAMES,
+    OPTIONS,
+    SECTIONS,
+    TOP,
+    dotted,
+    tables_with,
+)
+from hypergpu.jobfile.values import Scalar, Wrong, converted, duration_ms, spoken
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.spec import JobSpec
+
+FILE_BYTES_MAX = 1 << 20
+_LINE = re.compile(r"\(at line ([0-9]+), column [0-9]+\)$")
+
+
+def read_job_file(path: Path) -> JobSpec:
+    """Read and validate a job file.
+
+    Raises:
+        RefusalError: FILE_UNUSABLE, it cannot be read.
+        JobFileError: It describes no job; all problems at once.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as broken:
+        detail = f"the job file {path} cannot be read: {broken.strerror}"
+        raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
+    if len(raw) > FILE_BYTES_MAX:
+        raise RefusalError(Reason.FILE_UNUSABLE, f"{path} is too large for a job file")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as broken:
+        problem = Problem("", f"byte {broken.start} is not UTF-8", "save it as UTF-8", str(path))
+        raise JobFileError([problem]) from broken
+    return parse_job(text, source=str(path))
+
+
+def check_data_folder(spec: JobSpec, file: Path) -> None:
+    """Refuse a job whose data is not where its file says.
+
+    Raises:
+        JobFileError: There is no such folder.
+    """
+    if not spec.data.path:
+        return
+    folder = data_folder(spec, file.parent)
+    if not folder.is_dir():
+        key = "data.path"
+        fix = "correct it; a relative one begins at the job file's folder"
+        where = Places(str(file), file.read_text("utf-8")).of(key)
+        raise JobFileError([Problem(key, f"there is no folder {folder}", fix, where)])
+
+
+def data_folder(spec: JobSpec, beside: Path) -> Path:
+    """Where ``data.path`` leads for a job file in the folder ``beside``."""
+    return (beside / Path(spec.data.path).expanduser()).resolve()
+
+
+def _syntax_problem(source: str, text: str, said: str) -> Problem:
+    """The parser names the place in words at the end; people's editors want ``FILE:LINE``."""
+    found = _LINE.search(said)
+    line = int(found[1]) if found else max(1, len(text.splitlines()))
+    fix = "correct the syntax there, for example the quotes around a text"
+    return Problem("", f"it is not TOML: {said}", fix, f"{source}:{line}")
+
+
+def parse_job(text: str, *, source: str = "job file") -> JobSpec:
+    """Validate the text of a job file; ``source`` names it in messages.
+
+    Raises:
+        JobFileError: It describes no job; all problems at once.
+    """
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as broken:
+        raise JobFileError([_syntax_problem(source, text, str(broken))]) from broken
+    return _Reader(Places(source, text)).spec(tree)
+
+
+def parse_spec_json(text: str) -> JobSpec:
+    """Validate a spec that came over the wire.
+
+    Raises:
+        JobFileError: It is not a spec, or describes no job.
+    """
+    try:
+        spec = msgspec.json.decode(text, type=JobSpec)
+    except msgspec.DecodeError as broken:
+        fix = "send what hypergpu job submit sends; upgrade the older side"
+        raise JobFileError([Problem("spec", str(broken), fix)]) from broken
+    return checked_spec(spec)
+
+
+def spec_json(spec: JobSpec) -> str:
+    """The one text of a spec: the same spec is the same text."""
+    return msgspec.json.encode(spec, order="sorted").decode("utf-8")
+
+
+class _Reader:
+    """Folds one TOML tree into a spec and remembers what was wrong."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._problems: list[Problem] = []
+        self._given: dict[str, dict[str, Scalar]] = {table: {} for table in KEYS}
+        self._options: dict[str, Scalar] = {}
+
+    def spec(self, tree: Mapping[str, object]) -> JobSpec:
+        """Build the spec or raise everything that is wrong with it."""
+        for key, value in tree.items():
+            if isinstance(value, dict):
+                self._take_table(key, value)
+            elif key in SECTIONS or key == OPTIONS:
+                self._complain(key, f"it is {spoken(value)}, not a table", f"write [{key}]")
+            else:
+                self._take(TOP, key, value)
+        if "workload" not in tree:
+            fix = 'add workload = "digits-cnn" on top; hypergpu env lists the workloads'
+            self._complain("workload", "it is missing", fix)
+        self._check_pairs()
+        spec = self._built()
+        known = {problem.key for problem in self._problems}
+        for problem in spec_problems(spec):
+            if problem.key not in known:
+                self._complain(problem.key, problem.what, problem.fix)
+        if self._problems:
+            raise JobFileError(sorted(self._problems, key=lambda each: self._places.line(each.key)))
+        return spec
+
+    def _complain(self, key: str, what: str, fix: str) -> None:
+        self._problems.append(Problem(key, what, fix, self._places.of(key)))
+
+    def _take_table(self, table: str, rows: Mapping[str, object]) -> None:
+        if table == OPTIONS:
+            self._take_options(rows)
+        elif table in SECTIONS:
+            for key, value in rows.items():
+                self._take(table, key, value)
+        else:
+            known = (*SECTIONS, OPTIONS)
+            meant = nearest(table, known)
+            fix = f"did you mean [{meant}]?" if meant else f"the tables are {listed(known)}"
+            self._complain(table, "there is no such table", fix)
+
+    def _take_options(self, rows: Mapping[str, object]) -> None:
+        for key, value in rows.items():
+            if isinstance(value, str | int | float | bool):
+                self._options[key] = value
+            else:
+                what = f"it is {spoken(value)}; options are text, numbers or true/false"
+                self._complain(dotted(OPTIONS, key), what, "give one value")
+
+    def _take(self, table: str, key: str, value: object) -> None:
+        name = dotted(table, key)
+        if name in DURATIONS:
+            self._take_duration(name, value)
+        elif (wanted := KEYS[table].get(key)) is None:
+            self._complain(name, "there is no such key", _unknown_key_fix(table, key))
+        elif isinstance(taken := converted(value, wanted), Wrong):
+            self._complain(name, taken.what, taken.fix)
+        elif key in self._given[table]:
+            self._complain(name, "it is given with a unit too", "keep one of the two")
+        else:
+            self._given[table][key] = taken
+
+    def _take_duration(self, name: str, value: object) -> None:
+        span_ms = duration_ms(value)
+        table, _, key = DURATIONS[name].partition(".")
+        if isinstance(span_ms, Wrong):
+            self._complain(name, span_ms.what, span_ms.fix)
+        elif key in self._given[table]:
+            self._complain(name, f"{key} is given too", "keep one of the two")
+        else:
+            self._given[table][key] = span_ms
+
+    def _check_pairs(self) -> None:
+        # The defaults hide these from the spec's own rules: only the file tells what was written.
+        sharding = self._given["data"].get("sharding", "iid")
+        if sharding == "iid":
+            for key in ("alpha", "partitions"):
+                if key in self._given["data"]:
+                    what = f'{key} does nothing when sharding is "iid"'
+                    fix = f'set sharding = "dirichlet" or remove {key}'
+                    self._complain(f"data.{key}", what, fix)
+        if "quorum" in self._given["round"] and not self._given["round"].get("deadline_ms"):
+            has_bad_deadline = any(found.key.startswith("round.dead") for found in self._problems)
+            if not has_bad_deadline:
+                what = "quorum does nothing without a deadline"
+                self._complain("round.quorum", what, 'add deadline = "60s" or remove quorum')
+
+    def _built(self) -> JobSpec:
+        top = {"workload": "", **self._given[TOP]}
+        sections = {name: struct(**self._given[name]) for name, struct in SECTIONS.items()}
+        return msgspec.convert(
+            {**top, OPTIONS: self._options, **msgspec.to_builtins(sections)}, JobSpec
+        )
+
+
+def _unknown_key_fix(table: str, key: str) -> str:
+    durations = [name.partition(".")[2] for name in DURATIONS if name.startswith(f"{table}.")]
+    known = [*KEYS[table], *durations]
+    nickname = NICKNAMES.get(key.lower(), key)
+    if nickname in known:
+        return f"did you mean {nickname}?"
+    homes = [home for home in tables_with(nickname) if home != table]
+    if homes:
+        named = " or ".join(f"[{home}]" if home else "the top" for home in homes)
+        return f"{nickname} belongs to {named}"
+    if meant := nearest(key, known):
+        return f"did you mean {meant}?"
+    place = f"[{table}]" if table else "the top of the file"
+    return f"the keys of {place} are {listed(known)}"

@@ -1,0 +1,53 @@
+"""What a job asks of its workload, judged against the catalogue."""
+
+from collections.abc import Iterator
+
+from hypergpu.catalogue.entry import Entry, OptionError, complete_options
+from hypergpu.catalogue.registry import UnknownWorkloadError, entries, find
+from hypergpu.jobfile.problem import Problem, listed, nearest
+from hypergpu.spec import JobSpec
+
+
+def workload_problems(spec: JobSpec) -> Iterator[Problem]:
+    """An unknown workload, options that it does not have, data that it cannot take."""
+    if not spec.workload:
+        fix = f"choose one of {listed(entry.name for entry in entries())}"
+        yield Problem("workload", "it is missing", fix)
+        return
+    try:
+        entry = find(spec.workload)
+    except UnknownWorkloadError:
+        yield _unknown(spec.workload)
+        return
+    yield from _option_problems(entry, spec)
+    yield from _data_problems(entry, spec)
+
+
+def _unknown(workload: str) -> Problem:
+    names = [entry.name for entry in entries()]
+    meant = nearest(workload, names)
+    fix = f'did you mean "{meant}"?' if meant else f"choose one of {listed(names)}"
+    return Problem("workload", f'there is no workload "{workload}"', fix)
+
+
+def _option_problems(entry: Entry, spec: JobSpec) -> Iterator[Problem]:
+    names = [option.name for option in entry.options]
+    for name, value in spec.options.items():
+        if name not in names:
+            meant = nearest(name, names)
+            fix = f"did you mean {meant}?" if meant else f"its options are {listed(names)}"
+            yield Problem(f"options.{name}", f"{entry.name} has no such option", fix)
+            continue
+        try:
+            complete_options(entry, {name: value})
+        except OptionError as wrong:
+            yield Problem(f"options.{name}", str(wrong), "correct it as said")
+
+
+def _data_problems(entry: Entry, spec: JobSpec) -> Iterator[Problem]:
+    if spec.data.path and entry.takes_data == "never":
+        what = f"{entry.name} trains on {entry.dataset} only"
+        yield Problem("data.path", what, "remove path, or choose a workload that takes data")
+    if not spec.data.path and entry.takes_data == "required":
+        what = f"{entry.name} needs data of yours"
+        yield Problem("data.path", what, 'add path = "FOLDER" in [data]')

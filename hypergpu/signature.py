@@ -1,0 +1,182 @@
+"""Claims that a node signs with its identity key (secp256k1), and their exact bytes.
+
+A claim's bytes, all integers big-endian and unsigned::
+
+    u8 length | domain, ASCII         "hypergpu/v1/join" or "hypergpu/v1/update"
+    join:    u32 length | token id, UTF-8  |  request digest[32]
+    update:  u256 chain id  |  u32 length | job id, UTF-8  |  u32 round  |  node[20]
+             |  u64 lease  |  u64 nonce  |  digest[32]  |  u64 size in bytes
+
+The domain comes first and is length-prefixed, and every field is of fixed width or length-prefixed,
+so no two claims share their bytes. What is signed is Keccak-256 of them. A signature is
+``r[32] | s[32] | v[1]`` with v 0 or 1 and s in the lower half, so it has no second valid form.
+A node's id is the Ethereum address of its key: the last 20 bytes of Keccak-256 of the public key.
+"""
+
+import re
+
+import msgspec
+from coincurve import PrivateKey, PublicKey
+from eth_hash.auto import keccak
+
+from hypergpu.digest import WIRE_BYTES, digest_to_wire
+from hypergpu.ids import Digest, JobId, NodeId, TokenId
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.units import Bytes
+
+SECRET_BYTES = 32
+PUBLIC_KEY_BYTES = 64
+SIGNATURE_BYTES = 65
+_JOIN = b"hypergpu/v1/join"
+_UPDATE = b"hypergpu/v1/update"
+_NODE_ID = re.compile(r"0x[0-9a-f]{40}", re.ASCII)
+_HALF_ORDER = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
+_UNCOMPRESSED = b"\x04"
+
+
+class JoinClaim(msgspec.Struct, frozen=True):
+    """The key holder asks for a certificate."""
+
+    token_id: TokenId
+    request_digest: Digest
+    """Of the certificate request exactly as sent (PEM)."""
+
+
+class UpdateClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """The key holder made this update under this lease."""
+
+    job_id: JobId
+    round: int
+    node: NodeId
+    lease: int
+    nonce: int
+    digest: Digest
+    size_bytes: Bytes
+    chain_id: int = 0
+    """0 while no chain settles the job."""
+
+
+Claim = JoinClaim | UpdateClaim
+
+
+class IdentityKey:
+    """A node's secp256k1 key. Its secret is shown only by `secret`, never by repr."""
+
+    __slots__ = ("_key", "node_id", "public_key")
+
+    def __init__(self, secret: bytes) -> None:
+        """Take over a secret of 32 bytes.
+
+        Raises:
+            ValueError: it is not a number in [1, group order).
+        """
+        if len(secret) != SECRET_BYTES:
+            raise ValueError(f"an identity key's secret is {SECRET_BYTES} bytes, not {len(secret)}")
+        self._key = PrivateKey(secret)
+        self.public_key = self._key.public_key.format(compressed=False)[1:]
+        self.node_id = node_id_of(self.public_key)
+
+    @classmethod
+    def generate(cls) -> "IdentityKey":
+        """Make a fresh key from the system's randomness."""
+        return cls(PrivateKey().secret)
+
+    @property
+    def secret(self) -> bytes:
+        """The 32 bytes to keep readable by their owner alone."""
+        return self._key.secret
+
+    def sign(self, claim: Claim) -> bytes:
+        """Sign a claim: 65 bytes, the same each time (RFC 6979)."""
+        return self._key.sign_recoverable(claim_bytes(claim), hasher=keccak)
+
+
+def node_id_of(public_key: bytes) -> NodeId:
+    """The id that a public key gives.
+
+    Raises:
+        RefusalError: SIGNATURE_INVALID, the bytes are not a point of the curve.
+    """
+    try:
+        PublicKey(_UNCOMPRESSED + public_key)
+    except ValueError:
+        raise RefusalError(
+            Reason.SIGNATURE_INVALID, "the public key is not an uncompressed secp256k1 point"
+        ) from None
+    return _address(public_key)
+
+
+def is_node_id(text: str) -> bool:
+    """Whether ``text`` is ``0x`` and 40 lower-case hex digits."""
+    return _NODE_ID.fullmatch(text) is not None
+
+
+def verify(node: NodeId, claim: Claim, signature: bytes) -> bool:
+    """Whether the holder of the key behind ``node`` signed exactly this claim. About 0.1 ms.
+
+    An update's claim is false in anybody else's mouth: ``claim.node`` must be ``node``. Fields out
+    of range make it false, never an error, since they come from outside.
+    """
+    if isinstance(claim, UpdateClaim) and claim.node != node:
+        return False
+    if len(signature) != SIGNATURE_BYTES or signature[64] > 1:
+        return False
+    if not 0 < int.from_bytes(signature[32:64], "big") <= _HALF_ORDER:
+        return False
+    try:
+        key = PublicKey.from_signature_and_message(signature, claim_bytes(claim), hasher=keccak)
+    except (ValueError, OverflowError):
+        return False
+    return _address(key.format(compressed=False)[1:]) == node
+
+
+def claim_bytes(claim: Claim) -> bytes:
+    """The canonical bytes of a claim, as the module's docstring lays them out.
+
+    Raises:
+        OverflowError: a number does not fit its field.
+        ValueError: a digest or the node's id is malformed.
+    """
+    match claim:
+        case JoinClaim():
+            return _domain(_JOIN) + _text(claim.token_id) + _digest(claim.request_digest)
+        case UpdateClaim():
+            return b"".join(
+                (
+                    _domain(_UPDATE),
+                    claim.chain_id.to_bytes(32, "big"),
+                    _text(claim.job_id),
+                    claim.round.to_bytes(4, "big"),
+                    _node(claim.node),
+                    claim.lease.to_bytes(8, "big"),
+                    claim.nonce.to_bytes(8, "big"),
+                    _digest(claim.digest),
+                    claim.size_bytes.to_bytes(8, "big"),
+                )
+            )
+
+
+def _address(public_key: bytes) -> NodeId:
+    return NodeId("0x" + keccak(public_key)[-20:].hex())
+
+
+def _domain(domain: bytes) -> bytes:
+    return len(domain).to_bytes(1, "big") + domain
+
+
+def _text(text: str) -> bytes:
+    encoded = text.encode()
+    return len(encoded).to_bytes(4, "big") + encoded
+
+
+def _digest(digest: Digest) -> bytes:
+    wire = digest_to_wire(digest)
+    if len(wire) != WIRE_BYTES:
+        raise ValueError(f"a digest is 32 bytes, not {len(wire)}")
+    return wire
+
+
+def _node(node: NodeId) -> bytes:
+    if not is_node_id(node):
+        raise ValueError(f"a node's id is 0x and 40 lower-case hex digits, not {node[:80]!r}")
+    return bytes.fromhex(node[2:])

@@ -1,0 +1,100 @@
+"""What must hold of a job in every state and across every step, whatever the network does."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+
+from coordinator.core.blobs_in_use import live_blobs
+from coordinator.core.job import ENDED, Job, Phase, SampleRange, Work
+from coordinator.core.round.rounds import staff
+
+_WITH_ROUND = frozenset({Phase.TRAINING, Phase.AGGREGATING})
+
+
+def violations(job: Job) -> tuple[str, ...]:
+    """Safety: the invariants that this state breaks, in words; empty when all is well."""
+    return tuple(_broken(job))
+
+
+def step_violations(before: Job, after: Job) -> tuple[str, ...]:
+    """Safety across one step: what may only grow has not shrunk, what has ended stays ended."""
+    return tuple(_broken_step(before, after))
+
+
+def _broken(job: Job) -> Iterator[str]:
+    where = job.resume_to or job.phase
+    if where in _WITH_ROUND and job.round is None:
+        yield f"{where.value} without a round"
+    if job.phase is Phase.PAUSED and job.resume_to is None:
+        yield "paused without a way back"
+    if job.round is not None and job.model is not None and job.round.number != job.model.round:
+        yield f"round {job.round.number} on the model of round {job.model.round}"
+    yield from _lease_violations(job)
+    yield from _stall_violations(job)
+    if job.phase not in ENDED:
+        yield from _sample_violations(job)
+        if job.model is not None and job.model.blob.digest not in live_blobs(job):
+            yield "the current model may be collected"
+
+
+def _lease_violations(job: Job) -> Iterator[str]:
+    if job.round is None:
+        return
+    works = Counter(participant.work for participant in job.round.participants.values())
+    if works != Counter(job.round.counts):
+        yield f"participants are miscounted: {job.round.counts}"
+    leases = [participant.lease for participant in job.round.participants.values()]
+    if len(set(leases)) != len(leases):
+        yield f"one lease for two participants: {sorted(leases)}"
+    if leases and max(leases) >= job.next_lease:
+        yield "a lease from the future"
+    slots = [member.slot for member in job.members.values()]
+    if sorted(slots) != list(range(len(slots))):
+        yield f"slots are not 0..n: {sorted(slots)}"
+
+
+def _stall_violations(job: Job) -> Iterator[str]:
+    """Somebody who could work is here, nobody works, and nothing is on its way."""
+    if job.phase is not Phase.TRAINING or job.round is None or job.lost_model:
+        return
+    if not job.round.counts.get(Work.PENDING, 0) and (idle := staff(job)):
+        yield f"round {job.round.number} waits for nobody while {idle} are here"
+
+
+def _sample_violations(job: Job) -> Iterator[str]:
+    """Every position ever assigned is accepted, held by somebody, orphaned or returned: once."""
+    held: list[tuple[int, SampleRange]] = []
+    for partition, stream in enumerate(job.streams):
+        held += [(partition, range_) for range_ in stream.returned]
+    if job.round is not None:
+        shards = [
+            participant.shard
+            for participant in job.round.participants.values()
+            if participant.work is Work.PENDING
+        ]
+        for shard in (*shards, *job.round.orphans):
+            held += [(shard.partition, range_) for range_ in shard.ranges]
+    assigned = sum(stream.cursor for stream in job.streams)
+    waiting = sum(range_.count for _, range_ in held)
+    if assigned != waiting + job.tally.samples:
+        yield f"{assigned} samples assigned, {waiting} held, {job.tally.samples} accepted"
+    ordered = sorted((partition, range_.start, range_.count) for partition, range_ in held)
+    for (part, start, count), (next_part, next_start, _) in pairwise(ordered):
+        if part == next_part and start + count > next_start:
+            yield f"position {next_start} of partition {part} is held twice"
+
+
+def _broken_step(before: Job, after: Job) -> Iterator[str]:
+    if after.at_ms < before.at_ms:
+        yield "job time went back"
+    if before.phase in ENDED and after.phase is not before.phase:
+        yield f"{before.phase.value} became {after.phase.value}"
+    if after.next_lease < before.next_lease:
+        yield "leases went back"
+    old = before.model.round if before.model is not None else 0
+    new = after.model.round if after.model is not None else 0
+    if new not in (old, old + 1):
+        yield f"the model went from round {old} to {new}"
+    for node, member in before.members.items():
+        if after.members[node].slot != member.slot:
+            yield f"{node} changed its slot"

@@ -1,0 +1,248 @@
+"""A virtual node: the daemon's real core, with a shell made of virtual time."""
+
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+from blake3 import blake3
+
+from gpu_node.core import commands, events
+from gpu_node.core.assignment import Assignment, Lease, Update
+from gpu_node.core.commands import Command
+from gpu_node.core.events import Event
+from gpu_node.core.session import fresh_session, transition
+from gpu_node.core.state import Session
+from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.units import Bytes, Milliseconds, Samples
+from netsim.agenda import Agenda
+from netsim.links import Link, transfer_ms
+
+_DIAL_FAILED_MS = 50
+
+
+class Upstream(Protocol):
+    """What a virtual node needs of the virtual coordinator."""
+
+    def is_up(self) -> bool: ...
+
+    def connected(self, node: "NodeActor") -> None: ...
+
+    def disconnected(self, node: "NodeActor") -> None: ...
+
+    def update_sent(self, node: NodeId, lease: Lease, update: Update) -> str:
+        """Empty when it was accepted, else the refusal."""
+
+    def handed_back(self, node: NodeId, lease: Lease, reason: str) -> None: ...
+
+    def draining(self, node: NodeId, reason: str) -> None: ...
+
+
+class NodeActor:
+    """One node. A connection is a number; what belongs to an older one is lost on the way."""
+
+    def __init__(
+        self, node: NodeId, agenda: Agenda, upstream: Upstream, link: Link, dice: random.Random
+    ) -> None:
+        self.node = node
+        self.link = link
+        self.connection = 0
+        self.is_connected = False
+        self.is_reachable = True
+        self.is_alive = False
+        self.step_ms = 10
+        self.update_bytes = Bytes(1)
+        self.worker_death = 0.0
+        self._agenda = agenda
+        self._upstream = upstream
+        self._dice = dice
+        self._life = 0
+        self._training: Lease | None = None
+        self._session = fresh_session(node)
+
+    @property
+    def session(self) -> Session:
+        """The real core's state."""
+        return self._session
+
+    def start(self) -> None:
+        """Start the daemon with what an earlier life persisted."""
+        self._life += 1
+        self._training = None
+        self.is_alive = True
+        self._session = fresh_session(self.node, self._session.memory)
+        self.happened(events.Started(at_ms=self._agenda.now_ms, has_certificate=True))
+
+    def crash(self) -> None:
+        """SIGKILL: everything but the memory is gone."""
+        self.is_alive = False
+        self._life += 1
+        self._break()
+
+    def _leave(self) -> None:
+        """End in good order: what was said last still arrives before the connection closes."""
+        self.is_alive = False
+        self._life += 1
+        self._agenda.after(
+            self.link.one_way_ms + 1, lambda: None if self.is_alive else self._break()
+        )
+
+    def cut(self, reason: str) -> None:
+        """The connection breaks; both sides notice."""
+        if self.is_connected:
+            self._break()
+            self.happened(events.LinkLost(at_ms=self._agenda.now_ms, reason=reason))
+
+    def _break(self) -> None:
+        if self.is_connected:
+            self.is_connected = False
+            self.connection += 1
+            self._upstream.disconnected(self)
+
+    def happened(self, event: Event) -> None:
+        """Advance the core and do what it asks for."""
+        if not self.is_alive:
+            return
+        self._session, todo = transition(self._session, event)
+        for command in todo:
+            self._perform(command)
+
+    def told(self, make: Callable[[Milliseconds], Event]) -> None:
+        """A message of the coordinator, sent now over the present connection."""
+        connection = self.connection
+
+        def arrive() -> None:
+            if self.connection == connection:
+                self.happened(make(self._agenda.now_ms))
+
+        self._agenda.after(self.link.one_way_ms, arrive)
+
+    def _later(self, wait_ms: int, deed: Callable[[], None]) -> None:
+        """Something of this life: a crash before then makes it never happen."""
+        life = self._life
+        self._agenda.after(wait_ms, lambda: deed() if self._life == life else None)
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case commands.OpenLink():
+                self._later(2 * self.link.one_way_ms, self._dial)
+            case commands.HandBack(lease=lease, reason=reason):
+                self._say(lambda: self._upstream.handed_back(self.node, lease, reason))
+            case commands.AnnounceDraining(reason=reason):
+                self._say(lambda: self._upstream.draining(self.node, reason))
+            case commands.SetTimer(timer=timer, at_ms=at_ms):
+                wait_ms = at_ms - self._agenda.now_ms
+                self._later(wait_ms, lambda: self.happened(self._fired(timer)))
+            case commands.Leave():
+                self._leave()
+            case _:
+                self._work(command)
+
+    def _work(self, command: Command) -> None:
+        match command:
+            case commands.FetchInputs(assignment=assignment):
+                self._fetch(assignment)
+            case commands.Train(assignment=assignment, start=start):
+                self._train(assignment, repr(start))
+            case commands.AbortTraining(lease=lease):
+                self._later(1, lambda: self._aborted(lease))
+            case commands.Upload(lease=lease, update=update):
+                self._upload(lease, update)
+            case _:
+                pass
+
+    def _fired(self, timer: events.Timer) -> Event:
+        return events.TimerFired(at_ms=self._agenda.now_ms, timer=timer)
+
+    def _dial(self) -> None:
+        if not (self._upstream.is_up() and self.is_reachable):
+            self._later(
+                _DIAL_FAILED_MS,
+                lambda: self.happened(
+                    events.LinkLost(at_ms=self._agenda.now_ms, reason="nobody answers")
+                ),
+            )
+            return
+        self.connection += 1
+        self.is_connected = True
+        self.happened(events.Connected(at_ms=self._agenda.now_ms))
+        self._upstream.connected(self)
+
+    def _say(self, deed: Callable[[], None]) -> None:
+        connection = self.connection
+        self._agenda.after(
+            self.link.one_way_ms, lambda: deed() if self.connection == connection else None
+        )
+
+    def _fetch(self, assignment: Assignment) -> None:
+        connection, lease = self.connection, assignment.lease
+        size_bytes = assignment.task.model.size_bytes
+        wait_ms = transfer_ms(self.link, size_bytes, self.link.down_bytes_per_s)
+
+        def arrive() -> None:
+            now_ms = self._agenda.now_ms
+            if self.connection == connection:
+                self.happened(events.InputsFetched(at_ms=now_ms, lease=lease))
+            else:
+                self.happened(events.FetchBroken(at_ms=now_ms, lease=lease, reason="cut off"))
+
+        self._later(wait_ms + self.link.one_way_ms, arrive)
+
+    def _train(self, assignment: Assignment, start: str) -> None:
+        lease = assignment.lease
+        self._training = lease
+        compute_ms = assignment.task.inner_steps * self.step_ms
+        if self._dice.random() < self.worker_death:
+            self._later(compute_ms // 2, lambda: self._died(lease))
+            return
+        name = f"{assignment.slot} {start} {assignment.task}"
+        digest = Digest(blake3(name.encode()).hexdigest())
+        samples = Samples(sum(range_.count for range_ in assignment.task.ranges))
+        update = Update(digest, self.update_bytes, assignment.task.inner_steps, samples)
+        self._later(compute_ms, lambda: self._finished(lease, update))
+
+    def _finished(self, lease: Lease, update: Update) -> None:
+        if self._training == lease:
+            self._training = None
+            now_ms = self._agenda.now_ms
+            self.happened(events.TrainingFinished(at_ms=now_ms, lease=lease, update=update))
+
+    def _died(self, lease: Lease) -> None:
+        if self._training == lease:
+            self._training = None
+            self.happened(events.WorkerDied(at_ms=self._agenda.now_ms, reason="out of memory"))
+
+    def _aborted(self, lease: Lease) -> None:
+        if self._training == lease:
+            self._training = None
+            self.happened(events.TrainingAborted(at_ms=self._agenda.now_ms, lease=lease))
+
+    def _upload(self, lease: Lease, update: Update) -> None:
+        connection = self.connection
+        wait_ms = transfer_ms(self.link, update.size_bytes, self.link.up_bytes_per_s)
+
+        def arrive() -> None:
+            if self.connection != connection:
+                self._broken(lease)
+                return
+            refusal = self._upstream.update_sent(self.node, lease, update)
+            self._later(self.link.one_way_ms, lambda: self._answered(connection, lease, refusal))
+
+        self._later(wait_ms, arrive)
+
+    def _answered(self, connection: int, lease: Lease, refusal: str) -> None:
+        now_ms = self._agenda.now_ms
+        if self.connection != connection:
+            self._broken(lease)
+        elif refusal:
+            self.happened(events.UpdateLate(at_ms=now_ms, lease=lease, reason=refusal))
+        else:
+            self.happened(events.UpdateAccepted(at_ms=now_ms, lease=lease))
+
+    def _broken(self, lease: Lease) -> None:
+        now_ms = self._agenda.now_ms
+        self.happened(events.UploadBroken(at_ms=now_ms, lease=lease, reason="cut off"))
+
+
+def job_released(job_id: JobId, reason: str) -> Callable[[Milliseconds], Event]:
+    """The message that a node's part in a job is over."""
+    return lambda at_ms: events.JobReleased(at_ms=at_ms, job_id=job_id, reason=reason)

@@ -1,0 +1,54 @@
+"""`make sim`: many seeded worlds in which a lot goes wrong, each failure with its reproduction."""
+
+import argparse
+import os
+import sys
+import time
+
+from netsim.world import Simulation
+from netsim.worlds import World, calm_world, random_world
+
+
+def main() -> int:
+    """Run the worlds asked for; the exit status is 1 when one of them broke an invariant."""
+    arguments = _arguments()
+    if arguments.scale:
+        nodes, _, rounds = arguments.scale.partition("x")
+        return _report([calm_world(arguments.seed or 0, int(nodes), int(rounds))])
+    if arguments.seed is not None:
+        return _report([random_world(arguments.seed)])
+    return _report([random_world(seed) for seed in range(arguments.seeds)])
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m netsim.sim", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=200, help="how many random worlds")
+    parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--scale", help="NODESxROUNDS of one calm world, for example 1000x100")
+    return parser.parse_args()
+
+
+def _report(worlds: list[World]) -> int:
+    started = time.monotonic()
+    failed = 0
+    rounds = deeds = 0
+    for world in worlds:
+        outcome = Simulation(world).run()
+        rounds += outcome.rounds
+        deeds += outcome.deeds
+        for violation in outcome.violations:
+            failed += 1
+            _say(f"seed {world.seed}: {violation}")
+            _say(f"  again: python -m netsim.sim --seed {world.seed}")
+    seconds = time.monotonic() - started
+    _say(f"{len(worlds)} worlds, {rounds} rounds, {deeds} deeds in {seconds:.1f} s")
+    _say(f"{len(worlds) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + os.linesep)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

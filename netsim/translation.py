@@ -1,0 +1,38 @@
+"""From the coordinator's words to the node's, without the wire between them."""
+
+from coordinator.core.commands import AssignShard
+from gpu_node.core.assignment import Assignment, BlobRef, Lease, SampleRange, Task
+from hypergpu.ids import Digest, JobId
+from hypergpu.units import Milliseconds
+
+_LAYOUT = Digest("0" * 64)
+
+
+def assigned(job_id: JobId, command: AssignShard, now_ms: Milliseconds) -> Assignment:
+    """The assignment that the command becomes on its way to the node."""
+    spec = command.spec
+    task = Task(
+        workload=spec.workload,
+        workload_version=1,
+        inner_steps=command.inner_steps,
+        batch_size=spec.training.batch_size,
+        learning_rate=spec.inner.learning_rate,
+        codec=spec.codec.up,
+        seed=command.seed,
+        global_samples=command.global_samples,
+        total_samples=command.total_samples,
+        partition=command.shard.partition,
+        partitions=command.partitions,
+        data_seed=spec.training.seed,
+        ranges=tuple(SampleRange(run.start, run.count) for run in command.shard.ranges),
+        model=BlobRef(command.model.blob.digest, command.model.blob.size_bytes),
+        layout=_LAYOUT,
+    )
+    return Assignment(
+        lease=Lease(job_id, command.round, command.lease),
+        slot=command.slot,
+        task=task,
+        last_accepted=command.last_accepted,
+        deadline_in_ms=Milliseconds(max(0, command.deadline_at_ms - now_ms)),
+        reason=command.reason,
+    )

@@ -1,0 +1,125 @@
+import contextlib
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hypergpu.spec import Evaluation, JobSpec, Training
+from hypergpu.v1 import job_pb2
+from tests.processes import Cluster, Happening, json_lines
+
+ROUNDS = 30
+SPEC = JobSpec(
+    workload="digits-softmax",
+    training=Training(rounds=ROUNDS, inner_steps=20, nodes=2),
+    evaluation=Evaluation(every=2),
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("damage")) as cluster:
+        cluster.add_nodes(2)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def undamaged_digest(cluster: Cluster) -> bytes:
+    return cluster.finished(cluster.submit(SPEC)).model.value
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    """Drop the last byte."""
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def remove(path: Path) -> None:
+    """Lose the file."""
+    path.unlink()
+
+
+def current_blob(cluster: Cluster, job_id: str, which: str) -> Path:
+    """Where the coordinator keeps a blob of a job's current model."""
+    with journal(cluster) as rows:
+        (stored,) = rows.execute(
+            "SELECT body_json FROM entries WHERE job_id = ? AND kind = 'AggregateReady'"
+            " ORDER BY sequence DESC LIMIT 1",
+            (job_id,),
+        ).fetchone()
+    model = json.loads(stored)["model"]
+    blob = model["delta"]["blob"] if which == "delta" else model[which]
+    name = str(blob["digest"])
+    return cluster.coordinator.data_dir / "blobs" / name[:2] / name
+
+
+@contextlib.contextmanager
+def journal(cluster: Cluster) -> Iterator[sqlite3.Connection]:
+    """The journal of a coordinator that is not running."""
+    connection = sqlite3.connect(cluster.coordinator.data_dir / "journal.sqlite")
+    with contextlib.closing(connection), connection:
+        yield connection
+
+
+def is_late_round(happening: Happening) -> bool:
+    """Whether the job is well under way."""
+    return happening.kind == "RoundRecorded" and happening.fields["round"] >= 10
+
+
+def killed_under_way(cluster: Cluster) -> str:
+    """A paused job whose coordinator is dead."""
+    job_id = cluster.submit(SPEC)
+    cluster.wait_for(job_id, is_late_round)
+    with cluster.coordinator.client() as client:
+        client.pause(job_id)
+    cluster.coordinator.kill()
+    return job_id
+
+
+def resumed(cluster: Cluster, job_id: str) -> job_pb2.JobSummary:
+    """The job after a restart, at its end."""
+    cluster.coordinator.start()
+    with cluster.coordinator.client() as client:
+        client.resume(job_id)
+    return cluster.finished(job_id)
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, remove])
+@pytest.mark.parametrize("which", ["blob", "outer_state", "delta"])
+def test_a_damaged_current_model_is_made_again_bit_for_bit(
+    which: str, damage: Callable[[Path], None], cluster: Cluster, undamaged_digest: bytes
+) -> None:
+    job_id = killed_under_way(cluster)
+    damage(current_blob(cluster, job_id, which))
+
+    ended = resumed(cluster, job_id)
+    assert ended.phase == "finished"
+    assert ended.model.value == undamaged_digest
+    kinds = [happening.kind for happening in cluster.events(job_id)]
+    assert kinds.count("ModelLost") == 1
+
+
+def test_a_damaged_end_of_the_journal_is_cut_off_and_told(
+    cluster: Cluster, undamaged_digest: bytes
+) -> None:
+    job_id = killed_under_way(cluster)
+    with journal(cluster) as rows:
+        rows.execute(
+            "UPDATE entries SET body_json = x'7b7d' WHERE job_id = ?1 AND sequence ="
+            " (SELECT max(sequence) FROM entries WHERE job_id = ?1)",
+            (job_id,),
+        )
+
+    cluster.coordinator.start()
+    cut = [line for line in json_lines(cluster.coordinator.log) if "cut back" in line["event"]]
+    assert [line["job_id"] for line in cut] == [job_id]
+    # The row that was lost was the pause.
+    assert cluster.finished(job_id).model.value == undamaged_digest

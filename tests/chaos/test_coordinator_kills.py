@@ -1,0 +1,166 @@
+import contextlib
+import os
+import random
+import signal
+import statistics
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hypergpu.cli.remote.upload import listed_files, manifest, named_files, upload
+from hypergpu.jobfile import spec_json
+from hypergpu.refusal import RefusalError
+from hypergpu.spec import Evaluation, JobSpec, Training
+from hypergpu.v1 import job_pb2, tensor_pb2
+from tests.processes import Cluster, accepted_updates, failpoint_names
+
+KILLS = int(os.environ.get("CHAOS_KILLS", "50"))
+KILLS_A_JOB = 10
+ROUNDS = 60
+ROUNDS_A_KILL = ROUNDS // (KILLS_A_JOB + 1)
+NODES = 2
+SPEC = JobSpec(
+    workload="digits-softmax",
+    training=Training(rounds=ROUNDS, inner_steps=20, nodes=NODES),
+    evaluation=Evaluation(every=2),
+)
+BEFORE_TRAINING = ("create.stored", "initialise.made", "initialise.stored")
+
+
+class Unkilled(NamedTuple):
+    """What a job comes to that nobody disturbs."""
+
+    digest: str
+    round_s: float
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("chaos")) as cluster:
+        cluster.add_nodes(NODES)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def unkilled(cluster: Cluster) -> Unkilled:
+    job_id = cluster.submit(SPEC)
+    digest = cluster.finished(job_id).model.value.hex()
+    durations_ms = [
+        happening.fields["duration_ms"]
+        for happening in cluster.events(job_id)
+        if happening.kind == "RoundRecorded"
+    ]
+    return Unkilled(digest, statistics.median(durations_ms) / 1000)
+
+
+class Run:
+    """One job that lives through many deaths of its coordinator."""
+
+    def __init__(self, cluster: Cluster, files: tensor_pb2.Manifest | None = None) -> None:
+        self._cluster = cluster
+        self._request = job_pb2.CreateJobRequest(
+            spec_json=spec_json(SPEC), manifest=files, request_id=uuid.uuid4().hex
+        )
+        self._job_id = ""
+
+    def submit(self) -> None:
+        """Submit, or find the job that an earlier try made."""
+        with self._cluster.coordinator.client() as client:
+            self._job_id = client._call(client._jobs.CreateJob, self._request).job_id
+
+    def reach(self, number: int) -> None:
+        """Wait until a round is recorded."""
+        self._cluster.wait_for(
+            self._job_id,
+            lambda happening: (
+                happening.kind == "RoundRecorded" and happening.fields["round"] >= number
+            ),
+        )
+
+    def check(self, digest: str) -> None:
+        """Let the job end and compare it with one that nobody disturbed."""
+        job = self._cluster.finished(self._job_id)
+        events = list(self._cluster.events(self._job_id))
+        accepted = [(number, node) for number, node, _ in accepted_updates(events)]
+
+        assert job.phase == "finished"
+        assert len(accepted) == len(set(accepted)) == ROUNDS * NODES
+        assert job.updates_accepted == ROUNDS * NODES
+        assert [event.sequence for event in events] == list(range(len(events)))
+        assert job.model.value.hex() == digest
+
+
+def death_at(cluster: Cluster, failpoint: str) -> int:
+    """Start with a failpoint armed and wait until it kills; gives the exit status."""
+    child = cluster.coordinator.launch(failpoints=failpoint)
+    return child.wait(timeout=60)
+
+
+def test_a_kill_at_every_failpoint_of_training_changes_nothing(
+    cluster: Cluster, unkilled: Unkilled
+) -> None:
+    run = Run(cluster)
+    run.submit()
+    cluster.coordinator.kill()
+    for name in failpoint_names():
+        if name not in BEFORE_TRAINING:
+            assert death_at(cluster, name) == -signal.SIGKILL, name
+            cluster.coordinator.end()
+    cluster.coordinator.start()
+    run.check(unkilled.digest)
+
+
+def test_a_kill_at_every_failpoint_before_training_changes_nothing(
+    cluster: Cluster, unkilled: Unkilled, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("a user's file")
+    files = named_files(tmp_path, listed_files(tmp_path), lambda _: None)
+    with cluster.coordinator.client() as client:
+        upload(client, files, lambda _: None)
+    run = Run(cluster, manifest(files))
+    for name in BEFORE_TRAINING:
+        cluster.coordinator.end()
+        cluster.coordinator.start(failpoints=name)
+        # Its death may come while the call is under way or after its answer.
+        with contextlib.suppress(RefusalError):
+            run.submit()
+        assert cluster.coordinator.child.wait(timeout=60) == -signal.SIGKILL, name
+    cluster.coordinator.end()
+    cluster.coordinator.start()
+    run.submit()
+    run.check(unkilled.digest)
+
+
+@pytest.mark.timeout(60 * max(10, KILLS // 10))
+def test_kills_at_random_instants_change_nothing(cluster: Cluster, unkilled: Unkilled) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")  # noqa: T201  shown when the test fails
+    instants = random.Random(seed)
+    for _ in range(0, KILLS, KILLS_A_JOB):
+        run = Run(cluster)
+        run.submit()
+        for kill in range(KILLS_A_JOB):
+            run.reach(kill * ROUNDS_A_KILL)
+            kill_at_random(cluster, instants, (ROUNDS_A_KILL - 1) * unkilled.round_s)
+        run.check(unkilled.digest)
+
+
+def kill_at_random(cluster: Cluster, instants: random.Random, within_s: float) -> None:
+    """Kill the running coordinator, and every other time also the next one while it starts."""
+    die_within(cluster.coordinator.child, instants.uniform(0, within_s))
+    cluster.coordinator.end()
+    if instants.random() < 0.5:
+        die_within(cluster.coordinator.launch(), instants.uniform(0, 1.0))
+        cluster.coordinator.end()
+    cluster.coordinator.start()
+
+
+def die_within(child: "subprocess.Popen[str]", delay_s: float) -> None:
+    """Let a process live for a while that nothing in it chose."""
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(timeout=delay_s)
+    child.kill()

@@ -1,0 +1,70 @@
+"""R1: a node is killed in the middle of its upload, at a random byte, and sends no byte twice."""
+
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from hypergpu.catalogue.registry import build, find
+from hypergpu.catalogue.workload import numpy_layout
+from hypergpu.codec import update_bytes
+from hypergpu.digest import digest_of, digest_to_wire
+from hypergpu.token import token_text
+from hypergpu.v1 import node_pb2, tensor_pb2
+from tests.integration.node_service import NodeService, Served, served
+from tests.integration.test_node_command import node
+
+KILLS = int(os.environ.get("CHAOS_NODE_KILLS", "10"))
+RESENT_BYTES_MAX = 4 << 20
+OPTIONS = {"parameters": 2_000_000}
+LAYOUT = numpy_layout(build(find("null"), OPTIONS))
+SIZE_BYTES = update_bytes(LAYOUT, "fp32")
+
+
+def assign(service: NodeService, model: tensor_pb2.BlobRef, round_number: int) -> None:
+    layout = tensor_pb2.Digest(value=digest_to_wire(LAYOUT.digest))
+    message = node_pb2.Assignment(
+        lease=node_pb2.Lease(job_id="job-a", round=round_number, number=round_number + 1),
+        workload="null",
+        workload_version=find("null").version,
+        workload_options='{"parameters": 2000000}',
+        training=node_pb2.Training(inner_steps=1, batch_size=1, codec="fp32", seed=round_number),
+        shard=node_pb2.Shard(partitions=1, ranges=[node_pb2.SampleRange(start=0, count=1)]),
+        model=tensor_pb2.ModelRef(blob=model, layout=layout),
+    )
+    service.to_say.put_nowait(node_pb2.ControlResponse(assignment=message))
+
+
+@pytest.fixture
+async def there() -> AsyncIterator[Served]:
+    async with served() as there:
+        yield there
+
+
+async def test_a_node_killed_in_its_upload_goes_on_at_the_committed_offset(
+    there: Served, tmp_path: Path
+) -> None:
+    service, folder = there.service, tmp_path / "node"
+    model = service.put(bytes(LAYOUT.model_bytes))
+    async with node(folder, "join", "--only", "--token-file", "-") as process:
+        await process.communicate(token_text(there.token).encode() + b"\n")
+    for seed in range(KILLS):
+        service.begin()
+        async with node(folder, "run") as process:
+            service.kill_after_bytes = random.Random(seed).randrange(1, SIZE_BYTES)
+            service.kill = lambda child=process: child.send_signal(signal.SIGKILL)  # type: ignore[misc]
+            assign(service, model, seed)
+            await process.wait()
+        stored_bytes = len(service.stored)
+        service.forget_said()
+        async with node(folder, "run"):
+            assign(service, model, seed)
+            digest = await service.arrived.get()
+        assert digest == digest_of(service.stored), f"seed {seed}"
+        # What was in flight may have made the update whole: then there is no second attempt.
+        for header in service.headers[1:]:
+            assert stored_bytes - header.offset <= RESENT_BYTES_MAX, f"seed {seed}"
+        assert service.arrived.empty(), f"seed {seed}: accepted twice"

@@ -1,0 +1,52 @@
+"""What holds for every test: its folder is its marker, and nothing of ours unpickles."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+TESTS = Path(__file__).parent
+TEST_TOOLS = ("_pytest", "hypothesis", "pluggy", "pytest", "pytest_asyncio", "pytest_timeout")
+
+settings.register_profile("hypergpu", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("hypergpu")
+
+unpickled: list[str] = []
+
+
+def refuse_unpickling(event: str, arguments: tuple[object, ...]) -> None:
+    """Audit hook: a class looked up by an unpickler fails the run, test tools aside."""
+    if event != "pickle.find_class":
+        return
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__") in {"pickle", "_pickle"}:
+        frame = frame.f_back
+    caller = str(frame.f_globals.get("__name__", ""))
+    if caller.partition(".")[0] in TEST_TOOLS:
+        return
+    unpickled.append(f"{caller} unpickled {'.'.join(map(str, arguments))}")
+    raise RuntimeError(f"{unpickled[-1]}. Fix: no pickle in any form")
+
+
+sys.addaudithook(refuse_unpickling)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with the first folder below ``tests``."""
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0]
+        item.add_marker(getattr(pytest.mark, folder))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run even where somebody caught the hook's error."""
+    if unpickled:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name who unpickled what."""
+    for line in unpickled:
+        terminalreporter.write_line(f"FAILED: {line}", red=True)

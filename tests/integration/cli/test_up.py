@@ -1,0 +1,142 @@
+"""Starts of `hypergpu up` beside another one, after another one, and those that cannot succeed."""
+
+import contextlib
+import socket
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hypergpu.refusal import Reason
+from hypergpu.token import parse_token
+from tests.integration.cli.conftest import JOIN, PROGRAM, Ended, ended, home, start
+
+ANYWHERE = ["--listen", "127.0.0.1", "--port", "0", "--node-port", "0"]
+
+
+@contextlib.contextmanager
+def up(folder: Path, *words: str) -> Iterator[list[str]]:
+    """A coordinator that runs while the block does; gives what it printed."""
+    child = start(["up", *ANYWHERE, *words], folder)
+    assert child.stdout is not None
+    said = []
+    for line in child.stdout:
+        said.append(line.strip())
+        if line.startswith("Ctrl-C"):
+            break
+    try:
+        yield said
+    finally:
+        assert ended(child) == 0
+
+
+def failed(folder: Path, *words: str) -> Ended:
+    return subprocess.run(
+        [*PROGRAM, *words],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+        env=home(folder),
+        cwd=folder,
+    )
+
+
+def join_line(said: list[str]) -> str:
+    return next(line for line in said if line.startswith(JOIN)).removeprefix(JOIN)
+
+
+def profile(folder: Path) -> dict[str, str]:
+    return tomllib.loads((folder / "config" / "hypergpu" / "up.toml").read_text("utf-8"))
+
+
+def test_second_coordinator_leaves_the_profile_to_the_one_that_runs(tmp_path: Path) -> None:
+    with up(tmp_path):
+        first = profile(tmp_path)
+        with up(tmp_path, "--data-dir", str(tmp_path / "second")) as said:
+            token_file = tmp_path / "second" / "operator.token"
+            assert profile(tmp_path) == first
+            assert any(
+                line.endswith(f"for this one add --token-file {token_file}") for line in said
+            )
+            there = failed(tmp_path, "node", "ls", "--token-file", str(token_file))
+            assert there.returncode == 0, there.stderr
+    with up(tmp_path, "--data-dir", str(tmp_path / "second")):
+        assert profile(tmp_path)["token_file"] == str(token_file)
+
+
+def test_next_start_tells_the_same_join_line_again(tmp_path: Path) -> None:
+    with up(tmp_path) as said:
+        first = parse_token(join_line(said))
+    with up(tmp_path) as said:
+        second = parse_token(join_line(said))
+        tokens = failed(tmp_path, "token", "ls").stdout
+    assert second.secret == first.secret
+    assert tokens.count(" up ") == 1
+    kept = tmp_path / "data" / "hypergpu" / "coordinator" / "join.token"
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_revoked_join_line_is_not_told_again(tmp_path: Path) -> None:
+    with up(tmp_path) as said:
+        first = parse_token(join_line(said))
+        assert failed(tmp_path, "token", "revoke", first.id[:6]).returncode == 0
+    with up(tmp_path) as said:
+        assert parse_token(join_line(said)).id != first.id
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "line"),
+    [
+        (["--data-dir", "/proc/none"], 16, "error 6003: nothing can be kept in /proc/none: "),
+        (["--port", "70000"], 2, "error 6002: Invalid value for '--port': Input should be less"),
+        (["--advertise", "bad host:99"], 15, "error 5007: --advertise 'bad host:99' is no host."),
+    ],
+)
+def test_start_that_cannot_succeed_ends_in_one_line(
+    words: list[str], status: int, line: str, tmp_path: Path
+) -> None:
+    told = failed(tmp_path, "up", *ANYWHERE, *words)
+    assert told.returncode == status, told.stderr
+    assert told.stderr.startswith(line)
+    assert told.stderr.count("\n") == 1
+    assert told.stdout == ""
+    assert not (tmp_path / "data").exists() or not any((tmp_path / "data" / "hypergpu").iterdir())
+
+
+def test_taken_port_is_one_line_and_leaves_no_folder(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        folder = tmp_path / "kept"
+        words = ["--port", str(port), "--data-dir", str(folder)]
+        told = failed(tmp_path, "up", *ANYWHERE, *words)
+    assert told.returncode == Reason.ADDRESS_UNUSABLE.exit_code
+    assert told.stderr.startswith(f"error 5007: 127.0.0.1:{port} cannot be bound. Fix: ")
+    assert told.stderr.count("\n") == 1
+    assert not folder.exists()
+
+
+def test_node_port_is_told_from_the_main_one(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with up(tmp_path, "--node-port", str(port)):
+        told = failed(tmp_path, "node", "ls", "--address", f"127.0.0.1:{port}")
+    assert told.returncode == Reason.COORDINATOR_UNREACHABLE.exit_code
+    assert told.stderr == (
+        f"error 5005: 127.0.0.1:{port} is that coordinator's port for nodes."
+        " Fix: name its main port, 7700 unless it was told another\n"
+    )
+
+
+def test_other_coordinator_at_the_address_is_recognised(tmp_path: Path) -> None:
+    with up(tmp_path):
+        # The first call keeps the CA: the second one dials without asking for it again.
+        assert failed(tmp_path, "node", "ls").returncode == 0
+        with up(tmp_path, "--data-dir", str(tmp_path / "second")):
+            token = parse_token((tmp_path / "second" / "operator.token").read_text("utf-8"))
+            told = failed(tmp_path, "node", "ls", "--address", token.addresses[0])
+    assert told.returncode == Reason.AUTHORITY_MISMATCH.exit_code, told.stderr
+    assert told.stderr.startswith("error 1106: ")
+    assert told.stderr.count("\n") == 1

@@ -1,0 +1,234 @@
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.shell.evaluator.messages import Evaluate, Evaluated, Initialise, Initialised
+from coordinator.shell.evaluator.process import EvaluatorProcess
+from hypergpu.digest import digest_of
+from hypergpu.ids import Digest
+from hypergpu.layout import layout_from_json
+from hypergpu.refusal import Reason, RefusalError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+async def evaluator() -> AsyncIterator[EvaluatorProcess]:
+    process = EvaluatorProcess()
+    yield process
+    await process.stop()
+
+
+def initialise(folder: Path, workload: str = "digits-softmax", **fields: object) -> Initialise:
+    paths = {"model_path": str(folder / "model"), "layout_path": str(folder / "layout")}
+    return Initialise(workload=workload, **paths, **fields)  # type: ignore[arg-type]
+
+
+async def evaluated(
+    evaluator: EvaluatorProcess, folder: Path, request: Initialise, made: Initialised
+) -> Evaluated:
+    layout = layout_from_json(made.layout_json)
+    return await evaluator.evaluate(
+        Evaluate(
+            workload=request.workload,
+            options=request.options,
+            model_path=str(folder / "model"),
+            layout_digest=layout.digest,
+        )
+    )
+
+
+async def test_a_model_and_its_layout_are_what_the_reply_says(
+    evaluator: EvaluatorProcess, tmp_path: Path
+) -> None:
+    made = await evaluator.initialise(initialise(tmp_path))
+    content = (tmp_path / "model").read_bytes()
+    assert made.digest == digest_of(content)
+    assert made.size_bytes == len(content)
+    assert (tmp_path / "layout").read_text() == made.layout_json
+    assert layout_from_json(made.layout_json).model_bytes == len(content)
+    assert made.partition_sizes == (1442,)
+
+
+@pytest.mark.parametrize("workload", ["digits-softmax", "digits-mlp"])
+async def test_a_seed_names_a_model_and_a_process_does_not(tmp_path: Path, workload: str) -> None:
+    digests = []
+    for seed in (1, 1):
+        evaluator = EvaluatorProcess()
+        request = initialise(tmp_path, workload, seed=seed)
+        digests.append((await evaluator.initialise(request)).digest)
+        await evaluator.stop()
+    assert digests[0] == digests[1]
+
+
+async def test_another_seed_draws_another_network(
+    evaluator: EvaluatorProcess, tmp_path: Path
+) -> None:
+    first = await evaluator.initialise(initialise(tmp_path, "digits-mlp", seed=1))
+    second = await evaluator.initialise(initialise(tmp_path, "digits-mlp", seed=2))
+    assert first.digest != second.digest
+
+
+@pytest.mark.parametrize("workload", ["digits-softmax", "digits-mlp", "null"])
+async def test_an_untrained_model_knows_nothing(
+    evaluator: EvaluatorProcess, tmp_path: Path, workload: str
+) -> None:
+    request = initialise(tmp_path, workload)
+    made = await evaluator.initialise(request)
+    reply = await evaluated(evaluator, tmp_path, request, made)
+    assert reply.metric < 0.3
+    assert reply.metric_name == ("score" if workload == "null" else "accuracy")
+
+
+async def test_perplexity_of_an_untrained_network_is_about_the_number_of_bytes(
+    evaluator: EvaluatorProcess, tmp_path: Path
+) -> None:
+    options = {"width": 16, "layers": 1, "heads": 2, "block_length": 32, "corpus_bytes": 400_000}
+    request = initialise(tmp_path, "text-gpt", options=options)
+    made = await evaluator.initialise(request)
+    reply = await evaluated(evaluator, tmp_path, request, made)
+    assert 200 < reply.metric < 300
+    assert reply.metric_name == "perplexity"
+
+
+async def test_a_skewed_split_has_as_many_partitions_as_asked(
+    evaluator: EvaluatorProcess, tmp_path: Path
+) -> None:
+    request = initialise(tmp_path, sharding="dirichlet", alpha=0.3, partitions=5)
+    made = await evaluator.initialise(request)
+    assert len(made.partition_sizes) == 5
+    assert sum(made.partition_sizes) == 1442
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "detail"),
+    [
+        ({"workload": "sorcery"}, Reason.WORKLOAD_UNKNOWN, "no workload 'sorcery'"),
+        ({"options": {"sorcery": 1}}, Reason.SPEC_INVALID, "has no such option"),
+        (
+            {"sharding": "dirichlet", "alpha": 0.3, "partitions": 10**6},
+            Reason.SPEC_INVALID,
+            "1442 samples cannot make 1000000 partitions",
+        ),
+        ({"workload": "imagefolder-resnet18"}, Reason.SPEC_INVALID, "set data.path"),
+        ({"model_path": "/proc/nowhere/model"}, Reason.NOT_READY, "/proc/nowhere"),
+    ],
+    ids=["workload", "option", "partitions", "data", "path"],
+)
+async def test_what_cannot_be_made_is_refused_with_its_reason(
+    evaluator: EvaluatorProcess,
+    tmp_path: Path,
+    fields: dict[str, object],
+    reason: Reason,
+    detail: str,
+) -> None:
+    wanted = {
+        "workload": "digits-softmax",
+        "model_path": str(tmp_path / "model"),
+        "layout_path": str(tmp_path / "layout"),
+        **fields,
+    }
+    with pytest.raises(RefusalError, match=detail) as caught:
+        await evaluator.initialise(Initialise(**wanted))  # type: ignore[arg-type]
+    assert caught.value.reason is reason
+
+
+async def test_a_model_of_another_layout_is_not_measured(
+    evaluator: EvaluatorProcess, tmp_path: Path
+) -> None:
+    await evaluator.initialise(initialise(tmp_path))
+    request = Evaluate(
+        workload="digits-softmax",
+        model_path=str(tmp_path / "model"),
+        layout_digest=Digest("0" * 64),
+    )
+    with pytest.raises(RefusalError, match="makes another model"):
+        await evaluator.evaluate(request)
+
+
+async def test_a_model_that_is_not_finite_has_no_score(
+    evaluator: EvaluatorProcess, tmp_path: Path
+) -> None:
+    request = initialise(tmp_path)
+    made = await evaluator.initialise(request)
+    np.full(650, np.nan, np.float32).tofile(tmp_path / "model")
+    with pytest.raises(RefusalError) as caught:
+        await evaluated(evaluator, tmp_path, request, made)
+    assert caught.value.reason is Reason.UPDATE_NOT_FINITE
+
+
+async def test_without_torch_a_torch_workload_is_refused_and_a_numpy_one_is_not(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "torch.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    evaluator = EvaluatorProcess(environment=environment)
+    with pytest.raises(RefusalError) as caught:
+        await evaluator.initialise(initialise(tmp_path, "digits-cnn"))
+    assert caught.value.reason is Reason.TORCH_MISSING
+    await evaluator.initialise(initialise(tmp_path, "digits-softmax"))
+    await evaluator.stop()
+
+
+async def test_a_killed_evaluator_is_started_again(
+    evaluator: EvaluatorProcess, tmp_path: Path
+) -> None:
+    first = await evaluator.initialise(initialise(tmp_path))
+    killed = evaluator.process_id
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    again = await evaluator.initialise(initialise(tmp_path))
+    assert again.digest == first.digest
+    assert evaluator.process_id != killed
+
+
+async def test_an_evaluator_that_cannot_start_is_refused_and_not_tried_for_ever(
+    tmp_path: Path,
+) -> None:
+    evaluator = EvaluatorProcess((sys.executable, "-c", "raise SystemExit(3)"))
+    with pytest.raises(RefusalError, match="died twice"):
+        await evaluator.initialise(initialise(tmp_path))
+
+
+async def test_an_evaluator_that_hangs_is_ended_and_the_next_request_gets_its_turn(
+    tmp_path: Path,
+) -> None:
+    command = (sys.executable, "-c", "import threading; threading.Event().wait()")
+    evaluator = EvaluatorProcess(command, answer_timeout_s=0.3)
+    asked = [evaluator.initialise(initialise(tmp_path)) for _ in range(2)]
+    refused = await asyncio.gather(*asked, return_exceptions=True)
+
+    why = "did not answer within 0.3 s and was ended"
+    assert [why in str(each) for each in refused] == [True, True]
+    assert evaluator.process_id is None
+
+
+async def test_requests_made_at_once_get_their_own_answers(
+    evaluator: EvaluatorProcess, tmp_path: Path
+) -> None:
+    requests = []
+    for number in range(1, 6):
+        (tmp_path / str(number)).mkdir()
+        request = initialise(tmp_path / str(number), "null", options={"parameters": number})
+        requests.append(evaluator.initialise(request))
+    made = await asyncio.gather(*requests)
+    assert [reply.size_bytes for reply in made] == [4, 8, 12, 16, 20]
+
+
+async def test_a_cancelled_request_does_not_answer_the_next_one(
+    evaluator: EvaluatorProcess, tmp_path: Path
+) -> None:
+    await evaluator.initialise(initialise(tmp_path))
+    large = initialise(tmp_path, "null", options={"parameters": 7_000_000})
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(evaluator.initialise(large), 0.001)
+    made = await evaluator.initialise(initialise(tmp_path))
+    assert made.size_bytes == 2600

@@ -1,0 +1,91 @@
+"""The example of docs/workloads.md, installed as another package and trained by real processes."""
+
+import os
+import re
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.shell.evaluator.messages import Evaluate, Evaluated, Initialise
+from coordinator.shell.evaluator.process import EvaluatorProcess
+from gpu_node.shell.worker.messages import PositionRange, Train
+from hypergpu.codec import decode_parameters
+from hypergpu.ids import JobId, Slot
+from hypergpu.layout import Float32s, layout_from_json
+from hypergpu.units import Samples
+from tests.conformance.worker_process import spawned
+
+ROOT = Path(__file__).parents[2]
+FENCE = re.compile(r"`([\w./]+)`[^\n`]*:\n\n```\w+\n(.*?)```", re.DOTALL)
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> dict[str, str]:
+    """An environment where the documented package is on the path with its metadata."""
+    text = (ROOT / "docs" / "workloads.md").read_text("utf-8")
+    files = dict(FENCE.findall(text))
+    project = tomllib.loads(files.pop("pyproject.toml"))["project"]
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+    folder = tmp_path / f"{project['name']}-{project['version']}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+    ((group, points),) = project["entry-points"].items()
+    lines = [f"{name} = {target}" for name, target in points.items()]
+    (folder / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
+    return {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+
+
+async def test_the_documented_workload_learns(installed: dict[str, str], tmp_path: Path) -> None:
+    evaluator = EvaluatorProcess(environment=installed)
+    model_path, layout_path = str(tmp_path / "model"), str(tmp_path / "layout")
+    made = await evaluator.initialise(
+        Initialise(workload="spirals", model_path=model_path, layout_path=layout_path)
+    )
+    layout = layout_from_json(made.layout_json)
+    request = Train(
+        job_id=JobId("job-000000000001"),
+        round=0,
+        lease=1,
+        slot=Slot(0),
+        workload="spirals",
+        workload_version=made.workload_version,
+        inner_steps=400,
+        batch_size=64,
+        learning_rate=3e-3,
+        codec="fp32",
+        seed=0,
+        ranges=(PositionRange(0, Samples(400 * 64)),),
+        model_path=model_path,
+        layout_digest=layout.digest,
+        state_dir=str(tmp_path / "state"),
+        update_path=str(tmp_path / "update"),
+    )
+    with spawned("torch", installed) as worker:
+        assert worker.ready.workloads["spirals"] == 1
+        worker.trained(request)
+    before = await accuracy(evaluator, request)
+    apply(request, decode_parameters(layout, "fp32", (tmp_path / "update").read_bytes()))
+    after = await accuracy(evaluator, request)
+    await evaluator.stop()
+    assert before.metric < 0.7
+    assert after.metric > 0.95
+
+
+async def accuracy(evaluator: EvaluatorProcess, request: Train) -> Evaluated:
+    return await evaluator.evaluate(
+        Evaluate(
+            workload=request.workload,
+            model_path=request.model_path,
+            layout_digest=request.layout_digest,
+        )
+    )
+
+
+def apply(request: Train, pseudo_gradient: Float32s) -> None:
+    path = Path(request.model_path)
+    (np.fromfile(path, np.float32) - pseudo_gradient).tofile(path)

@@ -1,0 +1,167 @@
+"""A node reduced to its wire: says exactly what a test wants said, on a plaintext loopback."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+from hypergpu.digest import digest_of, digest_to_wire
+from hypergpu.ids import JobId, TokenId
+from hypergpu.signature import IdentityKey, JoinClaim, UpdateClaim
+from hypergpu.token import parse_token
+from hypergpu.units import Bytes
+from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
+
+if TYPE_CHECKING:
+    from hypergpu.v1.node_pb2_grpc import NodeServiceAsyncStub
+
+CHUNK_BYTES = 512 << 10
+
+
+def reason_of(broken: Any) -> str:
+    """The name of the numbered reason in a refused call."""
+    packed = dict(broken.trailing_metadata() or ()).get("grpc-status-details-bin")
+    assert isinstance(packed, bytes), broken
+    found = error_details_pb2.ErrorInfo()
+    assert status_pb2.Status.FromString(packed).details[0].Unpack(found)
+    assert found.domain == "hypergpu"
+    return str(found.reason)
+
+
+def async_stub(channel: grpc.aio.Channel) -> "NodeServiceAsyncStub":
+    """The stub under the type that its calls have on an asyncio channel."""
+    return node_pb2_grpc.NodeServiceStub(channel)  # type: ignore[return-value]
+
+
+class WireNode:
+    """Joined, and holding whatever it is assigned."""
+
+    def __init__(self, address: str, node_address: str) -> None:
+        self.key = IdentityKey.generate()
+        self.node_id = self.key.node_id
+        self.metadata = (("hypergpu-protocol", "1"), ("hypergpu-node", self.node_id))
+        self._main = grpc.aio.insecure_channel(address)
+        self.channel = grpc.aio.insecure_channel(node_address)
+        self.stub = async_stub(self.channel)
+        self._outbox: asyncio.Queue[node_pb2.ControlRequest | None] = asyncio.Queue()
+        self._nonce = 0
+
+    async def join(self, token_text: str) -> node_pb2.JoinResponse:
+        """Trade a token for admission."""
+        token = parse_token(token_text)
+        claim = JoinClaim(TokenId(token.id), digest_of(b""))
+        request = node_pb2.JoinRequest(
+            version=node_pb2.Version(protocol=1, software="test"),
+            token_id=token.id,
+            token_secret=token.secret,
+            public_key=self.key.public_key,
+            signature=self.key.sign(claim),
+        )
+        stub = async_stub(self._main)
+        return await stub.Join(request, metadata=(("hypergpu-protocol", "1"),), timeout=10)
+
+    def control(
+        self, workloads: Iterable[tuple[str, int]], working: Iterable[node_pb2.Lease] = ()
+    ) -> AsyncIterator[node_pb2.ControlResponse]:
+        """Open the control stream."""
+        hello = node_pb2.Hello(
+            version=node_pb2.Version(protocol=1, software="test"),
+            capabilities=node_pb2.Capabilities(
+                workloads=[
+                    node_pb2.WorkloadVersion(name=name, version=version)
+                    for name, version in workloads
+                ]
+            ),
+            working=working,
+        )
+        outbox: asyncio.Queue[node_pb2.ControlRequest | None] = asyncio.Queue()
+        self._outbox = outbox
+        outbox.put_nowait(node_pb2.ControlRequest(hello=hello))
+
+        async def said() -> AsyncIterator[node_pb2.ControlRequest]:
+            while (message := await outbox.get()) is not None:
+                yield message
+
+        call = self.stub.Control(said(), metadata=self.metadata)
+        return aiter(call)
+
+    def say(self, message: node_pb2.ControlRequest) -> None:
+        """Send something on the control stream."""
+        self._outbox.put_nowait(message)
+
+    def header(
+        self, assignment: node_pb2.Assignment, update: bytes, *, nonce: int | None = None
+    ) -> node_pb2.UpdateHeader:
+        """A right header, with a fresh nonce unless one is given."""
+        if nonce is None:
+            self._nonce += 1
+            nonce = self._nonce
+        lease, digest = assignment.lease, digest_of(update)
+        claim = UpdateClaim(
+            job_id=JobId(lease.job_id),
+            round=lease.round,
+            node=self.node_id,
+            lease=lease.number,
+            nonce=nonce,
+            digest=digest,
+            size_bytes=Bytes(len(update)),
+        )
+        return node_pb2.UpdateHeader(
+            lease=lease,
+            digest=tensor_pb2.Digest(value=digest_to_wire(digest)),
+            size_bytes=len(update),
+            nonce=nonce,
+            signature=self.key.sign(claim),
+        )
+
+    async def submit(
+        self, header: node_pb2.UpdateHeader, update: bytes, *, stop_at: int | None = None
+    ) -> node_pb2.SubmitUpdateResponse:
+        """Send an update from ``header.offset`` on; ``stop_at`` ends the stream early."""
+        end = len(update) if stop_at is None else stop_at
+
+        async def messages() -> AsyncIterator[node_pb2.SubmitUpdateRequest]:
+            yield node_pb2.SubmitUpdateRequest(header=header)
+            if "hypergpu-admitted" not in dict(await call.initial_metadata()):
+                await call.code()  # bulk written to a refused call would hide the refusal
+                return
+            for start in range(header.offset, end, CHUNK_BYTES):
+                payload = update[start : min(end, start + CHUNK_BYTES)]
+                chunk = tensor_pb2.Chunk(offset=start, payload=payload)
+                yield node_pb2.SubmitUpdateRequest(chunk=chunk)
+
+        call = self.stub.SubmitUpdate(messages(), metadata=self.metadata, timeout=30)
+        return await call
+
+    async def query(self, header: node_pb2.UpdateHeader) -> node_pb2.QueryUploadResponse:
+        """How much the coordinator holds."""
+        request = node_pb2.QueryUploadRequest(lease=header.lease, digest=header.digest)
+        return await self.stub.QueryUpload(request, metadata=self.metadata, timeout=10)
+
+    async def fetch(self, digest: tensor_pb2.Digest, offset: int = 0) -> bytes:
+        """A blob from ``offset`` on."""
+        request = node_pb2.FetchBlobRequest(digest=digest, offset=offset)
+        call = self.stub.FetchBlob(request, metadata=self.metadata, timeout=30)
+        return b"".join([message.chunk.payload async for message in call])
+
+    def hang_up(self) -> None:
+        """End the control stream from this side."""
+        self._outbox.put_nowait(None)
+
+    async def close(self) -> None:
+        """End both channels."""
+        self.hang_up()
+        await self.channel.close()
+        await self._main.close()
+
+
+async def assigned(
+    stream: AsyncIterator[node_pb2.ControlResponse],
+) -> node_pb2.Assignment:
+    """The next assignment on a control stream."""
+    async for message in stream:
+        if message.HasField("assignment"):
+            return message.assignment
+    raise AssertionError("the stream ended without an assignment")

@@ -1,0 +1,298 @@
+"""Real coordinators and nodes for tests: started, read from, killed. Nothing waits by the clock."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import msgspec
+
+from hypergpu.cli.machine.children import kill_group, program, start
+from hypergpu.cli.machine.up import Ready, operator, wait_until_ready
+from hypergpu.cli.remote.calls import Coordinator, body
+from hypergpu.cli.remote.refusals import explanation, is_away
+from hypergpu.ids import NodeId
+from hypergpu.jobfile import spec_json
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.spec import JobSpec
+from hypergpu.token import Role
+from hypergpu.v1 import job_pb2
+
+ROOT = Path(__file__).parent.parent
+ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # A coordinator that is killed every other second finds its nodes there again at once.
+    "HYPERGPU_NODE_RECONNECT_CAP_MS": "1000",
+}
+ENDED = {"finished", "stopped", "failed"}
+_TRIES = 200
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody has just now; a restart needs the same ones again."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+class CoordinatorProcess:
+    """One coordinator's folder and ports, with a process that comes and goes."""
+
+    def __init__(self, folder: Path, *flags: str, is_plaintext: bool = True) -> None:
+        self.folder = folder
+        self.data_dir = folder / "coordinator"
+        self.log = folder / "coordinator.log"
+        port, node_port = free_ports(2)
+        self.address, self.node_address = f"127.0.0.1:{port}", f"127.0.0.1:{node_port}"
+        self._arguments = [
+            *("--data-dir", str(self.data_dir), "--listen", "127.0.0.1"),
+            *("--port", str(port), "--node-port", str(node_port)),
+            *(["--plaintext"] if is_plaintext else []),
+            *flags,
+        ]
+        self._child: subprocess.Popen[str] | None = None
+        self._ready: Ready | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def start(self, *, failpoints: str = "") -> None:
+        """Start it and wait for its ready line."""
+        child = self.launch(failpoints=failpoints)
+        self._ready = wait_until_ready(child)
+
+    def launch(self, *, failpoints: str = "") -> "subprocess.Popen[str]":
+        """Start it and wait for nothing."""
+        environment = {**ENVIRONMENT, "HYPERGPU_FAILPOINTS": failpoints}
+        command = program("coordinator", *self._arguments)
+        self._child = start(command, log=self.log, is_read=True, environment=environment)
+        return self._child
+
+    @property
+    def child(self) -> "subprocess.Popen[str]":
+        """The process of the last start."""
+        assert self._child is not None, "start it first"
+        return self._child
+
+    def client(self) -> Coordinator:
+        """A connection with the operator's token."""
+        assert self._ready is not None, "start it first"
+        return operator(self._ready)
+
+    def node_token(self) -> str:
+        """A token that any number of nodes may join with."""
+        with self.client() as client:
+            return client.create_token(Role.NODE, ttl_s=3600, uses=0, label="test").token
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        kill_group(self.child)
+        self._closed()
+
+    def terminate(self) -> int:
+        """SIGTERM; gives the exit status."""
+        self.child.send_signal(signal.SIGTERM)
+        status = self.child.wait(timeout=30)
+        self._closed()
+        return status
+
+    def end(self) -> None:
+        """Leave nothing behind, whatever the test did."""
+        if self._child is not None:
+            kill_group(self._child)
+            self._closed()
+
+    def _closed(self) -> None:
+        if self.child.stdout is not None:
+            self.child.stdout.close()
+
+
+class NodeProcess:
+    """One node's folder, with a daemon that comes and goes."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        worker: str = "numpy",
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self.state_dir = folder / name
+        self.log = folder / f"{name}.log"
+        self._worker = worker
+        self._environment = {**ENVIRONMENT, **(settings or {})}
+        self._child: subprocess.Popen[str] | None = None
+
+    def join(self, token: str) -> None:
+        """Start it for the first time."""
+        self._start("join", "--token-file", "-", secret=token)
+
+    def run(self) -> None:
+        """Start it again from its state."""
+        self._start("run")
+
+    def _start(self, *words: str, secret: str | None = None) -> None:
+        arguments = ("--state-dir", str(self.state_dir), "--worker", self._worker)
+        command = program("gpu_node", *words, *arguments)
+        self._child = start(command, secret=secret, log=self.log, environment=self._environment)
+
+    @property
+    def child(self) -> "subprocess.Popen[str]":
+        """The daemon of the last start."""
+        assert self._child is not None, "start it first"
+        return self._child
+
+    def kill(self) -> None:
+        """SIGKILL the daemon and its worker."""
+        kill_group(self.child)
+
+    def terminate(self) -> int:
+        """SIGTERM; gives the exit status."""
+        self.child.send_signal(signal.SIGTERM)
+        return self.child.wait(timeout=40)
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        if self._child is not None:
+            kill_group(self._child)
+
+
+class Cluster:
+    """A coordinator and its nodes in one folder; leaving the block ends them all."""
+
+    def __init__(self, folder: Path, *flags: str, is_plaintext: bool = True) -> None:
+        self.folder = folder
+        self.coordinator = CoordinatorProcess(folder, *flags, is_plaintext=is_plaintext)
+        self.nodes: list[NodeProcess] = []
+
+    def __enter__(self) -> Self:
+        self.coordinator.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for node in self.nodes:
+            node.end()
+        self.coordinator.end()
+
+    def add_nodes(
+        self, count: int, worker: str = "numpy", *, settings: Mapping[str, str] | None = None
+    ) -> list[NodeProcess]:
+        """Let nodes join."""
+        token = self.coordinator.node_token()
+        added = [
+            NodeProcess(self.folder, f"node-{len(self.nodes) + number}", worker, settings)
+            for number in range(count)
+        ]
+        for node in added:
+            node.join(token)
+        self.nodes += added
+        return added
+
+    def submit(self, spec: JobSpec) -> str:
+        """A new job's id."""
+        with self.coordinator.client() as client:
+            return client.create_job(spec_json(spec), None)
+
+    def job(self, job_id: str) -> job_pb2.GetJobResponse:
+        """The job as it is now."""
+        with self.coordinator.client() as client:
+            return client.job(job_id)
+
+    def events(self, job_id: str, from_sequence: int = 0) -> Iterator["Happening"]:
+        """The job's events until it ends, across any number of restarts of the coordinator."""
+        following = from_sequence
+        for _ in range(_TRIES):
+            with _patience(), self.coordinator.client() as client:
+                for message in client.watch(job_id, following):
+                    if message.HasField("event"):
+                        following = message.event.sequence + 1
+                        yield Happening.read(message.event)
+                if client.job(job_id).job.phase in ENDED:
+                    return
+        raise AssertionError(f"{job_id} did not end; see {self.folder}")
+
+    def wait_for(
+        self, job_id: str, is_wanted: Callable[["Happening"], bool], from_sequence: int = 0
+    ) -> "Happening":
+        """The first event that is wanted."""
+        for happening in self.events(job_id, from_sequence):
+            if is_wanted(happening):
+                return happening
+        raise AssertionError(f"{job_id} ended without the event; see {self.folder}")
+
+    def finished(self, job_id: str) -> job_pb2.JobSummary:
+        """Follow the job to its end."""
+        for _ in self.events(job_id):
+            pass
+        return self.job(job_id).job
+
+
+@contextlib.contextmanager
+def _patience() -> Iterator[None]:
+    """Let a coordinator be away."""
+    try:
+        yield
+    except grpc.RpcError as broken:
+        if not is_away(broken):
+            raise explanation(broken, "the coordinator") from broken
+    except RefusalError as refused:
+        if refused.reason not in {Reason.COORDINATOR_UNREACHABLE, Reason.NOT_READY}:
+            raise
+
+
+class Happening(msgspec.Struct, frozen=True):
+    """One journalled event."""
+
+    sequence: int
+    kind: str
+    fields: dict[str, Any]
+
+    @classmethod
+    def read(cls, event: job_pb2.JobEvent) -> "Happening":
+        """From the wire."""
+        return cls(event.sequence, event.kind, body(event))
+
+
+def accepted_updates(events: list[Happening]) -> list[tuple[int, NodeId, int]]:
+    """Each accepted update as (round, node, lease)."""
+    return [
+        (event.fields["round"], event.fields["node"], event.fields["lease"])
+        for event in events
+        if event.kind == "UpdateReceived"
+    ]
+
+
+def failpoint_names() -> list[str]:
+    """What `python -m coordinator --list-failpoints` prints."""
+    listed = subprocess.run(
+        program("coordinator", "--list-failpoints"),
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **ENVIRONMENT},
+    )
+    return [line.partition("\t")[0] for line in listed.stdout.splitlines()]
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """A process's log, line by line."""
+    lines = path.read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]

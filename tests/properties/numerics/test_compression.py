@@ -1,0 +1,183 @@
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hypergpu import spec
+from hypergpu.codec import (
+    IncrementalCheck,
+    decode_parameters,
+    decode_update_range,
+    encode_update,
+)
+from hypergpu.compression import GROUP, RECORD, encode_with_feedback, scheme_named
+from hypergpu.layout import Flat, Float32s, Kind, Layout, Octets, TensorSpec, layout_of
+from hypergpu.refusal import Reason, RefusalError
+
+BLOCKS = {"int8": RECORD, "int4": 256}
+ERRORS = {"int8": 0.5 / 127, "int4": 0.5 / 7}
+
+schemes = st.sampled_from(spec.SCHEMES)
+counts = st.one_of(
+    st.integers(1, 700),
+    st.sampled_from([RECORD - 1, RECORD, RECORD + 1, GROUP, GROUP + 1, 2 * GROUP - 255]),
+)
+
+
+@st.composite
+def vectors(draw: st.DrawFn) -> Float32s:
+    """Long vectors from a seed, of mixed magnitudes, with hand-picked values among them."""
+    count = draw(counts)
+    generator = np.random.default_rng(draw(st.integers(0, 2**32)))
+    exponents = generator.uniform(-draw(st.integers(0, 30)), 5, count)
+    values = (generator.standard_normal(count) * 10.0**exponents).astype(np.float32)
+    picked = draw(st.lists(st.floats(-(2.0**126), 2.0**126, width=32), max_size=8))
+    places = generator.integers(0, count, len(picked))
+    values[places] = picked
+    return values
+
+
+def encoded(name: str, values: Float32s) -> Octets:
+    payload = np.empty(scheme_named(name).encoded_bytes(values.size), np.uint8)
+    scheme_named(name).encode(values, payload)
+    return payload
+
+
+def decoded(name: str, payload: Octets, count: int) -> Float32s:
+    out = np.empty(count, np.float32)
+    scheme_named(name).decode(payload, out)
+    return out
+
+
+def bound_of(name: str, values: Float32s) -> Float32s:
+    """Largest error that the scheme promises for each value."""
+    if name == "fp32":
+        return np.zeros_like(values)
+    if name == "bf16":
+        return np.abs(values) * np.float32(2**-8) + np.float32(2**-133)
+    block = BLOCKS[name]
+    padded = np.zeros(-(-values.size // block) * block, np.float32)
+    padded[: values.size] = np.abs(values)
+    largest = padded.reshape(-1, block).max(axis=1)
+    # The bfloat16 scale of int4 may be 2**-8 wider; a scale below 2**-126 is dropped.
+    bounds = np.maximum(largest * ERRORS[name] * (1 + 2**-8 + 2**-20), 128 * 2.0**-126)
+    return np.repeat(bounds, block)[: values.size].astype(np.float32)
+
+
+@given(schemes, vectors())
+def test_a_round_trip_stays_within_the_scheme_s_bound(name: str, values: Float32s) -> None:
+    error = np.abs(decoded(name, encoded(name, values), values.size) - values)
+    assert (error <= bound_of(name, values)).all()
+
+
+@given(schemes, vectors())
+def test_what_is_finite_is_encoded_as_finite(name: str, values: Float32s) -> None:
+    payload = encoded(name, values)
+    assert scheme_named(name).is_finite(payload)
+    assert np.isfinite(decoded(name, payload, values.size)).all()
+
+
+@given(schemes, vectors(), st.integers(0, 2**32))
+def test_payload_and_residual_are_the_values(name: str, values: Float32s, seed: int) -> None:
+    noise = np.random.default_rng(seed).standard_normal(values.size, np.float32)
+    residual = noise * np.float32(1e-3)
+    payload, unsaid = encode_with_feedback(scheme_named(name), values, residual)
+    total, said = values + residual, decoded(name, payload, values.size)
+    assert np.array_equal(payload, encoded(name, total))
+    assert np.array_equal(unsaid, total - said)
+    if name in BLOCKS:
+        assert np.allclose(said + unsaid, total, rtol=2**-23, atol=0)
+    else:
+        assert np.array_equal(said + unsaid, total)
+
+
+@given(schemes, vectors(), st.data())
+def test_aligned_records_stand_alone(name: str, values: Float32s, draw: st.DataObject) -> None:
+    scheme = scheme_named(name)
+    records = -(-values.size // RECORD)
+    first = draw.draw(st.integers(0, records - 1)) * RECORD
+    last = min(draw.draw(st.integers(first // RECORD + 1, records)) * RECORD, values.size)
+    there = slice(scheme.encoded_bytes(first), scheme.encoded_bytes(last))
+    payload = encoded(name, values)
+    assert np.array_equal(payload[there], encoded(name, values[first:last]))
+    whole = decoded(name, payload, values.size)
+    assert np.array_equal(decoded(name, payload[there], last - first), whole[first:last])
+
+
+def small_layout(large_count: int, small_count: int) -> Layout:
+    return layout_of(
+        (
+            TensorSpec("large", (RECORD + large_count,)),
+            TensorSpec("small", (small_count,)),
+            TensorSpec("statistic", (3,), Kind.STATISTIC),
+            TensorSpec("integer", (), Kind.INTEGER),
+        )
+    )
+
+
+def random_update(layout: Layout, seed: int) -> Flat:
+    generator = np.random.default_rng(seed)
+    return Flat(
+        generator.standard_normal(layout.parameters_count, np.float32),
+        generator.standard_normal(layout.statistics_count, np.float32),
+        generator.integers(0, 9, layout.integers_count),
+    )
+
+
+layouts = st.builds(small_layout, st.integers(0, 9000), st.integers(0, RECORD - 1))
+
+
+@given(layouts, schemes, st.integers(0, 2**32), st.data())
+def test_any_range_of_an_update_decodes_as_in_the_whole(
+    layout: Layout, scheme: str, seed: int, draw: st.DataObject
+) -> None:
+    payload = encode_update(layout, scheme, random_update(layout, seed)).payload
+    start = draw.draw(st.integers(0, layout.parameters_count))
+    out = np.empty(draw.draw(st.integers(0, layout.parameters_count - start)), np.float32)
+    decode_update_range(layout, scheme, payload, start, out)
+    whole = decode_parameters(layout, scheme, payload)
+    assert np.array_equal(out, whole[start : start + out.size])
+
+
+def verdict(layout: Layout, scheme: str, pieces: list[bytes]) -> Reason | None:
+    check = IncrementalCheck(layout, scheme)
+    try:
+        for piece in pieces:
+            check.feed(piece)
+        check.finish()
+    except RefusalError as refusal:
+        return refusal.reason
+    return None
+
+
+def cut(content: bytes, ends: list[int]) -> list[bytes]:
+    places = [0, *sorted(end % (len(content) + 1) for end in ends), len(content)]
+    return [content[start:end] for start, end in pairwise(places)]
+
+
+@given(layouts, schemes, st.lists(st.integers(0, 2**20), max_size=40), st.data())
+def test_the_check_finds_a_bad_value_however_the_bytes_are_cut(
+    layout: Layout, scheme: str, ends: list[int], draw: st.DataObject
+) -> None:
+    sent = random_update(layout, 0)
+    pieces = cut(encode_update(layout, scheme, sent).payload.tobytes(), ends)
+    assert verdict(layout, scheme, pieces) is None
+    both = np.concatenate((sent.parameters, sent.statistics))
+    both[draw.draw(st.integers(0, both.size - 1))] = np.inf
+    count = layout.parameters_count
+    broken = encode_update(layout, scheme, Flat(both[:count], both[count:], sent.integers))
+    pieces = cut(broken.payload.tobytes(), ends)
+    assert verdict(layout, scheme, pieces) is Reason.UPDATE_NOT_FINITE
+
+
+@given(layouts, schemes, st.lists(st.integers(0, 2**20), max_size=9), st.integers(0, 2**32))
+def test_what_the_check_lets_pass_decodes_to_finite_numbers(
+    layout: Layout, scheme: str, ends: list[int], seed: int
+) -> None:
+    sent = encode_update(layout, scheme, random_update(layout, 0)).payload
+    generator = np.random.default_rng(seed)
+    places = generator.integers(0, sent.size, 64)
+    sent[places] = generator.integers(0, 256, 64)
+    if verdict(layout, scheme, cut(sent.tobytes(), ends)) is None:
+        assert np.isfinite(decode_parameters(layout, scheme, sent)).all()

@@ -1,0 +1,89 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.shell.journal.chain import StoredRow, checked, following, genesis
+from coordinator.shell.journal.records import Entry, Head
+from hypergpu.ids import JobId
+
+JOB = JobId("job-00000000000a")
+
+bodies = st.lists(
+    st.tuples(
+        st.integers(0, 2**40), st.sampled_from(["JobCreated", "NodeJoined", ""]), st.binary()
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def chained(contents: list[tuple[int, str, bytes]]) -> tuple[list[StoredRow], Head]:
+    head = genesis(JOB)
+    rows = []
+    for sequence, (at_ms, kind, body) in enumerate(contents):
+        head = following(JOB, head, Entry(JOB, sequence, at_ms, kind, body))
+        rows.append(StoredRow(sequence, at_ms, kind.encode(), body, head.chain))
+    return rows, head
+
+
+def flipped(row: StoredRow, column: int, bit: int) -> StoredRow:
+    """The row with one bit changed, or with a type that never was stored when there is no bit."""
+    stored = row[column]
+    if isinstance(stored, int):
+        wrong: object = stored ^ (1 << bit % 40)
+    else:
+        assert isinstance(stored, bytes)
+        content = bytearray(stored)
+        if content:
+            content[bit // 8 % len(content)] ^= 1 << bit % 8
+        wrong = bytes(content) if content else None
+    return row._replace(**{row._fields[column]: wrong})
+
+
+@given(bodies)
+def test_an_untouched_chain_holds(contents: list[tuple[int, str, bytes]]) -> None:
+    rows, end = chained(contents)
+    reading = checked(JOB, genesis(JOB), rows, end)
+    assert reading.damage is None
+    assert [(one.at_ms, one.kind, one.body_json) for one in reading.entries] == contents
+
+
+@given(bodies, st.data(), st.integers(0, 4), st.integers(0, 10_000))
+def test_any_flipped_bit_is_found_where_it_is(
+    contents: list[tuple[int, str, bytes]], drawn: st.DataObject, column: int, bit: int
+) -> None:
+    rows, end = chained(contents)
+    victim = drawn.draw(st.integers(0, len(rows) - 1))
+    rows[victim] = flipped(rows[victim], column, bit)
+    damage = checked(JOB, genesis(JOB), rows, end).damage
+    assert damage is not None
+    assert damage.sequence == victim
+
+
+@given(bodies, st.data())
+def test_any_truncation_is_found(
+    contents: list[tuple[int, str, bytes]], drawn: st.DataObject
+) -> None:
+    rows, end = chained(contents)
+    left = drawn.draw(st.integers(0, len(rows) - 1))
+    damage = checked(JOB, genesis(JOB), rows[:left], end).damage
+    assert damage is not None
+    assert damage.last_good.sequence == left - 1
+
+
+@given(bodies, st.data())
+def test_any_lost_row_is_found(
+    contents: list[tuple[int, str, bytes]], drawn: st.DataObject
+) -> None:
+    rows, end = chained(contents)
+    lost = drawn.draw(st.integers(0, len(rows) - 1))
+    damage = checked(JOB, genesis(JOB), rows[:lost] + rows[lost + 1 :], end).damage
+    assert damage is not None
+    assert damage.sequence == lost
+
+
+@given(bodies)
+def test_a_row_of_another_job_does_not_fit(contents: list[tuple[int, str, bytes]]) -> None:
+    rows, end = chained(contents)
+    damage = checked(JOB, genesis(JobId("job-00000000000b")), rows, end).damage
+    assert damage is not None
+    assert damage.sequence == 0

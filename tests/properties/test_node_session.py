@@ -1,0 +1,250 @@
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gpu_node.core.assignment import Assignment
+from gpu_node.core.events import (
+    Connected,
+    DrainRequested,
+    FetchBroken,
+    FetchRefused,
+    InputsFetched,
+    JobReleased,
+    LinkLost,
+    ShardAssigned,
+    ShardCancelled,
+    Started,
+    Timer,
+    TimerFired,
+    TrainingAborted,
+    TrainingFailed,
+    TrainingFinished,
+    TrainingProgressed,
+    UpdateAccepted,
+    UpdateLate,
+    UploadBroken,
+    WorkerDied,
+    WorkerReady,
+)
+from gpu_node.core.state import RESTARTS_MAX, Connection, Idle
+from hypergpu.ids import JobId
+from tests.properties.node_world import Desk, World
+
+JOBS = st.sampled_from(["job-a", "job-b"]).map(JobId)
+
+
+class NodeMachine(RuleBasedStateMachine):
+    """The node under every order of assignments, breaks, deaths, refusals and restarts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.start()
+
+    def start(self) -> None:
+        self.world.happen(lambda ms: Started(at_ms=ms, has_certificate=True))
+
+    def desk(self, job_id: JobId) -> Desk:
+        return self.world.desks[job_id]
+
+    def assign(self, desk: Desk) -> None:
+        assignment = self.world.drawn_up(desk)
+        if self.world.session.is_connected:
+            self.say_again(assignment)
+
+    def say_again(self, assignment: Assignment) -> None:
+        self.world.happen(lambda ms: ShardAssigned(at_ms=ms, assignment=assignment))
+
+    @rule(job_id=JOBS, rounds=st.integers(1, 4))
+    def next_round(self, job_id: JobId, rounds: int) -> None:
+        desk = self.desk(job_id)
+        desk.round += rounds
+        self.assign(desk)
+
+    @precondition(lambda self: any(desk.assignment for desk in self.world.desks.values()))
+    @rule(job_id=JOBS, moves_shard=st.booleans())
+    def assign_again(self, *, job_id: JobId, moves_shard: bool) -> None:
+        desk = self.desk(job_id)
+        if desk.assignment is not None:
+            desk.start += moves_shard
+            self.assign(desk)
+
+    @rule(job_id=JOBS)
+    def repeat_assignment(self, job_id: JobId) -> None:
+        owed = self.desk(job_id).assignment
+        if owed is not None and self.world.session.is_connected:
+            self.say_again(owed)
+
+    @rule(job_id=JOBS)
+    def cancel(self, job_id: JobId) -> None:
+        desk = self.desk(job_id)
+        owed, desk.assignment = desk.assignment, None
+        if owed is not None and self.world.session.is_connected:
+            self.world.happen(lambda ms: ShardCancelled(at_ms=ms, lease=owed.lease, reason=""))
+
+    @rule(job_id=JOBS)
+    def close_round(self, job_id: JobId) -> None:
+        self.desk(job_id).assignment = None
+
+    @rule(job_id=JOBS)
+    def release(self, job_id: JobId) -> None:
+        if self.world.session.is_connected:
+            self.desk(job_id).assignment = None
+            self.world.happen(lambda ms: JobReleased(at_ms=ms, job_id=job_id, reason="over"))
+
+    @precondition(lambda self: self.world.is_dialling)
+    @rule()
+    def connect(self) -> None:
+        self.world.is_dialling = False
+        working = {
+            held.lease for held in (self.world.session.current, *self.world.session.queue) if held
+        }
+        self.world.happen(lambda ms: Connected(at_ms=ms))
+        for desk in self.world.desks.values():
+            if desk.assignment is not None and desk.assignment.lease not in working:
+                self.say_again(desk.assignment)
+
+    @rule()
+    def lose_link(self) -> None:
+        self.world.is_dialling = False
+        self.world.happen(lambda ms: LinkLost(at_ms=ms, reason="reset"))
+
+    def fire(self, timer: Timer) -> None:
+        self.world.happen(lambda ms: TimerFired(at_ms=ms, timer=timer))
+
+    @precondition(lambda self: self.world.timers)
+    @rule()
+    def fire_timers(self) -> None:
+        due, self.world.timers = self.world.timers, {}
+        for timer, at_ms in sorted(due.items(), key=lambda item: item[1]):
+            self.world.now_ms = max(self.world.now_ms, at_ms)
+            self.fire(timer)
+
+    @precondition(lambda self: self.world.fetching)
+    @rule(outcome=st.sampled_from([InputsFetched, InputsFetched, FetchBroken, FetchRefused]))
+    def end_fetch(self, outcome: type) -> None:
+        lease = self.world.fetching.pop(0)
+        fields = {} if outcome is InputsFetched else {"reason": "reset"}
+        self.world.happen(lambda ms: outcome(at_ms=ms, lease=lease, **fields))
+
+    @precondition(lambda self: self.world.training)
+    @rule()
+    def finish_training(self) -> None:
+        assert self.world.training is not None
+        lease, update = self.world.training.assignment.lease, self.world.trained()
+        self.world.training = None
+        self.world.happen(lambda ms: TrainingFinished(at_ms=ms, lease=lease, update=update))
+
+    @precondition(lambda self: self.world.training)
+    @rule(fails=st.booleans())
+    def drop_training(self, *, fails: bool) -> None:
+        assert self.world.training is not None
+        lease, self.world.training = self.world.training.assignment.lease, None
+        if fails:
+            self.world.happen(lambda ms: TrainingFailed(at_ms=ms, lease=lease, reason="no memory"))
+        else:
+            self.world.happen(lambda ms: TrainingAborted(at_ms=ms, lease=lease))
+
+    @precondition(lambda self: self.world.training)
+    @rule(steps_done=st.integers(0, 9))
+    def progress(self, steps_done: int) -> None:
+        assert self.world.training is not None
+        lease = self.world.training.assignment.lease
+        self.world.happen(
+            lambda ms: TrainingProgressed(at_ms=ms, lease=lease, steps_done=steps_done)
+        )
+
+    @precondition(lambda self: self.world.training)
+    @rule(has_written=st.booleans(), was_ready=st.booleans())
+    def kill_worker(self, *, has_written: bool, was_ready: bool) -> None:
+        if has_written and was_ready:
+            self.world.trained()
+        self.world.training = None
+        self.world.happen(lambda ms: WorkerDied(at_ms=ms, reason="signal 9", was_ready=was_ready))
+
+    @precondition(lambda self: self.world.training)
+    @rule()
+    def fail_to_start_until_given_up_on(self) -> None:
+        for _ in range(RESTARTS_MAX + 1):
+            if self.world.training is not None:
+                self.kill_worker(has_written=False, was_ready=False)
+            self.fire_timers()
+
+    @precondition(lambda self: self.world.is_starting_worker)
+    @rule(succeeds=st.booleans())
+    def start_worker(self, *, succeeds: bool) -> None:
+        self.world.is_starting_worker = False
+        if succeeds:
+            self.world.happen(lambda ms: WorkerReady(at_ms=ms))
+        else:
+            self.world.happen(lambda ms: WorkerDied(at_ms=ms, reason="driver", was_ready=False))
+
+    @precondition(lambda self: self.world.uploading)
+    @rule(is_heard=st.booleans())
+    def answer_upload(self, *, is_heard: bool) -> None:
+        lease, update = next(iter(self.world.uploading.items()))
+        is_known = update.digest in self.world.accepted
+        if not is_known and not self.world.is_current(lease):
+            del self.world.uploading[lease]
+            self.world.happen(lambda ms: UpdateLate(at_ms=ms, lease=lease, reason="closed"))
+            return
+        if not is_known:
+            self.world.accept(lease)
+        del self.world.uploading[lease]
+        if is_heard:
+            self.world.happen(lambda ms: UpdateAccepted(at_ms=ms, lease=lease))
+        else:
+            self.world.happen(lambda ms: UploadBroken(at_ms=ms, lease=lease, reason="reset"))
+
+    @rule()
+    def restart_daemon(self) -> None:
+        self.world.restart()
+        self.start()
+
+    @invariant()
+    def the_worker_is_known_to_be_busy_when_it_is(self) -> None:
+        training, busy = self.world.training, self.world.session.worker.busy
+        assert (training.assignment.lease if training else None) == busy
+
+    @invariant()
+    def nothing_waits_while_the_node_is_idle(self) -> None:
+        session = self.world.session
+        assert not (isinstance(session.work, Idle) and session.queue)
+
+    @invariant()
+    def an_unhealthy_node_holds_nothing_and_is_about_to_start_a_worker(self) -> None:
+        session = self.world.session
+        if session.unhealthy:
+            assert isinstance(session.work, Idle)
+            assert self.world.is_starting_worker or session.worker.retry_at_ms
+
+    def teardown(self) -> None:
+        """Left in peace, the node ends whatever it was given; then it drains and leaves."""
+        for _ in range(200):
+            self.settle()
+        assert not self.world.session.unhealthy
+        assert isinstance(self.world.session.work, Idle)
+        assert all(desk.assignment is None for desk in self.world.desks.values())
+        self.world.happen(lambda ms: DrainRequested(at_ms=ms, reason="SIGTERM"))
+        assert self.world.has_left
+        assert self.world.session.link.connection is Connection.LEFT
+
+    def settle(self) -> None:
+        """One step towards the end, whichever is possible."""
+        world = self.world
+        if world.is_dialling:
+            self.connect()
+        elif world.fetching:
+            self.end_fetch(InputsFetched)
+        elif world.training:
+            self.finish_training()
+        elif world.uploading:
+            self.answer_upload(is_heard=True)
+        elif world.is_starting_worker:
+            self.start_worker(succeeds=True)
+        elif world.timers:
+            self.fire_timers()
+
+
+TestNodeMachine = NodeMachine.TestCase
+TestNodeMachine.settings = settings(max_examples=150, stateful_step_count=40)

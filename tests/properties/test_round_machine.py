@@ -1,0 +1,142 @@
+from collections.abc import Callable
+
+import msgspec
+from hypothesis import event as hypothesis_event
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.core import events
+from coordinator.core.events import Event
+from coordinator.core.job import Job, Work
+from coordinator.core.round.outstanding import outstanding
+from coordinator.core.transition import refusal, transition
+from hypergpu.ids import NodeId
+from hypergpu.spec import Evaluation, JobSpec, RoundRule, Training
+from hypergpu.units import Samples
+from netsim.invariants import step_violations, violations
+from tests.unit.job_states import at, created, evaluation_ready, model, update
+
+NODES = tuple(NodeId(f"node-{number}") for number in range(5))
+
+FIRST = events.ModelInitialised(at_ms=at(0), model=model(0), partition_sizes=(Samples(50),))
+
+specs = st.builds(
+    lambda nodes, rounds, deadline_ms, quorum: JobSpec(
+        workload="digits-softmax",
+        training=Training(rounds=rounds, inner_steps=2, batch_size=3, nodes=nodes),
+        round=RoundRule(deadline_ms=deadline_ms, quorum=quorum),
+        evaluation=Evaluation(every=2),
+    ),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.sampled_from([0, 50]),
+    st.sampled_from([0.1, 0.5, 1.0]),
+)
+choices = st.lists(
+    st.tuples(st.integers(0, 17), st.sampled_from(NODES), st.integers(0, 40)),
+    min_size=40,
+    max_size=120,
+)
+
+
+def _begun(spec: JobSpec) -> Job:
+    """A job with a model and its nodes, so that most of what follows finds it in a round."""
+    job = transition(created(spec), FIRST).job
+    for node in NODES[:4]:
+        job = transition(job, events.NodeJoined(at_ms=at(0), node=node)).job
+    return job
+
+
+def _work_of(job: Job, node: NodeId) -> tuple[int, int]:
+    """The round and newest lease of the node, or one that nobody ever held."""
+    if job.round is not None and node in job.round.participants:
+        return job.round.number, job.round.participants[node].lease
+    return (job.model.round if job.model else 0), 999
+
+
+def _event(job: Job, choice: int, node: NodeId, at_ms: int) -> Event:
+    now = at(at_ms)
+    round_, lease = _work_of(job, node)
+    number = job.model.round if job.model else 0
+    makers: list[Callable[[], Event]] = [
+        lambda: events.ModelInitialised(at_ms=now, model=model(0), partition_sizes=(Samples(50),)),
+        lambda: events.NodeJoined(at_ms=now, node=node),
+        lambda: events.NodeJoined(at_ms=now, node=node),
+        lambda: events.NodeLost(at_ms=now, node=node, reason="silent"),
+        lambda: events.NodeDraining(at_ms=now, node=node, reason="asked"),
+        lambda: events.UpdateReceived(
+            at_ms=now, node=node, round=round_, lease=lease, update=update(f"{node}-{round_}")
+        ),
+        lambda: events.UpdateReceived(
+            at_ms=now, node=node, round=round_, lease=lease, update=update(f"{node}-{round_}")
+        ),
+        lambda: events.UpdateReceived(
+            at_ms=now, node=node, round=round_, lease=lease - 1, update=update("stale")
+        ),
+        lambda: events.ShardHandedBack(
+            at_ms=now, node=node, round=round_, lease=lease, reason="full"
+        ),
+        lambda: events.DeadlineReached(at_ms=now, round=round_),
+        lambda: events.AggregateReady(at_ms=now, round=number, model=model(number + 1)),
+        lambda: events.AggregateReady(
+            at_ms=now, round=number, model=model(number + 1), refused=_unreadable(job, node)
+        ),
+        lambda: events.JobPaused(at_ms=now),
+        lambda: events.JobResumed(at_ms=now),
+        lambda: events.ModelLost(at_ms=now, model=model(number).blob.digest, reason="damaged"),
+        lambda: events.AggregateReady(at_ms=now, round=number - 1, model=model(number)),
+        lambda: evaluation_ready(number),
+        lambda: events.ParametersChanged(at_ms=now, spec=job.spec),
+    ]
+    return makers[choice]()
+
+
+def _unreadable(job: Job, node: NodeId) -> tuple[tuple[NodeId, str], ...]:
+    round_ = job.round
+    if round_ is None or node not in round_.participants:
+        return ()
+    return ((node, "damaged"),) if round_.participants[node].work is Work.RECEIVED else ()
+
+
+@settings(max_examples=300, deadline=None)
+@given(specs, choices)
+def test_no_sequence_of_events_breaks_an_invariant(
+    spec: JobSpec, picks: list[tuple[int, NodeId, int]]
+) -> None:
+    job = _begun(spec)
+    journal: list[Event] = []
+    now_ms = 0
+    for choice, node, wait_ms in picks:
+        now_ms += wait_ms
+        event = _event(job, choice, node, now_ms)
+        reason = refusal(job, event)
+        step = transition(job, event)
+        assert (step.job == job) >= bool(reason)
+        if isinstance(event, events.UpdateReceived) and event.lease != _work_of(job, node)[1]:
+            assert reason, "a void lease was let through"
+        assert not violations(step.job), (event, violations(step.job))
+        assert not step_violations(job, step.job), event
+        if not reason:
+            journal.append(event)
+        job = step.job
+    hypothesis_event(f"reached round {job.model.round if job.model else None}")
+    hypothesis_event(f"ended {job.phase.value}")
+    replayed = _begun(spec)
+    for event in journal:
+        replayed = transition(replayed, event).job
+    assert replayed == job
+
+
+@settings(max_examples=50, deadline=None)
+@given(specs, choices)
+def test_a_state_and_its_journal_survive_being_written_down(
+    spec: JobSpec, picks: list[tuple[int, NodeId, int]]
+) -> None:
+    job = _begun(spec)
+    for now_ms, (choice, node, _) in enumerate(picks):
+        event = _event(job, choice, node, now_ms)
+        assert msgspec.json.decode(msgspec.json.encode(event), type=Event) == event
+        job = transition(job, event).job
+    again = msgspec.json.decode(msgspec.json.encode(job), type=Job)
+    assert again == job
+    assert outstanding(again) == outstanding(job)

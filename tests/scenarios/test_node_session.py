@@ -1,0 +1,424 @@
+from gpu_node.core.assignment import Lease
+from gpu_node.core.backoff import CAP_MS, backoff_ms
+from gpu_node.core.commands import (
+    AbortTraining,
+    AnnounceDraining,
+    DeleteJobState,
+    Departure,
+    EndWorker,
+    FetchInputs,
+    HandBack,
+    Leave,
+    OpenLink,
+    SetTimer,
+    StartWorker,
+    Train,
+    Upload,
+)
+from gpu_node.core.events import (
+    Connected,
+    Event,
+    InputsFetched,
+    LinkLost,
+    LinkRefused,
+    ShardAssigned,
+    ShardCancelled,
+    Timer,
+    TimerFired,
+    TrainingAborted,
+    TrainingFinished,
+    TrainingProgressed,
+    UpdateAccepted,
+    UpdateLate,
+    UploadBroken,
+    WorkerDied,
+    WorkerReady,
+)
+from gpu_node.core.memory import FRESH, JOBS_MAX, Start
+from gpu_node.core.session import fresh_session, transition
+from gpu_node.core.state import Idle, Session, Training, Uploading
+from hypergpu.ids import Digest, JobId
+from tests.unit.node.node_states import (
+    ASSIGN,
+    CANCEL,
+    CONNECT,
+    DIE,
+    DRAIN,
+    FETCH,
+    JOB,
+    LOSE,
+    NO_START,
+    NODE,
+    OTHER,
+    OTHER_JOB,
+    TRAIN,
+    about_to_give_up,
+    after,
+    assignment,
+    at,
+    digest,
+    lease,
+    reached,
+    rests,
+    unhealthy,
+    update,
+)
+
+
+def worked(held: Lease, accepted: Digest | None = None) -> tuple[Event, ...]:
+    """A round from its assignment to its upload; the update is named after the lease."""
+    return (
+        ShardAssigned(at_ms=at(50), assignment=assignment(held, accepted=accepted)),
+        InputsFetched(at_ms=at(60), lease=held),
+        TrainingFinished(at_ms=at(70), lease=held, update=update(f"{held.round}/{held.number}")),
+    )
+
+
+def sent(held: Lease) -> Digest:
+    return digest(f"{held.round}/{held.number}")
+
+
+def start_of(session: Session, held: Lease, accepted: Digest | None) -> Start:
+    """Where the training of an assignment starts."""
+    step = after(session, worked(held, accepted)[:2])
+    (command,) = (command for command in step.commands if isinstance(command, Train))
+    return command.start
+
+
+ROUND_3, ROUND_4 = lease(3, 7), lease(4, 8)
+AFTER_3 = reached(*CONNECT, *worked(ROUND_3))
+
+
+def test_the_first_training_of_a_job_starts_fresh() -> None:
+    assert start_of(reached(*CONNECT), ROUND_3, None) == FRESH
+
+
+def test_an_accepted_update_is_not_returned() -> None:
+    assert start_of(AFTER_3, ROUND_4, sent(ROUND_3)) == Start(3, returns_update=False)
+
+
+def test_an_update_that_the_assignment_does_not_name_is_returned() -> None:
+    assert start_of(AFTER_3, ROUND_4, None) == Start(3, returns_update=True)
+
+
+def test_the_assignment_overrules_an_answer_that_said_accepted() -> None:
+    answered = transition(AFTER_3, UpdateAccepted(at_ms=at(80), lease=ROUND_3)).session
+    assert answered.memory.ends(JOB)[-1].is_accepted
+    assert start_of(answered, ROUND_4, None) == Start(3, returns_update=True)
+
+
+def test_a_late_update_is_returned_at_the_next_training() -> None:
+    late = transition(AFTER_3, UpdateLate(at_ms=at(80), lease=ROUND_3, reason="closed")).session
+    assert late.work == Idle()
+    assert start_of(late, ROUND_4, None) == Start(3, returns_update=True)
+
+
+def test_a_residual_three_rounds_old_is_dropped() -> None:
+    assert start_of(AFTER_3, lease(5, 9), sent(ROUND_3)) == Start(3, returns_update=False)
+    assert start_of(AFTER_3, lease(6, 9), sent(ROUND_3)) == FRESH
+
+
+def test_a_round_assigned_again_with_another_shard_starts_where_it_started_before() -> None:
+    after_4 = after(AFTER_3, worked(ROUND_4, sent(ROUND_3))).session
+    again = assignment(lease(4, 9), accepted=sent(ROUND_3), start=32)
+    step = transition(after_4, ShardAssigned(at_ms=at(90), assignment=again))
+    step = step.then(lambda s: transition(s, InputsFetched(at_ms=at(95), lease=again.lease)))
+    train = step.commands[-2]
+    assert train == Train(again, Start(3, returns_update=False), keeps=(3,))
+
+
+def test_the_same_work_under_another_lease_is_only_sent() -> None:
+    again = assignment(lease(3, 9))
+    step = transition(AFTER_3, ShardAssigned(at_ms=at(90), assignment=again))
+    assert step.commands[-1] == Upload(again.lease, update("3/7"))
+
+
+def test_the_same_work_is_done_again_when_its_start_was_judged_differently_since() -> None:
+    after_4 = after(AFTER_3, worked(ROUND_4, sent(ROUND_3))).session
+    assert start_of(after_4, lease(4, 9), None) == Start(3, returns_update=True)
+
+
+def test_a_restarted_daemon_sends_a_finished_update_without_training() -> None:
+    restarted = after(fresh_session(NODE, AFTER_3.memory), CONNECT).session
+    step = transition(restarted, ShardAssigned(at_ms=at(9), assignment=assignment(ROUND_3)))
+    assert step.commands == (Upload(ROUND_3, update("3/7")),)
+
+
+def test_training_goes_on_while_the_link_is_down() -> None:
+    lost = after(reached(*CONNECT, ASSIGN, FETCH, LOSE), (TRAIN,))
+    assert isinstance(lost.session.work, Uploading)
+    assert lost.commands == ()
+    again = TimerFired(at_ms=lost.session.link.retry_at_ms, timer=Timer.RECONNECT)
+    step = after(lost.session, (again, Connected(at_ms=at(900))))
+    assert step.commands == (OpenLink((lease(),)), Upload(lease(), update()))
+
+
+def test_an_assignment_said_again_after_a_reconnect_is_ignored() -> None:
+    training = reached(*CONNECT, ASSIGN, FETCH)
+    assert transition(training, ASSIGN) == (training, ())
+
+
+def test_the_next_round_aborts_the_one_in_training_and_waits_for_the_worker() -> None:
+    training = reached(*CONNECT, ASSIGN, FETCH)
+    following = assignment(lease(4, 8))
+    step = after(
+        training,
+        (
+            ShardAssigned(at_ms=at(50), assignment=following),
+            InputsFetched(at_ms=at(60), lease=lease(4, 8)),
+        ),
+    )
+    assert step.commands == (AbortTraining(lease()), FetchInputs(following))
+    step = transition(step.session, TrainingAborted(at_ms=at(70), lease=lease()))
+    assert step.commands[0] == Train(following, FRESH, keeps=())
+
+
+def test_a_shard_that_finishes_after_its_cancel_is_forgotten() -> None:
+    cancel = ShardCancelled(at_ms=at(25), lease=lease(), reason="closed")
+    step = after(reached(*CONNECT, ASSIGN, FETCH), (cancel, TRAIN))
+    assert step.session.memory.ends(JOB) == ()
+    assert step.session.worker.busy is None
+
+
+def test_another_job_waits_its_turn() -> None:
+    step = after(
+        reached(*CONNECT, ASSIGN, OTHER, FETCH, TRAIN),
+        (UpdateAccepted(at_ms=at(80), lease=lease()),),
+    )
+    assert step.commands == (FetchInputs(assignment(lease(0, 2, OTHER_JOB))),)
+
+
+def test_a_drain_lets_training_finish_and_then_leaves() -> None:
+    step = after(
+        reached(*CONNECT, ASSIGN, FETCH),
+        (DRAIN, TRAIN, UpdateAccepted(at_ms=at(80), lease=lease())),
+    )
+    assert step.commands == (
+        AnnounceDraining("SIGTERM"),
+        SetTimer(Timer.DRAIN, at(25_040)),
+        Upload(lease(), update()),
+        Leave(Departure.DRAINED, "SIGTERM"),
+    )
+
+
+def test_a_drain_out_of_time_hands_back_and_leaves() -> None:
+    step = after(
+        reached(*CONNECT, ASSIGN, FETCH, DRAIN),
+        (TimerFired(at_ms=at(25_040), timer=Timer.DRAIN),),
+    )
+    assert step.commands == (
+        AbortTraining(lease()),
+        HandBack(lease(), "SIGTERM; out of time"),
+        Leave(Departure.DRAINED, "SIGTERM"),
+    )
+
+
+def test_a_worker_that_dies_is_restarted_three_times_and_then_that_shard_is_handed_back() -> None:
+    session = reached(*CONNECT, ASSIGN, FETCH)
+    waits = []
+    for _ in range(3):
+        step = transition(session, DIE)
+        waits.append(step.session.worker.retry_at_ms - DIE.at_ms)
+        step = transition(step.session, rests(step.session))
+        assert isinstance(step.commands[0], Train)
+        session = step.session
+    assert waits == sorted(waits)
+    step = transition(session, DIE)
+    reason = "the worker died 4 times: signal 11"
+    assert step.commands == (HandBack(lease(), reason),)
+    assert step.session.unhealthy == ""
+
+
+def given_up_on_a_shard() -> Session:
+    return transition(about_to_give_up(DIE), DIE).session
+
+
+def test_a_shard_that_kills_the_worker_does_not_keep_the_node_from_other_work() -> None:
+    session = given_up_on_a_shard()
+    for held in (lease(0, 2, OTHER_JOB), lease(4, 8)):
+        step = after(session, worked(held)[:2])
+        assert step.session.worker.deaths == 0
+        assert isinstance(step.commands[-2], Train)
+
+
+def test_a_round_that_killed_the_worker_gets_one_more_try_when_it_is_given_again() -> None:
+    step = after(given_up_on_a_shard(), (*worked(lease(3, 9))[:2], DIE))
+    assert step.commands[-1] == HandBack(lease(3, 9), "the worker died again: signal 11")
+    assert step.session.work == Idle()
+
+
+def test_a_worker_that_never_gets_ready_makes_the_node_unhealthy() -> None:
+    reason = "no worker got ready in 4 starts: no driver"
+    step = transition(about_to_give_up(NO_START), NO_START)
+    assert step.commands[:2] == (AnnounceDraining(reason), HandBack(lease(), reason))
+    declined = transition(step.session, OTHER)
+    assert declined.commands == (HandBack(lease(0, 2, OTHER_JOB), reason),)
+
+
+def test_an_unhealthy_node_goes_on_starting_its_worker_ever_slower() -> None:
+    session, waits = unhealthy(), []
+    for _ in range(8):
+        waits.append(session.worker.retry_at_ms - NO_START.at_ms)
+        step = transition(session, rests(session))
+        limit = SetTimer(Timer.STALL, at(session.worker.retry_at_ms + 600_000))
+        assert step.commands == (StartWorker(), limit)
+        session = transition(step.session, NO_START).session
+    assert waits[0] < waits[1] < waits[2]
+    assert all(CAP_MS // 2 <= wait < CAP_MS for wait in waits[4:])
+
+
+def test_an_unhealthy_node_whose_worker_starts_after_all_greets_the_coordinator_anew() -> None:
+    step = transition(unhealthy(), WorkerReady(at_ms=at(90_000)))
+    assert step.commands == (OpenLink(()),)
+    well = transition(step.session, Connected(at_ms=at(90_010)))
+    assert (well.session.unhealthy, well.commands) == ("", ())
+    assert isinstance(after(well.session, worked(lease(4, 8))[:2]).commands[-2], Train)
+
+
+def test_a_start_that_hangs_is_ended_like_a_training() -> None:
+    session = unhealthy()
+    step = transition(session, rests(session))
+    due = TimerFired(at_ms=at(session.worker.retry_at_ms + 600_000), timer=Timer.STALL)
+    assert transition(step.session, due).commands == (EndWorker("it made no progress for 600 s"),)
+
+
+def test_starts_that_failed_are_forgiven_once_a_worker_got_ready() -> None:
+    session = about_to_give_up(NO_START)
+    step = after(session, (WorkerReady(at_ms=at(41)), NO_START))
+    assert step.session.unhealthy == ""
+    assert step.session.worker.false_starts == 1
+
+
+def test_a_training_without_any_progress_has_its_worker_ended_after_ten_minutes() -> None:
+    step = after(reached(*CONNECT, ASSIGN), (FETCH,))
+    stall = step.commands[-1]
+    assert stall == SetTimer(Timer.STALL, at(FETCH.at_ms + 600_000))
+    step = transition(step.session, TimerFired(at_ms=stall.at_ms, timer=Timer.STALL))
+    assert step.commands == (EndWorker("it made no progress for 600 s"),)
+    dead = WorkerDied(at_ms=stall.at_ms, reason="it made no progress for 600 s")
+    assert transition(step.session, dead).session.worker.deaths == 1
+
+
+def test_after_the_first_progress_silence_is_borne_for_two_minutes() -> None:
+    progress = TrainingProgressed(at_ms=at(1_000), lease=lease(), steps_done=5)
+    step = transition(reached(*CONNECT, ASSIGN, FETCH), progress)
+    assert step.commands == (SetTimer(Timer.STALL, at(121_000)),)
+    early = TimerFired(at_ms=at(120_999), timer=Timer.STALL)
+    assert transition(step.session, early) == (step.session, ())
+    due = transition(step.session, TimerFired(at_ms=at(121_000), timer=Timer.STALL))
+    assert due.commands == (EndWorker("it made no progress for 120 s"),)
+
+
+def test_slow_inner_steps_are_waited_for_longer() -> None:
+    first = TrainingProgressed(at_ms=at(30_020), lease=lease(), steps_done=1)
+    quick = TrainingProgressed(at_ms=at(31_020), lease=lease(), steps_done=2)
+    step = after(reached(*CONNECT, ASSIGN, FETCH), (first, quick))
+    assert step.commands[-1] == SetTimer(Timer.STALL, at(31_020 + 20 * 30_000))
+
+
+def test_a_restarted_training_has_all_its_time_again() -> None:
+    progress = TrainingProgressed(at_ms=at(1_000), lease=lease(), steps_done=5)
+    session = after(reached(*CONNECT, ASSIGN, FETCH), (progress, DIE)).session
+    step = transition(session, rests(session))
+    assert step.commands[-1] == SetTimer(Timer.STALL, at(session.worker.retry_at_ms + 600_000))
+
+
+def test_a_worker_that_is_dropping_its_shard_is_not_ended_for_a_stall() -> None:
+    aborting = reached(*CONNECT, ASSIGN, FETCH, CANCEL)
+    fired = TimerFired(at_ms=at(700_000), timer=Timer.STALL)
+    assert transition(aborting, fired) == (aborting, ())
+
+
+def test_an_unhealthy_node_says_so_on_each_new_link() -> None:
+    session = transition(unhealthy(), LinkLost(at_ms=at(90_000), reason="reset")).session
+    again = TimerFired(at_ms=session.link.retry_at_ms, timer=Timer.RECONNECT)
+    step = after(session, (again, Connected(at_ms=at(99_000))))
+    assert step.commands[-1] == AnnounceDraining("no worker got ready in 4 starts: no driver")
+
+
+def test_a_finished_training_forgives_the_worker_its_deaths() -> None:
+    session = reached(*CONNECT, ASSIGN, FETCH, DIE)
+    step = after(session, (rests(session), TRAIN))
+    assert step.session.worker.deaths == 0
+
+
+def test_an_idle_worker_may_die_without_a_word() -> None:
+    idle = reached(*CONNECT)
+    assert transition(idle, WorkerDied(at_ms=at(50), reason="signal 9")) == (idle, ())
+
+
+def test_work_handed_back_without_a_link_is_told_once_the_link_is_there() -> None:
+    lost = after(unhealthy(), (LinkLost(at_ms=at(90_000), reason="reset"),)).session
+    assert lost.owed == ()
+    training = reached(*CONNECT, ASSIGN, FETCH, LOSE)
+    aborted = transition(training, TrainingAborted(at_ms=at(45), lease=lease())).session
+    again = TimerFired(at_ms=aborted.link.retry_at_ms, timer=Timer.RECONNECT)
+    step = after(aborted, (again, Connected(at_ms=at(900))))
+    assert [type(command) for command in step.commands] == [OpenLink, HandBack]
+
+
+def test_work_handed_back_is_not_taken_up_when_it_is_said_again() -> None:
+    idle = after(reached(*CONNECT, ASSIGN, FETCH), (TrainingAborted(at_ms=at(45), lease=lease()),))
+    step = transition(idle.session, ASSIGN)
+    assert [type(command) for command in step.commands] == [HandBack]
+
+
+def test_the_ninth_job_pushes_out_the_one_longest_untouched() -> None:
+    session = reached(*CONNECT)
+    for number in range(JOBS_MAX):
+        held = lease(0, 1, JobId(f"job-{number:012x}"))
+        done = UpdateAccepted(at_ms=at(80), lease=held)
+        session = after(session, (*worked(held), done)).session
+    newest = ShardAssigned(at_ms=at(90), assignment=assignment(lease(0, 1, JobId("job-new"))))
+    step = transition(session, newest)
+    assert step.commands[0] == DeleteJobState(JobId("job-000000000000"))
+
+
+def test_the_first_retry_is_quick_and_later_ones_stop_growing_at_the_cap() -> None:
+    assert 100 <= backoff_ms(NODE, 0) < 200
+    assert all(CAP_MS // 2 <= backoff_ms(NODE, attempt) < CAP_MS for attempt in range(8, 5_000, 97))
+
+
+def test_nodes_cut_off_together_come_back_apart() -> None:
+    assert len({backoff_ms(f"node {number}", 5) for number in range(100)}) > 90
+
+
+def test_a_link_that_lasted_is_retried_quickly_and_a_flapping_one_ever_slower() -> None:
+    session = reached(*CONNECT)
+    waits = []
+    for _ in range(6):
+        session = transition(session, LinkLost(at_ms=session.link.since_ms, reason="")).session
+        waits.append(session.link.retry_at_ms - session.link.since_ms)
+        due = session.link.retry_at_ms
+        fired = TimerFired(at_ms=due, timer=Timer.RECONNECT)
+        session = after(session, (fired, Connected(at_ms=due))).session
+    assert waits == sorted(waits)
+    lasted = LinkLost(at_ms=at(session.link.since_ms + 10_000), reason="")
+    session = transition(session, lasted).session
+    assert session.link.retry_at_ms - session.link.since_ms < 200
+
+
+def test_a_refused_link_is_retried_slowly_and_without_end() -> None:
+    session = reached(*CONNECT[:1])
+    refused = transition(session, LinkRefused(at_ms=at(7), reason="upgrade")).session
+    assert refused.link.retry_at_ms - 7 >= CAP_MS // 2
+    assert refused.link.reason == "upgrade"
+
+
+def test_an_upload_that_makes_progress_is_retried_quickly() -> None:
+    session = reached(*CONNECT, ASSIGN, FETCH, TRAIN)
+    for _ in range(6):
+        broken = UploadBroken(at_ms=at(0), lease=lease(), reason="reset", has_progressed=True)
+        step = transition(session, broken)
+        (timer,) = step.commands
+        assert isinstance(timer, SetTimer)
+        assert timer.at_ms < 200
+        fired = TimerFired(at_ms=timer.at_ms, timer=Timer.RETRY)
+        session = transition(step.session, fired).session
+
+
+def test_a_worker_that_rests_trains_nothing_else_meanwhile() -> None:
+    resting = reached(*CONNECT, ASSIGN, FETCH, DIE)
+    early = TimerFired(at_ms=at(41), timer=Timer.WORKER)
+    assert isinstance(resting.work, Training)
+    assert transition(resting, early) == (resting, ())

@@ -1,0 +1,321 @@
+from msgspec.structs import replace
+
+from coordinator.core import events
+from coordinator.core.blobs_in_use import live_blobs
+from coordinator.core.commands import Aggregate, AssignShard, CancelShard, ReleaseNode, SetDeadline
+from coordinator.core.job import Job, Phase, SampleRange, Work
+from coordinator.core.round.outstanding import outstanding
+from coordinator.core.transition import Step, refusal, transition
+from hypergpu.units import Samples
+from tests.unit.job_states import (
+    ALICE,
+    BOB,
+    CAROL,
+    SPEC,
+    after,
+    aggregating,
+    at,
+    finishing,
+    model,
+    received,
+    training,
+    waiting,
+)
+
+
+def commands_of(step: Step, kind: type) -> list[object]:
+    return [command for command in step.commands if isinstance(command, kind)]
+
+
+def pending(job: Job) -> set[str]:
+    assert job.round is not None
+    parts = job.round.participants.items()
+    return {node for node, part in parts if part.work is Work.PENDING}
+
+
+def test_a_job_starts_only_at_its_stated_number_of_nodes() -> None:
+    one = after(waiting(), events.NodeJoined(at_ms=at(20), node=ALICE))
+    assert one.phase is Phase.WAITING
+    assert one.reason == "1 of 2 nodes are here"
+    step = transition(one, events.NodeJoined(at_ms=at(30), node=BOB))
+    assert step.job.phase is Phase.TRAINING
+    assert len(commands_of(step, AssignShard)) == 2
+    assert commands_of(step, SetDeadline) == [SetDeadline(0, at(1030))]
+
+
+def test_updates_are_folded_in_slot_order_whatever_their_order_of_arrival() -> None:
+    first = transition(
+        after(training(), received(BOB, round_=0, lease=2)), received(ALICE, round_=0, lease=1)
+    )
+    second = transition(
+        after(training(), received(ALICE, round_=0, lease=1)), received(BOB, round_=0, lease=2)
+    )
+    assert commands_of(first, Aggregate) == commands_of(second, Aggregate)
+    (aggregate,) = commands_of(first, Aggregate)
+    assert isinstance(aggregate, Aggregate)
+    assert [update.slot for update in aggregate.updates] == [0, 1]
+
+
+def test_late_update_is_refused_with_its_round() -> None:
+    job = after(aggregating(), events.AggregateReady(at_ms=at(60), round=0, model=model(1)))
+    late = received(ALICE, round_=0, lease=1)
+    assert refusal(job, late) == "round 0 is not the open one; the job is in round 1"
+
+
+def test_a_deadline_without_a_quorum_leaves_the_round_open_until_there_is_one() -> None:
+    job = after(training(), events.DeadlineReached(at_ms=at(1030), round=0))
+    assert job.phase is Phase.TRAINING
+    step = transition(job, received(ALICE, round_=0, lease=1, at_ms=1100))
+    assert step.job.phase is Phase.AGGREGATING
+    assert [command.node for command in step.commands if isinstance(command, CancelShard)] == [BOB]
+
+
+def test_an_early_deadline_is_refused() -> None:
+    early = events.DeadlineReached(at_ms=at(500), round=0)
+    assert refusal(training(), early) == "the deadline of round 0 is at 1030 ms"
+
+
+def test_the_shard_of_a_node_cut_by_the_deadline_goes_out_first_in_the_next_round() -> None:
+    job = after(
+        training(),
+        received(ALICE, round_=0, lease=1),
+        events.DeadlineReached(at_ms=at(1030), round=0),
+        events.AggregateReady(at_ms=at(1100), round=0, model=model(1)),
+    )
+    assert job.round is not None
+    assert job.round.participants[ALICE].shard.ranges == (SampleRange(8, Samples(8)),)
+    assert job.round.participants[BOB].shard.ranges == (SampleRange(16, Samples(8)),)
+
+
+def test_a_lost_nodes_shard_goes_to_a_newcomer_under_a_fresh_lease() -> None:
+    job = after(training(), events.NodeLost(at_ms=at(40), node=BOB, reason="silent"))
+    step = transition(job, events.NodeJoined(at_ms=at(41), node=CAROL))
+    (assigned,) = commands_of(step, AssignShard)
+    assert isinstance(assigned, AssignShard)
+    assert (assigned.node, assigned.slot, assigned.lease) == (CAROL, 2, 3)
+    assert assigned.shard.ranges == (SampleRange(8, Samples(8)),)
+    assert refusal(step.job, received(BOB, round_=0, lease=2)).startswith("the work under lease 2")
+
+
+def test_a_node_that_comes_back_gets_its_own_shard_and_slot_again() -> None:
+    job = after(training(), events.NodeLost(at_ms=at(40), node=BOB, reason="silent"))
+    step = transition(job, events.NodeJoined(at_ms=at(50), node=BOB))
+    (assigned,) = commands_of(step, AssignShard)
+    assert isinstance(assigned, AssignShard)
+    assert (assigned.node, assigned.slot, assigned.lease) == (BOB, 1, 3)
+    assert refusal(step.job, received(BOB, round_=0, lease=2)) == (
+        "lease 2 is void; the current one is 3"
+    )
+
+
+def test_a_round_closes_without_a_node_that_is_lost_for_good() -> None:
+    job = after(training(), received(ALICE, round_=0, lease=1))
+    step = transition(job, events.NodeLost(at_ms=at(60), node=BOB, reason="silent"))
+    assert step.job.phase is Phase.AGGREGATING
+    assert step.job.streams[0].returned == (SampleRange(8, Samples(8)),)
+
+
+def test_a_round_whose_nodes_are_all_lost_waits_for_one_to_come_back() -> None:
+    job = after(
+        training(),
+        events.NodeLost(at_ms=at(40), node=ALICE, reason="silent"),
+        events.NodeLost(at_ms=at(40), node=BOB, reason="silent"),
+        events.DeadlineReached(at_ms=at(1030), round=0),
+    )
+    assert job.phase is Phase.TRAINING
+    back = after(job, events.NodeJoined(at_ms=at(2000), node=CAROL))
+    assert pending(back) == {CAROL}
+
+
+def test_a_node_that_drained_and_is_back_gets_its_shard_again() -> None:
+    job = after(
+        training(),
+        events.NodeDraining(at_ms=at(40), node=ALICE, reason="asked"),
+        events.ShardHandedBack(at_ms=at(41), node=ALICE, round=0, lease=1, reason="asked"),
+        events.NodeDraining(at_ms=at(42), node=BOB, reason="asked"),
+        events.ShardHandedBack(at_ms=at(43), node=BOB, round=0, lease=2, reason="asked"),
+    )
+    assert job.phase is Phase.TRAINING
+    assert pending(after(job, events.NodeJoined(at_ms=at(50), node=ALICE))) == {ALICE}
+
+
+def test_a_node_that_handed_back_and_was_lost_takes_part_again_when_it_is_back() -> None:
+    job = after(
+        training(),
+        events.ShardHandedBack(at_ms=at(41), node=ALICE, round=0, lease=1, reason="full"),
+        events.NodeLost(at_ms=at(42), node=ALICE, reason="silent"),
+        events.NodeJoined(at_ms=at(50), node=ALICE),
+    )
+    assert pending(job) == {ALICE, BOB}
+
+
+def test_nodes_whose_shards_were_taken_over_do_not_count_for_the_quorum() -> None:
+    spec = replace(SPEC, round=replace(SPEC.round, quorum=1.0))
+    job = after(
+        training(spec),
+        events.NodeLost(at_ms=at(40), node=BOB, reason="silent"),
+        events.NodeJoined(at_ms=at(41), node=CAROL),
+        received(ALICE, round_=0, lease=1),
+        events.DeadlineReached(at_ms=at(1030), round=0),
+        received(CAROL, round_=0, lease=3, at_ms=1100),
+    )
+    assert job.phase is Phase.AGGREGATING
+
+
+def test_schedules_end_with_the_nodes_that_are_there_not_with_the_stated_number() -> None:
+    job = after(waiting(), events.NodeJoined(at_ms=at(1), node=CAROL))
+    job = after(job, events.NodeJoined(at_ms=at(20), node=ALICE))
+    assert job.round is not None
+    assert job.round.total_samples == 3 * 2 * 8
+
+
+def test_a_job_whose_every_participant_hands_back_is_paused_with_the_reason() -> None:
+    job = after(
+        training(),
+        events.ShardHandedBack(at_ms=at(40), node=ALICE, round=0, lease=1, reason="no memory"),
+        events.ShardHandedBack(at_ms=at(41), node=BOB, round=0, lease=2, reason="no memory"),
+    )
+    assert job.phase is Phase.PAUSED
+    assert "handed its shard back" in job.reason
+    again = after(job, events.JobResumed(at_ms=at(99)))
+    assert pending(again) == {ALICE, BOB}
+
+
+def test_a_pause_keeps_what_was_accepted_and_a_resume_renews_only_the_rest() -> None:
+    job = after(training(), received(ALICE, round_=0, lease=1), events.JobPaused(at_ms=at(530)))
+    step = transition(job, events.JobResumed(at_ms=at(10_000)))
+    (assigned,) = commands_of(step, AssignShard)
+    assert isinstance(assigned, AssignShard)
+    assert (assigned.node, assigned.lease) == (BOB, 3)
+    assert commands_of(step, SetDeadline) == [SetDeadline(0, at(10_500))]
+
+
+def test_a_pause_by_the_coordinator_itself_says_why() -> None:
+    job = after(training(), events.JobPaused(at_ms=at(40), reason="its layout is gone"))
+    assert job.reason == "paused: its layout is gone"
+
+
+def test_an_aggregate_that_arrives_during_a_pause_is_kept() -> None:
+    job = after(
+        aggregating(),
+        events.JobPaused(at_ms=at(55)),
+        events.AggregateReady(at_ms=at(60), round=0, model=model(1)),
+    )
+    assert job.phase is Phase.PAUSED
+    assert job.model == model(1)
+    assert after(job, events.JobResumed(at_ms=at(70))).phase is Phase.TRAINING
+
+
+def test_a_draining_node_finishes_its_shard_and_is_released() -> None:
+    job = after(training(), events.NodeDraining(at_ms=at(40), node=ALICE, reason="asked"))
+    step = transition(job, received(ALICE, round_=0, lease=1))
+    assert [c.node for c in step.commands if isinstance(c, ReleaseNode)] == [ALICE]
+    assert not step.job.members[ALICE].is_present
+
+
+def test_an_unreadable_update_is_taken_out_again_and_its_samples_return() -> None:
+    ready = events.AggregateReady(
+        at_ms=at(60), round=0, model=model(1), refused=((BOB, "flipped bit"),)
+    )
+    job = after(aggregating(), ready)
+    assert job.tally.updates_accepted == 1
+    assert job.tally.updates_refused == 1
+    assert job.members[BOB].last_accepted is None
+    assert job.round is not None
+    assert job.round.participants[ALICE].shard.ranges == (SampleRange(8, Samples(8)),)
+
+
+def test_a_damaged_model_is_made_again_from_the_round_that_made_it() -> None:
+    job = after(aggregating(), events.AggregateReady(at_ms=at(60), round=0, model=model(1)))
+    lost = events.ModelLost(at_ms=at(70), model=model(1).blob.digest, reason="flipped bit")
+    step = transition(job, lost)
+    (aggregate,) = commands_of(step, Aggregate)
+    assert isinstance(aggregate, Aggregate)
+    assert aggregate.base == model(0)
+    again = transition(step.job, events.AggregateReady(at_ms=at(80), round=0, model=model(1)))
+    assert again.job.phase is Phase.TRAINING
+    assert {type(command) for command in again.commands} == {SetDeadline, AssignShard}
+
+
+def test_a_damaged_model_that_comes_out_different_fails_the_job() -> None:
+    job = after(
+        aggregating(),
+        events.AggregateReady(at_ms=at(60), round=0, model=model(1)),
+        events.ModelLost(at_ms=at(70), model=model(1).blob.digest, reason="flipped bit"),
+        events.AggregateReady(at_ms=at(80), round=0, model=model(7)),
+    )
+    assert job.phase is Phase.FAILED
+
+
+def test_a_damaged_model_whose_base_is_damaged_too_fails_the_job() -> None:
+    job = after(
+        aggregating(),
+        events.AggregateReady(at_ms=at(60), round=0, model=model(1)),
+        events.ModelLost(at_ms=at(70), model=model(1).blob.digest, reason="flipped bit"),
+        events.ModelLost(at_ms=at(80), model=model(0).blob.digest, reason="gone"),
+    )
+    assert job.phase is Phase.FAILED
+    assert job.reason == "the model and the one before it are damaged: gone"
+
+
+def test_changed_parameters_take_effect_at_the_next_round() -> None:
+    spec = replace(SPEC, inner=replace(SPEC.inner, learning_rate=0.5))
+    job = after(training(), events.ParametersChanged(at_ms=at(40), spec=spec))
+    assert job.round is not None
+    assert job.round.spec == SPEC
+    job = after(
+        job,
+        received(ALICE, round_=0, lease=1),
+        received(BOB, round_=0, lease=2),
+        events.AggregateReady(at_ms=at(60), round=0, model=model(1)),
+    )
+    assert job.round is not None
+    assert job.round.spec == spec
+
+
+def test_fewer_rounds_end_the_job_after_the_open_one() -> None:
+    spec = replace(SPEC, training=replace(SPEC.training, rounds=1))
+    job = after(
+        training(),
+        events.ParametersChanged(at_ms=at(40), spec=spec),
+        received(ALICE, round_=0, lease=1),
+        received(BOB, round_=0, lease=2),
+        events.AggregateReady(at_ms=at(60), round=0, model=model(1)),
+    )
+    assert job.phase is Phase.FINISHING
+
+
+def test_rounds_that_are_done_cannot_be_taken_back() -> None:
+    job = after(aggregating(), events.AggregateReady(at_ms=at(60), round=0, model=model(1)))
+    spec = replace(SPEC, training=replace(SPEC.training, rounds=1))
+    fewer = events.ParametersChanged(at_ms=at(70), spec=spec)
+    assert refusal(job, fewer) == (
+        "1 of its rounds are done: training.rounds must be more, or stop the job"
+    )
+
+
+def test_the_best_model_is_kept_after_two_more_rounds() -> None:
+    job = finishing()
+    score = events.EvaluationReady(
+        at_ms=at(90),
+        round=2,
+        model=model(2).blob.digest,
+        loss=0.1,
+        metric=0.9,
+        metric_name="accuracy",
+    )
+    job = after(job, score)
+    assert {"model-2", "model-3"} <= live_blobs(job)
+    assert "model-0" not in live_blobs(job)
+
+
+def test_outstanding_work_of_a_training_job_is_every_pending_assignment() -> None:
+    job = after(training(), received(ALICE, round_=0, lease=1))
+    assigned = [c for c in outstanding(job) if isinstance(c, AssignShard)]
+    assert [(c.node, c.lease) for c in assigned] == [(BOB, 2)]
+    assert SetDeadline(0, at(1030)) in outstanding(job)
+
+
+def test_outstanding_work_outlives_events_that_come_after_the_one_that_caused_it() -> None:
+    job = after(aggregating(), events.NodeLost(at_ms=at(60), node=BOB, reason="silent"))
+    assert [type(command) for command in outstanding(job)] == [Aggregate]

@@ -1,0 +1,335 @@
+"""JobService and OperatorService in memory, on a real loopback port, failing where a test says."""
+
+# ruff: noqa: N802 - the schema names the methods
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from hypergpu.digest import digest_of, digest_to_wire
+from hypergpu.ids import Digest, TokenId
+from hypergpu.layout import Kind, TensorSpec, layout_of
+from hypergpu.token import Role, Token, token_text
+from hypergpu.v1 import job_pb2, job_pb2_grpc, node_pb2, tensor_pb2
+
+SECRET = "s" * 32
+JOB = "job-0123456789ab"
+NODE = "0x" + "ab" * 20
+SPEC = {"workload": "digits-softmax", "name": "first", "training": {"rounds": 4}}
+CHUNK = 256
+LAYOUT = layout_of(
+    [
+        TensorSpec("weight", (30, 10)),
+        TensorSpec("bias", (9,)),
+        TensorSpec("mean", (5,), Kind.STATISTIC),
+        TensorSpec("seen", (), Kind.INTEGER),
+    ]
+)
+MODEL = bytes(number % 251 for number in range(LAYOUT.model_bytes))
+
+
+def operator_token(port: int) -> str:
+    """A token for a coordinator without TLS on this machine."""
+    address = (f"127.0.0.1:{port}",)
+    return token_text(Token(address, Digest(""), Role.OPERATOR, TokenId("0" * 12), SECRET))
+
+
+def refuse(
+    context: grpc.ServicerContext, code: grpc.StatusCode, reason: str, number: int, detail: str
+) -> None:
+    """Abort like a coordinator: a numbered reason in the status details."""
+    found = error_details_pb2.ErrorInfo(
+        reason=reason,
+        domain="hypergpu",
+        metadata={"number": str(number), "detail": detail, "fix": "do as the test says"},
+    )
+    packed = any_pb2.Any()
+    packed.Pack(found)
+    status = status_pb2.Status(code=code.value[0], message=detail, details=[packed])
+    details = (("grpc-status-details-bin", status.SerializeToString()),)
+    context.set_trailing_metadata(details)
+    context.abort(code, detail)
+
+
+def summary(phase: str = "training") -> job_pb2.JobSummary:
+    """One job, every field set."""
+    return job_pb2.JobSummary(
+        job_id=JOB,
+        name="first",
+        phase=phase,
+        reason="a round is open",
+        round=2,
+        rounds=4,
+        nodes=1,
+        loss=0.5,
+        metric=float("nan"),
+        metric_name="accuracy",
+        bytes_up=1200,
+        bytes_down=3_400_000,
+        updates_accepted=2,
+        updates_refused=1,
+        samples=640,
+        model=tensor_pb2.Digest(value=digest_to_wire(digest_of(MODEL))),
+        at_ms=12_000,
+    )
+
+
+class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceServicer):
+    """What the command line asks, answered from memory; remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.jobs = [summary()]
+        self.called: list[str] = []
+        self.blobs: dict[bytes, bytearray] = {}
+        self.specs: list[str] = []
+        self.manifests: list[tensor_pb2.Manifest] = []
+        self.token_id = "1" * 12
+        """Of the one token there is."""
+        self.breaks_left = 0
+        """Transfers break off after their first chunk this often."""
+        self.is_away = False
+        """Jobs are not told of."""
+        self.offsets: list[int] = []
+        """Where transfers began."""
+        self.authorizations: set[str] = set()
+
+    def _note(self, name: str, context: grpc.ServicerContext) -> None:
+        self.called.append(name)
+        metadata = dict(context.invocation_metadata())
+        self.authorizations.add(str(metadata.get("authorization")))
+        assert metadata.get("hypergpu-protocol") == "1"
+        assert context.time_remaining() < 4000, "every call has a deadline"
+
+    def _break(self, context: grpc.ServicerContext) -> None:
+        if self.breaks_left > 0:
+            self.breaks_left -= 1
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the test broke it")
+
+    def CreateJob(
+        self, request: job_pb2.CreateJobRequest, context: grpc.ServicerContext
+    ) -> job_pb2.CreateJobResponse:
+        self._note("CreateJob", context)
+        self.specs.append(request.spec_json)
+        self.manifests.append(request.manifest)
+        return job_pb2.CreateJobResponse(job_id=JOB)
+
+    def ListJobs(
+        self, request: job_pb2.ListJobsRequest, context: grpc.ServicerContext
+    ) -> job_pb2.ListJobsResponse:
+        self._note("ListJobs", context)
+        return job_pb2.ListJobsResponse(jobs=self.jobs)
+
+    def GetJob(
+        self, request: job_pb2.GetJobRequest, context: grpc.ServicerContext
+    ) -> job_pb2.GetJobResponse:
+        self._note("GetJob", context)
+        if self.is_away:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the test took it away")
+        blob = tensor_pb2.BlobRef(digest=self.jobs[0].model, size_bytes=len(MODEL))
+        return job_pb2.GetJobResponse(
+            job=self.jobs[0],
+            spec_json=json.dumps(SPEC),
+            participants=[
+                job_pb2.ParticipantSummary(
+                    node_id=NODE, slot=0, state="pending", steps_done=5, steps_total=20, loss=0.7
+                )
+            ],
+            model=tensor_pb2.ModelRef(blob=blob),
+        )
+
+    def PauseJob(
+        self, request: job_pb2.PauseJobRequest, context: grpc.ServicerContext
+    ) -> job_pb2.PauseJobResponse:
+        self._note(f"PauseJob {request.job_id}", context)
+        return job_pb2.PauseJobResponse()
+
+    def ResumeJob(
+        self, request: job_pb2.ResumeJobRequest, context: grpc.ServicerContext
+    ) -> job_pb2.ResumeJobResponse:
+        refuse(
+            context, grpc.StatusCode.FAILED_PRECONDITION, "JOB_PHASE", 2003, "the job is not paused"
+        )
+        return job_pb2.ResumeJobResponse()
+
+    def StopJob(
+        self, request: job_pb2.StopJobRequest, context: grpc.ServicerContext
+    ) -> job_pb2.StopJobResponse:
+        self._note(f"StopJob {request.job_id}", context)
+        return job_pb2.StopJobResponse()
+
+    def SetParameters(
+        self, request: job_pb2.SetParametersRequest, context: grpc.ServicerContext
+    ) -> job_pb2.SetParametersResponse:
+        self._note(f"SetParameters {sorted(request.parameters.items())}", context)
+        return job_pb2.SetParametersResponse()
+
+    def RemoveJob(
+        self, request: job_pb2.RemoveJobRequest, context: grpc.ServicerContext
+    ) -> job_pb2.RemoveJobResponse:
+        self._note(f"RemoveJob {request.job_id}", context)
+        return job_pb2.RemoveJobResponse(freed_bytes=5000)
+
+    def QueryData(
+        self, request: job_pb2.QueryDataRequest, context: grpc.ServicerContext
+    ) -> job_pb2.QueryDataResponse:
+        self._note("QueryData", context)
+        held = self.blobs.get(request.blob.digest.value, b"")
+        return job_pb2.QueryDataResponse(committed_offset=len(held))
+
+    def UploadData(
+        self, requests: Iterator[job_pb2.UploadDataRequest], context: grpc.ServicerContext
+    ) -> job_pb2.UploadDataResponse:
+        self._note("UploadData", context)
+        header = next(requests).header
+        held = self.blobs.setdefault(header.blob.digest.value, bytearray())
+        assert header.offset == len(held)
+        self.offsets.append(header.offset)
+        for request in requests:
+            assert request.chunk.offset == len(held)
+            held += request.chunk.payload
+            self._break(context)
+        return job_pb2.UploadDataResponse(committed_offset=len(held))
+
+    def ExportModel(
+        self, request: job_pb2.ExportModelRequest, context: grpc.ServicerContext
+    ) -> Iterator[job_pb2.ExportModelResponse]:
+        self._note(f"ExportModel {request.which}", context)
+        self.offsets.append(request.offset)
+        model = self.jobs[0].model
+        header = job_pb2.ExportHeader(
+            blob=tensor_pb2.BlobRef(digest=model, size_bytes=len(MODEL)),
+            layout_json=LAYOUT.to_json().decode(),
+            model_card="# first\n",
+        )
+        yield job_pb2.ExportModelResponse(header=header)
+        start = request.offset if request.digest == model else 0
+        for at in range(start, len(MODEL), CHUNK):
+            chunk = tensor_pb2.Chunk(offset=at, payload=MODEL[at : at + CHUNK])
+            yield job_pb2.ExportModelResponse(chunk=chunk)
+            self._break(context)
+
+    def WatchJob(
+        self, request: job_pb2.WatchJobRequest, context: grpc.ServicerContext
+    ) -> Iterator[job_pb2.WatchJobResponse]:
+        self._note("WatchJob", context)
+        self.offsets.append(request.from_sequence)
+        for sequence, (kind, body) in enumerate(EVENTS):
+            if sequence >= request.from_sequence:
+                yield job_pb2.WatchJobResponse(
+                    event=job_pb2.JobEvent(
+                        sequence=sequence, at_ms=sequence, kind=kind, body_json=json.dumps(body)
+                    )
+                )
+                if sequence == 1:
+                    self._break(context)
+        self.jobs = [summary("failed" if "failing" in self.called else "finished")]
+
+    def ListNodes(
+        self, request: job_pb2.ListNodesRequest, context: grpc.ServicerContext
+    ) -> job_pb2.ListNodesResponse:
+        self._note("ListNodes", context)
+        able = node_pb2.Capabilities(
+            device="cuda",
+            device_name="a card",
+            memory_bytes=8_000_000_000,
+            worker="torch",
+            name="attic",
+            workloads=[node_pb2.WorkloadVersion(name="digits-cnn", version=1)],
+        )
+        node = job_pb2.NodeSummary(
+            node_id=NODE,
+            state="training",
+            capabilities=able,
+            job_id=JOB,
+            last_seen_ms_ago=1200,
+            software="hypergpu 0.1.0",
+            updates_accepted=2,
+            updates_refused=1,
+            reason="it has work",
+        )
+        return job_pb2.ListNodesResponse(nodes=[node])
+
+    def DrainNode(
+        self, request: job_pb2.DrainNodeRequest, context: grpc.ServicerContext
+    ) -> job_pb2.DrainNodeResponse:
+        self._note(f"DrainNode {request.node_id}", context)
+        return job_pb2.DrainNodeResponse()
+
+    def RevokeNode(
+        self, request: job_pb2.RevokeNodeRequest, context: grpc.ServicerContext
+    ) -> job_pb2.RevokeNodeResponse:
+        self._note(f"RevokeNode {request.node_id}", context)
+        return job_pb2.RevokeNodeResponse()
+
+    def ReadmitNode(
+        self, request: job_pb2.ReadmitNodeRequest, context: grpc.ServicerContext
+    ) -> job_pb2.ReadmitNodeResponse:
+        self._note(f"ReadmitNode {request.node_id}", context)
+        return job_pb2.ReadmitNodeResponse()
+
+    def CreateToken(
+        self, request: job_pb2.CreateTokenRequest, context: grpc.ServicerContext
+    ) -> job_pb2.CreateTokenResponse:
+        self._note(f"CreateToken {request.role} {request.ttl_s} {request.uses}", context)
+        return job_pb2.CreateTokenResponse(token="hgpu1.made", token_id="1" * 12)
+
+    def ListTokens(
+        self, request: job_pb2.ListTokensRequest, context: grpc.ServicerContext
+    ) -> job_pb2.ListTokensResponse:
+        self._note("ListTokens", context)
+        token = job_pb2.TokenSummary(
+            token_id=self.token_id,
+            role=job_pb2.TOKEN_ROLE_NODE,
+            label="up",
+            expires_in_s=3600,
+            is_unlimited=True,
+        )
+        return job_pb2.ListTokensResponse(tokens=[token])
+
+    def RevokeToken(
+        self, request: job_pb2.RevokeTokenRequest, context: grpc.ServicerContext
+    ) -> job_pb2.RevokeTokenResponse:
+        refuse(context, grpc.StatusCode.NOT_FOUND, "FROM_THE_FUTURE", 9001, "no such thing")
+        return job_pb2.RevokeTokenResponse()
+
+
+EVENTS: list[tuple[str, dict[str, object]]] = [
+    ("JobCreated", {"job_id": JOB}),
+    ("NodeJoined", {"node": NODE}),
+    (
+        "RoundRecorded",
+        {
+            "round": 0,
+            "participants": 1,
+            "updates": 1,
+            "bytes_up": 1200,
+            "bytes_down": 2400,
+            "duration_ms": 1500,
+            "loss": 0.25,
+            "samples_per_s": 100.0,
+            "reason": "all updates are there",
+        },
+    ),
+    ("EvaluationReady", {"round": 1, "loss": 0.5, "metric": 0.9, "metric_name": "accuracy"}),
+    ("NodeLost", {"node": NODE, "reason": "not heard of for 15 s"}),
+]
+
+
+@contextlib.contextmanager
+def serving(service: FakeService) -> Iterator[int]:
+    """Serve on a free port of loopback while the block runs."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    job_pb2_grpc.add_JobServiceServicer_to_server(service, server)
+    job_pb2_grpc.add_OperatorServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield port
+    finally:
+        stopped: threading.Event = server.stop(None)
+        stopped.wait(5)

@@ -1,0 +1,144 @@
+"""What `doctor` says of what it measured."""
+
+import json
+
+import pytest
+
+from hypergpu.cli.machine.checks import (
+    FAIL,
+    OK,
+    WARN,
+    clock_check,
+    disk_check,
+    folder_check,
+    is_supported,
+    port_check,
+    proxy_check,
+    torch_checks,
+)
+from hypergpu.cli.machine.probe import DeviceFound, TorchFound, probe
+from tests.unit.cli.conftest import Hypergpu
+
+WHEEL = ("sm_75", "sm_80", "sm_86", "sm_90", "compute_90")
+
+
+def cuda(capability: str, failure: str = "") -> TorchFound:
+    device = DeviceFound("cuda:0", "a card", capability, 8 << 30, failure)
+    return TorchFound("2.15.0", cuda="13.2", architectures=WHEEL, devices=(device,))
+
+
+def test_probe_runs_a_real_kernel_on_the_processor() -> None:
+    found = probe()
+    assert not found.failure
+    if found.version:
+        assert next((each.device, each.failure) for each in found.devices) == ("cpu", "")
+
+
+@pytest.mark.parametrize(
+    ("capability", "is_good"),
+    [
+        ("sm_61", False),
+        ("sm_70", False),
+        ("sm_75", True),
+        ("sm_87", True),
+        ("sm_89", True),
+        ("sm_90", True),
+        ("sm_120", True),
+    ],
+)
+def test_wheel_supports_its_major_versions_and_newer_by_compilation(
+    capability: str,
+    is_good: bool,  # noqa: FBT001
+) -> None:
+    assert is_supported(capability, WHEEL) is is_good
+
+
+def test_newer_card_without_compilation_is_unsupported() -> None:
+    assert not is_supported("sm_120", ("sm_80", "sm_90"))
+
+
+def test_device_that_computed_is_good() -> None:
+    check = torch_checks(cuda("sm_86"))[1]
+    assert (check.verdict, check.fix) == (OK, "")
+    assert check.what == "a card sm_86, 8.59 GB: a kernel ran"
+
+
+def test_pascal_card_gets_the_wheel_that_runs_on_it() -> None:
+    check = torch_checks(cuda("sm_61", "no kernel image is available"))[1]
+    assert check.verdict == FAIL
+    assert "built for sm_75" in check.what
+    assert "https://download.pytorch.org/whl/cu126" in check.fix
+
+
+def test_card_newer_than_the_wheel_gets_the_newest_wheel() -> None:
+    found = TorchFound(
+        "2.6", architectures=("sm_90",), devices=(DeviceFound("cuda:0", "c", "sm_120", 1, "x"),)
+    )
+    assert "pip install -U torch" in torch_checks(found)[1].fix
+
+
+def test_supported_card_that_fails_points_at_the_driver() -> None:
+    assert "driver" in torch_checks(cuda("sm_86", "an illegal memory access"))[1].fix
+
+
+def test_missing_torch_is_a_warning_since_numpy_trains_too() -> None:
+    (check,) = torch_checks(TorchFound())
+    assert check.verdict == WARN
+    assert "pip install 'hypergpu[torch]'" in check.fix
+
+
+def test_broken_torch_is_a_failure_with_its_words() -> None:
+    (check,) = torch_checks(TorchFound(failure="libcudart.so.13: cannot open"))
+    assert check.verdict == FAIL
+    assert "libcudart.so.13" in check.what
+
+
+@pytest.mark.parametrize(("free", "verdict"), [(10**11, OK), (10**9, WARN), (10**8, FAIL)])
+def test_disk_needs_room(free: int, verdict: str) -> None:
+    assert disk_check("disk", "/", free).verdict == verdict
+
+
+def test_clock_before_the_release_cannot_be_right() -> None:
+    assert clock_check(0, is_synchronised=True).verdict == FAIL
+
+
+@pytest.mark.parametrize(("state", "verdict"), [(True, OK), (None, OK), (False, WARN)])
+def test_clock_that_nothing_keeps_right_is_a_warning(state: bool | None, verdict: str) -> None:  # noqa: FBT001
+    assert clock_check(2e9, is_synchronised=state).verdict == verdict
+
+
+def test_taken_port_names_the_way_around() -> None:
+    assert "--port 0" in port_check(7700, is_free=False, is_ours=False).fix
+    assert port_check(7700, is_free=False, is_ours=True).verdict == OK
+
+
+@pytest.mark.parametrize(
+    ("variables", "verdict"),
+    [
+        ({}, OK),
+        ({"HTTPS_PROXY": "http://p"}, WARN),
+        ({"http_proxy": "http://p", "no_proxy": "10.0.0.1"}, OK),
+    ],
+)
+def test_proxy_without_exemption_is_a_warning(variables: dict[str, str], verdict: str) -> None:
+    assert proxy_check(variables).verdict == verdict
+
+
+def test_secret_that_others_may_read_is_a_failure_with_its_fix() -> None:
+    check = folder_check("state_dir", "/state", is_writable=True, open_files=("node.key",))
+    assert (check.verdict, check.fix) == (FAIL, "chmod -R go= /state")
+
+
+def test_environment_block_leaves_secrets_out(alone: Hypergpu) -> None:
+    ended = alone(
+        "env",
+        "--json",
+        HYPERGPU_JOIN_TOKEN="hgpu1.abc",
+        HTTPS_PROXY="http://me:secret@proxy:3128",
+    )
+    told = json.loads(ended.stdout)
+    assert told["schema"] == "hypergpu/env/1"
+    assert "digits-cnn" in told["workloads"]
+    assert told["variables"]["HTTPS_PROXY"] == "http://<redacted>@proxy:3128"
+    assert "abc" not in ended.stdout
+    assert "secret" not in ended.stdout

@@ -1,0 +1,305 @@
+"""Each command against a service that answers or refuses."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hypergpu.cli.settings import write_profile
+from hypergpu.refusal import Reason
+from tests.unit.cli.conftest import Hypergpu
+from tests.unit.cli.fake_service import JOB, NODE, SECRET, FakeService, operator_token, serving
+
+GOLDEN = Path(__file__).parents[2] / "vectors" / "cli"
+ON_LOOPBACK = 'workload = "digits-softmax"\nname = "first"\n'
+
+READS = {
+    "jobs": ["job", "ls"],
+    "job": ["job", "show", "first"],
+    "events": ["job", "watch"],
+    "nodes": ["node", "ls"],
+    "tokens": ["token", "ls"],
+    "token": ["token", "create"],
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_json_is_what_was_promised(name: str, hypergpu: Hypergpu) -> None:
+    ended = hypergpu(*READS[name], "--json")
+    assert ended.exit_code == 0, ended.output
+    lines = ended.stdout.strip().splitlines()
+    told = [json.loads(line) for line in lines] if name == "events" else json.loads(ended.stdout)
+    assert told == json.loads((GOLDEN / f"{name}.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("name", READS)
+def test_pipe_gets_plain_text(name: str, hypergpu: Hypergpu) -> None:
+    ended = hypergpu(*READS[name])
+    assert ended.exit_code == 0, ended.output
+    assert ended.stdout.strip()
+    assert "\x1b" not in ended.stdout
+
+
+def test_jobs_are_listed_in_columns(hypergpu: Hypergpu) -> None:
+    title, row = hypergpu("job", "ls").stdout.splitlines()
+    assert title.split()[:4] == ["JOB", "NAME", "PHASE", "ROUND"]
+    assert row.split()[:4] == [JOB, "first", "training", "2/4"]
+
+
+def test_no_jobs_say_how_to_make_one(service: FakeService, hypergpu: Hypergpu) -> None:
+    service.jobs = []
+    assert hypergpu("job", "ls").stdout == (
+        "no jobs yet; submit one: hypergpu job submit FILE.toml\n"
+    )
+
+
+def test_watch_tells_rounds_evaluations_and_losses_of_nodes(hypergpu: Hypergpu) -> None:
+    ended = hypergpu("job", "watch")
+    assert "round 1/4  loss 0.2500  1 of 1 updates  1.2 kB up  2.4 kB down  1.5 s" in ended.stdout
+    assert "after 1 rounds: accuracy 0.9000, held-out loss 0.5000" in ended.stdout
+    assert "node 0xabababab... lost: not heard of for 15 s" in ended.stdout
+    assert ended.exit_code == 0
+
+
+def test_watch_goes_on_where_the_stream_broke(service: FakeService, hypergpu: Hypergpu) -> None:
+    service.breaks_left = 1
+    ended = hypergpu("job", "watch", "--json")
+    sequences = [json.loads(line)["sequence"] for line in ended.stdout.splitlines()]
+    assert sequences == [0, 1, 2, 3, 4]
+    assert service.offsets[:2] == [0, 2]
+
+
+def test_watching_a_failed_job_fails(service: FakeService, hypergpu: Hypergpu) -> None:
+    service.called.append("failing")
+    ended = hypergpu("job", "watch")
+    assert ended.exit_code == Reason.JOB_UNSUCCESSFUL.exit_code
+    assert f"error 6008: {JOB} failed" in ended.stderr
+
+
+def test_submit_sends_the_validated_file_and_prints_the_job(
+    service: FakeService, hypergpu: Hypergpu, tmp_path: Path
+) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(ON_LOOPBACK, "utf-8")
+    ended = hypergpu("job", "submit", str(file))
+    assert ended.stdout == f"{JOB}\n"
+    assert msgspec.json.decode(service.specs[0])["workload"] == "digits-softmax"
+
+
+def test_wrong_job_file_reaches_nobody_and_says_every_problem(
+    service: FakeService, hypergpu: Hypergpu, tmp_path: Path
+) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('workload = "digits-softmax"\nnme = 1\n[training]\nrounds = 0\n', "utf-8")
+    ended = hypergpu("job", "submit", str(file))
+    assert ended.exit_code == Reason.SPEC_INVALID.exit_code
+    assert ended.stderr.splitlines() == [
+        f"error 2002: {file}:2 nme: there is no such key. Fix: did you mean name?",
+        (
+            f"error 2002: {file}:4 [training] rounds: 0 is outside [1, 1000000]."
+            " Fix: choose a value in [1, 1000000]"
+        ),
+    ]
+    assert service.called == []
+
+
+def test_data_is_uploaded_once_and_from_where_it_broke(
+    service: FakeService, hypergpu: Hypergpu, tmp_path: Path
+) -> None:
+    (tmp_path / "words" / ".git").mkdir(parents=True)
+    (tmp_path / "words" / ".git" / "config").write_text("secret", "utf-8")
+    (tmp_path / "words" / "b.txt").write_bytes(b"b" * 700_000)
+    (tmp_path / "words" / "a.txt").write_bytes(b"b" * 700_000)
+    file = tmp_path / "job.toml"
+    file.write_text('workload = "text-gpt"\n[data]\npath = "words"\n', "utf-8")
+    service.breaks_left = 1
+    ended = hypergpu("job", "submit", str(file))
+    assert ended.exit_code == 0, ended.stderr
+    assert [bytes(blob) for blob in service.blobs.values()] == [b"b" * 700_000]
+    assert service.offsets == [0, 524_288]
+    assert [entry.path for entry in service.manifests[0].entries] == ["a.txt", "b.txt"]
+
+
+def test_set_checks_here_and_sends_dotted_keys(service: FakeService, hypergpu: Hypergpu) -> None:
+    ended = hypergpu("job", "set", "first", "lr=0.5", "deadline=60s")
+    assert ended.exit_code == 0, ended.stderr
+    sent = "SetParameters [('inner.learning_rate', '0.5'), ('round.deadline', '\"60s\"')]"
+    assert sent in service.called
+
+
+def test_set_of_a_fixed_key_is_refused_here(service: FakeService, hypergpu: Hypergpu) -> None:
+    ended = hypergpu("job", "set", "codec.up=int8")
+    assert ended.exit_code == 12
+    assert "error 2002: codec.up: it is fixed once the job exists" in ended.stderr
+    assert not any(call.startswith("SetParameters") for call in service.called)
+
+
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        (["job", "pause", "first"], f"PauseJob {JOB}"),
+        (["job", "pause", "0123"], f"PauseJob {JOB}"),
+        (["job", "pause"], f"PauseJob {JOB}"),
+        (["job", "stop", "--yes"], f"StopJob {JOB}"),
+        (["job", "rm", "first", "--yes"], f"RemoveJob {JOB}"),
+        (["node", "drain", "ABab"], f"DrainNode {NODE}"),
+        (["node", "drain", "attic"], f"DrainNode {NODE}"),
+        (["node", "revoke", "ABab"], f"RevokeNode {NODE}"),
+        (["node", "readmit", NODE], f"ReadmitNode {NODE}"),
+        (["token", "create", "--ttl", "5m", "--uses", "2"], "CreateToken 1 300 2"),
+        (["token", "create", "--role", "user"], "CreateToken 2 86400 0"),
+    ],
+)
+def test_command_asks_for_what_was_meant(
+    words: list[str], call: str, service: FakeService, hypergpu: Hypergpu
+) -> None:
+    ended = hypergpu(*words)
+    assert ended.exit_code == 0, ended.stderr
+    assert call in service.called
+
+
+@pytest.mark.parametrize("words", [["job", "stop"], ["job", "rm", "first"]])
+def test_destruction_needs_a_yes_where_nobody_can_be_asked(
+    words: list[str], service: FakeService, hypergpu: Hypergpu
+) -> None:
+    ended = hypergpu(*words)
+    assert ended.exit_code == 2
+    assert ended.stderr.endswith("? Nobody is there to answer. Fix: answer beforehand: --yes\n")
+    assert not any(call.startswith(("StopJob", "RemoveJob")) for call in service.called)
+
+
+def test_join_line_is_the_whole_result(hypergpu: Hypergpu) -> None:
+    ended = hypergpu("token", "create")
+    assert ended.stdout == "hypergpu join hgpu1.made\n"
+    assert "hypergpu token revoke 111111111111" in ended.stderr
+
+
+def test_refusal_ends_in_its_number_detail_fix_and_exit_status(hypergpu: Hypergpu) -> None:
+    ended = hypergpu("job", "resume")
+    assert ended.exit_code == 12
+    fix = Reason.JOB_PHASE.value.fix
+    assert ended.stderr == f"error 2003: the job is not paused. Fix: {fix}\n"
+
+
+def test_reason_of_a_newer_coordinator_keeps_its_number_and_fix(hypergpu: Hypergpu) -> None:
+    ended = hypergpu("token", "revoke", "1" * 12)
+    assert ended.exit_code == 19
+    assert ended.stderr == "error 9001: no such thing. Fix: do as the test says\n"
+
+
+def test_token_goes_by_the_beginning_of_its_id(hypergpu: Hypergpu) -> None:
+    # The service lists one token of ones and refuses to revoke it.
+    assert "error 9001" in hypergpu("token", "revoke", "111").stderr
+    unknown = hypergpu("token", "revoke", "2")
+    assert unknown.stderr.startswith("error 5003: there is no token '2'.")
+
+
+def test_token_in_use_is_not_revoked_by_accident(service: FakeService, hypergpu: Hypergpu) -> None:
+    service.token_id = "0" * 12
+    ended = hypergpu("token", "revoke", "0")
+    assert ended.exit_code == 2
+    assert "the token of this very command? Nobody is there to answer" in ended.stderr
+    assert "error 9001" in hypergpu("token", "revoke", "0", "--yes").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "line"),
+    [
+        (
+            ["join"],
+            {},
+            "there is no token, and this machine has not joined before. Fix: paste the whole join",
+        ),
+        (
+            ["job", "ls"],
+            {"HYPERGPU_TIMEOUT_S": "soon"},
+            (
+                "timeout_s is 'soon' (from env), not a number of seconds."
+                " Fix: give seconds, for example HYPERGPU_TIMEOUT_S=20"
+            ),
+        ),
+        (
+            ["token", "create", "--ttl", "7"],
+            {},
+            '--ttl: "7" has no unit. Fix: say the unit, for example "7s"',
+        ),
+        (["jb"], {}, "No such command 'jb'. Did you mean 'job'? Fix: see hypergpu --help"),
+    ],
+)
+def test_wrong_usage_has_one_status_and_the_fix_that_helps(
+    words: list[str], variables: dict[str, str], line: str, hypergpu: Hypergpu
+) -> None:
+    ended = hypergpu(*words, **variables)
+    assert ended.exit_code == 2
+    assert ended.stderr.startswith(f"error 6002: {line}")
+
+
+@pytest.mark.parametrize("quoted", ["hypergpu join hgpu1.cut", "hgpu1.cut"])
+def test_cut_token_says_to_paste_the_whole_line(quoted: str, alone: Hypergpu) -> None:
+    ended = alone("join", quoted)
+    assert ended.exit_code == Reason.TOKEN_INVALID.exit_code
+    assert ended.stderr.startswith(
+        "error 1101: the token was cut off or altered. Fix: paste the whole line"
+    )
+
+
+def test_unknown_job_says_so(hypergpu: Hypergpu) -> None:
+    ended = hypergpu("job", "show", "nothing")
+    assert ended.exit_code == Reason.JOB_UNKNOWN.exit_code
+    assert "error 2001: there is no job 'nothing'" in ended.stderr
+
+
+def test_calls_carry_the_token_and_output_never_does(
+    service: FakeService, hypergpu: Hypergpu
+) -> None:
+    ended = [hypergpu("job", "ls"), hypergpu("env"), hypergpu("config", "show")]
+    assert service.authorizations == {f"Bearer {'0' * 12}.{SECRET}"}
+    assert not any(SECRET in each.output or "hgpu1." in each.output for each in ended)
+
+
+def test_no_coordinator_known_says_how_to_get_one(alone: Hypergpu) -> None:
+    ended = alone("job", "ls")
+    assert ended.exit_code == Reason.COORDINATOR_UNNAMED.exit_code
+    assert ended.stderr.startswith("error 6001: no coordinator is known")
+
+
+def test_nobody_listening_is_told_at_once(alone: Hypergpu) -> None:
+    ended = alone("job", "ls", HYPERGPU_TOKEN=operator_token(1))
+    assert ended.exit_code == Reason.COORDINATOR_UNREACHABLE.exit_code
+    assert "no coordinator listens at 127.0.0.1:1: Connection refused" in ended.stderr
+
+
+def test_token_without_a_ca_is_good_on_loopback_only(alone: Hypergpu) -> None:
+    with serving(FakeService()) as port:
+        ended = alone(
+            "job",
+            "ls",
+            "--address",
+            f"0.0.0.0:{port}",
+            HYPERGPU_TOKEN=operator_token(port),
+        )
+    assert ended.exit_code == Reason.AUTHORITY_MISMATCH.exit_code
+
+
+def test_profile_of_up_is_enough(alone: Hypergpu, tmp_path: Path) -> None:
+    with serving(FakeService()) as port:
+        token = tmp_path / "operator.token"
+        token.write_text(operator_token(port), "utf-8")
+        folder = tmp_path / "config" / "hypergpu"
+        write_profile({"address": f"127.0.0.1:{port}", "token_file": str(token)}, folder)
+        assert alone("job", "ls").exit_code == 0
+
+
+def test_wrong_usage_is_one_line_that_names_the_help(alone: Hypergpu) -> None:
+    ended = alone("job", "ls", "--nonsense")
+    assert ended.exit_code == 2
+    assert ended.stderr == (
+        "error 6002: No such option: --nonsense. Fix: see hypergpu job ls --help\n"
+    )
+
+
+def test_group_without_a_command_shows_its_help(alone: Hypergpu) -> None:
+    ended = alone("job")
+    assert ended.exit_code == 2
+    assert "Usage: hypergpu job [OPTIONS] COMMAND" in ended.stdout

@@ -1,0 +1,66 @@
+"""docs/cli.md says what the command does."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer
+from typer.core import TyperGroup
+
+from hypergpu.cli.machine.doctor import Diagnosis
+from hypergpu.cli.machine.effective import Settings
+from hypergpu.cli.machine.environment import Environment
+from hypergpu.cli.main import app
+from hypergpu.cli.remote import views
+from hypergpu.cli.settings import known_settings
+from hypergpu.refusal import Reason
+
+MANUAL = (Path(__file__).parents[3] / "docs/cli.md").read_text("utf-8")
+ANSWERS = (
+    views.Jobs,
+    views.JobDetail,
+    views.Submitted,
+    views.EventLine,
+    views.Exported,
+    views.Nodes,
+    views.Tokens,
+    views.TokenMade,
+    Diagnosis,
+    Environment,
+    Settings,
+)
+
+
+def commands() -> list[str]:
+    root = typer.main.get_command(app)
+    assert isinstance(root, TyperGroup)
+    names = []
+    for name, command in root.commands.items():
+        if isinstance(command, TyperGroup):
+            names += [f"{name} {each}" for each in command.commands]
+        else:
+            names.append(name)
+    return names
+
+
+def test_manual_has_every_command() -> None:
+    missing = [name for name in commands() if f"### `hypergpu {name}`\n" not in MANUAL]
+    assert missing == []
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: str(answer.__name__))
+def test_manual_has_every_schema_with_its_fields(answer: type[msgspec.Struct]) -> None:
+    tag = answer.__struct_config__.tag
+    fields = ", ".join(f"`{name}`" for name in answer.__struct_fields__)
+    assert f"| `{tag}` | {fields} |" in MANUAL
+
+
+def test_manual_has_every_setting() -> None:
+    for name, known in known_settings().items():
+        assert f"| `{name}` | `{known.environment}` | {known.meaning} |" in MANUAL
+
+
+@pytest.mark.parametrize("reason", Reason, ids=lambda reason: str(reason.name))
+def test_manual_has_every_exit_status(reason: Reason) -> None:
+    numbers = f"{reason.number // 1000}xxx" if reason.exit_code >= 10 else str(reason.number)
+    assert f"| {reason.exit_code} | {numbers} |" in MANUAL

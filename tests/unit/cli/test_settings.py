@@ -1,0 +1,76 @@
+"""Who decides a setting: flag, environment, file, `up`, default."""
+
+from pathlib import Path
+
+import pytest
+
+from hypergpu.cli.settings import Setting, resolved, timeout_s
+from hypergpu.refusal import Reason, RefusalError
+from tests.unit.cli.conftest import Hypergpu
+
+
+def write_file(tmp_path: Path, name: str, text: str) -> None:
+    folder = tmp_path / "config" / "hypergpu"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text, "utf-8")
+
+
+def row_of(output: str, name: str) -> list[str]:
+    return next(line.split() for line in output.splitlines() if line.startswith(name + " "))
+
+
+def test_default_counts_when_nobody_says_anything(alone: Hypergpu) -> None:
+    assert row_of(alone("config", "show", "--origin").stdout, "timeout_s")[1::2] == [
+        "20",
+        "default",
+    ]
+
+
+def test_file_wins_over_the_default(alone: Hypergpu, tmp_path: Path) -> None:
+    write_file(tmp_path, "config.toml", "timeout_s = 7\n")
+    assert row_of(alone("config", "show", "--origin").stdout, "timeout_s")[1::2] == ["7", "file"]
+
+
+def test_environment_wins_over_the_file(alone: Hypergpu, tmp_path: Path) -> None:
+    write_file(tmp_path, "config.toml", "timeout_s = 7\n")
+    ended = alone("config", "show", "--origin", HYPERGPU_TIMEOUT_S="9")
+    assert row_of(ended.stdout, "timeout_s")[1::2] == ["9", "env"]
+
+
+def test_flag_wins_over_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("HYPERGPU_ADDRESS", "b:1")
+    assert resolved({"address": "a:1"})["address"] == Setting("a:1", "flag")
+
+
+def test_file_wins_over_what_up_left(alone: Hypergpu, tmp_path: Path) -> None:
+    write_file(tmp_path, "up.toml", 'token_file = "/from/up"\naddress = "127.0.0.1:1"\n')
+    write_file(tmp_path, "config.toml", 'token_file = "/from/file"\n')
+    shown = alone("config", "show", "--origin").stdout
+    assert row_of(shown, "token_file")[1] == "/from/file"
+
+
+def test_address_of_up_is_for_the_token_of_up_only(alone: Hypergpu, tmp_path: Path) -> None:
+    write_file(tmp_path, "up.toml", 'token_file = "/from/up"\naddress = "127.0.0.1:1"\n')
+    assert row_of(alone("config", "show").stdout, "address")[1] == "127.0.0.1:1"
+    foreign = alone("config", "show", HYPERGPU_TOKEN_FILE="/mine")
+    assert row_of(foreign.stdout, "address")[1] == "-"
+
+
+def test_unknown_setting_in_the_file_is_an_error(alone: Hypergpu, tmp_path: Path) -> None:
+    write_file(tmp_path, "config.toml", 'adress = "x:1"\n')
+    ended = alone("config", "show")
+    assert ended.exit_code == Reason.FILE_UNUSABLE.exit_code
+    assert "no setting 'adress'" in ended.stderr
+
+
+def test_token_is_never_shown(alone: Hypergpu) -> None:
+    ended = alone("config", "show", "--json", HYPERGPU_TOKEN="hgpu1.secret")
+    assert "hgpu1" not in ended.output
+    assert "<redacted>" in ended.output
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "nan"])
+def test_deadline_of_calls_must_be_a_time(value: str) -> None:
+    with pytest.raises(RefusalError, match="not a number of seconds"):
+        timeout_s({"timeout_s": Setting(value, "env")})

@@ -1,0 +1,89 @@
+"""Figures, tables and the fold of a job's events."""
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from hypergpu.cli.figures import short, size, span
+from hypergpu.cli.output import Column, plain_table
+from hypergpu.cli.remote.views import EventLine, ParticipantView, job_view
+from hypergpu.cli.show.progress import Progress, note_of, with_event, with_job, with_participants
+from hypergpu.cli.show.screen import bar, screen
+from tests.unit.cli.fake_service import EVENTS, NODE, summary
+
+PARTICIPANT = ParticipantView(NODE, 0, "pending", 5, 20, 0.7, "")
+
+
+def folded() -> Progress:
+    progress = with_job(Progress(), job_view(summary()), (PARTICIPANT,))
+    for sequence, (kind, body) in enumerate(EVENTS):
+        progress = with_event(progress, EventLine(sequence, sequence, kind, body))
+    return progress
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1200, "1.2 kB"),
+        (105_000, "105 kB"),
+        (999_600, "1 MB"),
+        (25_000_000_000, "25 GB"),
+        (5 * 10**15, "5000 TB"),
+    ],
+)
+def test_size_has_at_most_three_digits_and_a_unit(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (59, "59 s"), (150, "2 min 30 s"), (9000, "2 h 30 min"), (2e5, "2 d 7 h")],
+)
+def test_span_is_in_the_units_of_people(seconds: float, text: str) -> None:
+    assert span(seconds) == text
+
+
+def test_long_names_are_cut_and_short_ones_are_not() -> None:
+    assert short(NODE) == "0xabababab..."
+    assert short("node") == "node"
+
+
+def test_numbers_are_aligned_to_the_right() -> None:
+    lines = plain_table([Column("a"), Column("n", is_number=True)], [("x", "5"), ("long", "50")])
+    assert lines == ["A      N", "x      5", "long  50"]
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "filled"), [(0, 20, 0), (5, 20, 4), (20, 20, 18), (9, 0, 0)]
+)
+def test_bar_keeps_its_width(done: int, total: int, filled: int) -> None:
+    assert bar(done, total).count("\u2501") == filled
+    assert len(bar(done, total)) == 18
+
+
+def test_round_takes_the_metric_of_the_model_it_made() -> None:
+    (line,) = folded().rounds
+    assert (line.number, line.loss, line.metric) == (1, 0.25, 0.9)
+
+
+def test_next_sequence_is_behind_the_last_event() -> None:
+    assert folded().next_sequence == len(EVENTS)
+
+
+def test_participants_stay_on_the_screen_between_rounds() -> None:
+    assert with_participants(folded(), ()).participants == (PARTICIPANT,)
+
+
+def test_unknown_event_is_no_note() -> None:
+    assert note_of(EventLine(0, 0, "FromTheFuture", {})) == ""
+
+
+def test_screen_shows_job_nodes_rounds_and_notes() -> None:
+    sink = StringIO()
+    Console(file=sink, width=120, force_terminal=False).print(screen(folded(), title="the title"))
+    shown = sink.getvalue()
+    for expected in ("the title", "round 2/4", "0xabababab...", "5/20", "0.9000", "not heard of"):
+        assert expected in shown

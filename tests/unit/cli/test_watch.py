@@ -1,0 +1,39 @@
+"""A watch across an absence of the coordinator."""
+
+import pytest
+
+from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.cli.remote.connection import Target
+from hypergpu.cli.show.shown import PlainView
+from hypergpu.cli.show.watch import Watched
+from hypergpu.token import parse_token
+from tests.unit.cli.fake_service import JOB, FakeService, operator_token, serving
+
+TICKS_MOST = 40
+
+
+def test_absence_is_told_once_and_so_is_the_return(
+    service: FakeService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        serving(service) as port,
+        Coordinator(Target(f"127.0.0.1:{port}", parse_token(operator_token(port)), 5.0)) as there,
+    ):
+        watched = Watched(there, JOB, PlainView())
+        lines: list[str] = []
+
+        def tick_until_asked(times: int) -> None:
+            goal = service.called.count("GetJob") + times
+            for _ in range(TICKS_MOST):
+                watched.tick()
+                if service.called.count("GetJob") >= goal:
+                    break
+            lines.extend(capsys.readouterr().out.splitlines())
+
+        service.is_away = True
+        tick_until_asked(2)
+        service.is_away = False
+        tick_until_asked(1)
+        watched.close()
+    assert lines.count("  lost the coordinator, trying again") == 1
+    assert lines.count("  the coordinator is back") == 1

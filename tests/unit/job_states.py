@@ -1,0 +1,160 @@
+"""Jobs in every phase and events of every kind: the rows and columns of the pair table."""
+
+from coordinator.core import events
+from coordinator.core.events import Event
+from coordinator.core.job import BlobRef, Job, Model, Phase, Update
+from coordinator.core.transition import transition
+from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.spec import Evaluation, JobSpec, RoundRule, Training
+from hypergpu.units import Bytes, Milliseconds, Samples
+
+ALICE, BOB, CAROL = NodeId("alice"), NodeId("bob"), NodeId("carol")
+SPEC = JobSpec(
+    workload="digits-softmax",
+    training=Training(rounds=3, inner_steps=2, batch_size=4, nodes=2),
+    round=RoundRule(deadline_ms=1000, quorum=0.5),
+    evaluation=Evaluation(every=2),
+)
+
+
+def at(at_ms: int) -> Milliseconds:
+    return Milliseconds(at_ms)
+
+
+def model(number: int) -> Model:
+    """The model after ``number`` rounds, named after it."""
+    return Model(number, BlobRef(Digest(f"model-{number}"), Bytes(8)))
+
+
+def update(name: str, size: int = 4) -> Update:
+    """What the shell reports of an update; the machine fills in samples and steps."""
+    return Update(BlobRef(Digest(name), Bytes(size)), Samples(0), 0, loss_last=1.5)
+
+
+def received(node: NodeId, *, round_: int, lease: int, at_ms: int = 50) -> Event:
+    """An update of ``node`` under ``lease``."""
+    name = f"update-{node}-{round_}"
+    return events.UpdateReceived(
+        at_ms=at(at_ms), node=node, round=round_, lease=lease, update=update(name)
+    )
+
+
+def after(job: Job | None, *happened: Event) -> Job:
+    """The job after these events, each of which must be legal."""
+    for event in happened:
+        step = transition(job, event)
+        assert step.job != job, f"{event} changed nothing"
+        job = step.job
+    assert job is not None
+    return job
+
+
+def created(spec: JobSpec = SPEC) -> Job:
+    """A job that waits for its first model."""
+    return after(None, events.JobCreated(at_ms=at(0), job_id=JobId("job-1"), spec=spec))
+
+
+def waiting(spec: JobSpec = SPEC) -> Job:
+    """A job that has a model and no node."""
+    first = events.ModelInitialised(at_ms=at(10), model=model(0), partition_sizes=(Samples(100),))
+    return after(created(spec), first)
+
+
+def training(spec: JobSpec = SPEC) -> Job:
+    """A job in round 0: Alice under lease 1, Bob under lease 2."""
+    return after(
+        waiting(spec),
+        events.NodeJoined(at_ms=at(20), node=ALICE),
+        events.NodeJoined(at_ms=at(30), node=BOB),
+    )
+
+
+def aggregating(spec: JobSpec = SPEC) -> Job:
+    """A job whose round 0 has closed with both updates."""
+    return after(
+        training(spec),
+        received(ALICE, round_=0, lease=1),
+        received(BOB, round_=0, lease=2),
+    )
+
+
+def finishing() -> Job:
+    """A job that waits for its last evaluation."""
+    job = training()
+    for number in range(SPEC.training.rounds):
+        lease = 2 * number + 1
+        job = after(
+            job,
+            received(ALICE, round_=number, lease=lease),
+            received(BOB, round_=number, lease=lease + 1),
+            events.AggregateReady(at_ms=at(60), round=number, model=model(number + 1)),
+        )
+    return job
+
+
+def evaluation_ready(number: int) -> Event:
+    """A good evaluation of the model after ``number`` rounds."""
+    return events.EvaluationReady(
+        at_ms=at(90),
+        round=number,
+        model=model(number).blob.digest,
+        loss=0.1,
+        metric=0.99,
+        metric_name="accuracy",
+    )
+
+
+def states() -> dict[Phase, Job]:
+    """One job in each phase."""
+    pause = events.JobPaused(at_ms=at(70))
+    stop = events.JobStopped(at_ms=at(70))
+    fail = events.PreparationFailed(at_ms=at(5), reason="no such folder")
+    return {
+        Phase.PREPARING: created(),
+        Phase.WAITING: waiting(),
+        Phase.TRAINING: training(),
+        Phase.AGGREGATING: aggregating(),
+        Phase.PAUSED: after(training(), pause),
+        Phase.FINISHING: finishing(),
+        Phase.FINISHED: after(finishing(), evaluation_ready(3), evaluation_ready(2)),
+        Phase.STOPPED: after(training(), stop),
+        Phase.FAILED: after(created(), fail),
+    }
+
+
+def all_events() -> tuple[Event, ...]:
+    """One event of each kind, as it could come from a shell while round 0 is open."""
+    now = at(2000)
+    return (
+        events.JobCreated(at_ms=now, job_id=JobId("job-1"), spec=SPEC),
+        events.ModelInitialised(at_ms=now, model=model(0), partition_sizes=(Samples(100),)),
+        events.PreparationFailed(at_ms=now, reason="no such folder"),
+        events.NodeJoined(at_ms=now, node=CAROL),
+        events.NodeLost(at_ms=now, node=ALICE, reason="silent for 15 s"),
+        events.NodeDraining(at_ms=now, node=ALICE, reason="its owner asked"),
+        received(ALICE, round_=0, lease=1, at_ms=2000),
+        events.UpdateRefused(at_ms=now, node=ALICE, round=0, reason="not finite"),
+        events.ShardHandedBack(at_ms=now, node=ALICE, round=0, lease=1, reason="out of memory"),
+        events.DeadlineReached(at_ms=now, round=0),
+        events.AggregateReady(at_ms=now, round=0, model=model(1)),
+        events.ModelLost(at_ms=now, model=model(0).blob.digest, reason="flipped bit"),
+        evaluation_ready(3),
+        events.EvaluationFailed(at_ms=now, round=3, reason="the evaluator died"),
+        events.JobPaused(at_ms=now),
+        events.JobResumed(at_ms=now),
+        events.JobStopped(at_ms=now),
+        events.ParametersChanged(at_ms=now, spec=SPEC),
+        events.RoundRecorded(
+            at_ms=now,
+            round=0,
+            participants=2,
+            updates=2,
+            samples=Samples(16),
+            bytes_up=Bytes(8),
+            bytes_down=Bytes(0),
+            duration_ms=at(20),
+            loss=1.5,
+            samples_per_s=800.0,
+            reason="every expected update is there",
+        ),
+    )

@@ -1,0 +1,123 @@
+"""Files for a fold, and what a fold of them should give, computed whole and by torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from blake3 import blake3
+
+from coordinator.shell.numerics import FoldRequest, FoldResult, StoredBlob, StoredUpdate
+from hypergpu.codec import decode_update, encode_update
+from hypergpu.ids import Digest
+from hypergpu.layout import Flat, Float32s, Kind, Layout, TensorSpec, layout_of
+from hypergpu.spec import Outer
+from hypergpu.units import Samples
+
+LAYOUT = layout_of(
+    (
+        TensorSpec("weight", (37, 701)),
+        TensorSpec("bias", (301,)),
+        TensorSpec("mean", (5,), Kind.STATISTIC),
+        TensorSpec("steps", (2,), Kind.INTEGER),
+    )
+)
+
+
+class Setting(NamedTuple):
+    """A fold's settings."""
+
+    up: str = "int4"
+    down: str = "int4"
+    outer: Outer = Outer()
+
+
+def random_flat(seed: int, magnitude: float = 1.0, layout: Layout = LAYOUT) -> Flat:
+    """Vectors of the layout from a seed."""
+    generator = np.random.default_rng(seed)
+    factor = np.float32(magnitude)
+    return Flat(
+        generator.standard_normal(layout.parameters_count, np.float32) * factor,
+        generator.standard_normal(layout.statistics_count, np.float32) * factor,
+        generator.integers(0, 2**40, layout.integers_count),
+    )
+
+
+def stored(path: Path, content: bytes) -> StoredBlob:
+    """Write a file and name its content."""
+    path.write_bytes(content)
+    return StoredBlob(path, Digest(blake3(content).hexdigest()))
+
+
+def first_request(
+    folder: Path, samples: Sequence[int], setting: Setting, seed: int = 0
+) -> FoldRequest:
+    """A request for the first outer step, with one update for each sample count."""
+    base = stored(folder / "base", b"".join(part.tobytes() for part in random_flat(seed)))
+    updates: list[StoredUpdate] = []
+    for slot, count in enumerate(samples):
+        flat = random_flat(seed + slot + 1, 0.01)
+        payload = encode_update(LAYOUT, setting.up, flat).payload.tobytes()
+        blob = stored(folder / f"update-{slot}", payload)
+        updates.append(StoredUpdate(blob.path, blob.digest, Samples(count)))
+    outputs = folder / "outputs"
+    outputs.mkdir(exist_ok=True)
+    return FoldRequest(
+        layout=LAYOUT,
+        up=setting.up,
+        down=setting.down,
+        outer=setting.outer,
+        base_model=base,
+        outer_state=None,
+        updates=tuple(updates),
+        output_dir=outputs,
+    )
+
+
+def model_of(path: Path) -> Flat:
+    """Read a model file."""
+    return Flat.view(LAYOUT, np.fromfile(path, np.uint8))
+
+
+def updates_of(request: FoldRequest) -> list[Flat]:
+    """Decode a request's updates, whole."""
+    return [
+        decode_update(request.layout, request.up, update.path.read_bytes())
+        for update in request.updates
+    ]
+
+
+def mean_of(vectors: Sequence[Float32s], samples: Sequence[int]) -> Float32s:
+    """Sample-weighted mean in float64."""
+    weights = np.array(samples, np.float64) / sum(samples)
+    mean: Float32s = (weights @ np.array(vectors, np.float64)).astype(np.float32)
+    return mean
+
+
+def torch_steps(start: Float32s, means: Sequence[Float32s], outer: Outer) -> Float32s:
+    """Parameters after torch's own Nesterov SGD took the means as gradients."""
+    parameter = torch.from_numpy(start.copy()).requires_grad_()
+    optimizer = torch.optim.SGD(
+        [parameter], outer.learning_rate, outer.momentum, nesterov=outer.momentum > 0
+    )
+    for mean in means:
+        parameter.grad = torch.from_numpy(mean.copy())
+        optimizer.step()
+    stepped: Float32s = parameter.detach().numpy()
+    return stepped
+
+
+def next_request(request: FoldRequest, result: FoldResult) -> FoldRequest:
+    """The same updates again, on top of a result."""
+    state = result.outer_state
+    return FoldRequest(
+        layout=request.layout,
+        up=request.up,
+        down=request.down,
+        outer=request.outer,
+        base_model=StoredBlob(result.model.path, result.model.digest),
+        outer_state=StoredBlob(state.path, state.digest) if state else None,
+        updates=request.updates,
+        output_dir=request.output_dir,
+    )

@@ -1,0 +1,96 @@
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from coordinator.core.job import BlobRef
+from coordinator.shell.blobs.disk import DiskBlobs
+from coordinator.shell.blobs.room import Room as DiskRoom
+from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.upkeep import collect
+from coordinator.shell.servicers.user.job import JobServicer
+from coordinator.shell.servicers.wire.handlers import Caller
+from coordinator.shell.translate import blob_message
+from hypergpu.ids import Digest, JobId
+from hypergpu.jobfile import spec_json
+from hypergpu.refusal import RefusalError
+from hypergpu.units import Bytes
+from hypergpu.v1 import job_pb2, tensor_pb2
+from tests.unit.shell.whole_shell import SPEC, driving, parts_in
+
+
+class Context:
+    """A call without a transport."""
+
+    def peer(self) -> str:
+        return "test"
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    def auth_context(self) -> dict[str, tuple[bytes, ...]]:
+        return {}
+
+
+CALLER = Caller(Context(), "CreateJob")
+
+
+class CollectingBlobs(DiskBlobs):
+    """Looks at a size, and then a collection runs that began just before."""
+
+    parts: Parts
+
+    def size(self, digest: Digest) -> Bytes | None:
+        found = super().size(digest)
+        self.collect(self.parts.live())
+        return found
+
+
+def request(*files: BlobRef) -> job_pb2.CreateJobRequest:
+    """A job with data."""
+    entries = [
+        tensor_pb2.ManifestEntry(path=str(number), blob=blob_message(file))
+        for number, file in enumerate(files)
+    ]
+    manifest = tensor_pb2.Manifest(entries=entries)
+    return job_pb2.CreateJobRequest(request_id="one", spec_json=spec_json(SPEC), manifest=manifest)
+
+
+async def test_a_users_files_outlive_a_collection_while_their_job_is_created(
+    tmp_path: Path,
+) -> None:
+    blobs = CollectingBlobs(tmp_path, DiskRoom(tmp_path))
+    parts = blobs.parts = parts_in(tmp_path)._replace(blobs=blobs)
+    file = blobs.put(b"a user's file", keep_s=-1)
+    async with driving(parts):
+        await JobServicer(parts).create_job(request(file), CALLER)
+        assert parts.pins.all() == frozenset()
+        await collect(parts)
+    assert blobs.size(file.digest) == file.size_bytes
+
+
+async def test_a_job_that_lacks_a_file_leaves_no_pins(tmp_path: Path) -> None:
+    parts = parts_in(tmp_path)
+    file = parts.blobs.put(b"a user's file")
+    absent = BlobRef(Digest("0" * 64), Bytes(1))
+    async with driving(parts):
+        with pytest.raises(RefusalError, match="1 of 2 files are missing, such as 1"):
+            await JobServicer(parts).create_job(request(file, absent), CALLER)
+    assert parts.pins.all() == frozenset()
+
+
+async def test_a_caller_who_goes_away_leaves_no_job_half_created(tmp_path: Path) -> None:
+    parts = parts_in(tmp_path)
+    file = parts.blobs.put(b"a user's file")
+    servicer = JobServicer(parts)
+    async with driving(parts):
+        creating = asyncio.create_task(servicer.create_job(request(file), CALLER))
+        await asyncio.sleep(0)
+        creating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+        again = await servicer.create_job(request(file), CALLER)
+
+    assert list(parts.driver.rooms) == [again.job_id]
+    assert parts.driver.rooms[JobId(again.job_id)].entries_of_manifest == frozenset([file.digest])
+    assert parts.pins.all() == frozenset()

@@ -1,0 +1,93 @@
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from coordinator.shell.identity.guesses import Guesses
+from coordinator.shell.identity.nodes import NodeDesk
+from coordinator.shell.identity.tokens import TokenDesk, TokenGrant
+from coordinator.shell.journal.memory import MemoryJournal
+from coordinator.shell.servicers.node.joining import Joins
+from hypergpu.digest import digest_of
+from hypergpu.ids import TokenId
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.signature import IdentityKey, JoinClaim
+from hypergpu.token import Role, Token
+from hypergpu.v1 import node_pb2
+
+NOW_S = 1_900_000_000
+
+
+class Peer:
+    """Who calls, as far as a join looks."""
+
+    peer = "ipv4:192.0.2.1:5000"
+
+
+CALLER: Any = Peer()
+
+
+class Desk:
+    """What a join needs, with one token that admits one node."""
+
+    def __init__(self) -> None:
+        journal = MemoryJournal()
+        self.tokens = TokenDesk(journal)
+        self.joins = Joins(
+            authority=None,
+            tokens=self.tokens,
+            nodes=NodeDesk(journal),
+            guesses=Guesses(),
+            registry=journal,
+        )
+        self.token = self.tokens.create(
+            TokenGrant(Role.NODE, ttl_s=0, uses=1),
+            addresses=("host:7700",),
+            authority=digest_of(b"authority"),
+            now_s=NOW_S,
+        )
+
+    async def refused(self, request: node_pb2.JoinRequest) -> Reason:
+        """Why a join is refused."""
+        with pytest.raises(RefusalError) as refused:
+            await self.joins.join(request, CALLER)
+        return refused.value.reason
+
+
+def asked(token: Token, *, workloads: int = 1, is_signed: bool = True) -> node_pb2.JoinRequest:
+    """A node's request."""
+    key = IdentityKey.generate()
+    claim = JoinClaim(TokenId(token.id), digest_of(b""))
+    capabilities = node_pb2.Capabilities(
+        workloads=[
+            node_pb2.WorkloadVersion(name=f"workload-{number}", version=1)
+            for number in range(workloads)
+        ]
+    )
+    return node_pb2.JoinRequest(
+        version=node_pb2.Version(protocol=1, software="test"),
+        token_id=token.id,
+        token_secret=token.secret,
+        public_key=key.public_key,
+        signature=key.sign(claim) if is_signed else bytes(65),
+        capabilities=capabilities,
+    )
+
+
+async def test_the_token_is_judged_before_the_signature() -> None:
+    desk = Desk()
+    wrong = replace(desk.token, secret="a guess")
+    assert await desk.refused(asked(wrong, is_signed=False)) is Reason.TOKEN_INVALID
+
+
+async def test_wrong_signatures_are_slowed_down_like_wrong_secrets() -> None:
+    desk = Desk()
+    reasons = [await desk.refused(asked(desk.token, is_signed=False)) for _ in range(12)]
+    assert reasons[0] is Reason.SIGNATURE_INVALID
+    assert reasons[-1] is Reason.RATE_LIMITED
+
+
+async def test_a_node_of_too_many_workloads_is_refused_and_spends_nothing() -> None:
+    desk = Desk()
+    assert await desk.refused(asked(desk.token, workloads=1001)) is Reason.REQUEST_INVALID
+    assert (await desk.joins.join(asked(desk.token, workloads=1000), CALLER)).node_id

@@ -1,0 +1,25 @@
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from coordinator.shell.servicers.user.job import JobServicer
+from hypergpu.v1 import job_pb2
+from tests.unit.shell.whole_shell import JOB, driving, parts_in, prepared_job
+
+NOBODY: Any = None
+"""Who calls makes no difference to these methods."""
+
+
+async def test_settings_changed_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    parts = parts_in(tmp_path)
+    servicer = JobServicer(parts)
+    changes = {"inner.learning_rate": "0.5", "training.rounds": "77", "round.quorum": "0.25"}
+    async with driving(parts):
+        room = await prepared_job(parts)
+        requests = [
+            job_pb2.SetParametersRequest(job_id=JOB, parameters={key: value})
+            for key, value in changes.items()
+        ]
+        await asyncio.gather(*(servicer.set_parameters(each, NOBODY) for each in requests))
+    spec = room.job.next_spec or room.job.spec
+    assert (spec.inner.learning_rate, spec.training.rounds, spec.round.quorum) == (0.5, 77, 0.25)

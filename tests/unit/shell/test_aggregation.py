@@ -1,0 +1,94 @@
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from coordinator.core.commands import Aggregate, FoldedUpdate
+from coordinator.core.events import Event
+from coordinator.core.job import Job, Model
+from coordinator.shell.blobs.disk import DiskBlobs
+from coordinator.shell.blobs.room import Room as DiskRoom
+from coordinator.shell.journal.memory import MemoryJournal
+from coordinator.shell.runtime.acts.aggregation import aggregate, folded
+from coordinator.shell.runtime.driver import Driver
+from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.room import Room
+from hypergpu.codec import encode_update
+from hypergpu.ids import Digest, JobId, Slot
+from hypergpu.refusal import RefusalError
+from hypergpu.units import Samples
+from tests.unit.numerics.fold_files import LAYOUT, random_flat
+from tests.unit.shell.whole_shell import JOB, NODE, SPEC, parts_in
+
+
+class NotedBlobs(DiskBlobs):
+    """Notes what is made durable."""
+
+    def __init__(self, folder: Path, room: DiskRoom, notes: list[str]) -> None:
+        super().__init__(folder, room)
+        self._notes = notes
+
+    def sync(self, digest: Digest) -> None:
+        self._notes.append(digest)
+        super().sync(digest)
+
+
+class NotingDriver(Driver):
+    """Notes what is about to be journalled, and accepts all of it."""
+
+    def __init__(self, notes: list[str]) -> None:
+        super().__init__(MemoryJournal())
+        self._notes = notes
+
+    async def insist(self, job_id: JobId, event: Event) -> str:
+        self._notes.append(type(event).__name__)
+        return ""
+
+
+def closed_round(parts: Parts) -> Aggregate:
+    """A round with one update, on the first model."""
+    base = parts.blobs.put(b"".join(part.tobytes() for part in random_flat(0)), keep_s=-1)
+    payload = encode_update(LAYOUT, SPEC.codec.up, random_flat(1, 0.01)).payload.tobytes()
+    update = parts.blobs.put(payload, keep_s=-1)
+    return Aggregate(0, Model(0, base), (FoldedUpdate(NODE, Slot(0), update, Samples(10)),), SPEC)
+
+
+def test_a_fold_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
+    room = DiskRoom(tmp_path, 2 * LAYOUT.model_bytes + 20_000)
+    parts = parts_in(tmp_path)._replace(blobs=DiskBlobs(tmp_path, room))
+    command = closed_round(parts)
+    work = parts.blobs.work_path("any").parent
+
+    with pytest.raises(RefusalError, match="DISK_FULL"):
+        folded(parts, LAYOUT, command)
+    assert list(work.iterdir()) == []
+    assert parts.pins.all() == frozenset()
+
+
+async def test_a_model_is_durable_before_one_made_of_it_is_journalled(tmp_path: Path) -> None:
+    notes: list[str] = []
+    blobs = NotedBlobs(tmp_path, DiskRoom(tmp_path), notes)
+    parts = parts_in(tmp_path)._replace(blobs=blobs, driver=NotingDriver(notes))
+    room = Room(Job(JOB, SPEC), 0)
+    room.layout = LAYOUT
+    command = closed_round(parts)
+
+    await aggregate(parts, room, command)
+    assert notes[:2] == [command.base.blob.digest, "AggregateReady"]
+    assert len(notes) == 5
+    assert parts.pins.all() == frozenset()
+
+
+async def test_a_fold_that_nobody_waits_for_leaves_no_pins(tmp_path: Path) -> None:
+    parts = parts_in(tmp_path)._replace(blobs=DiskBlobs(tmp_path, DiskRoom(tmp_path)))
+    room = Room(Job(JOB, SPEC), 0)
+    room.layout = LAYOUT
+    folding = asyncio.create_task(aggregate(parts, room, closed_round(parts)))
+    await asyncio.sleep(0)
+    folding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await folding
+    await asyncio.get_running_loop().shutdown_default_executor()
+    for _ in range(5):  # The thread has ended; the loop hears of it.
+        await asyncio.sleep(0)
+    assert parts.pins.all() == frozenset()

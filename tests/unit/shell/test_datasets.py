@@ -1,0 +1,101 @@
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from coordinator.shell.blobs.disk import DiskBlobs
+from coordinator.shell.blobs.room import Room
+from coordinator.shell.runtime.acts.datasets import (
+    clear_unfinished,
+    laid_out,
+    packed_manifest,
+    remove_layout,
+)
+from coordinator.shell.translate import blob_message
+from hypergpu.digest import digest_of
+from hypergpu.refusal import RefusalError
+from hypergpu.v1 import tensor_pb2
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> DiskBlobs:
+    return DiskBlobs(tmp_path, Room(tmp_path))
+
+
+def manifest(blobs: DiskBlobs, files: dict[str, bytes]) -> tensor_pb2.Manifest:
+    """A manifest of stored files."""
+    return tensor_pb2.Manifest(
+        entries=[
+            tensor_pb2.ManifestEntry(path=path, blob=blob_message(blobs.put(content)))
+            for path, content in files.items()
+        ]
+    )
+
+
+def test_a_manifest_is_laid_out_as_the_folder_it_describes(
+    blobs: DiskBlobs, tmp_path: Path
+) -> None:
+    files = {"a.txt": b"one", "deep/er/b.txt": b"two"}
+    stored = blobs.put(packed_manifest(manifest(blobs, files)))
+
+    folder = laid_out(blobs, stored, tmp_path / "datasets")
+    found = {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    assert found == files
+    assert laid_out(blobs, stored, tmp_path / "datasets") == folder
+
+
+def test_the_order_of_entries_does_not_change_a_manifests_bytes(blobs: DiskBlobs) -> None:
+    there = manifest(blobs, {"a": b"1", "b": b"2"})
+    back = manifest(blobs, {"b": b"2", "a": b"1"})
+    assert packed_manifest(there) == packed_manifest(back)
+
+
+def test_a_dataset_wanted_twice_at_once_is_laid_out_for_both(
+    blobs: DiskBlobs, tmp_path: Path
+) -> None:
+    files = {f"{number}/file.txt": b"%d" % number for number in range(300)}
+    stored = blobs.put(packed_manifest(manifest(blobs, files)))
+    datasets = tmp_path / "datasets"
+    with ThreadPoolExecutor(4) as pool:
+        folders = set(pool.map(lambda _: laid_out(blobs, stored, datasets), range(4)))
+
+    assert list(datasets.iterdir()) == list(folders)
+    assert len(list(datasets.rglob("file.txt"))) == 300
+
+
+def test_a_dataset_that_lacks_a_file_leaves_nothing_behind(
+    blobs: DiskBlobs, tmp_path: Path
+) -> None:
+    stored = blobs.put(packed_manifest(manifest(blobs, {"a": b"1", "b": b"2"})))
+    blobs.path(digest_of(b"2")).unlink()
+    with pytest.raises(RefusalError, match="BLOB_UNKNOWN"):
+        laid_out(blobs, stored, tmp_path / "datasets")
+    assert list((tmp_path / "datasets").iterdir()) == []
+
+
+def test_what_an_earlier_process_left_half_made_is_cleared(
+    blobs: DiskBlobs, tmp_path: Path
+) -> None:
+    stored = blobs.put(packed_manifest(manifest(blobs, {"a": b"1"})))
+    folder = laid_out(blobs, stored, tmp_path / "datasets")
+    (tmp_path / "datasets" / "other.00000000.part").mkdir()
+    clear_unfinished(tmp_path / "datasets")
+    assert list((tmp_path / "datasets").iterdir()) == [folder]
+
+
+def test_a_removed_dataset_is_gone(blobs: DiskBlobs, tmp_path: Path) -> None:
+    stored = blobs.put(packed_manifest(manifest(blobs, {"a": b"1"})))
+    laid_out(blobs, stored, tmp_path / "datasets")
+    remove_layout(tmp_path / "datasets", stored.digest)
+    remove_layout(tmp_path / "datasets", stored.digest)
+    assert list((tmp_path / "datasets").iterdir()) == []
+
+
+def test_a_manifest_whose_paths_make_no_folder_is_refused() -> None:
+    entries = [tensor_pb2.ManifestEntry(path=path) for path in ("a", "a/b")]
+    with pytest.raises(RefusalError, match="MANIFEST_INVALID"):
+        packed_manifest(tensor_pb2.Manifest(entries=entries))

@@ -1,0 +1,123 @@
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from coordinator.core.commands import Command, InitialiseModel
+from coordinator.core.events import JobCreated, JobPaused, PreparationFailed
+from coordinator.core.job import Phase
+from coordinator.shell.journal.memory import MemoryJournal
+from coordinator.shell.journal.records import Entry, RequestClaim
+from coordinator.shell.runtime.driver import Decision, Driver
+from coordinator.shell.runtime.recovery import replayed
+from coordinator.shell.runtime.room import Room
+from hypergpu.ids import Digest, JobId
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.spec import JobSpec
+from hypergpu.units import Milliseconds
+
+JOB = JobId("job-000000000001")
+NOW = Milliseconds(0)
+CREATED = JobCreated(at_ms=NOW, job_id=JOB, spec=JobSpec(workload="digits-softmax"))
+
+
+class FullJournal(MemoryJournal):
+    """A journal whose disk is full until it is told otherwise."""
+
+    is_full = False
+
+    def append(self, entries: Sequence[Entry], claims: Sequence[RequestClaim] = ()) -> None:
+        if self.is_full:
+            raise RefusalError(Reason.DISK_FULL, "no space")
+        super().append(entries, claims)
+
+
+class Driven:
+    """A driver with a record of what it did."""
+
+    def __init__(self) -> None:
+        self.journal = FullJournal()
+        self.driver = Driver(self.journal)
+        self.performed: list[tuple[Command, int]] = []
+        self.drains: list[Decision] = []
+
+    def perform(self, room: Room, command: Command) -> None:
+        """Note a command and how much was durable by then."""
+        self.performed.append((command, len(self.journal.read(room.job.job_id).entries)))
+
+
+@pytest.fixture
+async def driven() -> AsyncIterator[Driven]:
+    driven = Driven()
+    running = asyncio.create_task(driven.driver.run(driven.perform, driven.drains.append))
+    yield driven
+    driven.driver.close()
+    await running
+
+
+async def test_a_command_is_performed_only_after_its_event_is_durable(driven: Driven) -> None:
+    assert await driven.driver.submit(JOB, CREATED) == ""
+    assert [(type(command), rows) for command, rows in driven.performed] == [(InitialiseModel, 1)]
+
+
+async def test_events_that_arrive_together_are_one_transaction(driven: Driven) -> None:
+    await asyncio.gather(
+        driven.driver.submit(JOB, CREATED), driven.driver.submit(JOB, JobPaused(at_ms=NOW))
+    )
+    assert len(driven.drains) == 1
+    assert driven.driver.rooms[JOB].job.phase is Phase.PAUSED
+
+
+async def test_a_refused_event_is_answered_and_not_journalled(driven: Driven) -> None:
+    await driven.driver.submit(JOB, CREATED)
+    await driven.driver.submit(JOB, JobPaused(at_ms=NOW))
+
+    assert "is paused" in await driven.driver.submit(JOB, JobPaused(at_ms=NOW))
+    assert len(driven.journal.read(JOB).entries) == 2
+
+
+async def test_an_event_of_an_unknown_job_is_answered(driven: Driven) -> None:
+    assert "there is no job" in await driven.driver.submit(JOB, JobPaused(at_ms=NOW))
+
+
+async def test_a_full_disk_changes_nothing_and_is_told(driven: Driven) -> None:
+    await driven.driver.submit(JOB, CREATED)
+    driven.journal.is_full = True
+    with pytest.raises(RefusalError, match="no space"):
+        await driven.driver.submit(JOB, JobPaused(at_ms=NOW))
+    assert driven.driver.rooms[JOB].job.phase is Phase.PREPARING
+
+    driven.journal.is_full = False
+    assert await driven.driver.submit(JOB, JobPaused(at_ms=NOW)) == ""
+
+
+async def test_a_replay_gives_the_state_that_was_left(driven: Driven) -> None:
+    await driven.driver.submit(JOB, CREATED)
+    await driven.driver.submit(JOB, JobPaused(at_ms=NOW))
+
+    before, after = driven.driver.rooms[JOB], replayed(driven.journal).rooms[JOB]
+    assert (after.job, after.next_sequence) == (before.job, before.next_sequence)
+
+
+async def test_job_time_goes_on_from_the_last_journalled_event(driven: Driven) -> None:
+    await driven.driver.submit(JOB, CREATED)
+    failed = PreparationFailed(at_ms=NOW, reason="test")
+    await driven.driver.submit(JOB, failed)
+    last_ms = driven.journal.read(JOB).entries[-1].at_ms
+
+    assert 0 <= replayed(driven.journal).rooms[JOB].now_ms() - last_ms < 5_000
+
+
+async def test_a_request_is_claimed_with_the_event_it_caused(driven: Driven) -> None:
+    claim = RequestClaim("a request", JOB, Digest("0" * 64))
+    await driven.driver.submit(JOB, CREATED, claim)
+    assert driven.journal.request("a request") == claim
+
+
+async def test_a_job_removed_while_its_events_are_written_stays_removed(driven: Driven) -> None:
+    await driven.driver.submit(JOB, CREATED)
+    verdict = driven.driver.submit(JOB, JobPaused(at_ms=NOW))
+    del driven.driver.rooms[JOB]
+
+    await verdict
+    assert JOB not in driven.driver.rooms

@@ -1,0 +1,120 @@
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from coordinator.core.events import JobCreated, JobPaused, JobResumed, NodeJoined
+from coordinator.core.job import Model, Phase
+from coordinator.shell.evaluator.messages import Evaluate, Evaluated, Initialise, Initialised
+from coordinator.shell.evaluator.process import EvaluatorProcess
+from coordinator.shell.runtime.acts.perform import begin_again, perform, perform_outstanding
+from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.room import Room
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.units import Milliseconds
+from tests.unit.numerics.fold_files import LAYOUT
+from tests.unit.shell.whole_shell import JOB, NODE, SPEC, driving, parts_in, prepared_job
+
+NOW = Milliseconds(0)
+CREATED = JobCreated(at_ms=NOW, job_id=JOB, spec=SPEC)
+
+
+class BreakingEvaluator(EvaluatorProcess):
+    """Ends each request, once it may, with the next error; the last one for ever."""
+
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__()
+        self._errors = list(errors)
+        self.may_go_on = asyncio.Event()
+
+    async def initialise(self, request: Initialise) -> Initialised:
+        await self.may_go_on.wait()
+        raise self._errors.pop(0) if len(self._errors) > 1 else self._errors[0]
+
+
+class ForgetfulEvaluator(EvaluatorProcess):
+    """Breaks on every model."""
+
+    async def evaluate(self, request: Evaluate) -> Evaluated:
+        raise MemoryError("no more")
+
+
+@asynccontextmanager
+async def acting(parts: Parts) -> AsyncIterator[None]:
+    """Run the driver and perform its commands inside the block."""
+    driver = parts.driver
+    running = asyncio.create_task(
+        driver.run(lambda room, command: perform(parts, room, command), lambda *_: None)
+    )
+    try:
+        yield
+    finally:
+        for room in driver.rooms.values():
+            room.close()
+        driver.close()
+        await running
+
+
+async def until(room: Room, is_so: Callable[[], bool]) -> None:
+    """Wait for a state of the job."""
+    while not is_so():
+        await room.change().wait()
+
+
+async def test_a_command_that_breaks_is_performed_again(tmp_path: Path) -> None:
+    refused = RefusalError(Reason.SPEC_INVALID, "the data is odd. Fix: look at it")
+    evaluator = BreakingEvaluator(MemoryError(), refused)
+    evaluator.may_go_on.set()
+    parts = parts_in(tmp_path)._replace(evaluator=evaluator)
+    async with acting(parts):
+        await parts.driver.submit(JOB, CREATED)
+        room = parts.driver.rooms[JOB]
+        await until(room, lambda: room.job.phase is Phase.FAILED)
+    assert room.job.reason == "the data is odd. Fix: look at it"
+
+
+async def test_a_command_that_breaks_too_often_pauses_its_job_with_the_reason(
+    tmp_path: Path,
+) -> None:
+    evaluator = BreakingEvaluator(MemoryError("no more"))
+    parts = parts_in(tmp_path)._replace(evaluator=evaluator)
+    async with acting(parts):
+        await parts.driver.submit(JOB, CREATED)
+        room = parts.driver.rooms[JOB]
+        room.breaks["initialise", 0] = 3
+        evaluator.may_go_on.set()
+        await until(room, lambda: room.job.phase is Phase.PAUSED)
+        assert room.trouble == "initialise broke 4 times, the last time by MemoryError: no more"
+
+        evaluator.may_go_on.clear()
+        await parts.driver.submit(JOB, JobResumed(at_ms=NOW))
+        begin_again(parts, room)
+        assert ("initialise", 0) in room.tasks
+        assert (room.trouble, room.breaks) == ("", {})
+
+
+async def test_a_command_that_cannot_be_started_does_not_stop_the_driver(tmp_path: Path) -> None:
+    evaluator = BreakingEvaluator(MemoryError())
+    parts = parts_in(tmp_path)._replace(evaluator=evaluator)
+    async with acting(parts):
+        room = await prepared_job(parts)
+        assert room.layout is None
+        assert await parts.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE)) == ""
+        assert room.breaks["AssignShard", 0] == 1
+        assert await parts.driver.submit(JOB, JobPaused(at_ms=NOW)) == ""
+
+
+async def test_an_evaluation_that_breaks_too_often_is_left_out(tmp_path: Path) -> None:
+    parts = parts_in(tmp_path)._replace(evaluator=ForgetfulEvaluator())
+    model = Model(1, parts.blobs.put(b"a model"))
+    async with driving(parts):
+        room = await prepared_job(parts)
+        room.job = replace(room.job, evaluating=(model,))
+        room.layout = LAYOUT
+        room.breaks["evaluate", 1] = 3
+        perform_outstanding(parts, room)
+        await until(room, lambda: not room.job.evaluating)
+    assert parts.journal.read(JOB).entries[-1].kind == "EvaluationFailed"
+    assert room.job.phase is Phase.WAITING

@@ -1,0 +1,85 @@
+import asyncio
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from coordinator.core.events import NodeJoined, NodeLost
+from coordinator.core.job import BlobRef
+from coordinator.shell.blobs.quarantine import Quarantine
+from coordinator.shell.blobs.room import Room as DiskRoom
+from coordinator.shell.journal.memory import MemoryJournal
+from coordinator.shell.journal.records import NodeRecord, UpdateCount
+from coordinator.shell.runtime.room import uploader
+from coordinator.shell.runtime.upkeep import Collector, store_ledger
+from hypergpu.digest import digest_of
+from hypergpu.ids import NodeId
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.units import Bytes, Milliseconds
+from tests.unit.shell.whole_shell import JOB, NODE, driving, parts_in, prepared_job
+
+CONTENT = bytes(range(200))
+BLOB = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
+OWNER = uploader(JOB, NODE)
+NOW = Milliseconds(0)
+
+
+class ToldQuarantine(Quarantine):
+    """Says how many uploads each look threw away."""
+
+    forgotten: "asyncio.Queue[int]"
+    loop: asyncio.AbstractEventLoop
+
+    def forget(self, uploads: Collection[Path], *, keeps: Collection[str]) -> int:
+        count = super().forget(uploads, keeps=keeps)
+        self.loop.call_soon_threadsafe(self.forgotten.put_nowait, count)
+        return count
+
+
+class FullJournal(MemoryJournal):
+    """Its disk is full until it is told otherwise."""
+
+    is_full = True
+
+    def keep_ledger(
+        self, last_seen_ms: Mapping[NodeId, int], updates: Mapping[NodeId, UpdateCount]
+    ) -> None:
+        if self.is_full:
+            raise RefusalError(Reason.DISK_FULL, "no space")
+        super().keep_ledger(last_seen_ms, updates)
+
+
+async def test_what_could_not_be_stored_is_counted_until_it_can(tmp_path: Path) -> None:
+    journal = FullJournal()
+    journal.record_node(NodeRecord(NODE, b"", b"{}", "test", 0, 0))
+    parts = parts_in(tmp_path, journal)
+    parts.roster.count(NODE, accepted=2)
+    await store_ledger(parts)
+    parts.roster.count(NODE, accepted=1, refused=1)
+    assert parts.roster.uncounted(NODE) == (3, 1)
+
+    journal.is_full = False
+    await store_ledger(parts)
+    stored = journal.node(NODE)
+    assert stored is not None
+    assert (stored.updates_accepted, stored.updates_refused) == (3, 1)
+    assert parts.roster.uncounted(NODE) == (0, 0)
+
+
+async def test_an_upload_is_thrown_away_once_its_lease_has_ended(tmp_path: Path) -> None:
+    parts = parts_in(tmp_path)
+    quarantine = ToldQuarantine(tmp_path, parts.blobs, DiskRoom(tmp_path, 0))
+    quarantine.forgotten, quarantine.loop = asyncio.Queue(), asyncio.get_running_loop()
+    parts = parts._replace(quarantine=quarantine)
+    collector = Collector(parts)
+    collecting = asyncio.create_task(collector.run())
+    async with driving(parts), asyncio.timeout(10):
+        await prepared_job(parts)
+        assert not await parts.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
+        quarantine.open("update", BLOB, owner=OWNER).append(0, CONTENT[:120])
+        collector.ask()
+        assert await quarantine.forgotten.get() == 0
+
+        assert not await parts.driver.submit(JOB, NodeLost(at_ms=NOW, node=NODE, reason="cable"))
+        collector.ask()
+        assert await quarantine.forgotten.get() == 1
+    assert quarantine.committed_offset("update", owner=OWNER) == 0
+    collecting.cancel()

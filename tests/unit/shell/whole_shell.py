@@ -1,0 +1,79 @@
+"""A coordinator's parts without listeners: journal and blobs in memory, the driver running."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from coordinator.config import Settings
+from coordinator.core.events import JobCreated, ModelInitialised
+from coordinator.core.job import BlobRef, Model
+from coordinator.shell.blobs.memory import MemoryBlobs
+from coordinator.shell.blobs.quarantine import Quarantine
+from coordinator.shell.blobs.room import Room as DiskRoom
+from coordinator.shell.evaluator.process import EvaluatorProcess
+from coordinator.shell.journal.memory import MemoryJournal
+from coordinator.shell.node_words import Capabilities
+from coordinator.shell.runtime.driver import Driver
+from coordinator.shell.runtime.parts import Parts, Pins
+from coordinator.shell.runtime.room import Room
+from coordinator.shell.runtime.roster import Roster, Session
+from coordinator.shell.runtime.staffing import Staffing
+from hypergpu.digest import digest_of
+from hypergpu.ids import JobId, NodeId
+from hypergpu.spec import JobSpec, Training
+from hypergpu.units import Bytes, Milliseconds, Samples
+
+JOB = JobId("job-000000000001")
+NODE = NodeId("0x" + "a1" * 20)
+SPEC = JobSpec(workload="digits-softmax", training=Training(nodes=1))
+_NOW = Milliseconds(0)
+_QUOTA_BYTES = 1 << 20
+
+
+def parts_in(folder: Path, journal: MemoryJournal | None = None) -> Parts:
+    """Everything that acts and servicers get."""
+    journal = journal or MemoryJournal()
+    room = DiskRoom(folder, _QUOTA_BYTES)
+    blobs = MemoryBlobs(folder, room)
+    driver, roster = Driver(journal), Roster()
+    return Parts(
+        settings=Settings(data_dir=folder),
+        journal=journal,
+        blobs=blobs,
+        quarantine=Quarantine(folder, blobs, room),
+        evaluator=EvaluatorProcess(),
+        driver=driver,
+        roster=roster,
+        staffing=Staffing(driver, roster),
+        pins=Pins(),
+        nonces={},
+    )
+
+
+@asynccontextmanager
+async def driving(parts: Parts) -> AsyncIterator[None]:
+    """Run the driver inside the block; commands go nowhere."""
+    running = asyncio.create_task(parts.driver.run(lambda *_: None, lambda *_: None))
+    try:
+        yield
+    finally:
+        parts.driver.close()
+        await running
+
+
+async def prepared_job(parts: Parts) -> Room:
+    """A job with a model that waits for its one node."""
+    model = Model(0, BlobRef(digest_of(b"model"), Bytes(5)))
+    created = JobCreated(at_ms=_NOW, job_id=JOB, spec=SPEC)
+    initialised = ModelInitialised(at_ms=_NOW, model=model, partition_sizes=(Samples(1000),))
+    for event in (created, initialised):
+        assert await parts.driver.submit(JOB, event) == ""
+    return parts.driver.rooms[JOB]
+
+
+def connected(parts: Parts, node: NodeId = NODE) -> Session:
+    """A node's control stream, able to work for the job."""
+    session = Session(node, Capabilities(workloads={"digits-softmax": 1}), "test")
+    parts.roster.connect(session)
+    return session

@@ -1,0 +1,89 @@
+"""Runs in a process of its own: writes until a file size limit stops it, then goes on without it.
+
+Prints one word a step. Usage: ``full_disk.py journal|blobs|upload FOLDER``.
+"""
+
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from coordinator.core.job import BlobRef
+from coordinator.shell.blobs.disk import DiskBlobs
+from coordinator.shell.blobs.quarantine import Quarantine
+from coordinator.shell.blobs.room import Room
+from coordinator.shell.journal.records import Entry
+from coordinator.shell.journal.sql.store import SqlJournal
+from hypergpu.digest import digest_of
+from hypergpu.ids import JobId
+from hypergpu.refusal import RefusalError
+from hypergpu.units import Bytes
+
+JOB = JobId("job-00000000000a")
+LIMIT_BYTES = 300_000
+CONTENT = bytes(range(250)) * 2_000
+
+
+def limit(size_bytes: int) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+
+
+def say(words: str) -> None:
+    sys.stdout.write(words + "\n")
+
+
+def refused(write: Callable[[], object]) -> bool:
+    try:
+        write()
+    except RefusalError as error:
+        say(error.reason.name)
+        return True
+    return False
+
+
+def fill_journal(folder: Path) -> None:
+    journal = SqlJournal(str(folder / "journal.sqlite3"))
+    limit(LIMIT_BYTES)
+    count = 0
+
+    def append() -> None:
+        journal.append([Entry(JOB, count, count, "RoundRecorded", bytes(20_000))])
+
+    while not refused(append):
+        count += 1
+    refused(append)
+    limit(resource.RLIM_INFINITY)
+    append()
+    journal.close()
+    reading = SqlJournal(str(folder / "journal.sqlite3")).read(JOB)
+    say("whole" if len(reading.entries) == count + 1 and not reading.damage else "damaged")
+
+
+def fill_blobs(folder: Path) -> None:
+    blobs = DiskBlobs(folder, Room(folder))
+    limit(LIMIT_BYTES)
+    refused(lambda: blobs.put(CONTENT))
+    say("empty" if blobs.usage().used_bytes == 0 and not any(blobs.stored()) else "left over")
+    limit(resource.RLIM_INFINITY)
+    blob = blobs.put(CONTENT)
+    say("whole" if blobs.open(blob.digest).read(blob.size_bytes) == CONTENT else "damaged")
+
+
+def fill_upload(folder: Path) -> None:
+    room = Room(folder)
+    blobs = DiskBlobs(folder, room)
+    blob = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
+    upload = Quarantine(folder, blobs, room).open("key", blob)
+    limit(LIMIT_BYTES)
+    upload.append(0, CONTENT[:100_000])
+    refused(lambda: upload.append(100_000, CONTENT[100_000:]))
+    say(f"{upload.committed_offset} {upload.path.stat().st_size}")
+    limit(resource.RLIM_INFINITY)
+    upload.append(100_000, CONTENT[100_000:])
+    say("whole" if upload.finish() == blob else "damaged")
+
+
+if __name__ == "__main__":
+    fills = {"journal": fill_journal, "blobs": fill_blobs, "upload": fill_upload}
+    fills[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,207 @@
+import os
+import ssl
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
+from cryptography.x509.oid import NameOID
+
+from coordinator.shell.identity.authority import NODE_CERTIFICATE_S, Authority, AuthorityError
+from hypergpu.digest import digest_of
+from hypergpu.ids import NodeId
+from hypergpu.refusal import Reason, RefusalError
+
+NOW_S = 1_900_000_000
+DAY_S = 24 * 3600
+NODE = NodeId("0x" + "a1" * 20)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority.open(tmp_path / "identity", NOW_S)
+
+
+def request(key: CertificateIssuerPrivateKeyTypes, name: str = "somebody else") -> bytes:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    algorithm = None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256()
+    signed = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, algorithm)
+    return signed.public_bytes(serialization.Encoding.PEM)
+
+
+def node_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def names(authority: Authority, *hosts: str) -> list[str]:
+    identity = authority.server_identity(hosts, NOW_S)
+    leaf = x509.load_pem_x509_certificates(identity.chain_pem)[0]
+    listed = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(name.value) for name in listed]
+
+
+def test_an_authority_is_made_once_and_found_again(tmp_path: Path) -> None:
+    made = Authority.open(tmp_path, NOW_S)
+    assert Authority.open(tmp_path, NOW_S + DAY_S).digest == made.digest
+
+
+def test_an_authority_is_named_by_the_digest_of_its_der(authority: Authority) -> None:
+    certificate = x509.load_pem_x509_certificate(authority.pem)
+    assert authority.digest == digest_of(certificate.public_bytes(serialization.Encoding.DER))
+
+
+def test_only_its_owner_reads_the_key(tmp_path: Path) -> None:
+    Authority.open(tmp_path, NOW_S)
+    assert (tmp_path / "authority.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_key_that_others_may_read_is_refused_with_the_fix(tmp_path: Path) -> None:
+    Authority.open(tmp_path, NOW_S)
+    (tmp_path / "authority.key").chmod(0o644)
+    with pytest.raises(AuthorityError, match="chmod 600"):
+        Authority.open(tmp_path, NOW_S)
+
+
+def test_a_crash_between_the_key_and_the_certificate_is_mended(tmp_path: Path) -> None:
+    Authority.open(tmp_path, NOW_S)
+    (tmp_path / "authority.pem").unlink()
+    Authority.open(tmp_path, NOW_S)
+    assert Authority.open(tmp_path, NOW_S).digest
+
+
+@pytest.mark.parametrize("damaged", ["authority.key", "authority.pem"])
+def test_a_damaged_authority_is_refused_with_the_fix(tmp_path: Path, damaged: str) -> None:
+    Authority.open(tmp_path, NOW_S)
+    (tmp_path / damaged).write_bytes(b"-----BEGIN")
+    with pytest.raises(AuthorityError, match="restore both files from a backup"):
+        Authority.open(tmp_path, NOW_S)
+
+
+def test_the_key_of_another_authority_is_refused(tmp_path: Path) -> None:
+    Authority.open(tmp_path / "one", NOW_S)
+    Authority.open(tmp_path / "two", NOW_S)
+    os.replace(tmp_path / "one" / "authority.key", tmp_path / "two" / "authority.key")  # noqa: PTH105
+    with pytest.raises(AuthorityError, match="is not the key of"):
+        Authority.open(tmp_path / "two", NOW_S)
+
+
+def test_the_server_is_known_by_every_way_to_dial_it(authority: Authority) -> None:
+    listed = names(authority, "train.example.org", "192.0.2.7", "[2001:db8::7]", "::", "[::]")
+    wanted = {"hypergpu-coordinator", "localhost", "127.0.0.1", "::1"}
+    assert wanted | {"train.example.org", "192.0.2.7", "2001:db8::7"} <= set(listed)
+    assert "::" not in listed
+
+
+def test_the_server_presents_its_leaf_and_then_the_authority(authority: Authority) -> None:
+    identity = authority.server_identity((), NOW_S)
+    leaf, root = x509.load_pem_x509_certificates(identity.chain_pem)
+    leaf.verify_directly_issued_by(root)
+    assert digest_of(root.public_bytes(serialization.Encoding.DER)) == authority.digest
+
+
+def test_a_node_certificate_carries_the_nodes_id_whatever_was_asked(authority: Authority) -> None:
+    key = node_key()
+    issued = authority.issue(NODE, request(key, "0x" + "ff" * 20), NOW_S)
+    leaf = x509.load_pem_x509_certificate(issued.pem)
+    assert [name.value for name in leaf.subject] == [NODE]
+    assert leaf.public_key() == key.public_key()
+    assert f"{leaf.serial_number:x}" == issued.record.serial
+
+
+def test_a_node_certificate_lasts_a_day_and_a_clocks_error(authority: Authority) -> None:
+    issued = authority.issue(NODE, request(node_key()), NOW_S)
+    leaf = x509.load_pem_x509_certificate(issued.pem)
+    assert issued.record.expires_s == NOW_S + NODE_CERTIFICATE_S
+    assert leaf.not_valid_before_utc.timestamp() <= NOW_S - DAY_S
+    assert leaf.not_valid_after_utc.timestamp() == NOW_S + 2 * DAY_S
+
+
+@pytest.mark.parametrize(
+    ("pem", "problem"),
+    [
+        (b"", "not a PKCS#10 request"),
+        (b"x" * 9000, "at most 8192 are read"),
+        (request(ed25519.Ed25519PrivateKey.generate()), "not of P-256"),
+        (request(ec.generate_private_key(ec.SECP384R1())), "not of P-256"),
+    ],
+)
+def test_other_requests_are_refused(authority: Authority, pem: bytes, problem: str) -> None:
+    with pytest.raises(RefusalError, match=problem) as caught:
+        authority.issue(NODE, pem, NOW_S)
+    assert caught.value.reason is Reason.REQUEST_INVALID
+
+
+def test_a_request_that_another_key_signed_is_refused(authority: Authority) -> None:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")])
+    builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    mine = builder.sign(node_key(), hashes.SHA256())
+    other = builder.sign(node_key(), hashes.SHA256())
+    point = serialization.PublicFormat.UncompressedPoint
+    swapped = mine.public_bytes(serialization.Encoding.DER).replace(
+        mine.public_key().public_bytes(serialization.Encoding.X962, point),
+        other.public_key().public_bytes(serialization.Encoding.X962, point),
+    )
+    forged = x509.load_der_x509_csr(swapped).public_bytes(serialization.Encoding.PEM)
+    with pytest.raises(RefusalError, match="not signed by its own key"):
+        authority.issue(NODE, forged, NOW_S)
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> ssl.SSLObject:
+    """Shake hands in memory; the server's end."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server_end = server.wrap_bio(to_server, to_client, server_side=True)
+    client_end = client.wrap_bio(to_client, to_server, server_hostname="hypergpu-coordinator")
+    waiting = [client_end, server_end]
+    for _ in range(10):
+        for end in tuple(waiting):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            waiting.remove(end)
+    assert not waiting
+    return server_end
+
+
+def contexts(authority: Authority, folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    now_s = int(folder.stat().st_mtime)
+    identity = authority.server_identity((), now_s)
+    (folder / "server.pem").write_bytes(identity.private_key_pem + identity.chain_pem)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "server.pem")
+    server.load_verify_locations(cadata=authority.pem.decode())
+    server.verify_mode = ssl.CERT_REQUIRED
+    client = ssl.create_default_context(cadata=authority.pem.decode())
+    return server, client
+
+
+def certify(client: ssl.SSLContext, authority: Authority, folder: Path) -> None:
+    key = node_key()
+    issued = authority.issue(NODE, request(key), int(folder.stat().st_mtime))
+    key_pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    (folder / "node.pem").write_bytes(key_pem + issued.pem)
+    client.load_cert_chain(folder / "node.pem")
+
+
+def test_a_certified_node_and_the_server_recognise_each_other(tmp_path: Path) -> None:
+    authority = Authority.open(tmp_path / "identity", int(tmp_path.stat().st_mtime))
+    server, client = contexts(authority, tmp_path)
+    certify(client, authority, tmp_path)
+    peer = handshake(server, client).getpeercert()
+    assert peer is not None
+    assert peer["subject"] == ((("commonName", NODE),),)
+
+
+def test_a_node_of_another_authority_is_turned_away(tmp_path: Path) -> None:
+    now_s = int(tmp_path.stat().st_mtime)
+    authority = Authority.open(tmp_path / "identity", now_s)
+    server, client = contexts(authority, tmp_path)
+    certify(client, Authority.open(tmp_path / "stranger", now_s), tmp_path)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(server, client)

@@ -1,0 +1,234 @@
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from coordinator.shell.identity.guesses import MAX_PEERS, Guesses
+from coordinator.shell.identity.nodes import NodeDesk
+from coordinator.shell.identity.rate import GUESSES, Bucket, Rate, admitted, wait_ms
+from coordinator.shell.identity.tokens import TokenDesk, TokenGrant
+from coordinator.shell.journal.memory import MemoryJournal
+from coordinator.shell.journal.records import CertificateRecord, NodeRecord
+from hypergpu.digest import digest_of
+from hypergpu.ids import NodeId, TokenId
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.token import Credential, Role, Token
+from hypergpu.units import Milliseconds
+
+NOW_S = 1_900_000_000
+NODE = NodeId("0x" + "a1" * 20)
+OTHER = NodeId("0x" + "b2" * 20)
+ANY = frozenset(Role)
+JOIN = TokenGrant(role=Role.NODE, ttl_s=3600, uses=1, label="lab")
+
+
+@pytest.fixture
+def journal() -> MemoryJournal:
+    return MemoryJournal()
+
+
+@pytest.fixture
+def desk(journal: MemoryJournal) -> TokenDesk:
+    return TokenDesk(journal)
+
+
+def made(desk: TokenDesk, **changes: Any) -> Token:
+    grant = replace(JOIN, **changes)
+    return desk.create(
+        grant, addresses=("host:7700",), authority=digest_of(b"authority"), now_s=NOW_S
+    )
+
+
+def shown(token: Token) -> Credential:
+    return Credential(token.id, token.secret)
+
+
+def refusal(reason: Reason) -> pytest.RaisesExc[RefusalError]:
+    return pytest.RaisesExc(RefusalError, check=lambda error: error.reason is reason)
+
+
+def test_a_token_opens_its_own_door(desk: TokenDesk) -> None:
+    token = made(desk, role=Role.USER)
+    record = desk.check(shown(token), frozenset({Role.USER, Role.OPERATOR}), NOW_S)
+    assert (record.token_id, record.role, record.label) == (token.id, Role.USER, "lab")
+
+
+def test_the_journal_never_sees_a_secret(desk: TokenDesk, journal: MemoryJournal) -> None:
+    token = made(desk)
+    assert token.secret.encode() not in repr(journal.tokens()).encode()
+
+
+def test_tokens_survive_a_restart(desk: TokenDesk, journal: MemoryJournal) -> None:
+    token = made(desk)
+    assert TokenDesk(journal).check(shown(token), ANY, NOW_S).token_id == token.id
+    assert [record.token_id for record in TokenDesk(journal).tokens()] == [token.id]
+
+
+def test_a_wrong_secret_and_an_unknown_id_get_the_same_answer(desk: TokenDesk) -> None:
+    token = made(desk)
+    answers = set()
+    for credential in (
+        Credential(token.id, token.secret[::-1]),
+        Credential(TokenId("0" * 12), token.secret),
+        Credential(made(desk).id, token.secret),
+    ):
+        with refusal(Reason.TOKEN_INVALID) as caught:
+            desk.check(credential, ANY, NOW_S)
+        answers.add(str(caught.value))
+    assert len(answers) == 1
+
+
+def test_another_role_is_refused_by_name(desk: TokenDesk) -> None:
+    token = made(desk, role=Role.USER)
+    with pytest.raises(RefusalError, match="takes the role operator, not user"):
+        desk.check(shown(token), frozenset({Role.OPERATOR}), NOW_S)
+
+
+def test_an_expired_token_is_refused(desk: TokenDesk) -> None:
+    token = made(desk, ttl_s=10)
+    desk.check(shown(token), ANY, NOW_S + 9)
+    with refusal(Reason.TOKEN_EXPIRED):
+        desk.check(shown(token), ANY, NOW_S + 10)
+
+
+def test_a_token_without_a_lifetime_never_expires(desk: TokenDesk) -> None:
+    desk.check(shown(made(desk, ttl_s=0)), ANY, NOW_S * 2)
+
+
+def test_a_revoked_token_is_refused_after_a_restart_too(
+    desk: TokenDesk, journal: MemoryJournal
+) -> None:
+    token = made(desk)
+    desk.revoke(token.id)
+    for after in (desk, TokenDesk(journal)):
+        with refusal(Reason.TOKEN_REVOKED):
+            after.check(shown(token), ANY, NOW_S)
+
+
+def test_revoking_an_unknown_token_says_so(desk: TokenDesk) -> None:
+    with refusal(Reason.TOKEN_UNKNOWN):
+        desk.revoke(TokenId("0" * 12))
+
+
+def test_a_single_use_token_lets_one_node_join(desk: TokenDesk) -> None:
+    token = made(desk)
+    assert desk.spend(shown(token), NODE, NOW_S).uses_left == 0
+    with refusal(Reason.TOKEN_USED_UP):
+        desk.spend(shown(token), OTHER, NOW_S)
+
+
+def test_a_node_whose_answer_was_lost_joins_again_with_the_same_token(
+    desk: TokenDesk, journal: MemoryJournal
+) -> None:
+    token = made(desk, ttl_s=10)
+    desk.spend(shown(token), NODE, NOW_S)
+    assert TokenDesk(journal).spend(shown(token), NODE, NOW_S + 999).token_id == token.id
+
+
+def test_a_node_that_joined_is_locked_out_by_revoking_its_token(desk: TokenDesk) -> None:
+    token = made(desk)
+    desk.spend(shown(token), NODE, NOW_S)
+    desk.revoke(token.id)
+    with refusal(Reason.TOKEN_REVOKED):
+        desk.spend(shown(token), NODE, NOW_S)
+
+
+def test_an_expired_token_lets_no_new_node_join(desk: TokenDesk) -> None:
+    token = made(desk, ttl_s=10)
+    with refusal(Reason.TOKEN_EXPIRED):
+        desk.spend(shown(token), NODE, NOW_S + 10)
+
+
+def test_a_users_token_lets_no_node_join(desk: TokenDesk) -> None:
+    with refusal(Reason.ROLE_FORBIDDEN):
+        desk.spend(shown(made(desk, role=Role.USER)), NODE, NOW_S)
+
+
+@pytest.mark.parametrize("changes", [{"ttl_s": -1}, {"uses": -1}])
+def test_a_grant_below_nothing_is_refused(desk: TokenDesk, changes: dict[str, int]) -> None:
+    with refusal(Reason.REQUEST_INVALID):
+        made(desk, **changes)
+
+
+def node_record() -> NodeRecord:
+    return NodeRecord(NODE, bytes(64), b"{}", "0.1.0", 1, 1)
+
+
+def test_a_stranger_with_a_certificate_is_turned_away(journal: MemoryJournal) -> None:
+    with refusal(Reason.NODE_UNKNOWN):
+        NodeDesk(journal).check(NODE)
+
+
+def test_a_node_that_joined_passes_after_a_restart_too(journal: MemoryJournal) -> None:
+    nodes = NodeDesk(journal)
+    nodes.admit(node_record(), CertificateRecord("ab", NODE, 1, 2))
+    nodes.check(NODE)
+    NodeDesk(journal).check(NODE)
+    assert journal.certificates(NODE) == (CertificateRecord("ab", NODE, 1, 2),)
+
+
+def test_a_revoked_node_is_turned_away_even_when_it_joins_again(journal: MemoryJournal) -> None:
+    nodes = NodeDesk(journal)
+    nodes.admit(node_record())
+    nodes.revoke(NODE)
+    nodes.admit(node_record())
+    for check in (nodes.check, nodes.check_not_revoked, NodeDesk(journal).check):
+        with refusal(Reason.NODE_REVOKED):
+            check(NODE)
+
+
+def test_a_readmitted_node_passes(journal: MemoryJournal) -> None:
+    nodes = NodeDesk(journal)
+    nodes.admit(node_record())
+    nodes.revoke(NODE)
+    nodes.readmit(NODE)
+    nodes.check(NODE)
+
+
+def test_revoking_an_unknown_node_is_refused(journal: MemoryJournal) -> None:
+    with refusal(Reason.NODE_UNKNOWN):
+        NodeDesk(journal).revoke(NODE)
+
+
+def test_a_bucket_gives_its_burst_and_then_one_an_interval() -> None:
+    rate = Rate(burst=3, interval_ms=Milliseconds(100))
+    bucket = Bucket()
+    for _ in range(3):
+        taken = admitted(rate, bucket, Milliseconds(1000))
+        assert taken is not None
+        bucket = taken
+    assert admitted(rate, bucket, Milliseconds(1099)) is None
+    assert wait_ms(rate, bucket, Milliseconds(1099)) == 1
+    assert admitted(rate, bucket, Milliseconds(1100)) is not None
+
+
+def test_who_guesses_is_stopped_before_the_secret_is_looked_at() -> None:
+    guesses = Guesses()
+    for _ in range(GUESSES.burst):
+        guesses.check("192.0.2.7", Milliseconds(5000))
+        guesses.failed("192.0.2.7", Milliseconds(5000))
+    with pytest.raises(RefusalError, match="wait 6000 ms") as caught:
+        guesses.check("192.0.2.7", Milliseconds(5000))
+    assert caught.value.reason is Reason.RATE_LIMITED
+    guesses.check("192.0.2.8", Milliseconds(5000))
+    guesses.check("192.0.2.7", Milliseconds(11_000))
+
+
+def test_a_thousand_guesses_a_second_get_ten_a_minute() -> None:
+    guesses = Guesses()
+    tried = 0
+    for now_ms in range(60_000):
+        try:
+            guesses.check("192.0.2.7", Milliseconds(now_ms))
+        except RefusalError:
+            continue
+        guesses.failed("192.0.2.7", Milliseconds(now_ms))
+        tried += 1
+    assert tried == GUESSES.burst + 9
+
+
+def test_many_guessing_peers_take_bounded_memory() -> None:
+    guesses = Guesses()
+    for number in range(MAX_PEERS + 10):
+        guesses.failed(str(number), Milliseconds(0))
+    assert len(guesses._buckets) == MAX_PEERS

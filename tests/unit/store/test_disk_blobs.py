@@ -1,0 +1,108 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coordinator.core.job import BlobRef
+from coordinator.shell.blobs.disk import DiskBlobs
+from coordinator.shell.blobs.quarantine import Quarantine
+from coordinator.shell.blobs.room import Room
+from hypergpu.digest import digest_of
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.units import Bytes
+
+CONTENT = bytes(range(256)) * 100
+BLOB = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
+
+
+def restarted(folder: Path) -> DiskBlobs:
+    return DiskBlobs(folder, Room(folder))
+
+
+def flip(content: bytes) -> bytes:
+    return content[:5000] + bytes([content[5000] ^ 1]) + content[5001:]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "flipped": flip,
+    "truncated": lambda content: content[:-1],
+    "emptied": lambda _: b"",
+    "grown": lambda content: content + b"!",
+}
+
+
+@pytest.mark.parametrize("damage", sorted(DAMAGES))
+def test_a_damaged_blob_is_never_served(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "blobs" / BLOB.digest[:2] / BLOB.digest
+    restarted(tmp_path).put(CONTENT)
+    path.write_bytes(DAMAGES[damage](CONTENT))
+    blobs = restarted(tmp_path)
+    for ask in (blobs.open, blobs.path):
+        with pytest.raises(RefusalError) as caught:
+            ask(BLOB.digest)
+        assert caught.value.reason is Reason.BLOB_UNKNOWN
+    assert "was damaged on disk" in blobs.findings[0]
+    assert len(blobs.findings) == 1
+    assert blobs.usage().used_bytes == 0
+
+
+def test_a_damaged_blob_is_kept_aside_and_can_be_stored_again(tmp_path: Path) -> None:
+    restarted(tmp_path).put(CONTENT)
+    (tmp_path / "blobs" / BLOB.digest[:2] / BLOB.digest).write_bytes(b"damaged")
+    blobs = restarted(tmp_path)
+    with pytest.raises(RefusalError, match="were damaged"):
+        blobs.open(BLOB.digest)
+    assert [path.read_bytes() for path in (tmp_path / "damaged").iterdir()] == [b"damaged"]
+    blobs.put(CONTENT)
+    assert blobs.path(BLOB.digest).read_bytes() == CONTENT
+
+
+def test_blobs_survive_a_restart_with_their_sizes(tmp_path: Path) -> None:
+    restarted(tmp_path).put(CONTENT)
+    blobs = restarted(tmp_path)
+    assert blobs.usage().used_bytes == len(CONTENT)
+    assert blobs.path(BLOB.digest).read_bytes() == CONTENT
+
+
+def test_half_written_files_are_gone_after_a_restart(tmp_path: Path) -> None:
+    left_over = restarted(tmp_path).work_path("half-written")
+    left_over.write_bytes(b"half")
+    restarted(tmp_path)
+    assert not left_over.exists()
+
+
+def test_a_durable_blob_is_not_replaced_by_one_that_is_not(tmp_path: Path) -> None:
+    blobs = restarted(tmp_path)
+    blobs.put(CONTENT)
+    before = blobs.path(BLOB.digest).stat().st_ino
+    again = blobs.work_path("again")
+    again.write_bytes(CONTENT)
+    blobs.adopt_unsynced(again, BLOB)
+    assert blobs.path(BLOB.digest).stat().st_ino == before
+
+
+@pytest.mark.parametrize("digest", ["", "../../etc/passwd", BLOB.digest.upper()])
+def test_a_name_that_is_no_digest_reaches_no_file(tmp_path: Path, digest: str) -> None:
+    blobs = restarted(tmp_path)
+    with pytest.raises(RefusalError, match="no digest"):
+        blobs.open(BlobRef(digest, Bytes(0)).digest)  # type: ignore[arg-type]
+
+
+def test_a_crash_while_an_upload_becomes_a_blob_loses_nothing(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    blobs = DiskBlobs(tmp_path, room)
+    upload = Quarantine(tmp_path, blobs, room).open("key", BLOB)
+    upload.append(0, CONTENT)
+    # The name that a finished upload has between the quarantine and the blobs.
+    upload.path.rename(upload.path.with_name(upload.path.name + ".finished"))
+    again = Quarantine(tmp_path, blobs, Room(tmp_path))
+    assert again.committed_offset("key") == len(CONTENT)
+    assert again.open("key", BLOB).finish() == BLOB
+
+
+def test_a_collection_can_spare_what_an_earlier_process_stored(tmp_path: Path) -> None:
+    restarted(tmp_path).put(CONTENT, keep_s=-1)
+    blobs = restarted(tmp_path)
+    fresh = blobs.put(b"fresh", keep_s=-1)
+    assert blobs.collect(frozenset(), spares_older=True).digests == (fresh.digest,)
+    assert blobs.collect(frozenset()).digests == (BLOB.digest,)

@@ -1,0 +1,87 @@
+import base64
+
+import msgspec
+import pytest
+
+from hypergpu.digest import digest_of
+from hypergpu.ids import Digest, TokenId
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.token import (
+    Credential,
+    Role,
+    Token,
+    authorization,
+    parse_authorization,
+    parse_token,
+    token_text,
+)
+
+TOKEN = Token(
+    addresses=("train.example.org:7700", "[2001:db8::1]:7700", "10.0.0.1:7700"),
+    authority=digest_of(b"authority"),
+    role=Role.NODE,
+    id=TokenId("0123456789ab"),
+    secret="s3cret_s3cret-s3cret_s3cret-s3cret",
+)
+
+
+def changed(**fields: object) -> str:
+    packed = msgspec.json.encode(msgspec.to_builtins(TOKEN) | fields)
+    return "hgpu1." + base64.urlsafe_b64encode(packed).rstrip(b"=").decode()
+
+
+def test_a_token_survives_its_text() -> None:
+    assert parse_token(token_text(TOKEN)) == TOKEN
+
+
+def test_a_tokens_text_is_one_word_of_url_characters() -> None:
+    assert token_text(TOKEN).removeprefix("hgpu1.").replace("-", "").replace("_", "").isalnum()
+
+
+def test_white_space_around_a_pasted_token_is_dropped() -> None:
+    assert parse_token(f"  {token_text(TOKEN)}\n") == TOKEN
+
+
+def test_a_token_without_an_authority_is_for_plaintext() -> None:
+    assert parse_token(changed(authority="")).authority == Digest("")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "starts with"),
+        ("hgpu2." + token_text(TOKEN)[6:], "starts with"),
+        ("hgpu1." + "A" * 5000, "starts with"),
+        (token_text(TOKEN)[:-9], "cut off or altered"),
+        (token_text(TOKEN) + "!", "cut off or altered"),
+        ("hgpu1.", "cut off or altered"),
+        (changed(role="king"), "cut off or altered"),
+        (changed(extra=1), "cut off or altered"),
+        (changed(addresses=[]), "names no address"),
+        (changed(addresses=["nowhere"]), "'nowhere' is not host:port"),
+        (changed(addresses=["user@host:1"]), "is not host:port"),
+        (changed(authority="abc"), "authority is not a digest"),
+        (changed(id="../../../etc"), "id or secret is malformed"),
+        (changed(secret="short"), "id or secret is malformed"),
+    ],
+)
+def test_a_broken_token_is_refused_with_its_fault(text: str, problem: str) -> None:
+    with pytest.raises(RefusalError, match=problem) as caught:
+        parse_token(text)
+    assert caught.value.reason is Reason.TOKEN_INVALID
+
+
+def test_no_refusal_shows_the_secret() -> None:
+    with pytest.raises(RefusalError) as caught:
+        parse_token(changed(id="x"))
+    assert TOKEN.secret not in str(caught.value)
+
+
+def test_a_credential_survives_the_metadata() -> None:
+    assert parse_authorization(authorization(TOKEN)) == Credential(TOKEN.id, TOKEN.secret)
+
+
+@pytest.mark.parametrize("value", ["", "Bearer", "Bearer x", "Basic a.b", "Bearer 0123456789ab."])
+def test_other_metadata_is_refused(value: str) -> None:
+    with pytest.raises(RefusalError, match="Bearer ID"):
+        parse_authorization(value)
