@@ -172,7 +172,8 @@ class Driver:
             arrivals, self._inbox = self._inbox, []
             if arrivals:
                 await self._drain(arrivals, perform, drained)
-            elif self._is_closed:
+            # What arrived during a drain has raised the signal again.
+            if self._is_closed and not self._inbox:
                 return
 
     async def _drain(

@@ -121,3 +121,15 @@ async def test_a_job_removed_while_its_events_are_written_stays_removed(driven: 
 
     await verdict
     assert JOB not in driven.driver.rooms
+
+
+async def test_what_arrived_just_before_the_end_is_written_and_the_driver_ends() -> None:
+    driven = Driven()
+    running = asyncio.create_task(driven.driver.run(driven.perform, driven.drains.append))
+    await asyncio.sleep(0)
+    verdict = driven.driver.submit(JOB, CREATED)
+    driven.driver.close()
+
+    async with asyncio.timeout(10):
+        await running
+    assert verdict.result() == ""
