@@ -2,6 +2,7 @@
 
 from typing import NewType
 
+Microseconds = NewType("Microseconds", int)
 Milliseconds = NewType("Milliseconds", int)
 Bytes = NewType("Bytes", int)
 Samples = NewType("Samples", int)

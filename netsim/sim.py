@@ -5,8 +5,8 @@ import os
 import sys
 import time
 
-from netsim.world import Simulation
-from netsim.worlds import World, calm_world, random_world
+from netsim.world.simulation import Simulation
+from netsim.world.worlds import World, calm_world, random_world
 
 
 def main() -> int:

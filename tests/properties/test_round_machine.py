@@ -13,7 +13,7 @@ from coordinator.core.transition import refusal, transition
 from hypergpu.ids import NodeId
 from hypergpu.spec import Evaluation, JobSpec, RoundRule, Training
 from hypergpu.units import Samples
-from netsim.invariants import step_violations, violations
+from netsim.world.invariants import step_violations, violations
 from tests.unit.job_states import at, created, evaluation_ready, model, update
 
 NODES = tuple(NodeId(f"node-{number}") for number in range(5))

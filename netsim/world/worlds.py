@@ -6,7 +6,7 @@ import msgspec
 
 from hypergpu.spec import Codec, Evaluation, JobSpec, RoundRule, Training
 from hypergpu.units import Milliseconds
-from netsim.links import Link
+from netsim.world.links import Link
 
 
 class Faults(msgspec.Struct, frozen=True):

@@ -18,9 +18,9 @@ from gpu_node.core import assignment as node_side
 from gpu_node.core import events as node_events
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.units import Bytes, Milliseconds, Samples
-from netsim.agenda import Agenda
-from netsim.node_actor import NodeActor, job_released
-from netsim.translation import assigned
+from netsim.world.agenda import Agenda
+from netsim.world.node_actor import NodeActor, job_released
+from netsim.world.translation import assigned
 
 LOST_AFTER_MS = 15_000
 AGGREGATE_MS = 20

@@ -14,8 +14,8 @@ from gpu_node.core.session import fresh_session, transition
 from gpu_node.core.state import Session
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.units import Bytes, Milliseconds, Samples
-from netsim.agenda import Agenda
-from netsim.links import Link, transfer_ms
+from netsim.world.agenda import Agenda
+from netsim.world.links import Link, transfer_ms
 
 _DIAL_FAILED_MS = 50
 

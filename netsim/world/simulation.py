@@ -10,11 +10,11 @@ from coordinator.core.job import ENDED, Job, Phase
 from gpu_node.core import events as node_events
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.units import Bytes, Milliseconds
-from netsim.agenda import Agenda, Deed
-from netsim.coordinator_actor import CoordinatorActor, journal_digest
-from netsim.invariants import step_violations, violations
-from netsim.node_actor import NodeActor
-from netsim.worlds import World, random_link
+from netsim.world.agenda import Agenda, Deed
+from netsim.world.coordinator_actor import CoordinatorActor, journal_digest
+from netsim.world.invariants import step_violations, violations
+from netsim.world.node_actor import NodeActor
+from netsim.world.worlds import World, random_link
 
 _RESUME_EACH_MS = 60_000
 
