@@ -75,6 +75,8 @@ def _store(upload: Upload, batch: list[Piece]) -> None:
 
 def leave(upload: Upload) -> None:
     """End an attempt without waiting for it: what is stored stays."""
+    if not upload.is_open:
+        return
     asyncio.get_running_loop().run_in_executor(None, upload.close)
 
 
