@@ -227,7 +227,7 @@ class Runtime:
             case Train(assignment=assignment):
                 await tools.trainer.train(command, tools.errands.inputs[assignment.lease])
             case AbortTraining(lease=lease):
-                await tools.trainer.abort(lease)
+                tools.trainer.abort(lease)
             case StartWorker():
                 await tools.trainer.start_worker()
             case EndWorker(reason=reason):

@@ -112,13 +112,13 @@ class WorkerProcess:
     async def train(self, request: Train) -> None:
         """Train a shard; the reply or the death is heard later."""
         await self._spawned()
-        await self._say(request)
+        self._say(request)
 
-    async def abort(self, lease: int) -> None:
+    def abort(self, lease: int) -> None:
         """Drop a shard. A worker that does not answer in time is ended: heard as a death."""
         loop = asyncio.get_running_loop()
         self._impatience[lease] = loop.call_later(_ABORT_GRACE_S, self._kill, "it would not abort")
-        await self._say(Abort(lease))
+        self._say(Abort(lease))
 
     async def stop(self) -> None:
         """End the worker without a word to anybody."""
@@ -126,7 +126,7 @@ class WorkerProcess:
         if process is None or watching is None:
             return
         self._ears = _DEAF
-        await self._say(Stop())
+        self._say(Stop())
         await asyncio.wait([watching], timeout=_STOP_GRACE_S)
         self._kill("")
         await asyncio.wait([watching])
@@ -154,31 +154,41 @@ class WorkerProcess:
         self._watching = asyncio.create_task(self._watch(process), name="worker")
         log.info("a worker was started", pid=process.pid, command=self._command[-1])
 
-    async def _say(self, request: Request) -> None:
+    def _say(self, request: Request) -> None:
+        """Say something without waiting until it is heard: a worker that hangs may not hear it."""
         process = self._process
-        if process is None or process.stdin is None:
-            return
         # One that just died is heard of as a death.
-        with contextlib.suppress(ConnectionError):
+        if process is not None and process.stdin is not None:
             process.stdin.write(frame(encode(request)))
-            await process.stdin.drain()
 
     async def _watch(self, process: Process) -> None:
         logging = asyncio.create_task(self._log(process))
-        try:
-            await self._listen(process)
-        except (FrameError, msgspec.MsgspecError) as broken:
-            self._kill(f"it is not understood: {broken}")
-        status = await process.wait()
-        await logging
+        await self._listen(process)
+        ending = asyncio.create_task(self._ended(process))
+        # What it started may hold its pipes open for as long as it likes: that is not waited for.
+        await asyncio.wait([logging, ending], timeout=_STOP_GRACE_S)
+        if process.returncode is None:
+            self._kill("it closed its pipe and did not leave")
+            await asyncio.wait([ending], timeout=_STOP_GRACE_S)
+        logging.cancel()
+        ending.cancel()
         self._process = None
-        self._died(self._last_words or _how_it_ended(status))
+        self._died(self._last_words or _how_it_ended(process.returncode))
 
     async def _listen(self, process: Process) -> None:
         if process.stdout is None:
             raise AssertionError("the worker was spawned with a pipe")
-        while (payload := await next_frame(process.stdout)) is not None:
-            self._hear(decode_reply(payload))
+        try:
+            while (payload := await next_frame(process.stdout)) is not None:
+                self._hear(decode_reply(payload))
+        except (FrameError, msgspec.MsgspecError) as broken:
+            self._kill(f"it is not understood: {broken}")
+
+    async def _ended(self, process: Process) -> None:
+        """Wait for a process. Until all that it wrote is read asyncio takes it for a living one."""
+        while process.stdout is not None and await process.stdout.read(_LOG_LINE_BYTES):
+            pass
+        await process.wait()
 
     def _hear(self, reply: Reply) -> None:
         if isinstance(reply, Ready):
@@ -232,7 +242,9 @@ async def _line(stream: asyncio.StreamReader) -> str:
     return text.rstrip() or (" " if raw else "")
 
 
-def _how_it_ended(status: int) -> str:
+def _how_it_ended(status: int | None) -> str:
+    if status is None:
+        return "it cannot be ended"
     if status >= 0:
         return f"it left with status {status}"
     with contextlib.suppress(ValueError):

@@ -64,10 +64,10 @@ class Trainer:
         """End a worker that hangs."""
         self._worker.end(reason)
 
-    async def abort(self, lease: Lease) -> None:
+    def abort(self, lease: Lease) -> None:
         """Drop a training."""
         if lease == self._lease:
-            await self._worker.abort(lease.number)
+            self._worker.abort(lease.number)
 
     def _request(self, command: Train, inputs: Inputs) -> messages.Train:
         assignment, task = command.assignment, command.assignment.task

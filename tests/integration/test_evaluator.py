@@ -211,6 +211,15 @@ async def test_an_evaluator_that_hangs_is_ended_and_the_next_request_gets_its_tu
     assert evaluator.process_id is None
 
 
+async def test_an_evaluator_that_floods_its_pipe_is_ended(tmp_path: Path) -> None:
+    flood = "import sys; sys.stdout.write('x' * 2_000_000); input()"
+    evaluator = EvaluatorProcess((sys.executable, "-c", flood))
+    async with asyncio.timeout(60):
+        with pytest.raises(RefusalError, match="died twice"):
+            await evaluator.initialise(initialise(tmp_path))
+    assert evaluator.process_id is None
+
+
 async def test_requests_made_at_once_get_their_own_answers(
     evaluator: EvaluatorProcess, tmp_path: Path
 ) -> None:

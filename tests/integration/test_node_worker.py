@@ -104,6 +104,37 @@ async def test_a_worker_that_writes_nonsense_is_ended() -> None:
     assert "not understood" in await listener.death()
 
 
+async def test_a_worker_that_floods_its_pipe_is_ended() -> None:
+    worker = Listener().hold(script("import sys; sys.stdout.write('x' * 2_000_000); input()"))
+    async with asyncio.timeout(60):
+        with pytest.raises(RefusalError, match="not understood"):
+            await worker.ready()
+
+
+async def test_a_death_is_heard_while_what_the_worker_started_holds_its_log(tmp_path: Path) -> None:
+    held, ended = tmp_path / "held", tmp_path / "ended"
+    os.mkfifo(held)
+    os.mkfifo(ended)
+    holding = f"out = open({str(ended)!r}, 'w'); open({str(held)!r}).read()"
+    inner = f"import os; {holding}; os._exit(0)"
+    text = (
+        "import os, subprocess as s, sys; "
+        f"s.Popen([sys.executable, '-c', {inner!r}], stdin=s.DEVNULL, stdout=s.DEVNULL); "
+        "os._exit(3)"
+    )
+    worker = Listener().hold(script(text))
+    waiting = asyncio.ensure_future(worker.ready())
+    with await asyncio.to_thread(ended.open) as reader:
+        with await asyncio.to_thread(held.open, "w"):
+            async with asyncio.timeout(60):
+                with pytest.raises(RefusalError, match="it left with status 3"):
+                    await waiting
+        assert worker.process_id is None
+        assert await asyncio.to_thread(reader.read) == ""
+    for _ in range(10):  # until asyncio has seen that the log is closed at last
+        await asyncio.sleep(0)
+
+
 async def test_a_worker_that_starts_after_all_is_told_apart_from_one_that_never_gets_ready(
     tmp_path: Path,
 ) -> None:

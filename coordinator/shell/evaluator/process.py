@@ -1,6 +1,7 @@
 """The coordinator's hold on the evaluator: spawned when first needed, again when it died."""
 
 import asyncio
+import contextlib
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
@@ -85,7 +86,8 @@ class EvaluatorProcess:
             await asyncio.wait_for(process.wait(), _STOP_TIMEOUT_S)
         except TimeoutError:
             process.kill()
-            await process.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _STOP_TIMEOUT_S)
 
     async def _ask(self, request: Request) -> Reply:
         async with self._turn:
@@ -134,7 +136,10 @@ class EvaluatorProcess:
         self._process = None
         if process.returncode is None:
             process.kill()
-        await process.wait()
+        # asyncio takes a process for a living one until all that it wrote is read, and until what
+        # it started has closed its pipes too.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.communicate(), _STOP_TIMEOUT_S)
 
 
 async def _exchanged(process: Process, question: bytes) -> bytes | None:
