@@ -119,7 +119,7 @@ class Errands:
         # Without a link the machine asks again once there is one.
         if calls is None or (kind, lease) in self._tasks:
             return
-        task = asyncio.create_task(self._run((kind, lease), errand(calls)), name=kind)
+        task = asyncio.create_task(self._run((kind, lease), lambda: errand(calls)), name=kind)
         task.add_done_callback(self._inspect)
         self._tasks[kind, lease] = task
 
@@ -128,10 +128,12 @@ class Errands:
         if task is not None:
             task.cancel()
 
-    async def _run(self, key: tuple[str, Lease], errand: Coroutine[None, None, Event]) -> None:
+    async def _run(
+        self, key: tuple[str, Lease], errand: Callable[[], Coroutine[None, None, Event]]
+    ) -> None:
         kind, lease = key
         try:
-            event = await errand
+            event = await errand()
         except _CHANNEL_CLOSED as closed:
             task = asyncio.current_task()
             is_stopped = task is None or task.cancelling() > 0

@@ -91,7 +91,7 @@ async def _folded_apart(parts: Parts, layout: Layout, command: Aggregate) -> Out
     folding = asyncio.ensure_future(asyncio.to_thread(folded, parts, layout, command))
 
     def abandon(folding: "asyncio.Future[Outcome]") -> None:
-        if folding.exception() is None:
+        if not folding.cancelled() and folding.exception() is None:
             parts.pins.drop(folding.result().pinned)
 
     try:
