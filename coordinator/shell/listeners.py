@@ -33,7 +33,7 @@ _CALLS_MAX = 4_096
 _NODE_CALLS_MAX = 16_384
 """At a time: a stream a node, beside it uploads and downloads."""
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9.])?", re.ASCII)
-_OPTIONS = (
+OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.keepalive_time_ms", 30_000),
@@ -61,8 +61,8 @@ class Listeners:
     def __init__(self, settings: Settings, authority: Authority | None) -> None:
         self._settings = settings
         self._authority = authority
-        self._main = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_CALLS_MAX)
-        self._node = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_NODE_CALLS_MAX)
+        self._main = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=_CALLS_MAX)
+        self._node = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=_NODE_CALLS_MAX)
         self.port = 0
         self.node_port = 0
 

@@ -20,7 +20,7 @@ from hypergpu.refusal import Reason, RefusalError
 from hypergpu.token import Role, Token, parse_token
 
 CONNECT_TIMEOUT_S = 5.0
-_OPTIONS = (
+OPTIONS = (
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -92,9 +92,9 @@ def open_channel(to: Target) -> grpc.Channel:
     """
     if not to.token.authority:
         _check_loopback(to.address)
-        return grpc.insecure_channel(to.address, options=_OPTIONS)
+        return grpc.insecure_channel(to.address, options=OPTIONS)
     authority = _authority(to.address, to.token.authority)
-    options = (*_OPTIONS, ("grpc.ssl_target_name_override", TLS_NAME))
+    options = (*OPTIONS, ("grpc.ssl_target_name_override", TLS_NAME))
     credentials = grpc.ssl_channel_credentials(root_certificates=authority)
     return grpc.secure_channel(to.address, credentials, options=options)
 
