@@ -251,6 +251,14 @@ def job_summary(job: Job, now_ms: Milliseconds) -> job_pb2.JobSummary:
     return message
 
 
+def resting_summary(job_id: JobId, why: str) -> job_pb2.JobSummary:
+    """One line about a job that this version cannot read."""
+    reason = f"journalled by another version: {why}"
+    return job_pb2.JobSummary(
+        job_id=job_id, phase="unreadable", reason=reason, loss=math.nan, metric=math.nan
+    )
+
+
 def participant_summary(
     node: NodeId, participant: Participant, advance: Advance | None
 ) -> job_pb2.ParticipantSummary:

@@ -81,6 +81,12 @@ def laid_out(blobs: Blobs, manifest: BlobRef, datasets_dir: Path) -> Path:
     return folder
 
 
+def manifests_laid_out(datasets_dir: Path) -> tuple[Digest, ...]:
+    """The manifests that have a folder. Blocks."""
+    folders = datasets_dir.glob("*")
+    return tuple(Digest(each.name) for each in folders if each.suffix != _UNFINISHED)
+
+
 def remove_layout(datasets_dir: Path, manifest: Digest) -> None:
     """Remove a manifest's folder; at no moment does a part of it bear its name. Blocks."""
     leaving = _unfinished(datasets_dir, manifest)

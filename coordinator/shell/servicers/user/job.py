@@ -21,6 +21,7 @@ from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.records import RequestClaim
 from coordinator.shell.runtime.acts.datasets import (
     manifest_digests,
+    manifests_laid_out,
     packed_manifest,
     remove_layout,
 )
@@ -135,8 +136,10 @@ class JobServicer:
     async def list_jobs(
         self, request: job_pb2.ListJobsRequest, caller: Caller
     ) -> job_pb2.ListJobsResponse:
-        rooms = self._parts.driver.rooms.values()
-        return job_pb2.ListJobsResponse(jobs=[_summary(room) for room in rooms])
+        driver = self._parts.driver
+        resting = [translate.resting_summary(*each) for each in driver.unreadable.items()]
+        rooms = [_summary(room) for room in driver.rooms.values()]
+        return job_pb2.ListJobsResponse(jobs=[*resting, *rooms])
 
     async def pause_job(
         self, request: job_pb2.PauseJobRequest, caller: Caller
@@ -172,7 +175,19 @@ class JobServicer:
     async def remove_job(
         self, request: job_pb2.RemoveJobRequest, caller: Caller
     ) -> job_pb2.RemoveJobResponse:
-        room = self._room(request.job_id)
+        job_id = JobId(request.job_id)
+        driver = self._parts.driver
+        if job_id in driver.unreadable:
+            del driver.unreadable[job_id]
+        else:
+            self._close_ended(self._room(job_id))
+        await driver.in_writer(self._parts.journal.remove_job, job_id)
+        await asyncio.to_thread(self._delete_files, job_id)
+        freed_bytes = await collect(self._parts)
+        log.info("a job was removed", job_id=job_id, freed_bytes=freed_bytes)
+        return job_pb2.RemoveJobResponse(freed_bytes=freed_bytes)
+
+    def _close_ended(self, room: Room) -> None:
         job = room.job
         if job.phase not in ENDED:
             detail = f"{job.job_id} is {job.phase.value}: stop it first (hypergpu job stop)"
@@ -180,17 +195,18 @@ class JobServicer:
         del self._parts.driver.rooms[job.job_id]
         room.close()
         room.wake()
-        await self._parts.driver.in_writer(self._parts.journal.remove_job, job.job_id)
-        await asyncio.to_thread(self._delete_files, job.job_id, job.manifest)
-        freed_bytes = await collect(self._parts)
-        log.info("a job was removed", job_id=job.job_id, freed_bytes=freed_bytes)
-        return job_pb2.RemoveJobResponse(freed_bytes=freed_bytes)
 
-    def _delete_files(self, job_id: JobId, manifest: BlobRef | None) -> None:
+    def _delete_files(self, job_id: JobId) -> None:
         shutil.rmtree(self._parts.job_dir(job_id), ignore_errors=True)
-        others = [room.job.manifest for room in self._parts.driver.rooms.values()]
-        if manifest is not None and manifest not in others:
-            remove_layout(self._parts.datasets_dir, manifest.digest)
+        if self._parts.driver.unreadable:
+            return  # Nobody knows whose data those need.
+        # Listed before the jobs are asked: a folder that a new job lays out is not in the list.
+        found = manifests_laid_out(self._parts.datasets_dir)
+        manifests = [room.job.manifest for room in list(self._parts.driver.rooms.values())]
+        needed = {manifest.digest for manifest in manifests if manifest is not None}
+        for digest in found:
+            if digest not in needed:
+                remove_layout(self._parts.datasets_dir, digest)
 
     async def upload_data(self, requests: Requests, caller: Caller) -> job_pb2.UploadDataResponse:
         return await uploads.receive_data(self._parts, requests)
@@ -216,7 +232,8 @@ class JobServicer:
         room = self._parts.driver.rooms.get(JobId(job_id))
         if why := self._parts.driver.unreadable.get(JobId(job_id)):
             detail = f"{job_id} was journalled by another version, which can go on with it: {why}"
-            raise RefusalError(Reason.VERSION_MISMATCH, detail)
+            fix = "start that version again, or remove the job: hypergpu job rm"
+            raise RefusalError(Reason.VERSION_MISMATCH, detail, fix=fix)
         if room is None:
             raise RefusalError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:80]!r}")
         return room

@@ -1,0 +1,88 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.core.events import JobStopped
+from coordinator.shell.blobs.interface import Blobs
+from coordinator.shell.journal.memory import MemoryJournal
+from coordinator.shell.journal.records import Entry
+from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.recovery import replayed
+from coordinator.shell.servicers.user.job import JobServicer
+from hypergpu.ids import JobId
+from hypergpu.refusal import RefusalError
+from hypergpu.units import Milliseconds
+from hypergpu.v1 import job_pb2
+from tests.unit.shell.whole_shell import JOB, driving, parts_in, prepared_job
+
+NOBODY: Any = None
+"""Who calls makes no difference to these methods."""
+OTHER = JobId("job-000000000002")
+
+
+def with_unreadable_job(folder: Path) -> Parts:
+    """A coordinator that started on a journal which a newer version wrote to."""
+    journal = MemoryJournal()
+    journal.append([Entry(OTHER, 0, 0, "Sorcery", b'{"kind":"Sorcery","at_ms":0}')])
+    parts = parts_in(folder, journal)
+    parts.driver.unreadable.update(replayed(journal).unreadable)
+    return parts
+
+
+def forgotten_blob(blobs: Blobs) -> int:
+    """A blob that no job which can be read needs."""
+    return blobs.put(b"what the other version keeps", keep_s=-1).size_bytes
+
+
+async def remove(parts: Parts, job_id: JobId) -> int:
+    request = job_pb2.RemoveJobRequest(job_id=job_id)
+    return (await JobServicer(parts).remove_job(request, NOBODY)).freed_bytes
+
+
+async def test_a_job_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Path) -> None:
+    parts = with_unreadable_job(tmp_path)
+    async with driving(parts):
+        await prepared_job(parts)
+        listed = await JobServicer(parts).list_jobs(job_pb2.ListJobsRequest(), NOBODY)
+    assert [(job.job_id, job.phase) for job in listed.jobs] == [
+        (OTHER, "unreadable"),
+        (JOB, "waiting"),
+    ]
+    assert "Sorcery" in listed.jobs[0].reason
+
+
+async def test_a_job_that_cannot_be_read_names_its_removal_as_a_fix(tmp_path: Path) -> None:
+    parts = with_unreadable_job(tmp_path)
+    with pytest.raises(RefusalError, match="remove the job: hypergpu job rm"):
+        await JobServicer(parts).get_job(job_pb2.GetJobRequest(job_id=OTHER), NOBODY)
+
+
+async def test_a_job_that_cannot_be_read_is_removed_with_all_that_only_it_may_need(
+    tmp_path: Path,
+) -> None:
+    parts = with_unreadable_job(tmp_path)
+    size_bytes = forgotten_blob(parts.blobs)
+    (parts.datasets_dir / ("d" * 64)).mkdir(parents=True)
+    parts.job_dir(OTHER).mkdir(parents=True)
+    async with driving(parts):
+        assert await remove(parts, OTHER) == size_bytes
+
+    assert parts.journal.jobs() == ()
+    assert not parts.driver.unreadable
+    assert not parts.job_dir(OTHER).exists()
+    assert list(parts.datasets_dir.iterdir()) == []
+
+
+async def test_data_that_a_job_which_cannot_be_read_may_need_outlives_a_removal(
+    tmp_path: Path,
+) -> None:
+    parts = with_unreadable_job(tmp_path)
+    (parts.datasets_dir / ("d" * 64)).mkdir(parents=True)
+    async with driving(parts):
+        await prepared_job(parts)
+        await parts.driver.submit(JOB, JobStopped(at_ms=Milliseconds(0)))
+        await remove(parts, JOB)
+
+    assert parts.journal.jobs() == (OTHER,)
+    assert len(list(parts.datasets_dir.iterdir())) == 1
