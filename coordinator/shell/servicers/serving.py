@@ -30,24 +30,35 @@ async def pieces(
         RefusalError: BLOB_UNKNOWN, it is missing or damaged; OFFSET_MISMATCH, it ends before.
     """
     loop = asyncio.get_running_loop()
-    reader = await asyncio.to_thread(_opened, parts, digest, offset)
-    ahead = loop.run_in_executor(None, reader.read, READ_BYTES)
+    reader, block = await asyncio.to_thread(_opened, parts, digest, offset)
+    ahead: asyncio.Future[bytes] | None = None
     try:
-        while block := await ahead:
-            ahead = loop.run_in_executor(None, reader.read, READ_BYTES)
+        while block:
+            end = offset + len(block)
+            is_last = end >= reader.size_bytes
+            ahead = None if is_last else loop.run_in_executor(None, reader.read, READ_BYTES)
             view = memoryview(block)
             for start in range(0, len(block), chunks.CHUNK_BYTES):
                 yield offset + start, view[start : start + chunks.CHUNK_BYTES]
-            offset += len(block)
+            offset, block = end, await ahead if ahead else b""
     finally:
         # A cancelled stream may leave a read under way in its thread: the file closes after it.
-        ahead.add_done_callback(lambda _: reader.close())
+        if ahead is None or ahead.done():
+            reader.close()
+        else:
+            ahead.add_done_callback(lambda _: reader.close())
 
 
-def _opened(parts: Parts, digest: Digest, offset: int) -> BlobReader:
+def _opened(parts: Parts, digest: Digest, offset: int) -> tuple[BlobReader, bytes]:
+    """A blob and its first bytes."""
     if (size_bytes := parts.blobs.size(digest)) is not None:
         _refuse_beyond(offset, size_bytes)
-    return parts.blobs.open(digest, offset)
+    reader = parts.blobs.open(digest, offset)
+    try:
+        return reader, reader.read(READ_BYTES)
+    except BaseException:
+        reader.close()
+        raise
 
 
 def _refuse_beyond(offset: int, size_bytes: int) -> None:

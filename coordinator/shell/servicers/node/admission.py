@@ -1,7 +1,9 @@
 """`SubmitUpdate`: what needs no bytes is checked before the first is stored, cheap checks first.
 
-Order: size, nonce, already accepted, lease, signature; then the nonce's mark is raised, durably.
-TLS identity, revocation and rate were checked by the gate.
+Order: size, nonce, already accepted, lease, signature; then the nonce's mark is raised. TLS
+identity, revocation and rate were checked by the gate. The mark becomes durable while the bytes
+come and before they are accepted: until then they lie in quarantine, where a repeated header can
+only go on with the very same upload.
 """
 
 import asyncio
@@ -63,11 +65,12 @@ async def submit_update(
     if not verify(node, claim, header.signature):
         detail = "the signature does not cover this header"
         raise RefusalError(Reason.SIGNATURE_INVALID, detail)
-    await _use_up(parts, claim)
+    marking = _use_up(parts, claim)
     failpoint("upload.admitted")
     parts.pins.add([claim.digest])
     try:
         committed = await _stored(parts, room, requests, received, header.offset)
+        await _refuse_used_meanwhile(marking, claim)
         if committed == claim.size_bytes:
             await _accept(parts, room, received)
     finally:
@@ -136,11 +139,21 @@ async def _refuse_used_nonce(parts: Parts, claim: UpdateClaim) -> None:
         raise RefusalError(Reason.NONCE_REPLAYED, f"nonce {claim.nonce} is not above {mark}")
 
 
-async def _use_up(parts: Parts, claim: UpdateClaim) -> None:
-    """Raise the mark durably. The journal judges: another stream may have used the nonce."""
-    if not await parts.driver.in_writer(parts.journal.advance_nonce, claim.node, claim.nonce):
-        raise RefusalError(Reason.NONCE_REPLAYED, f"nonce {claim.nonce} was used meanwhile")
+def _use_up(parts: Parts, claim: UpdateClaim) -> "asyncio.Future[bool]":
+    """Raise the mark here at once, and durably by the time that what is returned is done."""
     parts.nonces[claim.node] = max(claim.nonce, parts.nonces.get(claim.node, 0))
+    marking = asyncio.ensure_future(
+        parts.driver.in_writer(parts.journal.advance_nonce, claim.node, claim.nonce)
+    )
+    # An upload that is refused meanwhile asks no more.
+    marking.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return marking
+
+
+async def _refuse_used_meanwhile(marking: "asyncio.Future[bool]", claim: UpdateClaim) -> None:
+    """The journal has the last word."""
+    if not await marking:
+        raise RefusalError(Reason.NONCE_REPLAYED, f"nonce {claim.nonce} was used meanwhile")
 
 
 def _received(header: node_pb2.UpdateHeader, claim: UpdateClaim) -> UpdateReceived:

@@ -40,7 +40,8 @@ class OperatorServicer:
     async def list_nodes(
         self, request: job_pb2.ListNodesRequest, caller: Caller
     ) -> job_pb2.ListNodesResponse:
-        records = await asyncio.to_thread(self._parts.journal.nodes)
+        # In the writer's thread no counts are on their way to the journal meanwhile.
+        records = await self._parts.driver.in_writer(self._parts.journal.nodes)
         return job_pb2.ListNodesResponse(nodes=[self._summary(record) for record in records])
 
     def _summary(self, record: NodeRecord) -> job_pb2.NodeSummary:

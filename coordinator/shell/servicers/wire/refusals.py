@@ -22,7 +22,7 @@ def rich_status(refusal: RefusalError) -> status_pb2.Status:
         metadata={
             "number": str(refusal.reason.number),
             "detail": refusal.detail,
-            "fix": refusal.reason.value.fix,
+            "fix": refusal.fix,
         },
     )
     packed = any_pb2.Any()
