@@ -1,0 +1,116 @@
+"""How late the router was, measured by itself: what decides whether a run may be believed."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+
+from hypergpu.units import Microseconds
+
+ALLOWED_US = 1000
+ALLOWED_SHARE = 0.02
+LATE_SHARE = 0.01
+STEPS = 8  # buckets for each doubling, so a percentile is at most an eighth too high
+
+
+def allowed_us(delay_us: int) -> int:
+    """Return how late a packet may be on a path with this delay: 1 ms, or 2 % if that is more."""
+    return max(ALLOWED_US, round(ALLOWED_SHARE * delay_us))
+
+
+def bucket(late_us: int) -> int:
+    """Return the bucket of a lateness: exact below 8, eighths of a doubling above."""
+    if late_us < STEPS:
+        return late_us
+    exponent = late_us.bit_length() - 4
+    return exponent * STEPS + (late_us >> exponent)
+
+
+def bucket_end_us(index: int) -> int:
+    """Return the greatest lateness that falls into a bucket."""
+    if index < STEPS:
+        return index
+    exponent = index // STEPS - 1
+    return ((index - exponent * STEPS + 1) << exponent) - 1
+
+
+class Lateness(msgspec.Struct, frozen=True, kw_only=True):
+    """Write time minus due time, over the packets that were written."""
+
+    packets: int = 0
+    late_packets: int = 0
+    """Later than their path allows."""
+    total_us: int = 0
+    buckets: Mapping[int, int] = {}
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the 99th percentile lies within what the paths allow."""
+        return self.late_packets <= LATE_SHARE * self.packets
+
+    @property
+    def mean_us(self) -> Microseconds:
+        """Over all packets; 0 when there are none."""
+        return Microseconds(self.total_us // max(self.packets, 1))
+
+    def percentile_us(self, share: float) -> Microseconds:
+        """Return the end of the bucket in which a share in (0, 1] of the packets is reached."""
+        reached = 0
+        for index in sorted(self.buckets):
+            reached += self.buckets[index]
+            if reached >= share * self.packets:
+                return Microseconds(bucket_end_us(index))
+        return Microseconds(0)
+
+    def verdict(self) -> str:
+        """Say in one line whether the run counts, and why."""
+        figures = (
+            f"router late by {self.mean_us / 1000:.2f} ms on average, "
+            f"p99 {self.percentile_us(0.99) / 1000:.2f} ms, over {self.packets:,} packets"
+        )
+        if self.is_valid:
+            return f"VALID: {figures}"
+        share = self.late_packets / self.packets
+        return (
+            f"INVALID: {figures}; {share:.1%} of them by more than max(1 ms, 2 % of the delay). "
+            "Fix: fewer or slower links, or a machine with less to do"
+        )
+
+    def since(self, earlier: "Lateness") -> "Lateness":
+        """Return what was added after ``earlier``, which was taken from the same router."""
+        added = Counter(self.buckets)
+        added.subtract(earlier.buckets)
+        return Lateness(
+            packets=self.packets - earlier.packets,
+            late_packets=self.late_packets - earlier.late_packets,
+            total_us=self.total_us - earlier.total_us,
+            buckets={index: count for index, count in added.items() if count},
+        )
+
+
+class LatenessCounter:
+    """Counts while packets are written; cheap, and of bounded size."""
+
+    def __init__(self) -> None:
+        self._packets = 0
+        self._late_packets = 0
+        self._total_us = 0
+        self._buckets: dict[int, int] = {}
+
+    def add(self, late_us: int, limit_us: int) -> None:
+        """Count one packet that was written ``late_us`` after it was due."""
+        self._packets += 1
+        self._total_us += late_us
+        if late_us > limit_us:
+            self._late_packets += 1
+        index = bucket(late_us)
+        self._buckets[index] = self._buckets.get(index, 0) + 1
+
+    def reading(self) -> Lateness:
+        """Return what was counted so far."""
+        return Lateness(
+            packets=self._packets,
+            late_packets=self._late_packets,
+            total_us=self._total_us,
+            buckets=dict(self._buckets),
+        )

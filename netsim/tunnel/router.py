@@ -1,0 +1,263 @@
+"""The internet in one process: `python -m netsim.tunnel.router RECORD`.
+
+It reads its plan and requests from standard input, holds every device, carries packets through the
+stages of both ports, and measures how late it is. It ends when its input closes, however its owner
+went, and removes everything.
+"""
+
+import ctypes
+import gc
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from netsim.link.rate import NEVER_US
+from netsim.refusal import RefusedError
+from netsim.tunnel import device
+from netsim.tunnel.lateness import LatenessCounter, allowed_us
+from netsim.tunnel.messages import (
+    Answer,
+    Cut,
+    Done,
+    Failed,
+    Heal,
+    Plan,
+    Port,
+    PortCount,
+    ReadStatistics,
+    Request,
+    SetShape,
+    Statistics,
+)
+from netsim.tunnel.ownership import Claim
+from netsim.tunnel.shape import Shape, Way
+from netsim.tunnel.stage import NS_PER_US, Act, Calendar, Stage
+
+# So many packets of one device before the next one and the calendar have their turn.
+BATCH = 32
+PACKET_BYTES = 2048
+CONTROL = 0
+ANSWERS = 1
+PR_SET_TIMERSLACK = 29
+# Of a packet's IPv4 header.
+SOURCE_AND_DESTINATION = slice(12, 20)
+DESTINATION = slice(16, 20)
+SOURCE = slice(12, 16)
+ENDLESS_NS = 3600 * 10**9
+
+
+class RoutedPort:
+    """A port's device and its two stages."""
+
+    def __init__(self, port: Port, router: "Router") -> None:
+        self.name = port.name
+        self.address = device.packed(port.host.address)
+        self.descriptor = device.opened(port.host)
+        self.link = port.shape.link
+        self.is_cut = False
+        self._router = router
+        self._key = f"{router.seed}/{port.name}"
+        self.up = self._stage("up", port.shape, router.route)
+        self.down = self._stage("down", port.shape, self.write)
+        self.take(router.now_ns(), port.shape)
+
+    def _stage(self, way: Way, shape: Shape, forward: Act) -> Stage:
+        return Stage(
+            self._router.calendar,
+            getattr(shape.link, way),
+            room_bytes=shape.room_bytes(way),
+            key=f"{self._key}/{way}",
+            forward=forward,
+        )
+
+    def take(self, at_ns: int, shape: Shape) -> None:
+        """Follow another shape from now on."""
+        self._course = shape.course(self._key)
+        self._course_from_ns = at_ns
+        self.link = shape.link
+        self.up.room_bytes = shape.room_bytes("up")
+        self.down.room_bytes = shape.room_bytes("down")
+        self._follow(at_ns, b"")
+
+    def _follow(self, at_ns: int, _: bytes) -> None:
+        """Be what the course says, and enter when it next says something else."""
+        course = self._course
+        now_us = (at_ns - self._course_from_ns) // NS_PER_US
+        link = course.at(now_us)
+        self.up.change(at_ns, link.up)
+        self.down.change(at_ns, link.down)
+        next_us = course.next_change_us(now_us)
+        if next_us < NEVER_US:
+            due_ns = self._course_from_ns + next_us * NS_PER_US
+
+            def follow(due_ns: int, packet: bytes) -> None:
+                if self._course is course:
+                    self._follow(due_ns, packet)
+
+            self._router.calendar.add(due_ns, follow, b"")
+
+    def read(self) -> None:
+        """Take in a batch of what the host sent."""
+        descriptor = self.descriptor
+        arrive = self.up.arrive
+        now_ns = self._router.now_ns
+        for _ in range(BATCH):
+            try:
+                packet = os.read(descriptor, PACKET_BYTES)
+            except BlockingIOError:
+                return
+            if not self.is_cut:
+                arrive(now_ns(), packet)
+
+    def write(self, due_ns: int, packet: bytes) -> None:
+        """Give a packet to the host, and note how late."""
+        if self.is_cut:
+            return
+        try:
+            os.write(self.descriptor, packet)
+        except OSError:
+            # The host took its device down, which is its right.
+            return
+        late_us = (self._router.now_ns() - due_ns) // NS_PER_US
+        self._router.lateness.add(late_us, self._router.limit_us(packet))
+
+    def count(self) -> PortCount:
+        """Return the counters of both directions."""
+        return PortCount(up=self.up.count(), down=self.down.count(), is_cut=self.is_cut)
+
+
+class Router:
+    """Every port, and the one loop that serves them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.seed = plan.seed
+        self._start_ns = time.monotonic_ns()
+        self.calendar = Calendar()
+        self.lateness = LatenessCounter()
+        self._is_realtime = _go_first()
+        self._limits_us: dict[bytes, int] = {}
+        self._unroutable = 0
+        self._heard = b""
+        self._is_open = True
+        ports = [RoutedPort(port, self) for port in plan.ports]
+        self._ports = {port.name: port for port in ports}
+        self._addresses = {port.address: port for port in ports}
+        self._epoll = select.epoll()
+        self._readers: dict[int, Callable[[], None]] = {CONTROL: self._hear}
+        self._readers.update({port.descriptor: port.read for port in ports})
+        for descriptor in self._readers:
+            self._epoll.register(descriptor, select.EPOLLIN)
+
+    def now_ns(self) -> int:
+        """Return the time since the router began."""
+        return time.monotonic_ns() - self._start_ns
+
+    def route(self, at_ns: int, packet: bytes) -> None:
+        """Hand a packet that reached the middle to the direction of its receiver."""
+        port = self._addresses.get(packet[DESTINATION])
+        if port is None or packet[0] >> 4 != 4:
+            self._unroutable += 1
+        elif not port.is_cut:
+            port.down.arrive(at_ns, packet)
+
+    def limit_us(self, packet: bytes) -> int:
+        """Return how late this packet may be: its path's delay decides."""
+        path = packet[SOURCE_AND_DESTINATION]
+        limit_us = self._limits_us.get(path)
+        if limit_us is None:
+            source = self._addresses.get(path[:4])
+            target = self._addresses[path[4:]]
+            delay_us = target.link.down.delay_us + (source.link.up.delay_us if source else 0)
+            limit_us = allowed_us(delay_us)
+            if source:
+                self._limits_us[path] = limit_us
+        return limit_us
+
+    def run(self) -> None:
+        """Serve until the owner is gone."""
+        calendar = self.calendar
+        now_ns = self.now_ns
+        waiting = [self._epoll.fileno()]
+        while self._is_open:
+            calendar.run_until(now_ns())
+            ready = self._epoll.poll(0)
+            if not ready:
+                # epoll counts in whole milliseconds; select in microseconds.
+                wait_ns = min(max(calendar.next_ns() - now_ns(), 0), ENDLESS_NS)
+                select.select(waiting, (), (), wait_ns / 1e9)
+                continue
+            for descriptor, _ in ready:
+                self._readers[descriptor]()
+
+    def _hear(self) -> None:
+        heard = os.read(CONTROL, 1 << 16)
+        if not heard:
+            self._is_open = False
+            return
+        *lines, self._heard = (self._heard + heard).split(b"\n")
+        for line in lines:
+            answer(self._answer(msgspec.json.decode(line, type=Request)))
+
+    def _answer(self, request: Request) -> Answer:
+        if isinstance(request, ReadStatistics):
+            return self._statistics()
+        port = self._ports.get(request.name)
+        if port is None:
+            known = ", ".join(self._ports)
+            return Failed(f"the tunnel has no port {request.name!r}", f"name one of {known}")
+        match request:
+            case SetShape():
+                port.take(self.now_ns(), request.shape)
+                self._limits_us.clear()
+            case Cut():
+                port.is_cut = True
+            case Heal():
+                port.is_cut = False
+        return Done()
+
+    def _statistics(self) -> Statistics:
+        return Statistics(
+            lateness=self.lateness.reading(),
+            ports={name: port.count() for name, port in self._ports.items()},
+            is_realtime=self._is_realtime,
+            unroutable=self._unroutable,
+        )
+
+
+def answer(what: Answer) -> None:
+    """Write one line to the owner; one that is gone is noticed by its other pipe."""
+    with suppress(BrokenPipeError):
+        os.write(ANSWERS, msgspec.json.encode(what) + b"\n")
+
+
+def _go_first() -> bool:
+    """Ask the system for exact timers and to let us go before ordinary programs."""
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    except PermissionError:
+        return False
+    return True
+
+
+def main() -> None:
+    """Serve the plan on standard input and leave nothing behind."""
+    owned = Claim.inherited(int(sys.argv[1]))
+    try:
+        router = Router(msgspec.json.decode(sys.stdin.buffer.readline(), type=Plan))
+        gc.disable()  # Nothing in the loop makes cycles, and a collection takes milliseconds.
+        answer(Done())
+        router.run()
+    except RefusedError as error:
+        answer(Failed(error.what, error.fix))
+    finally:
+        owned.remove_everything()
+
+
+if __name__ == "__main__":
+    main()

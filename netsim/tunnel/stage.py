@@ -1,0 +1,182 @@
+"""One direction of one link: loss, a queue before a bottleneck, propagation with jitter.
+
+Every step happens at the instant at which it was due, however late the router gets to it, so that
+lateness never adds up and never changes a rate. Nothing here reads a clock; instants are
+nanoseconds since the router began.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from random import Random
+
+from netsim.link.jitter import WanderingDelay
+from netsim.link.link import Direction
+from netsim.link.loss import LossChain
+from netsim.tunnel.messages import DirectionCount
+
+Act = Callable[[int, bytes], None]
+"""What happens to a packet at an instant."""
+
+NS_PER_US = 1000
+BITS_NS = 8 * 10**9
+NEVER_NS = 1 << 62
+
+
+class Calendar:
+    """What is due when; acts of the same instant keep the order in which they were entered."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[int, int, Act, bytes]] = []
+        self._entered = 0
+
+    def add(self, due_ns: int, act: Act, packet: bytes) -> None:
+        """Enter an act, which may be due already."""
+        self._entered += 1
+        heapq.heappush(self._entries, (due_ns, self._entered, act, packet))
+
+    def next_ns(self) -> int:
+        """Return when something is due next."""
+        return self._entries[0][0] if self._entries else NEVER_NS
+
+    def run_until(self, now_ns: int) -> None:
+        """Perform what is due, each with the instant at which it was."""
+        entries = self._entries
+        while entries and entries[0][0] <= now_ns:
+            due_ns, _, act, packet = heapq.heappop(entries)
+            act(due_ns, packet)
+
+
+class Stage:
+    """Carries packets of one direction and hands them on.
+
+    Args:
+        calendar: Where it enters what it will do.
+        direction: What it is like, until ``change``.
+        room_bytes: What may wait before the bottleneck; it may be changed at any time.
+        key: Seeds its dice: the run, the port and the way. Each purpose has its own, so that the
+            decision over the n-th packet depends on nothing else.
+        forward: What gets the packets that came through.
+    """
+
+    def __init__(
+        self,
+        calendar: Calendar,
+        direction: Direction,
+        *,
+        room_bytes: int,
+        key: str,
+        forward: Act,
+    ) -> None:
+        self.room_bytes = room_bytes
+        self._calendar = calendar
+        self._forward = forward
+        self._key = key
+        self._order = Random(f"{key}/order")
+        self._doubling = Random(f"{key}/doubling")
+        self._loss = LossChain(direction.loss, direction.burst_packets, dice=Random(f"{key}/loss"))
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._sending = b""
+        self._bits_left_ns = 0  # bits times 10**9, so that a rate divides them into nanoseconds
+        self._counted_from_ns = 0
+        self._sent_ns = 0
+        self._latest_ns = 0
+        self.offered = self.lost = self.overflowed = 0
+        self.duplicated = self.overtaking = self.delivered = self.delivered_bytes = 0
+        self._take(direction)
+
+    def change(self, at_ns: int, direction: Direction) -> None:
+        """Be different from now on. What is being sent goes on at the new rate."""
+        before = self.direction
+        if (direction.loss, direction.burst_packets) != (before.loss, before.burst_packets):
+            self._loss.change(direction.loss, direction.burst_packets)
+        self._take(direction)
+        if self._sending and direction.bits_per_s != before.bits_per_s:
+            self._bits_left_ns -= (at_ns - self._counted_from_ns) * before.bits_per_s
+            self._send(at_ns)
+
+    def _take(self, direction: Direction) -> None:
+        self.direction = direction
+        self._bits_per_s = direction.bits_per_s
+        self._delay_ns = direction.delay_us * NS_PER_US
+        # Equal keys give equal wander, so a change of the mean is no new beginning.
+        self._wander = WanderingDelay(direction, key=f"{self._key}/jitter")
+
+    def count(self) -> DirectionCount:
+        """Return the counters."""
+        return DirectionCount(
+            offered=self.offered,
+            lost=self.lost,
+            overflowed=self.overflowed,
+            duplicated=self.duplicated,
+            overtaking=self.overtaking,
+            delivered=self.delivered,
+            delivered_bytes=self.delivered_bytes,
+        )
+
+    def arrive(self, at_ns: int, packet: bytes) -> None:
+        """Take a packet in."""
+        self.offered += 1
+        direction = self.direction
+        if direction.loss and self._loss.is_lost(at_ns // NS_PER_US):
+            self.lost += 1
+            return
+        self._enqueue(at_ns, packet)
+        if direction.duplication and self._doubling.random() < direction.duplication:
+            self.duplicated += 1
+            self._enqueue(at_ns, packet)
+
+    def _enqueue(self, at_ns: int, packet: bytes) -> None:
+        if self._sending:
+            if self._queued_bytes + len(packet) > self.room_bytes:
+                self.overflowed += 1
+                return
+            self._queued_bytes += len(packet)
+            self._queue.append(packet)
+        elif self._bits_per_s:
+            self._begin(at_ns, packet)
+        else:
+            self._propagate(at_ns, packet)
+
+    def _begin(self, at_ns: int, packet: bytes) -> None:
+        self._sending = packet
+        self._bits_left_ns = len(packet) * BITS_NS
+        self._send(at_ns)
+
+    def _send(self, at_ns: int) -> None:
+        # The rate is read when a packet leaves the queue: one that was given its time when it
+        # entered would keep a rate that the trace has long left.
+        self._counted_from_ns = at_ns
+        taken_ns = self._bits_left_ns // self._bits_per_s if self._bits_per_s else 0
+        self._sent_ns = at_ns + taken_ns
+        self._calendar.add(self._sent_ns, self._sent, self._sending)
+
+    def _sent(self, at_ns: int, packet: bytes) -> None:
+        if packet is not self._sending or at_ns != self._sent_ns:
+            return  # The rate changed after this was entered.
+        self._sending = b""
+        self._propagate(at_ns, packet)
+        while self._queue and not self._sending:
+            following = self._queue.popleft()
+            self._queued_bytes -= len(following)
+            self._enqueue(at_ns, following)
+
+    def _propagate(self, at_ns: int, packet: bytes) -> None:
+        self.delivered += 1
+        self.delivered_bytes += len(packet)
+        direction = self.direction
+        if direction.reordering and self._order.random() < direction.reordering:
+            # As netem has it: it goes at once, past everything that is still under way.
+            self.overtaking += 1
+            self._forward(at_ns, packet)
+            return
+        delay_ns = self._delay_ns
+        if direction.jitter_us:
+            delay_ns = self._wander.at(at_ns // NS_PER_US) * NS_PER_US
+        due_ns = max(at_ns + delay_ns, self._latest_ns)
+        self._latest_ns = due_ns
+        if due_ns > at_ns:
+            self._calendar.add(due_ns, self._forward, packet)
+        else:
+            self._forward(at_ns, packet)

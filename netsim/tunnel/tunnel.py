@@ -1,0 +1,233 @@
+"""Real packets between hosts of one machine, each in its own network namespace, a router between.
+
+    links = {"node-0": Link(up=..., down=...)}
+    async with Tunnel(links, seed=7) as tunnel:
+        command = tunnel.host("node-0").command(["ping", "-c", "3", tunnel.address("coordinator")])
+        ping = await asyncio.create_subprocess_exec(*command)
+        await tunnel.cut("node-0")
+
+It needs root, /dev/net/tun and the program ``ip``, and no queueing discipline of the kernel.
+"""
+
+import asyncio
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from hypergpu.units import Microseconds, Milliseconds
+from netsim.link.link import Direction, Link
+from netsim.refusal import RefusedError
+from netsim.tunnel import device, namespaces, ownership
+from netsim.tunnel.messages import (
+    Answer,
+    Cut,
+    Failed,
+    Heal,
+    Plan,
+    Port,
+    ReadStatistics,
+    Request,
+    SetShape,
+    Statistics,
+)
+from netsim.tunnel.requirements import require_controls, require_machine
+from netsim.tunnel.shape import Shape
+
+COORDINATOR = "coordinator"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+START_S = 60.0
+ANSWER_S = 30.0
+END_S = 30.0
+# A statistics line of some hundred ports is longer than asyncio's usual 64 KiB.
+LONGEST_LINE_BYTES = 1 << 24
+_RATE = 100_000_000
+_NEAR = Direction(delay_us=Microseconds(0), bits_per_s=_RATE, queue_ms=Milliseconds(100))
+COORDINATOR_LINK = Link(up=_NEAR, down=_NEAR)
+"""100 Mbit/s: fast nodes behind an unlimited coordinator would measure the router."""
+
+
+class Host:
+    """One end of the tunnel: a name, an address and a namespace."""
+
+    def __init__(self, name: str, address: str, namespace: str) -> None:
+        self.name = name
+        self.address = address
+        self.namespace = namespace
+
+    def command(self, arguments: Sequence[str]) -> list[str]:
+        """Return the command that runs this one inside; the process that it starts becomes it."""
+        return ["ip", "netns", "exec", self.namespace, *arguments]
+
+
+def shaped(link: Link | Shape) -> Shape:
+    """Return a link that nothing changes as a shape."""
+    return link if isinstance(link, Shape) else Shape(link=link)
+
+
+class Tunnel:
+    """Hosts and the bad internet between them, for as long as the context is open.
+
+    Args:
+        links: Each node's way to the middle, fixed or changing by itself.
+        coordinator: The coordinator's own way to the middle.
+        seed: The same seed decides the same about the n-th packet of a direction.
+    """
+
+    def __init__(
+        self,
+        links: Mapping[str, Link | Shape],
+        coordinator: Link | Shape = COORDINATOR_LINK,
+        *,
+        seed: int = 0,
+    ) -> None:
+        self._shapes = {
+            name: shaped(link) for name, link in {COORDINATOR: coordinator, **links}.items()
+        }
+        self._seed = seed
+        self._hosts: dict[str, Host] = {}
+        self._claim: ownership.Claim | None = None
+        self._router: asyncio.subprocess.Process | None = None
+        self._asking = asyncio.Lock()
+        if COORDINATOR in links:
+            raise RefusedError("a node is named coordinator", "give it another name")
+        for name in links:
+            if not NAME.fullmatch(name):
+                fix = "use letters, digits, dots, dashes and underscores, at most 64"
+                raise RefusedError(f"a node cannot be named {name!r}", fix)
+
+    async def __aenter__(self) -> Self:
+        require_machine()
+        require_controls(shape.link.congestion_control for shape in self._shapes.values())
+        try:
+            await asyncio.to_thread(self._make)
+            await self._start_router()
+        except BaseException:
+            await self._remove()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._remove()
+
+    def host(self, name: str) -> Host:
+        """Return a node, or ``coordinator``."""
+        if name not in self._hosts:
+            known = ", ".join(self._hosts)
+            raise RefusedError(f"the tunnel has no host {name!r}", f"name one of {known}")
+        return self._hosts[name]
+
+    def address(self, name: str) -> str:
+        """Return the address under which all the others reach a host."""
+        return self.host(name).address
+
+    async def set(self, name: str, link: Link | Shape) -> None:
+        """Change a link while packets are under way. The hosts keep their congestion control."""
+        await self._ask(SetShape(name, shaped(link)))
+
+    async def cut(self, name: str) -> None:
+        """Let every packet from and to a host vanish."""
+        await self._ask(Cut(name))
+
+    async def heal(self, name: str) -> None:
+        """Undo a cut."""
+        await self._ask(Heal(name))
+
+    async def statistics(self) -> Statistics:
+        """Return what the router counted, and how late it was: ``lateness.is_valid`` decides."""
+        answer = await self._ask(ReadStatistics())
+        assert isinstance(answer, Statistics)  # noqa: S101 - the only answer to this request
+        return answer
+
+    def _make(self) -> None:
+        ownership.clean()
+        self._claim = ownership.claim()
+        slot = self._claim.slot
+        self._hosts = {
+            name: Host(name, device.address(number), f"netsim-{slot}-{name}")
+            for number, name in enumerate(self._shapes, start=1)
+        }
+        names = [host.namespace for host in self._hosts.values()]
+        # Those that exist are not in our record, so that nothing removes them.
+        namespaces.require_free(names)
+        self._claim.write(names)
+        namespaces.create(names)
+
+    async def _start_router(self) -> None:
+        assert self._claim is not None  # noqa: S101 - made one step before
+        descriptor = self._claim.descriptor
+        self._router = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "netsim.tunnel.router",
+            str(descriptor),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            pass_fds=[descriptor],
+            # Ctrl-C is for the owner, who ends the router in order.
+            start_new_session=True,
+            limit=LONGEST_LINE_BYTES,
+        )
+        await self._ask(self._plan(), timeout_s=START_S)
+
+    def _plan(self) -> Plan:
+        controls = {
+            self._hosts[name].address: shape.link.congestion_control
+            for name, shape in self._shapes.items()
+        }
+        ports = []
+        for name, shape in self._shapes.items():
+            host = self._hosts[name]
+            own = shape.link.congestion_control
+            # Both ends of a link run its congestion control: the coordinator has a route for each.
+            others = {a: c for a, c in controls.items() if name == COORDINATOR and c != own}
+            settings = device.Host(
+                namespace=host.namespace,
+                address=host.address,
+                congestion_control=own,
+                peers=tuple(others.items()),
+            )
+            ports.append(Port(name=name, host=settings, shape=shape))
+        return Plan(seed=self._seed, ports=tuple(ports))
+
+    async def _ask(self, request: Request | Plan, *, timeout_s: float = ANSWER_S) -> Answer:
+        router = self._router
+        if router is None or router.stdin is None or router.stdout is None:
+            raise RefusedError("the tunnel is not open", "use it inside `async with Tunnel(...)`")
+        async with self._asking:
+            try:
+                router.stdin.write(msgspec.json.encode(request) + b"\n")
+                line = await asyncio.wait_for(router.stdout.readline(), timeout_s)
+            except (ConnectionError, TimeoutError):
+                line = b""
+        if not line:
+            raise RefusedError("the tunnel's router is gone", "see its words on standard error")
+        answer = msgspec.json.decode(line, type=Answer)
+        if isinstance(answer, Failed):
+            raise RefusedError(answer.what, answer.fix)
+        return answer
+
+    async def _remove(self) -> None:
+        """End the router, who removes everything; then remove what it could not."""
+        router, self._router = self._router, None
+        if router is not None:
+            if router.stdin is not None:
+                router.stdin.close()
+            try:
+                await asyncio.wait_for(router.wait(), END_S)
+            except TimeoutError:
+                router.kill()
+                await router.wait()
+        claim, self._claim = self._claim, None
+        self._hosts = {}
+        if claim is not None:
+            await asyncio.to_thread(claim.remove_everything)
+            claim.release()
