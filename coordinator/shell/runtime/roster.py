@@ -47,6 +47,8 @@ class Roster:
         self._heard_ms: dict[NodeId, Milliseconds] = {}
         self._draining: dict[NodeId, str] = {}
         self._counts: dict[NodeId, UpdateCount] = {}
+        self._storing: dict[NodeId, UpdateCount] = {}
+        """Taken by `counted` and not yet in the journal."""
 
     def connect(self, session: Session) -> None:
         """A node opened its control stream. An older stream of the same node ends."""
@@ -108,17 +110,24 @@ class Roster:
 
     def count(self, node: NodeId, *, accepted: int = 0, refused: int = 0) -> None:
         """Note updates for tables; `counted` hands the sums on to the journal."""
-        before = self.uncounted(node)
+        before = self._counts.get(node, UpdateCount())
         self._counts[node] = UpdateCount(before.accepted + accepted, before.refused + refused)
 
     def uncounted(self, node: NodeId) -> UpdateCount:
         """Updates that the journal does not know of yet."""
-        return self._counts.get(node, UpdateCount())
+        counts = [kept.get(node, UpdateCount()) for kept in (self._counts, self._storing)]
+        return UpdateCount(
+            sum(each.accepted for each in counts), sum(each.refused for each in counts)
+        )
 
     def counted(self) -> dict[NodeId, UpdateCount]:
-        """Take the sums."""
-        counts, self._counts = self._counts, {}
-        return counts
+        """Take the sums, which `uncounted` tells until they are `stored`."""
+        self._storing, self._counts = self._counts, {}
+        return self._storing
+
+    def stored(self) -> None:
+        """The journal has what `counted` gave."""
+        self._storing = {}
 
     def known(self) -> tuple[NodeId, ...]:
         """Every node that is there or may come back."""

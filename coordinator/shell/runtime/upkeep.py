@@ -98,6 +98,7 @@ async def store_ledger(parts: Parts) -> None:
         log.warning("counters are not stored yet", reason=str(refused))
         for node, count in counts.items():
             parts.roster.count(node, accepted=count.accepted, refused=count.refused)
+    parts.roster.stored()
 
 
 def release_members(parts: Parts, room: Room) -> None:

@@ -64,6 +64,16 @@ async def test_what_could_not_be_stored_is_counted_until_it_can(tmp_path: Path) 
     assert parts.roster.uncounted(NODE) == (0, 0)
 
 
+async def test_what_is_on_its_way_to_the_journal_is_counted_once(tmp_path: Path) -> None:
+    parts = parts_in(tmp_path)
+    parts.roster.count(NODE, accepted=2)
+    assert parts.roster.counted() == {NODE: (2, 0)}
+    parts.roster.count(NODE, accepted=1)
+    assert parts.roster.uncounted(NODE) == (3, 0)
+    parts.roster.stored()
+    assert parts.roster.uncounted(NODE) == (1, 0)
+
+
 async def test_an_upload_is_thrown_away_once_its_lease_has_ended(tmp_path: Path) -> None:
     parts = parts_in(tmp_path)
     quarantine = ToldQuarantine(tmp_path, parts.blobs, DiskRoom(tmp_path, 0))
