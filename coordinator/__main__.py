@@ -5,8 +5,6 @@ import os
 import sys
 from typing import Any
 
-_EXIT_JOURNAL = 15
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one coordinator until it is told to end; returns the exit status."""
@@ -71,8 +69,7 @@ def _run(flags: dict[str, Any]) -> int:
     except RefusalError as refused:
         return _refused(refused)
     except (JournalError, AuthorityError) as unusable:
-        sys.stderr.write(f"{unusable}\n")
-        return _EXIT_JOURNAL
+        return _refused(RefusalError(Reason.FOLDER_UNUSABLE, str(unusable)))
     except ValidationError as wrong:
         said = ((".".join(map(str, each["loc"])), each["msg"]) for each in wrong.errors())
         detail = "; ".join(f"{name}: {what}" for name, what in said)

@@ -157,13 +157,14 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except RefusalError as refused:
-        fix = refused.reason.value.fix
-        typer.echo(f"hypergpu-node: {refused.detail}\nfix: {fix}", err=True)
+        typer.echo(f"hypergpu-node: {refused.detail}\nfix: {refused.fix}", err=True)
         raise typer.Exit(refused.reason.exit_code) from refused
 
 
 def main() -> None:
     """Entry point of `hypergpu-node`."""
+    # What gRPC logs of its own accord is said again by our errors, and would break JSON lines.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     app()
 
 

@@ -101,6 +101,9 @@ class Reason(Enum):
     ADDRESS_UNUSABLE = Explanation(
         5007, "FAILED_PRECONDITION", "choose another: --listen, --port, --node-port, --advertise"
     )
+    FOLDER_UNUSABLE = Explanation(
+        5008, "FAILED_PRECONDITION", "mend it as said, or choose another folder: --data-dir FOLDER"
+    )
     # 6xxx: the command line itself
     COORDINATOR_UNNAMED = Explanation(
         6001,
@@ -144,8 +147,7 @@ class Reason(Enum):
 class RefusalError(Exception):
     """A refusal with its reason. ``detail`` says what was wrong, with the values.
 
-    ``fix`` is the reason's, unless whoever refuses knows a closer one. It does not travel between
-    processes.
+    ``fix`` is the reason's, unless whoever refuses knows a closer one.
     """
 
     def __init__(self, reason: Reason, detail: str, *, fix: str = "") -> None:

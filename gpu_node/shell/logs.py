@@ -1,7 +1,6 @@
 """What people read: one line for each thing that happened, JSON when nobody watches."""
 
 import logging
-import os
 import sys
 from collections.abc import Sequence
 
@@ -25,8 +24,6 @@ _ROUTINE = (TimerFired, InputsFetched, TrainingProgressed, WorkerReady)
 
 def set_up_logs(level: str) -> None:
     """Write to stderr: lines for people on a terminal, JSON otherwise."""
-    # gRPC's own lines about connections that came and went would break the JSON.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     is_watched = sys.stderr.isatty()
     structlog.configure(
         processors=[

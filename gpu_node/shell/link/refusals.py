@@ -23,7 +23,7 @@ def refusal_in(broken: grpc.aio.AioRpcError) -> RefusalError | None:
         return None
     detail = found.metadata["detail"] or status.message
     if found.reason in Reason.__members__:
-        return RefusalError(Reason[found.reason], detail)
+        return RefusalError(Reason[found.reason], detail, fix=found.metadata["fix"])
     # A newer coordinator has reasons that this node does not know: its text still says it all.
     return RefusalError(Reason.CALL_BROKEN, f"{found.reason}: {detail}")
 

@@ -78,7 +78,8 @@ def _numbered(broken: grpc.RpcError) -> Exception | None:
     except DecodeError:
         return None
     if found.reason in Reason.__members__:
-        return RefusalError(Reason[found.reason], found.metadata["detail"] or status.message)
+        detail, fix = found.metadata["detail"], found.metadata["fix"]
+        return RefusalError(Reason[found.reason], detail or status.message, fix=fix)
     number = found.metadata["number"]
     if not number.isdecimal():
         return None

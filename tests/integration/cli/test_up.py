@@ -118,6 +118,18 @@ def test_taken_port_is_one_line_and_leaves_no_folder(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
+def test_folder_in_use_is_one_line_and_stays(tmp_path: Path) -> None:
+    with up(tmp_path) as said:
+        told = failed(tmp_path, "up", *ANYWHERE)
+        assert failed(tmp_path, "node", "ls").returncode == 0
+    assert join_line(said)
+    assert told.returncode == Reason.FOLDER_UNUSABLE.exit_code
+    assert told.stderr.startswith("error 5008: the journal ")
+    assert "is in use by a coordinator (process " in told.stderr
+    assert told.stderr.count("\n") == 1
+    assert told.stdout == ""
+
+
 def test_node_port_is_told_from_the_main_one(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -67,7 +67,7 @@ def told(refused: RefusalError) -> str:
     """A refusal for people who look at the job: one sentence about it and one fix."""
     if "Fix: " in refused.detail:
         return refused.detail
-    return f"{refused.detail}. Fix: {refused.reason.value.fix}"
+    return f"{refused.detail}. Fix: {refused.fix}"
 
 
 async def layout_made_again(parts: Parts, job: Job) -> Layout:
