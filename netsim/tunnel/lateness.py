@@ -10,6 +10,7 @@ from hypergpu.units import Microseconds
 ALLOWED_US = 1000
 ALLOWED_SHARE = 0.02
 LATE_SHARE = 0.01
+BUCKETS = 512  # 64 doublings of microseconds
 STEPS = 8  # buckets for each doubling, so a percentile is at most an eighth too high
 
 
@@ -95,7 +96,7 @@ class LatenessCounter:
         self._packets = 0
         self._late_packets = 0
         self._total_us = 0
-        self._buckets: dict[int, int] = {}
+        self._buckets = [0] * BUCKETS
 
     def add(self, late_us: int, limit_us: int) -> None:
         """Count one packet that was written ``late_us`` after it was due."""
@@ -103,8 +104,7 @@ class LatenessCounter:
         self._total_us += late_us
         if late_us > limit_us:
             self._late_packets += 1
-        index = bucket(late_us)
-        self._buckets[index] = self._buckets.get(index, 0) + 1
+        self._buckets[late_us if late_us < STEPS else bucket(late_us)] += 1
 
     def reading(self) -> Lateness:
         """Return what was counted so far."""
@@ -112,5 +112,5 @@ class LatenessCounter:
             packets=self._packets,
             late_packets=self._late_packets,
             total_us=self._total_us,
-            buckets=dict(self._buckets),
+            buckets={index: count for index, count in enumerate(self._buckets) if count},
         )

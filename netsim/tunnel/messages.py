@@ -75,6 +75,8 @@ class Statistics(msgspec.Struct, frozen=True, tag="statistics", kw_only=True):
     ports: Mapping[str, PortCount]
     is_realtime: bool
     """Whether the system lets the router go before other programs; else it is late more often."""
+    cpu_us: int
+    """What the router has cost."""
     unroutable: int = 0
 
 

@@ -105,14 +105,15 @@ class RoutedPort:
         """Take in a batch of what the host sent."""
         descriptor = self.descriptor
         arrive = self.up.arrive
-        now_ns = self._router.now_ns
+        # This loop and `write` set the throughput of the whole: nothing is looked up twice here.
+        clock_ns, start_ns = time.monotonic_ns, self._router.start_ns
         for _ in range(BATCH):
             try:
                 packet = os.read(descriptor, PACKET_BYTES)
             except BlockingIOError:
                 return
             if not self.is_cut:
-                arrive(now_ns(), packet)
+                arrive(clock_ns() - start_ns, packet)
 
     def write(self, due_ns: int, packet: bytes) -> None:
         """Give a packet to the host, and note how late."""
@@ -123,8 +124,12 @@ class RoutedPort:
         except OSError:
             # The host took its device down, which is its right.
             return
-        late_us = (self._router.now_ns() - due_ns) // NS_PER_US
-        self._router.lateness.add(late_us, self._router.limit_us(packet))
+        router = self._router
+        late_ns = time.monotonic_ns() - router.start_ns - due_ns
+        limit_us = router.limits_us.get(packet[SOURCE_AND_DESTINATION])
+        if limit_us is None:
+            limit_us = router.limit_us(packet)
+        router.lateness.add(late_ns // NS_PER_US, limit_us)
 
     def count(self) -> PortCount:
         """Return the counters of both directions."""
@@ -136,11 +141,11 @@ class Router:
 
     def __init__(self, plan: Plan) -> None:
         self.seed = plan.seed
-        self._start_ns = time.monotonic_ns()
+        self.start_ns = time.monotonic_ns()
         self.calendar = Calendar()
         self.lateness = LatenessCounter()
         self._is_realtime = _go_first()
-        self._limits_us: dict[bytes, int] = {}
+        self.limits_us: dict[bytes, int] = {}
         self._unroutable = 0
         self._heard = b""
         self._is_open = True
@@ -155,7 +160,7 @@ class Router:
 
     def now_ns(self) -> int:
         """Return the time since the router began."""
-        return time.monotonic_ns() - self._start_ns
+        return time.monotonic_ns() - self.start_ns
 
     def route(self, at_ns: int, packet: bytes) -> None:
         """Hand a packet that reached the middle to the direction of its receiver."""
@@ -168,14 +173,11 @@ class Router:
     def limit_us(self, packet: bytes) -> int:
         """Return how late this packet may be: its path's delay decides."""
         path = packet[SOURCE_AND_DESTINATION]
-        limit_us = self._limits_us.get(path)
-        if limit_us is None:
-            source = self._addresses.get(path[:4])
-            target = self._addresses[path[4:]]
-            delay_us = target.link.down.delay_us + (source.link.up.delay_us if source else 0)
-            limit_us = allowed_us(delay_us)
-            if source:
-                self._limits_us[path] = limit_us
+        source, target = self._addresses.get(path[:4]), self._addresses[path[4:]]
+        if source is None:  # A host may forge its sender; such paths are not kept.
+            return allowed_us(target.link.down.delay_us)
+        limit_us = allowed_us(source.link.up.delay_us + target.link.down.delay_us)
+        self.limits_us[path] = limit_us
         return limit_us
 
     def run(self) -> None:
@@ -213,7 +215,7 @@ class Router:
         match request:
             case SetShape():
                 port.take(self.now_ns(), request.shape)
-                self._limits_us.clear()
+                self.limits_us.clear()
             case Cut():
                 port.is_cut = True
             case Heal():
@@ -225,6 +227,7 @@ class Router:
             lateness=self.lateness.reading(),
             ports={name: port.count() for name, port in self._ports.items()},
             is_realtime=self._is_realtime,
+            cpu_us=time.process_time_ns() // NS_PER_US,
             unroutable=self._unroutable,
         )
 

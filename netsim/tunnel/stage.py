@@ -101,6 +101,14 @@ class Stage:
         self._bits_per_s = direction.bits_per_s
         self._delay_ns = direction.delay_us * NS_PER_US
         # Equal keys give equal wander, so a change of the mean is no new beginning.
+        self._is_plain = not (
+            direction.delay_us
+            or direction.jitter_us
+            or direction.loss
+            or direction.bits_per_s
+            or direction.reordering
+            or direction.duplication
+        )
         self._wander = WanderingDelay(direction, key=f"{self._key}/jitter")
 
     def count(self) -> DirectionCount:
@@ -118,6 +126,11 @@ class Stage:
     def arrive(self, at_ns: int, packet: bytes) -> None:
         """Take a packet in."""
         self.offered += 1
+        if self._is_plain and at_ns >= self._latest_ns and not self._sending:
+            self.delivered += 1
+            self.delivered_bytes += len(packet)
+            self._forward(at_ns, packet)
+            return
         direction = self.direction
         if direction.loss and self._loss.is_lost(at_ns // NS_PER_US):
             self.lost += 1

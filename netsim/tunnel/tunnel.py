@@ -210,7 +210,7 @@ class Tunnel:
                 line = b""
         if not line:
             raise RefusedError("the tunnel's router is gone", "see its words on standard error")
-        answer = msgspec.json.decode(line, type=Answer)
+        answer: Answer = msgspec.json.decode(line, type=Answer)
         if isinstance(answer, Failed):
             raise RefusedError(answer.what, answer.fix)
         return answer
