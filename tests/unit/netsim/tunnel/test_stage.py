@@ -1,0 +1,148 @@
+import pytest
+
+from hypergpu.units import Microseconds
+from netsim.link.link import STALLED_BITS_PER_S, Direction
+from netsim.tunnel.stage import Calendar, Stage
+
+SECOND_NS = 10**9
+MS_NS = 10**6
+FULL = bytes(1500)
+
+
+class Path:
+    """A stage with its calendar, and what came out of it when."""
+
+    def __init__(
+        self, direction: Direction, *, room_bytes: int = 10**9, key: str = "1/a/up"
+    ) -> None:
+        self.out: list[tuple[int, bytes]] = []
+        self.calendar = Calendar()
+        self.stage = Stage(
+            self.calendar,
+            direction,
+            room_bytes=room_bytes,
+            key=key,
+            forward=lambda at_ns, packet: self.out.append((at_ns, packet)),
+        )
+
+    def offer(self, count: int, *, gap_ns: int = 0, from_ns: int = 0) -> None:
+        for number in range(count):
+            at_ns = from_ns + number * gap_ns
+            self.calendar.run_until(at_ns)
+            self.stage.arrive(at_ns, number.to_bytes(4) + FULL[4:])
+
+    def drain(self) -> None:
+        while (due_ns := self.calendar.next_ns()) < 1 << 61:
+            self.calendar.run_until(due_ns)
+
+    def numbers(self) -> list[int]:
+        return [int.from_bytes(packet[:4]) for _, packet in self.out]
+
+
+def direction(delay_ms: float = 0, bits_per_s: int = 0, **others: float) -> Direction:
+    return Direction(
+        delay_us=Microseconds(round(delay_ms * 1000)),
+        bits_per_s=bits_per_s,
+        **others,  # type: ignore[arg-type]
+    )
+
+
+def test_a_packet_takes_its_time_at_the_bottleneck_and_then_its_delay() -> None:
+    path = Path(direction(25, 12_000_000))
+    path.offer(2)
+    path.drain()
+    assert [at_ns for at_ns, _ in path.out] == [26 * MS_NS, 27 * MS_NS]
+
+
+@pytest.mark.parametrize("bits_per_s", [1_000_000, 5_000_000, 77_000_000, 200_000_000])
+def test_a_full_queue_drains_at_exactly_the_rate(bits_per_s: int) -> None:
+    path = Path(direction(10, bits_per_s))
+    path.offer(1001)
+    path.drain()
+    taken_ns = path.out[-1][0] - path.out[0][0]
+    assert 1000 * 12_000 * SECOND_NS / taken_ns == pytest.approx(bits_per_s, rel=1e-4)
+
+
+def test_what_waits_drains_at_the_rate_that_holds_when_it_leaves() -> None:
+    path = Path(direction(0, 12_000_000))
+    path.offer(3000)
+    for second in range(1, 5):
+        path.calendar.run_until(second * SECOND_NS)
+        path.stage.change(second * SECOND_NS, direction(0, [12, 1, 6, 3, 2][second] * 1_000_000))
+    path.calendar.run_until(5 * SECOND_NS)
+    seconds = [at_ns // SECOND_NS for at_ns, _ in path.out]
+    # The packet that is being sent at a change goes on at the new rate, so no bit is lost or won.
+    assert [seconds.count(second) for second in range(5)] == pytest.approx(
+        [1000, 1000 / 12, 500, 250, 1000 / 6], abs=1
+    )
+
+
+def test_a_gap_holds_back_even_the_packet_that_is_being_sent() -> None:
+    path = Path(direction(0, 12_000_000))
+    path.offer(3)
+    path.calendar.run_until(MS_NS // 2)
+    path.stage.change(MS_NS // 2, direction(0, STALLED_BITS_PER_S))
+    path.calendar.run_until(SECOND_NS)
+    assert path.out == []
+    path.stage.change(SECOND_NS, direction(0, 12_000_000))
+    path.drain()
+    assert [round(at_ns / MS_NS, 3) for at_ns, _ in path.out] == [1000.5, 1001.5, 1002.5]
+
+
+def test_what_waits_goes_at_once_when_the_limit_is_lifted() -> None:
+    path = Path(direction(0, 12_000))
+    path.offer(3)
+    path.stage.change(MS_NS, direction(0, 0))
+    path.drain()
+    assert [at_ns for at_ns, _ in path.out] == [MS_NS] * 3
+
+
+def test_a_full_queue_drops_the_newest_and_counts_them() -> None:
+    path = Path(direction(0, 12_000_000), room_bytes=4 * 1500)
+    path.offer(10)
+    path.drain()
+    assert path.numbers() == [0, 1, 2, 3, 4]
+    assert path.stage.count().overflowed == 5
+
+
+def test_jitter_keeps_the_order() -> None:
+    path = Path(direction(50, jitter_us=20_000, jitter_memory_ms=20))
+    path.offer(5000, gap_ns=MS_NS // 5)
+    path.drain()
+    assert path.numbers() == list(range(5000))
+    assert len({at_ns - number * MS_NS // 5 for number, (at_ns, _) in enumerate(path.out)}) > 100
+
+
+def test_a_share_of_packets_overtakes_where_that_is_asked_for() -> None:
+    path = Path(direction(50, reordering=0.1))
+    path.offer(5000, gap_ns=MS_NS)
+    path.drain()
+    assert sorted(path.numbers()) == list(range(5000))
+    assert path.stage.count().overtaking == pytest.approx(500, abs=100)
+
+
+def test_a_share_of_packets_arrives_twice_where_that_is_asked_for() -> None:
+    path = Path(direction(1, duplication=0.05))
+    path.offer(5000, gap_ns=MS_NS)
+    path.drain()
+    assert path.stage.count().duplicated == len(path.out) - 5000 == pytest.approx(250, abs=80)
+
+
+def test_the_same_key_decides_the_same_about_every_packet() -> None:
+    def survivors(key: str) -> list[int]:
+        path = Path(direction(1, loss=0.05, burst_packets=3), key=key)
+        path.offer(5000, gap_ns=MS_NS)
+        path.drain()
+        return path.numbers()
+
+    assert survivors("7/a/up") == survivors("7/a/up") != survivors("8/a/up")
+
+
+def test_a_change_of_delay_does_not_let_later_packets_overtake() -> None:
+    path = Path(direction(100))
+    path.offer(10)
+    path.stage.change(MS_NS, direction(1))
+    path.offer(10, from_ns=2 * MS_NS)
+    path.drain()
+    assert [at_ns for at_ns, _ in path.out] == sorted(at_ns for at_ns, _ in path.out)
+    assert path.out[-1][0] == 100 * MS_NS
