@@ -21,7 +21,7 @@ from coordinator.core.events import (
 )
 from coordinator.core.job import BlobRef, Delta, Model, Update
 from coordinator.shell.blobs.disk import DiskBlobs
-from coordinator.shell.blobs.room import Room as DiskRoom
+from coordinator.shell.blobs.space import Space
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.journal.sql.store import SqlJournal
 from coordinator.shell.numerics import FoldRequest, FoldResult, StoredBlob, StoredUpdate, fold
@@ -81,7 +81,7 @@ def make_history(data_dir: Path, spec: JobSpec, rounds: int) -> Stage:
 
 
 def _staged(data_dir: Path, spec: JobSpec, rounds: int) -> Stage:
-    blobs = DiskBlobs(data_dir, DiskRoom(data_dir))
+    blobs = DiskBlobs(data_dir, Space(data_dir))
     entry = find(spec.workload)
     layout = numpy_layout(build(entry, spec.options))
     values = np.random.default_rng(0).standard_normal(layout.parameters_count, np.float32)

@@ -15,7 +15,7 @@ from coordinator.core.commands import Command
 from coordinator.core.job import ENDED
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
-from coordinator.shell.blobs.room import Room as DiskRoom
+from coordinator.shell.blobs.space import Space
 from coordinator.shell.clock import unix_s
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.failpoints import failpoint
@@ -267,15 +267,15 @@ def _opened_parts(settings: Settings) -> Parts:
     journal = SqlJournal(settings.database_url or str(settings.data_dir / "journal.sqlite"))
     for finding in journal.findings:
         log.error("the journal was mended", finding=finding)
-    room = DiskRoom(settings.data_dir, settings.disk_quota_bytes)
-    blobs = DiskBlobs(settings.data_dir, room)
+    space = Space(settings.data_dir, settings.disk_quota_bytes)
+    blobs = DiskBlobs(settings.data_dir, space)
     clear_unfinished(settings.data_dir / DATASETS)
     driver, roster = Driver(journal), Roster()
     return Parts(
         settings=settings,
         journal=journal,
         blobs=blobs,
-        quarantine=Quarantine(settings.data_dir, blobs, room),
+        quarantine=Quarantine(settings.data_dir, blobs, space),
         evaluator=EvaluatorProcess(),
         driver=driver,
         roster=roster,

@@ -10,7 +10,7 @@ from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.interface import Blobs
 from coordinator.shell.blobs.memory import MemoryBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
-from coordinator.shell.blobs.room import Room
+from coordinator.shell.blobs.space import Space
 from hypergpu.digest import digest_of
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Bytes
@@ -20,25 +20,25 @@ CONTENT = bytes(range(200))
 BLOB = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
 KEY = "job/1/node/7"
 
-STORES: dict[str, Callable[[Path, Room], DiskBlobs | MemoryBlobs]] = {
+STORES: dict[str, Callable[[Path, Space], DiskBlobs | MemoryBlobs]] = {
     "disk": DiskBlobs,
     "memory": MemoryBlobs,
 }
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Room:
-    return Room(tmp_path, QUOTA_BYTES)
+def space(tmp_path: Path) -> Space:
+    return Space(tmp_path, QUOTA_BYTES)
 
 
 @pytest.fixture(params=sorted(STORES))
-def blobs(request: pytest.FixtureRequest, tmp_path: Path, room: Room) -> Blobs:
-    return STORES[request.param](tmp_path, room)
+def blobs(request: pytest.FixtureRequest, tmp_path: Path, space: Space) -> Blobs:
+    return STORES[request.param](tmp_path, space)
 
 
 @pytest.fixture
-def quarantine(tmp_path: Path, blobs: Blobs, room: Room) -> Quarantine:
-    return Quarantine(tmp_path, blobs, room)
+def quarantine(tmp_path: Path, blobs: Blobs, space: Space) -> Quarantine:
+    return Quarantine(tmp_path, blobs, space)
 
 
 def whole(blobs: Blobs, blob: BlobRef) -> bytes:
@@ -203,7 +203,7 @@ def test_an_upload_goes_on_after_a_restart(
     blobs: Blobs, quarantine: Quarantine, tmp_path: Path
 ) -> None:
     quarantine.open(KEY, BLOB).append(0, CONTENT[:120])
-    again = Quarantine(tmp_path, blobs, Room(tmp_path, QUOTA_BYTES))
+    again = Quarantine(tmp_path, blobs, Space(tmp_path, QUOTA_BYTES))
     assert again.committed_offset(KEY) == 120
     seen: list[bytes | memoryview] = []
     upload = again.open(KEY, BLOB, seen.append)
@@ -279,14 +279,14 @@ def test_an_attempt_that_ended_holds_only_what_it_stored(
 
 
 def test_a_full_quota_at_the_end_keeps_the_upload(
-    blobs: Blobs, quarantine: Quarantine, room: Room
+    blobs: Blobs, quarantine: Quarantine, space: Space
 ) -> None:
     upload = quarantine.open(KEY, BLOB)
     upload.append(0, CONTENT)
-    room.count(900)
+    space.count(900)
     with refusal(Reason.DISK_FULL):
         upload.finish()
-    room.give(900)
+    space.give(900)
     assert quarantine.committed_offset(KEY) == 200
     assert quarantine.open(KEY, BLOB).finish() == BLOB
     assert blobs.usage().used_bytes == 200
@@ -327,7 +327,7 @@ def test_an_owners_upload_is_known_after_a_restart(
     blobs: Blobs, quarantine: Quarantine, tmp_path: Path
 ) -> None:
     quarantine.open("first", BLOB, owner="node").append(0, CONTENT[:120])
-    again = Quarantine(tmp_path, blobs, Room(tmp_path, QUOTA_BYTES))
+    again = Quarantine(tmp_path, blobs, Space(tmp_path, QUOTA_BYTES))
     assert again.committed_offset("first", owner="node") == 120
     again.open(KEY, BLOB, owner="node")
     assert again.committed_offset("first", owner="node") == 0

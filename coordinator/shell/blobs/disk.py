@@ -17,7 +17,7 @@ from pathlib import Path
 from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.files import sync_file, sync_folder, write_whole
 from coordinator.shell.blobs.interface import KEEP_S, Collected, Usage
-from coordinator.shell.blobs.room import Room, disk_full_refused
+from coordinator.shell.blobs.space import Space, disk_full_refused
 from coordinator.shell.blobs.spares import Spares
 from hypergpu.digest import digest_of, digest_of_file, is_digest
 from hypergpu.ids import Digest
@@ -56,12 +56,12 @@ class DiskBlobs:
         findings: Which blobs turned out damaged since the start; for people.
     """
 
-    def __init__(self, folder: Path, room: Room) -> None:
+    def __init__(self, folder: Path, space: Space) -> None:
         """Open the store, making its folders, and drop what an earlier process left half-done."""
         self._folder = folder / "blobs"
         self._damaged = folder / "damaged"
         self._work = folder / "work"
-        self.room = room
+        self.space = space
         self.findings: list[str] = []
         self._verified: set[Digest] = set()
         self._unsynced: set[Digest] = set()
@@ -71,13 +71,13 @@ class DiskBlobs:
         self._readers: Counter[Digest] = Counter()
         self._names: set[Digest] = set()
         """Of every file in the store: looking through its folders was measured at 5 ms a round."""
-        self._spares = Spares(folder / "spares", room)
+        self._spares = Spares(folder / "spares", space)
         shutil.rmtree(self._work, ignore_errors=True)
         for made in (self._folder, self._damaged, self._work):
             made.mkdir(parents=True, exist_ok=True)
         for path in self.stored():
             self._names.add(Digest(path.name))
-            room.count(path.stat().st_size)
+            space.count(path.stat().st_size)
 
     def put(self, content: bytes, *, keep_s: int = KEEP_S) -> BlobRef:
         blob = BlobRef(digest_of(content), Bytes(len(content)))
@@ -85,7 +85,7 @@ class DiskBlobs:
         try:
             with disk_full_refused(f"blob {blob.digest}"):
                 _write(path, content)
-                self.room.take_written(blob.size_bytes)
+                self.space.take_written(blob.size_bytes)
                 self._place(path, blob, keep_s, is_durable=True)
         except BaseException:
             path.unlink(missing_ok=True)
@@ -93,12 +93,12 @@ class DiskBlobs:
         return blob
 
     def adopt(self, path: Path, blob: BlobRef, *, keep_s: int = KEEP_S) -> None:
-        self.room.take_written(blob.size_bytes)
+        self.space.take_written(blob.size_bytes)
         with disk_full_refused(f"blob {blob.digest}"):
             self._place(path, blob, keep_s, is_durable=True)
 
     def adopt_unsynced(self, path: Path, blob: BlobRef, *, keep_s: int = KEEP_S) -> None:
-        self.room.take_written(blob.size_bytes)
+        self.space.take_written(blob.size_bytes)
         with disk_full_refused(f"blob {blob.digest}"):
             self._place(path, blob, keep_s, is_durable=False)
 
@@ -168,14 +168,14 @@ class DiskBlobs:
         return self._work / name
 
     def usage(self) -> Usage:
-        return self.room.usage()
+        return self.space.usage()
 
     def stored(self) -> Iterator[Path]:
         """Every blob's file, named by its digest."""
         return (path for path in self._folder.glob("??/*") if is_digest(path.name))
 
     def _place(self, path: Path, blob: BlobRef, keep_s: int, *, is_durable: bool) -> None:
-        """Give a file whose room was taken its blob's name, or give the room back."""
+        """Give a file whose space was taken its blob's name, or give the space back."""
         target = self._path(blob.digest)
         try:
             if path.stat().st_size != blob.size_bytes:
@@ -189,7 +189,7 @@ class DiskBlobs:
                 until_s = max(target.stat().st_mtime, time.time() + keep_s)
                 os.utime(target, (until_s, until_s))
         except BaseException:
-            self.room.give(blob.size_bytes)
+            self.space.give(blob.size_bytes)
             raise
         if is_durable:
             sync_folder(target.parent)
@@ -200,7 +200,7 @@ class DiskBlobs:
     def _replace(self, path: Path, target: Path, digest: Digest) -> bool:
         """Rename, unless a good blob of that name is there. Returns whether the file was taken."""
         if target.exists():
-            self.room.give(target.stat().st_size)
+            self.space.give(target.stat().st_size)
             if digest in self._verified and digest not in self._unsynced:
                 path.unlink()
                 return False
@@ -245,7 +245,7 @@ class DiskBlobs:
 
     def _forget(self, path: Path, digest: Digest) -> int:
         size_bytes = path.stat().st_size
-        self.room.give(size_bytes)
+        self.space.give(size_bytes)
         self._names.discard(digest)
         self._verified.discard(digest)
         self._unsynced.discard(digest)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.interface import KEEP_S, Collected, Usage
-from coordinator.shell.blobs.room import Room
+from coordinator.shell.blobs.space import Space
 from hypergpu.digest import digest_of
 from hypergpu.ids import Digest
 from hypergpu.refusal import Reason, RefusalError
@@ -36,9 +36,9 @@ class MemoryReader:
 class MemoryBlobs:
     """The store as a dictionary. ``folder`` takes work files and the files behind `path`."""
 
-    def __init__(self, folder: Path, room: Room) -> None:
+    def __init__(self, folder: Path, space: Space) -> None:
         self._folder = folder
-        self.room = room
+        self.space = space
         self._lock = threading.Lock()
         self._contents: dict[Digest, bytes] = {}
         self._kept_until_s: dict[Digest, float] = {}
@@ -47,10 +47,10 @@ class MemoryBlobs:
 
     def put(self, content: bytes, *, keep_s: int = KEEP_S) -> BlobRef:
         blob = BlobRef(digest_of(content), Bytes(len(content)))
-        self.room.take(blob.size_bytes)
+        self.space.take(blob.size_bytes)
         with self._lock:
             if blob.digest in self._contents:
-                self.room.give(blob.size_bytes)
+                self.space.give(blob.size_bytes)
             self._contents[blob.digest] = content
             self._kept_until_s[blob.digest] = time.time() + keep_s
             self._placements += 1
@@ -103,7 +103,7 @@ class MemoryBlobs:
             freed_bytes = sum(len(self._contents.pop(digest)) for digest in dead)
         for digest in dead:
             (self._folder / digest).unlink(missing_ok=True)
-        self.room.give(freed_bytes)
+        self.space.give(freed_bytes)
         return Collected(tuple(dead), Bytes(freed_bytes))
 
     def reuse(self, path: Path, size_bytes: int) -> bool:
@@ -113,7 +113,7 @@ class MemoryBlobs:
         return self._folder / name
 
     def usage(self) -> Usage:
-        return self.room.usage()
+        return self.space.usage()
 
     def _content(self, digest: Digest) -> bytes:
         with self._lock:

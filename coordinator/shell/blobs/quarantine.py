@@ -16,7 +16,7 @@ from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.files import begin_writeback, write_whole
 from coordinator.shell.blobs.gauge import GAUGE, Gauge, cut_to_gauge
 from coordinator.shell.blobs.interface import KEEP_S, Blobs
-from coordinator.shell.blobs.room import Room, disk_full_refused
+from coordinator.shell.blobs.space import Space, disk_full_refused
 from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
 from hypergpu.digest import FILE_STEP_BYTES, RunningDigest, digest_of
 from hypergpu.refusal import Reason, RefusalError
@@ -164,12 +164,12 @@ class Upload:
 
 
 class Quarantine:
-    """The uploads under one folder. Their declared sizes count against the room."""
+    """The uploads under one folder. Their declared sizes count against the space."""
 
-    def __init__(self, folder: Path, blobs: Blobs, room: Room) -> None:
+    def __init__(self, folder: Path, blobs: Blobs, space: Space) -> None:
         self._folder = folder / "quarantine"
         self._blobs = blobs
-        self._room = room
+        self._space = space
         self._lock = threading.Lock()
         self._uploads: dict[Path, Upload] = {}
         self._reserved: dict[Path, int] = {}
@@ -304,16 +304,16 @@ class Quarantine:
     def _count(self, path: Path) -> None:
         """Take account of a file that is there already."""
         self._reserved[path] = path.stat().st_size
-        self._room.count(self._reserved[path])
+        self._space.count(self._reserved[path])
         if owner := _owner(path):
             self._owned[owner] = path
 
     def _reserve(self, path: Path, size_bytes: int) -> None:
         held_bytes = self._reserved.get(path, 0)
         if size_bytes > held_bytes:
-            self._room.take(size_bytes - held_bytes)
+            self._space.take(size_bytes - held_bytes)
         else:
-            self._room.give(held_bytes - size_bytes)
+            self._space.give(held_bytes - size_bytes)
         self._reserved[path] = size_bytes
         if owner := _owner(path):
             self._owned[owner] = path
@@ -332,7 +332,7 @@ class Quarantine:
 
     def _let_go(self, path: Path) -> None:
         self._uploads.pop(path, None)
-        self._room.give(self._reserved.pop(path))
+        self._space.give(self._reserved.pop(path))
         if self._owned.get(_owner(path)) == path:
             del self._owned[_owner(path)]
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from coordinator.shell.blobs.room import Room
+from coordinator.shell.blobs.space import Space
 
 SPARE_BYTES_MIN = 1 << 20
 """Smaller files are not worth it."""
@@ -27,17 +27,17 @@ class _Spare(NamedTuple):
 
 
 class Spares:
-    """Counted in the room, and deleted when room is short. Threads may share it."""
+    """Counted in the space, and deleted when it is short. Threads may share it."""
 
-    def __init__(self, folder: Path, room: Room) -> None:
+    def __init__(self, folder: Path, space: Space) -> None:
         """Start with none: what an earlier process kept goes."""
         self._folder = folder
-        self._room = room
+        self._space = space
         self._lock = threading.Lock()
         self._spares: list[_Spare] = []
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        room.reclaim = self.clear
+        space.reclaim = self.clear
 
     def offer(self, path: Path) -> None:
         """Take over a file that nobody reads or needs, or delete it."""
@@ -48,7 +48,7 @@ class Spares:
         kept = self._folder / secrets.token_hex(8)
         path.rename(kept)
         with self._lock:
-            self._room.count(size_bytes)
+            self._space.count(size_bytes)
             self._spares.append(_Spare(kept, size_bytes, time.monotonic()))
             oldest = self._spares[:-_SPARES_MAX]
             self._delete(oldest)
@@ -63,7 +63,7 @@ class Spares:
             for spare in reversed(self._spares):
                 if spare.size_bytes == size_bytes:
                     self._spares.remove(spare)
-                    self._room.give(size_bytes)
+                    self._space.give(size_bytes)
                     spare.path.rename(path)
                     return True
         return False
@@ -75,7 +75,7 @@ class Spares:
             self._delete([spare for spare in self._spares if spare.since_s <= oldest_s])
 
     def clear(self) -> bool:
-        """Delete all of them. Returns whether that made room."""
+        """Delete all of them. Returns whether that made space."""
         with self._lock:
             had_any = bool(self._spares)
             self._delete(list(self._spares))
@@ -84,5 +84,5 @@ class Spares:
     def _delete(self, spares: list[_Spare]) -> None:
         for spare in spares:
             self._spares.remove(spare)
-            self._room.give(spare.size_bytes)
+            self._space.give(spare.size_bytes)
             spare.path.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ from coordinator.core.commands import Aggregate, FoldedUpdate
 from coordinator.core.events import Event
 from coordinator.core.job import Job, Model
 from coordinator.shell.blobs.disk import DiskBlobs
-from coordinator.shell.blobs.room import Room as DiskRoom
+from coordinator.shell.blobs.space import Space
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.runtime.acts.aggregation import aggregate, folded
 from coordinator.shell.runtime.driver import Driver
@@ -24,8 +24,8 @@ from tests.unit.shell.whole_shell import JOB, NODE, SPEC, parts_in
 class NotedBlobs(DiskBlobs):
     """Notes what is made durable."""
 
-    def __init__(self, folder: Path, room: DiskRoom, notes: list[str]) -> None:
-        super().__init__(folder, room)
+    def __init__(self, folder: Path, space: Space, notes: list[str]) -> None:
+        super().__init__(folder, space)
         self._notes = notes
 
     def sync(self, digest: Digest) -> None:
@@ -54,8 +54,8 @@ def closed_round(parts: Parts) -> Aggregate:
 
 
 def test_a_fold_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
-    room = DiskRoom(tmp_path, 2 * LAYOUT.model_bytes + 20_000)
-    parts = parts_in(tmp_path)._replace(blobs=DiskBlobs(tmp_path, room))
+    space = Space(tmp_path, 2 * LAYOUT.model_bytes + 20_000)
+    parts = parts_in(tmp_path)._replace(blobs=DiskBlobs(tmp_path, space))
     command = closed_round(parts)
     work = parts.blobs.work_path("any").parent
 
@@ -67,7 +67,7 @@ def test_a_fold_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
 
 async def test_a_model_is_durable_before_one_made_of_it_is_journalled(tmp_path: Path) -> None:
     notes: list[str] = []
-    blobs = NotedBlobs(tmp_path, DiskRoom(tmp_path), notes)
+    blobs = NotedBlobs(tmp_path, Space(tmp_path), notes)
     parts = parts_in(tmp_path)._replace(blobs=blobs, driver=NotingDriver(notes))
     room = Room(Job(JOB, SPEC), 0)
     room.layout = LAYOUT
@@ -80,7 +80,7 @@ async def test_a_model_is_durable_before_one_made_of_it_is_journalled(tmp_path: 
 
 
 async def test_a_fold_that_nobody_waits_for_leaves_no_pins(tmp_path: Path) -> None:
-    parts = parts_in(tmp_path)._replace(blobs=DiskBlobs(tmp_path, DiskRoom(tmp_path)))
+    parts = parts_in(tmp_path)._replace(blobs=DiskBlobs(tmp_path, Space(tmp_path)))
     room = Room(Job(JOB, SPEC), 0)
     room.layout = LAYOUT
     folding = asyncio.create_task(aggregate(parts, room, closed_round(parts)))

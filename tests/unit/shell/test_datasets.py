@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.shell.blobs.disk import DiskBlobs
-from coordinator.shell.blobs.room import Room
+from coordinator.shell.blobs.space import Space
 from coordinator.shell.runtime.acts.datasets import (
     clear_unfinished,
     laid_out,
@@ -19,7 +19,7 @@ from hypergpu.v1 import tensor_pb2
 
 @pytest.fixture
 def blobs(tmp_path: Path) -> DiskBlobs:
-    return DiskBlobs(tmp_path, Room(tmp_path))
+    return DiskBlobs(tmp_path, Space(tmp_path))
 
 
 def manifest(blobs: DiskBlobs, files: dict[str, bytes]) -> tensor_pb2.Manifest:

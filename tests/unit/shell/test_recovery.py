@@ -5,7 +5,7 @@ import pytest
 from coordinator.core.events import JobCreated
 from coordinator.core.job import BlobRef, Phase
 from coordinator.shell.blobs.disk import DiskBlobs
-from coordinator.shell.blobs.room import Room as DiskRoom
+from coordinator.shell.blobs.space import Space
 from coordinator.shell.evaluator.messages import Initialise, Initialised
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.journal.memory import MemoryJournal
@@ -33,7 +33,7 @@ class RefusingEvaluator(EvaluatorProcess):
 
 def started(folder: Path, journal: MemoryJournal, evaluator: EvaluatorProcess) -> Parts:
     """A coordinator that has just replayed its journal."""
-    blobs = DiskBlobs(folder, DiskRoom(folder))
+    blobs = DiskBlobs(folder, Space(folder))
     parts = parts_in(folder, journal)._replace(blobs=blobs, evaluator=evaluator)
     replay = replayed(journal)
     parts.driver.rooms.update(replay.rooms)
@@ -81,7 +81,7 @@ async def test_a_job_that_another_version_wrote_rests_and_the_others_go_on(tmp_p
 
 async def job_with_data(folder: Path, journal: MemoryJournal) -> tuple[BlobRef, BlobRef]:
     """Journal a job with data of its user's; gives its manifest and its one file."""
-    blobs = DiskBlobs(folder, DiskRoom(folder))
+    blobs = DiskBlobs(folder, Space(folder))
     file = blobs.put(b"a user's file", keep_s=-1)
     entry = tensor_pb2.ManifestEntry(path="a.txt", blob=blob_message(file))
     packed = packed_manifest(tensor_pb2.Manifest(entries=[entry]))

@@ -5,7 +5,7 @@ from pathlib import Path
 from coordinator.core.events import NodeJoined, NodeLost
 from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.quarantine import Quarantine
-from coordinator.shell.blobs.room import Room as DiskRoom
+from coordinator.shell.blobs.space import Space
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import NodeRecord, UpdateCount
 from coordinator.shell.runtime.room import uploader
@@ -76,7 +76,7 @@ async def test_what_is_on_its_way_to_the_journal_is_counted_once(tmp_path: Path)
 
 async def test_an_upload_is_thrown_away_once_its_lease_has_ended(tmp_path: Path) -> None:
     parts = parts_in(tmp_path)
-    quarantine = ToldQuarantine(tmp_path, parts.blobs, DiskRoom(tmp_path, 0))
+    quarantine = ToldQuarantine(tmp_path, parts.blobs, Space(tmp_path, 0))
     quarantine.forgotten, quarantine.loop = asyncio.Queue(), asyncio.get_running_loop()
     parts = parts._replace(quarantine=quarantine)
     collector = Collector(parts)

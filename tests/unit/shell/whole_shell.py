@@ -10,7 +10,7 @@ from coordinator.core.events import JobCreated, ModelInitialised
 from coordinator.core.job import BlobRef, Model
 from coordinator.shell.blobs.memory import MemoryBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
-from coordinator.shell.blobs.room import Room as DiskRoom
+from coordinator.shell.blobs.space import Space
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.node_words import Capabilities
@@ -34,14 +34,14 @@ _QUOTA_BYTES = 1 << 20
 def parts_in(folder: Path, journal: MemoryJournal | None = None) -> Parts:
     """Everything that acts and servicers get."""
     journal = journal or MemoryJournal()
-    room = DiskRoom(folder, _QUOTA_BYTES)
-    blobs = MemoryBlobs(folder, room)
+    space = Space(folder, _QUOTA_BYTES)
+    blobs = MemoryBlobs(folder, space)
     driver, roster = Driver(journal), Roster()
     return Parts(
         settings=Settings(data_dir=folder),
         journal=journal,
         blobs=blobs,
-        quarantine=Quarantine(folder, blobs, room),
+        quarantine=Quarantine(folder, blobs, space),
         evaluator=EvaluatorProcess(),
         driver=driver,
         roster=roster,

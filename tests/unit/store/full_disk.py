@@ -11,7 +11,7 @@ from pathlib import Path
 from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
-from coordinator.shell.blobs.room import Room
+from coordinator.shell.blobs.space import Space
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.journal.sql.store import SqlJournal
 from hypergpu.digest import digest_of
@@ -61,7 +61,7 @@ def fill_journal(folder: Path) -> None:
 
 
 def fill_blobs(folder: Path) -> None:
-    blobs = DiskBlobs(folder, Room(folder))
+    blobs = DiskBlobs(folder, Space(folder))
     limit(LIMIT_BYTES)
     refused(lambda: blobs.put(CONTENT))
     say("empty" if blobs.usage().used_bytes == 0 and not any(blobs.stored()) else "left over")
@@ -71,10 +71,10 @@ def fill_blobs(folder: Path) -> None:
 
 
 def fill_upload(folder: Path) -> None:
-    room = Room(folder)
-    blobs = DiskBlobs(folder, room)
+    space = Space(folder)
+    blobs = DiskBlobs(folder, space)
     blob = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
-    upload = Quarantine(folder, blobs, room).open("key", blob)
+    upload = Quarantine(folder, blobs, space).open("key", blob)
     limit(LIMIT_BYTES)
     upload.append(0, CONTENT[:100_000])
     refused(lambda: upload.append(100_000, CONTENT[100_000:]))

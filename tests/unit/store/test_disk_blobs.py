@@ -6,7 +6,7 @@ import pytest
 from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
-from coordinator.shell.blobs.room import Room
+from coordinator.shell.blobs.space import Space
 from hypergpu.digest import digest_of
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Bytes
@@ -16,7 +16,7 @@ BLOB = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
 
 
 def restarted(folder: Path) -> DiskBlobs:
-    return DiskBlobs(folder, Room(folder))
+    return DiskBlobs(folder, Space(folder))
 
 
 def flip(content: bytes) -> bytes:
@@ -89,13 +89,13 @@ def test_a_name_that_is_no_digest_reaches_no_file(tmp_path: Path, digest: str) -
 
 
 def test_a_crash_while_an_upload_becomes_a_blob_loses_nothing(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    blobs = DiskBlobs(tmp_path, room)
-    upload = Quarantine(tmp_path, blobs, room).open("key", BLOB)
+    space = Space(tmp_path)
+    blobs = DiskBlobs(tmp_path, space)
+    upload = Quarantine(tmp_path, blobs, space).open("key", BLOB)
     upload.append(0, CONTENT)
     # The name that a finished upload has between the quarantine and the blobs.
     upload.path.rename(upload.path.with_name(upload.path.name + ".finished"))
-    again = Quarantine(tmp_path, blobs, Room(tmp_path))
+    again = Quarantine(tmp_path, blobs, Space(tmp_path))
     assert again.committed_offset("key") == len(CONTENT)
     assert again.open("key", BLOB).finish() == BLOB
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shell.blobs.room import Room
+from coordinator.shell.blobs.space import Space
 from hypergpu.refusal import RefusalError
 
 ROOT = Path(__file__).parents[3]
@@ -37,4 +37,4 @@ def test_an_upload_that_hits_the_end_of_the_disk_goes_on_where_it_was(tmp_path: 
 
 def test_the_last_free_bytes_are_left_to_the_journal(tmp_path: Path) -> None:
     with pytest.raises(RefusalError, match="are kept free"):
-        Room(tmp_path, keep_free_bytes=2**60).take(1)
+        Space(tmp_path, keep_free_bytes=2**60).take(1)

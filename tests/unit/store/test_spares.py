@@ -7,7 +7,7 @@ import pytest
 from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
-from coordinator.shell.blobs.room import Room
+from coordinator.shell.blobs.space import Space
 from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
 from hypergpu.digest import digest_of
 from hypergpu.refusal import RefusalError
@@ -25,16 +25,16 @@ class Store:
 
     def __init__(self, folder: Path, quota_bytes: int = 0) -> None:
         self.folder = folder
-        self.room = Room(folder, quota_bytes)
-        self.blobs = DiskBlobs(folder, self.room)
-        self.quarantine = Quarantine(folder, self.blobs, self.room)
+        self.space = Space(folder, quota_bytes)
+        self.blobs = DiskBlobs(folder, self.space)
+        self.quarantine = Quarantine(folder, self.blobs, self.space)
         self.blobs.put(OLD, keep_s=-1)
         self.blobs.collect(frozenset())
 
     def restarted(self) -> Quarantine:
         """The quarantine of a process that follows one that was killed."""
-        room = Room(self.folder)
-        return Quarantine(self.folder, DiskBlobs(self.folder, room), room)
+        space = Space(self.folder)
+        return Quarantine(self.folder, DiskBlobs(self.folder, space), space)
 
     def stored(self) -> bytes:
         """The new blob."""
@@ -66,9 +66,9 @@ def test_a_removed_blob_that_somebody_reads_is_not_given_away(store: Store) -> N
 
 def test_spares_count_as_used_until_room_is_short(tmp_path: Path) -> None:
     store = Store(tmp_path, quota_bytes=SIZE_BYTES + 10)
-    assert store.room.usage().used_bytes == SIZE_BYTES
+    assert store.space.usage().used_bytes == SIZE_BYTES
     store.blobs.put(NEW)
-    assert store.room.usage().used_bytes == SIZE_BYTES
+    assert store.space.usage().used_bytes == SIZE_BYTES
     assert not store.blobs.reuse(store.blobs.work_path("over"), SIZE_BYTES)
 
 
@@ -79,7 +79,7 @@ def test_an_upload_written_over_an_older_file_becomes_its_own_blob(store: Store)
     upload.append(HALF, NEW[HALF:])
     upload.finish()
     assert store.stored() == NEW
-    assert store.room.usage().used_bytes == SIZE_BYTES
+    assert store.space.usage().used_bytes == SIZE_BYTES
     assert not list((store.folder / "quarantine").iterdir())
 
 

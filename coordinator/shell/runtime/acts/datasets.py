@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.interface import Blobs
-from coordinator.shell.blobs.room import disk_full_refused
+from coordinator.shell.blobs.space import disk_full_refused
 from hypergpu.dataset.manifest import checked_paths
 from hypergpu.digest import digest_from_wire
 from hypergpu.ids import Digest

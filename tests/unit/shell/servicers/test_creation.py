@@ -5,7 +5,7 @@ import pytest
 
 from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.disk import DiskBlobs
-from coordinator.shell.blobs.room import Room as DiskRoom
+from coordinator.shell.blobs.space import Space
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.upkeep import collect
 from coordinator.shell.servicers.user.job import JobServicer
@@ -59,7 +59,7 @@ def request(*files: BlobRef) -> job_pb2.CreateJobRequest:
 async def test_a_users_files_outlive_a_collection_while_their_job_is_created(
     tmp_path: Path,
 ) -> None:
-    blobs = CollectingBlobs(tmp_path, DiskRoom(tmp_path))
+    blobs = CollectingBlobs(tmp_path, Space(tmp_path))
     parts = blobs.parts = parts_in(tmp_path)._replace(blobs=blobs)
     file = blobs.put(b"a user's file", keep_s=-1)
     async with driving(parts):

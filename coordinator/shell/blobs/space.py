@@ -16,7 +16,7 @@ KEEP_FREE_BYTES = 64 << 20
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-class Room:
+class Space:
     """Counts what is stored or promised. Threads may share it."""
 
     def __init__(
@@ -28,10 +28,10 @@ class Room:
         self._used_bytes = 0
         self._lock = threading.Lock()
         self.reclaim: Callable[[], bool] = lambda: False
-        """Makes room by deleting what can be missed; tells whether there was anything."""
+        """Makes space by deleting what can be missed; tells whether there was anything."""
 
     def take(self, size_bytes: int) -> None:
-        """Promise room for ``size_bytes`` that are still to be written.
+        """Promise space for ``size_bytes`` that are still to be written.
 
         Raises:
             RefusalError: DISK_FULL, with the figures; nothing was promised.
@@ -39,7 +39,7 @@ class Room:
         self._insist(self._take, size_bytes)
 
     def take_written(self, size_bytes: int) -> None:
-        """Promise room for ``size_bytes`` that lie on the disk already: only the quota can refuse.
+        """Promise space for ``size_bytes`` that lie on the disk already: only the quota can refuse.
 
         Raises:
             RefusalError: DISK_FULL, with the figures; nothing was promised.
