@@ -1,0 +1,32 @@
+"""The bad internet as pure data and pure, seeded functions. Reads no clock and opens no socket."""
+
+from netsim.link.course import LinkCourse, Variation
+from netsim.link.episodes import Episodes, EpisodeTimes
+from netsim.link.jitter import WanderingDelay
+from netsim.link.link import STALLED_BITS_PER_S, CongestionControl, Direction, Link, most_loss
+from netsim.link.loss import LossChain, loss_events_per_packet, transitions
+from netsim.link.rate import NEVER_US, RateProcess, RateShape
+from netsim.link.trace import Trace, TraceRow, csv_trace, mahimahi_trace
+
+__all__ = [
+    "NEVER_US",
+    "STALLED_BITS_PER_S",
+    "CongestionControl",
+    "Direction",
+    "EpisodeTimes",
+    "Episodes",
+    "Link",
+    "LinkCourse",
+    "LossChain",
+    "RateProcess",
+    "RateShape",
+    "Trace",
+    "TraceRow",
+    "Variation",
+    "WanderingDelay",
+    "csv_trace",
+    "loss_events_per_packet",
+    "mahimahi_trace",
+    "most_loss",
+    "transitions",
+]

@@ -1,0 +1,85 @@
+"""Short spells in which a link is worse: gaps, handovers, spikes. Seeded functions of time."""
+
+import random
+from typing import NamedTuple
+
+import msgspec
+
+from hypergpu.units import Microseconds, Milliseconds
+from netsim.refusal import RefusedError
+
+
+class Episodes(msgspec.Struct, frozen=True, kw_only=True):
+    """One spell in each stretch of ``every_ms``.
+
+    Raises:
+        RefusedError: No link can have such spells.
+    """
+
+    every_ms: Milliseconds
+    least_ms: Milliseconds
+    """Shortest spell."""
+    most_ms: Milliseconds
+    """Longest spell; lengths between the two are equally likely."""
+    is_regular: bool = False
+    """At the beginning of each stretch, not somewhere in it."""
+    is_stalled: bool = False
+    """Nothing passes in a spell; what waits, waits."""
+    loss_factor: float = 1.0
+    """On the loss, in a spell."""
+    delay_us: Microseconds = Microseconds(0)
+    """Added each way, in a spell."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.least_ms <= self.most_ms < self.every_ms:
+            what = f"spells of {self.least_ms} to {self.most_ms} ms in each {self.every_ms} ms"
+            raise RefusedError(what, "give 0 < least <= most < every")
+        if not 0 <= self.loss_factor <= 10_000 or self.delay_us < 0:
+            what = f"a spell with loss factor {self.loss_factor:g} and delay {self.delay_us} us"
+            raise RefusedError(what, "give a factor in [0, 10000] and a delay of 0 or more")
+
+
+class Spell(NamedTuple):
+    """From its first moment to the first moment after it."""
+
+    from_us: int
+    until_us: int
+
+
+class EpisodeTimes:
+    """When the spells are. Equal keys give equal spells."""
+
+    def __init__(self, episodes: Episodes, *, key: str) -> None:
+        self._episodes = episodes
+        self._key = key
+        self._every_us = episodes.every_ms * 1000
+        self._stretch = -1
+        self._spell = Spell(0, 0)
+
+    def is_on(self, now_us: int) -> bool:
+        """Whether a spell is on."""
+        spell = self.spell(now_us // self._every_us)
+        return spell.from_us <= now_us < spell.until_us
+
+    def next_change_us(self, now_us: int) -> int:
+        """When the present or else the next spell ends or begins."""
+        stretch = now_us // self._every_us
+        spell = self.spell(stretch)
+        if now_us < spell.from_us:
+            return spell.from_us
+        return spell.until_us if now_us < spell.until_us else self.spell(stretch + 1).from_us
+
+    def spell(self, stretch: int) -> Spell:
+        """The spell of a stretch, counted from 0."""
+        if stretch != self._stretch:
+            self._stretch = stretch
+            self._spell = self._drawn(stretch)
+        return self._spell
+
+    def _drawn(self, stretch: int) -> Spell:
+        dice = random.Random(f"{self._key}/{stretch}")
+        lasting_us = dice.randint(self._episodes.least_ms, self._episodes.most_ms) * 1000
+        from_us = stretch * self._every_us
+        if not self._episodes.is_regular:
+            from_us += dice.randrange(self._every_us - lasting_us)
+        return Spell(from_us, from_us + lasting_us)

@@ -1,0 +1,101 @@
+"""Whatever is drawn: order is kept, links stay possible, and a moment is the same for all."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hypergpu.units import Microseconds, Milliseconds
+from netsim.link import Direction, Episodes, Link, LinkCourse, RateShape, Variation, WanderingDelay
+
+times = st.lists(st.integers(0, 100_000_000), min_size=2, max_size=60)
+directions = st.builds(
+    Direction,
+    delay_us=st.integers(100_000, 300_000),
+    jitter_us=st.integers(0, 100_000),
+    jitter_memory_ms=st.integers(50, 2000),
+    loss=st.floats(0, 0.45),
+    burst_packets=st.floats(1, 50),
+    bits_per_s=st.integers(0, 10**9),
+)
+episodes = st.builds(
+    Episodes,
+    every_ms=st.integers(1001, 30_000),
+    least_ms=st.integers(1, 500),
+    most_ms=st.integers(500, 1000),
+    is_regular=st.booleans(),
+    is_stalled=st.booleans(),
+    loss_factor=st.floats(0, 100),
+    delay_us=st.integers(0, 100_000),
+)
+variations = st.builds(
+    Variation,
+    rate=st.builds(
+        RateShape,
+        every_ms=st.integers(1, 10_000),
+        variation=st.floats(0, 3),
+        correlation=st.floats(0, 0.9),
+        evening=st.floats(0, 1),
+    ),
+    episodes=st.lists(episodes, max_size=3).map(tuple),
+    delay_step_us=st.integers(0, 400_000),
+)
+
+
+@settings(max_examples=50)
+@given(directions, st.integers(0, 2**32), st.lists(st.integers(0, 3_000_000), min_size=2))
+def test_no_packet_overtakes_another_by_jitter(
+    direction: Direction, seed: int, gaps_us: list[int]
+) -> None:
+    wander = WanderingDelay(direction, key=str(seed))
+    now_us, arrived_us = 0, 0
+    for gap_us in gaps_us:
+        now_us += gap_us
+        delay_us = wander.at(now_us)
+        assert delay_us >= 0
+        assert now_us + delay_us >= arrived_us
+        arrived_us = now_us + delay_us
+
+
+@settings(max_examples=25)
+@given(directions, times)
+def test_delay_at_a_moment_does_not_depend_on_what_was_asked_before(
+    direction: Direction, asked_us: list[int]
+) -> None:
+    wander = WanderingDelay(direction, key="same")
+    found = [wander.at(now_us) for now_us in asked_us]
+    assert found == [WanderingDelay(direction, key="same").at(now_us) for now_us in asked_us]
+
+
+@settings(max_examples=25)
+@given(directions, directions, variations, times)
+def test_course_at_a_moment_does_not_depend_on_what_was_asked_before(
+    up: Direction, down: Direction, variation: Variation, asked_us: list[int]
+) -> None:
+    link = Link(up=up, down=down)
+    course = LinkCourse(link, variation, key="same")
+    found = [course.at(now_us) for now_us in asked_us]
+    assert found == [LinkCourse(link, variation, key="same").at(now_us) for now_us in asked_us]
+
+
+@settings(max_examples=25)
+@given(directions, variations, times)
+def test_link_is_the_one_of_the_last_change(
+    direction: Direction, variation: Variation, asked_us: list[int]
+) -> None:
+    course = LinkCourse(Link(up=direction, down=direction), variation, key="k")
+    for now_us in asked_us:
+        later_us = course.next_change_us(now_us)
+        assert later_us > now_us
+        assert course.at(now_us) == course.at(min(later_us - 1, now_us + 10**9))
+
+
+def test_same_numbers_on_every_machine() -> None:
+    """A change here changes every seeded world: say so in the log."""
+    direction = Direction(
+        delay_us=Microseconds(30_000), jitter_us=Microseconds(4_000), bits_per_s=10_000_000
+    )
+    wander = WanderingDelay(direction, key="1/jitter/attic")
+    assert [wander.at(second * 1_000_000) for second in range(4)] == [22357, 26642, 25204, 36288]
+    shape = RateShape(variation=0.5, correlation=0.8, every_ms=Milliseconds(1000))
+    course = LinkCourse(Link(up=direction, down=direction), Variation(rate=shape), key="1/attic")
+    rates = [link.up.bits_per_s for _, link in course.changes(4_000_000)]
+    assert rates == [9084454, 12483605, 10739571, 10844658]
