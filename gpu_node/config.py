@@ -23,6 +23,8 @@ class Settings(BaseSettings):
     """Threads of the worker; 0: what the worker takes by itself."""
     worker_memory_bytes: int = Field(default=0, ge=0)
     """Memory the worker may take; 0: no cap."""
+    worker_step_floor_ms: int = Field(default=0, ge=0)
+    """Least time of an inner step: lets a fast machine play a slow one."""
     cache_bytes: int = Field(default=20 << 30, ge=0)
     """Downloaded models and datasets may take this much beyond what the work at hand needs."""
     drain_limit_ms: int = Field(default=25_000, ge=0)

@@ -33,7 +33,7 @@ from hypergpu.refusal import Reason, RefusalError
 
 log = structlog.get_logger()
 
-_PASSING = frozenset(
+_WORTH_ANOTHER_TRY = frozenset(
     {
         Reason.NOT_READY,
         Reason.RATE_LIMITED,
@@ -45,7 +45,7 @@ _PASSING = frozenset(
         Reason.VERSION_MISMATCH,
     }
 )
-"""Refusals that may not be repeated."""
+"""Refusals of a transfer after which the next try may succeed."""
 _VOID = frozenset({Reason.UPDATE_LATE, Reason.LEASE_STALE, Reason.JOB_UNKNOWN, Reason.JOB_PHASE})
 """Refusals of an update that nobody waits for any more."""
 
@@ -181,7 +181,7 @@ class Errands:
             refused = None
         if refused is not None and refused.reason in _VOID:
             return UpdateLate(at_ms=monotonic_ms(), lease=lease, reason=reason)
-        if refused is not None and refused.reason not in _PASSING:
+        if refused is not None and refused.reason not in _WORTH_ANOTHER_TRY:
             return UpdateRefused(at_ms=monotonic_ms(), lease=lease, reason=reason)
         return UploadBroken(
             at_ms=monotonic_ms(),
@@ -199,7 +199,7 @@ def _refusal(broken: Exception) -> RefusalError | None:
 
 def _fetch_ended(lease: Lease, broken: Exception, *, has_progressed: bool) -> Event:
     refused = _refusal(broken)
-    is_lasting = refused is not None and refused.reason not in _PASSING
+    is_lasting = refused is not None and refused.reason not in _WORTH_ANOTHER_TRY
     is_ours = isinstance(broken, OSError) and not isinstance(broken, TimeoutError)
     if is_lasting or is_ours:
         return FetchRefused(at_ms=monotonic_ms(), lease=lease, reason=why(broken))

@@ -91,7 +91,12 @@ class Runtime:
         self._kind = worker_kind(settings.worker)
         self._worker = WorkerProcess(
             worker_command(self._kind),
-            os.environ | worker_caps(settings.worker_threads, settings.worker_memory_bytes),
+            os.environ
+            | worker_caps(
+                settings.worker_threads,
+                settings.worker_memory_bytes,
+                settings.worker_step_floor_ms,
+            ),
         )
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._joining: asyncio.Task[None] | None = None

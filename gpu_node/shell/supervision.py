@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from gpu_node.shell.worker.limits import MEMORY_BYTES, THREADS
+from gpu_node.shell.worker.limits import MEMORY_BYTES, STEP_FLOOR_MS, THREADS
 from gpu_node.shell.worker.messages import (
     Abort,
     Aborted,
@@ -50,9 +50,9 @@ def worker_command(kind: str) -> tuple[str, ...]:
     return (sys.executable, *safe, "-m", "gpu_node.shell.worker", "--kind", kind)
 
 
-def worker_caps(threads: int, memory_bytes: int) -> dict[str, str]:
+def worker_caps(threads: int, memory_bytes: int, step_floor_ms: int = 0) -> dict[str, str]:
     """The owner's caps as the worker reads them; 0 is none."""
-    caps = {THREADS: threads, MEMORY_BYTES: memory_bytes}
+    caps = {THREADS: threads, MEMORY_BYTES: memory_bytes, STEP_FLOOR_MS: step_floor_ms}
     return {name: str(cap) for name, cap in caps.items() if cap}
 
 

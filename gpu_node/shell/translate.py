@@ -1,7 +1,6 @@
 """Between protobuf and the core's values: the only place where both are known."""
 
 import math
-from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 
@@ -17,25 +16,13 @@ from gpu_node.core.assignment import (
 from gpu_node.shell.worker.messages import Ready
 from hypergpu.digest import digest_from_wire, digest_to_wire
 from hypergpu.ids import Digest, JobId, NodeId, Slot
+from hypergpu.protocol import PROTOCOL, SOFTWARE
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import UpdateClaim
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, tensor_pb2
 
-PROTOCOL = 1
-"""What this node speaks; peers refuse any other."""
-
 _options = msgspec.json.Decoder(dict[str, str | int | float | bool])
-
-
-def _software() -> str:
-    try:
-        return f"hypergpu {version('hypergpu')}"
-    except PackageNotFoundError:
-        return "hypergpu (a source tree)"
-
-
-SOFTWARE = _software()
 
 
 def version_message() -> node_pb2.Version:

@@ -1,6 +1,7 @@
 """What every kind of worker does alike, in real processes."""
 
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from gpu_node.shell.worker.messages import (
     PositionRange,
     Stop,
 )
-from hypergpu.codec import check_update
+from hypergpu.codec import IncrementalCheck
 from hypergpu.digest import digest_of
 from hypergpu.units import Samples
 from tests.conformance.worker_process import (
@@ -68,6 +69,13 @@ def test_a_ready_worker_names_its_device_and_its_workloads(
     assert subject.workload in worker.ready.workloads
 
 
+def refuse_malformed(layout: Layout, scheme: str, update: bytes) -> None:
+    """Judge an update as the coordinator does."""
+    check = IncrementalCheck(layout, scheme)
+    check.feed(update)
+    check.finish()
+
+
 @every_subject
 def test_the_update_is_what_the_reply_says_and_what_the_codec_wants(
     worker: Worker, desk: Desk
@@ -75,7 +83,7 @@ def test_the_update_is_what_the_reply_says_and_what_the_codec_wants(
     request = desk.request(0)
     reply = worker.trained(request)
     payload = Path(request.update_path).read_bytes()
-    check_update(desk.layout, request.codec, Path(request.update_path))
+    refuse_malformed(desk.layout, request.codec, payload)
     assert reply.update_digest == digest_of(payload)
     assert (reply.update_bytes, reply.samples, reply.inner_steps) == (len(payload), 64, 4)
     assert math.isfinite(reply.loss_last)
@@ -129,7 +137,7 @@ def test_what_is_not_finite_in_a_refused_update_is_dropped(worker: Worker, desk:
     poison(path)
     reply = worker.trained(changed(desk.request(1), returns_update=True))
     assert math.isfinite(reply.loss_last)
-    check_update(desk.layout, "int4", desk.folder / "update-1")
+    refuse_malformed(desk.layout, "int4", (desk.folder / "update-1").read_bytes())
 
 
 @every_learner
@@ -289,3 +297,15 @@ def test_running_out_of_memory_is_fatal_to_the_worker_and_says_the_fix(
         assert reply.is_fatal
         assert "out of memory" in reply.reason
         assert worker.process.wait(timeout=20) == 1
+
+
+@pytest.mark.parametrize("subject", SUBJECTS[1:], ids=named)
+def test_a_worker_that_plays_a_slow_one_computes_the_same(desk: Desk, subject: Subject) -> None:
+    with spawned(subject.kind) as worker:
+        usual = worker.trained(desk.request(0, state="usual"))
+    began_s = time.monotonic()
+    with spawned(subject.kind, {"HYPERGPU_WORKER_STEP_FLOOR_MS": "50"}) as worker:
+        slow = worker.trained(desk.request(0, state="slow"))
+
+    assert slow.update_digest == usual.update_digest
+    assert time.monotonic() - began_s >= 0.05 * slow.inner_steps

@@ -18,6 +18,7 @@ from gpu_node.shell.state.keys import certificate_request_pem, tls_key_pem
 from gpu_node.shell.state.places import Places, write_durably
 from hypergpu.authority import fetch_authority, split_address
 from hypergpu.digest import digest_of
+from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey, JoinClaim
 from hypergpu.token import Role, Token
@@ -26,7 +27,6 @@ from hypergpu.v1 import node_pb2
 
 log = structlog.get_logger()
 
-PROTOCOL_ENTRY = ("hypergpu-protocol", str(translate.PROTOCOL))
 NODE_KEY = "hypergpu-node"
 _LIFE_MIN_S = 3600
 _UNTRUSTWORTHY = frozenset({Reason.COORDINATOR_UNREACHABLE})

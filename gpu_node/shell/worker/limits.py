@@ -8,8 +8,11 @@ import os
 import resource
 from typing import NamedTuple
 
+from hypergpu.units import Milliseconds
+
 THREADS = "HYPERGPU_WORKER_THREADS"
 MEMORY_BYTES = "HYPERGPU_WORKER_MEMORY_BYTES"
+STEP_FLOOR_MS = "HYPERGPU_WORKER_STEP_FLOOR_MS"
 _LIBRARY_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -25,6 +28,8 @@ class Limits(NamedTuple):
     """0: no cap. On a CPU it caps the process's data, of which torch itself takes up to 1 GB; on a
     GPU it caps what torch allocates there.
     """
+    step_floor_ms: Milliseconds = Milliseconds(0)
+    """No inner step takes less, so that this machine may play a slower one."""
 
 
 def limits_from_environment() -> Limits:
@@ -33,7 +38,11 @@ def limits_from_environment() -> Limits:
     Raises:
         LimitError: Says which one is no number.
     """
-    return Limits(_number(THREADS, 1, minimum=1), _number(MEMORY_BYTES, 0, minimum=0))
+    return Limits(
+        _number(THREADS, 1, minimum=1),
+        _number(MEMORY_BYTES, 0, minimum=0),
+        Milliseconds(_number(STEP_FLOOR_MS, 0, minimum=0)),
+    )
 
 
 def cap_threads(limits: Limits) -> None:

@@ -1,6 +1,7 @@
 """What a worker of each kind can train, and the trainers it has made so far."""
 
 import json
+import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -12,9 +13,11 @@ from gpu_node.shell.worker.shard.null import answer_null
 from gpu_node.shell.worker.shard.training import ShardError, Watch, train_shard
 from gpu_node.shell.worker.trainer.interface import Trainer
 from gpu_node.shell.worker.trainer.numpy_trainer import NumpyTrainer
+from gpu_node.shell.worker.trainer.paced import PacedTrainer
 from hypergpu.catalogue.entry import Entry, OptionError
 from hypergpu.catalogue.registry import BuilderMissingError, build, entries
 from hypergpu.catalogue.workload import DatasetError, numpy_layout
+from hypergpu.layout import Layout
 from hypergpu.units import Bytes
 
 _ABILITIES = {"torch": ("torch", "numpy", "null"), "numpy": ("numpy", "null"), "null": ("null",)}
@@ -45,6 +48,7 @@ class Workshop:
     def __init__(self, kind: str, limits: Limits) -> None:
         self._engine = _torch_engine(limits) if kind == "torch" else _PlainEngine(limits)
         self._kind = kind
+        self._step_floor_ms = limits.step_floor_ms
         self._entries = {entry.name: entry for entry in entries() if entry.kind in _ABILITIES[kind]}
         self._made: _Made | None = None
 
@@ -86,7 +90,7 @@ class Workshop:
         try:
             if entry.kind == "null":
                 layout = numpy_layout(build(entry, request.options))
-                return lambda wanted, watch: answer_null(wanted, layout, watch)
+                return lambda wanted, watch: self._answer_null(wanted, layout, watch)
             if entry.kind == "numpy":
                 workload = build(entry, request.options)
                 made: Trainer = NumpyTrainer(workload, workload.load(request.data_dir).train)
@@ -94,7 +98,17 @@ class Workshop:
                 made = self._engine.trainer(entry, request)
         except (OptionError, DatasetError, BuilderMissingError) as error:
             raise ShardError(str(error)) from error
+        if self._step_floor_ms:
+            made = PacedTrainer(made, self._step_floor_ms / 1000)
         return lambda wanted, watch: train_shard(wanted, made, watch)
+
+    def _answer_null(self, request: Train, layout: Layout, watch: Watch) -> Trained:
+        """Nothing is computed, but what a device would take for it may pass."""
+        if self._step_floor_ms:
+            for _ in range(request.inner_steps):
+                watch.refuse_aborted()
+                time.sleep(self._step_floor_ms / 1000)
+        return answer_null(request, layout, watch)
 
 
 class _PlainEngine:

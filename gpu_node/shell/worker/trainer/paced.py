@@ -1,0 +1,48 @@
+"""A device that plays a slower one: no inner step ends before its time."""
+
+import time
+from typing import SupportsFloat
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_node.shell.worker.trainer.interface import Start, Trainer
+from hypergpu.catalogue.workload import Samples
+from hypergpu.layout import Flat, Layout
+
+
+class PacedTrainer:
+    """A trainer whose inner steps take ``floor_s`` at least; what they compute is the same."""
+
+    def __init__(self, trainer: Trainer, floor_s: float) -> None:
+        self._trainer = trainer
+        self._floor_s = floor_s
+
+    @property
+    def layout(self) -> Layout:
+        """See `Trainer`."""
+        return self._trainer.layout
+
+    @property
+    def samples(self) -> Samples:
+        """See `Trainer`."""
+        return self._trainer.samples
+
+    def begin(self, start: Start) -> None:
+        """See `Trainer`."""
+        self._trainer.begin(start)
+
+    def step(self, indices: NDArray[np.int64], learning_rate: float) -> SupportsFloat:
+        """See `Trainer`. The device is waited for: its work is part of the step's time."""
+        due_s = time.monotonic() + self._floor_s
+        loss = float(self._trainer.step(indices, learning_rate))
+        time.sleep(max(0.0, due_s - time.monotonic()))
+        return loss
+
+    def store(self, out: Flat) -> None:
+        """See `Trainer`."""
+        self._trainer.store(out)
+
+    def optimizer(self) -> dict[str, NDArray[np.float32]]:
+        """See `Trainer`."""
+        return self._trainer.optimizer()

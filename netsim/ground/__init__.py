@@ -1,0 +1,1 @@
+"""Links held open for programs: where each program runs, and how the links change meanwhile."""
