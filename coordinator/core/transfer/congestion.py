@@ -18,6 +18,8 @@ class Congestion(Protocol):
 
     window: float
     """Packets that may be in flight."""
+    is_steady: bool
+    """Whether it will stay as it is, whatever is lost."""
 
     def round_passed(self, now_us: float) -> None:
         """A full window was acknowledged without a loss."""
@@ -44,10 +46,17 @@ class Reno:
     def __init__(self, path: Path) -> None:
         self.window = float(min(constants.INITIAL_WINDOW_PACKETS, path.buffer_packets))
         self._slow_start_until = float("inf")
+        self.is_steady = False
         self.bound(path)
 
     def bound(self, path: Path) -> None:
         self._most = path.buffer_packets
+        self._steady_from = float("inf")
+        if not path.events_per_packet:
+            # What is left of a full queue after a loss still fills the pipe.
+            is_deep = self.beta * path.overflow_packets >= path.full_packets
+            full = path.full_packets * (1 + constants.HYSTART_SHARE)
+            self._steady_from = min(self._most, full if is_deep else self._most)
 
     def round_passed(self, now_us: float) -> None:
         if self.window < self._slow_start_until:
@@ -55,6 +64,7 @@ class Reno:
             self.window = min(grown, self._slow_start_until, self._most)
         else:
             self.window = min(self._grown(now_us), self._most)
+        self.is_steady = self.window >= self._steady_from
 
     def lost(self, now_us: float) -> None:
         self._remember(now_us)
@@ -134,18 +144,23 @@ class Bbr:
     def bound(self, path: Path) -> None:
         self._most = bbr_window(path)
         self.window = min(self.window, self._most)
+        self.is_steady = self.window >= self._most
 
     def round_passed(self, now_us: float) -> None:
-        self.window = min(self.window * constants.BBR_STARTUP_GROWTH, self._most)
+        self._grow(constants.BBR_STARTUP_GROWTH)
 
     def lost(self, now_us: float) -> None:
-        self.window = min(self.window * constants.BBR_LOSSY_GROWTH, self._most)
+        self._grow(constants.BBR_LOSSY_GROWTH)
 
     def timed_out(self, now_us: float) -> None:
         """The estimate of the rate stays; so does the window after the stall."""
 
     def was_idle(self) -> None:
         """It goes on at the rate that it knows."""
+
+    def _grow(self, factor: float) -> None:
+        self.window = min(self.window * factor, self._most)
+        self.is_steady = self.window >= self._most
 
 
 def bbr_window(path: Path) -> float:

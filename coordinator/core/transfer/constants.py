@@ -47,7 +47,7 @@ BBR_IDLE_SHARE_MOST = 0.1
 BBR_LOSS_LIMIT = 0.2
 """BBR ignores loss up to about this share (Cardwell et al. 2016); beyond it the rate collapses."""
 
-ROUNDS_MOST = 160
+ROUNDS_MOST = 100
 """Rounds drawn one by one; what is left after them moves at the steady rate."""
 
 MATHIS = 1.29
@@ -56,3 +56,5 @@ drawn rounds.
 """
 TIMER_SHARE = 0.5
 """How many of the losses in a small window wait for the timer; fitted to the drawn rounds."""
+SPREAD_A_LOSS = 0.6
+"""Spread of a long transfer's time, times the root of its losses; fitted to the drawn rounds."""

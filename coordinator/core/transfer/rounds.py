@@ -1,11 +1,12 @@
 """The time to move bytes over a path, drawn round trip by round trip. No packets are moved."""
 
 from enum import Enum
-from math import log
+from math import cos, exp, log, pi, sqrt
 
 from coordinator.core.transfer import constants
 from coordinator.core.transfer.congestion import bbr_utilisation, congestion
-from coordinator.core.transfer.path import CongestionControl, Path
+from coordinator.core.transfer.path import CongestionControl, Path, recovery_rounds
+from coordinator.core.transfer.steady import steady_packets_per_us
 from coordinator.core.transfer.window import Dice, loss_gap, stall_us
 from hypergpu.units import Microseconds
 
@@ -18,12 +19,13 @@ class Start(Enum):
 
 
 class _Transfer:
-    """A transfer under way."""
+    """A transfer under way. Numbers of the path that each round needs are kept at hand."""
 
     def __init__(self, path: Path, size_bytes: int, dice: Dice) -> None:
         self.path = path
         self.dice = dice
         self.congestion = congestion(path)
+        self.rtt_us = path.rtt_us
         self.packet_us = path.packet_us
         if path.congestion_control is CongestionControl.BBR:
             self.packet_us /= bbr_utilisation(path)
@@ -36,31 +38,48 @@ class _Transfer:
 
     def round(self) -> None:
         """Send a window, and wait for its acknowledgements unless it was the last."""
-        window = self.congestion.window
-        sent = min(window, self.left)
+        sent = min(self.congestion.window, self.left)
         self.left -= sent
-        lost = self._losses(sent)
+        self.to_loss -= sent
         is_tail = not self.left
-        self.left += lost
+        lost = 0.0
+        if self.to_loss <= 0 or sent > self.overflow:
+            lost = self._losses(sent)
+            self.left += lost
         duration_us = sent * self.packet_us
         if not self.left:
             self.now_us += duration_us
             return
-        self.now_us += max(duration_us, self.path.rtt_us)
+        self.now_us += max(duration_us, self.rtt_us)
         if lost and sent < constants.SMALL_WINDOW_PACKETS:
             self._stall(is_tail)
-        elif lost:
-            if self.congestion.heeds_each_loss or not self.recovering:
-                self.congestion.lost(self.now_us)
-            self.recovering = True
-        else:
+        elif not lost:
             self.recovering = False
             self.congestion.round_passed(self.now_us)
+        elif self.congestion.heeds_each_loss or not self.recovering:
+            self.recovering = True
+            self.congestion.lost(self.now_us)
+
+    def settle(self) -> None:
+        """Send what is left at the rate that the path settles at."""
+        if not self.left:
+            return
+        took_us = self.left / steady_packets_per_us(self.path)
+        losses = self.left * self.events
+        if losses and not self.congestion.is_steady:
+            # Some transfers meet more losses than others; over many losses that evens out.
+            took_us *= exp(constants.SPREAD_A_LOSS / sqrt(1 + losses) * _normal(self.dice))
+            took_us = max(took_us, self.left * self.packet_us)
+        elif losses:
+            in_flight = min(self.left, self.congestion.window)
+            rounds = recovery_rounds(self.events, self.path.loss, in_flight)
+            took_us += (rounds - 1) * 2 * self.dice() * self.path.rtt_us
+        self.now_us += took_us
+        self.left = 0.0
 
     def _losses(self, sent: float) -> float:
         """Packets of this window that must be sent again."""
         lost = max(0.0, sent - self.overflow)
-        self.to_loss -= sent
         while self.to_loss <= 0:
             lost += min(_burst(self.path.burst_packets, self.dice), sent)
             self.to_loss += loss_gap(self.events, self.dice)
@@ -79,7 +98,8 @@ def transfer_us(
 ) -> Microseconds:
     """From the first byte's leaving to the last one's arriving, as one draw.
 
-    Costs about a microsecond a round trip and at most 300.
+    Costs a few microseconds a round trip and ends after `constants.ROUNDS_MOST` of them: what is
+    left then moves at the steady rate.
 
     Args:
         path: The way.
@@ -91,9 +111,10 @@ def transfer_us(
     if start is Start.COLD:
         transfer.now_us = float(constants.HANDSHAKE_RTTS * path.rtt_us)
     for _ in range(constants.ROUNDS_MOST):
-        if not transfer.left:
+        if not transfer.left or transfer.congestion.is_steady:
             break
         transfer.round()
+    transfer.settle()
     return Microseconds(round(transfer.now_us + path.rtt_us / 2))
 
 
@@ -102,3 +123,8 @@ def _burst(mean_packets: float, dice: Dice) -> float:
     if mean_packets <= 1:
         return 1.0
     return float(1 + int(log(1 - dice()) / log(1 - 1 / mean_packets)))
+
+
+def _normal(dice: Dice) -> float:
+    """A standard normal number (Box and Muller 1958)."""
+    return sqrt(-2 * log(1 - dice())) * cos(2 * pi * dice())
