@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from netsim.ground.site import Sites
+from hypergpu.sites import Sites
 from netsim.link.link import Link
 from netsim.measure.network import Verdict
 from netsim.tunnel.shape import Shape

@@ -4,8 +4,9 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 
+from hypergpu.sites import Site, Sites
+from netsim.ground.backend import Backend
 from netsim.ground.interface import Links
-from netsim.ground.site import Backend, Site, Sites
 from netsim.link.link import Link
 from netsim.measure.network import Verdict
 from netsim.proxy.messages import LOOPBACK, Forward, Plan, Protocol, Proxied
