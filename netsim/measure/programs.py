@@ -85,11 +85,11 @@ def probe(address: str, port: int, *, count: int, gap_ns: int, payload_bytes: in
         for number in range(count):
             wait_until(start_ns + number * gap_ns)
             sending.send(HEADER.pack(number, time.monotonic_ns()) + padding)
-        for _ in range(END_REPEATS):
-            time.sleep(END_GAP_S)
-            # Whoever has heard it is gone, and the kernel says so.
-            with suppress(ConnectionRefusedError):
+        # Whoever has heard it is gone, and the kernel says so.
+        with suppress(ConnectionRefusedError):
+            for _ in range(END_REPEATS):
                 sending.send(HEADER.pack(END, count))
+                time.sleep(END_GAP_S)
     return start_ns
 
 

@@ -129,6 +129,13 @@ class Tunnel:
         """Return the address under which all the others reach a host."""
         return self.host(name).address
 
+    @property
+    def router_pid(self) -> int:
+        """The process that is the internet."""
+        if self._router is None:
+            raise RefusedError("the tunnel is not open", "use it inside `async with Tunnel(...)`")
+        return self._router.pid
+
     async def set(self, name: str, link: Link | Shape) -> None:
         """Change a link while packets are under way. The hosts keep their congestion control."""
         await self._ask(SetShape(name, shaped(link)))

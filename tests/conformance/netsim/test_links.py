@@ -1,0 +1,145 @@
+import statistics
+
+import pytest
+
+from hypergpu.units import Microseconds, Milliseconds
+from netsim.link.link import CongestionControl, Direction, Link
+from netsim.link.trace import Trace, TraceRow
+from netsim.measure.network import Claim
+from netsim.measure.statistics import NS_PER_S, memory
+from tests.conformance.netsim.backends import Backend, claiming
+
+MBIT = 1_000_000
+# What a busy machine adds between a packet's arrival and the program that notes its time.
+PATIENCE_MS = 3.0
+
+
+def link(
+    delay_ms: float = 5,
+    mbit_s: float = 0,
+    *,
+    jitter_ms: float = 0,
+    loss: float = 0,
+    burst: float = 1,
+    **others: float,
+) -> Link:
+    both = Direction(
+        delay_us=Microseconds(round(delay_ms * 1000)),
+        jitter_us=Microseconds(round(jitter_ms * 1000)),
+        bits_per_s=round(mbit_s * MBIT),
+        queue_ms=Milliseconds(400),
+        loss=loss,
+        burst_packets=burst,
+        **others,  # type: ignore[arg-type]
+    )
+    return Link(up=both, down=both)
+
+
+def named(*claims: Claim) -> pytest.MarkDecorator:
+    chosen = claiming(*claims)
+    return pytest.mark.parametrize("backend", chosen, ids=[each.name for each in chosen])
+
+
+@named(Claim.DELAY)
+@pytest.mark.parametrize("transport", ["udp", "tcp"])
+async def test_a_round_trip_takes_both_delays(backend: Backend, transport: str) -> None:
+    async with backend.opened(link(25), seed=1) as network:
+        trips = await network.round_trips(transport, count=20, gap_us=Microseconds(60_000))  # type: ignore[arg-type]
+    trips_ms = [trip / 1e6 for trip in trips.trips_ns]
+    assert len(trips_ms) == 20
+    assert min(trips_ms) >= 49.9
+    assert statistics.median(trips_ms) <= 50 + 2 * PATIENCE_MS
+
+
+@named(Claim.DELAY, Claim.LOSS)
+@pytest.mark.parametrize("delay_ms", [10, 150])
+async def test_a_datagram_takes_its_delay_and_is_never_early(
+    backend: Backend, delay_ms: int
+) -> None:
+    async with backend.opened(link(delay_ms), seed=1) as network:
+        probes = await network.probes("up", count=400, gap_us=Microseconds(3000))
+        verdict = await network.verdict()
+    delays_ms = probes.delays_ms()
+    assert probes.loss() == 0
+    assert min(delays_ms) >= delay_ms
+    assert statistics.median(delays_ms) <= delay_ms + PATIENCE_MS
+    if verdict.is_valid:
+        assert statistics.median(delays_ms) <= delay_ms + PATIENCE_MS / 2
+
+
+@named(Claim.JITTER, Claim.LOSS)
+async def test_jitter_wanders_around_the_delay_and_keeps_the_order(backend: Backend) -> None:
+    asked = link(40, jitter_ms=10, jitter_memory_ms=50)
+    async with backend.opened(asked, seed=3) as network:
+        probes = await network.probes("down", count=1500, gap_us=Microseconds(2500))
+    delays_ms = probes.delays_ms()
+    assert probes.reordering() == 0
+    assert statistics.fmean(delays_ms) == pytest.approx(40, abs=6)
+    assert statistics.pstdev(delays_ms) == pytest.approx(10, abs=4)
+    assert memory(delays_ms, 1) > 0.8
+
+
+@named(Claim.LOSS)
+@pytest.mark.parametrize(("loss", "burst"), [(0.05, 1), (0.02, 4)])
+async def test_datagrams_are_lost_in_bursts_as_asked(
+    backend: Backend, loss: float, burst: float
+) -> None:
+    asked = link(1, loss=loss, burst=burst)
+    async with backend.opened(asked, seed=5) as network:
+        probes = await network.probes("up", count=20_000, gap_us=Microseconds(150))
+    assert probes.loss() == pytest.approx(loss, abs=0.006)
+    assert probes.burst_packets() == pytest.approx(burst, rel=0.25)
+
+
+@named(Claim.RATE, Claim.LOSS)
+@pytest.mark.parametrize("mbit_s", [2, 20])
+async def test_a_flood_comes_out_at_the_rate(backend: Backend, mbit_s: int) -> None:
+    async with backend.opened(link(5, mbit_s), seed=1) as network:
+        arrivals = await network.flood("up", bits_per_s=round(1.5 * mbit_s * MBIT), for_s=2)
+    # A sender that waited for a core for longer than the queue lasts offered less than the rate.
+    assert 0.9 * mbit_s * MBIT < arrivals.bits_per_s() < 1.01 * mbit_s * MBIT
+    assert arrivals.loss() > 0.1
+
+
+@named(Claim.RATE, Claim.TRACE, Claim.LOSS)
+async def test_each_second_of_a_trace_carries_its_own_rate(backend: Backend) -> None:
+    rates = [8, 2, 4, 1]
+    rows = tuple(
+        TraceRow(at_us=Microseconds(second * 1_000_000), up_bits_per_s=rate * MBIT)
+        for second, rate in enumerate(rates)
+    )
+    trace = Trace(rows, Microseconds(len(rates) * 1_000_000))
+    async with backend.opened(link(5, 4), seed=1, traces=(trace,)) as network:
+        arrivals = await network.flood("up", bits_per_s=12 * MBIT, for_s=5)
+    first_ns, last_ns = arrivals.received_ns[0], arrivals.received_ns[-1]
+    tenth_ns = NS_PER_S // 10
+    tenths = [
+        arrivals.bits_per_s_between(at_ns, at_ns + tenth_ns) / MBIT
+        for at_ns in range(first_ns, last_ns - tenth_ns, tenth_ns)
+    ]
+    for rate in rates:
+        near = [tenth for tenth in tenths if abs(tenth - rate) <= 0.15 * rate]
+        assert len(near) >= 5, (rate, tenths)
+
+
+@named(Claim.REORDERING, Claim.DUPLICATION)
+async def test_packets_overtake_and_arrive_twice_as_asked(backend: Backend) -> None:
+    asked = link(30, reordering=0.1, duplication=0.05)
+    async with backend.opened(asked, seed=2) as network:
+        probes = await network.probes("up", count=2000, gap_us=Microseconds(1000))
+    assert probes.loss() == 0
+    assert probes.duplication() == pytest.approx(0.05, abs=0.02)
+    assert probes.reordering() == pytest.approx(0.1, abs=0.04)
+
+
+@named(Claim.CONGESTION)
+async def test_loss_slows_a_stream_of_cubic_far_below_the_rate(backend: Backend) -> None:
+    async def mbit_s(loss: float) -> float:
+        asked = link(50, 20, loss=loss)
+        assert asked.congestion_control is CongestionControl.CUBIC
+        async with backend.opened(asked, seed=4) as network:
+            arrived = await network.stream("down", for_s=4)
+        return sum(arrived.bytes_in_bin) * 8 / 4 / MBIT
+
+    assert await mbit_s(0) > 6
+    assert await mbit_s(0.02) < 4

@@ -1,0 +1,237 @@
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hypergpu.units import Microseconds
+from netsim.link.link import CongestionControl, Direction, Link
+from netsim.measure.network import Network
+from netsim.refusal import RefusedError
+from netsim.tunnel import namespaces, ownership
+from netsim.tunnel.measured import network
+from netsim.tunnel.tunnel import Tunnel
+
+ROOT = Path(__file__).parents[3]
+TIMEOUT_S = 60
+
+
+def link(delay_ms: int = 1, control: CongestionControl = CongestionControl.CUBIC) -> Link:
+    way = Direction(delay_us=Microseconds(delay_ms * 1000), bits_per_s=0)
+    return Link(up=way, down=way, congestion_control=control)
+
+
+def present() -> set[str]:
+    folder = namespaces.FOLDER
+    return {each.name for each in folder.iterdir()} if folder.exists() else set()
+
+
+async def said(tunnel: Tunnel, host: str, *command: str) -> str:
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(*tunnel.host(host).command(command), stdout=pipe)
+    out, _ = await asyncio.wait_for(child.communicate(), TIMEOUT_S)
+    return out.decode()
+
+
+async def arrives(network: Network) -> float:
+    probes = await network.probes("up", count=20, gap_us=Microseconds(1000))
+    return 1 - probes.loss()
+
+
+async def test_hosts_run_the_congestion_control_of_their_links() -> None:
+    links = {"a": link(), "b": link(control=CongestionControl.RENO)}
+    async with Tunnel(links, link()) as tunnel:
+        assert "congctl cubic" in await said(tunnel, "a", "ip", "route")
+        assert "congctl reno" in await said(tunnel, "b", "ip", "route")
+        back = await said(tunnel, "coordinator", "ip", "route", "get", tunnel.address("b"))
+        assert "congctl reno" in back
+
+
+async def test_a_cut_host_is_deaf_and_dumb_until_it_is_healed() -> None:
+    async with Tunnel({"a": link(), "b": link()}, link()) as tunnel:
+        await tunnel.cut("a")
+        sent = "import socket; print(socket.socket(type=2).sendto(b'x', ('{}', 9)))"
+        for host, target in [("a", "coordinator"), ("coordinator", "a")]:
+            program = sent.format(tunnel.address(target))
+            assert await said(tunnel, host, sys.executable, "-c", program) == "1\n"
+        ports = (await tunnel.statistics()).ports
+        assert ports["a"].is_cut
+        assert ports["a"].up.offered == ports["a"].down.offered == 0
+        assert await arrives(network(tunnel, "b")) == 1
+        await tunnel.heal("a")
+        assert await arrives(network(tunnel, "a")) == 1
+
+
+async def test_every_packet_is_accounted_for() -> None:
+    lossy = Direction(delay_us=Microseconds(1000), bits_per_s=20_000_000, loss=0.1)
+    async with Tunnel({"a": Link(up=lossy, down=lossy)}, link(0)) as tunnel:
+        probes = await network(tunnel, "a").probes("up", count=3000, gap_us=Microseconds(500))
+        up = (await tunnel.statistics()).ports["a"].up
+    assert up.offered == up.lost + up.overflowed + up.delivered
+    assert up.lost > 0
+    # The datagrams that end the measurement may be among those that the router lost.
+    assert 0 <= up.lost + up.overflowed - (3000 - len(probes.numbers)) <= 20
+
+
+async def test_a_link_that_is_set_changes_under_way() -> None:
+    async with Tunnel({"a": link(1)}, link(0)) as tunnel:
+        measured = network(tunnel, "a")
+        await tunnel.set("a", link(80))
+        slow = await measured.probes("up", count=20, gap_us=Microseconds(1000))
+    assert min(slow.delays_ms()) >= 80
+
+
+async def test_two_runs_at_once_keep_out_of_each_other() -> None:
+    async with Tunnel({"a": link()}, link()) as one, Tunnel({"a": link()}, link()) as other:
+        assert one.host("a").namespace != other.host("a").namespace
+        assert await arrives(network(one, "a")) == 1
+        assert await arrives(network(other, "a")) == 1
+
+
+async def test_nothing_is_left_after_an_error_inside() -> None:
+    before = present()
+    child: list[asyncio.subprocess.Process] = []
+
+    async def broken() -> None:
+        async with Tunnel({"a": link()}, link()) as tunnel:
+            sleeping = tunnel.host("a").command(["sleep", "1000"])
+            child.append(await asyncio.create_subprocess_exec(*sleeping))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await broken()
+    assert present() <= before
+    assert await asyncio.wait_for(child[0].wait(), TIMEOUT_S) == -signal.SIGKILL
+
+
+async def test_a_router_that_is_gone_is_told_and_nothing_is_left() -> None:
+    before = present()
+    async with Tunnel({"a": link()}, link()) as tunnel:
+        os.kill(tunnel.router_pid, signal.SIGKILL)
+        with pytest.raises(RefusedError, match="router is gone"):
+            await tunnel.statistics()
+    assert present() <= before
+
+
+OWNER = """
+import asyncio, json, sys
+from hypergpu.units import Microseconds
+from netsim.link.link import Direction, Link
+from netsim.tunnel.tunnel import Tunnel
+
+async def main():
+    way = Direction(delay_us=Microseconds(0), bits_per_s=0)
+    async with Tunnel({"a": Link(up=way, down=way)}) as tunnel:
+        inside = await asyncio.create_subprocess_exec(*tunnel.host("a").command(["sleep", "1000"]))
+        said = [tunnel.host("a").namespace, tunnel.router_pid, inside.pid]
+        sys.stdout.write(json.dumps(said) + "\\n")
+        sys.stdout.flush()
+        await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def owner() -> Iterator["subprocess.Popen[str]"]:
+    """Another run of netsim, which has opened a tunnel."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    yield child
+    child.kill()
+    child.wait()
+    assert child.stdout is not None
+    child.stdout.close()
+
+
+def heard(owner: "subprocess.Popen[str]") -> tuple[str, int, int]:
+    assert owner.stdout is not None
+    namespace, router_pid, inside_pid = json.loads(owner.stdout.readline())
+    return namespace, router_pid, inside_pid
+
+
+def gone(pid: int) -> None:
+    """Wait until a process that may not be ours is no more."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        while process.status() != psutil.STATUS_ZOMBIE:
+            with suppress(psutil.TimeoutExpired):
+                process.wait(0.05)
+
+
+def test_a_router_whose_owner_was_killed_removes_everything(
+    owner: "subprocess.Popen[str]",
+) -> None:
+    namespace, router_pid, inside_pid = heard(owner)
+    assert namespace in present()
+    owner.kill()
+    gone(router_pid)
+    gone(inside_pid)
+    assert namespace not in present()
+
+
+def test_a_run_removes_what_one_left_that_was_killed_with_its_router(
+    owner: "subprocess.Popen[str]",
+) -> None:
+    namespace, router_pid, inside_pid = heard(owner)
+    os.kill(router_pid, signal.SIGSTOP)
+    owner.kill()
+    os.kill(router_pid, signal.SIGKILL)
+    gone(router_pid)
+    assert namespace in present()
+    assert namespace in ownership.clean()
+    gone(inside_pid)
+    assert namespace not in present()
+    assert ownership.clean() == []
+
+
+def test_a_run_that_goes_on_is_not_cleaned_away(owner: "subprocess.Popen[str]") -> None:
+    namespace, _, _ = heard(owner)
+    ownership.clean()
+    assert namespace in present()
+
+
+async def test_a_namespace_that_is_not_ours_is_refused_and_left_alone() -> None:
+    ownership.clean()
+    slot = ownership.claim()
+    slot.release()
+    foreign = f"netsim-{slot.slot}-a"
+    namespaces.ip_batch([f"netns add {foreign}"])
+    before = present()
+    try:
+        with pytest.raises(RefusedError, match=f"ip netns delete {foreign}"):
+            async with Tunnel({"b": link(), "a": link()}, link()):
+                pass
+        assert present() == before
+    finally:
+        namespaces.destroy([foreign])
+
+
+def test_the_name_of_a_node_must_be_one_of_a_namespace() -> None:
+    with pytest.raises(RefusedError, match="cannot be named"):
+        Tunnel({"../x": link()})
+    with pytest.raises(RefusedError, match="named coordinator"):
+        Tunnel({"coordinator": link()})
+
+
+def test_without_root_the_tunnel_is_refused_before_anything_is_made() -> None:
+    program = (
+        "import os\n"
+        "from netsim.refusal import RefusedError\n"
+        "from netsim.tunnel.requirements import require_machine\n"
+        "os.setuid(65534)\n"
+        "try:\n    require_machine()\nexcept RefusedError as error:\n    print(error)\n"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert "needs root" in child.stdout
+    assert "use sudo" in child.stdout
