@@ -120,6 +120,9 @@ class Reason(Enum):
     FILE_PRESENT = Explanation(
         6009, "ALREADY_EXISTS", "choose another folder: --out FOLDER; or replace it: --overwrite"
     )
+    NETWORK_REFUSED = Explanation(
+        6010, "FAILED_PRECONDITION", "see what this machine can do: hypergpu netsim check --help"
+    )
     # 7xxx: the node itself
     NODE_NOT_JOINED = Explanation(
         7001, "FAILED_PRECONDITION", "join first: hypergpu-node join --token-file FILE"

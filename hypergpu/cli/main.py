@@ -24,6 +24,13 @@ app.add_typer(jobs.app, name="job")
 app.add_typer(nodes.app, name="node")
 app.add_typer(tokens.app, name="token")
 app.command()(machine.demo)
+app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+)(machine.netsim)
 app.command()(inspect.doctor)
 app.command()(inspect.env)
 app.add_typer(inspect.config, name="config")

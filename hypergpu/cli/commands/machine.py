@@ -85,3 +85,13 @@ def demo(
     from hypergpu.cli.demo.run import demonstrate
 
     demonstrate(out, nodes=nodes, is_short=short, worker=worker)
+
+
+def netsim() -> None:
+    """The bad internet: profiles, check, shape, run, plot. See `hypergpu netsim --help`."""
+    import os
+    import sys
+
+    # Everything behind the name is for that program, also what looks like an option of ours.
+    arguments = sys.argv[sys.argv.index("netsim") + 1 :]
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "netsim", *arguments])  # noqa: S606

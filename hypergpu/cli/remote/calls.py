@@ -12,11 +12,11 @@ from hypergpu.cli.remote.connection import Target, check_who_answers, open_chann
 from hypergpu.cli.remote.refusals import explained
 from hypergpu.digest import digest_to_wire
 from hypergpu.ids import Digest
+from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.token import Role, authorization
 from hypergpu.v1 import job_pb2, job_pb2_grpc, tensor_pb2
 
-PROTOCOL = "1"
 WATCH_TIMEOUT_S = 3600.0
 """A watch is opened again after this, from where it was."""
 TRANSFER_TIMEOUT_S = 600.0
@@ -24,8 +24,8 @@ TRANSFER_TIMEOUT_S = 600.0
 
 CREATE_TRIES = 3
 
-PASSING = frozenset({Reason.COORDINATOR_UNREACHABLE, Reason.NOT_READY})
-"""Refusals that a restart of the coordinator explains: trying again may help."""
+RESTARTING = frozenset({Reason.COORDINATOR_UNREACHABLE, Reason.NOT_READY})
+"""What a coordinator that is being restarted is taken for: trying again may help."""
 
 Response = TypeVar("Response")
 
@@ -43,10 +43,7 @@ class Coordinator:
         self.address = to.address
         self.token_id = to.token.id
         self._to = to
-        self._metadata = (
-            ("authorization", authorization(to.token)),
-            ("hypergpu-protocol", PROTOCOL),
-        )
+        self._metadata = (("authorization", authorization(to.token)), PROTOCOL_ENTRY)
         self._channel = open_channel(to)
         self._jobs = job_pb2_grpc.JobServiceStub(self._channel)
         self._operator = job_pb2_grpc.OperatorServiceStub(self._channel)
@@ -88,7 +85,7 @@ class Coordinator:
             try:
                 return self._call(self._jobs.CreateJob, request).job_id
             except RefusalError as refused:
-                if refused.reason not in PASSING:
+                if refused.reason not in RESTARTING:
                     raise
                 time.sleep(pause_s(idle_tries))
         return self._call(self._jobs.CreateJob, request).job_id

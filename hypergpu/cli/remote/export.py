@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from hypergpu.cli.remote.calls import PASSING, Coordinator, pause_s
+from hypergpu.cli.remote.calls import RESTARTING, Coordinator, pause_s
 from hypergpu.cli.remote.export_target import CARD_FIELD, JOB_FIELD, check_replaceable
 from hypergpu.digest import (
     RunningDigest,
@@ -102,7 +102,7 @@ def _fetch(
         except RefusalError as refused:
             has_moved = part.exists() and part.stat().st_size > started_at
             idle_tries = 0 if has_moved else idle_tries + 1
-            is_passing = refused.reason in PASSING
+            is_passing = refused.reason in RESTARTING
             if not is_passing or idle_tries >= IDLE_TRIES:
                 raise
             time.sleep(pause_s(idle_tries))

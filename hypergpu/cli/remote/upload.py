@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from hypergpu.cli.remote.calls import PASSING, Coordinator, blob_ref, pause_s
+from hypergpu.cli.remote.calls import RESTARTING, Coordinator, blob_ref, pause_s
 from hypergpu.dataset.manifest import checked_paths
 from hypergpu.digest import digest_of_file
 from hypergpu.ids import Digest
@@ -120,7 +120,7 @@ def _upload_file(coordinator: Coordinator, file: LocalFile, advance: Advance) ->
                 return
         except RefusalError as refused:
             idle_tries += 1
-            is_passing = refused.reason in PASSING | {Reason.OFFSET_MISMATCH}
+            is_passing = refused.reason in RESTARTING | {Reason.OFFSET_MISMATCH}
             if not is_passing or idle_tries >= IDLE_TRIES:
                 raise
             time.sleep(pause_s(idle_tries))

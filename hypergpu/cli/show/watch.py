@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import grpc
 import msgspec
 
-from hypergpu.cli.remote.calls import PASSING, Coordinator
+from hypergpu.cli.remote.calls import RESTARTING, Coordinator
 from hypergpu.cli.remote.refusals import explanation, is_away
 from hypergpu.cli.remote.views import event_line, job_view, participant_view
 from hypergpu.cli.show.progress import (
@@ -158,7 +158,7 @@ class Watched:
             found = self._coordinator.job(self._job_id)
         except RefusalError as refused:
             # A coordinator that is being restarted is no reason to stop watching.
-            if progress.job is None or refused.reason not in PASSING:
+            if progress.job is None or refused.reason not in RESTARTING:
                 raise
             reason = "the coordinator is away, trying again"
             self._say_away(is_away=True)

@@ -1,0 +1,1 @@
+"""`hypergpu netsim`: profiles, check, shape, run, plot."""

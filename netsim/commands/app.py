@@ -1,0 +1,37 @@
+"""The group of commands, and how they fail: one numbered line with the fix."""
+
+from typing import Any
+
+import typer
+
+from hypergpu.cli.commands.app import Commands
+from hypergpu.cli.failure import report
+from hypergpu.refusal import Reason, RefusalError
+from netsim.commands import holding, listing
+from netsim.refusal import RefusedError
+
+
+class NetsimCommands(Commands):
+    """Reports what netsim refuses as the command line reports everything else."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except RefusedError as refused:
+            failure = RefusalError(Reason.NETWORK_REFUSED, refused.what, fix=refused.fix)
+            raise typer.Exit(report(failure)) from refused
+
+
+app = typer.Typer(
+    name="netsim",
+    cls=NetsimCommands,
+    help="The bad internet, four ways: what links there are, whether they are true, and jobs over"
+    " them.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command()(listing.profiles)
+app.command()(holding.shape)
