@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import grpc
 
 from hypergpu.ids import NodeId
+from hypergpu.protocol import PROTOCOL, PROTOCOL_ENTRY
 from hypergpu.v1 import node_pb2, node_pb2_grpc
 
-_PROTOCOL = 1
 _DEADLINE_S = 60.0
 _OPTIONS = (
     # Dial again at once: what is waited for is the other side.
@@ -28,11 +28,11 @@ def assigned_round(address: str, node: NodeId, workload: tuple[str, int]) -> int
     capabilities = node_pb2.Capabilities(
         workloads=[node_pb2.WorkloadVersion(name=name, version=version)]
     )
-    spoken = node_pb2.Version(protocol=_PROTOCOL, software="benchmark")
+    spoken = node_pb2.Version(protocol=PROTOCOL, software="benchmark")
     hello = node_pb2.Hello(version=spoken, capabilities=capabilities)
     said: queue.SimpleQueue[node_pb2.ControlRequest | None] = queue.SimpleQueue()
     said.put(node_pb2.ControlRequest(hello=hello))
-    metadata = (("hypergpu-protocol", str(_PROTOCOL)), ("hypergpu-node", node))
+    metadata = (PROTOCOL_ENTRY, ("hypergpu-node", node))
     with grpc.insecure_channel(address, options=_OPTIONS) as channel:
         stub = node_pb2_grpc.NodeServiceStub(channel)
         call = stub.Control(

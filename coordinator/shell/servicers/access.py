@@ -6,8 +6,9 @@ from coordinator.shell.identity.nodes import NodeDesk
 from coordinator.shell.identity.rate import Bucket, Rate, admitted
 from coordinator.shell.identity.tokens import TokenDesk
 from coordinator.shell.servicers.wire.handlers import Caller
-from coordinator.shell.servicers.wire.versions import PROTOCOL_KEY, refuse_other_protocol
+from coordinator.shell.servicers.wire.versions import refuse_other_protocol
 from hypergpu.ids import NodeId
+from hypergpu.protocol import PROTOCOL_KEY
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import is_node_id
 from hypergpu.token import Role, parse_authorization

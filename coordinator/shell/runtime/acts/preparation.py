@@ -22,7 +22,8 @@ from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()
 
-_PASSING = frozenset({Reason.DISK_FULL})
+_WAITED_OUT = frozenset({Reason.DISK_FULL})
+"""Refusals that say nothing about the job."""
 _RETRY_S = 5.0
 
 
@@ -32,7 +33,7 @@ async def initialise(parts: Parts, room: Room, command: InitialiseModel) -> None
         try:
             await _initialise(parts, room, command)
         except RefusalError as refused:
-            if refused.reason in _PASSING:
+            if refused.reason in _WAITED_OUT:
                 log.warning(
                     "a job waits to be prepared", job_id=command.job_id, reason=str(refused)
                 )

@@ -16,11 +16,11 @@ from coordinator.shell.runtime.roster import Session
 from coordinator.shell.servicers.access import NodeGate
 from coordinator.shell.servicers.wire.handlers import Requests
 from coordinator.shell.servicers.wire.versions import (
-    SOFTWARE,
     refuse_other_version,
     version_message,
 )
 from hypergpu.ids import JobId, NodeId
+from hypergpu.protocol import SOFTWARE
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2

@@ -1,22 +1,8 @@
 """The version handshake: who is older is told the command that upgrades it."""
 
-from importlib.metadata import PackageNotFoundError, version
-
+from hypergpu.protocol import PROTOCOL, SOFTWARE
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.v1 import node_pb2
-
-PROTOCOL = 1
-PROTOCOL_KEY = "hypergpu-protocol"
-
-
-def _software() -> str:
-    try:
-        return f"hypergpu {version('hypergpu')}"
-    except PackageNotFoundError:
-        return "hypergpu (a source tree)"
-
-
-SOFTWARE = _software()
 
 
 def version_message() -> node_pb2.Version:
