@@ -154,28 +154,6 @@ def decode_parameters(layout: Layout, scheme: str, payload: bytes | Octets) -> F
     return decode_update(layout, scheme, payload).parameters
 
 
-def decode_update_range(
-    layout: Layout, scheme: str, payload: bytes | Octets, start: int, out: Float32s
-) -> None:
-    """Read the pseudo-gradient's values [start, start + out.size).
-
-    Any range will do; one that begins at a multiple of `RECORD` within its section decodes nothing
-    besides itself.
-    """
-    octets = _sized(layout, scheme, payload)
-    sections = sections_of(layout, scheme)
-    for section in (sections.large, sections.small):
-        first = max(start, section.values_start) - section.values_start
-        last = min(start + out.size - section.values_start, section.values_count)
-        if first < last:
-            aligned = first - first % RECORD
-            stop = min(-(-last // RECORD) * RECORD, section.values_count)
-            scratch = np.empty(stop - aligned, np.float32)
-            section.scheme.decode(octets[section.bytes_of(aligned, scratch.size)], scratch)
-            there = section.values_start + first - start
-            out[there : there + last - first] = scratch[first - aligned : last - aligned]
-
-
 def _sized(layout: Layout, scheme: str, payload: bytes | Octets) -> Octets:
     octets = np.frombuffer(payload, np.uint8)
     expected_bytes = update_bytes(layout, scheme)
@@ -254,20 +232,6 @@ class IncrementalCheck:
             raise RefusalError(
                 Reason.UPDATE_NOT_FINITE, f"a value near byte {self._seen_bytes} is not finite"
             )
-
-
-def check_update(layout: Layout, scheme: str, path: Path) -> None:
-    """Judge an update on disk as `IncrementalCheck` does, in flat memory.
-
-    Raises:
-        RefusalError: It is malformed or not finite.
-        OSError: It cannot be read.
-    """
-    check = IncrementalCheck(layout, scheme)
-    with path.open("rb") as file:
-        while piece := file.read(_READ_BYTES):
-            check.feed(piece)
-    check.finish()
 
 
 class ApplyError(Exception):

@@ -1,7 +1,7 @@
 """Compression schemes by the names that job files use."""
 
 from hypergpu.compression.bf16 import Bf16
-from hypergpu.compression.feedback import Encoded, encode_into_residual, encode_with_feedback
+from hypergpu.compression.feedback import encode_into_residual
 from hypergpu.compression.fp32 import Fp32
 from hypergpu.compression.int4 import Int4
 from hypergpu.compression.int8 import Int8
@@ -10,10 +10,8 @@ from hypergpu.compression.scheme import GROUP, RECORD, Scheme, groups
 __all__ = [
     "GROUP",
     "RECORD",
-    "Encoded",
     "Scheme",
     "encode_into_residual",
-    "encode_with_feedback",
     "groups",
     "scheme_named",
 ]

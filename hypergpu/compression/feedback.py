@@ -3,41 +3,26 @@
 The residual is plain float32 in parameter units, so a job may change its scheme and keep it.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from hypergpu.compression.scheme import GROUP, Scheme, groups
 from hypergpu.layout import Float32s, Octets
 
 
-class Encoded(NamedTuple):
-    """Bytes to send, and what they left unsaid."""
-
-    payload: Octets
-    residual: Float32s
-
-
-def encode_with_feedback(scheme: Scheme, values: Float32s, residual: Float32s) -> Encoded:
-    """Encode ``values + residual``; the new residual is that sum less what the payload says.
-
-    The difference is exact for fp32 and bf16, and to within one unit in the last place of the sum
-    for the integer schemes. Neither input is changed.
-
-    Args:
-        values: ``float32[n]``, contiguous.
-        residual: ``float32[n]``, what earlier payloads left unsaid.
-    """
-    payload = np.empty(scheme.encoded_bytes(values.size), np.uint8)
-    unsaid = residual.copy()
-    encode_into_residual(scheme, values, unsaid, payload)
-    return Encoded(payload, unsaid)
-
-
 def encode_into_residual(
     scheme: Scheme, values: Float32s, residual: Float32s, payload: Octets
 ) -> None:
-    """As `encode_with_feedback`, but write the payload to ``payload`` and change ``residual``."""
+    """Encode ``values + residual``; the new residual is that sum less what the payload says.
+
+    The difference is exact for fp32 and bf16, and to within one unit in the last place of the sum
+    for the integer schemes.
+
+    Args:
+        scheme: How.
+        values: ``float32[n]``, contiguous; unchanged.
+        residual: ``float32[n]``, what earlier payloads left unsaid; becomes the new one.
+        payload: Filled; of the size that the scheme gives.
+    """
     said = np.empty(min(GROUP, values.size), np.float32)
     with np.errstate(invalid="ignore", over="ignore"):  # The receiver refuses what is not finite.
         for here, there in groups(scheme, values.size):

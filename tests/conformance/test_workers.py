@@ -19,6 +19,7 @@ from gpu_node.shell.worker.messages import (
 )
 from hypergpu.codec import IncrementalCheck
 from hypergpu.digest import digest_of
+from hypergpu.layout import Layout
 from hypergpu.units import Samples
 from tests.conformance.worker_process import (
     SUBJECTS,

@@ -13,7 +13,6 @@ from coordinator.shell.numerics.request import (
     StoredBlob,
     StoredUpdate,
 )
-from coordinator.shell.numerics.streams import sync
 
 __all__ = [
     "BaseDamagedError",
@@ -27,5 +26,4 @@ __all__ = [
     "StoredBlob",
     "StoredUpdate",
     "fold",
-    "sync",
 ]

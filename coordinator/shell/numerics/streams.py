@@ -6,7 +6,7 @@ arithmetic.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -206,16 +206,6 @@ class OutputFile:
             stored += os.pwrite(self._descriptor, octets[stored:].data, offset + stored)
         if running is not None:
             running.update(octets.data)
-
-
-def sync(files: Iterable[FoldedFile]) -> None:
-    """Make written files durable, under the paths they have. The folder is the caller's to sync."""
-    for file in files:
-        descriptor = os.open(file.path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _digest_more(running: RunningDigest, octets: Octets) -> None:

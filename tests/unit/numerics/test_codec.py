@@ -9,7 +9,6 @@ from hypergpu.codec import (
     ApplyError,
     IncrementalCheck,
     apply_delta,
-    check_update,
     decode_parameters,
     decode_update,
     encode_update,
@@ -107,16 +106,6 @@ def test_the_check_refuses_an_early_end(scheme: str) -> None:
     with pytest.raises(RefusalError) as refusal:
         check.finish()
     assert refusal.value.reason is Reason.UPDATE_MALFORMED
-
-
-@pytest.mark.parametrize("scheme", spec.SCHEMES)
-def test_a_file_is_checked_like_a_stream(scheme: str, tmp_path: Path) -> None:
-    path = tmp_path / "update"
-    path.write_bytes(encode_update(LAYOUT, scheme, update()).payload.tobytes())
-    check_update(LAYOUT, scheme, path)
-    path.write_bytes(path.read_bytes()[1:])
-    with pytest.raises(RefusalError):
-        check_update(LAYOUT, scheme, path)
 
 
 @pytest.mark.parametrize("scheme", spec.SCHEMES)

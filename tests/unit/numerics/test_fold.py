@@ -12,7 +12,6 @@ from coordinator.shell.numerics import (
     NoUpdatesError,
     StoredBlob,
     fold,
-    sync,
 )
 from hypergpu.codec import apply_delta, encode_update, update_bytes
 from hypergpu.ids import Digest
@@ -250,9 +249,3 @@ def test_an_update_of_no_samples_is_refused(tmp_path: Path) -> None:
     assert [(each.index, each.reason) for each in result.refused] == [(0, "it has no samples")]
     alone = fold(msgspec.structs.replace(request, updates=request.updates[1:]))
     assert result.model.digest == alone.model.digest
-
-
-def test_written_files_can_be_made_durable(tmp_path: Path) -> None:
-    result = fold(first_request(tmp_path, [1], Setting()))
-    sync(result.files)
-    assert all(file.path.exists() for file in result.files)

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from hypergpu import spec
-from hypergpu.compression import RECORD, encode_with_feedback, scheme_named
+from hypergpu.compression import RECORD, encode_into_residual, scheme_named
 from hypergpu.layout import Float32s, Octets
 
 INTEGER_SCHEMES = ("int8", "int4")
@@ -110,7 +110,8 @@ def test_feedback_brings_small_values_through_in_the_end() -> None:
     residual = np.zeros_like(values)
     total = np.zeros_like(values)
     for _ in range(100):
-        payload, residual = encode_with_feedback(scheme, values, residual)
+        payload = np.empty(scheme.encoded_bytes(values.size), np.uint8)
+        encode_into_residual(scheme, values, residual, payload)
         decoded = np.empty_like(values)
         scheme.decode(payload, decoded)
         total += decoded
