@@ -1,0 +1,107 @@
+"""`python -m netsim.proxy`: proxies in a process of their own, so that nobody's loop delays them.
+
+The first line on standard input is the plan, each line after it a request; each is answered with
+one line, JSON. It ends when its input does, however its owner went, and nothing is left over. With
+a file's name as argument the plan is read from there, and requests from standard input as before.
+"""
+
+import asyncio
+import contextlib
+import gc
+import os
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+
+from netsim.proxy.messages import (
+    Answer,
+    Done,
+    Failed,
+    Opened,
+    Plan,
+    ReadStatistics,
+    Request,
+    Reset,
+    SetCondition,
+    SetLink,
+)
+from netsim.proxy.proxies import Proxies
+from netsim.refusal import RefusedError
+
+_LINE_BYTES_MAX = 64 << 20
+"""A plan with long traces."""
+_FIX = "see the structs in netsim/proxy/messages.py"
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    # What was imported need not be looked through again: the collector's pauses are lateness.
+    gc.freeze()
+    # Where the system permits it, the proxy goes before what it is a network for.
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    try:
+        plan = Path(sys.argv[1]).read_bytes() if len(sys.argv) > 1 else b""
+    except OSError as error:
+        _say(sys.stdout, Failed(f"the plan cannot be read: {error}", "name a file that exists"))
+        sys.exit(2)
+    sys.exit(asyncio.run(_serve(plan, sys.stdout)))
+
+
+async def _serve(text: bytes, out: TextIO) -> int:
+    lines = await _standard_input()
+    try:
+        plan: Plan = _decoded(text or await lines.readline(), Plan)
+        async with Proxies(plan) as proxies:
+            ports = {node.name: proxies.ports(node.name) for node in plan.nodes}
+            _say(out, Opened(ports=ports))
+            while line := await lines.readline():
+                _say(out, _answer(proxies, line))
+    except RefusedError as refused:
+        _say(out, Failed(refused.what, refused.fix))
+        return 2
+    return 0
+
+
+def _answer(proxies: Proxies, line: bytes) -> Answer:
+    try:
+        request: Request = _decoded(line, Request)
+        match request:
+            case ReadStatistics():
+                return proxies.statistics()
+            case SetLink(name, link):
+                proxies.set(name, link)
+            case SetCondition(name, condition):
+                proxies.become(name, condition)
+            case Reset(name):
+                proxies.reset(name)
+    except RefusedError as refused:
+        return Failed(refused.what, refused.fix)
+    return Done()
+
+
+def _decoded(text: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RefusedError(
+            f"the proxy was told what it does not understand: {error}", _FIX
+        ) from error
+
+
+async def _standard_input() -> asyncio.StreamReader:
+    lines = asyncio.StreamReader(limit=_LINE_BYTES_MAX)
+    protocol = asyncio.StreamReaderProtocol(lines)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
+    return lines
+
+
+def _say(out: TextIO, answer: Answer) -> None:
+    out.write(msgspec.json.encode(answer).decode() + "\n")
+    out.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""One direction of one TCP connection: every byte arrives, in order; the model says when.
+
+What a loss does to TCP is done to the bytes' times: the window that admits them shrinks, and what
+was "lost" arrives late, with everything behind it. Pure but for the clock it is given.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from coordinator.core.transfer.window import Window
+from netsim.proxy.flow.clock import Clock
+from netsim.proxy.flow.way import HEADER_BYTES, PACKET_BYTES, Way, packets, wire_bytes
+
+UNSENT_BYTES_MAX = 256 << 10
+"""Read from the sender's socket and waiting for the window: then reading stops."""
+UNTAKEN_BYTES_MAX = 6 << 20
+"""Sent and not yet taken by the receiver's socket: Linux's usual limit of a receive buffer."""
+_RTO_FLOOR_US = 200_000
+_BACKOFF_US_MAX = 120_000_000
+
+
+class Mark(Enum):
+    """What ends a stream."""
+
+    END = "end"
+    RESET = "reset"
+
+
+class Ends(Protocol):
+    """The sockets at both ends of a stream."""
+
+    def take(self, payload: memoryview, due_us: int) -> None:
+        """Bytes have arrived; `Stream.taken` is owed when the receiver's socket has them."""
+
+    def conclude(self, mark: Mark) -> None:
+        """Nothing more arrives."""
+
+    def read_on(self) -> None:
+        """The stream is no longer full: the sender's socket may be read."""
+
+
+class _Parcel(NamedTuple):
+    due_us: int
+    payload: memoryview
+    mark: Mark | None
+
+
+class Stream:
+    """Carries bytes from `feed` to its receiver, as a TCP connection over these ways would.
+
+    Args:
+        there: The way of the bytes.
+        back: The way of their acknowledgements.
+        new_window: A window for the way as it is; asked for again after an outage.
+        clock: Its time.
+        ends: Whom it tells.
+    """
+
+    def __init__(
+        self,
+        there: Way,
+        back: Way,
+        *,
+        new_window: Callable[[], Window],
+        clock: Clock,
+        ends: Ends,
+    ) -> None:
+        self._there = there
+        self._back = back
+        self._new_window = new_window
+        self.window = new_window()
+        self._clock = clock
+        self._ends = ends
+        self._is_open = False
+        self._unsent: deque[memoryview] = deque()
+        self._unsent_bytes = 0
+        self._untaken_bytes = 0
+        self._mark: Mark | None = None
+        self._is_waiting = False
+        self._arrived: deque[_Parcel] = deque()
+        self._last_due_us = 0
+        self._outages = 0
+        self._stuck_since_us: int | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more should be fed."""
+        return self._unsent_bytes >= UNSENT_BYTES_MAX
+
+    def open(self) -> None:
+        """Hands are shaken: from now on bytes leave."""
+        self._is_open = True
+        self._pump()
+
+    def feed(self, payload: bytes) -> None:
+        """Take what the sender wrote."""
+        self._unsent.append(memoryview(payload))
+        self._unsent_bytes += len(payload)
+        self._pump()
+
+    def end(self) -> None:
+        """The sender writes no more; what it wrote still arrives, then the end."""
+        self._mark = Mark.END
+        self._pump()
+
+    def reset(self) -> None:
+        """The sender broke off: what had not left yet is lost, as it would be."""
+        self._unsent.clear()
+        self._unsent_bytes = 0
+        self._mark = Mark.RESET
+        self._pump()
+
+    def taken(self, size_bytes: int) -> None:
+        """The receiver's socket took bytes."""
+        was_full = self._untaken_bytes >= UNTAKEN_BYTES_MAX
+        self._untaken_bytes -= size_bytes
+        if was_full:
+            self._pump()
+
+    def healed(self) -> None:
+        """Something crosses again: what was lost meanwhile goes out when its timer next rings.
+
+        TCP tries after one timeout, then after two more, four more and so on, so the way back takes
+        up to as long again as the outage.
+        """
+        if self._stuck_since_us is None:
+            return
+        timeout_us = self._there.delay_us + self._back.delay_us + _RTO_FLOOR_US
+        try_us = self._stuck_since_us + timeout_us
+        while try_us < self._clock.now_us:
+            timeout_us = min(2 * timeout_us, _BACKOFF_US_MAX)
+            try_us += timeout_us
+        self._clock.at(try_us, self._resume)
+
+    def _resume(self) -> None:
+        if self._there.is_cut or self._stuck_since_us is None:
+            return
+        self._stuck_since_us = None
+        self._outages += 1
+        self.window = self._new_window()
+        # What had not arrived is sent again; what had is a repetition, and nobody notices.
+        self._last_due_us = self._clock.now_us + self._there.delay_us
+        self._arrived = deque(parcel._replace(due_us=self._last_due_us) for parcel in self._arrived)
+        self._clock.at(self._last_due_us, self._deliver)
+        self._pump()
+
+    def _stick(self) -> None:
+        if self._stuck_since_us is None:
+            self._stuck_since_us = self._clock.now_us
+
+    def _pump(self) -> None:
+        """Send what may be sent."""
+        while self._is_open and not self._is_waiting and (self._unsent or self._mark):
+            if self._there.is_cut:
+                self._stick()
+            if self._stuck_since_us is not None:
+                return
+            if not self._unsent:
+                mark, self._mark = self._mark, None
+                self._carry(memoryview(b""), 0, mark)
+                return
+            size_bytes = self._admitted_bytes()
+            if not size_bytes or self._must_wait(size_bytes):
+                return
+            self._send(size_bytes)
+
+    def _admitted_bytes(self) -> int:
+        """What window and receiver admit; nothing when one of them has to answer first."""
+        if self._untaken_bytes >= UNTAKEN_BYTES_MAX:
+            return 0
+        window = self.window
+        size_bytes = min(self._unsent_bytes, self._there.parcel_bytes)
+        room_bytes = window.window_bytes(self._clock.now_us) - window.in_flight_bytes
+        if room_bytes < size_bytes:
+            # Whole packets, so that the window is no heap of crumbs.
+            size_bytes = max(0, room_bytes) // PACKET_BYTES * PACKET_BYTES
+        # A parcel ends with the packet that is lost: what is before it arrives in time.
+        return min(size_bytes, max(PACKET_BYTES, window.next_loss_bytes))
+
+    def _must_wait(self, size_bytes: int) -> bool:
+        full = self._there.full_hop(wire_bytes(size_bytes))
+        if full is not None:
+            self._is_waiting = True
+            full.when_room(self._room_again)
+        return full is not None
+
+    def _room_again(self) -> None:
+        self._is_waiting = False
+        self._pump()
+
+    def _send(self, size_bytes: int) -> None:
+        was_full = self.is_full
+        payload = self._cut_off(size_bytes)
+        self._unsent_bytes -= size_bytes
+        self._untaken_bytes += size_bytes
+        self._carry(payload, self.window.sent(size_bytes, self._clock.now_us), None)
+        if was_full and not self.is_full:
+            self._ends.read_on()
+
+    def _cut_off(self, size_bytes: int) -> memoryview:
+        """Take so many bytes off the front. Small writes that waited travel together."""
+        first = self._unsent[0]
+        if len(first) > size_bytes:
+            self._unsent[0] = first[size_bytes:]
+            return first[:size_bytes]
+        if len(first) == size_bytes:
+            return self._unsent.popleft()
+        gathered = bytearray()
+        while len(gathered) < size_bytes:
+            first = self._unsent.popleft()
+            missing_bytes = size_bytes - len(gathered)
+            gathered += first[:missing_bytes]
+            if len(first) > missing_bytes:
+                self._unsent.appendleft(first[missing_bytes:])
+        return memoryview(bytes(gathered))
+
+    def _carry(self, payload: memoryview, held_us: int, mark: Mark | None) -> None:
+        outages = self._outages
+
+        def arrive() -> None:
+            if self._there.is_cut:
+                self._stick()
+            elif payload:
+                # One acknowledgement for two packets, which take their share of the way back.
+                headers_bytes = (packets(len(payload)) + 1) // 2 * HEADER_BYTES
+                self._back.carry(headers_bytes, acknowledged)
+            self._line_up(payload, held_us, mark)
+
+        def acknowledged() -> None:
+            if self._there.is_cut:
+                self._stick()
+            elif outages == self._outages:
+                self.window.acked(len(payload), self._clock.now_us)
+                self._pump()
+
+        self._there.carry(wire_bytes(len(payload)), arrive)
+
+    def _line_up(self, payload: memoryview, held_us: int, mark: Mark | None) -> None:
+        """Put an arrival in line behind what came before it, and behind what that waits for."""
+        self._last_due_us = max(self._last_due_us, self._clock.now_us + held_us)
+        self._arrived.append(_Parcel(self._last_due_us, payload, mark))
+        if self._last_due_us > self._clock.now_us:
+            self._clock.at(self._last_due_us, self._deliver)
+        else:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        if self._there.is_cut and self._arrived:
+            self._stick()
+        while self._arrived and self._stuck_since_us is None:
+            if self._arrived[0].due_us > self._clock.now_us:
+                return
+            due_us, payload, mark = self._arrived.popleft()
+            if mark is None:
+                self._there.delivered_bytes += len(payload)
+                self._ends.take(payload, due_us)
+            else:
+                self._ends.conclude(mark)

@@ -1,0 +1,304 @@
+"""One node's proxy: its two ways, its ports, and what is done to them while they are in use."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+
+from coordinator.core.transfer.path import CongestionControl, Path
+from hypergpu.units import Bytes
+from netsim.link.course import LinkCourse
+from netsim.link.jitter import WanderingDelay
+from netsim.link.link import STALLED_BITS_PER_S, Direction, Link
+from netsim.link.rate import NEVER_US
+from netsim.proxy.clock import LoopClock
+from netsim.proxy.connection import Address, Connection, Surroundings
+from netsim.proxy.datagrams import Chances, DatagramPort, Lane
+from netsim.proxy.flow.hop import Hop
+from netsim.proxy.flow.way import Way
+from netsim.proxy.messages import (
+    LOOPBACK,
+    Condition,
+    DatagramCount,
+    Dialler,
+    NodeCount,
+    Protocol,
+    Proxied,
+)
+from netsim.proxy.side import BUFFER_BYTES
+from netsim.refusal import RefusedError
+from netsim.tunnel.lateness import LatenessCounter, allowed_us
+from netsim.tunnel.shape import Shape
+from netsim.tunnel.shape import Way as WayName
+
+_BACKLOG = 128
+_AT_ONCE = 32
+_FAST = 1 << 62
+
+
+class Middle:
+    """What all nodes share: time, seed, the coordinator's own link and the count of lateness."""
+
+    def __init__(self, link: Link, seed: int, clock: LoopClock) -> None:
+        self.clock = clock
+        self.seed = seed
+        self.lateness = LatenessCounter()
+        self.up = hop(link.up, f"{seed}/jitter/coordinator/up", clock)
+        self.down = hop(link.down, f"{seed}/jitter/coordinator/down", clock)
+
+
+def hop(direction: Direction, key: str, clock: LoopClock) -> Hop:
+    """A hop with its seeded jitter."""
+    return Hop(direction, WanderingDelay(direction, key=key).at, clock)
+
+
+class ProxiedNode:
+    """Listens for one node and forwards what it says over its link."""
+
+    def __init__(self, plan: Proxied, middle: Middle) -> None:
+        self._plan = plan
+        self._middle = middle
+        self._clock = middle.clock
+        self._loop = asyncio.get_running_loop()
+        self._key = f"{middle.seed}/{plan.name}"
+        self._shape = Shape(
+            link=plan.link,
+            variation=plan.variation,
+            traces=plan.traces,
+            starts_at_hour=plan.starts_at_hour,
+        )
+        self._course: LinkCourse | None = self._shape.course(self._key)
+        self._link = self._course.at(0)
+        self._hops = (self._hop("up", self._link.up), self._hop("down", self._link.down))
+        # The node's own bottleneck first on its way up, last on its way down.
+        self._up = Way((self._hops[0], middle.down))
+        self._down = Way((middle.up, self._hops[1]))
+        self._lanes = (self._lane("up", self._up), self._lane("down", self._down))
+        self._around = {
+            Dialler.NODE: self._surroundings(self._up, self._down),
+            Dialler.COORDINATOR: self._surroundings(self._down, self._up),
+        }
+        self._condition = Condition.OPEN
+        self._connections: dict[Connection, None] = {}
+        self._accepted = 0
+        self._listening: list[socket.socket] = []
+        self._datagram_ports: list[DatagramPort] = []
+        self.host = plan.listen
+        self.ports: tuple[int, ...] = tuple(forward.port for forward in plan.forwards)
+
+    def open(self) -> None:
+        """Listen, and follow the link's course from now on.
+
+        Raises:
+            RefusedError: A port or the address cannot be had.
+        """
+        self._listen()
+        self._follow()
+
+    def close(self) -> None:
+        """Give every socket back."""
+        self._stop_listening()
+        self.reset()
+
+    def set(self, link: Link) -> None:
+        """Be another link, which varies no more."""
+        self._course = None
+        for name, each, direction in self._by_way(link):
+            each.replace(direction, self._delay(name, direction))
+        self._change(link)
+
+    def reset(self) -> None:
+        """Break off every connection."""
+        for connection in list(self._connections):
+            connection.break_off()
+
+    def become(self, condition: Condition) -> None:
+        """Do something else to what crosses.
+
+        Raises:
+            RefusedError: A port was taken by somebody else in the meantime.
+        """
+        before, self._condition = self._condition, condition
+        if before is condition:
+            return
+        self._leave(before)
+        match condition:
+            case Condition.STALLED:
+                for each in self._hops:
+                    each.stand()
+            case Condition.CUT:
+                self._up.is_cut = self._down.is_cut = True
+            case Condition.HALF_OPEN:
+                self._fall_silent()
+            case Condition.DISCONNECTED:
+                self._stop_listening()
+                self.reset()
+            case Condition.OPEN:
+                pass
+
+    def count(self) -> NodeCount:
+        """What was done so far."""
+        return NodeCount(
+            condition=self._condition,
+            connections=len(self._connections),
+            accepted=self._accepted,
+            up_bytes=Bytes(self._up.delivered_bytes),
+            down_bytes=Bytes(self._down.delivered_bytes),
+            datagrams_up=self._lanes[0].counts,
+            datagrams_down=self._lanes[1].counts,
+        )
+
+    def _fall_silent(self) -> None:
+        self._up.is_cut = self._down.is_cut = True
+        for connection in self._connections:
+            connection.silence()
+
+    def _leave(self, condition: Condition) -> None:
+        match condition:
+            case Condition.STALLED:
+                for each in self._hops:
+                    each.move()
+            case Condition.CUT | Condition.HALF_OPEN:
+                self._up.is_cut = self._down.is_cut = False
+                for connection in self._connections:
+                    connection.healed()
+            case Condition.DISCONNECTED:
+                self._listen()
+            case Condition.OPEN:
+                pass
+
+    # The link.
+
+    def _follow(self) -> None:
+        course = self._course
+        if course is None:
+            return
+        now_us = self._clock.now_us
+        link = course.at(now_us)
+        if link != self._link:
+            self._change(link)
+        next_us = course.next_change_us(now_us)
+        if next_us < NEVER_US:
+            self._clock.at(next_us, self._follow)
+
+    def _change(self, link: Link) -> None:
+        self._link = link
+        for name, each, direction in self._by_way(link):
+            each.change(direction, self._delay(name, direction))
+        for lane, direction in zip(self._lanes, (link.up, link.down), strict=True):
+            lane.chances.change(direction)
+        for way in (self._up, self._down):
+            way.changed()
+        # In a gap nobody measures a rate, so the windows stay what they are.
+        if min(link.up.bits_per_s or _FAST, link.down.bits_per_s or _FAST) > STALLED_BITS_PER_S:
+            for connection in self._connections:
+                connection.relinked()
+
+    def _by_way(self, link: Link) -> Iterator[tuple[WayName, Hop, Direction]]:
+        yield "up", self._hops[0], link.up
+        yield "down", self._hops[1], link.down
+
+    def _hop(self, name: WayName, direction: Direction) -> Hop:
+        room_bytes = self._shape.room_bytes(name) if direction.bits_per_s else 0
+        return Hop(direction, self._delay(name, direction), self._clock, room_bytes=room_bytes)
+
+    def _delay(self, name: WayName, direction: Direction) -> Callable[[int], int]:
+        return WanderingDelay(direction, key=f"{self._key}/jitter/{name}").at
+
+    def _lane(self, name: str, way: Way) -> Lane:
+        direction = self._link.up if name == "up" else self._link.down
+        chances = Chances(direction, f"{self._key}/{name}")
+        return Lane(way, chances, DatagramCount(), self._clock, self._note_lateness)
+
+    def _note_lateness(self, late_us: int) -> None:
+        delay_us = min(self._up.delay_us, self._down.delay_us)
+        self._middle.lateness.add(max(0, late_us), allowed_us(delay_us))
+
+    def _surroundings(self, there: Way, back: Way) -> Surroundings:
+        def models() -> tuple[Path, Path]:
+            control = CongestionControl(self._link.congestion_control.value)
+            return there.model(back, control), back.model(there, control)
+
+        # An address of its own is also the one under which the coordinator knows the node.
+        source = "" if self._plan.listen == LOOPBACK else self._plan.listen
+        return Surroundings(
+            there=there,
+            back=back,
+            models=models,
+            clock=self._clock,
+            note_lateness=self._note_lateness,
+            source=source,
+            key=self._key,
+        )
+
+    # The ports.
+
+    def _listen(self) -> None:
+        opened = []
+        for forward, port in zip(self._plan.forwards, self.ports, strict=True):
+            target = (forward.target_host, forward.target_port)
+            is_stream = forward.protocol is Protocol.TCP
+            try:
+                bound = _bound(self._plan.listen, port, is_stream=is_stream)
+            except OSError as error:
+                self._stop_listening()
+                raise RefusedError(
+                    f"{self._plan.name}'s proxy cannot listen on {self._plan.listen}:{port}:"
+                    f" {error.strerror or error}",
+                    "give a free port (0 takes one) and an address of this machine's loopback",
+                ) from error
+            opened.append(int(bound.getsockname()[1]))
+            if is_stream:
+                self._accept_from(bound, target, self._around[forward.dialler])
+            else:
+                self._forward_datagrams(bound, target, forward.dialler)
+        self.ports = tuple(opened)
+
+    def _forward_datagrams(self, bound: socket.socket, target: Address, dialler: Dialler) -> None:
+        there, back = self._lanes if dialler is Dialler.NODE else reversed(self._lanes)
+        self._datagram_ports.append(DatagramPort(bound, target, there=there, back=back))
+
+    def _accept_from(self, listening: socket.socket, target: Address, around: Surroundings) -> None:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        listening.setblocking(False)
+        listening.listen(_BACKLOG)
+        self._listening.append(listening)
+        self._loop.add_reader(listening, self._acceptable, listening, target, around)
+
+    def _acceptable(self, listening: socket.socket, target: Address, around: Surroundings) -> None:
+        self._clock.catch_up()
+        for _ in range(_AT_ONCE):
+            try:
+                accepted, _ = listening.accept()
+            except OSError:
+                return
+            number = self._accepted
+            self._accepted += 1
+            connection = Connection(accepted, target, around, number=number, closed=self._forget)
+            self._connections[connection] = None
+            if self._condition is Condition.HALF_OPEN:
+                connection.silence()
+
+    def _forget(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+
+    def _stop_listening(self) -> None:
+        for listening in self._listening:
+            self._loop.remove_reader(listening)
+            listening.close()
+        for port in self._datagram_ports:
+            port.close()
+        self._listening.clear()
+        self._datagram_ports.clear()
+
+
+def _bound(host: str, port: int, *, is_stream: bool) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM if is_stream else socket.SOCK_DGRAM)
+    try:
+        if is_stream:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
