@@ -20,8 +20,8 @@ help: ## List the targets.
 
 setup: .venv/.installed ## Make .venv with everything pinned (about two minutes the first time).
 
-demo: setup ## Train digits on five real nodes and kill one half-way [SHORT=1].
-	@$(BIN)/hypergpu demo $(if $(SHORT),--short)
+demo: setup ## Train digits on five nodes over five home lines, kill one half-way [SHORT=1] [NET=tunnel].
+	@$(BIN)/hypergpu demo $(if $(SHORT),--short) $(if $(NET),--net $(NET))
 
 test: setup ## Run every test, with PostgreSQL where one listens or can be started [ARGS=...].
 	@$(BIN)/python .ci/with_postgres.py $(BIN)/pytest $(ARGS)

@@ -80,10 +80,22 @@ def demo(
     worker: Annotated[
         str, typer.Option("--worker", help="torch or numpy; else what is installed.")
     ] = "",
+    net: Annotated[
+        str,
+        typer.Option(
+            "--net",
+            help="Between nodes and coordinator: proxy, tunnel (real packets; root), tc, or none.",
+        ),
+    ] = "proxy",
 ) -> None:
-    """Train handwritten digits on five nodes here, killing one half-way."""
+    """Train handwritten digits on five nodes here over five home lines, killing one half-way."""
+    from hypergpu.cli.demo.lines import NONE, run_over_lines
     from hypergpu.cli.demo.run import demonstrate
+    from hypergpu.sites import told_sites
 
+    if net != NONE and told_sites() is None:
+        given = ["--out", str(out), "--nodes", str(nodes), "--worker", worker]
+        run_over_lines(net, nodes, [*given, *(["--short"] if short else [])])
     demonstrate(out, nodes=nodes, is_short=short, worker=worker)
 
 

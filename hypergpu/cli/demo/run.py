@@ -18,6 +18,7 @@ from hypergpu.cli.show.shown import View, shown
 from hypergpu.cli.show.watch import Watched
 from hypergpu.jobfile import spec_json
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.sites import told_sites
 
 GIVE_UP_AFTER_S = 300.0
 VICTIM = 2
@@ -42,8 +43,11 @@ def demonstrate(folder: Path, *, nodes: int, is_short: bool, worker: str = "") -
     signal.signal(signal.SIGTERM, _interrupt)
     if chosen.note:
         say(chosen.note)
-    with Cluster(folder, chosen.worker) as cluster:
+    sites = told_sites()
+    with Cluster(folder, chosen.worker, sites) as cluster:
         say(f"starting a coordinator and {nodes} nodes as separate processes; logs: {folder}/logs")
+        if sites is not None:
+            say(f"the nodes' lines ({sites.backend}): {', '.join(sites.nodes)}")
         cluster.start_coordinator()
         cluster.start_nodes(nodes)
         say(f"a token let them join over TLS ({span(time.monotonic() - started_at_s)})")
