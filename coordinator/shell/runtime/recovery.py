@@ -89,7 +89,7 @@ async def take_up(parts: Parts, room: Room) -> None:
         room.is_recovering = False
     if damage:
         await _report(parts, room, damage)
-    elif not room.trouble:
+    elif not room.is_given_up:
         perform_outstanding(parts, room)
     if is_open:
         failpoint("recover.done")

@@ -40,8 +40,8 @@ class Room:
         """How often in a row each of them ended in an error that nobody foresaw."""
         self.retry: asyncio.TimerHandle | None = None
         """Until what is outstanding is performed again."""
-        self.trouble = ""
-        """Why the coordinator paused the job since it started: a resume tries that again."""
+        self.is_given_up = False
+        """Whether this process could not do something and paused the job: a resume tries again."""
         self.is_recovering = False
         """After a restart: its model is being checked and nothing outstanding was performed yet."""
         self._recent: deque[Entry] = deque(maxlen=_RECENT_ENTRIES)

@@ -86,13 +86,14 @@ async def test_a_command_that_breaks_too_often_pauses_its_job_with_the_reason(
         room.breaks["initialise", 0] = 3
         evaluator.may_go_on.set()
         await until(room, lambda: room.job.phase is Phase.PAUSED)
-        assert room.trouble == "initialise broke 4 times, the last time by MemoryError: no more"
+        why = "initialise broke 4 times, the last time by MemoryError: no more"
+        assert room.job.reason == f"paused: {why}"
 
         evaluator.may_go_on.clear()
         await parts.driver.submit(JOB, JobResumed(at_ms=NOW))
         begin_again(parts, room)
         assert ("initialise", 0) in room.tasks
-        assert (room.trouble, room.breaks) == ("", {})
+        assert (room.is_given_up, room.breaks) == (False, {})
 
 
 async def test_a_command_that_cannot_be_started_does_not_stop_the_driver(tmp_path: Path) -> None:

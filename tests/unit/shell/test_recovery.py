@@ -62,7 +62,8 @@ async def test_a_job_whose_layout_cannot_be_had_is_paused_with_the_reason(
         await take_up(parts, room)
 
     assert room.job.phase is Phase.PAUSED
-    assert reason in room.trouble
+    assert reason in room.job.reason
+    assert room.is_given_up
     assert not room.is_recovering
 
 

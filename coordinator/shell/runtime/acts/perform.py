@@ -61,22 +61,22 @@ def perform_outstanding(parts: Parts, room: Room) -> None:
         perform(parts, room, command)
 
 
-async def pause(parts: Parts, room: Room, trouble: str) -> str:
+async def pause(parts: Parts, room: Room, why: str) -> str:
     """Pause a job that cannot go on. Returns why that is refused; empty when it is paused."""
-    log.error("a job cannot go on and is paused", job_id=room.job.job_id, reason=trouble)
-    room.trouble = trouble
-    event = JobPaused(at_ms=Milliseconds(0), reason=trouble)
+    log.error("a job cannot go on and is paused", job_id=room.job.job_id, reason=why)
+    room.is_given_up = True
+    event = JobPaused(at_ms=Milliseconds(0), reason=why)
     refused = await parts.driver.insist(room.job.job_id, event)
     if room.job.phase is not Phase.PAUSED:
-        room.trouble = ""
+        room.is_given_up = False
     return refused
 
 
 def begin_again(parts: Parts, room: Room) -> None:
     """After a resume: try what could not be done before the coordinator paused the job."""
-    if not room.trouble:
+    if not room.is_given_up:
         return
-    room.trouble = ""
+    room.is_given_up = False
     room.breaks.clear()
     perform_outstanding(parts, room)
 

@@ -151,7 +151,7 @@ class JobServicer:
         self, request: job_pb2.ResumeJobRequest, caller: Caller
     ) -> job_pb2.ResumeJobResponse:
         room = self._room(request.job_id)
-        if room.trouble:
+        if room.is_given_up:
             await load_layout(self._parts, room)
         await self._change(request.job_id, JobResumed(at_ms=_NOW))
         begin_again(self._parts, room)
