@@ -72,10 +72,10 @@ from hypergpu.v1 import node_pb2
 
 log = structlog.get_logger()
 
-_PASSING = frozenset(
+_JOIN_TRIED_AGAIN = frozenset(
     {Reason.COORDINATOR_UNREACHABLE, Reason.NOT_READY, Reason.RATE_LIMITED, Reason.CALL_BROKEN}
 )
-"""Refusals of a join that may not be repeated."""
+"""Refusals of a join after which the next try may succeed."""
 
 
 class Runtime:
@@ -253,7 +253,7 @@ class Runtime:
         try:
             await join(applicant, self._given_token())
         except RefusalError as refused:
-            failed = JoinFailed if refused.reason in _PASSING else JoinRefused
+            failed = JoinFailed if refused.reason in _JOIN_TRIED_AGAIN else JoinRefused
             self._post.event(failed(at_ms=monotonic_ms(), reason=str(refused)))
         else:
             self._post.event(Joined(at_ms=monotonic_ms()))
