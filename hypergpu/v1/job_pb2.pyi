@@ -229,6 +229,7 @@ class ParticipantSummary(google.protobuf.message.Message):
     STEPS_TOTAL_FIELD_NUMBER: builtins.int
     LOSS_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     slot: builtins.int
     state: builtins.str
@@ -236,6 +237,8 @@ class ParticipantSummary(google.protobuf.message.Message):
     steps_total: builtins.int
     loss: builtins.float
     reason: builtins.str
+    name: builtins.str
+    """What its owner calls the machine."""
     def __init__(
         self,
         *,
@@ -246,8 +249,9 @@ class ParticipantSummary(google.protobuf.message.Message):
         steps_total: builtins.int = ...,
         loss: builtins.float = ...,
         reason: builtins.str = ...,
+        name: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["loss", b"loss", "node_id", b"node_id", "reason", b"reason", "slot", b"slot", "state", b"state", "steps_done", b"steps_done", "steps_total", b"steps_total"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["loss", b"loss", "name", b"name", "node_id", b"node_id", "reason", b"reason", "slot", b"slot", "state", b"state", "steps_done", b"steps_done", "steps_total", b"steps_total"]) -> None: ...
 
 global___ParticipantSummary = ParticipantSummary
 

@@ -46,6 +46,7 @@ class Roster:
         self.progress: dict[NodeId, Advance] = {}
         self._heard_ms: dict[NodeId, Milliseconds] = {}
         self._draining: dict[NodeId, str] = {}
+        self._names: dict[NodeId, str] = {}
         self._counts: dict[NodeId, UpdateCount] = {}
         self._storing: dict[NodeId, UpdateCount] = {}
         """Taken by `counted` and not yet in the journal."""
@@ -56,6 +57,7 @@ class Roster:
         if before is not None:
             before.close()
         self.sessions[session.node] = session
+        self._names[session.node] = session.capabilities.name
         self._draining.pop(session.node, None)
         self.heard(session.node)
 
@@ -87,7 +89,7 @@ class Roster:
         session = self.sessions.pop(node, None)
         if session is not None:
             session.close()
-        for known in (self._heard_ms, self._draining, self.progress):
+        for known in (self._heard_ms, self._draining, self._names, self.progress):
             known.pop(node, None)
 
     def drain(self, node: NodeId, reason: str) -> None:
@@ -97,6 +99,10 @@ class Roster:
     def drain_reason(self, node: NodeId) -> str:
         """Why the node takes no further work; empty when it does."""
         return self._draining.get(node, "")
+
+    def name_of(self, node: NodeId) -> str:
+        """What the node's owner calls it; empty before it dials in."""
+        return self._names.get(node, "")
 
     def send(self, node: NodeId, message: node_pb2.ControlResponse) -> None:
         """Tell a connected node something; what matters is said again when it dials in."""

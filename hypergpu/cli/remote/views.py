@@ -40,6 +40,8 @@ class ParticipantView(msgspec.Struct, frozen=True):
     steps_total: int
     loss: float | None
     reason: str
+    name: str
+    """What its owner calls the machine; empty when the coordinator cannot tell."""
 
 
 class NodeView(msgspec.Struct, frozen=True):
@@ -182,6 +184,7 @@ def participant_view(participant: job_pb2.ParticipantSummary) -> ParticipantView
         steps_total=participant.steps_total,
         loss=_finite(participant.loss),
         reason=participant.reason,
+        name=participant.name,
     )
 
 

@@ -90,7 +90,7 @@ def _node_rows(progress: Progress) -> list[tuple[str, ...]]:
     return [
         (
             str(each.slot),
-            short(each.node),
+            each.name or short(each.node),
             each.state,
             f"{bar(each.steps_done, each.steps_total)} {each.steps_done}/{each.steps_total}",
             score(each.loss if each.steps_done else None),

@@ -24,6 +24,7 @@ REASON_LENGTH = 60
 PARTICIPANT_COLUMNS = (
     Column("slot", is_number=True),
     Column("node"),
+    Column("name"),
     Column("state"),
     Column("steps", is_number=True),
     Column("loss", is_number=True),
@@ -94,6 +95,7 @@ def participant_rows(detail: "JobDetail") -> list[tuple[str, ...]]:
         (
             str(each.slot),
             each.node,
+            each.name or "-",
             each.state,
             f"{each.steps_done}/{each.steps_total}",
             score(each.loss if each.steps_done else None),

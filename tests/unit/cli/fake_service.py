@@ -136,7 +136,13 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
             spec_json=json.dumps(SPEC),
             participants=[
                 job_pb2.ParticipantSummary(
-                    node_id=NODE, slot=0, state="pending", steps_done=5, steps_total=20, loss=0.7
+                    node_id=NODE,
+                    name="attic",
+                    slot=0,
+                    state="pending",
+                    steps_done=5,
+                    steps_total=20,
+                    loss=0.7,
                 )
             ],
             model=tensor_pb2.ModelRef(blob=blob),

@@ -12,7 +12,7 @@ from hypergpu.cli.show.progress import Progress, note_of, with_event, with_job, 
 from hypergpu.cli.show.screen import bar, screen
 from tests.unit.cli.fake_service import EVENTS, NODE, summary
 
-PARTICIPANT = ParticipantView(NODE, 0, "pending", 5, 20, 0.7, "")
+PARTICIPANT = ParticipantView(NODE, 0, "pending", 5, 20, 0.7, "", "attic")
 
 
 def folded() -> Progress:
@@ -85,5 +85,13 @@ def test_screen_shows_job_nodes_rounds_and_notes() -> None:
     sink = StringIO()
     Console(file=sink, width=120, force_terminal=False).print(screen(folded(), title="the title"))
     shown = sink.getvalue()
-    for expected in ("the title", "round 2/4", "0xabababab...", "5/20", "0.9000", "not heard of"):
+    for expected in (
+        "the title",
+        "round 2/4",
+        "attic",
+        "0xabababab...",
+        "5/20",
+        "0.9000",
+        "not heard of",
+    ):
         assert expected in shown

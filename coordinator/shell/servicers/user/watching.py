@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from coordinator.core.job import ENDED
+from coordinator.core.job import ENDED, Participant
 from coordinator.shell import translate
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
+from coordinator.shell.runtime.roster import Roster
+from hypergpu.ids import NodeId
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.v1 import job_pb2
 
@@ -21,10 +23,13 @@ def participants(parts: Parts, room: Room) -> list[job_pb2.ParticipantSummary]:
     if round_ is None:
         return []
     ordered = sorted(round_.participants.items(), key=lambda item: item[1].slot)
-    return [
-        translate.participant_summary(node, participant, parts.roster.progress.get(node))
-        for node, participant in ordered
-    ]
+    return [_summary(parts.roster, node, participant) for node, participant in ordered]
+
+
+def _summary(roster: Roster, node: NodeId, participant: Participant) -> job_pb2.ParticipantSummary:
+    message = translate.participant_summary(node, participant, roster.progress.get(node))
+    message.name = roster.name_of(node)
+    return message
 
 
 async def watch(
