@@ -60,7 +60,7 @@ class WireNode:
             signature=self.key.sign(claim),
         )
         stub = async_stub(self._main)
-        return await stub.Join(request, metadata=(("hypergpu-protocol", "1"),), timeout=10)
+        return await stub.Join(request, metadata=(("hypergpu-protocol", "1"),), timeout=60)
 
     def control(
         self, workloads: Iterable[tuple[str, int]], working: Iterable[node_pb2.Lease] = ()
@@ -132,18 +132,18 @@ class WireNode:
                 chunk = tensor_pb2.Chunk(offset=start, payload=payload)
                 yield node_pb2.SubmitUpdateRequest(chunk=chunk)
 
-        call = self.stub.SubmitUpdate(messages(), metadata=self.metadata, timeout=30)
+        call = self.stub.SubmitUpdate(messages(), metadata=self.metadata, timeout=60)
         return await call
 
     async def query(self, header: node_pb2.UpdateHeader) -> node_pb2.QueryUploadResponse:
         """How much the coordinator holds."""
         request = node_pb2.QueryUploadRequest(lease=header.lease, digest=header.digest)
-        return await self.stub.QueryUpload(request, metadata=self.metadata, timeout=10)
+        return await self.stub.QueryUpload(request, metadata=self.metadata, timeout=60)
 
     async def fetch(self, digest: tensor_pb2.Digest, offset: int = 0) -> bytes:
         """A blob from ``offset`` on."""
         request = node_pb2.FetchBlobRequest(digest=digest, offset=offset)
-        call = self.stub.FetchBlob(request, metadata=self.metadata, timeout=30)
+        call = self.stub.FetchBlob(request, metadata=self.metadata, timeout=60)
         return b"".join([message.chunk.payload async for message in call])
 
     def hang_up(self) -> None:

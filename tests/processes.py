@@ -105,7 +105,7 @@ class CoordinatorProcess:
     def terminate(self) -> int:
         """SIGTERM; gives the exit status."""
         self.child.send_signal(signal.SIGTERM)
-        status = self.child.wait(timeout=30)
+        status = self.child.wait(timeout=90)
         self._closed()
         return status
 
@@ -162,7 +162,7 @@ class NodeProcess:
     def terminate(self) -> int:
         """SIGTERM; gives the exit status."""
         self.child.send_signal(signal.SIGTERM)
-        return self.child.wait(timeout=40)
+        return self.child.wait(timeout=90)
 
     def end(self) -> None:
         """Leave nothing behind."""

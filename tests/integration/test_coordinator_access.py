@@ -32,7 +32,7 @@ def raw_call(cluster: Cluster, method: str, metadata: tuple[tuple[str, str], ...
     """One unary call with bytes that are no message."""
     with grpc.insecure_channel(cluster.coordinator.address) as channel:
         call: Any = channel.unary_unary(f"/hypergpu.v1.{method}")
-        call(b"\xff\xff", metadata=metadata, timeout=10)
+        call(b"\xff\xff", metadata=metadata, timeout=60)
 
 
 def operator_metadata(cluster: Cluster) -> tuple[tuple[str, str], ...]:
@@ -85,7 +85,7 @@ async def test_a_node_that_never_joined_is_refused(cluster: Cluster) -> None:
     stranger = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
     request = node_pb2.QueryUploadRequest()
     with pytest.raises(grpc.aio.AioRpcError) as broken:
-        await stranger.stub.QueryUpload(request, metadata=stranger.metadata, timeout=10)
+        await stranger.stub.QueryUpload(request, metadata=stranger.metadata, timeout=60)
     await stranger.close()
     assert reason_of(broken.value) == "NODE_UNKNOWN"
 
@@ -151,7 +151,7 @@ def test_guessing_secrets_is_slowed_down(tmp_path: Path) -> None:
 
 def test_plaintext_beyond_loopback_is_refused(tmp_path: Path) -> None:
     coordinator = Cluster(tmp_path, "--listen", "0.0.0.0").coordinator  # noqa: S104
-    status = coordinator.launch().wait(timeout=30)
+    status = coordinator.launch().wait(timeout=60)
     coordinator.end()
     assert status == Reason.ADDRESS_UNUSABLE.exit_code
     assert "--plaintext needs a loopback address" in coordinator.log.read_text()

@@ -189,7 +189,7 @@ async def test_a_silent_upload_is_closed(submission: Submission) -> None:
         yield node_pb2.SubmitUpdateRequest(header=submission.header())
         await asyncio.Event().wait()
 
-    call = submission.node.stub.SubmitUpdate(half(), metadata=submission.node.metadata, timeout=30)
+    call = submission.node.stub.SubmitUpdate(half(), metadata=submission.node.metadata, timeout=60)
     with pytest.raises(grpc.aio.AioRpcError) as broken:
         await call
     assert reason_of(broken.value) == "STREAM_SILENT"

@@ -268,7 +268,7 @@ def test_sigterm_ends_the_coordinator_in_good_order_while_it_trains(
 
 def test_a_second_coordinator_in_the_same_folder_is_refused(small_cluster: Cluster) -> None:
     first = small_cluster.coordinator.child
-    status = small_cluster.coordinator.launch().wait(timeout=30)
+    status = small_cluster.coordinator.launch().wait(timeout=60)
     small_cluster.coordinator.end()
 
     assert status == 15

@@ -34,7 +34,7 @@ class Listener:
         return worker
 
     async def death(self) -> str:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await self.deaths.get()
 
 
@@ -83,7 +83,7 @@ async def test_a_killed_worker_is_mourned_and_the_next_request_spawns_another() 
     os.kill(first, signal.SIGKILL)
     assert await listener.death() == "it was ended by SIGKILL"
     await worker.train(REQUEST)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         reply = await listener.replies.get()
     assert worker.process_id not in {None, first}
     assert isinstance(reply, Ready)
@@ -145,7 +145,7 @@ async def test_a_worker_that_starts_after_all_is_told_apart_from_one_that_never_
     worker = WorkerProcess(script(text), os.environ)
     with Places(tmp_path / "node") as places:
         trainer = Trainer(places, worker, report=events.put_nowait, send=lambda _: None)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await trainer.start_worker()
             failed = await events.get()
             await trainer.start_worker()
@@ -168,8 +168,9 @@ async def test_the_loop_goes_on_while_a_worker_holds_its_own_lock() -> None:
     busy = script("import time, re; re.match('(a+)+$', 'a' * 30 + 'b')")
     listener = Listener()
     worker = listener.hold(busy)
+    await worker.start()
     waiting = asyncio.ensure_future(worker.ready())
-    await asyncio.wait([waiting], timeout=0.2)
+    await asyncio.sleep(0)
     process_id = worker.process_id
     assert process_id is not None
     os.kill(process_id, signal.SIGKILL)

@@ -14,7 +14,7 @@ import pytest
 Ended = subprocess.CompletedProcess[str]
 Run = Callable[..., Ended]
 PROGRAM = [sys.executable, "-m", "hypergpu.cli"]
-END_WITHIN_S = 30
+END_WITHIN_S = 90
 JOIN = "hypergpu join "
 
 

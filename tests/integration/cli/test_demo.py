@@ -47,7 +47,7 @@ def test_demo_kills_a_node_and_still_learns(tmp_path: Path) -> None:
     assert set(summary) == KEYS
     assert summary["accuracy"] >= 0.93
     assert (summary["rounds"], summary["nodes"]) == (20, 3)
-    assert re.search(r"SIGKILL to node 2 .*\n(.*\n)*.*node 2 started again", ended.stdout)
+    assert re.search(r"SIGKILL to home-cable .*\n(.*\n)*.*home-cable started again", ended.stdout)
     assert (out / "model" / "model.safetensors").exists()
     assert processes_in(tmp_path) == []
 
@@ -69,5 +69,5 @@ def test_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
         assert len(processes_in(tmp_path)) > 3
         demo.send_signal(signal.SIGINT)
         demo.stdout.read()
-    assert demo.wait(30) == 130
+    assert demo.wait(90) == 130
     assert processes_in(tmp_path) == []

@@ -130,6 +130,6 @@ async def test_what_arrived_just_before_the_end_is_written_and_the_driver_ends()
     verdict = driven.driver.submit(JOB, CREATED)
     driven.driver.close()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await running
     assert verdict.result() == ""
