@@ -12,7 +12,7 @@ from netsim.measure.statistics import HEADER_BYTES, Arrivals, percentile
 PROBE_BYTES = 64
 LEAST_GAP_US = 250
 MOST_PROBES = 20_000
-# A flood that only just exceeds the rate leaves the bottleneck idle when its sender has to wait.
+# A flood that only just exceeds the rate does not fill the queue again after its sender waited.
 OFFERED = 1.3
 FLOODS_MOST_BITS_PER_S = 400_000_000
 
@@ -98,7 +98,7 @@ def rate_reading(way: Way, direction: Direction, arrivals: Arrivals) -> Reading:
     return Reading(
         name=f"{way}_mbit_s",
         asked=direction.bits_per_s / 1e6,
-        measured=arrivals.bits_per_s() / 1e6,
+        measured=arrivals.saturated_bits_per_s() / 1e6,
     )
 
 

@@ -159,10 +159,11 @@ def swallow(address: str, port: int, patience_s: float) -> Bins:
 def pour(address: str, port: int, *, for_s: float, congestion_control: str) -> None:
     """Fill one stream for a while; an empty congestion control is the route's."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as stream:
+        stream.connect((address, port))
         if congestion_control:
+            # Before the connection is there, the route's would take its place.
             named = congestion_control.encode()
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, named)
-        stream.connect((address, port))
         end_ns = time.monotonic_ns() + round(for_s * NS_PER_S)
         stream.settimeout(0.2)
         while time.monotonic_ns() < end_ns:

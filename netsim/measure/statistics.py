@@ -10,6 +10,8 @@ import msgspec
 NS_PER_S = 10**9
 # IPv4 and UDP, which a bottleneck carries too.
 HEADER_BYTES = 28
+# A probe that took so much longer than the quickest stood in a queue.
+WAITED_MS = 10.0
 
 
 class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,10 +55,34 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
         taken_ns = self.received_ns[-1] - self.received_ns[0]
         return (len(self.numbers) - 1) * self._bits() * NS_PER_S / max(taken_ns, 1)
 
+    def saturated_bits_per_s(self) -> float:
+        """Return the rate while probes waited at the bottleneck, headers included; 0 if none did.
+
+        A sender that had to wait for a core leaves the bottleneck idle, which is not its rate.
+        """
+        delays_ms = self.delays_ms()
+        waited_ms = min(delays_ms, default=0.0) + WAITED_MS
+        taken_ns = packets = 0
+        for place in range(1, len(delays_ms)):
+            if delays_ms[place] > waited_ms:
+                packets += 1
+                taken_ns += self.received_ns[place] - self.received_ns[place - 1]
+        return packets * self._bits() * NS_PER_S / taken_ns if taken_ns > 0 else 0.0
+
     def bits_per_s_between(self, start_ns: int, end_ns: int) -> float:
-        """Return the rate of the arrivals in a stretch of time, headers included."""
-        count = sum(start_ns <= at < end_ns for at in self.received_ns)
-        return count * self._bits() * NS_PER_S / (end_ns - start_ns)
+        """Return the rate in a stretch of a flood, headers included.
+
+        A full bottleneck sends each packet from the arrival before it to its own; what of that lies
+        in the stretch counts, so that one packet more or less is no error of a slow second.
+        """
+        within = 0.0
+        for begun_ns, ended_ns in zip(self.received_ns, self.received_ns[1:], strict=False):
+            inside_ns = min(ended_ns, end_ns) - max(begun_ns, start_ns)
+            if ended_ns > begun_ns:
+                within += max(inside_ns, 0) / (ended_ns - begun_ns)
+            else:
+                within += start_ns <= ended_ns < end_ns
+        return within * self._bits() * NS_PER_S / (end_ns - start_ns)
 
     def _bits(self) -> int:
         return (self.payload_bytes + HEADER_BYTES) * 8

@@ -83,6 +83,9 @@ class Statistics(msgspec.Struct, frozen=True, tag="statistics", kw_only=True):
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """It was done."""
 
+    at_ns: int
+    """When, by this machine's monotonic clock."""
+
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """It was refused; the fields of a ``RefusedError``."""

@@ -25,6 +25,7 @@ from netsim.tunnel import device, namespaces, ownership
 from netsim.tunnel.messages import (
     Answer,
     Cut,
+    Done,
     Failed,
     Heal,
     Plan,
@@ -136,9 +137,15 @@ class Tunnel:
             raise RefusedError("the tunnel is not open", "use it inside `async with Tunnel(...)`")
         return self._router.pid
 
-    async def set(self, name: str, link: Link | Shape) -> None:
-        """Change a link while packets are under way. The hosts keep their congestion control."""
-        await self._ask(SetShape(name, shaped(link)))
+    async def set(self, name: str, link: Link | Shape) -> int:
+        """Change a link while packets are under way. The hosts keep their congestion control.
+
+        Returns:
+            When it changed, in nanoseconds of the monotonic clock; traces count from there.
+        """
+        answer = await self._ask(SetShape(name, shaped(link)))
+        assert isinstance(answer, Done)  # noqa: S101 - the only answer to this request
+        return answer.at_ns
 
     async def cut(self, name: str) -> None:
         """Let every packet from and to a host vanish."""

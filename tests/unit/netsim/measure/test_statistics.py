@@ -59,4 +59,17 @@ def test_readings_put_what_was_asked_beside_what_was_measured() -> None:
     assert found["up_loss_percent"].error == pytest.approx(10)
     assert found["up_delay_ms"].asked == pytest.approx(5.736)
     assert found["up_burst_packets"].measured == 1
-    assert rate_reading("up", asked, arrivals(range(11), 11)).ratio == pytest.approx(0)
+
+
+def test_the_rate_of_a_bottleneck_is_taken_while_probes_wait_there() -> None:
+    """Each millisecond one leaves; twenty came at once, the sender slept, then twenty more."""
+    flooded = Arrivals(
+        offered=40,
+        payload_bytes=97,
+        numbers=range(40),
+        sent_ns=[0] * 20 + [100 * MS_NS] * 20,
+        received_ns=[at * MS_NS for at in (*range(1, 21), *range(101, 121))],
+    )
+    asked = Direction(delay_us=Microseconds(0), bits_per_s=1_000_000)
+    assert rate_reading("up", asked, flooded).ratio == pytest.approx(0)
+    assert flooded.bits_per_s() < 400_000
