@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import grpc
 
 from hypergpu.ids import NodeId
-from hypergpu.protocol import PROTOCOL, PROTOCOL_ENTRY
 from hypergpu.v1 import node_pb2, node_pb2_grpc
+from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_ENTRY
 
 _DEADLINE_S = 60.0
 _OPTIONS = (

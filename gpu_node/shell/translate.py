@@ -16,11 +16,11 @@ from gpu_node.core.assignment import (
 from gpu_node.shell.worker.messages import Ready
 from hypergpu.digest import digest_from_wire, digest_to_wire
 from hypergpu.ids import Digest, JobId, NodeId, Slot
-from hypergpu.protocol import PROTOCOL, SOFTWARE
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import UpdateClaim
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, tensor_pb2
+from hypergpu.wire.protocol import PROTOCOL, SOFTWARE
 
 _options = msgspec.json.Decoder(dict[str, str | int | float | bool])
 

@@ -8,11 +8,11 @@ from coordinator.shell.identity.tokens import TokenDesk
 from coordinator.shell.servicers.wire.handlers import Caller
 from coordinator.shell.servicers.wire.versions import refuse_other_protocol
 from hypergpu.ids import NodeId
-from hypergpu.protocol import PROTOCOL_KEY
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import is_node_id
 from hypergpu.token import Role, parse_authorization
 from hypergpu.units import Milliseconds
+from hypergpu.wire.protocol import PROTOCOL_KEY
 
 NODE_KEY = "hypergpu-node"
 """Metadata that names the node when there is no TLS, which is on loopback only."""

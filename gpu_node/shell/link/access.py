@@ -18,12 +18,12 @@ from gpu_node.shell.state.keys import certificate_request_pem, tls_key_pem
 from gpu_node.shell.state.places import Places, write_durably
 from hypergpu.authority import fetch_authority, split_address
 from hypergpu.digest import digest_of
-from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey, JoinClaim
 from hypergpu.token import Role, Token
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.protocol import PROTOCOL_ENTRY
 
 log = structlog.get_logger()
 

@@ -12,10 +12,10 @@ from hypergpu.cli.remote.connection import Target, check_who_answers, open_chann
 from hypergpu.cli.remote.refusals import explained
 from hypergpu.digest import digest_to_wire
 from hypergpu.ids import Digest
-from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.token import Role, authorization
 from hypergpu.v1 import job_pb2, job_pb2_grpc, tensor_pb2
+from hypergpu.wire.protocol import PROTOCOL_ENTRY
 
 WATCH_TIMEOUT_S = 3600.0
 """A watch is opened again after this, from where it was."""

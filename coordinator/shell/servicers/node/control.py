@@ -20,10 +20,10 @@ from coordinator.shell.servicers.wire.versions import (
     version_message,
 )
 from hypergpu.ids import JobId, NodeId
-from hypergpu.protocol import SOFTWARE
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.protocol import SOFTWARE
 
 log = structlog.get_logger()
 

@@ -1,8 +1,8 @@
 """The version handshake: who is older is told the command that upgrades it."""
 
-from hypergpu.protocol import PROTOCOL, SOFTWARE
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.protocol import PROTOCOL, SOFTWARE
 
 
 def version_message() -> node_pb2.Version:

@@ -1,0 +1,1 @@
+"""What both ends of a call agree on beside the schemas."""
