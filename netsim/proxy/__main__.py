@@ -10,6 +10,7 @@ import contextlib
 import gc
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -51,13 +52,13 @@ def main() -> None:
 
 
 async def _serve(text: bytes, out: TextIO) -> int:
-    lines = await _standard_input()
+    lines = _standard_input()
     try:
-        plan: Plan = _decoded(text or await lines.readline(), Plan)
+        plan: Plan = _decoded(text or await lines.get(), Plan)
         async with Proxies(plan) as proxies:
             ports = {node.name: proxies.ports(node.name) for node in plan.nodes}
             _say(out, Opened(ports=ports))
-            while line := await lines.readline():
+            while line := await lines.get():
                 _say(out, _answer(proxies, line))
     except RefusedError as refused:
         _say(out, Failed(refused.what, refused.fix))
@@ -91,10 +92,19 @@ def _decoded(text: bytes, kind: Any) -> Any:
         ) from error
 
 
-async def _standard_input() -> asyncio.StreamReader:
-    lines = asyncio.StreamReader(limit=_LINE_BYTES_MAX)
-    protocol = asyncio.StreamReaderProtocol(lines)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
+def _standard_input() -> asyncio.Queue[bytes]:
+    """Its lines, the empty one last. A loop waits for pipes only; a thread for files as well."""
+    lines: asyncio.Queue[bytes] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        # Not `sys.stdin`, whose lock a reader that waits would hold when the interpreter ends.
+        with open(0, "rb", closefd=False) as pipe:  # noqa: PTH123 - a descriptor is no path
+            for line in iter(lambda: pipe.readline(_LINE_BYTES_MAX), b""):
+                loop.call_soon_threadsafe(lines.put_nowait, line)
+        loop.call_soon_threadsafe(lines.put_nowait, b"")
+
+    threading.Thread(target=read, daemon=True).start()
     return lines
 
 

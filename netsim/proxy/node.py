@@ -4,6 +4,8 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 
+from msgspec.structs import replace
+
 from coordinator.core.transfer.path import CongestionControl, Path
 from hypergpu.units import Bytes
 from netsim.link.course import LinkCourse
@@ -143,8 +145,8 @@ class ProxiedNode:
             accepted=self._accepted,
             up_bytes=Bytes(self._up.delivered_bytes),
             down_bytes=Bytes(self._down.delivered_bytes),
-            datagrams_up=self._lanes[0].counts,
-            datagrams_down=self._lanes[1].counts,
+            datagrams_up=replace(self._lanes[0].counts),
+            datagrams_down=replace(self._lanes[1].counts),
         )
 
     def _fall_silent(self) -> None:

@@ -69,6 +69,11 @@ class ProxyProcess:
     ) -> None:
         await self._end()
 
+    @property
+    def pid(self) -> int | None:
+        """The process's number; None while it does not run."""
+        return None if self._process is None else self._process.pid
+
     def ports(self, name: str) -> tuple[int, ...]:
         """Where a node's proxy listens, in the order of its forwards."""
         if name not in self._ports:

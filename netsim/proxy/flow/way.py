@@ -21,7 +21,7 @@ class Way:
     """Hops that parcels pass one after another. Shared by all connections of a node."""
 
     def __init__(self, hops: Sequence[Hop]) -> None:
-        self._hops = tuple(hops)
+        self.hops = tuple(hops)
         self.is_cut = False
         """Nothing crosses; what is sent meanwhile has to be sent again, or is lost."""
         self.delivered_bytes = 0
@@ -38,14 +38,14 @@ class Way:
         packets = rate // (8 * (PACKET_BYTES + HEADER_BYTES) * _PARCELS_PER_S)
         most = min(max(1, packets), _PARCEL_PACKETS_MAX) if rate else _PARCEL_PACKETS_MAX
         self.parcel_bytes = most * PACKET_BYTES
-        self.delay_us = sum(hop.direction.delay_us for hop in self._hops)
+        self.delay_us = sum(hop.direction.delay_us for hop in self.hops)
 
     def model(self, back: "Way", control: CongestionControl) -> Path:
         """What the transfer model is to know of this way."""
         narrowest = self._narrowest()
-        lossiest = max((hop.direction for hop in self._hops), key=lambda each: each.loss)
+        lossiest = max((hop.direction for hop in self.hops), key=lambda each: each.loss)
         arrives = 1.0
-        for hop in self._hops:
+        for hop in self.hops:
             arrives *= 1 - hop.direction.loss
         return Path(
             rtt_us=Microseconds(self.delay_us + back.delay_us),
@@ -58,20 +58,20 @@ class Way:
 
     def full_hop(self, wire_bytes: int) -> Hop | None:
         """The first hop whose buffer has no room."""
-        for hop in self._hops:
+        for hop in self.hops:
             if not hop.has_room(wire_bytes):
                 return hop
         return None
 
     def carry(self, wire_bytes: int, out: Deed, *, behind: int = 0) -> None:
         """Send a parcel through the hops behind the first ``behind``; ``out`` is its arrival."""
-        if behind == len(self._hops):
+        if behind == len(self.hops):
             out()
             return
-        self._hops[behind].carry(wire_bytes, lambda: self.carry(wire_bytes, out, behind=behind + 1))
+        self.hops[behind].carry(wire_bytes, lambda: self.carry(wire_bytes, out, behind=behind + 1))
 
     def _narrowest(self) -> Direction:
-        directions = (hop.direction for hop in self._hops)
+        directions = (hop.direction for hop in self.hops)
         return min(directions, key=lambda each: each.bits_per_s or 1 << 62)
 
 

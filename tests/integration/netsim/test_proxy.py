@@ -1,0 +1,348 @@
+import asyncio
+import random
+import socket
+import struct
+import time
+
+import pytest
+
+from netsim.proxy.messages import LOOPBACK, Condition, Forward, Plan, Protocol, Proxied
+from netsim.proxy.proxies import Proxies
+from netsim.refusal import RefusedError
+from tests.integration.netsim.proxied import FREE, TIMEOUT_S, Dialled, echo, link, plan, target
+
+MIB = 1 << 20
+
+
+async def until(holds: asyncio.Event) -> None:
+    await asyncio.wait_for(holds.wait(), TIMEOUT_S)
+
+
+async def test_an_answer_takes_both_delays() -> None:
+    async with (
+        target() as port,
+        Proxies(plan(port, a=link(25))) as proxies,
+        Dialled(*proxies.address("a")) as dialled,
+    ):
+        await dialled.asked(b"hands are shaken")
+        started_s = time.monotonic()
+        await dialled.asked(b"hello")
+        assert time.monotonic() - started_s >= 0.0499
+
+
+async def test_bytes_arrive_as_they_were_written_both_ways_at_once() -> None:
+    dice = random.Random(3)
+    asked = plan(0, a=link(2, 200, loss=0.001), b=link(5))
+    async with target() as port, Proxies(_towards(asked, port)) as proxies:
+
+        async def talk(name: str) -> None:
+            async with Dialled(*proxies.address(name)) as dialled:
+                sent = dice.randbytes(3 * MIB + 17)
+
+                async def write() -> None:
+                    at = 0
+                    while at < len(sent):
+                        size_bytes = dice.choice([1, 100, 1448, 5000, 70_000, 400_000])
+                        dialled.writer.write(sent[at : at + size_bytes])
+                        await dialled.writer.drain()
+                        at += size_bytes
+                    dialled.writer.write_eof()
+
+                writing = asyncio.create_task(write())
+                got = await asyncio.wait_for(dialled.reader.read(-1), TIMEOUT_S)
+                await writing
+                assert got == sent
+
+        await asyncio.gather(*(talk(name) for name in ("a", "b", "a")))
+        counts = proxies.statistics().nodes
+        assert counts["a"].up_bytes == counts["a"].down_bytes == 2 * (3 * MIB + 17)
+        assert counts["a"].accepted == 2
+
+
+async def test_half_of_a_connection_may_end_before_the_other() -> None:
+    async def last_words(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard = await reader.read(-1)
+        writer.write(b"heard " + heard)
+
+    async with (
+        target(last_words) as port,
+        Proxies(plan(port, a=link())) as proxies,
+        Dialled(*proxies.address("a")) as dialled,
+    ):
+        dialled.writer.write(b"all")
+        dialled.writer.write_eof()
+        assert await asyncio.wait_for(dialled.reader.read(-1), TIMEOUT_S) == b"heard all"
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_reset_reaches_the_other_end_behind_intact_bytes(seed: int) -> None:
+    dice = random.Random(seed)
+    sent = dice.randbytes(MIB)
+    got = bytearray()
+    is_reset = asyncio.Event()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"!")
+        try:
+            while payload := await reader.read(1 << 16):
+                got.extend(payload)
+        except ConnectionResetError:
+            is_reset.set()
+
+    async with target(listen) as port, Proxies(plan(port, a=link(3, 50))) as proxies:
+        dialled = socket.create_connection(proxies.address("a"))
+        dialled.setblocking(False)
+        loop = asyncio.get_running_loop()
+        assert await asyncio.wait_for(loop.sock_recv(dialled, 1), TIMEOUT_S) == b"!"
+        await loop.sock_sendall(dialled, sent[: dice.randrange(MIB)])
+        dialled.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        dialled.close()
+        await until(is_reset)
+        assert sent.startswith(bytes(got))
+
+
+async def test_a_target_that_refuses_breaks_the_connection_off() -> None:
+    with socket.socket() as unused:
+        unused.bind((LOOPBACK, 0))
+        port = unused.getsockname()[1]
+        async with Proxies(plan(port, a=link())) as proxies:
+            async with Dialled(*proxies.address("a")) as dialled:
+                with pytest.raises(ConnectionResetError):
+                    await asyncio.wait_for(dialled.reader.read(1), TIMEOUT_S)
+            assert proxies.statistics().nodes["a"].connections == 0
+
+
+async def test_a_slow_link_holds_up_no_other() -> None:
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first = await reader.readexactly(1)
+        while first == b"x" and await reader.read(1 << 16):
+            pass
+        writer.write(first)
+        await echo(reader, writer)
+
+    asked = plan(0, slow=link(5, 0.1), fast=link(5, 100))
+    async with target(swallow) as port, Proxies(_towards(asked, port)) as proxies:
+        slow = [socket.create_connection(proxies.address("slow")) for _ in range(4)]
+        for each in slow:
+            each.setblocking(False)
+        loop = asyncio.get_running_loop()
+        filling = [asyncio.create_task(loop.sock_sendall(each, b"x" * 8 * MIB)) for each in slow]
+        async with Dialled(*proxies.address("fast")) as dialled:
+            assert await dialled.asked(b"y") == b"y"
+            assert len(await dialled.asked(bytes(4 * MIB))) == 4 * MIB
+        assert not any(each.done() for each in filling)
+        for task in filling:
+            task.cancel()
+        await asyncio.gather(*filling, return_exceptions=True)
+        for each in slow:
+            each.close()
+
+
+async def test_a_cut_says_nothing_and_what_it_lost_arrives_after_it_is_healed() -> None:
+    async with (
+        target() as port,
+        Proxies(plan(port, a=link(), b=link())) as proxies,
+        Dialled(*proxies.address("a")) as dialled,
+    ):
+        await dialled.asked(b"before")
+        proxies.cut("a")
+        dialled.writer.write(b"while")
+        assert await dialled.is_silent_for(0.3)
+        async with Dialled(*proxies.address("b")) as other:
+            assert await other.asked(b"unharmed") == b"unharmed"
+        proxies.heal("a")
+        assert await dialled.heard(5) == b"while"
+
+
+async def test_who_dials_while_the_link_is_cut_gets_through_after_it_is_healed() -> None:
+    async with target() as port, Proxies(plan(port, a=link())) as proxies:
+        proxies.cut("a")
+        async with Dialled(*proxies.address("a")) as dialled:
+            dialled.writer.write(b"hello")
+            assert await dialled.is_silent_for(0.1)
+            proxies.heal("a")
+            assert await dialled.heard(5) == b"hello"
+
+
+async def test_a_stalled_link_goes_on_where_it_stood() -> None:
+    async with (
+        target() as port,
+        Proxies(plan(port, a=link())) as proxies,
+        Dialled(*proxies.address("a")) as dialled,
+    ):
+        await dialled.asked(b"before")
+        proxies.stall("a")
+        dialled.writer.write(b"while")
+        assert await dialled.is_silent_for(0.2)
+        proxies.heal("a")
+        assert await dialled.heard(5) == b"while"
+
+
+async def test_a_half_open_link_accepts_and_never_answers() -> None:
+    async with (
+        target() as port,
+        Proxies(plan(port, a=link())) as proxies,
+        Dialled(*proxies.address("a")) as before,
+    ):
+        await before.asked(b"before")
+        proxies.half_open("a")
+        async with Dialled(*proxies.address("a")) as during:
+            for each in (before, during):
+                each.writer.write(b"is anybody there?")
+                assert await each.is_silent_for(0.1)
+            proxies.heal("a")
+            # The connections of then stay dead; a new one is well.
+            assert await before.is_silent_for(0.1)
+            assert await during.is_silent_for(0.1)
+            async with Dialled(*proxies.address("a")) as after:
+                assert await after.asked(b"yes") == b"yes"
+
+
+async def test_a_disconnected_node_is_reset_and_refused_and_comes_back_at_the_same_port() -> None:
+    async with target() as port, Proxies(plan(port, a=link())) as proxies:
+        address = proxies.address("a")
+        async with Dialled(*address) as dialled:
+            await dialled.asked(b"before")
+            proxies.disconnect("a")
+            with pytest.raises(ConnectionResetError):
+                await dialled.heard(1)
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection(*address)
+            assert proxies.statistics().nodes["a"].condition is Condition.DISCONNECTED
+            proxies.heal("a")
+            assert proxies.address("a") == address
+            async with Dialled(*address) as again:
+                assert await again.asked(b"back") == b"back"
+
+
+async def test_a_reset_breaks_off_what_is_there_and_welcomes_what_comes() -> None:
+    async with target() as port, Proxies(plan(port, a=link())) as proxies:
+        async with Dialled(*proxies.address("a")) as dialled:
+            await dialled.asked(b"before")
+            proxies.reset("a")
+            with pytest.raises(ConnectionResetError):
+                await dialled.heard(1)
+        async with Dialled(*proxies.address("a")) as again:
+            assert await again.asked(b"after") == b"after"
+
+
+async def test_a_link_changes_under_a_connection() -> None:
+    async with (
+        target() as port,
+        Proxies(plan(port, a=link(1))) as proxies,
+        Dialled(*proxies.address("a")) as dialled,
+    ):
+        await dialled.asked(b"near")
+        proxies.set("a", link(80))
+        started_s = time.monotonic()
+        await dialled.asked(b"far")
+        assert time.monotonic() - started_s >= 0.159
+
+
+async def test_nodes_at_addresses_of_their_own_share_port_numbers_and_are_told_apart() -> None:
+    seen: list[str] = []
+
+    async def name_peer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(writer.get_extra_info("peername")[0])
+        writer.write(b"!")
+
+    async with target(name_peer) as port:
+        nodes = tuple(
+            Proxied(
+                name=host,
+                link=link(),
+                forwards=(Forward(target_port=port, port=port),),
+                listen=host,
+            )
+            for host in ("127.77.9.1", "127.77.9.2")
+        )
+        async with Proxies(Plan(nodes=nodes, coordinator=FREE)) as proxies:
+            for node in nodes:
+                assert proxies.address(node.name) == (node.name, port)
+                async with Dialled(node.name, port) as dialled:
+                    await dialled.heard(1)
+    assert seen == ["127.77.9.1", "127.77.9.2"]
+
+
+async def test_datagrams_are_really_lost_and_really_doubled() -> None:
+    with _datagrams() as receiver, _datagrams() as sender:
+        asked = plan(
+            receiver.getsockname()[1],
+            protocol=Protocol.UDP,
+            a=link(1, loss=0.2, doubling=0.1),
+        )
+        async with Proxies(asked) as proxies:
+            for number in range(2000):
+                sender.sendto(number.to_bytes(4), proxies.address("a"))
+                if number % 50 == 49:
+                    await _settled(proxies, number + 1)
+            up = proxies.statistics().nodes["a"].datagrams_up
+        assert up.offered == 2000
+        assert up.lost == pytest.approx(400, abs=80)
+        assert up.duplicated == pytest.approx(160, abs=50)
+        assert up.delivered == up.offered - up.lost + up.duplicated
+        assert len(_received(receiver)) == up.delivered
+
+
+async def test_a_datagram_is_answered_to_whoever_sent_it() -> None:
+    loop = asyncio.get_running_loop()
+    with _datagrams() as answering, _datagrams() as one, _datagrams() as other:
+        asked = plan(answering.getsockname()[1], protocol=Protocol.UDP, a=link())
+        async with Proxies(asked) as proxies:
+            for sender, words in ((one, b"one"), (other, b"other")):
+                sender.sendto(words, proxies.address("a"))
+                heard, whom = await asyncio.wait_for(loop.sock_recvfrom(answering, 100), TIMEOUT_S)
+                answering.sendto(heard.upper(), whom)
+                assert await asyncio.wait_for(loop.sock_recv(sender, 100), TIMEOUT_S) == (
+                    words.upper()
+                )
+
+
+async def test_a_port_that_is_taken_is_refused_and_nothing_is_left_open() -> None:
+    async with target() as port:
+        taken = Proxied(name="b", link=link(), forwards=(Forward(target_port=1, port=port),))
+        free = Proxied(name="a", link=link(), forwards=(Forward(target_port=1),))
+        proxies = Proxies(Plan(nodes=(free, taken)))
+        with pytest.raises(RefusedError, match=f"b's proxy cannot listen on {LOOPBACK}:{port}"):
+            async with proxies:
+                pass
+        with pytest.raises(RefusedError, match="not open"):
+            proxies.ports("a")
+
+
+def test_two_nodes_cannot_share_a_name() -> None:
+    node = Proxied(name="a", link=link(), forwards=())
+    with pytest.raises(RefusedError, match="two nodes are named 'a'"):
+        Proxies(Plan(nodes=(node, node)))
+
+
+def _towards(asked: Plan, port: int) -> Plan:
+    nodes = {node.name: node.link for node in asked.nodes}
+    return plan(port, **nodes)
+
+
+def _datagrams() -> socket.socket:
+    bound = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    bound.setblocking(False)
+    bound.bind((LOOPBACK, 0))
+    return bound
+
+
+async def _settled(proxies: Proxies, count: int) -> None:
+    """Wait until so many datagrams were sent and each has met its fate."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            up = proxies.statistics().nodes["a"].datagrams_up
+            if up.offered == count == up.lost + up.delivered - up.duplicated:
+                return
+            await asyncio.sleep(0)
+
+
+def _received(receiver: socket.socket) -> list[bytes]:
+    received = []
+    try:
+        while True:
+            received.append(receiver.recv(100))
+    except BlockingIOError:
+        return received

@@ -1,0 +1,129 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hypergpu.units import Microseconds
+from netsim.link.link import STALLED_BITS_PER_S, Link
+from netsim.link.trace import Trace, TraceRow
+from netsim.proxy.messages import UNLIMITED, Failed, Forward, Plan, Proxied
+from netsim.proxy.process import ProxyProcess
+from netsim.refusal import RefusedError
+from tests.integration.netsim.proxied import FREE, TIMEOUT_S, Dialled, link, plan, target
+
+PROGRAM = [sys.executable, "-P", "-m", "netsim.proxy"]
+
+
+async def test_a_process_of_proxies_does_what_it_is_told() -> None:
+    async with target() as port, ProxyProcess(plan(port, a=link(), b=link())) as proxies:
+        async with Dialled(*proxies.address("a")) as dialled:
+            assert await dialled.asked(b"hello") == b"hello"
+            await proxies.cut("a")
+            dialled.writer.write(b"while")
+            assert await dialled.is_silent_for(0.1)
+            await proxies.heal("a")
+            assert await dialled.heard(5) == b"while"
+            await proxies.set("a", link(2, 10))
+            assert await dialled.asked(b"slower") == b"slower"
+            await proxies.reset("a")
+            with pytest.raises(ConnectionResetError):
+                await dialled.heard(1)
+        statistics = await proxies.statistics()
+        assert statistics.nodes["a"].up_bytes == 16
+        assert statistics.lateness.packets > 0
+        assert "p99" in statistics.lateness.verdict()
+
+
+async def test_a_refusal_comes_back_in_words() -> None:
+    async with target() as port, ProxyProcess(plan(port, a=link())) as proxies:
+        with pytest.raises(RefusedError, match=r"no proxy for 'z'. Fix: name one of a"):
+            await proxies.cut("z")
+        async with Dialled(*proxies.address("a")) as dialled:
+            assert await dialled.asked(b"still here") == b"still here"
+
+
+async def test_a_port_that_is_taken_is_refused_at_the_start() -> None:
+    async with target() as port:
+        taken = Proxied(name="a", link=link(), forwards=(Forward(target_port=1, port=port),))
+        with pytest.raises(RefusedError, match="cannot listen"):
+            async with ProxyProcess(Plan(nodes=(taken,))):
+                pass
+
+
+async def test_a_link_follows_its_trace() -> None:
+    rows = (
+        TraceRow(at_us=Microseconds(0), up_bits_per_s=STALLED_BITS_PER_S),
+        TraceRow(at_us=Microseconds(300_000), up_bits_per_s=100_000_000),
+    )
+    trace = Trace(rows, Microseconds(600_000_000))
+    async with target() as port:
+        node = Proxied(
+            name="a",
+            link=Link(up=UNLIMITED, down=UNLIMITED),
+            forwards=(Forward(target_port=port),),
+            traces=(trace,),
+        )
+        loop = asyncio.get_running_loop()
+        before_s = loop.time()
+        async with (
+            ProxyProcess(Plan(nodes=(node,), coordinator=FREE)) as proxies,
+            Dialled(*proxies.address("a")) as dialled,
+        ):
+            assert await dialled.asked(b"through the gap") == b"through the gap"
+        assert loop.time() - before_s >= 0.3
+
+
+async def test_it_ends_when_its_owner_is_gone_however_it_went() -> None:
+    async with target() as port:
+        child = await asyncio.create_subprocess_exec(
+            *PROGRAM, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(msgspec.json.encode(plan(port, a=link())) + b"\n")
+        await asyncio.wait_for(child.stdout.readline(), TIMEOUT_S)
+        child.stdin.close()
+        assert await asyncio.wait_for(child.wait(), TIMEOUT_S) == 0
+
+
+async def test_a_process_that_was_killed_is_told_in_words() -> None:
+    async with target() as port, ProxyProcess(plan(port, a=link())) as proxies:
+        assert proxies.pid is not None
+        os.kill(proxies.pid, signal.SIGKILL)
+        with pytest.raises(RefusedError, match="process is gone"):
+            await proxies.statistics()
+
+
+def test_a_plan_may_be_a_file(tmp_path: Path) -> None:
+    written = tmp_path / "plan.json"
+    written.write_bytes(msgspec.json.encode(plan(1, a=link())))
+    child = subprocess.run(
+        [*PROGRAM, str(written)], stdin=subprocess.DEVNULL, capture_output=True, check=True
+    )
+    assert b'"type":"opened"' in child.stdout
+
+
+@pytest.mark.parametrize("words", [b"", b"{}\n", b'{"nodes": 3}\n', b"\xff\xfe\n"])
+def test_a_plan_that_is_none_is_refused(words: bytes) -> None:
+    child = subprocess.run(PROGRAM, input=words, capture_output=True, check=False)
+    failed = msgspec.json.decode(child.stdout, type=Failed)
+    assert child.returncode == 2
+    assert "does not understand" in failed.what
+    assert failed.fix
+    assert child.stderr == b""
+
+
+def test_a_plan_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    child = subprocess.run(
+        [*PROGRAM, str(tmp_path / "none.json")],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    assert child.returncode == 2
+    assert b"cannot be read" in child.stdout

@@ -1,0 +1,136 @@
+import pytest
+
+from coordinator.core.transfer.path import CongestionControl
+from netsim.proxy.flow.stream import UNSENT_BYTES_MAX, UNTAKEN_BYTES_MAX, Mark
+from tests.unit.netsim.proxy.one_stream import OneStream, direction
+
+MIB = 1 << 20
+
+
+def test_a_small_message_takes_the_delay_and_nothing_more() -> None:
+    one = OneStream(direction(50))
+    one.stream.open()
+    for number in range(20):
+        one.clock.at(number * 100_000, lambda: one.write(b"x" * 200))
+    one.clock.run()
+    assert [at for at, _ in one.arrivals] == [number * 100_000 + 50_000 for number in range(20)]
+
+
+def test_a_transfer_starts_slowly_where_the_round_trip_is_long() -> None:
+    # Sent at once 4 MiB would take 50 ms. Real packets: 0.92 to 1.02 s.
+    assert 0.7 < OneStream(direction(50)).seconds_for(4 * MIB) < 1.1
+
+
+def test_a_long_transfer_fills_the_bottleneck() -> None:
+    seconds = OneStream(direction(25, 100)).seconds_for(100 * MIB)
+    assert seconds == pytest.approx(100 * MIB * 8 / 100e6 * 1500 / 1448, rel=0.03)
+
+
+@pytest.mark.parametrize("mbit_s", [1, 20, 500])
+def test_the_rate_counts_headers(mbit_s: int) -> None:
+    size_bytes = mbit_s * 1_000_000 // 2  # some four seconds
+    seconds = OneStream(direction(1, mbit_s)).seconds_for(size_bytes)
+    assert size_bytes * 8 * 1500 / 1448 / seconds == pytest.approx(mbit_s * 1e6, rel=0.02)
+
+
+def test_loss_slows_cubic_far_more_than_bbr() -> None:
+    asked = direction(50, loss=0.01)
+    cubic_s = OneStream(asked).seconds_for(4 * MIB)
+    bbr_s = OneStream(asked, control=CongestionControl.BBR).seconds_for(4 * MIB)
+    assert cubic_s > 8  # real packets: some 21 s
+    assert bbr_s < 3  # real packets: some 1.4 s
+
+
+def test_equal_seeds_give_equal_times() -> None:
+    asked = direction(30, 20, loss=0.01)
+    runs = [OneStream(asked, seed=seed) for seed in (7, 7, 8)]
+    for one in runs:
+        one.seconds_for(MIB)
+    assert runs[0].arrivals == runs[1].arrivals != runs[2].arrivals
+
+
+def test_reading_stops_while_the_window_is_full_and_goes_on() -> None:
+    one = OneStream(direction(50, 1))
+    one.stream.open()
+    one.write(bytes(4 * UNSENT_BYTES_MAX))
+    assert one.stream.is_full
+    one.clock.run()
+    assert len(one.arrived) == 4 * UNSENT_BYTES_MAX
+    assert not one.stream.is_full
+
+
+def test_a_receiver_that_does_not_read_stops_the_sender() -> None:
+    one = OneStream(direction(5))
+    one.is_reading = False
+    one.stream.open()
+    one.write(bytes(3 * UNTAKEN_BYTES_MAX))
+    one.clock.run()
+    assert UNTAKEN_BYTES_MAX <= len(one.arrived) < UNTAKEN_BYTES_MAX + MIB
+    one.is_reading = True
+    one.stream.taken(len(one.arrived))
+    one.clock.run()
+    assert len(one.arrived) == 3 * UNTAKEN_BYTES_MAX
+
+
+def test_nothing_leaves_before_hands_are_shaken() -> None:
+    one = OneStream(direction(50))
+    one.write(b"hello")
+    one.clock.run(until_us=1_000_000)
+    assert one.arrivals == []
+    one.stream.open()
+    one.clock.run()
+    assert one.arrivals == [(1_050_000, 5)]
+
+
+def test_the_end_arrives_behind_the_last_byte() -> None:
+    one = OneStream(direction(50, 1))
+    one.stream.open()
+    one.write(bytes(100_000))
+    one.stream.end()
+    one.clock.run()
+    assert len(one.arrived) == 100_000
+    assert one.marks == [Mark.END]
+
+
+def test_a_reset_overtakes_what_had_not_left() -> None:
+    one = OneStream(direction(50, 1))
+    one.stream.open()
+    one.stream.feed(bytes(200_000))
+    one.stream.reset()
+    one.clock.run()
+    assert len(one.arrived) < 200_000
+    assert one.marks == [Mark.RESET]
+
+
+def test_what_a_cut_lost_is_sent_again_when_its_timer_rings() -> None:
+    one = OneStream(direction(50))
+    one.stream.open()
+    one.there.is_cut = one.back.is_cut = True
+    one.write(b"hello")
+    one.clock.run(until_us=1_000_000)
+    one.there.is_cut = one.back.is_cut = False
+    one.stream.healed()
+    one.clock.run()
+    # Its timer rings after 0.3 s, then after 0.6 and 1.2 more: the third ring meets a healed link.
+    assert one.arrivals == [(2_150_000, 5)]
+
+
+def test_what_was_under_way_when_the_link_was_cut_arrives_after_it_healed() -> None:
+    one = OneStream(direction(50, 8))
+    one.stream.open()
+    one.write(bytes(300_000))
+    one.stream.end()
+
+    def cut(is_cut: bool) -> None:  # noqa: FBT001 - what it sets
+        one.there.is_cut = one.back.is_cut = is_cut
+
+    one.clock.at(150_000, lambda: cut(True))
+    one.clock.run(until_us=3_000_000)
+    before = len(one.arrived)
+    assert 0 < before < 300_000
+    assert all(at < 150_000 for at, _ in one.arrivals)
+    cut(False)
+    one.stream.healed()
+    one.clock.run()
+    assert len(one.arrived) == 300_000
+    assert one.marks == [Mark.END]
