@@ -1,4 +1,4 @@
-"""Which network a world gets: decided from what links need and the kernel lacks, with its reason."""
+"""Which network a world gets: decided from what its links need and what the kernel lacks."""
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum

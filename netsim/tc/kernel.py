@@ -1,5 +1,6 @@
 """A plan made real over netlink. Whoever calls this owns the namespaces and removes them."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -176,5 +177,6 @@ def _requeue(route: Any, device: int, before: Queues, after: Queues) -> None:
 
 
 def _set_port(plan: Plan, port: Port, state: int) -> None:
-    with entered(plan.router), IPRoute() as route:
-        route.brport("set", index=index(route, port.outside), state=state)
+    # pyroute2's `state` of a port of a bridge takes the device itself down, which its host sees.
+    words = ["bridge", "-n", plan.router, "link", "set", "dev", port.outside, "state", str(state)]
+    subprocess.run(words, check=True, capture_output=True)

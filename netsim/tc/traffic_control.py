@@ -8,6 +8,8 @@ removes what the other left behind.
 """
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
@@ -40,6 +42,7 @@ class TrafficControl:
         self._ports: dict[str, Port] = {}
         self._plan: Plan | None = None
         self._claim: ownership.Claim | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -74,7 +77,7 @@ class TrafficControl:
     async def set(self, name: str, link: Link) -> None:
         """Change a link while packets are under way. The hosts keep their congestion control."""
         before = self._port(name)
-        require_kernel({name: link})
+        await asyncio.to_thread(require_kernel, {name: link})
         after = msgspec.structs.replace(before, up=queues(link.up), down=queues(link.down))
         await asyncio.to_thread(kernel.change, self._made(), before, after)
         self._ports[name] = after
@@ -95,6 +98,7 @@ class TrafficControl:
         self._plan = plan(links, self._links[COORDINATOR], prefix=prefix)
         namespaces.require_free(self._plan.namespaces)
         self._claim.write(self._plan.namespaces)
+        self._guard = _guard(self._claim)
         namespaces.create(self._plan.namespaces)
         try:
             kernel.make(self._plan)
@@ -122,9 +126,22 @@ class TrafficControl:
         claim, self._claim = self._claim, None
         self._plan = None
         self._ports = {}
+        guard, self._guard = self._guard, None
         if claim is not None:
             claim.remove_everything()
+            if guard is not None:
+                guard.communicate()
             claim.release()
+
+
+def _guard(claim: ownership.Claim) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "netsim.tc.guard", str(claim.descriptor)],
+        stdin=subprocess.PIPE,
+        pass_fds=[claim.descriptor],
+        # Ctrl-C is for the owner, who removes the network in order.
+        start_new_session=True,
+    )
 
 
 def require_kernel(links: Mapping[str, Link]) -> None:

@@ -1,0 +1,259 @@
+"""The kernel's own queues, as far as the kernel that runs this has them."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hypergpu.units import Microseconds
+from netsim.link.link import CongestionControl, Direction, Link
+from netsim.measure.statistics import Arrivals
+from netsim.refusal import RefusedError
+from netsim.tc.capabilities import capabilities
+from netsim.tc.measured import network
+from netsim.tc.queues import FRAME_BYTES
+from netsim.tc.traffic_control import TrafficControl
+from netsim.tunnel import namespaces, ownership
+
+ROOT = Path(__file__).parents[3]
+MBIT = 1_000_000
+TIMEOUT_S = 60
+ETH_P_ALL = 3
+
+
+def link(
+    up_mbit_s: int = 0,
+    down_mbit_s: int = 0,
+    *,
+    delay_ms: int = 0,
+    control: CongestionControl = CongestionControl.CUBIC,
+) -> Link:
+    def way(mbit_s: int) -> Direction:
+        return Direction(delay_us=Microseconds(delay_ms * 1000), bits_per_s=mbit_s * MBIT)
+
+    return Link(up=way(up_mbit_s), down=way(down_mbit_s), congestion_control=control)
+
+
+FREE = link()
+
+
+def present() -> set[str]:
+    folder = namespaces.FOLDER
+    return {each.name for each in folder.iterdir()} if folder.exists() else set()
+
+
+async def said(control: TrafficControl, host: str, *command: str) -> str:
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(*control.host(host).command(command), stdout=pipe)
+    out, _ = await asyncio.wait_for(child.communicate(), TIMEOUT_S)
+    return out.decode()
+
+
+async def probed(control: TrafficControl, node: str) -> Arrivals:
+    return await network(control, node).probes("up", count=20, gap_us=Microseconds(1000))
+
+
+@pytest.mark.parametrize(("way", "mbit_s"), [("up", 5), ("down", 40)])
+async def test_each_way_has_its_own_rate(way: str, mbit_s: int) -> None:
+    async with TrafficControl({"a": link(5, 40)}, FREE) as control:
+        flood = await network(control, "a").flood(
+            way,  # type: ignore[arg-type]
+            bits_per_s=round(1.5 * mbit_s * MBIT),
+            for_s=3,
+        )
+    # A sender that waited for a core for longer than the queue lasts offered less than the rate.
+    assert 0.9 * mbit_s * MBIT < flood.bits_per_s() < 1.02 * mbit_s * MBIT
+    assert flood.loss() > 0.1
+
+
+async def test_the_coordinators_own_link_limits_a_faster_node() -> None:
+    async with TrafficControl({"a": link(100, 100)}, link(8, 8)) as control:
+        flood = await network(control, "a").flood("up", bits_per_s=16 * MBIT, for_s=3)
+    assert 7.2 * MBIT < flood.bits_per_s() < 8.2 * MBIT
+
+
+async def test_a_frame_is_one_packet_even_in_a_stream() -> None:
+    longest = 0
+    async with TrafficControl({"a": link(0, 50)}, FREE) as control:
+        with namespaces.entered(control.host("a").namespace):
+            tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+        with tap:
+            tap.bind(("eth0", ETH_P_ALL))
+            tap.setblocking(False)
+            await network(control, "a").stream("down", for_s=0.5)
+            while True:
+                try:
+                    longest = max(longest, tap.recv_into(bytearray(1), 0, socket.MSG_TRUNC))
+                except BlockingIOError:
+                    break
+    assert longest == FRAME_BYTES
+
+
+async def test_hosts_run_the_congestion_control_of_their_links() -> None:
+    links = {"a": FREE, "b": link(control=CongestionControl.RENO)}
+    async with TrafficControl(links, FREE) as control:
+        assert "congctl cubic" in await said(control, "a", "ip", "route")
+        assert "congctl reno" in await said(control, "b", "ip", "route")
+        back = await said(control, "coordinator", "ip", "route", "get", control.address("b"))
+        assert "congctl reno" in back
+
+
+async def test_a_cut_host_is_deaf_and_dumb_until_it_is_healed() -> None:
+    async with TrafficControl({"a": FREE, "b": FREE}, FREE) as control:
+        await control.cut("a")
+        program = (
+            "import socket; s = socket.socket(type=2); s.settimeout(0.5); s.connect(('{}', 9))\n"
+            "try: s.send(b'x'); s.recv(1)\nexcept Exception as error: print(type(error).__name__)"
+        )
+        # A host that answered would refuse the port at once.
+        cut_off = program.format(control.address("coordinator"))
+        assert await said(control, "a", sys.executable, "-c", cut_off) == "TimeoutError\n"
+        assert (await probed(control, "b")).loss() == 0
+        await control.heal("a")
+        assert (await probed(control, "a")).loss() == 0
+
+
+async def test_a_rate_that_is_set_changes_under_way() -> None:
+    async with TrafficControl({"a": link(20, 20)}, FREE) as control:
+        await control.set("a", link(4, 20))
+        flood = await network(control, "a").flood("up", bits_per_s=8 * MBIT, for_s=2)
+    assert 3.6 * MBIT < flood.bits_per_s() < 4.1 * MBIT
+
+
+async def test_a_link_without_limits_can_get_some() -> None:
+    async with TrafficControl({"a": FREE}, FREE) as control:
+        await control.set("a", link(4, 4))
+        flood = await network(control, "a").flood("up", bits_per_s=8 * MBIT, for_s=2)
+    assert 3.6 * MBIT < flood.bits_per_s() < 4.1 * MBIT
+
+
+async def test_a_delay_is_delivered_or_refused_with_what_the_kernel_lacks() -> None:
+    lacks = {lack.part for lack in (await asyncio.to_thread(capabilities)).lacks}
+    control = TrafficControl({"a": link(delay_ms=25)}, FREE)
+    if "netem" in lacks:
+        with pytest.raises(RefusedError) as refused:
+            await control.__aenter__()
+        assert refused.value.what.startswith("a has a delay of 25 ms on its way up")
+        assert "this kernel lacks netem" in refused.value.what
+        assert "tunnel" in refused.value.fix
+    else:
+        async with control:
+            assert min((await probed(control, "a")).delays_ms()) >= 25
+
+
+def test_what_was_tried_leaves_nothing_behind() -> None:
+    found = capabilities()
+    assert {"veth", "bridge", "tbf", "netem", "cubic"} <= set(found.tried)
+    assert {lack.part for lack in found.lacks} <= {"netem"}
+    assert not [name for name in present() if name.endswith(".scratch")]
+
+
+@pytest.mark.parametrize("name", ["coordinator", "a b", "", "../a", "x" * 65])
+def test_a_node_with_an_impossible_name_is_refused(name: str) -> None:
+    with pytest.raises(RefusedError, match="a node"):
+        TrafficControl({name: FREE})
+
+
+async def test_a_closed_network_says_that_it_is() -> None:
+    with pytest.raises(RefusedError, match="not open"):
+        await TrafficControl({"a": FREE}).cut("a")
+
+
+async def test_a_namespace_that_exists_is_refused_and_kept() -> None:
+    claim = ownership.claim()
+    claim.release()
+    taken = f"netsim-{claim.slot}-a"
+    namespaces.create([taken])
+    try:
+        with pytest.raises(RefusedError, match=taken):
+            await TrafficControl({"a": FREE}, FREE).__aenter__()
+        assert taken in present()
+    finally:
+        namespaces.destroy([taken])
+
+
+async def test_nothing_is_left_after_an_error_inside() -> None:
+    opened: dict[str, int] = {}
+
+    async def broken() -> None:
+        async with TrafficControl({"a": FREE}, FREE) as control:
+            names = [control.host(host).namespace for host in ("a", "coordinator")]
+            opened.update((name, identity(name)) for name in names)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await broken()
+    assert all(opened.values())
+    assert not [name for name, first in opened.items() if identity(name) == first]
+
+
+OWNER = """
+import asyncio, sys
+from hypergpu.units import Microseconds
+from netsim.link.link import Direction, Link
+from netsim.tc.traffic_control import TrafficControl
+
+async def main():
+    way = Direction(delay_us=Microseconds(0), bits_per_s=0)
+    async with TrafficControl({"a": Link(up=way, down=way)}) as control:
+        sys.stdout.write(control.host("a").namespace + "\\n")
+        sys.stdout.flush()
+        await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+
+
+def identity(name: str) -> int:
+    """Return what no later namespace of the same name has; 0: there is none."""
+    path = namespaces.FOLDER / name
+    return path.stat().st_ino if path.exists() else 0
+
+
+@pytest.fixture
+def owner() -> Iterator["subprocess.Popen[str]"]:
+    """Another run of netsim, which has opened such a network."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    yield child
+    child.kill()
+    child.wait()
+    assert child.stdout is not None
+    child.stdout.close()
+
+
+def opened(owner: "subprocess.Popen[str]") -> tuple[tuple[str, int], psutil.Process]:
+    """Wait for its network; return a namespace of it and its guard."""
+    assert owner.stdout is not None
+    name = owner.stdout.readline().strip()
+    (guard,) = psutil.Process(owner.pid).children()
+    return (name, identity(name)), guard
+
+
+def test_a_network_whose_owner_was_killed_is_removed(owner: "subprocess.Popen[str]") -> None:
+    (name, first), guard = opened(owner)
+    assert first
+    owner.kill()
+    guard.wait(TIMEOUT_S)
+    assert identity(name) != first
+
+
+def test_a_run_removes_what_one_left_that_was_killed_with_its_guard(
+    owner: "subprocess.Popen[str]",
+) -> None:
+    (name, first), guard = opened(owner)
+    os.kill(guard.pid, signal.SIGKILL)
+    owner.kill()
+    guard.wait(TIMEOUT_S)
+    owner.wait()
+    # Any other run may have cleaned up in between.
+    ownership.clean()
+    assert identity(name) != first
