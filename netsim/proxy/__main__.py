@@ -99,10 +99,11 @@ def _standard_input() -> asyncio.Queue[bytes]:
 
     def read() -> None:
         # Not `sys.stdin`, whose lock a reader that waits would hold when the interpreter ends.
-        with open(0, "rb", closefd=False) as pipe:  # noqa: PTH123 - a descriptor is no path
+        # After a refusal the loop is gone and nobody wants what is read.
+        with open(0, "rb", closefd=False) as pipe, contextlib.suppress(RuntimeError):
             for line in iter(lambda: pipe.readline(_LINE_BYTES_MAX), b""):
                 loop.call_soon_threadsafe(lines.put_nowait, line)
-        loop.call_soon_threadsafe(lines.put_nowait, b"")
+            loop.call_soon_threadsafe(lines.put_nowait, b"")
 
     threading.Thread(target=read, daemon=True).start()
     return lines

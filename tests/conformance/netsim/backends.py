@@ -19,6 +19,7 @@ from hypergpu.units import Microseconds
 from netsim.link.link import Direction, Link
 from netsim.link.trace import Trace
 from netsim.measure.network import Claim, Network
+from netsim.proxy.measured import measured
 from netsim.refusal import RefusedError
 from netsim.tunnel.measured import network
 from netsim.tunnel.requirements import require_machine
@@ -57,6 +58,22 @@ class TunnelBackend:
             yield network(tunnel, "node-0")
 
 
+class ProxyBackend:
+    """Proxies on loopback. They carry no packets, so real congestion control meets no loss."""
+
+    name = "proxy"
+    claims = frozenset(Claim) - {Claim.CONGESTION}
+
+    @asynccontextmanager
+    async def opened(
+        self, link: Link, *, seed: int, traces: tuple[Trace, ...] = ()
+    ) -> AsyncIterator[Network]:
+        """Open proxies for one node."""
+        shape = Shape(link=link, traces=traces)
+        async with measured(shape, coordinator=Link(up=FREE, down=FREE), seed=seed) as network:
+            yield network
+
+
 def can_tunnel() -> bool:
     """Whether this machine can build a tunnel. CI must, so there every test of it runs."""
     try:
@@ -66,7 +83,7 @@ def can_tunnel() -> bool:
     return True
 
 
-BACKENDS: tuple[Backend, ...] = (*([TunnelBackend()] if can_tunnel() else []),)
+BACKENDS: tuple[Backend, ...] = (ProxyBackend(), *([TunnelBackend()] if can_tunnel() else []))
 
 
 def claiming(*claims: Claim) -> list[Backend]:
