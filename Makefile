@@ -13,10 +13,10 @@ STUBS := build/stubs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check sim bench chaos proto fmt lock lint types layers schemas drift tree
+.PHONY: help setup demo test check sim netsim-reference bench chaos proto fmt lock lint types layers schemas drift tree
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/.installed ## Make .venv with everything pinned (about two minutes the first time).
 
@@ -47,6 +47,9 @@ tree: setup
 
 sim: setup ## Run seeded worlds on virtual time [SEEDS=200].
 	@$(BIN)/python -m netsim.sim --seeds $(SEEDS)
+
+netsim-reference: setup ## Measure real netem in a guest under a virtual clock, twice [CELLS=NAME,...].
+	@$(BIN)/python -m netsim.reference $(if $(CELLS),--cells $(CELLS))
 
 bench: setup ## Print the tables behind the README's figures [ONLY=NAME] [QUICK=1].
 	@$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick)
