@@ -40,34 +40,42 @@ def destroy(names: Sequence[str]) -> list[str]:
         The namespaces that were there.
     """
     present = [name for name in names if (FOLDER / name).exists()]
-    # A process may start another between the listing and the kill, and takes a moment to be gone.
-    for _ in range(KILLS):
-        inside = _processes(present)
-        for pid in inside:
-            _kill(pid)
-        if not inside:
-            break
-        time.sleep(KILL_WAIT_S)
-    for name in present:
-        # Not in one batch: the router and its owner may both be at it.
-        if (FOLDER / name).exists():
-            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+    # While they are open, their numbers cannot come to belong to somebody else's.
+    held = [os.open(FOLDER / name, os.O_RDONLY | os.O_CLOEXEC) for name in present]
+    try:
+        numbers = {os.fstat(descriptor).st_ino for descriptor in held}
+        _empty(numbers)
+        for name in present:
+            # Not in one batch: the router and its owner may both be at it.
+            if (FOLDER / name).exists():
+                subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+        # A command that was on its way in when we looked is in by now.
+        _empty(numbers)
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
     return present
 
 
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def _empty(numbers: set[int]) -> None:
+    """Kill all processes of these namespaces, also those that they start meanwhile."""
+    for _ in range(KILLS):
+        inside = _processes(numbers)
+        if not inside:
+            return
+        for pid in inside:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(KILL_WAIT_S)
 
 
-def _processes(names: Sequence[str]) -> list[int]:
+def _processes(numbers: set[int]) -> list[int]:
     """Return the processes whose network namespace is one of these, without zombies."""
-    wanted = {(FOLDER / name).stat().st_ino for name in names if (FOLDER / name).exists()}
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
-                if (entry / "ns/net").stat().st_ino in wanted:
+                if (entry / "ns/net").stat().st_ino in numbers:
                     found.append(int(entry.name))
             except OSError:
                 continue

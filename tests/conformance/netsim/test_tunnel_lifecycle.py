@@ -21,6 +21,8 @@ from netsim.tunnel.tunnel import Tunnel
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 60
+OURS = f"test{os.getpid()}"
+SLOTS = 20
 
 
 def link(delay_ms: int = 1, control: CongestionControl = CongestionControl.CUBIC) -> Link:
@@ -29,8 +31,8 @@ def link(delay_ms: int = 1, control: CongestionControl = CongestionControl.CUBIC
 
 
 def present() -> set[str]:
-    folder = namespaces.FOLDER
-    return {each.name for each in folder.iterdir()} if folder.exists() else set()
+    """The namespaces of these tests; others may run beside them."""
+    return {each.name for each in namespaces.FOLDER.glob(f"*-{OURS}")}
 
 
 async def said(tunnel: Tunnel, host: str, *command: str) -> str:
@@ -96,28 +98,29 @@ async def test_two_runs_at_once_keep_out_of_each_other() -> None:
 
 
 async def test_nothing_is_left_after_an_error_inside() -> None:
-    before = present()
     child: list[asyncio.subprocess.Process] = []
+    pipe = asyncio.subprocess.PIPE
 
     async def broken() -> None:
-        async with Tunnel({"a": link()}, link()) as tunnel:
-            sleeping = tunnel.host("a").command(["sleep", "1000"])
-            child.append(await asyncio.create_subprocess_exec(*sleeping))
+        async with Tunnel({OURS: link()}, link()) as tunnel:
+            sleeping = tunnel.host(OURS).command(["sh", "-c", "echo inside; exec sleep 1000"])
+            child.append(await asyncio.create_subprocess_exec(*sleeping, stdout=pipe))
+            assert child[0].stdout is not None
+            assert await child[0].stdout.readline() == b"inside\n"
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         await broken()
-    assert present() <= before
+    assert present() == set()
     assert await asyncio.wait_for(child[0].wait(), TIMEOUT_S) == -signal.SIGKILL
 
 
 async def test_a_router_that_is_gone_is_told_and_nothing_is_left() -> None:
-    before = present()
-    async with Tunnel({"a": link()}, link()) as tunnel:
+    async with Tunnel({OURS: link()}, link()) as tunnel:
         os.kill(tunnel.router_pid, signal.SIGKILL)
         with pytest.raises(RefusedError, match="router is gone"):
             await tunnel.statistics()
-    assert present() <= before
+    assert present() == set()
 
 
 OWNER = """
@@ -128,9 +131,12 @@ from netsim.tunnel.tunnel import Tunnel
 
 async def main():
     way = Direction(delay_us=Microseconds(0), bits_per_s=0)
-    async with Tunnel({"a": Link(up=way, down=way)}) as tunnel:
-        inside = await asyncio.create_subprocess_exec(*tunnel.host("a").command(["sleep", "1000"]))
-        said = [tunnel.host("a").namespace, tunnel.router_pid, inside.pid]
+    async with Tunnel({sys.argv[1]: Link(up=way, down=way)}) as tunnel:
+        node = tunnel.host(sys.argv[1])
+        program = node.command(["sh", "-c", "echo inside; exec sleep 1000"])
+        inside = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)
+        await inside.stdout.readline()
+        said = [node.namespace, tunnel.router_pid, inside.pid]
         sys.stdout.write(json.dumps(said) + "\\n")
         sys.stdout.flush()
         await asyncio.sleep(1000)
@@ -143,7 +149,7 @@ asyncio.run(main())
 def owner() -> Iterator["subprocess.Popen[str]"]:
     """Another run of netsim, which has opened a tunnel."""
     child = subprocess.Popen(
-        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-c", OWNER, OURS], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
     yield child
     child.kill()
@@ -187,32 +193,30 @@ def test_a_run_removes_what_one_left_that_was_killed_with_its_router(
     os.kill(router_pid, signal.SIGKILL)
     gone(router_pid)
     assert namespace in present()
-    assert namespace in ownership.clean()
+    ownership.clean()
     gone(inside_pid)
     assert namespace not in present()
-    assert ownership.clean() == []
+    assert namespace not in ownership.clean()
 
 
 def test_a_run_that_goes_on_is_not_cleaned_away(owner: "subprocess.Popen[str]") -> None:
-    namespace, _, _ = heard(owner)
+    namespace, router_pid, _ = heard(owner)
     ownership.clean()
     assert namespace in present()
+    owner.kill()
+    gone(router_pid)
 
 
 async def test_a_namespace_that_is_not_ours_is_refused_and_left_alone() -> None:
-    ownership.clean()
-    slot = ownership.claim()
-    slot.release()
-    foreign = f"netsim-{slot.slot}-a"
-    namespaces.ip_batch([f"netns add {foreign}"])
-    before = present()
+    foreign = [f"netsim-{slot}-{OURS}" for slot in range(SLOTS)]
+    namespaces.create(foreign)
     try:
-        with pytest.raises(RefusedError, match=f"ip netns delete {foreign}"):
-            async with Tunnel({"b": link(), "a": link()}, link()):
+        with pytest.raises(RefusedError, match=f"ip netns delete netsim-[0-9]+-{OURS}"):
+            async with Tunnel({"b": link(), OURS: link()}, link()):
                 pass
-        assert present() == before
+        assert present() == set(foreign)
     finally:
-        namespaces.destroy([foreign])
+        namespaces.destroy(foreign)
 
 
 def test_the_name_of_a_node_must_be_one_of_a_namespace() -> None:
