@@ -26,6 +26,9 @@ LOST_AFTER_MS = 15_000
 AGGREGATE_MS = 20
 EVALUATE_MS = 200
 ALLOCATE_MS = 100
+_WORKLOAD_VERSION = 1
+
+_NOTHING = node_side.Update(Digest(""), Bytes(0), 0, Samples(0))
 
 Watcher = Callable[[Job, Job], None]
 
@@ -36,6 +39,8 @@ class CoordinatorActor:
     def __init__(self, agenda: Agenda, model_bytes: int, watcher: Watcher) -> None:
         self.journals: dict[JobId, list[Event]] = {}
         self.jobs: dict[JobId, Job] = {}
+        self.disk_bytes_per_s = 0
+        """Updates are folded and the model is written at this rate; 0: at once."""
         self._agenda = agenda
         self._model_bytes = Bytes(model_bytes)
         self._watcher = watcher
@@ -78,21 +83,35 @@ class CoordinatorActor:
             and member.last_accepted == update.digest
         ):
             return ""
-        reason = self.happened(
-            lease.job_id,
-            events.UpdateReceived(
-                at_ms=self._agenda.now_ms,
-                node=node,
-                round=lease.round,
-                lease=lease.number,
-                update=Update(
-                    BlobRef(update.digest, update.size_bytes), Samples(0), update.inner_steps
-                ),
-            ),
-        )
+        reason = self.happened(lease.job_id, self._received(node, lease, update))
         newest = self._newest_leases.get((lease.job_id, node))
         if not reason and newest != lease.number:
             raise AssertionError(f"{node} was let in under lease {lease.number}, not {newest}")
+        return reason
+
+    def _received(
+        self, node: NodeId, lease: node_side.Lease, update: node_side.Update
+    ) -> events.UpdateReceived:
+        return events.UpdateReceived(
+            at_ms=self._agenda.now_ms,
+            node=node,
+            round=lease.round,
+            lease=lease.number,
+            update=Update(
+                BlobRef(update.digest, update.size_bytes), Samples(0), update.inner_steps
+            ),
+        )
+
+    def damage_found(self, node: NodeId, lease: node_side.Lease) -> str:
+        """Refuse an update whose bytes do not have their digest, and count the refusal."""
+        reason = refusal(self.jobs[lease.job_id], self._received(node, lease, _NOTHING))
+        reason = reason or "the bytes do not have the digest that the header names"
+        now_ms = self._agenda.now_ms
+        if node in self.jobs[lease.job_id].members:
+            refused = events.UpdateRefused(
+                at_ms=now_ms, node=node, round=lease.round, reason=reason
+            )
+            self.happened(lease.job_id, refused)
         return reason
 
     def handed_back(self, node: NodeId, lease: node_side.Lease, reason: str) -> None:
@@ -201,11 +220,18 @@ class CoordinatorActor:
                 wait_ms = at_ms - self._agenda.now_ms
                 self._later(wait_ms, lambda: self._deadline(job_id, round_))
             case commands.Aggregate():
-                self._later(AGGREGATE_MS, lambda: self._aggregated(job_id, command))
+                wait_ms = AGGREGATE_MS + self._disk_ms(command)
+                self._later(wait_ms, lambda: self._aggregated(job_id, command))
             case commands.EvaluateModel():
                 self._later(EVALUATE_MS, lambda: self._evaluated(job_id, command))
             case _:
                 pass
+
+    def _disk_ms(self, command: commands.Aggregate) -> int:
+        if not self.disk_bytes_per_s:
+            return 0
+        size_bytes = self._model_bytes + sum(each.blob.size_bytes for each in command.updates)
+        return -(-size_bytes * 1000 // self.disk_bytes_per_s)
 
     def _tell(self, node: NodeId, make: Callable[[Milliseconds], node_events.Event]) -> None:
         actor = self._nodes.get(node)
@@ -284,8 +310,9 @@ class CoordinatorActor:
 
     def _allocate(self) -> None:
         self._is_allocating = False
+        able = {job.spec.workload: _WORKLOAD_VERSION for job in self.jobs.values()}
         offers = [
-            NodeOffer(node, self._lent.get(node), {"digits-softmax": 1})
+            NodeOffer(node, self._lent.get(node), able)
             for node, actor in self._nodes.items()
             if actor.is_connected
         ]
@@ -316,7 +343,8 @@ class CoordinatorActor:
             for node, member in job.members.items()
             if member.is_present and not member.is_leaving
         )
-        return JobDemand(job.job_id, nodes_needed(job), "digits-softmax", 1, members)
+        needed = nodes_needed(job)
+        return JobDemand(job.job_id, needed, job.spec.workload, _WORKLOAD_VERSION, members)
 
     def resumed_if_paused(self) -> None:
         """Play the user who resumes a job that paused itself."""

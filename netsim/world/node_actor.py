@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
 from blake3 import blake3
 
 from gpu_node.core import commands, events
@@ -15,7 +16,7 @@ from gpu_node.core.state import Session
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.units import Bytes, Milliseconds, Samples
 from netsim.world.agenda import Agenda
-from netsim.world.links import Link, transfer_ms
+from netsim.world.node_link import NodeLink, Way
 
 _DIAL_FAILED_MS = 50
 
@@ -32,26 +33,45 @@ class Upstream(Protocol):
     def update_sent(self, node: NodeId, lease: Lease, update: Update) -> str:
         """Empty when it was accepted, else the refusal."""
 
+    def damage_found(self, node: NodeId, lease: Lease) -> str:
+        """An update's bytes are not what its digest names; the refusal."""
+
     def handed_back(self, node: NodeId, lease: Lease, reason: str) -> None: ...
 
     def draining(self, node: NodeId, reason: str) -> None: ...
+
+
+class Ills(msgspec.Struct, frozen=True):
+    """What is wrong with a node at the moment."""
+
+    worker_death: float = 0.0
+    """Share of trainings that kill the worker process."""
+    disk_bytes_per_s: int = 0
+    """What arrives or leaves passes the disk at this rate; 0: at once."""
+    corruption: float = 0.0
+    """Share of updates that arrive with other bytes than were sent."""
+    lie: float = 1.0
+    """What the node multiplies its pseudo-gradients by."""
 
 
 class NodeActor:
     """One node. A connection is a number; what belongs to an older one is lost on the way."""
 
     def __init__(
-        self, node: NodeId, agenda: Agenda, upstream: Upstream, link: Link, dice: random.Random
+        self, node: NodeId, agenda: Agenda, upstream: Upstream, link: NodeLink, dice: random.Random
     ) -> None:
         self.node = node
         self.link = link
         self.connection = 0
         self.is_connected = False
-        self.is_reachable = True
+        self.cuts = 0
+        """How many faults keep it from the coordinator now."""
         self.is_alive = False
-        self.step_ms = 10
+        self.step_ms = 10.0
         self.update_bytes = Bytes(1)
-        self.worker_death = 0.0
+        self.ills = Ills()
+        self.downloads_ms: list[int] = []
+        self.uploads_ms: list[int] = []
         self._agenda = agenda
         self._upstream = upstream
         self._dice = dice
@@ -72,6 +92,20 @@ class NodeActor:
         self._session = fresh_session(self.node, self._session.memory)
         self.happened(events.Started(at_ms=self._agenda.now_ms, has_certificate=True))
 
+    def revive(self) -> None:
+        """Start the daemon if it is not there."""
+        if not self.is_alive:
+            self.start()
+
+    def unplug(self, reason: str) -> None:
+        """Cut the line; it stays cut until each who unplugged it has plugged it in again."""
+        self.cuts += 1
+        self.cut(reason)
+
+    def plug(self) -> None:
+        """Take one cut back. The node dials again by itself."""
+        self.cuts -= 1
+
     def crash(self) -> None:
         """SIGKILL: everything but the memory is gone."""
         self.is_alive = False
@@ -83,7 +117,7 @@ class NodeActor:
         self.is_alive = False
         self._life += 1
         self._agenda.after(
-            self.link.one_way_ms + 1, lambda: None if self.is_alive else self._break()
+            self.link.message_ms(Way.UP) + 1, lambda: None if self.is_alive else self._break()
         )
 
     def cut(self, reason: str) -> None:
@@ -96,6 +130,7 @@ class NodeActor:
         if self.is_connected:
             self.is_connected = False
             self.connection += 1
+            self.link.cut()
             self._upstream.disconnected(self)
 
     def happened(self, event: Event) -> None:
@@ -114,7 +149,7 @@ class NodeActor:
             if self.connection == connection:
                 self.happened(make(self._agenda.now_ms))
 
-        self._agenda.after(self.link.one_way_ms, arrive)
+        self._agenda.after(self.link.message_ms(Way.DOWN), arrive)
 
     def _later(self, wait_ms: int, deed: Callable[[], None]) -> None:
         """Something of this life: a crash before then makes it never happen."""
@@ -124,7 +159,7 @@ class NodeActor:
     def _perform(self, command: Command) -> None:
         match command:
             case commands.OpenLink():
-                self._later(2 * self.link.one_way_ms, self._dial)
+                self._later(self.link.dial_ms(), self._dial)
             case commands.HandBack(lease=lease, reason=reason):
                 self._say(lambda: self._upstream.handed_back(self.node, lease, reason))
             case commands.AnnounceDraining(reason=reason):
@@ -154,7 +189,7 @@ class NodeActor:
         return events.TimerFired(at_ms=self._agenda.now_ms, timer=timer)
 
     def _dial(self) -> None:
-        if not (self._upstream.is_up() and self.is_reachable):
+        if not (self._upstream.is_up() and not self.cuts):
             self._later(
                 _DIAL_FAILED_MS,
                 lambda: self.happened(
@@ -170,31 +205,38 @@ class NodeActor:
     def _say(self, deed: Callable[[], None]) -> None:
         connection = self.connection
         self._agenda.after(
-            self.link.one_way_ms, lambda: deed() if self.connection == connection else None
+            self.link.message_ms(Way.UP),
+            lambda: deed() if self.connection == connection else None,
         )
 
     def _fetch(self, assignment: Assignment) -> None:
         connection, lease = self.connection, assignment.lease
         size_bytes = assignment.task.model.size_bytes
-        wait_ms = transfer_ms(self.link, size_bytes, self.link.down_bytes_per_s)
+        request_ms = self.link.message_ms(Way.UP)
 
-        def arrive() -> None:
+        def arrive(took_ms: int) -> None:
             now_ms = self._agenda.now_ms
             if self.connection == connection:
+                self.downloads_ms.append(took_ms)
                 self.happened(events.InputsFetched(at_ms=now_ms, lease=lease))
             else:
                 self.happened(events.FetchBroken(at_ms=now_ms, lease=lease, reason="cut off"))
 
-        self._later(wait_ms + self.link.one_way_ms, arrive)
+        self.link.move(Way.DOWN, size_bytes, request_ms + self._disk_ms(size_bytes), arrive)
+
+    def _disk_ms(self, size_bytes: Bytes) -> int:
+        rate = self.ills.disk_bytes_per_s
+        return -(-size_bytes * 1000 // rate) if rate else 0
 
     def _train(self, assignment: Assignment, start: str) -> None:
         lease = assignment.lease
         self._training = lease
-        compute_ms = assignment.task.inner_steps * self.step_ms
-        if self._dice.random() < self.worker_death:
+        compute_ms = round(assignment.task.inner_steps * self.step_ms)
+        if self._dice.random() < self.ills.worker_death:
             self._later(compute_ms // 2, lambda: self._died(lease))
             return
-        name = f"{assignment.slot} {start} {assignment.task}"
+        lie = "" if self.ills.lie == 1 else f" times {self.ills.lie}"
+        name = f"{assignment.slot} {start} {assignment.task}{lie}"
         digest = Digest(blake3(name.encode()).hexdigest())
         samples = Samples(sum(range_.count for range_ in assignment.task.ranges))
         update = Update(digest, self.update_bytes, assignment.task.inner_steps, samples)
@@ -218,29 +260,38 @@ class NodeActor:
 
     def _upload(self, lease: Lease, update: Update) -> None:
         connection = self.connection
-        wait_ms = transfer_ms(self.link, update.size_bytes, self.link.up_bytes_per_s)
 
-        def arrive() -> None:
+        def arrive(took_ms: int) -> None:
             if self.connection != connection:
-                self._broken(lease)
+                self._broken(lease, "cut off")
                 return
-            refusal = self._upstream.update_sent(self.node, lease, update)
-            self._later(self.link.one_way_ms, lambda: self._answered(connection, lease, refusal))
+            is_damaged = self._dice.random() < self.ills.corruption
+            if is_damaged:
+                refusal = self._upstream.damage_found(self.node, lease)
+            else:
+                self.uploads_ms.append(took_ms)
+                refusal = self._upstream.update_sent(self.node, lease, update)
+            answer = self._damage_answered if is_damaged else self._answered
+            self._later(self.link.message_ms(Way.DOWN), lambda: answer(connection, lease, refusal))
 
-        self._later(wait_ms, arrive)
+        self.link.move(Way.UP, update.size_bytes, self._disk_ms(update.size_bytes), arrive)
+
+    def _damage_answered(self, connection: int, lease: Lease, refusal: str) -> None:
+        """What was sent is well: it is sent again."""
+        self._broken(lease, refusal if self.connection == connection else "cut off")
 
     def _answered(self, connection: int, lease: Lease, refusal: str) -> None:
         now_ms = self._agenda.now_ms
         if self.connection != connection:
-            self._broken(lease)
+            self._broken(lease, "cut off")
         elif refusal:
             self.happened(events.UpdateLate(at_ms=now_ms, lease=lease, reason=refusal))
         else:
             self.happened(events.UpdateAccepted(at_ms=now_ms, lease=lease))
 
-    def _broken(self, lease: Lease) -> None:
+    def _broken(self, lease: Lease, reason: str) -> None:
         now_ms = self._agenda.now_ms
-        self.happened(events.UploadBroken(at_ms=now_ms, lease=lease, reason="cut off"))
+        self.happened(events.UploadBroken(at_ms=now_ms, lease=lease, reason=reason))
 
 
 def job_released(job_id: JobId, reason: str) -> Callable[[Milliseconds], Event]:

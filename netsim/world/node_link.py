@@ -1,18 +1,155 @@
-"""A link as plain numbers, and how long bytes take over it. Pure: same numbers, same time."""
+"""A node's link on virtual time: messages, and transfers over it and the coordinator's own link.
 
-import msgspec
+Times of transfers come from the transfer model. Jitter is drawn for each message by itself: in a
+world messages are farther apart than jitter remembers. Messages of one direction keep their order.
+"""
 
-from hypergpu.units import Bytes, Milliseconds
+import math
+import random
+from collections.abc import Callable
+from enum import StrEnum
+
+from coordinator.core.transfer.constants import HANDSHAKE_RTTS
+from coordinator.core.transfer.forecast import forecast, rounded
+from coordinator.core.transfer.path import CongestionControl, Path
+from coordinator.core.transfer.window import stall_us
+from hypergpu.units import Bytes, Microseconds, Milliseconds
+from netsim.link import STALLED_BITS_PER_S, Direction, Link, LinkCourse
+from netsim.world.agenda import Agenda
+from netsim.world.sharing import Move, SharedLink
+
+_STRETCHES_MOST = 1000
+"""A transfer that outlives this many changes of its link goes on over the last one."""
 
 
-class Link(msgspec.Struct, frozen=True):
-    """One node's way to the coordinator and back."""
+class Way(StrEnum):
+    """A direction, as the node sees it."""
 
-    one_way_ms: Milliseconds
-    up_bytes_per_s: int
-    down_bytes_per_s: int
+    UP = "up"
+    DOWN = "down"
 
 
-def transfer_ms(link: Link, size_bytes: Bytes, bytes_per_s: int) -> Milliseconds:
-    """From the first byte leaving to the last arriving: propagation plus serialisation."""
-    return Milliseconds(link.one_way_ms + -(-size_bytes * 1000 // bytes_per_s))
+class NodeLink:
+    """One node's way to the coordinator and back.
+
+    Args:
+        agenda: Virtual time.
+        course: The link over time.
+        dice: Jitter, and where losses fall.
+        coordinator: The coordinator's own link, by the direction as nodes see it.
+    """
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        course: LinkCourse,
+        dice: random.Random,
+        coordinator: dict[Way, SharedLink],
+    ) -> None:
+        self._agenda = agenda
+        self._course = course
+        self._dice = dice
+        self._coordinator = coordinator
+        self._from_us, self._until_us = 0, -1
+        self._link = course.at(0)
+        self._paths: dict[Way, Path] = {}
+        self._last_ms = {Way.UP: 0, Way.DOWN: 0}
+        self._moves: dict[Move, SharedLink] = {}
+
+    def message_ms(self, way: Way) -> Milliseconds:
+        """Until a message sent now is there, which is not before those sent earlier."""
+        now_ms = self._agenda.now_ms
+        self._look(now_ms * 1000)
+        direction = self._link.up if way is Way.UP else self._link.down
+        delay_us = int(_delay_us(direction, self._dice))
+        path = self._paths[way]
+        if path.events_per_packet and self._dice.random() < path.loss:
+            delay_us += stall_us(path)
+        self._last_ms[way] = max(self._last_ms[way], now_ms + -(-delay_us // 1000))
+        return Milliseconds(self._last_ms[way] - now_ms)
+
+    def dial_ms(self) -> Milliseconds:
+        """Until a connection is open: handshakes, each there and back."""
+        there_and_back = self.message_ms(Way.UP) + self.message_ms(Way.DOWN)
+        return Milliseconds(HANDSHAKE_RTTS * there_and_back)
+
+    def move(self, way: Way, size_bytes: Bytes, wait_ms: int, deed: Callable[[int], None]) -> None:
+        """Move bytes and then call ``deed`` with the milliseconds that it took.
+
+        Args:
+            way: Where to.
+            size_bytes: Payload.
+            wait_ms: What passes besides: a request on its way, a slow disk.
+            deed: Called also when the transfer is cut off, then at once.
+        """
+        begun_ms = self._agenda.now_ms
+        shared = self._coordinator[way]
+        own_ms = Milliseconds(wait_ms + self.transfer_ms(way, size_bytes))
+
+        def moved() -> None:
+            self._moves.pop(move, None)
+            deed(self._agenda.now_ms - begun_ms)
+
+        move = Move(moved)
+        self._moves[move] = shared
+        shared.begin(move, size_bytes, own_ms)
+
+    def cut(self) -> None:
+        """End all transfers now."""
+        for move, shared in list(self._moves.items()):
+            shared.drop(move)
+            self._agenda.after(0, move.deed)
+        self._moves.clear()
+
+    def transfer_ms(self, way: Way, size_bytes: Bytes) -> Milliseconds:
+        """How long the bytes would take if the coordinator's own link were without limit."""
+        begun_us = now_us = self._agenda.now_ms * 1000
+        chance = self._dice.random()
+        done = 0.0
+        whole_us = 0
+        for _ in range(_STRETCHES_MOST):
+            self._look(now_us)
+            path = self._paths[way]
+            is_stalled = path.bits_per_s == STALLED_BITS_PER_S
+            if not is_stalled:
+                whole_us = forecast(path, size_bytes).drawn_us(chance)
+                if now_us + (1 - done) * whole_us <= self._until_us:
+                    break
+                done += (self._until_us - now_us) / whole_us
+            now_us = self._until_us
+        took_us = now_us - begun_us + round((1 - done) * whole_us)
+        return Milliseconds(-(-took_us // 1000))
+
+    def _look(self, now_us: int) -> None:
+        """Bring the link up to date."""
+        if self._from_us <= now_us < self._until_us:
+            return
+        link = self._link = self._course.at(now_us)
+        self._from_us = now_us
+        self._until_us = self._course.next_change_us(now_us)
+        self._paths = {
+            Way.UP: path_of(link, link.up),
+            Way.DOWN: path_of(link, link.down),
+        }
+
+
+def path_of(link: Link, direction: Direction) -> Path:
+    """What the transfer model needs to know of a direction."""
+    path = Path(
+        rtt_us=link.rtt_us,
+        bits_per_s=direction.bits_per_s,
+        loss=direction.loss,
+        burst_packets=direction.burst_packets,
+        queue_ms=direction.queue_ms,
+        congestion_control=CongestionControl(link.congestion_control.value),
+    )
+    return path if direction.bits_per_s == STALLED_BITS_PER_S else rounded(path)
+
+
+def _delay_us(direction: Direction, dice: random.Random) -> Microseconds:
+    """Lognormal with the direction's mean and spread: late more often than early."""
+    if not direction.jitter_us or not direction.delay_us:
+        return direction.delay_us
+    variance = math.log1p((direction.jitter_us / direction.delay_us) ** 2)
+    factor = math.exp(math.sqrt(variance) * dice.gauss(0.0, 1.0) - variance / 2)
+    return Microseconds(round(direction.delay_us * factor))

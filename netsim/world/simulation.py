@@ -2,6 +2,7 @@
 
 import random
 from functools import partial
+from itertools import pairwise
 
 import msgspec
 
@@ -10,13 +11,25 @@ from coordinator.core.job import ENDED, Job, Phase
 from gpu_node.core import events as node_events
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.units import Bytes, Milliseconds
+from netsim.link import LinkCourse
 from netsim.world.agenda import Agenda, Deed
 from netsim.world.coordinator_actor import CoordinatorActor, journal_digest
+from netsim.world.fault_script import FaultScript
 from netsim.world.invariants import step_violations, violations
-from netsim.world.node_actor import NodeActor
-from netsim.world.worlds import World, random_link
+from netsim.world.node_actor import Ills, NodeActor
+from netsim.world.node_link import NodeLink, Way
+from netsim.world.sharing import SharedLink
+from netsim.world.worlds import World, drawn_description
+from netsim.worldfile.description import NodeDescription
 
 _RESUME_EACH_MS = 60_000
+
+
+class Transfers(msgspec.Struct, frozen=True):
+    """What one node's transfers took that got through, in milliseconds, in order."""
+
+    downloads_ms: tuple[int, ...]
+    uploads_ms: tuple[int, ...]
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -29,6 +42,16 @@ class Outcome(msgspec.Struct, frozen=True):
     rounds: int
     deeds: int
     virtual_ms: Milliseconds
+    closings_ms: dict[JobId, tuple[int, ...]]
+    """When each model was there, the first one included: their differences are round times."""
+    transfers: dict[NodeId, Transfers]
+    refused: dict[JobId, int]
+    """Updates that the coordinator refused."""
+
+    def round_ms(self, job_id: JobId) -> tuple[int, ...]:
+        """How long each round took, from model to model."""
+        closings = self.closings_ms[job_id]
+        return tuple(later - earlier for earlier, later in pairwise(closings))
 
 
 class _BrokenError(Exception):
@@ -40,10 +63,18 @@ class Simulation:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._description = world.description or drawn_description(world)
         self._dice = random.Random(world.seed)
         self._agenda = Agenda()
+        self._closings_ms: dict[JobId, list[int]] = {}
         self._coordinator = CoordinatorActor(self._agenda, world.model_bytes, self._watch)
-        self._nodes = [self._node(number) for number in range(world.nodes)]
+        line = self._description.coordinator
+        self._line = {
+            Way.UP: SharedLink(self._agenda, line.down.bits_per_s),
+            Way.DOWN: SharedLink(self._agenda, line.up.bits_per_s),
+        }
+        self._nodes = [self._node(each) for each in self._description.nodes]
+        self._script = FaultScript(self._agenda, self._description, self._coordinator, self._nodes)
 
     def run(self) -> Outcome:
         """Run to the end of every job, or until an invariant or the time limit breaks."""
@@ -68,16 +99,29 @@ class Simulation:
             rounds=sum(job.model.round for job in jobs.values() if job.model),
             deeds=self._agenda.done,
             virtual_ms=self._agenda.now_ms,
+            closings_ms={job_id: tuple(each) for job_id, each in self._closings_ms.items()},
+            transfers={
+                node.node: Transfers(tuple(node.downloads_ms), tuple(node.uploads_ms))
+                for node in self._nodes
+            },
+            refused={job_id: job.tally.updates_refused for job_id, job in jobs.items()},
         )
 
-    def _node(self, number: int) -> NodeActor:
-        dice = random.Random(self._dice.getrandbits(64))
-        node = NodeActor(
-            NodeId(f"node-{number:04}"), self._agenda, self._coordinator, random_link(dice), dice
+    def _node(self, described: NodeDescription) -> NodeActor:
+        key = partial(self._description.key, entity=described.name)
+        course = LinkCourse(
+            described.link,
+            described.variation,
+            key=key("link"),
+            traces=described.traces,
+            starts_at_hour=self._description.starts_at_hour,
         )
-        node.step_ms = dice.randint(*self._world.step_ms)
-        node.update_bytes = Bytes(self._world.model_bytes // 4)
-        node.worker_death = self._world.faults.worker_death
+        link = NodeLink(self._agenda, course, random.Random(key("transfers")), self._line)
+        dice = random.Random(key("node"))
+        node = NodeActor(NodeId(described.name), self._agenda, self._coordinator, link, dice)
+        node.step_ms = max(described.step_floor_ms, dice.randint(*self._world.step_ms))
+        node.update_bytes = Bytes(self._world.update_bytes)
+        node.ills = Ills(worker_death=self._world.faults.worker_death)
         return node
 
     def _begin(self) -> None:
@@ -91,6 +135,7 @@ class Simulation:
             self._plan_fault(self._world.faults.link_cut_ms, partial(self._cut, node))
             self._plan_fault(self._world.faults.node_crash_ms, partial(self._crash, node))
             self._plan_fault(self._world.faults.drain_ms, partial(self._drain, node))
+        self._script.plan()
         self._plan_fault(self._world.faults.coordinator_crash_ms, self._crash_coordinator)
         self._agenda.after(_RESUME_EACH_MS, self._resume)
 
@@ -111,13 +156,8 @@ class Simulation:
         return self._dice.randint(1, self._world.faults.away_ms)
 
     def _cut(self, node: NodeActor) -> None:
-        node.is_reachable = False
-        node.cut("the line went down")
-
-        def heal() -> None:
-            node.is_reachable = True
-
-        self._agenda.after(self._away_ms(), heal)
+        node.unplug("the line went down")
+        self._agenda.after(self._away_ms(), node.plug)
 
     def _crash(self, node: NodeActor) -> None:
         if not node.is_alive:
@@ -125,13 +165,13 @@ class Simulation:
         node.crash()
         if node is not self._nodes[0] and self._dice.random() < self._world.faults.vanishing:
             return
-        self._agenda.after(self._away_ms(), node.start)
+        self._agenda.after(self._away_ms(), node.revive)
 
     def _drain(self, node: NodeActor) -> None:
         """Ask a node to leave; its owner starts it again once it has."""
         node.happened(node_events.DrainRequested(at_ms=self._agenda.now_ms, reason="its owner"))
         limit_ms = node.session.drain_limit_ms + self._away_ms()
-        self._agenda.after(limit_ms, lambda: None if node.is_alive else node.start())
+        self._agenda.after(limit_ms, node.revive)
 
     def _crash_coordinator(self) -> None:
         self._coordinator.crash(self._nodes, self._away_ms())
@@ -143,7 +183,10 @@ class Simulation:
         self._agenda.after(_RESUME_EACH_MS, self._resume)
 
     def _watch(self, before: Job, after: Job) -> None:
-        if not self._world.checks_each_event and before.model is after.model:
+        is_new_model = before.model is not after.model
+        if is_new_model:
+            self._closings_ms.setdefault(after.job_id, []).append(after.at_ms)
+        if not self._world.checks_each_event and not is_new_model:
             return
         if broken := (*violations(after), *step_violations(before, after)):
             raise _BrokenError(f"{after.job_id} at {after.at_ms} ms: {'; '.join(broken)}")

@@ -4,13 +4,18 @@ import random
 
 import msgspec
 
+from hypergpu.ids import NodeId
 from hypergpu.spec import Codec, Evaluation, JobSpec, RoundRule, Training
-from hypergpu.units import Milliseconds
-from netsim.world.links import Link
+from hypergpu.units import Microseconds, Milliseconds
+from netsim.link import CongestionControl, Direction, Link
+from netsim.refusal import RefusedError
+from netsim.worldfile.description import NodeDescription, WorldDescription
 
 
 class Faults(msgspec.Struct, frozen=True):
-    """Mean times between faults, in virtual milliseconds; 0: never."""
+    """Mean times between drawn faults, in virtual milliseconds; 0: never. A world's own script of
+    faults comes besides.
+    """
 
     link_cut_ms: int = 0
     """Per node: its connection breaks and heals by itself."""
@@ -36,13 +41,49 @@ class World(msgspec.Struct, frozen=True):
     jobs: tuple[JobSpec, ...]
     faults: Faults = Faults()
     faults_until_ms: Milliseconds = Milliseconds(600_000)
-    """Faults stop here, so that every job can be expected to end."""
+    """Drawn faults stop here, so that every job can be expected to end."""
     limit_ms: Milliseconds = Milliseconds(7_200_000)
     model_bytes: int = 400_000
+    update_bytes: int = 100_000
     step_ms: tuple[int, int] = (20, 400)
-    """Fastest and slowest inner step in the world."""
+    """Fastest and slowest inner step in the world, where a node's description sets no floor."""
     checks_each_event: bool = True
     """Check the invariants after every event, or only when a round closes."""
+    description: WorldDescription | None = None
+    """Links, devices, churn and the script of faults; None: links are drawn."""
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """What a job moves, in bytes."""
+
+    model: int = 400_000
+    update: int = 100_000
+
+
+def described_world(description: WorldDescription, sizes: Sizes, *, own_step_ms: int = 20) -> World:
+    """The world of a world file.
+
+    Args:
+        description: What the file says.
+        sizes: What its job moves.
+        own_step_ms: An inner step on a machine that plays no slower device.
+
+    Raises:
+        RefusedError: It names no job.
+    """
+    if description.job is None:
+        raise RefusedError(f"the world {description.name} has no job", "add a [job] to it")
+    return World(
+        description.seed,
+        len(description.nodes),
+        (description.job,),
+        limit_ms=Milliseconds(30 * 86_400_000),
+        model_bytes=sizes.model,
+        update_bytes=sizes.update,
+        step_ms=(own_step_ms, own_step_ms),
+        checks_each_event=False,
+        description=description,
+    )
 
 
 def random_world(seed: int) -> World:
@@ -93,10 +134,42 @@ def calm_world(seed: int, nodes: int, rounds: int) -> World:
     return World(seed, nodes, (spec,), checks_each_event=False)
 
 
-def random_link(dice: random.Random) -> Link:
-    """Anything from a neighbour on fibre to a bad line far away."""
-    return Link(
-        one_way_ms=Milliseconds(dice.randint(1, 150)),
-        up_bytes_per_s=dice.choice((250_000, 2_500_000, 12_500_000)),
-        down_bytes_per_s=dice.choice((1_250_000, 12_500_000, 125_000_000)),
+def drawn_description(world: World) -> WorldDescription:
+    """Links for a world that describes none: anything from a neighbour to a bad line far away."""
+    names = [f"node-{number:04}" for number in range(world.nodes)]
+    return WorldDescription(
+        name="drawn",
+        seed=world.seed,
+        coordinator=COORDINATOR_LINK,
+        nodes=tuple(
+            NodeDescription(
+                name=NodeId(name),
+                group="drawn",
+                link=random_link(random.Random(f"{world.seed}/link/{name}")),
+            )
+            for name in names
+        ),
     )
+
+
+def random_link(dice: random.Random) -> Link:
+    """Few enough kinds that a thousand nodes share their forecasts."""
+    delay_us = Microseconds(1000 * dice.choice((1, 5, 10, 20, 40, 80, 150)))
+    jitter_us = Microseconds(delay_us // dice.choice((5, 10, 50)))
+    loss, burst_packets = dice.choice(((0.0, 1), (0.0, 1), (0.0002, 2), (0.002, 4), (0.01, 4)))
+    up, down = (
+        Direction(
+            delay_us=delay_us,
+            jitter_us=jitter_us,
+            loss=loss,
+            burst_packets=burst_packets,
+            bits_per_s=1_000_000 * dice.choice(mbit_s),
+        )
+        for mbit_s in ((2, 20, 100), (10, 100, 1000))
+    )
+    return Link(up=up, down=down, congestion_control=CongestionControl.CUBIC)
+
+
+_HUNDRED_MBIT = Direction(delay_us=Microseconds(0), bits_per_s=100_000_000)
+COORDINATOR_LINK = Link(up=_HUNDRED_MBIT, down=_HUNDRED_MBIT)
+"""Where no description says otherwise."""

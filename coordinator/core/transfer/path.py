@@ -47,8 +47,7 @@ class Path(msgspec.Struct, frozen=True, kw_only=True):
         """How long a full packet occupies the bottleneck."""
         if not self.bits_per_s:
             return 0.0
-        wire_bytes = self.packet_bytes + constants.PACKET_HEADER_BYTES
-        return wire_bytes * 8e6 / self.bits_per_s
+        return (self.packet_bytes + constants.PACKET_HEADER_BYTES) * 8e6 / self.bits_per_s
 
     @property
     def full_packets(self) -> float:

@@ -1,0 +1,178 @@
+import os
+import subprocess
+import sys
+from statistics import mean, median
+
+import pytest
+from msgspec.structs import replace
+
+from hypergpu.ids import JobId, NodeId
+from hypergpu.spec import JobSpec, RoundRule, Training
+from hypergpu.units import Microseconds, Milliseconds
+from netsim.link import NEVER_US, Direction, Link, RateShape, Variation
+from netsim.profiles import Churn, Span, SpanKind, profile
+from netsim.refusal import RefusedError
+from netsim.world.simulation import Outcome, Simulation
+from netsim.world.worlds import COORDINATOR_LINK, Sizes, World, described_world
+from netsim.worldfile.description import Fault, FaultKind, NodeDescription, WorldDescription
+
+SECOND_US = 1_000_000
+JOB = JobId("job-0")
+SPEC = JobSpec(
+    workload="digits-softmax",
+    training=Training(rounds=8, inner_steps=10, batch_size=8, nodes=2),
+    round=RoundRule(deadline_ms=0),
+)
+NAMES = ("lan", "home-fibre", "home-cable", "home-dsl", "wifi-bad", "lte-moving")
+
+
+def node(name: str, link: str = "home-fibre") -> NodeDescription:
+    found = profile(link)
+    return NodeDescription(
+        name=name, group=name, profile=link, link=found.link, variation=found.variation
+    )
+
+
+TWO = WorldDescription(
+    name="two", seed=5, job=SPEC, coordinator=COORDINATOR_LINK, nodes=(node("a"), node("b"))
+)
+OPEN = Direction(delay_us=Microseconds(0), bits_per_s=0)
+UNLIMITED = Link(up=OPEN, down=OPEN)
+MIXED = replace(TWO, nodes=tuple(node(name, name) for name in NAMES))
+
+
+def world(description: WorldDescription, model_bytes: int = 400_000) -> World:
+    sizes = Sizes(model=model_bytes, update=model_bytes // 4)
+    return replace(described_world(description, sizes), limit_ms=Milliseconds(86_400_000))
+
+
+def finished(description: WorldDescription, model_bytes: int = 400_000) -> Outcome:
+    outcome = Simulation(world(description, model_bytes)).run()
+    assert outcome.violations == ()
+    return outcome
+
+
+def fault(kind: FaultKind, target: str = "a", **more: float) -> Fault:
+    at_us, until_us = Microseconds(2 * SECOND_US), Microseconds(8 * SECOND_US)
+    return replace(Fault(kind=kind, target=target, at_us=at_us, until_us=until_us), **more)
+
+
+def test_every_profile_finishes_a_job_and_tells_what_its_transfers_took() -> None:
+    outcome = finished(MIXED)
+    assert len(outcome.round_ms(JOB)) == SPEC.training.rounds
+    downloads = {
+        name: median(outcome.transfers[NodeId(name)].downloads_ms) for name in ("lan", "home-dsl")
+    }
+    assert downloads["lan"] < 200 < downloads["home-dsl"]
+
+
+def test_twenty_runs_of_a_world_with_everything_in_it_give_one_journal() -> None:
+    spans = (Span(kind=SpanKind.EXPONENTIAL, scale_s=scale_s) for scale_s in (20.0, 3.0))
+    churning = replace(MIXED.nodes[0], churn=Churn(*spans))
+    faults = (fault(FaultKind.CRASH, "lte-moving"), fault(FaultKind.CORRUPT, "home-dsl", share=0.5))
+    full = replace(MIXED, nodes=(churning, *MIXED.nodes[1:]), faults=faults)
+    outcomes = [finished(full) for _ in range(20)]
+    assert all(outcome == outcomes[0] for outcome in outcomes)
+
+
+@pytest.mark.parametrize("seed", [1, 12345])
+def test_the_order_of_hashes_changes_nothing(seed: int) -> None:
+    program = (
+        "from netsim.world.simulation import Simulation\n"
+        "from netsim.world.worlds import random_world\n"
+        "print(sorted(Simulation(random_world(7)).run().journals.items()))"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for hash_seed in (0, seed)
+    ]
+    assert said[0] == said[1]
+
+
+def test_another_seed_moves_other_dice() -> None:
+    assert finished(MIXED).journals != finished(replace(MIXED, seed=6)).journals
+
+
+def test_a_new_node_does_not_move_the_dice_of_others() -> None:
+    more = replace(MIXED, nodes=(*MIXED.nodes, node("late", "lan")), coordinator=UNLIMITED)
+    fewer = replace(MIXED, coordinator=UNLIMITED)
+    first = [finished(each).transfers[NodeId("wifi-bad")].downloads_ms[0] for each in (more, fewer)]
+    assert first[0] == first[1]
+
+
+def test_a_slower_device_makes_longer_rounds() -> None:
+    slow = replace(TWO, nodes=(replace(TWO.nodes[0], step_floor_ms=250.5), TWO.nodes[1]))
+    extra_ms = mean(finished(slow).round_ms(JOB)) - mean(finished(TWO).round_ms(JOB))
+    assert 2_000 < extra_ms < 2_600
+
+
+def test_the_coordinators_own_line_is_shared() -> None:
+    narrow = replace(COORDINATOR_LINK.down, bits_per_s=2_000_000)
+    shared = replace(TWO, coordinator=replace(COORDINATOR_LINK, up=narrow, down=narrow))
+    # Two models of 400 kB over 2 Mbit/s take 3.3 s, two updates 0.8 s.
+    assert mean(finished(shared).round_ms(JOB)) > 4_000 > mean(finished(TWO).round_ms(JOB))
+
+
+def test_a_rate_that_drops_makes_the_transfers_longer_while_it_lasts() -> None:
+    halves = Variation(rate=RateShape(every_ms=Milliseconds(20_000), factors=(1.0, 0.02)))
+    varying = replace(TWO, nodes=(replace(TWO.nodes[0], variation=halves), TWO.nodes[1]))
+    varying = replace(varying, job=replace(SPEC, training=replace(SPEC.training, rounds=20)))
+    times_ms = finished(varying, 4_000_000).transfers[NodeId("a")].downloads_ms
+    assert max(times_ms) > 3 * min(times_ms)
+
+
+@pytest.mark.parametrize(
+    "kind", [FaultKind.CRASH, FaultKind.PARTITION, FaultKind.FLAP, FaultKind.SLOW_DISK]
+)
+def test_a_fault_that_heals_delays_the_job_and_changes_no_model(kind: FaultKind) -> None:
+    trouble = replace(fault(kind), every_us=Microseconds(2 * SECOND_US), bytes_per_s=100_000)
+    struck = finished(replace(TWO, faults=(trouble,)))
+    calm = finished(TWO)
+    assert struck.virtual_ms > calm.virtual_ms
+    assert struck.models == calm.models
+
+
+def test_a_coordinator_that_crashes_by_the_script_goes_on_from_its_journal() -> None:
+    struck = finished(replace(TWO, faults=(fault(FaultKind.CRASH, "coordinator"),)))
+    assert struck.models == finished(TWO).models
+    assert max(struck.round_ms(JOB)) > 6_000
+
+
+def test_a_clock_that_jumps_changes_nothing() -> None:
+    jump = fault(FaultKind.CLOCK_JUMP, jump_ms=-3_600_000)
+    assert finished(replace(TWO, faults=(jump,))).journals == finished(TWO).journals
+
+
+def test_damaged_updates_are_refused_counted_and_sent_again() -> None:
+    struck = finished(replace(TWO, faults=(fault(FaultKind.CORRUPT, share=1.0),)))
+    assert struck.refused[JOB] > 0
+    assert struck.models == finished(TWO).models
+
+
+def test_a_lie_makes_another_model() -> None:
+    struck = finished(replace(TWO, faults=(fault(FaultKind.LIE, factor=-1.0),)))
+    assert struck.models != finished(TWO).models
+
+
+def test_a_node_that_never_comes_back_is_done_without() -> None:
+    gone = fault(FaultKind.CRASH, until_us=NEVER_US)
+    assert finished(replace(TWO, faults=(gone,))).rounds == SPEC.training.rounds
+
+
+def test_churn_takes_nodes_away_and_brings_them_back() -> None:
+    spans = (Span(kind=SpanKind.EXPONENTIAL, scale_s=scale_s) for scale_s in (4.0, 2.0))
+    churning = replace(TWO, nodes=(replace(TWO.nodes[0], churn=Churn(*spans)), TWO.nodes[1]))
+    outcome = finished(churning)
+    assert outcome.journals != finished(TWO).journals
+    assert outcome.transfers[NodeId("a")].uploads_ms
+
+
+def test_a_world_without_a_job_is_refused_with_the_fix() -> None:
+    with pytest.raises(RefusedError, match="two has no job"):
+        described_world(replace(TWO, job=None), Sizes())
