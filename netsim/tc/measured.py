@@ -1,12 +1,28 @@
 """A network of the kernel's queues, to be measured like every other."""
 
-from netsim.measure.network import ALWAYS_VALID, ProgramNetwork, Verdict, Way
+from collections.abc import Iterable
+
+from netsim.measure.network import ALWAYS_VALID, Claim, ProgramNetwork, Verdict, Way
 from netsim.measure.path import MeasuredPath
+from netsim.tc.choice import Lack
 from netsim.tc.plan import COORDINATOR
 from netsim.tc.traffic_control import TrafficControl
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - of a network namespace that only the bridge reaches
 PORT = 5001
+# Jitter is not among them: netem forgets it from packet to packet.
+OF_NETEM = frozenset(
+    {Claim.DELAY, Claim.LOSS, Claim.REORDERING, Claim.DUPLICATION, Claim.CONGESTION}
+)
+
+
+def claims(lacks: Iterable[Lack]) -> frozenset[Claim]:
+    """What the queues do faithfully on a kernel that lacks this."""
+    missing = {lack.part for lack in lacks}
+    if missing & {"bridge", "veth"}:
+        return frozenset()
+    rate = frozenset() if missing & {"tbf", "ingress"} else frozenset({Claim.RATE})
+    return rate if "netem" in missing else rate | OF_NETEM
 
 
 def network(control: TrafficControl, node: str) -> ProgramNetwork:

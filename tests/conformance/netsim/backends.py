@@ -21,6 +21,10 @@ from netsim.link.trace import Trace
 from netsim.measure.network import Claim, Network
 from netsim.proxy.measured import measured
 from netsim.refusal import RefusedError
+from netsim.tc.capabilities import capabilities
+from netsim.tc.measured import claims
+from netsim.tc.measured import network as queue_network
+from netsim.tc.traffic_control import TrafficControl
 from netsim.tunnel.measured import network
 from netsim.tunnel.requirements import require_machine
 from netsim.tunnel.shape import Shape
@@ -74,6 +78,26 @@ class ProxyBackend:
             yield network
 
 
+class QueueBackend:
+    """The kernel's own queues; root, and what this very kernel has of them."""
+
+    name = "tc"
+
+    def __init__(self) -> None:
+        try:
+            self.claims = claims(capabilities().lacks)
+        except RefusedError:
+            self.claims = frozenset()
+
+    @asynccontextmanager
+    async def opened(
+        self, link: Link, *, seed: int, traces: tuple[Trace, ...] = ()
+    ) -> AsyncIterator[Network]:
+        """Open a network with one node; the kernel throws its own dice."""
+        async with TrafficControl({"node-0": link}, Link(up=FREE, down=FREE)) as control:
+            yield queue_network(control, "node-0")
+
+
 def can_tunnel() -> bool:
     """Whether this machine can build a tunnel. CI must, so there every test of it runs."""
     try:
@@ -83,7 +107,11 @@ def can_tunnel() -> bool:
     return True
 
 
-BACKENDS: tuple[Backend, ...] = (ProxyBackend(), *([TunnelBackend()] if can_tunnel() else []))
+BACKENDS: tuple[Backend, ...] = (
+    ProxyBackend(),
+    *([TunnelBackend()] if can_tunnel() else []),
+    QueueBackend(),
+)
 
 
 def claiming(*claims: Claim) -> list[Backend]:

@@ -13,6 +13,9 @@ import psutil
 import pytest
 
 from hypergpu.units import Microseconds
+from netsim.ground.interface import Links
+from netsim.ground.queued import queue_ground
+from netsim.link.course import Variation
 from netsim.link.link import CongestionControl, Direction, Link
 from netsim.measure.statistics import Arrivals
 from netsim.refusal import RefusedError
@@ -21,6 +24,7 @@ from netsim.tc.measured import network
 from netsim.tc.queues import FRAME_BYTES
 from netsim.tc.traffic_control import TrafficControl
 from netsim.tunnel import namespaces, ownership
+from netsim.tunnel.shape import Shape
 
 ROOT = Path(__file__).parents[3]
 MBIT = 1_000_000
@@ -257,3 +261,23 @@ def test_a_run_removes_what_one_left_that_was_killed_with_its_guard(
     # Any other run may have cleaned up in between.
     ownership.clean()
     assert identity(name) != first
+
+
+async def test_a_link_that_changes_by_itself_is_refused() -> None:
+    varying = Shape(link=FREE, variation=Variation(delay_step_us=Microseconds(1000)))
+    links = Links(nodes={"a": varying}, coordinator=Shape(link=FREE))
+    with pytest.raises(RefusedError, match="the link of a changes by itself"):
+        await queue_ground(links).__aenter__()
+
+
+async def test_programs_are_told_where_they_run() -> None:
+    links = Links(nodes={"a": Shape(link=link(20, 20))}, coordinator=Shape(link=FREE))
+    async with queue_ground(links) as ground:
+        argv = ground.sites.nodes["a"].command(["ip", "-brief", "address", "show", "eth0"])
+        child = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+        out, _ = await asyncio.wait_for(child.communicate(), TIMEOUT_S)
+        assert (await ground.verdict()).is_valid
+        with pytest.raises(RefusedError, match="no connection of a to reset"):
+            await ground.reset("a")
+    assert "10.77.0.2/16" in out.decode()
+    assert ground.sites.nodes["a"].dials == "10.77.0.1"
