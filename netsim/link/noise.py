@@ -6,6 +6,7 @@ import random
 CORRELATION_MOST = 0.95
 _FORGOTTEN = 1e-6  # What is left of a value after a block, so that a block needs only the last one.
 _BLOCK_LEAST = 16
+_BLOCKS_KEPT = 3
 
 
 class CorrelatedNoise:
@@ -26,29 +27,34 @@ class CorrelatedNoise:
         self._steps = _BLOCK_LEAST
         if correlation > 0:
             self._steps = max(_BLOCK_LEAST, math.ceil(math.log(_FORGOTTEN) / math.log(correlation)))
-        self._number = -1
-        self._block: list[float] = []
-        self._dice: dict[int, list[float]] = {}
+        self._blocks: dict[int, list[float]] = {}
+        self._rolls: dict[int, list[float]] = {}
 
     def at(self, step: int) -> float:
         """The number of a step."""
         number = step // self._steps
-        if number != self._number:
-            self._block = self._values(number)
-            self._number = number
-        return self._block[step % self._steps]
+        block = self._blocks.get(number)
+        if block is None:
+            block = _kept(self._blocks, number, self._values(number))
+        return block[step % self._steps]
 
     def _values(self, number: int) -> list[float]:
-        self._dice = {near: self._rolled(near) for near in (number - 1, number)}
-        value = self._dice[number - 1][0]
-        values = [value]
-        for roll in [*self._dice[number - 1][1:], *self._dice[number]]:
-            value = self._correlation * value + self._fresh * roll
-            values.append(value)
+        rolls = [*self._rolled(number - 1), *self._rolled(number)]
+        values = [rolls[0]]
+        for roll in rolls[1:]:
+            values.append(self._correlation * values[-1] + self._fresh * roll)
         return values[self._steps :]
 
     def _rolled(self, number: int) -> list[float]:
-        if number in self._dice:
-            return self._dice[number]
+        if number in self._rolls:
+            return self._rolls[number]
         dice = random.Random(f"{self._key}/{number}")
-        return [dice.gauss(0.0, 1.0) for _ in range(self._steps)]
+        return _kept(self._rolls, number, [dice.gauss(0.0, 1.0) for _ in range(self._steps)])
+
+
+def _kept(blocks: dict[int, list[float]], number: int, block: list[float]) -> list[float]:
+    """Put a block beside the few that came last: who looks back does so over one border."""
+    if len(blocks) == _BLOCKS_KEPT:
+        del blocks[next(iter(blocks))]
+    blocks[number] = block
+    return block
