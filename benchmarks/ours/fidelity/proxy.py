@@ -1,0 +1,184 @@
+"""The proxy's part of the fidelity table: round trips, rates, gRPC beside the tunnel's."""
+
+import asyncio
+import statistics
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from benchmarks.ours.cluster import BenchmarkError
+from benchmarks.ours.fidelity.figures import Figures, Row
+from benchmarks.ours.fidelity.transfers import Pulled
+from hypergpu.units import Microseconds, Milliseconds
+from netsim.link.link import CongestionControl, Direction, Link
+from netsim.measure.network import Network
+from netsim.proxy.measured import measured
+from netsim.proxy.messages import LOOPBACK, Forward, Plan, Proxied
+from netsim.proxy.process import ProxyProcess
+from netsim.refusal import RefusedError
+from netsim.tunnel.requirements import require_machine
+from netsim.tunnel.shape import Shape
+from netsim.tunnel.tunnel import COORDINATOR, Tunnel
+
+MBIT = 1_000_000
+MIB = 1 << 20
+ON_THE_WIRE = 1500 / 1448
+RTTS_MS = (10, 50, 100, 300)
+RATES_MBIT_S = (1, 20, 100, 500)
+PROGRAM = [sys.executable, "-m", "benchmarks.ours.fidelity.transfers"]
+
+
+class Transfers(msgspec.Struct, frozen=True, kw_only=True):
+    """gRPC over one link."""
+
+    name: str
+    link: Link
+    sizes_mib: tuple[int, ...]
+
+
+def both(
+    delay_ms: float = 0,
+    mbit_s: float = 0,
+    control: CongestionControl = CongestionControl.CUBIC,
+) -> Link:
+    """Return a link that is the same both ways."""
+    way = Direction(
+        delay_us=Microseconds(round(delay_ms * 1000)),
+        bits_per_s=round(mbit_s * MBIT),
+        queue_ms=Milliseconds(100),
+    )
+    return Link(up=way, down=way, congestion_control=control)
+
+
+TRANSFERS = (
+    Transfers(name="RTT 100", link=both(50), sizes_mib=(4, 100)),
+    Transfers(name="RTT 100, BBR", link=both(50, 0, CongestionControl.BBR), sizes_mib=(4,)),
+    Transfers(name="RTT 100, 20 Mbit/s", link=both(50, 20), sizes_mib=(4, 100)),
+    Transfers(name="RTT 50, 100 Mbit/s", link=both(25, 100), sizes_mib=(4, 100)),
+)
+
+
+async def proxy_figures(is_quick: bool) -> Figures:
+    """Measure everything; the comparison needs a machine that can build a tunnel."""
+    rows: list[Row] = []
+    metrics = {
+        "proxy_rtt_error_ms": await _round_trips(rows),
+        "proxy_rate_error": await _rates(rows, for_s=3.0 if is_quick else 8.0),
+    }
+    notes = ["Proxy: TCP round trips; rates over one stream, headers counted."]
+    try:
+        require_machine()
+    except RefusedError as refused:
+        notes.append(f"No gRPC transfers beside the tunnel: {refused.what}.")
+    else:
+        chosen = TRANSFERS[:2] if is_quick else TRANSFERS
+        metrics |= await _transfers(rows, chosen)
+    return Figures(rows=rows, metrics=metrics, notes=notes)
+
+
+async def _round_trips(rows: list[Row]) -> float:
+    errors_ms = []
+    for rtt_ms in RTTS_MS:
+        async with _network(both(rtt_ms / 2)) as network:
+            trips = await network.round_trips(
+                "tcp", count=40, gap_us=Microseconds(1000 * rtt_ms + 20_000)
+            )
+            is_valid = (await network.verdict()).is_valid
+        # The first one waits for the handshake.
+        middle_ms = statistics.median(trips.trips_ns[1:]) / 1e6
+        errors_ms.append(middle_ms - rtt_ms)
+        error = f"{errors_ms[-1]:+.2f} ms"
+        rows.append(_row("proxy: RTT, ms", rtt_ms, middle_ms, _said(error, is_valid=is_valid)))
+    return max(abs(error) for error in errors_ms)
+
+
+async def _rates(rows: list[Row], for_s: float) -> float:
+    errors = []
+    for rate in RATES_MBIT_S:
+        async with _network(both(5, rate)) as network:
+            arrived = await network.stream("up", for_s=for_s)
+            is_valid = (await network.verdict()).is_valid
+        # Without the first second, in which the window grows, and the last tenth, which is a part.
+        steady = arrived.bytes_in_bin[10:-1]
+        carried = sum(steady) * 80 * ON_THE_WIRE / MBIT / len(steady)
+        errors.append(carried / rate - 1)
+        error = _said(f"{errors[-1]:+.2%}", is_valid=is_valid)
+        rows.append(_row("proxy: rate, Mbit/s", rate, carried, error))
+    return max(abs(error) for error in errors)
+
+
+async def _transfers(rows: list[Row], chosen: Sequence[Transfers]) -> dict[str, float]:
+    errors = []
+    echoes_ms = []
+    for each in chosen:
+        real, is_real = await _through_tunnel(each)
+        modelled, is_valid = await _through_proxy(each)
+        echoes_ms.append(abs(modelled.echo_ms - real.echo_ms))
+        for place, size_mib in enumerate(each.sizes_mib):
+            expected_s, seconds = real.pull_s[place], modelled.pull_s[place]
+            what = f"proxy: gRPC {size_mib} MiB, {each.name}, s (asked: tunnel)"
+            errors.append(seconds / expected_s - 1)
+            error = _said(f"{errors[-1]:+.1%}", is_valid=is_valid and is_real)
+            rows.append(_row(what, expected_s, seconds, error))
+    return {
+        "proxy_transfer_error": max(abs(error) for error in errors),
+        "proxy_echo_error_ms": max(echoes_ms),
+    }
+
+
+async def _through_proxy(asked: Transfers) -> tuple[Pulled, bool]:
+    async with _serving([], f"{LOOPBACK}:0") as port:
+        node = Proxied(name="node", link=asked.link, forwards=(Forward(target_port=port),))
+        async with ProxyProcess(Plan(nodes=(node,), coordinator=both())) as proxies:
+            host, dialled = proxies.address("node")
+            pulled = await _pulled([], f"{host}:{dialled}", asked)
+            return pulled, (await proxies.statistics()).lateness.is_valid
+
+
+async def _through_tunnel(asked: Transfers) -> tuple[Pulled, bool]:
+    async with Tunnel({"node": asked.link}, both()) as tunnel:
+        inside = tunnel.host(COORDINATOR).command([])
+        async with _serving(inside, "0.0.0.0:0") as port:
+            address = f"{tunnel.address(COORDINATOR)}:{port}"
+            pulled = await _pulled(tunnel.host("node").command([]), address, asked)
+            return pulled, (await tunnel.statistics()).lateness.is_valid
+
+
+@asynccontextmanager
+async def _serving(before: Sequence[str], address: str) -> AsyncIterator[int]:
+    pipe = asyncio.subprocess.PIPE
+    command = (*before, *PROGRAM, "serve", address)
+    child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    if child.stdin is None or child.stdout is None:
+        raise AssertionError("the child was started with pipes")
+    try:
+        yield int(await child.stdout.readline())
+    finally:
+        child.stdin.close()
+        await child.wait()
+
+
+async def _pulled(before: Sequence[str], address: str, asked: Transfers) -> Pulled:
+    sizes = [str(size_mib * MIB) for size_mib in asked.sizes_mib]
+    command = (*before, *PROGRAM, "pull", address, *sizes)
+    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    out, _ = await child.communicate()
+    if child.returncode:
+        raise BenchmarkError(f"a transfer over {asked.name} failed")
+    return msgspec.json.decode(out, type=Pulled)
+
+
+@asynccontextmanager
+async def _network(link: Link) -> AsyncIterator[Network]:
+    async with measured(Shape(link=link), coordinator=both()) as network:
+        yield network
+
+
+def _row(what: str, asked: float, got: float, error: str) -> Row:
+    return (what, f"{asked:.4g}", f"{got:.4g}", error)
+
+
+def _said(error: str, *, is_valid: bool) -> str:
+    return error if is_valid else f"{error} (INVALID)"
