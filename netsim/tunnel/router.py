@@ -149,7 +149,7 @@ class Router:
         self._is_realtime = _go_first()
         self.limits_us: dict[bytes, int] = {}
         self._unroutable = 0
-        self._heard = b""
+        self._heard = bytearray()
         self._is_open = True
         ports = [RoutedPort(port, self) for port in plan.ports]
         self._ports = {port.name: port for port in ports}
@@ -205,7 +205,10 @@ class Router:
         if not heard:
             self._is_open = False
             return
-        *lines, self._heard = (self._heard + heard).split(b"\n")
+        self._heard += heard
+        if b"\n" not in heard:
+            return  # A shape with a long trace comes in many pieces.
+        *lines, self._heard = self._heard.split(b"\n")
         for line in lines:
             answer(self._answer(msgspec.json.decode(line, type=Request)))
 

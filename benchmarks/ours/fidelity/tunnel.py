@@ -175,7 +175,7 @@ async def _tcp(probe: Probe, judged: Judged, scale: float) -> dict[str, float]:
     metrics = {}
     for control, reference in TCP_MBIT_S.items():
         before = await probe.becomes(both(50, 20, loss=0.01))
-        for_s = 60 * scale
+        for_s = 40 * scale
         arrived = await probe.network.stream("up", for_s=for_s, congestion_control=control)
         measured = sum(arrived.bytes_in_bin) * 8 / for_s / MBIT
         metrics[f"tunnel_{control}_mbit_s"] = measured
