@@ -7,7 +7,7 @@ import typer
 from hypergpu.cli.commands.app import Commands
 from hypergpu.cli.failure import report
 from hypergpu.refusal import Reason, RefusalError
-from netsim.commands import holding, listing
+from netsim.commands import holding, listing, running
 from netsim.refusal import RefusedError
 
 
@@ -35,3 +35,4 @@ app = typer.Typer(
 )
 app.command()(listing.profiles)
 app.command()(holding.shape)
+app.command()(running.run)

@@ -2,11 +2,14 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from netsim.ground.interface import Links
 from netsim.profiles import profile
 from netsim.proxy.messages import COORDINATOR_LINK
+from netsim.refusal import RefusedError
 from netsim.tunnel.shape import Shape
+from netsim.worldfile import WorldDescription, read_world_file
 
 
 def links_of_profiles(names: Sequence[str], seed: int) -> Links:
@@ -24,3 +27,34 @@ def links_of_profiles(names: Sequence[str], seed: int) -> Links:
         name = f"{each.name}-{seen[each.name]}" if often[each.name] > 1 else each.name
         nodes[name] = Shape(link=each.link, variation=each.variation)
     return Links(nodes=nodes, coordinator=Shape(link=COORDINATOR_LINK), seed=seed)
+
+
+def links_of_world(world: WorldDescription) -> Links:
+    """Each node's link with what changes it; faults are not the links'."""
+    return Links(
+        nodes={
+            node.name: Shape(
+                link=node.link,
+                variation=node.variation,
+                traces=node.traces,
+                starts_at_hour=world.starts_at_hour,
+            )
+            for node in world.nodes
+        },
+        coordinator=Shape(link=world.coordinator),
+        seed=world.seed,
+    )
+
+
+def asked_links(named: Sequence[str], seed: int) -> Links:
+    """Links of one world file, or of profiles.
+
+    Raises:
+        RefusedError: A name is neither, or a file among other names.
+    """
+    files = [name for name in named if name.endswith(".toml")]
+    if not files:
+        return links_of_profiles(named, seed)
+    if len(named) > 1:
+        raise RefusedError(f"{files[0]} beside other names", "give one world file, or profiles")
+    return links_of_world(read_world_file(Path(files[0])))

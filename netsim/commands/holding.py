@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hypergpu.cli.output import note
-from netsim.commands.asked import links_of_profiles
+from netsim.commands.asked import asked_links
 from netsim.ground.backend import Backend
 from netsim.ground.holding import Held, held, opened
 from netsim.ground.interface import Ground, Links
@@ -29,7 +29,7 @@ def shape(
     seed: Annotated[int, typer.Option("--seed", help="Decides every chance.")] = 0,
 ) -> None:
     """Hold links open for a program, which finds where to run and dial in NETSIM_SITES."""
-    links = links_of_profiles(named, seed)
+    links = asked_links(named, seed)
     command: list[str] = context.obj or [sys.executable, "-c", _WAIT]
     outcome = asyncio.run(_held(backend, links, command))
     note(outcome.verdict.sentence)

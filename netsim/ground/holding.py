@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from hypergpu.cli.cluster.leash import leashed
 from hypergpu.sites import SITES_VARIABLE, Sites
 from netsim.ground.backend import Backend
 from netsim.ground.control import control_socket
 from netsim.ground.interface import Ground, Links
-from netsim.ground.leash import leashed
 from netsim.ground.proxied import proxy_ground
 from netsim.ground.tunnelled import tunnel_ground
 from netsim.measure.network import Verdict

@@ -1,4 +1,4 @@
-"""The demo over lines that people have: it starts itself again under links that netsim holds open."""
+"""The demo over lines that people have: it starts itself again under links held open."""
 
 import os
 import sys

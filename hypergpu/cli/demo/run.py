@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from hypergpu.cli.demo.cluster import Cluster
+from hypergpu.cli.cluster.cluster import Cluster
 from hypergpu.cli.demo.job import Plan, plan
 from hypergpu.cli.demo.summary import FILE_NAME, Summary, summary_lines, summary_of, write_summary
 from hypergpu.cli.figures import span
@@ -21,7 +21,8 @@ from hypergpu.refusal import Reason, RefusalError
 from hypergpu.sites import told_sites
 
 GIVE_UP_AFTER_S = 300.0
-VICTIM = 2
+VICTIM = 1
+"""The node that is killed, by its place in the list."""
 AWAY_S = 1.0
 
 
@@ -44,15 +45,17 @@ def demonstrate(folder: Path, *, nodes: int, is_short: bool, worker: str = "") -
     if chosen.note:
         say(chosen.note)
     sites = told_sites()
+    names = list(sites.nodes) if sites else [f"node-{number}" for number in range(1, nodes + 1)]
     with Cluster(folder, chosen.worker, sites) as cluster:
         say(f"starting a coordinator and {nodes} nodes as separate processes; logs: {folder}/logs")
         if sites is not None:
-            say(f"the nodes' lines ({sites.backend}): {', '.join(sites.nodes)}")
+            say(f"each node has a line of its own ({sites.backend}): {', '.join(names)}")
         cluster.start_coordinator()
-        cluster.start_nodes(nodes)
+        cluster.start_nodes({name: {} for name in names})
         say(f"a token let them join over TLS ({span(time.monotonic() - started_at_s)})")
         with cluster.operator() as coordinator:
-            summary, model_bytes = _trained(cluster, coordinator, chosen, folder, started_at_s)
+            fault = Fault(cluster, names[VICTIM])
+            summary, model_bytes = _trained(fault, coordinator, chosen, folder, started_at_s)
     _conclude(summary, model_bytes, chosen, folder)
 
 
@@ -69,13 +72,13 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _trained(
-    cluster: Cluster, coordinator: Coordinator, chosen: Plan, folder: Path, started_at_s: float
+    fault: "Fault", coordinator: Coordinator, chosen: Plan, folder: Path, started_at_s: float
 ) -> tuple[Summary, int]:
     nodes = chosen.spec.training.nodes
     job_id = coordinator.create_job(spec_json(chosen.spec), None)
-    title = f"{nodes} nodes train {chosen.spec.workload}; node {VICTIM} is killed half-way"
+    title = f"{nodes} nodes train {chosen.spec.workload}; {fault.victim} is killed half-way"
     with shown(title=title) as view:
-        progress = _followed(cluster, coordinator, job_id, view)
+        progress = _followed(fault, coordinator, job_id, view)
     wall_s = time.monotonic() - started_at_s
     job = progress.job
     if job is None or job.phase != "finished":
@@ -91,10 +94,9 @@ def _unseen(_done: int, _total: int) -> None:
     """The model is small: no bar."""
 
 
-def _followed(cluster: Cluster, coordinator: Coordinator, job_id: str, view: View) -> Progress:
+def _followed(fault: "Fault", coordinator: Coordinator, job_id: str, view: View) -> Progress:
     """Watch the job; half-way kill a node and start it again."""
     watched = Watched(coordinator, job_id, view)
-    fault = Fault(cluster)
     give_up_at_s = time.monotonic() + GIVE_UP_AFTER_S
     try:
         while not watched.has_ended:
@@ -102,7 +104,7 @@ def _followed(cluster: Cluster, coordinator: Coordinator, job_id: str, view: Vie
             if text := fault.advance(watched.progress):
                 watched.progress = with_note(watched.progress, text)
                 view.say(text)
-            if fault.is_over and (dead := cluster.dead()):
+            if fault.is_over and (dead := fault.cluster.dead()):
                 raise RefusalError(Reason.DEMO_MISSED, f"node {dead[0]} ended by itself")
             if time.monotonic() > give_up_at_s:
                 raise RefusalError(Reason.DEMO_MISSED, f"not done after {GIVE_UP_AFTER_S:.0f} s")
@@ -114,8 +116,9 @@ def _followed(cluster: Cluster, coordinator: Coordinator, job_id: str, view: Vie
 class Fault:
     """One node's death and return: half-way it is killed, a second later it starts again."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, victim: str) -> None:
+        self.cluster = cluster
+        self.victim = victim
         self._killed_at_s: float | None = None
         self.is_over = False
 
@@ -130,11 +133,11 @@ class Fault:
             if not progress.rounds or 2 * progress.rounds[-1].number < job.rounds:
                 return ""
             self._killed_at_s = time.monotonic()
-            return f"SIGKILL to node {VICTIM} (process {self._cluster.kill(VICTIM)})"
+            return f"SIGKILL to {self.victim} (process {self.cluster.kill(self.victim)})"
         if time.monotonic() - self._killed_at_s < AWAY_S:
             return ""
         self.is_over = True
-        return f"node {VICTIM} started again (process {self._cluster.restart(VICTIM)})"
+        return f"{self.victim} started again (process {self.cluster.restart(self.victim)})"
 
 
 def _conclude(summary: Summary, model_bytes: int, chosen: Plan, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""`python -m netsim.ground.leash COMMAND...` becomes the command, which dies with its starter.
+"""`python -m hypergpu.cli.cluster.leash COMMAND` becomes the command, which dies with its starter.
 
 For processes that must not outlive a runner which is killed: the kernel sends them SIGKILL.
 """
@@ -9,14 +9,14 @@ import signal
 import sys
 
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
-PARENT_VARIABLE = "NETSIM_LEASH"
+PARENT_VARIABLE = "HYPERGPU_LEASH"
 """The process id of whoever holds the leash."""
 
 
 def leashed(command: list[str]) -> list[str]:
     """What to start instead of ``command``, from the main thread of this process."""
     holder = f"{PARENT_VARIABLE}={os.getpid()}"
-    return ["env", holder, sys.executable, "-P", "-m", "netsim.ground.leash", *command]
+    return ["env", holder, sys.executable, "-P", "-m", "hypergpu.cli.cluster.leash", *command]
 
 
 def main() -> None:
@@ -26,19 +26,19 @@ def main() -> None:
     if sys.platform == "linux":
         _die_with_parent()
     if holder and os.getppid() != int(holder):
-        sys.exit("netsim: whoever started this is gone")
+        sys.exit("hypergpu: whoever started this is gone")
     command = sys.argv[1:]
     try:
         os.execvp(command[0], command)  # noqa: S606 - the command is the caller's own
     except OSError as error:
-        sys.stderr.write(f"netsim: {command[0]} cannot be started: {error.strerror}\n")
+        sys.stderr.write(f"hypergpu: {command[0]} cannot be started: {error.strerror}\n")
         sys.exit(127)
 
 
 def _die_with_parent() -> None:
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0):
-        sys.exit(f"netsim: no leash: {os.strerror(ctypes.get_errno())}")
+        sys.exit(f"hypergpu: no leash: {os.strerror(ctypes.get_errno())}")
 
 
 if __name__ == "__main__":

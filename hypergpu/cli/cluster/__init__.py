@@ -1,0 +1,1 @@
+"""A coordinator and its nodes as processes that the command line starts and owns."""

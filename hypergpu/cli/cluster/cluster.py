@@ -1,0 +1,179 @@
+"""A coordinator and its nodes as processes of this machine, all ended together."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from hypergpu.cli.cluster.leash import leashed
+from hypergpu.cli.machine.children import kill_group, program, start
+from hypergpu.cli.machine.up import (
+    Listen,
+    Ready,
+    coordinator_command,
+    join_token,
+    operator,
+    wait_until_ready,
+)
+from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.sites import Site, Sites
+from hypergpu.token import parse_token, token_text
+
+END_WITHIN_S = 5.0
+_LOOPBACK = "127.0.0.1"
+# Five workers on two cores: more threads than one each only wait for one another.
+ONE_THREAD = {"HYPERGPU_NODE_WORKER_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+class Cluster:
+    """Starts processes and owns them: leaving the block ends every one, whatever happened."""
+
+    def __init__(self, folder: Path, worker: str, sites: Sites | None = None) -> None:
+        """Nothing is started yet.
+
+        Args:
+            folder: Gets state and logs.
+            worker: ``torch``, ``numpy`` or ``null``.
+            sites: Where everything runs; this machine as it is when nobody holds links open.
+        """
+        self._folder = folder
+        self._worker = worker
+        self._coordinator_site = sites.coordinator if sites else Site(dials=_LOOPBACK)
+        self._node_sites = sites.nodes if sites else {}
+        self._listen = Listen(
+            data_dir=folder / "state" / "coordinator",
+            listen=self._coordinator_site.dials,
+            port=0,
+            node_port=0,
+            advertise=sites.addresses if sites else (),
+        )
+        if sites is not None:
+            # Where nothing else listens the usual ports are free.
+            port, node_port = sites.ports[:2] or (None, None)
+            self._listen = msgspec.structs.replace(self._listen, port=port, node_port=node_port)
+        self._environments: dict[str, Mapping[str, str]] = {}
+        self._nodes: dict[str, subprocess.Popen[str]] = {}
+        self._coordinator: subprocess.Popen[str] | None = None
+        self._all: list[subprocess.Popen[str]] = []
+        self._ready: Ready | None = None
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    @property
+    def logs(self) -> Path:
+        """The folder with a log of each process."""
+        return self._folder / "logs"
+
+    def start_coordinator(self) -> None:
+        """Start it and wait until it serves; after a kill, over sites, on the ports it had.
+
+        Raises:
+            RefusalError: CHILD_ENDED, it did not come up.
+        """
+        command = self._coordinator_site.command(coordinator_command(self._listen))
+        child = start(leashed(command), log=self._log("coordinator"), is_read=True)
+        self._coordinator = child
+        self._all.append(child)
+        self._ready = wait_until_ready(child)
+
+    def operator(self) -> Coordinator:
+        """A connection with the operator's token."""
+        return operator(self._served)
+
+    def start_nodes(self, nodes: Mapping[str, Mapping[str, str]]) -> None:
+        """Let nodes join through one token, all at once.
+
+        Args:
+            nodes: What each node's daemon gets in its environment, by name.
+        """
+        text = join_token(self._served, ttl_s=600, uses=len(nodes), label="cluster")
+        token = parse_token(text)
+        for name, environment in nodes.items():
+            self._environments[name] = environment
+            dialled = msgspec.structs.replace(token, addresses=(self._dialled(name),))
+            command = program("gpu_node", "join", "--token-file", "-", *self._arguments(name))
+            self._start_node(name, command, token_text(dialled))
+
+    def kill(self, name: str) -> int:
+        """SIGKILL a node's daemon and its worker; returns the daemon's process id."""
+        child = self._nodes[name]
+        kill_group(child)
+        return child.pid
+
+    def restart(self, name: str) -> int:
+        """Start a killed node again from its state; returns the process id."""
+        return self._start_node(name, program("gpu_node", "run", *self._arguments(name)), None)
+
+    def kill_coordinator(self) -> int:
+        """SIGKILL the coordinator; returns its process id."""
+        if self._coordinator is None:
+            raise RuntimeError("start the coordinator first")
+        kill_group(self._coordinator)
+        return self._coordinator.pid
+
+    def dead(self) -> list[str]:
+        """Nodes whose daemon has ended, by itself or killed."""
+        return [name for name, child in self._nodes.items() if child.poll() is not None]
+
+    @property
+    def _served(self) -> Ready:
+        if self._ready is None:
+            raise RuntimeError("start the coordinator first")
+        return self._ready
+
+    def _dialled(self, name: str) -> str:
+        """Where a node reaches the coordinator: over its own link."""
+        site = self._node_sites.get(name)
+        _, _, port = self._served.address.rpartition(":")
+        return f"{site.dials}:{port}" if site else self._served.address
+
+    def _arguments(self, name: str) -> list[str]:
+        return ["--state-dir", str(self._folder / "state" / name), "--worker", self._worker]
+
+    def _start_node(self, name: str, command: list[str], token: str | None) -> int:
+        site = self._node_sites.get(name)
+        child = start(
+            leashed(site.command(command) if site else command),
+            secret=token,
+            log=self._log(name),
+            environment={**ONE_THREAD, "HYPERGPU_NODE_NAME": name, **self._environments[name]},
+        )
+        self._nodes[name] = child
+        self._all.append(child)
+        return child.pid
+
+    def _log(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    def end(self) -> None:
+        """Ask every process to end, then end those that have not."""
+        living = [child for child in self._all if child.poll() is None]
+        # The second SIGTERM stops a daemon at once: nothing here is worth draining.
+        for _ in range(2):
+            for child in living:
+                if child.poll() is None:
+                    child.send_signal(signal.SIGTERM)
+        give_up_at_s = time.monotonic() + END_WITHIN_S
+        for child in living:
+            try:
+                child.wait(max(0.0, give_up_at_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                continue
+        for child in self._all:
+            kill_group(child)
+            if child.stdout is not None:
+                child.stdout.close()

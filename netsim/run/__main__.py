@@ -1,0 +1,69 @@
+"""`python -m netsim.run WORLD.toml`: what `hypergpu netsim run` starts over the links it opened."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from hypergpu.cli.failure import report as explained
+from hypergpu.cli.output import say, say_json
+from hypergpu.cli.show.shown import shown
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.sites import told_sites
+from netsim.refusal import RefusedError
+from netsim.run.report import RunReport, summary_lines
+from netsim.run.running import Order, run_job
+from netsim.run.silent import SilentView
+from netsim.worldfile import read_world_file
+
+UNFINISHED_STATUS = 1
+
+
+def main() -> int:
+    """Run the job; the exit status is 1 when it ended otherwise than it should."""
+    options = _options()
+    try:
+        found = _run(options)
+    except RefusedError as refused:
+        return explained(RefusalError(Reason.NETWORK_REFUSED, refused.what, fix=refused.fix))
+    except RefusalError as refused:
+        return explained(refused)
+    except KeyboardInterrupt:
+        return 130
+    if options.json:
+        say_json(found)
+    else:
+        for line in summary_lines(found):
+            say(line)
+    return 0 if found.is_good else UNFINISHED_STATUS
+
+
+def _run(options: argparse.Namespace) -> RunReport:
+    sites = told_sites()
+    if sites is None:
+        fix = "start this with: hypergpu netsim run WORLD.toml"
+        raise RefusedError("no links are held open for this program", fix)
+    order = Order(
+        world=read_world_file(options.world),
+        folder=options.out,
+        worker=options.worker,
+        give_up_after_s=options.give_up_after,
+    )
+    if options.json:
+        return run_job(order, sites, SilentView())
+    title = f"{order.world.name} over {sites.backend}: {len(order.world.nodes)} nodes"
+    with shown(title=title) as view:
+        return run_job(order, sites, view)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m netsim.run", description=__doc__)
+    parser.add_argument("world", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--worker", default="auto")
+    parser.add_argument("--give-up-after", type=float, default=3600.0)
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""A job on real programs over open links: the part that runs at the coordinator's site."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from hypergpu.cli.cluster.cluster import Cluster
+from hypergpu.cli.show.progress import Progress, with_note
+from hypergpu.cli.show.shown import View
+from hypergpu.cli.show.watch import Watched
+from hypergpu.jobfile import spec_json
+from hypergpu.sites import Sites
+from netsim.ground import control
+from netsim.refusal import RefusedError
+from netsim.run.deeds import Deed, DeedKind, deeds
+from netsim.run.report import RunReport, round_reports
+from netsim.worldfile import COORDINATOR, WorldDescription
+
+_HORIZON_US = 30 * 24 * 3600 * 1_000_000
+"""No job runs longer than a month."""
+
+
+class Order(NamedTuple):
+    """What to run and where."""
+
+    world: WorldDescription
+    folder: Path
+    """Gets state and logs."""
+    worker: str
+    give_up_after_s: float
+
+
+def run_job(order: Order, sites: Sites, view: View) -> RunReport:
+    """Start everything, train the world's job to its end, do the world's deeds meanwhile.
+
+    Raises:
+        RefusalError: The coordinator did not come up, or refuses the job.
+        RefusedError: The job took longer than it may, or the links are gone.
+    """
+    world = order.world
+    if world.job is None:
+        raise RefusedError(f"the world {world.name} has no job", 'give it one: job = "JOB.toml"')
+    with Cluster(order.folder, order.worker, sites) as cluster:
+        cluster.start_coordinator()
+        cluster.start_nodes({node.name: _environment(node.step_floor_ms) for node in world.nodes})
+        with cluster.operator() as coordinator:
+            job_id = coordinator.create_job(spec_json(world.job), None)
+            watched = Watched(coordinator, job_id, view)
+            try:
+                progress = _followed(order, watched, _Hand(cluster, sites, world), view)
+            finally:
+                watched.close()
+        answer = asyncio.run(control.asked(sites.control, control.ReadVerdict()))
+    job = progress.job
+    if job is None or answer.verdict is None:
+        raise AssertionError("a watched job is known, and a verdict was asked for")
+    return RunReport(
+        world=world.name,
+        seed=world.seed,
+        backend=sites.backend,
+        phase=job.phase,
+        reason=job.reason,
+        rounds=round_reports(progress.rounds),
+        metric=job.metric,
+        verdict=answer.verdict,
+    )
+
+
+def _environment(step_floor_ms: float) -> dict[str, str]:
+    floor = round(step_floor_ms)
+    return {"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": str(floor)} if floor else {}
+
+
+def _followed(order: Order, watched: Watched, hand: "_Hand", view: View) -> Progress:
+    give_up_at_s = time.monotonic() + order.give_up_after_s
+    while not watched.has_ended:
+        watched.tick()
+        for text in hand.act(watched.progress):
+            watched.progress = with_note(watched.progress, text)
+            view.say(text)
+        if time.monotonic() > give_up_at_s:
+            what = f"the job was not done after {order.give_up_after_s:.0f} s"
+            raise RefusedError(what, "give it longer, --give-up-after, or the world less to do")
+    return watched.progress
+
+
+class _Hand:
+    """Does what is due. Time counts from the beginning of the first round."""
+
+    def __init__(self, cluster: Cluster, sites: Sites, world: WorldDescription) -> None:
+        self._cluster = cluster
+        self._sites = sites
+        self._deeds = deeds(world, _HORIZON_US)
+        self._next = next(self._deeds, None)
+        self._began_at_s: float | None = None
+        self._killed: set[str] = set()
+
+    def act(self, progress: Progress) -> Iterator[str]:
+        """Do what is due and say it."""
+        if self._began_at_s is None:
+            if progress.job is None or progress.job.phase != "training":
+                return
+            self._began_at_s = time.monotonic()
+        while (deed := self._next) is not None:
+            if deed.at_us > (time.monotonic() - self._began_at_s) * 1e6:
+                return
+            self._next = next(self._deeds, None)
+            self._do(deed)
+            yield deed.sentence
+
+    def _do(self, deed: Deed) -> None:
+        is_coordinator = deed.name == COORDINATOR
+        match deed.kind:
+            case DeedKind.CUT:
+                asyncio.run(control.asked(self._sites.control, control.Cut(deed.name)))
+            case DeedKind.HEAL:
+                asyncio.run(control.asked(self._sites.control, control.Heal(deed.name)))
+            case DeedKind.KILL:
+                self._killed.add(deed.name)
+                if is_coordinator:
+                    self._cluster.kill_coordinator()
+                else:
+                    self._cluster.kill(deed.name)
+            case DeedKind.START if deed.name in self._killed:
+                # Who was killed twice at a time is started once.
+                self._killed.discard(deed.name)
+                if is_coordinator:
+                    self._cluster.start_coordinator()
+                else:
+                    self._cluster.restart(deed.name)
+            case DeedKind.START:
+                pass

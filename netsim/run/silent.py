@@ -1,0 +1,17 @@
+"""A view for machines: they get the report at the end and nothing before."""
+
+from hypergpu.cli.remote.views import EventLine
+from hypergpu.cli.show.progress import Progress
+
+
+class SilentView:
+    """Shows nothing."""
+
+    def event(self, event: EventLine, progress: Progress) -> None:
+        """See `View`."""
+
+    def refresh(self, progress: Progress) -> None:
+        """See `View`."""
+
+    def say(self, text: str) -> None:
+        """See `View`."""
