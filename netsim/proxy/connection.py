@@ -107,6 +107,9 @@ class Connection:
         self._is_silent = True
         self._near.silence()
         self._far.silence()
+        self._hang_up()
+        if not self._far.is_attached:
+            self._far.close()
 
     def break_off(self) -> None:
         """Reset both ends at once."""

@@ -53,6 +53,11 @@ class Side:
         self._outgoing = outgoing
         self._incoming = incoming
 
+    @property
+    def is_attached(self) -> bool:
+        """Whether it has, or had, a socket."""
+        return self._socket is not None
+
     def attach(self, connected: socket.socket) -> None:
         """Take a connected socket, and own it."""
         connected.setblocking(False)

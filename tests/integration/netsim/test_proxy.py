@@ -198,6 +198,16 @@ async def test_a_half_open_link_accepts_and_never_answers() -> None:
                 assert await after.asked(b"yes") == b"yes"
 
 
+async def test_a_connection_that_nobody_answered_is_gone_when_its_program_has_gone() -> None:
+    async with target() as port, Proxies(plan(port, a=link())) as proxies:
+        proxies.half_open("a")
+        async with Dialled(*proxies.address("a")) as dialled:
+            dialled.writer.write(b"is anybody there?")
+            assert await dialled.is_silent_for(0.05)
+            assert proxies.statistics().nodes["a"].connections == 1
+        await _all_closed(proxies)
+
+
 async def test_a_disconnected_node_is_reset_and_refused_and_comes_back_at_the_same_port() -> None:
     async with target() as port, Proxies(plan(port, a=link())) as proxies:
         address = proxies.address("a")
@@ -335,6 +345,14 @@ async def _settled(proxies: Proxies, count: int) -> None:
         while True:
             up = proxies.statistics().nodes["a"].datagrams_up
             if up.offered == count == up.lost + up.delivered - up.duplicated:
+                return
+            await asyncio.sleep(0)
+
+
+async def _all_closed(proxies: Proxies) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            if not proxies.statistics().nodes["a"].connections:
                 return
             await asyncio.sleep(0)
 
