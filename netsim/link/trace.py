@@ -95,6 +95,8 @@ def mahimahi_trace(
     if not times_ms or not times_ms[-1]:
         raise RefusedError(f"{source} holds no time above 0", "give one millisecond a line")
     period_ms = times_ms[-1]
+    if period_ms > ROWS_MAX * bin_ms:
+        raise RefusedError(f"{source} lasts {period_ms} ms", f"end it by {ROWS_MAX * bin_ms} ms")
     # The last chance ends the loop: it belongs to the last bin, not to the next loop's first.
     counts = Counter(min(time_ms, period_ms - 1) // bin_ms for time_ms in times_ms)
     rows = []

@@ -78,6 +78,7 @@ def test_wrong_table_is_refused_with_its_line(raw: bytes, said: str) -> None:
         (b"0\nfive\n", 't.up:2: "five" is no millisecond'),
         (b"5\n4\n", "row 2 is not after row 1"),
         (b"0\n0\n", "holds no time above 0"),
+        (b"0\n9999999999\n", "lasts 9999999999 ms. Fix: end it by 100000000 ms"),
         (b"", "holds no time above 0"),
     ],
 )
