@@ -151,7 +151,8 @@ class ProxiedNode:
 
     def _fall_silent(self) -> None:
         self._up.is_cut = self._down.is_cut = True
-        for connection in self._connections:
+        # One whose program has gone closes for good, and leaves the list.
+        for connection in list(self._connections):
             connection.silence()
 
     def _leave(self, condition: Condition) -> None:
