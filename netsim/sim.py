@@ -4,14 +4,20 @@ import argparse
 import os
 import sys
 import time
+from pathlib import Path
+from statistics import median
 
-from netsim.world.simulation import Simulation
-from netsim.world.worlds import World, calm_world, random_world
+from netsim.refusal import RefusedError
+from netsim.world.simulation import Outcome, Simulation
+from netsim.world.worlds import Sizes, World, calm_world, described_world, random_world
+from netsim.worldfile import read_world_file
 
 
 def main() -> int:
     """Run the worlds asked for; the exit status is 1 when one of them broke an invariant."""
     arguments = _arguments()
+    if arguments.world is not None:
+        return _described(arguments.world, Sizes(arguments.model_bytes, arguments.update_bytes))
     if arguments.scale:
         nodes, _, rounds = arguments.scale.partition("x")
         return _report([calm_world(arguments.seed or 0, int(nodes), int(rounds))])
@@ -25,7 +31,41 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=200, help="how many random worlds")
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--scale", help="NODESxROUNDS of one calm world, for example 1000x100")
+    parser.add_argument("--world", type=Path, help="a world file, with what its rounds took")
+    parser.add_argument("--model-bytes", type=int, default=400_000, help="of the world's job")
+    parser.add_argument("--update-bytes", type=int, default=100_000, help="of the world's job")
     return parser.parse_args()
+
+
+def _described(path: Path, sizes: Sizes) -> int:
+    try:
+        world = described_world(read_world_file(path), sizes)
+    except RefusedError as refused:
+        _say(str(refused))
+        return 2
+    outcome = Simulation(world).run()
+    for line in _told(outcome):
+        _say(line)
+    return 1 if outcome.violations else 0
+
+
+def _told(outcome: Outcome) -> list[str]:
+    """What a reader wants to know of one world."""
+    lines = [*outcome.violations]
+    for job_id, journal in outcome.journals.items():
+        round_ms = outcome.round_ms(job_id)
+        if round_ms:
+            lines.append(
+                f"{job_id}: {len(round_ms)} rounds in {outcome.virtual_ms / 1000:.1f} s, each "
+                f"{min(round_ms) / 1000:.1f} to {max(round_ms) / 1000:.1f} s, "
+                f"half of them under {median(round_ms) / 1000:.1f} s"
+            )
+        lines.append(f"{job_id}: {outcome.refused[job_id]} updates refused; journal {journal}")
+    for node, took in outcome.transfers.items():
+        if took.downloads_ms and took.uploads_ms:
+            down, up = median(took.downloads_ms), median(took.uploads_ms)
+            lines.append(f"{node}: a model down in {down:.0f} ms, an update up in {up:.0f} ms")
+    return lines
 
 
 def _report(worlds: list[World]) -> int:

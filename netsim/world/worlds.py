@@ -54,10 +54,12 @@ class World(msgspec.Struct, frozen=True):
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """What a job moves, in bytes."""
+    """What a participant moves in a round, in bytes."""
 
     model: int = 400_000
+    """Down: the model, or the delta that it comes as."""
     update: int = 100_000
+    """Up."""
 
 
 def described_world(description: WorldDescription, sizes: Sizes, *, own_step_ms: int = 20) -> World:
