@@ -7,7 +7,7 @@ import typer
 from hypergpu.cli.commands.app import Commands
 from hypergpu.cli.failure import report
 from hypergpu.refusal import Reason, RefusalError
-from netsim.commands import holding, listing, running
+from netsim.commands import checking, holding, listing, plotting, running
 from netsim.refusal import RefusedError
 
 
@@ -34,5 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(listing.profiles)
+app.command()(checking.check)
 app.command()(holding.shape)
 app.command()(running.run)
+app.command()(plotting.plot)

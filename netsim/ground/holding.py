@@ -18,6 +18,7 @@ from netsim.ground.backend import Backend
 from netsim.ground.control import control_socket
 from netsim.ground.interface import Ground, Links
 from netsim.ground.proxied import proxy_ground
+from netsim.ground.queued import queue_ground
 from netsim.ground.tunnelled import tunnel_ground
 from netsim.measure.network import Verdict
 
@@ -44,7 +45,7 @@ def opened(backend: Backend, links: Links) -> AbstractAsyncContextManager[Ground
         case Backend.TUNNEL:
             return tunnel_ground(links)
         case Backend.TC:
-            return tunnel_ground(links)
+            return queue_ground(links)
 
 
 @asynccontextmanager

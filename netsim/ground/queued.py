@@ -1,4 +1,4 @@
-"""Links of real packets through the kernel's own queues: every site is a network namespace."""
+"""Links of real packets through the kernel's own queues, where the kernel has them."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -6,8 +6,7 @@ from contextlib import asynccontextmanager
 from hypergpu.sites import Site, Sites
 from netsim.ground.backend import Backend
 from netsim.ground.interface import Links
-from netsim.link.course import Variation
-from netsim.link.link import Link
+from netsim.link import Link, Variation
 from netsim.measure.network import ALWAYS_VALID, Verdict
 from netsim.refusal import RefusedError
 from netsim.tc.plan import COORDINATOR
@@ -16,59 +15,59 @@ from netsim.tunnel.shape import Shape
 
 
 class QueueGround:
-    """An open network of queues and what is told of it."""
+    """An open network of the kernel and what is told of it."""
 
-    def __init__(self, network: TrafficControl, sites: Sites) -> None:
+    def __init__(self, control: TrafficControl, sites: Sites) -> None:
         self.sites = sites
-        self._network = network
+        self._control = control
 
     async def set(self, name: str, link: Link) -> None:
         """See `Ground`."""
-        await self._network.set(name, link)
+        await self._control.set(name, link)
 
     async def cut(self, name: str) -> None:
         """See `Ground`."""
-        await self._network.cut(name)
+        await self._control.cut(name)
 
     async def heal(self, name: str) -> None:
         """See `Ground`."""
-        await self._network.heal(name)
+        await self._control.heal(name)
 
     async def reset(self, name: str) -> None:
         """See `Ground`."""
-        what = f"the kernel's queues know no connection of {name} to reset"
+        what = f"the kernel carries packets and knows no connection of {name} to reset"
         raise RefusedError(what, "cut the link for a moment, or use the proxy backend")
 
     async def verdict(self) -> Verdict:
-        """See `Ground`. What the queues do otherwise than asked stands beside it."""
-        remarks = "; ".join(self._network.remarks)
-        sentence = f"{ALWAYS_VALID.sentence}. {remarks}" if remarks else ALWAYS_VALID.sentence
-        return Verdict(is_valid=True, sentence=sentence)
+        """See `Ground`. The kernel keeps its times."""
+        return ALWAYS_VALID
 
 
 @asynccontextmanager
 async def queue_ground(links: Links) -> AsyncIterator[QueueGround]:
-    """Open a network of queues and remove it behind the block."""
-    nodes = {name: _steady(name, shape) for name, shape in links.nodes.items()}
-    coordinator = _steady(COORDINATOR, links.coordinator)
-    async with TrafficControl(nodes, coordinator) as network:
-        address = network.address(COORDINATOR)
+    """Make the network and remove it behind the block.
+
+    Raises:
+        RefusedError: The kernel lacks what the links need, or a link changes by itself.
+    """
+    for name, shape in links.nodes.items():
+        _refuse_changing(name, shape)
+    nodes = {name: shape.link for name, shape in links.nodes.items()}
+    async with TrafficControl(nodes, links.coordinator.link) as control:
+        address = control.address(COORDINATOR)
 
         def site(name: str) -> Site:
-            return Site(prefix=tuple(network.host(name).command(())), dials=address)
+            return Site(prefix=tuple(control.host(name).command(())), dials=address)
 
         sites = Sites(
             backend=Backend.TC,
             coordinator=site(COORDINATOR),
             nodes={name: site(name) for name in nodes},
         )
-        yield QueueGround(network, sites)
+        yield QueueGround(control, sites)
 
 
-def _steady(name: str, shape: Shape) -> Link:
-    if shape.variation != Variation() or shape.traces:
-        raise RefusedError(
-            f"the link of {name} changes by itself, and tc holds a link as it is",
-            "use the tunnel, or a profile that does not vary",
-        )
-    return shape.link
+def _refuse_changing(name: str, shape: Shape) -> None:
+    if shape.traces or shape.variation != Variation():
+        what = f"the link of {name} changes by itself, which tc does not do"
+        raise RefusedError(what, "use the tunnel or the proxy, or a profile that stays as it is")

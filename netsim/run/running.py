@@ -1,6 +1,7 @@
 """A job on real programs over open links: the part that runs at the coordinator's site."""
 
 import asyncio
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,9 @@ def run_job(order: Order, sites: Sites, view: View) -> RunReport:
     world = order.world
     if world.job is None:
         raise RefusedError(f"the world {world.name} has no job", 'give it one: job = "JOB.toml"')
+    for name in ("state", "logs"):
+        # Of an earlier run: its coordinator would go on with that run's job.
+        shutil.rmtree(order.folder / name, ignore_errors=True)
     with Cluster(order.folder, order.worker, sites) as cluster:
         cluster.start_coordinator()
         cluster.start_nodes({node.name: _environment(node.step_floor_ms) for node in world.nodes})

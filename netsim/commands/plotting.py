@@ -1,0 +1,30 @@
+"""`plot`: a picture of a world's links over time."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hypergpu.cli.output import say
+from netsim.plot import world_svg
+from netsim.refusal import RefusedError
+from netsim.worldfile import read_world_file
+
+
+def plot(
+    world: Annotated[Path, typer.Argument(metavar="WORLD.toml", help="See docs/netsim.md.")],
+    *,
+    out: Annotated[Path | None, typer.Option("--out", help="Else WORLD.svg here.")] = None,
+    seconds: Annotated[
+        float, typer.Option("--for", min=1, max=86_400, metavar="SECONDS", help="How much of it.")
+    ] = 120.0,
+) -> None:
+    """Draw rates, delays, losses and faults of a world's links as an SVG picture."""
+    description = read_world_file(world)
+    path = out or Path(f"{description.name}.svg")
+    try:
+        path.write_text(world_svg(description, round(seconds * 1e6)), encoding="utf-8")
+    except OSError as error:
+        fix = "name a file that may be written: --out FILE.svg"
+        raise RefusedError(f"{path} cannot be written: {error.strerror}", fix) from error
+    say(f"written: {path}")
