@@ -88,14 +88,14 @@ def _attempts() -> Iterator[tuple[str, Attempt]]:
 
 
 def _queued(route: Any, queues: Queues) -> None:
-    device = kernel.index(route, VETH)
+    device = kernel.index(VETH)
     kernel.add_queues(route, device, queues)
     route.tc("delete", index=device, root=True)
 
 
 def _redirected(route: Any) -> None:
     route.link("add", ifname=IFB, kind="ifb")
-    kernel.redirect(route, kernel.index(route, VETH), kernel.index(route, IFB))
+    kernel.redirect(route, kernel.index(VETH), kernel.index(IFB))
 
 
 def _routed(route: Any, control: CongestionControl) -> None:
@@ -111,5 +111,5 @@ def _tried(route: Any, part: str, attempt: Attempt) -> Iterator[Lack]:
         # pyroute2 drops the kernel's own words, which are "Specified qdisc kind is unknown" here.
         said = "it does not know this kind" if error.code == NO_ENTRY else str(error.args[-1])
         yield Lack(part=part, why=said)
-    except IndexError:
+    except OSError:
         yield Lack(part=part, why="a device that it needs is missing")

@@ -1,5 +1,6 @@
 """A plan made real over netlink. Whoever calls this owns the namespaces and removes them."""
 
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def make(plan: Plan) -> None:
         _write_settings()
         with IPRoute() as route:
             route.link("add", ifname=BRIDGE, kind="bridge")
-            bridge = index(route, BRIDGE)
+            bridge = index(BRIDGE)
             route.link("set", index=bridge, state="up")
             for port in plan.ports:
                 _outside(route, bridge, port)
@@ -52,13 +53,13 @@ def make(plan: Plan) -> None:
 def change(plan: Plan, before: Port, after: Port) -> None:
     """Change the queues of one port. Those of the same shape keep what waits in them."""
     with entered(plan.router), IPRoute() as route:
-        _requeue(route, index(route, after.outside), before.down, after.down)
+        _requeue(route, index(after.outside), before.down, after.down)
         if before.up == after.up:
             return
         if before.up == Queues():
             _lead_through(route, after)
         else:
-            _requeue(route, index(route, after.ingress), before.up, after.up)
+            _requeue(route, index(after.ingress), before.up, after.up)
 
 
 def cut(plan: Plan, port: Port) -> None:
@@ -71,9 +72,14 @@ def heal(plan: Plan, port: Port) -> None:
     _set_port(plan, port, FORWARDING)
 
 
-def index(route: Any, name: str) -> int:
-    """Return a device's number. It is there: we made it."""
-    return int(route.link_lookup(ifname=name)[0])
+def index(name: str) -> int:
+    """Return the number of a device of the namespace that the caller has entered.
+
+    Raises:
+        OSError: There is none of this name.
+    """
+    # pyroute2 would list all devices each time, which is quadratic in the hosts.
+    return socket.if_nametoindex(name)
 
 
 def add_queues(route: Any, device: int, queues: Queues, *, verb: str = "add") -> None:
@@ -128,7 +134,7 @@ def _outside(route: Any, bridge: int, port: Port) -> None:
         "gso_max_segs": ONE_SEGMENT,
     }
     route.link("add", ifname=port.outside, kind="veth", gso_max_segs=ONE_SEGMENT, peer=inside)
-    outside = index(route, port.outside)
+    outside = index(port.outside)
     route.link("set", index=outside, master=bridge, state="up")
     route.fdb("add", ifindex=outside, lladdr=port.hardware, flags=NTF_MASTER, state=STATIC)
     add_queues(route, outside, port.down)
@@ -138,15 +144,15 @@ def _outside(route: Any, bridge: int, port: Port) -> None:
 
 def _lead_through(route: Any, port: Port) -> None:
     route.link("add", ifname=port.ingress, kind="ifb")
-    ingress = index(route, port.ingress)
+    ingress = index(port.ingress)
     route.link("set", index=ingress, state="up")
     add_queues(route, ingress, port.up)
-    redirect(route, index(route, port.outside), ingress)
+    redirect(route, index(port.outside), ingress)
 
 
 def _inside(route: Any, port: Port) -> None:
-    route.link("set", index=index(route, "lo"), state="up")
-    device = index(route, INSIDE)
+    route.link("set", index=index("lo"), state="up")
+    device = index(INSIDE)
     route.link("set", index=device, state="up")
     address = {"address": port.address, "prefixlen": PREFIX_BITS, "flags": NO_PREFIX_ROUTE}
     route.addr("add", index=device, **address)
