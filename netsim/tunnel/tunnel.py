@@ -103,8 +103,13 @@ class Tunnel:
     async def __aenter__(self) -> Self:
         require_machine()
         require_controls(shape.link.congestion_control for shape in self._shapes.values())
+        making = asyncio.create_task(asyncio.to_thread(self._make))
         try:
-            await asyncio.to_thread(self._make)
+            try:
+                await asyncio.shield(making)
+            finally:
+                # Who is cancelled here waits: what the thread makes later nobody would remove.
+                await asyncio.wait([making])
             await self._start_router()
         except BaseException:
             await self._remove()
@@ -213,6 +218,10 @@ class Tunnel:
         return Plan(seed=self._seed, ports=tuple(ports))
 
     async def _ask(self, request: Request | Plan, *, timeout_s: float = ANSWER_S) -> Answer:
+        # Who is cancelled meanwhile must not leave an answer for the next one who asks.
+        return await asyncio.shield(self._exchange(request, timeout_s))
+
+    async def _exchange(self, request: Request | Plan, timeout_s: float) -> Answer:
         router = self._router
         if router is None or router.stdin is None or router.stdout is None:
             raise RefusedError("the tunnel is not open", "use it inside `async with Tunnel(...)`")

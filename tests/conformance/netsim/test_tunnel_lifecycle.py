@@ -90,6 +90,28 @@ async def test_a_link_that_is_set_changes_under_way() -> None:
     assert min(slow.delays_ms()) >= 80
 
 
+async def test_a_question_that_was_given_up_leaves_no_answer_for_the_next() -> None:
+    async with Tunnel({"a": link()}, link()) as tunnel:
+        given_up = asyncio.create_task(tunnel.statistics())
+        await asyncio.sleep(0)
+        given_up.cancel()
+        assert await tunnel.set("a", link(2)) > 0
+        assert (await tunnel.statistics()).ports["a"].up.offered == 0
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
+    async def start() -> None:
+        async with Tunnel({OURS: link()}, link()):
+            raise AssertionError
+
+    starting = asyncio.create_task(start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert present() == set()
+
+
 async def test_two_runs_at_once_keep_out_of_each_other() -> None:
     async with Tunnel({"a": link()}, link()) as one, Tunnel({"a": link()}, link()) as other:
         assert one.host("a").namespace != other.host("a").namespace
