@@ -9,12 +9,14 @@ import random
 from collections.abc import Callable
 from enum import StrEnum
 
+import msgspec
+
 from coordinator.core.transfer.constants import HANDSHAKE_RTTS
 from coordinator.core.transfer.forecast import forecast, rounded
 from coordinator.core.transfer.path import CongestionControl, Path
 from coordinator.core.transfer.window import stall_us
 from hypergpu.units import Bytes, Microseconds, Milliseconds
-from netsim.link import STALLED_BITS_PER_S, Direction, Link, LinkCourse
+from netsim.link import STALLED_BITS_PER_S, Direction, Link, LinkCourse, most_loss
 from netsim.world.agenda import Agenda
 from netsim.world.sharing import Move, SharedLink
 
@@ -29,6 +31,23 @@ class Way(StrEnum):
     DOWN = "down"
 
 
+class CoordinatorLine:
+    """The coordinator's own link, which all nodes share."""
+
+    def __init__(self, agenda: Agenda, link: Link) -> None:
+        self.link = link
+        self.shared = {
+            Way.UP: SharedLink(agenda, link.down.bits_per_s),
+            Way.DOWN: SharedLink(agenda, link.up.bits_per_s),
+        }
+
+    def beyond(self, link: Link) -> Link:
+        """A node's whole way: its own link and this one, with the node's own bottleneck."""
+        return msgspec.structs.replace(
+            link, up=_joined(link.up, self.link.down), down=_joined(link.down, self.link.up)
+        )
+
+
 class NodeLink:
     """One node's way to the coordinator and back.
 
@@ -36,7 +55,7 @@ class NodeLink:
         agenda: Virtual time.
         course: The link over time.
         dice: Jitter, and where losses fall.
-        coordinator: The coordinator's own link, by the direction as nodes see it.
+        line: The coordinator's own link.
     """
 
     def __init__(
@@ -44,14 +63,14 @@ class NodeLink:
         agenda: Agenda,
         course: LinkCourse,
         dice: random.Random,
-        coordinator: dict[Way, SharedLink],
+        line: CoordinatorLine,
     ) -> None:
         self._agenda = agenda
         self._course = course
         self._dice = dice
-        self._coordinator = coordinator
+        self._line = line
         self._from_us, self._until_us = 0, -1
-        self._link = course.at(0)
+        self._link = line.beyond(course.at(0))
         self._paths: dict[Way, Path] = {}
         self._last_ms = {Way.UP: 0, Way.DOWN: 0}
         self._moves: dict[Move, SharedLink] = {}
@@ -63,8 +82,10 @@ class NodeLink:
         direction = self._link.up if way is Way.UP else self._link.down
         delay_us = int(_delay_us(direction, self._dice))
         path = self._paths[way]
-        if path.events_per_packet and self._dice.random() < path.loss:
+        if path.loss and self._dice.random() < path.loss:
             delay_us += stall_us(path)
+        if path.bits_per_s == STALLED_BITS_PER_S:
+            delay_us += self._until_us - now_ms * 1000
         self._last_ms[way] = max(self._last_ms[way], now_ms + -(-delay_us // 1000))
         return Milliseconds(self._last_ms[way] - now_ms)
 
@@ -83,7 +104,7 @@ class NodeLink:
             deed: Called also when the transfer is cut off, then at once.
         """
         begun_ms = self._agenda.now_ms
-        shared = self._coordinator[way]
+        shared = self._line.shared[way]
         own_ms = Milliseconds(wait_ms + self.transfer_ms(way, size_bytes))
 
         def moved() -> None:
@@ -124,7 +145,7 @@ class NodeLink:
         """Bring the link up to date."""
         if self._from_us <= now_us < self._until_us:
             return
-        link = self._link = self._course.at(now_us)
+        link = self._link = self._line.beyond(self._course.at(now_us))
         self._from_us = now_us
         self._until_us = self._course.next_change_us(now_us)
         self._paths = {
@@ -144,6 +165,17 @@ def path_of(link: Link, direction: Direction) -> Path:
         congestion_control=CongestionControl(link.congestion_control.value),
     )
     return path if direction.bits_per_s == STALLED_BITS_PER_S else rounded(path)
+
+
+def _joined(own: Direction, line: Direction) -> Direction:
+    if not (line.delay_us or line.jitter_us or line.loss):
+        return own
+    return msgspec.structs.replace(
+        own,
+        delay_us=own.delay_us + line.delay_us,
+        jitter_us=round(math.hypot(own.jitter_us, line.jitter_us)),
+        loss=min(1 - (1 - own.loss) * (1 - line.loss), most_loss(own.burst_packets)),
+    )
 
 
 def _delay_us(direction: Direction, dice: random.Random) -> Microseconds:

@@ -17,8 +17,7 @@ from netsim.world.coordinator_actor import CoordinatorActor, journal_digest
 from netsim.world.fault_script import FaultScript
 from netsim.world.invariants import step_violations, violations
 from netsim.world.node_actor import Ills, NodeActor
-from netsim.world.node_link import NodeLink, Way
-from netsim.world.sharing import SharedLink
+from netsim.world.node_link import CoordinatorLine, NodeLink
 from netsim.world.worlds import World, drawn_description
 from netsim.worldfile.description import NodeDescription
 
@@ -68,11 +67,7 @@ class Simulation:
         self._agenda = Agenda()
         self._closings_ms: dict[JobId, list[int]] = {}
         self._coordinator = CoordinatorActor(self._agenda, world.model_bytes, self._watch)
-        line = self._description.coordinator
-        self._line = {
-            Way.UP: SharedLink(self._agenda, line.down.bits_per_s),
-            Way.DOWN: SharedLink(self._agenda, line.up.bits_per_s),
-        }
+        self._line = CoordinatorLine(self._agenda, self._description.coordinator)
         self._nodes = [self._node(each) for each in self._description.nodes]
         self._script = FaultScript(self._agenda, self._description, self._coordinator, self._nodes)
 

@@ -119,6 +119,16 @@ def test_the_coordinators_own_line_is_shared() -> None:
     assert mean(finished(shared).round_ms(JOB)) > 4_000 > mean(finished(TWO).round_ms(JOB))
 
 
+def test_the_delay_of_the_coordinators_line_is_on_everybodys_way() -> None:
+    far = replace(COORDINATOR_LINK.up, delay_us=Microseconds(200_000))
+    distant = replace(TWO, coordinator=replace(COORDINATOR_LINK, up=far, down=far))
+    for name in ("a", "b"):
+        near_ms, far_ms = (
+            median(finished(each).transfers[NodeId(name)].downloads_ms) for each in (TWO, distant)
+        )
+        assert far_ms > near_ms + 400
+
+
 def test_a_rate_that_drops_makes_the_transfers_longer_while_it_lasts() -> None:
     halves = Variation(rate=RateShape(every_ms=Milliseconds(20_000), factors=(1.0, 0.02)))
     varying = replace(TWO, nodes=(replace(TWO.nodes[0], variation=halves), TWO.nodes[1]))

@@ -52,7 +52,7 @@ class _Transfer:
             return
         self.now_us += max(duration_us, self.rtt_us)
         if lost and sent < constants.SMALL_WINDOW_PACKETS:
-            self._stall(is_tail)
+            self._stall(stall_us(self.path) - self.rtt_us if is_tail else constants.RTO_FLOOR_US)
         elif not lost:
             self.recovering = False
             self.congestion.round_passed(self.now_us)
@@ -85,11 +85,8 @@ class _Transfer:
             self.to_loss += loss_gap(self.events, self.dice)
         return min(lost, sent)
 
-    def _stall(self, is_tail: bool) -> None:  # noqa: FBT001
-        if is_tail:
-            self.now_us += stall_us(self.path) - self.path.rtt_us
-        else:
-            self.now_us += constants.RTO_FLOOR_US
+    def _stall(self, for_us: int) -> None:
+        self.now_us += for_us
         self.congestion.timed_out(self.now_us)
 
 
