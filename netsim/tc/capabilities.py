@@ -6,6 +6,7 @@ from programs, versions or lists of modules.
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -84,7 +85,7 @@ def _attempts() -> Iterator[tuple[str, Attempt]]:
     yield "tbf", lambda route: _queued(route, Queues(bucket=BUCKET))
     yield "ingress", _redirected
     for control in CongestionControl:
-        yield control.value, lambda route, control=control: _routed(route, control)
+        yield control.value, partial(_routed, control)
 
 
 def _queued(route: Any, queues: Queues) -> None:
@@ -98,7 +99,7 @@ def _redirected(route: Any) -> None:
     kernel.redirect(route, kernel.index(VETH), kernel.index(IFB))
 
 
-def _routed(route: Any, control: CongestionControl) -> None:
+def _routed(control: CongestionControl, route: Any) -> None:
     route.link("set", index=LOOPBACK, state="up")
     metrics = {"cc_algo": control.value}
     route.route("replace", dst=ROUTE, oif=LOOPBACK, scope=kernel.LINK_SCOPE, metrics=metrics)
