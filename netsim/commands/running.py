@@ -1,23 +1,40 @@
 """`run`: a world's job over the world's links."""
 
 import asyncio
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hypergpu.cli.machine.children import program
+from hypergpu.cli.output import note, say, say_json
 from netsim.commands.asked import links_of_world
 from netsim.ground.backend import Backend
 from netsim.ground.holding import held, opened
 from netsim.run.deeds import refuse_unreal
+from netsim.run.report import summary_lines
+from netsim.run.virtual import run_virtually
 from netsim.worldfile import WorldDescription, read_world_file
+
+UNFINISHED_STATUS = 1
+
+
+class Way(StrEnum):
+    """How a world is run: over one of the backends, or in virtual time."""
+
+    PROXY = Backend.PROXY
+    TUNNEL = Backend.TUNNEL
+    TC = Backend.TC
+    WORLD = "world"
 
 
 def run(
     world: Annotated[Path, typer.Argument(metavar="WORLD.toml", help="See docs/netsim.md.")],
     *,
-    backend: Annotated[Backend, typer.Option("--backend", help="How.")] = Backend.PROXY,
+    backend: Annotated[
+        Way, typer.Option("--backend", help="How; world is virtual time, without processes.")
+    ] = Way.PROXY,
     out: Annotated[Path, typer.Option("--out", help="Gets logs and state.")] = Path("netsim-out"),
     worker: Annotated[
         str, typer.Option("--worker", help="torch, numpy or null; else what is installed.")
@@ -29,11 +46,24 @@ def run(
 ) -> None:
     """Train a world's job over its links, with everything that goes wrong in it."""
     description = read_world_file(world)
+    if backend is Way.WORLD:
+        raise typer.Exit(_run_virtually(description, as_json=as_json))
     refuse_unreal(description)
     given = [str(world), "--out", str(out), "--worker", worker]
     given += ["--give-up-after", str(give_up_after), *(["--json"] if as_json else [])]
-    status = asyncio.run(_run(description, backend, program("netsim.run", *given)))
-    raise typer.Exit(status)
+    command = program("netsim.run", *given)
+    raise typer.Exit(asyncio.run(_run(description, Backend(backend), command)))
+
+
+def _run_virtually(world: WorldDescription, *, as_json: bool) -> int:
+    note(f"simulating {world.name} with {len(world.nodes)} nodes")
+    report = run_virtually(world)
+    if as_json:
+        say_json(report)
+    else:
+        for line in summary_lines(report):
+            say(line)
+    return 0 if report.is_good else UNFINISHED_STATUS
 
 
 async def _run(world: WorldDescription, backend: Backend, command: list[str]) -> int:

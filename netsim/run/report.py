@@ -16,8 +16,9 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     """Counts from 1."""
     duration_ms: Milliseconds
-    participants: int
-    updates: int
+    participants: int = 0
+    """0: not told, in virtual time."""
+    updates: int = 0
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +34,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     metric: float | None
     """Of the last model; a job that trains nothing has none."""
     verdict: Verdict
+    journal: str = ""
+    """Digest of a virtual job's journal: equal worlds give equal ones."""
 
     @property
     def is_good(self) -> bool:
@@ -65,9 +68,12 @@ def summary_lines(report: RunReport) -> list[str]:
         )
         updates = sum(each.updates for each in report.rounds)
         wanted = sum(each.participants for each in report.rounds)
-        lines.append(f"updates    {updates} of {wanted} were in before their round closed")
+        if wanted:
+            lines.append(f"updates    {updates} of {wanted} were in before their round closed")
     if report.metric is not None:
         lines.append(f"metric     {report.metric:.4f} on held-out data")
     lines.append(f"job        {report.phase}" + (f": {report.reason}" if report.reason else ""))
+    if report.journal:
+        lines.append(f"journal    {report.journal}")
     lines.append(f"links      {report.verdict.sentence}")
     return lines

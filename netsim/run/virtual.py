@@ -1,0 +1,71 @@
+"""A world's job in virtual time: the real cores, no processes and no bytes."""
+
+from importlib.util import find_spec
+
+from hypergpu.catalogue.registry import build, find
+from hypergpu.catalogue.workload import numpy_layout
+from hypergpu.codec import update_bytes
+from hypergpu.layout import Layout
+from hypergpu.spec import JobSpec
+from hypergpu.units import Milliseconds
+from netsim.measure.network import ALWAYS_VALID, Verdict
+from netsim.refusal import RefusedError
+from netsim.run.report import RoundReport, RunReport
+from netsim.world.simulation import Simulation
+from netsim.world.worlds import Sizes, described_world
+from netsim.worldfile import WorldDescription
+
+WORLD = "world"
+
+
+def run_virtually(world: WorldDescription) -> RunReport:
+    """Simulate a world's job to its end. Equal worlds give equal reports.
+
+    Raises:
+        RefusedError: The world has no job, or its model cannot be built here.
+    """
+    if world.job is None:
+        raise RefusedError(f"the world {world.name} has no job", 'give it one: job = "JOB.toml"')
+    outcome = Simulation(described_world(world, job_sizes(world.job))).run()
+    rounds = [ms for job_id in outcome.closings_ms for ms in outcome.round_ms(job_id)]
+    broken = "; ".join(outcome.violations)
+    return RunReport(
+        world=world.name,
+        seed=world.seed,
+        backend=WORLD,
+        phase="broken" if broken else "finished",
+        reason=broken,
+        rounds=tuple(
+            RoundReport(number=number, duration_ms=Milliseconds(ms))
+            for number, ms in enumerate(rounds, start=1)
+        ),
+        metric=None,
+        verdict=Verdict(is_valid=not broken, sentence=ALWAYS_VALID.sentence),
+        journal=",".join(outcome.journals.values()),
+    )
+
+
+def job_sizes(spec: JobSpec) -> Sizes:
+    """What a participant moves in a round of this job.
+
+    Raises:
+        RefusedError: The model takes torch, which is not installed.
+    """
+    layout = _layout(spec)
+    is_whole = spec.codec.down == "fp32"
+    return Sizes(
+        model=layout.model_bytes if is_whole else update_bytes(layout, spec.codec.down),
+        update=update_bytes(layout, spec.codec.up),
+    )
+
+
+def _layout(spec: JobSpec) -> Layout:
+    entry = find(spec.workload)
+    if entry.kind != "torch":
+        return numpy_layout(build(entry, spec.options))
+    if find_spec("torch") is None:
+        what = f"the size of {spec.workload}'s model is not known without torch"
+        raise RefusedError(what, "pip install 'hypergpu[torch]'")
+    from hypergpu.catalogue.networks.tensors import module_layout
+
+    return module_layout(build(entry, spec.options).model())
