@@ -94,11 +94,11 @@ def probe_readings(way: Way, direction: Direction, arrivals: Arrivals) -> list[R
 
 
 def rate_reading(way: Way, direction: Direction, arrivals: Arrivals) -> Reading:
-    """Return the rate of one direction from a flood that exceeded it."""
+    """Return the rate of one direction from a flood that exceeded it, if the sender was able to."""
     return Reading(
         name=f"{way}_mbit_s",
         asked=direction.bits_per_s / 1e6,
-        measured=arrivals.saturated_bits_per_s() / 1e6,
+        measured=(arrivals.saturated_bits_per_s() or arrivals.bits_per_s()) / 1e6,
     )
 
 
