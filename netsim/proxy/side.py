@@ -16,6 +16,8 @@ _AT_ONCE = 64
 BUFFER_BYTES = 256 << 10
 """Of a socket: what the kernel holds beside the stream. Left alone it would grow to megabytes, in
 which a sender's writes would vanish before the link has seen them."""
+_QUICK_ACK = getattr(socket, "TCP_QUICKACK", socket.TCP_NODELAY)
+"""Linux only, and for the next acknowledgements only; elsewhere what is set already."""
 _LINGER_NOT = struct.pack("ii", 1, 0)
 
 NoteLateness = Callable[[int], None]
@@ -146,6 +148,8 @@ class Side:
         if not payload:
             self._read_all()
         elif self._outgoing is not None:
+            # A sender that waits 40 ms for each delayed acknowledgement is slower than its link.
+            self._socket.setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
             self._outgoing.feed(payload)
             if self._outgoing.is_full:
                 self._pause()
