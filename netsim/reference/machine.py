@@ -27,6 +27,8 @@ def command(kernel: Path, initrd: Path, console: Path) -> list[str]:
         *("-accel", "tcg,thread=single"),
         *("-icount", "shift=0,sleep=off,align=off"),
         *("-rtc", "base=2026-01-01T00:00:00,clock=vm"),
+        # QEMU hands the kernel a seed at boot, which its random numbers start from.
+        *("-seed", "1"),
         *("-cpu", "qemu64,-rdrand,-rdseed", "-smp", "1", "-m", str(MEMORY_MIB)),
         *("-kernel", str(kernel), "-initrd", str(initrd), "-append", KERNEL_WORDS),
         *("-nodefaults", "-nic", "none", "-display", "none", "-monitor", "none"),
