@@ -34,6 +34,17 @@ def test_a_fresh_window_is_ten_packets_and_grows_by_the_round() -> None:
     assert window.window_bytes(later) == 18 * PACKET
 
 
+def test_what_left_with_the_mark_does_not_end_the_next_round() -> None:
+    window = Window(CLEAN, never)
+    filled(window, Microseconds(0))
+    window.acked(PACKET, RTT_US)
+    assert window.window_bytes(RTT_US) == 18 * PACKET
+    # The first window's other packets come back a moment later: still the same round trip.
+    window.sent(9 * PACKET, RTT_US)
+    window.acked(9 * PACKET, RTT_US)
+    assert window.window_bytes(RTT_US) == 18 * PACKET
+
+
 def test_a_window_that_was_not_used_does_not_grow() -> None:
     window = Window(CLEAN, never)
     window.sent(PACKET, Microseconds(0))

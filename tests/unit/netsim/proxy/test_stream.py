@@ -18,12 +18,13 @@ def test_a_small_message_takes_the_delay_and_nothing_more() -> None:
 
 def test_a_transfer_starts_slowly_where_the_round_trip_is_long() -> None:
     # Sent at once 4 MiB would take 50 ms. Real packets: 0.92 to 1.02 s.
-    assert 0.7 < OneStream(direction(50)).seconds_for(4 * MIB) < 1.1
+    assert 0.9 < OneStream(direction(50)).seconds_for(4 * MIB) < 1.05
 
 
 def test_a_long_transfer_fills_the_bottleneck() -> None:
     seconds = OneStream(direction(25, 100)).seconds_for(100 * MIB)
-    assert seconds == pytest.approx(100 * MIB * 8 / 100e6 * 1500 / 1448, rel=0.03)
+    # Slow start leaves the bottleneck idle for 0.3 s.
+    assert seconds == pytest.approx(0.3 + 100 * MIB * 8 / 100e6 * 1500 / 1448, rel=0.01)
 
 
 @pytest.mark.parametrize("mbit_s", [1, 20, 500])
