@@ -80,7 +80,7 @@ class Window:
     def acked(self, size_bytes: int, now_us: Microseconds) -> None:
         """Take note of bytes whose acknowledgement is back."""
         self._acked_bytes += size_bytes
-        # What was sent before the mark was made belongs to the round before; it cannot end this one.
+        # What left before the mark belongs to the round before: it cannot end this one.
         if self._acked_bytes <= self._round_ends_at and self._round_ends_at:
             return
         self._round_ends_at = self._sent_bytes
