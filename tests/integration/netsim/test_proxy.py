@@ -328,7 +328,7 @@ def test_two_nodes_cannot_share_a_name() -> None:
 
 def _towards(asked: Plan, port: int) -> Plan:
     nodes = {node.name: node.link for node in asked.nodes}
-    return plan(port, **nodes)
+    return plan(port, protocol=Protocol.TCP, **nodes)
 
 
 def _datagrams() -> socket.socket:

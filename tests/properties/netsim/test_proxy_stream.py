@@ -1,4 +1,5 @@
 import random
+from functools import partial
 from itertools import pairwise
 
 from hypothesis import given
@@ -46,7 +47,7 @@ def test_every_byte_arrives_once_and_in_order_whatever_the_link_does(
 
     for at_us, size_bytes in sorted(writes):
         payload = dice.randbytes(size_bytes)
-        one.clock.at(at_us, lambda payload=payload: write(payload))
+        one.clock.at(at_us, partial(write, payload))
     for from_us, lasting_us, is_cut in outages:
         begin_outage(one, from_us, from_us + lasting_us, is_cut=is_cut)
     one.clock.run()
