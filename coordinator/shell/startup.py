@@ -224,7 +224,7 @@ class Coordinator:
                 release_members(self._parts, room)
         if decision.moves_nodes:
             self._parts.staffing.review()
-        if decision.jobs:
+            # Updates that arrive make nothing superfluous.
             self._collector.ask()
 
     def _catch_signals(self) -> None:

@@ -92,15 +92,23 @@ class Uploader:
         return min(held.committed_offset, update.size_bytes)
 
     async def _messages(self, header: node_pb2.UpdateHeader, path: Path) -> AsyncIterator[bytes]:
-        yield node_pb2.SubmitUpdateRequest(header=header).SerializeToString()
+        loop = asyncio.get_running_loop()
         offset = header.offset
-        while block := await asyncio.to_thread(_block, path, offset):
-            view = memoryview(block)
-            for start in range(0, len(block), CHUNK_BYTES):
-                piece = view[start : start + CHUNK_BYTES]
-                yield submitted(offset + start, piece)
-                self._sent_bytes += piece.nbytes
-            offset += len(block)
+        # Read while the header is judged, and each next block while one is on its way.
+        ahead = loop.run_in_executor(None, _block, path, offset)
+        try:
+            yield node_pb2.SubmitUpdateRequest(header=header).SerializeToString()
+            while block := await ahead:
+                ahead = loop.run_in_executor(None, _block, path, offset + len(block))
+                view = memoryview(block)
+                for start in range(0, len(block), CHUNK_BYTES):
+                    piece = view[start : start + CHUNK_BYTES]
+                    yield submitted(offset + start, piece)
+                    self._sent_bytes += piece.nbytes
+                offset += len(block)
+        finally:
+            # A call that ended early asks for no more; what a read found out then is of no use.
+            ahead.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 def _refuse_other_size(path: Path, update: Update) -> None:
