@@ -53,7 +53,7 @@ def _told(outcome: Outcome) -> list[str]:
     """What a reader wants to know of one world."""
     lines = [*outcome.violations]
     for job_id, journal in outcome.journals.items():
-        round_ms = outcome.round_ms(job_id)
+        round_ms = outcome.round_ms[job_id]
         if round_ms:
             lines.append(
                 f"{job_id}: {len(round_ms)} rounds in {outcome.virtual_ms / 1000:.1f} s, each "

@@ -27,7 +27,7 @@ def run_virtually(world: WorldDescription) -> RunReport:
     if world.job is None:
         raise RefusedError(f"the world {world.name} has no job", 'give it one: job = "JOB.toml"')
     outcome = Simulation(described_world(world, job_sizes(world.job))).run()
-    rounds = [ms for job_id in outcome.closings_ms for ms in outcome.round_ms(job_id)]
+    rounds = [ms for each in outcome.round_ms.values() for ms in each]
     broken = "; ".join(outcome.violations)
     return RunReport(
         world=world.name,
@@ -56,6 +56,7 @@ def job_sizes(spec: JobSpec) -> Sizes:
     return Sizes(
         model=layout.model_bytes if is_whole else update_bytes(layout, spec.codec.down),
         update=update_bytes(layout, spec.codec.up),
+        whole=layout.model_bytes,
     )
 
 

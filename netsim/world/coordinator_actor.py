@@ -39,6 +39,8 @@ class CoordinatorActor:
     def __init__(self, agenda: Agenda, model_bytes: int, watcher: Watcher) -> None:
         self.journals: dict[JobId, list[Event]] = {}
         self.jobs: dict[JobId, Job] = {}
+        self.round_ms: dict[JobId, list[int]] = {}
+        """How long each closed round took."""
         self.disk_bytes_per_s = 0
         """Updates are folded and the model is written at this rate; 0: at once."""
         self._agenda = agenda
@@ -138,6 +140,7 @@ class CoordinatorActor:
         """Take a job on."""
         job_id = created.job_id
         self.journals[job_id] = [created]
+        self.round_ms[job_id] = []
         self.jobs[job_id], todo = transition(None, created)
         for command in todo:
             self._perform(job_id, command)
@@ -224,6 +227,8 @@ class CoordinatorActor:
                 self._later(wait_ms, lambda: self._aggregated(job_id, command))
             case commands.EvaluateModel():
                 self._later(EVALUATE_MS, lambda: self._evaluated(job_id, command))
+            case commands.RecordRound(record=record):
+                self.round_ms[job_id].append(record.duration_ms)
             case _:
                 pass
 

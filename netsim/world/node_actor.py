@@ -69,6 +69,8 @@ class NodeActor:
         self.is_alive = False
         self.step_ms = 10.0
         self.update_bytes = Bytes(1)
+        self.whole_model_bytes = Bytes(0)
+        """What comes when a difference is of no use; 0: as much as always."""
         self.ills = Ills()
         self.downloads_ms: list[int] = []
         self.uploads_ms: list[int] = []
@@ -77,6 +79,8 @@ class NodeActor:
         self._dice = dice
         self._life = 0
         self._training: Lease | None = None
+        self._models: dict[JobId, int] = {}
+        """Of each job, the round that the newest model here is the start of. Survives a crash."""
         self._session = fresh_session(node)
 
     @property
@@ -211,18 +215,25 @@ class NodeActor:
 
     def _fetch(self, assignment: Assignment) -> None:
         connection, lease = self.connection, assignment.lease
-        size_bytes = assignment.task.model.size_bytes
+        size_bytes = self._missing_bytes(assignment)
         request_ms = self.link.message_ms(Way.UP)
 
         def arrive(took_ms: int) -> None:
             now_ms = self._agenda.now_ms
             if self.connection == connection:
                 self.downloads_ms.append(took_ms)
+                self._models[lease.job_id] = lease.round
                 self.happened(events.InputsFetched(at_ms=now_ms, lease=lease))
             else:
                 self.happened(events.FetchBroken(at_ms=now_ms, lease=lease, reason="cut off"))
 
         self.link.move(Way.DOWN, size_bytes, request_ms + self._disk_ms(size_bytes), arrive)
+
+    def _missing_bytes(self, assignment: Assignment) -> Bytes:
+        """A difference from the round's model before, or all of it."""
+        lease, model = assignment.lease, assignment.task.model
+        is_next = self._models.get(lease.job_id) == lease.round - 1
+        return model.size_bytes if is_next else self.whole_model_bytes or model.size_bytes
 
     def _disk_ms(self, size_bytes: Bytes) -> int:
         rate = self.ills.disk_bytes_per_s

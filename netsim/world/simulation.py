@@ -2,7 +2,6 @@
 
 import random
 from functools import partial
-from itertools import pairwise
 
 import msgspec
 
@@ -41,16 +40,11 @@ class Outcome(msgspec.Struct, frozen=True):
     rounds: int
     deeds: int
     virtual_ms: Milliseconds
-    closings_ms: dict[JobId, tuple[int, ...]]
-    """When each model was there, the first one included: their differences are round times."""
+    round_ms: dict[JobId, tuple[int, ...]]
+    """How long each round took, as the journal has it: from its opening to its model."""
     transfers: dict[NodeId, Transfers]
     refused: dict[JobId, int]
     """Updates that the coordinator refused."""
-
-    def round_ms(self, job_id: JobId) -> tuple[int, ...]:
-        """How long each round took, from model to model."""
-        closings = self.closings_ms[job_id]
-        return tuple(later - earlier for earlier, later in pairwise(closings))
 
 
 class _BrokenError(Exception):
@@ -65,7 +59,6 @@ class Simulation:
         self._description = world.description or drawn_description(world)
         self._dice = random.Random(world.seed)
         self._agenda = Agenda()
-        self._closings_ms: dict[JobId, list[int]] = {}
         self._coordinator = CoordinatorActor(self._agenda, world.model_bytes, self._watch)
         self._line = CoordinatorLine(self._agenda, self._description.coordinator)
         self._nodes = [self._node(each) for each in self._description.nodes]
@@ -94,7 +87,7 @@ class Simulation:
             rounds=sum(job.model.round for job in jobs.values() if job.model),
             deeds=self._agenda.done,
             virtual_ms=self._agenda.now_ms,
-            closings_ms={job_id: tuple(each) for job_id, each in self._closings_ms.items()},
+            round_ms={job_id: tuple(each) for job_id, each in self._coordinator.round_ms.items()},
             transfers={
                 node.node: Transfers(tuple(node.downloads_ms), tuple(node.uploads_ms))
                 for node in self._nodes
@@ -116,6 +109,7 @@ class Simulation:
         node = NodeActor(NodeId(described.name), self._agenda, self._coordinator, link, dice)
         node.step_ms = max(described.step_floor_ms, dice.randint(*self._world.step_ms))
         node.update_bytes = Bytes(self._world.update_bytes)
+        node.whole_model_bytes = Bytes(self._world.whole_model_bytes)
         node.ills = Ills(worker_death=self._world.faults.worker_death)
         return node
 
@@ -179,8 +173,6 @@ class Simulation:
 
     def _watch(self, before: Job, after: Job) -> None:
         is_new_model = before.model is not after.model
-        if is_new_model:
-            self._closings_ms.setdefault(after.job_id, []).append(after.at_ms)
         if not self._world.checks_each_event and not is_new_model:
             return
         if broken := (*violations(after), *step_violations(before, after)):

@@ -44,6 +44,8 @@ class World(msgspec.Struct, frozen=True):
     """Drawn faults stop here, so that every job can be expected to end."""
     limit_ms: Milliseconds = Milliseconds(7_200_000)
     model_bytes: int = 400_000
+    whole_model_bytes: int = 0
+    """See `Sizes.whole`."""
     update_bytes: int = 100_000
     step_ms: tuple[int, int] = (20, 400)
     """Fastest and slowest inner step in the world, where a node's description sets no floor."""
@@ -60,6 +62,8 @@ class Sizes(msgspec.Struct, frozen=True):
     """Down: the model, or the delta that it comes as."""
     update: int = 100_000
     """Up."""
+    whole: int = 0
+    """Down, where the node does not hold the model before; 0: as much as always."""
 
 
 def described_world(description: WorldDescription, sizes: Sizes, *, own_step_ms: int = 20) -> World:
@@ -81,6 +85,7 @@ def described_world(description: WorldDescription, sizes: Sizes, *, own_step_ms:
         (description.job,),
         limit_ms=Milliseconds(30 * 86_400_000),
         model_bytes=sizes.model,
+        whole_model_bytes=sizes.whole,
         update_bytes=sizes.update,
         step_ms=(own_step_ms, own_step_ms),
         checks_each_event=False,

@@ -59,7 +59,7 @@ def fault(kind: FaultKind, target: str = "a", **more: float) -> Fault:
 
 def test_every_profile_finishes_a_job_and_tells_what_its_transfers_took() -> None:
     outcome = finished(MIXED)
-    assert len(outcome.round_ms(JOB)) == SPEC.training.rounds
+    assert len(outcome.round_ms[JOB]) == SPEC.training.rounds
     downloads = {
         name: median(outcome.transfers[NodeId(name)].downloads_ms) for name in ("lan", "home-dsl")
     }
@@ -108,15 +108,23 @@ def test_a_new_node_does_not_move_the_dice_of_others() -> None:
 
 def test_a_slower_device_makes_longer_rounds() -> None:
     slow = replace(TWO, nodes=(replace(TWO.nodes[0], step_floor_ms=250.5), TWO.nodes[1]))
-    extra_ms = mean(finished(slow).round_ms(JOB)) - mean(finished(TWO).round_ms(JOB))
+    extra_ms = mean(finished(slow).round_ms[JOB]) - mean(finished(TWO).round_ms[JOB])
     assert 2_000 < extra_ms < 2_600
+
+
+def test_the_first_model_comes_whole_and_the_others_as_differences() -> None:
+    sizes = Sizes(model=100_000, update=100_000, whole=800_000)
+    outcome = Simulation(described_world(TWO, sizes)).run()
+    first, *others = outcome.transfers[NodeId("a")].downloads_ms
+    assert len(others) == SPEC.training.rounds - 1
+    assert first > 1.3 * max(others)
 
 
 def test_the_coordinators_own_line_is_shared() -> None:
     narrow = replace(COORDINATOR_LINK.down, bits_per_s=2_000_000)
     shared = replace(TWO, coordinator=replace(COORDINATOR_LINK, up=narrow, down=narrow))
     # Two models of 400 kB over 2 Mbit/s take 3.3 s, two updates 0.8 s.
-    assert mean(finished(shared).round_ms(JOB)) > 4_000 > mean(finished(TWO).round_ms(JOB))
+    assert mean(finished(shared).round_ms[JOB]) > 4_000 > mean(finished(TWO).round_ms[JOB])
 
 
 def test_the_delay_of_the_coordinators_line_is_on_everybodys_way() -> None:
@@ -151,7 +159,7 @@ def test_a_fault_that_heals_delays_the_job_and_changes_no_model(kind: FaultKind)
 def test_a_coordinator_that_crashes_by_the_script_goes_on_from_its_journal() -> None:
     struck = finished(replace(TWO, faults=(fault(FaultKind.CRASH, "coordinator"),)))
     assert struck.models == finished(TWO).models
-    assert max(struck.round_ms(JOB)) > 6_000
+    assert max(struck.round_ms[JOB]) > 6_000
 
 
 def test_a_clock_that_jumps_changes_nothing() -> None:
