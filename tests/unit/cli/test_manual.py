@@ -14,6 +14,7 @@ from hypergpu.cli.main import app
 from hypergpu.cli.remote import views
 from hypergpu.cli.settings import known_settings
 from hypergpu.refusal import Reason
+from netsim.commands.app import app as netsim
 
 MANUAL = (Path(__file__).parents[3] / "docs/cli.md").read_text("utf-8")
 ANSWERS = (
@@ -36,6 +37,8 @@ def commands() -> list[str]:
     assert isinstance(root, TyperGroup)
     names = []
     for name, command in root.commands.items():
+        if name == "netsim":  # a program of its own, behind the same name
+            command = typer.main.get_command(netsim)
         if isinstance(command, TyperGroup):
             names += [f"{name} {each}" for each in command.commands]
         else:
