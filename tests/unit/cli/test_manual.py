@@ -37,10 +37,10 @@ def commands() -> list[str]:
     assert isinstance(root, TyperGroup)
     names = []
     for name, command in root.commands.items():
-        if name == "netsim":  # a program of its own, behind the same name
-            command = typer.main.get_command(netsim)
-        if isinstance(command, TyperGroup):
-            names += [f"{name} {each}" for each in command.commands]
+        # netsim is a program of its own, behind the same name.
+        group = typer.main.get_command(netsim) if name == "netsim" else command
+        if isinstance(group, TyperGroup):
+            names += [f"{name} {each}" for each in group.commands]
         else:
             names.append(name)
     return names
