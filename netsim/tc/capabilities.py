@@ -17,6 +17,7 @@ from hypergpu.units import Microseconds
 from netsim.link.link import CongestionControl
 from netsim.refusal import RefusedError
 from netsim.tc import kernel, netem_message
+from netsim.tc.apart import apart
 from netsim.tc.choice import Lack
 from netsim.tc.plan import BRIDGE
 from netsim.tc.queues import Bucket, Netem, Queues
@@ -61,13 +62,10 @@ def capabilities() -> Capabilities:
         namespaces.require_free([scratch])
         claim.write([scratch])
         namespaces.create([scratch])
-        with namespaces.entered(scratch), IPRoute() as route:
-            attempts = list(_attempts())
-            lacks = [lack for part, attempt in attempts for lack in _tried(route, part, attempt)]
+        return apart(partial(_tried_in, scratch))
     finally:
         claim.remove_everything()
         claim.release()
-    return Capabilities(tried=tuple(part for part, _ in attempts), lacks=tuple(lacks))
 
 
 def require_root() -> None:
@@ -75,6 +73,13 @@ def require_root() -> None:
     if os.geteuid() != 0:
         fix = "use sudo, or use the proxy, which needs nothing"
         raise RefusedError("tc needs root for network namespaces", fix)
+
+
+def _tried_in(scratch: str) -> Capabilities:
+    attempts = tuple(_attempts())
+    with namespaces.entered(scratch), IPRoute() as route:
+        lacks = tuple(lack for part, attempt in attempts for lack in _tried(route, part, attempt))
+    return Capabilities(tried=tuple(part for part, _ in attempts), lacks=lacks)
 
 
 def _attempts() -> Iterator[tuple[str, Attempt]]:

@@ -2,12 +2,14 @@
 
 import socket
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pyroute2 import IPRoute
 
 from netsim.tc import netem_message
+from netsim.tc.apart import apart
 from netsim.tc.plan import BRIDGE, INSIDE, PREFIX_BITS, Plan, Port
 from netsim.tc.queues import Queues
 from netsim.tunnel.device import SETTINGS
@@ -34,32 +36,12 @@ def make(plan: Plan) -> None:
         NetlinkError: The kernel refused; what was made until then is left to the caller to remove.
     """
     netem_message.install()
-    for port in plan.ports:
-        with entered(port.namespace):
-            _write_settings()
-    with entered(plan.router):
-        _write_settings()
-        with IPRoute() as route:
-            route.link("add", ifname=BRIDGE, kind="bridge")
-            bridge = index(BRIDGE)
-            route.link("set", index=bridge, state="up")
-            for port in plan.ports:
-                _outside(route, bridge, port)
-    for port in plan.ports:
-        with entered(port.namespace), IPRoute() as route:
-            _inside(route, port)
+    apart(partial(_make, plan))
 
 
 def change(plan: Plan, before: Port, after: Port) -> None:
     """Change the queues of one port. Those of the same shape keep what waits in them."""
-    with entered(plan.router), IPRoute() as route:
-        _requeue(route, index(after.outside), before.down, after.down)
-        if before.up == after.up:
-            return
-        if before.up == Queues():
-            _lead_through(route, after)
-        else:
-            _requeue(route, index(after.ingress), before.up, after.up)
+    apart(partial(_change, plan, before, after))
 
 
 def cut(plan: Plan, port: Port) -> None:
@@ -117,6 +99,34 @@ def redirect(route: Any, device: int, ingress: int) -> None:
         keys=[MATCH_ALL],
         action=action,
     )
+
+
+def _make(plan: Plan) -> None:
+    for port in plan.ports:
+        with entered(port.namespace):
+            _write_settings()
+    with entered(plan.router):
+        _write_settings()
+        with IPRoute() as route:
+            route.link("add", ifname=BRIDGE, kind="bridge")
+            bridge = index(BRIDGE)
+            route.link("set", index=bridge, state="up")
+            for port in plan.ports:
+                _outside(route, bridge, port)
+    for port in plan.ports:
+        with entered(port.namespace), IPRoute() as route:
+            _inside(route, port)
+
+
+def _change(plan: Plan, before: Port, after: Port) -> None:
+    with entered(plan.router), IPRoute() as route:
+        _requeue(route, index(after.outside), before.down, after.down)
+        if before.up == after.up:
+            return
+        if before.up == Queues():
+            _lead_through(route, after)
+        else:
+            _requeue(route, index(after.ingress), before.up, after.up)
 
 
 def _write_settings() -> None:

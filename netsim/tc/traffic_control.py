@@ -45,8 +45,13 @@ class TrafficControl:
         self._guard: subprocess.Popen[bytes] | None = None
 
     async def __aenter__(self) -> Self:
+        making = asyncio.create_task(asyncio.to_thread(self._make))
         try:
-            await asyncio.to_thread(self._make)
+            try:
+                await asyncio.shield(making)
+            finally:
+                # Who is cancelled here waits: what the thread makes later nobody would remove.
+                await asyncio.wait([making])
         except BaseException:
             await asyncio.to_thread(self._remove)
             raise

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -30,6 +31,8 @@ ROOT = Path(__file__).parents[3]
 MBIT = 1_000_000
 TIMEOUT_S = 60
 ETH_P_ALL = 3
+SLOTS = 20
+OURS = f"test{os.getpid()}"
 
 
 def link(
@@ -48,9 +51,18 @@ def link(
 FREE = link()
 
 
-def present() -> set[str]:
-    folder = namespaces.FOLDER
-    return {each.name for each in folder.iterdir()} if folder.exists() else set()
+def present(ending: str = f"-{OURS}") -> set[str]:
+    """The namespaces that ``ip netns`` knows, of these tests only; others may run beside them."""
+    return {each.name for each in namespaces.FOLDER.glob(f"*{ending}")}
+
+
+def recorded() -> str:
+    """What all runs have written down as theirs."""
+    records = []
+    for path in ownership.RECORDS.glob("*.json"):
+        with suppress(FileNotFoundError):
+            records.append(path.read_text("utf-8"))
+    return "\n".join(records)
 
 
 async def said(control: TrafficControl, host: str, *command: str) -> str:
@@ -139,7 +151,7 @@ async def test_a_link_without_limits_can_get_some() -> None:
 
 
 async def test_a_delay_is_delivered_or_refused_with_what_the_kernel_lacks() -> None:
-    lacks = {lack.part for lack in (await asyncio.to_thread(capabilities)).lacks}
+    lacks = {lack.part for lack in capabilities().lacks}
     control = TrafficControl({"a": link(delay_ms=25)}, FREE)
     if "netem" in lacks:
         with pytest.raises(RefusedError) as refused:
@@ -152,11 +164,17 @@ async def test_a_delay_is_delivered_or_refused_with_what_the_kernel_lacks() -> N
             assert min((await probed(control, "a")).delays_ms()) >= 25
 
 
+async def test_the_kernel_can_be_tried_while_an_event_loop_runs() -> None:
+    assert capabilities() == await asyncio.to_thread(capabilities)
+
+
 def test_what_was_tried_leaves_nothing_behind() -> None:
     found = capabilities()
     assert {"veth", "bridge", "tbf", "netem", "cubic"} <= set(found.tried)
     assert {lack.part for lack in found.lacks} <= {"netem"}
-    assert not [name for name in present() if name.endswith(".scratch")]
+    seen, known = present(".scratch"), recorded()
+    # Another run may be trying the kernel just now, and have removed its own by then.
+    assert not {name for name in seen if name not in known} & present(".scratch")
 
 
 @pytest.mark.parametrize("name", ["coordinator", "a b", "", "../a", "x" * 65])
@@ -171,31 +189,34 @@ async def test_a_closed_network_says_that_it_is() -> None:
 
 
 async def test_a_namespace_that_exists_is_refused_and_kept() -> None:
-    claim = ownership.claim()
-    claim.release()
-    taken = f"netsim-{claim.slot}-a"
-    namespaces.create([taken])
+    foreign = [f"netsim-{slot}-{OURS}" for slot in range(SLOTS)]
+    namespaces.create(foreign)
     try:
-        with pytest.raises(RefusedError, match=taken):
-            await TrafficControl({"a": FREE}, FREE).__aenter__()
-        assert taken in present()
+        with pytest.raises(RefusedError, match=f"netsim-[0-9]+-{OURS}"):
+            await TrafficControl({OURS: FREE}, FREE).__aenter__()
+        assert present() == set(foreign)
     finally:
-        namespaces.destroy([taken])
+        namespaces.destroy(foreign)
 
 
 async def test_nothing_is_left_after_an_error_inside() -> None:
-    opened: dict[str, int] = {}
-
     async def broken() -> None:
-        async with TrafficControl({"a": FREE}, FREE) as control:
-            names = [control.host(host).namespace for host in ("a", "coordinator")]
-            opened.update((name, identity(name)) for name in names)
+        async with TrafficControl({OURS: FREE}, FREE) as control:
+            assert present() == {control.host(OURS).namespace}
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         await broken()
-    assert all(opened.values())
-    assert not [name for name, first in opened.items() if identity(name) == first]
+    assert_nothing_left()
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
+    starting = asyncio.create_task(TrafficControl({OURS: FREE}, FREE).__aenter__())
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert_nothing_left()
 
 
 OWNER = """
@@ -206,8 +227,8 @@ from netsim.tc.traffic_control import TrafficControl
 
 async def main():
     way = Direction(delay_us=Microseconds(0), bits_per_s=0)
-    async with TrafficControl({"a": Link(up=way, down=way)}) as control:
-        sys.stdout.write(control.host("a").namespace + "\\n")
+    async with TrafficControl({sys.argv[1]: Link(up=way, down=way)}) as control:
+        sys.stdout.write(control.host(sys.argv[1]).namespace + "\\n")
         sys.stdout.flush()
         await asyncio.sleep(1000)
 
@@ -215,17 +236,16 @@ asyncio.run(main())
 """
 
 
-def identity(name: str) -> int:
-    """Return what no later namespace of the same name has; 0: there is none."""
-    path = namespaces.FOLDER / name
-    return path.stat().st_ino if path.exists() else 0
+def assert_nothing_left() -> None:
+    assert present() == set()
+    assert OURS not in recorded()
 
 
 @pytest.fixture
 def owner() -> Iterator["subprocess.Popen[str]"]:
     """Another run of netsim, which has opened such a network."""
     child = subprocess.Popen(
-        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-c", OWNER, OURS], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
     yield child
     child.kill()
@@ -234,33 +254,35 @@ def owner() -> Iterator["subprocess.Popen[str]"]:
     child.stdout.close()
 
 
-def opened(owner: "subprocess.Popen[str]") -> tuple[tuple[str, int], psutil.Process]:
-    """Wait for its network; return a namespace of it and its guard."""
+def guarded(owner: "subprocess.Popen[str]") -> psutil.Process:
+    """Wait for its network, whose namespaces are there and written down; return its guard."""
     assert owner.stdout is not None
     name = owner.stdout.readline().strip()
+    assert present() == {name}
+    assert name in recorded()
     (guard,) = psutil.Process(owner.pid).children()
-    return (name, identity(name)), guard
+    return guard
 
 
 def test_a_network_whose_owner_was_killed_is_removed(owner: "subprocess.Popen[str]") -> None:
-    (name, first), guard = opened(owner)
-    assert first
+    guard = guarded(owner)
     owner.kill()
     guard.wait(TIMEOUT_S)
-    assert identity(name) != first
+    assert_nothing_left()
 
 
 def test_a_run_removes_what_one_left_that_was_killed_with_its_guard(
     owner: "subprocess.Popen[str]",
 ) -> None:
-    (name, first), guard = opened(owner)
-    os.kill(guard.pid, signal.SIGKILL)
+    guard = guarded(owner)
+    os.kill(guard.pid, signal.SIGSTOP)
     owner.kill()
+    os.kill(guard.pid, signal.SIGKILL)
     guard.wait(TIMEOUT_S)
     owner.wait()
     # Any other run may have cleaned up in between.
     ownership.clean()
-    assert identity(name) != first
+    assert_nothing_left()
 
 
 async def test_a_link_that_changes_by_itself_is_refused() -> None:
