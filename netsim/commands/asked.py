@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from netsim.ground.interface import Links
+from netsim.link.shape import COORDINATOR_LINK, Shape
 from netsim.profiles import profile
-from netsim.proxy.messages import COORDINATOR_LINK
 from netsim.refusal import RefusedError
-from netsim.tunnel.shape import Shape
 from netsim.worldfile import WorldDescription, read_world_file
 
 

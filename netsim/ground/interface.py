@@ -7,8 +7,8 @@ import msgspec
 
 from hypergpu.sites import Sites
 from netsim.link.link import Link
+from netsim.link.shape import Shape
 from netsim.measure.network import Verdict
-from netsim.tunnel.shape import Shape
 
 
 class Links(msgspec.Struct, frozen=True, kw_only=True):

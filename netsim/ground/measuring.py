@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from hypergpu.units import Microseconds
 from netsim.ground.backend import Backend
 from netsim.link import Direction, Link
+from netsim.link.shape import Shape
 from netsim.measure.network import Claim, Network
 from netsim.proxy.measured import measured
 from netsim.tc.capabilities import capabilities
@@ -13,7 +14,6 @@ from netsim.tc.measured import claims
 from netsim.tc.measured import network as queue_network
 from netsim.tc.traffic_control import TrafficControl
 from netsim.tunnel.measured import network
-from netsim.tunnel.shape import Shape
 from netsim.tunnel.tunnel import Tunnel
 
 _NODE = "node-0"

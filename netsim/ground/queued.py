@@ -7,11 +7,11 @@ from hypergpu.sites import Site, Sites
 from netsim.ground.backend import Backend
 from netsim.ground.interface import Links
 from netsim.link import Link, Variation
+from netsim.link.shape import Shape
 from netsim.measure.network import ALWAYS_VALID, Verdict
+from netsim.namespaces.host import COORDINATOR
 from netsim.refusal import RefusedError
-from netsim.tc.plan import COORDINATOR
 from netsim.tc.traffic_control import TrafficControl
-from netsim.tunnel.shape import Shape
 
 
 class QueueGround:

@@ -7,10 +7,11 @@ from hypergpu.sites import Site, Sites
 from netsim.ground.backend import Backend
 from netsim.ground.interface import Links
 from netsim.link.link import Link
+from netsim.measure.lateness import Lateness
 from netsim.measure.network import Verdict
+from netsim.namespaces.host import COORDINATOR
 from netsim.refusal import RefusedError
-from netsim.tunnel.lateness import Lateness
-from netsim.tunnel.tunnel import COORDINATOR, Tunnel
+from netsim.tunnel.tunnel import Tunnel
 
 
 class TunnelGround:

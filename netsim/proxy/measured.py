@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 
 from netsim.link.link import Link
+from netsim.link.shape import COORDINATOR_LINK, Shape
+from netsim.measure.lateness import Lateness
 from netsim.measure.network import ALWAYS_VALID, ProgramNetwork, Verdict, Way
 from netsim.measure.path import MeasuredPath, here
 from netsim.proxy.messages import (
-    COORDINATOR_LINK,
     LOOPBACK,
     Dialler,
     Forward,
@@ -17,8 +18,6 @@ from netsim.proxy.messages import (
     Proxied,
 )
 from netsim.proxy.process import ProxyProcess
-from netsim.tunnel.lateness import Lateness
-from netsim.tunnel.shape import Shape
 
 _NODE = "node-0"
 

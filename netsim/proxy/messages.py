@@ -5,16 +5,14 @@ from enum import StrEnum
 
 import msgspec
 
-from hypergpu.units import Bytes, Microseconds, Milliseconds
+from hypergpu.units import Bytes, Microseconds
 from netsim.link.course import Variation
 from netsim.link.link import Direction, Link
+from netsim.link.shape import COORDINATOR_LINK
 from netsim.link.trace import Trace
-from netsim.tunnel.lateness import Lateness
+from netsim.measure.lateness import Lateness
 
 LOOPBACK = "127.0.0.1"
-_NEAR = Direction(delay_us=Microseconds(0), bits_per_s=100_000_000, queue_ms=Milliseconds(100))
-COORDINATOR_LINK = Link(up=_NEAR, down=_NEAR)
-"""100 Mbit/s, shared by all nodes."""
 UNLIMITED = Direction(delay_us=Microseconds(0), bits_per_s=0)
 """A way that asks for nothing, for a link's other direction or a coordinator of no interest."""
 

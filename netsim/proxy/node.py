@@ -12,6 +12,9 @@ from netsim.link.course import LinkCourse
 from netsim.link.jitter import WanderingDelay
 from netsim.link.link import STALLED_BITS_PER_S, Direction, Link
 from netsim.link.rate import NEVER_US
+from netsim.link.shape import Shape
+from netsim.link.shape import Way as WayName
+from netsim.measure.lateness import LatenessCounter, allowed_us
 from netsim.proxy.clock import LoopClock
 from netsim.proxy.connection import Address, Connection, Surroundings
 from netsim.proxy.datagrams import Chances, DatagramPort, Lane
@@ -28,9 +31,6 @@ from netsim.proxy.messages import (
 )
 from netsim.proxy.side import BUFFER_BYTES
 from netsim.refusal import RefusedError
-from netsim.tunnel.lateness import LatenessCounter, allowed_us
-from netsim.tunnel.shape import Shape
-from netsim.tunnel.shape import Way as WayName
 
 _BACKLOG = 128
 _AT_ONCE = 32

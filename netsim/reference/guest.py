@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from netsim.namespaces.host import COORDINATOR
 from netsim.reference.cells import PROBES, Cell
 from netsim.refusal import RefusedError
 from netsim.tc.commands import commands
-from netsim.tc.plan import COORDINATOR, Plan
+from netsim.tc.plan import Plan
 
 # In the order in which they need each other.
 MODULES = (

@@ -15,13 +15,13 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from hypergpu.units import Microseconds
 from netsim.link.link import CongestionControl
+from netsim.namespaces import namespaces, ownership
 from netsim.refusal import RefusedError
 from netsim.tc import kernel, netem_message
 from netsim.tc.apart import apart
 from netsim.tc.choice import Lack
 from netsim.tc.plan import BRIDGE
 from netsim.tc.queues import Bucket, Netem, Queues
-from netsim.tunnel import namespaces, ownership
 
 VETH, IFB, LOOPBACK = "veth0", "ifb0", 1
 NO_ENTRY = 2

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from netsim.namespaces.host import SETTINGS
 from netsim.tc.plan import BRIDGE, INSIDE, PREFIX_BITS, Plan, Port
 from netsim.tc.queues import Bucket, Netem, Queues
-from netsim.tunnel.device import SETTINGS
 
 
 def commands(plan: Plan) -> Iterator[str]:

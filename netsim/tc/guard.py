@@ -6,7 +6,7 @@ closes it when the owner is gone, however it went.
 
 import sys
 
-from netsim.tunnel import ownership
+from netsim.namespaces import ownership
 
 
 def main() -> None:

@@ -3,17 +3,16 @@
 import socket
 import subprocess
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pyroute2 import IPRoute
 
+from netsim.namespaces.host import write_settings
+from netsim.namespaces.namespaces import entered
 from netsim.tc import netem_message
 from netsim.tc.apart import apart
 from netsim.tc.plan import BRIDGE, INSIDE, PREFIX_BITS, Plan, Port
 from netsim.tc.queues import Queues
-from netsim.tunnel.device import SETTINGS
-from netsim.tunnel.namespaces import entered
 
 ETH_P_ALL = 3
 INGRESS = "ffff:"
@@ -104,9 +103,9 @@ def redirect(route: Any, device: int, ingress: int) -> None:
 def _make(plan: Plan) -> None:
     for port in plan.ports:
         with entered(port.namespace):
-            _write_settings()
+            write_settings()
     with entered(plan.router):
-        _write_settings()
+        write_settings()
         with IPRoute() as route:
             route.link("add", ifname=BRIDGE, kind="bridge")
             bridge = index(BRIDGE)
@@ -127,13 +126,6 @@ def _change(plan: Plan, before: Port, after: Port) -> None:
             _lead_through(route, after)
         else:
             _requeue(route, index(after.ingress), before.up, after.up)
-
-
-def _write_settings() -> None:
-    for name, value in SETTINGS.items():
-        setting = Path("/proc/sys", name)
-        if setting.exists():
-            setting.write_text(value, "ascii")
 
 
 def _outside(route: Any, bridge: int, port: Port) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from netsim.measure.network import ALWAYS_VALID, Claim, ProgramNetwork, Verdict, Way
 from netsim.measure.path import MeasuredPath
+from netsim.namespaces.host import COORDINATOR
 from netsim.tc.choice import Lack
-from netsim.tc.plan import COORDINATOR
 from netsim.tc.traffic_control import TrafficControl
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - of a network namespace that only the bridge reaches

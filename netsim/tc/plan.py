@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from netsim.link.link import CongestionControl, Link
+from netsim.namespaces.host import COORDINATOR
 from netsim.tc.queues import Queues, caveats, queues, reasons_for_netem
 
-COORDINATOR = "coordinator"
 BRIDGE = "br0"
 INSIDE = "eth0"
 NETWORK = "10.77.0.0/16"

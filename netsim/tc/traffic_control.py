@@ -18,14 +18,15 @@ import msgspec
 from pyroute2.netlink.exceptions import NetlinkError
 
 from netsim.link.link import Link
+from netsim.link.shape import COORDINATOR_LINK
+from netsim.namespaces import namespaces, ownership
+from netsim.namespaces.host import COORDINATOR, Host, require_names
 from netsim.refusal import RefusedError
 from netsim.tc import kernel
 from netsim.tc.capabilities import capabilities, require_root
 from netsim.tc.choice import Fallback, choose
-from netsim.tc.plan import COORDINATOR, MOST_HOSTS, Plan, Port, needs, plan, remarks
+from netsim.tc.plan import MOST_HOSTS, Plan, Port, needs, plan, remarks
 from netsim.tc.queues import queues
-from netsim.tunnel import namespaces, ownership
-from netsim.tunnel.tunnel import COORDINATOR_LINK, NAME, Host
 
 
 class TrafficControl:
@@ -37,7 +38,8 @@ class TrafficControl:
     """
 
     def __init__(self, links: Mapping[str, Link], coordinator: Link = COORDINATOR_LINK) -> None:
-        _require_names(links)
+        require_names(links)
+        _require_few(links)
         self._links = {COORDINATOR: coordinator, **links}
         self._ports: dict[str, Port] = {}
         self._plan: Plan | None = None
@@ -155,12 +157,6 @@ def require_kernel(links: Mapping[str, Link]) -> None:
     choose(needs(links), capabilities().lacks, Fallback.REFUSE)
 
 
-def _require_names(links: Mapping[str, Link]) -> None:
-    if COORDINATOR in links:
-        raise RefusedError("a node is named coordinator", "give it another name")
+def _require_few(links: Mapping[str, Link]) -> None:
     if len(links) >= MOST_HOSTS:
         raise RefusedError(f"{len(links)} nodes are more than addresses", f"ask for {MOST_HOSTS}")
-    for name in links:
-        if not NAME.fullmatch(name):
-            fix = "use letters, digits, dots, dashes and underscores, at most 64"
-            raise RefusedError(f"a node cannot be named {name!r}", fix)

@@ -3,12 +3,12 @@
 import fcntl
 import os
 import struct
-from pathlib import Path
 
 import msgspec
 
 from netsim.link.link import CongestionControl
-from netsim.tunnel import namespaces
+from netsim.namespaces import namespaces
+from netsim.namespaces.host import write_settings
 from netsim.tunnel.requirements import TUN
 
 DEVICE = "tun0"
@@ -20,16 +20,6 @@ WAITING_PACKETS = 10_000
 TUNSETIFF = 0x400454CA
 IFF_TUN = 0x0001
 IFF_NO_PI = 0x1000
-
-SETTINGS = {
-    "net/ipv6/conf/all/disable_ipv6": "1",
-    # What Linux gives most machines, and what the transfer model reckons with: one connection then
-    # stops at some 250 Mbit/s when the RTT is 100 ms.
-    "net/ipv4/tcp_wmem": "4096 16384 4194304",
-    "net/ipv4/tcp_rmem": "4096 131072 6291456",
-    # What one connection learnt about a path must not decide how the next one starts.
-    "net/ipv4/tcp_no_metrics_save": "1",
-}
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,10 +53,7 @@ def opened(host: Host) -> int:
         descriptor = os.open(TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         request = struct.pack("16sH22x", DEVICE.encode(), IFF_TUN | IFF_NO_PI)
         fcntl.ioctl(descriptor, TUNSETIFF, request)
-        for name, value in SETTINGS.items():
-            setting = Path("/proc/sys", name)
-            if setting.exists():
-                setting.write_text(value, "ascii")
+        write_settings()
         namespaces.ip_batch(_lines(host))
     return descriptor
 

@@ -1,9 +1,10 @@
 """A tunnel as a network that can be measured like every other."""
 
+from netsim.measure.lateness import Lateness
 from netsim.measure.network import ProgramNetwork, Verdict, Way
 from netsim.measure.path import MeasuredPath
-from netsim.tunnel.lateness import Lateness
-from netsim.tunnel.tunnel import COORDINATOR, Tunnel
+from netsim.namespaces.host import COORDINATOR
+from netsim.tunnel.tunnel import Tunnel
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - of a network namespace that only the router reaches
 PORT = 5001

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from netsim.link.shape import Shape
+from netsim.measure.lateness import Lateness
 from netsim.tunnel.device import Host
-from netsim.tunnel.lateness import Lateness
-from netsim.tunnel.shape import Shape
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):

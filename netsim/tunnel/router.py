@@ -17,9 +17,11 @@ from contextlib import suppress
 import msgspec
 
 from netsim.link.rate import NEVER_US
+from netsim.link.shape import Shape, Way
+from netsim.measure.lateness import LatenessCounter, allowed_us
+from netsim.namespaces.ownership import Claim
 from netsim.refusal import RefusedError
 from netsim.tunnel import device
-from netsim.tunnel.lateness import LatenessCounter, allowed_us
 from netsim.tunnel.messages import (
     Answer,
     Cut,
@@ -34,8 +36,6 @@ from netsim.tunnel.messages import (
     SetShape,
     Statistics,
 )
-from netsim.tunnel.ownership import Claim
-from netsim.tunnel.shape import Shape, Way
 from netsim.tunnel.stage import NS_PER_US, Act, Calendar, Stage
 
 # So many packets of one device before the next one and the calendar have their turn.

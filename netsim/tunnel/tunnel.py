@@ -10,18 +10,19 @@ It needs root, /dev/net/tun and the program ``ip``, and no queueing discipline o
 """
 
 import asyncio
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
-from hypergpu.units import Microseconds, Milliseconds
-from netsim.link.link import Direction, Link
+from netsim.link.link import Link
+from netsim.link.shape import COORDINATOR_LINK, Shape
+from netsim.namespaces import namespaces, ownership
+from netsim.namespaces.host import COORDINATOR, Host, require_names
 from netsim.refusal import RefusedError
-from netsim.tunnel import device, namespaces, ownership
+from netsim.tunnel import device
 from netsim.tunnel.messages import (
     Answer,
     Cut,
@@ -36,32 +37,12 @@ from netsim.tunnel.messages import (
     Statistics,
 )
 from netsim.tunnel.requirements import require_controls, require_machine
-from netsim.tunnel.shape import Shape
 
-COORDINATOR = "coordinator"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 START_S = 60.0
 ANSWER_S = 30.0
 END_S = 30.0
 # A statistics line of some hundred ports is longer than asyncio's usual 64 KiB.
 LONGEST_LINE_BYTES = 1 << 24
-_RATE = 100_000_000
-_NEAR = Direction(delay_us=Microseconds(0), bits_per_s=_RATE, queue_ms=Milliseconds(100))
-COORDINATOR_LINK = Link(up=_NEAR, down=_NEAR)
-"""100 Mbit/s: fast nodes behind an unlimited coordinator would measure the router."""
-
-
-class Host:
-    """One end of the tunnel: a name, an address and a namespace."""
-
-    def __init__(self, name: str, address: str, namespace: str) -> None:
-        self.name = name
-        self.address = address
-        self.namespace = namespace
-
-    def command(self, arguments: Sequence[str]) -> list[str]:
-        """Return the command that runs this one inside; the process that it starts becomes it."""
-        return ["ip", "netns", "exec", self.namespace, *arguments]
 
 
 def shaped(link: Link | Shape) -> Shape:
@@ -85,6 +66,7 @@ class Tunnel:
         *,
         seed: int = 0,
     ) -> None:
+        require_names(links)
         self._shapes = {
             name: shaped(link) for name, link in {COORDINATOR: coordinator, **links}.items()
         }
@@ -93,12 +75,6 @@ class Tunnel:
         self._claim: ownership.Claim | None = None
         self._router: asyncio.subprocess.Process | None = None
         self._asking = asyncio.Lock()
-        if COORDINATOR in links:
-            raise RefusedError("a node is named coordinator", "give it another name")
-        for name in links:
-            if not NAME.fullmatch(name):
-                fix = "use letters, digits, dots, dashes and underscores, at most 64"
-                raise RefusedError(f"a node cannot be named {name!r}", fix)
 
     async def __aenter__(self) -> Self:
         require_machine()

@@ -13,14 +13,15 @@ from benchmarks.ours.fidelity.figures import Figures, Row
 from benchmarks.ours.fidelity.transfers import Pulled
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.link.link import CongestionControl, Direction, Link
+from netsim.link.shape import Shape
 from netsim.measure.network import Network
+from netsim.namespaces.host import COORDINATOR
 from netsim.proxy.measured import measured
 from netsim.proxy.messages import LOOPBACK, Forward, Plan, Proxied
 from netsim.proxy.process import ProxyProcess
 from netsim.refusal import RefusedError
 from netsim.tunnel.requirements import require_machine
-from netsim.tunnel.shape import Shape
-from netsim.tunnel.tunnel import COORDINATOR, Tunnel
+from netsim.tunnel.tunnel import Tunnel
 
 MBIT = 1_000_000
 MIB = 1 << 20

@@ -8,10 +8,10 @@ from typing import Generic, NamedTuple, TypeVar
 from benchmarks.ours.fidelity.figures import Figures, Row
 from hypergpu.units import Microseconds
 from netsim.link.link import Direction, Link
+from netsim.link.shape import Shape
 from netsim.link.trace import Trace, TraceRow
 from netsim.measure.statistics import NS_PER_S, Arrivals, percentile
 from netsim.tunnel.measured import network
-from netsim.tunnel.shape import Shape
 from netsim.tunnel.tunnel import Tunnel
 
 MBIT = 1_000_000

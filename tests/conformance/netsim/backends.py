@@ -17,6 +17,7 @@ from typing import Protocol
 
 from hypergpu.units import Microseconds
 from netsim.link.link import Direction, Link
+from netsim.link.shape import Shape
 from netsim.link.trace import Trace
 from netsim.measure.network import Claim, Network
 from netsim.proxy.measured import measured
@@ -27,7 +28,6 @@ from netsim.tc.measured import network as queue_network
 from netsim.tc.traffic_control import TrafficControl
 from netsim.tunnel.measured import network
 from netsim.tunnel.requirements import require_machine
-from netsim.tunnel.shape import Shape
 from netsim.tunnel.tunnel import Tunnel
 
 FREE = Direction(delay_us=Microseconds(0), bits_per_s=0)

@@ -18,14 +18,14 @@ from netsim.ground.interface import Links
 from netsim.ground.queued import queue_ground
 from netsim.link.course import Variation
 from netsim.link.link import CongestionControl, Direction, Link
+from netsim.link.shape import Shape
 from netsim.measure.statistics import Arrivals
+from netsim.namespaces import namespaces, ownership
 from netsim.refusal import RefusedError
 from netsim.tc.capabilities import capabilities
 from netsim.tc.measured import network
 from netsim.tc.queues import FRAME_BYTES
 from netsim.tc.traffic_control import TrafficControl
-from netsim.tunnel import namespaces, ownership
-from netsim.tunnel.shape import Shape
 
 ROOT = Path(__file__).parents[3]
 MBIT = 1_000_000

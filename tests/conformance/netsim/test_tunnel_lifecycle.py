@@ -14,8 +14,8 @@ import pytest
 from hypergpu.units import Microseconds
 from netsim.link.link import CongestionControl, Direction, Link
 from netsim.measure.network import Network
+from netsim.namespaces import namespaces, ownership
 from netsim.refusal import RefusedError
-from netsim.tunnel import namespaces, ownership
 from netsim.tunnel.measured import network
 from netsim.tunnel.tunnel import Tunnel
 

@@ -4,12 +4,16 @@ from typing import Literal
 
 import msgspec
 
+from hypergpu.units import Microseconds, Milliseconds
 from netsim.link.course import LinkCourse, Variation
 from netsim.link.link import Direction, Link
 from netsim.link.trace import Trace
 
 SHORTEST_QUEUE_BYTES = 2 * 1500
 Way = Literal["up", "down"]
+_NEAR = Direction(delay_us=Microseconds(0), bits_per_s=100_000_000, queue_ms=Milliseconds(100))
+COORDINATOR_LINK = Link(up=_NEAR, down=_NEAR)
+"""100 Mbit/s, shared by all nodes, unless said: an unlimited one would measure the router."""
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from netsim.namespaces import namespaces
 from netsim.refusal import RefusedError
-from netsim.tunnel import namespaces
 
 RECORDS = Path("/run/netsim")
 SLOTS = 1000

@@ -1,6 +1,6 @@
 import pytest
 
-from netsim.tunnel.lateness import (
+from netsim.measure.lateness import (
     BUCKETS,
     Lateness,
     LatenessCounter,
