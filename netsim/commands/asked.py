@@ -3,12 +3,24 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from hypergpu.cli.output import note
+from netsim.ground.backend import Backend
+from netsim.ground.choosing import chosen
 from netsim.ground.interface import Links
 from netsim.link.shape import COORDINATOR_LINK, Shape
 from netsim.profiles import profile
 from netsim.refusal import RefusedError
+from netsim.tc.choice import Fallback
 from netsim.worldfile import WorldDescription, read_world_file
+
+FallbackOption = Annotated[
+    Fallback,
+    typer.Option("--fallback", help="What is done where tc lacks a part that the links need."),
+]
 
 
 def links_of_profiles(names: Sequence[str], seed: int) -> Links:
@@ -57,3 +69,15 @@ def asked_links(named: Sequence[str], seed: int) -> Links:
     if len(named) > 1:
         raise RefusedError(f"{files[0]} beside other names", "give one world file, or profiles")
     return links_of_world(read_world_file(Path(files[0])))
+
+
+def settled(backend: Backend, links: Links, fallback: Fallback) -> Backend:
+    """Return the backend that the links get, and say why it is not the one that was asked for.
+
+    Raises:
+        RefusedError: The kernel lacks what they need and no fallback was asked for.
+    """
+    found = chosen(backend, links, fallback)
+    if found.reason:
+        note(f"falling back to the {found.backend}: {found.reason}")
+    return found.backend

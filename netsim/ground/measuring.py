@@ -18,7 +18,7 @@ from netsim.tunnel.tunnel import Tunnel
 
 _NODE = "node-0"
 _FREE = Direction(delay_us=Microseconds(0), bits_per_s=0)
-_UNLIMITED = Link(up=_FREE, down=_FREE)
+UNLIMITED = Link(up=_FREE, down=_FREE)
 """The coordinator's, so that only the node's link is measured."""
 
 
@@ -46,11 +46,11 @@ async def measurable(backend: Backend, link: Link, *, seed: int = 0) -> AsyncIte
     """
     match backend:
         case Backend.PROXY:
-            async with measured(Shape(link=link), coordinator=_UNLIMITED, seed=seed) as opened:
+            async with measured(Shape(link=link), coordinator=UNLIMITED, seed=seed) as opened:
                 yield opened
         case Backend.TUNNEL:
-            async with Tunnel({_NODE: link}, _UNLIMITED, seed=seed) as tunnel:
+            async with Tunnel({_NODE: link}, UNLIMITED, seed=seed) as tunnel:
                 yield network(tunnel, _NODE)
         case Backend.TC:
-            async with TrafficControl({_NODE: link}, _UNLIMITED) as control:
+            async with TrafficControl({_NODE: link}, UNLIMITED) as control:
                 yield queue_network(control, _NODE)

@@ -53,5 +53,5 @@ def choose(needs: Iterable[Need], lacks: Sequence[Lack], fallback: Fallback) -> 
     if fallback is Fallback.TUNNEL:
         return Choice(network=Network.TUNNEL, reason=reason)
     raise RefusedError(
-        reason, "ask for the fallback to the tunnel, which needs no netem, or use another kernel"
+        reason, "ask for the fallback to the tunnel (--fallback tunnel), or use another kernel"
     )

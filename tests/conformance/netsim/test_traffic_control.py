@@ -14,6 +14,8 @@ import psutil
 import pytest
 
 from hypergpu.units import Microseconds
+from netsim.ground.backend import Backend
+from netsim.ground.choosing import Chosen, chosen
 from netsim.ground.interface import Links
 from netsim.ground.queued import queue_ground
 from netsim.link.course import Variation
@@ -23,6 +25,7 @@ from netsim.measure.statistics import Arrivals
 from netsim.namespaces import namespaces, ownership
 from netsim.refusal import RefusedError
 from netsim.tc.capabilities import capabilities
+from netsim.tc.choice import Fallback
 from netsim.tc.measured import network
 from netsim.tc.queues import FRAME_BYTES
 from netsim.tc.traffic_control import TrafficControl
@@ -286,10 +289,8 @@ def test_a_run_removes_what_one_left_that_was_killed_with_its_guard(
 
 
 async def test_a_link_that_changes_by_itself_is_refused() -> None:
-    varying = Shape(link=FREE, variation=Variation(delay_step_us=Microseconds(1000)))
-    links = Links(nodes={"a": varying}, coordinator=Shape(link=FREE))
     with pytest.raises(RefusedError, match="the link of a changes by itself"):
-        await queue_ground(links).__aenter__()
+        await queue_ground(grounded(CHANGING)).__aenter__()
 
 
 async def test_programs_are_told_where_they_run() -> None:
@@ -303,3 +304,28 @@ async def test_programs_are_told_where_they_run() -> None:
             await ground.reset("a")
     assert "10.77.0.2/16" in out.decode()
     assert ground.sites.nodes["a"].dials == "10.77.0.1"
+
+
+CHANGING = Shape(link=FREE, variation=Variation(delay_step_us=Microseconds(1000)))
+
+
+def grounded(shape: Shape) -> Links:
+    return Links(nodes={"a": shape}, coordinator=Shape(link=FREE))
+
+
+def test_links_that_the_kernel_can_do_stay_where_they_were_asked_for() -> None:
+    assert chosen(Backend.TC, grounded(Shape(link=link(5, 5))), Fallback.TUNNEL) == Chosen(
+        Backend.TC
+    )
+
+
+def test_links_that_change_by_themselves_fall_to_the_tunnel_with_the_reason() -> None:
+    found = chosen(Backend.TC, grounded(CHANGING), Fallback.TUNNEL)
+    assert found.backend is Backend.TUNNEL
+    assert found.reason.startswith("the link of a changes by itself")
+
+
+def test_without_the_wish_to_fall_back_they_are_refused_with_the_option() -> None:
+    with pytest.raises(RefusedError, match="changes by itself") as refused:
+        chosen(Backend.TC, grounded(CHANGING), Fallback.REFUSE)
+    assert "--fallback tunnel" in refused.value.fix
