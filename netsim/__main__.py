@@ -2,9 +2,11 @@
 
 import sys
 
+from hypergpu.cli.failure import report, usage_error
 from netsim.commands.app import app
 
 SEPARATOR = "--"
+TAKES_A_COMMAND = "shape"
 
 
 def main() -> None:
@@ -14,6 +16,10 @@ def main() -> None:
     if SEPARATOR in arguments:
         at = arguments.index(SEPARATOR)
         arguments, command = arguments[:at], arguments[at + 1 :]
+        if arguments[:1] != [TAKES_A_COMMAND] or not command:
+            detail = f"{SEPARATOR} is for the command of {TAKES_A_COMMAND}"
+            fix = f"hypergpu netsim {TAKES_A_COMMAND} PROFILE... {SEPARATOR} COMMAND"
+            sys.exit(report(usage_error(detail, fix)))
     app(args=arguments, prog_name="hypergpu netsim", obj=command)
 
 

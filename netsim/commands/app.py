@@ -8,6 +8,7 @@ from hypergpu.cli.commands.app import Commands
 from hypergpu.cli.failure import report
 from hypergpu.refusal import Reason, RefusalError
 from netsim.commands import checking, holding, listing, plotting, running
+from netsim.ground.signals import SignalledError
 from netsim.refusal import RefusedError
 
 
@@ -21,6 +22,8 @@ class NetsimCommands(Commands):
         except RefusedError as refused:
             failure = RefusalError(Reason.NETWORK_REFUSED, refused.what, fix=refused.fix)
             raise typer.Exit(report(failure)) from refused
+        except SignalledError as signalled:
+            raise typer.Exit(signalled.status) from signalled
 
 
 app = typer.Typer(

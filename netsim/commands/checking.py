@@ -1,21 +1,24 @@
 """`check`: links measured beside what was asked, and what this machine can do."""
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
 import typer
 
 from hypergpu.cli.output import Column, note, say, say_json, say_table
-from netsim.commands.asked import asked_links
+from netsim.commands.asked import FallbackOption, asked_links, settled
 from netsim.ground.backend import Backend
-from netsim.ground.measuring import claims_of, measurable
+from netsim.ground.interface import Links
+from netsim.ground.measuring import UNLIMITED, claims_of, measurable
+from netsim.ground.signals import completed
 from netsim.link import Link
+from netsim.link.shape import Shape
 from netsim.measure.check import Reading, checked
 from netsim.measure.network import Verdict
 from netsim.refusal import RefusedError
 from netsim.tc.capabilities import capabilities
+from netsim.tc.choice import Fallback
 from netsim.tunnel.requirements import require_machine
 
 INVALID_STATUS = 1
@@ -45,6 +48,7 @@ def check(
     ] = None,
     *,
     backend: Annotated[Backend, typer.Option("--backend", help="How.")] = Backend.PROXY,
+    fallback: FallbackOption = Fallback.REFUSE,
     seconds: Annotated[
         float, typer.Option("--for", min=0.5, max=120, metavar="SECONDS", help="A measurement.")
     ] = 3.0,
@@ -52,13 +56,14 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON document.")] = False,
 ) -> None:
     """Say what this machine can do, and measure links beside what was asked of them."""
-    links = asked_links(named, seed).nodes if named else {}
+    links = different(asked_links(named, seed).nodes if named else {})
+    backend = settled(backend, unvarying(links), fallback)
     machine = {each.value: _hindrance(each) for each in Backend}
     if not as_json:
         _say_machine(machine)
     found = []
-    for name, shape in links.items():
-        one = asyncio.run(_checked(name, backend, shape.link, seconds, seed))
+    for name, link in links.items():
+        one = completed(_checked(name, backend, link, seconds, seed))
         found.append(one)
         if not as_json:
             _say_link(one)
@@ -68,10 +73,29 @@ def check(
         raise typer.Exit(INVALID_STATUS)
 
 
+def different(shapes: Mapping[str, Shape]) -> dict[str, Link]:
+    """Each link once, by the name of the first node that has it and the number of the others."""
+    names: dict[Link, list[str]] = {}
+    for name, shape in shapes.items():
+        names.setdefault(shape.link, []).append(name)
+    return {
+        first if not others else f"{first} and {len(others)} like it": link
+        for link, (first, *others) in names.items()
+    }
+
+
+def unvarying(links: Mapping[str, Link]) -> Links:
+    """What is measured: links without what varies them, behind a coordinator without limits."""
+    return Links(
+        nodes={name: Shape(link=link) for name, link in links.items()},
+        coordinator=Shape(link=UNLIMITED),
+    )
+
+
 async def _checked(
     name: str, backend: Backend, link: Link, seconds: float, seed: int
 ) -> CheckedLink:
-    note(f"measuring {name} over {backend}")
+    note(f"measuring {name} over {backend}, up to {5 * seconds:.0f} s and what opening takes")
     async with measurable(backend, link, seed=seed) as network:
         readings = await checked(network, link, claims_of(backend), for_s=seconds)
         verdict = await network.verdict()

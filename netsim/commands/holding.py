@@ -1,17 +1,18 @@
 """`shape`: links held open for any program."""
 
-import asyncio
 import shlex
-import sys
 from typing import Annotated
 
 import typer
 
-from hypergpu.cli.output import note
-from netsim.commands.asked import asked_links
+from hypergpu.cli.output import note, say
+from hypergpu.sites import SITES_VARIABLE, Sites
+from netsim.commands.asked import FallbackOption, asked_links, settled
 from netsim.ground.backend import Backend
-from netsim.ground.holding import Held, held, opened
-from netsim.ground.interface import Ground, Links
+from netsim.ground.holding import held, kept, opened, sites_text
+from netsim.ground.interface import Links
+from netsim.ground.signals import completed
+from netsim.tc.choice import Fallback
 
 
 def shape(
@@ -26,32 +27,43 @@ def shape(
     ],
     *,
     backend: Annotated[Backend, typer.Option("--backend", help="How.")] = Backend.PROXY,
-    seed: Annotated[int, typer.Option("--seed", help="Decides every chance.")] = 0,
+    fallback: FallbackOption = Fallback.REFUSE,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Decides every chance; a world file has its own.")
+    ] = 0,
 ) -> None:
     """Hold links open for a program, which finds where to run and dial in NETSIM_SITES."""
     links = asked_links(named, seed)
-    command: list[str] = context.obj or [sys.executable, "-c", _WAIT]
-    outcome = asyncio.run(_held(backend, links, command))
-    note(outcome.verdict.sentence)
-    raise typer.Exit(outcome.status)
+    command: list[str] = context.obj
+    backend = settled(backend, links, fallback)
+    raise typer.Exit(completed(_held(backend, links, command)))
 
 
-_WAIT = """
-import os, signal
-print(os.environ["NETSIM_SITES"], flush=True)
-signal.sigwait({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-"""
-
-
-async def _held(backend: Backend, links: Links, command: list[str]) -> Held:
+async def _held(backend: Backend, links: Links, command: list[str]) -> int:
     async with opened(backend, links) as ground:
-        note(_greeting(ground))
-        return await held(ground, command)
+        for line in greeting(ground.sites):
+            note(line)
+        if command:
+            status, verdict = await held(ground, command)
+        else:
+            status, verdict = 0, await kept(ground, _say_how)
+        note(verdict.sentence)
+        return status
 
 
-def _greeting(ground: Ground) -> str:
-    lines = [f"{len(ground.sites.nodes)} links are open ({ground.sites.backend})"]
-    for name, site in ground.sites.nodes.items():
-        where = f", run there with: {shlex.join(site.prefix)}" if site.prefix else ""
-        lines.append(f"  {name}: the coordinator is {site.dials}{where}")
-    return "\n".join(lines)
+def greeting(sites: Sites) -> list[str]:
+    """Who finds whom where."""
+    count = len(sites.nodes)
+    links = "1 link is" if count == 1 else f"{count} links are"
+    ports = f"ports {' and '.join(map(str, sites.ports))} only" if sites.ports else "any port"
+    listens = f"{sites.coordinator.dials}, {ports}"
+    lines = [f"{links} open ({sites.backend}); the coordinator listens on {listens}"]
+    for name, site in sites.nodes.items():
+        inside = f", from inside: {shlex.join(site.command(['COMMAND']))}" if site.prefix else ""
+        lines.append(f"  {name} dials {site.dials}{inside}")
+    return lines
+
+
+def _say_how(sites: Sites) -> None:
+    note("Ctrl-C closes them. In another terminal this line tells programs of them:")
+    say(f"export {SITES_VARIABLE}={shlex.quote(sites_text(sites))}")

@@ -1,6 +1,5 @@
 """`run`: a world's job over the world's links."""
 
-import asyncio
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -9,12 +8,17 @@ import typer
 
 from hypergpu.cli.machine.children import program
 from hypergpu.cli.output import note, say, say_json
-from netsim.commands.asked import links_of_world
+from netsim.commands.asked import FallbackOption, links_of_world, settled
 from netsim.ground.backend import Backend
 from netsim.ground.holding import held, opened
+from netsim.ground.interface import Links
+from netsim.ground.signals import completed
+from netsim.refusal import RefusedError
 from netsim.run.deeds import refuse_unreal
+from netsim.run.preparation import prepare_folder, require_worker, required_job
 from netsim.run.report import summary_lines
 from netsim.run.virtual import run_virtually
+from netsim.tc.choice import Fallback
 from netsim.worldfile import WorldDescription, read_world_file
 
 UNFINISHED_STATUS = 1
@@ -29,12 +33,13 @@ class Way(StrEnum):
     WORLD = "world"
 
 
-def run(
+def run(  # noqa: PLR0913 - each is an option
     world: Annotated[Path, typer.Argument(metavar="WORLD.toml", help="See docs/netsim.md.")],
     *,
     backend: Annotated[
         Way, typer.Option("--backend", help="How; world is virtual time, without processes.")
     ] = Way.PROXY,
+    fallback: FallbackOption = Fallback.REFUSE,
     out: Annotated[Path, typer.Option("--out", help="Gets logs and state.")] = Path("netsim-out"),
     worker: Annotated[
         str, typer.Option("--worker", help="torch, numpy or null; else what is installed.")
@@ -47,12 +52,22 @@ def run(
     """Train a world's job over its links, with everything that goes wrong in it."""
     description = read_world_file(world)
     if backend is Way.WORLD:
+        _refuse_fallback(fallback)
         raise typer.Exit(_run_virtually(description, as_json=as_json))
     refuse_unreal(description)
+    require_worker(required_job(description), worker)
+    prepare_folder(out)
     given = [str(world), "--out", str(out), "--worker", worker]
     given += ["--give-up-after", str(give_up_after), *(["--json"] if as_json else [])]
     command = program("netsim.run", *given)
-    raise typer.Exit(asyncio.run(_run(description, Backend(backend), command)))
+    links = links_of_world(description)
+    ground = settled(Backend(backend), links, fallback)
+    raise typer.Exit(completed(_run(links, ground, command)))
+
+
+def _refuse_fallback(fallback: Fallback) -> None:
+    if fallback is not Fallback.REFUSE:
+        raise RefusedError("virtual time has no fallback", "leave out --fallback")
 
 
 def _run_virtually(world: WorldDescription, *, as_json: bool) -> int:
@@ -66,6 +81,6 @@ def _run_virtually(world: WorldDescription, *, as_json: bool) -> int:
     return 0 if report.is_good else UNFINISHED_STATUS
 
 
-async def _run(world: WorldDescription, backend: Backend, command: list[str]) -> int:
-    async with opened(backend, links_of_world(world)) as ground:
+async def _run(links: Links, backend: Backend, command: list[str]) -> int:
+    async with opened(backend, links) as ground:
         return (await held(ground, command)).status

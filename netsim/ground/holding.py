@@ -3,11 +3,8 @@
 import asyncio
 import contextlib
 import os
-import signal
-import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -17,12 +14,12 @@ from hypergpu.sites import SITES_VARIABLE, Sites
 from netsim.ground.backend import Backend
 from netsim.ground.control import control_socket
 from netsim.ground.interface import Ground, Links
+from netsim.ground.meeting import meeting_folder
 from netsim.ground.proxied import proxy_ground
 from netsim.ground.queued import queue_ground
+from netsim.ground.signals import is_terminals, received
 from netsim.ground.tunnelled import tunnel_ground
 from netsim.measure.network import Verdict
-
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Held(NamedTuple):
@@ -51,8 +48,8 @@ def opened(backend: Backend, links: Links) -> AbstractAsyncContextManager[Ground
 @asynccontextmanager
 async def told(ground: Ground) -> AsyncIterator[Sites]:
     """The sites with a control socket, which is there while the block runs."""
-    with tempfile.TemporaryDirectory(prefix="netsim-") as folder:
-        path = Path(folder) / "control"
+    with meeting_folder() as folder:
+        path = folder / "control"
         async with control_socket(ground, path):
             yield msgspec.structs.replace(ground.sites, control=str(path))
 
@@ -63,27 +60,43 @@ async def held(ground: Ground, command: Sequence[str]) -> Held:
     Signals that ask this process to end are passed on, and the program decides when it ends.
     """
     async with told(ground) as sites:
-        environment = {**os.environ, SITES_VARIABLE: msgspec.json.encode(sites).decode()}
+        environment = {**os.environ, SITES_VARIABLE: sites_text(sites)}
         child = await asyncio.create_subprocess_exec(
             *leashed(sites.coordinator.command(command)),
             env=environment,
         )
-        loop = asyncio.get_running_loop()
-        for number in _PASSED_ON:
-            loop.add_signal_handler(number, _pass_on, child, number)
+
+        def pass_on(number: int) -> None:
+            if is_terminals(number):
+                return  # It has it already.
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(number)
+
         try:
-            status = await child.wait()
+            with received(pass_on):
+                status = await child.wait()
         finally:
-            for number in _PASSED_ON:
-                loop.remove_signal_handler(number)
             if child.returncode is None:
                 child.kill()
                 await child.wait()
         return Held(128 - status if status < 0 else status, await ground.verdict())
 
 
-def _pass_on(child: asyncio.subprocess.Process, number: int) -> None:
-    if number == signal.SIGINT and os.isatty(0):
-        return  # The terminal has sent Ctrl-C to both of us.
-    with contextlib.suppress(ProcessLookupError):
-        child.send_signal(number)
+async def kept(ground: Ground, say: Callable[[Sites], None]) -> Verdict:
+    """Keep links open until a signal asks this process to end.
+
+    Args:
+        ground: The links.
+        say: Is told the sites, with the control socket.
+    """
+    asked = asyncio.Event()
+    async with told(ground) as sites:
+        with received(lambda _: asked.set()):
+            say(sites)
+            await asked.wait()
+        return await ground.verdict()
+
+
+def sites_text(sites: Sites) -> str:
+    """What `SITES_VARIABLE` holds."""
+    return msgspec.json.encode(sites).decode()

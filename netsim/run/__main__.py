@@ -1,11 +1,13 @@
 """`python -m netsim.run WORLD.toml`: what `hypergpu netsim run` starts over the links it opened."""
 
 import argparse
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 from hypergpu.cli.failure import report as explained
-from hypergpu.cli.output import say, say_json
+from hypergpu.cli.output import note, say, say_json
 from hypergpu.cli.show.shown import shown
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.sites import told_sites
@@ -21,6 +23,8 @@ UNFINISHED_STATUS = 1
 def main() -> int:
     """Run the job; the exit status is 1 when it ended otherwise than it should."""
     options = _options()
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGHUP, _leave)
     try:
         found = _run(options)
     except RefusedError as refused:
@@ -29,12 +33,18 @@ def main() -> int:
         return explained(refused)
     except KeyboardInterrupt:
         return 130
+    finally:
+        note(f"logs: {options.out / 'logs'}")
     if options.json:
         say_json(found)
     else:
         for line in summary_lines(found):
             say(line)
     return 0 if found.is_good else UNFINISHED_STATUS
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 def _run(options: argparse.Namespace) -> RunReport:

@@ -1,7 +1,6 @@
 """A job on real programs over open links: the part that runs at the coordinator's site."""
 
 import asyncio
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +11,12 @@ from hypergpu.cli.show.progress import Progress, with_note
 from hypergpu.cli.show.shown import View
 from hypergpu.cli.show.watch import Watched
 from hypergpu.jobfile import spec_json
+from hypergpu.refusal import Reason, RefusalError
 from hypergpu.sites import Sites
 from netsim.ground import control
 from netsim.refusal import RefusedError
 from netsim.run.deeds import Deed, DeedKind, deeds
+from netsim.run.preparation import prepare_folder, required_job
 from netsim.run.report import RunReport, round_reports
 from netsim.worldfile import COORDINATOR, WorldDescription
 
@@ -41,16 +42,13 @@ def run_job(order: Order, sites: Sites, view: View) -> RunReport:
         RefusedError: The job took longer than it may, or the links are gone.
     """
     world = order.world
-    if world.job is None:
-        raise RefusedError(f"the world {world.name} has no job", 'give it one: job = "JOB.toml"')
-    for name in ("state", "logs"):
-        # Of an earlier run: its coordinator would go on with that run's job.
-        shutil.rmtree(order.folder / name, ignore_errors=True)
+    spec = required_job(world)
+    prepare_folder(order.folder)
     with Cluster(order.folder, order.worker, sites) as cluster:
         cluster.start_coordinator()
         cluster.start_nodes({node.name: _environment(node.step_floor_ms) for node in world.nodes})
         with cluster.operator() as coordinator:
-            job_id = coordinator.create_job(spec_json(world.job), None)
+            job_id = coordinator.create_job(spec_json(spec), None)
             watched = Watched(coordinator, job_id, view)
             try:
                 progress = _followed(order, watched, _Hand(cluster, sites, world), view)
@@ -84,6 +82,9 @@ def _followed(order: Order, watched: Watched, hand: "_Hand", view: View) -> Prog
         for text in hand.act(watched.progress):
             watched.progress = with_note(watched.progress, text)
             view.say(text)
+        if dead := hand.dead():
+            log = order.folder / "logs" / f"{dead[0]}.log"
+            raise RefusalError(Reason.CHILD_ENDED, f"{dead[0]} ended by itself", fix=f"read {log}")
         if time.monotonic() > give_up_at_s:
             what = f"the job was not done after {order.give_up_after_s:.0f} s"
             raise RefusedError(what, "give it longer, --give-up-after, or the world less to do")
@@ -113,6 +114,10 @@ class _Hand:
             self._next = next(self._deeds, None)
             self._do(deed)
             yield deed.sentence
+
+    def dead(self) -> list[str]:
+        """Whose process ended though nobody here killed it."""
+        return [name for name in self._cluster.dead() if name not in self._killed]
 
     def _do(self, deed: Deed) -> None:
         is_coordinator = deed.name == COORDINATOR

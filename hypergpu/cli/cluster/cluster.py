@@ -126,8 +126,12 @@ class Cluster:
         return self._coordinator.pid
 
     def dead(self) -> list[str]:
-        """Nodes whose daemon has ended, by itself or killed."""
-        return [name for name, child in self._nodes.items() if child.poll() is not None]
+        """Nodes whose daemon has ended, and ``coordinator``: by itself or killed."""
+        programs = {
+            **self._nodes,
+            **({"coordinator": self._coordinator} if self._coordinator else {}),
+        }
+        return [name for name, child in programs.items() if child.poll() is not None]
 
     @property
     def _served(self) -> Ready:

@@ -9,6 +9,7 @@ from types import FrameType
 from hypergpu.cli.cluster.cluster import Cluster
 from hypergpu.cli.demo.job import Plan, plan
 from hypergpu.cli.demo.summary import FILE_NAME, Summary, summary_lines, summary_of, write_summary
+from hypergpu.cli.failure import usage_error
 from hypergpu.cli.figures import span
 from hypergpu.cli.output import say
 from hypergpu.cli.remote.calls import Coordinator
@@ -31,7 +32,7 @@ def demonstrate(folder: Path, *, nodes: int, is_short: bool, worker: str = "") -
 
     Args:
         folder: Gets the summary, the logs and the model.
-        nodes: How many train.
+        nodes: How many train; over links that are held open, one on each.
         is_short: Fewer rounds.
         worker: ``torch`` or ``numpy``; when empty, what is installed.
 
@@ -39,13 +40,16 @@ def demonstrate(folder: Path, *, nodes: int, is_short: bool, worker: str = "") -
         RefusalError: DEMO_MISSED, the accuracy was missed or the job did not finish.
     """
     started_at_s = time.monotonic()
+    sites = told_sites()
+    names = list(sites.nodes) if sites else [f"node-{number}" for number in range(1, nodes + 1)]
+    nodes = len(names)
+    if nodes <= VICTIM:
+        raise usage_error(f"{nodes} link is open", "open two or more: the demo kills a node")
     chosen = plan(nodes, is_short=is_short, worker=worker)
     _clear(folder)
     signal.signal(signal.SIGTERM, _interrupt)
     if chosen.note:
         say(chosen.note)
-    sites = told_sites()
-    names = list(sites.nodes) if sites else [f"node-{number}" for number in range(1, nodes + 1)]
     with Cluster(folder, chosen.worker, sites) as cluster:
         say(f"starting a coordinator and {nodes} nodes as separate processes; logs: {folder}/logs")
         if sites is not None:
@@ -61,10 +65,15 @@ def demonstrate(folder: Path, *, nodes: int, is_short: bool, worker: str = "") -
 
 def _clear(folder: Path) -> None:
     """Remove what an earlier demo left, and nothing else."""
-    for name in ("state", "logs", "model"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    (folder / FILE_NAME).unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        for name in ("state", "logs", "model"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / FILE_NAME).unlink(missing_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as broken:
+        detail = f"nothing can be kept in {folder}: {broken.strerror}"
+        fix = "choose a folder that you may write: --out FOLDER"
+        raise RefusalError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -105,7 +114,7 @@ def _followed(fault: "Fault", coordinator: Coordinator, job_id: str, view: View)
                 watched.progress = with_note(watched.progress, text)
                 view.say(text)
             if fault.is_over and (dead := fault.cluster.dead()):
-                raise RefusalError(Reason.DEMO_MISSED, f"node {dead[0]} ended by itself")
+                raise RefusalError(Reason.DEMO_MISSED, f"{dead[0]} ended by itself")
             if time.monotonic() > give_up_at_s:
                 raise RefusalError(Reason.DEMO_MISSED, f"not done after {GIVE_UP_AFTER_S:.0f} s")
         return watched.progress
