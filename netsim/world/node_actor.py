@@ -246,9 +246,8 @@ class NodeActor:
         if self._dice.random() < self.ills.worker_death:
             self._later(compute_ms // 2, lambda: self._died(lease))
             return
-        lie = "" if self.ills.lie == 1 else f" times {self.ills.lie}"
-        name = f"{assignment.slot} {start} {assignment.task}{lie}"
-        digest = Digest(blake3(name.encode()).hexdigest())
+        name = msgspec.json.encode((assignment.slot, start, assignment.task, self.ills.lie))
+        digest = Digest(blake3(name).hexdigest())
         samples = Samples(sum(range_.count for range_ in assignment.task.ranges))
         update = Update(digest, self.update_bytes, assignment.task.inner_steps, samples)
         self._later(compute_ms, lambda: self._finished(lease, update))
@@ -285,7 +284,10 @@ class NodeActor:
             answer = self._damage_answered if is_damaged else self._answered
             self._later(self.link.message_ms(Way.DOWN), lambda: answer(connection, lease, refusal))
 
-        self.link.move(Way.UP, update.size_bytes, self._disk_ms(update.size_bytes), arrive)
+        # The bytes follow when the coordinator has admitted the header.
+        admission_ms = self.link.message_ms(Way.UP) + self.link.message_ms(Way.DOWN)
+        wait_ms = admission_ms + self._disk_ms(update.size_bytes)
+        self.link.move(Way.UP, update.size_bytes, wait_ms, arrive)
 
     def _damage_answered(self, connection: int, lease: Lease, refusal: str) -> None:
         """What was sent is well: it is sent again."""

@@ -11,15 +11,23 @@ from enum import StrEnum
 
 import msgspec
 
-from coordinator.core.transfer.constants import HANDSHAKE_RTTS
+from coordinator.core.transfer.congestion import after_idling
+from coordinator.core.transfer.constants import (
+    HANDSHAKE_RTTS,
+    INITIAL_WINDOW_PACKETS,
+    STREAM_WINDOW_PACKETS,
+)
 from coordinator.core.transfer.forecast import forecast, rounded
 from coordinator.core.transfer.path import CongestionControl, Path
+from coordinator.core.transfer.rounds import Start
 from coordinator.core.transfer.window import stall_us
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from netsim.link import STALLED_BITS_PER_S, Direction, Link, LinkCourse, most_loss
 from netsim.world.agenda import Agenda
 from netsim.world.sharing import Move, SharedLink
 
+_WINDOW_STEP = 1.5
+"""Windows are told apart by so much, so that transfers share forecasts."""
 _STRETCHES_MOST = 1000
 """A transfer that outlives this many changes of its link goes on over the last one."""
 
@@ -74,6 +82,9 @@ class NodeLink:
         self._paths: dict[Way, Path] = {}
         self._last_ms = {Way.UP: 0, Way.DOWN: 0}
         self._moves: dict[Move, SharedLink] = {}
+        self._windows: dict[Way, float] = {}
+        """What transfers over the present connection have left."""
+        self._moved_ms = 0
 
     def message_ms(self, way: Way) -> Milliseconds:
         """Until a message sent now is there, which is not before those sent earlier."""
@@ -109,6 +120,7 @@ class NodeLink:
 
         def moved() -> None:
             self._moves.pop(move, None)
+            self._moved_ms = self._agenda.now_ms
             deed(self._agenda.now_ms - begun_ms)
 
         move = Move(moved)
@@ -121,11 +133,13 @@ class NodeLink:
             shared.drop(move)
             self._agenda.after(0, move.deed)
         self._moves.clear()
+        self._windows.clear()
 
     def transfer_ms(self, way: Way, size_bytes: Bytes) -> Milliseconds:
         """How long the bytes would take if the coordinator's own link were without limit."""
         begun_us = now_us = self._agenda.now_ms * 1000
         chance = self._dice.random()
+        window = self._window(way)
         done = 0.0
         whole_us = 0
         for _ in range(_STRETCHES_MOST):
@@ -133,13 +147,29 @@ class NodeLink:
             path = self._paths[way]
             is_stalled = path.bits_per_s == STALLED_BITS_PER_S
             if not is_stalled:
-                whole_us = forecast(path, size_bytes).drawn_us(chance)
+                expected = forecast(path, size_bytes, Start.IDLE, window)
+                self._windows[way] = expected.window_packets
+                whole_us = expected.drawn_us(chance)
                 if now_us + (1 - done) * whole_us <= self._until_us:
                     break
                 done += (self._until_us - now_us) / whole_us
             now_us = self._until_us
         took_us = now_us - begun_us + round((1 - done) * whole_us)
         return Milliseconds(-(-took_us // 1000))
+
+    def _window(self, way: Way) -> float:
+        """What the time without transfers has left of the last one's window; 0: it is fresh."""
+        if way not in self._windows:
+            return 0
+        self._look(self._agenda.now_ms * 1000)
+        window = self._windows[way]
+        path = self._paths[way]
+        if path.congestion_control is not CongestionControl.BBR:
+            idle_us = (self._agenda.now_ms - self._moved_ms) * 1000
+            window = after_idling(window, idle_us // path.timeout_us)
+        window = min(window, STREAM_WINDOW_PACKETS)
+        steps = int(math.log(window / INITIAL_WINDOW_PACKETS, _WINDOW_STEP))
+        return INITIAL_WINDOW_PACKETS * _WINDOW_STEP**steps if steps > 0 else 0
 
     def _look(self, now_us: int) -> None:
         """Bring the link up to date."""

@@ -59,6 +59,7 @@ class Simulation:
         self._description = world.description or drawn_description(world)
         self._dice = random.Random(world.seed)
         self._agenda = Agenda()
+        self._open_jobs = len(world.jobs)
         self._coordinator = CoordinatorActor(self._agenda, world.model_bytes, self._watch)
         self._line = CoordinatorLine(self._agenda, self._description.coordinator)
         self._nodes = [self._node(each) for each in self._description.nodes]
@@ -172,6 +173,8 @@ class Simulation:
         self._agenda.after(_RESUME_EACH_MS, self._resume)
 
     def _watch(self, before: Job, after: Job) -> None:
+        if after.phase in ENDED and before.phase not in ENDED:
+            self._open_jobs -= 1
         is_new_model = before.model is not after.model
         if not self._world.checks_each_event and not is_new_model:
             return
@@ -179,7 +182,7 @@ class Simulation:
             raise _BrokenError(f"{after.job_id} at {after.at_ms} ms: {'; '.join(broken)}")
 
     def _is_over(self) -> bool:
-        return all(job.phase in ENDED for job in self._coordinator.jobs.values())
+        return self._open_jobs == 0
 
     def _where(self) -> str:
         places = [

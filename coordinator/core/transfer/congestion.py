@@ -30,8 +30,8 @@ class Congestion(Protocol):
     def timed_out(self, now_us: float) -> None:
         """Only the timer revealed a loss."""
 
-    def was_idle(self) -> None:
-        """Nothing was sent for longer than the timer."""
+    def was_idle(self, timeouts: int) -> None:
+        """Nothing was sent for so many times the timer."""
 
     def bound(self, path: Path) -> None:
         """The path's numbers are these from now on; the window goes on from where it is."""
@@ -75,9 +75,9 @@ class Reno:
         self._slow_start_until = max(2.0, self.window * self.beta)
         self.window = 1.0
 
-    def was_idle(self) -> None:
+    def was_idle(self, timeouts: int) -> None:
         self._slow_start_until = max(self._slow_start_until, 0.75 * self.window)
-        self.window = min(self.window, float(constants.INITIAL_WINDOW_PACKETS))
+        self.window = after_idling(self.window, timeouts)
 
     def _grown(self, now_us: float) -> float:
         return self.window + 1
@@ -155,12 +155,20 @@ class Bbr:
     def timed_out(self, now_us: float) -> None:
         """The estimate of the rate stays; so does the window after the stall."""
 
-    def was_idle(self) -> None:
+    def was_idle(self, timeouts: int) -> None:
         """It goes on at the rate that it knows."""
 
     def _grow(self, factor: float) -> None:
         self.window = min(self.window * factor, self._most)
         self.is_steady = self.window >= self._most
+
+
+def after_idling(window: float, timeouts: int) -> float:
+    """What is left of a window of Reno or CUBIC: half for each time the timer could have run out,
+    but no less than a fresh one (RFC 2861, Linux).
+    """
+    least = min(window, float(constants.INITIAL_WINDOW_PACKETS))
+    return max(least, window / (1 << min(timeouts, 30)))
 
 
 def bbr_window(path: Path) -> float:

@@ -6,7 +6,7 @@ from math import log
 import msgspec
 
 from coordinator.core.transfer.path import Path
-from coordinator.core.transfer.rounds import Start, transfer_us
+from coordinator.core.transfer.rounds import Start, drawn
 from coordinator.core.transfer.window import Dice
 from hypergpu.units import Bytes, Microseconds
 
@@ -19,6 +19,8 @@ class Forecast(msgspec.Struct, frozen=True):
     """Times of one transfer, the shortest first, each as likely as the others."""
 
     times_us: tuple[Microseconds, ...]
+    window_packets: float
+    """The window that half of them leave at least."""
 
     @property
     def median_us(self) -> Microseconds:
@@ -42,14 +44,20 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=_KEPT)
-def forecast(path: Path, size_bytes: Bytes, start: Start = Start.IDLE) -> Forecast:
+def forecast(
+    path: Path, size_bytes: Bytes, start: Start = Start.IDLE, window_packets: float = 0
+) -> Forecast:
     """The distribution of a transfer's time.
 
     A microsecond once it is known; fifteen draws, or one on a path without losses, when it is new.
+    For the arguments see `drawn`.
     """
-    draws = _DRAWS if path.events_per_packet else 1
-    times = (transfer_us(path, size_bytes, _sequence(seed), start=start) for seed in range(draws))
-    return Forecast(tuple(sorted(times)))
+    draws = [
+        drawn(path, size_bytes, _sequence(seed), start=start, window_packets=window_packets)
+        for seed in range(_DRAWS if path.events_per_packet else 1)
+    ]
+    windows = sorted(draw.window_packets for draw in draws)
+    return Forecast(tuple(sorted(draw.took_us for draw in draws)), windows[len(windows) // 2])
 
 
 def rounded(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from enum import Enum
 from math import cos, exp, log, pi, sqrt
+from typing import NamedTuple
 
 from coordinator.core.transfer import constants
 from coordinator.core.transfer.congestion import bbr_utilisation, congestion
@@ -14,8 +15,16 @@ from hypergpu.units import Microseconds
 class Start(Enum):
     """What the connection was before the transfer."""
 
-    IDLE = "idle"  # open, and idle for long enough that its window is back at its start
+    IDLE = "idle"  # open; its window is what idling has left of it
     COLD = "cold"  # not there: TCP and TLS shake hands first
+
+
+class Drawn(NamedTuple):
+    """One draw of a transfer."""
+
+    took_us: Microseconds
+    window_packets: float
+    """Where it left the window, for the next one over the connection."""
 
 
 class _Transfer:
@@ -93,6 +102,18 @@ class _Transfer:
 def transfer_us(
     path: Path, size_bytes: int, dice: Dice, *, start: Start = Start.IDLE
 ) -> Microseconds:
+    """How long a transfer over a fresh or long idle connection takes; see `drawn`."""
+    return drawn(path, size_bytes, dice, start=start).took_us
+
+
+def drawn(
+    path: Path,
+    size_bytes: int,
+    dice: Dice,
+    *,
+    start: Start = Start.IDLE,
+    window_packets: float = 0,
+) -> Drawn:
     """From the first byte's leaving to the last one's arriving, as one draw.
 
     Costs a few microseconds a round trip and ends after `constants.ROUNDS_MOST` of them: what is
@@ -103,8 +124,11 @@ def transfer_us(
         size_bytes: Payload.
         dice: Where losses fall.
         start: What the connection was before.
+        window_packets: What earlier transfers over it have left; 0: a fresh window.
     """
     transfer = _Transfer(path, size_bytes, dice)
+    if window_packets:
+        transfer.congestion.window = min(window_packets, path.buffer_packets)
     if start is Start.COLD:
         transfer.now_us = float(constants.HANDSHAKE_RTTS * path.rtt_us)
     for _ in range(constants.ROUNDS_MOST):
@@ -112,7 +136,8 @@ def transfer_us(
             break
         transfer.round()
     transfer.settle()
-    return Microseconds(round(transfer.now_us + path.rtt_us / 2))
+    took_us = Microseconds(round(transfer.now_us + path.rtt_us / 2))
+    return Drawn(took_us, transfer.congestion.window)
 
 
 def _burst(mean_packets: float, dice: Dice) -> float:

@@ -50,8 +50,9 @@ class Window:
 
     def window_bytes(self, now_us: Microseconds) -> Bytes:
         """How many bytes may be in flight now, at least one packet."""
-        if not self.in_flight_bytes and now_us - self._last_us > self._path.timeout_us:
-            self._congestion.was_idle()
+        timeouts = (now_us - self._last_us) // self._path.timeout_us
+        if timeouts > 0 and not self.in_flight_bytes:
+            self._congestion.was_idle(timeouts)
             self._last_us = now_us
         return Bytes(max(1, int(self._congestion.window)) * self._path.packet_bytes)
 

@@ -25,7 +25,7 @@ def test_a_forecast_on_a_lossy_path_has_the_median_and_the_spread_of_draws() -> 
 
 
 def test_draws_lie_between_the_shortest_and_the_longest_time() -> None:
-    times = Forecast((Microseconds(10), Microseconds(20), Microseconds(40)))
+    times = Forecast((Microseconds(10), Microseconds(20), Microseconds(40)), 10)
     assert [times.drawn_us(chance) for chance in (0, 0.25, 0.5, 0.75, 1)] == [10, 15, 20, 30, 40]
 
 
@@ -43,3 +43,10 @@ def test_rounding_moves_no_number_by_more_than_two_percent() -> None:
         assert abs(near.bits_per_s - number) <= 0.02 * number
         assert abs(near.loss - 0.0123) <= 0.02 * 0.0123
     assert rounded(Path(rtt_us=Microseconds(0))) == Path(rtt_us=Microseconds(0))
+
+
+def test_a_transfer_goes_on_with_the_window_that_another_left() -> None:
+    path, size_bytes = Path(rtt_us=Microseconds(100_000)), Bytes(250_000)
+    first = forecast(path, size_bytes)
+    second = forecast(path, size_bytes, Start.IDLE, first.window_packets)
+    assert second.median_us < first.median_us - path.rtt_us

@@ -1,5 +1,7 @@
 import random
 
+import pytest
+
 from coordinator.core.transfer.path import CongestionControl, Path
 from coordinator.core.transfer.window import Window
 from hypergpu.units import Microseconds
@@ -92,6 +94,16 @@ def test_an_idle_connection_starts_again_from_ten_packets() -> None:
         now_us = a_round(window, now_us)
     assert window.window_bytes(now_us) > 10 * PACKET
     assert window.window_bytes(Microseconds(now_us + 10_000_000)) == 10 * PACKET
+
+
+def test_a_pause_halves_the_window_once_for_each_time_the_timer_could_run_out() -> None:
+    window, now_us = Window(CLEAN, never), Microseconds(0)
+    for _ in range(5):
+        now_us = a_round(window, now_us)
+    before = window.window_bytes(now_us)
+    # RTT and 200 ms are a timeout; the last bytes left an RTT ago.
+    later = Microseconds(now_us - RTT_US + 2 * CLEAN.timeout_us)
+    assert window.window_bytes(later) == pytest.approx(before / 4, abs=PACKET)
 
 
 def test_a_changed_link_keeps_the_window() -> None:
