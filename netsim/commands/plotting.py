@@ -12,7 +12,7 @@ from netsim.worldfile import read_world_file
 
 
 def plot(
-    world: Annotated[Path, typer.Argument(metavar="WORLD.toml", help="See docs/netsim.md.")],
+    world: Annotated[Path, typer.Argument(metavar="WORLD.toml", help="See docs/netsim/README.md.")],
     *,
     out: Annotated[Path | None, typer.Option("--out", help="Else WORLD.svg here.")] = None,
     seconds: Annotated[

@@ -34,7 +34,7 @@ class Way(StrEnum):
 
 
 def run(  # noqa: PLR0913 - each is an option
-    world: Annotated[Path, typer.Argument(metavar="WORLD.toml", help="See docs/netsim.md.")],
+    world: Annotated[Path, typer.Argument(metavar="WORLD.toml", help="See docs/netsim/README.md.")],
     *,
     backend: Annotated[
         Way, typer.Option("--backend", help="How; world is virtual time, without processes.")

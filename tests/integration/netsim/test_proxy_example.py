@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_example_of_the_manual_runs() -> None:
-    manual = (ROOT / "docs/netsim-proxy.md").read_text("utf-8")
+    manual = (ROOT / "docs/netsim/proxy.md").read_text("utf-8")
     example = re.search(r"^```python\n(.*?)^```", manual, re.MULTILINE | re.DOTALL)
     assert example
     port, node_port = free_ports(2)

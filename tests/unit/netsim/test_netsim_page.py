@@ -1,4 +1,4 @@
-"""docs/netsim.md says what the code does: its table of profiles, its example, its keys."""
+"""docs/netsim/README.md says what the code does: its table of profiles, its example, its keys."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from netsim.link import LinkCourse, Variation
 from netsim.profiles import CHURN_CLASSES, PROFILES, Profile
 from netsim.worldfile import FaultKind, WorldCourse, parse_world
 
-PAGE = (Path(__file__).parents[3] / "docs" / "netsim.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "netsim" / "README.md").read_text("utf-8")
 
 
 def shown(number: float) -> str:
@@ -44,7 +44,7 @@ def test_page_has_no_profile_that_is_gone() -> None:
 
 def test_example_of_a_world_file_is_one() -> None:
     (example,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    world = parse_world(example, source="docs/netsim.md")
+    world = parse_world(example, source="docs/netsim/README.md")
     assert [node.name for node in world.nodes] == ["attic", "lab-1", "lab-2", "van"]
     assert world.job is not None
 
@@ -52,7 +52,7 @@ def test_example_of_a_world_file_is_one() -> None:
 def test_example_of_the_python_interface_runs() -> None:
     (example,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     names: dict[str, object] = {}
-    exec(compile(example, "docs/netsim.md", "exec"), names)  # noqa: S102 - our own page
+    exec(compile(example, "docs/netsim/README.md", "exec"), names)  # noqa: S102 - our own page
     assert isinstance(names["course"], WorldCourse)
     assert str(names["picture"]).startswith("<svg")
 
