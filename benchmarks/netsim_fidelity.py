@@ -5,13 +5,17 @@ import os
 from collections.abc import Sequence
 
 from benchmarks.ours.fidelity.figures import Figures
+from benchmarks.ours.fidelity.proxy import proxy_figures
 from benchmarks.ours.fidelity.tunnel import tunnel_figures
+from benchmarks.ours.fidelity.world import world_figures
 from benchmarks.table import Table
 
 
 def run(is_quick: bool) -> Table:
     """Measure every backend; each gives rows and metrics of its own."""
-    measured: Sequence[Figures] = [asyncio.run(tunnel_figures(is_quick))]
+    measured: Sequence[Figures] = [
+        asyncio.run(figures(is_quick)) for figures in (tunnel_figures, proxy_figures, world_figures)
+    ]
     return Table(
         title="Networks asked for and measured",
         columns=("", "asked", "measured", "error"),

@@ -5,11 +5,12 @@ import statistics
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import msgspec
 
 from benchmarks.ours.cluster import BenchmarkError
-from benchmarks.ours.fidelity.figures import Figures, Row
+from benchmarks.ours.fidelity.figures import Figures, Measured, Repeats, Row
 from benchmarks.ours.fidelity.transfers import Pulled
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.link.link import CongestionControl, Direction, Link
@@ -27,6 +28,7 @@ MBIT = 1_000_000
 MIB = 1 << 20
 ON_THE_WIRE = 1500 / 1448
 RTTS_MS = (10, 50, 100, 300)
+RUNS = 3
 RATES_MBIT_S = (1, 20, 100, 500)
 PROGRAM = [sys.executable, "-m", "benchmarks.ours.fidelity.transfers"]
 
@@ -43,12 +45,15 @@ def both(
     delay_ms: float = 0,
     mbit_s: float = 0,
     control: CongestionControl = CongestionControl.CUBIC,
+    *,
+    loss: float = 0,
 ) -> Link:
     """Return a link that is the same both ways."""
     way = Direction(
         delay_us=Microseconds(round(delay_ms * 1000)),
         bits_per_s=round(mbit_s * MBIT),
         queue_ms=Milliseconds(100),
+        loss=loss,
     )
     return Link(up=way, down=way, congestion_control=control)
 
@@ -58,15 +63,22 @@ TRANSFERS = (
     Transfers(name="RTT 100, BBR", link=both(50, 0, CongestionControl.BBR), sizes_mib=(4,)),
     Transfers(name="RTT 100, 20 Mbit/s", link=both(50, 20), sizes_mib=(4, 100)),
     Transfers(name="RTT 50, 100 Mbit/s", link=both(25, 100), sizes_mib=(4, 100)),
+    Transfers(name="RTT 100, 1 %", link=both(50, loss=0.01), sizes_mib=(4,)),
+    Transfers(
+        name="RTT 100, 1 %, BBR",
+        link=both(50, 0, CongestionControl.BBR, loss=0.01),
+        sizes_mib=(4,),
+    ),
 )
 
 
 async def proxy_figures(is_quick: bool) -> Figures:
     """Measure everything; the comparison needs a machine that can build a tunnel."""
     rows: list[Row] = []
+    repeats = Repeats()
     metrics = {
-        "proxy_rtt_error_ms": await _round_trips(rows),
-        "proxy_rate_error": await _rates(rows, for_s=3.0 if is_quick else 8.0),
+        "proxy_rtt_error_ms": await _round_trips(rows, repeats, count=15 if is_quick else 40),
+        "proxy_rate_error": await _rates(rows, repeats, for_s=3.0 if is_quick else 8.0),
     }
     notes = ["Proxy: TCP round trips; rates over one stream, headers counted."]
     try:
@@ -74,77 +86,93 @@ async def proxy_figures(is_quick: bool) -> Figures:
     except RefusedError as refused:
         notes.append(f"No gRPC transfers beside the tunnel: {refused.what}.")
     else:
+        runs = 1 if is_quick else RUNS
         chosen = TRANSFERS[:2] if is_quick else TRANSFERS
-        metrics |= await _transfers(rows, chosen)
-    return Figures(rows=rows, metrics=metrics, notes=notes)
+        metrics |= await _transfers(rows, repeats, chosen, runs=runs)
+        notes.append(f"gRPC: medians of {runs} of each. With losses times are heavy-tailed.")
+    metrics["proxy_invalid_rows"] = float(len(repeats.invalid))
+    return Figures(rows=rows, metrics=metrics, notes=[*notes, *repeats.notes()])
 
 
-async def _round_trips(rows: list[Row]) -> float:
-    errors_ms = []
+async def _round_trips(rows: list[Row], repeats: Repeats, count: int) -> float:
+    errors_ms = [0.0]
     for rtt_ms in RTTS_MS:
-        async with _network(both(rtt_ms / 2)) as network:
-            trips = await network.round_trips(
-                "tcp", count=40, gap_us=Microseconds(1000 * rtt_ms + 20_000)
-            )
-            is_valid = (await network.verdict()).is_valid
-        # The first one waits for the handshake.
-        middle_ms = statistics.median(trips.trips_ns[1:]) / 1e6
-        errors_ms.append(middle_ms - rtt_ms)
-        error = f"{errors_ms[-1]:+.2f} ms"
-        rows.append(_row("proxy: RTT, ms", rtt_ms, middle_ms, _said(error, is_valid=is_valid)))
-    return max(abs(error) for error in errors_ms)
+
+        async def trips(*, rtt_ms: int = rtt_ms) -> Measured[float]:
+            async with _network(both(rtt_ms / 2)) as network:
+                gap_us = Microseconds(1000 * rtt_ms + 20_000)
+                trips = await network.round_trips("tcp", count=count, gap_us=gap_us)
+                is_valid = (await network.verdict()).is_valid
+            # The first one waits for the handshake.
+            return Measured(statistics.median(trips.trips_ns[1:]) / 1e6, is_valid)
+
+        middle_ms, is_valid = await repeats.measured(trips)
+        if is_valid:
+            errors_ms.append(abs(middle_ms - rtt_ms))
+        row = _row("proxy: RTT, ms", rtt_ms, middle_ms, f"{middle_ms - rtt_ms:+.2f} ms")
+        rows.append(repeats.judged(row, is_valid=is_valid))
+    return max(errors_ms)
 
 
-async def _rates(rows: list[Row], for_s: float) -> float:
-    errors = []
+async def _rates(rows: list[Row], repeats: Repeats, for_s: float) -> float:
+    errors = [0.0]
     for rate in RATES_MBIT_S:
-        async with _network(both(5, rate)) as network:
-            arrived = await network.stream("up", for_s=for_s)
-            is_valid = (await network.verdict()).is_valid
-        # Without the first second, in which the window grows, and the last tenth, which is a part.
-        steady = arrived.bytes_in_bin[10:-1]
-        carried = sum(steady) * 80 * ON_THE_WIRE / MBIT / len(steady)
-        errors.append(carried / rate - 1)
-        error = _said(f"{errors[-1]:+.2%}", is_valid=is_valid)
-        rows.append(_row("proxy: rate, Mbit/s", rate, carried, error))
-    return max(abs(error) for error in errors)
+
+        async def carried(*, rate: int = rate) -> Measured[float]:
+            async with _network(both(5, rate)) as network:
+                arrived = await network.stream("up", for_s=for_s)
+                is_valid = (await network.verdict()).is_valid
+            # Without the first second, in which the window grows, and the last tenth, a part.
+            steady = arrived.bytes_in_bin[10:-1]
+            return Measured(sum(steady) * 80 * ON_THE_WIRE / MBIT / len(steady), is_valid)
+
+        measured, is_valid = await repeats.measured(carried)
+        if is_valid:
+            errors.append(abs(measured / rate - 1))
+        row = _row("proxy: rate, Mbit/s", rate, measured, f"{measured / rate - 1:+.2%}")
+        rows.append(repeats.judged(row, is_valid=is_valid))
+    return max(errors)
 
 
-async def _transfers(rows: list[Row], chosen: Sequence[Transfers]) -> dict[str, float]:
-    errors = []
-    echoes_ms = []
+async def _transfers(
+    rows: list[Row], repeats: Repeats, chosen: Sequence[Transfers], *, runs: int
+) -> dict[str, float]:
+    errors = [0.0]
+    lossy = [0.0]
     for each in chosen:
-        real, is_real = await _through_tunnel(each)
-        modelled, is_valid = await _through_proxy(each)
-        echoes_ms.append(abs(modelled.echo_ms - real.echo_ms))
+        again = [partial(_through_tunnel, each), partial(_through_proxy, each)]
+        real, modelled = [[await repeats.measured(run) for _ in range(runs)] for run in again]
+        is_valid = all(measured.is_valid for measured in (*real, *modelled))
         for place, size_mib in enumerate(each.sizes_mib):
-            expected_s, seconds = real.pull_s[place], modelled.pull_s[place]
+            expected_s, seconds = (
+                statistics.median(measured.found.pull_s[place] for measured in measurements)
+                for measurements in (real, modelled)
+            )
+            error = seconds / expected_s - 1
+            if is_valid:
+                (lossy if each.link.down.loss else errors).append(abs(error))
             what = f"proxy: gRPC {size_mib} MiB, {each.name}, s (asked: tunnel)"
-            errors.append(seconds / expected_s - 1)
-            error = _said(f"{errors[-1]:+.1%}", is_valid=is_valid and is_real)
-            rows.append(_row(what, expected_s, seconds, error))
-    return {
-        "proxy_transfer_error": max(abs(error) for error in errors),
-        "proxy_echo_error_ms": max(echoes_ms),
-    }
+            row = _row(what, expected_s, seconds, f"{error:+.1%}")
+            rows.append(repeats.judged(row, is_valid=is_valid))
+    return {"proxy_transfer_error": max(errors), "proxy_lossy_transfer_error": max(lossy)}
 
 
-async def _through_proxy(asked: Transfers) -> tuple[Pulled, bool]:
+async def _through_proxy(asked: Transfers) -> Measured[Pulled]:
     async with _serving([], f"{LOOPBACK}:0") as port:
         node = Proxied(name="node", link=asked.link, forwards=(Forward(target_port=port),))
         async with ProxyProcess(Plan(nodes=(node,), coordinator=both())) as proxies:
             host, dialled = proxies.address("node")
             pulled = await _pulled([], f"{host}:{dialled}", asked)
-            return pulled, (await proxies.statistics()).lateness.is_valid
+            return Measured(pulled, (await proxies.statistics()).lateness.is_valid)
 
 
-async def _through_tunnel(asked: Transfers) -> tuple[Pulled, bool]:
+async def _through_tunnel(asked: Transfers) -> Measured[Pulled]:
     async with Tunnel({"node": asked.link}, both()) as tunnel:
         inside = tunnel.host(COORDINATOR).command([])
         async with _serving(inside, "0.0.0.0:0") as port:
             address = f"{tunnel.address(COORDINATOR)}:{port}"
             pulled = await _pulled(tunnel.host("node").command([]), address, asked)
-            return pulled, (await tunnel.statistics()).lateness.is_valid
+            return Measured(pulled, (await tunnel.statistics()).lateness.is_valid)
 
 
 @asynccontextmanager
@@ -179,7 +207,3 @@ async def _network(link: Link) -> AsyncIterator[Network]:
 
 def _row(what: str, asked: float, got: float, error: str) -> Row:
     return (what, f"{asked:.4g}", f"{got:.4g}", error)
-
-
-def _said(error: str, *, is_valid: bool) -> str:
-    return error if is_valid else f"{error} (INVALID)"

@@ -31,7 +31,7 @@ class Pulled(msgspec.Struct, frozen=True):
 def serve(address: str) -> None:
     """Serve until standard input ends; the first line printed is the port."""
     server = grpc.server(futures.ThreadPoolExecutor(4), options=OPTIONS)
-    methods = {
+    methods: dict[str, Any] = {
         "Pull": grpc.unary_stream_rpc_method_handler(_chunks),
         "Echo": grpc.unary_unary_rpc_method_handler(lambda request, _context: request),
     }
@@ -54,8 +54,8 @@ def _chunks(request: bytes, _context: Any) -> Iterator[bytes]:
 def pull(address: str, sizes_bytes: list[int]) -> Pulled:
     """Small calls first, then one stream of each size."""
     with grpc.insecure_channel(address, options=OPTIONS) as channel:
-        echo = channel.unary_unary("/Bytes/Echo")
-        stream = channel.unary_stream("/Bytes/Pull")
+        echo: Any = channel.unary_unary("/Bytes/Echo")
+        stream: Any = channel.unary_stream("/Bytes/Pull")
         echo(b"", timeout=TIMEOUT_S, wait_for_ready=True)
         echoes_ms = sorted(1000 * _timed(echo, b"x" * 100) for _ in range(ECHOES))
         return Pulled(

@@ -3,9 +3,9 @@
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
-from benchmarks.ours.fidelity.figures import Figures, Row
+from benchmarks.ours.fidelity.figures import Figures, Found, Measured, Repeats, Row
 from hypergpu.units import Microseconds
 from netsim.link.link import Direction, Link
 from netsim.link.shape import Shape
@@ -21,15 +21,6 @@ RATES_MBIT_S = (1, 5, 20, 100, 200)
 TRACE_MBIT_S = (1, 5, 20, 2, 10, 4, 16, 8, 3, 12)
 # netsim's reference with the kernel's own netem (6.1, virtual clock) at RTT 100 ms, 20 Mbit/s, 1 %.
 TCP_MBIT_S = {"cubic": 1.73, "bbr": 18.2}
-TRIES = 3
-Found = TypeVar("Found")
-
-
-class Measured(NamedTuple, Generic[Found]):
-    """What was found, and whether the router kept its times meanwhile."""
-
-    found: Found
-    is_valid: bool
 
 
 class Probe:
@@ -39,7 +30,7 @@ class Probe:
         self.tunnel = tunnel
         self.network = network(tunnel, "node")
         self.rows: list[Row] = []
-        self.invalid: list[str] = []
+        self.repeats = Repeats()
 
     async def measured(
         self, link: Link | Shape, measure: Callable[[int], Awaitable[Found]]
@@ -50,11 +41,7 @@ class Probe:
             link: What the node's link is meanwhile.
             measure: Is told when the link was set, in nanoseconds of the monotonic clock.
         """
-        for _ in range(TRIES - 1):
-            measured = await self._once(link, measure)
-            if measured.is_valid:
-                return measured
-        return await self._once(link, measure)
+        return await self.repeats.measured(lambda: self._once(link, measure))
 
     async def _once(
         self, link: Link | Shape, measure: Callable[[int], Awaitable[Found]]
@@ -67,10 +54,7 @@ class Probe:
 
     def add(self, row: Row, *, is_valid: bool) -> None:
         """Take a row; say so when it does not count."""
-        if not is_valid:
-            self.invalid.append(row[0])
-            row = (f"{row[0]} (INVALID)", *row[1:])
-        self.rows.append(row)
+        self.rows.append(self.repeats.judged(row, is_valid=is_valid))
 
 
 def both(delay_ms: float = 0, mbit_s: float = 0, *, loss: float = 0, burst: float = 1) -> Link:
@@ -99,15 +83,12 @@ async def tunnel_figures(is_quick: bool) -> Figures:
     up_s = metrics["namespaces_50_s"] = await _namespaces(50)
     error = "below" if up_s < 2 else "ABOVE"
     probe.add(_row("tunnel: 50 namespaces up, s", 2.0, up_s, error), is_valid=True)
-    metrics["tunnel_invalid_rows"] = float(len(probe.invalid))
+    metrics["tunnel_invalid_rows"] = float(len(probe.repeats.invalid))
     notes = [
         "Tunnel: one-way UDP probes by one clock; every packet through one Python process.",
         "TCP: asked is the kernel's netem under a virtual clock. One run each; loss both ways.",
     ]
-    if probe.invalid:
-        names = ", ".join(probe.invalid)
-        notes.append(f"The router was late or the sender slow; these do not count: {names}")
-    return Figures(rows=probe.rows, metrics=metrics, notes=notes)
+    return Figures(rows=probe.rows, metrics=metrics, notes=[*notes, *probe.repeats.notes()])
 
 
 def _row(what: str, asked: float, measured: float, error: str) -> Row:

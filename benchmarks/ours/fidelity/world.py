@@ -1,0 +1,136 @@
+"""The simulation's part of the fidelity table: a job in virtual time beside the real one."""
+
+import asyncio
+import statistics
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from benchmarks.ours.cluster import BenchmarkError
+from benchmarks.ours.fidelity.figures import Figures, Measured, Repeats, Row
+from netsim.refusal import RefusedError
+from netsim.run.report import RunReport
+from netsim.tunnel.requirements import require_machine
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """One world that is run both ways."""
+
+    name: str
+    said: str
+    """For the table."""
+    text: str
+    """Its world file, the number of rounds left out."""
+
+
+_JOB = """\
+seed = 8
+[job]
+workload = "null"
+options = {{ parameters = {parameters} }}
+[job.training]
+rounds = ROUNDS
+inner_steps = 10
+nodes = 8
+[job.codec]
+up = "{codec}"
+down = "{codec}"
+"""
+
+
+def _nodes(*rows: str) -> str:
+    return "".join(f"[[nodes]]\ncount = 2\n{row}\n" for row in rows)
+
+
+HOMES = Compared(
+    name="homes",
+    said="8 homes, 500 k parameters in int4",
+    text=_JOB.format(parameters=500_000, codec="int4")
+    + _nodes(
+        'name = "near"\nrtt_ms = 20\nup_mbit_s = 20\ndown_mbit_s = 100\nstep_floor_ms = 20',
+        'name = "cable"\nrtt_ms = 40\nup_mbit_s = 10\ndown_mbit_s = 50\nstep_floor_ms = 40',
+        'name = "far"\nrtt_ms = 100\nup_mbit_s = 20\ndown_mbit_s = 50\nstep_floor_ms = 40',
+        'name = "slow"\nrtt_ms = 60\nup_mbit_s = 2\ndown_mbit_s = 10\nstep_floor_ms = 20',
+    ),
+)
+FAR = Compared(
+    name="far",
+    said="8 far homes with losses, 250 k parameters in fp32",
+    text=_JOB.format(parameters=250_000, codec="fp32")
+    + _nodes(
+        'name = "ocean"\nrtt_ms = 150\nup_mbit_s = 50\ndown_mbit_s = 100\nstep_floor_ms = 30',
+        'name = "sky"\nrtt_ms = 80\njitter_ms = 8\nup_mbit_s = 15\ndown_mbit_s = 100\n'
+        "loss_percent = 0.1\nburst_packets = 4\nstep_floor_ms = 30",
+        'name = "bad"\nrtt_ms = 60\njitter_ms = 5\nup_mbit_s = 20\ndown_mbit_s = 50\n'
+        "loss_percent = 0.5\nburst_packets = 4\nstep_floor_ms = 50",
+        'name = "dsl"\nrtt_ms = 50\nup_mbit_s = 10\ndown_mbit_s = 40\nstep_floor_ms = 100',
+    ),
+)
+WORLDS = (HOMES, FAR)
+"""What a round costs besides its transfers was fitted on the first alone."""
+
+
+async def world_figures(is_quick: bool) -> Figures:
+    """Run every world both ways; the real way needs a machine that can build a tunnel."""
+    try:
+        require_machine()
+    except RefusedError as refused:
+        return Figures(rows=(), metrics={}, notes=[f"No real rounds: {refused.what}."])
+    rows: list[Row] = []
+    repeats = Repeats()
+    metrics: dict[str, float] = {}
+    for each in WORLDS:
+        rounds = 8 if is_quick else 15
+
+        async def run(*, world: Compared = each, rounds: int = rounds) -> Measured[RunReport]:
+            report = await _run(world, "tunnel", rounds)
+            return Measured(report, report.verdict.is_valid)
+
+        real, is_valid = await repeats.measured(run)
+        simulated = await _run(each, "world", rounds)
+        error = metrics[f"world_{each.name}_round_time_mae"] = round_time_error(simulated, real)
+        rows.append(repeats.judged(_row(each, simulated, real, error), is_valid=is_valid))
+    metrics["world_round_time_mae"] = max(metrics.values())
+    metrics["world_invalid_rows"] = float(len(repeats.invalid))
+    note = "World: asked is the tunnel; seconds are means, the error is that of single rounds."
+    return Figures(rows=rows, metrics=metrics, notes=[note, *repeats.notes()])
+
+
+def round_time_error(simulated: RunReport, real: RunReport) -> float:
+    """Mean absolute error of the rounds' durations, relative to the real ones."""
+    pairs = zip(simulated.rounds, real.rounds, strict=True)
+    return statistics.fmean(abs(s.duration_ms / r.duration_ms - 1) for s, r in pairs)
+
+
+async def _run(world: Compared, backend: str, rounds: int) -> RunReport:
+    with TemporaryDirectory() as folder:
+        return await _run_in(Path(folder), world, backend, rounds=rounds)
+
+
+async def _run_in(folder: Path, world: Compared, backend: str, *, rounds: int) -> RunReport:
+    file = folder / f"{world.name}.toml"
+    file.write_text(world.text.replace("ROUNDS", str(rounds)), encoding="utf-8")
+    command = [sys.executable, "-m", "netsim", "run", str(file), "--backend", backend, "--json"]
+    command += ["--out", str(folder / "out"), "--worker", "null", "--give-up-after", "300"]
+    child = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await child.communicate()
+    if not out.strip():
+        raise BenchmarkError(f"{world.name} over {backend}: {err.decode()[-500:]}")
+    return msgspec.json.decode(out, type=RunReport)
+
+
+def _row(world: Compared, simulated: RunReport, real: RunReport, error: float) -> Row:
+    real_s, simulated_s = (
+        statistics.fmean(each.duration_ms for each in report.rounds) / 1000
+        for report in (real, simulated)
+    )
+    return (
+        f"world: {world.said}, s a round",
+        f"{real_s:.2f}",
+        f"{simulated_s:.2f}",
+        f"{error:.1%} of a round",
+    )
