@@ -120,6 +120,16 @@ def test_the_first_model_comes_whole_and_the_others_as_differences() -> None:
     assert first > 1.3 * max(others)
 
 
+def test_a_second_transfer_goes_on_with_the_window_of_the_first() -> None:
+    far = node("far")
+    direction = replace(OPEN, delay_us=Microseconds(100_000))
+    far = replace(far, link=Link(up=direction, down=direction), variation=Variation())
+    spec = replace(SPEC, training=replace(SPEC.training, nodes=1))
+    outcome = finished(replace(TWO, job=spec, nodes=(far,), coordinator=UNLIMITED))
+    first, second, *_ = outcome.transfers[NodeId("far")].downloads_ms
+    assert second <= first - 200
+
+
 def test_the_coordinators_own_line_is_shared() -> None:
     narrow = replace(COORDINATOR_LINK.down, bits_per_s=2_000_000)
     shared = replace(TWO, coordinator=replace(COORDINATOR_LINK, up=narrow, down=narrow))
