@@ -1,4 +1,4 @@
-"""The profiles, with their sources. `docs/netsim/README.md` shows this table; a test keeps them alike.
+"""The profiles, with their sources. `docs/netsim/README.md` shows this table, kept alike by a test.
 
 Round-trip figures are halved between the two ways; the jitter of a round trip is that of one way
 times the root of two. Loss is that of each way. Bursts and queues are choices of engineering: no
