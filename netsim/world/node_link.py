@@ -19,7 +19,7 @@ from coordinator.core.transfer.constants import (
 )
 from coordinator.core.transfer.forecast import forecast, rounded
 from coordinator.core.transfer.path import CongestionControl, Path
-from coordinator.core.transfer.rounds import Start
+from coordinator.core.transfer.rounds import Carried, Start
 from coordinator.core.transfer.window import stall_us
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from netsim.link import STALLED_BITS_PER_S, Direction, Link, LinkCourse, most_loss
@@ -82,7 +82,7 @@ class NodeLink:
         self._paths: dict[Way, Path] = {}
         self._last_ms = {Way.UP: 0, Way.DOWN: 0}
         self._moves: dict[Move, SharedLink] = {}
-        self._windows: dict[Way, float] = {}
+        self._carried: dict[Way, Carried] = {}
         """What transfers over the present connection have left."""
         self._moved_ms = 0
 
@@ -133,13 +133,13 @@ class NodeLink:
             shared.drop(move)
             self._agenda.after(0, move.deed)
         self._moves.clear()
-        self._windows.clear()
+        self._carried.clear()
 
     def transfer_ms(self, way: Way, size_bytes: Bytes) -> Milliseconds:
         """How long the bytes would take if the coordinator's own link were without limit."""
         begun_us = now_us = self._agenda.now_ms * 1000
         chance = self._dice.random()
-        window = self._window(way)
+        carried = self._carried_over(way)
         done = 0.0
         whole_us = 0
         for _ in range(_STRETCHES_MOST):
@@ -147,8 +147,8 @@ class NodeLink:
             path = self._paths[way]
             is_stalled = path.bits_per_s == STALLED_BITS_PER_S
             if not is_stalled:
-                expected = forecast(path, size_bytes, Start.IDLE, window)
-                self._windows[way] = expected.window_packets
+                expected = forecast(path, size_bytes, Start.IDLE, carried)
+                self._carried[way] = expected.drawn_left(chance)
                 whole_us = expected.drawn_us(chance)
                 if now_us + (1 - done) * whole_us <= self._until_us:
                     break
@@ -157,19 +157,18 @@ class NodeLink:
         took_us = now_us - begun_us + round((1 - done) * whole_us)
         return Milliseconds(-(-took_us // 1000))
 
-    def _window(self, way: Way) -> float:
-        """What the time without transfers has left of the last one's window; 0: it is fresh."""
-        if way not in self._windows:
-            return 0
+    def _carried_over(self, way: Way) -> Carried | None:
+        """What the time without transfers has left of the last one's window; None: it is fresh."""
+        if way not in self._carried:
+            return None
         self._look(self._agenda.now_ms * 1000)
-        window = self._windows[way]
+        window, threshold = self._carried[way]
         path = self._paths[way]
-        if path.congestion_control is not CongestionControl.BBR:
-            idle_us = (self._agenda.now_ms - self._moved_ms) * 1000
-            window = after_idling(window, idle_us // path.timeout_us)
-        window = min(window, STREAM_WINDOW_PACKETS)
-        steps = int(math.log(window / INITIAL_WINDOW_PACKETS, _WINDOW_STEP))
-        return INITIAL_WINDOW_PACKETS * _WINDOW_STEP**steps if steps > 0 else 0
+        timeouts = (self._agenda.now_ms - self._moved_ms) * 1000 // path.timeout_us
+        if timeouts and path.congestion_control is not CongestionControl.BBR:
+            threshold = max(threshold, 0.75 * window)
+            window = after_idling(window, timeouts)
+        return Carried(min(_near(window), STREAM_WINDOW_PACKETS), _near(threshold))
 
     def _look(self, now_us: int) -> None:
         """Bring the link up to date."""
@@ -215,3 +214,11 @@ def _delay_us(direction: Direction, dice: random.Random) -> Microseconds:
     variance = math.log1p((direction.jitter_us / direction.delay_us) ** 2)
     factor = math.exp(math.sqrt(variance) * dice.gauss(0.0, 1.0) - variance / 2)
     return Microseconds(round(direction.delay_us * factor))
+
+
+def _near(packets: float) -> float:
+    """The next smaller of the windows that are told apart."""
+    if math.isinf(packets):
+        return packets
+    steps = math.floor(math.log(max(packets, 1) / INITIAL_WINDOW_PACKETS, _WINDOW_STEP))
+    return float(INITIAL_WINDOW_PACKETS * _WINDOW_STEP**steps)

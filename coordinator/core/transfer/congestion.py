@@ -18,6 +18,8 @@ class Congestion(Protocol):
 
     window: float
     """Packets that may be in flight."""
+    slow_start_until: float
+    """The window at which growth slows down; what losses have taught outlives a transfer."""
     is_steady: bool
     """Whether it will stay as it is, whatever is lost."""
 
@@ -45,7 +47,7 @@ class Reno:
 
     def __init__(self, path: Path) -> None:
         self.window = float(min(constants.INITIAL_WINDOW_PACKETS, path.buffer_packets))
-        self._slow_start_until = float("inf")
+        self.slow_start_until = float("inf")
         self.is_steady = False
         self.bound(path)
 
@@ -59,24 +61,24 @@ class Reno:
             self._steady_from = min(self._most, full if is_deep else self._most)
 
     def round_passed(self, now_us: float) -> None:
-        if self.window < self._slow_start_until:
+        if self.window < self.slow_start_until:
             grown = constants.SLOW_START_GROWTH * self.window
-            self.window = min(grown, self._slow_start_until, self._most)
+            self.window = min(grown, self.slow_start_until, self._most)
         else:
             self.window = min(self._grown(now_us), self._most)
         self.is_steady = self.window >= self._steady_from
 
     def lost(self, now_us: float) -> None:
         self._remember(now_us)
-        self.window = self._slow_start_until = max(2.0, self.window * self.beta)
+        self.window = self.slow_start_until = max(2.0, self.window * self.beta)
 
     def timed_out(self, now_us: float) -> None:
         self._remember(now_us)
-        self._slow_start_until = max(2.0, self.window * self.beta)
+        self.slow_start_until = max(2.0, self.window * self.beta)
         self.window = 1.0
 
     def was_idle(self, timeouts: int) -> None:
-        self._slow_start_until = max(self._slow_start_until, 0.75 * self.window)
+        self.slow_start_until = max(self.slow_start_until, 0.75 * self.window)
         self.window = after_idling(self.window, timeouts)
 
     def _grown(self, now_us: float) -> float:
@@ -104,8 +106,8 @@ class Cubic(Reno):
         self._hystart = path.full_packets * (1 + constants.HYSTART_SHARE)
 
     def round_passed(self, now_us: float) -> None:
-        if self.window < self._slow_start_until and self.window >= self._hystart:
-            self._slow_start_until = self.window
+        if self.window < self.slow_start_until and self.window >= self._hystart:
+            self.slow_start_until = self.window
         super().round_passed(now_us)
 
     def _grown(self, now_us: float) -> float:
@@ -139,6 +141,7 @@ class Bbr:
 
     def __init__(self, path: Path) -> None:
         self.window = float(constants.INITIAL_WINDOW_PACKETS)
+        self.slow_start_until = float("inf")
         self.bound(path)
 
     def bound(self, path: Path) -> None:

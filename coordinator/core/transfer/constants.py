@@ -12,7 +12,7 @@ BUFFER_SHARE = 0.74
 """Payload in a full socket buffer; the rest is bookkeeping. One connection with Linux's 4 MiB of
 ``tcp_wmem`` was measured at 200 to 250 Mbit/s over 100 ms.
 """
-STREAM_WINDOW_PACKETS = 90
+STREAM_WINDOW_PACKETS = 130
 """What a transfer may begin with however large TCP's window is: an HTTP/2 stream opens with 64 KiB
 and its receiver grants more as messages come. Fitted to rounds of 1 MB over 150 ms, 1.7 s.
 """

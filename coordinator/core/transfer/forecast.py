@@ -6,7 +6,7 @@ from math import log
 import msgspec
 
 from coordinator.core.transfer.path import Path
-from coordinator.core.transfer.rounds import Start, drawn
+from coordinator.core.transfer.rounds import Carried, Start, drawn
 from coordinator.core.transfer.window import Dice
 from hypergpu.units import Bytes, Microseconds
 
@@ -19,8 +19,8 @@ class Forecast(msgspec.Struct, frozen=True):
     """Times of one transfer, the shortest first, each as likely as the others."""
 
     times_us: tuple[Microseconds, ...]
-    window_packets: float
-    """The window that half of them leave at least."""
+    left: tuple[Carried, ...]
+    """What each leaves to the next transfer over the connection."""
 
     @property
     def median_us(self) -> Microseconds:
@@ -32,6 +32,10 @@ class Forecast(msgspec.Struct, frozen=True):
         """Half the width of the middle two thirds, over the median: one sigma of a normal one."""
         low, high = len(self.times_us) // 6, len(self.times_us) - 1 - len(self.times_us) // 6
         return (self.times_us[high] - self.times_us[low]) / 2 / max(1, self.median_us)
+
+    def drawn_left(self, chance: float) -> Carried:
+        """What a transfer leaves that takes `drawn_us`."""
+        return self.left[min(int(chance * len(self.left)), len(self.left) - 1)]
 
     def drawn_us(self, chance: float) -> Microseconds:
         """The time that this share of transfers stays under, between the known ones."""
@@ -45,19 +49,18 @@ class Forecast(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=_KEPT)
 def forecast(
-    path: Path, size_bytes: Bytes, start: Start = Start.IDLE, window_packets: float = 0
+    path: Path, size_bytes: Bytes, start: Start = Start.IDLE, carried: Carried | None = None
 ) -> Forecast:
     """The distribution of a transfer's time.
 
     A microsecond once it is known; fifteen draws, or one on a path without losses, when it is new.
     For the arguments see `drawn`.
     """
-    draws = [
-        drawn(path, size_bytes, _sequence(seed), start=start, window_packets=window_packets)
+    draws = sorted(
+        drawn(path, size_bytes, _sequence(seed), start=start, carried=carried)
         for seed in range(_DRAWS if path.events_per_packet else 1)
-    ]
-    windows = sorted(draw.window_packets for draw in draws)
-    return Forecast(tuple(sorted(draw.took_us for draw in draws)), windows[len(windows) // 2])
+    )
+    return Forecast(tuple(draw.took_us for draw in draws), tuple(draw.left for draw in draws))
 
 
 def rounded(path: Path) -> Path:

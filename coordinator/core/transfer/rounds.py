@@ -19,12 +19,18 @@ class Start(Enum):
     COLD = "cold"  # not there: TCP and TLS shake hands first
 
 
+class Carried(NamedTuple):
+    """What a transfer leaves to the next one over the same connection."""
+
+    window_packets: float
+    slow_start_until: float = float("inf")
+
+
 class Drawn(NamedTuple):
     """One draw of a transfer."""
 
     took_us: Microseconds
-    window_packets: float
-    """Where it left the window, for the next one over the connection."""
+    left: Carried
 
 
 class _Transfer:
@@ -112,7 +118,7 @@ def drawn(
     dice: Dice,
     *,
     start: Start = Start.IDLE,
-    window_packets: float = 0,
+    carried: Carried | None = None,
 ) -> Drawn:
     """From the first byte's leaving to the last one's arriving, as one draw.
 
@@ -124,11 +130,12 @@ def drawn(
         size_bytes: Payload.
         dice: Where losses fall.
         start: What the connection was before.
-        window_packets: What earlier transfers over it have left; 0: a fresh window.
+        carried: What earlier transfers over it have left; None: a fresh window.
     """
     transfer = _Transfer(path, size_bytes, dice)
-    if window_packets:
-        transfer.congestion.window = min(window_packets, path.buffer_packets)
+    if carried is not None:
+        transfer.congestion.window = min(carried.window_packets, path.buffer_packets)
+        transfer.congestion.slow_start_until = carried.slow_start_until
     if start is Start.COLD:
         transfer.now_us = float(constants.HANDSHAKE_RTTS * path.rtt_us)
     for _ in range(constants.ROUNDS_MOST):
@@ -137,7 +144,8 @@ def drawn(
         transfer.round()
     transfer.settle()
     took_us = Microseconds(round(transfer.now_us + path.rtt_us / 2))
-    return Drawn(took_us, transfer.congestion.window)
+    left = transfer.congestion
+    return Drawn(took_us, Carried(left.window, left.slow_start_until))
 
 
 def _burst(mean_packets: float, dice: Dice) -> float:

@@ -2,7 +2,7 @@ import random
 
 from coordinator.core.transfer.forecast import Forecast, forecast, rounded
 from coordinator.core.transfer.path import Path
-from coordinator.core.transfer.rounds import Start, transfer_us
+from coordinator.core.transfer.rounds import Carried, Start, transfer_us
 from hypergpu.units import Bytes, Microseconds
 
 LOSSY = Path(rtt_us=Microseconds(100_000), loss=0.002, burst_packets=2)
@@ -25,7 +25,7 @@ def test_a_forecast_on_a_lossy_path_has_the_median_and_the_spread_of_draws() -> 
 
 
 def test_draws_lie_between_the_shortest_and_the_longest_time() -> None:
-    times = Forecast((Microseconds(10), Microseconds(20), Microseconds(40)), 10)
+    times = Forecast((Microseconds(10), Microseconds(20), Microseconds(40)), (Carried(10),) * 3)
     assert [times.drawn_us(chance) for chance in (0, 0.25, 0.5, 0.75, 1)] == [10, 15, 20, 30, 40]
 
 
@@ -48,5 +48,12 @@ def test_rounding_moves_no_number_by_more_than_two_percent() -> None:
 def test_a_transfer_goes_on_with_the_window_that_another_left() -> None:
     path, size_bytes = Path(rtt_us=Microseconds(100_000)), Bytes(250_000)
     first = forecast(path, size_bytes)
-    second = forecast(path, size_bytes, Start.IDLE, first.window_packets)
+    second = forecast(path, size_bytes, Start.IDLE, first.left[0])
     assert second.median_us < first.median_us - path.rtt_us
+
+
+def test_what_a_loss_has_taught_slows_the_next_transfer_down() -> None:
+    path = Path(rtt_us=Microseconds(100_000))
+    fresh, careful = Carried(20), Carried(20, slow_start_until=20)
+    times = [forecast(path, SIZE, Start.IDLE, each).median_us for each in (fresh, careful)]
+    assert times[1] > 2 * times[0]
