@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from benchmarks.ours.fidelity.figures import TRIES, Measured, Repeats
-from benchmarks.ours.fidelity.world import WORLDS, Compared, round_time_error
+from benchmarks.ours.fidelity.world import LOSSY, WORLDS, Compared, round_time_error
 from hypergpu.units import Milliseconds
 from netsim.measure.network import ALWAYS_VALID
 from netsim.run.report import RoundReport, RunReport
@@ -54,6 +54,6 @@ def test_measuring_again_has_an_end_and_the_row_says_that_it_does_not_count() ->
     assert repeats.notes()[-1].endswith("rate")
 
 
-@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
+@pytest.mark.parametrize("world", [*WORLDS, LOSSY], ids=lambda world: world.name)
 def test_the_worlds_that_are_compared_have_eight_nodes(world: Compared) -> None:
     assert len(parse_world(world.text.replace("ROUNDS", "8"), source=world.name).nodes) == 8
