@@ -85,7 +85,7 @@ async def test_each_way_has_its_own_rate(way: str, mbit_s: int) -> None:
         flood = await network(control, "a").flood(
             way,  # type: ignore[arg-type]
             bits_per_s=round(1.5 * mbit_s * MBIT),
-            for_s=3,
+            for_s=1.5,
         )
     # A sender that waited for a core for longer than the queue lasts offered less than the rate.
     assert 0.9 * mbit_s * MBIT < flood.bits_per_s() < 1.02 * mbit_s * MBIT
@@ -94,7 +94,7 @@ async def test_each_way_has_its_own_rate(way: str, mbit_s: int) -> None:
 
 async def test_the_coordinators_own_link_limits_a_faster_node() -> None:
     async with TrafficControl({"a": link(100, 100)}, link(8, 8)) as control:
-        flood = await network(control, "a").flood("up", bits_per_s=16 * MBIT, for_s=3)
+        flood = await network(control, "a").flood("up", bits_per_s=16 * MBIT, for_s=1.5)
     assert 7.2 * MBIT < flood.bits_per_s() < 8.2 * MBIT
 
 
@@ -142,14 +142,14 @@ async def test_a_cut_host_is_deaf_and_dumb_until_it_is_healed() -> None:
 async def test_a_rate_that_is_set_changes_under_way() -> None:
     async with TrafficControl({"a": link(20, 20)}, FREE) as control:
         await control.set("a", link(4, 20))
-        flood = await network(control, "a").flood("up", bits_per_s=8 * MBIT, for_s=2)
+        flood = await network(control, "a").flood("up", bits_per_s=8 * MBIT, for_s=1.5)
     assert 3.6 * MBIT < flood.bits_per_s() < 4.1 * MBIT
 
 
 async def test_a_link_without_limits_can_get_some() -> None:
     async with TrafficControl({"a": FREE}, FREE) as control:
         await control.set("a", link(4, 4))
-        flood = await network(control, "a").flood("up", bits_per_s=8 * MBIT, for_s=2)
+        flood = await network(control, "a").flood("up", bits_per_s=8 * MBIT, for_s=1.5)
     assert 3.6 * MBIT < flood.bits_per_s() < 4.1 * MBIT
 
 

@@ -74,7 +74,7 @@ async def test_a_cut_host_is_deaf_and_dumb_until_it_is_healed() -> None:
 async def test_every_packet_is_accounted_for() -> None:
     lossy = Direction(delay_us=Microseconds(1000), bits_per_s=20_000_000, loss=0.1)
     async with Tunnel({"a": Link(up=lossy, down=lossy)}, link(0)) as tunnel:
-        probes = await network(tunnel, "a").probes("up", count=3000, gap_us=Microseconds(500))
+        probes = await network(tunnel, "a").probes("up", count=3000, gap_us=Microseconds(300))
         up = (await tunnel.statistics()).ports["a"].up
     assert up.offered == up.lost + up.overflowed + up.delivered
     assert up.lost > 0
