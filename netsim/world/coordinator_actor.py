@@ -25,9 +25,9 @@ from netsim.world.translation import assigned
 LOST_AFTER_MS = 15_000
 AGGREGATE_MS = 50
 """The last update is checked, folded and journalled. Fitted to rounds of a small model, 0.86 s."""
-MODEL_BYTES_PER_S = 40_000_000
+MODEL_BYTES_PER_S = 25_000_000
 """What a fold, and a node around its training, move of the whole model besides. Fitted to rounds of
-500,000 parameters, 1.0 s.
+500,000 parameters, 1.0 s over 40 ms and 1.9 s over a slow line.
 """
 EVALUATE_MS = 200
 ALLOCATE_MS = 100
