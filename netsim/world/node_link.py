@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Callable
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,7 +22,7 @@ from coordinator.core.transfer.forecast import forecast, rounded
 from coordinator.core.transfer.path import CongestionControl, Path
 from coordinator.core.transfer.rounds import Carried, Start
 from coordinator.core.transfer.window import stall_us
-from hypergpu.units import Bytes, Microseconds, Milliseconds
+from hypergpu.units import Bytes, Milliseconds
 from netsim.link import STALLED_BITS_PER_S, Direction, Link, LinkCourse, most_loss
 from netsim.world.agenda import Agenda
 from netsim.world.sharing import Move, SharedLink
@@ -80,6 +81,7 @@ class NodeLink:
         self._from_us, self._until_us = 0, -1
         self._link = line.beyond(course.at(0))
         self._paths: dict[Way, Path] = {}
+        self._delays: dict[Way, _Delay] = {}
         self._last_ms = {Way.UP: 0, Way.DOWN: 0}
         self._moves: dict[Move, SharedLink] = {}
         self._carried: dict[Way, Carried] = {}
@@ -90,8 +92,7 @@ class NodeLink:
         """Until a message sent now is there, which is not before those sent earlier."""
         now_ms = self._agenda.now_ms
         self._look(now_ms * 1000)
-        direction = self._link.up if way is Way.UP else self._link.down
-        delay_us = int(_delay_us(direction, self._dice))
+        delay_us = self._delays[way].drawn_us(self._dice)
         path = self._paths[way]
         if path.loss and self._dice.random() < path.loss:
             delay_us += stall_us(path)
@@ -120,6 +121,8 @@ class NodeLink:
 
         def moved() -> None:
             self._moves.pop(move, None)
+            # Nothing points in circles then, and the collector has nothing to look for.
+            move.deed = _nothing
             self._moved_ms = self._agenda.now_ms
             deed(self._agenda.now_ms - begun_ms)
 
@@ -181,6 +184,7 @@ class NodeLink:
             Way.UP: path_of(link, link.up),
             Way.DOWN: path_of(link, link.down),
         }
+        self._delays = {Way.UP: _Delay.of(link.up), Way.DOWN: _Delay.of(link.down)}
 
 
 def path_of(link: Link, direction: Direction) -> Path:
@@ -207,13 +211,28 @@ def _joined(own: Direction, line: Direction) -> Direction:
     )
 
 
-def _delay_us(direction: Direction, dice: random.Random) -> Microseconds:
-    """Lognormal with the direction's mean and spread: late more often than early."""
-    if not direction.jitter_us or not direction.delay_us:
-        return direction.delay_us
-    variance = math.log1p((direction.jitter_us / direction.delay_us) ** 2)
-    factor = math.exp(math.sqrt(variance) * dice.gauss(0.0, 1.0) - variance / 2)
-    return Microseconds(round(direction.delay_us * factor))
+class _Delay(NamedTuple):
+    """Lognormal with a direction's mean and spread: late more often than early."""
+
+    mean_us: int
+    sigma: float
+
+    @classmethod
+    def of(cls, direction: Direction) -> "_Delay":
+        if not direction.jitter_us or not direction.delay_us:
+            return cls(direction.delay_us, 0.0)
+        variance = math.log1p((direction.jitter_us / direction.delay_us) ** 2)
+        return cls(direction.delay_us, math.sqrt(variance))
+
+    def drawn_us(self, dice: random.Random) -> int:
+        if not self.sigma:
+            return self.mean_us
+        factor = math.exp(self.sigma * (dice.gauss(0.0, 1.0) - self.sigma / 2))
+        return round(self.mean_us * factor)
+
+
+def _nothing() -> None:
+    """The deed of a transfer that is over."""
 
 
 def _near(packets: float) -> float:

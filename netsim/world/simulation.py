@@ -1,6 +1,9 @@
 """Runs a world: the real cores of coordinator and nodes on virtual time, checked as they go."""
 
+import gc
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import msgspec
@@ -47,6 +50,21 @@ class Outcome(msgspec.Struct, frozen=True):
     """Updates that the coordinator refused."""
 
 
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep Python from looking for circles among the millions of objects of a large world.
+
+    It took a fifth of the time and found next to nothing: states are replaced, not linked.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class _BrokenError(Exception):
     """An invariant does not hold."""
 
@@ -72,7 +90,9 @@ class Simulation:
         self._begin()
         broken: tuple[str, ...] = ()
         try:
-            if not self._agenda.run(self._is_over, self._world.limit_ms):
+            with _collector_paused():
+                is_over = self._agenda.run(self._is_over, self._world.limit_ms)
+            if not is_over:
                 broken = (f"never finished: {self._where()}",)
         except (_BrokenError, AssertionError) as error:
             broken = (str(error),)
