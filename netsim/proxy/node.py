@@ -53,6 +53,11 @@ def hop(direction: Direction, key: str, clock: LoopClock) -> Hop:
     return Hop(direction, WanderingDelay(direction, key=key).at, clock)
 
 
+def course_of(plan: Proxied, seed: int) -> LinkCourse:
+    """A node's link over time, under the key of a world's links: every backend has the same."""
+    return _shape_of(plan).course(f"{seed}/link/{plan.name}")
+
+
 class ProxiedNode:
     """Listens for one node and forwards what it says over its link."""
 
@@ -62,13 +67,8 @@ class ProxiedNode:
         self._clock = middle.clock
         self._loop = asyncio.get_running_loop()
         self._key = f"{middle.seed}/{plan.name}"
-        self._shape = Shape(
-            link=plan.link,
-            variation=plan.variation,
-            traces=plan.traces,
-            starts_at_hour=plan.starts_at_hour,
-        )
-        self._course: LinkCourse | None = self._shape.course(self._key)
+        self._shape = _shape_of(plan)
+        self._course: LinkCourse | None = course_of(plan, middle.seed)
         self._link = self._course.at(0)
         self._hops = (self._hop("up", self._link.up), self._hop("down", self._link.down))
         # The node's own bottleneck first on its way up, last on its way down.
@@ -292,6 +292,15 @@ class ProxiedNode:
             port.close()
         self._listening.clear()
         self._datagram_ports.clear()
+
+
+def _shape_of(plan: Proxied) -> Shape:
+    return Shape(
+        link=plan.link,
+        variation=plan.variation,
+        traces=plan.traces,
+        starts_at_hour=plan.starts_at_hour,
+    )
 
 
 def _bound(host: str, port: int, *, is_stream: bool) -> socket.socket:
