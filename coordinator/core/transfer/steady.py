@@ -49,6 +49,8 @@ def _timer_us_per_packet(path: Path) -> float:
 
 def _full_share(path: Path) -> float:
     """The share of a bottleneck that a sawtooth over a short queue fills."""
+    if not path.full_packets:
+        return 1.0  # Without a round trip no pipe ever runs dry.
     beta = 0.5 if path.congestion_control is CongestionControl.RENO else constants.CUBIC_BETA
     low = beta * path.overflow_packets / path.full_packets
     return 1.0 if low >= 1 else 1 - (1 - low) ** 2 * beta / (1 - beta) / 2
