@@ -133,6 +133,8 @@ class NodeLink:
     def cut(self) -> None:
         """End all transfers now."""
         for move, shared in list(self._moves.items()):
+            if move.is_gone:
+                continue  # It ended in this very moment, and its deed is about to be called.
             shared.drop(move)
             self._agenda.after(0, move.deed)
         self._moves.clear()
