@@ -220,6 +220,8 @@ class Router:
             known = ", ".join(self._ports)
             return Failed(f"the tunnel has no port {request.name!r}", f"name one of {known}")
         now_ns = self.now_ns()
+        # What was due before the request is done as it was before.
+        self.calendar.run_until(now_ns)
         match request:
             case SetShape():
                 port.take(now_ns, request.shape)

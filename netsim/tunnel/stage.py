@@ -93,7 +93,9 @@ class Stage:
             self._loss.change(direction.loss, direction.burst_packets)
         self._take(direction)
         if self._sending and direction.bits_per_s != before.bits_per_s:
-            self._bits_left_ns -= (at_ns - self._counted_from_ns) * before.bits_per_s
+            sent_ns = (at_ns - self._counted_from_ns) * before.bits_per_s
+            # Below 0 where it was due already: then it leaves now, never before.
+            self._bits_left_ns = max(0, self._bits_left_ns - sent_ns)
             self._send(at_ns)
 
     def _take(self, direction: Direction) -> None:

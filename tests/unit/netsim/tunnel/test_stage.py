@@ -97,6 +97,14 @@ def test_what_waits_goes_at_once_when_the_limit_is_lifted() -> None:
     assert [at_ns for at_ns, _ in path.out] == [MS_NS] * 3
 
 
+def test_a_packet_that_was_due_before_a_change_leaves_with_it_and_not_earlier() -> None:
+    path = Path(direction(0, 12_000_000))
+    path.offer(2)
+    path.stage.change(5 * MS_NS, direction(0, 1_200_000))
+    path.drain()
+    assert [at_ns for at_ns, _ in path.out] == [5 * MS_NS, 15 * MS_NS]
+
+
 def test_a_full_queue_drops_the_newest_and_counts_them() -> None:
     path = Path(direction(0, 12_000_000), room_bytes=4 * 1500)
     path.offer(10)
