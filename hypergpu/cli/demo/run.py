@@ -1,12 +1,12 @@
 """The demo from beginning to end."""
 
-import shutil
 import signal
 import time
 from pathlib import Path
 from types import FrameType
 
 from hypergpu.cli.cluster.cluster import Cluster
+from hypergpu.cli.cluster.folder import RunFolder, run_folder
 from hypergpu.cli.demo.job import Plan, plan
 from hypergpu.cli.demo.summary import FILE_NAME, Summary, summary_lines, summary_of, write_summary
 from hypergpu.cli.failure import usage_error
@@ -25,6 +25,7 @@ GIVE_UP_AFTER_S = 300.0
 VICTIM = 1
 """The node that is killed, by its place in the list."""
 AWAY_S = 1.0
+_LEFT = ("state", "logs", "model", FILE_NAME)
 
 
 def demonstrate(folder: Path, *, nodes: int, is_short: bool, worker: str = "") -> None:
@@ -37,7 +38,8 @@ def demonstrate(folder: Path, *, nodes: int, is_short: bool, worker: str = "") -
         worker: ``torch`` or ``numpy``; when empty, what is installed.
 
     Raises:
-        RefusalError: DEMO_MISSED, the accuracy was missed or the job did not finish.
+        RefusalError: DEMO_MISSED, the accuracy was missed or the job did not finish;
+            FILE_UNUSABLE, the folder has things of such names that no demo left.
     """
     started_at_s = time.monotonic()
     sites = told_sites()
@@ -46,11 +48,13 @@ def demonstrate(folder: Path, *, nodes: int, is_short: bool, worker: str = "") -
     if nodes <= VICTIM:
         raise usage_error(f"{nodes} link is open", "open two or more: the demo kills a node")
     chosen = plan(nodes, is_short=is_short, worker=worker)
-    _clear(folder)
-    signal.signal(signal.SIGTERM, _interrupt)
     if chosen.note:
         say(chosen.note)
-    with Cluster(folder, chosen.worker, sites) as cluster:
+    with (
+        run_folder(RunFolder(folder, ".hypergpu-demo", _LEFT)),
+        Cluster(folder, chosen.worker, sites) as cluster,
+    ):
+        signal.signal(signal.SIGTERM, _interrupt)
         say(f"starting a coordinator and {nodes} nodes as separate processes; logs: {folder}/logs")
         if sites is not None:
             say(f"each node has a line of its own ({sites.backend}): {', '.join(names)}")
@@ -61,19 +65,6 @@ def demonstrate(folder: Path, *, nodes: int, is_short: bool, worker: str = "") -
             fault = Fault(cluster, names[VICTIM])
             summary, model_bytes = _trained(fault, coordinator, chosen, folder, started_at_s)
     _conclude(summary, model_bytes, chosen, folder)
-
-
-def _clear(folder: Path) -> None:
-    """Remove what an earlier demo left, and nothing else."""
-    try:
-        for name in ("state", "logs", "model"):
-            shutil.rmtree(folder / name, ignore_errors=True)
-        (folder / FILE_NAME).unlink(missing_ok=True)
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as broken:
-        detail = f"nothing can be kept in {folder}: {broken.strerror}"
-        fix = "choose a folder that you may write: --out FOLDER"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
