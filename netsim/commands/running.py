@@ -15,7 +15,7 @@ from netsim.ground.interface import Links
 from netsim.ground.signals import completed
 from netsim.refusal import RefusedError
 from netsim.run.deeds import refuse_unreal
-from netsim.run.preparation import prepare_folder, require_worker, required_job
+from netsim.run.preparation import require_free_folder, require_worker, required_job
 from netsim.run.report import summary_lines
 from netsim.run.virtual import run_virtually
 from netsim.tc.choice import Fallback
@@ -56,7 +56,7 @@ def run(  # noqa: PLR0913 - each is an option
         raise typer.Exit(_run_virtually(description, as_json=as_json))
     refuse_unreal(description)
     require_worker(required_job(description), worker)
-    prepare_folder(out)
+    require_free_folder(out)
     given = [str(world), "--out", str(out), "--worker", worker]
     given += ["--give-up-after", str(give_up_after), *(["--json"] if as_json else [])]
     command = program("netsim.run", *given)

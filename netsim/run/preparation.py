@@ -1,10 +1,13 @@
 """What is refused before links are opened for a world's job."""
 
-import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 from hypergpu.catalogue.registry import UnknownWorkloadError, find
+from hypergpu.cli.cluster.folder import RunFolder, require_own, run_folder
+from hypergpu.refusal import RefusalError
 from hypergpu.spec import JobSpec
 from netsim.refusal import RefusedError
 from netsim.worldfile import WorldDescription
@@ -12,8 +15,6 @@ from netsim.worldfile import WorldDescription
 WORKERS = ("null", "numpy", "torch")
 """Each trains what those before it train."""
 AUTO = "auto"
-_LEFT = ("state", "logs")
-_MARK = ".netsim-run"
 
 
 def required_job(world: WorldDescription) -> JobSpec:
@@ -55,22 +56,36 @@ def require_worker(spec: JobSpec, worker: str) -> None:
         raise RefusedError("torch is not installed", fix)
 
 
-def prepare_folder(folder: Path) -> None:
-    """Make the folder of a run, empty of what an earlier run left in it.
+def require_free_folder(folder: Path) -> None:
+    """Refuse, without touching anything, a folder that a run could not have for itself.
 
     Raises:
-        RefusedError: It cannot be written, or has things of these names that no run left.
+        RefusedError: It has things of these names that no run left, or a run goes on in it.
     """
-    mark = folder / _MARK
-    fix = "choose a folder that you may write and that is a run's alone: --out FOLDER"
+    with _refused():
+        require_own(_run_folder(folder))
+
+
+@contextmanager
+def held_folder(folder: Path) -> Iterator[None]:
+    """Make the folder of a run, empty of an earlier run's things, and hold it for the block.
+
+    Raises:
+        RefusedError: As above, or it cannot be written.
+    """
+    with ExitStack() as held:
+        with _refused():
+            held.enter_context(run_folder(_run_folder(folder)))
+        yield
+
+
+def _run_folder(folder: Path) -> RunFolder:
+    return RunFolder(folder, ".netsim-run", ("state", "logs"))
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
     try:
-        taken = [name for name in _LEFT if (folder / name).exists()]
-        if taken and not mark.exists():
-            raise RefusedError(f"{folder / taken[0]} is there and is not of a run", fix)
-        folder.mkdir(parents=True, exist_ok=True)
-        mark.touch()
-        for name in taken:
-            # Its coordinator would go on with that run's job.
-            shutil.rmtree(folder / name)
-    except OSError as error:
-        raise RefusedError(f"nothing can be kept in {folder}: {error.strerror}", fix) from error
+        yield
+    except RefusalError as refusal:
+        raise RefusedError(refusal.detail, refusal.fix) from refusal

@@ -16,7 +16,7 @@ from hypergpu.sites import Sites
 from netsim.ground import control
 from netsim.refusal import RefusedError
 from netsim.run.deeds import Deed, DeedKind, deeds
-from netsim.run.preparation import prepare_folder, required_job
+from netsim.run.preparation import held_folder, required_job
 from netsim.run.report import RunReport, round_reports
 from netsim.worldfile import COORDINATOR, WorldDescription
 
@@ -39,12 +39,11 @@ def run_job(order: Order, sites: Sites, view: View) -> RunReport:
 
     Raises:
         RefusalError: The coordinator did not come up, or refuses the job.
-        RefusedError: The job took longer than it may, or the links are gone.
+        RefusedError: The folder is not free, the job took longer than it may, or the links are gone.
     """
     world = order.world
     spec = required_job(world)
-    prepare_folder(order.folder)
-    with Cluster(order.folder, order.worker, sites) as cluster:
+    with held_folder(order.folder), Cluster(order.folder, order.worker, sites) as cluster:
         cluster.start_coordinator()
         cluster.start_nodes({node.name: _environment(node.step_floor_ms) for node in world.nodes})
         with cluster.operator() as coordinator:

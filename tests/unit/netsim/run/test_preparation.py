@@ -7,7 +7,12 @@ import pytest
 
 from hypergpu.jobfile import parse_job
 from netsim.refusal import RefusedError
-from netsim.run.preparation import prepare_folder, require_worker, required_job
+from netsim.run.preparation import (
+    held_folder,
+    require_free_folder,
+    require_worker,
+    required_job,
+)
 from netsim.worldfile import WorldDescription, parse_world
 
 HAS_TORCH = find_spec("torch") is not None
@@ -69,23 +74,35 @@ def test_a_worker_that_cannot_is_refused_with_one_that_can(
 
 def test_a_folder_of_an_earlier_run_is_emptied_of_what_it_left(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "out"
-    prepare_folder(folder)
-    (folder / "state").mkdir()
-    (folder / "state" / "journal").touch()
-    (folder / "mine").touch()
-    prepare_folder(folder)
-    assert not (folder / "state").exists()
-    assert (folder / "mine").exists()
+    with held_folder(folder):
+        (folder / "logs").mkdir()
+        (folder / "mine").touch()
+    require_free_folder(folder)
+    assert (folder / "logs").exists()
+    with held_folder(folder):
+        assert not (folder / "logs").exists()
+        assert (folder / "mine").exists()
+
+
+def test_a_folder_in_which_a_run_goes_on_is_refused_and_kept(tmp_path: Path) -> None:
+    with held_folder(tmp_path):
+        (tmp_path / "logs").mkdir()
+        with pytest.raises(RefusedError, match="a run is going on in"):
+            require_free_folder(tmp_path)
+        with pytest.raises(RefusedError, match="a run is going on in"), held_folder(tmp_path):
+            pass
+        assert (tmp_path / "logs").exists()
 
 
 def test_a_folder_with_somebody_elses_logs_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     with pytest.raises(RefusedError, match="is not of a run"):
-        prepare_folder(tmp_path)
+        require_free_folder(tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == ["logs"]
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RefusedError, match=r"nothing can be kept in .*Not a directory"):
-        prepare_folder(tmp_path / "file" / "out")
+    out = tmp_path / "file" / "out"
+    with pytest.raises(RefusedError, match=r"nothing can be kept in .*"), held_folder(out):
+        pass
