@@ -65,11 +65,13 @@ async def control_socket(ground: Ground, path: Path) -> AsyncIterator[None]:
     """Take requests at ``path`` while the block runs."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, ValueError):
-            while line := await reader.readline():
-                writer.write(msgspec.json.encode(await _answer(ground, line)) + b"\n")
-                await writer.drain()
-        writer.close()
+        try:
+            with contextlib.suppress(ConnectionError, ValueError):
+                while line := await reader.readline():
+                    writer.write(msgspec.json.encode(await _answer(ground, line)) + b"\n")
+                    await writer.drain()
+        finally:
+            writer.close()
 
     server = await asyncio.start_unix_server(serve, path, limit=_LINE_BYTES_MAX)
     try:
@@ -80,23 +82,26 @@ async def control_socket(ground: Ground, path: Path) -> AsyncIterator[None]:
 
 async def _answer(ground: Ground, line: bytes) -> Answer:
     try:
-        request: Request = msgspec.json.decode(line, type=Request)
+        # A link that cannot be refuses itself while it is read.
+        return await _done(ground, msgspec.json.decode(line, type=Request))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         return Answer(refused=f"no request: {error}", fix="see netsim/ground/control.py")
-    try:
-        match request:
-            case SetLink(name, link):
-                await ground.set(name, link)
-            case Cut(name):
-                await ground.cut(name)
-            case Heal(name):
-                await ground.heal(name)
-            case Reset(name):
-                await ground.reset(name)
-            case ReadVerdict():
-                return Answer(verdict=await ground.verdict())
     except RefusedError as refused:
         return Answer(refused=refused.what, fix=refused.fix)
+
+
+async def _done(ground: Ground, request: Request) -> Answer:
+    match request:
+        case SetLink(name, link):
+            await ground.set(name, link)
+        case Cut(name):
+            await ground.cut(name)
+        case Heal(name):
+            await ground.heal(name)
+        case Reset(name):
+            await ground.reset(name)
+        case ReadVerdict():
+            return Answer(verdict=await ground.verdict())
     return Answer()
 
 

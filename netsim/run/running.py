@@ -39,7 +39,7 @@ def run_job(order: Order, sites: Sites, view: View) -> RunReport:
 
     Raises:
         RefusalError: The coordinator did not come up, or refuses the job.
-        RefusedError: The folder is not free, the job took longer than it may, or the links are gone.
+        RefusedError: The folder is taken, the job took longer than it may, or the links are gone.
     """
     world = order.world
     spec = required_job(world)

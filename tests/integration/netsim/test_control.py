@@ -5,6 +5,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from hypergpu.sites import Sites
@@ -97,6 +98,22 @@ async def test_a_line_that_is_no_request_is_answered_and_the_next_one_heard() ->
         for line in (b"nonsense\n", b'{"type": "explode"}\n', b'{"type": "cut"}\n'):
             writer.write(line)
             assert b"no request" in await reader.readline()
+        writer.write(b'{"type": "verdict"}\n')
+        assert b"sentence" in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_an_impossible_link_is_refused_at_once_and_the_next_request_heard() -> None:
+    link = PROFILES["D"].link
+    request = msgspec.to_builtins(control.SetLink("lan", link))
+    request["link"]["up"]["delay_us"] = -1
+    async with lan() as sites:
+        reader, writer = await asyncio.open_unix_connection(sites.control)
+        writer.write(msgspec.json.encode(request) + b"\n")
+        answer = msgspec.json.decode(await reader.readline(), type=control.Answer)
+        assert "delay" in answer.refused
+        assert answer.fix
         writer.write(b'{"type": "verdict"}\n')
         assert b"sentence" in await reader.readline()
         writer.close()
