@@ -24,8 +24,8 @@ class Alarm:
     """One moment at which a deed is done; setting another moment forgets the first.
 
     Linux's timerfd, which an epoll loop waits for like for any file and which rounds nothing up,
-    where ``call_at`` is half a millisecond late on average. Without timerfd the loop's own timer has
-    to do, and the lateness that the caller measures shows it.
+    where ``call_at`` is half a millisecond late on average. Without timerfd the loop's own timer
+    has to do, and the lateness that the caller measures shows it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, deed: Callable[[], None]) -> None:
