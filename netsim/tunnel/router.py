@@ -59,7 +59,7 @@ class RoutedPort:
     def __init__(self, port: Port, router: "Router") -> None:
         self.name = port.name
         self.address = device.packed(port.host.address)
-        self.descriptor = device.opened(port.host)
+        self.descriptor = router.opened(port.host)
         self.link = port.shape.link
         self.is_cut = False
         self._router = router
@@ -133,32 +133,41 @@ class RoutedPort:
             limit_us = router.limit_us(packet)
         router.lateness.add(late_ns // NS_PER_US, limit_us)
 
+    def cut(self) -> None:
+        """Lose what is under way and, until it is healed, whatever comes."""
+        self.is_cut = True
+        self.up.lose()
+        self.down.lose()
+
     def count(self) -> PortCount:
         """Return the counters of both directions."""
         return PortCount(up=self.up.count(), down=self.down.count(), is_cut=self.is_cut)
 
 
 class Router:
-    """Every port, and the one loop that serves them."""
+    """Every port, and the one loop that serves them.
 
-    def __init__(self, plan: Plan) -> None:
+    Args:
+        plan: The ports.
+        opened: Makes a host's device and returns its descriptor.
+    """
+
+    def __init__(self, plan: Plan, opened: Callable[[device.Host], int] = device.opened) -> None:
         self.seed = plan.seed
         self.start_ns = time.monotonic_ns()
         self.calendar = Calendar()
         self.lateness = LatenessCounter()
-        self._is_realtime = _go_first()
+        self._is_realtime = False
+        self.opened = opened
         self.limits_us: dict[bytes, int] = {}
         self._unroutable = 0
         self._heard = bytearray()
         self._is_open = True
         ports = [RoutedPort(port, self) for port in plan.ports]
-        self._ports = {port.name: port for port in ports}
+        self.ports = {port.name: port for port in ports}
         self._addresses = {port.address: port for port in ports}
-        self._epoll = select.epoll()
         self._readers: dict[int, Callable[[], None]] = {CONTROL: self._hear}
         self._readers.update({port.descriptor: port.read for port in ports})
-        for descriptor in self._readers:
-            self._epoll.register(descriptor, select.EPOLLIN)
 
     def now_ns(self) -> int:
         """Return the time since the router began."""
@@ -184,12 +193,16 @@ class Router:
 
     def run(self) -> None:
         """Serve until the owner is gone."""
+        self._is_realtime = _go_first()
+        epoll = select.epoll()
+        for descriptor in self._readers:
+            epoll.register(descriptor, select.EPOLLIN)
         calendar = self.calendar
         now_ns = self.now_ns
-        waiting = [self._epoll.fileno()]
+        waiting = [epoll.fileno()]
         while self._is_open:
             calendar.run_until(now_ns())
-            ready = self._epoll.poll(0)
+            ready = epoll.poll(0)
             if not ready:
                 # epoll counts in whole milliseconds; select in microseconds.
                 wait_ns = min(max(calendar.next_ns() - now_ns(), 0), ENDLESS_NS)
@@ -210,14 +223,15 @@ class Router:
             return  # A shape with a long trace comes in many pieces.
         *lines, self._heard = self._heard.split(b"\n")
         for line in lines:
-            answer(self._answer(msgspec.json.decode(line, type=Request)))
+            answer(self.obey(msgspec.json.decode(line, type=Request)))
 
-    def _answer(self, request: Request) -> Answer:
+    def obey(self, request: Request) -> Answer:
+        """Do what the owner asks for, now."""
         if isinstance(request, ReadStatistics):
             return self._statistics()
-        port = self._ports.get(request.name)
+        port = self.ports.get(request.name)
         if port is None:
-            known = ", ".join(self._ports)
+            known = ", ".join(self.ports)
             return Failed(f"the tunnel has no port {request.name!r}", f"name one of {known}")
         now_ns = self.now_ns()
         # What was due before the request is done as it was before.
@@ -227,7 +241,7 @@ class Router:
                 port.take(now_ns, request.shape)
                 self.limits_us.clear()
             case Cut():
-                port.is_cut = True
+                port.cut()
             case Heal():
                 port.is_cut = False
         return Done(self.start_ns + now_ns)
@@ -235,7 +249,7 @@ class Router:
     def _statistics(self) -> Statistics:
         return Statistics(
             lateness=self.lateness.reading(),
-            ports={name: port.count() for name, port in self._ports.items()},
+            ports={name: port.count() for name, port in self.ports.items()},
             is_realtime=self._is_realtime,
             cpu_us=time.process_time_ns() // NS_PER_US,
             unroutable=self._unroutable,

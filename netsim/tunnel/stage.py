@@ -39,6 +39,11 @@ class Calendar:
         """Return when something is due next."""
         return self._entries[0][0] if self._entries else NEVER_NS
 
+    def forget(self, act: Act) -> None:
+        """Strike out an act, however often it was entered."""
+        self._entries[:] = [entry for entry in self._entries if entry[2] is not act]
+        heapq.heapify(self._entries)
+
     def run_until(self, now_ns: int) -> None:
         """Perform what is due, each with the instant at which it was."""
         entries = self._entries
@@ -56,7 +61,7 @@ class Stage:
         room_bytes: What may wait before the bottleneck; it may be changed at any time.
         key: Seeds its dice: the run, the port and the way. Each purpose has its own, so that the
             decision over the n-th packet depends on nothing else.
-        forward: What gets the packets that came through.
+        forward: What gets the packets that came through; an object of this stage alone.
     """
 
     def __init__(
@@ -97,6 +102,14 @@ class Stage:
             # Below 0 where it was due already: then it leaves now, never before.
             self._bits_left_ns = max(0, self._bits_left_ns - sent_ns)
             self._send(at_ns)
+
+    def lose(self) -> None:
+        """Lose what waits, what is being sent and what propagates: the line was cut."""
+        self._queue.clear()
+        self._queued_bytes = 0
+        self._sending = b""
+        self._latest_ns = 0
+        self._calendar.forget(self._forward)
 
     def _take(self, direction: Direction) -> None:
         self.direction = direction
