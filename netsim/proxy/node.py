@@ -119,10 +119,9 @@ class ProxiedNode:
         Raises:
             RefusedError: A port was taken by somebody else in the meantime.
         """
-        before, self._condition = self._condition, condition
-        if before is condition:
+        if condition is self._condition:
             return
-        self._leave(before)
+        self._leave(self._condition)
         match condition:
             case Condition.STALLED:
                 for each in self._hops:
@@ -136,6 +135,8 @@ class ProxiedNode:
                 self.reset()
             case Condition.OPEN:
                 pass
+        # Last: what was refused may be asked for again.
+        self._condition = condition
 
     def count(self) -> NodeCount:
         """What was done so far."""

@@ -225,6 +225,19 @@ async def test_a_disconnected_node_is_reset_and_refused_and_comes_back_at_the_sa
                 assert await again.asked(b"back") == b"back"
 
 
+async def test_a_node_whose_port_was_taken_comes_back_when_it_is_free_again() -> None:
+    async with target() as port, Proxies(plan(port, a=link())) as proxies:
+        address = proxies.address("a")
+        proxies.disconnect("a")
+        with socket.create_server(address):
+            with pytest.raises(RefusedError, match="a's proxy cannot listen"):
+                proxies.heal("a")
+            assert proxies.statistics().nodes["a"].condition is Condition.DISCONNECTED
+        proxies.heal("a")
+        async with Dialled(*address) as dialled:
+            assert await dialled.asked(b"back") == b"back"
+
+
 async def test_a_reset_breaks_off_what_is_there_and_welcomes_what_comes() -> None:
     async with target() as port, Proxies(plan(port, a=link())) as proxies:
         async with Dialled(*proxies.address("a")) as dialled:
