@@ -25,6 +25,8 @@ from hypergpu.token import parse_token, token_text
 
 END_WITHIN_S = 5.0
 _LOOPBACK = "127.0.0.1"
+_JOINED = "coordinator.json"
+"""What a node's state folder holds from the node's join on."""
 # Five workers on two cores: more threads than one each only wait for one another.
 ONE_THREAD = {"HYPERGPU_NODE_WORKER_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
@@ -55,6 +57,7 @@ class Cluster:
             # Where nothing else listens the usual ports are free.
             port, node_port = sites.ports[:2] or (None, None)
             self._listen = msgspec.structs.replace(self._listen, port=port, node_port=node_port)
+        self._tokens: dict[str, str] = {}
         self._environments: dict[str, Mapping[str, str]] = {}
         self._nodes: dict[str, subprocess.Popen[str]] = {}
         self._coordinator: subprocess.Popen[str] | None = None
@@ -100,30 +103,31 @@ class Cluster:
         Args:
             nodes: What each node's daemon gets in its environment, by name.
         """
-        text = join_token(self._served, ttl_s=600, uses=len(nodes), label="cluster")
+        # Without limits: a node killed before it has joined joins again. The coordinator's state
+        # goes with the run.
+        text = join_token(self._served, ttl_s=0, uses=0, label="cluster")
         token = parse_token(text)
         for name, environment in nodes.items():
             self._environments[name] = environment
             dialled = msgspec.structs.replace(token, addresses=(self._dialled(name),))
-            command = program("gpu_node", "join", "--token-file", "-", *self._arguments(name))
-            self._start_node(name, command, token_text(dialled))
+            self._tokens[name] = token_text(dialled)
+            self._join(name)
 
     def kill(self, name: str) -> int:
         """SIGKILL a node's daemon and its worker; returns the daemon's process id."""
-        child = self._nodes[name]
-        kill_group(child)
-        return child.pid
+        return self._killed(self._nodes[name])
 
     def restart(self, name: str) -> int:
         """Start a killed node again from its state; returns the process id."""
+        if not (self._folder / "state" / name / _JOINED).exists():
+            return self._join(name)
         return self._start_node(name, program("gpu_node", "run", *self._arguments(name)), None)
 
     def kill_coordinator(self) -> int:
         """SIGKILL the coordinator; returns its process id."""
         if self._coordinator is None:
             raise RuntimeError("start the coordinator first")
-        kill_group(self._coordinator)
-        return self._coordinator.pid
+        return self._killed(self._coordinator)
 
     def dead(self) -> list[str]:
         """Nodes whose daemon has ended, and ``coordinator``: by itself or killed."""
@@ -147,6 +151,19 @@ class Cluster:
 
     def _arguments(self, name: str) -> list[str]:
         return ["--state-dir", str(self._folder / "state" / name), "--worker", self._worker]
+
+    def _join(self, name: str) -> int:
+        command = program("gpu_node", "join", "--token-file", "-", *self._arguments(name))
+        return self._start_node(name, command, self._tokens[name])
+
+    def _killed(self, child: subprocess.Popen[str]) -> int:
+        """Kill once: when it is reaped its number may become somebody else's."""
+        if child in self._all:
+            kill_group(child)
+            self._all.remove(child)
+            if child.stdout is not None:
+                child.stdout.close()
+        return child.pid
 
     def _start_node(self, name: str, command: list[str], token: str | None) -> int:
         site = self._node_sites.get(name)
