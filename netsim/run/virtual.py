@@ -10,37 +10,39 @@ from hypergpu.spec import JobSpec
 from hypergpu.units import Milliseconds
 from netsim.measure.network import ALWAYS_VALID, Verdict
 from netsim.refusal import RefusedError
+from netsim.run.preparation import required_job
 from netsim.run.report import RoundReport, RunReport
 from netsim.world.simulation import Simulation
 from netsim.world.worlds import Sizes, described_world
 from netsim.worldfile import WorldDescription
 
 WORLD = "world"
+_BROKEN = Verdict(is_valid=False, sentence="INVALID: the world broke, its figures mean nothing")
 
 
 def run_virtually(world: WorldDescription) -> RunReport:
     """Simulate a world's job to its end. Equal worlds give equal reports.
 
     Raises:
-        RefusedError: The world has no job, or its model cannot be built here.
+        RefusedError: The world has no job or too few nodes for it, or its model cannot be built
+            here.
     """
-    if world.job is None:
-        raise RefusedError(f"the world {world.name} has no job", 'give it one: job = "JOB.toml"')
-    outcome = Simulation(described_world(world, job_sizes(world.job))).run()
+    spec = required_job(world)
+    outcome = Simulation(described_world(world, job_sizes(spec))).run()
     rounds = [ms for each in outcome.round_ms.values() for ms in each]
     broken = "; ".join(outcome.violations)
     return RunReport(
         world=world.name,
         seed=world.seed,
         backend=WORLD,
-        phase="broken" if broken else "finished",
-        reason=broken,
+        phase="broken" if broken else ", ".join(each.value for each in outcome.phases.values()),
+        reason=broken or "; ".join(filter(None, outcome.reasons.values())),
         rounds=tuple(
             RoundReport(number=number, duration_ms=Milliseconds(ms))
             for number, ms in enumerate(rounds, start=1)
         ),
         metric=None,
-        verdict=Verdict(is_valid=not broken, sentence=ALWAYS_VALID.sentence),
+        verdict=_BROKEN if broken else ALWAYS_VALID,
         journal=",".join(outcome.journals.values()),
     )
 

@@ -38,6 +38,9 @@ class Outcome(msgspec.Struct, frozen=True):
 
     seed: int
     violations: tuple[str, ...]
+    phases: dict[JobId, Phase]
+    reasons: dict[JobId, str]
+    """Why a job is in its phase."""
     journals: dict[JobId, Digest]
     models: dict[JobId, Digest | None]
     rounds: int
@@ -100,6 +103,8 @@ class Simulation:
         return Outcome(
             seed=self._world.seed,
             violations=broken,
+            phases={job_id: job.phase for job_id, job in jobs.items()},
+            reasons={job_id: job.reason for job_id, job in jobs.items()},
             journals={
                 job_id: journal_digest(journal)
                 for job_id, journal in self._coordinator.journals.items()

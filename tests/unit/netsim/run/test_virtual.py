@@ -1,0 +1,25 @@
+"""A world's job in virtual time, and what is said of its end."""
+
+import msgspec
+import pytest
+
+from netsim.refusal import RefusedError
+from netsim.run.virtual import run_virtually
+from netsim.worldfile import WorldDescription, parse_world
+
+
+def world(nodes: int) -> WorldDescription:
+    job = f'[job]\nworkload = "null"\n[job.training]\nrounds = 2\nnodes = {nodes}\n'
+    return parse_world(job + '[[nodes]]\nprofile = "lan"\n', source="test", name="home")
+
+
+def test_a_job_that_finished_is_told_with_its_own_phase() -> None:
+    report = run_virtually(world(1))
+    assert report.phase == "finished"
+    assert report.is_good
+    assert not msgspec.structs.replace(report, phase="stopped").is_good
+
+
+def test_a_job_that_would_wait_for_ever_is_refused() -> None:
+    with pytest.raises(RefusedError, match="wants 2 nodes, and there are 1"):
+        run_virtually(world(2))
