@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hypergpu.cli.cluster.cluster import Cluster
+from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.cli.show.progress import Progress, with_note
 from hypergpu.cli.show.shown import View
 from hypergpu.cli.show.watch import Watched
@@ -22,6 +23,7 @@ from netsim.worldfile import COORDINATOR, WorldDescription
 
 _HORIZON_US = 30 * 24 * 3600 * 1_000_000
 """No job runs longer than a month."""
+RESUME_EACH_S = 60.0
 
 
 class Order(NamedTuple):
@@ -50,7 +52,8 @@ def run_job(order: Order, sites: Sites, view: View) -> RunReport:
             job_id = coordinator.create_job(spec_json(spec), None)
             watched = Watched(coordinator, job_id, view)
             try:
-                progress = _followed(order, watched, _Hand(cluster, sites, world), view)
+                hand = _Hand(cluster, sites, world)
+                progress = _followed(order, watched, hand, _User(coordinator, job_id), view)
             finally:
                 watched.close()
         answer = asyncio.run(control.asked(sites.control, control.ReadVerdict()))
@@ -74,11 +77,11 @@ def _environment(step_floor_ms: float) -> dict[str, str]:
     return {"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": str(floor)} if floor else {}
 
 
-def _followed(order: Order, watched: Watched, hand: "_Hand", view: View) -> Progress:
+def _followed(order: Order, watched: Watched, hand: "_Hand", user: "_User", view: View) -> Progress:
     give_up_at_s = time.monotonic() + order.give_up_after_s
     while not watched.has_ended:
         watched.tick()
-        for text in hand.act(watched.progress):
+        for text in (*hand.act(watched.progress), *user.act(watched.progress)):
             watched.progress = with_note(watched.progress, text)
             view.say(text)
         if dead := hand.dead():
@@ -88,6 +91,48 @@ def _followed(order: Order, watched: Watched, hand: "_Hand", view: View) -> Prog
             what = f"the job was not done after {order.give_up_after_s:.0f} s"
             raise RefusedError(what, "give it longer, --give-up-after, or the world less to do")
     return watched.progress
+
+
+class _User:
+    """Resumes what paused itself, once a minute, as the user of a virtual world does."""
+
+    def __init__(self, coordinator: Coordinator, job_id: str) -> None:
+        self._coordinator = coordinator
+        self._job_id = job_id
+        self._patience = Patience(RESUME_EACH_S)
+
+    def act(self, progress: Progress) -> Iterator[str]:
+        """Resume when it is due and say why it was paused."""
+        job = progress.job
+        is_paused = job is not None and job.phase == "paused"
+        if job is None or not self._patience.is_out(is_waiting=is_paused, now_s=time.monotonic()):
+            return
+        try:
+            self._coordinator.resume(self._job_id)
+        except RefusalError as refused:
+            yield f"the job is paused ({job.reason}) and was not resumed: {refused.detail}"
+        else:
+            yield f"the job had paused itself ({job.reason}) and is resumed"
+
+
+class Patience:
+    """Whether something has been waited for long enough, each time anew."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._since_s: float | None = None
+
+    def is_out(self, *, is_waiting: bool, now_s: float) -> bool:
+        """Whether the wait has lasted for the limit; then the next begins."""
+        if not is_waiting:
+            self._since_s = None
+            return False
+        if self._since_s is None:
+            self._since_s = now_s
+        if now_s - self._since_s < self._limit_s:
+            return False
+        self._since_s = now_s
+        return True
 
 
 class _Hand:
