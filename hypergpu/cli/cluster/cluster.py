@@ -24,6 +24,7 @@ from hypergpu.sites import Site, Sites
 from hypergpu.token import parse_token, token_text
 
 END_WITHIN_S = 5.0
+READY_WITHIN_S = 120.0
 _LOOPBACK = "127.0.0.1"
 _JOINED = "coordinator.json"
 """What a node's state folder holds from the node's join on."""
@@ -91,7 +92,7 @@ class Cluster:
         child = start(leashed(command), log=self._log("coordinator"), is_read=True)
         self._coordinator = child
         self._all.append(child)
-        self._ready = wait_until_ready(child)
+        self._ready = wait_until_ready(child, READY_WITHIN_S)
 
     def operator(self) -> Coordinator:
         """A connection with the operator's token."""

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 import msgspec
@@ -78,13 +79,29 @@ def coordinator_command(at: Listen) -> list[str]:
     return program("coordinator", *arguments)
 
 
-def wait_until_ready(child: subprocess.Popen[str]) -> Ready:
+def wait_until_ready(child: subprocess.Popen[str], within_s: float | None = None) -> Ready:
     """Read the child's ready line.
+
+    Args:
+        child: The coordinator, whose stdout is read.
+        within_s: It is killed when it says nothing for so long; None: people watch it themselves.
 
     Raises:
         StartRefusedError: it said why not.
-        RefusalError: CHILD_ENDED, it ended before it was ready.
+        RefusalError: CHILD_ENDED, it ended, or was killed, before it was ready.
     """
+    if within_s is None:
+        return _read_ready(child)
+    killer = threading.Timer(within_s, kill_group, [child])
+    killer.daemon = True
+    killer.start()
+    try:
+        return _read_ready(child)
+    finally:
+        killer.cancel()
+
+
+def _read_ready(child: subprocess.Popen[str]) -> Ready:
     lines = child.stdout or ()
     for line in lines:
         try:
