@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import resource
 import sys
 import threading
 from pathlib import Path
@@ -33,6 +34,10 @@ from netsim.refusal import RefusedError
 
 _LINE_BYTES_MAX = 64 << 20
 """A plan with long traces."""
+_FILES = 32
+"""Of the process itself."""
+_FILES_A_FORWARD = 3
+"""What listens, and both sockets of one connection."""
 _FIX = "see the structs in netsim/proxy/messages.py"
 
 
@@ -55,6 +60,7 @@ async def _serve(text: bytes, out: TextIO) -> int:
     lines = _standard_input()
     try:
         plan: Plan = _decoded(text or await lines.get(), Plan)
+        _require_files(plan)
         async with Proxies(plan) as proxies:
             ports = {node.name: proxies.ports(node.name) for node in plan.nodes}
             _say(out, Opened(ports=ports))
@@ -64,6 +70,20 @@ async def _serve(text: bytes, out: TextIO) -> int:
         _say(out, Failed(refused.what, refused.fix))
         return 2
     return 0
+
+
+def _require_files(plan: Plan) -> None:
+    """Raise the limit of open files as far as it goes, and see that it is enough."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    needed = _FILES + _FILES_A_FORWARD * sum(len(node.forwards) for node in plan.nodes)
+    if soft != resource.RLIM_INFINITY and needed > soft:
+        raise RefusedError(
+            f"{len(plan.nodes)} proxied nodes take {needed} open files, and {soft} are allowed",
+            f"raise the limit (ulimit -Hn {needed}) or proxy fewer nodes",
+        )
 
 
 def _answer(proxies: Proxies, line: bytes) -> Answer:

@@ -58,7 +58,10 @@ class LoopClock:
     def _ring(self) -> None:
         # Deeds that plan deeds must not set the alarm each; it is set once, below.
         self._set_to_us = -1
-        self.catch_up()
-        self._set_to_us = self._heap[0][0] if self._heap else None
-        if self._set_to_us is not None:
-            self._alarm.set(Microseconds(self._start_us + self._set_to_us))
+        try:
+            self.catch_up()
+        finally:
+            # A deed that fails must not stop the links of all the others.
+            self._set_to_us = self._heap[0][0] if self._heap else None
+            if self._set_to_us is not None:
+                self._alarm.set(Microseconds(self._start_us + self._set_to_us))

@@ -148,16 +148,16 @@ class Connection:
         if self._is_silent or self._is_over:
             return
         family = socket.AF_INET6 if ":" in self._target[0] else socket.AF_INET
-        dialled = socket.socket(family, socket.SOCK_STREAM)
-        self._dialled = dialled
-        dialled.setblocking(False)
-        dialled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         try:
+            dialled = self._dialled = socket.socket(family, socket.SOCK_STREAM)
+            dialled.setblocking(False)
+            dialled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
             if self._around.source and family == socket.AF_INET:
                 dialled.bind((self._around.source, 0))
             error = dialled.connect_ex(self._target)
         except OSError:
-            error = errno.EADDRNOTAVAIL
+            self._not_reached()
+            return
         if error in {0, errno.EINPROGRESS}:
             asyncio.get_running_loop().add_writer(dialled, self._dialled_out)
         else:

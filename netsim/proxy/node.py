@@ -1,6 +1,7 @@
 """One node's proxy: its two ways, its ports, and what is done to them while they are in use."""
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable, Iterator
 
@@ -35,6 +36,8 @@ from netsim.refusal import RefusedError
 _BACKLOG = 128
 _AT_ONCE = 32
 _FAST = 1 << 62
+_FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_FULL_PAUSE_US = 100_000
 
 
 class Middle:
@@ -273,7 +276,9 @@ class ProxiedNode:
         for _ in range(_AT_ONCE):
             try:
                 accepted, _ = listening.accept()
-            except OSError:
+            except OSError as error:
+                if error.errno in _FULL:
+                    self._pause_accepting(listening, target, around)
                 return
             number = self._accepted
             self._accepted += 1
@@ -281,6 +286,18 @@ class ProxiedNode:
             self._connections[connection] = None
             if self._condition is Condition.HALF_OPEN:
                 connection.silence()
+
+    def _pause_accepting(
+        self, listening: socket.socket, target: Address, around: Surroundings
+    ) -> None:
+        """Who waits stays readable: without a pause the loop would do nothing but ask."""
+        self._loop.remove_reader(listening)
+
+        def resume() -> None:
+            if listening in self._listening:
+                self._loop.add_reader(listening, self._acceptable, listening, target, around)
+
+        self._clock.at(self._clock.wall_us() + _FULL_PAUSE_US, resume)
 
     def _forget(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
