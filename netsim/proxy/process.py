@@ -1,7 +1,6 @@
 """Proxies in a process of their own: the same links, not delayed by whatever its owner does."""
 
 import asyncio
-import contextlib
 import sys
 from types import TracebackType
 from typing import Self
@@ -24,6 +23,7 @@ from netsim.proxy.messages import (
 )
 from netsim.refusal import RefusedError
 
+_START_S = 60.0
 _ANSWER_S = 30.0
 _END_S = 10.0
 _LINE_BYTES_MAX = 16 << 20
@@ -34,14 +34,17 @@ class ProxyProcess:
 
     Args:
         plan: The nodes and their links.
+        answer_s: How long an answer may take.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, answer_s: float = _ANSWER_S) -> None:
         self._plan = plan
         self._listens = {node.name: node.listen for node in plan.nodes}
         self._ports: dict[str, tuple[int, ...]] = {}
         self._process: asyncio.subprocess.Process | None = None
         self._asking = asyncio.Lock()
+        self._answer_s = answer_s
+        self._is_broken = False
 
     async def __aenter__(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(
@@ -53,7 +56,7 @@ class ProxyProcess:
             limit=_LINE_BYTES_MAX,
         )
         try:
-            opened = await self._ask(self._plan)
+            opened = await self._ask(self._plan, timeout_s=_START_S)
             assert isinstance(opened, Opened)  # noqa: S101 - the only answer to a plan
             self._ports = dict(opened.ports)
         except BaseException:
@@ -123,15 +126,28 @@ class ProxyProcess:
         assert isinstance(answer, Statistics)  # noqa: S101 - the only answer to this request
         return answer
 
-    async def _ask(self, request: Request | Plan) -> Answer:
+    async def _ask(self, request: Request | Plan, *, timeout_s: float | None = None) -> Answer:
+        # Who is cancelled meanwhile must not leave an answer for the next one who asks.
+        return await asyncio.shield(self._exchange(request, timeout_s or self._answer_s))
+
+    async def _exchange(self, request: Request | Plan, timeout_s: float) -> Answer:
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
             raise RefusedError("the proxies are not open", "use them inside `async with`")
         line = b""
         async with self._asking:
-            with contextlib.suppress(ConnectionError, TimeoutError):
-                process.stdin.write(msgspec.json.encode(request) + b"\n")
-                line = await asyncio.wait_for(process.stdout.readline(), _ANSWER_S)
+            # A late answer would be taken for that to the next request, so there is no next one.
+            if not self._is_broken:
+                try:
+                    process.stdin.write(msgspec.json.encode(request) + b"\n")
+                    line = await asyncio.wait_for(process.stdout.readline(), timeout_s)
+                except TimeoutError:
+                    self._is_broken = True
+                except ConnectionError:
+                    line = b""
+        if self._is_broken:
+            what = "the proxies' process has left a request without an answer for too long"
+            raise RefusedError(what, "open the proxies anew, on a machine with less to do")
         if not line:
             raise RefusedError("the proxies' process is gone", "see its words on standard error")
         answer: Answer = msgspec.json.decode(line, type=Answer)

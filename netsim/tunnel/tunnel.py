@@ -57,6 +57,7 @@ class Tunnel:
         links: Each node's way to the middle, fixed or changing by itself.
         coordinator: The coordinator's own way to the middle.
         seed: The same seed decides the same about the n-th packet of a direction.
+        answer_s: How long the router's answer to a request may take.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Tunnel:
         coordinator: Link | Shape = COORDINATOR_LINK,
         *,
         seed: int = 0,
+        answer_s: float = ANSWER_S,
     ) -> None:
         require_names(links)
         self._shapes = {
@@ -75,6 +77,8 @@ class Tunnel:
         self._claim: ownership.Claim | None = None
         self._router: asyncio.subprocess.Process | None = None
         self._asking = asyncio.Lock()
+        self._answer_s = answer_s
+        self._is_broken = False
 
     async def __aenter__(self) -> Self:
         require_machine()
@@ -193,20 +197,28 @@ class Tunnel:
             ports.append(Port(name=name, host=settings, shape=shape))
         return Plan(seed=self._seed, ports=tuple(ports))
 
-    async def _ask(self, request: Request | Plan, *, timeout_s: float = ANSWER_S) -> Answer:
+    async def _ask(self, request: Request | Plan, *, timeout_s: float | None = None) -> Answer:
         # Who is cancelled meanwhile must not leave an answer for the next one who asks.
-        return await asyncio.shield(self._exchange(request, timeout_s))
+        return await asyncio.shield(self._exchange(request, timeout_s or self._answer_s))
 
     async def _exchange(self, request: Request | Plan, timeout_s: float) -> Answer:
         router = self._router
         if router is None or router.stdin is None or router.stdout is None:
             raise RefusedError("the tunnel is not open", "use it inside `async with Tunnel(...)`")
+        line = b""
         async with self._asking:
-            try:
-                router.stdin.write(msgspec.json.encode(request) + b"\n")
-                line = await asyncio.wait_for(router.stdout.readline(), timeout_s)
-            except (ConnectionError, TimeoutError):
-                line = b""
+            # A late answer would be taken for that to the next request, so there is no next one.
+            if not self._is_broken:
+                try:
+                    router.stdin.write(msgspec.json.encode(request) + b"\n")
+                    line = await asyncio.wait_for(router.stdout.readline(), timeout_s)
+                except TimeoutError:
+                    self._is_broken = True
+                except ConnectionError:
+                    line = b""
+        if self._is_broken:
+            what = "the tunnel's router has left a request without an answer for too long"
+            raise RefusedError(what, "open the tunnel anew, on a machine with less to do")
         if not line:
             raise RefusedError("the tunnel's router is gone", "see its words on standard error")
         answer: Answer = msgspec.json.decode(line, type=Answer)

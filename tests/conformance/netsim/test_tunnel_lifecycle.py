@@ -99,6 +99,16 @@ async def test_a_question_that_was_given_up_leaves_no_answer_for_the_next() -> N
         assert (await tunnel.statistics()).ports["a"].up.offered == 0
 
 
+async def test_an_answer_that_came_too_late_is_given_to_nobody() -> None:
+    async with Tunnel({"a": link()}, link(), answer_s=0.2) as tunnel:
+        os.kill(tunnel.router_pid, signal.SIGSTOP)
+        with pytest.raises(RefusedError, match="without an answer for too long"):
+            await tunnel.statistics()
+        os.kill(tunnel.router_pid, signal.SIGCONT)
+        with pytest.raises(RefusedError, match="without an answer for too long"):
+            await tunnel.cut("a")
+
+
 async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
     async def start() -> None:
         async with Tunnel({OURS: link()}, link()):

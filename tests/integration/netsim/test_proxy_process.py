@@ -1,5 +1,6 @@
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from hypergpu.units import Microseconds
 from netsim.link.link import STALLED_BITS_PER_S, Link
 from netsim.link.trace import Trace, TraceRow
-from netsim.proxy.messages import UNLIMITED, Failed, Forward, Plan, Proxied
+from netsim.proxy.messages import UNLIMITED, Condition, Failed, Forward, Plan, Proxied
 from netsim.proxy.process import ProxyProcess
 from netsim.refusal import RefusedError
 from tests.integration.netsim.proxied import FREE, TIMEOUT_S, Dialled, link, plan, target
@@ -89,6 +90,54 @@ async def test_it_ends_when_its_owner_is_gone_however_it_went() -> None:
         await asyncio.wait_for(child.stdout.readline(), TIMEOUT_S)
         child.stdin.close()
         assert await asyncio.wait_for(child.wait(), TIMEOUT_S) == 0
+
+
+async def test_an_answer_that_came_too_late_is_given_to_nobody() -> None:
+    async with target() as port, ProxyProcess(plan(port, a=link()), answer_s=0.2) as proxies:
+        assert proxies.pid is not None
+        os.kill(proxies.pid, signal.SIGSTOP)
+        with pytest.raises(RefusedError, match="without an answer for too long"):
+            await proxies.statistics()
+        os.kill(proxies.pid, signal.SIGCONT)
+        with pytest.raises(RefusedError, match="without an answer for too long"):
+            await proxies.cut("a")
+
+
+async def test_who_is_cancelled_leaves_no_answer_for_the_next_one() -> None:
+    async with target() as port, ProxyProcess(plan(port, a=link())) as proxies:
+        assert proxies.pid is not None
+        os.kill(proxies.pid, signal.SIGSTOP)
+        asking = asyncio.create_task(proxies.cut("a"))
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        os.kill(proxies.pid, signal.SIGCONT)
+        assert (await proxies.statistics()).nodes["a"].condition is Condition.CUT
+
+
+async def test_who_finds_no_file_left_waits_until_there_is_one() -> None:
+    async with target() as port, ProxyProcess(plan(port, a=link())) as proxies:
+        assert proxies.pid is not None
+        limits = resource.prlimit(proxies.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(proxies.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+        async with Dialled(*proxies.address("a")) as dialled:
+            dialled.writer.write(b"hello")
+            assert await dialled.is_silent_for(0.3)
+            resource.prlimit(proxies.pid, resource.RLIMIT_NOFILE, limits)
+            assert await dialled.heard(5) == b"hello"
+
+
+@pytest.mark.parametrize(("limit", "says"), [("-n", b"open files"), ("-Sn", b"opened")])
+def test_more_nodes_than_files_are_refused_at_the_hard_limit_only(limit: str, says: bytes) -> None:
+    nodes = {f"n{number}": link() for number in range(60)}
+    child = subprocess.run(
+        ["sh", "-c", f'ulimit {limit} 100; exec "$@"', "sh", *PROGRAM],
+        input=msgspec.json.encode(plan(1, **nodes)) + b"\n",
+        capture_output=True,
+        check=False,
+    )
+    assert says in child.stdout
 
 
 async def test_a_process_that_was_killed_is_told_in_words() -> None:
