@@ -104,7 +104,7 @@ def _followed(fault: "Fault", coordinator: Coordinator, job_id: str, view: View)
             if text := fault.advance(watched.progress):
                 watched.progress = with_note(watched.progress, text)
                 view.say(text)
-            if fault.is_over and (dead := fault.cluster.dead()):
+            if dead := fault.dead():
                 raise RefusalError(Reason.DEMO_MISSED, f"{dead[0]} ended by itself")
             if time.monotonic() > give_up_at_s:
                 raise RefusalError(Reason.DEMO_MISSED, f"not done after {GIVE_UP_AFTER_S:.0f} s")
@@ -121,6 +121,12 @@ class Fault:
         self.victim = victim
         self._killed_at_s: float | None = None
         self.is_over = False
+
+    def dead(self) -> list[str]:
+        """Whose process ended though it was not killed here."""
+        is_away = self._killed_at_s is not None and not self.is_over
+        gone = {self.victim} if is_away else set()
+        return [name for name in self.cluster.dead() if name not in gone]
 
     def advance(self, progress: Progress) -> str:
         """Do what is due; returns it in words, or nothing."""
