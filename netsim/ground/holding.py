@@ -66,9 +66,13 @@ async def held(ground: Ground, command: Sequence[str]) -> Held:
             env=environment,
         )
 
+        came: list[int] = []
+
         def pass_on(number: int) -> None:
-            if is_terminals(number):
-                return  # It has it already.
+            came.append(number)
+            if came.count(number) == 1 and is_terminals(number):
+                # It has it already, unless somebody sent this to us alone: they send another.
+                return
             with contextlib.suppress(ProcessLookupError):
                 child.send_signal(number)
 
