@@ -105,6 +105,7 @@ def test_what_goes_wrong_is_said_and_a_killed_run_leaves_no_program(world: Path)
 
 
 def test_a_job_that_takes_too_long_is_given_up_and_nothing_runs_on(world: Path) -> None:
+    world.write_text(WORLD.replace("rounds = 3", "rounds = 1000"), "utf-8")
     running = run(world, "--worker", "numpy", "--give-up-after", "1")
     _, err = running.communicate(timeout=END_WITHIN_S)
     assert running.returncode == 16
