@@ -12,7 +12,7 @@ import pytest
 from hypergpu.units import Microseconds
 from netsim.link.link import STALLED_BITS_PER_S, Link
 from netsim.link.trace import Trace, TraceRow
-from netsim.proxy.messages import UNLIMITED, Condition, Failed, Forward, Plan, Proxied
+from netsim.proxy.messages import UNLIMITED, Condition, Failed, Forward, Plan, Protocol, Proxied
 from netsim.proxy.process import ProxyProcess
 from netsim.refusal import RefusedError
 from tests.integration.netsim.proxied import FREE, TIMEOUT_S, Dialled, link, plan, target
@@ -133,7 +133,7 @@ def test_more_nodes_than_files_are_refused_at_the_hard_limit_only(limit: str, sa
     nodes = {f"n{number}": link() for number in range(60)}
     child = subprocess.run(
         ["sh", "-c", f'ulimit {limit} 100; exec "$@"', "sh", *PROGRAM],
-        input=msgspec.json.encode(plan(1, **nodes)) + b"\n",
+        input=msgspec.json.encode(plan(1, protocol=Protocol.TCP, **nodes)) + b"\n",
         capture_output=True,
         check=False,
     )
