@@ -70,7 +70,7 @@ class DiskBlobs:
         self._placements = 0
         self._readers: Counter[Digest] = Counter()
         self._names: set[Digest] = set()
-        """Of every file in the store: looking through its folders was measured at 5 ms a round."""
+        """Of every file in the store, so that nobody looks through its 256 folders each round."""
         self._spares = Spares(folder / "spares", space)
         shutil.rmtree(self._work, ignore_errors=True)
         for made in (self._folder, self._damaged, self._work):
