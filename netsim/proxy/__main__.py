@@ -17,10 +17,10 @@ from typing import Any, TextIO
 
 import msgspec
 
+from netsim.answering import Failed
 from netsim.proxy.messages import (
     Answer,
     Done,
-    Failed,
     Opened,
     Plan,
     ReadStatistics,

@@ -6,6 +6,7 @@ from enum import StrEnum
 import msgspec
 
 from hypergpu.units import Bytes, Microseconds
+from netsim.answering import Failed
 from netsim.link.course import Variation
 from netsim.link.link import Direction, Link
 from netsim.link.shape import COORDINATOR_LINK
@@ -150,13 +151,6 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """It was done."""
-
-
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """It was refused; the fields of a `RefusedError`."""
-
-    what: str
-    fix: str
 
 
 Request = SetLink | SetCondition | Reset | ReadStatistics

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from netsim.answering import Failed
 from netsim.link.shape import Shape
 from netsim.measure.lateness import Lateness
 from netsim.tunnel.device import Host
@@ -85,13 +86,6 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
     at_ns: int
     """When, by this machine's monotonic clock."""
-
-
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """It was refused; the fields of a ``RefusedError``."""
-
-    what: str
-    fix: str
 
 
 Request = SetShape | Cut | Heal | ReadStatistics

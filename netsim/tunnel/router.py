@@ -16,6 +16,7 @@ from contextlib import suppress
 
 import msgspec
 
+from netsim.answering import Failed
 from netsim.link.rate import NEVER_US
 from netsim.link.shape import Shape, Way
 from netsim.measure.lateness import LatenessCounter, allowed_us
@@ -26,7 +27,6 @@ from netsim.tunnel.messages import (
     Answer,
     Cut,
     Done,
-    Failed,
     Heal,
     Plan,
     Port,

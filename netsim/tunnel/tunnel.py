@@ -10,13 +10,11 @@ It needs root, /dev/net/tun and the program ``ip``, and no queueing discipline o
 """
 
 import asyncio
-import sys
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-import msgspec
-
+from netsim.answering import ANSWER_S, START_S, AnsweringChild
 from netsim.link.link import Link
 from netsim.link.shape import COORDINATOR_LINK, Shape
 from netsim.namespaces import namespaces, ownership
@@ -27,22 +25,14 @@ from netsim.tunnel.messages import (
     Answer,
     Cut,
     Done,
-    Failed,
     Heal,
     Plan,
     Port,
     ReadStatistics,
-    Request,
     SetShape,
     Statistics,
 )
 from netsim.tunnel.requirements import require_controls, require_machine
-
-START_S = 60.0
-ANSWER_S = 30.0
-END_S = 30.0
-# A statistics line of some hundred ports is longer than asyncio's usual 64 KiB.
-LONGEST_LINE_BYTES = 1 << 24
 
 
 def shaped(link: Link | Shape) -> Shape:
@@ -75,10 +65,9 @@ class Tunnel:
         self._seed = seed
         self._hosts: dict[str, Host] = {}
         self._claim: ownership.Claim | None = None
-        self._router: asyncio.subprocess.Process | None = None
-        self._asking = asyncio.Lock()
-        self._answer_s = answer_s
-        self._is_broken = False
+        self._router = AnsweringChild(
+            "netsim.tunnel.router", "the tunnel's router", answers=Answer, answer_s=answer_s
+        )
 
     async def __aenter__(self) -> Self:
         require_machine()
@@ -118,9 +107,10 @@ class Tunnel:
     @property
     def router_pid(self) -> int:
         """The process that is the internet."""
-        if self._router is None:
+        pid = self._router.process_id
+        if pid is None:
             raise RefusedError("the tunnel is not open", "use it inside `async with Tunnel(...)`")
-        return self._router.pid
+        return pid
 
     async def set(self, name: str, link: Link | Shape) -> int:
         """Change a link while packets are under way. The hosts keep their congestion control.
@@ -128,21 +118,21 @@ class Tunnel:
         Returns:
             When it changed, in nanoseconds of the monotonic clock; traces count from there.
         """
-        answer = await self._ask(SetShape(name, shaped(link)))
+        answer = await self._router.ask(SetShape(name, shaped(link)))
         assert isinstance(answer, Done)  # noqa: S101 - the only answer to this request
         return answer.at_ns
 
     async def cut(self, name: str) -> None:
         """Let every packet from and to a host vanish."""
-        await self._ask(Cut(name))
+        await self._router.ask(Cut(name))
 
     async def heal(self, name: str) -> None:
         """Undo a cut."""
-        await self._ask(Heal(name))
+        await self._router.ask(Heal(name))
 
     async def statistics(self) -> Statistics:
         """Return what the router counted, and how late it was: ``lateness.is_valid`` decides."""
-        answer = await self._ask(ReadStatistics())
+        answer = await self._router.ask(ReadStatistics())
         assert isinstance(answer, Statistics)  # noqa: S101 - the only answer to this request
         return answer
 
@@ -163,19 +153,8 @@ class Tunnel:
     async def _start_router(self) -> None:
         assert self._claim is not None  # noqa: S101 - made one step before
         descriptor = self._claim.descriptor
-        self._router = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "netsim.tunnel.router",
-            str(descriptor),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            pass_fds=[descriptor],
-            # Ctrl-C is for the owner, who ends the router in order.
-            start_new_session=True,
-            limit=LONGEST_LINE_BYTES,
-        )
-        await self._ask(self._plan(), timeout_s=START_S)
+        await self._router.start(str(descriptor), descriptors=[descriptor])
+        await self._router.ask(self._plan(), timeout_s=START_S)
 
     def _plan(self) -> Plan:
         controls = {
@@ -197,46 +176,9 @@ class Tunnel:
             ports.append(Port(name=name, host=settings, shape=shape))
         return Plan(seed=self._seed, ports=tuple(ports))
 
-    async def _ask(self, request: Request | Plan, *, timeout_s: float | None = None) -> Answer:
-        # Who is cancelled meanwhile must not leave an answer for the next one who asks.
-        return await asyncio.shield(self._exchange(request, timeout_s or self._answer_s))
-
-    async def _exchange(self, request: Request | Plan, timeout_s: float) -> Answer:
-        router = self._router
-        if router is None or router.stdin is None or router.stdout is None:
-            raise RefusedError("the tunnel is not open", "use it inside `async with Tunnel(...)`")
-        line = b""
-        async with self._asking:
-            # A late answer would be taken for that to the next request, so there is no next one.
-            if not self._is_broken:
-                try:
-                    router.stdin.write(msgspec.json.encode(request) + b"\n")
-                    line = await asyncio.wait_for(router.stdout.readline(), timeout_s)
-                except TimeoutError:
-                    self._is_broken = True
-                except ConnectionError:
-                    line = b""
-        if self._is_broken:
-            what = "the tunnel's router has left a request without an answer for too long"
-            raise RefusedError(what, "open the tunnel anew, on a machine with less to do")
-        if not line:
-            raise RefusedError("the tunnel's router is gone", "see its words on standard error")
-        answer: Answer = msgspec.json.decode(line, type=Answer)
-        if isinstance(answer, Failed):
-            raise RefusedError(answer.what, answer.fix)
-        return answer
-
     async def _remove(self) -> None:
         """End the router, who removes everything; then remove what it could not."""
-        router, self._router = self._router, None
-        if router is not None:
-            if router.stdin is not None:
-                router.stdin.close()
-            try:
-                await asyncio.wait_for(router.wait(), END_S)
-            except TimeoutError:
-                router.kill()
-                await router.wait()
+        await self._router.end()
         claim, self._claim = self._claim, None
         self._hosts = {}
         if claim is not None:

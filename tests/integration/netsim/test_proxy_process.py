@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from hypergpu.units import Microseconds
+from netsim.answering import Failed
 from netsim.link.link import STALLED_BITS_PER_S, Link
 from netsim.link.trace import Trace, TraceRow
-from netsim.proxy.messages import UNLIMITED, Condition, Failed, Forward, Plan, Protocol, Proxied
+from netsim.proxy.messages import UNLIMITED, Condition, Forward, Plan, Protocol, Proxied
 from netsim.proxy.process import ProxyProcess
 from netsim.refusal import RefusedError
 from tests.integration.netsim.proxied import FREE, TIMEOUT_S, Dialled, link, plan, target
