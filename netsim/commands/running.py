@@ -24,7 +24,7 @@ from netsim.worldfile import WorldDescription, read_world_file
 UNFINISHED_STATUS = 1
 
 
-class Way(StrEnum):
+class AnyBackend(StrEnum):
     """How a world is run: over one of the backends, or in virtual time."""
 
     PROXY = Backend.PROXY
@@ -37,8 +37,8 @@ def run(  # noqa: PLR0913 - each is an option
     world: Annotated[Path, typer.Argument(metavar="WORLD.toml", help="See docs/netsim/README.md.")],
     *,
     backend: Annotated[
-        Way, typer.Option("--backend", help="How; world is virtual time, without processes.")
-    ] = Way.PROXY,
+        AnyBackend, typer.Option("--backend", help="How; world is virtual time, without processes.")
+    ] = AnyBackend.PROXY,
     fallback: FallbackOption = Fallback.REFUSE,
     out: Annotated[Path, typer.Option("--out", help="Gets logs and state.")] = Path("netsim-out"),
     worker: Annotated[
@@ -51,7 +51,7 @@ def run(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Train a world's job over its links, with everything that goes wrong in it."""
     description = read_world_file(world)
-    if backend is Way.WORLD:
+    if backend is AnyBackend.WORLD:
         _refuse_fallback(fallback)
         raise typer.Exit(_run_virtually(description, as_json=as_json))
     refuse_unreal(description)

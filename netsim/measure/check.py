@@ -6,7 +6,8 @@ import msgspec
 
 from hypergpu.units import Microseconds
 from netsim.link.link import Direction, Link
-from netsim.measure.network import Claim, Network, Way
+from netsim.link.shape import Way
+from netsim.measure.network import Claim, Network
 from netsim.measure.statistics import HEADER_BYTES, Arrivals, percentile
 
 PROBE_BYTES = 64

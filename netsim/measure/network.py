@@ -12,12 +12,12 @@ from typing import Literal, Protocol
 import msgspec
 
 from hypergpu.units import Microseconds
+from netsim.link.shape import Way
 from netsim.measure import path
 from netsim.measure.path import MeasuredPath
 from netsim.measure.programs import Bins, Trips
 from netsim.measure.statistics import Arrivals
 
-Way = Literal["up", "down"]
 Transport = Literal["udp", "tcp"]
 
 

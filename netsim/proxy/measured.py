@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 
 from netsim.link.link import Link
-from netsim.link.shape import COORDINATOR_LINK, Shape
+from netsim.link.shape import COORDINATOR_LINK, Shape, Way
 from netsim.measure.lateness import Lateness
-from netsim.measure.network import ALWAYS_VALID, ProgramNetwork, Verdict, Way
+from netsim.measure.network import ALWAYS_VALID, ProgramNetwork, Verdict
 from netsim.measure.path import MeasuredPath, here
 from netsim.proxy.messages import (
     LOOPBACK,

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from netsim.measure.network import ALWAYS_VALID, Claim, ProgramNetwork, Verdict, Way
+from netsim.link.shape import Way
+from netsim.measure.network import ALWAYS_VALID, Claim, ProgramNetwork, Verdict
 from netsim.measure.path import MeasuredPath
 from netsim.namespaces.host import COORDINATOR
 from netsim.tc.choice import Lack

@@ -1,7 +1,8 @@
 """A tunnel as a network that can be measured like every other."""
 
+from netsim.link.shape import Way
 from netsim.measure.lateness import Lateness
-from netsim.measure.network import ProgramNetwork, Verdict, Way
+from netsim.measure.network import ProgramNetwork, Verdict
 from netsim.measure.path import MeasuredPath
 from netsim.namespaces.host import COORDINATOR
 from netsim.tunnel.tunnel import Tunnel

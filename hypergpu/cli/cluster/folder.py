@@ -55,6 +55,8 @@ def run_folder(folder: RunFolder) -> Iterator[None]:
 
 
 def _require_marked(folder: RunFolder) -> None:
+    if folder.path.exists() and not folder.path.is_dir():
+        raise _refusal(f"nothing can be kept in {folder.path}: it is a file")
     taken = [name for name in folder.left if (folder.path / name).exists()]
     if taken and not (folder.path / folder.mark).exists():
         raise _refusal(f"{folder.path / taken[0]} is there and is not of a run")
