@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from hypergpu.compression.scheme import Scheme, groups
+from hypergpu.compression.scheme import Flaw, Scheme, groups
 from hypergpu.layout import Float32s, Octets
 
 Uint16s = npt.NDArray[np.uint16]
@@ -57,6 +57,7 @@ class Bf16(Scheme):
             np.copyto(bits, payload[there].view(np.uint16))
             np.left_shift(bits, 16, out=bits)
 
-    def is_finite(self, payload: Octets) -> bool:
+    def flaw(self, payload: Octets, count: int) -> Flaw | None:
         """See `Scheme`."""
-        return not ((payload.view(np.uint16) & _INFINITE) == _INFINITE).any()
+        is_bad = ((payload.view(np.uint16) & _INFINITE) == _INFINITE).any()
+        return Flaw.NOT_FINITE if is_bad else None

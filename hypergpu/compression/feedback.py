@@ -5,17 +5,17 @@ The residual is plain float32 in parameter units, so a job may change its scheme
 
 import numpy as np
 
-from hypergpu.compression.scheme import GROUP, Scheme, groups
+from hypergpu.compression.scheme import Scheme, groups
 from hypergpu.layout import Float32s, Octets
 
 
 def encode_into_residual(
     scheme: Scheme, values: Float32s, residual: Float32s, payload: Octets
 ) -> None:
-    """Encode ``values + residual``; the new residual is that sum less what the payload says.
+    """Encode ``values + decay * residual``; what the payload leaves unsaid is the new residual.
 
-    The difference is exact for fp32 and bf16, and to within one unit in the last place of the sum
-    for the integer schemes.
+    The decay is the scheme's: 1 but for sparse ones. The difference is exact for fp32 and bf16,
+    and to within one unit in the last place of the sum for the others.
 
     Args:
         scheme: How.
@@ -23,11 +23,12 @@ def encode_into_residual(
         residual: ``float32[n]``, what earlier payloads left unsaid; becomes the new one.
         payload: Filled; of the size that the scheme gives.
     """
-    said = np.empty(min(GROUP, values.size), np.float32)
+    said = np.empty(min(scheme.group, values.size), np.float32)
+    decay = np.float32(scheme.residual_decay)
     with np.errstate(invalid="ignore", over="ignore"):  # The receiver refuses what is not finite.
         for here, there in groups(scheme, values.size):
             total = residual[here]
+            if decay != 1:
+                np.multiply(total, decay, out=total)
             np.add(values[here], total, out=total)
-            scheme.encode(total, payload[there])
-            decoded = scheme.values(payload[there], said[: total.size])
-            np.subtract(total, decoded, out=total)
+            scheme.encode_leaving_rest(total, payload[there], said[: total.size])

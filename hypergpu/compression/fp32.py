@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hypergpu.compression.scheme import Scheme
+from hypergpu.compression.scheme import Flaw, Scheme
 from hypergpu.layout import Float32s, Octets
 
 
@@ -28,6 +28,6 @@ class Fp32(Scheme):
         """See `Scheme`."""
         return payload.view(np.float32)
 
-    def is_finite(self, payload: Octets) -> bool:
+    def flaw(self, payload: Octets, count: int) -> Flaw | None:
         """See `Scheme`."""
-        return bool(np.isfinite(payload.view(np.float32)).all())
+        return None if np.isfinite(payload.view(np.float32)).all() else Flaw.NOT_FINITE

@@ -14,7 +14,7 @@ import numpy as np
 
 from hypergpu.compression.bf16 import bf16_bits, floats_of_bf16
 from hypergpu.compression.magnitude import flushed_reciprocal, largest_magnitude
-from hypergpu.compression.scheme import RECORD, Scheme, groups
+from hypergpu.compression.scheme import RECORD, Flaw, Scheme, groups
 from hypergpu.layout import Float32s, Octets
 
 _BLOCK = 256
@@ -64,14 +64,14 @@ class Int4(Scheme):
                 _decode_rows(payload[None, middle : there.stop], padded)
                 out[here.stop - rest : here.stop] = padded.reshape(-1)[:rest]
 
-    def is_finite(self, payload: Octets) -> bool:
-        """See `Scheme`. A negative scale is denied too: no encoder writes one."""
+    def flaw(self, payload: Octets, count: int) -> Flaw | None:
+        """See `Scheme`. A negative scale is one too: no encoder writes one."""
         full = payload.size // _RECORD_BYTES
         records = payload[: full * _RECORD_BYTES].reshape(full, _RECORD_BYTES)
         rest = payload[full * _RECORD_BYTES :]
         rest_scales = rest[: _SCALE_BYTES * (rest.size // _BLOCK_BYTES)]
         scales = np.concatenate((records[:, : _SCALE_BYTES * _BLOCKS].reshape(-1), rest_scales))
-        return bool((scales.view(np.uint16) < _SCALE_BITS_END).all())
+        return None if (scales.view(np.uint16) < _SCALE_BITS_END).all() else Flaw.NOT_FINITE
 
 
 def _encode_rows(values: Float32s, records: Octets) -> None:

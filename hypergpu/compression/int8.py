@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hypergpu.compression.magnitude import flushed_reciprocal, largest_magnitude
-from hypergpu.compression.scheme import RECORD, Scheme, groups
+from hypergpu.compression.scheme import RECORD, Flaw, Scheme, groups
 from hypergpu.layout import Float32s, Octets
 
 _SCALE_BYTES = 4
@@ -54,13 +54,13 @@ class Int8(Scheme):
                     payload[None, middle : there.stop], out[None, here.stop - rest : here.stop]
                 )
 
-    def is_finite(self, payload: Octets) -> bool:
-        """See `Scheme`. A negative scale is denied too: no encoder writes one."""
+    def flaw(self, payload: Octets, count: int) -> Flaw | None:
+        """See `Scheme`. A negative scale is one too: no encoder writes one."""
         full = payload.size // _RECORD_BYTES
         records = payload[: full * _RECORD_BYTES].reshape(full, _RECORD_BYTES)
         rest = payload[full * _RECORD_BYTES :]
         scales = np.concatenate((records[:, :_SCALE_BYTES].reshape(-1), rest[:_SCALE_BYTES]))
-        return bool((scales.view(np.uint32) < _SCALE_BITS_END).all())
+        return None if (scales.view(np.uint32) < _SCALE_BITS_END).all() else Flaw.NOT_FINITE
 
 
 def _encode_rows(values: Float32s, records: Octets) -> None:

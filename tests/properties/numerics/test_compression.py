@@ -10,7 +10,15 @@ from hypergpu.codec import (
     decode_parameters,
     encode_update,
 )
-from hypergpu.compression import GROUP, RECORD, encode_into_residual, scheme_named
+from hypergpu.compression import (
+    GROUP,
+    RECORD,
+    Flaw,
+    TopK,
+    encode_into_residual,
+    scheme_named,
+)
+from hypergpu.compression.packing import pack_places, unpack_places
 from hypergpu.layout import Flat, Float32s, Kind, Layout, Octets, TensorSpec, layout_of
 from hypergpu.refusal import Reason, RefusalError
 
@@ -18,9 +26,10 @@ BLOCKS = {"int8": RECORD, "int4": 256}
 ERRORS = {"int8": 0.5 / 127, "int4": 0.5 / 7}
 
 schemes = st.sampled_from(spec.SCHEMES)
+sparse_schemes = st.sampled_from([name for name in spec.SCHEMES if scheme_named(name).is_sparse])
 counts = st.one_of(
     st.integers(1, 700),
-    st.sampled_from([RECORD - 1, RECORD, RECORD + 1, GROUP, GROUP + 1, 2 * GROUP - 255]),
+    st.sampled_from([RECORD - 1, RECORD, RECORD + 1, GROUP, GROUP + 1, 9 * GROUP - 255]),
 )
 
 
@@ -55,6 +64,8 @@ def bound_of(name: str, values: Float32s) -> Float32s:
         return np.zeros_like(values)
     if name == "bf16":
         return np.abs(values) * np.float32(2**-8) + np.float32(2**-133)
+    if scheme_named(name).is_sparse:
+        return sparse_bound_of(values)
     block = BLOCKS[name]
     padded = np.zeros(-(-values.size // block) * block, np.float32)
     padded[: values.size] = np.abs(values)
@@ -62,6 +73,17 @@ def bound_of(name: str, values: Float32s) -> Float32s:
     # The bfloat16 scale of int4 may be 2**-8 wider; a scale below 2**-126 is dropped.
     bounds = np.maximum(largest * ERRORS[name] * (1 + 2**-8 + 2**-20), 128 * 2.0**-126)
     return np.repeat(bounds, block)[: values.size].astype(np.float32)
+
+
+def records_of(values: Float32s) -> list[Float32s]:
+    return [values[start : start + RECORD] for start in range(0, values.size, RECORD)]
+
+
+def sparse_bound_of(values: Float32s) -> Float32s:
+    """What is not said is missed whole; what is said lies within the record's magnitudes."""
+    largest = [np.full(record.size, np.abs(record).max()) for record in records_of(values)]
+    bound: Float32s = (np.concatenate(largest) * (1 + 2**-7) + 2.0**-120).astype(np.float32)
+    return bound
 
 
 @given(schemes, vectors())
@@ -73,7 +95,7 @@ def test_a_round_trip_stays_within_the_scheme_s_bound(name: str, values: Float32
 @given(schemes, vectors())
 def test_what_is_finite_is_encoded_as_finite(name: str, values: Float32s) -> None:
     payload = encoded(name, values)
-    assert scheme_named(name).is_finite(payload)
+    assert scheme_named(name).flaw(payload, values.size) is None
     assert np.isfinite(decoded(name, payload, values.size)).all()
 
 
@@ -84,11 +106,14 @@ def test_payload_and_residual_are_the_values(name: str, values: Float32s, seed: 
     scheme, unsaid = scheme_named(name), residual.copy()
     payload = np.empty(scheme.encoded_bytes(values.size), np.uint8)
     encode_into_residual(scheme, values, unsaid, payload)
-    total, said = values + residual, decoded(name, payload, values.size)
+    total = values + np.float32(scheme.residual_decay) * residual
+    said = decoded(name, payload, values.size)
     assert np.array_equal(payload, encoded(name, total))
     assert np.array_equal(unsaid, total - said)
     if name in BLOCKS:
         assert np.allclose(said + unsaid, total, rtol=2**-23, atol=0)
+    elif scheme.is_sparse:
+        assert (np.abs(said + unsaid - total) <= np.abs(said) * 2**-23).all()
     else:
         assert np.array_equal(said + unsaid, total)
 
@@ -104,6 +129,73 @@ def test_aligned_records_stand_alone(name: str, values: Float32s, draw: st.DataO
     assert np.array_equal(payload[there], encoded(name, values[first:last]))
     whole = decoded(name, payload, values.size)
     assert np.array_equal(decoded(name, payload[there], last - first), whole[first:last])
+
+
+@st.composite
+def many_ties(draw: st.DrawFn) -> Float32s:
+    """Few different magnitudes, so that the largest are not one set."""
+    generator = np.random.default_rng(draw(st.integers(0, 2**32)))
+    values = generator.integers(-draw(st.integers(0, 40)), 3, draw(counts))
+    return values.astype(np.float32)
+
+
+@given(sparse_schemes, st.one_of(vectors(), many_ties()))
+def test_a_sparse_record_says_its_largest_magnitudes_and_of_equal_ones_the_first(
+    name: str, values: Float32s
+) -> None:
+    scheme = sparse_named(name)
+    payload = encoded(name, values)
+    expected = [
+        start + np.sort(np.argsort(-np.abs(record), kind="stable")[: said_of(name, record.size)])
+        for start, record in zip(range(0, values.size, RECORD), records_of(values), strict=True)
+    ]
+    entries = scheme.entries(payload, values.size)
+    assert np.array_equal(entries.places, np.concatenate(expected))
+    dense = decoded(name, payload, values.size)
+    assert np.array_equal(dense[entries.places], entries.values)
+    assert np.count_nonzero(dense) == np.count_nonzero(entries.values)
+
+
+@given(sparse_schemes, vectors(), st.data())
+def test_a_place_that_does_not_ascend_is_a_flaw(
+    name: str, values: Float32s, draw: st.DataObject
+) -> None:
+    payload = encoded(name, values)
+    records = [payload] if values.size < RECORD else np.split(payload, [record_bytes(name)])
+    record, length = records[0], min(values.size, RECORD)
+    said = said_of(name, length)
+    places = unpack_places(record[None, 4 : 4 + -(-3 * said // 2)], said)[0]
+    place = draw.draw(st.integers(0, said - 1))
+    lowest_refused = length if place == said - 1 else int(places[place + 1])
+    places[place] = draw.draw(st.integers(lowest_refused, max(lowest_refused, RECORD - 1)))
+    if places[place] < RECORD:
+        pack_places(places[None], record[None, 4 : 4 + -(-3 * said // 2)])
+        assert scheme_named(name).flaw(payload, values.size) is Flaw.MALFORMED
+
+
+@given(sparse_schemes, vectors(), st.integers(0, 2**32))
+def test_entries_of_any_bytes_stay_within_the_vector(
+    name: str, values: Float32s, seed: int
+) -> None:
+    payload = np.frombuffer(np.random.default_rng(seed).bytes(encoded(name, values).size), np.uint8)
+    with np.errstate(invalid="ignore", over="ignore"):
+        entries = sparse_named(name).entries(payload, values.size)
+        assert decoded(name, payload, values.size).size == values.size
+    assert 0 <= entries.places.min() <= entries.places.max() < values.size
+
+
+def sparse_named(name: str) -> TopK:
+    scheme = scheme_named(name)
+    assert isinstance(scheme, TopK)
+    return scheme
+
+
+def record_bytes(name: str) -> int:
+    return scheme_named(name).encoded_bytes(RECORD)
+
+
+def said_of(name: str, length: int) -> int:
+    return -(-length * int(name.removeprefix("topk")) // RECORD)
 
 
 def small_layout(large_count: int, small_count: int) -> Layout:

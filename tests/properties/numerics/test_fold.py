@@ -5,12 +5,13 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.shell.numerics import FoldRequest, FoldResult, StoredUpdate, fold
-from hypergpu.codec import encode_update
-from hypergpu.compression import RECORD
+from coordinator.shell.numerics import FoldRequest, FoldResult, OuterRule, StoredUpdate, fold
+from hypergpu.codec import decode_parameters, encode_update
+from hypergpu.compression import RECORD, TopK, scheme_named
 from hypergpu.layout import Flat, Float32s
 from hypergpu.spec import SCHEMES, Outer
 from tests.unit.numerics.fold_files import (
@@ -22,12 +23,19 @@ from tests.unit.numerics.fold_files import (
     updates_of,
 )
 
+Float64s = npt.NDArray[np.float64]
+
 schemes = st.sampled_from(SCHEMES)
+dense = st.sampled_from([name for name in SCHEMES if not scheme_named(name).is_sparse])
+sparse = st.sampled_from([name for name in SCHEMES if scheme_named(name).is_sparse])
+dense_mixes = st.tuples(dense, dense)
+mixes = st.tuples(schemes, schemes, schemes)
+rules = st.sampled_from(OuterRule)
 momenta = st.sampled_from([0.0, 0.5, 0.9])
 counts = st.lists(st.integers(1, 10_000), min_size=1, max_size=5)
 seeds = st.integers(0, 2**31)
 outers = st.builds(Outer, st.sampled_from([0.3, 0.7, 1.0]), momenta)
-requests = st.builds(Setting, schemes, schemes, outers)
+requests = st.builds(Setting, mixes, schemes, outers, rules)
 
 
 @contextmanager
@@ -55,7 +63,7 @@ class Reference:
         mean = weighted_mean(request, [flat.parameters for flat in updates_of(request)])
         statistics = weighted_mean(request, [flat.statistics for flat in updates_of(request)])
         integers = updates_of(request)[0].integers
-        rate, factor = np.float32(request.outer.learning_rate), np.float32(request.outer.momentum)
+        rate, factor = np.float32(request.step.learning_rate), np.float32(request.step.momentum)
         if factor:
             self.momentum = factor * self.momentum + mean
             mean = mean + factor * self.momentum
@@ -69,6 +77,64 @@ class Reference:
         return Flat(self.held, statistics, integers)
 
 
+def mean_over_senders(request: FoldRequest) -> Float64s:
+    """What the contract says of parameters, coordinate by coordinate in float64."""
+    total = np.zeros(LAYOUT.parameters_count)
+    weights, senders = np.zeros_like(total), np.zeros_like(total)
+    for update, flat in zip(request.updates, updates_of(request), strict=True):
+        scheme, has_sent = scheme_named(update.scheme), np.ones(total.size, np.bool_)
+        if isinstance(scheme, TopK):
+            has_sent[: LAYOUT.large_count] = False
+            payload = np.fromfile(update.path, np.uint8)
+            has_sent[scheme.entries(payload, LAYOUT.large_count).places] = True
+        total += update.samples * flat.parameters.astype(np.float64)
+        weights += update.samples * has_sent
+        senders += has_sent
+    total /= np.maximum(weights, 1)
+    is_mixed = any(scheme_named(update.scheme).is_sparse for update in request.updates)
+    if is_mixed and len(request.updates) > 1:
+        total[senders == 1] /= 2
+    return total
+
+
+@settings(max_examples=60)
+@given(counts, mixes, sparse, st.sampled_from([1.0, 0.25, 3.0]), seeds)
+def test_sparse_updates_are_averaged_over_those_who_sent_a_coordinate(
+    samples: list[int], mix: tuple[str, ...], last: str, scale: float, seed: int
+) -> None:
+    setting = Setting((*mix, last), "fp32", rule=OuterRule.PLAIN)
+    with request_of(samples, setting, seed) as first:
+        request = msgspec.structs.replace(first, scale=scale)
+        start = model_of(request.base_model.path).parameters
+        model = model_of(fold(request).model.path)
+        expected = start - scale * mean_over_senders(request)
+        assert np.allclose(model.parameters, expected, rtol=1e-6, atol=1e-7)
+        statistics = weighted_mean(request, [flat.statistics for flat in updates_of(request)])
+        assert np.array_equal(model.statistics, statistics)
+
+
+@settings(max_examples=30)
+@given(counts, mixes, sparse, rules, seeds)
+def test_a_sparse_downlink_says_the_largest_of_what_nodes_lack_and_keeps_the_rest(
+    samples: list[int], ups: tuple[str, ...], down: str, rule: OuterRule, seed: int
+) -> None:
+    with request_of(samples, Setting(ups, down, rule=rule), seed) as first:
+        request = first
+        for _ in range(2):
+            result = fold(request)
+            assert result.outer_state is not None
+            assert result.delta is not None
+            held = model_of(request.base_model.path).parameters
+            exact = np.fromfile(result.outer_state.path, np.float32, LAYOUT.parameters_count)
+            model = model_of(result.model.path)
+            lacking = Flat(exact - held, model.statistics, model.integers)
+            expected = encode_update(LAYOUT, down, lacking).payload
+            assert result.delta.path.read_bytes() == expected.tobytes()
+            said = decode_parameters(LAYOUT, down, expected)
+            assert np.array_equal(model.parameters, held + said)
+            request = next_request(request, result)
+
+
 def weighted_mean(request: FoldRequest, vectors: list[Float32s]) -> Float32s:
     samples = [update.samples for update in request.updates]
     weights = [np.float32(count / sum(samples)) for count in samples]
@@ -79,7 +145,7 @@ def weighted_mean(request: FoldRequest, vectors: list[Float32s]) -> Float32s:
 
 
 @settings(max_examples=40)
-@given(counts, st.builds(Setting, schemes, st.just("fp32"), outers), seeds)
+@given(counts, st.builds(Setting, dense_mixes, st.just("fp32"), outers, rules), seeds)
 def test_a_fold_has_the_bits_of_whole_array_arithmetic(
     samples: list[int], setting: Setting, seed: int
 ) -> None:
@@ -94,7 +160,7 @@ def test_a_fold_has_the_bits_of_whole_array_arithmetic(
 
 
 @settings(max_examples=40)
-@given(counts, requests, seeds)
+@given(counts, st.builds(Setting, dense_mixes, dense, outers, rules), seeds)
 def test_a_compressed_downlink_follows_whole_array_arithmetic(
     samples: list[int], setting: Setting, seed: int
 ) -> None:
@@ -118,7 +184,9 @@ def test_the_span_does_not_change_the_bits(
         request = first
         for _ in range(2):
             result = fold(request)
-            assert digests(fold(request, span=records * RECORD)) == digests(result)
+            other = fold(request, span=records * RECORD)
+            assert digests(other) == digests(result)
+            assert other.agreement == result.agreement
             request = next_request(request, result)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from coordinator.shell.numerics import FoldRequest, FoldResult, StoredBlob, StoredUpdate
+from coordinator.shell.numerics import FoldRequest, FoldResult, OuterRule, StoredBlob, StoredUpdate
 from hypergpu.codec import decode_update, encode_update
 from hypergpu.ids import Digest
 from hypergpu.layout import Flat, Float32s, Kind, Layout, TensorSpec, layout_of
@@ -28,9 +28,15 @@ LAYOUT = layout_of(
 class Setting(NamedTuple):
     """A fold's settings."""
 
-    up: str = "int4"
+    up: str | tuple[str, ...] = "int4"
+    """One scheme, or one for each slot in turn."""
     down: str = "int4"
     outer: Outer = Outer()
+    rule: OuterRule = OuterRule.NESTEROV
+
+    def scheme_of(self, slot: int) -> str:
+        """How a slot's update is encoded."""
+        return self.up if isinstance(self.up, str) else self.up[slot % len(self.up)]
 
 
 def random_flat(seed: int, magnitude: float = 1.0, layout: Layout = LAYOUT) -> Flat:
@@ -58,16 +64,17 @@ def first_request(
     updates: list[StoredUpdate] = []
     for slot, count in enumerate(samples):
         flat = random_flat(seed + slot + 1, 0.01)
-        payload = encode_update(LAYOUT, setting.up, flat).payload.tobytes()
+        scheme = setting.scheme_of(slot)
+        payload = encode_update(LAYOUT, scheme, flat).payload.tobytes()
         blob = stored(folder / f"update-{slot}", payload)
-        updates.append(StoredUpdate(blob.path, blob.digest, Samples(count)))
+        updates.append(StoredUpdate(blob.path, blob.digest, Samples(count), scheme))
     outputs = folder / "outputs"
     outputs.mkdir(exist_ok=True)
     return FoldRequest(
         layout=LAYOUT,
-        up=setting.up,
         down=setting.down,
         outer=setting.outer,
+        outer_rule=setting.rule,
         base_model=base,
         outer_state=None,
         updates=tuple(updates),
@@ -83,7 +90,7 @@ def model_of(path: Path) -> Flat:
 def updates_of(request: FoldRequest) -> list[Flat]:
     """Decode a request's updates, whole."""
     return [
-        decode_update(request.layout, request.up, update.path.read_bytes())
+        decode_update(request.layout, update.scheme, update.path.read_bytes())
         for update in request.updates
     ]
 
@@ -113,9 +120,9 @@ def next_request(request: FoldRequest, result: FoldResult) -> FoldRequest:
     state = result.outer_state
     return FoldRequest(
         layout=request.layout,
-        up=request.up,
         down=request.down,
         outer=request.outer,
+        outer_rule=request.outer_rule,
         base_model=StoredBlob(result.model.path, result.model.digest),
         outer_state=StoredBlob(state.path, state.digest) if state else None,
         updates=request.updates,

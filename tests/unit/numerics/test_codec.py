@@ -15,6 +15,7 @@ from hypergpu.codec import (
     sections_of,
     update_bytes,
 )
+from hypergpu.compression import scheme_named
 from hypergpu.layout import Flat, Kind, TensorSpec, layout_of
 from hypergpu.refusal import Reason, RefusalError
 
@@ -44,6 +45,9 @@ def update(seed: int = 0) -> Flat:
         ("bf16", 2 * 11137 + 2 * 301 + 20 + 16),
         ("int8", 11137 + 3 * 4 + 2 * 301 + 20 + 16),
         ("int4", 44 * 130 + 2 * 301 + 20 + 16),
+        ("topk256", 2 * 516 + (4 + 278 + 93) + 2 * 301 + 20 + 16),
+        ("topk64", 2 * 116 + (4 + 71 + 12) + 2 * 301 + 20 + 16),
+        ("topk16", 2 * 32 + (4 + 18 + 3) + 2 * 301 + 20 + 16),
     ],
 )
 def test_an_update_has_the_size_of_its_sections(scheme: str, expected_bytes: int) -> None:
@@ -71,7 +75,9 @@ def test_what_an_update_says_and_its_residual_make_the_pseudo_gradient(scheme: s
 def test_a_residual_is_said_with_the_next_update(scheme: str) -> None:
     sent, residual = update(), update(1).parameters
     payload = encode_update(LAYOUT, scheme, sent, residual).payload
-    both = sent._replace(parameters=sent.parameters + residual)
+    decayed = residual.copy()
+    decayed[:11137] *= np.float32(scheme_named(scheme).residual_decay)
+    both = sent._replace(parameters=sent.parameters + decayed)
     assert np.array_equal(payload, encode_update(LAYOUT, scheme, both).payload)
 
 
@@ -80,6 +86,23 @@ def test_encoding_changes_neither_pseudo_gradient_nor_residual() -> None:
     encode_update(LAYOUT, "int4", sent, residual)
     assert np.array_equal(sent.parameters, update().parameters)
     assert np.array_equal(residual, update(1).parameters)
+
+
+def test_an_update_whose_places_do_not_ascend_is_malformed() -> None:
+    payload = encode_update(LAYOUT, "topk64", update()).payload
+    payload[4:7] = 0  # The first two places of the first record: both 0.
+    with pytest.raises(RefusalError, match="do not ascend") as refusal:
+        IncrementalCheck(LAYOUT, "topk64").feed(payload.tobytes())
+    assert refusal.value.reason is Reason.UPDATE_MALFORMED
+
+
+def test_a_place_past_the_end_of_a_short_record_is_malformed() -> None:
+    payload = encode_update(LAYOUT, "topk16", update()).payload
+    last_places = slice(64 + 4, 64 + 4 + 18)  # 12 places of the last record, 2,945 values long.
+    payload[last_places.stop - 1] = 0xFF
+    with pytest.raises(RefusalError) as refusal:
+        IncrementalCheck(LAYOUT, "topk16").feed(payload.tobytes())
+    assert refusal.value.reason is Reason.UPDATE_MALFORMED
 
 
 @pytest.mark.parametrize("change_bytes", [-1, 1])
@@ -116,7 +139,7 @@ def test_any_integers_are_finite(scheme: str) -> None:
     check.finish()
 
 
-@pytest.mark.parametrize("scheme", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("scheme", spec.SCHEMES[1:])
 def test_a_delta_adds_to_parameters_and_replaces_the_rest(scheme: str, tmp_path: Path) -> None:
     base, change = update(), update(1)
     payload = encode_update(LAYOUT, scheme, change).payload

@@ -3,10 +3,11 @@ import pytest
 import torch
 
 from hypergpu import spec
-from hypergpu.compression import RECORD, encode_into_residual, scheme_named
+from hypergpu.compression import RECORD, Flaw, encode_into_residual, scheme_named
 from hypergpu.layout import Float32s, Octets
 
 INTEGER_SCHEMES = ("int8", "int4")
+SPARSE_SCHEMES = ("topk256", "topk64", "topk16")
 
 
 def encoded(name: str, values: Float32s) -> Octets:
@@ -32,12 +33,21 @@ def test_every_scheme_of_the_job_file_exists() -> None:
 
 
 def test_an_unknown_scheme_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="'int2': use one of fp32, bf16, int8, int4"):
+    with pytest.raises(ValueError, match="'int2': use one of fp32, bf16, int8, int4, topk256"):
         scheme_named("int2")
 
 
 @pytest.mark.parametrize(
-    ("name", "record_bytes"), [("fp32", 16384), ("bf16", 8192), ("int8", 4100), ("int4", 2080)]
+    ("name", "record_bytes"),
+    [
+        ("fp32", 16384),
+        ("bf16", 8192),
+        ("int8", 4100),
+        ("int4", 2080),
+        ("topk256", 4 + 384 + 128),
+        ("topk64", 4 + 96 + 16),
+        ("topk16", 4 + 24 + 4),
+    ],
 )
 def test_a_full_record_has_the_documented_size(name: str, record_bytes: int) -> None:
     assert scheme_named(name).encoded_bytes(RECORD) == record_bytes
@@ -86,7 +96,7 @@ def test_values_too_small_for_a_scale_become_zero(name: str) -> None:
 def test_what_is_not_finite_is_found_in_the_payload(name: str, bad: float, place: int) -> None:
     values = noise(5000)
     values[place] = bad
-    assert not scheme_named(name).is_finite(encoded(name, values))
+    assert scheme_named(name).flaw(encoded(name, values), 5000) is Flaw.NOT_FINITE
 
 
 def test_a_not_a_number_of_any_bits_stays_one_in_bf16() -> None:
@@ -100,7 +110,7 @@ def test_a_scale_whose_codes_overflow_is_not_finite(name: str) -> None:
     scale_bytes = 4 if name == "int8" else 2
     largest = np.array([3e38], np.float32).view(np.uint8)
     payload[:scale_bytes] = largest[4 - scale_bytes :]
-    assert not scheme_named(name).is_finite(payload)
+    assert scheme_named(name).flaw(payload, 256) is Flaw.NOT_FINITE
 
 
 def test_feedback_brings_small_values_through_in_the_end() -> None:
@@ -116,3 +126,32 @@ def test_feedback_brings_small_values_through_in_the_end() -> None:
         scheme.decode(payload, decoded)
         total += decoded
     assert np.allclose(total, 100 * values, atol=0.1)
+
+
+@pytest.mark.parametrize(("name", "said"), [("topk256", 257), ("topk64", 65), ("topk16", 17)])
+def test_a_short_last_record_says_the_same_share_and_at_least_one(name: str, said: int) -> None:
+    scheme = scheme_named(name)
+    assert np.count_nonzero(round_trip(name, noise(RECORD + 1))) == said
+    assert scheme.encoded_bytes(RECORD + 1) - scheme.encoded_bytes(RECORD) == 4 + 2 + 1
+
+
+@pytest.mark.parametrize("name", SPARSE_SCHEMES)
+def test_a_sparse_scheme_says_more_of_a_vector_than_its_share(name: str) -> None:
+    values = noise(9 * RECORD) ** 3
+    left = np.linalg.norm(values - round_trip(name, values)) ** 2
+    said = 1 - left / np.linalg.norm(values) ** 2
+    assert said > {"topk256": 0.6, "topk64": 0.3, "topk16": 0.12}[name]
+
+
+def test_one_large_value_does_not_blow_up_the_small_ones_beside_it() -> None:
+    values = noise(RECORD, 1e-6)
+    values[7] = 1.0
+    said = round_trip("topk256", values)
+    said[7] = 0
+    assert np.abs(said).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", SPARSE_SCHEMES)
+def test_a_sparse_residual_decays_and_a_dense_one_does_not(name: str) -> None:
+    assert scheme_named(name).residual_decay == pytest.approx(0.95)
+    assert {scheme_named(each).residual_decay for each in spec.SCHEMES[:4]} == {1.0}

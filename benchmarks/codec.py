@@ -1,0 +1,84 @@
+"""How fast one core encodes updates with error feedback, beside a plain copy in the same run.
+
+The rate is float32 bytes of pseudo-gradient a second, from memory to memory: add the residual,
+encode, and keep what was left unsaid. Decoding is timed beside it.
+"""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmarks.table import Table
+from hypergpu.compression import Scheme, encode_into_residual, groups, scheme_named
+from hypergpu.layout import Float32s
+from hypergpu.spec import SCHEMES
+
+MEBIBYTES = 64
+SPARSE = tuple(name for name in SCHEMES if scheme_named(name).is_sparse)
+
+
+def run(is_quick: bool) -> Table:
+    """Measure every scheme."""
+    mebibytes = 16 if is_quick else MEBIBYTES
+    count = mebibytes << 18
+    rates = codec_rates(count, repeats=3 if is_quick else 9)
+    memcpy = rates["memcpy"]
+    rows = [["memcpy", "32.00", f"{memcpy:.2f}", "1.00", f"{memcpy:.2f}"]]
+    for name in SCHEMES:
+        bits = 8 * scheme_named(name).encoded_bytes(count) / count
+        encoded, decoded = rates[name], rates[f"{name} decoded"]
+        ratio = encoded / memcpy
+        rows.append([name, f"{bits:.2f}", f"{encoded:.2f}", f"{ratio:.2f}", f"{decoded:.2f}"])
+    return Table(
+        title=f"Encoding {mebibytes} MiB of float32 with error feedback on one core",
+        columns=("scheme", "bits a value", "encode, GB/s", "of memcpy", "decode, GB/s"),
+        rows=rows,
+        metrics={
+            "memcpy_gb_s": memcpy,
+            "int8_gb_s": rates["int8"],
+            "int4_gb_s": rates["int4"],
+            "sparse_gb_s": min(rates[name] for name in SPARSE),
+            **{f"{name}_gb_s": rates[name] for name in SPARSE},
+        },
+        notes=(
+            "Rates: float32 bytes per CPU second, best of the repeats; contenders take turns.",
+            "Normal noise is encoded again and again; its residual goes on from repeat to repeat.",
+            "sparse_gb_s is the slowest sparse scheme's.",
+        ),
+    )
+
+
+def codec_rates(count: int, *, repeats: int) -> dict[str, float]:
+    """GB/s of each scheme's encoding and decoding, and of a copy."""
+    generator = np.random.default_rng(0)
+    values = generator.standard_normal(count, np.float32)
+    residual = generator.standard_normal(count, np.float32) * np.float32(0.1)
+    copy = np.zeros_like(values)
+    contenders: dict[str, Callable[[], None]] = {"memcpy": lambda: np.copyto(copy, values)}
+    for name in SCHEMES:
+        contenders |= encoding_and_decoding(scheme_named(name), values, residual.copy())
+    best_s = dict.fromkeys(contenders, float("inf"))
+    for _ in range(repeats):
+        for name, work in contenders.items():
+            start_s = time.thread_time()
+            work()
+            best_s[name] = min(best_s[name], time.thread_time() - start_s)
+    return {name: 4 * count / seconds / 1e9 for name, seconds in best_s.items()}
+
+
+def encoding_and_decoding(
+    scheme: Scheme, values: Float32s, residual: Float32s
+) -> dict[str, Callable[[], None]]:
+    """Both ways of one scheme. The residual goes on from one repeat to the next, as on a node."""
+    payload = np.zeros(scheme.encoded_bytes(values.size), np.uint8)
+    scratch = np.empty(min(scheme.group, values.size), np.float32)
+
+    def encode() -> None:
+        encode_into_residual(scheme, values, residual, payload)
+
+    def decode() -> None:
+        for here, there in groups(scheme, values.size):
+            scheme.decode(payload[there], scratch[: here.stop - here.start])
+
+    return {scheme.name: encode, f"{scheme.name} decoded": decode}
