@@ -1,0 +1,223 @@
+"""One observation more: what is known of a node after it.
+
+Forgetting is by observation where observations come at a steady pace, and by time where they do
+not (presence). Nothing is ever averaged over more than a few minutes: lines and machines change.
+"""
+
+from math import log
+from statistics import median
+
+from msgspec.structs import replace
+
+from coordinator.core.measure.estimators import followed, followed_rate
+from coordinator.core.measure.line import (
+    LARGE_BYTES,
+    carried_over,
+    congestion_control_of,
+    loss_of_goodput,
+    round_trip_us,
+    seen_rate,
+)
+from coordinator.core.measure.reading import (
+    Conditions,
+    Direction,
+    Estimate,
+    Finish,
+    Host,
+    NodeReading,
+    Observation,
+    Presence,
+    RoundTrip,
+    Steps,
+    Train,
+    Transfer,
+    Verdict,
+)
+from coordinator.core.transfer.path import CongestionControl
+from hypergpu.units import Microseconds, Milliseconds
+
+NEWEST_ROUND_TRIPS = 10
+KEPT_OF_TRAINS = 0.95
+"""With 20 packets a train, 400 are remembered: 1 % is known to about half of itself."""
+KEPT_OF_VERDICTS = 0.95
+HALF_LIFE_MS = Milliseconds(600_000)
+"""Of presence: what was ten minutes ago counts half."""
+LOSS_BOUND_GROWTH = 1.05
+"""The least bound that transfers gave is forgotten by this much with each."""
+CORRECTION_LEAST, CORRECTION_MOST = 0.5, 3.0
+CORRECTION_GAIN = 1 / 2
+NEWEST_RATIOS, RATIOS_LEAST = 5, 3
+"""Finishes whose middle corrects forecasts, and from how many on."""
+ERROR_GAIN = 1 / 4
+ERROR_MOST = 3.0
+
+
+def observed(reading: NodeReading, observation: Observation) -> NodeReading:
+    """What is known after an observation. It may be late, absurd or empty; none is refused."""
+    match observation:
+        case RoundTrip() | Train() | Transfer() | Host():
+            return _of_line(reading, observation)
+        case Steps():
+            return _steps(reading, observation)
+        case Finish():
+            return _finish(reading, observation)
+        case Presence():
+            return _presence(reading, observation)
+        case Verdict():
+            return _verdict(reading, observation)
+
+
+def availability(reading: NodeReading, now_ms: Milliseconds) -> float:
+    """Share of the recent past in which the node was there, in [0, 1]. It changes as time passes:
+    a node that is away loses half of it in ten minutes.
+    """
+    past_ms = max(0, now_ms - reading.presence_at_ms)
+    kept = float(0.5 ** (past_ms / HALF_LIFE_MS))
+    share = reading.present_share * kept + (1 - kept if reading.is_present else 0.0)
+    return min(1.0, max(0.0, share))
+
+
+def _of_line(reading: NodeReading, observation: RoundTrip | Train | Transfer | Host) -> NodeReading:
+    match observation:
+        case RoundTrip():
+            return _round_trip(reading, observation)
+        case Train():
+            return _train(reading, observation)
+        case Transfer():
+            return _transfer(reading, observation)
+        case Host():
+            return _host(reading, observation)
+
+
+def _round_trip(reading: NodeReading, probe: RoundTrip) -> NodeReading:
+    if probe.took_us <= 0:
+        return reading
+    newest = (*reading.newest_round_trips_us, probe.took_us)[-NEWEST_ROUND_TRIPS:]
+    return replace(
+        reading,
+        round_trip_us=followed(reading.round_trip_us, probe.took_us, probe.at_ms),
+        newest_round_trips_us=newest,
+        least_round_trip_us=min(newest),
+    )
+
+
+def _train(reading: NodeReading, train: Train) -> NodeReading:
+    if train.sent <= 0:
+        return reading
+    lost = min(max(0, train.lost), train.sent)
+    bursts = min(max(1, train.bursts), lost)
+    return replace(
+        reading,
+        packets_sent=KEPT_OF_TRAINS * reading.packets_sent + train.sent,
+        packets_lost=KEPT_OF_TRAINS * reading.packets_lost + lost,
+        bursts_lost=KEPT_OF_TRAINS * reading.bursts_lost + bursts,
+        loss_at_ms=max(reading.loss_at_ms, train.at_ms),
+    )
+
+
+def _transfer(reading: NodeReading, transfer: Transfer) -> NodeReading:
+    if transfer.size_bytes <= 0 or transfer.took_us <= 0:
+        return reading
+    now = Conditions(_known_round_trip_us(reading), max(1, transfer.connections))
+    seen = seen_rate(transfer.size_bytes, transfer.took_us, now.round_trip_us, now.connections)
+    is_up = transfer.direction is Direction.UP
+    before = reading.up_bits_per_s if is_up else reading.down_bits_per_s
+    if before.count:
+        carried = carried_over(reading, transfer.direction, now)
+        before = min(before, carried, key=lambda each: abs(log(each.mean / seen.bits_per_s)))
+    # What is seen of a transfer that slow start explains is the least that the line can be.
+    bits_per_s = max(seen.bits_per_s, before.mean) if seen.is_least else seen.bits_per_s
+    after = followed_rate(before, bits_per_s, transfer.at_ms, weight=seen.weight)
+    if not is_up:
+        return replace(reading, down_bits_per_s=after, down_conditions=now)
+    bound = _loss_bound(reading, transfer, now)
+    return replace(reading, up_bits_per_s=after, up_conditions=now, loss_bound=bound)
+
+
+def _known_round_trip_us(reading: NodeReading) -> Microseconds:
+    return round_trip_us(reading) if reading.round_trip_us.count else Microseconds(0)
+
+
+def _loss_bound(reading: NodeReading, transfer: Transfer, now: Conditions) -> float:
+    """The least of what uploads leave room for: fewer connections that came to as much say that
+    the line was the limit with more of them.
+    """
+    heeds = congestion_control_of(reading, Direction.UP) is not CongestionControl.BBR
+    if transfer.size_bytes < LARGE_BYTES or not now.round_trip_us or not heeds:
+        return reading.loss_bound
+    goodput = transfer.size_bytes * 8e6 / transfer.took_us
+    bound = loss_of_goodput(goodput, now.round_trip_us, now.connections)
+    return min(bound, LOSS_BOUND_GROWTH * reading.loss_bound) if reading.loss_bound else bound
+
+
+def _steps(reading: NodeReading, steps: Steps) -> NodeReading:
+    if steps.steps <= 0 or steps.took_ms <= 0:
+        return reading
+    each_us = steps.took_ms * 1000 / steps.steps
+    return replace(reading, step_us=followed(reading.step_us, each_us, steps.at_ms))
+
+
+def _finish(reading: NodeReading, finish: Finish) -> NodeReading:
+    """Learn what forecasts are off by, whatever the node's own estimates say.
+
+    A node whose line has just broken down finishes late once or twice, until its estimates have
+    followed. That is no fault of forecasts: the middle of the newest five does not move by it.
+    """
+    if finish.forecast_ms <= 0 or finish.took_ms <= 0:
+        return reading
+    # The forecast had the correction in it already.
+    ratio = reading.correction * finish.took_ms / finish.forecast_ms
+    ratio = min(max(ratio, CORRECTION_LEAST), CORRECTION_MOST)
+    newest = (*reading.newest_ratios, ratio)[-NEWEST_RATIOS:]
+    correction = reading.correction
+    if len(newest) >= RATIOS_LEAST:
+        correction += CORRECTION_GAIN * (median(newest) - correction)
+    error = min(ERROR_MOST, abs(finish.took_ms - finish.forecast_ms) / finish.took_ms)
+    return replace(
+        reading,
+        correction=correction,
+        newest_ratios=newest,
+        forecast_error=_error(reading.forecast_error, error, finish.at_ms),
+    )
+
+
+def _error(known: Estimate, error: float, at_ms: Milliseconds) -> Estimate:
+    """A plain moving mean: an error may be 0, so ratios of errors say nothing. The first forecast
+    was made of assumptions and the first error is forgotten with the second.
+    """
+    newest_ms = max(known.at_ms, at_ms)
+    if known.count < 2:
+        return Estimate(error, error / 2, known.count + 1, newest_ms)
+    off = error - known.mean
+    return Estimate(
+        mean=known.mean + ERROR_GAIN * off,
+        deviation=known.deviation + ERROR_GAIN * (abs(off) - known.deviation),
+        count=known.count + 1,
+        at_ms=newest_ms,
+    )
+
+
+def _presence(reading: NodeReading, presence: Presence) -> NodeReading:
+    return replace(
+        reading,
+        present_share=availability(reading, presence.at_ms),
+        is_present=presence.is_present,
+        presence_at_ms=max(reading.presence_at_ms, presence.at_ms),
+    )
+
+
+def _host(reading: NodeReading, host: Host) -> NodeReading:
+    return replace(
+        reading,
+        congestion_control=host.congestion_control,
+        coordinator_congestion_control=host.coordinator_congestion_control,
+        is_probing_blocked=host.is_probing_blocked,
+    )
+
+
+def _verdict(reading: NodeReading, verdict: Verdict) -> NodeReading:
+    return replace(
+        reading,
+        updates_judged=KEPT_OF_VERDICTS * reading.updates_judged + 1,
+        updates_accepted=KEPT_OF_VERDICTS * reading.updates_accepted + verdict.is_accepted,
+    )

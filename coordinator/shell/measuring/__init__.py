@@ -1,0 +1,1 @@
+"""What the coordinator keeps of nodes' lines and speeds, and the datagrams it sends back."""

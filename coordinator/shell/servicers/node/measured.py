@@ -1,0 +1,83 @@
+"""An update taken in and measured on its way: how fast it came, and what the work had taken."""
+
+from typing import Any
+
+from coordinator.shell.measuring.readings import Done
+from coordinator.shell.measuring.uploads import UploadMeter
+from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.servicers.node import admission
+from coordinator.shell.servicers.wire.chunks import Piece
+from coordinator.shell.servicers.wire.handlers import Requests
+from hypergpu.digest import digest_from_wire
+from hypergpu.ids import JobId, NodeId
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.units import Milliseconds
+from hypergpu.v1 import node_pb2
+
+_WRONG_CONTENT = frozenset(
+    {Reason.UPDATE_MALFORMED, Reason.UPDATE_NOT_FINITE, Reason.DIGEST_MISMATCH}
+)
+
+
+class MeteredRequests(Requests):
+    """A stream whose header is remembered and whose bytes are timed."""
+
+    def __init__(self, requests: Requests, meter: UploadMeter) -> None:
+        self._requests = requests
+        self._meter = meter
+        self.header: node_pb2.UpdateHeader | None = None
+
+    async def next(self, timeout_ms: int) -> Any | None:
+        """The next message, timed."""
+        message = await self._requests.next(timeout_ms)
+        if isinstance(message, Piece):
+            self._meter.arrived(message.payload.nbytes)
+        elif isinstance(message, node_pb2.UpdateHeader) and self.header is None:
+            self.header = message
+        return message
+
+    async def admit(self) -> None:
+        """Let the client go on."""
+        await self._requests.admit()
+
+    async def drain(self, timeout_ms: int) -> None:
+        """Read on for the sake of the refusal that follows."""
+        await self._requests.drain(timeout_ms)
+
+
+async def submit_measured(
+    parts: Parts, node: NodeId, requests: Requests
+) -> node_pb2.SubmitUpdateResponse:
+    """Take in one update, or a part of one. Raises what `admission.submit_update` raises."""
+    meter = parts.readings.uploading(node)
+    metered = MeteredRequests(requests, meter)
+    with meter.stream():
+        try:
+            answer = await admission.submit_update(parts, node, metered)
+        except RefusalError as refused:
+            if refused.reason in _WRONG_CONTENT:
+                parts.readings.refused(node)
+            raise
+    if metered.header is not None:
+        _note_done(parts, node, metered.header)
+    return answer
+
+
+def _note_done(parts: Parts, node: NodeId, header: node_pb2.UpdateHeader) -> None:
+    job_id, lease = JobId(header.lease.job_id), header.lease.number
+    room = parts.driver.rooms.get(job_id)
+    if room is None or room.job.round is None:
+        return
+    participant = room.job.round.participants.get(node)
+    digest = digest_from_wire(header.digest.value)
+    if participant is None or not admission.is_accepted(room.job, node, lease, digest):
+        return
+    done = Done(
+        job_id=job_id,
+        lease=lease,
+        inner_steps=header.report.inner_steps,
+        compute_ms=Milliseconds(header.report.compute_ms),
+        forecast_ms=participant.plan.forecast_ms,
+        took_ms=participant.took_ms,
+    )
+    parts.readings.accepted(node, done)

@@ -1,0 +1,166 @@
+"""Datagrams on real sockets: who is answered, and who is not."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from coordinator.shell.clock import monotonic_ms
+from coordinator.shell.measuring.echo import RATE, Echo
+from coordinator.shell.measuring.tokens import LIFE_MS, ProbeTokens
+from gpu_node.shell.probe.datagrams import PACKETS, Target, sent_train
+from gpu_node.shell.probe.findings import TrainCount
+from hypergpu.ids import NodeId
+from hypergpu.units import Milliseconds
+from hypergpu.wire.probing import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram
+from netsim.proxy.messages import Protocol
+from netsim.proxy.proxies import Proxies
+from tests.integration.netsim.proxied import link, plan
+
+NODE = NodeId("0x" + "a1" * 20)
+HOST = "127.0.0.1"
+WAIT_S = 60.0
+"""Far more than a whole train needs: only what is lost is waited for."""
+
+
+class Stand:
+    """An echo with one connected node."""
+
+    def __init__(self) -> None:
+        self.tokens = ProbeTokens()
+        self.connected = {NODE}
+        self.echo = Echo(self.tokens, self.connected.__contains__)
+
+    def target(self, port: int = 0) -> Target:
+        return Target(HOST, port or self.echo.port, self.echo.token(NODE))
+
+    async def counted(self, *, total: int) -> None:
+        """Until the echo has seen so many datagrams."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(WAIT_S):
+            while sum(self.echo.count) < total:
+                turned = loop.create_future()
+                loop.call_soon(turned.set_result, None)
+                await turned
+
+
+@asynccontextmanager
+async def stand() -> AsyncIterator[Stand]:
+    made = Stand()
+    await made.echo.open(HOST, 0)
+    try:
+        yield made
+    finally:
+        made.echo.close()
+
+
+def sent_to(port: int, *payloads: bytes) -> socket.socket:
+    """A fresh socket, from which these went out."""
+    caller = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    caller.setblocking(False)
+    caller.connect((HOST, port))
+    for payload in payloads:
+        caller.send(payload)
+    return caller
+
+
+def is_answered(caller: socket.socket) -> bool:
+    with caller:
+        try:
+            return bool(caller.recv(1 << 16))
+        except BlockingIOError:
+            return False
+
+
+async def test_every_packet_of_a_train_comes_back() -> None:
+    async with stand() as there:
+        train = await sent_train(there.target(), 1, wait_s=WAIT_S)
+    assert train == TrainCount(PACKETS, 0, 0)
+    assert there.echo.count == (PACKETS, 0, 0)
+
+
+async def test_an_echo_is_what_was_sent_and_no_larger() -> None:
+    async with stand() as there:
+        packet = datagram(there.echo.token(NODE), Numbers(7, 3))
+        with sent_to(there.echo.port, packet) as caller:
+            async with asyncio.timeout(WAIT_S):
+                answer = await asyncio.get_running_loop().sock_recv(caller, 1 << 16)
+    assert answer == packet
+
+
+async def test_a_flood_without_a_token_is_answered_by_nothing() -> None:
+    noise = [bytes([number]) * DATAGRAM_BYTES for number in range(100)]
+    async with stand() as there:
+        caller = sent_to(there.echo.port, *noise)
+        await there.counted(total=100)
+        assert not is_answered(caller)
+        assert there.echo.count == (0, 100, 0)
+
+
+async def test_a_good_token_in_a_datagram_of_another_size_is_dropped() -> None:
+    async with stand() as there:
+        packet = datagram(there.echo.token(NODE), Numbers(1, 0))
+        caller = sent_to(there.echo.port, packet[:-1], packet + b"\0", packet[:TOKEN_BYTES])
+        await there.counted(total=3)
+        assert not is_answered(caller)
+
+
+async def test_a_token_replayed_from_elsewhere_after_its_time_is_dropped() -> None:
+    async with stand() as there:
+        long_ago = Milliseconds(monotonic_ms() - LIFE_MS)
+        packet = datagram(there.tokens.token(NODE, long_ago), Numbers(1, 0))
+        caller = sent_to(there.echo.port, packet)
+        await there.counted(total=1)
+        assert not is_answered(caller)
+        assert there.echo.count.strange == 1
+
+
+async def test_a_token_ends_with_the_control_stream_that_it_came_by() -> None:
+    async with stand() as there:
+        packet = datagram(there.echo.token(NODE), Numbers(1, 0))
+        there.connected.clear()
+        caller = sent_to(there.echo.port, packet)
+        await there.counted(total=1)
+        assert not is_answered(caller)
+
+
+async def test_one_token_gets_no_more_than_its_rate() -> None:
+    async with stand() as there:
+        packet = datagram(there.echo.token(NODE), Numbers(1, 0))
+        began_ms = monotonic_ms()
+        with sent_to(there.echo.port, *[packet] * 100):
+            await there.counted(total=100)
+        passed_ms = monotonic_ms() - began_ms
+    echoed, strange, hurried = there.echo.count
+    assert strange == 0
+    assert hurried > 0
+    assert RATE.burst <= echoed <= RATE.burst + passed_ms // RATE.interval_ms + 1
+
+
+async def test_a_port_that_is_taken_is_done_without() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind((HOST, 0))
+        there = Stand()
+        await there.echo.open(HOST, taken.getsockname()[1])
+    assert there.echo.port == 0
+    assert there.echo.token(NODE) == b""
+
+
+async def test_a_train_to_a_port_where_nobody_is_has_lost_everything() -> None:
+    async with stand() as there:
+        target = there.target()
+    train = await sent_train(target, 1, wait_s=WAIT_S)
+    assert train.lost == PACKETS
+
+
+async def test_losses_of_a_link_show_in_its_trains() -> None:
+    async with stand() as there:
+        links = plan(there.echo.port, protocol=Protocol.UDP, lossy=link(loss=0.3))
+        async with Proxies(links) as proxies:
+            port = proxies.ports("lossy")[0]
+            trains = [
+                await sent_train(there.target(port), number, wait_s=0.2) for number in range(3)
+            ]
+    lost = sum(train.lost for train in trains)
+    assert 5 < lost < 55
+    assert all(0 < train.bursts <= train.lost for train in trains if train.lost)

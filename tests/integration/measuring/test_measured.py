@@ -1,0 +1,233 @@
+"""What a node measures over a real stream, and what the coordinator makes of it."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.shell.measuring.echo import Echo
+from coordinator.shell.measuring.tokens import ProbeTokens
+from gpu_node.core.events import Connected, LinkLost
+from gpu_node.shell.link.access import Access, Applicant, join
+from gpu_node.shell.link.control import ControlLink
+from gpu_node.shell.link.post import Post
+from gpu_node.shell.probe.datagrams import PACKETS, Target, sent_train
+from gpu_node.shell.probe.findings import Direction, Transfer
+from gpu_node.shell.probe.pace import Pace
+from gpu_node.shell.probe.prober import Prober
+from gpu_node.shell.probe.sockets import connections_to
+from gpu_node.shell.state.keys import identity_key
+from hypergpu.ids import NodeId
+from hypergpu.units import Bytes, Microseconds
+from hypergpu.v1 import job_pb2, node_pb2
+from tests.integration.node.node_service import TIMEOUT_MS, WELCOME, NodeService, places_in, served
+from tests.node_client import WireNode
+from tests.processes import CoordinatorProcess
+
+HOST = "127.0.0.1"
+NODE = NodeId("0x" + "a1" * 20)
+CONGESTION_CONTROLS = (
+    Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text("ascii").split()
+)
+CAPABILITIES = node_pb2.Capabilities(device="cpu", worker="null")
+FAST = Pace(
+    round_trip_s=0.02,
+    first_train_s=0.01,
+    train_s=0.05,
+    idle_train_s=0.05,
+    blocked_train_s=0.05,
+    report_s=0.05,
+    idle_report_s=0.05,
+    news_s=0.02,
+)
+
+
+class Desk:
+    """A node's link to a small service, measured often."""
+
+    def __init__(self, service: NodeService, link: ControlLink, post: Post) -> None:
+        self.service = service
+        self.link = link
+        self.post = post
+
+    async def connect(self, probe_port: int = 0, probe_token: bytes = b"") -> None:
+        self.service.welcome = node_pb2.Welcome(
+            version=WELCOME.version,
+            heartbeat_interval_ms=10_000,
+            probe_port=probe_port,
+            probe_token=probe_token,
+        )
+        self.link.open(())
+        async with asyncio.timeout(60):
+            assert isinstance(await self.post.next(), Connected)
+
+    async def measured(self) -> node_pb2.Measured:
+        async with asyncio.timeout(60):
+            said = await self.service.next_said("measured")
+        assert isinstance(said, node_pb2.Measured)
+        return said
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    with places_in(tmp_path) as places:
+        async with served() as there:
+            identity, post = identity_key(places), Post()
+            await join(Applicant(places, identity, CAPABILITIES, TIMEOUT_MS), there.token)
+            access = Access(places, identity)
+            prober = Prober(FAST)
+            link = ControlLink(access, CAPABILITIES, post, timeout_ms=TIMEOUT_MS, prober=prober)
+            yield Desk(there.service, link, post)
+            await link.close()
+
+
+async def test_a_node_reports_round_trips_and_its_congestion_control(desk: Desk) -> None:
+    await desk.connect()
+    first = await desk.measured()
+    trips = list(first.round_trips_us)
+    while len(trips) < 5:
+        trips += (await desk.measured()).round_trips_us
+    assert all(trip > 0 for trip in trips)
+    assert first.congestion_control in CONGESTION_CONTROLS
+
+
+async def test_a_node_reports_trains_that_came_back(desk: Desk) -> None:
+    echo = Echo(ProbeTokens(), lambda _: True)
+    await echo.open(HOST, 0)
+    await desk.connect(echo.port, echo.token(NODE))
+    while not (report := await desk.measured()).trains:
+        pass
+    echo.close()
+    assert (report.trains[0].sent, report.is_probing_blocked) == (PACKETS, False)
+    assert report.trains[0].lost < PACKETS
+
+
+async def test_datagrams_that_get_nowhere_are_blocked_and_count_for_nothing(desk: Desk) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as closed:
+        closed.bind((HOST, 0))
+        port = closed.getsockname()[1]
+    await desk.connect(port, b"t" * 45)
+    reports = [await desk.measured()]
+    while not reports[-1].is_probing_blocked:
+        reports.append(await desk.measured())
+    assert not any(train.lost == PACKETS for report in reports for train in report.trains)
+    kernel = await desk.measured()
+    while not kernel.trains:
+        kernel = await desk.measured()
+    assert kernel.trains[0].lost == 0, "the kernel sent nothing twice over loopback"
+
+
+async def test_a_transfer_is_reported_once_it_has_ended(desk: Desk) -> None:
+    await desk.connect()
+    found = Transfer(Direction.DOWN, Bytes(1 << 20), Microseconds(9_000), 2)
+    desk.link.prober.findings.transferred(found)
+    while not (report := await desk.measured()).transfers:
+        pass
+    (transfer,) = report.transfers
+    assert (transfer.size_bytes, transfer.took_us, transfer.connections) == (1 << 20, 9_000, 2)
+
+
+async def test_what_was_measured_before_a_break_is_told_after_it(desk: Desk) -> None:
+    await desk.connect()
+    await desk.measured()
+    desk.service.to_say.put_nowait(None)
+    async with asyncio.timeout(60):
+        assert isinstance(await desk.post.next(), LinkLost)
+    found = Transfer(Direction.UP, Bytes(1 << 20), Microseconds(9_000), 1)
+    desk.link.prober.findings.transferred(found)
+    desk.service.forget_said()
+    await desk.connect()
+    while not (report := await desk.measured()).transfers:
+        pass
+    assert report.transfers[0].direction == node_pb2.DIRECTION_UP
+
+
+async def test_the_kernel_counts_the_connections_that_grpc_hides(desk: Desk) -> None:
+    await desk.connect()
+    (found,) = list(connections_to(desk.service.node_port))
+    assert found.segments > 0
+    assert found.retransmitted == 0
+
+
+@pytest.fixture(scope="module")
+def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
+    made = CoordinatorProcess(tmp_path_factory.mktemp("measured"))
+    made.start()
+    yield made
+    made.end()
+
+
+async def welcomed(
+    node: WireNode, coordinator: CoordinatorProcess
+) -> tuple[AsyncIterator[node_pb2.ControlResponse], node_pb2.Welcome]:
+    """A control stream and its greeting."""
+    await node.join(await asyncio.to_thread(coordinator.node_token))
+    stream = node.control([])
+    return stream, (await anext(stream)).welcome
+
+
+async def probed(node: WireNode, stream: AsyncIterator[node_pb2.ControlResponse]) -> None:
+    """Until the coordinator has taken in everything that was said before."""
+    probe = node_pb2.RoundTripProbe(sequence=77)
+    node.say(node_pb2.ControlRequest(round_trip_probe=probe))
+    async for message in stream:
+        if message.round_trip_echo.sequence == 77:
+            return
+
+
+async def test_everything_measured_of_a_node_is_listed(coordinator: CoordinatorProcess) -> None:
+    node = WireNode(coordinator.address, coordinator.node_address)
+    stream, _ = await welcomed(node, coordinator)
+    measured = node_pb2.Measured(
+        round_trips_us=[50_000, 60_000],
+        trains=[node_pb2.ProbeTrain(sent=20, lost=1, bursts=1)],
+        transfers=[
+            node_pb2.MeasuredTransfer(
+                direction=direction, size_bytes=4 << 20, took_us=4_000_000, connections=1
+            )
+            for direction in (node_pb2.DIRECTION_UP, node_pb2.DIRECTION_DOWN)
+        ],
+        congestion_control="cubic",
+    )
+    node.say(node_pb2.ControlRequest(measured=measured))
+    await probed(node, stream)
+    summary = await asyncio.to_thread(listed, coordinator, node.node_id)
+    assert summary.reading.round_trip_us.samples == 2
+    assert summary.reading.least_round_trip_us == 50_000
+    assert summary.reading.up_bits_per_s.mean == pytest.approx(8.4e6, rel=0.2)
+    assert summary.reading.down_bits_per_s.samples == 1
+    assert 0 < summary.reading.loss.mean < 0.2
+    assert summary.reading.congestion_control == "cubic"
+    assert 0 < summary.health <= 1
+    assert summary.health_reason
+    await node.close()
+
+
+async def test_the_coordinator_echoes_on_the_port_that_its_nodes_dial(
+    coordinator: CoordinatorProcess,
+) -> None:
+    node = WireNode(coordinator.address, coordinator.node_address)
+    _, welcome = await welcomed(node, coordinator)
+    assert welcome.probe_port == int(coordinator.node_address.rpartition(":")[2])
+    target = Target(HOST, welcome.probe_port, welcome.probe_token)
+    assert (await sent_train(target, 1, wait_s=60)).lost < PACKETS
+    await node.close()
+
+
+async def test_the_token_of_one_start_opens_nothing_after_the_next(
+    coordinator: CoordinatorProcess,
+) -> None:
+    node = WireNode(coordinator.address, coordinator.node_address)
+    _, welcome = await welcomed(node, coordinator)
+    coordinator.kill()
+    await asyncio.to_thread(coordinator.start)
+    target = Target(HOST, welcome.probe_port, welcome.probe_token)
+    assert (await sent_train(target, 1, wait_s=0.1)).lost == PACKETS
+    await node.close()
+
+
+def listed(coordinator: CoordinatorProcess, node_id: str) -> job_pb2.NodeSummary:
+    with coordinator.client() as client:
+        return next(node for node in client.nodes() if node.node_id == node_id)

@@ -1,0 +1,202 @@
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from coordinator.core.measure.estimators import followed, followed_rate, quantile
+from coordinator.core.measure.fleet import typical
+from coordinator.core.measure.forecast import Forecast, Work, finish_forecast
+from coordinator.core.measure.health import health
+from coordinator.core.measure.line import loss_share, mean_burst
+from coordinator.core.measure.observing import availability, observed
+from coordinator.core.measure.reading import (
+    Conditions,
+    Direction,
+    Estimate,
+    Finish,
+    Host,
+    NodeReading,
+    Observation,
+    Presence,
+    RoundTrip,
+    Steps,
+    Train,
+    Transfer,
+    Verdict,
+)
+from hypergpu.units import Bytes, Microseconds, Milliseconds
+
+TIMES = st.integers(0, 10**9).map(Milliseconds)
+MICROSECONDS = st.integers(-1, 10**10).map(Microseconds)
+COUNTS = st.integers(-1, 10**6)
+NAMES = st.sampled_from(("", "cubic", "reno", "bbr", "bbr3", "odd"))
+OBSERVATIONS: st.SearchStrategy[Observation] = st.one_of(
+    st.builds(RoundTrip, TIMES, MICROSECONDS),
+    st.builds(Train, TIMES, COUNTS, COUNTS, COUNTS),
+    st.builds(
+        Transfer,
+        TIMES,
+        st.sampled_from(Direction),
+        st.integers(-1, 10**11).map(Bytes),
+        MICROSECONDS,
+        st.integers(-1, 64),
+    ),
+    st.builds(Steps, TIMES, COUNTS, TIMES),
+    st.builds(Finish, TIMES, TIMES, TIMES),
+    st.builds(Presence, TIMES, st.booleans()),
+    st.builds(Host, TIMES, NAMES, st.booleans(), NAMES),
+    st.builds(Verdict, TIMES, st.booleans()),
+)
+WORKS = st.builds(
+    Work,
+    inner_steps=st.integers(0, 1000),
+    up_bytes=st.integers(0, 10**9).map(Bytes),
+    down_bytes=st.integers(0, 10**9).map(Bytes),
+    codec_ms=st.integers(0, 10_000).map(Milliseconds),
+    connections=st.integers(1, 16),
+    exchanges=st.integers(0, 4),
+)
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> NodeReading:
+    """A node of which everything is known."""
+    rtt_us = draw(st.integers(200, 2_000_000).map(Microseconds))
+    then = Conditions(draw(st.integers(200, 2_000_000).map(Microseconds)), draw(st.integers(1, 8)))
+    lost = draw(st.floats(0, 100))
+    rates = st.floats(1e4, 1e10)
+    return NodeReading(
+        round_trip_us=Estimate(float(rtt_us), draw(st.floats(0, 1e5)), 9),
+        least_round_trip_us=rtt_us,
+        up_bits_per_s=Estimate(draw(rates), draw(st.floats(0, 1e6)), 9),
+        down_bits_per_s=Estimate(draw(rates), draw(st.floats(0, 1e6)), 9),
+        up_conditions=then,
+        down_conditions=then,
+        step_us=Estimate(draw(st.floats(1e2, 1e7)), 10.0, 9),
+        packets_sent=400.0,
+        packets_lost=lost,
+        bursts_lost=lost / draw(st.floats(1, 10)),
+        correction=draw(st.floats(0.5, 3)),
+        congestion_control=draw(NAMES),
+        coordinator_congestion_control=draw(NAMES),
+    )
+
+
+def forecast_of(reading: NodeReading, work: Work) -> Forecast:
+    found = finish_forecast(reading, work)
+    assert found is not None
+    return found
+
+
+@given(seen=st.lists(OBSERVATIONS, max_size=40), work=WORKS, now_ms=TIMES)
+@settings(deadline=None)
+def test_whatever_is_observed_every_figure_stays_within_its_bounds(
+    seen: list[Observation], work: Work, now_ms: Milliseconds
+) -> None:
+    reading = NodeReading()
+    for observation in seen:
+        reading = observed(reading, observation)
+    for estimate in (reading.round_trip_us, reading.up_bits_per_s, reading.step_us):
+        assert bool(estimate.count) == (estimate.mean > 0)
+        assert estimate.deviation >= 0
+    assert 0.5 <= reading.correction <= 3
+    assert 0 <= (loss_share(reading) or 0.0) <= 1
+    assert mean_burst(reading) >= 1
+    assert 0 <= availability(reading, now_ms) <= 1
+    score = health(reading, typical([reading]), now_ms).score
+    assert 0 <= score <= 1
+    assert reading.is_present or score == 0
+    found = finish_forecast(reading, work, typical([reading]))
+    if found is not None:
+        assert found.mean_ms >= 0
+        assert found.deviation_ms >= 0
+
+
+@given(seen=st.lists(OBSERVATIONS, max_size=20))
+def test_equal_observations_give_equal_readings(seen: list[Observation]) -> None:
+    one = two = NodeReading()
+    for observation in seen:
+        one, two = observed(one, observation), observed(two, observation)
+    assert one == two
+
+
+@given(reading=lines(), work=WORKS, times=st.floats(1, 50))
+@settings(deadline=None)
+def test_a_longer_round_trip_never_makes_a_node_sooner(
+    reading: NodeReading, work: Work, times: float
+) -> None:
+    longer_us = Microseconds(round(reading.least_round_trip_us * times))
+    mean = reading.round_trip_us.mean * times
+    farther = replace(
+        reading,
+        least_round_trip_us=longer_us,
+        round_trip_us=replace(reading.round_trip_us, mean=mean),
+    )
+    assert forecast_of(farther, work).mean_ms >= forecast_of(reading, work).mean_ms
+
+
+@given(reading=lines(), work=WORKS, times=st.floats(1, 50))
+@settings(deadline=None)
+def test_a_faster_line_never_makes_a_node_later(
+    reading: NodeReading, work: Work, times: float
+) -> None:
+    faster = replace(
+        reading,
+        up_bits_per_s=replace(reading.up_bits_per_s, mean=reading.up_bits_per_s.mean * times),
+        down_bits_per_s=replace(reading.down_bits_per_s, mean=reading.down_bits_per_s.mean * times),
+    )
+    assert forecast_of(faster, work).mean_ms <= forecast_of(reading, work).mean_ms
+
+
+@given(reading=lines(), work=WORKS, more=st.integers(1, 10**9))
+@settings(deadline=None)
+def test_more_work_never_takes_less_time(reading: NodeReading, work: Work, more: int) -> None:
+    before = forecast_of(reading, work).mean_ms
+    assert forecast_of(reading, replace(work, inner_steps=work.inner_steps + 1)).mean_ms >= before
+    assert forecast_of(reading, replace(work, up_bytes=Bytes(work.up_bytes + more))).mean_ms >= (
+        before
+    )
+
+
+@given(reading=lines(), work=WORKS, shares=st.tuples(st.floats(0.01, 0.99), st.floats(0.01, 0.99)))
+@settings(deadline=None)
+def test_quantiles_and_chances_grow(
+    reading: NodeReading, work: Work, shares: tuple[float, float]
+) -> None:
+    found = forecast_of(reading, work)
+    low, high = sorted(shares)
+    assert 0 <= found.quantile_ms(low) <= found.quantile_ms(high)
+    early, late = found.quantile_ms(low), found.quantile_ms(high)
+    assert 0 <= found.chance_by(early) <= found.chance_by(late) <= 1
+
+
+@given(level=st.floats(1, 1e9), seed=st.integers(0, 10_000))
+def test_noise_of_five_percent_moves_a_mean_by_less(level: float, seed: int) -> None:
+    dice = random.Random(seed)
+    time, rate = Estimate(), Estimate()
+    for _ in range(60):
+        value = level * dice.uniform(0.95, 1.05)
+        time = followed(time, value, Milliseconds(0))
+        rate = followed_rate(rate, value, Milliseconds(0))
+        assert abs(time.mean / level - 1) < 0.0501
+        assert abs(rate.mean / level - 1) < 0.0501
+    assert abs(time.mean / level - 1) < 0.04
+    assert time.deviation < 0.06 * level
+    assert quantile(time, 0.99) < 1.3 * level
+
+
+@given(
+    values=st.lists(st.floats(50, 200), min_size=10, max_size=30),
+    outlier=st.floats(1e-6, 1e12),
+)
+def test_no_single_observation_moves_a_settled_mean_by_more_than_half_its_deviation(
+    values: list[float], outlier: float
+) -> None:
+    estimate = Estimate()
+    for value in values:
+        estimate = followed(estimate, value, Milliseconds(0))
+    settled = replace(estimate, drift=0.0, count=max(8, estimate.count))
+    after = followed(settled, outlier, Milliseconds(0))
+    allowed = max(settled.deviation, 0.05 * settled.mean) / 2
+    assert abs(after.mean - settled.mean) <= allowed * (1 + 1e-9)

@@ -1,0 +1,147 @@
+"""What a node has found out and not yet told."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_node.shell.probe.findings import (
+    ROUND_TRIPS_MAX,
+    TRAINS_MAX,
+    TRANSFERS_MAX,
+    Direction,
+    Findings,
+    TrainCount,
+    Transfer,
+)
+from gpu_node.shell.probe.pace import Pace
+from gpu_node.shell.probe.stopwatch import SMALLEST_BYTES, Stopwatch
+from gpu_node.shell.probe.train import Verdict, counted, judged
+from hypergpu.units import Bytes, Microseconds
+from hypergpu.v1 import node_pb2
+from hypergpu.wire.probing import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram, numbers_of
+
+TOKEN = bytes(range(TOKEN_BYTES))
+GONE = TrainCount(20, 20, 1)
+FINE = TrainCount(20, 1, 1)
+
+
+def taken(findings: Findings) -> node_pb2.Measured:
+    return findings.take(congestion_control="cubic", is_probing_blocked=False)
+
+
+def transfer(size: int) -> Transfer:
+    return Transfer(Direction.DOWN, Bytes(size), Microseconds(1_000), 1)
+
+
+def test_a_report_has_the_newest_and_is_bounded() -> None:
+    findings = Findings()
+    for number in range(1, 1_000):
+        findings.round_trip(number)
+        findings.train(TrainCount(20, 0, 0))
+        findings.transferred(transfer(number))
+    report = taken(findings)
+    assert report.round_trips_us[-1] == 999
+    assert report.transfers[-1].size_bytes == 999
+    lengths = (len(report.round_trips_us), len(report.trains), len(report.transfers))
+    assert lengths == (ROUND_TRIPS_MAX, TRAINS_MAX, TRANSFERS_MAX)
+
+
+def test_nothing_is_reported_twice() -> None:
+    findings = Findings()
+    findings.round_trip(5)
+    findings.transferred(transfer(1 << 20))
+    assert taken(findings).transfers[0].direction == node_pb2.DIRECTION_DOWN
+    assert taken(findings) == node_pb2.Measured(congestion_control="cubic")
+
+
+def test_each_transfer_is_told_at_once() -> None:
+    told: list[int] = []
+    findings = Findings(lambda: told.append(1))
+    findings.round_trip(5)
+    findings.transferred(transfer(1 << 20))
+    assert told == [1]
+    assert findings.has_transfers
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=60))
+def test_losses_and_their_runs_are_counted(arrived: list[bool]) -> None:
+    count = counted(len(arrived), {at for at, is_there in enumerate(arrived) if is_there})
+    text = "".join("." if is_there else "x" for is_there in arrived)
+    runs = [run for run in text.split(".") if run]
+    assert count == TrainCount(len(arrived), text.count("x"), len(runs))
+
+
+def test_three_trains_that_are_gone_mean_that_datagrams_are_blocked() -> None:
+    verdict = Verdict()
+    believed: list[TrainCount] = []
+    for _ in range(5):
+        verdict, counts = judged(verdict, GONE)
+        believed += counts
+    assert verdict.is_blocked
+    assert believed == []
+
+
+def test_an_outage_counts_once_something_comes_through_again() -> None:
+    verdict, none = judged(Verdict(), GONE)
+    verdict, counts = judged(verdict, FINE)
+    assert none == ()
+    assert counts == (GONE, FINE)
+    assert verdict == Verdict()
+
+
+def test_a_blocked_port_that_opens_is_believed_at_once() -> None:
+    verdict, counts = judged(Verdict(is_blocked=True), FINE)
+    assert not verdict.is_blocked
+    assert counts == (FINE,)
+
+
+def test_a_small_transfer_says_nothing_of_a_rate() -> None:
+    findings = Findings()
+    stopwatch = Stopwatch(findings, Direction.UP)
+    stopwatch.moved(SMALLEST_BYTES - 1)
+    stopwatch.stop()
+    assert not findings.has_transfers
+
+
+def test_a_transfer_is_timed_from_its_first_piece_on() -> None:
+    findings = Findings()
+    stopwatch = Stopwatch(findings, Direction.DOWN, connections=3)
+    for _ in range(4):
+        stopwatch.moved(512 << 10)
+    stopwatch.stop()
+    (found,) = taken(findings).transfers
+    assert (found.size_bytes, found.connections) == (3 * (512 << 10), 3)
+    assert found.took_us > 0
+
+
+def test_a_transfer_of_one_piece_is_timed_without_its_round_trip() -> None:
+    findings = Findings()
+    findings.round_trip(10**9)
+    stopwatch = Stopwatch(findings, Direction.DOWN)
+    stopwatch.moved(100_000)
+    stopwatch.stop()
+    (found,) = taken(findings).transfers
+    assert (found.size_bytes, found.took_us) == (100_000, 1)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**16 - 1))
+def test_a_datagram_is_told_apart_by_its_numbers(train: int, packet: int) -> None:
+    sent = datagram(TOKEN, Numbers(train, packet))
+    assert len(sent) == DATAGRAM_BYTES
+    assert numbers_of(sent, TOKEN) == Numbers(train, packet)
+
+
+@given(st.binary(max_size=300))
+def test_what_is_no_echo_is_passed_over(received: bytes) -> None:
+    assert numbers_of(received, TOKEN) is None
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_an_idle_line_is_probed_less(is_busy: bool) -> None:  # noqa: FBT001  a case of the table
+    pace = Pace()
+    busy = pace.train(is_busy=is_busy, is_blocked=False)
+    assert busy == (pace.train_s if is_busy else pace.idle_train_s)
+    assert pace.train(is_busy=is_busy, is_blocked=True) == pace.blocked_train_s
+    assert pace.report(is_busy=is_busy, has_transfers=True) == pace.news_s
+    assert pace.round_trip(is_busy=is_busy, age_s=0.0) == pace.round_trip_s
+    assert (pace.round_trip(is_busy=is_busy, age_s=1e6) == pace.round_trip_s) is is_busy

@@ -1,0 +1,252 @@
+"""What the coordinator makes of what nodes say and of what it sees itself."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.core.measure.reading import Direction, Host, NodeReading, Train, Transfer
+from coordinator.shell.clock import monotonic_ms
+from coordinator.shell.measuring.readings import ABSENT_MAX, REPORTS, Done, Readings
+from coordinator.shell.measuring.reports import (
+    ROUND_TRIPS_MAX,
+    SMALLEST_BYTES,
+    TRAINS_MAX,
+    TRANSFERS_MAX,
+    observations,
+    reading_message,
+)
+from coordinator.shell.measuring.uploads import UploadMeter
+from hypergpu.ids import JobId, NodeId
+from hypergpu.units import Bytes, Microseconds, Milliseconds
+from hypergpu.v1 import job_pb2, node_pb2
+from hypergpu.wire.probing import PACKETS_MAX
+
+NODE = NodeId("0x" + "a1" * 20)
+OTHER = NodeId("0x" + "b2" * 20)
+NOW = Milliseconds(1_000)
+JOB = JobId("job-000000000001")
+UINT = st.integers(0, 2**32 - 1)
+LONG = st.integers(0, 2**64 - 1)
+REPORT = st.builds(
+    node_pb2.Measured,
+    round_trips_us=st.lists(UINT, max_size=100),
+    trains=st.lists(st.builds(node_pb2.ProbeTrain, sent=UINT, lost=UINT, bursts=UINT), max_size=40),
+    transfers=st.lists(
+        st.builds(
+            node_pb2.MeasuredTransfer,
+            direction=st.integers(0, 3),
+            size_bytes=LONG,
+            took_us=LONG,
+            connections=UINT,
+        ),
+        max_size=40,
+    ),
+    congestion_control=st.text(max_size=40),
+    is_probing_blocked=st.booleans(),
+)
+
+
+def uploaded(took_us: int, size: int = 1 << 20) -> node_pb2.Measured:
+    transfer = node_pb2.MeasuredTransfer(
+        direction=node_pb2.DIRECTION_UP, size_bytes=size, took_us=took_us, connections=1
+    )
+    return node_pb2.Measured(transfers=[transfer])
+
+
+def done(lease: int = 1, **changes: int) -> Done:
+    figures = {"inner_steps": 10, "compute_ms": 2_000, "forecast_ms": 4_000, "took_ms": 5_000}
+    figures |= changes
+    return Done(
+        job_id=JOB,
+        lease=lease,
+        inner_steps=figures["inner_steps"],
+        compute_ms=Milliseconds(figures["compute_ms"]),
+        forecast_ms=Milliseconds(figures["forecast_ms"]),
+        took_ms=Milliseconds(figures["took_ms"]),
+    )
+
+
+@given(REPORT)
+def test_whatever_a_node_says_is_bounded(message: node_pb2.Measured) -> None:
+    found = list(observations(message, NOW, own="bbr"))
+    assert len(found) <= ROUND_TRIPS_MAX + TRAINS_MAX + TRANSFERS_MAX + 1
+    for each in found:
+        match each:
+            case Train(sent=sent, lost=lost, bursts=bursts):
+                assert 0 < sent <= PACKETS_MAX
+                assert 0 <= lost <= sent
+                assert (bursts == 0) == (lost == 0)
+                assert bursts <= lost
+            case Transfer(size_bytes=size, took_us=took_us, connections=connections):
+                assert size >= SMALLEST_BYTES
+                assert 0 < size * 8 / took_us <= 100_000
+                assert 1 <= connections <= 64
+            case Host(congestion_control=name):
+                assert name.isascii()
+                assert len(name) <= 16
+            case _:
+                assert 0 < getattr(each, "took_us", 0) <= 60_000_000
+
+
+@given(REPORT)
+def test_whatever_a_node_says_makes_a_reading_that_can_be_shown(message: node_pb2.Measured) -> None:
+    readings = Readings()
+    readings.reported(NODE, message)
+    shown = reading_message(readings.reading(NODE), monotonic_ms())
+    assert job_pb2.Reading.FromString(shown.SerializeToString()) == shown
+
+
+def test_a_node_that_reports_too_often_is_not_listened_to() -> None:
+    readings = Readings()
+    for _ in range(1_000):
+        readings.reported(NODE, node_pb2.Measured(round_trips_us=[5_000]))
+    assert readings.reading(NODE).round_trip_us.count <= REPORTS.burst + 1
+    assert readings.dropped >= 900
+
+
+def test_one_nodes_lies_change_nothing_of_anothers_reading() -> None:
+    readings = Readings()
+    readings.reported(OTHER, node_pb2.Measured(round_trips_us=[5_000]))
+    before = readings.reading(OTHER)
+    readings.reported(NODE, node_pb2.Measured(round_trips_us=[2**32 - 1] * 50))
+    assert readings.reading(OTHER) == before
+
+
+def test_what_was_measured_here_of_an_upload_goes_before_what_the_node_says() -> None:
+    readings = Readings()
+    own = Transfer(
+        monotonic_ms(), Direction.UP, Bytes(4 << 20), Microseconds(4_000_000), connections=1
+    )
+    readings.note(NODE, own)
+    before = readings.reading(NODE)
+    meter = readings.uploading(NODE)
+    assert meter is readings.uploading(NODE)
+    readings._uploaded(NODE, own)
+    readings.reported(NODE, uploaded(1_000))
+    assert readings.reading(NODE).up_bits_per_s.mean == before.up_bits_per_s.mean
+    readings.reported(OTHER, uploaded(1_000_000))
+    assert readings.reading(OTHER).up_bits_per_s.count == 1
+
+
+async def test_an_upload_is_timed_over_all_its_stripes() -> None:
+    found: list[Transfer] = []
+    meter = UploadMeter(found.append)
+    with meter.stream(), meter.stream():
+        for _ in range(4):
+            meter.arrived(1 << 20)
+            await asyncio.sleep(0)
+        assert found == []
+    (transfer,) = found
+    assert (transfer.size_bytes, transfer.connections) == (3 << 20, 2)
+    with meter.stream():
+        meter.arrived(1 << 20)
+    assert len(found) == 1, "one piece has no beginning and end"
+
+
+def test_an_update_says_how_long_its_steps_took_and_is_counted_once() -> None:
+    readings = Readings()
+    for _ in range(3):
+        readings.accepted(NODE, done())
+    reading = readings.reading(NODE)
+    assert (reading.step_us.mean, reading.step_us.count) == (200_000, 1)
+    assert reading.forecast_error.count == 1
+    readings.accepted(NODE, done(2, compute_ms=4_000))
+    assert readings.reading(NODE).step_us.count == 2
+
+
+def test_an_update_that_was_never_forecast_corrects_nothing() -> None:
+    readings = Readings()
+    readings.accepted(NODE, done(forecast_ms=0, inner_steps=0))
+    assert readings.reading(NODE).correction == 1.0
+    assert readings.reading(NODE).step_us.count == 0
+
+
+def test_a_node_that_went_is_remembered_and_one_that_is_forgotten_is_not() -> None:
+    readings = Readings()
+    readings.came(NODE)
+    readings.reported(NODE, node_pb2.Measured(round_trips_us=[5_000]))
+    readings.went(NODE)
+    assert not readings.reading(NODE).is_present
+    assert readings.reading(NODE).round_trip_us.count == 1
+    readings.came(NODE)
+    assert readings.reading(NODE).is_present
+    readings.forget(NODE)
+    assert readings.reading(NODE) == NodeReading()
+    assert not readings.knows(NODE)
+
+
+def test_nodes_that_are_away_do_not_gather_without_end() -> None:
+    readings = Readings()
+    nodes = [NodeId(f"0x{number:040x}") for number in range(ABSENT_MAX + 10)]
+    for node in nodes:
+        readings.came(node)
+        readings.went(node)
+    assert not readings.knows(nodes[9])
+    assert readings.knows(nodes[10])
+
+
+def test_readings_are_told_in_the_time_of_the_job_that_asks() -> None:
+    readings = Readings()
+    readings.reported(NODE, node_pb2.Measured(round_trips_us=[5_000]))
+    now_ms = Milliseconds(monotonic_ms() + 12_345)
+    told = readings.readings([NODE, OTHER], now_ms)
+    own = readings.reading(NODE)
+    by_ms = told[NODE].round_trip_us.at_ms - own.round_trip_us.at_ms
+    assert 12_000 < by_ms <= 12_345
+    assert told[OTHER].round_trip_us.count == 0
+
+
+def test_a_reading_is_shown_with_spread_samples_and_age() -> None:
+    readings = Readings()
+    train = node_pb2.ProbeTrain(sent=20, lost=2, bursts=1)
+    message = node_pb2.Measured(round_trips_us=[50_000], trains=[train], congestion_control="bbr")
+    readings.reported(NODE, message)
+    reading = readings.reading(NODE)
+    shown = reading_message(reading, Milliseconds(reading.round_trip_us.at_ms + 700))
+    assert (shown.round_trip_us.mean, shown.round_trip_us.samples) == (50_000, 1)
+    assert shown.round_trip_us.age_ms == 700
+    assert 0.05 < shown.loss.mean < 0.2
+    assert (shown.loss.samples, shown.congestion_control) == (20, "bbr")
+    assert shown.loss.spread > 0
+    assert shown.up_bits_per_s.samples == 0
+
+
+def test_where_datagrams_are_blocked_what_the_kernel_sent_again_tells_of_losses() -> None:
+    readings = Readings()
+    train = node_pb2.ProbeTrain(sent=1_000, lost=20, bursts=20)
+    readings.reported(NODE, node_pb2.Measured(trains=[train], is_probing_blocked=True))
+    shown = reading_message(readings.reading(NODE), monotonic_ms())
+    assert 0.019 < shown.loss.mean < 0.022
+    assert shown.loss.samples == 1_000
+    few = node_pb2.ProbeTrain(sent=10, lost=0, bursts=0)
+    readings.reported(OTHER, node_pb2.Measured(trains=[few], is_probing_blocked=True))
+    assert reading_message(readings.reading(OTHER), monotonic_ms()).loss == job_pb2.Estimate()
+
+
+def test_an_unknown_node_is_shown_with_nothing_known() -> None:
+    assert reading_message(NodeReading(), NOW) == job_pb2.Reading(
+        round_trip_us=job_pb2.Estimate(),
+        up_bits_per_s=job_pb2.Estimate(),
+        down_bits_per_s=job_pb2.Estimate(),
+        step_us=job_pb2.Estimate(),
+        loss=job_pb2.Estimate(),
+    )
+
+
+def test_the_kernel_names_a_congestion_control_and_no_descriptor_is_left_open() -> None:
+    known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text("ascii").split()
+    descriptors = Path("/proc/self/fd")
+    before = len(list(descriptors.iterdir()))
+    assert Readings().congestion_control in known
+    assert len(list(descriptors.iterdir())) == before
+
+
+def test_a_connections_own_congestion_control_goes_before_the_machines() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+        with socket.create_connection(("127.0.0.1", port)), server.accept()[0]:
+            assert Readings(port).congestion_control == "reno"
