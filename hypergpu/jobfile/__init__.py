@@ -16,6 +16,7 @@ from hypergpu.jobfile.reading import (
     spec_json,
 )
 from hypergpu.jobfile.rules import checked_spec, spec_problems
+from hypergpu.jobfile.strategies import with_strategy
 
 __all__ = [
     "LIMITS",
@@ -32,4 +33,5 @@ __all__ = [
     "spec_json",
     "spec_problems",
     "with_parameters",
+    "with_strategy",
 ]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from hypergpu.spec import SCHEMES
+from hypergpu.spec import SCHEMES, SPARSE_SCHEMES, STRATEGIES
 
 
 class Limit(msgspec.Struct, frozen=True):
@@ -48,13 +48,19 @@ LIMITS: Mapping[str, Limit] = {
     "data.alpha": Limit(0, 1e6, excludes_least=True),
     "data.partitions": Limit(0, 100_000),
     "evaluation.every": Limit(1, 1_000_000),
+    "evaluation.target": Limit(0, 1e9),
+    "aware.utilisation": Limit(0.3, 0.99),
+    "aware.inner_steps_max": Limit(1, 100_000),
+    "aware.rounds_min": Limit(1, 1_000_000),
 }
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
+    "strategy": STRATEGIES,
     "inner.schedule": ("constant", "cosine"),
     "codec.up": SCHEMES,
     "codec.down": SCHEMES,
     "data.sharding": ("iid", "dirichlet"),
+    "aware.sparsest": ("int4", *SPARSE_SCHEMES),
 }
 
 NAME_LENGTH_MOST = 64

@@ -20,9 +20,10 @@ from hypergpu.jobfile.schema import (
     dotted,
     tables_with,
 )
+from hypergpu.jobfile.strategies import FIXED, PLANNED, unused_aware
 from hypergpu.jobfile.values import Scalar, Wrong, converted, duration_ms, spoken
 from hypergpu.refusal import Reason, RefusalError
-from hypergpu.spec import JobSpec
+from hypergpu.spec import SPARSE_SCHEMES, JobSpec
 
 FILE_BYTES_MAX = 1 << 20
 _LINE = re.compile(r"\(at line ([0-9]+), column [0-9]+\)$")
@@ -119,9 +120,11 @@ class _Reader:
         self._problems: list[Problem] = []
         self._given: dict[str, dict[str, Scalar]] = {table: {} for table in KEYS}
         self._options: dict[str, Scalar] = {}
+        self._has_aware = False
 
     def spec(self, tree: Mapping[str, object]) -> JobSpec:
         """Build the spec or raise everything that is wrong with it."""
+        self._has_aware = "aware" in tree
         for key, value in tree.items():
             if isinstance(value, dict):
                 self._take_table(key, value)
@@ -197,13 +200,40 @@ class _Reader:
                     what = f'{key} does nothing when sharding is "iid"'
                     fix = f'set sharding = "dirichlet" or remove {key}'
                     self._complain(f"data.{key}", what, fix)
-        if "quorum" in self._given["round"] and not self._given["round"].get("deadline_ms"):
+        strategy = str(self._given[TOP].get("strategy", "diloco"))
+        self._check_strategy(strategy)
+        has_deadline = strategy == "aware" or self._given["round"].get("deadline_ms")
+        if "quorum" in self._given["round"] and not has_deadline:
             has_bad_deadline = any(found.key.startswith("round.dead") for found in self._problems)
             if not has_bad_deadline:
                 what = "quorum does nothing without a deadline"
-                self._complain("round.quorum", what, 'add deadline = "60s" or remove quorum')
+                fix = 'add deadline = "60s" or remove quorum'
+                is_fixed = "round.deadline_ms" in FIXED.get(strategy, {})
+                self._complain("round.quorum", what, "remove quorum" if is_fixed else fix)
+
+        if (up := self._given["codec"].get("up")) in SPARSE_SCHEMES:
+            for key in self._given["outer"]:
+                what = f"the sparse codec {up} takes plain outer steps: {key} does nothing"
+                self._complain(f"outer.{key}", what, f"remove {key}, or use a dense codec")
+
+    def _check_strategy(self, strategy: str) -> None:
+        if strategy != "aware":
+            if self._has_aware:
+                problem = unused_aware(strategy)
+                self._complain(problem.key, problem.what, problem.fix)
+            return
+        for key in PLANNED:
+            table, _, name = key.partition(".")
+            if name in self._given[table]:
+                what = f'{name} does nothing with strategy "aware", which plans each node\'s codec'
+                fix = f"remove {name}; the lightest codec allowed is sparsest in [aware]"
+                self._complain(key, what, fix)
 
     def _built(self) -> JobSpec:
+        strategy = str(self._given[TOP].get("strategy", "diloco"))
+        for key, value in FIXED.get(strategy, {}).items():
+            table, _, name = key.partition(".")
+            self._given[table].setdefault(name, value)
         top = {"workload": "", **self._given[TOP]}
         sections = {name: struct(**self._given[name]) for name, struct in SECTIONS.items()}
         return msgspec.convert(

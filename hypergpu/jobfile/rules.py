@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from hypergpu.jobfile.limits import CHOICES, LIMITS, NAME_LENGTH_MOST
 from hypergpu.jobfile.problem import JobFileError, Problem, listed, nearest
+from hypergpu.jobfile.strategies import strategy_problems
 from hypergpu.jobfile.workload import workload_problems
 from hypergpu.spec import JobSpec
 
@@ -26,13 +27,14 @@ def spec_problems(spec: JobSpec) -> tuple[Problem, ...]:
         *workload_problems(spec),
         *_range_problems(spec),
         *_choice_problems(spec),
+        *strategy_problems(spec),
         *_pair_problems(spec),
     )
 
 
 def _value(spec: JobSpec, key: str) -> object:
     table, _, name = key.partition(".")
-    return getattr(getattr(spec, table), name)
+    return getattr(getattr(spec, table), name) if name else getattr(spec, table)
 
 
 def _name_problems(spec: JobSpec) -> Iterator[Problem]:

@@ -20,6 +20,9 @@ def workload_problems(spec: JobSpec) -> Iterator[Problem]:
         yield _unknown(spec.workload)
         return
     yield from _option_problems(entry, spec)
+    if entry.metric == "accuracy" and spec.evaluation.target > 1:
+        what = f"an accuracy is never above 1, so {spec.evaluation.target:g} is never reached"
+        yield Problem("evaluation.target", what, "write 0.97 for 97 %")
     yield from _data_problems(entry, spec)
 
 

@@ -1,0 +1,123 @@
+"""What a plan is asked and what it says: who takes part in a round, with how much work, and why.
+
+The journal holds plans (`RoundPlanned`), never the readings that they were made of.
+"""
+
+import msgspec
+
+from hypergpu.ids import NodeId, Slot
+from hypergpu.spec import JobSpec
+from hypergpu.units import Bytes, Milliseconds, Samples
+
+
+class NodePlan(msgspec.Struct, frozen=True):
+    """One participant's part of a round."""
+
+    inner_steps: int
+    codec: str
+    forecast_ms: Milliseconds
+    """Mean time from its assignment until its update is in; 0: nothing is known of the node."""
+    spread_ms: Milliseconds
+    """Mean deviation of that time."""
+    reason: str
+    """For people: ``H=80, int4, uplink 6 Mbit/s, forecast 31 s of 42 s``."""
+    upload_after_ms: Milliseconds = Milliseconds(0)
+    """How long the finished update waits, so that uploads do not all begin at once."""
+    connections: int = 1
+    """To move the model and the update over."""
+
+
+class NodeMemory(msgspec.Struct, frozen=True):
+    """What a plan remembers of a node, so that nothing flaps."""
+
+    codec: str
+    """The level it was given last."""
+    lighter_rounds: int = 0
+    """Plans in a row in which a finer codec would have fitted its byte budget easily."""
+    rests_until_round: int = 0
+    """Excluded before that round."""
+    retries: int = 0
+    """Exclusions in a row; each waits longer."""
+    inner_steps: int = 0
+    """What it was given last, before the job's end cut anything short; 0: nothing yet."""
+    connections: int = 0
+    """What it was given last; 0: nothing yet."""
+    cut_rounds: int = 0
+    """Rounds in a row that closed without its update."""
+    is_alternating: bool = False
+    """It takes part in every other round."""
+
+
+class PlanMemory(msgspec.Struct, frozen=True):
+    """What the next plan needs of this one."""
+
+    inner_steps: int
+    """The middle H that single nodes' H spread around."""
+    changed_at_round: int
+    is_sparse: bool
+    nodes: dict[NodeId, NodeMemory] = {}
+    crowded_rounds: int = 0
+    """Plans in a row in which updates agreed too little for so many inner steps."""
+    drift: float = 1.0
+    """What the agreement of updates has made of the middle H: a factor."""
+    span_ms: Milliseconds = Milliseconds(0)
+    """What a round is made to take; 0: the plan was made before anything was known."""
+    moving_ms: Milliseconds = Milliseconds(0)
+    """Of it, what the middle node moved bytes for when H was last changed."""
+    dense_rounds: int = 0
+    """Sparse plans in a row in which dense codecs would have fitted."""
+    down: str = ""
+    """Scheme of the delta, as planned last."""
+
+
+class RoundPlan(msgspec.Struct, frozen=True):
+    """A round as it is to be."""
+
+    round: int
+    nodes: dict[NodeId, NodePlan]
+    resting: dict[NodeId, str]
+    """Nodes that are there and have no part in it, with the reason."""
+    deadline_ms: Milliseconds
+    """After the round's opening; 0: it waits for everybody."""
+    down: str
+    """Scheme of the delta that the round ends with."""
+    is_sparse: bool
+    """Whether the outer step is plain SGD, as sparse codecs need it, or Nesterov."""
+    memory: PlanMemory
+    reason: str
+
+
+class NodeResult(msgspec.Struct, frozen=True):
+    """What became of a participant in the round before."""
+
+    plan: NodePlan
+    took_ms: Milliseconds
+    """From the round's opening until its update was in; 0: it never was."""
+
+
+class PlanRequest(msgspec.Struct, frozen=True):
+    """Everything that a plan may depend on but the readings and the sizes of codecs."""
+
+    round: int
+    at_ms: Milliseconds
+    spec: JobSpec
+    candidates: dict[NodeId, Slot]
+    """Nodes that are there and not leaving, in slot order."""
+    samples_done: Samples
+    samples_total: Samples
+    """What the job is to process in all."""
+    previous: PlanMemory | None = None
+    results: dict[NodeId, NodeResult] = {}
+    """Of the round before."""
+    agreement: float | None = None
+    """Of its updates: ``n |mean|^2 / mean(|update|^2)``, 1 when orthogonal, n when equal."""
+    line_bits_per_s: int = 0
+    """What the coordinator's own line carries towards it, headers left out; 0: not known."""
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """Bytes that move for a model, by codec."""
+
+    update_bytes: dict[str, Bytes]
+    """An update or a delta, for each scheme."""
+    model_bytes: Bytes

@@ -1,0 +1,157 @@
+"""Which codec: the finest whose bytes a node's line carries in the time that they may take.
+
+A round is of one family. Dense updates step with momentum, sparse ones without; a sparse update
+among dense ones would be both (docs/decisions/0010-the-plan.md).
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from coordinator.core.plan.decision import NodeMemory, PlanMemory, Sizes
+from coordinator.core.plan.known import Known
+from hypergpu.ids import NodeId
+from hypergpu.spec import SCHEMES, SPARSE_SCHEMES, JobSpec
+from hypergpu.units import Bytes
+
+FINEST = "int4"
+"""Of updates and of deltas."""
+
+_HOLD = 1.15
+"""A level that fitted is kept until it overruns its budget by this much: noise is no reason."""
+_ROOM = 0.8
+"""A finer level has to fit into this share of its budget."""
+_PATIENCE = 3
+"""Plans in a row before a finer level is believed to fit."""
+_SPARSE_FROM = 0.5
+"""Share of the job's speed that has to need sparse codecs before a round is sparse."""
+_SPARSE_FROM_DENSE = 0.6
+"""The same after a dense round: two equal nodes are always near a half."""
+_DENSE_FROM = 0.25
+"""Share that may still need them when rounds become dense again."""
+
+
+class Family(msgspec.Struct, frozen=True):
+    """The levels that a round chooses from, the finest first."""
+
+    levels: tuple[str, ...]
+    is_sparse: bool
+    dense_rounds: int = 0
+
+
+def allowed_levels(spec: JobSpec, sizes: Sizes) -> tuple[str, ...]:
+    """From int4 to the sparsest that the job's user allows.
+
+    Nothing is finer than int4: int8 takes twice the bytes and trains no better.
+    """
+    first, last = SCHEMES.index(FINEST), SCHEMES.index(spec.aware.sparsest)
+    return tuple(scheme for scheme in SCHEMES[first : last + 1] if scheme in sizes.update_bytes)
+
+
+def finest_within(levels: Sequence[str], sizes: Sizes, budget_bytes: float) -> str:
+    """The first level whose update fits, or the last level if none does."""
+    fitting = (level for level in levels if sizes.update_bytes[level] <= budget_bytes)
+    return next(fitting, levels[-1])
+
+
+def byte_budget(known: Known, computing_us: float, utilisation: float) -> Bytes:
+    """What an update may weigh so that its upload takes at most ``1 - utilisation`` of the
+    computing that it reports on (Kimad, arXiv:2312.08053).
+    """
+    return Bytes(int((1 - utilisation) * computing_us * known.cautious_up_bits_per_s / 8e6))
+
+
+def family(
+    levels: Sequence[str],
+    previous: PlanMemory | None,
+    *,
+    needing: float,
+    needing_with_room: float,
+) -> Family:
+    """Dense or sparse, for the whole round.
+
+    Args:
+        levels: Those that the job may use.
+        previous: The plan before.
+        needing: Share of the job's speed whose line bears no dense codec.
+        needing_with_room: The same when dense codecs have to fit easily.
+    """
+    dense = tuple(level for level in levels if level not in SPARSE_SCHEMES)
+    sparse = tuple(level for level in levels if level in SPARSE_SCHEMES)
+    if not dense or not sparse:
+        return Family(tuple(levels), is_sparse=not dense)
+    if previous is None or not previous.is_sparse:
+        is_held = previous is not None and previous.span_ms > 0
+        is_sparse = needing >= (_SPARSE_FROM_DENSE if is_held else _SPARSE_FROM)
+        return Family(sparse if is_sparse else dense, is_sparse)
+    dense_rounds = previous.dense_rounds + 1 if needing_with_room < _DENSE_FROM else 0
+    if dense_rounds >= _PATIENCE:
+        return Family(dense, is_sparse=False)
+    return Family(sparse, is_sparse=True, dense_rounds=dense_rounds)
+
+
+def family_of(
+    levels: Sequence[str],
+    previous: PlanMemory | None,
+    known: Mapping[NodeId, Known],
+    *,
+    sizes: Sizes,
+    computing_us: float,
+    utilisation: float,
+) -> Family:
+    """The family of a round whose middle node may compute for as long as ``computing_us``."""
+    is_dense = previous is not None and previous.span_ms > 0 and not previous.is_sparse
+
+    def share(slack: float) -> float:
+        speeds = {
+            node: 1 / mine.step_us
+            for node, mine in known.items()
+            if finest_within(levels, sizes, slack * byte_budget(mine, computing_us, utilisation))
+            in SPARSE_SCHEMES
+        }
+        return sum(speeds.values()) / sum(1 / mine.step_us for mine in known.values())
+
+    needing = share(_HOLD if is_dense else 1.0)
+    return family(levels, previous, needing=needing, needing_with_room=share(_ROOM))
+
+
+def level(
+    family_: Family, memory: NodeMemory, sizes: Sizes, budget_bytes: Bytes
+) -> tuple[str, int]:
+    """A node's codec and how many plans in a row have seen room for a finer one.
+
+    A sparser one comes at once, a finer one after three plans.
+    """
+    levels = family_.levels
+    wanted = finest_within(levels, sizes, budget_bytes)
+    if memory.codec not in levels:
+        return wanted, 0
+    held = levels.index(memory.codec)
+    if levels.index(finest_within(levels, sizes, budget_bytes * _HOLD)) > held:
+        return wanted, 0
+    roomy = finest_within(levels, sizes, budget_bytes * _ROOM)
+    if levels.index(roomy) >= held:
+        return memory.codec, 0
+    if memory.lighter_rounds + 1 >= _PATIENCE:
+        return roomy, 0
+    return memory.codec, memory.lighter_rounds + 1
+
+
+def down_level(
+    family_: Family,
+    known: Mapping[NodeId, Known],
+    *,
+    sizes: Sizes,
+    allowed_us: float,
+    held: str,
+) -> str:
+    """Scheme of the delta: int4, but sparse when the round is and one node in four
+    would wait for a dense one for longer than ``allowed_us``.
+    """
+    sparse = SPARSE_SCHEMES[0]
+    if not family_.is_sparse or sparse not in sizes.update_bytes:
+        return FINEST
+    dense_bytes = sizes.update_bytes[FINEST]
+    slack = _ROOM if held == sparse else _HOLD if held else 1.0
+    waiting = sum(1 for mine in known.values() if mine.down_us(dense_bytes) > slack * allowed_us)
+    return sparse if 4 * waiting >= len(known) else FINEST

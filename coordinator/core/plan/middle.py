@@ -1,0 +1,187 @@
+"""How many inner steps the middle node takes (H): enough that moving bytes is a small share of a
+round, no more than the job can divide its work by, and slow to change.
+"""
+
+from collections.abc import Mapping
+from math import ceil, cos, pi
+from statistics import median
+
+import msgspec
+
+from coordinator.core.plan.decision import PlanMemory, PlanRequest
+from coordinator.core.plan.known import Known
+from hypergpu.ids import NodeId
+
+_LEAST = 10
+"""Fewer steps gain nothing on the fastest line: a round has costs that no line explains."""
+_PATIENCE = 5
+"""Rounds between two changes, unless the network itself has changed."""
+_CHANGE = 0.25
+"""Smaller changes are not worth one: with noise of 5 % on speed and line H wanders by 22 %."""
+_NETWORK_CHANGE = 2.0
+_CROWD = 1.3
+"""Agreement below which more steps only drive nodes apart; 1 is orthogonal."""
+_CROWDED_ROUNDS = 3
+_AGREED = 3.0
+_DRIFT_LEAST, _DRIFT_MOST = 1 / 8, 2.0
+_QSR_BASE = 30
+_WAITING = 0.15
+"""Of the time in which nodes do not compute: they wait for the last one, however well planned."""
+
+
+class Drift(msgspec.Struct, frozen=True):
+    """What the agreement of updates makes of H."""
+
+    factor: float = 1.0
+    crowded_rounds: int = 0
+
+
+class Middle(msgspec.Struct, frozen=True):
+    """The middle node's part of a round."""
+
+    inner_steps: int
+    changed_at_round: int
+    computing_us: float
+    moving_us: float
+    moving_at_change_us: float
+    drift: Drift
+    why: str
+
+    @property
+    def span_us(self) -> float:
+        """What the round takes the middle node."""
+        return self.computing_us + self.moving_us
+
+
+def most_inner_steps(request: PlanRequest, known: Mapping[NodeId, Known]) -> int:
+    """The largest middle H: within the user's limit, and in at least so many rounds.
+
+    Whoever states fewer rounds than that finds those enough.
+    """
+    aware = request.spec.aware
+    rounds = max(1, min(aware.rounds_min, request.spec.training.rounds))
+    step_us = median(mine.step_us for mine in known.values())
+    together = sum(step_us / mine.step_us for mine in known.values())
+    per_round = request.samples_total / rounds
+    shared = per_round / (request.spec.training.batch_size * together)
+    return max(1, min(aware.inner_steps_max, int(shared)))
+
+
+def computing_for(moving_us: float, uploading_us: float, utilisation: float) -> float:
+    """How long a node has to compute for its moving to be a small enough share of the round, and
+    for its upload to stay within its byte budget.
+    """
+    idle = max(1e-3, 1 - utilisation)
+    aimed = max(1e-3, idle * (1 - _WAITING))
+    return max((1 - aimed) / aimed * moving_us, uploading_us / idle)
+
+
+def decay_steps(request: PlanRequest) -> int:
+    """The H of the quadratic synchronisation rule: ``base * (eta_0 / eta)^2`` (arXiv:2310.14423).
+
+    Only where the learning rate decays: with a constant one H stays what the network asks for.
+    """
+    spec = request.spec
+    if spec.inner.schedule != "cosine" or request.samples_total <= 0:
+        return 0
+    progress = min(1.0, request.samples_done / request.samples_total)
+    share = max(0.05, 0.5 * (1 + cos(pi * progress)))
+    base = min(_QSR_BASE, spec.training.inner_steps)
+    return int(base / share**2)
+
+
+def drift(request: PlanRequest, moving_share: float) -> Drift:
+    """Half of H when updates were nearly orthogonal for three rounds; a quarter more when they
+    agree and a fifth of the round moves bytes.
+
+    Sparse updates hardly overlap and two or fewer say little: neither counts.
+    """
+    previous = request.previous
+    if previous is None:
+        return Drift()
+    before = Drift(previous.drift, previous.crowded_rounds)
+    arrived = sum(1 for result in request.results.values() if result.took_ms > 0)
+    if request.agreement is None or previous.is_sparse or arrived < 3:
+        return before
+    if request.agreement < _CROWD:
+        crowded = before.crowded_rounds + 1
+        if crowded < _CROWDED_ROUNDS:
+            return Drift(before.factor, crowded)
+        return Drift(max(_DRIFT_LEAST, before.factor / 2))
+    can_rise = request.round - previous.changed_at_round >= _PATIENCE
+    if request.agreement > _AGREED and moving_share > 0.2 and can_rise:
+        return Drift(min(_DRIFT_MOST, before.factor * 1.25))
+    return Drift(before.factor)
+
+
+def wanted_steps(request: PlanRequest, network: int, most: int, drift_: Drift) -> tuple[int, str]:
+    """The middle H if nothing came before, and what decided it."""
+    least = min(_LEAST, request.spec.training.inner_steps)
+    decayed = decay_steps(request)
+    wanted, why = max(
+        (network, "the network"), (decayed, "the decayed learning rate"), (least, "the least")
+    )
+    if drift_.factor != 1:
+        wanted, why = round(wanted * drift_.factor), f"{why} and the agreement of updates"
+    if wanted > most:
+        wanted, why = most, f"the most, where {why} asks for {wanted}"
+    return max(1, wanted), why
+
+
+def middle(
+    request: PlanRequest,
+    known: Mapping[NodeId, Known],
+    *,
+    moving_us: Mapping[NodeId, float],
+    computing_us: float,
+    most: int,
+) -> Middle:
+    """The middle H: at most every five rounds another one, and not for a small change.
+
+    Args:
+        request: What is planned.
+        known: Speeds and lines of those who take part.
+        moving_us: What each of them moves bytes for.
+        computing_us: What the middle one has to compute for.
+        most: The largest middle H.
+    """
+    previous = request.previous
+    step_us = median(mine.step_us for mine in known.values())
+    moving = median(moving_us.values())
+    share = moving / max(1.0, moving + computing_us)
+    if previous is not None and previous.span_ms:
+        held_us = previous.inner_steps * step_us
+        share = moving / max(1.0, moving + held_us)
+    drift_ = drift(request, share)
+    network = ceil(computing_us / step_us)
+    steps, why = wanted_steps(request, network, most, drift_)
+    changed_at, at_change_us = request.round, moving
+    if previous is not None and not _changes(request, previous, steps, moving, drift_, most):
+        steps, why = previous.inner_steps, "as before"
+        changed_at = previous.changed_at_round
+        at_change_us = previous.moving_ms * 1000
+    return Middle(steps, changed_at, steps * step_us, moving, at_change_us, drift_, why)
+
+
+def _changes(
+    request: PlanRequest,
+    previous: PlanMemory,
+    steps: int,
+    moving_us: float,
+    drift_: Drift,
+    most: int,
+) -> bool:
+    """Whether the middle H becomes ``steps``."""
+    if not previous.span_ms:
+        return True
+    held = previous.inner_steps
+    if not (steps >= held * (1 + _CHANGE) or steps * (1 + _CHANGE) <= held):
+        return False
+    at_change_us = max(1.0, previous.moving_ms * 1000)
+    ratio = max(moving_us, 1.0) / at_change_us
+    return (
+        request.round - previous.changed_at_round >= _PATIENCE
+        or not 1 / _NETWORK_CHANGE < ratio < _NETWORK_CHANGE
+        or drift_.factor < previous.drift
+        or held > most * (1 + _CHANGE)
+    )

@@ -1,0 +1,130 @@
+"""Who takes part: everybody whom the others need not wait for, in every other round those whom they
+would wait for a little, and from time to time those who were too late to be of use.
+"""
+
+from collections.abc import Mapping
+from math import ceil
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from coordinator.core.plan.decision import NodeMemory, PlanRequest
+from hypergpu.ids import NodeId
+
+_ALTERNATE_FROM, _FULL_FROM = 1.5, 1.25
+"""Rounds' spans that a node takes at the least: every other round beyond the first, every round
+again below the second.
+"""
+_EXCLUDED_FROM, _RETURN_FROM = 2.5, 2.0
+_EXCLUDED_FROM_OWN_DATA = 6.0
+"""What a node holds that no other does is worth a longer wait."""
+_CUTS = 3
+"""Rounds in a row without its update. A speed that has changed takes two to be believed."""
+_REST_MOST = 32
+
+
+class Part(NamedTuple):
+    """One node's part of the round and what the next plan is to remember of it."""
+
+    memory: NodeMemory
+    is_taking_part: bool
+    reason: str = ""
+    """Why it rests, or why it takes part although it is slow."""
+    may_stretch: bool = True
+    """Whether the round is made long enough for it."""
+
+
+def remembered(request: PlanRequest) -> dict[NodeId, NodeMemory]:
+    """What is remembered of each candidate, the round before included."""
+    before = request.previous.nodes if request.previous is not None else {}
+    memories = {}
+    for node in request.candidates:
+        memory, result = before.get(node, NodeMemory(codec="")), request.results.get(node)
+        if result is not None:
+            cuts = 0 if result.took_ms > 0 else memory.cut_rounds + 1
+            memory = replace(memory, cut_rounds=cuts)
+        memories[node] = memory
+    return memories
+
+
+def is_excluded(memory: NodeMemory, number: int) -> bool:
+    """Whether the node's exclusion goes on in this round."""
+    return memory.rests_until_round > number
+
+
+def parts(
+    request: PlanRequest,
+    memories: Mapping[NodeId, NodeMemory],
+    least_spans: Mapping[NodeId, float],
+) -> dict[NodeId, Part]:
+    """Everybody's part.
+
+    Args:
+        request: What is planned.
+        memories: Of each candidate, the round before included.
+        least_spans: What each would take with the fewest steps, in spans of the round.
+
+    Returns:
+        A part for each candidate. At least one takes part, and at least the job's quorum of the
+        candidates: the fastest of those who would rest are asked back.
+    """
+    found = {
+        node: _part(request, node, memory, least_spans[node]) for node, memory in memories.items()
+    }
+    needed = max(1, ceil(request.spec.round.quorum * len(found) - 1e-9))
+    missing = needed - sum(1 for part in found.values() if part.is_taking_part)
+    resting = [node for node, part in found.items() if not part.is_taking_part]
+    resting.sort(key=lambda node: (least_spans[node], request.candidates[node]))
+    for node in resting[: max(0, missing)]:
+        memory = replace(found[node].memory, rests_until_round=request.round)
+        found[node] = Part(memory, is_taking_part=True, reason="slow, needed for the quorum")
+    return found
+
+
+def _part(request: PlanRequest, node: NodeId, memory: NodeMemory, spans: float) -> Part:
+    number, is_fresh = request.round, node in request.results
+    if is_excluded(memory, number):
+        wait = f"excluded for the {_ordinal(memory.retries)} time in a row"
+        return _resting(memory, f"{wait}; tries again in round {memory.rests_until_round}")
+    if memory.retries and not is_fresh:
+        reason = f"on trial after {_times(memory.retries)}"
+        return Part(memory, is_taking_part=True, reason=reason, may_stretch=False)
+    if memory.cut_rounds >= (1 if memory.retries else _CUTS):
+        return _excluded(memory, number, f"late {memory.cut_rounds} in a row")
+    if spans > _excluded_from(request, memory):
+        return _excluded(memory, number, f"needs {spans:.1f} times as long as the round")
+    if spans > (_FULL_FROM if memory.is_alternating else _ALTERNATE_FROM):
+        memory = replace(memory, is_alternating=True, retries=0)
+        reason = f"every other round: needs {spans:.1f} times as long as the round"
+        if is_fresh:
+            return _resting(memory, f"{reason}; takes part again in round {number + 1}")
+        return Part(memory, is_taking_part=True, reason=reason)
+    memory = replace(memory, is_alternating=False, retries=0)
+    return Part(memory, is_taking_part=True)
+
+
+def _excluded_from(request: PlanRequest, memory: NodeMemory) -> float:
+    if request.spec.data.sharding != "iid":
+        return _EXCLUDED_FROM_OWN_DATA
+    return _RETURN_FROM if memory.retries else _EXCLUDED_FROM
+
+
+def _excluded(memory: NodeMemory, number: int, why: str) -> Part:
+    retries = memory.retries + 1
+    until = number + min(_REST_MOST, 1 << retries)
+    memory = replace(
+        memory, rests_until_round=until, retries=retries, cut_rounds=0, is_alternating=False
+    )
+    return _resting(memory, f"excluded: {why}; tries again in round {until}")
+
+
+def _resting(memory: NodeMemory, reason: str) -> Part:
+    return Part(memory, is_taking_part=False, reason=reason)
+
+
+def _times(count: int) -> str:
+    return "an exclusion" if count == 1 else f"{count} exclusions"
+
+
+def _ordinal(number: int) -> str:
+    return {1: "1st", 2: "2nd", 3: "3rd"}.get(number, f"{number}th")

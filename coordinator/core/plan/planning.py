@@ -1,0 +1,372 @@
+"""A round's plan: one pure function of what was measured, asked and planned before.
+
+The middle node's work comes first: its codec's family, its inner steps, and with them the span that
+the round is made for. Then each node gets the steps that fill that span, whoever cannot keep it
+rests, and the deadline follows from when everybody's update is forecast to be in.
+"""
+
+from collections.abc import Mapping
+from math import ceil
+from statistics import median
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from coordinator.core.measure.fleet import typical
+from coordinator.core.measure.reading import NodeReading
+from coordinator.core.plan.deadline import Arrival, deadline
+from coordinator.core.plan.decision import (
+    NodeMemory,
+    NodePlan,
+    PlanMemory,
+    PlanRequest,
+    RoundPlan,
+    Sizes,
+)
+from coordinator.core.plan.known import Known, known_nodes
+from coordinator.core.plan.ladder import (
+    FINEST,
+    Family,
+    allowed_levels,
+    byte_budget,
+    down_level,
+    family_of,
+    level,
+)
+from coordinator.core.plan.middle import Middle, computing_for, middle, most_inner_steps
+from coordinator.core.plan.participation import Part, is_excluded, parts, remembered
+from coordinator.core.plan.spreading import Bounds, bounds, fitted, own_steps
+from coordinator.core.plan.transfers import Upload, connections, upload_delays
+from coordinator.core.plan.wording import node_reason, opening_reason, round_reason
+from hypergpu.ids import NodeId
+from hypergpu.units import Milliseconds, Samples
+
+_UNMEASURED_SPANS = 2
+"""A node that was never seen at work gets so many spans."""
+_SPAN_CHANGE = 1.15
+_COMFORT = 4
+"""Times the user's own H: beyond it the codec gives way before H does."""
+_OVERRUN = 1.5
+"""A node whose line is worse than the middle one's takes fewer steps before a sparser codec."""
+
+
+class Outline(NamedTuple):
+    """What holds for all nodes of the round."""
+
+    family: Family
+    down: str
+    middle: Middle
+    span_us: float
+
+
+class Share(NamedTuple):
+    """One node's work while the plan is made."""
+
+    known: Known
+    codec: str
+    lighter_rounds: int
+    moving_us: float
+    least_us: float
+    part: Part
+
+
+def plan_round(
+    request: PlanRequest, readings: Mapping[NodeId, NodeReading], sizes: Sizes
+) -> RoundPlan:
+    """The plan of the round ``request.round``.
+
+    Args:
+        request: At least one candidate.
+        readings: What is known of nodes; those of others than the candidates are ignored.
+        sizes: Bytes of the model under each codec.
+
+    Returns:
+        A plan in which every candidate either takes part or rests with a reason, and at least
+        one takes part. Equal arguments give equal plans.
+    """
+    memories = remembered(request)
+    known = known_nodes(
+        request.candidates,
+        readings,
+        size_bytes=sizes.update_bytes[FINEST],
+        held={node: memory.connections for node, memory in memories.items()},
+    )
+    if not known:
+        return _opening_plan(request, readings, sizes)
+    outline = _outline(request, known, memories, sizes)
+    limits = bounds(
+        outline.middle.inner_steps,
+        request.spec.aware.inner_steps_max,
+        request.spec.data.sharding,
+    )
+    shares = _shares(request, known, memories, outline=outline, sizes=sizes, limits=limits)
+    return _assembled(request, shares, outline=outline, sizes=sizes, limits=limits)
+
+
+def _opening_plan(
+    request: PlanRequest, readings: Mapping[NodeId, NodeReading], sizes: Sizes
+) -> RoundPlan:
+    """Before any node is measured: the user's own H for all, or what was planned last."""
+    previous = request.previous
+    steps = request.spec.training.inner_steps
+    if previous is None:
+        previous = PlanMemory(steps, request.round, is_sparse=False)
+    memories = {node: previous.nodes.get(node, NodeMemory("")) for node in request.candidates}
+    asked = {node: memory.inner_steps or steps for node, memory in memories.items()}
+    given = fitted(
+        asked, request.spec.training.batch_size, request.samples_total - request.samples_done
+    )
+    codec = FINEST if not previous.is_sparse else request.spec.aware.sparsest
+    usual = typical(readings[node] for node in request.candidates if node in readings)
+    nodes = {}
+    for node, memory in memories.items():
+        reading = readings.get(node, NodeReading())
+        plan = NodePlan(
+            inner_steps=given[node],
+            codec=memory.codec or codec,
+            forecast_ms=Milliseconds(0),
+            spread_ms=Milliseconds(0),
+            reason="",
+            connections=connections(reading, usual, sizes.update_bytes[FINEST], memory.connections),
+        )
+        nodes[node] = replace(plan, reason=node_reason(plan, up_bits_per_s=0, deadline_ms=0))
+    return RoundPlan(
+        round=request.round,
+        nodes=nodes,
+        resting={},
+        deadline_ms=Milliseconds(0),
+        down=previous.down or FINEST,
+        is_sparse=previous.is_sparse,
+        memory=previous,
+        reason=opening_reason(previous.inner_steps, codec),
+    )
+
+
+def _outline(
+    request: PlanRequest,
+    known: Mapping[NodeId, Known],
+    memories: Mapping[NodeId, NodeMemory],
+    sizes: Sizes,
+) -> Outline:
+    """The round as the middle one of those nodes sees it that are not excluded."""
+    number, previous = request.round, request.previous
+    known = {n: mine for n, mine in known.items() if not is_excluded(memories[n], number)} or known
+    utilisation = request.spec.aware.utilisation
+    most = most_inner_steps(request, known)
+    step_us = median(mine.step_us for mine in known.values())
+    comfortable_us = step_us * min(most, _COMFORT * request.spec.training.inner_steps)
+    family = family_of(
+        allowed_levels(request.spec, sizes),
+        previous,
+        known,
+        sizes=sizes,
+        computing_us=comfortable_us,
+        utilisation=utilisation,
+    )
+    down = down_level(
+        family,
+        known,
+        sizes=sizes,
+        allowed_us=(1 - utilisation) * comfortable_us,
+        held=previous.down if previous is not None else "",
+    )
+    moving_us, computing_us = {}, {}
+    for node, mine in known.items():
+        budget = byte_budget(mine, comfortable_us, utilisation)
+        codec, _ = level(family, memories[node], sizes, budget)
+        up_bytes = sizes.update_bytes[codec]
+        moving_us[node] = mine.moving_us(up_bytes, sizes.update_bytes[down])
+        computing_us[node] = computing_for(
+            moving_us[node], mine.cautious_up_us(up_bytes), utilisation
+        )
+    middle_ = middle(
+        request,
+        known,
+        moving_us=moving_us,
+        computing_us=median(computing_us.values()),
+        most=most,
+    )
+    return Outline(family, down, middle_, _span_us(previous, middle_))
+
+
+def _span_us(previous: PlanMemory | None, middle_: Middle) -> float:
+    """What the round is made to take: what it took before, unless that has really changed."""
+    if previous is None or previous.inner_steps != middle_.inner_steps or not previous.span_ms:
+        return middle_.span_us
+    held_us = previous.span_ms * 1000
+    is_near = held_us / _SPAN_CHANGE <= middle_.span_us <= held_us * _SPAN_CHANGE
+    return held_us if is_near else middle_.span_us
+
+
+def _shares(
+    request: PlanRequest,
+    known: Mapping[NodeId, Known],
+    memories: Mapping[NodeId, NodeMemory],
+    *,
+    outline: Outline,
+    sizes: Sizes,
+    limits: Bounds,
+) -> dict[NodeId, Share]:
+    """Each candidate's codec, the least time that it needs, and whether it takes part."""
+    middle_ = outline.middle
+    computing_us = _OVERRUN * middle_.computing_us
+    down_bytes = sizes.update_bytes[outline.down]
+    codecs, moving_us, least = {}, {}, {}
+    for node, mine in known.items():
+        budget = byte_budget(mine, computing_us, request.spec.aware.utilisation)
+        codecs[node] = level(outline.family, memories[node], sizes, budget)
+        moving_us[node] = mine.moving_us(sizes.update_bytes[codecs[node][0]], down_bytes)
+        least[node] = limits.least * mine.step_us + moving_us[node]
+    found = parts(request, memories, {node: us / outline.span_us for node, us in least.items()})
+    return {
+        node: Share(mine, *codecs[node], moving_us[node], least[node], found[node])
+        for node, mine in known.items()
+    }
+
+
+def _assembled(
+    request: PlanRequest,
+    shares: Mapping[NodeId, Share],
+    *,
+    outline: Outline,
+    sizes: Sizes,
+    limits: Bounds,
+) -> RoundPlan:
+    working = {node: share for node, share in shares.items() if share.part.is_taking_part}
+    stretches = [share.least_us for share in working.values() if share.part.may_stretch]
+    span_us = max([outline.span_us, *stretches])
+    asked = {
+        node: own_steps(
+            share.known,
+            share.moving_us,
+            span_us,
+            bounds_=limits,
+            held=share.part.memory.inner_steps,
+            cuts=share.part.memory.cut_rounds,
+        )
+        for node, share in working.items()
+    }
+    left = request.samples_total - request.samples_done
+    given = fitted(asked, request.spec.training.batch_size, left)
+    plans = _node_plans(request, working, given=given, outline=outline, sizes=sizes)
+    closes_ms = _deadline(request, plans, working, span_us)
+    plans = {
+        node: replace(
+            plan,
+            reason=node_reason(
+                plan,
+                up_bits_per_s=working[node].known.up_bits_per_s,
+                deadline_ms=closes_ms,
+                why=working[node].part.reason,
+            ),
+        )
+        for node, plan in plans.items()
+    }
+    resting = {n: share.part.reason for n, share in shares.items() if n not in working}
+    codecs = [c for c in outline.family.levels if any(p.codec == c for p in plans.values())]
+    return RoundPlan(
+        round=request.round,
+        nodes=plans,
+        resting=resting,
+        deadline_ms=closes_ms,
+        down=outline.down,
+        is_sparse=outline.family.is_sparse,
+        memory=_memory(request, shares, asked, plans=plans, outline=outline),
+        reason=round_reason(
+            outline.middle,
+            codecs=codecs,
+            down=outline.down,
+            deadline_ms=closes_ms,
+            resting=len(resting),
+        ),
+    )
+
+
+def _node_plans(
+    request: PlanRequest,
+    working: Mapping[NodeId, Share],
+    *,
+    given: Mapping[NodeId, int],
+    outline: Outline,
+    sizes: Sizes,
+) -> dict[NodeId, NodePlan]:
+    """The participants' plans, their reasons still to be written."""
+    down_bytes = sizes.update_bytes[outline.down]
+    finishes, uploads = {}, {}
+    for node, share in working.items():
+        size = sizes.update_bytes[share.codec]
+        forecast = finishes[node] = share.known.finish(given[node], size, down_bytes)
+        ready_us = (forecast.mean_ms - forecast.parts.up_ms) * 1000
+        uploads[node] = Upload(ready_us, size, share.known.up_bits_per_s)
+    delays = upload_delays(uploads, request.line_bits_per_s)
+    return {
+        node: NodePlan(
+            inner_steps=given[node],
+            codec=share.codec,
+            forecast_ms=Milliseconds(
+                finishes[node].mean_ms + delays[node] if share.known.is_measured else 0
+            ),
+            spread_ms=finishes[node].deviation_ms,
+            reason="",
+            upload_after_ms=delays[node],
+            connections=share.known.connections,
+        )
+        for node, share in working.items()
+    }
+
+
+def _deadline(
+    request: PlanRequest,
+    plans: Mapping[NodeId, NodePlan],
+    working: Mapping[NodeId, Share],
+    span_us: float,
+) -> Milliseconds:
+    """When the round closes; 0 while less than a quorum of it has been measured."""
+    quorum = max(1, ceil(request.spec.round.quorum * len(plans) - 1e-9))
+    batch_size = request.spec.training.batch_size
+    arrivals = tuple(
+        Arrival(plan.forecast_ms, plan.spread_ms, Samples(plan.inner_steps * batch_size))
+        for node, plan in plans.items()
+        if working[node].known.is_measured
+    )
+    if len(arrivals) < quorum:
+        return Milliseconds(0)
+    is_own_data = request.spec.data.sharding != "iid"
+    latest = [arrival.late_ms for arrival in arrivals] if is_own_data else []
+    if len(arrivals) < len(plans):
+        latest.append(Milliseconds(int(_UNMEASURED_SPANS * span_us / 1000)))
+    return max([deadline(arrivals, quorum), *latest])
+
+
+def _memory(
+    request: PlanRequest,
+    shares: Mapping[NodeId, Share],
+    asked: Mapping[NodeId, int],
+    *,
+    plans: Mapping[NodeId, NodePlan],
+    outline: Outline,
+) -> PlanMemory:
+    previous, middle_ = request.previous, outline.middle
+    absent = previous.nodes if previous is not None else {}
+    nodes = {n: memory for n, memory in absent.items() if n not in shares and memory.retries}
+    for node, share in shares.items():
+        memory = share.part.memory
+        nodes[node] = replace(
+            memory,
+            codec=share.codec,
+            lighter_rounds=share.lighter_rounds,
+            inner_steps=asked.get(node, memory.inner_steps),
+            connections=plans[node].connections if node in plans else memory.connections,
+        )
+    return PlanMemory(
+        inner_steps=middle_.inner_steps,
+        changed_at_round=middle_.changed_at_round,
+        is_sparse=outline.family.is_sparse,
+        nodes=nodes,
+        crowded_rounds=middle_.drift.crowded_rounds,
+        drift=middle_.drift.factor,
+        span_ms=Milliseconds(max(1, round(outline.span_us / 1000))),
+        moving_ms=Milliseconds(max(1, round(middle_.moving_at_change_us / 1000))),
+        dense_rounds=outline.family.dense_rounds,
+        down=outline.down,
+    )

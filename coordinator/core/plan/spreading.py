@@ -1,0 +1,70 @@
+"""Each node's own number of inner steps, such that all finish together (DyLU, arXiv:2401.09135)."""
+
+from collections.abc import Mapping
+from math import ceil
+from typing import NamedTuple
+
+from coordinator.core.plan.known import Known
+from hypergpu.ids import NodeId
+from hypergpu.units import Samples
+
+_HOLD = 1.15
+"""A node's H is kept until the round asks for this much more or less, and as long as it finishes
+no more than this too early: noise is no reason.
+"""
+_HOLD_LATE = 1.12
+"""Or no more than this too late, which others wait for."""
+
+
+class Bounds(NamedTuple):
+    """The fewest and the most inner steps of one node."""
+
+    least: int
+    most: int
+
+
+def bounds(middle_steps: int, inner_steps_max: int, sharding: str) -> Bounds:
+    """How far single nodes may stray from the middle H.
+
+    Where any node may train on any sample updates are weighted by their samples, so that few
+    steps do no harm and many are what a fast node is there for. With speeds of 10 : 1 the middle
+    may lie anywhere between: a sixteenth to eight times of it leaves nobody waiting for long.
+    Where nodes hold samples that others do not, unequal work biases the model: half to twice.
+    """
+    least, most = (0.5, 2) if sharding != "iid" else (1 / 16, 8)
+    upper = max(1, min(inner_steps_max, int(middle_steps * most)))
+    return Bounds(min(upper, max(1, ceil(middle_steps * least))), upper)
+
+
+def own_steps(
+    known: Known, moving_us: float, span_us: float, *, bounds_: Bounds, held: int, cuts: int = 0
+) -> int:
+    """The inner steps that fill the round once moving is taken off.
+
+    Args:
+        known: The node's speed.
+        moving_us: What it moves bytes for.
+        span_us: What the round takes.
+        bounds_: The fewest and the most.
+        held: What it was given last; 0: nothing.
+        cuts: Rounds in a row that closed without its update: each halves its steps.
+    """
+    wanted = max(0, int((span_us - moving_us) / known.step_us)) >> min(cuts, 16)
+    wanted = min(bounds_.most, max(bounds_.least, wanted))
+    if not bounds_.least <= held <= bounds_.most:
+        return wanted
+    is_near = wanted <= held * _HOLD and held <= wanted * _HOLD
+    # Of a node that mostly moves bytes a little noise is many steps, and still little time.
+    finish_us = held * known.step_us + moving_us
+    is_in_time = span_us / _HOLD <= finish_us <= span_us * _HOLD_LATE and not cuts
+    return held if is_near or is_in_time else wanted
+
+
+def fitted(steps: Mapping[NodeId, int], batch_size: int, samples_left: int) -> dict[NodeId, int]:
+    """The same steps, fewer where the job ends: its last two rounds share what is left."""
+    planned = Samples(sum(steps.values()) * batch_size)
+    rounds_left = max(1, ceil(samples_left / max(1, planned)))
+    if rounds_left > 2 or samples_left >= rounds_left * planned:
+        return dict(steps)
+    share = max(0, samples_left) / rounds_left / planned
+    return {node: max(1, ceil(mine * share)) for node, mine in steps.items()}

@@ -1,0 +1,55 @@
+"""The sentences in which plans explain themselves: short, in units that people read."""
+
+from coordinator.core.plan.decision import NodePlan
+from coordinator.core.plan.middle import Middle
+
+
+def seconds(time_ms: float) -> str:
+    """A time: ``0.42 s``, ``7.5 s``, ``42 s``."""
+    time_s = time_ms / 1000
+    if time_s < 0.995:
+        return f"{time_s:.2f} s"
+    return f"{time_s:.1f} s" if time_s < 9.95 else f"{time_s:.0f} s"
+
+
+def rate(bits_per_s: float) -> str:
+    """A rate: ``850 kbit/s``, ``6 Mbit/s``, ``1.2 Gbit/s``."""
+    for unit, scale in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if bits_per_s >= 0.9995 * scale or unit == "kbit/s":
+            return f"{bits_per_s / scale:.3g} {unit}"
+    raise AssertionError("every rate has a unit")
+
+
+def node_reason(plan: NodePlan, *, up_bits_per_s: float, deadline_ms: int, why: str = "") -> str:
+    """``H=80, int4, uplink 6 Mbit/s, forecast 31 s, deadline 42 s``."""
+    said = [f"H={plan.inner_steps}", plan.codec]
+    if up_bits_per_s:
+        said.append(f"uplink {rate(up_bits_per_s)}")
+    said.append(f"forecast {seconds(plan.forecast_ms)}" if plan.forecast_ms else "not yet measured")
+    if deadline_ms:
+        said.append(f"deadline {seconds(deadline_ms)}")
+    if plan.connections > 1:
+        said.append(f"{plan.connections} connections")
+    if plan.upload_after_ms:
+        said.append(f"uploads {seconds(plan.upload_after_ms)} later")
+    return ", ".join(said) + (f" ({why})" if why else "")
+
+
+def opening_reason(inner_steps: int, codec: str) -> str:
+    """Of a plan that is made before any node was measured."""
+    return f"H={inner_steps} and {codec} until nodes are measured; waits for everybody"
+
+
+def round_reason(
+    middle: Middle, *, codecs: list[str], down: str, deadline_ms: int, resting: int
+) -> str:
+    """What holds for all nodes of a round."""
+    computes = f"computes {seconds(middle.computing_us / 1000)}"
+    moves = f"moves bytes {seconds(middle.moving_us / 1000)}"
+    until = f"closes after {seconds(deadline_ms)}" if deadline_ms else "waits for everybody"
+    rests = f"; {resting} {'node rests' if resting == 1 else 'nodes rest'}" if resting else ""
+    up = "/".join(codecs)
+    return (
+        f"H={middle.inner_steps} ({middle.why}); the middle node {computes} and {moves}; "
+        f"{up} up, {down} down; {until}{rests}"
+    )

@@ -1,0 +1,68 @@
+"""What each strategy fixes: a file may leave these settings out or repeat them, not change them.
+
+- ``sync``: every inner step is synchronised; everything travels whole and nobody is left behind.
+- ``fedavg``: H inner steps, then a plain mean; everything travels whole and nobody is left behind.
+- ``diloco``: H inner steps, compressed pseudo-gradients, Nesterov's outer step; all settings free.
+- ``aware``: like ``diloco``, with H, codec and deadline planned for every node and round.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from msgspec.structs import replace
+
+from hypergpu.jobfile.problem import Problem
+from hypergpu.jobfile.values import Scalar
+from hypergpu.spec import Aware, JobSpec
+
+_PLAIN: Mapping[str, Scalar] = {
+    "outer.learning_rate": 1.0,
+    "outer.momentum": 0.0,
+    "codec.up": "fp32",
+    "codec.down": "fp32",
+    "round.deadline_ms": 0,
+}
+
+FIXED: Mapping[str, Mapping[str, Scalar]] = {
+    "sync": {"training.inner_steps": 1, **_PLAIN},
+    "fedavg": _PLAIN,
+    "diloco": {},
+    "aware": {"round.deadline_ms": 0},
+}
+
+PLANNED = ("codec.up", "codec.down")
+"""Keys that mean nothing to ``aware``: each node's plan decides."""
+
+
+def with_strategy(spec: JobSpec, strategy: str) -> JobSpec:
+    """The same job under another strategy, with the settings that the strategy fixes."""
+    sections = {table: getattr(spec, table) for table in ("training", "outer", "codec", "round")}
+    for key, value in FIXED[strategy].items():
+        table, _, name = key.partition(".")
+        sections[table] = replace(sections[table], **{name: value})
+    aware = spec.aware if strategy == "aware" else Aware()
+    return replace(spec, strategy=strategy, aware=aware, **sections)
+
+
+def strategy_problems(spec: JobSpec) -> Iterator[Problem]:
+    """Settings that contradict the strategy."""
+    for key, value in FIXED.get(spec.strategy, {}).items():
+        table, _, name = key.partition(".")
+        given = getattr(getattr(spec, table), name)
+        if given != value:
+            yield Problem(key, *_contradiction(spec.strategy, value, given))
+    if spec.strategy != "aware" and spec.aware != Aware():
+        yield unused_aware(spec.strategy)
+
+
+def _contradiction(strategy: str, value: Scalar, given: Scalar) -> tuple[str, str]:
+    if strategy == "aware":
+        what = f'strategy "aware" plans the deadline of each round; {given} ms contradicts it'
+        return what, 'remove it, or choose strategy = "diloco"'
+    what = f'strategy "{strategy}" has {value} here, not {given}'
+    return what, 'remove it, or choose strategy = "diloco"'
+
+
+def unused_aware(strategy: str) -> Problem:
+    """A table of ``aware`` in a job that plans nothing."""
+    what = f'it does nothing with strategy "{strategy}"'
+    return Problem("aware", what, 'set strategy = "aware" on top, or remove [aware]')

@@ -1,0 +1,278 @@
+from math import ceil
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from coordinator.core.measure.reading import Estimate, NodeReading
+from coordinator.core.plan.decision import (
+    NodeMemory,
+    NodeResult,
+    PlanMemory,
+    PlanRequest,
+    RoundPlan,
+)
+from coordinator.core.plan.known import Known, known_nodes
+from coordinator.core.plan.ladder import Family, byte_budget, level
+from coordinator.core.plan.planning import plan_round
+from coordinator.core.plan.spreading import Bounds, own_steps
+from hypergpu.ids import NodeId, Slot
+from hypergpu.spec import SCHEMES, SPARSE_SCHEMES, Aware, JobSpec
+from hypergpu.units import Milliseconds, Samples
+from tests.unit.plan.fleet import SIZES, Truth, known, names, spec, total_samples
+
+truths = st.builds(
+    Truth,
+    step_ms=st.floats(1, 2000),
+    up_mbit_s=st.floats(0.05, 1000),
+    down_mbit_s=st.floats(0.05, 1000),
+    rtt_ms=st.floats(0.5, 600),
+    loss=st.sampled_from([0.0, 0.001, 0.01, 0.05]),
+    congestion_control=st.sampled_from(["cubic", "reno", "bbr", ""]).map(
+        lambda name: name or "cubic"
+    ),
+)
+steady = st.builds(
+    Truth,
+    step_ms=st.floats(10, 500),
+    up_mbit_s=st.floats(0.5, 100),
+    down_mbit_s=st.floats(1, 200),
+    rtt_ms=st.floats(5, 300),
+)
+readings = st.one_of(
+    st.just(NodeReading()),
+    truths.map(known),
+    truths.map(lambda truth: replace(known(truth), step_us=Estimate())),
+    truths.map(lambda truth: replace(known(truth), up_bits_per_s=Estimate())),
+    st.tuples(truths, st.floats(0.5, 3)).map(lambda of: replace(known(of[0]), correction=of[1])),
+)
+specs = st.builds(
+    lambda nodes, rounds, inner, sharding, quorum, aware: spec(
+        nodes=nodes, rounds=rounds, inner_steps=inner, sharding=sharding, quorum=quorum, aware=aware
+    ),
+    st.integers(1, 8),
+    st.integers(1, 400),
+    st.integers(1, 100),
+    st.sampled_from(["iid", "dirichlet"]),
+    st.floats(0.01, 1.0),
+    st.builds(
+        Aware,
+        utilisation=st.floats(0.3, 0.99),
+        inner_steps_max=st.integers(1, 600),
+        rounds_min=st.integers(1, 100),
+        sparsest=st.sampled_from(["int4", *SPARSE_SCHEMES[:2]]),
+    ),
+)
+memories = st.builds(
+    NodeMemory,
+    codec=st.sampled_from(["", "int4", "topk256", "topk64"]),
+    lighter_rounds=st.integers(0, 3),
+    rests_until_round=st.integers(0, 60),
+    retries=st.integers(0, 6),
+    inner_steps=st.integers(0, 600),
+    connections=st.sampled_from([0, 1, 4, 8, 16]),
+    cut_rounds=st.integers(0, 4),
+    is_alternating=st.booleans(),
+)
+
+
+@st.composite
+def asked(draw: st.DrawFn) -> tuple[PlanRequest, dict[NodeId, NodeReading]]:
+    """A request at any time of any job, with or without a plan before it."""
+    job = draw(specs)
+    nodes = names(draw(st.integers(1, 8)))
+    total = total_samples(job)
+    request = PlanRequest(
+        round=draw(st.integers(1, 50)),
+        at_ms=Milliseconds(0),
+        spec=job,
+        candidates={node: Slot(slot) for slot, node in enumerate(nodes)},
+        samples_done=Samples(draw(st.integers(0, total))),
+        samples_total=total,
+        agreement=draw(st.none() | st.floats(0.1, 8)),
+        line_bits_per_s=draw(st.sampled_from([0, 1_000_000, 100_000_000])),
+    )
+    found = {node: draw(readings) for node in nodes}
+    if draw(st.booleans()):
+        before = plan_round(replace(request, round=request.round - 1), found, SIZES)
+        took = draw(st.sampled_from([0, 1000]))
+        results = {n: NodeResult(p, Milliseconds(took)) for n, p in before.nodes.items()}
+        remembered = {
+            **before.memory.nodes,
+            **draw(st.dictionaries(st.sampled_from(nodes), memories)),
+        }
+        memory = replace(before.memory, nodes=remembered, is_sparse=draw(st.booleans()))
+        request = replace(request, previous=memory, results=results)
+    return request, found
+
+
+def _levels(job: JobSpec) -> tuple[str, ...]:
+    return SCHEMES[SCHEMES.index("int4") : SCHEMES.index(job.aware.sparsest) + 1]
+
+
+@given(asked())
+@settings(max_examples=300, deadline=None)
+def test_no_plan_asks_for_what_cannot_be(
+    case: tuple[PlanRequest, dict[NodeId, NodeReading]],
+) -> None:
+    request, found = case
+    plan = plan_round(request, found, SIZES)
+    assert plan.nodes
+    assert plan.nodes.keys() | plan.resting.keys() == request.candidates.keys()
+    assert not plan.nodes.keys() & plan.resting.keys()
+    assert len(plan.nodes) >= ceil(request.spec.round.quorum * len(request.candidates) - 1e-9)
+    most = max(request.spec.aware.inner_steps_max, request.spec.training.inner_steps)
+    for part in plan.nodes.values():
+        assert (
+            1
+            <= part.inner_steps
+            <= max(
+                most,
+                max((m.inner_steps for m in request.previous.nodes.values()), default=0)
+                if request.previous and not plan.memory.span_ms
+                else most,
+            )
+        )
+        assert part.connections in {1, 4, 8, 16}
+        assert part.upload_after_ms >= 0
+        assert f"H={part.inner_steps}" in part.reason
+    assert all(plan.resting.values())
+
+
+@given(asked())
+@settings(max_examples=200, deadline=None)
+def test_all_of_a_round_send_codecs_of_one_family_that_the_user_allows(
+    case: tuple[PlanRequest, dict[NodeId, NodeReading]],
+) -> None:
+    request, found = case
+    previous = request.previous
+    request = replace(request, previous=None) if previous and not previous.span_ms else request
+    plan = plan_round(request, found, SIZES)
+    for part in plan.nodes.values():
+        assert part.codec in _levels(request.spec)
+        assert (part.codec in SPARSE_SCHEMES) == plan.is_sparse
+    assert plan.down in {"int4", "topk256"}
+    assert plan.is_sparse or plan.down == "int4"
+
+
+@given(asked())
+@settings(max_examples=200, deadline=None)
+def test_a_deadline_leaves_time_for_the_quorum(
+    case: tuple[PlanRequest, dict[NodeId, NodeReading]],
+) -> None:
+    request, found = case
+    plan = plan_round(request, found, SIZES)
+    if not plan.deadline_ms:
+        return
+    forecasts = sorted(part.forecast_ms for part in plan.nodes.values() if part.forecast_ms)
+    needed = max(1, ceil(request.spec.round.quorum * len(plan.nodes) - 1e-9))
+    assert len(forecasts) >= needed
+    assert plan.deadline_ms >= forecasts[needed - 1]
+
+
+@given(asked())
+@settings(max_examples=200, deadline=None)
+def test_the_last_rounds_share_what_is_left(
+    case: tuple[PlanRequest, dict[NodeId, NodeReading]],
+) -> None:
+    request, found = case
+    plan = plan_round(request, found, SIZES)
+    batch = request.spec.training.batch_size
+    given_ = batch * sum(part.inner_steps for part in plan.nodes.values())
+    left = request.samples_total - request.samples_done
+    assert given_ <= max(left, 0) + batch * len(plan.nodes)
+
+
+@given(asked())
+@settings(max_examples=50, deadline=None)
+def test_equal_requests_have_equal_plans(
+    case: tuple[PlanRequest, dict[NodeId, NodeReading]],
+) -> None:
+    request, found = case
+    assert plan_round(request, found, SIZES) == plan_round(request, dict(found), SIZES)
+
+
+def _known(truth: Truth) -> Known:
+    node = NodeId("n0")
+    reading = {node: known(truth)}
+    return known_nodes([node], reading, size_bytes=SIZES.update_bytes["int4"], held={})[node]
+
+
+@given(steady, st.floats(1, 50), st.floats(1e4, 1e7), st.sampled_from([0.5, 0.85, 0.95]))
+@settings(deadline=None)
+def test_a_slower_line_never_has_a_finer_codec_and_an_update_keeps_its_budget(
+    truth: Truth, times: float, computing_us: float, utilisation: float
+) -> None:
+    levels = ("int4", "topk256", "topk64")
+    slow = replace_up(truth, truth.up_mbit_s / times)
+    family = Family(levels, is_sparse=False)
+    found = []
+    for one in (truth, slow):
+        budget = byte_budget(_known(one), computing_us, utilisation)
+        codec, _ = level(family, NodeMemory(""), SIZES, budget)
+        assert SIZES.update_bytes[codec] <= budget or codec == levels[-1]
+        found.append(levels.index(codec))
+    assert found[0] <= found[1]
+
+
+@given(steady, st.floats(1, 50), st.floats(1e5, 1e8), st.sampled_from(["int4", "topk64"]))
+@settings(deadline=None)
+def test_a_slower_line_has_no_more_steps_of_the_same_round_with_the_same_codec(
+    truth: Truth, times: float, span_us: float, codec: str
+) -> None:
+    limits = Bounds(1, 500)
+    up, down = SIZES.update_bytes[codec], SIZES.update_bytes["int4"]
+    steps = []
+    for one in (truth, replace_up(truth, truth.up_mbit_s / times)):
+        mine = _known(one)
+        moving_us = mine.moving_us(up, down)
+        steps.append(own_steps(mine, moving_us, span_us, bounds_=limits, held=0))
+    assert steps[0] >= steps[1]
+
+
+def replace_up(truth: Truth, up_mbit_s: float) -> Truth:
+    return Truth(truth.step_ms, up_mbit_s, truth.down_mbit_s, truth.rtt_ms)
+
+
+def _what_nodes_notice(plan: RoundPlan) -> object:
+    parts = {n: (p.codec, p.inner_steps, p.connections) for n, p in plan.nodes.items()}
+    return parts, frozenset(plan.resting), plan.down, plan.is_sparse
+
+
+@given(
+    st.lists(steady, min_size=1, max_size=6),
+    st.lists(st.floats(0.95, 1.05), min_size=24, max_size=24),
+)
+@settings(max_examples=150, deadline=None)
+def test_noise_of_a_twentieth_changes_nothing_that_a_node_would_notice(
+    fleet: list[Truth], noise: list[float]
+) -> None:
+    nodes = names(len(fleet))
+    job = spec(nodes=len(nodes), rounds=10_000)
+    previous: PlanMemory | None = None
+    results: dict[NodeId, NodeResult] = {}
+    seen = []
+    for number in range(1, 6):
+        request = PlanRequest(
+            round=number,
+            at_ms=Milliseconds(0),
+            spec=job,
+            candidates={node: Slot(slot) for slot, node in enumerate(nodes)},
+            samples_done=Samples(0),
+            samples_total=total_samples(job),
+            previous=previous,
+            results=results,
+        )
+        found = {
+            node: known(truth, noise=noise[(number * len(nodes) + slot) % len(noise)])
+            for slot, (node, truth) in enumerate(zip(nodes, fleet, strict=True))
+        }
+        plan = plan_round(request, found, SIZES)
+        previous = plan.memory
+        results = {n: NodeResult(p, p.forecast_ms) for n, p in plan.nodes.items()}
+        seen.append(plan)
+    rests = any(plan.resting for plan in seen)
+    stretched = any("every other" in part.reason for plan in seen for part in plan.nodes.values())
+    if not rests and not stretched:
+        # The first plan knows no codec that nodes hold; from the second on nothing has changed.
+        assert len({repr(_what_nodes_notice(plan)) for plan in seen[1:]}) == 1

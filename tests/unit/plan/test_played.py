@@ -1,0 +1,120 @@
+"""Plans in a closed loop: nodes with true speeds and lines, and what is measured of them."""
+
+from dataclasses import replace
+from itertools import pairwise
+from statistics import mean
+
+import pytest
+
+from coordinator.core.plan.decision import RoundPlan
+from hypergpu.ids import NodeId
+from tests.unit.plan.fleet import Fleet, Played, Truth, changed, names, spec
+
+N0 = NodeId("n0")
+CLEAN = Truth()
+FLEETS = {
+    "clean": [CLEAN] * 5,
+    "fast": [Truth(50, 1000, 1000, 50)] * 5,
+    "lossy": [Truth(60, 20, 50, 150, 0.01)] * 5,
+}
+
+
+def _fleet(truths: list[Truth], sharding: str = "iid") -> Fleet:
+    job = spec(nodes=len(truths), sharding=sharding)
+    return Fleet(job, dict(zip(names(len(truths)), truths, strict=True)))
+
+
+def _played(fleet: Fleet, rounds: int) -> list[Played]:
+    return [fleet.play() for _ in range(rounds)]
+
+
+def _noticed(plan: RoundPlan) -> object:
+    return {n: (p.codec, p.inner_steps) for n, p in plan.nodes.items()}, frozenset(plan.resting)
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_after_ten_rounds_forecasts_are_within_a_quarter(name: str) -> None:
+    rounds = _played(_fleet(FLEETS[name]), 16)
+    assert mean(round_.error() for round_ in rounds[10:]) <= 0.25
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_nodes_compute_for_as_much_of_the_time_as_the_user_wants(name: str) -> None:
+    rounds = _played(_fleet(FLEETS[name]), 16)
+    assert mean(round_.utilisation for round_ in rounds[4:]) >= 0.85 - 0.05
+
+
+def test_nothing_changes_from_round_to_round_while_nothing_happens() -> None:
+    rounds = _played(_fleet(FLEETS["clean"]), 16)
+    plans = [repr(_noticed(round_.plan)) for round_ in rounds[4:]]
+    changes = sum(one != other for one, other in pairwise(plans))
+    assert changes <= 1
+
+
+def test_a_line_that_falls_tenfold_is_forecast_again_within_three_rounds() -> None:
+    fleet = _fleet(FLEETS["clean"])
+    _played(fleet, 8)
+    changed(fleet, N0, replace(CLEAN, up_mbit_s=2.0, down_mbit_s=5.0))
+    rounds = _played(fleet, 8)
+    assert all(round_.error() <= 0.25 for round_ in rounds[3:])
+    assert not any(round_.cut for round_ in rounds[3:])
+    changed(fleet, N0, CLEAN)
+    rounds = _played(fleet, 6)
+    assert all(round_.error() <= 0.25 for round_ in rounds[3:])
+
+
+def test_all_lines_may_fall_tenfold() -> None:
+    fleet = _fleet(FLEETS["clean"])
+    _played(fleet, 8)
+    for node in list(fleet.truths):
+        changed(fleet, node, replace(CLEAN, up_mbit_s=2.0, down_mbit_s=5.0))
+    rounds = _played(fleet, 8)
+    assert all(not round_.cut for round_ in rounds[3:])
+    assert mean(round_.utilisation for round_ in rounds[4:]) >= 0.75
+
+
+def test_a_slower_device_gets_fewer_steps_and_goes_on_taking_part() -> None:
+    fleet = _fleet(FLEETS["clean"])
+    before = _played(fleet, 8)[-1].plan.nodes[N0].inner_steps
+    changed(fleet, N0, replace(CLEAN, step_ms=150.0))
+    rounds = _played(fleet, 6)
+    after = rounds[-1].plan.nodes[N0].inner_steps
+    assert 0.25 * before < after < 0.4 * before
+    assert not any(round_.cut for round_ in rounds[3:])
+
+
+def test_speeds_of_ten_to_one_add_up() -> None:
+    steps_ms = (20.0, 30.0, 50.0, 80.0, 100.0, 140.0, 170.0, 200.0)
+    together = _speed(_fleet([Truth(step_ms=step_ms) for step_ms in steps_ms]))
+    alone = sum(_speed(_fleet([Truth(step_ms=step_ms)])) for step_ms in steps_ms)
+    assert together >= 0.85 * alone
+
+
+def _speed(fleet: Fleet) -> float:
+    rounds = _played(fleet, 14)[4:]
+    return sum(round_.samples for round_ in rounds) / sum(round_.took_ms for round_ in rounds)
+
+
+def test_on_own_data_nobody_strays_from_the_middle_by_more_than_twice() -> None:
+    steps_ms = (40.0, 50.0, 60.0, 150.0)
+    fleet = _fleet([Truth(step_ms=step_ms) for step_ms in steps_ms], "dirichlet")
+    last = _played(fleet, 10)[-1].plan
+    middle = last.memory.inner_steps
+    assert all(middle / 2 <= part.inner_steps <= 2 * middle for part in last.nodes.values())
+
+
+def test_a_node_that_was_away_takes_part_at_once() -> None:
+    fleet = _fleet(FLEETS["clean"])
+    _played(fleet, 5)
+    for _ in range(4):
+        assert N0 not in fleet.play(absent=[N0]).plan.nodes
+    assert N0 in fleet.play().plan.nodes
+
+
+def test_a_hopeless_node_is_tried_less_and_less_often() -> None:
+    hopeless = replace(CLEAN, up_mbit_s=0.02, down_mbit_s=0.05)
+    fleet = _fleet([hopeless, *FLEETS["clean"][1:]])
+    rounds = _played(fleet, 30)
+    took_part = [r.plan.round for r in rounds if N0 in r.plan.nodes and r.plan.round > 3]
+    assert 1 <= len(took_part) <= 6
+    assert any("tries again in round" in r.plan.resting.get(N0, "") for r in rounds)
