@@ -694,6 +694,9 @@ class NodeSummary(google.protobuf.message.Message):
     UPDATES_ACCEPTED_FIELD_NUMBER: builtins.int
     UPDATES_REFUSED_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    READING_FIELD_NUMBER: builtins.int
+    HEALTH_FIELD_NUMBER: builtins.int
+    HEALTH_REASON_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     state: builtins.str
     job_id: builtins.str
@@ -703,8 +706,13 @@ class NodeSummary(google.protobuf.message.Message):
     updates_refused: builtins.int
     reason: builtins.str
     """Why it is idle or away, for people."""
+    health: builtins.float
+    """In [0, 1], for people: nothing is scheduled by it."""
+    health_reason: builtins.str
     @property
     def capabilities(self) -> hypergpu.v1.node_pb2.Capabilities: ...
+    @property
+    def reading(self) -> global___Reading: ...
     def __init__(
         self,
         *,
@@ -717,11 +725,83 @@ class NodeSummary(google.protobuf.message.Message):
         updates_accepted: builtins.int = ...,
         updates_refused: builtins.int = ...,
         reason: builtins.str = ...,
+        reading: global___Reading | None = ...,
+        health: builtins.float = ...,
+        health_reason: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["capabilities", b"capabilities"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "job_id", b"job_id", "last_seen_ms_ago", b"last_seen_ms_ago", "node_id", b"node_id", "reason", b"reason", "software", b"software", "state", b"state", "updates_accepted", b"updates_accepted", "updates_refused", b"updates_refused"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "reading", b"reading"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "health", b"health", "health_reason", b"health_reason", "job_id", b"job_id", "last_seen_ms_ago", b"last_seen_ms_ago", "node_id", b"node_id", "reading", b"reading", "reason", b"reason", "software", b"software", "state", b"state", "updates_accepted", b"updates_accepted", "updates_refused", b"updates_refused"]) -> None: ...
 
 global___NodeSummary = NodeSummary
+
+@typing.final
+class Reading(google.protobuf.message.Message):
+    """What the coordinator knows of a node's line and speed. A quantity without samples is not known yet."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUND_TRIP_US_FIELD_NUMBER: builtins.int
+    UP_BITS_PER_S_FIELD_NUMBER: builtins.int
+    DOWN_BITS_PER_S_FIELD_NUMBER: builtins.int
+    STEP_US_FIELD_NUMBER: builtins.int
+    LOSS_FIELD_NUMBER: builtins.int
+    CONGESTION_CONTROL_FIELD_NUMBER: builtins.int
+    LEAST_ROUND_TRIP_US_FIELD_NUMBER: builtins.int
+    congestion_control: builtins.str
+    least_round_trip_us: builtins.int
+    """Least round trip of the last minutes: the line without queues."""
+    @property
+    def round_trip_us(self) -> global___Estimate: ...
+    @property
+    def up_bits_per_s(self) -> global___Estimate: ...
+    @property
+    def down_bits_per_s(self) -> global___Estimate: ...
+    @property
+    def step_us(self) -> global___Estimate: ...
+    @property
+    def loss(self) -> global___Estimate:
+        """Share of packets lost."""
+
+    def __init__(
+        self,
+        *,
+        round_trip_us: global___Estimate | None = ...,
+        up_bits_per_s: global___Estimate | None = ...,
+        down_bits_per_s: global___Estimate | None = ...,
+        step_us: global___Estimate | None = ...,
+        loss: global___Estimate | None = ...,
+        congestion_control: builtins.str = ...,
+        least_round_trip_us: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["down_bits_per_s", b"down_bits_per_s", "loss", b"loss", "round_trip_us", b"round_trip_us", "step_us", b"step_us", "up_bits_per_s", b"up_bits_per_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["congestion_control", b"congestion_control", "down_bits_per_s", b"down_bits_per_s", "least_round_trip_us", b"least_round_trip_us", "loss", b"loss", "round_trip_us", b"round_trip_us", "step_us", b"step_us", "up_bits_per_s", b"up_bits_per_s"]) -> None: ...
+
+global___Reading = Reading
+
+@typing.final
+class Estimate(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEAN_FIELD_NUMBER: builtins.int
+    SPREAD_FIELD_NUMBER: builtins.int
+    SAMPLES_FIELD_NUMBER: builtins.int
+    AGE_MS_FIELD_NUMBER: builtins.int
+    mean: builtins.float
+    spread: builtins.float
+    """Mean deviation."""
+    samples: builtins.int
+    age_ms: builtins.int
+    def __init__(
+        self,
+        *,
+        mean: builtins.float = ...,
+        spread: builtins.float = ...,
+        samples: builtins.int = ...,
+        age_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["age_ms", b"age_ms", "mean", b"mean", "samples", b"samples", "spread", b"spread"]) -> None: ...
+
+global___Estimate = Estimate
 
 @typing.final
 class DrainNodeRequest(google.protobuf.message.Message):

@@ -7,11 +7,37 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import hypergpu.v1.tensor_pb2
+import sys
 import typing
 
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
+
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _Direction:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _DirectionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Direction.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    DIRECTION_UNSPECIFIED: _Direction.ValueType  # 0
+    DIRECTION_UP: _Direction.ValueType  # 1
+    """From the node to the coordinator."""
+    DIRECTION_DOWN: _Direction.ValueType  # 2
+
+class Direction(_Direction, metaclass=_DirectionEnumTypeWrapper): ...
+
+DIRECTION_UNSPECIFIED: Direction.ValueType  # 0
+DIRECTION_UP: Direction.ValueType  # 1
+"""From the node to the coordinator."""
+DIRECTION_DOWN: Direction.ValueType  # 2
+global___Direction = Direction
 
 @typing.final
 class Version(google.protobuf.message.Message):
@@ -198,6 +224,8 @@ class ControlRequest(google.protobuf.message.Message):
     PROGRESS_FIELD_NUMBER: builtins.int
     HAND_BACK_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
+    ROUND_TRIP_PROBE_FIELD_NUMBER: builtins.int
+    MEASURED_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello: ...
     @property
@@ -208,6 +236,10 @@ class ControlRequest(google.protobuf.message.Message):
     def hand_back(self) -> global___HandBack: ...
     @property
     def draining(self) -> global___Draining: ...
+    @property
+    def round_trip_probe(self) -> global___RoundTripProbe: ...
+    @property
+    def measured(self) -> global___Measured: ...
     def __init__(
         self,
         *,
@@ -216,10 +248,12 @@ class ControlRequest(google.protobuf.message.Message):
         progress: global___Progress | None = ...,
         hand_back: global___HandBack | None = ...,
         draining: global___Draining | None = ...,
+        round_trip_probe: global___RoundTripProbe | None = ...,
+        measured: global___Measured | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["draining", b"draining", "hand_back", b"hand_back", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "progress", b"progress"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draining", b"draining", "hand_back", b"hand_back", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "progress", b"progress"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "progress", "hand_back", "draining"] | None: ...
+    def HasField(self, field_name: typing.Literal["draining", b"draining", "hand_back", b"hand_back", "heartbeat", b"heartbeat", "hello", b"hello", "measured", b"measured", "message", b"message", "progress", b"progress", "round_trip_probe", b"round_trip_probe"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "hand_back", b"hand_back", "heartbeat", b"heartbeat", "hello", b"hello", "measured", b"measured", "message", b"message", "progress", b"progress", "round_trip_probe", b"round_trip_probe"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "progress", "hand_back", "draining", "round_trip_probe", "measured"] | None: ...
 
 global___ControlRequest = ControlRequest
 
@@ -367,6 +401,7 @@ class ControlResponse(google.protobuf.message.Message):
     RELEASE_FIELD_NUMBER: builtins.int
     DRAIN_FIELD_NUMBER: builtins.int
     HEARTBEAT_ECHO_FIELD_NUMBER: builtins.int
+    ROUND_TRIP_ECHO_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome: ...
     @property
@@ -379,6 +414,8 @@ class ControlResponse(google.protobuf.message.Message):
     def drain(self) -> global___Drain: ...
     @property
     def heartbeat_echo(self) -> global___HeartbeatEcho: ...
+    @property
+    def round_trip_echo(self) -> global___RoundTripEcho: ...
     def __init__(
         self,
         *,
@@ -388,10 +425,11 @@ class ControlResponse(google.protobuf.message.Message):
         release: global___Release | None = ...,
         drain: global___Drain | None = ...,
         heartbeat_echo: global___HeartbeatEcho | None = ...,
+        round_trip_echo: global___RoundTripEcho | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "release", b"release", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "release", b"release", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo"] | None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo"] | None: ...
 
 global___ControlResponse = ControlResponse
 
@@ -411,12 +449,136 @@ class HeartbeatEcho(google.protobuf.message.Message):
 global___HeartbeatEcho = HeartbeatEcho
 
 @typing.final
+class RoundTripProbe(google.protobuf.message.Message):
+    """Answered at once by a `RoundTripEcho` with the same sequence."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    sequence: builtins.int
+    def __init__(
+        self,
+        *,
+        sequence: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sequence", b"sequence"]) -> None: ...
+
+global___RoundTripProbe = RoundTripProbe
+
+@typing.final
+class RoundTripEcho(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    sequence: builtins.int
+    def __init__(
+        self,
+        *,
+        sequence: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sequence", b"sequence"]) -> None: ...
+
+global___RoundTripEcho = RoundTripEcho
+
+@typing.final
+class Measured(google.protobuf.message.Message):
+    """What the node measured since its last report. Scheduling uses it; neither weight nor pay rests on it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUND_TRIPS_US_FIELD_NUMBER: builtins.int
+    TRAINS_FIELD_NUMBER: builtins.int
+    TRANSFERS_FIELD_NUMBER: builtins.int
+    CONGESTION_CONTROL_FIELD_NUMBER: builtins.int
+    IS_PROBING_BLOCKED_FIELD_NUMBER: builtins.int
+    congestion_control: builtins.str
+    """Of the host's sockets to the coordinator, for example "cubic" or "bbr"; empty when it is not known."""
+    is_probing_blocked: builtins.bool
+    """No datagram of the last trains came back: losses are inferred, if at all."""
+    @property
+    def round_trips_us(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """One a probe of the control stream, in order."""
+
+    @property
+    def trains(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ProbeTrain]: ...
+    @property
+    def transfers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MeasuredTransfer]: ...
+    def __init__(
+        self,
+        *,
+        round_trips_us: collections.abc.Iterable[builtins.int] | None = ...,
+        trains: collections.abc.Iterable[global___ProbeTrain] | None = ...,
+        transfers: collections.abc.Iterable[global___MeasuredTransfer] | None = ...,
+        congestion_control: builtins.str = ...,
+        is_probing_blocked: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["congestion_control", b"congestion_control", "is_probing_blocked", b"is_probing_blocked", "round_trips_us", b"round_trips_us", "trains", b"trains", "transfers", b"transfers"]) -> None: ...
+
+global___Measured = Measured
+
+@typing.final
+class ProbeTrain(google.protobuf.message.Message):
+    """Datagrams that were echoed by the coordinator, numbered, within one short train."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SENT_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
+    BURSTS_FIELD_NUMBER: builtins.int
+    sent: builtins.int
+    lost: builtins.int
+    bursts: builtins.int
+    """Runs of losses in a row: `lost / bursts` is the mean length of one."""
+    def __init__(
+        self,
+        *,
+        sent: builtins.int = ...,
+        lost: builtins.int = ...,
+        bursts: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bursts", b"bursts", "lost", b"lost", "sent", b"sent"]) -> None: ...
+
+global___ProbeTrain = ProbeTrain
+
+@typing.final
+class MeasuredTransfer(google.protobuf.message.Message):
+    """A bulk transfer that got through, without its waiting for the first byte."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DIRECTION_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    TOOK_US_FIELD_NUMBER: builtins.int
+    CONNECTIONS_FIELD_NUMBER: builtins.int
+    direction: global___Direction.ValueType
+    size_bytes: builtins.int
+    took_us: builtins.int
+    connections: builtins.int
+    def __init__(
+        self,
+        *,
+        direction: global___Direction.ValueType = ...,
+        size_bytes: builtins.int = ...,
+        took_us: builtins.int = ...,
+        connections: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["connections", b"connections", "direction", b"direction", "size_bytes", b"size_bytes", "took_us", b"took_us"]) -> None: ...
+
+global___MeasuredTransfer = MeasuredTransfer
+
+@typing.final
 class Welcome(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: builtins.int
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: builtins.int
+    PROBE_PORT_FIELD_NUMBER: builtins.int
+    PROBE_TOKEN_FIELD_NUMBER: builtins.int
     heartbeat_interval_ms: builtins.int
+    probe_port: builtins.int
+    """UDP port that echoes probe trains, on the host that was dialled; 0 when there is none."""
+    probe_token: builtins.bytes
+    """What each datagram begins with: others are dropped, so that nobody can be flooded with echoes."""
     @property
     def version(self) -> global___Version: ...
     def __init__(
@@ -424,9 +586,11 @@ class Welcome(google.protobuf.message.Message):
         *,
         version: global___Version | None = ...,
         heartbeat_interval_ms: builtins.int = ...,
+        probe_port: builtins.int = ...,
+        probe_token: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["heartbeat_interval_ms", b"heartbeat_interval_ms", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["heartbeat_interval_ms", b"heartbeat_interval_ms", "probe_port", b"probe_port", "probe_token", b"probe_token", "version", b"version"]) -> None: ...
 
 global___Welcome = Welcome
 
@@ -446,6 +610,8 @@ class Assignment(google.protobuf.message.Message):
     MANIFEST_FIELD_NUMBER: builtins.int
     DEADLINE_IN_MS_FIELD_NUMBER: builtins.int
     LAST_ACCEPTED_FIELD_NUMBER: builtins.int
+    UPLOAD_AFTER_MS_FIELD_NUMBER: builtins.int
+    CONNECTIONS_FIELD_NUMBER: builtins.int
     slot: builtins.int
     reason: builtins.str
     """Why this node got this work, for people."""
@@ -455,6 +621,10 @@ class Assignment(google.protobuf.message.Message):
     """The workload's own settings, as canonical JSON."""
     deadline_in_ms: builtins.int
     """Time left until the round closes regardless; 0 when it has no deadline."""
+    upload_after_ms: builtins.int
+    """How long a finished update waits before it is sent, so that uploads do not all begin at once."""
+    connections: builtins.int
+    """Connections to move the model and the update over; 0 is one."""
     @property
     def lease(self) -> global___Lease: ...
     @property
@@ -488,9 +658,11 @@ class Assignment(google.protobuf.message.Message):
         manifest: hypergpu.v1.tensor_pb2.BlobRef | None = ...,
         deadline_in_ms: builtins.int = ...,
         last_accepted: hypergpu.v1.tensor_pb2.Digest | None = ...,
+        upload_after_ms: builtins.int = ...,
+        connections: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "shard", b"shard", "training", b"training"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["deadline_in_ms", b"deadline_in_ms", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "reason", b"reason", "shard", b"shard", "slot", b"slot", "training", b"training", "workload", b"workload", "workload_options", b"workload_options", "workload_version", b"workload_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["connections", b"connections", "deadline_in_ms", b"deadline_in_ms", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "reason", b"reason", "shard", b"shard", "slot", b"slot", "training", b"training", "upload_after_ms", b"upload_after_ms", "workload", b"workload", "workload_options", b"workload_options", "workload_version", b"workload_version"]) -> None: ...
 
 global___Assignment = Assignment
 
@@ -652,7 +824,10 @@ class FetchBlobRequest(google.protobuf.message.Message):
 
     DIGEST_FIELD_NUMBER: builtins.int
     OFFSET_FIELD_NUMBER: builtins.int
+    END_FIELD_NUMBER: builtins.int
     offset: builtins.int
+    end: builtins.int
+    """First byte that is not wanted; 0: everything to its end."""
     @property
     def digest(self) -> hypergpu.v1.tensor_pb2.Digest: ...
     def __init__(
@@ -660,9 +835,10 @@ class FetchBlobRequest(google.protobuf.message.Message):
         *,
         digest: hypergpu.v1.tensor_pb2.Digest | None = ...,
         offset: builtins.int = ...,
+        end: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["digest", b"digest"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "offset", b"offset"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "end", b"end", "offset", b"offset"]) -> None: ...
 
 global___FetchBlobRequest = FetchBlobRequest
 
@@ -689,6 +865,11 @@ class QueryUploadRequest(google.protobuf.message.Message):
 
     LEASE_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
+    STRIPE_FIELD_NUMBER: builtins.int
+    STRIPES_FIELD_NUMBER: builtins.int
+    stripe: builtins.int
+    """See `UpdateHeader.stripes`."""
+    stripes: builtins.int
     @property
     def lease(self) -> global___Lease: ...
     @property
@@ -698,9 +879,11 @@ class QueryUploadRequest(google.protobuf.message.Message):
         *,
         lease: global___Lease | None = ...,
         digest: hypergpu.v1.tensor_pb2.Digest | None = ...,
+        stripe: builtins.int = ...,
+        stripes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["digest", b"digest", "lease", b"lease"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "lease", b"lease"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "lease", b"lease", "stripe", b"stripe", "stripes", b"stripes"]) -> None: ...
 
 global___QueryUploadRequest = QueryUploadRequest
 
@@ -756,6 +939,8 @@ class UpdateHeader(google.protobuf.message.Message):
     OFFSET_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
+    STRIPE_FIELD_NUMBER: builtins.int
+    STRIPES_FIELD_NUMBER: builtins.int
     size_bytes: builtins.int
     nonce: builtins.int
     """Strictly above every nonce this node used before."""
@@ -763,6 +948,13 @@ class UpdateHeader(google.protobuf.message.Message):
     """Where the first chunk starts: what QueryUpload answered, 0 on a first try."""
     signature: builtins.bytes
     """The identity key's signature over the fields above (but the offset) and the node's id; see hypergpu/signature.py."""
+    stripe: builtins.int
+    """An update may be sent as several stripes at once, over a connection each: stripe i of n holds the bytes
+    from i * size / n (rounded down) to (i + 1) * size / n, and `offset` counts within the whole update. The
+    update is accepted with its last stripe. All stripes of one attempt have the same nonce and signature, each
+    stripe once. At most 16, of 64 KiB at least. 0 stripes is one.
+    """
+    stripes: builtins.int
     @property
     def lease(self) -> global___Lease: ...
     @property
@@ -779,9 +971,11 @@ class UpdateHeader(google.protobuf.message.Message):
         offset: builtins.int = ...,
         signature: builtins.bytes = ...,
         report: global___TrainingReport | None = ...,
+        stripe: builtins.int = ...,
+        stripes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["digest", b"digest", "lease", b"lease", "report", b"report"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "lease", b"lease", "nonce", b"nonce", "offset", b"offset", "report", b"report", "signature", b"signature", "size_bytes", b"size_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "lease", b"lease", "nonce", b"nonce", "offset", b"offset", "report", b"report", "signature", b"signature", "size_bytes", b"size_bytes", "stripe", b"stripe", "stripes", b"stripes"]) -> None: ...
 
 global___UpdateHeader = UpdateHeader
 
@@ -819,12 +1013,17 @@ class SubmitUpdateResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     COMMITTED_OFFSET_FIELD_NUMBER: builtins.int
+    IS_ACCEPTED_FIELD_NUMBER: builtins.int
     committed_offset: builtins.int
+    """Of the stripe, or of the whole update where there are none."""
+    is_accepted: builtins.bool
+    """The update is accepted and durable. With several stripes one of their calls says so."""
     def __init__(
         self,
         *,
         committed_offset: builtins.int = ...,
+        is_accepted: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["committed_offset", b"committed_offset"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["committed_offset", b"committed_offset", "is_accepted", b"is_accepted"]) -> None: ...
 
 global___SubmitUpdateResponse = SubmitUpdateResponse

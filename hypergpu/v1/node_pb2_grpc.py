@@ -93,7 +93,7 @@ class NodeServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FetchBlob(self, request, context):
-        """A blob from an offset to its end.
+        """A blob from an offset, to its end or to another offset.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -43,7 +43,7 @@ class NodeServiceStub:
         hypergpu.v1.node_pb2.FetchBlobRequest,
         hypergpu.v1.node_pb2.FetchBlobResponse,
     ]
-    """A blob from an offset to its end."""
+    """A blob from an offset, to its end or to another offset."""
 
     QueryUpload: grpc.UnaryUnaryMultiCallable[
         hypergpu.v1.node_pb2.QueryUploadRequest,
@@ -82,7 +82,7 @@ class NodeServiceAsyncStub:
         hypergpu.v1.node_pb2.FetchBlobRequest,
         hypergpu.v1.node_pb2.FetchBlobResponse,
     ]
-    """A blob from an offset to its end."""
+    """A blob from an offset, to its end or to another offset."""
 
     QueryUpload: grpc.aio.UnaryUnaryMultiCallable[
         hypergpu.v1.node_pb2.QueryUploadRequest,
@@ -129,7 +129,7 @@ class NodeServiceServicer(metaclass=abc.ABCMeta):
         request: hypergpu.v1.node_pb2.FetchBlobRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[hypergpu.v1.node_pb2.FetchBlobResponse], collections.abc.AsyncIterator[hypergpu.v1.node_pb2.FetchBlobResponse]]:
-        """A blob from an offset to its end."""
+        """A blob from an offset, to its end or to another offset."""
 
     @abc.abstractmethod
     def QueryUpload(

@@ -80,30 +80,33 @@ global___BlobRef = BlobRef
 class ModelRef(google.protobuf.message.Message):
     """The global parameters as nodes hold them.
 
-    A node that already holds `digest` fetches nothing. One that holds `delta.base` fetches the delta and
-    adds it. Any other fetches `blob`. The result must hash to `blob.digest` in each case.
+    A node that already holds `blob` fetches nothing. One that holds the base of one of `deltas` fetches that
+    delta and those after it and adds them in order. Any other fetches `blob`. The result must hash to
+    `blob.digest` in each case.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     BLOB_FIELD_NUMBER: builtins.int
-    DELTA_FIELD_NUMBER: builtins.int
+    DELTAS_FIELD_NUMBER: builtins.int
     LAYOUT_FIELD_NUMBER: builtins.int
     @property
     def blob(self) -> global___BlobRef: ...
     @property
-    def delta(self) -> global___DeltaRef: ...
+    def deltas(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DeltaRef]:
+        """Newest last: what one leads to is the base of the next, and the last leads to this model."""
+
     @property
     def layout(self) -> global___Digest: ...
     def __init__(
         self,
         *,
         blob: global___BlobRef | None = ...,
-        delta: global___DeltaRef | None = ...,
+        deltas: collections.abc.Iterable[global___DeltaRef] | None = ...,
         layout: global___Digest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["blob", b"blob", "delta", b"delta", "layout", b"layout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blob", b"blob", "delta", b"delta", "layout", b"layout"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["blob", b"blob", "layout", b"layout"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["blob", b"blob", "deltas", b"deltas", "layout", b"layout"]) -> None: ...
 
 global___ModelRef = ModelRef
 
