@@ -38,6 +38,12 @@ def _parser() -> argparse.ArgumentParser:
         "--plaintext", action="store_true", default=None, help="no TLS; only on loopback"
     )
     parser.add_argument("--disk-quota-bytes", type=int, help="most bytes of blobs (0: no limit)")
+    parser.add_argument(
+        "--line-mbit-s",
+        type=int,
+        help="what this machine's line carries towards it; uploads that would crowd it wait for"
+        " each other (0: not known, nobody waits)",
+    )
     parser.add_argument("--heartbeat-interval-ms", type=int, help="default 5000")
     parser.add_argument("--lost-after-ms", type=int, help="default 15000")
     parser.add_argument("--read-timeout-ms", type=int, help="default 10000")
@@ -61,11 +67,12 @@ def _run(flags: dict[str, Any]) -> int:
     from hypergpu.refusal import Reason, RefusalError
 
     flags.pop("list_failpoints", None)
-    configure_logs()
-    keep_bulk_memory()
     try:
         arm(os.environ.get(VARIABLE, ""))
-        asyncio.run(_serve(Coordinator, Settings(**flags)))
+        settings = Settings(**flags)
+        configure_logs()
+        keep_bulk_memory()
+        asyncio.run(_serve(Coordinator, settings))
     except RefusalError as refused:
         return _refused(refused)
     except (JournalError, AuthorityError) as unusable:

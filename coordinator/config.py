@@ -29,6 +29,9 @@ class Settings(BaseSettings):
     """No TLS; only on loopback."""
     disk_quota_bytes: int = Field(default=0, ge=0)
     """Blobs may take this much; 0: what the disk has."""
+    line_mbit_s: int = Field(default=0, ge=0)
+    """What this machine's line carries towards it, in Mbit/s: where nodes' uploads would crowd it,
+    plans let some wait. 0: not known, nobody waits."""
     heartbeat_interval_ms: int = Field(default=5_000, ge=10)
     """How often nodes are told to say that they live."""
     lost_after_ms: int = Field(default=15_000, ge=100)

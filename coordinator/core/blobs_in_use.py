@@ -1,4 +1,4 @@
-"""Blobs a job still needs: the last two models, the best, the updates between them."""
+"""Blobs a job still needs: the last two models with their deltas, the best, the newest updates."""
 
 from collections.abc import Iterator
 
@@ -28,8 +28,8 @@ def _model_blobs(model: Model) -> Iterator[BlobRef]:
     yield model.blob
     if model.outer_state is not None:
         yield model.outer_state
-    if model.delta is not None:
-        yield model.delta.blob
+    for delta in model.deltas:
+        yield delta.blob
 
 
 def _update_blobs(round_: Round) -> Iterator[BlobRef]:

@@ -4,6 +4,7 @@ import msgspec
 
 from coordinator.core.events import RoundRecorded
 from coordinator.core.job import BlobRef, Model, Shard
+from coordinator.core.plan.decision import NodePlan, PlanRequest
 from hypergpu.ids import Digest, JobId, NodeId, Slot
 from hypergpu.spec import JobSpec
 from hypergpu.units import Milliseconds, Samples
@@ -15,6 +16,12 @@ class InitialiseModel(msgspec.Struct, frozen=True):
     job_id: JobId
     spec: JobSpec
     manifest: BlobRef | None
+
+
+class PlanRound(msgspec.Struct, frozen=True):
+    """Plan the next round by what was measured of its nodes; answered by `RoundPlanned`."""
+
+    request: PlanRequest
 
 
 class AssignShard(msgspec.Struct, frozen=True):
@@ -29,7 +36,7 @@ class AssignShard(msgspec.Struct, frozen=True):
     spec: JobSpec
     manifest: BlobRef | None
     model: Model
-    inner_steps: int
+    plan: NodePlan
     seed: int
     """Keyed by (job seed, slot, round)."""
     global_samples: Samples
@@ -68,7 +75,9 @@ class FoldedUpdate(msgspec.Struct, frozen=True):
     node: NodeId
     slot: Slot
     blob: BlobRef
-    samples: Samples
+    weight: int
+    """Against the others; 0 leaves it out."""
+    scheme: str
 
 
 class Aggregate(msgspec.Struct, frozen=True):
@@ -78,6 +87,12 @@ class Aggregate(msgspec.Struct, frozen=True):
     base: Model
     updates: tuple[FoldedUpdate, ...]
     spec: JobSpec
+    down: str
+    """Scheme of the delta."""
+    is_sparse: bool
+    """Whether the outer step is plain SGD, as sparse codecs need it."""
+    scale: float = 1.0
+    """Multiplies the weighted mean."""
 
 
 class EvaluateModel(msgspec.Struct, frozen=True):
@@ -97,6 +112,7 @@ class RecordRound(msgspec.Struct, frozen=True):
 
 Command = (
     InitialiseModel
+    | PlanRound
     | AssignShard
     | CancelShard
     | ReleaseNode

@@ -3,6 +3,7 @@
 import msgspec
 
 from coordinator.core.job import BlobRef, Model, Update
+from coordinator.core.plan.decision import RoundPlan
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -55,6 +56,12 @@ class NodeDraining(Happened, frozen=True, tag=True):
     reason: str
 
 
+class RoundPlanned(Happened, frozen=True, tag=True):
+    """The plan that `PlanRound` asked for was made."""
+
+    plan: RoundPlan
+
+
 class UpdateReceived(Happened, frozen=True, tag=True):
     """An update is complete, checked and durable."""
 
@@ -96,6 +103,8 @@ class AggregateReady(Happened, frozen=True, tag=True):
     """Updates that turned out unreadable on disk, with the reason; they are not in the sum."""
     bytes_down: Bytes = Bytes(0)
     """Model bytes served to nodes since the last aggregate."""
+    agreement: float | None = None
+    """Of the updates, see `PlanRequest.agreement`; None when it is not known."""
 
 
 class ModelLost(Happened, frozen=True, tag=True):
@@ -158,6 +167,14 @@ class RoundRecorded(Happened, frozen=True, tag=True):
     samples_per_s: float
     reason: str
     """Why the round closed."""
+    inner_steps: int = 0
+    """The middle of what participants were to take."""
+    codecs: dict[str, int] = {}
+    """How many participants were to send in which scheme."""
+    resting: int = 0
+    """Nodes that were there and that the plan gave nothing."""
+    forecast_error: float | None = None
+    """Mean over updates of how far the forecast was off, over what it took; None without one."""
 
 
 NodeEvent = NodeJoined | NodeLost | NodeDraining | UpdateReceived | UpdateRefused | ShardHandedBack
@@ -176,4 +193,4 @@ ModelEvent = (
 )
 """What the evaluator and the aggregation report."""
 
-Event = JobCreated | NodeEvent | ControlEvent | ModelEvent | RoundRecorded
+Event = JobCreated | NodeEvent | ControlEvent | ModelEvent | RoundPlanned | RoundRecorded

@@ -4,6 +4,7 @@ from enum import Enum
 
 import msgspec
 
+from coordinator.core.plan.decision import NodePlan, PlanMemory
 from hypergpu.ids import Digest, JobId, NodeId, Slot
 from hypergpu.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -14,6 +15,7 @@ class Phase(Enum):
 
     PREPARING = "preparing"  # the evaluator makes the initial model
     WAITING = "waiting"  # a model is there, the stated number of nodes is not
+    PLANNING = "planning"  # enough nodes are there, the next round's plan is being made
     TRAINING = "training"  # a round is open
     AGGREGATING = "aggregating"  # a round is closed, its updates are being folded
     PAUSED = "paused"
@@ -50,7 +52,13 @@ class Model(msgspec.Struct, frozen=True):
     blob: BlobRef
     outer_state: BlobRef | None = None
     """The coordinator's exact parameters and outer momentum; None before the first outer step."""
-    delta: Delta | None = None
+    deltas: tuple[Delta, ...] = ()
+    """Newest last: each leads to the base of the next, the last one to this model."""
+
+    @property
+    def newest_delta(self) -> Delta | None:
+        """What leads here from the model before; None when nothing does."""
+        return self.deltas[-1] if self.deltas else None
 
 
 class SampleRange(msgspec.Struct, frozen=True):
@@ -86,6 +94,8 @@ class Update(msgspec.Struct, frozen=True):
     compute_ms: Milliseconds = Milliseconds(0)
     loss_last: float | None = None
     """The sender's last training loss; None when it is not finite."""
+    codec: str = ""
+    """The scheme that it was assigned, and checked against when it came."""
 
 
 class Work(Enum):
@@ -105,9 +115,22 @@ class Participant(msgspec.Struct, frozen=True):
     slot: Slot
     lease: int
     shard: Shard
-    inner_steps: int
+    plan: NodePlan
+    assigned_at_ms: Milliseconds
     work: Work = Work.PENDING
     update: Update | None = None
+    took_ms: Milliseconds = Milliseconds(0)
+    """From its assignment until its update was in, pauses left out; 0: it is not."""
+
+    @property
+    def inner_steps(self) -> int:
+        """Inner steps it takes (H)."""
+        return self.plan.inner_steps
+
+    @property
+    def codec(self) -> str:
+        """The scheme that its update travels in."""
+        return self.plan.codec
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -124,6 +147,16 @@ class Round(msgspec.Struct, frozen=True):
     participants: dict[NodeId, Participant]
     counts: dict[Work, int]
     """How many participants are where, kept beside them: an update costs no walk over all."""
+    inner_steps: int
+    """The middle of what its participants take."""
+    down: str
+    """Scheme of the delta that it ends with."""
+    is_sparse: bool
+    """Whether its outer step is plain SGD, as sparse codecs need it."""
+    resting: dict[NodeId, str] = {}
+    """Nodes that were there and that its plan gave nothing, with the reason."""
+    agreement: float | None = None
+    """Of its updates, once they are folded; see `PlanRequest.agreement`."""
     deadline_at_ms: Milliseconds = Milliseconds(0)
     """0: none."""
     is_overdue: bool = False
@@ -194,4 +227,6 @@ class Job(msgspec.Struct, frozen=True):
     members: dict[NodeId, Member] = {}
     streams: tuple[Stream, ...] = ()
     next_lease: int = 1
+    plan_memory: PlanMemory | None = None
+    """Of the newest plan that a round was opened with; the next one is made from it."""
     tally: Tally = Tally()

@@ -3,6 +3,8 @@
 Theory of operation. A job is prepared (the evaluator makes the first model), waits for its nodes,
 and then repeats: a round opens and every present node gets a shard under a fresh lease; updates
 arrive; the round closes; its updates are folded into the next model. A closing round never reopens.
+With the strategy ``aware`` each round is planned first, outside of the machine, by what was
+measured of its nodes; the plan comes back as an event, so that a replay needs no measurements.
 After the last round the final model is evaluated and the job is finished.
 
 Rules that hold in every phase:
@@ -41,6 +43,7 @@ from coordinator.core.events import (
     NodeLost,
     ParametersChanged,
     PreparationFailed,
+    RoundPlanned,
     ShardHandedBack,
     UpdateReceived,
     UpdateRefused,
@@ -48,7 +51,7 @@ from coordinator.core.events import (
 from coordinator.core.job import Job
 from coordinator.core.round import control, membership, models
 from coordinator.core.round.legality import refusal
-from coordinator.core.round.rounds import Step
+from coordinator.core.round.rounds import Step, planned
 
 __all__ = ["Step", "refusal", "transition"]
 
@@ -88,6 +91,8 @@ def _advanced(job: Job, event: Event) -> Step:
         return _control_step(job, event)
     if isinstance(event, ModelEvent):
         return _model_step(job, event)
+    if isinstance(event, RoundPlanned):
+        return planned(job, event.plan)
     return Step(job)
 
 

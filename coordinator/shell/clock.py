@@ -2,12 +2,17 @@
 
 import time
 
-from hypergpu.units import Milliseconds
+from hypergpu.units import Microseconds, Milliseconds
 
 
 def monotonic_ms() -> Milliseconds:
     """Milliseconds since an arbitrary instant; never goes back while the process lives."""
     return Milliseconds(time.monotonic_ns() // 1_000_000)
+
+
+def monotonic_us() -> Microseconds:
+    """The same instant, finer."""
+    return Microseconds(time.monotonic_ns() // 1_000)
 
 
 class JobClock:

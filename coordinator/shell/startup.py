@@ -32,9 +32,13 @@ from coordinator.shell.listeners import (
     is_loopback,
     joined_address,
 )
+from coordinator.shell.measuring.echo import Echo
+from coordinator.shell.measuring.readings import Readings
+from coordinator.shell.measuring.tokens import ProbeTokens
 from coordinator.shell.runtime.acts.datasets import clear_unfinished
 from coordinator.shell.runtime.acts.perform import perform
 from coordinator.shell.runtime.driver import Decision, Driver
+from coordinator.shell.runtime.nonces import Nonces
 from coordinator.shell.runtime.parts import DATASETS, Parts, Pins
 from coordinator.shell.runtime.recovery import replayed, take_up
 from coordinator.shell.runtime.room import Room
@@ -118,6 +122,8 @@ class Coordinator:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS))
         hosts = dialled_hosts(self._settings)
         self._listeners.bind(hosts, unix_s())
+        node_port = self._parts.readings.node_port = self._listeners.node_port
+        await self._parts.echo.open(self._settings.listen, node_port)
         self._catch_signals()
         async with asyncio.TaskGroup() as tasks:
             driving = tasks.create_task(self._parts.driver.run(self._perform, self._drained))
@@ -250,6 +256,7 @@ class Coordinator:
     async def _close(self) -> None:
         for room in self._parts.driver.rooms.values():
             room.close()
+        self._parts.echo.close()
         await store_ledger(self._parts)
         await self._parts.evaluator.stop()
         self._parts.journal.close()
@@ -281,5 +288,7 @@ def _opened_parts(settings: Settings) -> Parts:
         roster=roster,
         staffing=Staffing(driver, roster),
         pins=Pins(),
-        nonces={},
+        nonces=Nonces(),
+        readings=Readings(),
+        echo=Echo(ProbeTokens(), roster.sessions.__contains__),
     )

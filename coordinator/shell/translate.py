@@ -56,10 +56,11 @@ def blob_value(message: tensor_pb2.BlobRef) -> BlobRef:
 
 def model_message(model: Model, layout: Digest) -> tensor_pb2.ModelRef:
     """A model as nodes are told of it."""
-    message = tensor_pb2.ModelRef(blob=blob_message(model.blob), layout=digest_message(layout))
-    if model.delta is not None:
-        message.delta.CopyFrom(_delta_message(model.delta))
-    return message
+    return tensor_pb2.ModelRef(
+        blob=blob_message(model.blob),
+        deltas=[_delta_message(delta) for delta in model.deltas],
+        layout=digest_message(layout),
+    )
 
 
 def _delta_message(delta: Delta) -> tensor_pb2.DeltaRef:
@@ -95,6 +96,8 @@ def assignment_message(
         shard=_shard_message(command),
         model=model_message(command.model, layout),
         deadline_in_ms=left_ms,
+        upload_after_ms=command.plan.upload_after_ms,
+        connections=command.plan.connections,
     )
     if command.manifest is not None:
         message.manifest.CopyFrom(blob_message(command.manifest))
@@ -106,11 +109,11 @@ def assignment_message(
 def _training_message(command: AssignShard) -> node_pb2.Training:
     spec = command.spec
     return node_pb2.Training(
-        inner_steps=command.inner_steps,
+        inner_steps=command.plan.inner_steps,
         batch_size=spec.training.batch_size,
         learning_rate=spec.inner.learning_rate,
         weight_decay=spec.inner.weight_decay,
-        codec=spec.codec.up,
+        codec=command.plan.codec,
         seed=command.seed,
         global_samples=command.global_samples,
         total_samples=command.total_samples,
@@ -269,6 +272,7 @@ def participant_summary(
         state=participant.work.value,
         steps_total=participant.inner_steps,
         loss=math.nan,
+        reason=participant.plan.reason,
     )
     if participant.work is Work.RECEIVED:
         message.steps_done = participant.inner_steps

@@ -1,3 +1,5 @@
+from msgspec.structs import replace
+
 from gpu_node.core.assignment import Lease
 from gpu_node.core.backoff import CAP_MS, backoff_ms
 from gpu_node.core.commands import (
@@ -383,6 +385,60 @@ def test_nodes_cut_off_together_come_back_apart() -> None:
     assert len({backoff_ms(f"node {number}", 5) for number in range(100)}) > 90
 
 
+def waits_while_away(session: Session, dials: int) -> list[int]:
+    """From each failed dial to the next, in milliseconds."""
+    waits = []
+    for _ in range(dials):
+        due = session.link.retry_at_ms
+        waits.append(due - session.link.since_ms)
+        dialled = transition(session, TimerFired(at_ms=due, timer=Timer.RECONNECT)).session
+        session = transition(dialled, LinkLost(at_ms=due, reason="refused")).session
+    return waits
+
+
+def test_a_good_link_that_broke_is_dialled_every_second_or_so_for_a_minute() -> None:
+    session = reached(*CONNECT)
+    broken = LinkLost(at_ms=at(session.link.since_ms + 10_000), reason="cut")
+    session = transition(session, broken).session
+    waits = waits_while_away(session, 60)
+    of_the_minute = sum(sum(waits[:dial]) < 60_000 for dial in range(60))
+    assert waits[:4] == sorted(waits[:4])
+    assert waits[0] < 200
+    assert max(waits[:of_the_minute]) < 1_500
+    later = waits[of_the_minute:]
+    assert later[:3] == sorted(later[:3])
+    assert CAP_MS // 2 <= later[-1] < CAP_MS
+
+
+def test_a_dial_that_nobody_answered_for_long_is_followed_by_the_next_at_once() -> None:
+    session = reached(*CONNECT)
+    broken = LinkLost(at_ms=at(session.link.since_ms + 10_000), reason="cut")
+    session = transition(session, broken).session
+    for _ in range(6):
+        due = session.link.retry_at_ms
+        dialled = transition(session, TimerFired(at_ms=due, timer=Timer.RECONNECT)).session
+        silent = LinkLost(at_ms=at(due + 1_500), reason="silent")
+        session = transition(dialled, silent).session
+        assert session.link.retry_at_ms == due + 1_600
+
+
+def test_a_coordinator_that_was_never_reached_is_dialled_ever_more_seldom() -> None:
+    session = reached(CONNECT[0])
+    session = transition(session, LinkLost(at_ms=at(5), reason="refused")).session
+    waits = waits_while_away(session, 9)
+    assert CAP_MS // 2 <= waits[-1] < CAP_MS
+
+
+def test_a_refusal_of_a_good_link_is_still_retried_at_the_longest_wait() -> None:
+    session = reached(*CONNECT)
+    broken = LinkLost(at_ms=at(session.link.since_ms + 10_000), reason="cut")
+    session = transition(session, broken).session
+    due = session.link.retry_at_ms
+    dialled = transition(session, TimerFired(at_ms=due, timer=Timer.RECONNECT)).session
+    refused = transition(dialled, LinkRefused(at_ms=due, reason="revoked")).session
+    assert refused.link.retry_at_ms - due >= CAP_MS // 2
+
+
 def test_a_link_that_lasted_is_retried_quickly_and_a_flapping_one_ever_slower() -> None:
     session = reached(*CONNECT)
     waits = []
@@ -422,3 +478,35 @@ def test_a_worker_that_rests_trains_nothing_else_meanwhile() -> None:
     early = TimerFired(at_ms=at(41), timer=Timer.WORKER)
     assert isinstance(resting.work, Training)
     assert transition(resting, early) == (resting, ())
+
+
+def test_a_finished_update_waits_as_long_as_it_was_planned_to() -> None:
+    staggered = replace(assignment(), upload_after_ms=at(400))
+    told = ShardAssigned(at_ms=at(10), assignment=staggered)
+    session = reached(*CONNECT, told, FETCH)
+    step = transition(session, TrainingFinished(at_ms=at(100), lease=lease(), update=update()))
+    assert step.commands == (SetTimer(Timer.RETRY, at(500)),)
+    early = transition(step.session, TimerFired(at_ms=at(499), timer=Timer.RETRY))
+    assert early.commands == ()
+    due = transition(step.session, TimerFired(at_ms=at(500), timer=Timer.RETRY))
+    assert due.commands == (Upload(lease(), update()),)
+
+
+def test_a_planned_wait_does_not_outlast_a_broken_link() -> None:
+    staggered = replace(assignment(), upload_after_ms=at(60_000))
+    told = ShardAssigned(at_ms=at(10), assignment=staggered)
+    session = reached(*CONNECT, told, FETCH, LOSE)
+    finished = TrainingFinished(at_ms=at(100), lease=lease(), update=update())
+    step = transition(session, finished)
+    assert step.commands == ()
+    again = after(step.session, (TimerFired(at_ms=at(60_000), timer=Timer.RECONNECT), CONNECT[1]))
+    assert again.commands[-1] == Upload(lease(), update())
+
+
+def test_an_update_that_waits_is_dropped_with_its_lease() -> None:
+    staggered = replace(assignment(), upload_after_ms=at(400))
+    told = ShardAssigned(at_ms=at(10), assignment=staggered)
+    finished = TrainingFinished(at_ms=at(100), lease=lease(), update=update())
+    session = reached(*CONNECT, told, FETCH, finished, CANCEL)
+    assert session.work == Idle()
+    assert transition(session, TimerFired(at_ms=at(500), timer=Timer.RETRY)).commands == ()

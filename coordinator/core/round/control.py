@@ -51,7 +51,7 @@ def resumed(job: Job) -> Step:
     if phase is None:
         raise AssertionError("a paused job knows where it was")
     job = replace(job, phase=phase, resume_to=None, reason="resumed by its user")
-    if phase is Phase.WAITING:
+    if phase in (Phase.WAITING, Phase.PLANNING):
         return opened(job)
     if phase is not Phase.TRAINING or job.round is None:
         return Step(job)
@@ -84,6 +84,7 @@ def _participants(job: Job) -> list[tuple[NodeId, Participant]]:
 def _with_new_leases(job: Job, round_: Round) -> Job:
     """Fresh leases for pending participants, and another chance for those who handed back."""
     lease = job.next_lease
+    paused_ms = job.at_ms - job.paused_at_ms
     again: dict[NodeId, Participant] = {}
     orphans = list(round_.orphans)
     for node, participant in round_.participants.items():
@@ -92,10 +93,13 @@ def _with_new_leases(job: Job, round_: Round) -> Job:
         if participant.work is Work.PENDING or (is_here and tries_again):
             if tries_again:
                 orphans.remove(participant.shard)
-            again[node] = replace(participant, work=Work.PENDING, lease=lease)
+            assigned_at_ms = Milliseconds(participant.assigned_at_ms + paused_ms)
+            again[node] = replace(
+                participant, work=Work.PENDING, lease=lease, assigned_at_ms=assigned_at_ms
+            )
             lease += 1
     deadline_at_ms = round_.deadline_at_ms
     if deadline_at_ms:
-        deadline_at_ms = Milliseconds(deadline_at_ms + job.at_ms - job.paused_at_ms)
+        deadline_at_ms = Milliseconds(deadline_at_ms + paused_ms)
     round_ = replace(round_, orphans=tuple(orphans), deadline_at_ms=deadline_at_ms)
     return replace(job, round=changed(round_, again), next_lease=lease)

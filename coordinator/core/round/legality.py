@@ -1,5 +1,7 @@
 """Which events a job accepts in which phase, and the words with which it refuses the others."""
 
+from msgspec.structs import replace
+
 from coordinator.core.events import (
     AggregateReady,
     DeadlineReached,
@@ -17,15 +19,17 @@ from coordinator.core.events import (
     NodeLost,
     ParametersChanged,
     PreparationFailed,
+    RoundPlanned,
     RoundRecorded,
     ShardHandedBack,
     UpdateReceived,
     UpdateRefused,
 )
 from coordinator.core.job import ENDED, Job, Phase, Work
+from coordinator.core.round.completion import is_done, work_samples
 
 _LIVE = frozenset(Phase) - ENDED
-_RUNNING = frozenset({Phase.WAITING, Phase.TRAINING, Phase.AGGREGATING})
+_RUNNING = frozenset({Phase.WAITING, Phase.PLANNING, Phase.TRAINING, Phase.AGGREGATING})
 
 LEGAL: dict[type, frozenset[Phase]] = {
     JobCreated: frozenset(),
@@ -34,6 +38,7 @@ LEGAL: dict[type, frozenset[Phase]] = {
     NodeJoined: _LIVE - {Phase.FINISHING},
     NodeLost: _LIVE,
     NodeDraining: _LIVE,
+    RoundPlanned: frozenset({Phase.PLANNING}),
     UpdateReceived: frozenset({Phase.TRAINING, Phase.PAUSED}),
     UpdateRefused: frozenset(Phase),
     ShardHandedBack: frozenset({Phase.TRAINING, Phase.PAUSED}),
@@ -58,6 +63,7 @@ _CANNOT: dict[type, str] = {
     JobResumed: "cannot be resumed",
     JobStopped: "cannot be stopped",
     ParametersChanged: "takes no new settings",
+    RoundPlanned: "plans no round now",
     UpdateReceived: "takes no updates now",
     NodeJoined: "takes no nodes now",
 }
@@ -75,13 +81,12 @@ def refusal(job: Job, event: Event) -> str:
             return _work_refusal(job, event)
         case ModelInitialised() | PreparationFailed() | AggregateReady() | ModelLost():
             return _model_refusal(job, event)
-        case DeadlineReached():
-            return _deadline_refusal(job, event)
+        case RoundPlanned() | DeadlineReached():
+            return _round_refusal(job, event)
         case ParametersChanged():
             return _parameters_refusal(job, event)
         case EvaluationReady() | EvaluationFailed():
-            waiting = {model.round for model in job.evaluating}
-            return "" if event.round in waiting else f"no evaluation of round {event.round} is due"
+            return _evaluation_refusal(job, event)
         case _:
             return ""
 
@@ -135,11 +140,31 @@ def _model_refusal(
             return "" if is_due else f"round {event.round} is not being aggregated"
 
 
+def _evaluation_refusal(job: Job, event: EvaluationReady | EvaluationFailed) -> str:
+    waiting = {model.round for model in job.evaluating}
+    return "" if event.round in waiting else f"no evaluation of round {event.round} is due"
+
+
+def _round_refusal(job: Job, event: RoundPlanned | DeadlineReached) -> str:
+    if isinstance(event, DeadlineReached):
+        return _deadline_refusal(job, event)
+    number = job.model.round if job.model is not None else 0
+    if event.plan.round != number:
+        return f"round {event.plan.round} is not being planned; the job is in round {number}"
+    return "" if event.plan.nodes else f"the plan of round {number} gives nobody work"
+
+
 def _parameters_refusal(job: Job, event: ParametersChanged) -> str:
     """A job has a round to do, or it is over: rounds that are done cannot be taken back."""
-    done = job.model.round if job.model is not None else 0
-    if event.spec.training.rounds > done:
+    if job.model is None or not is_done(replace(job, spec=event.spec)):
         return ""
+    if event.spec.strategy == "aware":
+        total = work_samples(event.spec)
+        return (
+            f"{job.tally.samples} samples are trained on, {total} would be all:"
+            " training.rounds must be more, or stop the job"
+        )
+    done = job.model.round
     return f"{done} of its rounds are done: training.rounds must be more, or stop the job"
 
 

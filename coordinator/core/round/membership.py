@@ -22,7 +22,7 @@ from coordinator.core.round.rounds import (
     without,
 )
 from hypergpu.ids import NodeId, Slot
-from hypergpu.units import Bytes, Samples
+from hypergpu.units import Bytes, Milliseconds, Samples
 
 
 def joined(job: Job, event: NodeJoined) -> Step:
@@ -68,8 +68,14 @@ def update_received(job: Job, event: UpdateReceived) -> Step:
         raise AssertionError("the fence lets no update through without a round")
     participant = round_.participants[event.node]
     samples = shard_samples(participant.shard.ranges)
-    update = replace(event.update, samples=samples, inner_steps=participant.inner_steps)
-    participant = replace(participant, work=Work.RECEIVED, update=update)
+    update = replace(
+        event.update,
+        samples=samples,
+        inner_steps=participant.inner_steps,
+        codec=participant.codec,
+    )
+    took_ms = Milliseconds(max(1, event.at_ms - participant.assigned_at_ms))
+    participant = replace(participant, work=Work.RECEIVED, update=update, took_ms=took_ms)
     member = replace(
         job.members[event.node], last_accepted=update.blob.digest, accepted_lease=event.lease
     )

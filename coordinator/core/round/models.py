@@ -1,5 +1,7 @@
 """What the evaluator and the aggregation report: models made, models lost, models measured."""
 
+from collections import Counter
+
 from msgspec.structs import replace
 
 from coordinator.core.commands import EvaluateModel, RecordRound
@@ -12,13 +14,16 @@ from coordinator.core.events import (
     PreparationFailed,
     RoundRecorded,
 )
-from coordinator.core.job import Job, Model, Phase, Round, Score, Stream, Work
+from coordinator.core.job import ENDED, Job, Model, Phase, Round, Score, Stream, Work
+from coordinator.core.round.completion import is_done
 from coordinator.core.round.membership import released
 from coordinator.core.round.outstanding import outstanding, remake
 from coordinator.core.round.rounds import Step, changed, closed, opened
 from coordinator.core.round.streams import put_back
+from hypergpu.catalogue.entry import has_reached
 from hypergpu.units import Bytes, Milliseconds, Samples
 
+_UNDER_WAY = frozenset(Phase) - ENDED - {Phase.PREPARING, Phase.FINISHING}
 _EVALUATIONS_WAITING = 2  # a slow evaluator skips models rather than fall behind without end
 
 
@@ -59,7 +64,7 @@ def aggregated(job: Job, event: AggregateReady) -> Step:
     record = RecordRound(_figures(job, round_, event))
     evaluation = _evaluation(job, event.model)
     job = evaluation.job
-    if event.model.round >= job.spec.training.rounds:
+    if is_done(job):
         after = _finishing(job)
     elif job.phase is Phase.PAUSED:
         after = Step(replace(job, resume_to=Phase.WAITING))
@@ -80,7 +85,7 @@ def model_lost(job: Job, event: ModelLost) -> Step:
 
 
 def evaluated(job: Job, event: EvaluationReady) -> Step:
-    """Keep the score; the lowest loss names the best model."""
+    """Keep the score; the lowest loss names the best model. A target that is reached ends it."""
     model = next(model for model in job.evaluating if model.round == event.round)
     score = Score(event.round, event.model, event.loss, event.metric, event.metric_name)
     is_best = job.best is None or event.loss < job.best.loss
@@ -92,7 +97,17 @@ def evaluated(job: Job, event: EvaluationReady) -> Step:
         best=score if is_best else job.best,
         best_model=model if is_best else job.best_model,
     )
+    if job.phase in _UNDER_WAY and not job.lost_model and _is_reached(job, event):
+        what = f"{event.metric_name} {event.metric:.4g} by the model of round {event.round}"
+        reason = f"the target is reached: {what}"
+        step = released(job, reason)
+        job = replace(step.job, phase=Phase.FINISHED, resume_to=None, reason=reason)
+        return Step(job, step.commands)
     return _finished_if_due(job, event.round, "all rounds are done")
+
+
+def _is_reached(job: Job, event: EvaluationReady) -> bool:
+    return has_reached(job.spec.evaluation.target, event.metric, name=event.metric_name)
 
 
 def evaluation_failed(job: Job, event: EvaluationFailed) -> Step:
@@ -129,7 +144,7 @@ def _failed(job: Job, reason: str) -> Step:
 
 
 def _evaluation(job: Job, model: Model) -> Step:
-    is_last = model.round >= job.spec.training.rounds
+    is_last = is_done(job)
     is_due = is_last or model.round % job.spec.evaluation.every == 0
     if not is_due or (len(job.evaluating) >= _EVALUATIONS_WAITING and not is_last):
         return Step(job)
@@ -152,7 +167,7 @@ def _marked(round_: Round, event: AggregateReady) -> Round:
     refused = {
         node: replace(round_.participants[node], work=Work.UNREADABLE) for node, _ in event.refused
     }
-    return changed(round_, refused)
+    return replace(changed(round_, refused), agreement=event.agreement)
 
 
 def _refunded(job: Job, round_: Round, event: AggregateReady) -> Job:
@@ -197,4 +212,17 @@ def _figures(job: Job, round_: Round, event: AggregateReady) -> RoundRecorded:
         loss=sum(loss * count for loss, count in told) / weight if weight else None,
         samples_per_s=samples * 1000 / duration_ms,
         reason=job.reason,
+        inner_steps=round_.inner_steps,
+        codecs=dict(Counter(part.codec for part in round_.participants.values())),
+        resting=len(round_.resting),
+        forecast_error=_forecast_error(round_),
     )
+
+
+def _forecast_error(round_: Round) -> float | None:
+    errors = [
+        abs(part.plan.forecast_ms - part.took_ms) / part.took_ms
+        for part in round_.participants.values()
+        if part.plan.forecast_ms and part.took_ms
+    ]
+    return sum(errors) / len(errors) if errors else None

@@ -3,13 +3,15 @@ on.
 """
 
 from coordinator.core.commands import (
-    Aggregate,
     Command,
     EvaluateModel,
     InitialiseModel,
+    PlanRound,
 )
 from coordinator.core.job import Job, Phase, Work
-from coordinator.core.round.rounds import aggregate, assignment, deadline, folded_updates
+from coordinator.core.round.completion import plan_request
+from coordinator.core.round.folding import aggregate, folding
+from coordinator.core.round.rounds import assignment, deadline
 
 
 def outstanding(job: Job) -> tuple[Command, ...]:
@@ -28,8 +30,7 @@ def remake(job: Job) -> Command:
     """The command that makes a lost current model again from what it was made of."""
     if job.previous is None or job.closed is None:
         return InitialiseModel(job.job_id, job.spec, job.manifest)
-    updates = folded_updates(job.closed)
-    return Aggregate(job.closed.number, job.previous, updates, job.closed.spec)
+    return folding(job.closed, job.previous)
 
 
 def _phase_commands(job: Job) -> tuple[Command, ...]:
@@ -37,6 +38,8 @@ def _phase_commands(job: Job) -> tuple[Command, ...]:
         return (InitialiseModel(job.job_id, job.spec, job.manifest),)
     if Phase.AGGREGATING in (job.phase, job.resume_to):
         return (aggregate(job),)
+    if job.phase is Phase.PLANNING:
+        return (PlanRound(plan_request(job)),)
     if job.phase is Phase.TRAINING and job.round is not None:
         pending = [
             node

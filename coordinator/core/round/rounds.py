@@ -6,11 +6,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from coordinator.core.commands import (
-    Aggregate,
     AssignShard,
     CancelShard,
     Command,
-    FoldedUpdate,
+    PlanRound,
     SetDeadline,
 )
 from coordinator.core.job import (
@@ -24,9 +23,14 @@ from coordinator.core.job import (
     Stream,
     Work,
 )
+from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
+from coordinator.core.round.completion import plan_request, work_samples
+from coordinator.core.round.folding import aggregate
 from coordinator.core.round.seeds import seed_for
+from coordinator.core.round.staff import nodes_needed, staff
 from coordinator.core.round.streams import put_back, taken
 from hypergpu.ids import NodeId
+from hypergpu.spec import SPARSE_SCHEMES
 from hypergpu.units import Milliseconds, Samples
 
 _ROUNDING = 1e-9  # 0.55 * 20 is a little more than 11 in floating point
@@ -39,24 +43,8 @@ class Step(NamedTuple):
     commands: tuple[Command, ...] = ()
 
 
-def staff(job: Job) -> list[NodeId]:
-    """Nodes that can take work, in slot order."""
-    able = [
-        (member.slot, node)
-        for node, member in job.members.items()
-        if member.is_present and not member.is_leaving
-    ]
-    return [node for _, node in sorted(able)]
-
-
-def nodes_needed(job: Job) -> int:
-    """Nodes without which no round opens: the stated number for the first, then one."""
-    is_first = job.model is None or job.model.round == 0
-    return job.spec.training.nodes if is_first else 1
-
-
 def opened(job: Job) -> Step:
-    """Open the next round when enough nodes are there, else wait for them."""
+    """Open the next round, or have it planned, when enough nodes are there; else wait for them."""
     if job.model is None:
         raise AssertionError("a round needs a model")
     number = job.model.round
@@ -67,38 +55,59 @@ def opened(job: Job) -> Step:
         return Step(replace(job, phase=Phase.WAITING, reason=reason))
     if job.lost_model:
         return Step(replace(job, phase=Phase.WAITING))
+    if job.spec.strategy == "aware":
+        job = replace(job, phase=Phase.PLANNING, reason=f"round {number} is being planned")
+        return Step(job, (PlanRound(plan_request(job)),))
+    return _begun(job, stated_plan(job, nodes))
+
+
+def planned(job: Job, plan: RoundPlan) -> Step:
+    """Open the round as planned, without the nodes that have gone since; if all have, plan again.
+
+    A node that came since has no part in it, like any other that comes while a round is open.
+    """
+    nodes = {node: plan.nodes[node] for node in staff(job) if node in plan.nodes}
+    if not nodes or len(staff(job)) < nodes_needed(job) or job.lost_model:
+        return opened(job)
+    return _begun(replace(job, plan_memory=plan.memory), replace(plan, nodes=nodes))
+
+
+def _begun(job: Job, plan: RoundPlan) -> Step:
+    """Give every node of the plan its shard under a fresh lease."""
     participants: dict[NodeId, Participant] = {}
     streams = list(job.streams)
     lease = job.next_lease
-    steps = job.spec.training.inner_steps
-    for node in nodes:
+    for node, part in plan.nodes.items():
         slot = job.members[node].slot
         partition = slot % len(streams)
-        ranges, streams[partition] = taken(streams[partition], steps * job.spec.training.batch_size)
-        participants[node] = Participant(slot, lease, Shard(partition, ranges), steps)
+        samples = part.inner_steps * job.spec.training.batch_size
+        ranges, streams[partition] = taken(streams[partition], samples)
+        participants[node] = Participant(slot, lease, Shard(partition, ranges), part, job.at_ms)
         lease += 1
-    deadline_at_ms = Milliseconds(0)
-    if job.spec.round.deadline_ms:
-        deadline_at_ms = Milliseconds(job.at_ms + job.spec.round.deadline_ms)
+    deadline_at_ms = job.at_ms + plan.deadline_ms if plan.deadline_ms else 0
     round_ = Round(
-        number=number,
+        number=plan.round,
         spec=job.spec,
         base_samples=job.tally.samples,
-        total_samples=_total_samples(job, number, len(nodes)),
+        total_samples=_total_samples(job, plan.round, len(participants)),
         opened_at_ms=job.at_ms,
         participants=participants,
         counts={Work.PENDING: len(participants)},
-        deadline_at_ms=deadline_at_ms,
+        inner_steps=plan.memory.inner_steps,
+        down=plan.down,
+        is_sparse=plan.is_sparse,
+        resting=plan.resting,
+        deadline_at_ms=Milliseconds(deadline_at_ms),
     )
     job = replace(
         job,
         phase=Phase.TRAINING,
-        reason=f"round {number}: {len(nodes)} taking part",
+        reason=f"round {plan.round}: {plan.reason or f'{len(participants)} taking part'}",
         round=round_,
         streams=tuple(streams),
         next_lease=lease,
     )
-    return Step(job, (*deadline(job), *(assignment(job, node) for node in nodes)))
+    return Step(job, (*deadline(job), *(assignment(job, node) for node in participants)))
 
 
 def changed(round_: Round, participants: dict[NodeId, Participant]) -> Round:
@@ -137,20 +146,41 @@ def assignment(job: Job, node: NodeId) -> AssignShard:
         spec=spec,
         manifest=job.manifest,
         model=model,
-        inner_steps=participant.inner_steps,
+        plan=participant.plan,
         seed=seed_for(spec.training.seed, "inner", participant.slot, round_.number),
         global_samples=round_.base_samples,
         total_samples=round_.total_samples,
         deadline_at_ms=round_.deadline_at_ms,
         last_accepted=job.members[node].last_accepted,
-        reason=f"round {round_.number}, slot {participant.slot}: "
-        f"H={participant.inner_steps}, {spec.codec.up}",
+        reason=f"round {round_.number}, slot {participant.slot}: {participant.plan.reason}",
+    )
+
+
+def stated_plan(job: Job, nodes: list[NodeId]) -> RoundPlan:
+    """The round as the job file has it, the same for every node, whatever was measured."""
+    if job.model is None:
+        raise AssertionError("a round needs a model")
+    spec, steps = job.spec, job.spec.training.inner_steps
+    reason = f"H={steps}, {spec.codec.up}"
+    each = NodePlan(steps, spec.codec.up, Milliseconds(0), Milliseconds(0), reason)
+    is_sparse = spec.codec.up in SPARSE_SCHEMES
+    return RoundPlan(
+        round=job.model.round,
+        nodes=dict.fromkeys(nodes, each),
+        resting={},
+        deadline_ms=Milliseconds(spec.round.deadline_ms),
+        down=spec.codec.down,
+        is_sparse=is_sparse,
+        memory=PlanMemory(steps, 0, is_sparse),
+        reason="",
     )
 
 
 def _total_samples(job: Job, number: int, participants: int) -> Samples:
     """Where schedules end: what was processed, and the rounds to come as if they were like this."""
     training = job.spec.training
+    if job.spec.strategy == "aware":
+        return work_samples(job.spec)
     per_round = training.inner_steps * training.batch_size * participants
     return Samples(job.tally.samples + (training.rounds - number) * per_round)
 
@@ -177,18 +207,37 @@ def taken_over(job: Job) -> Step:
     orphans = list(round_.orphans)
     lease = job.next_lease
     started: dict[NodeId, Participant] = {}
-    for node in staff(job):
+    for node in _idle(job, round_):
+        if not orphans:
+            break
         before = round_.participants.get(node)
-        if not orphans or (before is not None and before.work is not Work.LOST):
-            continue
         own = before is not None and before.shard in orphans
         shard = orphans.pop(orphans.index(before.shard) if own and before else 0)
-        steps = round_.spec.training.inner_steps
-        started[node] = Participant(job.members[node].slot, lease, shard, steps)
+        plan = _handed_on(round_, shard)
+        started[node] = Participant(job.members[node].slot, lease, shard, plan, job.at_ms)
         lease += 1
     round_ = changed(replace(round_, orphans=tuple(orphans)), started)
     job = replace(job, round=round_, next_lease=lease)
     return Step(job, tuple(assignment(job, node) for node in started))
+
+
+def _idle(job: Job, round_: Round) -> list[NodeId]:
+    """Nodes that may take an orphan over; resting ones only when nobody else is there at all."""
+    idle = [
+        node
+        for node in staff(job)
+        if node not in round_.participants or round_.participants[node].work is Work.LOST
+    ]
+    awake = [node for node in idle if node not in round_.resting]
+    is_manned = any(round_.counts.get(work, 0) for work in (Work.PENDING, Work.RECEIVED))
+    return awake if awake or is_manned else idle
+
+
+def _handed_on(round_: Round, shard: Shard) -> NodePlan:
+    """The plan of the participant that left the shard behind, for a node nothing is forecast of."""
+    plan = next(each.plan for each in round_.participants.values() if each.shard == shard)
+    reason = f"H={plan.inner_steps}, {plan.codec}, taken over"
+    return NodePlan(plan.inner_steps, plan.codec, Milliseconds(0), Milliseconds(0), reason)
 
 
 def closed(job: Job) -> Step:
@@ -261,23 +310,6 @@ def _settled(job: Job, why: str) -> Job:
 
 def _return_shard(streams: list[Stream], shard: Shard) -> None:
     streams[shard.partition] = put_back(streams[shard.partition], shard.ranges)
-
-
-def aggregate(job: Job) -> Aggregate:
-    """The command that folds the closed round's updates, in slot order."""
-    if job.round is None or job.model is None:
-        raise AssertionError("nothing to aggregate")
-    return Aggregate(job.round.number, job.model, folded_updates(job.round), job.round.spec)
-
-
-def folded_updates(round_: Round) -> tuple[FoldedUpdate, ...]:
-    """The round's updates that enter the mean, in slot order."""
-    received = [
-        FoldedUpdate(node, participant.slot, participant.update.blob, participant.update.samples)
-        for node, participant in round_.participants.items()
-        if participant.work is Work.RECEIVED and participant.update is not None
-    ]
-    return tuple(sorted(received, key=lambda update: update.slot))
 
 
 def shard_samples(ranges: tuple[SampleRange, ...]) -> Samples:

@@ -35,16 +35,24 @@ def write_whole(descriptor: int, content: bytes | memoryview, offset: int) -> No
     Raises:
         OSError: the disk is full, or worse.
     """
-    left = memoryview(content)
-    position = offset
     try:
-        while left:
-            written = os.pwrite(descriptor, left, position)
-            left = left[written:]
-            position += written
+        write_over(descriptor, content, offset)
     except OSError:
         os.ftruncate(descriptor, offset)
         raise
+
+
+def write_over(descriptor: int, content: bytes | memoryview, offset: int) -> None:
+    """Write all of ``content`` at ``offset``, leaving what lies behind it as it is.
+
+    Raises:
+        OSError: the disk is full, or worse; some of it may be written.
+    """
+    left = memoryview(content)
+    while left:
+        written = os.pwrite(descriptor, left, offset)
+        left = left[written:]
+        offset += written
 
 
 def _sync(path: Path, flags: int) -> None:

@@ -6,161 +6,33 @@ says how much of the file counts; it is cut to that when the attempt or the proc
 the bytes are right is decided once, at the end, by the whole digest.
 """
 
-import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 from coordinator.core.job import BlobRef
-from coordinator.shell.blobs.files import begin_writeback, write_whole
 from coordinator.shell.blobs.gauge import GAUGE, Gauge, cut_to_gauge
-from coordinator.shell.blobs.interface import KEEP_S, Blobs
+from coordinator.shell.blobs.interface import Blobs
+from coordinator.shell.blobs.keeper import Attempt
 from coordinator.shell.blobs.space import Space, disk_full_refused
 from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
-from hypergpu.digest import FILE_STEP_BYTES, RunningDigest, digest_of
+from coordinator.shell.blobs.stripes import (
+    StripedFile,
+    StripeUpload,
+    committed_of,
+    striped_bytes,
+)
+from coordinator.shell.blobs.upload import Observer, Upload
+from hypergpu.digest import digest_of
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Bytes
+from hypergpu.wire.stripes import Stripe
 
 EXPIRY_S = 24 * 3600
-WRITEBACK_BYTES = 2 << 20
-"""Stored bytes go to the disk in stretches of this size while more arrive."""
 _FINISHED = ".finished"
 _OF_OWNER = "-"
 """Between the owner and the upload in a file's name."""
-
-Observer = Callable[[bytes | memoryview], None]
-"""Sees every byte of an upload once and in order, those of earlier attempts first."""
-
-
-class Upload:
-    """One attempt to go on with an upload. Its methods block; call them one after the other."""
-
-    def __init__(
-        self, quarantine: "Quarantine", path: Path, blob: BlobRef, *, gauge: Gauge | None = None
-    ) -> None:
-        """Open the file; with a gauge it holds another blob's bytes, which this one's replace."""
-        self._gauge = gauge
-        self._quarantine = quarantine
-        self.path = path
-        self.blob = blob
-        self._running = RunningDigest()
-        self._observe: Observer | None = None
-        self._pushed_bytes = 0
-        self._lock = threading.Lock()
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-    @property
-    def committed_offset(self) -> Bytes:
-        """How many bytes are stored."""
-        return self._running.size_bytes
-
-    @property
-    def is_open(self) -> bool:
-        """Whether this attempt may still append."""
-        return self._descriptor >= 0
-
-    def rebuild(self, observe: Observer | None) -> None:
-        """Read what earlier attempts stored; what is beyond the declared size is cut off."""
-        self._observe = observe
-        with self._lock:
-            self._check_open()
-            if self._gauge is not None:
-                return
-            os.ftruncate(self._descriptor, min(_size(self._descriptor), self.blob.size_bytes))
-        while piece := self._stored_piece():
-            self._take(piece)
-
-    def _stored_piece(self) -> bytes:
-        with self._lock:
-            self._check_open()
-            return os.pread(self._descriptor, FILE_STEP_BYTES, self.committed_offset)
-
-    def append(self, offset: int, piece: bytes | memoryview) -> Bytes:
-        """Store the next piece. Returns the committed offset behind it.
-
-        Raises:
-            RefusalError: OFFSET_MISMATCH, there is a gap, an overlap, or a newer attempt took over;
-                UPDATE_TOO_LARGE, it passes the declared size; DISK_FULL. Nothing of it is stored.
-        """
-        with self._lock:
-            self._check_open()
-            if offset != self.committed_offset:
-                raise RefusalError(
-                    Reason.OFFSET_MISMATCH, f"{offset} came, {self.committed_offset} is next"
-                )
-            if offset + len(piece) > self.blob.size_bytes:
-                raise RefusalError(
-                    Reason.UPDATE_TOO_LARGE,
-                    f"{offset + len(piece)} bytes came, {self.blob.size_bytes} were declared",
-                )
-            with disk_full_refused("the upload stopped"):
-                write_whole(self._descriptor, piece, offset)
-            self._take(piece)
-            if self._gauge is not None:
-                self._gauge.write(self.committed_offset)
-            self._push_out()
-            return self.committed_offset
-
-    def finish(self, *, keep_s: int = KEEP_S) -> BlobRef:
-        """Check the whole and make it a durable blob.
-
-        Raises:
-            RefusalError: OFFSET_MISMATCH, bytes are missing; DIGEST_MISMATCH, the bytes are not the
-                declared ones and were thrown away; DISK_FULL, the upload stays as it is.
-        """
-        with self._lock:
-            self._check_open()
-            if self.committed_offset < self.blob.size_bytes:
-                raise RefusalError(
-                    Reason.OFFSET_MISMATCH,
-                    f"{self.committed_offset} of {self.blob.size_bytes} bytes came",
-                )
-            self._close()
-        if self._running.digest() != self.blob.digest:
-            self._quarantine.discard(self)
-            raise RefusalError(Reason.DIGEST_MISMATCH, "the bytes are not those that were declared")
-        self._quarantine.release(self, keep_s)
-        return self.blob
-
-    def close(self) -> None:
-        """End the attempt; what is stored stays for the next one. Safe to call twice."""
-        self.cut_off()
-        self._quarantine.shrink(self)
-
-    def cut_off(self) -> None:
-        """End the attempt for another one that goes on at once."""
-        with self._lock:
-            self._close()
-
-    def discard(self) -> None:
-        """End the attempt and throw away what is stored: the bytes proved wrong."""
-        self.close()
-        self._quarantine.discard(self)
-
-    def _take(self, piece: bytes | memoryview) -> None:
-        self._running.update(piece)
-        if self._observe is not None:
-            self._observe(piece)
-
-    def _push_out(self) -> None:
-        committed = self.committed_offset
-        if committed - self._pushed_bytes >= WRITEBACK_BYTES:
-            begin_writeback(self._descriptor, self._pushed_bytes, committed)
-            self._pushed_bytes = committed
-
-    def _check_open(self) -> None:
-        if self._descriptor < 0:
-            raise RefusalError(Reason.OFFSET_MISMATCH, "a newer upload took this one's place")
-
-    def _close(self) -> None:
-        if self._descriptor < 0:
-            return
-        if self._gauge is not None:
-            os.ftruncate(self._descriptor, self.committed_offset)
-            self._gauge.remove()
-        os.close(self._descriptor)
-        self._descriptor = -1
 
 
 class Quarantine:
@@ -171,7 +43,7 @@ class Quarantine:
         self._blobs = blobs
         self._space = space
         self._lock = threading.Lock()
-        self._uploads: dict[Path, Upload] = {}
+        self._uploads: dict[Path, Upload | StripedFile] = {}
         self._reserved: dict[Path, int] = {}
         self._owned: dict[str, Path] = {}
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -200,8 +72,7 @@ class Quarantine:
         """
         path = self._path(key, owner)
         with self._lock:
-            if (other := self._owned.get(_owner(path), path)) != path:
-                self._drop(other)
+            self._drop_other(path)
             if older := self._uploads.pop(path, None):
                 older.cut_off()
             self._reserve(path, blob.size_bytes)
@@ -211,12 +82,50 @@ class Quarantine:
         upload.rebuild(observe)
         return upload
 
+    def open_stripe(
+        self,
+        key: str,
+        blob: BlobRef,
+        stripe: Stripe,
+        observe: Observer | None = None,
+        *,
+        owner: str = "",
+    ) -> StripeUpload:
+        """Begin or go on with a stripe; see `open`. An older attempt at this stripe is cut off.
+
+        The whole declared size counts against the space as long as there is any stripe. Stripes of
+        another count are another upload.
+        """
+        path = self._path(_striped_key(key, stripe), owner)
+        with self._lock:
+            self._drop_other(path)
+            file = self._uploads.get(path)
+            begun = file.begin(stripe, observe) if isinstance(file, StripedFile) else None
+            while begun is None:
+                self._reserve(path, striped_bytes(blob, stripe.count))
+                with disk_full_refused("the upload cannot begin"):
+                    file = StripedFile(self, path, blob, stripe.count)
+                self._uploads[path] = file
+                begun = file.begin(stripe, observe)
+        return begun
+
+    def committed_stripe(
+        self, key: str, blob: BlobRef, stripe: Stripe, *, owner: str = ""
+    ) -> Bytes:
+        """Up to where a stripe is stored, counted within the whole; its start if it is unknown."""
+        path = self._path(_striped_key(key, stripe), owner)
+        with self._lock:
+            file = self._uploads.get(path)
+            if isinstance(file, StripedFile) and file.is_open:
+                return file.committed(stripe.index)
+        return committed_of(path, blob, stripe)
+
     def committed_offset(self, key: str, *, owner: str = "") -> Bytes:
         """How much of an upload is stored; 0 for an unknown one."""
         path = self._path(key, owner)
         with self._lock:
             upload = self._uploads.get(path)
-            if upload is not None and upload.is_open:
+            if isinstance(upload, Upload) and upload.is_open:
                 return upload.committed_offset
         try:
             return Bytes(path.stat().st_size)
@@ -250,29 +159,29 @@ class Quarantine:
                 self._drop(path)
         return len(void)
 
-    def discard(self, upload: Upload) -> None:
+    def discard(self, attempt: Attempt) -> None:
         """Throw an attempt's file away, unless a newer attempt has taken it over."""
         with self._lock:
-            if self._uploads.get(upload.path) is upload:
-                self._drop(upload.path)
+            if self._uploads.get(attempt.path) is attempt:
+                self._drop(attempt.path)
 
-    def shrink(self, upload: Upload) -> None:
+    def shrink(self, attempt: Attempt, stored_bytes: Bytes) -> None:
         """Reserve for an attempt that ended no more than what it stored."""
         with self._lock:
-            if self._uploads.get(upload.path) is upload:
-                self._reserve(upload.path, upload.committed_offset)
+            if self._uploads.get(attempt.path) is attempt:
+                self._reserve(attempt.path, stored_bytes)
 
-    def release(self, upload: Upload, keep_s: int) -> None:
+    def release(self, attempt: Attempt, keep_s: int) -> None:
         """Hand a checked file to the blobs."""
-        finished = upload.path.with_name(upload.path.name + _FINISHED)
+        finished = attempt.path.with_name(attempt.path.name + _FINISHED)
         with self._lock:
-            if self._uploads.get(upload.path) is not upload:
+            if self._uploads.get(attempt.path) is not attempt:
                 raise RefusalError(Reason.OFFSET_MISMATCH, "a newer upload took this one's place")
             # Under a name of its own nobody can write to it, while others go on during the sync.
-            upload.path.rename(finished)
-            self._let_go(upload.path)
+            attempt.path.rename(finished)
+            self._let_go(attempt.path)
         try:
-            self._blobs.adopt(finished, upload.blob, keep_s=keep_s)
+            self._blobs.adopt(finished, attempt.blob, keep_s=keep_s)
         except BaseException:
             self._take_back(finished)
             raise
@@ -324,6 +233,11 @@ class Quarantine:
             return False
         return not path.exists() or path.stat().st_mtime <= oldest_s
 
+    def _drop_other(self, path: Path) -> None:
+        """Throw away any other upload of the owner of this one."""
+        if (other := self._owned.get(_owner(path), path)) != path:
+            self._drop(other)
+
     def _drop(self, path: Path) -> None:
         if upload := self._uploads.get(path):
             upload.cut_off()
@@ -337,6 +251,10 @@ class Quarantine:
             del self._owned[_owner(path)]
 
 
+def _striped_key(key: str, stripe: Stripe) -> str:
+    return f"{key}/{stripe.count}"
+
+
 def _digest(text: str) -> str:
     return digest_of(text.encode())
 
@@ -344,7 +262,3 @@ def _digest(text: str) -> str:
 def _owner(path: Path) -> str:
     """The digest of the upload's owner; empty when it has none."""
     return path.name.rpartition(_OF_OWNER)[0]
-
-
-def _size(descriptor: int) -> int:
-    return os.fstat(descriptor).st_size

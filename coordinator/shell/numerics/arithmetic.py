@@ -30,11 +30,10 @@ class WeightedMean:
         self._mean = self._total[:0]
         self._is_empty = True
 
-    def begin(self, count: int) -> Float32s:
-        """Start over with ``count`` coordinates; gives the vector that will hold their mean."""
+    def begin(self, count: int) -> None:
+        """Start over with ``count`` coordinates."""
         self._mean = self._total[:count]
         self._is_empty = True
-        return self._mean
 
     def add(self, scheme: Scheme, payload: Octets, weight: np.float32) -> None:
         """Decode one update's span and add it."""
@@ -48,6 +47,10 @@ class WeightedMean:
                 np.multiply(values, weight, out=scratch)
                 np.add(total, scratch, out=total)
         self._is_empty = False
+
+    def finished(self) -> Float32s:
+        """The mean; valid until the next `begin`."""
+        return self._mean
 
 
 class OuterStep:

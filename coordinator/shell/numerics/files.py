@@ -35,6 +35,7 @@ class FoldInputs:
         updates = [request.updates[index] for index in kept]
         self.updates = [InputFile(update.path, update.digest) for update in updates]
         self.samples = [update.samples for update in updates]
+        self.schemes = [update.scheme for update in updates]
 
     @property
     def has_parameters(self) -> bool:
@@ -65,8 +66,10 @@ class FoldInputs:
             state = self.state
             both = 2 * vector_bytes if self.has_parameters else vector_bytes
             self._judge_base(lambda: state.refuse_other_size(vector_bytes, both))
-        size_bytes = update_bytes(layout, self._request.up)
-        self._judge_updates(lambda update: update.refuse_other_size(size_bytes))
+        sizes_bytes = dict(
+            zip(self.updates, (update_bytes(layout, each) for each in self.schemes), strict=True)
+        )
+        self._judge_updates(lambda update: update.refuse_other_size(sizes_bytes[update]))
 
     def refuse_other_digests(self) -> None:
         """Compare every digest once everything is read; errors as `refuse_other_sizes`."""
@@ -110,7 +113,7 @@ class FoldOutputs:
 
     def __init__(self, request: FoldRequest, on_failure: ExitStack, reuse: Reuse) -> None:
         self.has_parameters = request.down != "fp32"
-        self.has_momentum = request.outer.momentum != 0
+        self.has_momentum = request.step.momentum != 0
         self.momentum_start = 4 * request.layout.parameters_count if self.has_parameters else 0
 
         def created(size_bytes: int) -> OutputFile:
@@ -125,11 +128,12 @@ class FoldOutputs:
         delta_bytes = update_bytes(layout, request.down)
         self.delta = created(delta_bytes) if self.has_parameters else None
 
-    def finished(self, refused: tuple[RefusedUpdate, ...]) -> FoldResult:
+    def finished(self, refused: tuple[RefusedUpdate, ...], agreement: float | None) -> FoldResult:
         """Close and name all of them. Nothing may be queued any more."""
         return FoldResult(
             model=self.model.finished(),
             outer_state=self.state.finished() if self.state else None,
             delta=self.delta.finished() if self.delta else None,
             refused=refused,
+            agreement=agreement,
         )

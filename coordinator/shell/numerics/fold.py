@@ -115,6 +115,6 @@ def _fold_kept(
             raise DivergedError(
                 "the next model is not finite: lower the inner or the outer learning rate"
             )
-        result = outputs.finished(refused)
+        result = outputs.finished(refused, sweep.agreement)
         on_failure.pop_all()
         return result

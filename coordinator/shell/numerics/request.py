@@ -1,6 +1,7 @@
 """What a fold is asked and what it answers: paths, digests and settings, no numbers of a model."""
 
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,9 @@ from hypergpu.units import Bytes, Samples
 
 Reuse = Callable[[Path, int], bool]
 """Puts a file of exactly that size at that path, to be written over; False when it has none."""
+
+
+_PLAIN = Outer(learning_rate=1.0, momentum=0.0)
 
 
 class StoredBlob(msgspec.Struct, frozen=True):
@@ -28,17 +32,28 @@ class StoredUpdate(msgspec.Struct, frozen=True):
     digest: Digest
     samples: Samples
     """An update of none is refused."""
+    scheme: str
+    """How it is encoded; the updates of one round may differ."""
+
+
+class OuterRule(Enum):
+    """How the mean pseudo-gradient becomes a step."""
+
+    NESTEROV = "nesterov"  # SGD with the learning rate and momentum of `FoldRequest.outer`
+    PLAIN = "plain"  # learning rate 1, no momentum: what is stored of it is dropped
 
 
 class FoldRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One outer step to take."""
 
     layout: Layout
-    up: str
-    """Scheme of the updates."""
     down: str
     """Scheme of the delta; with fp32 there is none."""
     outer: Outer
+    outer_rule: OuterRule = OuterRule.NESTEROV
+    """Sparse updates call for PLAIN: their decaying residual is a momentum already."""
+    scale: float = 1.0
+    """Multiplies the mean pseudo-gradient, not the statistics (FedNova's factor)."""
     base_model: StoredBlob
     outer_state: StoredBlob | None
     """None before the first outer step, or when the step before left none."""
@@ -46,6 +61,11 @@ class FoldRequest(msgspec.Struct, frozen=True, kw_only=True):
     """In slot order."""
     output_dir: Path
     """On the file system of the blob store, so that adopting a file is a rename."""
+
+    @property
+    def step(self) -> Outer:
+        """Learning rate and momentum that the rule applies."""
+        return self.outer if self.outer_rule is OuterRule.NESTEROV else _PLAIN
 
 
 class FoldedFile(msgspec.Struct, frozen=True):
@@ -71,6 +91,10 @@ class FoldResult(msgspec.Struct, frozen=True, kw_only=True):
     outer_state: FoldedFile | None
     delta: FoldedFile | None
     refused: tuple[RefusedUpdate, ...] = ()
+    agreement: float | None = None
+    """``n |mean|^2 / mean(|update|^2)`` of the large parameters, estimated on some records with
+    equal weights: n when the updates are equal, 1 when orthogonal. None of a single update.
+    """
 
     @property
     def files(self) -> tuple[FoldedFile, ...]:

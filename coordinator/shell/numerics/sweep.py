@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from coordinator.shell.numerics.agreement import Agreement
 from coordinator.shell.numerics.arithmetic import (
     OuterStep,
     WeightedMean,
@@ -12,16 +13,18 @@ from coordinator.shell.numerics.arithmetic import (
 )
 from coordinator.shell.numerics.files import FoldInputs, FoldOutputs
 from coordinator.shell.numerics.request import FoldRequest
+from coordinator.shell.numerics.senders import SenderMean
 from coordinator.shell.numerics.streams import InputFile, OutputFile, Ring
 from hypergpu.codec import Section, sections_of
-from hypergpu.compression import GROUP, groups
+from hypergpu.compression import groups
 from hypergpu.layout import Float32s
 
 
 class _Span(NamedTuple):
     """Some consecutive coordinates of one section."""
 
-    up: Section
+    place: int
+    """Which section: 0 large, 1 small, 2 statistics."""
     down: Section
     start: int
     """First value, counted within the section."""
@@ -30,7 +33,7 @@ class _Span(NamedTuple):
     @property
     def model_start(self) -> int:
         """Its first byte in a model blob."""
-        return 4 * (self.up.values_start + self.start)
+        return 4 * (self.down.values_start + self.start)
 
 
 class Sweep:
@@ -46,16 +49,18 @@ class Sweep:
         span: int,
     ) -> None:
         self._layout = request.layout
-        self._up = sections_of(request.layout, request.up)
+        self._ups = [sections_of(request.layout, scheme) for scheme in inputs.schemes]
         self._down = sections_of(request.layout, request.down)
         self._inputs = inputs
         self._outputs = outputs
         self._reads, self._writes = rings
         self._span = span
         self._weights = weights_of(inputs.samples)
-        self._mean = WeightedMean(span)
-        self._outer = OuterStep(request.outer)
-        self._change = np.empty(GROUP, np.float32)
+        self._scale = np.float32(request.scale)
+        self._means = self._means_of_sections(span)
+        self._agreement = Agreement(len(inputs.updates), request.layout.large_count)
+        self._outer = OuterStep(request.step)
+        self._change = np.empty(self._down.large.scheme.group, np.float32)
         self.is_finite = True
 
     def fold_all(self) -> None:
@@ -66,26 +71,48 @@ class Sweep:
             OSError: A file could not be written.
         """
         span = self._span
-        for up, down in zip(self._up.floats, self._down.floats, strict=True):
-            for start in range(0, up.values_count, span):
-                here = _Span(up, down, start, min(span, up.values_count - start))
+        for place, down in enumerate(self._down.floats):
+            for start in range(0, down.values_count, span):
+                here = _Span(place, down, start, min(span, down.values_count - start))
                 mean = self._average(here)
-                if up is self._up.statistics:
+                if down is self._down.statistics:
                     self._write_statistics(here, mean)
                 else:
                     self._step(here, mean)
         self._copy_integers()
 
+    @property
+    def agreement(self) -> float | None:
+        """How far the updates agree, once all is folded."""
+        return self._agreement.finished()
+
+    def _means_of_sections(self, span: int) -> tuple[WeightedMean | SenderMean, ...]:
+        """A plain mean where everybody sends everything, which only large parameters may lack."""
+        plain = WeightedMean(span)
+        is_sparse = any(sections.large.scheme.is_sparse for sections in self._ups)
+        large = SenderMean(span, len(self._ups)) if is_sparse else plain
+        return (large, plain, plain)
+
     def _average(self, here: _Span) -> Float32s:
-        there = here.up.bytes_of(here.start, here.values_count)
-        mean = self._mean.begin(here.values_count)
-        for update, weight in zip(self._inputs.updates, self._weights, strict=True):
-            payload = update.read(self._reads.take(), there.start, there.stop - there.start)
-            self._mean.add(here.up.scheme, payload, weight)
-        return mean
+        mean, reads = self._means[here.place], self._reads
+        span = range(here.start, here.start + here.values_count)
+        mean.begin(here.values_count)
+        for index, (update, weight) in enumerate(
+            zip(self._inputs.updates, self._weights, strict=True)
+        ):
+            section = self._ups[index].floats[here.place]
+            there = section.bytes_of(here.start, here.values_count)
+            payload = update.read(reads.take(), there.start, there.stop - there.start)
+            mean.add(section.scheme, payload, weight)
+            if here.down is self._down.large:
+                self._agreement.add(index, section.scheme, payload, span)
+        self._agreement.end_span()
+        return mean.finished()
 
     def _step(self, here: _Span, mean: Float32s) -> None:
         outputs = self._outputs
+        if self._scale != 1:
+            np.multiply(mean, self._scale, out=mean)
         held = self._read(self._inputs.base, here, 0)
         exact, momentum = self._read_state(here, held)
         slot = self._writes.take()
@@ -150,7 +177,7 @@ class Sweep:
 
     def _copy_integers(self) -> None:
         lowest = self._inputs.updates[0]
-        source, target = self._up.integers, self._down.integers
+        source, target = self._ups[0].integers, self._down.integers
         model_start = self._layout.model_bytes - (source.stop - source.start)
         for start in range(0, source.stop - source.start, 4 * self._span):
             count = min(4 * self._span, source.stop - source.start - start)

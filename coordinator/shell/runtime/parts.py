@@ -13,10 +13,13 @@ from coordinator.shell.blobs.interface import Blobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.journal.interface import Journal
+from coordinator.shell.measuring.echo import Echo
+from coordinator.shell.measuring.readings import Readings
 from coordinator.shell.runtime.driver import Driver
+from coordinator.shell.runtime.nonces import Nonces
 from coordinator.shell.runtime.roster import Roster
 from coordinator.shell.runtime.staffing import Staffing
-from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.ids import Digest, JobId
 
 DATASETS = "datasets"
 """The folder of users' data within the coordinator's own."""
@@ -60,8 +63,10 @@ class Parts(NamedTuple):
     roster: Roster
     staffing: Staffing
     pins: Pins
-    nonces: dict[NodeId, int]
-    """Marks that the journal holds, of nodes that were heard since the start."""
+    nonces: Nonces
+    readings: Readings
+    """Of every node's line and speed, made anew after a restart."""
+    echo: Echo
 
     def job_dir(self, job_id: JobId) -> Path:
         """Where the shell keeps files of one job; deleted with it."""

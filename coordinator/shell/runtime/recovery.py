@@ -141,8 +141,9 @@ def _damage(parts: Parts, job: Job) -> str:
     """What is wrong with the current model's files; empty when they are sound."""
     if job.model is None:
         return ""
-    model = job.model
-    blobs = (model.blob, model.outer_state, model.delta.blob if model.delta else None)
+    model, newest = job.model, job.model.newest_delta
+    # Older deltas cannot be made again; a node that needs a lost one fetches the whole model.
+    blobs = (model.blob, model.outer_state, newest.blob if newest else None)
     for blob in blobs:
         if blob is None:
             continue

@@ -8,7 +8,7 @@ import structlog
 from coordinator.core.allocation import JobDemand, Lend, Move, NodeOffer, plan_allocation
 from coordinator.core.events import NodeDraining, NodeJoined, NodeLost
 from coordinator.core.job import ENDED, Job, Phase
-from coordinator.core.round.rounds import nodes_needed
+from coordinator.core.round.staff import nodes_needed
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.room import Room
 from coordinator.shell.runtime.roster import Roster
@@ -19,7 +19,9 @@ log = structlog.get_logger()
 
 NOW = Milliseconds(0)
 """Placeholder: the driver stamps events with job time as they enter its inbox."""
-_USES_NODES = frozenset({Phase.PREPARING, Phase.WAITING, Phase.TRAINING, Phase.AGGREGATING})
+_USES_NODES = frozenset(
+    {Phase.PREPARING, Phase.WAITING, Phase.PLANNING, Phase.TRAINING, Phase.AGGREGATING}
+)
 
 
 class Staffing:

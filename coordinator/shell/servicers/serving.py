@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import NamedTuple
 
 import structlog
 
@@ -15,31 +16,66 @@ from hypergpu.ids import Digest, NodeId
 from hypergpu.layout import Layout
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Bytes, Milliseconds
+from hypergpu.wire.stripes import PIECE_BYTES
 
 log = structlog.get_logger()
 
 READ_BYTES = 4 * chunks.CHUNK_BYTES
+_RANGE_READ_BYTES = 4 * PIECE_BYTES
+"""A range is small, comes over a slow link, and many may be read at once."""
 
 
-async def pieces(
-    parts: Parts, digest: Digest, offset: int
-) -> AsyncIterator[tuple[int, memoryview]]:
-    """A blob in chunks from ``offset`` on, each with its own offset.
+class Span(NamedTuple):
+    """What is wanted of a blob."""
+
+    digest: Digest
+    offset: int = 0
+    end: int = 0
+    """The first byte that is not wanted; 0: all to its end."""
+
+    @property
+    def chunk_bytes(self) -> int:
+        """How much a chunk carries."""
+        return PIECE_BYTES if self.end else chunks.CHUNK_BYTES
+
+    def read_bytes(self, start: int) -> int:
+        """How much to read from ``start`` on."""
+        return min(_RANGE_READ_BYTES, self.end - start) if self.end else READ_BYTES
+
+    def refuse_beyond(self, size_bytes: int) -> None:
+        """Refuse what a blob of this size does not have.
+
+        Raises:
+            RefusalError: OFFSET_MISMATCH.
+        """
+        # Both come from outside and may be larger than what a file can be asked for.
+        if max(self.offset, self.end) > size_bytes:
+            detail = f"it has {size_bytes} bytes, not {max(self.offset, self.end)}"
+            raise RefusalError(Reason.OFFSET_MISMATCH, detail)
+        if self.end and self.end <= self.offset:
+            detail = f"a range ends behind its start: {self.offset} to {self.end}"
+            raise RefusalError(Reason.OFFSET_MISMATCH, detail)
+
+
+async def pieces(parts: Parts, span: Span) -> AsyncIterator[tuple[int, memoryview]]:
+    """A blob, or a range of it, in chunks, each with its own offset.
 
     Raises:
         RefusalError: BLOB_UNKNOWN, it is missing or damaged; OFFSET_MISMATCH, it ends before.
     """
     loop = asyncio.get_running_loop()
-    reader, block = await asyncio.to_thread(_opened, parts, digest, offset)
+    reader, block = await asyncio.to_thread(_opened, parts, span)
     ahead: asyncio.Future[bytes] | None = None
+    offset, stop = span.offset, span.end or reader.size_bytes
     try:
         while block:
             end = offset + len(block)
-            is_last = end >= reader.size_bytes
-            ahead = None if is_last else loop.run_in_executor(None, reader.read, READ_BYTES)
+            is_last = end >= stop
+            left = span.read_bytes(end)
+            ahead = None if is_last else loop.run_in_executor(None, reader.read, left)
             view = memoryview(block)
-            for start in range(0, len(block), chunks.CHUNK_BYTES):
-                yield offset + start, view[start : start + chunks.CHUNK_BYTES]
+            for start in range(0, len(block), span.chunk_bytes):
+                yield offset + start, view[start : start + span.chunk_bytes]
             offset, block = end, await ahead if ahead else b""
     finally:
         # A cancelled stream may leave a read under way in its thread: the file closes after it.
@@ -49,41 +85,35 @@ async def pieces(
             ahead.add_done_callback(lambda _: reader.close())
 
 
-def _opened(parts: Parts, digest: Digest, offset: int) -> tuple[BlobReader, bytes]:
+def _opened(parts: Parts, span: Span) -> tuple[BlobReader, bytes]:
     """A blob and its first bytes."""
-    if (size_bytes := parts.blobs.size(digest)) is not None:
-        _refuse_beyond(offset, size_bytes)
-    reader = parts.blobs.open(digest, offset)
+    if (size_bytes := parts.blobs.size(span.digest)) is not None:
+        span.refuse_beyond(size_bytes)
+    reader = parts.blobs.open(span.digest, span.offset)
     try:
-        return reader, reader.read(READ_BYTES)
+        return reader, reader.read(span.read_bytes(span.offset))
     except BaseException:
         reader.close()
         raise
 
 
-def _refuse_beyond(offset: int, size_bytes: int) -> None:
-    # An offset comes from outside and may be larger than what a file can be asked for.
-    if offset > size_bytes:
-        raise RefusalError(Reason.OFFSET_MISMATCH, f"it has {size_bytes} bytes, not {offset}")
-
-
-async def fetch(parts: Parts, node: NodeId, digest: Digest, offset: int) -> AsyncIterator[bytes]:
+async def fetch(parts: Parts, node: NodeId, span: Span) -> AsyncIterator[bytes]:
     """Serve a node a blob of the job that it works for.
 
     Raises:
         RefusalError: BLOB_UNKNOWN, it may not see it or it is not there; NOT_READY, it is damaged
             and is being made again, or nobody knows yet what the job consists of.
     """
-    room = parts.staffing.room_of(node)
+    room, digest = parts.staffing.room_of(node), span.digest
     if room is not None and room.layout is not None and digest == room.layout.digest:
-        for answer in _layout_chunks(room.layout, offset):
+        for answer in _layout_chunks(room.layout, span):
             yield answer
         return
     if room is None or not _may_see(room, digest):
         raise RefusalError(Reason.BLOB_UNKNOWN, f"{digest} is no part of this node's work")
     is_model = digest in _model_digests(room.job)
     try:
-        async for start, payload in pieces(parts, digest, offset):
+        async for start, payload in pieces(parts, span):
             yield chunks.fetched(start, payload)
             if is_model:
                 room.bytes_down = Bytes(room.bytes_down + payload.nbytes)
@@ -107,18 +137,19 @@ def _may_see(room: Room, digest: Digest) -> bool:
     return False
 
 
-def _layout_chunks(layout: Layout, offset: int) -> Iterator[bytes]:
+def _layout_chunks(layout: Layout, span: Span) -> Iterator[bytes]:
     """The job's layout as a blob: a node's daemon applies deltas by it and cannot build it."""
     text = memoryview(layout.to_json())
-    _refuse_beyond(offset, len(text))
-    for start in range(offset, len(text), chunks.CHUNK_BYTES):
-        yield chunks.fetched(start, text[start : start + chunks.CHUNK_BYTES])
+    span.refuse_beyond(len(text))
+    end = span.end or len(text)
+    for start in range(span.offset, end, span.chunk_bytes):
+        yield chunks.fetched(start, text[start : min(end, start + span.chunk_bytes)])
 
 
 async def _is_remade(parts: Parts, room: Room, digest: Digest) -> bool:
     """Whether a missing blob belongs to the current model; then the machine learns of the loss."""
     model = room.job.model
-    if model is None or digest not in _digests(model):
+    if model is None or digest not in _remakable(model):
         return False
     log.error("a model is damaged", job_id=room.job.job_id, blob=digest)
     lost = ModelLost(at_ms=Milliseconds(0), model=model.blob.digest, reason=f"{digest} is damaged")
@@ -126,8 +157,14 @@ async def _is_remade(parts: Parts, room: Room, digest: Digest) -> bool:
     return True
 
 
+def _remakable(model: Model) -> tuple[Digest, ...]:
+    """What the fold that made the model makes again: of its deltas, the newest."""
+    newest = model.newest_delta
+    return (model.blob.digest, *((newest.blob.digest,) if newest else ()))
+
+
 def _digests(model: Model) -> tuple[Digest, ...]:
-    return (model.blob.digest, *((model.delta.blob.digest,) if model.delta else ()))
+    return (model.blob.digest, *(delta.blob.digest for delta in model.deltas))
 
 
 def _model_digests(job: Job) -> frozenset[Digest]:

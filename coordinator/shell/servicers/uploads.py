@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from coordinator.core.job import BlobRef
 from coordinator.shell import translate
-from coordinator.shell.blobs.quarantine import Upload
+from coordinator.shell.blobs.stripes import StripeUpload
+from coordinator.shell.blobs.upload import Upload
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.servicers.wire.chunks import Piece
@@ -14,9 +15,11 @@ from hypergpu.digest import digest_of
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Bytes
 from hypergpu.v1 import job_pb2
+from hypergpu.wire.stripes import PIECE_BYTES
 
 _BATCH_BYTES = 2 << 20
-"""Stored per hop to a thread; also what a break may cost beyond what is in flight."""
+_STRIPE_BATCH_BYTES = 2 * PIECE_BYTES
+"""There may be sixteen stripes at once, each over a slow connection."""
 _KEEP_DATA_S = 24 * 3600
 """A user's file waits this long for the job that names it."""
 
@@ -24,9 +27,14 @@ _KEEP_DATA_S = 24 * 3600
 class Intake(NamedTuple):
     """Where an upload goes and where its bytes come from."""
 
-    upload: Upload
+    upload: Upload | StripeUpload
     requests: Requests
     read_timeout_ms: int
+
+    @property
+    def batch_bytes(self) -> int:
+        """Stored per hop to a thread; also what a break may cost beyond what is in flight."""
+        return _BATCH_BYTES if isinstance(self.upload, Upload) else _STRIPE_BATCH_BYTES
 
 
 async def take_in(intake: Intake) -> Bytes:
@@ -56,7 +64,7 @@ async def take_in(intake: Intake) -> Bytes:
 async def _batch(intake: Intake) -> list[Piece]:
     batch: list[Piece] = []
     held_bytes = 0
-    while held_bytes < _BATCH_BYTES:
+    while held_bytes < intake.batch_bytes:
         piece = await intake.requests.next(intake.read_timeout_ms)
         if piece is None:
             break
@@ -67,13 +75,13 @@ async def _batch(intake: Intake) -> list[Piece]:
     return batch
 
 
-def _store(upload: Upload, batch: list[Piece]) -> None:
+def _store(upload: Upload | StripeUpload, batch: list[Piece]) -> None:
     for piece in batch:
         upload.append(piece.offset, piece.payload)
     failpoint("upload.appended")
 
 
-def leave(upload: Upload) -> None:
+def leave(upload: Upload | StripeUpload) -> None:
     """End an attempt without waiting for it: what is stored stays."""
     if not upload.is_open:
         return
@@ -102,7 +110,7 @@ async def receive_data(parts: Parts, requests: Requests) -> job_pb2.UploadDataRe
     return job_pb2.UploadDataResponse(committed_offset=committed)
 
 
-def refuse_other_offset(upload: Upload, offset: int) -> None:
+def refuse_other_offset(upload: Upload | StripeUpload, offset: int) -> None:
     """Refuse a stream that does not start where the stored bytes end.
 
     Raises:

@@ -2,6 +2,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.core.commands import Aggregate, FoldedUpdate
 from coordinator.core.events import Event
@@ -13,10 +14,9 @@ from coordinator.shell.runtime.acts.aggregation import aggregate, folded
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
-from hypergpu.codec import encode_update
+from hypergpu.codec import encode_update, update_bytes
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.refusal import RefusalError
-from hypergpu.units import Samples
 from tests.unit.numerics.fold_files import LAYOUT, random_flat
 from tests.unit.shell.whole_shell import JOB, NODE, SPEC, parts_in
 
@@ -50,7 +50,9 @@ def closed_round(parts: Parts) -> Aggregate:
     base = parts.blobs.put(b"".join(part.tobytes() for part in random_flat(0)), keep_s=-1)
     payload = encode_update(LAYOUT, SPEC.codec.up, random_flat(1, 0.01)).payload.tobytes()
     update = parts.blobs.put(payload, keep_s=-1)
-    return Aggregate(0, Model(0, base), (FoldedUpdate(NODE, Slot(0), update, Samples(10)),), SPEC)
+    term = FoldedUpdate(NODE, Slot(0), update, 10, SPEC.codec.up)
+    codec = SPEC.codec
+    return Aggregate(0, Model(0, base), (term,), SPEC, down=codec.down, is_sparse=False)
 
 
 def test_a_fold_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -77,6 +79,23 @@ async def test_a_model_is_durable_before_one_made_of_it_is_journalled(tmp_path: 
     assert notes[:2] == [command.base.blob.digest, "AggregateReady"]
     assert len(notes) == 5
     assert parts.pins.all() == frozenset()
+
+
+def test_a_fold_takes_each_update_in_its_own_scheme_and_writes_the_planned_delta(
+    tmp_path: Path,
+) -> None:
+    parts = parts_in(tmp_path)._replace(blobs=DiskBlobs(tmp_path, Space(tmp_path)))
+    command = closed_round(parts)
+    payload = encode_update(LAYOUT, "topk64", random_flat(2, 0.01)).payload.tobytes()
+    sparse = parts.blobs.put(payload, keep_s=-1)
+    term = FoldedUpdate(NODE, Slot(1), sparse, 30, "topk64")
+    command = replace(command, updates=(*command.updates, term), down="int8")
+
+    outcome = folded(parts, LAYOUT, command)
+    assert outcome.refused == ()
+    assert outcome.agreement is not None
+    (delta,) = outcome.model.deltas
+    assert (delta.scheme, delta.blob.size_bytes) == ("int8", update_bytes(LAYOUT, "int8"))
 
 
 async def test_a_fold_that_nobody_waits_for_leaves_no_pins(tmp_path: Path) -> None:

@@ -5,15 +5,25 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from coordinator.core.events import JobCreated, JobPaused, JobResumed, NodeJoined
+from coordinator.core.events import (
+    Event,
+    JobCreated,
+    JobPaused,
+    JobResumed,
+    ModelInitialised,
+    NodeJoined,
+    NodeLost,
+)
 from coordinator.core.job import Model, Phase
 from coordinator.shell.evaluator.messages import Evaluate, Evaluated, Initialise, Initialised
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.runtime.acts.perform import begin_again, perform, perform_outstanding
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
+from hypergpu.ids import NodeId
+from hypergpu.jobfile import with_strategy
 from hypergpu.refusal import Reason, RefusalError
-from hypergpu.units import Milliseconds
+from hypergpu.units import Milliseconds, Samples
 from tests.unit.numerics.fold_files import LAYOUT
 from tests.unit.shell.whole_shell import JOB, NODE, SPEC, driving, parts_in, prepared_job
 
@@ -119,3 +129,43 @@ async def test_an_evaluation_that_breaks_too_often_is_left_out(tmp_path: Path) -
         await until(room, lambda: not room.job.evaluating)
     assert parts.journal.read(JOB).entries[-1].kind == "EvaluationFailed"
     assert room.job.phase is Phase.WAITING
+
+
+async def aware_room(parts: Parts) -> Room:
+    """A job that plans, with its first model and no node."""
+    spec = with_strategy(SPEC, "aware")
+    await parts.driver.submit(JOB, JobCreated(at_ms=NOW, job_id=JOB, spec=spec))
+    room = parts.driver.rooms[JOB]
+    room.layout = LAYOUT
+    first = Model(0, parts.blobs.put(b"a model"))
+    event = ModelInitialised(at_ms=NOW, model=first, partition_sizes=(Samples(100),))
+    assert await parts.driver.submit(JOB, event) == ""
+    return room
+
+
+async def test_a_round_is_planned_and_opened(tmp_path: Path) -> None:
+    parts = parts_in(tmp_path)._replace(evaluator=BreakingEvaluator(MemoryError()))
+    async with acting(parts):
+        room = await aware_room(parts)
+        await parts.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
+        await until(room, lambda: room.job.phase is Phase.TRAINING)
+    kinds = [entry.kind for entry in parts.journal.read(JOB).entries]
+    assert kinds[-2:] == ["NodeJoined", "RoundPlanned"]
+
+
+async def test_a_plan_whose_nodes_have_gone_meanwhile_is_made_again(tmp_path: Path) -> None:
+    parts = parts_in(tmp_path)._replace(evaluator=BreakingEvaluator(MemoryError()))
+    other = NodeId("0x" + "b2" * 20)
+    async with acting(parts):
+        room = await aware_room(parts)
+        happening: list[Event] = [
+            NodeJoined(at_ms=NOW, node=NODE),
+            NodeLost(at_ms=NOW, node=NODE, reason="silent"),
+            NodeJoined(at_ms=NOW, node=other),
+        ]
+        await asyncio.gather(*(parts.driver.submit(JOB, event) for event in happening))
+        await until(room, lambda: room.job.phase is Phase.TRAINING)
+    assert room.job.round is not None
+    assert list(room.job.round.participants) == [other]
+    kinds = [entry.kind for entry in parts.journal.read(JOB).entries]
+    assert kinds[-2:] == ["RoundPlanned", "RoundPlanned"]

@@ -13,8 +13,12 @@ from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.journal.memory import MemoryJournal
+from coordinator.shell.measuring.echo import Echo
+from coordinator.shell.measuring.readings import Readings
+from coordinator.shell.measuring.tokens import ProbeTokens
 from coordinator.shell.node_words import Capabilities
 from coordinator.shell.runtime.driver import Driver
+from coordinator.shell.runtime.nonces import Nonces
 from coordinator.shell.runtime.parts import Parts, Pins
 from coordinator.shell.runtime.room import Room
 from coordinator.shell.runtime.roster import Roster, Session
@@ -47,7 +51,9 @@ def parts_in(folder: Path, journal: MemoryJournal | None = None) -> Parts:
         roster=roster,
         staffing=Staffing(driver, roster),
         pins=Pins(),
-        nonces={},
+        nonces=Nonces(),
+        readings=Readings(),
+        echo=Echo(ProbeTokens(), roster.sessions.__contains__),
     )
 
 

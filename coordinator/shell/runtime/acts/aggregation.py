@@ -7,6 +7,7 @@ from typing import NamedTuple
 import structlog
 
 from coordinator.core.commands import Aggregate, FoldedUpdate
+from coordinator.core.deltas import chained
 from coordinator.core.events import AggregateReady, ModelLost
 from coordinator.core.job import BlobRef, Delta, Model
 from coordinator.shell.failpoints import failpoint
@@ -18,15 +19,17 @@ from coordinator.shell.numerics.request import (
     FoldRequest,
     FoldResult,
     NoUpdatesError,
+    OuterRule,
     StoredBlob,
     StoredUpdate,
 )
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
+from coordinator.shell.translate import finite
 from hypergpu.ids import Digest, NodeId
 from hypergpu.layout import Layout
 from hypergpu.refusal import Reason, RefusalError
-from hypergpu.units import Bytes, Milliseconds
+from hypergpu.units import Bytes, Milliseconds, Samples
 
 log = structlog.get_logger()
 
@@ -41,6 +44,7 @@ class Outcome(NamedTuple):
     model: Model
     refused: tuple[tuple[NodeId, str], ...]
     pinned: tuple[Digest, ...] = ()
+    agreement: float | None = None
 
 
 async def aggregate(parts: Parts, room: Room, command: Aggregate) -> None:
@@ -55,6 +59,7 @@ async def aggregate(parts: Parts, room: Room, command: Aggregate) -> None:
         model=outcome.model,
         refused=outcome.refused,
         bytes_down=served_bytes,
+        agreement=outcome.agreement,
     )
     try:
         await _made_durable(parts, room, command.base)
@@ -106,7 +111,8 @@ async def _made_durable(parts: Parts, room: Room, base: Model) -> None:
 
     It was synced when it was new; this finds something to do only where that failed.
     """
-    blobs = (base.blob, base.outer_state, base.delta.blob if base.delta else None)
+    newest = base.newest_delta
+    blobs = (base.blob, base.outer_state, newest.blob if newest else None)
     digests = [blob.digest for blob in blobs if blob is not None]
     while failed := await asyncio.to_thread(_sync, parts, digests):
         log.warning("a fold waits for its base", job_id=room.job.job_id, reason=failed)
@@ -129,13 +135,14 @@ def folded(parts: Parts, layout: Layout, command: Aggregate) -> Outcome:
         BaseDamagedError: The model before is missing or damaged.
         OSError: The disk fails.
     """
-    usable, refused = _usable(parts, command.updates)
     spec = command.spec
+    usable, refused = _usable(parts, command.updates)
     request = FoldRequest(
         layout=layout,
-        up=spec.codec.up,
-        down=spec.codec.down,
+        down=command.down,
         outer=spec.outer,
+        outer_rule=OuterRule.PLAIN if command.is_sparse else OuterRule.NESTEROV,
+        scale=command.scale,
         base_model=_base(parts, command.base.blob),
         outer_state=_base(parts, command.base.outer_state) if command.base.outer_state else None,
         updates=tuple(stored for _, stored in usable),
@@ -162,7 +169,9 @@ def _kept(
     pinned = tuple(file.digest for file in result.files)
     parts.pins.add(pinned)
     try:
-        return Outcome(_adopted(parts, command, result), refused, pinned)
+        model = _adopted(parts, command, result)
+        agreement = None if result.agreement is None else finite(result.agreement)
+        return Outcome(model, refused, pinned, agreement)
     except BaseException:
         parts.pins.drop(pinned)
         for file in result.files:
@@ -184,7 +193,9 @@ def _usable(
                 raise
             refused.append((update.node, missing.detail))
         else:
-            usable.append((update, StoredUpdate(path, update.blob.digest, update.samples)))
+            weight = Samples(update.weight)
+            stored = StoredUpdate(path, update.blob.digest, weight, update.scheme)
+            usable.append((update, stored))
     return usable, refused
 
 
@@ -200,7 +211,7 @@ def _base(parts: Parts, blob: BlobRef) -> StoredBlob:
 
 def _unchanged(base: Model) -> Model:
     """The round counts, the model stays."""
-    return Model(base.round + 1, base.blob, base.outer_state)
+    return Model(base.round + 1, base.blob, base.outer_state, base.deltas)
 
 
 def _adopted(parts: Parts, command: Aggregate, result: FoldResult) -> Model:
@@ -211,14 +222,15 @@ def _adopted(parts: Parts, command: Aggregate, result: FoldResult) -> Model:
     for file in result.files[1:]:
         _adopt(parts, file)
     failpoint("aggregate.stored")
-    delta = None
+    deltas: tuple[Delta, ...] = ()
     if result.delta is not None:
-        delta = Delta(command.base.blob.digest, kept[result.delta], command.spec.codec.down)
+        delta = Delta(command.base.blob.digest, kept[result.delta], command.down)
+        deltas = chained(command.base, delta, result.model.size_bytes)
     return Model(
         command.base.round + 1,
         kept[result.model],
         kept[result.outer_state] if result.outer_state is not None else None,
-        delta,
+        deltas,
     )
 
 

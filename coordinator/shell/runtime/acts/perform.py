@@ -13,6 +13,7 @@ from coordinator.core.commands import (
     Command,
     EvaluateModel,
     InitialiseModel,
+    PlanRound,
     RecordRound,
     ReleaseNode,
     SetDeadline,
@@ -23,6 +24,7 @@ from coordinator.core.round.outstanding import outstanding
 from coordinator.shell import translate
 from coordinator.shell.runtime.acts.aggregation import aggregate
 from coordinator.shell.runtime.acts.evaluation import evaluate
+from coordinator.shell.runtime.acts.planning import plan
 from coordinator.shell.runtime.acts.preparation import initialise
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
@@ -96,6 +98,9 @@ def _perform(  # noqa: C901  one branch a command
             set_deadline(parts, room, command)
         case InitialiseModel():
             _start(parts, room, ("initialise", 0), initialise(parts, room, command))
+        case PlanRound():
+            # A plan that came to nothing is asked for again while its task is still ending.
+            _start(parts, room, ("plan", room.next_sequence), plan(parts, room, command))
         case Aggregate():
             _start(parts, room, ("aggregate", command.round), aggregate(parts, room, command))
         case EvaluateModel():
@@ -160,8 +165,8 @@ def _start(
         if broken is None:
             room.breaks.pop(key, None)
             return
-        log.error("a command broke", task=task.get_name(), exc_info=broken)
         _mend(parts, room, key, broken)
+        log.error("a command broke", task=task.get_name(), exc_info=broken)
 
     task.add_done_callback(ended)
 

@@ -3,10 +3,11 @@
 Order: size, nonce, already accepted, lease, signature; then the nonce's mark is raised. TLS
 identity, revocation and rate were checked by the gate. The mark becomes durable while the bytes
 come and before they are accepted: until then they lie in quarantine, where a repeated header can
-only go on with the very same upload.
+only go on with the very same upload. Stripes of one update come under one nonce, each once.
 """
 
 import asyncio
+from typing import NamedTuple
 
 import structlog
 
@@ -14,8 +15,10 @@ from coordinator.core.events import UpdateReceived, UpdateRefused
 from coordinator.core.job import BlobRef, Job, Phase, Update, Work
 from coordinator.core.transition import refusal
 from coordinator.shell import translate
-from coordinator.shell.blobs.quarantine import Upload
+from coordinator.shell.blobs.stripes import StripeUpload
+from coordinator.shell.blobs.upload import Upload
 from coordinator.shell.failpoints import failpoint
+from coordinator.shell.runtime.nonces import Attempt
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room, uploader
 from coordinator.shell.servicers.uploads import Intake, leave, refuse_other_offset, take_in
@@ -25,8 +28,10 @@ from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.layout import Layout
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import UpdateClaim, verify
+from hypergpu.spec import SCHEMES
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.stripes import Stripe, stripe_from_wire
 
 log = structlog.get_logger()
 
@@ -45,7 +50,8 @@ async def submit_update(
     """Take in one update, or go on with one.
 
     Returns:
-        The whole size once the update is accepted and durable; less when the stream ended early.
+        How far the update or its stripe is stored, and whether the update is accepted and durable:
+        of the stripes of one update the call that completes it says so.
 
     Raises:
         RefusalError: it is not accepted, with the reason.
@@ -55,27 +61,34 @@ async def submit_update(
         raise RefusalError(Reason.REQUEST_INVALID, "the stream begins with a header")
     claim = translate.update_claim(header, node)
     room = _room(parts, claim.job_id)
-    layout = _layout(room)
-    _refuse_other_size(room, layout, claim)
-    await _refuse_used_nonce(parts, claim)
+    scheme = _assigned_scheme(room.job, node, claim.lease)
+    _refuse_other_size(_layout(room), claim, scheme)
+    stripe = stripe_from_wire(header.stripe, header.stripes, claim.size_bytes)
+    attempt = await _attempt(parts, claim, stripe)
     if is_accepted(room.job, node, claim.lease, claim.digest):
-        return node_pb2.SubmitUpdateResponse(committed_offset=claim.size_bytes)
-    received = _received(header, claim)
+        return _accepted(claim)
+    received = _received(header, claim, scheme)
     await _refuse_void_lease(parts, room, received)
     if not verify(node, claim, header.signature):
         detail = "the signature does not cover this header"
         raise RefusalError(Reason.SIGNATURE_INVALID, detail)
-    marking = _use_up(parts, claim)
+    marking = _use_up(parts, claim, stripe, attempt)
     failpoint("upload.admitted")
     parts.pins.add([claim.digest])
     try:
-        committed = await _stored(parts, room, requests, received, header.offset)
+        arrival = Arrival(received, stripe, header.offset)
+        stored = await _stored(parts, room, requests, arrival)
         await _refuse_used_meanwhile(marking, claim)
-        if committed == claim.size_bytes:
-            await _accept(parts, room, received)
+        if not stored.is_whole:
+            return node_pb2.SubmitUpdateResponse(committed_offset=stored.committed_offset)
+        await _accept(parts, room, received)
     finally:
         parts.pins.drop([claim.digest])
-    return node_pb2.SubmitUpdateResponse(committed_offset=committed)
+    return _accepted(claim)
+
+
+def _accepted(claim: UpdateClaim) -> node_pb2.SubmitUpdateResponse:
+    return node_pb2.SubmitUpdateResponse(committed_offset=claim.size_bytes, is_accepted=True)
 
 
 async def query_upload(
@@ -88,7 +101,14 @@ async def query_upload(
         return node_pb2.QueryUploadResponse(is_accepted=True)
     key = _key(room.job.job_id, request.lease.round, node, request.lease.number, digest)
     owner = uploader(room.job.job_id, node)
-    committed = await asyncio.to_thread(parts.quarantine.committed_offset, key, owner=owner)
+    if request.stripes <= 1 and request.stripe == 0:
+        committed = await asyncio.to_thread(parts.quarantine.committed_offset, key, owner=owner)
+        return node_pb2.QueryUploadResponse(committed_offset=committed)
+    scheme = _assigned_scheme(room.job, node, request.lease.number)
+    blob = BlobRef(digest, update_bytes(_layout(room), scheme or room.job.spec.codec.up))
+    stripe = stripe_from_wire(request.stripe, request.stripes, blob.size_bytes)
+    ask = parts.quarantine.committed_stripe
+    committed = await asyncio.to_thread(ask, key, blob, stripe, owner=owner)
     return node_pb2.QueryUploadResponse(committed_offset=committed)
 
 
@@ -120,43 +140,58 @@ def _layout(room: Room) -> Layout:
     return room.layout
 
 
-def _refuse_other_size(room: Room, layout: Layout, claim: UpdateClaim) -> None:
-    scheme = room.job.spec.codec.up
-    expected = update_bytes(layout, scheme)
-    if claim.size_bytes != expected:
-        detail = (
-            f"an update of {claim.job_id} ({scheme}) has {expected} bytes, not {claim.size_bytes}"
-        )
+def _assigned_scheme(job: Job, node: NodeId, lease: int) -> str:
+    """How the update under a lease is to be encoded; empty when the lease is void."""
+    participant = job.round.participants.get(node) if job.round else None
+    is_held = participant is not None and participant.lease == lease
+    return participant.codec if is_held and participant else ""
+
+
+def _refuse_other_size(layout: Layout, claim: UpdateClaim, scheme: str) -> None:
+    """Refuse what cannot be the update that was asked for, or under a void lease, any update."""
+    expected = [update_bytes(layout, each) for each in ((scheme,) if scheme else SCHEMES)]
+    if claim.size_bytes not in expected:
+        sizes = " or ".join(map(str, expected))
+        detail = f"an update of {claim.job_id} ({scheme or 'any scheme'}) has {sizes} bytes,"
+        detail += f" not {claim.size_bytes}"
         raise RefusalError(Reason.UPDATE_TOO_LARGE, detail)
 
 
-async def _refuse_used_nonce(parts: Parts, claim: UpdateClaim) -> None:
-    if claim.node not in parts.nonces:
-        mark = await asyncio.to_thread(parts.journal.nonce, claim.node)
-        parts.nonces[claim.node] = max(mark, parts.nonces.get(claim.node, 0))
-    mark = parts.nonces[claim.node]
-    if claim.nonce <= mark:
-        raise RefusalError(Reason.NONCE_REPLAYED, f"nonce {claim.nonce} is not above {mark}")
+async def _attempt(parts: Parts, claim: UpdateClaim, stripe: Stripe) -> Attempt | None:
+    """The attempt that a stripe belongs to; None for the first one, whose nonce is fresh.
+
+    Raises:
+        RefusalError: NONCE_REPLAYED.
+    """
+    if not parts.nonces.knows(claim.node):
+        parts.nonces.learn(claim.node, await asyncio.to_thread(parts.journal.nonce, claim.node))
+    return parts.nonces.sibling(claim, stripe)
 
 
-def _use_up(parts: Parts, claim: UpdateClaim) -> "asyncio.Future[bool]":
+def _use_up(
+    parts: Parts, claim: UpdateClaim, stripe: Stripe, attempt: Attempt | None
+) -> "asyncio.Future[bool]":
     """Raise the mark here at once, and durably by the time that what is returned is done."""
-    parts.nonces[claim.node] = max(claim.nonce, parts.nonces.get(claim.node, 0))
+    if attempt is not None:
+        attempt.begun.add(stripe.index)
+        return attempt.marking
     marking = asyncio.ensure_future(
         parts.driver.in_writer(parts.journal.advance_nonce, claim.node, claim.nonce)
     )
     # An upload that is refused meanwhile asks no more.
     marking.add_done_callback(lambda done: done.cancelled() or done.exception())
+    parts.nonces.begin(claim, stripe, marking)
     return marking
 
 
 async def _refuse_used_meanwhile(marking: "asyncio.Future[bool]", claim: UpdateClaim) -> None:
     """The journal has the last word."""
-    if not await marking:
+    # Shielded: other stripes wait for it too.
+    if not await asyncio.shield(marking):
         raise RefusalError(Reason.NONCE_REPLAYED, f"nonce {claim.nonce} was used meanwhile")
 
 
-def _received(header: node_pb2.UpdateHeader, claim: UpdateClaim) -> UpdateReceived:
+def _received(header: node_pb2.UpdateHeader, claim: UpdateClaim, scheme: str) -> UpdateReceived:
     """The event that the update becomes if everything about it holds."""
     report = header.report
     return UpdateReceived(
@@ -170,6 +205,7 @@ def _received(header: node_pb2.UpdateHeader, claim: UpdateClaim) -> UpdateReceiv
             inner_steps=report.inner_steps,
             compute_ms=Milliseconds(report.compute_ms),
             loss_last=translate.finite(report.loss_last),
+            codec=scheme,
         ),
     )
 
@@ -203,22 +239,35 @@ def _key(job_id: JobId, round_number: int, node: NodeId, lease: int, digest: Dig
     return f"update/{job_id}/{round_number}/{node}/{lease}/{digest}"
 
 
-async def _stored(
-    parts: Parts, room: Room, requests: Requests, received: UpdateReceived, offset: int
-) -> Bytes:
-    """Bytes into quarantine, checked as they come, and a durable blob once all are there."""
-    job_id, blob = room.job.job_id, received.update.blob
-    check = IncrementalCheck(_layout(room), room.job.spec.codec.up)
-    key = _key(job_id, received.round, received.node, received.lease, blob.digest)
-    owner = uploader(job_id, received.node)
-    upload = await asyncio.to_thread(parts.quarantine.open, key, blob, check.feed, owner=owner)
+class Arrival(NamedTuple):
+    """What a header announced."""
+
+    received: UpdateReceived
+    stripe: Stripe
+    offset: int
+
+
+class Stored(NamedTuple):
+    """What became of it."""
+
+    committed_offset: Bytes
+    is_whole: bool
+    """The update is a blob, and it is this call's to have it accepted."""
+
+
+async def _stored(parts: Parts, room: Room, requests: Requests, arrival: Arrival) -> Stored:
+    """Bytes into quarantine, and a checked and durable blob once all are there."""
+    received = arrival.received
+    check = IncrementalCheck(_layout(room), arrival.received.update.codec)
+    upload = await asyncio.to_thread(_opened, parts, room, arrival, check)
+    is_whole = False
     try:
-        refuse_other_offset(upload, offset)
+        refuse_other_offset(upload, arrival.offset)
         await requests.admit()
         committed = await take_in(Intake(upload, requests, parts.settings.read_timeout_ms))
-        if committed == blob.size_bytes:
+        if committed == arrival.stripe.end(received.update.blob.size_bytes):
             failpoint("upload.complete")
-            await asyncio.to_thread(_finished, upload, check)
+            is_whole = await asyncio.to_thread(_finished, upload, check)
     except RefusalError as refused:
         if refused.reason in _WRONG_CONTENT:
             await asyncio.to_thread(upload.discard)
@@ -229,13 +278,31 @@ async def _stored(
         raise
     finally:
         leave(upload)
-    return committed
+    return Stored(committed, is_whole)
 
 
-def _finished(upload: Upload, check: IncrementalCheck) -> None:
+def _opened(
+    parts: Parts, room: Room, arrival: Arrival, check: IncrementalCheck
+) -> Upload | StripeUpload:
+    """The upload that a header begins or goes on with. The check sees its bytes as they come, or
+    all at the end where they come as stripes.
+    """
+    received, job_id = arrival.received, room.job.job_id
+    blob = received.update.blob
+    key = _key(job_id, received.round, received.node, received.lease, blob.digest)
+    owner = uploader(job_id, received.node)
+    if arrival.stripe.count == 1:
+        return parts.quarantine.open(key, blob, check.feed, owner=owner)
+    return parts.quarantine.open_stripe(key, blob, arrival.stripe, check.feed, owner=owner)
+
+
+def _finished(upload: Upload | StripeUpload, check: IncrementalCheck) -> bool:
+    if isinstance(upload, StripeUpload) and not upload.gather():
+        return False
     check.finish()
     upload.finish(keep_s=_KEEP_S)
     failpoint("upload.stored")
+    return True
 
 
 async def _accept(parts: Parts, room: Room, received: UpdateReceived) -> None:

@@ -10,6 +10,8 @@ from coordinator.core.events import ShardHandedBack
 from coordinator.core.job import Job, Phase, Work
 from coordinator.core.round.rounds import assignment
 from coordinator.shell import translate
+from coordinator.shell.clock import monotonic_ms
+from coordinator.shell.measuring.tokens import RENEWAL_MS
 from coordinator.shell.runtime.acts.perform import assign
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.roster import Session
@@ -44,6 +46,7 @@ async def control(
     finally:
         _end(listening)
         parts.roster.disconnect(session)
+        _note_absence(parts, node)
         _left_for_good(parts, session)
         log.info("a node's control stream ended", node=node)
 
@@ -57,15 +60,24 @@ async def _opened(parts: Parts, gate: NodeGate, node: NodeId, requests: Requests
     refuse_other_version(hello.version)
     capabilities = translate.capabilities_value(hello.capabilities)
     session = Session(node, capabilities, hello.version.software[:_REASON_LENGTH_MAX])
-    welcome = node_pb2.Welcome(
-        version=version_message(), heartbeat_interval_ms=parts.settings.heartbeat_interval_ms
-    )
-    session.send(node_pb2.ControlResponse(welcome=welcome))
+    session.send(_welcome(parts, node))
     parts.roster.connect(session)
+    parts.readings.came(node)
     log.info("a node is connected", node=node, software=session.software, ours=SOFTWARE)
     _resume(parts, session, hello.working)
     parts.staffing.review()
     return session
+
+
+def _welcome(parts: Parts, node: NodeId) -> node_pb2.ControlResponse:
+    """The greeting; said again, it renews the node's probe token."""
+    welcome = node_pb2.Welcome(
+        version=version_message(),
+        heartbeat_interval_ms=parts.settings.heartbeat_interval_ms,
+        probe_port=parts.echo.port,
+        probe_token=parts.echo.token(node),
+    )
+    return node_pb2.ControlResponse(welcome=welcome)
 
 
 def _resume(parts: Parts, session: Session, working: Sequence[node_pb2.Lease]) -> None:
@@ -96,24 +108,46 @@ def pending_assignment(job: Job, node: NodeId) -> AssignShard | None:
 
 async def _listen(parts: Parts, session: Session, requests: Requests) -> None:
     """Take in what the node says; ends the session when it says no more."""
+    renewal_ms = monotonic_ms() + RENEWAL_MS
     try:
         while (message := await requests.next(parts.settings.lost_after_ms)) is not None:
             parts.roster.heard(session.node)
-            match message.WhichOneof("message"):
-                case "heartbeat":
-                    echo = node_pb2.HeartbeatEcho(sequence=message.heartbeat.sequence)
-                    session.send(node_pb2.ControlResponse(heartbeat_echo=echo))
-                case "progress":
-                    _note_progress(parts, session.node, message.progress)
-                case "hand_back":
-                    await _hand_back(parts, session.node, message.hand_back)
-                case "draining":
-                    reason = message.draining.reason[:_REASON_LENGTH_MAX]
-                    await parts.staffing.drain(session.node, reason or "the node is draining")
-                case _:
-                    raise RefusalError(Reason.REQUEST_INVALID, "an empty control message")
+            if monotonic_ms() >= renewal_ms:
+                renewal_ms = monotonic_ms() + RENEWAL_MS
+                session.send(_welcome(parts, session.node))
+            if not _hear_of_line(parts, session, message):
+                await _hear_of_work(parts, session.node, message)
     finally:
         session.close()
+
+
+def _hear_of_line(parts: Parts, session: Session, message: node_pb2.ControlRequest) -> bool:
+    """Answer what only measures, at once; False for everything else."""
+    match message.WhichOneof("message"):
+        case "heartbeat":
+            echo = node_pb2.HeartbeatEcho(sequence=message.heartbeat.sequence)
+            session.send(node_pb2.ControlResponse(heartbeat_echo=echo))
+        case "round_trip_probe":
+            back = node_pb2.RoundTripEcho(sequence=message.round_trip_probe.sequence)
+            session.send(node_pb2.ControlResponse(round_trip_echo=back))
+        case "measured":
+            parts.readings.reported(session.node, message.measured)
+        case _:
+            return False
+    return True
+
+
+async def _hear_of_work(parts: Parts, node: NodeId, message: node_pb2.ControlRequest) -> None:
+    match message.WhichOneof("message"):
+        case "progress":
+            _note_progress(parts, node, message.progress)
+        case "hand_back":
+            await _hand_back(parts, node, message.hand_back)
+        case "draining":
+            reason = message.draining.reason[:_REASON_LENGTH_MAX]
+            await parts.staffing.drain(node, reason or "the node is draining")
+        case _:
+            raise RefusalError(Reason.REQUEST_INVALID, "an empty control message")
 
 
 def _note_progress(parts: Parts, node: NodeId, progress: node_pb2.Progress) -> None:
@@ -146,6 +180,12 @@ def _end(listening: "asyncio.Task[None]") -> None:
     listening.cancel()
     if listening.done() and not listening.cancelled():
         listening.exception()
+
+
+def _note_absence(parts: Parts, node: NodeId) -> None:
+    if node not in parts.roster.sessions:
+        parts.readings.went(node)
+        parts.echo.forget(node)
 
 
 def _left_for_good(parts: Parts, session: Session) -> None:

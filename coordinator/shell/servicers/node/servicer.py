@@ -7,7 +7,8 @@ from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.servicers.access import NodeGate
 from coordinator.shell.servicers.node import admission, joining
 from coordinator.shell.servicers.node.control import control
-from coordinator.shell.servicers.serving import fetch
+from coordinator.shell.servicers.node.measured import submit_measured
+from coordinator.shell.servicers.serving import Span, fetch
 from coordinator.shell.servicers.wire.handlers import Caller, Requests
 from hypergpu.v1 import node_pb2
 
@@ -39,8 +40,8 @@ class NodeServicer:
     def fetch_blob(
         self, request: node_pb2.FetchBlobRequest, caller: Caller
     ) -> AsyncIterator[bytes]:
-        digest = translate.digest_value(request.digest)
-        return fetch(self._parts, self._gate.node(caller), digest, request.offset)
+        span = Span(translate.digest_value(request.digest), request.offset, request.end)
+        return fetch(self._parts, self._gate.node(caller), span)
 
     async def query_upload(
         self, request: node_pb2.QueryUploadRequest, caller: Caller
@@ -51,4 +52,4 @@ class NodeServicer:
         self, requests: Requests, caller: Caller
     ) -> node_pb2.SubmitUpdateResponse:
         node = self._gate.node(caller)
-        return await admission.submit_update(self._parts, node, requests)
+        return await submit_measured(self._parts, node, requests)

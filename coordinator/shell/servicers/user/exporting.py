@@ -6,7 +6,7 @@ from coordinator.core.job import Job, Model, Score
 from coordinator.shell import translate
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
-from coordinator.shell.servicers.serving import pieces
+from coordinator.shell.servicers.serving import Span, pieces
 from coordinator.shell.servicers.wire import chunks
 from hypergpu.jobfile import spec_json
 from hypergpu.refusal import Reason, RefusalError
@@ -29,7 +29,7 @@ async def export(
     offset = 0
     if request.HasField("digest") and translate.digest_value(request.digest) == model.blob.digest:
         offset = min(request.offset, model.blob.size_bytes)
-    async for start, payload in pieces(parts, model.blob.digest, offset):
+    async for start, payload in pieces(parts, Span(model.blob.digest, offset)):
         yield chunks.exported(start, payload)
 
 

@@ -127,7 +127,7 @@ class JobServicer:
         answer = job_pb2.GetJobResponse(
             job=_summary(room),
             spec_json=spec_json(job.next_spec or job.spec),
-            participants=watching.participants(self._parts, room),
+            participants=watching.participants(self._parts.roster, room.job),
         )
         if job.model is not None and room.layout is not None:
             answer.model.CopyFrom(translate.model_message(job.model, room.layout.digest))

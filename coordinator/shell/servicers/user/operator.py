@@ -5,11 +5,15 @@ import asyncio
 import msgspec
 import structlog
 
+from coordinator.core.measure.fleet import typical
+from coordinator.core.measure.health import health
+from coordinator.core.measure.reading import NodeReading
 from coordinator.shell import translate
-from coordinator.shell.clock import unix_s
+from coordinator.shell.clock import monotonic_ms, unix_s
 from coordinator.shell.identity.nodes import NodeDesk
 from coordinator.shell.identity.tokens import TokenDesk, TokenGrant
 from coordinator.shell.journal.records import NodeRecord
+from coordinator.shell.measuring.reports import reading_message
 from coordinator.shell.node_words import Capabilities
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.servicers.wire.handlers import Caller
@@ -42,7 +46,22 @@ class OperatorServicer:
     ) -> job_pb2.ListNodesResponse:
         # In the writer's thread no counts are on their way to the journal meanwhile.
         records = await self._parts.driver.in_writer(self._parts.journal.nodes)
-        return job_pb2.ListNodesResponse(nodes=[self._summary(record) for record in records])
+        fleet = typical(self._parts.readings.all())
+        summaries = [self._summary(record) for record in records]
+        for summary in summaries:
+            self._add_reading(summary, fleet)
+        return job_pb2.ListNodesResponse(nodes=summaries)
+
+    def _add_reading(self, summary: job_pb2.NodeSummary, fleet: NodeReading) -> None:
+        """What was measured of a node, if it was here since this process began."""
+        node, now_ms = NodeId(summary.node_id), monotonic_ms()
+        if not self._parts.readings.knows(node):
+            return
+        reading = self._parts.readings.reading(node)
+        found = health(reading, fleet, now_ms)
+        summary.reading.CopyFrom(reading_message(reading, now_ms))
+        summary.health = found.score
+        summary.health_reason = found.reason
 
     def _summary(self, record: NodeRecord) -> job_pb2.NodeSummary:
         roster, node = self._parts.roster, record.node
@@ -97,6 +116,7 @@ class OperatorServicer:
         await asyncio.to_thread(self._nodes.revoke, node)
         log.info("a node was revoked", node=node)
         await self._parts.staffing.lose(node, "revoked by its operator")
+        self._parts.readings.forget(node)
         return job_pb2.RevokeNodeResponse()
 
     async def readmit_node(

@@ -1,15 +1,16 @@
 """`WatchJob`: the journal from a sequence number on, then live, with conflated progress."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
 
-from coordinator.core.job import ENDED, Participant
+from coordinator.core.job import ENDED, Job, Participant
 from coordinator.shell import translate
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
 from coordinator.shell.runtime.roster import Roster
-from hypergpu.ids import NodeId
+from hypergpu.ids import NodeId, Slot
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.v1 import job_pb2
 
@@ -17,19 +18,35 @@ _PAGE_ENTRIES = 500
 _PROGRESS_S = 0.25
 
 
-def participants(parts: Parts, room: Room) -> list[job_pb2.ParticipantSummary]:
-    """The open round's participants in slot order."""
-    round_ = room.job.round
+def participants(roster: Roster, job: Job) -> list[job_pb2.ParticipantSummary]:
+    """The open round's participants in slot order, then those that its plan lets rest."""
+    round_ = job.round
     if round_ is None:
         return []
     ordered = sorted(round_.participants.items(), key=lambda item: item[1].slot)
-    return [_summary(parts.roster, node, participant) for node, participant in ordered]
+    taking_part = [_summary(roster, node, participant) for node, participant in ordered]
+    resting = [
+        _resting(roster, node, job.members[node].slot, why)
+        for node, why in sorted(round_.resting.items())
+    ]
+    return [*taking_part, *resting]
 
 
 def _summary(roster: Roster, node: NodeId, participant: Participant) -> job_pb2.ParticipantSummary:
     message = translate.participant_summary(node, participant, roster.progress.get(node))
     message.name = roster.name_of(node)
     return message
+
+
+def _resting(roster: Roster, node: NodeId, slot: Slot, why: str) -> job_pb2.ParticipantSummary:
+    return job_pb2.ParticipantSummary(
+        node_id=node,
+        slot=slot,
+        state="resting",
+        loss=math.nan,
+        reason=why,
+        name=roster.name_of(node),
+    )
 
 
 async def watch(
@@ -50,7 +67,7 @@ async def watch(
             return
         if room.progress_version != told_version:
             told_version = room.progress_version
-            report = job_pb2.ProgressReport(participants=participants(parts, room))
+            report = job_pb2.ProgressReport(participants=participants(parts.roster, room.job))
             yield job_pb2.WatchJobResponse(progress=report)
         await _wait(change, _PROGRESS_S)
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.core.events import NodeJoined
-from coordinator.shell.servicers.serving import fetch
+from coordinator.shell.servicers.serving import Span, fetch
 from hypergpu.digest import digest_of
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Milliseconds
@@ -24,5 +24,5 @@ async def test_an_unknown_blob_is_unknown_only_once_the_job_is_taken_up(
         await parts.driver.submit(JOB, NodeJoined(at_ms=Milliseconds(0), node=NODE))
     room.is_recovering = is_recovering
     with pytest.raises(RefusalError) as refused:
-        await anext(fetch(parts, NODE, digest_of(b"of the manifest"), 0))
+        await anext(fetch(parts, NODE, Span(digest_of(b"of the manifest"))))
     assert refused.value.reason is reason

@@ -35,6 +35,6 @@ async def test_a_participant_is_told_by_its_name_until_its_node_is_forgotten(
         joined = NodeJoined(at_ms=Milliseconds(0), node=NODE)
         assert await parts.driver.submit(JOB, joined) == ""
     parts.roster.disconnect(session)
-    assert [each.name for each in participants(parts, room)] == ["attic"]
+    assert [each.name for each in participants(parts.roster, room.job)] == ["attic"]
     parts.roster.forget(NODE)
-    assert [each.name for each in participants(parts, room)] == [""]
+    assert [each.name for each in participants(parts.roster, room.job)] == [""]

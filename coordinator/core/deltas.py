@@ -1,0 +1,19 @@
+"""How many differences between models are kept: a node that missed some rounds applies several."""
+
+from coordinator.core.job import Delta, Model
+from hypergpu.units import Bytes
+
+DELTAS_MOST = 16
+_SHARE = 2
+"""Together they stay below one half of a model: beyond it the whole model is not much more."""
+
+
+def chained(base: Model, delta: Delta, model_bytes: Bytes) -> tuple[Delta, ...]:
+    """The deltas of the model that ``delta`` makes of ``base``: the newest of them, the last it.
+
+    The newest one is kept whatever its size.
+    """
+    chain = (*base.deltas, delta)[-DELTAS_MOST:]
+    while len(chain) > 1 and _SHARE * sum(each.blob.size_bytes for each in chain) >= model_bytes:
+        chain = chain[1:]
+    return chain

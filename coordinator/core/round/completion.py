@@ -1,0 +1,50 @@
+"""How much work a job is, how much of it is done, and what the next plan has to know of it."""
+
+from coordinator.core.job import Job, Round, Work
+from coordinator.core.plan.decision import NodeResult, PlanRequest
+from coordinator.core.round.staff import staff
+from hypergpu.ids import NodeId
+from hypergpu.spec import JobSpec
+from hypergpu.units import Samples
+
+
+def work_samples(spec: JobSpec) -> Samples:
+    """The work that a job file states, whoever does how much of it."""
+    training = spec.training
+    return Samples(training.rounds * training.inner_steps * training.batch_size * training.nodes)
+
+
+def is_done(job: Job) -> bool:
+    """Whether no further round is due: planned rounds differ in size, so their samples count."""
+    if job.model is None:
+        return False
+    if job.spec.strategy == "aware":
+        return job.tally.samples >= work_samples(job.spec)
+    return job.model.round >= job.spec.training.rounds
+
+
+def plan_request(job: Job) -> PlanRequest:
+    """What the plan of the next round may depend on. The same state gives the same request."""
+    if job.model is None:
+        raise AssertionError("a plan needs a model")
+    return PlanRequest(
+        round=job.model.round,
+        at_ms=job.at_ms,
+        spec=job.spec,
+        candidates={node: job.members[node].slot for node in staff(job)},
+        samples_done=job.tally.samples,
+        samples_total=work_samples(job.spec),
+        previous=job.plan_memory,
+        results=_results(job.closed),
+        agreement=job.closed.agreement if job.closed is not None else None,
+    )
+
+
+def _results(round_: Round | None) -> dict[NodeId, NodeResult]:
+    if round_ is None:
+        return {}
+    return {
+        node: NodeResult(participant.plan, participant.took_ms)
+        for node, participant in round_.participants.items()
+        if participant.work is not Work.UNREADABLE
+    }

@@ -1,0 +1,45 @@
+"""`PlanRound`: who takes part in the next round, with how much work, by what was measured."""
+
+import asyncio
+
+import structlog
+from msgspec.structs import replace
+
+from coordinator.config import Settings
+from coordinator.core.commands import PlanRound
+from coordinator.core.events import RoundPlanned
+from coordinator.core.plan.decision import PlanRequest, Sizes
+from coordinator.core.plan.planning import plan_round
+from coordinator.core.plan.transfers import payload_bits_per_s
+from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.room import Room
+from hypergpu.codec import update_bytes
+from hypergpu.layout import Layout
+from hypergpu.spec import SCHEMES
+from hypergpu.units import Milliseconds
+
+log = structlog.get_logger()
+
+
+async def plan(parts: Parts, room: Room, command: PlanRound) -> None:
+    """Answer the command with `RoundPlanned`."""
+    if room.layout is None:
+        raise AssertionError("a round cannot be planned before its model's layout is known")
+    request = with_line(command.request, parts.settings)
+    readings = parts.readings.readings(request.candidates, room.now_ms())
+    made = await asyncio.to_thread(plan_round, request, readings, sizes_of(room.layout))
+    event = RoundPlanned(at_ms=Milliseconds(0), plan=made)
+    reason = await parts.driver.insist(room.job.job_id, event)
+    if reason:
+        log.info("a plan came too late", job_id=room.job.job_id, reason=reason)
+
+
+def with_line(request: PlanRequest, settings: Settings) -> PlanRequest:
+    """The request with what this coordinator's settings say of its line."""
+    line_bits_per_s = payload_bits_per_s(settings.line_mbit_s * 1_000_000)
+    return replace(request, line_bits_per_s=line_bits_per_s)
+
+
+def sizes_of(layout: Layout) -> Sizes:
+    """What moves for a model, by codec."""
+    return Sizes({scheme: update_bytes(layout, scheme) for scheme in SCHEMES}, layout.model_bytes)

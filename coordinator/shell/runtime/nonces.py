@@ -1,0 +1,61 @@
+"""Which nonces nodes have used up: each is good for one attempt, and there for each stripe once."""
+
+import asyncio
+from typing import NamedTuple
+
+from hypergpu.ids import NodeId
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.signature import UpdateClaim
+from hypergpu.wire.stripes import Stripe
+
+
+class Attempt(NamedTuple):
+    """What the newest nonce of a node was used for."""
+
+    claim: UpdateClaim
+    stripes: int
+    begun: set[int]
+    marking: "asyncio.Future[bool]"
+    """Tells, once the nonce is used up durably, whether it was above all before."""
+
+
+class Nonces:
+    """Marks that the journal holds, of nodes that were heard since the start.
+
+    A nonce on its mark is good only while this process remembers what it was used for: the same
+    claim cut into as many stripes, and a stripe that has not begun under it.
+    """
+
+    def __init__(self) -> None:
+        self._marks: dict[NodeId, int] = {}
+        self._attempts: dict[NodeId, Attempt] = {}
+
+    def knows(self, node: NodeId) -> bool:
+        """Whether the node's mark was read from the journal."""
+        return node in self._marks
+
+    def learn(self, node: NodeId, mark: int) -> None:
+        """The mark in the journal, which may have been passed meanwhile."""
+        self._marks[node] = max(mark, self._marks.get(node, 0))
+
+    def sibling(self, claim: UpdateClaim, stripe: Stripe) -> Attempt | None:
+        """The attempt that this stripe belongs to; None when its nonce is a fresh one.
+
+        Raises:
+            RefusalError: NONCE_REPLAYED.
+        """
+        mark = self._marks[claim.node]
+        if claim.nonce > mark:
+            return None
+        attempt = self._attempts.get(claim.node)
+        if attempt is not None and attempt.claim == claim and attempt.stripes == stripe.count:
+            if stripe.index not in attempt.begun:
+                return attempt
+            detail = f"stripe {stripe.index} was sent under nonce {claim.nonce} before"
+            raise RefusalError(Reason.NONCE_REPLAYED, detail)
+        raise RefusalError(Reason.NONCE_REPLAYED, f"nonce {claim.nonce} is not above {mark}")
+
+    def begin(self, claim: UpdateClaim, stripe: Stripe, marking: "asyncio.Future[bool]") -> None:
+        """Use a fresh nonce up."""
+        self._marks[claim.node] = max(claim.nonce, self._marks[claim.node])
+        self._attempts[claim.node] = Attempt(claim, stripe.count, {stripe.index}, marking)

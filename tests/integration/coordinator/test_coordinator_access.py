@@ -1,0 +1,174 @@
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.cli.remote.connection import Target
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.spec import JobSpec, Training
+from hypergpu.token import Role, parse_token
+from hypergpu.v1 import node_pb2
+from tests.node_client import WireNode, assigned, reason_of
+from tests.processes import Cluster
+
+VERSION = (("hypergpu-protocol", "1"),)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("access")) as cluster:
+        yield cluster
+
+
+def client_with(cluster: Cluster, text: str) -> Coordinator:
+    """A connection with some token."""
+    return Coordinator(Target(cluster.coordinator.address, parse_token(text), 10.0))
+
+
+def raw_call(cluster: Cluster, method: str, metadata: tuple[tuple[str, str], ...]) -> None:
+    """One unary call with bytes that are no message."""
+    with grpc.insecure_channel(cluster.coordinator.address) as channel:
+        call: Any = channel.unary_unary(f"/hypergpu.v1.{method}")
+        call(b"\xff\xff", metadata=metadata, timeout=60)
+
+
+def operator_metadata(cluster: Cluster) -> tuple[tuple[str, str], ...]:
+    """What an operator's calls carry."""
+    token = parse_token((cluster.coordinator.data_dir / "operator.token").read_text())
+    return (*VERSION, ("authorization", f"Bearer {token.id}.{token.secret}"))
+
+
+def test_a_user_may_list_jobs_and_not_nodes(cluster: Cluster) -> None:
+    with cluster.coordinator.client() as operator:
+        text = operator.create_token(Role.USER, ttl_s=60, uses=0, label="test").token
+    with client_with(cluster, text) as user:
+        user.jobs()
+        with pytest.raises(RefusalError) as refused:
+            user.nodes()
+    assert refused.value.reason is Reason.ROLE_FORBIDDEN
+
+
+def test_a_revoked_token_opens_nothing(cluster: Cluster) -> None:
+    with cluster.coordinator.client() as operator:
+        created = operator.create_token(Role.USER, ttl_s=60, uses=0, label="test")
+        operator.revoke_token(created.token_id)
+    with client_with(cluster, created.token) as user, pytest.raises(RefusalError) as refused:
+        user.jobs()
+    assert refused.value.reason is Reason.TOKEN_REVOKED
+
+
+def test_a_call_without_a_token_is_refused(cluster: Cluster) -> None:
+    with pytest.raises(grpc.RpcError) as broken:
+        raw_call(cluster, "JobService/ListJobs", VERSION)
+    assert reason_of(broken.value) == "TOKEN_INVALID"
+
+
+def test_another_protocol_is_refused_with_the_command_that_upgrades(cluster: Cluster) -> None:
+    with pytest.raises(grpc.RpcError, match="pip install --upgrade hypergpu") as broken:
+        raw_call(cluster, "JobService/ListJobs", (("hypergpu-protocol", "7"),))
+    assert reason_of(broken.value) == "VERSION_MISMATCH"
+
+
+def test_bytes_that_are_no_message_are_refused_and_leave_no_traceback(cluster: Cluster) -> None:
+    before = len(cluster.coordinator.log.read_text())
+    for method in ("JobService/CreateJob", "OperatorService/CreateToken", "NodeService/Join"):
+        with pytest.raises(grpc.RpcError) as broken:
+            raw_call(cluster, method, operator_metadata(cluster))
+        assert reason_of(broken.value) == "REQUEST_INVALID"
+    assert "Traceback" not in cluster.coordinator.log.read_text()[before:]
+
+
+async def test_a_node_that_never_joined_is_refused(cluster: Cluster) -> None:
+    stranger = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
+    request = node_pb2.QueryUploadRequest()
+    with pytest.raises(grpc.aio.AioRpcError) as broken:
+        await stranger.stub.QueryUpload(request, metadata=stranger.metadata, timeout=60)
+    await stranger.close()
+    assert reason_of(broken.value) == "NODE_UNKNOWN"
+
+
+async def test_a_join_signed_by_another_key_is_refused_and_spends_nothing(
+    cluster: Cluster,
+) -> None:
+    with cluster.coordinator.client() as operator:
+        created = operator.create_token(Role.NODE, ttl_s=60, uses=1, label="test")
+    impostor = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
+    honest = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
+    impostor.key.public_key = honest.key.public_key
+    with pytest.raises(grpc.aio.AioRpcError) as broken:
+        await impostor.join(created.token)
+    assert reason_of(broken.value) == "SIGNATURE_INVALID"
+    assert (await honest.join(created.token)).node_id == honest.node_id
+    await impostor.close()
+    await honest.close()
+
+
+async def test_a_revoked_node_is_shut_out_at_once_until_it_is_admitted_again(
+    cluster: Cluster,
+) -> None:
+    node = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
+    await node.join(cluster.coordinator.node_token())
+    stream = node.control([("null", 1)])
+    job_id = cluster.submit(JobSpec(workload="null", training=Training(nodes=1)))
+    await assigned(stream)
+    with cluster.coordinator.client() as operator:
+        operator.revoke_node(node.node_id)
+        assert operator.job(job_id).job.nodes == 0
+        [summary] = [one for one in operator.nodes() if one.node_id == node.node_id]
+        assert summary.state == "revoked"
+        assert [message async for message in stream if message.HasField("assignment")] == []
+        node.hang_up()
+        with pytest.raises(grpc.aio.AioRpcError) as broken:
+            await node.query(node_pb2.UpdateHeader())
+        assert reason_of(broken.value) == "NODE_REVOKED"
+
+        operator.readmit_node(node.node_id)
+        assert (await assigned(node.control([("null", 1)]))).lease.job_id == job_id
+        operator.stop(job_id)
+    await node.close()
+
+
+def test_an_unknown_node_cannot_be_revoked(cluster: Cluster) -> None:
+    with cluster.coordinator.client() as operator, pytest.raises(RefusalError) as refused:
+        operator.revoke_node("0x0")
+    assert refused.value.reason is Reason.NODE_UNKNOWN
+
+
+def test_guessing_secrets_is_slowed_down(tmp_path: Path) -> None:
+    with Cluster(tmp_path) as cluster:
+        guess = (*VERSION, ("authorization", f"Bearer 0123456789ab.{'x' * 32}"))
+        reasons = []
+        for _ in range(12):
+            with pytest.raises(grpc.RpcError) as broken:
+                raw_call(cluster, "JobService/ListJobs", guess)
+            reasons.append(reason_of(broken.value))
+    assert reasons[0] == "TOKEN_INVALID"
+    assert reasons[-1] == "RATE_LIMITED"
+
+
+def test_plaintext_beyond_loopback_is_refused(tmp_path: Path) -> None:
+    coordinator = Cluster(tmp_path, "--listen", "0.0.0.0").coordinator  # noqa: S104
+    status = coordinator.launch().wait(timeout=60)
+    coordinator.end()
+    assert status == Reason.ADDRESS_UNUSABLE.exit_code
+    assert "--plaintext needs a loopback address" in coordinator.log.read_text()
+
+
+def test_the_operators_token_is_for_its_owner_alone(cluster: Cluster) -> None:
+    token_file = cluster.coordinator.data_dir / "operator.token"
+    assert token_file.stat().st_mode & 0o777 == 0o600
+    assert cluster.coordinator.data_dir.stat().st_mode & 0o077 == 0
+    assert parse_token(token_file.read_text()).secret not in cluster.coordinator.log.read_text()
+
+
+def test_the_operators_token_survives_a_restart(cluster: Cluster) -> None:
+    token_file = cluster.coordinator.data_dir / "operator.token"
+    before = token_file.read_text()
+    cluster.coordinator.kill()
+    cluster.coordinator.start()
+    assert token_file.read_text() == before
+    with cluster.coordinator.client() as operator:
+        operator.jobs()

@@ -1,0 +1,237 @@
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import grpc
+import numpy as np
+import pytest
+
+from hypergpu.ids import JobId
+from hypergpu.spec import Codec, JobSpec, Training
+from hypergpu.v1 import node_pb2, tensor_pb2
+from tests.node_client import CHUNK_BYTES, WireNode, assigned, reason_of
+from tests.processes import Cluster
+
+PARAMETERS = 1 << 20
+UPDATE_BYTES = 4 * PARAMETERS
+SPEC = JobSpec(
+    workload="null",
+    options={"parameters": PARAMETERS},
+    training=Training(rounds=3, inner_steps=1, nodes=1),
+    codec=Codec("fp32", "fp32"),
+)
+
+
+class Submission:
+    """A node with one assignment of a job, ready to submit."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        node: WireNode,
+        stream: AsyncIterator[node_pb2.ControlResponse],
+        assignment: node_pb2.Assignment,
+    ) -> None:
+        self.cluster = cluster
+        self.node = node
+        self.stream = stream
+        self.job_id = JobId(assignment.lease.job_id)
+        self.assignment = assignment
+        self.update = np.full(PARAMETERS, 0.25, np.float32).tobytes()
+
+    async def refused(self, header: node_pb2.UpdateHeader, update: bytes | None = None) -> str:
+        """Why a submission is refused."""
+        with pytest.raises(grpc.aio.AioRpcError) as broken:
+            await self.node.submit(header, self.update if update is None else update)
+        return reason_of(broken.value)
+
+    def header(self, **changes: object) -> node_pb2.UpdateHeader:
+        """A right header with some fields changed after it was signed."""
+        header = self.node.header(self.assignment, self.update)
+        for name, value in changes.items():
+            setattr(header, name, value)
+        return header
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("admission")
+    with Cluster(folder, "--read-timeout-ms", "1000") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def submission(cluster: Cluster) -> AsyncIterator[Submission]:
+    node = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
+    await node.join(cluster.coordinator.node_token())
+    stream = node.control([("null", 1)])
+    job_id = cluster.submit(SPEC)
+    yield Submission(cluster, node, stream, await assigned(stream))
+    await node.close()
+    with cluster.coordinator.client() as client:
+        client.stop(job_id)
+
+
+async def test_a_right_update_is_accepted_and_its_round_closes(submission: Submission) -> None:
+    answer = await submission.node.submit(submission.header(), submission.update)
+
+    assert answer.committed_offset == UPDATE_BYTES
+    recorded = submission.cluster.wait_for(
+        submission.job_id, lambda happening: happening.kind == "RoundRecorded"
+    )
+    assert recorded.fields["bytes_up"] == UPDATE_BYTES
+
+
+async def test_a_wrong_size_is_refused(submission: Submission) -> None:
+    assert await submission.refused(submission.header(size_bytes=10)) == "UPDATE_TOO_LARGE"
+
+
+async def test_a_stale_lease_is_refused(submission: Submission) -> None:
+    submission.assignment.lease.number += 7
+    assert await submission.refused(submission.header()) == "LEASE_STALE"
+
+
+async def test_an_update_of_another_round_is_refused_as_late(submission: Submission) -> None:
+    submission.assignment.lease.round += 1
+    assert await submission.refused(submission.header()) == "UPDATE_LATE"
+
+
+async def test_a_signature_over_something_else_is_refused(submission: Submission) -> None:
+    other = submission.header()
+    assert await submission.refused(submission.header(signature=other.signature)) == (
+        "SIGNATURE_INVALID"
+    )
+
+
+async def test_an_unknown_job_is_refused(submission: Submission) -> None:
+    submission.assignment.lease.job_id = "job-000000000000"
+    assert await submission.refused(submission.header()) == "JOB_UNKNOWN"
+
+
+async def test_a_replayed_nonce_is_refused_also_after_a_restart(submission: Submission) -> None:
+    header = submission.header()
+    await submission.node.submit(header, submission.update, stop_at=CHUNK_BYTES)
+
+    assert await submission.refused(header) == "NONCE_REPLAYED"
+    submission.cluster.coordinator.kill()
+    submission.cluster.coordinator.start()
+    await submission.node.channel.channel_ready()
+    assert await submission.refused(header) == "NONCE_REPLAYED"
+
+
+async def test_a_value_that_is_not_finite_is_refused(submission: Submission) -> None:
+    values = np.zeros(PARAMETERS, np.float32)
+    values[PARAMETERS // 2] = np.inf
+    submission.update = values.tobytes()
+
+    assert await submission.refused(submission.header()) == "UPDATE_NOT_FINITE"
+    assert submission.cluster.job(submission.job_id).job.updates_refused == 1
+
+
+async def test_bytes_that_are_not_the_declared_ones_are_refused(submission: Submission) -> None:
+    other = bytes(UPDATE_BYTES)
+    assert await submission.refused(submission.header(), other) == "DIGEST_MISMATCH"
+
+
+async def test_a_broken_upload_goes_on_at_its_committed_offset(submission: Submission) -> None:
+    node, update = submission.node, submission.update
+    header = submission.header()
+    partial = await node.submit(header, update, stop_at=3 * CHUNK_BYTES)
+
+    assert partial.committed_offset == 3 * CHUNK_BYTES
+    assert (await node.query(header)).committed_offset == 3 * CHUNK_BYTES
+    again = submission.header(offset=3 * CHUNK_BYTES)
+    assert (await node.submit(again, update)).committed_offset == UPDATE_BYTES
+
+
+async def test_a_broken_upload_goes_on_after_the_coordinator_was_killed(
+    submission: Submission,
+) -> None:
+    node, update = submission.node, submission.update
+    await node.submit(submission.header(), update, stop_at=5 * CHUNK_BYTES)
+    submission.cluster.coordinator.kill()
+    submission.cluster.coordinator.start()
+    await node.channel.channel_ready()
+
+    again = submission.header(offset=5 * CHUNK_BYTES)
+    assert (await node.submit(again, update)).committed_offset == UPDATE_BYTES
+
+
+async def test_a_gap_is_refused(submission: Submission) -> None:
+    assert await submission.refused(submission.header(offset=CHUNK_BYTES)) == "OFFSET_MISMATCH"
+
+
+async def test_an_accepted_update_sent_again_is_accepted_and_counted_once(
+    submission: Submission,
+) -> None:
+    await submission.node.submit(submission.header(), submission.update)
+    again = submission.header()
+
+    assert (await submission.node.query(again)).is_accepted
+    answer = await submission.node.submit(again, submission.update)
+    assert answer.committed_offset == UPDATE_BYTES
+    assert submission.cluster.job(submission.job_id).job.updates_accepted == 1
+
+
+async def test_the_same_bytes_count_again_under_the_lease_of_the_next_round(
+    submission: Submission,
+) -> None:
+    await submission.node.submit(submission.header(), submission.update)
+    submission.assignment = await assigned(submission.stream)
+    again = submission.header()
+
+    assert not (await submission.node.query(again)).is_accepted
+    await submission.node.submit(again, submission.update)
+    assert submission.cluster.job(submission.job_id).job.updates_accepted == 2
+
+
+async def test_a_silent_upload_is_closed(submission: Submission) -> None:
+    async def half() -> AsyncIterator[node_pb2.SubmitUpdateRequest]:
+        yield node_pb2.SubmitUpdateRequest(header=submission.header())
+        await asyncio.Event().wait()
+
+    call = submission.node.stub.SubmitUpdate(half(), metadata=submission.node.metadata, timeout=60)
+    with pytest.raises(grpc.aio.AioRpcError) as broken:
+        await call
+    assert reason_of(broken.value) == "STREAM_SILENT"
+
+
+async def test_a_model_is_served_from_an_offset(submission: Submission) -> None:
+    model = submission.assignment.model.blob
+    whole = await submission.node.fetch(model.digest)
+
+    assert len(whole) == model.size_bytes
+    offset = CHUNK_BYTES + 17
+    assert await submission.node.fetch(model.digest, offset) == whole[offset:]
+
+
+@pytest.mark.parametrize("beyond", [1, 1 << 63])
+async def test_an_offset_beyond_the_model_is_refused(submission: Submission, beyond: int) -> None:
+    model = submission.assignment.model
+    for digest, size_bytes in ((model.blob.digest, model.blob.size_bytes), (model.layout, 4096)):
+        with pytest.raises(grpc.aio.AioRpcError) as broken:
+            await submission.node.fetch(digest, size_bytes + beyond)
+        assert reason_of(broken.value) == "OFFSET_MISMATCH"
+
+
+async def test_a_blob_of_nobody_is_not_served(submission: Submission) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as broken:
+        await submission.node.fetch(tensor_pb2.Digest(value=bytes(32)))
+    assert reason_of(broken.value) == "BLOB_UNKNOWN"
+
+
+async def test_the_same_work_is_assigned_again_to_a_node_that_dials_in_again(
+    submission: Submission,
+) -> None:
+    again = await assigned(submission.node.control([("null", 1)]))
+    assert again.lease == submission.assignment.lease
+
+
+async def test_a_lease_that_is_not_current_is_cancelled_when_its_node_dials_in(
+    submission: Submission,
+) -> None:
+    void = node_pb2.Lease(job_id=submission.job_id, round=0, number=999)
+    stream = submission.node.control([("null", 1)], working=[void])
+
+    while not (message := await anext(stream)).HasField("cancel"):
+        assert not message.HasField("assignment")
+    assert message.cancel.lease == void

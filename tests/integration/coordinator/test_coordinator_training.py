@@ -1,0 +1,311 @@
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from msgspec.structs import replace
+
+from hypergpu.cli.machine.children import kill_group
+from hypergpu.jobfile import with_strategy
+from hypergpu.refusal import RefusalError
+from hypergpu.spec import STRATEGIES, Codec, Evaluation, JobSpec, Training
+from hypergpu.v1 import job_pb2
+from tests.processes import ENDED, ENVIRONMENT, Cluster, Happening
+
+QUICK = JobSpec(
+    workload="digits-softmax",
+    name="quick",
+    training=Training(rounds=6, inner_steps=5, nodes=2),
+    evaluation=Evaluation(every=3),
+)
+FEW_LONG_ROUNDS = JobSpec(
+    workload="digits-softmax",
+    training=Training(rounds=4, inner_steps=4_000, nodes=1),
+)
+LONG = JobSpec(
+    workload="digits-softmax",
+    name="long",
+    training=Training(rounds=100_000, inner_steps=5, nodes=1),
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("training")) as cluster:
+        cluster.add_nodes(2)
+        yield cluster
+
+
+@pytest.fixture
+def small_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """One with short silences, so that losses are noticed soon."""
+    flags = ("--heartbeat-interval-ms", "200", "--lost-after-ms", "2000")
+    with Cluster(tmp_path, *flags) as cluster:
+        yield cluster
+
+
+def is_round(number: int) -> Callable[[Happening], bool]:
+    """Whether a happening is the record of a round at least as late."""
+    return lambda event: event.kind == "RoundRecorded" and event.fields["round"] >= number
+
+
+def has_updates(count: int) -> Callable[[Happening], bool]:
+    """Whether a happening is the record of a round with so many updates."""
+    return lambda event: event.kind == "RoundRecorded" and event.fields["updates"] == count
+
+
+def test_two_nodes_train_a_job_to_its_end(cluster: Cluster) -> None:
+    job = cluster.finished(cluster.submit(QUICK))
+
+    assert job.phase == "finished"
+    assert job.round == job.rounds == 6
+    assert job.updates_accepted == 12
+    assert job.metric_name == "accuracy"
+    assert job.metric > 0.6
+
+
+def test_the_same_job_twice_gives_the_same_model(cluster: Cluster) -> None:
+    digests = {cluster.finished(cluster.submit(QUICK)).model.value for _ in range(2)}
+    assert len(digests) == 1
+
+
+def test_training_over_mutual_tls_gives_the_model_of_plaintext(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    plain = cluster.finished(cluster.submit(QUICK))
+    with Cluster(tmp_path, is_plaintext=False) as secured:
+        secured.add_nodes(2)
+        assert secured.finished(secured.submit(QUICK)).model == plain.model
+
+
+def test_two_jobs_at_once_share_the_nodes_and_both_end(cluster: Cluster) -> None:
+    spec = JobSpec(workload="digits-softmax", training=Training(rounds=6, inner_steps=5, nodes=1))
+    jobs = [cluster.submit(spec) for _ in range(2)]
+    ended = [cluster.finished(job_id) for job_id in jobs]
+
+    assert [job.phase for job in ended] == ["finished", "finished"]
+
+
+def test_every_codec_trains(cluster: Cluster) -> None:
+    specs = [
+        JobSpec(
+            workload="digits-softmax",
+            training=Training(rounds=3, inner_steps=5, nodes=2),
+            codec=Codec(up, down),
+        )
+        for up, down in (("fp32", "fp32"), ("bf16", "int8"), ("int8", "bf16"))
+    ]
+    jobs = [cluster.submit(spec) for spec in specs]
+    assert [cluster.finished(job_id).phase for job_id in jobs] == ["finished"] * 3
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_trains(cluster: Cluster, strategy: str) -> None:
+    job_id = cluster.submit(with_strategy(QUICK, strategy))
+    assert cluster.finished(job_id).phase == "finished"
+    planned = [event for event in cluster.events(job_id) if event.kind == "RoundPlanned"]
+    assert bool(planned) == (strategy == "aware")
+
+
+def test_a_planned_job_does_the_work_that_its_file_states(cluster: Cluster) -> None:
+    training = Training(rounds=30, inner_steps=20, nodes=2)
+    spec = with_strategy(replace(QUICK, training=training), "aware")
+    job_id = cluster.submit(spec)
+    job = cluster.finished(job_id)
+    records = [event.fields for event in cluster.events(job_id) if event.kind == "RoundRecorded"]
+
+    assert job.samples >= 30 * 20 * 32 * 2
+    assert sum(record["samples"] for record in records) == job.samples
+    assert all(sum(record["codecs"].values()) == record["participants"] for record in records)
+    plans = [event.fields["plan"] for event in cluster.events(job_id) if "plan" in event.fields]
+    assert all(part["reason"] for plan in plans for part in plan["nodes"].values())
+
+
+def test_a_job_ends_at_its_target(cluster: Cluster) -> None:
+    training = Training(rounds=100_000, inner_steps=5, nodes=2)
+    evaluation = Evaluation(every=2, target=0.5)
+    job = cluster.finished(cluster.submit(replace(QUICK, training=training, evaluation=evaluation)))
+    assert job.phase == "finished"
+    assert job.metric >= 0.5
+    assert job.reason.startswith("the target is reached: accuracy 0.")
+
+
+def test_a_watch_from_a_sequence_number_tells_the_rest_of_the_journal(cluster: Cluster) -> None:
+    job_id = cluster.submit(QUICK)
+    cluster.finished(job_id)
+    whole = list(cluster.events(job_id))
+
+    assert [happening.sequence for happening in whole] == list(range(len(whole)))
+    assert list(cluster.events(job_id, 5)) == whole[5:]
+    assert whole[0].kind == "JobCreated"
+
+
+def test_an_exported_model_has_the_bytes_of_its_digest(cluster: Cluster) -> None:
+    job_id = cluster.submit(QUICK)
+    job = cluster.finished(job_id)
+    with cluster.coordinator.client() as client:
+        request = job_pb2.ExportModelRequest(job_id=job_id, which="latest")
+        header, *chunks = list(client.export(request))
+        model = b"".join(message.chunk.payload for message in chunks)
+        request.offset, request.digest.value = 100, job.model.value
+        rest = b"".join(message.chunk.payload for message in list(client.export(request))[1:])
+
+    assert len(model) == header.header.blob.size_bytes
+    assert header.header.blob.digest == job.model
+    assert "digits-softmax" in header.header.model_card
+    assert rest == model[100:]
+
+
+def test_the_same_request_twice_is_one_job(cluster: Cluster) -> None:
+    request = job_pb2.CreateJobRequest(
+        spec_json='{"workload": "digits-softmax", "training": {"rounds": 1, "nodes": 2}}',
+        request_id="a request of this test",
+    )
+    with cluster.coordinator.client() as client:
+        jobs = {client._call(client._jobs.CreateJob, request).job_id for _ in range(2)}
+        assert len(jobs) == 1
+        request.spec_json = request.spec_json.replace("1", "2", 1)
+        with pytest.raises(RefusalError, match="differs"):
+            client._call(client._jobs.CreateJob, request)
+    cluster.finished(jobs.pop())
+
+
+def test_a_job_without_its_workload_is_refused(cluster: Cluster) -> None:
+    with pytest.raises(RefusalError, match="digits-softmax"):
+        cluster.submit(JobSpec(workload="digits-sofmax"))
+
+
+def test_a_paused_job_rests_and_goes_on_where_it_was(cluster: Cluster) -> None:
+    undisturbed = cluster.finished(cluster.submit(QUICK))
+    job_id = cluster.submit(QUICK)
+    cluster.wait_for(job_id, is_round(1))
+    with cluster.coordinator.client() as client:
+        client.pause(job_id)
+        assert client.job(job_id).job.phase == "paused"
+        client.resume(job_id)
+
+    assert cluster.finished(job_id).model == undisturbed.model
+
+
+def test_changed_parameters_hold_from_the_next_round_on(cluster: Cluster) -> None:
+    job_id = cluster.submit(LONG)
+    recorded = cluster.wait_for(job_id, is_round(1))
+    with cluster.coordinator.client() as client:
+        client.change(job_id, {"training.rounds": str(recorded.fields["round"] + 20)})
+
+    assert cluster.finished(job_id).phase == "finished"
+
+
+def test_a_stopped_job_can_be_removed(cluster: Cluster) -> None:
+    job_id = cluster.submit(LONG)
+    cluster.wait_for(job_id, is_round(0))
+    with cluster.coordinator.client() as client:
+        with pytest.raises(RefusalError, match="stop it first"):
+            client.remove(job_id)
+        client.stop(job_id)
+        client.remove(job_id)
+        with pytest.raises(RefusalError, match="there is no job"):
+            client.job(job_id)
+
+
+def test_a_node_that_joins_late_takes_part(small_cluster: Cluster) -> None:
+    small_cluster.add_nodes(1)
+    job_id = small_cluster.submit(LONG)
+    small_cluster.wait_for(job_id, is_round(1))
+    small_cluster.add_nodes(1)
+
+    small_cluster.wait_for(job_id, has_updates(2))
+
+
+def test_a_killed_node_is_lost_and_takes_part_again_once_it_is_back(
+    small_cluster: Cluster,
+) -> None:
+    victim, _ = small_cluster.add_nodes(2)
+    job_id = small_cluster.submit(LONG)
+    full = small_cluster.wait_for(job_id, has_updates(2))
+    victim.kill()
+    lost = small_cluster.wait_for(
+        job_id, lambda happening: happening.kind == "NodeLost", full.sequence
+    )
+    alone = small_cluster.wait_for(job_id, has_updates(1), lost.sequence)
+    victim.run()
+
+    small_cluster.wait_for(job_id, has_updates(2), alone.sequence)
+
+
+def test_a_drained_node_leaves_and_the_job_goes_on(small_cluster: Cluster) -> None:
+    leaving, _ = small_cluster.add_nodes(2)
+    job_id = small_cluster.submit(LONG)
+    full = small_cluster.wait_for(job_id, has_updates(2))
+
+    assert leaving.terminate() == 0
+    small_cluster.wait_for(job_id, has_updates(1), full.sequence)
+
+
+@pytest.mark.parametrize("drain_limit_ms", ["25000", "0"])
+def test_the_only_node_told_to_leave_in_a_round_ends_the_job_once_it_is_back(
+    small_cluster: Cluster, drain_limit_ms: str
+) -> None:
+    settings = {"HYPERGPU_NODE_DRAIN_LIMIT_MS": drain_limit_ms}
+    (node,) = small_cluster.add_nodes(1, settings=settings)
+    undisturbed = small_cluster.finished(small_cluster.submit(FEW_LONG_ROUNDS))
+    job_id = small_cluster.submit(FEW_LONG_ROUNDS)
+    small_cluster.wait_for(job_id, is_round(0))
+
+    assert node.terminate() == 0
+    assert small_cluster.job(job_id).job.phase not in ENDED
+    node.run()
+
+    job = small_cluster.finished(job_id)
+    assert (job.phase, job.round) == ("finished", 4)
+    assert job.model == undisturbed.model
+
+
+def test_a_node_on_which_no_worker_starts_leaves_and_is_used_again_once_one_does(
+    small_cluster: Cluster, tmp_path: Path
+) -> None:
+    mark = tmp_path / "no-driver"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        f"if os.path.exists({str(mark)!r}) and 'gpu_node.shell.worker' in sys.orig_argv:\n"
+        "    os._exit(9)\n"
+    )
+    path = f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"
+    (node,) = small_cluster.add_nodes(1, settings={"PYTHONPATH": path})
+    job_id = small_cluster.submit(LONG)
+    well = small_cluster.wait_for(job_id, is_round(0))
+    mark.touch()
+    (worker,) = psutil.Process(node.child.pid).children()
+    worker.kill()
+    away = small_cluster.wait_for(
+        job_id, lambda happening: happening.kind == "NodeDraining", well.sequence
+    )
+    mark.unlink()
+
+    small_cluster.wait_for(job_id, is_round(0), away.sequence)
+    assert "no worker got ready in 4 starts" in away.fields["reason"]
+
+
+def test_sigterm_ends_the_coordinator_in_good_order_while_it_trains(
+    small_cluster: Cluster,
+) -> None:
+    small_cluster.add_nodes(1)
+    job_id = small_cluster.submit(LONG)
+    recorded = small_cluster.wait_for(job_id, is_round(1))
+
+    assert small_cluster.coordinator.terminate() == 0
+    small_cluster.coordinator.start()
+    small_cluster.wait_for(job_id, is_round(recorded.fields["round"] + 1), recorded.sequence)
+
+
+def test_a_second_coordinator_in_the_same_folder_is_refused(small_cluster: Cluster) -> None:
+    first = small_cluster.coordinator.child
+    status = small_cluster.coordinator.launch().wait(timeout=60)
+    small_cluster.coordinator.end()
+
+    assert status == 15
+    assert first.poll() is None
+    kill_group(first)
+    if first.stdout is not None:
+        first.stdout.close()

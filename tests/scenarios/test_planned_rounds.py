@@ -1,0 +1,380 @@
+"""Rounds of the strategy ``aware``: planned first, opened as planned, done by work not by count."""
+
+import pytest
+from msgspec.structs import replace
+
+from coordinator.core import events
+from coordinator.core.commands import (
+    Aggregate,
+    AssignShard,
+    CancelShard,
+    PlanRound,
+    RecordRound,
+    SetDeadline,
+)
+from coordinator.core.job import Job, Phase
+from coordinator.core.round.outstanding import outstanding
+from coordinator.core.transition import Step, refusal, transition
+from hypergpu.spec import Codec, Evaluation, Outer
+from hypergpu.units import Samples
+from tests.unit.job_states import (
+    ALICE,
+    AWARE,
+    BOB,
+    CAROL,
+    SPEC,
+    after,
+    at,
+    evaluation_ready,
+    model,
+    node_plan,
+    planned,
+    planning,
+    received,
+    round_plan,
+    training,
+    waiting,
+)
+
+BOTH = {ALICE: node_plan(3, "topk64", forecast_ms=200), BOB: node_plan(1, "int8")}
+
+
+def only(step: Step, kind: type) -> object:
+    (command,) = [command for command in step.commands if isinstance(command, kind)]
+    return command
+
+
+def open_round(number: int = 0) -> Job:
+    """Alice under lease 1 with three inner steps, Bob under lease 2 with one."""
+    return after(planning(), planned(number, BOTH))
+
+
+def test_a_job_plans_its_round_as_soon_as_its_nodes_are_there() -> None:
+    one = after(waiting(AWARE), events.NodeJoined(at_ms=at(20), node=ALICE))
+    assert one.phase is Phase.WAITING
+    step = transition(one, events.NodeJoined(at_ms=at(30), node=BOB))
+    assert (step.job.phase, step.job.reason) == (Phase.PLANNING, "round 0 is being planned")
+    command = only(step, PlanRound)
+    assert isinstance(command, PlanRound)
+    request = command.request
+    assert request.candidates == {ALICE: 0, BOB: 1}
+    assert (request.samples_done, request.samples_total) == (0, 48)
+    assert (request.previous, request.results, request.agreement) == (None, {}, None)
+
+
+def test_the_round_opens_as_planned() -> None:
+    step = transition(planning(), planned(0, BOTH))
+    assert step.job.reason == "round 0: as the test has it"
+    assert only(step, SetDeadline) == SetDeadline(0, at(1040))
+    first, second = (each for each in step.commands if isinstance(each, AssignShard))
+    assert (first.node, first.plan, first.reason) == (
+        ALICE,
+        BOTH[ALICE],
+        "round 0, slot 0: H=3, topk64, as planned",
+    )
+    assert sum(range_.count for range_ in first.shard.ranges) == 12
+    assert sum(range_.count for range_ in second.shard.ranges) == 4
+    assert first.total_samples == 48
+
+
+def test_a_node_that_went_while_its_round_was_planned_is_left_out() -> None:
+    job = after(planning(), events.NodeLost(at_ms=at(35), node=BOB, reason="silent"))
+    step = transition(replace(job, model=model(1)), planned(1, BOTH))
+    assert [each.node for each in step.commands if isinstance(each, AssignShard)] == [ALICE]
+
+
+def test_a_plan_of_nodes_that_have_all_gone_is_made_again() -> None:
+    job = replace(planning(), model=model(1))
+    job = after(job, events.NodeJoined(at_ms=at(33), node=CAROL))
+    step = transition(job, planned(1, {ALICE: node_plan()}))
+    assert step.job.phase is Phase.TRAINING
+    job = after(job, events.NodeLost(at_ms=at(35), node=ALICE, reason="silent"))
+    step = transition(job, planned(1, {ALICE: node_plan()}))
+    assert step.job.phase is Phase.PLANNING
+    command = only(step, PlanRound)
+    assert isinstance(command, PlanRound)
+    assert list(command.request.candidates) == [BOB, CAROL]
+
+
+def test_a_job_whose_nodes_have_all_gone_while_it_planned_waits_for_one() -> None:
+    job = replace(planning(), model=model(1))
+    for node in (ALICE, BOB):
+        job = after(job, events.NodeLost(at_ms=at(35), node=node, reason="silent"))
+    step = transition(job, planned(1, BOTH))
+    assert (step.job.phase, step.commands) == (Phase.WAITING, ())
+    again = transition(step.job, events.NodeJoined(at_ms=at(50), node=BOB))
+    assert again.job.phase is Phase.PLANNING
+
+
+def test_a_plan_of_another_round_or_of_nobody_is_refused() -> None:
+    assert refusal(planning(), planned(1, BOTH)) == (
+        "round 1 is not being planned; the job is in round 0"
+    )
+    nobody = events.RoundPlanned(at_ms=at(40), plan=round_plan(0, {}))
+    assert refusal(planning(), nobody) == "the plan of round 0 gives nobody work"
+
+
+def test_a_pause_while_a_round_is_planned_voids_the_plan() -> None:
+    job = after(planning(), events.JobPaused(at_ms=at(35)))
+    assert refusal(job, planned(0, BOTH)) == "job-1 is paused and plans no round now"
+    step = transition(job, events.JobResumed(at_ms=at(90)))
+    assert step.job.phase is Phase.PLANNING
+    assert isinstance(only(step, PlanRound), PlanRound)
+
+
+def test_a_restart_asks_for_the_plan_again() -> None:
+    (command,) = outstanding(planning())
+    assert isinstance(command, PlanRound)
+    assert command.request.round == 0
+
+
+def test_a_job_stopped_while_it_plans_lets_its_nodes_go() -> None:
+    job = after(planning(), events.JobStopped(at_ms=at(35)))
+    assert job.phase is Phase.STOPPED
+    assert not any(member.is_present for member in job.members.values())
+
+
+def test_the_next_plan_is_asked_with_what_became_of_the_last() -> None:
+    job = after(open_round(), received(ALICE, round_=0, lease=1, at_ms=140))
+    job = after(job, events.NodeLost(at_ms=at(160), node=BOB, reason="silent"))
+    ready = events.AggregateReady(at_ms=at(1100), round=0, model=model(1), agreement=1.5)
+    step = transition(job, ready)
+    assert step.job.phase is Phase.PLANNING
+    command = only(step, PlanRound)
+    assert isinstance(command, PlanRound)
+    request = command.request
+    assert request.round == 1
+    assert request.previous == round_plan(0, {}).memory
+    assert request.agreement == 1.5
+    assert {node: result.took_ms for node, result in request.results.items()} == {
+        ALICE: 100,
+        BOB: 0,
+    }
+    assert request.results[ALICE].plan == BOTH[ALICE]
+    assert request.samples_done == 12
+
+
+def test_a_plan_that_opened_no_round_is_not_remembered() -> None:
+    job = replace(planning(), model=model(1))
+    for node in (ALICE, BOB):
+        job = after(job, events.NodeLost(at_ms=at(35), node=node, reason="silent"))
+    assert transition(job, planned(1, BOTH)).job.plan_memory is None
+
+
+def test_each_update_is_folded_by_the_scheme_that_its_sender_was_given() -> None:
+    step = transition(
+        after(open_round(), received(BOB, round_=0, lease=2, at_ms=60)),
+        received(ALICE, round_=0, lease=1, at_ms=90),
+    )
+    command = only(step, Aggregate)
+    assert isinstance(command, Aggregate)
+    assert [(each.scheme, each.weight) for each in command.updates] == [
+        ("topk64", 12),
+        ("int8", 4),
+    ]
+    assert (command.down, command.is_sparse) == ("int4", False)
+
+
+def test_a_model_that_is_lost_is_made_again_by_the_very_same_fold() -> None:
+    step = transition(
+        after(open_round(), received(BOB, round_=0, lease=2, at_ms=60)),
+        received(ALICE, round_=0, lease=1, at_ms=90),
+    )
+    job = after(step.job, events.AggregateReady(at_ms=at(95), round=0, model=model(1)))
+    lost = events.ModelLost(at_ms=at(99), model=model(1).blob.digest, reason="flipped bit")
+    again = transition(job, lost)
+    assert only(again, Aggregate) == only(step, Aggregate)
+    restored = transition(again.job, events.AggregateReady(at_ms=at(120), round=0, model=model(1)))
+    assert restored.job.phase is Phase.PLANNING
+    assert isinstance(only(restored, PlanRound), PlanRound)
+
+
+def test_a_plan_that_comes_while_the_model_is_made_again_opens_nothing() -> None:
+    job = replace(planning(), previous=model(0), model=model(1))
+    lost = events.ModelLost(at_ms=at(35), model=model(1).blob.digest, reason="flipped bit")
+    job = after(job, lost, planned(1, BOTH))
+    assert (job.phase, job.round) == (Phase.WAITING, None)
+
+
+def test_who_takes_a_shard_over_gets_the_plan_it_was_cut_for() -> None:
+    job = after(open_round(), events.NodeLost(at_ms=at(60), node=ALICE, reason="silent"))
+    step = transition(job, events.NodeJoined(at_ms=at(70), node=CAROL))
+    command = only(step, AssignShard)
+    assert isinstance(command, AssignShard)
+    assert (command.plan.inner_steps, command.plan.codec) == (3, "topk64")
+    assert (command.plan.forecast_ms, command.plan.upload_after_ms) == (0, 0)
+    assert command.reason == "round 0, slot 2: H=3, topk64, taken over"
+
+
+def test_a_resting_node_takes_a_shard_over_only_when_nobody_else_is_left() -> None:
+    plan = replace(round_plan(0, {ALICE: node_plan()}), resting={BOB: "its uplink is too slow"})
+    job = after(planning(), events.RoundPlanned(at_ms=at(40), plan=plan))
+    joined = after(job, events.NodeJoined(at_ms=at(45), node=CAROL))
+    step = transition(joined, events.NodeLost(at_ms=at(50), node=ALICE, reason="silent"))
+    assert [each.node for each in step.commands if isinstance(each, AssignShard)] == [CAROL]
+    step = transition(job, events.NodeLost(at_ms=at(50), node=ALICE, reason="silent"))
+    assert [each.node for each in step.commands if isinstance(each, AssignShard)] == [BOB]
+
+
+def test_a_resting_node_takes_nothing_over_while_others_work() -> None:
+    nodes = {ALICE: node_plan(), CAROL: node_plan()}
+    plan = replace(round_plan(0, nodes), resting={BOB: "its uplink is too slow"})
+    job = after(planning(), events.NodeJoined(at_ms=at(35), node=CAROL))
+    job = after(job, events.RoundPlanned(at_ms=at(40), plan=plan))
+    step = transition(job, events.NodeLost(at_ms=at(50), node=ALICE, reason="silent"))
+    assert step.commands == ()
+
+
+def test_the_deadline_of_the_plan_closes_the_round_at_its_quorum() -> None:
+    job = after(open_round(), received(ALICE, round_=0, lease=1, at_ms=140))
+    step = transition(job, events.DeadlineReached(at_ms=at(1040), round=0))
+    assert step.job.phase is Phase.TRAINING, "one of two is less than the quorum of 0.6"
+    three = {**BOTH, CAROL: node_plan()}
+    job = after(planning(), events.NodeJoined(at_ms=at(35), node=CAROL), planned(0, three))
+    job = after(
+        job,
+        received(ALICE, round_=0, lease=1, at_ms=140),
+        received(BOB, round_=0, lease=2, at_ms=150),
+    )
+    step = transition(job, events.DeadlineReached(at_ms=at(1040), round=0))
+    assert step.job.phase is Phase.AGGREGATING
+    assert only(step, CancelShard) == CancelShard(
+        CAROL,
+        0,
+        3,
+        "round 0 closed: deadline passed with a quorum (2 of 3, 2 needed)",
+    )
+
+
+def test_the_record_of_a_round_has_what_was_planned_and_how_far_off_it_was() -> None:
+    job = after(
+        open_round(),
+        received(BOB, round_=0, lease=2, at_ms=60),
+        received(ALICE, round_=0, lease=1, at_ms=140),
+    )
+    step = transition(job, events.AggregateReady(at_ms=at(150), round=0, model=model(1)))
+    command = only(step, RecordRound)
+    assert isinstance(command, RecordRound)
+    record = command.record
+    assert (record.inner_steps, record.codecs, record.resting) == (2, {"topk64": 1, "int8": 1}, 0)
+    assert record.forecast_error == pytest.approx(1.0)  # 200 ms forecast, 100 taken
+
+
+def test_a_job_is_done_when_its_work_is_done_however_few_the_rounds() -> None:
+    big = {ALICE: node_plan(6), BOB: node_plan(6)}
+    job = after(
+        planning(),
+        planned(0, big),
+        received(ALICE, round_=0, lease=1, at_ms=60),
+        received(BOB, round_=0, lease=2, at_ms=60),
+    )
+    assert job.tally.samples == 48
+    job = after(job, events.AggregateReady(at_ms=at(70), round=0, model=model(1)))
+    assert job.phase is Phase.FINISHING
+    done = after(job, replace(evaluation_ready(1), round=1))
+    assert done.phase is Phase.FINISHED
+
+
+def test_a_job_goes_on_past_its_stated_rounds_until_its_work_is_done() -> None:
+    job = planning()
+    lease = 1
+    for number in range(SPEC.training.rounds + 2):
+        job = after(
+            job,
+            planned(number, {ALICE: node_plan(1), BOB: node_plan(1)}, at_ms=100 * number + 100),
+            received(ALICE, round_=number, lease=lease, at_ms=100 * number + 150),
+            received(BOB, round_=number, lease=lease + 1, at_ms=100 * number + 150),
+            events.AggregateReady(
+                at_ms=at(100 * number + 160), round=number, model=model(number + 1)
+            ),
+        )
+        lease += 2
+        assert (job.phase is Phase.FINISHING) == (job.tally.samples >= 48)
+    assert job.tally.samples == 40
+
+
+def test_settings_that_are_done_already_are_refused() -> None:
+    job = after(
+        planning(),
+        planned(0, {ALICE: node_plan(3), BOB: node_plan(3)}),
+        received(ALICE, round_=0, lease=1, at_ms=60),
+        received(BOB, round_=0, lease=2, at_ms=60),
+        events.AggregateReady(at_ms=at(70), round=0, model=model(1)),
+    )
+    spec = replace(AWARE, training=replace(AWARE.training, rounds=1))
+    assert refusal(job, events.ParametersChanged(at_ms=at(80), spec=spec)) == (
+        "24 samples are trained on, 16 would be all: training.rounds must be more, or stop the job"
+    )
+
+
+def test_a_pause_does_not_count_as_the_time_that_an_update_took() -> None:
+    job = after(
+        open_round(),
+        events.JobPaused(at_ms=at(60)),
+        events.JobResumed(at_ms=at(560)),
+        received(ALICE, round_=0, lease=3, at_ms=640),
+    )
+    assert job.round is not None
+    assert job.round.participants[ALICE].took_ms == 100
+
+
+def test_other_strategies_plan_nothing() -> None:
+    job = training()
+    assert job.round is not None
+    assert job.plan_memory is None
+    assert {part.plan.reason for part in job.round.participants.values()} == {"H=2, int4"}
+
+
+def test_a_sparse_codec_takes_the_plain_outer_step() -> None:
+    spec = replace(
+        SPEC, codec=Codec("topk64", "int4"), outer=Outer(learning_rate=1.0, momentum=0.0)
+    )
+    job = after(training(spec), received(ALICE, round_=0, lease=1))
+    command = only(transition(job, received(BOB, round_=0, lease=2)), Aggregate)
+    assert isinstance(command, Aggregate)
+    assert command.is_sparse
+
+
+def test_a_job_that_reaches_its_target_is_finished_at_once() -> None:
+    spec = replace(SPEC, evaluation=Evaluation(every=1, target=0.95))
+    job = after(
+        training(spec),
+        received(ALICE, round_=0, lease=1),
+        received(BOB, round_=0, lease=2),
+        events.AggregateReady(at_ms=at(60), round=0, model=model(1)),
+    )
+    below = replace(evaluation_ready(1), metric=0.94)
+    assert after(job, below).phase is Phase.TRAINING
+    step = transition(job, replace(evaluation_ready(1), metric=0.95))
+    assert step.job.phase is Phase.FINISHED
+    assert step.job.reason == "the target is reached: accuracy 0.95 by the model of round 1"
+    assert len([each for each in step.commands if isinstance(each, CancelShard)]) == 2
+
+
+def test_a_target_reached_while_the_job_is_paused_finishes_it() -> None:
+    spec = replace(AWARE, evaluation=Evaluation(every=1, target=0.95))
+    job = after(
+        planning(spec),
+        planned(0, BOTH),
+        received(ALICE, round_=0, lease=1, at_ms=50),
+        received(BOB, round_=0, lease=2, at_ms=50),
+        events.AggregateReady(at_ms=at(60), round=0, model=model(1)),
+        events.JobPaused(at_ms=at(70)),
+        evaluation_ready(1),
+    )
+    assert (job.phase, job.resume_to) == (Phase.FINISHED, None)
+
+
+def test_the_samples_of_an_update_that_was_unreadable_are_work_again() -> None:
+    big = {ALICE: node_plan(6), BOB: node_plan(6)}
+    job = after(
+        planning(),
+        planned(0, big),
+        received(ALICE, round_=0, lease=1, at_ms=60),
+        received(BOB, round_=0, lease=2, at_ms=60),
+        events.AggregateReady(
+            at_ms=at(70), round=0, model=model(1), refused=((BOB, "flipped bit"),)
+        ),
+    )
+    assert job.phase is Phase.PLANNING
+    assert job.tally.samples == Samples(24)

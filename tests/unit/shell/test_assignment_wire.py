@@ -1,0 +1,45 @@
+"""What the coordinator plans for a participant is what the node reads off the wire."""
+
+from msgspec.structs import replace
+
+from coordinator.core.round.rounds import assignment
+from coordinator.shell.translate import assignment_message, participant_summary
+from gpu_node.shell.translate import assignment_value
+from hypergpu.ids import Digest, JobId
+from hypergpu.v1 import node_pb2
+from tests.unit.job_states import ALICE, BOB, after, at, node_plan, planned, planning
+
+LAYOUT = Digest("0d" * 32)
+MODEL = Digest("0e" * 32)
+
+
+def sent() -> node_pb2.Assignment:
+    plan = replace(node_plan(3, "topk64"), upload_after_ms=at(700), connections=4)
+    job = after(planning(), planned(0, {ALICE: plan, BOB: node_plan()}))
+    assert job.model is not None
+    job = replace(job, model=replace(job.model, blob=replace(job.model.blob, digest=MODEL)))
+    message = assignment_message(
+        JobId("job-1"), assignment(job, ALICE), layout=LAYOUT, workload_version=1, now_ms=at(40)
+    )
+    return node_pb2.Assignment.FromString(message.assignment.SerializeToString())
+
+
+def test_the_plan_reaches_the_node() -> None:
+    work = assignment_value(sent())
+    assert (work.task.inner_steps, work.task.codec) == (3, "topk64")
+    assert (work.upload_after_ms, work.connections) == (700, 4)
+    assert work.reason == "round 0, slot 0: H=3, topk64, as planned"
+    assert work.deadline_in_ms == 1000
+
+
+def test_an_assignment_that_names_no_connections_means_one() -> None:
+    message = sent()
+    message.connections = 0
+    assert assignment_value(message).connections == 1
+
+
+def test_the_tables_show_why_a_participant_has_its_work() -> None:
+    job = after(planning(), planned(0, {ALICE: node_plan(3)}))
+    assert job.round is not None
+    summary = participant_summary(ALICE, job.round.participants[ALICE], None)
+    assert summary.reason == "H=3, int4, as planned"

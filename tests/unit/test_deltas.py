@@ -1,0 +1,60 @@
+"""Which deltas a model is offered with, and that none of them is collected."""
+
+from coordinator.core.blobs_in_use import live_blobs
+from coordinator.core.deltas import DELTAS_MOST, chained
+from coordinator.core.job import BlobRef, Delta, Model
+from coordinator.shell.translate import model_message
+from gpu_node.shell.translate import blob_value
+from hypergpu.ids import Digest
+from hypergpu.units import Bytes
+from tests.unit.job_states import training
+
+MODEL_BYTES = Bytes(1000)
+
+
+def named(kind: str, number: int) -> Digest:
+    return Digest(f"{kind}{number:0{64 - len(kind)}}")
+
+
+def after(rounds: int, delta_bytes: int) -> Model:
+    """A model after so many rounds, each of which left a delta of that size."""
+    model = Model(0, BlobRef(named("a", 0), MODEL_BYTES))
+    for number in range(1, rounds + 1):
+        blob = BlobRef(named("b", number), Bytes(delta_bytes))
+        deltas = chained(model, Delta(model.blob.digest, blob, "int4"), MODEL_BYTES)
+        model = Model(number, BlobRef(named("a", number), MODEL_BYTES), deltas=deltas)
+    return model
+
+
+def test_each_delta_leads_to_the_base_of_the_next() -> None:
+    bases = [delta.base for delta in after(3, 10).deltas]
+    assert bases == [named("a", 0), named("a", 1), named("a", 2)]
+
+
+def test_all_deltas_together_are_less_than_half_a_model() -> None:
+    assert len(after(20, 100).deltas) == 4
+    assert len(after(20, 99).deltas) == 5
+
+
+def test_the_newest_delta_is_kept_however_large() -> None:
+    deltas = after(5, 700).deltas
+    assert [delta.base for delta in deltas] == [named("a", 4)]
+
+
+def test_no_more_deltas_are_kept_than_are_worth_applying() -> None:
+    deltas = after(40, 1).deltas
+    assert len(deltas) == DELTAS_MOST
+    assert deltas[-1].base == named("a", 39)
+
+
+def test_no_delta_that_a_node_may_be_told_of_is_collected() -> None:
+    job = training()
+    model = after(3, 10)
+    live = live_blobs(type(job)(job.job_id, job.spec, model=model))
+    assert {delta.blob.digest for delta in model.deltas} <= live
+
+
+def test_nodes_are_told_of_all_deltas_in_order() -> None:
+    message = model_message(after(3, 10), named("c", 0))
+    told = [blob_value(delta.blob).digest for delta in message.deltas]
+    assert told == [named("b", 1), named("b", 2), named("b", 3)]
