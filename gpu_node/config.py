@@ -37,4 +37,9 @@ class Settings(BaseSettings):
     """The longest wait before dialling again."""
     call_timeout_ms: int = Field(default=10_000, ge=100)
     """How long the coordinator may take to answer a small call, or to stay silent in a transfer."""
+    probe_interval_ms: int = Field(default=2_000, ge=100)
+    """Between two round trips measured while the node takes part in a job; when it does not, its
+    heartbeats measure them."""
+    probe_train_interval_ms: int = Field(default=10_000, ge=1_000)
+    """Between two trains of datagrams that measure losses; six times as long on an idle one."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -22,7 +22,7 @@ class BlobRef(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """A compressed difference: the model ``base`` plus it is the assigned model."""
+    """A compressed difference: the model ``base`` plus it is the next model."""
 
     base: Digest
     blob: BlobRef
@@ -71,11 +71,16 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     lease: Lease
     slot: Slot
     task: Task
-    delta: Delta | None = None
+    deltas: tuple[Delta, ...] = ()
+    """Newest last: each leads to the base of the next, the last one to the assigned model."""
     last_accepted: Digest | None = None
     """The newest update of this node that the coordinator accepted in this job."""
     deadline_in_ms: Milliseconds = Milliseconds(0)
     """Time left when it was sent until the round closes regardless; 0: none."""
+    upload_after_ms: Milliseconds = Milliseconds(0)
+    """How long a finished update waits, so that all nodes' uploads do not begin at once."""
+    connections: int = 1
+    """To move the model and the update over."""
     reason: str = ""
 
 

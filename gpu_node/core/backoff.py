@@ -6,6 +6,12 @@ from hypergpu.units import Milliseconds
 
 FIRST_MS = 200
 CAP_MS = Milliseconds(30_000)
+QUICK_CAP_MS = Milliseconds(1_500)
+"""The longest wait while a good link has only just broken: a link that is there again is to be in
+use within two seconds, greeting included."""
+QUICK_MS = 60_000
+QUICK_ATTEMPT_MAX = 4
+"""200 ms << 4 is over the quick cap; waits grow from there once the quick minute is over."""
 _DOUBLINGS_MAX = 8  # 200 ms << 8 is over the cap
 
 

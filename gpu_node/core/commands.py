@@ -78,6 +78,8 @@ class Upload(msgspec.Struct, frozen=True):
 
     lease: Lease
     update: Update
+    connections: int = 1
+    """To send it over."""
 
 
 class StopUpload(msgspec.Struct, frozen=True):

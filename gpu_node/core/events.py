@@ -13,7 +13,7 @@ class Timer(Enum):
     """What a node waits for by the clock; at most one of each is armed."""
 
     RECONNECT = "reconnect"
-    RETRY = "retry"  # of a download or an upload
+    RETRY = "retry"  # of a download or an upload, or an upload's planned beginning
     WORKER = "worker"  # the pause before a worker is started again
     STALL = "stall"  # how long a training may show no progress
     DRAIN = "drain"  # how long a drain may take

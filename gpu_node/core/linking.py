@@ -1,6 +1,12 @@
 """The link: joining, dialling, losing, dialling again. It never ends the work, which may wait."""
 
-from gpu_node.core.backoff import backoff_ms
+from gpu_node.core.backoff import (
+    FIRST_MS,
+    QUICK_ATTEMPT_MAX,
+    QUICK_CAP_MS,
+    QUICK_MS,
+    backoff_ms,
+)
 from gpu_node.core.commands import (
     AnnounceDraining,
     Command,
@@ -10,7 +16,6 @@ from gpu_node.core.commands import (
     Leave,
     OpenLink,
     SetTimer,
-    Upload,
 )
 from gpu_node.core.events import (
     Connected,
@@ -24,10 +29,11 @@ from gpu_node.core.events import (
     TimerFired,
 )
 from gpu_node.core.state import Connection, Fetching, Link, Session, Step, Uploading, replace
+from gpu_node.core.working import upload
 from hypergpu.units import Milliseconds
 
 LASTING_MS = 10_000
-"""A link that held this long was a good one: the next retry is quick again."""
+"""A link that held this long was a good one: for a minute after it broke, retries are quick."""
 SHORT_LIVED_ATTEMPT = 2
 """A link that broke sooner is retried within a second: a coordinator that is killed again and again
 must find its nodes there, and one that turns everybody away must not be stormed."""
@@ -111,10 +117,26 @@ def _waiting(
     *,
     attempt_min: int = 0,
 ) -> Step:
+    quick_until_ms = _quick_until_ms(session, at_ms)
+    is_quick = at_ms < quick_until_ms and not attempt_min
     attempt = max(_attempt(session, at_ms), attempt_min)
-    retry_at_ms = Milliseconds(at_ms + backoff_ms(session.node, attempt, session.reconnect_cap_ms))
-    waiting = Link(connection, at_ms, attempt + 1, retry_at_ms, reason)
+    cap_ms = session.reconnect_cap_ms
+    if is_quick:
+        attempt, cap_ms = min(attempt, QUICK_ATTEMPT_MAX), min(cap_ms, QUICK_CAP_MS)
+    waits_ms = backoff_ms(session.node, attempt, cap_ms)
+    retry_at_ms = Milliseconds(at_ms + waits_ms)
+    if is_quick and session.link.connection is Connection.CONNECTING:
+        # A dial into a dead line has waited already.
+        retry_at_ms = Milliseconds(max(at_ms + FIRST_MS // 2, session.link.since_ms + waits_ms))
+    waiting = Link(connection, at_ms, attempt + 1, retry_at_ms, reason, quick_until_ms)
     return Step(replace(session, link=waiting), (SetTimer(Timer.RECONNECT, retry_at_ms),))
+
+
+def _quick_until_ms(session: Session, at_ms: Milliseconds) -> Milliseconds:
+    """Until when a broken link is dialled again at least every two seconds."""
+    if session.is_connected and at_ms - session.link.since_ms >= LASTING_MS:
+        return Milliseconds(at_ms + QUICK_MS)
+    return session.link.quick_until_ms
 
 
 def _attempt(session: Session, at_ms: Milliseconds) -> int:
@@ -136,9 +158,9 @@ def _connected(session: Session, at_ms: Milliseconds) -> Step:
         case Fetching(assignment=assignment):
             work = replace(work, retry_at_ms=Milliseconds(0))
             commands.append(FetchInputs(assignment))
-        case Uploading(assignment=assignment, update=update):
+        case Uploading():
             work = replace(work, retry_at_ms=Milliseconds(0))
-            commands.append(Upload(assignment.lease, update))
+            commands.append(upload(work))
         case _:
             pass
     return Step(replace(session, link=link, work=work, owed=()), tuple(commands))

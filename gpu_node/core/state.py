@@ -53,6 +53,8 @@ class Link(msgspec.Struct, frozen=True):
     retry_at_ms: Milliseconds = Milliseconds(0)
     reason: str = ""
     """Why it is not connected, for people."""
+    quick_until_ms: Milliseconds = Milliseconds(0)
+    """A good link broke within the last minute: until then waits are short."""
 
 
 class Idle(msgspec.Struct, frozen=True, tag=True):
@@ -83,7 +85,7 @@ class Uploading(msgspec.Struct, frozen=True, tag=True):
     update: Update
     attempt: int = 0
     retry_at_ms: Milliseconds = Milliseconds(0)
-    """0: under way, or waiting for the link."""
+    """When it is tried again, or for the first time; 0: under way, or waiting for the link."""
 
 
 Work = Idle | Fetching | Training | Uploading

@@ -1,7 +1,7 @@
 """Training: one shard at a time, and what its end means to the work."""
 
 from gpu_node.core.assignment import Lease
-from gpu_node.core.commands import SetTimer, Train, Upload
+from gpu_node.core.commands import SetTimer, Train
 from gpu_node.core.events import (
     InputsFetched,
     Timer,
@@ -20,7 +20,7 @@ from gpu_node.core.state import (
     Worker,
     replace,
 )
-from gpu_node.core.working import deleted, given_up, next_begun
+from gpu_node.core.working import deleted, given_up, next_begun, upload
 from hypergpu.units import Milliseconds
 
 
@@ -72,11 +72,20 @@ def finished(session: Session, event: TrainingFinished) -> Step:
     if not isinstance(work, Training) or work.assignment.lease != event.lease:
         return let_go(session, event.at_ms)
     memory = with_finished(session.memory, work.assignment, work.start, event.update)
-    session = replace(
-        session, memory=memory, work=Uploading(work.assignment, event.update), worker=Worker()
-    )
-    step = Step(session, (Upload(event.lease, event.update),) if session.is_connected else ())
-    return step.then(deleted)
+    session = replace(session, memory=memory, worker=Worker())
+    return _uploading(session, Uploading(work.assignment, event.update), event).then(deleted)
+
+
+def _uploading(session: Session, work: Uploading, event: TrainingFinished) -> Step:
+    """Send the update now, or after the wait that it was planned with."""
+    wait_ms = work.assignment.upload_after_ms
+    if not session.is_connected:
+        return Step(replace(session, work=work))
+    if wait_ms:
+        due_at_ms = Milliseconds(event.at_ms + wait_ms)
+        work = replace(work, retry_at_ms=due_at_ms)
+        return Step(replace(session, work=work), (SetTimer(Timer.RETRY, due_at_ms),))
+    return Step(replace(session, work=work), (upload(work),))
 
 
 def ended(session: Session, event: TrainingFailed | TrainingAborted, reason: str) -> Step:

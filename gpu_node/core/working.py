@@ -71,8 +71,9 @@ def _begun(session: Session, assignment: Assignment) -> Step:
     )
     command: Command
     if plan.finished is not None:
-        ready = replace(ready, work=Uploading(assignment, plan.finished.update))
-        command = Upload(lease, plan.finished.update)
+        uploading = Uploading(assignment, plan.finished.update)
+        ready = replace(ready, work=uploading)
+        command = upload(uploading)
     else:
         ready = replace(ready, work=Fetching(assignment, plan.start))
         command = FetchInputs(assignment)
@@ -202,4 +203,9 @@ def retried(session: Session, event: TimerFired) -> Step:
     again = replace(session, work=replace(work, retry_at_ms=Milliseconds(0)))
     if isinstance(work, Fetching):
         return Step(again, (FetchInputs(work.assignment),))
-    return Step(again, (Upload(work.assignment.lease, work.update),))
+    return Step(again, (upload(work),))
+
+
+def upload(work: Uploading) -> Upload:
+    """Send the update over as many connections as its assignment says."""
+    return Upload(work.assignment.lease, work.update, work.assignment.connections)

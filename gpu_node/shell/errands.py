@@ -9,6 +9,7 @@ import grpc
 import structlog
 
 from gpu_node.core.assignment import Assignment, Lease, Update
+from gpu_node.core.commands import Upload
 from gpu_node.core.events import (
     Event,
     FetchBroken,
@@ -78,7 +79,7 @@ class Errands:
     ) -> None:
         self._link = link
         self._cache = cache
-        self._download = Download(cache)
+        self._download = Download(cache, link.prober.findings)
         self._models = Models(cache, self._download)
         self._datasets = Datasets(cache, self._download)
         self._uploader = uploader
@@ -96,9 +97,9 @@ class Errands:
         """Bring them no more."""
         self._end("fetch", lease)
 
-    def upload(self, lease: Lease, update: Update) -> None:
+    def upload(self, command: Upload) -> None:
         """Send an update, unless that is under way."""
-        self._begin("upload", lease, lambda calls: self._upload(calls, lease, update))
+        self._begin("upload", command.lease, lambda calls: self._upload(calls, command))
 
     def stop_upload(self, lease: Lease) -> None:
         """Send it no more."""
@@ -150,12 +151,11 @@ class Errands:
         lease, task = assignment.lease, assignment.task
         before = self._download.received_bytes
         needed = {task.model.digest, *(blob.digest for blob in (task.manifest,) if blob)}
-        self._cache.pin(
-            frozenset(needed | ({assignment.delta.base} if assignment.delta else set()))
-        )
+        self._cache.pin(frozenset(needed | {delta.base for delta in assignment.deltas}))
         try:
-            dataset = await self._datasets.bring(calls, task.manifest) if task.manifest else None
-            model = await self._models.bring(calls, assignment)
+            async with self._link.lines.over(calls, assignment.connections) as over:
+                dataset = await self._datasets.bring(over, task.manifest) if task.manifest else None
+                model = await self._models.bring(over, assignment)
             if self._download.received_bytes > before:
                 await asyncio.to_thread(self._cache.trim)
         except (grpc.aio.AioRpcError, RefusalError, TimeoutError, OSError) as broken:
@@ -164,9 +164,11 @@ class Errands:
         self.inputs = {lease: Inputs(model, dataset)}
         return InputsFetched(at_ms=monotonic_ms(), lease=lease)
 
-    async def _upload(self, calls: Calls, lease: Lease, update: Update) -> Event:
+    async def _upload(self, calls: Calls, command: Upload) -> Event:
+        lease, update = command.lease, command.update
         try:
-            await self._uploader.send(calls, lease, update)
+            async with self._link.lines.over(calls, command.connections) as over:
+                await self._uploader.send(over, lease, update)
         except (grpc.aio.AioRpcError, RefusalError, OSError) as broken:
             return await self._upload_ended(lease, update, broken)
         return UpdateAccepted(at_ms=monotonic_ms(), lease=lease)

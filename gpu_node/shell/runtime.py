@@ -49,6 +49,8 @@ from gpu_node.shell.link.access import Access, Applicant, join
 from gpu_node.shell.link.control import ControlLink
 from gpu_node.shell.link.post import Post
 from gpu_node.shell.logs import note
+from gpu_node.shell.probe.pace import Pace
+from gpu_node.shell.probe.prober import Prober
 from gpu_node.shell.state.files import (
     Coordinator,
     load_memory,
@@ -198,8 +200,15 @@ class Runtime:
     def _tools(self, ready: Ready) -> "_Tools":
         settings, timeout_ms = self._settings, Milliseconds(self._settings.call_timeout_ms)
         capabilities = self._capable(ready)
-        link = ControlLink(self._access, capabilities, self._post, timeout_ms=timeout_ms)
-        uploader = Uploader(self._places, self._identity)
+        pace = Pace(
+            round_trip_s=settings.probe_interval_ms / 1000,
+            train_s=settings.probe_train_interval_ms / 1000,
+            idle_train_s=settings.probe_train_interval_ms * 6 / 1000,
+        )
+        link = ControlLink(
+            self._access, capabilities, self._post, timeout_ms=timeout_ms, prober=Prober(pace)
+        )
+        uploader = Uploader(self._places, self._identity, link.prober.findings)
         cache = BlobCache(self._places, Bytes(settings.cache_bytes))
         trainer = Trainer(self._places, self._worker, report=self._post.event, send=link.send)
         errands = Errands(link, cache, uploader, self._post)
@@ -299,8 +308,8 @@ class _Tools(NamedTuple):
                 self.errands.fetch(assignment)
             case StopFetch(lease=lease):
                 self.errands.stop_fetch(lease)
-            case Upload(lease=lease, update=update):
-                self.errands.upload(lease, update)
+            case Upload():
+                self.errands.upload(command)
             case StopUpload(lease=lease):
                 self.errands.stop_upload(lease)
             case HandBack(lease=lease, reason=reason):

@@ -96,9 +96,11 @@ def assignment_value(message: node_pb2.Assignment) -> Assignment:
         lease=lease_value(message.lease),
         slot=Slot(message.slot),
         task=_task(message),
-        delta=_delta(message.model.delta) if message.model.HasField("delta") else None,
+        deltas=tuple(_delta(delta) for delta in message.model.deltas),
         last_accepted=digest_from_wire(message.last_accepted.value) if has_accepted else None,
         deadline_in_ms=Milliseconds(message.deadline_in_ms),
+        upload_after_ms=Milliseconds(message.upload_after_ms),
+        connections=max(1, message.connections),
         reason=message.reason,
     )
 
@@ -159,7 +161,7 @@ def update_claim(node: NodeId, lease: Lease, update: Update, nonce: int) -> Upda
 
 
 def update_header(
-    lease: Lease, update: Update, *, nonce: int, offset: int, signature: bytes
+    lease: Lease, update: Update, *, nonce: int, signature: bytes
 ) -> node_pb2.UpdateHeader:
     """What goes before an update's bytes."""
     return node_pb2.UpdateHeader(
@@ -167,7 +169,6 @@ def update_header(
         digest=digest_message(update.digest),
         size_bytes=update.size_bytes,
         nonce=nonce,
-        offset=offset,
         signature=signature,
         report=node_pb2.TrainingReport(
             inner_steps=update.inner_steps,

@@ -56,7 +56,7 @@ def current_blob(cluster: Cluster, job_id: str, which: str) -> Path:
             (job_id,),
         ).fetchone()
     model = json.loads(stored)["model"]
-    blob = model["delta"]["blob"] if which == "delta" else model[which]
+    blob = model["deltas"][-1]["blob"] if which == "delta" else model[which]
     name = str(blob["digest"])
     return cluster.coordinator.data_dir / "blobs" / name[:2] / name
 

@@ -14,8 +14,8 @@ from hypergpu.codec import update_bytes
 from hypergpu.digest import digest_of, digest_to_wire
 from hypergpu.token import token_text
 from hypergpu.v1 import node_pb2, tensor_pb2
-from tests.integration.node_service import NodeService, Served, served
-from tests.integration.test_node_command import node
+from tests.integration.node.node_service import NodeService, Served, served
+from tests.integration.node.test_node_command import node
 
 KILLS = int(os.environ.get("CHAOS_NODE_KILLS", "10"))
 RESENT_BYTES_MAX = 4 << 20

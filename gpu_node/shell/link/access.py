@@ -136,6 +136,15 @@ class Access:
         """Whether the node can dial without a token."""
         return load_coordinator(self._places) is not None
 
+    @property
+    def dialled(self) -> tuple[str, int]:
+        """Host and port of the coordinator's listener for nodes. Reads a small file.
+
+        Raises:
+            RefusalError: NODE_NOT_JOINED, or FILE_UNUSABLE.
+        """
+        return split_address(self._coordinator().address)
+
     def calls(self, timeout_ms: Milliseconds) -> Calls:
         """Calls over a fresh channel with the newest certificate. Reads small files.
 

@@ -1,6 +1,7 @@
 """The calls of NodeService as this node makes them: each with its metadata and its deadline."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
+from copy import copy
 from typing import TYPE_CHECKING
 
 import grpc
@@ -11,6 +12,7 @@ from gpu_node.shell.translate import digest_message, lease_message
 from hypergpu.ids import Digest
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import node_pb2, node_pb2_grpc
+from hypergpu.wire.stripes import WHOLE, Stripe
 
 if TYPE_CHECKING:
     from hypergpu.v1.node_pb2_grpc import NodeServiceAsyncStub
@@ -40,6 +42,8 @@ class Calls:
     ) -> None:
         self._channel = channel
         self._metadata = metadata
+        self.further: tuple[Calls, ...] = ()
+        """Of other connections to the same coordinator, for bytes that may go over several."""
         self.timeout_ms = timeout_ms
         self._timeout_s = timeout_ms / 1000
         self._stub: NodeServiceAsyncStub = node_pb2_grpc.NodeServiceStub(channel)  # type: ignore[assignment]
@@ -53,6 +57,17 @@ class Calls:
             request_serializer=None,
             response_deserializer=node_pb2.SubmitUpdateResponse.FromString,
         )
+
+    def beside(self, further: "tuple[Calls, ...]") -> "Calls":
+        """The same calls, with further connections for bulk."""
+        together = copy(self)
+        together.further = further
+        return together
+
+    @property
+    def lines(self) -> "tuple[Calls, ...]":
+        """This connection's calls and those of the further ones."""
+        return (self, *self.further)
 
     async def join(self, request: node_pb2.JoinRequest) -> node_pb2.JoinResponse:
         """Trade a token for a certificate."""
@@ -71,10 +86,10 @@ class Calls:
         return self._stub.Control(metadata=self._metadata)
 
     async def fetch(
-        self, digest: Digest, offset: int, timeout_s: float
+        self, digest: Digest, offset: int, timeout_s: float, *, end: int = 0
     ) -> AsyncGenerator[Piece, None]:
-        """A blob's pieces from ``offset`` on."""
-        request = node_pb2.FetchBlobRequest(digest=digest_message(digest), offset=offset)
+        """A blob's pieces from ``offset`` on, up to ``end`` or, with 0, to its last."""
+        request = node_pb2.FetchBlobRequest(digest=digest_message(digest), offset=offset, end=end)
         call = self._fetch(request, timeout=timeout_s, metadata=self._metadata)
         try:
             async for raw in call:
@@ -82,10 +97,15 @@ class Calls:
         finally:
             call.cancel()
 
-    async def query_upload(self, lease: Lease, digest: Digest) -> node_pb2.QueryUploadResponse:
-        """How much of an update the coordinator holds."""
+    async def query_upload(
+        self, lease: Lease, digest: Digest, stripe: Stripe = WHOLE
+    ) -> node_pb2.QueryUploadResponse:
+        """How much of an update, or of one of its stripes, the coordinator holds."""
         request = node_pb2.QueryUploadRequest(
-            lease=lease_message(lease), digest=digest_message(digest)
+            lease=lease_message(lease),
+            digest=digest_message(digest),
+            stripe=stripe.index,
+            stripes=stripe.count,
         )
         return await self._stub.QueryUpload(
             request, timeout=self._timeout_s, metadata=self._metadata

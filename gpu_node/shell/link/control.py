@@ -20,8 +20,10 @@ from gpu_node.shell.clock import monotonic_ms
 from gpu_node.shell.link.access import Access
 from gpu_node.shell.link.beside import beside
 from gpu_node.shell.link.calls import Calls, ControlCall
+from gpu_node.shell.link.lines import Lines
 from gpu_node.shell.link.post import Post
 from gpu_node.shell.link.refusals import refusal_in, why
+from gpu_node.shell.probe.prober import Prober
 from gpu_node.shell.translate import (
     assignment_value,
     lease_message,
@@ -41,6 +43,12 @@ SILENT_INTERVALS = 3
 ROUND_TRIP = "a heartbeat came back"
 """Log line of level debug, with ``taken_us``; only the newest heartbeat is timed."""
 _FAREWELL_S = 2.0
+_GREETING_MIN_S = 1.5
+_GREETING_TRIPS = 10
+"""A greeting takes four or five round trips, with TLS."""
+_PATIENT_EVERY = 6
+"""Of so many dials in a row one may take three times as long, and of those every other as long as
+any call: lines change while a node is away."""
 RENEWAL_RETRY_S = 60.0
 _LASTING = frozenset(
     {
@@ -67,6 +75,7 @@ class ControlLink:
         *,
         timeout_ms: Milliseconds,
         renewal_retry_s: float = RENEWAL_RETRY_S,
+        prober: Prober | None = None,
     ) -> None:
         self._access = access
         self._capabilities = capabilities
@@ -77,8 +86,13 @@ class ControlLink:
         self._outbox: asyncio.Queue[node_pb2.ControlRequest | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._beat_at_s: dict[int, float] = {}
+        self._dials = 0
+        self.prober = prober or Prober()
+        """Measures the line; it learns from transfers too."""
         self.calls: Calls | None = None
         """For bulk calls; None while there is no link."""
+        self.lines = Lines(lambda: access.calls(timeout_ms))
+        """Further connections, for as long as there is a link."""
 
     def open(self, working: tuple[Lease, ...]) -> None:
         """Dial; what comes of it is reported. An earlier stream ends."""
@@ -88,6 +102,8 @@ class ControlLink:
 
     def send(self, message: node_pb2.ControlRequest) -> None:
         """Say something, if anybody listens."""
+        if message.HasField("progress"):
+            self.prober.stir()
         if self.calls is not None:
             self._outbox.put_nowait(message)
 
@@ -119,6 +135,7 @@ class ControlLink:
             event = await self._conversation(calls, working)
         finally:
             self.calls = None
+            await self.lines.close()
             await calls.close()
         self._report(event)
 
@@ -128,9 +145,13 @@ class ControlLink:
             call = calls.control()
             interval_ms = await self._greeted(call, working)
             self.calls = calls
+            self._dials = 0
             self._report(Connected(at_ms=monotonic_ms()))
             async with beside(
-                self._write(call), self._beat(interval_ms), self._keep_certificate(calls)
+                self._write(call),
+                self._beat(interval_ms),
+                self._keep_certificate(calls),
+                *self.prober.begin(self.send),
             ):
                 await self._listen(call, interval_ms)
         except (grpc.aio.AioRpcError, RefusalError, TimeoutError) as broken:
@@ -157,13 +178,28 @@ class ControlLink:
             capabilities=self._capabilities,
             working=[lease_message(lease) for lease in working],
         )
-        async with asyncio.timeout(self._timeout_ms / 1000):
+        async with asyncio.timeout(self._patience_s()):
             await call.write(node_pb2.ControlRequest(hello=hello))
             answer = await call.read()
         if not isinstance(answer, node_pb2.ControlResponse) or not answer.HasField("welcome"):
             raise RefusalError(Reason.CALL_BROKEN, "the control stream began without a welcome")
         refuse_other_version(answer.welcome.version)
+        self.prober.welcomed(answer.welcome, self._access.dialled)
         return max(1, answer.welcome.heartbeat_interval_ms)
+
+    def _patience_s(self) -> float:
+        """How long to wait for a welcome.
+
+        A dial into a dead line tries again by itself, but ever more seldom: once it is known how
+        long the line takes, a new dial finds sooner that the line is there again.
+        """
+        self._dials += 1
+        longest_s = self.prober.findings.longest_round_trip_us / 1e6
+        if not longest_s or self._dials % (2 * _PATIENT_EVERY) == 0:
+            return self._timeout_ms / 1000
+        usual_s = max(_GREETING_MIN_S, _GREETING_TRIPS * longest_s)
+        is_patient = self._dials % _PATIENT_EVERY == 0
+        return min(self._timeout_ms / 1000, usual_s * 3 if is_patient else usual_s)
 
     async def _listen(self, call: ControlCall, interval_ms: int) -> None:
         while True:
@@ -188,8 +224,18 @@ class ControlLink:
             case "drain":
                 reason = message.drain.reason or "the coordinator asked it to leave"
                 self._report(DrainRequested(at_ms=at_ms, reason=reason))
+            case _:
+                self._heard_of_line(message)
+
+    def _heard_of_line(self, message: node_pb2.ControlResponse) -> None:
+        match message.WhichOneof("message"):
             case "heartbeat_echo":
                 self._echoed(message.heartbeat_echo.sequence)
+            case "round_trip_echo":
+                self.prober.echoed(message.round_trip_echo.sequence)
+            case "welcome":
+                # The stream lasts longer than the token that came with its greeting.
+                self.prober.welcomed(message.welcome, self._access.dialled)
             case _:
                 pass
 
@@ -197,9 +243,11 @@ class ControlLink:
         sent_at_s = self._beat_at_s.pop(sequence, None)
         if sent_at_s is not None:
             taken_us = round((asyncio.get_running_loop().time() - sent_at_s) * 1e6)
+            self.prober.findings.round_trip(taken_us)
             log.debug(ROUND_TRIP, sequence=sequence, taken_us=taken_us)
 
     def _assigned(self, message: node_pb2.Assignment, at_ms: Milliseconds) -> None:
+        self.prober.stir()
         try:
             assignment = assignment_value(message)
         except RefusalError as refused:

@@ -11,7 +11,10 @@ import structlog
 from gpu_node.core.assignment import BlobRef
 from gpu_node.shell.link.bulk import Piece
 from gpu_node.shell.link.calls import Calls, transfer_timeout_s
+from gpu_node.shell.probe.findings import Direction, Findings
+from gpu_node.shell.probe.stopwatch import Stopwatch
 from gpu_node.shell.transfer.cache import BlobCache
+from gpu_node.shell.transfer.ranges import pieces_over, ranges_of
 from hypergpu.digest import RunningDigest, digest_of, running_digest_of_file
 from hypergpu.ids import Digest
 from hypergpu.refusal import Reason, RefusalError
@@ -30,8 +33,9 @@ class Download:
     `RefusalError` for what is unknown or is not what its digest says.
     """
 
-    def __init__(self, cache: BlobCache) -> None:
+    def __init__(self, cache: BlobCache, findings: Findings | None = None) -> None:
         self._cache = cache
+        self._findings = findings or Findings()
         # A turn lasts as long as somebody waits for it or has it.
         self._turns: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()
         self.received_bytes = 0
@@ -92,18 +96,24 @@ class Download:
     async def _append(self, calls: Calls, blob: BlobRef, part: "_Part") -> None:
         offset = part.running.size_bytes
         left = Bytes(blob.size_bytes - offset)
+        lines = ranges_of(calls.lines, left)
         timeout_s = transfer_timeout_s(left, calls.timeout_ms)
         loop, silence_s = asyncio.get_running_loop(), calls.timeout_ms / 1000
+        stopwatch = Stopwatch(self._findings, Direction.DOWN, connections=len(lines))
+        incoming = (
+            pieces_over(lines, blob, offset)
+            if len(lines) > 1
+            else calls.fetch(blob.digest, offset, timeout_s)
+        )
         try:
-            async with (
-                aclosing(calls.fetch(blob.digest, offset, timeout_s)) as pieces,
-                asyncio.timeout(silence_s) as watch,
-            ):
+            async with aclosing(incoming) as pieces, asyncio.timeout(silence_s) as watch:
                 async for piece in pieces:
                     await part.take(piece, blob)
                     self.received_bytes += piece.payload.nbytes
+                    stopwatch.moved(piece.payload.nbytes)
                     watch.reschedule(loop.time() + silence_s)
         finally:
+            stopwatch.stop()
             await part.settle()
 
 

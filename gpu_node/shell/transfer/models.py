@@ -1,4 +1,4 @@
-"""The model of an assignment: from the cache, by a small delta from the model before, or whole."""
+"""The model of an assignment: from the cache, by small deltas from an earlier one, or whole."""
 
 import asyncio
 from itertools import count
@@ -33,23 +33,22 @@ class Models:
         """The assigned model's file, whole and checked."""
         model = assignment.task.model
         path = await self._cache.held(model)
-        if path is None and assignment.delta is not None:
-            path = await self._advanced(calls, assignment, assignment.delta)
+        if path is None and assignment.deltas:
+            path = await self._advanced(calls, assignment)
         if path is None:
             path = await self._download.fetch(calls, model)
         self._cache.use_model(assignment.lease.job_id, model.digest)
         return path
 
-    async def _advanced(self, calls: Calls, assignment: Assignment, delta: Delta) -> Path | None:
-        """The model made of the one before; None when the whole model has to be fetched."""
+    async def _advanced(self, calls: Calls, assignment: Assignment) -> Path | None:
+        """The model made of the newest one here; None when the whole model has to be fetched."""
         model = assignment.task.model
-        base = await self._cache.held(BlobRef(delta.base, model.size_bytes))
-        if base is None:
+        base, missing = await self._newest(assignment)
+        if base is None or sum(delta.blob.size_bytes for delta in missing) >= model.size_bytes:
             return None
         try:
             layout = await self._layout(calls, assignment.task.layout)
-            difference = await self._download.fetch(calls, delta.blob)
-            return await self._applied(model, base, difference, layout=layout, scheme=delta.scheme)
+            return await self._advance(calls, base, missing, model=model, layout=layout)
         except grpc.aio.AioRpcError as broken:
             if refusal_in(broken) is None:
                 raise
@@ -57,22 +56,47 @@ class Models:
         except (RefusalError, ApplyError, LayoutError, ValueError) as unusable:
             reason = why(unusable)
         finally:
-            self._cache.discard((delta.blob.digest,))
-        log.warning("the delta is of no use: fetching the whole model", reason=reason)
+            self._cache.discard(delta.blob.digest for delta in missing)
+        log.warning("the deltas are of no use: fetching the whole model", reason=reason)
         return None
 
+    async def _newest(self, assignment: Assignment) -> tuple[Path | None, tuple[Delta, ...]]:
+        """The newest model here that deltas lead on from, and those deltas."""
+        deltas = assignment.deltas
+        for place in reversed(range(len(deltas))):
+            base = BlobRef(deltas[place].base, assignment.task.model.size_bytes)
+            if (path := await self._cache.held(base)) is not None:
+                return path, deltas[place:]
+        return None, ()
+
+    async def _advance(
+        self, calls: Calls, base: Path, deltas: tuple[Delta, ...], *, model: BlobRef, layout: Layout
+    ) -> Path:
+        """Apply deltas one after the other. What lies between is deleted."""
+        ends = (*(delta.base for delta in deltas[1:]), model.digest)
+        made = base
+        for delta, end in zip(deltas, ends, strict=True):
+            difference = await self._download.fetch(calls, delta.blob)
+            before = made
+            try:
+                made = await self._applied(end, before, difference, delta=delta, layout=layout)
+            finally:
+                if before != base:
+                    before.unlink()
+        return self._cache.admit(made, model.digest)
+
     async def _applied(
-        self, model: BlobRef, base: Path, difference: Path, *, layout: Layout, scheme: str
+        self, digest: Digest, base: Path, difference: Path, *, delta: Delta, layout: Layout
     ) -> Path:
         # A cancelled attempt's thread may still write: each attempt has a file of its own.
-        made = self._cache.path(model.digest).with_suffix(f".{next(self._attempts)}")
-        digest = await asyncio.to_thread(
-            apply_delta, base, difference, made, layout=layout, scheme=scheme
+        made = self._cache.path(digest).with_suffix(f".{next(self._attempts)}")
+        found = await asyncio.to_thread(
+            apply_delta, base, difference, made, layout=layout, scheme=delta.scheme
         )
-        if digest != model.digest:
+        if found != digest:
             made.unlink()
-            raise RefusalError(Reason.DIGEST_MISMATCH, f"base and delta do not give {model.digest}")
-        return self._cache.admit(made, model.digest)
+            raise RefusalError(Reason.DIGEST_MISMATCH, f"base and delta do not give {digest}")
+        return made
 
     async def _layout(self, calls: Calls, digest: Digest) -> Layout:
         """The layout, a blob as well: the daemon cannot build it, since that may need torch."""

@@ -13,6 +13,7 @@ from hypergpu.units import Milliseconds
 THREADS = "HYPERGPU_WORKER_THREADS"
 MEMORY_BYTES = "HYPERGPU_WORKER_MEMORY_BYTES"
 STEP_FLOOR_MS = "HYPERGPU_WORKER_STEP_FLOOR_MS"
+SLOWNESS_FILE = "HYPERGPU_WORKER_SLOWNESS_FILE"
 _LIBRARY_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -30,6 +31,8 @@ class Limits(NamedTuple):
     """
     step_floor_ms: Milliseconds = Milliseconds(0)
     """No inner step takes less, so that this machine may play a slower one."""
+    slowness_path: str = ""
+    """A file by which others stretch that time while the worker runs; empty: nobody does."""
 
 
 def limits_from_environment() -> Limits:
@@ -42,6 +45,7 @@ def limits_from_environment() -> Limits:
         _number(THREADS, 1, minimum=1),
         _number(MEMORY_BYTES, 0, minimum=0),
         Milliseconds(_number(STEP_FLOOR_MS, 0, minimum=0)),
+        os.environ.get(SLOWNESS_FILE, ""),
     )
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import msgspec
 import psutil
 
 from gpu_node.shell.worker.limits import Limits
@@ -13,12 +14,12 @@ from gpu_node.shell.worker.shard.null import answer_null
 from gpu_node.shell.worker.shard.training import ShardError, Watch, train_shard
 from gpu_node.shell.worker.trainer.interface import Trainer
 from gpu_node.shell.worker.trainer.numpy_trainer import NumpyTrainer
-from gpu_node.shell.worker.trainer.paced import PacedTrainer
+from gpu_node.shell.worker.trainer.paced import Pace, PacedTrainer
 from hypergpu.catalogue.entry import Entry, OptionError
 from hypergpu.catalogue.registry import BuilderMissingError, build, entries
 from hypergpu.catalogue.workload import DatasetError, numpy_layout
 from hypergpu.layout import Layout
-from hypergpu.units import Bytes
+from hypergpu.units import Bytes, Milliseconds
 
 _ABILITIES = {"torch": ("torch", "numpy", "null"), "numpy": ("numpy", "null"), "null": ("null",)}
 
@@ -48,7 +49,7 @@ class Workshop:
     def __init__(self, kind: str, limits: Limits) -> None:
         self._engine = _torch_engine(limits) if kind == "torch" else _PlainEngine(limits)
         self._kind = kind
-        self._step_floor_ms = limits.step_floor_ms
+        self._pace = Pace(limits.step_floor_ms / 1000, limits.slowness_path)
         self._entries = {entry.name: entry for entry in entries() if entry.kind in _ABILITIES[kind]}
         self._made: _Made | None = None
 
@@ -98,17 +99,20 @@ class Workshop:
                 made = self._engine.trainer(entry, request)
         except (OptionError, DatasetError, BuilderMissingError) as error:
             raise ShardError(str(error)) from error
-        if self._step_floor_ms:
-            made = PacedTrainer(made, self._step_floor_ms / 1000)
+        if self._pace.floor_s:
+            made = PacedTrainer(made, self._pace)
         return lambda wanted, watch: train_shard(wanted, made, watch)
 
     def _answer_null(self, request: Train, layout: Layout, watch: Watch) -> Trained:
-        """Nothing is computed, but what a device would take for it may pass."""
-        if self._step_floor_ms:
+        """Nothing is computed, but what a device would take for it may pass, and is told."""
+        started_s = time.monotonic()
+        if self._pace.floor_s:
             for _ in range(request.inner_steps):
                 watch.refuse_aborted()
-                time.sleep(self._step_floor_ms / 1000)
-        return answer_null(request, layout, watch)
+                time.sleep(self._pace.step_s)
+        compute_ms = Milliseconds(round((time.monotonic() - started_s) * 1000))
+        answer = answer_null(request, layout, watch)
+        return msgspec.structs.replace(answer, compute_ms=compute_ms)
 
 
 class _PlainEngine:

@@ -1,7 +1,8 @@
 """A device that plays a slower one: no inner step ends before its time."""
 
 import time
-from typing import SupportsFloat
+from pathlib import Path
+from typing import NamedTuple, SupportsFloat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +12,30 @@ from hypergpu.catalogue.workload import Samples
 from hypergpu.layout import Flat, Layout
 
 
-class PacedTrainer:
-    """A trainer whose inner steps take ``floor_s`` at least; what they compute is the same."""
+class Pace(NamedTuple):
+    """The least time of an inner step."""
 
-    def __init__(self, trainer: Trainer, floor_s: float) -> None:
+    floor_s: float
+    slowness_path: str = ""
+    """A file with how many times as long steps take at the moment; none, or no number in it: 1."""
+
+    @property
+    def step_s(self) -> float:
+        """At the moment."""
+        if not self.slowness_path:
+            return self.floor_s
+        try:
+            return self.floor_s * float(Path(self.slowness_path).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return self.floor_s
+
+
+class PacedTrainer:
+    """A trainer whose inner steps take a while at least; what they compute is the same."""
+
+    def __init__(self, trainer: Trainer, pace: Pace) -> None:
         self._trainer = trainer
-        self._floor_s = floor_s
+        self._pace = pace
 
     @property
     def layout(self) -> Layout:
@@ -34,7 +53,7 @@ class PacedTrainer:
 
     def step(self, indices: NDArray[np.int64], learning_rate: float) -> SupportsFloat:
         """See `Trainer`. The device is waited for: its work is part of the step's time."""
-        due_s = time.monotonic() + self._floor_s
+        due_s = time.monotonic() + self._pace.step_s
         loss = float(self._trainer.step(indices, learning_rate))
         time.sleep(max(0.0, due_s - time.monotonic()))
         return loss

@@ -1,0 +1,115 @@
+"""A blob's missing bytes in ranges, over several connections at once, handed on in order."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+from gpu_node.core.assignment import BlobRef
+from gpu_node.shell.link.bulk import Piece
+from gpu_node.shell.link.calls import Calls, transfer_timeout_s
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.units import Bytes
+from hypergpu.wire.stripes import STRIPE_BYTES_MIN
+
+RANGE_BYTES_MAX = 4 << 20
+_WINDOW_RANGES = 2
+"""Ranges a connection that may be ahead of the first missing byte: what is held in memory."""
+
+
+async def pieces_over(
+    lines: tuple[Calls, ...], blob: BlobRef, offset: int
+) -> AsyncGenerator[Piece, None]:
+    """The pieces of a blob from ``offset`` to its end, in order.
+
+    Each connection fetches the next range that nobody has taken. What comes early is held, at most
+    eight MiB for each connection.
+
+    Raises:
+        grpc.aio.AioRpcError: A connection broke; what was handed on until then is in order.
+        TimeoutError: A connection was silent.
+        RefusalError: CALL_BROKEN, a range was not what was asked for.
+    """
+    fetch = _Fetch(blob, offset, len(lines))
+    async with _working(fetch, lines):
+        while fetch.next_offset < blob.size_bytes:
+            yield await fetch.following()
+
+
+@asynccontextmanager
+async def _working(fetch: "_Fetch", lines: tuple[Calls, ...]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(fetch.serve(calls), name="range") for calls in lines]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Fetch:
+    """What is held, what was taken, and what comes next."""
+
+    def __init__(self, blob: BlobRef, offset: int, connections: int) -> None:
+        self.next_offset = offset
+        self._blob = blob
+        left = blob.size_bytes - offset
+        each = -(-left // connections)
+        self._range_bytes = min(RANGE_BYTES_MAX, max(STRIPE_BYTES_MIN, each))
+        self._window_bytes = _WINDOW_RANGES * connections * self._range_bytes
+        self._starts = iter(range(offset, blob.size_bytes, self._range_bytes))
+        self._held: dict[int, Piece] = {}
+        self._changed = asyncio.Condition()
+        self._failure: BaseException | None = None
+
+    async def following(self) -> Piece:
+        """The next piece in order; what broke a connection is raised once nothing is left."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.next_offset in self._held or self._failure)
+            piece = self._held.pop(self.next_offset, None)
+            if piece is None:
+                assert self._failure is not None  # noqa: S101 - waited for one or the other
+                raise self._failure
+            self.next_offset += piece.payload.nbytes
+            self._changed.notify_all()
+            return piece
+
+    async def serve(self, calls: Calls) -> None:
+        """Fetch range after range over one connection."""
+        try:
+            for start in self._starts:
+                await self._within_window(start)
+                await self._range(calls, start)
+        except Exception as broken:  # noqa: BLE001 - whoever waits for the bytes raises it
+            async with self._changed:
+                self._failure = self._failure or broken
+                self._changed.notify_all()
+
+    async def _within_window(self, start: int) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: start < self.next_offset + self._window_bytes)
+
+    async def _range(self, calls: Calls, start: int) -> None:
+        end = min(start + self._range_bytes, self._blob.size_bytes)
+        timeout_s = transfer_timeout_s(Bytes(end - start), calls.timeout_ms)
+        loop, silence_s = asyncio.get_running_loop(), calls.timeout_ms / 1000
+        at = start
+        async with (
+            aclosing(calls.fetch(self._blob.digest, start, timeout_s, end=end)) as pieces,
+            asyncio.timeout(silence_s) as watch,
+        ):
+            async for piece in pieces:
+                if piece.offset != at or not 0 < piece.payload.nbytes <= end - at:
+                    detail = f"bytes {piece.offset} on came, {at} to {end} were asked for"
+                    raise RefusalError(Reason.CALL_BROKEN, detail)
+                at += piece.payload.nbytes
+                async with self._changed:
+                    self._held[piece.offset] = piece
+                    self._changed.notify_all()
+                watch.reschedule(loop.time() + silence_s)
+        if at < end:
+            raise RefusalError(Reason.CALL_BROKEN, f"bytes {start} to {end} ended at {at}")
+
+
+def ranges_of(lines: tuple[Calls, ...], left_bytes: int) -> tuple[Calls, ...]:
+    """As many connections as so many bytes are worth."""
+    return lines[: max(1, left_bytes // STRIPE_BYTES_MIN)]

@@ -1,0 +1,138 @@
+import asyncio
+import json
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.token import token_text
+from tests.integration.node.node_service import Served, served
+from tests.processes import ENVIRONMENT
+
+
+@asynccontextmanager
+async def node(folder: Path, *arguments: str) -> AsyncIterator[Process]:
+    """`python -m gpu_node` over a state folder; killed at the end if it still runs."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gpu_node", *arguments),
+        env={**ENVIRONMENT, "HYPERGPU_NODE_STATE_DIR": str(folder), "HYPERGPU_NODE_WORKER": "null"},
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def ended(process: Process, stdin: str = "") -> tuple[int, str]:
+    """Exit status and what was written, both streams together."""
+    async with asyncio.timeout(60):
+        out, err = await process.communicate(stdin.encode())
+    assert process.returncode is not None
+    return process.returncode, (out + err).decode()
+
+
+@pytest.fixture
+async def there(tmp_path: Path) -> AsyncIterator[Served]:
+    async with served(tmp_path / "authority") as there:
+        yield there
+
+
+async def test_a_node_that_never_joined_is_told_how(tmp_path: Path) -> None:
+    async with node(tmp_path / "node", "run") as process:
+        status, text = await ended(process)
+    assert status == Reason.NODE_NOT_JOINED.exit_code
+    assert "fix: join first: hypergpu-node join --token-file FILE" in text
+
+
+async def test_a_join_takes_its_token_from_stdin_and_may_end_there(
+    there: Served, tmp_path: Path
+) -> None:
+    async with node(tmp_path / "node", "join", "--only", "--token-file", "-") as process:
+        status, text = await ended(process, token_text(there.token) + "\n")
+    assert status == 0
+    assert f"joined 127.0.0.1:{there.service.node_port}" in text
+    async with node(tmp_path / "node", "show") as process:
+        assert there.service.joins[0].capabilities.worker == "null"
+        assert "coordinator  127.0.0.1" in (await ended(process))[1]
+
+
+async def test_a_token_of_another_authority_ends_the_daemon(there: Served, tmp_path: Path) -> None:
+    there.service.join_refusal = RefusalError(Reason.TOKEN_EXPIRED, "it ran out")
+    token = tmp_path / "token"
+    token.write_text(token_text(there.token))
+    async with node(tmp_path / "node", "join", "--token-file", str(token)) as process:
+        status, text = await ended(process)
+    assert status == Reason.TOKEN_EXPIRED.exit_code
+    assert "it ran out" in text
+
+
+async def test_a_first_sigterm_drains_and_leaves_with_status_0(
+    there: Served, tmp_path: Path
+) -> None:
+    async with node(tmp_path / "node", "join", "--token-file", "-") as process:
+        assert process.stdin is not None
+        process.stdin.write(token_text(there.token).encode() + b"\n")
+        await there.service.heartbeat.wait()
+        process.send_signal(signal.SIGTERM)
+        assert (await there.service.next_said("draining")).reason == "SIGTERM"
+        status, text = await ended(process)
+    assert status == 0
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    assert "Leave" in {line["event"] for line in lines}
+    assert there.token.secret not in text
+
+
+async def test_an_unknown_setting_is_named(tmp_path: Path) -> None:
+    async with node(tmp_path / "node", "run", "--worker", "abacus") as process:
+        status, text = await ended(process)
+    assert status == Reason.ARGUMENT_INVALID.exit_code
+    assert "worker: Input should be 'auto'" in text
+
+
+async def test_a_token_that_was_cut_off_is_refused_without_its_secret(
+    there: Served, tmp_path: Path
+) -> None:
+    whole = token_text(msgspec.structs.replace(there.token, secret="x" * 40))
+    async with node(tmp_path / "node", "join", "--token-file", "-") as process:
+        status, text = await ended(process, whole[:-5] + "\n")
+    assert status == Reason.TOKEN_INVALID.exit_code
+    assert "x" * 10 not in text
+
+
+async def test_a_sigterm_before_the_worker_is_ready_ends_the_daemon(
+    there: Served, tmp_path: Path
+) -> None:
+    async with node(tmp_path / "node", "join", "--token-file", "-") as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(token_text(there.token).encode() + b"\n")
+        async with asyncio.timeout(60):
+            assert b"a worker was started" in await process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        status, _ = await ended(process)
+    assert status == 0
+
+
+async def test_a_node_that_comes_back_dials_in_before_its_worker_is_ready(
+    there: Served, tmp_path: Path
+) -> None:
+    async with node(tmp_path / "node", "join", "--only", "--token-file", "-") as process:
+        await ended(process, token_text(there.token) + "\n")
+    known = tmp_path / "node" / "worker.json"
+    outdated = known.read_text().replace('"cpu"', '"cuda"')
+    known.write_text(outdated)
+    async with node(tmp_path / "node", "run"):
+        assert (await there.service.next_said("hello")).capabilities.device == "cuda"
+        assert (await there.service.next_said("hello")).capabilities.device == "cpu"
+    assert known.read_text() != outdated

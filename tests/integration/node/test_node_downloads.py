@@ -1,0 +1,352 @@
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import msgspec
+import numpy as np
+import pytest
+
+from gpu_node.core.assignment import Assignment, BlobRef, Delta
+from gpu_node.shell.link.calls import Calls
+from gpu_node.shell.link.lines import Lines
+from gpu_node.shell.state.places import Places
+from gpu_node.shell.transfer.cache import BlobCache
+from gpu_node.shell.transfer.datasets import Datasets, manifest_entries
+from gpu_node.shell.transfer.download import Download
+from gpu_node.shell.transfer.models import Models
+from gpu_node.shell.translate import blob_value
+from hypergpu.codec import apply_delta, encode_update
+from hypergpu.digest import digest_of
+from hypergpu.ids import Digest
+from hypergpu.layout import Flat, TensorSpec, layout_of
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.units import Bytes
+from hypergpu.v1 import tensor_pb2
+from tests.integration.node.node_service import (
+    CHUNK_BYTES,
+    NodeService,
+    Served,
+    calls_to,
+    open_calls,
+    places_in,
+    served,
+)
+from tests.unit.node.node_states import assignment, lease
+
+CONTENT = np.random.default_rng(0).bytes(40 * CHUNK_BYTES + 17)
+BLOB = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
+LAYOUT = layout_of([TensorSpec("weight", (64, 100)), TensorSpec("bias", (10,))])
+
+
+class Desk:
+    """A service, calls to it, and the cache under test."""
+
+    def __init__(self, there: Served, calls: Calls, cache: BlobCache) -> None:
+        self.there = there
+        self.service = there.service
+        self.address = there.address
+        self.calls = calls
+        self.cache = cache
+        self.download = Download(cache)
+
+    async def fetch(self, blob: BlobRef = BLOB) -> bytes:
+        return (await self.download.fetch(self.calls, blob)).read_bytes()
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    with places_in(tmp_path) as places:
+        async with served() as there, calls_to(there.address) as calls:
+            there.service.put(CONTENT)
+            yield Desk(there, calls, BlobCache(places, Bytes(1 << 30)))
+
+
+async def test_a_blob_is_fetched_once_and_then_taken_from_the_cache(desk: Desk) -> None:
+    assert await desk.fetch() == CONTENT
+    assert await desk.fetch() == CONTENT
+    assert desk.service.offsets == [0]
+
+
+async def test_a_broken_download_goes_on_where_it_broke_off(desk: Desk) -> None:
+    desk.service.break_after_bytes = 20 * CHUNK_BYTES
+    with pytest.raises(grpc.aio.AioRpcError):
+        await desk.fetch()
+    assert desk.download.received_bytes == 20 * CHUNK_BYTES
+    assert await desk.fetch() == CONTENT
+    assert desk.service.offsets == [0, 20 * CHUNK_BYTES]
+
+
+async def test_a_damaged_partial_download_is_started_over(desk: Desk) -> None:
+    desk.cache.part(BLOB.digest).write_bytes(b"x" * CHUNK_BYTES)
+    assert await desk.fetch() == CONTENT
+    assert desk.service.offsets == [CHUNK_BYTES, 0]
+
+
+async def test_a_download_written_over_a_discarded_file_is_whole(desk: Desk) -> None:
+    older = desk.service.put(CONTENT[::-1])
+    await desk.fetch(blob_value(older))
+    desk.cache.discard([blob_value(older).digest])
+    assert await desk.fetch() == CONTENT
+    assert not desk.cache.reuse(desk.cache.part(BLOB.digest), BLOB.size_bytes)
+
+
+async def test_a_broken_download_over_a_discarded_file_keeps_only_its_own_bytes(
+    desk: Desk,
+) -> None:
+    older = blob_value(desk.service.put(CONTENT[::-1]))
+    await desk.fetch(older)
+    desk.cache.discard([older.digest])
+    desk.service.break_after_bytes = 20 * CHUNK_BYTES
+    with pytest.raises(grpc.aio.AioRpcError):
+        await desk.fetch()
+    assert desk.cache.part(BLOB.digest).read_bytes() == CONTENT[: 20 * CHUNK_BYTES]
+    assert await desk.fetch() == CONTENT
+
+
+async def test_a_blob_that_comes_as_something_else_is_refused(desk: Desk) -> None:
+    desk.service.blobs[BLOB.digest] = CONTENT[:-1] + b"x"
+    with pytest.raises(RefusalError, match="DIGEST_MISMATCH"):
+        await desk.fetch()
+    assert not desk.cache.part(BLOB.digest).exists()
+
+
+async def test_a_blob_damaged_on_disk_is_fetched_again_after_a_restart(desk: Desk) -> None:
+    await desk.fetch()
+    path = desk.cache.path(BLOB.digest)
+    path.write_bytes(b"y" + CONTENT[1:])
+    fresh = Desk(desk.there, desk.calls, BlobCache(Places(path.parents[1]), Bytes(1 << 30)))
+    assert await fresh.fetch() == CONTENT
+
+
+async def test_the_cache_forgets_what_was_used_longest_ago_and_nothing_at_work(
+    tmp_path: Path,
+) -> None:
+    with places_in(tmp_path) as places:
+        cache = BlobCache(places, Bytes(25))
+        digests = [digest_of(bytes([number])) for number in range(4)]
+        for age, digest in enumerate(digests):
+            cache.path(digest).write_bytes(b"0123456789")
+            os.utime(cache.path(digest), (age, age))
+        cache.pin(frozenset(digests[:1]))
+        cache.trim()
+        left = [cache.path(digest).exists() for digest in digests]
+    assert left == [True, False, False, True]
+
+
+class Advance:
+    """A model, the model before it, and the delta between them, as a coordinator makes them."""
+
+    def __init__(self, desk: Desk, folder: Path) -> None:
+        floats = np.random.default_rng(1).normal(size=LAYOUT.parameters_count).astype(np.float32)
+        difference = Flat(floats, np.empty(0, np.float32), np.empty(0, np.int64))
+        base, delta, model = folder / "base", folder / "delta", folder / "model"
+        base.write_bytes(floats.tobytes())
+        delta.write_bytes(encode_update(LAYOUT, "int4", difference).payload.tobytes())
+        apply_delta(base, delta, model, layout=LAYOUT, scheme="int4")
+        put = desk.service.put
+        put(LAYOUT.to_json())
+        self.base = blob_value(put(base.read_bytes()))
+        self.model = blob_value(put(model.read_bytes()))
+        self.delta = blob_value(put(delta.read_bytes()))
+
+    def first(self) -> Assignment:
+        return self._of(self.base, None)
+
+    def second(self) -> Assignment:
+        return self._of(self.model, Delta(self.base.digest, self.delta, "int4"))
+
+    def _of(self, model: BlobRef, delta: Delta | None) -> Assignment:
+        plain = assignment(lease())
+        task = msgspec.structs.replace(plain.task, model=model, layout=LAYOUT.digest)
+        return msgspec.structs.replace(plain, task=task, deltas=(delta,) if delta else ())
+
+
+class Chain:
+    """Models of some rounds in a row and the deltas between them."""
+
+    def __init__(self, desk: Desk, folder: Path, *, rounds: int) -> None:
+        floats = np.random.default_rng(1).normal(size=LAYOUT.parameters_count).astype(np.float32)
+        difference = Flat(floats, np.empty(0, np.float32), np.empty(0, np.int64))
+        (folder / "0").write_bytes(floats.tobytes())
+        payload = folder / "delta"
+        put = desk.service.put
+        put(LAYOUT.to_json())
+        self.models = [blob_value(put((folder / "0").read_bytes()))]
+        self.deltas: list[Delta] = []
+        for number in range(1, rounds + 1):
+            difference.parameters[:] = number + np.arange(LAYOUT.parameters_count) % 7
+            payload.write_bytes(encode_update(LAYOUT, "int4", difference).payload.tobytes())
+            before, after = folder / str(number - 1), folder / str(number)
+            apply_delta(before, payload, after, layout=LAYOUT, scheme="int4")
+            delta = blob_value(put(payload.read_bytes()))
+            self.deltas.append(Delta(self.models[-1].digest, delta, "int4"))
+            self.models.append(blob_value(put(after.read_bytes())))
+
+    def assigned(self, number: int) -> Assignment:
+        """Work on the model after that many rounds."""
+        plain = assignment(lease())
+        task = msgspec.structs.replace(plain.task, model=self.models[number], layout=LAYOUT.digest)
+        deltas = tuple(self.deltas[:number])
+        return msgspec.structs.replace(plain, task=task, deltas=deltas)
+
+
+async def bring(desk: Desk, *wanted: Assignment) -> Digest:
+    models = Models(desk.cache, desk.download)
+    paths = [await models.bring(desk.calls, each) for each in wanted]
+    return digest_of(paths[-1].read_bytes())
+
+
+async def test_a_model_is_made_of_the_one_before_by_its_delta(desk: Desk, tmp_path: Path) -> None:
+    advance = Advance(desk, tmp_path)
+    del desk.service.blobs[advance.model.digest]
+    assert await bring(desk, advance.first(), advance.second()) == advance.model.digest
+    assert not desk.cache.path(advance.delta.digest).exists()
+
+
+async def test_without_the_model_before_the_whole_model_is_fetched(
+    desk: Desk, tmp_path: Path
+) -> None:
+    advance = Advance(desk, tmp_path)
+    del desk.service.blobs[advance.delta.digest]
+    assert await bring(desk, advance.second()) == advance.model.digest
+
+
+async def test_a_delta_that_gives_another_model_is_replaced_by_the_whole_model(
+    desk: Desk, tmp_path: Path
+) -> None:
+    advance = Advance(desk, tmp_path)
+    wrong = blob_value(desk.service.put(bytes(advance.delta.size_bytes)))
+    astray = advance.second()
+    delta = Delta(advance.base.digest, wrong, "int4")
+    astray = msgspec.structs.replace(astray, deltas=(delta,))
+    assert await bring(desk, advance.first(), astray) == advance.model.digest
+
+
+async def test_a_node_that_missed_rounds_applies_the_deltas_since(
+    desk: Desk, tmp_path: Path
+) -> None:
+    chain = Chain(desk, tmp_path, rounds=4)
+    del desk.service.blobs[chain.models[-1].digest]
+    assert await bring(desk, chain.assigned(1), chain.assigned(4)) == chain.models[4].digest
+    held = {path.name for path in desk.cache.path(chain.models[0].digest).parent.iterdir()}
+    assert held >= {chain.models[1].digest, chain.models[4].digest}
+    assert not held & {model.digest for model in chain.models[2:4]}
+
+
+async def test_the_newest_model_here_is_what_deltas_lead_on_from(
+    desk: Desk, tmp_path: Path
+) -> None:
+    chain = Chain(desk, tmp_path, rounds=4)
+    await bring(desk, chain.assigned(1), chain.assigned(3))
+    for blob in (*(delta.blob for delta in chain.deltas[:3]), chain.models[4]):
+        desk.service.blobs.pop(blob.digest)
+    assert await bring(desk, chain.assigned(4)) == chain.models[4].digest
+
+
+async def test_a_delta_that_is_gone_from_the_middle_is_no_loss(desk: Desk, tmp_path: Path) -> None:
+    chain = Chain(desk, tmp_path, rounds=4)
+    del desk.service.blobs[chain.deltas[2].blob.digest]
+    assert await bring(desk, chain.assigned(1), chain.assigned(4)) == chain.models[4].digest
+
+
+async def test_deltas_larger_than_the_model_are_left_alone(desk: Desk, tmp_path: Path) -> None:
+    chain = Chain(desk, tmp_path, rounds=12)
+    for delta in chain.deltas:
+        del desk.service.blobs[delta.blob.digest]
+    assert await bring(desk, chain.assigned(0), chain.assigned(12)) == chain.models[12].digest
+
+
+async def test_only_the_last_two_models_of_a_job_are_kept(desk: Desk) -> None:
+    names = [digest_of(bytes([number])) for number in range(3)]
+    for name in names:
+        desk.cache.path(name).write_bytes(b"")
+        desk.cache.use_model(lease().job_id, name)
+    assert [desk.cache.path(name).exists() for name in names] == [False, True, True]
+
+
+def manifest(service: NodeService, files: dict[str, bytes]) -> BlobRef:
+    entries = [
+        tensor_pb2.ManifestEntry(path=path, blob=service.put(content))
+        for path, content in files.items()
+    ]
+    return blob_value(service.put(tensor_pb2.Manifest(entries=entries).SerializeToString()))
+
+
+async def test_a_dataset_becomes_a_folder_of_its_files(desk: Desk) -> None:
+    files = {"a.txt": b"a", "deep/er/b.txt": b"", "deep/c.txt": b"a"}
+    datasets = Datasets(desk.cache, desk.download)
+    folder = await datasets.bring(desk.calls, manifest(desk.service, files))
+    assert {path: (folder / path).read_bytes() for path in files} == files
+
+
+async def test_a_dataset_file_that_is_not_what_its_digest_says_is_refused(desk: Desk) -> None:
+    listing = manifest(desk.service, {"a.txt": b"honest"})
+    desk.service.blobs[digest_of(b"honest")] = b"forged"
+    with pytest.raises(RefusalError, match="DIGEST_MISMATCH"):
+        await Datasets(desk.cache, desk.download).bring(desk.calls, listing)
+    assert not desk.cache.dataset(listing.digest).exists()
+
+
+async def test_a_dataset_changed_on_disk_is_brought_again_after_a_restart(desk: Desk) -> None:
+    listing = manifest(desk.service, {"a.txt": b"honest"})
+    folder = await Datasets(desk.cache, desk.download).bring(desk.calls, listing)
+    (folder / "a.txt").write_bytes(b"forged")
+    fresh = BlobCache(Places(folder.parents[1]), Bytes(1 << 30))
+    await Datasets(fresh, Download(fresh)).bring(desk.calls, listing)
+    assert (folder / "a.txt").read_bytes() == b"honest"
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "./a", "a\\b", "a\x00b", "a" * 2000]
+)
+def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
+    entry = tensor_pb2.ManifestEntry(
+        path=path, blob=tensor_pb2.BlobRef(digest=tensor_pb2.Digest(value=bytes(32)))
+    )
+    with pytest.raises(RefusalError) as refused:
+        manifest_entries(tensor_pb2.Manifest(entries=[entry]).SerializeToString())
+    assert refused.value.reason is Reason.MANIFEST_INVALID
+
+
+@pytest.mark.parametrize("paths", [("a", "a"), ("a", "a/b")])
+def test_paths_that_exclude_each_other_are_refused(paths: tuple[str, ...]) -> None:
+    blob = tensor_pb2.BlobRef(digest=tensor_pb2.Digest(value=bytes(32)))
+    entries = [tensor_pb2.ManifestEntry(path=path, blob=blob) for path in paths]
+    with pytest.raises(RefusalError, match="MANIFEST_INVALID"):
+        manifest_entries(tensor_pb2.Manifest(entries=entries).SerializeToString())
+
+
+async def _over_four(desk: Desk) -> bytes:
+    lines = Lines(lambda: open_calls(desk.address))
+    async with lines.over(desk.calls, 4) as calls:
+        try:
+            return (await desk.download.fetch(calls, BLOB)).read_bytes()
+        finally:
+            await lines.close()
+
+
+async def test_a_blob_comes_in_ranges_over_several_connections(desk: Desk) -> None:
+    assert await _over_four(desk) == CONTENT
+    quarter = -(-len(CONTENT) // 4)
+    assert sorted(desk.service.offsets) == [0, quarter, 2 * quarter, 3 * quarter]
+
+
+async def test_ranges_go_on_behind_the_last_byte_without_a_gap_before_it(desk: Desk) -> None:
+    desk.service.break_after_bytes = 2 * CHUNK_BYTES  # of the range that is asked for first
+    with pytest.raises(grpc.aio.AioRpcError):
+        await _over_four(desk)
+    held = desk.cache.part(BLOB.digest).read_bytes()
+    assert held == CONTENT[: len(held)]
+    assert await desk.fetch() == CONTENT
+    assert desk.service.offsets[-1] == len(held)
+
+
+async def test_a_small_blob_comes_over_one_connection(desk: Desk) -> None:
+    small = blob_value(desk.service.put(CONTENT[: CHUNK_BYTES + 1]))
+    lines = Lines(lambda: open_calls(desk.address))
+    async with lines.over(desk.calls, 8) as calls:
+        await desk.download.fetch(calls, small)
+        assert lines.count == 7
+    await lines.close()
+    assert desk.service.offsets == [0]

@@ -1,0 +1,167 @@
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from gpu_node.core.assignment import Lease, Update
+from gpu_node.shell.link.bulk import CHUNK_BYTES
+from gpu_node.shell.link.calls import Calls
+from gpu_node.shell.link.lines import Lines
+from gpu_node.shell.state.files import Nonces
+from gpu_node.shell.state.places import Places
+from gpu_node.shell.transfer.upload import Uploader
+from hypergpu.digest import digest_of
+from hypergpu.refusal import RefusalError
+from hypergpu.signature import IdentityKey
+from hypergpu.units import Bytes, Samples
+from hypergpu.wire.stripes import PIECE_BYTES
+from tests.integration.node.node_service import (
+    Served,
+    calls_to,
+    is_signed,
+    open_calls,
+    places_in,
+    served,
+)
+from tests.unit.node.node_states import lease
+
+CONTENT = np.random.default_rng(2).bytes(9 * CHUNK_BYTES + 5)
+UPDATE = Update(digest_of(CONTENT), Bytes(len(CONTENT)), inner_steps=4, samples=Samples(32))
+LEASE = lease()
+
+
+class Desk:
+    """A service, calls to it, and an update to send there."""
+
+    def __init__(self, there: Served, calls: Calls, places: Places) -> None:
+        self.service = there.service
+        self.address = there.address
+        self.calls = calls
+        self.places = places
+        self.identity = IdentityKey.generate()
+        self.path = places.update(LEASE.job_id, LEASE.round)
+        self.path.parent.mkdir()
+        self.path.write_bytes(CONTENT)
+        self.uploader = Uploader(places, self.identity)
+        self.uploader.made(LEASE)
+
+    async def send(self, held: Lease = LEASE) -> None:
+        await self.uploader.send(self.calls, held, UPDATE)
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    with places_in(tmp_path) as places:
+        async with served() as there, calls_to(there.address) as calls:
+            yield Desk(there, calls, places)
+
+
+async def test_a_fresh_update_is_sent_from_its_start(desk: Desk) -> None:
+    await desk.send()
+    assert bytes(desk.service.stored) == CONTENT
+    assert desk.service.offsets == [0]
+
+
+async def test_a_broken_upload_goes_on_at_the_committed_offset(desk: Desk) -> None:
+    desk.service.break_after_bytes = 3 * CHUNK_BYTES
+    with pytest.raises(grpc.aio.AioRpcError):
+        await desk.send()
+    await desk.send()
+    assert desk.service.offsets == [0, 3 * CHUNK_BYTES]
+    assert bytes(desk.service.stored) == CONTENT
+
+
+async def test_every_attempt_has_a_nonce_above_all_before_it(desk: Desk) -> None:
+    desk.service.break_after_bytes = CHUNK_BYTES
+    with pytest.raises(grpc.aio.AioRpcError):
+        await desk.send()
+    desk.service.accepted.clear()
+    desk.uploader = Uploader(desk.places, desk.identity)  # the daemon was started again
+    await desk.send()
+    first, second = desk.service.nonces
+    assert second > first
+
+
+async def test_an_update_that_is_accepted_already_is_not_sent_again(desk: Desk) -> None:
+    desk.service.accepted.add(UPDATE.digest)
+    await Uploader(desk.places, desk.identity).send(desk.calls, LEASE, UPDATE)
+    assert desk.service.offsets == []
+
+
+async def test_a_missing_update_is_refused_before_anything_is_sent(desk: Desk) -> None:
+    desk.path.unlink()
+    with pytest.raises(RefusalError, match="FILE_UNUSABLE"):
+        await desk.send()
+    assert desk.service.nonces == []
+
+
+async def test_an_update_damaged_on_disk_is_known_by_its_digest(desk: Desk) -> None:
+    desk.path.write_bytes(b"x" + CONTENT[1:])
+    with pytest.raises(RefusalError, match="damaged"):
+        await desk.uploader.refuse_damaged(LEASE, UPDATE)
+
+
+async def test_an_attempt_that_stored_more_than_the_last_has_progressed(desk: Desk) -> None:
+    assert not desk.uploader.has_progressed
+    desk.service.break_after_bytes = 2 * CHUNK_BYTES
+    with pytest.raises(grpc.aio.AioRpcError):
+        await desk.send()
+    desk.service.break_after_bytes = 2 * CHUNK_BYTES
+    with pytest.raises(grpc.aio.AioRpcError):
+        await desk.send()
+    assert desk.uploader.has_progressed
+
+
+def test_nonces_only_grow_also_when_the_clock_goes_back(tmp_path: Path) -> None:
+    with places_in(tmp_path) as places:
+        far_ahead = 1 << 50
+        places.nonce.write_text(str(far_ahead))
+        first = [Nonces(places).take() for _ in range(2)]
+        nonces = Nonces(places)
+        second = [nonces.take() for _ in range(2000)]
+    assert first[0] >= far_ahead
+    assert first[1] > first[0]
+    assert second == sorted(set(second))
+    assert second[0] > first[1]
+
+
+async def _over_four(desk: Desk) -> None:
+    lines = Lines(lambda: open_calls(desk.address))
+    async with lines.over(desk.calls, 4) as calls:
+        try:
+            await desk.uploader.send(calls, LEASE, UPDATE)
+        finally:
+            await lines.close()
+
+
+async def test_an_update_goes_in_stripes_under_one_nonce_over_several_connections(
+    desk: Desk,
+) -> None:
+    await _over_four(desk)
+    assert UPDATE.digest in desk.service.accepted
+    assert sorted(header.stripe for header in desk.service.headers) == [0, 1, 2, 3]
+    assert {header.stripes for header in desk.service.headers} == {4}
+    assert len(set(desk.service.nonces)) == 1
+    assert all(is_signed(desk.identity.node_id, header) for header in desk.service.headers)
+    starts = [header.offset for header in sorted(desk.service.headers, key=lambda h: h.stripe)]
+    assert starts == [number * len(CONTENT) // 4 for number in range(4)]
+
+
+async def test_each_stripe_goes_on_where_it_broke_off_under_a_fresh_nonce(desk: Desk) -> None:
+    desk.service.break_after_bytes = 2 * PIECE_BYTES  # of one stripe; the others may end or not
+    with pytest.raises(grpc.aio.AioRpcError):
+        await _over_four(desk)
+    before = desk.service.headers[0].nonce
+    await _over_four(desk)
+    assert UPDATE.digest in desk.service.accepted
+    again = [header for header in desk.service.headers if header.nonce != before]
+    assert len(again) == 4
+    assert min(header.nonce for header in again) > before
+    # Two pieces of some stripe had come, and nothing of it comes twice.
+    starts = [header.stripe * len(CONTENT) // 4 for header in again]
+    assert any(
+        header.offset >= start + 2 * PIECE_BYTES
+        for header, start in zip(again, starts, strict=True)
+    )

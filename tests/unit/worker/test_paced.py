@@ -1,0 +1,37 @@
+"""How long an inner step is made to take."""
+
+from pathlib import Path
+
+from gpu_node.shell.worker.limits import Limits
+from gpu_node.shell.worker.shard.training import Watch
+from gpu_node.shell.worker.trainer.paced import Pace
+from gpu_node.shell.worker.workshop import Workshop
+from hypergpu.units import Milliseconds
+from tests.conformance.worker_process import Desk, Subject
+
+
+def test_a_pace_is_its_floor_when_nobody_stretches_it(tmp_path: Path) -> None:
+    assert Pace(0.05).step_s == 0.05
+    assert Pace(0.05, str(tmp_path / "nothing")).step_s == 0.05
+
+
+def test_a_pace_follows_its_file_from_one_step_to_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "slowness"
+    pace = Pace(0.5, str(path))
+    path.write_text("3")
+    assert pace.step_s == 1.5
+    path.write_text("1")
+    assert pace.step_s == 0.5
+
+
+def test_a_pace_takes_no_nonsense_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "slowness"
+    path.write_text("slower")
+    assert Pace(0.5, str(path)).step_s == 0.5
+
+
+def test_a_worker_that_trains_nothing_tells_the_time_that_it_let_pass(tmp_path: Path) -> None:
+    request = Desk(tmp_path, Subject("null", "null", {"parameters": 8})).request(0)
+    workshop = Workshop("null", Limits(1, 0, Milliseconds(2)))
+    told = workshop.train(request, Watch(lambda: None, lambda _: None, lambda _: None))
+    assert told.compute_ms >= 2 * request.inner_steps
