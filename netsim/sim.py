@@ -9,7 +9,8 @@ from statistics import median
 
 from netsim.refusal import RefusedError
 from netsim.world.simulation import Outcome, Simulation
-from netsim.world.worlds import Sizes, World, calm_world, described_world, random_world
+from netsim.world.sizes import Sizes
+from netsim.world.worlds import World, calm_world, described_world, random_world
 from netsim.worldfile import read_world_file
 
 

@@ -4,24 +4,45 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
+from hypergpu.catalogue.registry import find
 from hypergpu.cli.machine.children import program
 from hypergpu.cli.output import note, say, say_json
+from hypergpu.digest import digest_of
 from netsim.commands.asked import FallbackOption, links_of_world, settled
 from netsim.ground.backend import Backend
 from netsim.ground.holding import held, opened
 from netsim.ground.interface import Links
 from netsim.ground.signals import completed
 from netsim.refusal import RefusedError
+from netsim.run.choices import Choices, chosen_world, data_listing
 from netsim.run.deeds import refuse_unreal
 from netsim.run.preparation import require_free_folder, require_worker, required_job
-from netsim.run.report import summary_lines
+from netsim.run.report import Prospect, summary_lines
 from netsim.run.virtual import run_virtually
 from netsim.tc.choice import Fallback
-from netsim.worldfile import WorldDescription, read_world_file
+from netsim.tunnel.requirements import require_machine
+from netsim.worldfile import WorldDescription
 
 UNFINISHED_STATUS = 1
+JobOption = Annotated[
+    Path | None, typer.Option("--job", metavar="JOB.toml", help="In place of the world's.")
+]
+StrategyOption = Annotated[
+    str, typer.Option("--strategy", help="sync, fedavg, diloco or aware, in the job's place.")
+]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", min=0, help="Of the world and the job, in their place.")
+]
+RoundsOption = Annotated[int | None, typer.Option("--rounds", min=1, help="In the job's place.")]
+TargetOption = Annotated[
+    float | None, typer.Option("--target", min=0, help="Ends when the metric is there; 0: no.")
+]
+LanOption = Annotated[
+    bool, typer.Option("--lan", help="The same nodes on a LAN, with nothing going wrong.")
+]
 
 
 class AnyBackend(StrEnum):
@@ -40,6 +61,12 @@ def run(  # noqa: PLR0913 - each is an option
         AnyBackend, typer.Option("--backend", help="How; world is virtual time, without processes.")
     ] = AnyBackend.PROXY,
     fallback: FallbackOption = Fallback.REFUSE,
+    job: JobOption = None,
+    strategy: StrategyOption = "",
+    seed: SeedOption = None,
+    rounds: RoundsOption = None,
+    target: TargetOption = None,
+    lan: LanOption = False,
     out: Annotated[Path, typer.Option("--out", help="Gets logs and state.")] = Path("netsim-out"),
     worker: Annotated[
         str, typer.Option("--worker", help="torch, numpy or null; else what is installed.")
@@ -47,22 +74,76 @@ def run(  # noqa: PLR0913 - each is an option
     give_up_after: Annotated[
         float, typer.Option("--give-up-after", min=1, metavar="SECONDS", help="Then it is ended.")
     ] = 3600.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be run, or refuse it.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One report at the end.")] = False,
 ) -> None:
     """Train a world's job over its links, with everything that goes wrong in it."""
-    description = read_world_file(world)
+    choices = Choices(
+        world=str(world),
+        job="" if job is None else str(job),
+        strategy=strategy,
+        seed=seed,
+        rounds=rounds,
+        target=target,
+        is_near=lan,
+    )
+    description = chosen_world(choices)
     if backend is AnyBackend.WORLD:
         _refuse_fallback(fallback)
         raise typer.Exit(_run_virtually(description, as_json=as_json))
     refuse_unreal(description)
     require_worker(required_job(description), worker)
+    links = links_of_world(description)
+    if dry_run:
+        ground = _ready(settled(Backend(backend), links, fallback))
+        _say_prospect(prospect(description, choices, ground, worker), as_json=as_json)
+        return
     require_free_folder(out)
-    given = [str(world), "--out", str(out), "--worker", worker]
+    given = [msgspec.json.encode(choices).decode(), "--out", str(out), "--worker", worker]
     given += ["--give-up-after", str(give_up_after), *(["--json"] if as_json else [])]
     command = program("netsim.run", *given)
-    links = links_of_world(description)
     ground = settled(Backend(backend), links, fallback)
     raise typer.Exit(completed(_run(links, ground, command)))
+
+
+def prospect(world: WorldDescription, choices: Choices, backend: Backend, worker: str) -> Prospect:
+    """What a run of a world would be.
+
+    Raises:
+        RefusedError: The world has no job that can be run.
+    """
+    spec = required_job(world)
+    told = (world, backend.value, worker, data_listing(spec, choices.beside))
+    return Prospect(
+        world=world.name,
+        seed=world.seed,
+        backend=backend,
+        nodes=len(world.nodes),
+        workload=spec.workload,
+        strategy=spec.strategy,
+        rounds=spec.training.rounds,
+        target=spec.evaluation.target,
+        metric_name=find(spec.workload).metric,
+        inputs=digest_of(msgspec.json.encode(told, order="sorted")),
+    )
+
+
+def _ready(backend: Backend) -> Backend:
+    """The backend, when this machine may have it."""
+    if backend is Backend.TUNNEL:
+        require_machine()
+    return backend
+
+
+def _say_prospect(found: Prospect, *, as_json: bool) -> None:
+    if as_json:
+        say_json(found)
+        return
+    goal = f", to {found.metric_name} {found.target:g}" if found.target else ""
+    say(f"{found.world}, seed {found.seed}, over {found.backend}: {found.nodes} nodes")
+    say(f"{found.workload} by {found.strategy}, {found.rounds} rounds at most{goal}")
 
 
 def _refuse_fallback(fallback: Fallback) -> None:

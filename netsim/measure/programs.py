@@ -18,6 +18,8 @@ HEADER = struct.Struct("!QQ")
 """Every probe's number and the instant at which it was sent."""
 END = (1 << 64) - 1
 """The number of the datagrams that say how many probes there were."""
+OFFERED = struct.Struct("!Q")
+"""Follows the header of those: the count."""
 END_REPEATS = 20
 END_GAP_S = 0.02
 BUFFER_BYTES = 32 << 20
@@ -49,6 +51,7 @@ def collect(address: str, port: int, patience_s: float) -> Arrivals:
     offered = payload_bytes = 0
     with _datagrams(address, port) as listening:
         listening.settimeout(patience_s)
+        ready_ns = time.monotonic_ns()
         ready()
         go_first()
         with suppress(TimeoutError):
@@ -56,8 +59,10 @@ def collect(address: str, port: int, patience_s: float) -> Arrivals:
                 datagram = listening.recv(2048)
                 now_ns = time.monotonic_ns()
                 number, stamp = HEADER.unpack_from(datagram)
+                if stamp < ready_ns:
+                    continue  # Of a measurement before: it was still under way on a long line.
                 if number == END:
-                    offered = stamp
+                    offered = OFFERED.unpack_from(datagram, HEADER.size)[0]
                     break
                 numbers.append(number)
                 sent_ns.append(stamp)
@@ -88,7 +93,7 @@ def probe(address: str, port: int, *, count: int, gap_ns: int, payload_bytes: in
         # Whoever has heard it is gone, and the kernel says so.
         with suppress(ConnectionRefusedError):
             for _ in range(END_REPEATS):
-                sending.send(HEADER.pack(END, count))
+                sending.send(HEADER.pack(END, time.monotonic_ns()) + OFFERED.pack(count))
                 time.sleep(END_GAP_S)
     return start_ns
 

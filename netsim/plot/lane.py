@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator
 
+from hypergpu.picture import svg
 from netsim.link import NEVER_US
-from netsim.plot import svg
 from netsim.plot.samples import Lane
 from netsim.worldfile import Fault, FaultKind
 
@@ -25,6 +25,7 @@ FAULT_WORDS = {
     FaultKind.CLOCK_JUMP: "clock jump",
     FaultKind.CORRUPT: "corrupts",
     FaultKind.LIE: "lies",
+    FaultKind.SLOW_DEVICE: "slow device",
 }
 
 

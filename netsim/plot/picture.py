@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from netsim.plot import svg
+from hypergpu.picture import svg
 from netsim.plot.lane import FAULT_WORDS, HEIGHT, LEFT, RIGHT, WIDTH, fault_width, lane_svg, x_at
 from netsim.plot.samples import sampled
 from netsim.refusal import RefusedError

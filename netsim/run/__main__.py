@@ -1,4 +1,4 @@
-"""`python -m netsim.run WORLD.toml`: what `hypergpu netsim run` starts over the links it opened."""
+"""`python -m netsim.run CHOICES`: what `hypergpu netsim run` starts over the links it opened."""
 
 import argparse
 import signal
@@ -6,16 +6,18 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+import msgspec
+
 from hypergpu.cli.failure import report as explained
 from hypergpu.cli.output import note, say, say_json
 from hypergpu.cli.show.shown import shown
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.sites import told_sites
 from netsim.refusal import RefusedError
+from netsim.run.choices import Choices, chosen_world
 from netsim.run.report import RunReport, summary_lines
 from netsim.run.running import Order, run_job
 from netsim.run.silent import SilentView
-from netsim.worldfile import read_world_file
 
 UNFINISHED_STATUS = 1
 
@@ -52,8 +54,10 @@ def _run(options: argparse.Namespace) -> RunReport:
     if sites is None:
         fix = "start this with: hypergpu netsim run WORLD.toml"
         raise RefusedError("no links are held open for this program", fix)
+    choices = msgspec.json.decode(options.choices, type=Choices)
     order = Order(
-        world=read_world_file(options.world),
+        world=chosen_world(choices),
+        beside=choices.beside,
         folder=options.out,
         worker=options.worker,
         give_up_after_s=options.give_up_after,
@@ -67,7 +71,7 @@ def _run(options: argparse.Namespace) -> RunReport:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m netsim.run", description=__doc__)
-    parser.add_argument("world", type=Path)
+    parser.add_argument("choices", help="what to run, as JSON")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--worker", default="auto")
     parser.add_argument("--give-up-after", type=float, default=3600.0)

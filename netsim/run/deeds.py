@@ -26,6 +26,8 @@ class DeedKind(StrEnum):
     HEAL = "heal"
     KILL = "kill"
     START = "start"
+    SLOW = "slow"
+    HASTEN = "hasten"
 
 
 class Deed(NamedTuple):
@@ -34,6 +36,8 @@ class Deed(NamedTuple):
     at_us: int
     kind: DeedKind
     name: str
+    factor: float = 1.0
+    """Of a device that becomes slow: how many times as long its steps take."""
 
     @property
     def sentence(self) -> str:
@@ -47,6 +51,10 @@ class Deed(NamedTuple):
                 return f"SIGKILL to {self.name}"
             case DeedKind.START:
                 return f"{self.name} is started again"
+            case DeedKind.SLOW:
+                return f"{self.name}'s device takes {self.factor:g} times as long"
+            case DeedKind.HASTEN:
+                return f"{self.name}'s device is as fast as before"
 
 
 def refuse_unreal(world: WorldDescription) -> None:
@@ -65,6 +73,7 @@ def deeds(world: WorldDescription, until_us: int) -> Iterator[Deed]:
     """Everything that is done before ``until_us``, in order of time."""
     streams = [_cuts(world, until_us)]
     streams += [_crashes(fault) for fault in world.faults if fault.kind is FaultKind.CRASH]
+    streams += [_slowness(fault) for fault in world.faults if fault.kind is FaultKind.SLOW_DEVICE]
     streams += [_absences(world, node.name, until_us) for node in world.nodes]
     for deed in heapq.merge(*streams):
         if deed.at_us >= min(until_us, NEVER_US):
@@ -84,6 +93,11 @@ def _cuts(world: WorldDescription, until_us: int) -> Iterator[Deed]:
 def _crashes(fault: Fault) -> Iterator[Deed]:
     yield Deed(fault.at_us, DeedKind.KILL, fault.target)
     yield Deed(fault.until_us, DeedKind.START, fault.target)
+
+
+def _slowness(fault: Fault) -> Iterator[Deed]:
+    yield Deed(fault.at_us, DeedKind.SLOW, fault.target, fault.factor)
+    yield Deed(fault.until_us, DeedKind.HASTEN, fault.target, fault.factor)
 
 
 def _absences(world: WorldDescription, name: str, until_us: int) -> Iterator[Deed]:

@@ -1,24 +1,32 @@
 """What a run of a world came to, whichever backend ran it."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import msgspec
 
-from hypergpu.cli.show.progress import RoundLine
-from hypergpu.units import Milliseconds
+from hypergpu.cli.figures import size
+from hypergpu.cli.show.history import EvaluationPoint, Reached, RoundPoint
 from netsim.measure.network import Verdict
 
+NOTHING_TRAINED = "virtual time trains nothing: there is no metric, and no target is reached"
 
-class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One closed round."""
 
-    number: int
-    """Counts from 1."""
-    duration_ms: Milliseconds
-    participants: int = 0
-    """0: not told, in virtual time."""
-    updates: int = 0
+class Prospect(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run would be: nothing has been started for it."""
+
+    world: str
+    seed: int
+    backend: str
+    nodes: int
+    workload: str
+    strategy: str
+    rounds: int
+    target: float
+    """0: none."""
+    metric_name: str
+    inputs: str
+    """Digest of everything that decides the run but this machine and the programs' versions."""
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,12 +38,21 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     """The job's at the end."""
     reason: str
-    rounds: tuple[RoundReport, ...]
+    rounds: tuple[RoundPoint, ...]
     metric: float | None
     """Of the last model; a job that trains nothing has none."""
     verdict: Verdict
     journal: str = ""
     """Digest of a virtual job's journal: equal worlds give equal ones."""
+    strategy: str = ""
+    metric_name: str = ""
+    target: float = 0.0
+    """0: none was set."""
+    evaluations: tuple[EvaluationPoint, ...] = ()
+    to_target: Reached | None = None
+    """None: it was not reached, or there is none."""
+    note: str = ""
+    """What a reader must know to understand the rest."""
 
     @property
     def is_good(self) -> bool:
@@ -43,37 +60,48 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.phase == "finished" and self.verdict.is_valid
 
 
-def round_reports(lines: Sequence[RoundLine]) -> tuple[RoundReport, ...]:
-    """Rounds as a watcher saw them."""
-    return tuple(
-        RoundReport(
-            number=line.number,
-            duration_ms=Milliseconds(line.duration_ms),
-            participants=line.participants,
-            updates=line.updates,
-        )
-        for line in lines
-    )
-
-
 def summary_lines(report: RunReport) -> list[str]:
     """The report for people."""
-    seconds = [each.duration_ms / 1000 for each in report.rounds]
     lines = ["", f"world      {report.world}, seed {report.seed}, over {report.backend}"]
-    if seconds:
-        middle = statistics.median(seconds)
-        lines.append(
-            f"rounds     {len(seconds)}; a round took {middle:.2f} s at the median,"
-            f" {min(seconds):.2f} to {max(seconds):.2f} s, {sum(seconds):.1f} s in all"
-        )
-        updates = sum(each.updates for each in report.rounds)
-        wanted = sum(each.participants for each in report.rounds)
-        if wanted:
-            lines.append(f"updates    {updates} of {wanted} were in before their round closed")
+    lines += _round_lines(report)
     if report.metric is not None:
         lines.append(f"metric     {report.metric:.4f} on held-out data")
+    lines += _target_lines(report)
     lines.append(f"job        {report.phase}" + (f": {report.reason}" if report.reason else ""))
     if report.journal:
         lines.append(f"journal    {report.journal}")
+    if report.note:
+        lines.append(f"note       {report.note}")
     lines.append(f"links      {report.verdict.sentence}")
     return lines
+
+
+def _round_lines(report: RunReport) -> Iterator[str]:
+    seconds = [each.duration_ms / 1000 for each in report.rounds]
+    if not seconds:
+        return
+    middle = statistics.median(seconds)
+    yield (
+        f"rounds     {len(seconds)}; a round took {middle:.2f} s at the median,"
+        f" {min(seconds):.2f} to {max(seconds):.2f} s, {sum(seconds):.1f} s in all"
+    )
+    updates = sum(each.updates for each in report.rounds)
+    wanted = sum(each.participants for each in report.rounds)
+    if wanted:
+        yield f"updates    {updates} of {wanted} were in before their round closed"
+        up = sum(each.bytes_up for each in report.rounds)
+        down = sum(each.bytes_down for each in report.rounds)
+        yield f"traffic    {size(up)} up, {size(down)} down"
+
+
+def _target_lines(report: RunReport) -> Iterator[str]:
+    if not report.target or report.note == NOTHING_TRAINED:
+        return
+    there = report.to_target
+    if there is None:
+        yield f"target     {report.target:g} was not reached"
+        return
+    yield (
+        f"target     {report.target:g} after {there.at_ms / 1000:.1f} s, {there.rounds} rounds,"
+        f" {there.samples} samples, {size(there.bytes_up)} up, {size(there.bytes_down)} down"
+    )

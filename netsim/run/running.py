@@ -8,18 +8,21 @@ from typing import NamedTuple
 
 from hypergpu.cli.cluster.cluster import Cluster
 from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.cli.remote.submission import submit_file
+from hypergpu.cli.show.history import History, reached
 from hypergpu.cli.show.progress import Progress, with_note
+from hypergpu.cli.show.recording import RecordingView
 from hypergpu.cli.show.shown import View
 from hypergpu.cli.show.watch import Watched
-from hypergpu.jobfile import spec_json
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.sites import Sites
 from netsim.ground import control
+from netsim.measure.network import Verdict
 from netsim.refusal import RefusedError
 from netsim.run.deeds import Deed, DeedKind, deeds
 from netsim.run.preparation import held_folder, required_job
-from netsim.run.report import RunReport, round_reports
-from netsim.worldfile import COORDINATOR, WorldDescription
+from netsim.run.report import RunReport
+from netsim.worldfile import COORDINATOR, NodeDescription, WorldDescription
 
 _HORIZON_US = 30 * 24 * 3600 * 1_000_000
 """No job runs longer than a month."""
@@ -30,6 +33,8 @@ class Order(NamedTuple):
     """What to run and where."""
 
     world: WorldDescription
+    beside: Path
+    """Where a relative path of the job's data starts."""
     folder: Path
     """Gets state and logs."""
     worker: str
@@ -45,36 +50,62 @@ def run_job(order: Order, sites: Sites, view: View) -> RunReport:
     """
     world = order.world
     spec = required_job(world)
+    recording = RecordingView(view)
     with held_folder(order.folder), Cluster(order.folder, order.worker, sites) as cluster:
         cluster.start_coordinator()
-        cluster.start_nodes({node.name: _environment(node.step_floor_ms) for node in world.nodes})
+        cluster.start_nodes({node.name: _environment(order, node) for node in world.nodes})
         with cluster.operator() as coordinator:
-            job_id = coordinator.create_job(spec_json(spec), None)
-            watched = Watched(coordinator, job_id, view)
+            job_id = submit_file(coordinator, spec, order.beside)
+            watched = Watched(coordinator, job_id, recording)
             try:
-                hand = _Hand(cluster, sites, world)
-                progress = _followed(order, watched, hand, _User(coordinator, job_id), view)
+                hand = _Hand(cluster, sites, order)
+                progress = _followed(order, watched, hand, _User(coordinator, job_id), recording)
             finally:
                 watched.close()
         answer = asyncio.run(control.asked(sites.control, control.ReadVerdict()))
-    job = progress.job
-    if job is None or answer.verdict is None:
-        raise AssertionError("a watched job is known, and a verdict was asked for")
+    if answer.verdict is None:
+        raise AssertionError("a verdict was asked for")
+    return _report(order, sites, progress, recording.history, answer.verdict)
+
+
+def _report(
+    order: Order, sites: Sites, progress: Progress, history: History, verdict: Verdict
+) -> RunReport:
+    spec, job = required_job(order.world), progress.job
+    if job is None:
+        raise AssertionError("a watched job is known")
+    name = history.metric_name or job.metric_name
     return RunReport(
-        world=world.name,
-        seed=world.seed,
+        world=order.world.name,
+        seed=order.world.seed,
         backend=sites.backend,
         phase=job.phase,
         reason=job.reason,
-        rounds=round_reports(progress.rounds),
+        rounds=history.rounds,
         metric=job.metric,
-        verdict=answer.verdict,
+        verdict=verdict,
+        strategy=spec.strategy,
+        metric_name=name,
+        target=spec.evaluation.target,
+        evaluations=history.evaluations,
+        to_target=reached(history.evaluations, spec.evaluation.target, name),
     )
 
 
-def _environment(step_floor_ms: float) -> dict[str, str]:
-    floor = round(step_floor_ms)
-    return {"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": str(floor)} if floor else {}
+def _environment(order: Order, node: NodeDescription) -> dict[str, str]:
+    floor = round(node.step_floor_ms)
+    if not floor:
+        return {}
+    slowness = _slowness_path(order, node.name)
+    return {
+        "HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": str(floor),
+        "HYPERGPU_WORKER_SLOWNESS_FILE": str(slowness.absolute()),
+    }
+
+
+def _slowness_path(order: Order, name: str) -> Path:
+    """What its worker reads before each inner step."""
+    return order.folder / "state" / f"{name}.slowness"
 
 
 def _followed(order: Order, watched: Watched, hand: "_Hand", user: "_User", view: View) -> Progress:
@@ -138,10 +169,12 @@ class Patience:
 class _Hand:
     """Does what is due. Time counts from the beginning of the first round."""
 
-    def __init__(self, cluster: Cluster, sites: Sites, world: WorldDescription) -> None:
+    def __init__(self, cluster: Cluster, sites: Sites, order: Order) -> None:
         self._cluster = cluster
         self._sites = sites
-        self._deeds = deeds(world, _HORIZON_US)
+        self._order = order
+        self._slowness: dict[str, float] = {}
+        self._deeds = deeds(order.world, _HORIZON_US)
         self._next = next(self._deeds, None)
         self._began_at_s: float | None = None
         self._killed: set[str] = set()
@@ -166,10 +199,11 @@ class _Hand:
     def _do(self, deed: Deed) -> None:
         is_coordinator = deed.name == COORDINATOR
         match deed.kind:
-            case DeedKind.CUT:
-                asyncio.run(control.asked(self._sites.control, control.Cut(deed.name)))
-            case DeedKind.HEAL:
-                asyncio.run(control.asked(self._sites.control, control.Heal(deed.name)))
+            case DeedKind.CUT | DeedKind.HEAL:
+                asked = control.Cut if deed.kind is DeedKind.CUT else control.Heal
+                asyncio.run(control.asked(self._sites.control, asked(deed.name)))
+            case DeedKind.SLOW | DeedKind.HASTEN:
+                self._stretch(deed)
             case DeedKind.KILL:
                 self._killed.add(deed.name)
                 if is_coordinator:
@@ -185,3 +219,11 @@ class _Hand:
                     self._cluster.restart(deed.name)
             case DeedKind.START:
                 pass
+
+    def _stretch(self, deed: Deed) -> None:
+        factor = deed.factor if deed.kind is DeedKind.SLOW else 1 / deed.factor
+        self._slowness[deed.name] = self._slowness.get(deed.name, 1.0) * factor
+        path = _slowness_path(self._order, deed.name)
+        draft = path.with_suffix(".draft")
+        draft.write_text(f"{self._slowness[deed.name]:g}", encoding="utf-8")
+        draft.replace(path)

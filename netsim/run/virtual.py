@@ -1,19 +1,23 @@
 """A world's job in virtual time: the real cores, no processes and no bytes."""
 
+from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import accumulate
 
 from hypergpu.catalogue.registry import build, find
 from hypergpu.catalogue.workload import numpy_layout
+from hypergpu.cli.show.history import RoundPoint
 from hypergpu.codec import update_bytes
 from hypergpu.layout import Layout
-from hypergpu.spec import JobSpec
+from hypergpu.spec import SCHEMES, JobSpec
 from hypergpu.units import Milliseconds
 from netsim.measure.network import ALWAYS_VALID, Verdict
 from netsim.refusal import RefusedError
 from netsim.run.preparation import required_job
-from netsim.run.report import RoundReport, RunReport
+from netsim.run.report import NOTHING_TRAINED, RunReport
 from netsim.world.simulation import Simulation
-from netsim.world.worlds import Sizes, described_world
+from netsim.world.sizes import Sizes
+from netsim.world.worlds import described_world
 from netsim.worldfile import WorldDescription
 
 WORLD = "world"
@@ -29,7 +33,7 @@ def run_virtually(world: WorldDescription) -> RunReport:
     """
     spec = required_job(world)
     outcome = Simulation(described_world(world, job_sizes(spec))).run()
-    rounds = [ms for each in outcome.round_ms.values() for ms in each]
+    spans_ms = [ms for each in outcome.round_ms.values() for ms in each]
     broken = "; ".join(outcome.violations)
     return RunReport(
         world=world.name,
@@ -37,13 +41,25 @@ def run_virtually(world: WorldDescription) -> RunReport:
         backend=WORLD,
         phase="broken" if broken else ", ".join(each.value for each in outcome.phases.values()),
         reason=broken or "; ".join(filter(None, outcome.reasons.values())),
-        rounds=tuple(
-            RoundReport(number=number, duration_ms=Milliseconds(ms))
-            for number, ms in enumerate(rounds, start=1)
-        ),
+        rounds=_points(spans_ms),
         metric=None,
         verdict=_BROKEN if broken else ALWAYS_VALID,
         journal=",".join(outcome.journals.values()),
+        strategy=spec.strategy,
+        target=spec.evaluation.target,
+        note=NOTHING_TRAINED,
+    )
+
+
+def _points(spans_ms: Sequence[int]) -> tuple[RoundPoint, ...]:
+    """Rounds of these lengths, one after the other as they are."""
+    return tuple(
+        RoundPoint(
+            number=number, duration_ms=Milliseconds(span_ms), ended_ms=Milliseconds(ended_ms)
+        )
+        for number, (span_ms, ended_ms) in enumerate(
+            zip(spans_ms, accumulate(spans_ms), strict=True), start=1
+        )
     )
 
 
@@ -59,6 +75,7 @@ def job_sizes(spec: JobSpec) -> Sizes:
         model=layout.model_bytes if is_whole else update_bytes(layout, spec.codec.down),
         update=update_bytes(layout, spec.codec.up),
         whole=layout.model_bytes,
+        schemes={scheme: update_bytes(layout, scheme) for scheme in SCHEMES},
     )
 
 

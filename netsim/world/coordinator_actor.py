@@ -11,15 +11,19 @@ from coordinator.core.allocation import JobDemand, Lend, NodeOffer, plan_allocat
 from coordinator.core.commands import Command
 from coordinator.core.events import Event
 from coordinator.core.job import ENDED, BlobRef, Job, Model, Phase, Update
+from coordinator.core.measure.reading import Observation, Presence
+from coordinator.core.plan.decision import PlanRequest
 from coordinator.core.round.outstanding import outstanding
-from coordinator.core.round.rounds import nodes_needed
+from coordinator.core.round.staff import nodes_needed
 from coordinator.core.transition import refusal, transition
 from gpu_node.core import assignment as node_side
 from gpu_node.core import events as node_events
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.units import Bytes, Milliseconds, Samples
 from netsim.world.agenda import Agenda
+from netsim.world.measuring import Gauges
 from netsim.world.node_actor import NodeActor, job_released
+from netsim.world.sizes import Sizes
 from netsim.world.translation import assigned
 
 LOST_AFTER_MS = 15_000
@@ -30,6 +34,7 @@ MODEL_BYTES_PER_S = 25_000_000
 500,000 parameters, 1.0 s over 40 ms and 1.9 s over a slow line.
 """
 EVALUATE_MS = 200
+PLAN_MS = 2
 ALLOCATE_MS = 100
 _WORKLOAD_VERSION = 1
 
@@ -41,7 +46,7 @@ Watcher = Callable[[Job, Job], None]
 class CoordinatorActor:
     """Several jobs over shared nodes. The journal is all that a crash leaves."""
 
-    def __init__(self, agenda: Agenda, model_bytes: int, watcher: Watcher) -> None:
+    def __init__(self, agenda: Agenda, gauges: Gauges, sizes: Sizes, watcher: Watcher) -> None:
         self.journals: dict[JobId, list[Event]] = {}
         self.jobs: dict[JobId, Job] = {}
         self.round_ms: dict[JobId, list[int]] = {}
@@ -51,7 +56,8 @@ class CoordinatorActor:
         self.disk_bytes_per_s = 0
         """Updates are folded and the model is written at this rate; 0: at once."""
         self._agenda = agenda
-        self._model_bytes = Bytes(model_bytes)
+        self._gauges = gauges
+        self._sizes = sizes
         self._watcher = watcher
         self._nodes: dict[NodeId, NodeActor] = {}
         self._lent: dict[NodeId, JobId] = {}
@@ -69,6 +75,7 @@ class CoordinatorActor:
     def connected(self, node: NodeActor) -> None:
         """Send a known member its work again; find work for anybody else."""
         self._nodes[node.node] = node
+        self.measured(node.node, Presence(self._agenda.now_ms, is_present=True))
         job = self._job_of(node.node)
         if job is None or not job.members[node.node].is_present:
             self._allocate_soon()
@@ -80,6 +87,7 @@ class CoordinatorActor:
     def disconnected(self, node: NodeActor) -> None:
         """Wait for the node to come back before its work is given away."""
         connection = node.connection
+        self.measured(node.node, Presence(self._agenda.now_ms, is_present=False))
         self._later(LOST_AFTER_MS, lambda: self._silent(node, connection))
 
     def update_sent(self, node: NodeId, lease: node_side.Lease, update: node_side.Update) -> str:
@@ -96,7 +104,14 @@ class CoordinatorActor:
         newest = self._newest_leases.get((lease.job_id, node))
         if not reason and newest != lease.number:
             raise AssertionError(f"{node} was let in under lease {lease.number}, not {newest}")
+        if not reason:
+            self._gauges.accepted(job, node)
         return reason
+
+    def measured(self, node: NodeId, observation: Observation) -> None:
+        """Something was seen of a node."""
+        if self._is_up:
+            self._gauges.note(node, observation)
 
     def _received(
         self, node: NodeId, lease: node_side.Lease, update: node_side.Update
@@ -146,6 +161,7 @@ class CoordinatorActor:
     def created(self, created: events.JobCreated) -> None:
         """Take a job on."""
         job_id = created.job_id
+        self._gauges.is_needed |= created.spec.strategy == "aware"
         self.journals[job_id] = [created]
         self.round_ms[job_id] = []
         self.jobs[job_id], todo = transition(None, created)
@@ -161,6 +177,7 @@ class CoordinatorActor:
         for node in nodes:
             node.cut("the coordinator is gone")
         self._nodes.clear()
+        self._gauges.forget()
         self._agenda.after(away_ms, self._restart)
 
     def _restart(self) -> None:
@@ -226,6 +243,8 @@ class CoordinatorActor:
         match command:
             case commands.InitialiseModel():
                 self._later(EVALUATE_MS, lambda: self._initialised(job_id))
+            case commands.PlanRound(request=request):
+                self._later(PLAN_MS, lambda: self._planned(job_id, request))
             case commands.SetDeadline(round=round_, at_ms=at_ms):
                 wait_ms = at_ms - self._agenda.now_ms
                 self._later(wait_ms, lambda: self._deadline(job_id, round_))
@@ -242,7 +261,7 @@ class CoordinatorActor:
     def _disk_ms(self, command: commands.Aggregate) -> int:
         if not self.disk_bytes_per_s:
             return 0
-        size_bytes = self._model_bytes + sum(each.blob.size_bytes for each in command.updates)
+        size_bytes = self._sizes.model + sum(each.blob.size_bytes for each in command.updates)
         return -(-size_bytes * 1000 // self.disk_bytes_per_s)
 
     def _tell(self, node: NodeId, make: Callable[[Milliseconds], node_events.Event]) -> None:
@@ -258,7 +277,7 @@ class CoordinatorActor:
         )
 
     def _initialised(self, job_id: JobId) -> None:
-        first = Model(0, BlobRef(_digest(job_id), self._model_bytes))
+        first = Model(0, BlobRef(_digest(job_id), self._sizes.model_bytes))
         self.happened(
             job_id,
             events.ModelInitialised(
@@ -266,16 +285,20 @@ class CoordinatorActor:
             ),
         )
 
-    def _deadline(self, job_id: JobId, round_number: int) -> None:
-        now_ms = self._agenda.now_ms
-        self.happened(job_id, events.DeadlineReached(at_ms=now_ms, round=round_number))
+    def _planned(self, job_id: JobId, request: PlanRequest) -> None:
+        links = {node: actor.link for node, actor in self._nodes.items()}
+        plan = self._gauges.planned(request, links)
+        self.happened(job_id, events.RoundPlanned(at_ms=self._agenda.now_ms, plan=plan))
+
+    def _deadline(self, job_id: JobId, number: int) -> None:
+        self.happened(job_id, events.DeadlineReached(at_ms=self._agenda.now_ms, round=number))
 
     def _aggregated(self, job_id: JobId, command: commands.Aggregate) -> None:
         terms = [
-            f"{update.slot} {update.samples} {update.blob.digest}" for update in command.updates
+            f"{update.slot} {update.weight} {update.blob.digest}" for update in command.updates
         ]
         digest = _digest(command.base.blob.digest, *terms)
-        model = Model(command.base.round + 1, BlobRef(digest, self._model_bytes))
+        model = self._sizes.next_model(command.base, digest, down=command.down)
         self.happened(
             job_id,
             events.AggregateReady(at_ms=self._agenda.now_ms, round=command.round, model=model),

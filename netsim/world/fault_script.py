@@ -85,6 +85,9 @@ class FaultScript:
                 self._flap(fault, node)
             case FaultKind.CLOCK_JUMP:
                 pass
+            case FaultKind.SLOW_DEVICE:
+                node.step_ms *= fault.factor
+                self._at(fault.until_us, lambda: _mend_device(node, fault))
             case FaultKind.SLOW_DISK | FaultKind.CORRUPT | FaultKind.LIE:
                 node.ills = _sickened(node.ills, fault)
                 self._at(fault.until_us, lambda: _mend(node, fault))
@@ -105,6 +108,10 @@ def _sickened(ills: Ills, fault: Fault) -> Ills:
     if fault.kind is FaultKind.CORRUPT:
         return replace(ills, corruption=fault.share)
     return replace(ills, lie=fault.factor)
+
+
+def _mend_device(node: NodeActor, fault: Fault) -> None:
+    node.step_ms /= fault.factor
 
 
 def _mend(node: NodeActor, fault: Fault) -> None:

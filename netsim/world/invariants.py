@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from coordinator.core.blobs_in_use import live_blobs
 from coordinator.core.job import ENDED, Job, Phase, SampleRange, Work
-from coordinator.core.round.rounds import staff
+from coordinator.core.round.staff import staff
 
 _WITH_ROUND = frozenset({Phase.TRAINING, Phase.AGGREGATING})
 
@@ -27,6 +27,8 @@ def _broken(job: Job) -> Iterator[str]:
         yield f"{where.value} without a round"
     if job.phase is Phase.PAUSED and job.resume_to is None:
         yield "paused without a way back"
+    if where is Phase.PLANNING and job.round is not None:
+        yield "a round is planned while another is open"
     if job.round is not None and job.model is not None and job.round.number != job.model.round:
         yield f"round {job.round.number} on the model of round {job.model.round}"
     yield from _lease_violations(job)
@@ -43,6 +45,8 @@ def _lease_violations(job: Job) -> Iterator[str]:
     works = Counter(participant.work for participant in job.round.participants.values())
     if works != Counter(job.round.counts):
         yield f"participants are miscounted: {job.round.counts}"
+    if len(job.round.orphans) > len(job.round.participants):
+        yield "more shards are orphaned than were given out"
     leases = [participant.lease for participant in job.round.participants.values()]
     if len(set(leases)) != len(leases):
         yield f"one lease for two participants: {sorted(leases)}"

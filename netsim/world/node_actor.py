@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 from blake3 import blake3
 
+from coordinator.core.measure.reading import Direction, Observation, Steps, Transfer
 from gpu_node.core import commands, events
 from gpu_node.core.assignment import Assignment, Lease, Update
 from gpu_node.core.commands import Command
@@ -14,9 +15,11 @@ from gpu_node.core.events import Event
 from gpu_node.core.session import fresh_session, transition
 from gpu_node.core.state import Session
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from netsim.world.agenda import Agenda
+from netsim.world.measuring import SMALLEST_BYTES
 from netsim.world.node_link import NodeLink, Way
+from netsim.world.sizes import Sizes
 
 _DIAL_FAILED_MS = 50
 TRAIN_MS = 30
@@ -43,6 +46,8 @@ class Upstream(Protocol):
     def handed_back(self, node: NodeId, lease: Lease, reason: str) -> None: ...
 
     def draining(self, node: NodeId, reason: str) -> None: ...
+
+    def measured(self, node: NodeId, observation: Observation) -> None: ...
 
 
 class Ills(msgspec.Struct, frozen=True):
@@ -72,11 +77,9 @@ class NodeActor:
         """How many faults keep it from the coordinator now."""
         self.is_alive = False
         self.step_ms = 10.0
-        self.update_bytes = Bytes(1)
+        self.sizes = Sizes()
         self.model_ms = 0
         """What the size of the model adds to a training."""
-        self.whole_model_bytes = Bytes(0)
-        """What comes when a difference is of no use; 0: as much as always."""
         self.ills = Ills()
         self.downloads_ms: list[int] = []
         self.uploads_ms: list[int] = []
@@ -85,8 +88,8 @@ class NodeActor:
         self._dice = dice
         self._life = 0
         self._training: Lease | None = None
-        self._models: dict[JobId, int] = {}
-        """Of each job, the round that the newest model here is the start of. Survives a crash."""
+        self._models: dict[JobId, Digest] = {}
+        """Of each job, the newest model here. Survives a crash."""
         self._session = fresh_session(node)
 
     @property
@@ -222,24 +225,41 @@ class NodeActor:
     def _fetch(self, assignment: Assignment) -> None:
         connection, lease = self.connection, assignment.lease
         size_bytes = self._missing_bytes(assignment)
-        request_ms = self.link.message_ms(Way.UP)
+        wait_ms = self.link.message_ms(Way.UP) + self._disk_ms(size_bytes)
+        lines = assignment.connections
 
         def arrive(took_ms: int) -> None:
             now_ms = self._agenda.now_ms
             if self.connection == connection:
                 self.downloads_ms.append(took_ms)
-                self._models[lease.job_id] = lease.round
+                self._moved(Direction.DOWN, size_bytes, took_ms - wait_ms, connections=lines)
+                self._models[lease.job_id] = assignment.task.model.digest
                 self.happened(events.InputsFetched(at_ms=now_ms, lease=lease))
             else:
                 self.happened(events.FetchBroken(at_ms=now_ms, lease=lease, reason="cut off"))
 
-        self.link.move(Way.DOWN, size_bytes, request_ms + self._disk_ms(size_bytes), arrive)
+        self.link.move(Way.DOWN, size_bytes, arrive, wait_ms=wait_ms, connections=lines)
+
+    def _moved(
+        self, direction: Direction, size_bytes: Bytes, took_ms: int, *, connections: int
+    ) -> None:
+        if size_bytes >= SMALLEST_BYTES:
+            took_us = Microseconds(1000 * max(1, took_ms))
+            now_ms = self._agenda.now_ms
+            seen = Transfer(now_ms, direction, size_bytes, took_us, connections)
+            self._upstream.measured(self.node, seen)
 
     def _missing_bytes(self, assignment: Assignment) -> Bytes:
-        """A difference from the round's model before, or all of it."""
-        lease, model = assignment.lease, assignment.task.model
-        is_next = self._models.get(lease.job_id) == lease.round - 1
-        return model.size_bytes if is_next else self.whole_model_bytes or model.size_bytes
+        """Nothing, the deltas that lead on from the newest model here, or all of it."""
+        model, deltas = assignment.task.model, assignment.deltas
+        held = self._models.get(assignment.lease.job_id)
+        if held == model.digest:
+            return Bytes(0)
+        places = [place for place, delta in enumerate(deltas) if delta.base == held]
+        if not places:
+            return model.size_bytes
+        led_on = sum(delta.blob.size_bytes for delta in deltas[places[-1] :])
+        return min(model.size_bytes, Bytes(led_on))
 
     def _disk_ms(self, size_bytes: Bytes) -> int:
         rate = self.ills.disk_bytes_per_s
@@ -255,13 +275,16 @@ class NodeActor:
         name = msgspec.json.encode((assignment.slot, start, assignment.task, self.ills.lie))
         digest = Digest(blake3(name).hexdigest())
         samples = Samples(sum(range_.count for range_ in assignment.task.ranges))
-        update = Update(digest, self.update_bytes, assignment.task.inner_steps, samples)
-        self._later(compute_ms, lambda: self._finished(lease, update))
+        size_bytes = self.sizes.update_bytes(assignment.task.codec)
+        update = Update(digest, size_bytes, assignment.task.inner_steps, samples)
+        self._later(compute_ms, lambda: self._finished(lease, update, compute_ms))
 
-    def _finished(self, lease: Lease, update: Update) -> None:
+    def _finished(self, lease: Lease, update: Update, compute_ms: int) -> None:
         if self._training == lease:
             self._training = None
             now_ms = self._agenda.now_ms
+            took = Steps(now_ms, update.inner_steps, Milliseconds(compute_ms))
+            self._say(lambda: self._upstream.measured(self.node, took))
             self.happened(events.TrainingFinished(at_ms=now_ms, lease=lease, update=update))
 
     def _died(self, lease: Lease) -> None:
@@ -276,11 +299,14 @@ class NodeActor:
 
     def _upload(self, lease: Lease, update: Update) -> None:
         connection = self.connection
+        held = self._session.current
+        lines = held.connections if held is not None else 1
 
         def arrive(took_ms: int) -> None:
             if self.connection != connection:
                 self._broken(lease, "cut off")
                 return
+            self._moved(Direction.UP, update.size_bytes, took_ms - wait_ms, connections=lines)
             is_damaged = self._dice.random() < self.ills.corruption
             if is_damaged:
                 refusal = self._upstream.damage_found(self.node, lease)
@@ -293,7 +319,7 @@ class NodeActor:
         # The bytes follow when the coordinator has admitted the header.
         admission_ms = self.link.message_ms(Way.UP) + self.link.message_ms(Way.DOWN)
         wait_ms = admission_ms + self._disk_ms(update.size_bytes)
-        self.link.move(Way.UP, update.size_bytes, wait_ms, arrive)
+        self.link.move(Way.UP, update.size_bytes, arrive, wait_ms=wait_ms, connections=lines)
 
     def _damage_answered(self, connection: int, lease: Lease, refusal: str) -> None:
         """What was sent is well: it is sent again."""

@@ -22,7 +22,7 @@ from coordinator.core.transfer.forecast import forecast, rounded
 from coordinator.core.transfer.path import CongestionControl, Path
 from coordinator.core.transfer.rounds import Carried, Start
 from coordinator.core.transfer.window import stall_us
-from hypergpu.units import Bytes, Milliseconds
+from hypergpu.units import Bytes, Microseconds, Milliseconds
 from netsim.link import STALLED_BITS_PER_S, Direction, Link, LinkCourse, most_loss
 from netsim.world.agenda import Agenda
 from netsim.world.sharing import Move, SharedLink
@@ -101,23 +101,60 @@ class NodeLink:
         self._last_ms[way] = max(self._last_ms[way], now_ms + -(-delay_us // 1000))
         return Milliseconds(self._last_ms[way] - now_ms)
 
+    def round_trip_us(self, dice: random.Random) -> Microseconds:
+        """Of a probe sent now."""
+        self._look(self._agenda.now_ms * 1000)
+        return Microseconds(sum(self._delays[way].drawn_us(dice) for way in Way))
+
+    def train(self, dice: random.Random, packets: int) -> tuple[int, int]:
+        """Losses and bursts of losses among datagrams sent and echoed now."""
+        self._look(self._agenda.now_ms * 1000)
+        lost = bursts = 0
+        is_bad = dict.fromkeys(Way, False)
+        was_lost = False
+        for _ in range(packets):
+            for way, path in self._paths.items():
+                ends = 1 / max(1.0, path.burst_packets)
+                chance = 1 - ends if is_bad[way] else path.events_per_packet
+                is_bad[way] = dice.random() < chance
+            is_lost = any(is_bad.values())
+            lost += is_lost
+            bursts += is_lost and not was_lost
+            was_lost = is_lost
+        return lost, bursts
+
+    @property
+    def congestion_control(self) -> str:
+        """Of the hosts at both ends."""
+        self._look(self._agenda.now_ms * 1000)
+        return self._paths[Way.UP].congestion_control.value
+
     def dial_ms(self) -> Milliseconds:
         """Until a connection is open: handshakes, each there and back."""
         there_and_back = self.message_ms(Way.UP) + self.message_ms(Way.DOWN)
         return Milliseconds(HANDSHAKE_RTTS * there_and_back)
 
-    def move(self, way: Way, size_bytes: Bytes, wait_ms: int, deed: Callable[[int], None]) -> None:
+    def move(
+        self,
+        way: Way,
+        size_bytes: Bytes,
+        deed: Callable[[int], None],
+        *,
+        wait_ms: int,
+        connections: int = 1,
+    ) -> None:
         """Move bytes and then call ``deed`` with the milliseconds that it took.
 
         Args:
             way: Where to.
             size_bytes: Payload.
-            wait_ms: What passes besides: a request on its way, a slow disk.
             deed: Called also when the transfer is cut off, then at once.
+            wait_ms: What passes besides: a request on its way, a slow disk.
+            connections: That share the bytes equally.
         """
         begun_ms = self._agenda.now_ms
         shared = self._line.shared[way]
-        own_ms = Milliseconds(wait_ms + self.transfer_ms(way, size_bytes))
+        own_ms = Milliseconds(wait_ms + self.transfer_ms(way, size_bytes, connections))
 
         def moved() -> None:
             self._moves.pop(move, None)
@@ -140,10 +177,12 @@ class NodeLink:
         self._moves.clear()
         self._carried.clear()
 
-    def transfer_ms(self, way: Way, size_bytes: Bytes) -> Milliseconds:
+    def transfer_ms(self, way: Way, size_bytes: Bytes, connections: int = 1) -> Milliseconds:
         """How long the bytes would take if the coordinator's own link were without limit."""
         begun_us = now_us = self._agenda.now_ms * 1000
-        chance = self._dice.random()
+        # The last of some connections to be through is the one that counts.
+        chance = self._dice.random() ** (1 / connections)
+        part_bytes = Bytes(-(-size_bytes // connections))
         carried = self._carried_over(way)
         done = 0.0
         whole_us = 0
@@ -152,7 +191,8 @@ class NodeLink:
             path = self._paths[way]
             is_stalled = path.bits_per_s == STALLED_BITS_PER_S
             if not is_stalled:
-                expected = forecast(path, size_bytes, Start.IDLE, carried)
+                own = _shared_out(path, connections)
+                expected = forecast(own, part_bytes, Start.IDLE, carried)
                 self._carried[way] = expected.drawn_left(chance)
                 whole_us = expected.drawn_us(chance)
                 if now_us + (1 - done) * whole_us <= self._until_us:
@@ -187,6 +227,13 @@ class NodeLink:
             Way.DOWN: path_of(link, link.down),
         }
         self._delays = {Way.UP: _Delay.of(link.up), Way.DOWN: _Delay.of(link.down)}
+
+
+def _shared_out(path: Path, connections: int) -> Path:
+    """What one of several connections has of the path: losses are its own, the rate is not."""
+    if connections == 1:
+        return path
+    return msgspec.structs.replace(path, bits_per_s=path.bits_per_s // connections)
 
 
 def path_of(link: Link, direction: Direction) -> Path:

@@ -12,12 +12,13 @@ from coordinator.core import events
 from coordinator.core.job import ENDED, Job, Phase
 from gpu_node.core import events as node_events
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.units import Bytes, Milliseconds
+from hypergpu.units import Milliseconds
 from netsim.link import LinkCourse
 from netsim.world.agenda import Agenda, Deed
 from netsim.world.coordinator_actor import MODEL_BYTES_PER_S, CoordinatorActor, journal_digest
 from netsim.world.fault_script import FaultScript
 from netsim.world.invariants import step_violations, violations
+from netsim.world.measuring import Gauges
 from netsim.world.node_actor import Ills, NodeActor
 from netsim.world.node_link import CoordinatorLine, NodeLink
 from netsim.world.worlds import World, drawn_description
@@ -81,8 +82,14 @@ class Simulation:
         self._dice = random.Random(world.seed)
         self._agenda = Agenda()
         self._open_jobs = len(world.jobs)
-        self._model_ms = world.whole_model_bytes * 1000 // MODEL_BYTES_PER_S
-        self._coordinator = CoordinatorActor(self._agenda, world.model_bytes, self._watch)
+        self._model_ms = world.sizes.whole * 1000 // MODEL_BYTES_PER_S
+        gauges = Gauges(
+            self._agenda,
+            world.sizes.for_plans(),
+            seed=world.seed,
+            line_bits_per_s=self._description.coordinator.down.bits_per_s,
+        )
+        self._coordinator = CoordinatorActor(self._agenda, gauges, world.sizes, self._watch)
         self._coordinator.model_ms = self._model_ms
         self._line = CoordinatorLine(self._agenda, self._description.coordinator)
         self._nodes = [self._node(each) for each in self._description.nodes]
@@ -136,9 +143,8 @@ class Simulation:
         dice = random.Random(key("node"))
         node = NodeActor(NodeId(described.name), self._agenda, self._coordinator, link, dice)
         node.step_ms = max(described.step_floor_ms, dice.randint(*self._world.step_ms))
-        node.update_bytes = Bytes(self._world.update_bytes)
+        node.sizes = self._world.sizes
         node.model_ms = self._model_ms
-        node.whole_model_bytes = Bytes(self._world.whole_model_bytes)
         node.ills = Ills(worker_death=self._world.faults.worker_death)
         return node
 

@@ -1,7 +1,7 @@
 """From the coordinator's words to the node's, without the wire between them."""
 
 from coordinator.core.commands import AssignShard
-from gpu_node.core.assignment import Assignment, BlobRef, Lease, SampleRange, Task
+from gpu_node.core.assignment import Assignment, BlobRef, Delta, Lease, SampleRange, Task
 from hypergpu.ids import Digest, JobId
 from hypergpu.units import Milliseconds
 
@@ -14,10 +14,10 @@ def assigned(job_id: JobId, command: AssignShard, now_ms: Milliseconds) -> Assig
     task = Task(
         workload=spec.workload,
         workload_version=1,
-        inner_steps=command.inner_steps,
+        inner_steps=command.plan.inner_steps,
         batch_size=spec.training.batch_size,
         learning_rate=spec.inner.learning_rate,
-        codec=spec.codec.up,
+        codec=command.plan.codec,
         seed=command.seed,
         global_samples=command.global_samples,
         total_samples=command.total_samples,
@@ -28,11 +28,18 @@ def assigned(job_id: JobId, command: AssignShard, now_ms: Milliseconds) -> Assig
         model=BlobRef(command.model.blob.digest, command.model.blob.size_bytes),
         layout=_LAYOUT,
     )
+    deltas = tuple(
+        Delta(delta.base, BlobRef(delta.blob.digest, delta.blob.size_bytes), delta.scheme)
+        for delta in command.model.deltas
+    )
     return Assignment(
         lease=Lease(job_id, command.round, command.lease),
         slot=command.slot,
         task=task,
+        deltas=deltas,
         last_accepted=command.last_accepted,
+        upload_after_ms=command.plan.upload_after_ms,
+        connections=command.plan.connections,
         deadline_in_ms=Milliseconds(max(0, command.deadline_at_ms - now_ms)),
         reason=command.reason,
     )

@@ -9,6 +9,7 @@ from hypergpu.spec import Codec, Evaluation, JobSpec, RoundRule, Training
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.link import CongestionControl, Direction, Link
 from netsim.refusal import RefusedError
+from netsim.world.sizes import Sizes
 from netsim.worldfile.description import NodeDescription, WorldDescription
 
 
@@ -43,27 +44,13 @@ class World(msgspec.Struct, frozen=True):
     faults_until_ms: Milliseconds = Milliseconds(600_000)
     """Drawn faults stop here, so that every job can be expected to end."""
     limit_ms: Milliseconds = Milliseconds(7_200_000)
-    model_bytes: int = 400_000
-    whole_model_bytes: int = 0
-    """See `Sizes.whole`."""
-    update_bytes: int = 100_000
+    sizes: Sizes = Sizes()
     step_ms: tuple[int, int] = (20, 400)
     """Fastest and slowest inner step in the world, where a node's description sets no floor."""
     checks_each_event: bool = True
     """Check the invariants after every event, or only when a round closes."""
     description: WorldDescription | None = None
     """Links, devices, churn and the script of faults; None: links are drawn."""
-
-
-class Sizes(msgspec.Struct, frozen=True):
-    """What a participant moves in a round, in bytes."""
-
-    model: int = 400_000
-    """Down: the model, or the delta that it comes as."""
-    update: int = 100_000
-    """Up."""
-    whole: int = 0
-    """Down, where the node does not hold the model before; 0: as much as always."""
 
 
 def described_world(description: WorldDescription, sizes: Sizes, *, own_step_ms: int = 20) -> World:
@@ -84,13 +71,23 @@ def described_world(description: WorldDescription, sizes: Sizes, *, own_step_ms:
         len(description.nodes),
         (description.job,),
         limit_ms=Milliseconds(30 * 86_400_000),
-        model_bytes=sizes.model,
-        whole_model_bytes=sizes.whole,
-        update_bytes=sizes.update,
+        sizes=sizes,
         step_ms=(own_step_ms, own_step_ms),
         checks_each_event=False,
         description=description,
     )
+
+
+_DRAWN_SCHEMES = {
+    "fp32": 400_000,
+    "bf16": 200_000,
+    "int8": 100_000,
+    "int4": 51_000,
+    "topk256": 13_000,
+    "topk64": 3_000,
+    "topk16": 800,
+}
+"""Of 100,000 parameters."""
 
 
 def random_world(seed: int) -> World:
@@ -110,12 +107,15 @@ def random_world(seed: int) -> World:
         worker_death=dice.choice((0.0, 0.05)),
         away_ms=dice.choice((500, 5_000, 40_000)),
     )
-    return World(seed, nodes, specs, faults)
+    sizes = Sizes(whole=_DRAWN_SCHEMES["fp32"], schemes=_DRAWN_SCHEMES)
+    return World(seed, nodes, specs, faults, sizes=sizes)
 
 
 def _random_spec(dice: random.Random, nodes: int) -> JobSpec:
+    strategy = dice.choice(("diloco", "diloco", "aware"))
     return JobSpec(
         workload="digits-softmax",
+        strategy=strategy,
         training=Training(
             rounds=dice.randint(2, 30),
             inner_steps=dice.randint(1, 40),
@@ -125,7 +125,8 @@ def _random_spec(dice: random.Random, nodes: int) -> JobSpec:
         ),
         codec=Codec(up="int8"),
         round=RoundRule(
-            deadline_ms=dice.choice((0, 5_000, 20_000)), quorum=dice.choice((0.3, 0.6, 1.0))
+            deadline_ms=dice.choice((0, 5_000, 20_000)) if strategy == "diloco" else 0,
+            quorum=dice.choice((0.3, 0.6, 1.0)),
         ),
         evaluation=Evaluation(every=dice.randint(1, 3)),
     )

@@ -23,6 +23,7 @@ class FaultKind(StrEnum):
     CLOCK_JUMP = "clock_jump"
     CORRUPT = "corrupt"
     LIE = "lie"
+    SLOW_DEVICE = "slow_device"
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +43,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 0.0
     """Of a corruption: how many of the node's updates arrive with other bytes than were sent."""
     factor: float = 0.0
-    """Of a lie: what the node multiplies its pseudo-gradient by; -1 turns it round."""
+    """Of a lie: what the node multiplies its pseudo-gradient by; -1 turns it round. Of a slow
+    device: how many times as long its inner steps take.
+    """
 
 
 class NodeDescription(msgspec.Struct, frozen=True, kw_only=True):

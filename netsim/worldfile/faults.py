@@ -96,11 +96,17 @@ def _fault(table: Table, kind: FaultKind, at_us: int) -> Fault:
         case FaultKind.CORRUPT:
             percent = table.number("percent", 0, 100)
             return msgspec.structs.replace(fault, share=1.0 if percent is None else percent / 100)
-        case FaultKind.LIE:
-            factor = table.number("factor", -1e6, 1e6)
-            return msgspec.structs.replace(fault, factor=-1.0 if factor is None else factor)
+        case FaultKind.LIE | FaultKind.SLOW_DEVICE:
+            return msgspec.structs.replace(fault, factor=_factor(table, kind))
         case FaultKind.CRASH | FaultKind.PARTITION:
             return fault
+
+
+def _factor(table: Table, kind: FaultKind) -> float:
+    if kind is FaultKind.SLOW_DEVICE:
+        return _needed(table, "factor", table.number("factor", 1, 1e4), "3")
+    factor = table.number("factor", -1e6, 1e6)
+    return -1.0 if factor is None else factor
 
 
 def _needed(table: Table, key: str, value: float | None, example: str) -> float:

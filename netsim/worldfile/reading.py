@@ -13,7 +13,13 @@ from netsim.link.trace import TRACE_BYTES_MAX
 from netsim.profiles import Churn, profile
 from netsim.refusal import RefusedError
 from netsim.worldfile.churns import NONE, read_churn, read_word_or_table
-from netsim.worldfile.description import COORDINATOR, NodeDescription, WorldDescription
+from netsim.worldfile.description import (
+    COORDINATOR,
+    Fault,
+    FaultKind,
+    NodeDescription,
+    WorldDescription,
+)
 from netsim.worldfile.faults import EVERYBODY, read_faults
 from netsim.worldfile.jobs import ReadFile, read_job
 from netsim.worldfile.links import read_link, read_variation
@@ -82,6 +88,7 @@ def _world(table: Table, name: str, read_file: ReadFile) -> WorldDescription:
     _check_names(tables, groups)
     nodes = tuple(node for group in groups for node in group)
     faults = tuple(read_faults(table.tables("faults") or (), _targets(groups)))
+    _check_devices(table, nodes, faults)
     table.finish()
     return WorldDescription(
         name=name,
@@ -166,6 +173,16 @@ def _check_names(tables: tuple[Table, ...], groups: list[tuple[NodeDescription, 
         seen |= names
     if sum(map(len, groups)) > NODES_MAX:
         raise tables[0].refused("", f"more than {NODES_MAX} nodes", "lower the counts")
+
+
+def _check_devices(
+    table: Table, nodes: tuple[NodeDescription, ...], faults: tuple[Fault, ...]
+) -> None:
+    floorless = {node.name for node in nodes if not node.step_floor_ms}
+    for fault in faults:
+        if fault.kind is FaultKind.SLOW_DEVICE and fault.target in floorless:
+            what = f"{fault.target} has a slow device, and no time that its steps take at least"
+            raise table.refused("faults", what, "give the node step_floor_ms")
 
 
 def _targets(groups: list[tuple[NodeDescription, ...]]) -> Mapping[str, tuple[str, ...]]:

@@ -13,7 +13,8 @@ from netsim.link import NEVER_US, Direction, Link, RateShape, Variation
 from netsim.profiles import Churn, Span, SpanKind, profile
 from netsim.refusal import RefusedError
 from netsim.world.simulation import Outcome, Simulation
-from netsim.world.worlds import COORDINATOR_LINK, Sizes, World, described_world
+from netsim.world.sizes import Sizes
+from netsim.world.worlds import COORDINATOR_LINK, World, described_world
 from netsim.worldfile.description import Fault, FaultKind, NodeDescription, WorldDescription
 
 SECOND_US = 1_000_000
@@ -110,6 +111,13 @@ def test_a_slower_device_makes_longer_rounds() -> None:
     slow = replace(TWO, nodes=(replace(TWO.nodes[0], step_floor_ms=250.5), TWO.nodes[1]))
     extra_ms = mean(finished(slow).round_ms[JOB]) - mean(finished(TWO).round_ms[JOB])
     assert 2_000 < extra_ms < 2_600
+
+
+def test_a_device_is_slow_for_as_long_as_the_script_says() -> None:
+    slow = fault(FaultKind.SLOW_DEVICE, factor=10.0)
+    struck, calm = finished(replace(TWO, faults=(slow,))), finished(TWO)
+    assert max(struck.round_ms[JOB]) > 2 * max(calm.round_ms[JOB])
+    assert struck.round_ms[JOB][-1] == pytest.approx(calm.round_ms[JOB][-1], rel=0.2)
 
 
 def test_the_first_model_comes_whole_and_the_others_as_differences() -> None:

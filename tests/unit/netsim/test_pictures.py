@@ -24,6 +24,7 @@ def test_every_node_has_its_lane_with_scales_and_faults() -> None:
     assert {"steady", "storm-1", "storm-2", "bursts", "van", "liar", "coordinator"} <= words
     assert {"Mbit/s", "20", "500 ms", "5 %", "4 min", "time since the start"} <= words
     assert {"cut off", "flapping", "lies", "corrupts", "clock jump", "slow disk", "crash"} <= words
+    assert "slow device" in words
 
 
 def test_same_world_gives_the_same_picture() -> None:

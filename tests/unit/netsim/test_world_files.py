@@ -103,6 +103,7 @@ def test_each_kind_of_fault_knows_its_numbers() -> None:
     assert kinds[FaultKind.CLOCK_JUMP].until_us == NEVER_US
     assert kinds[FaultKind.CORRUPT].share == 0.5
     assert kinds[FaultKind.LIE].factor == -5
+    assert kinds[FaultKind.SLOW_DEVICE].factor == 3
 
 
 @pytest.mark.parametrize(

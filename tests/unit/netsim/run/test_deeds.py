@@ -63,6 +63,19 @@ def test_a_flap_is_cut_for_half_of_each_turn() -> None:
     ]
 
 
+def test_a_slow_device_is_slow_and_then_as_before() -> None:
+    slow = fault("slow_device", "c", "2s", 'for = "3s"\nfactor = 3')
+    described = world(slow, '[[nodes]]\nname = "c"\nprofile = "lan"\nstep_floor_ms = 50')
+    assert done(described) == [(2, "slow", "c"), (5, "hasten", "c")]
+    assert {deed.factor for deed in deeds(described, 60 * SECOND_US)} == {3.0}
+
+
+def test_a_device_without_a_step_floor_cannot_become_slow() -> None:
+    with pytest.raises(RefusedError, match="a has a slow device") as refused:
+        world(fault("slow_device", "a", "2s", "factor = 3"))
+    assert "step_floor_ms" in refused.value.fix
+
+
 def test_deeds_of_all_faults_come_in_order_of_time() -> None:
     crash = fault("crash", "a", "2s", 'for = "10s"')
     partition = fault("partition", "b", "1s", 'for = "4s"')

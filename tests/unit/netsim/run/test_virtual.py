@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from netsim.refusal import RefusedError
+from netsim.run.report import summary_lines
 from netsim.run.virtual import run_virtually
 from netsim.worldfile import WorldDescription, parse_world
 
@@ -23,3 +24,14 @@ def test_a_job_that_finished_is_told_with_its_own_phase() -> None:
 def test_a_job_that_would_wait_for_ever_is_refused() -> None:
     with pytest.raises(RefusedError, match="wants 2 nodes, and there are 1"):
         run_virtually(world(2))
+
+
+def test_virtual_time_says_that_it_has_no_metric() -> None:
+    report = run_virtually(world(1))
+    assert (report.metric, report.to_target, report.evaluations) == (None, None, ())
+    assert "no metric" in report.note
+    assert [each.ended_ms for each in report.rounds] == [
+        report.rounds[0].duration_ms,
+        report.rounds[0].duration_ms + report.rounds[1].duration_ms,
+    ]
+    assert f"note       {report.note}" in summary_lines(report)

@@ -1,4 +1,4 @@
-"""The few SVG elements that the picture needs, as text."""
+"""The few SVG elements that our pictures need, as text."""
 
 from html import escape
 from itertools import pairwise
@@ -42,3 +42,9 @@ def steps(points: list[Point], right: float, *, style: str, floor: float | None 
 def curve(points: list[Point], *, style: str) -> str:
     """A line through points."""
     return f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" class="{style}"/>'
+
+
+def area(upper: list[Point], lower: list[Point], *, style: str) -> str:
+    """What lies between two lines of the same length."""
+    corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in [*upper, *reversed(lower)])
+    return f'<polygon points="{corners}" class="{style}"/>'

@@ -1,0 +1,74 @@
+"""Jobs that plan their rounds by what they measure, in virtual time."""
+
+import pytest
+from msgspec.structs import replace
+
+from coordinator.core.job import Phase
+from hypergpu.ids import JobId
+from hypergpu.jobfile import with_strategy
+from hypergpu.spec import JobSpec, Training
+from netsim.world.simulation import Outcome, Simulation
+from netsim.world.sizes import Sizes
+from netsim.world.worlds import Faults, World
+
+SCHEMES = {
+    "fp32": 4_000_000,
+    "bf16": 2_000_000,
+    "int8": 1_000_000,
+    "int4": 510_000,
+    "topk256": 130_000,
+    "topk64": 30_000,
+    "topk16": 8_000,
+}
+STATED = JobSpec(
+    workload="digits-softmax",
+    training=Training(rounds=20, inner_steps=20, batch_size=8, nodes=6),
+)
+AWARE = with_strategy(STATED, "aware")
+JOB = JobId("job-0")
+
+
+def world(spec: JobSpec, seed: int) -> World:
+    """Six nodes on drawn links, the slowest eight times slower than the fastest."""
+    return World(
+        seed=seed,
+        nodes=6,
+        jobs=(spec,),
+        sizes=Sizes(SCHEMES["int4"], SCHEMES["int4"], SCHEMES["fp32"], SCHEMES),
+        step_ms=(50, 400),
+    )
+
+
+def finished(described: World) -> Outcome:
+    outcome = Simulation(described).run()
+    assert outcome.violations == ()
+    assert outcome.phases == {JOB: Phase.FINISHED}
+    return outcome
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_planned_job_does_the_same_work_much_sooner_where_nodes_differ(seed: int) -> None:
+    stated, planned = finished(world(STATED, seed)), finished(world(AWARE, seed))
+    assert planned.virtual_ms < 0.75 * stated.virtual_ms
+
+
+def test_the_same_seed_gives_the_same_plans() -> None:
+    assert finished(world(AWARE, 5)) == finished(world(AWARE, 5))
+    assert finished(world(AWARE, 5)).journals != finished(world(AWARE, 6)).journals
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_coordinator_that_forgets_its_measurements_again_and_again_ends_the_job(
+    seed: int,
+) -> None:
+    faults = Faults(coordinator_crash_ms=5_000, node_crash_ms=40_000, away_ms=4_000)
+    finished(replace(world(AWARE, seed), faults=faults))
+
+
+def test_the_strategies_differ_in_what_they_move_and_wait_for() -> None:
+    short = replace(STATED, training=replace(STATED.training, rounds=4))
+    took_ms = {
+        strategy: finished(world(with_strategy(short, strategy), 1)).virtual_ms
+        for strategy in ("fedavg", "diloco")
+    }
+    assert took_ms["fedavg"] > took_ms["diloco"]
