@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from hypergpu.compression import RECORD, Scheme, encode_into_residual, groups, scheme_named
+from hypergpu.compression import RECORD, Flaw, Scheme, encode_into_residual, groups, scheme_named
 from hypergpu.digest import RunningDigest
 from hypergpu.ids import Digest
 from hypergpu.layout import Flat, Float32s, Layout, Octets
@@ -164,8 +164,15 @@ def _sized(layout: Layout, scheme: str, payload: bytes | Octets) -> Octets:
     return octets
 
 
+_REASONS = {
+    Flaw.NOT_FINITE: Reason.UPDATE_NOT_FINITE,
+    Flaw.MALFORMED: Reason.UPDATE_MALFORMED,
+}
+
+
 class IncrementalCheck:
-    """Judge an update while its bytes arrive: the size is exact and every value finite.
+    """Judge an update while its bytes arrive: the size is exact, every value finite, every record
+    well formed.
 
     Feed it consecutive pieces of any size, then call `finish`. It holds less than one record.
     """
@@ -181,7 +188,7 @@ class IncrementalCheck:
         """Check the next bytes.
 
         Raises:
-            RefusalError: There are too many, or a value is not finite.
+            RefusalError: There are too many, or a record has a flaw.
         """
         octets = np.frombuffer(piece, np.uint8)
         if self._seen_bytes + octets.size > self._total_bytes:
@@ -218,20 +225,26 @@ class IncrementalCheck:
             self._carry += octets.tobytes()
             is_end = self._seen_bytes + octets.size == section.bytes_end
             if is_end or len(self._carry) == record_bytes:
-                self._judge(section, np.frombuffer(bytes(self._carry), np.uint8))
+                end = self._seen_bytes + octets.size - section.bytes_start
+                record = np.frombuffer(bytes(self._carry), np.uint8)
+                self._judge(section, record, judged_bytes=end - record.size)
                 self._carry.clear()
         else:
             whole = octets if is_end else octets[: octets.size - octets.size % record_bytes]
-            self._judge(section, whole)
+            judged_bytes = self._seen_bytes - section.bytes_start
+            self._judge(section, whole, judged_bytes=judged_bytes)
             self._carry += octets[whole.size :].tobytes()
         self._seen_bytes += octets.size
         return octets.size
 
-    def _judge(self, section: Section, records: Octets) -> None:
-        if not section.scheme.is_finite(records):
-            raise RefusalError(
-                Reason.UPDATE_NOT_FINITE, f"a value near byte {self._seen_bytes} is not finite"
-            )
+    def _judge(self, section: Section, records: Octets, *, judged_bytes: int) -> None:
+        """Look at whole records, of which the first begins ``judged_bytes`` into the section."""
+        record_bytes = section.scheme.encoded_bytes(RECORD)
+        left = section.values_count - judged_bytes // record_bytes * RECORD
+        count = min(left, -(-records.size // record_bytes) * RECORD)
+        flaw = section.scheme.flaw(records, count)
+        if flaw is not None:
+            raise RefusalError(_REASONS[flaw], f"near byte {self._seen_bytes}: {flaw.value}")
 
 
 class ApplyError(Exception):

@@ -43,7 +43,11 @@ class JoinClaim(msgspec.Struct, frozen=True):
 
 
 class UpdateClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """The key holder made this update under this lease."""
+    """The key holder made this update under this lease.
+
+    How the bytes travel, from which offset and in how many stripes, is no part of the claim: the
+    digest and the size are, and they are what the bytes are checked against once all are there.
+    """
 
     job_id: JobId
     round: int

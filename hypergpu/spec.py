@@ -4,7 +4,12 @@ is wrong.
 
 import msgspec
 
-SCHEMES = ("fp32", "bf16", "int8", "int4")
+SCHEMES = ("fp32", "bf16", "int8", "int4", "topk256", "topk64", "topk16")
+SPARSE_SCHEMES = ("topk256", "topk64", "topk16")
+"""The largest values of each 4,096 and no others; lighter from left to right."""
+
+STRATEGIES = ("sync", "fedavg", "diloco", "aware")
+"""How a job trades communication for progress. `hypergpu.jobfile` knows what each of them fixes."""
 
 
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,6 +76,20 @@ class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     every: int = 5
     """Rounds between evaluations; the last round is always evaluated."""
+    target: float = 0.0
+    """The job is finished as soon as an evaluation's metric reaches it; 0: never before its end."""
+
+
+class Aware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a user asks of the plans of the strategy ``aware``; it has no meaning for any other."""
+
+    utilisation: float = 0.85
+    """Share of the time that nodes are to compute."""
+    inner_steps_max: int = 500
+    rounds_min: int = 30
+    """Rounds that the work is divided into at least, however slow the network."""
+    sparsest: str = "topk64"
+    """The lightest codec that a plan may choose."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,6 +97,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     workload: str
     name: str = ""
+    strategy: str = "diloco"
+    """One of `STRATEGIES`."""
     options: dict[str, str | int | float | bool] = {}
     """The workload's own settings, validated by the workload."""
     training: Training = Training()
@@ -87,6 +108,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     round: RoundRule = RoundRule()
     data: Data = Data()
     evaluation: Evaluation = Evaluation()
+    aware: Aware = Aware()
 
 
 SETTABLE = (
@@ -99,5 +121,9 @@ SETTABLE = (
     "round.deadline_ms",
     "round.quorum",
     "evaluation.every",
+    "evaluation.target",
+    "aware.utilisation",
+    "aware.inner_steps_max",
+    "aware.rounds_min",
 )
 """Keys that a running job accepts changes of, from its next round on."""

@@ -50,6 +50,17 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a user's folder replaces the dataset: ``never``, ``optional`` or ``required``."""
 
 
+LOWER_IS_BETTER = frozenset({"perplexity"})
+"""Metrics that fall as a model learns. All others rise."""
+
+
+def has_reached(target: float, metric: float, *, name: str) -> bool:
+    """Whether the metric called ``name`` is at the target or beyond it; a target of 0 never is."""
+    if not target:
+        return False
+    return metric <= target if name in LOWER_IS_BETTER else metric >= target
+
+
 def complete_options(entry: Entry, given: Options) -> dict[str, Value]:
     """The given options checked, the others at their defaults, in the entry's order.
 

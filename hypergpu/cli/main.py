@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.cli.commands import inspect, jobs, machine, nodes, tokens
+from hypergpu.cli.commands import compare, inspect, jobs, machine, nodes, tokens
 from hypergpu.cli.commands.app import Commands
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ app.command(
         "help_option_names": [],
     }
 )(machine.netsim)
+app.command()(compare.compare)
 app.command()(inspect.doctor)
 app.command()(inspect.env)
 app.add_typer(inspect.config, name="config")

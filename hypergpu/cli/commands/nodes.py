@@ -17,7 +17,7 @@ def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFil
     from hypergpu.cli.output import say_json, say_table
     from hypergpu.cli.remote.calls import connect
     from hypergpu.cli.remote.views import Nodes, node_view
-    from hypergpu.cli.show.tables import NODE_COLUMNS, node_row
+    from hypergpu.cli.show.nodes import NODE_COLUMNS, node_row
 
     with connect(address, token_file) as coordinator:
         nodes = [node_view(node) for node in coordinator.nodes()]
@@ -26,6 +26,34 @@ def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFil
     else:
         empty = "no nodes yet; make a join line: hypergpu token create"
         say_table(NODE_COLUMNS, [node_row(node) for node in nodes], empty=empty)
+
+
+@app.command()
+def show(
+    node: _Node,
+    *,
+    as_json: AsJson = False,
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Show one node: its health with the reason, and everything measured of it."""
+    from hypergpu.cli.output import say, say_json, say_table
+    from hypergpu.cli.remote.calls import connect
+    from hypergpu.cli.remote.naming import node_named
+    from hypergpu.cli.remote.views import NodeDetail, node_view
+    from hypergpu.cli.show.nodes import FIGURE_COLUMNS, figure_rows, node_lines
+
+    with connect(address, token_file) as coordinator:
+        nodes = coordinator.nodes()
+    node_id = node_named(nodes, node)
+    found = next(node_view(each) for each in nodes if each.node_id == node_id)
+    if as_json:
+        say_json(NodeDetail(found))
+        return
+    for line in node_lines(found):
+        say(line)
+    say()
+    say_table(FIGURE_COLUMNS, figure_rows(found), empty="")
 
 
 @app.command()

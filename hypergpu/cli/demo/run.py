@@ -4,27 +4,36 @@ import signal
 import time
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from hypergpu.cli.cluster.cluster import Cluster
 from hypergpu.cli.cluster.folder import RunFolder, run_folder
 from hypergpu.cli.demo.job import Plan, plan
+from hypergpu.cli.demo.race import COLUMNS, Race, rows
+from hypergpu.cli.demo.rivals import raced
 from hypergpu.cli.demo.summary import FILE_NAME, Summary, summary_lines, summary_of, write_summary
 from hypergpu.cli.failure import usage_error
 from hypergpu.cli.figures import span
-from hypergpu.cli.output import say
+from hypergpu.cli.output import is_rich, say, say_table
 from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.cli.remote.export import Order, export_model
+from hypergpu.cli.remote.views import JobView
+from hypergpu.cli.show.history import History
 from hypergpu.cli.show.progress import Progress, with_note
-from hypergpu.cli.show.shown import View, shown
+from hypergpu.cli.show.recording import RecordingView
+from hypergpu.cli.show.shown import shown
 from hypergpu.cli.show.watch import Watched
 from hypergpu.jobfile import spec_json
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.sites import told_sites
+from hypergpu.spec import JobSpec
 
 GIVE_UP_AFTER_S = 300.0
 VICTIM = 1
 """The node that is killed, by its place in the list."""
 AWAY_S = 1.0
+NEVER = 1 << 62
+"""More samples than any job has."""
 _LEFT = ("state", "logs", "model", FILE_NAME)
 
 
@@ -62,46 +71,88 @@ def demonstrate(folder: Path, *, nodes: int, is_short: bool, worker: str = "") -
         cluster.start_nodes({name: {} for name in names})
         say(f"a token let them join over TLS ({span(time.monotonic() - started_at_s)})")
         with cluster.operator() as coordinator:
-            fault = Fault(cluster, names[VICTIM])
-            summary, model_bytes = _trained(fault, coordinator, chosen, folder, started_at_s)
-    _conclude(summary, model_bytes, chosen, folder)
+            fault = Fault(cluster, names[VICTIM], work_samples(chosen))
+            trained = _trained(fault, coordinator, chosen, folder)
+            rest = Trainer(cluster, coordinator)
+            race = raced(chosen, trained.history, rest.train, is_short=is_short)
+    wall_s = time.monotonic() - started_at_s
+    summary = summary_of(trained.job, nodes=nodes, wall_s=wall_s, race=race)
+    _conclude(summary, trained.model_bytes, race, chosen, folder)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _trained(
-    fault: "Fault", coordinator: Coordinator, chosen: Plan, folder: Path, started_at_s: float
-) -> tuple[Summary, int]:
+class Trained(NamedTuple):
+    """What the demo's own job came to."""
+
+    job: JobView
+    model_bytes: int
+    history: History
+
+
+def _trained(fault: "Fault", coordinator: Coordinator, chosen: Plan, folder: Path) -> Trained:
     nodes = chosen.spec.training.nodes
     job_id = coordinator.create_job(spec_json(chosen.spec), None)
-    title = f"{nodes} nodes train {chosen.spec.workload}; {fault.victim} is killed half-way"
-    with shown(title=title) as view:
-        progress = _followed(fault, coordinator, job_id, view)
-    wall_s = time.monotonic() - started_at_s
+    spec = chosen.spec
+    title = f"{nodes} nodes train {spec.workload} ({spec.strategy}); {fault.victim} is killed"
+    with shown(title=f"{title} half-way") as view:
+        recording = RecordingView(view)
+        progress = _followed(fault, coordinator, job_id, recording)
+    job = _finished(progress)
+    order = Order(job_id, folder / "model", is_overwriting=True)
+    export_model(coordinator, order, _unseen)
+    model_bytes = coordinator.job(job_id).model.blob.size_bytes
+    return Trained(job, model_bytes, recording.history)
+
+
+def _finished(progress: Progress) -> JobView:
     job = progress.job
     if job is None or job.phase != "finished":
         why = "unknown" if job is None else f"{job.phase}: {job.reason}"
         raise RefusalError(Reason.DEMO_MISSED, f"the job did not finish ({why})")
-    order = Order(job_id, folder / "model", is_overwriting=True)
-    export_model(coordinator, order, _unseen)
-    model_bytes = coordinator.job(job_id).model.blob.size_bytes
-    return summary_of(job, nodes=nodes, wall_s=wall_s), model_bytes
+    return job
+
+
+class Trainer:
+    """Further jobs on the same nodes over the same lines, without anybody's death."""
+
+    def __init__(self, cluster: Cluster, coordinator: Coordinator) -> None:
+        self._cluster = cluster
+        self._coordinator = coordinator
+
+    def train(self, spec: JobSpec, title: str) -> History:
+        """See `Train`.
+
+        Raises:
+            RefusalError: DEMO_MISSED, it did not finish.
+        """
+        job_id = self._coordinator.create_job(spec_json(spec), None)
+        say()
+        with shown(title=title) as view:
+            recording = RecordingView(view)
+            if not is_rich():
+                say(title)
+            nobody = Fault(self._cluster, "", NEVER)
+            _finished(_followed(nobody, self._coordinator, job_id, recording))
+        return recording.history
 
 
 def _unseen(_done: int, _total: int) -> None:
     """The model is small: no bar."""
 
 
-def _followed(fault: "Fault", coordinator: Coordinator, job_id: str, view: View) -> Progress:
+def _followed(
+    fault: "Fault", coordinator: Coordinator, job_id: str, view: RecordingView
+) -> Progress:
     """Watch the job; half-way kill a node and start it again."""
     watched = Watched(coordinator, job_id, view)
     give_up_at_s = time.monotonic() + GIVE_UP_AFTER_S
     try:
         while not watched.has_ended:
             watched.tick()
-            if text := fault.advance(watched.progress):
+            if text := fault.advance(view.history):
                 watched.progress = with_note(watched.progress, text)
                 view.say(text)
             if dead := fault.dead():
@@ -113,12 +164,20 @@ def _followed(fault: "Fault", coordinator: Coordinator, job_id: str, view: View)
         watched.close()
 
 
+def work_samples(chosen: Plan) -> int:
+    """Samples of the whole job: planned rounds differ in size, so they tell when half is done."""
+    training = chosen.spec.training
+    return training.rounds * training.inner_steps * training.batch_size * training.nodes
+
+
 class Fault:
     """One node's death and return: half-way it is killed, a second later it starts again."""
 
-    def __init__(self, cluster: Cluster, victim: str) -> None:
+    def __init__(self, cluster: Cluster, victim: str, samples: int) -> None:
+        """Of ``samples`` in all, half are trained on before it happens."""
         self.cluster = cluster
         self.victim = victim
+        self._samples = samples
         self._killed_at_s: float | None = None
         self.is_over = False
 
@@ -128,15 +187,12 @@ class Fault:
         gone = {self.victim} if is_away else set()
         return [name for name in self.cluster.dead() if name not in gone]
 
-    def advance(self, progress: Progress) -> str:
+    def advance(self, history: History) -> str:
         """Do what is due; returns it in words, or nothing."""
-        job = progress.job
-        if self.is_over or job is None:
+        if self.is_over:
             return ""
         if self._killed_at_s is None:
-            # Rounds are told as they close; the job's own figures are asked for once a second, in
-            # which a fast job goes from its first half to its end.
-            if not progress.rounds or 2 * progress.rounds[-1].number < job.rounds:
+            if 2 * sum(each.samples for each in history.rounds) < self._samples:
                 return ""
             self._killed_at_s = time.monotonic()
             return f"SIGKILL to {self.victim} (process {self.cluster.kill(self.victim)})"
@@ -146,8 +202,13 @@ class Fault:
         return f"{self.victim} started again (process {self.cluster.restart(self.victim)})"
 
 
-def _conclude(summary: Summary, model_bytes: int, chosen: Plan, folder: Path) -> None:
+def _conclude(summary: Summary, model_bytes: int, race: Race, chosen: Plan, folder: Path) -> None:
     path = write_summary(summary, folder)
+    say()
+    say_table(COLUMNS, rows(race), empty="")
+    say(
+        f"target: {chosen.target:.0%} of held-out digits; time since a job's first round was opened"
+    )
     say()
     for line in summary_lines(summary, model_bytes):
         say(line)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 
+from hypergpu.cli.demo.race import Race
 from hypergpu.cli.figures import size, span
 from hypergpu.cli.remote.views import JobView
 
@@ -22,9 +23,12 @@ class Summary(msgspec.Struct, frozen=True):
     updates_accepted: int
     updates_refused: int
     model_digest: str
+    strategy: str
+    sync_ratio: float | None
+    """How many times as long every-step training would take to the target; None: not known."""
 
 
-def summary_of(job: JobView, *, nodes: int, wall_s: float) -> Summary:
+def summary_of(job: JobView, *, nodes: int, wall_s: float, race: Race) -> Summary:
     """The figures of an ended job."""
     return Summary(
         accuracy=job.metric if job.metric is not None else 0.0,
@@ -36,6 +40,8 @@ def summary_of(job: JobView, *, nodes: int, wall_s: float) -> Summary:
         updates_accepted=job.updates_accepted,
         updates_refused=job.updates_refused,
         model_digest=job.model or "",
+        strategy=race.first.strategy,
+        sync_ratio=race.sync_ratio,
     )
 
 

@@ -5,6 +5,7 @@ import math
 import msgspec
 
 from hypergpu.cli.remote.calls import body
+from hypergpu.cli.remote.readings import ReadingView, reading_view
 from hypergpu.v1 import job_pb2, tensor_pb2
 
 
@@ -60,6 +61,10 @@ class NodeView(msgspec.Struct, frozen=True):
     software: str
     updates_accepted: int
     updates_refused: int
+    reading: ReadingView
+    health: float | None
+    """In [0, 1], for people; null: nothing measured yet."""
+    health_reason: str
     name: str = ""
     """What its owner calls the machine."""
 
@@ -120,6 +125,12 @@ class Nodes(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/nodes
     """`node ls`."""
 
     nodes: list[NodeView]
+
+
+class NodeDetail(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/node/1"):
+    """`node show`."""
+
+    node: NodeView
 
 
 class Tokens(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/tokens/1"):
@@ -215,6 +226,9 @@ def node_view(node: job_pb2.NodeSummary) -> NodeView:
         software=node.software,
         updates_accepted=node.updates_accepted,
         updates_refused=node.updates_refused,
+        reading=reading_view(node.reading),
+        health=node.health if node.health_reason else None,
+        health_reason=node.health_reason,
         name=able.name,
     )
 

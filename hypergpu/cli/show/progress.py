@@ -6,6 +6,7 @@ import msgspec
 
 from hypergpu.cli.figures import short
 from hypergpu.cli.remote.views import EventLine, JobView, ParticipantView
+from hypergpu.cli.show.plans import PlanView, plan_news, plan_view
 
 ROUNDS_KEPT = 1000
 ENDED = frozenset({"finished", "stopped", "failed"})
@@ -36,6 +37,12 @@ class Progress(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     """What happened to nodes and the job, in people's words; newest last."""
     next_sequence: int = 0
+    plan: PlanView | None = None
+    """The newest round's, where rounds are planned."""
+    plan_news: tuple[str, ...] = ()
+    """What it changed, a line a node."""
+    names: dict[str, str] = {}
+    """What owners call the machines, by node."""
 
 
 def with_job(
@@ -54,7 +61,9 @@ def with_participants(progress: Progress, participants: tuple[ParticipantView, .
     """Conflated progress of the open round; between rounds the last one's stays."""
     if not participants:
         return progress
-    return msgspec.structs.replace(progress, participants=participants)
+    named = {each.node: each.name for each in participants if each.name}
+    names = {**progress.names, **named}
+    return msgspec.structs.replace(progress, participants=participants, names=names)
 
 
 def with_event(progress: Progress, event: EventLine) -> Progress:
@@ -64,9 +73,16 @@ def with_event(progress: Progress, event: EventLine) -> Progress:
         rounds = (*rounds, _round_line(event.body))[-ROUNDS_KEPT:]
     elif event.kind == "EvaluationReady":
         rounds = _with_metric(rounds, event.body)
+    elif event.kind == "RoundPlanned":
+        progress = _with_plan(progress, plan_view(event.body))
     text = note_of(event)
     told = with_note(progress, text) if text else progress
     return msgspec.structs.replace(told, rounds=rounds, next_sequence=event.sequence + 1)
+
+
+def _with_plan(progress: Progress, plan: PlanView) -> Progress:
+    news = tuple(plan_news(plan, progress.plan, progress.names))
+    return msgspec.structs.replace(progress, plan=plan, plan_news=news)
 
 
 def _number(fields: Mapping[str, object], name: str) -> float | None:

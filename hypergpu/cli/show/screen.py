@@ -31,17 +31,26 @@ _NODE_COLUMNS = (
 )
 
 
+_PLANNED_COLUMNS = (*_NODE_COLUMNS, Column("plan"))
+
+
 def bar(done: int, total: int, width: int = _BAR_WIDTH) -> str:
     """A bar of fixed width."""
     filled = min(width, done * width // total) if total > 0 else 0
     return "\u2501" * filled + "\u2500" * (width - filled)
 
 
+def rounds_of(progress: Progress) -> int:
+    """How many rounds there will be; 0: the plans decide."""
+    return progress.job.rounds if progress.job and progress.plan is None else 0
+
+
 def round_text(line: RoundLine, rounds: int) -> str:
-    """A closed round in one plain line."""
+    """A closed round in one plain line; of 0 rounds the number is not told."""
     metric = "" if line.metric is None else f"  metric {score(line.metric)}"
+    of = f"/{rounds}" if rounds else ""
     return (
-        f"round {line.number}/{rounds}  loss {score(line.loss)}{metric}"
+        f"round {line.number}{of}  loss {score(line.loss)}{metric}"
         f"  {line.updates} of {line.participants} updates"
         f"  {size(line.bytes_up)} up  {size(line.bytes_down)} down"
         f"  {span(line.duration_ms / 1000)}"
@@ -67,11 +76,21 @@ def screen(progress: Progress, *, title: str = "") -> "RenderableType":
     parts.append(Text(headline(progress), overflow="ellipsis", no_wrap=True))
     if job is not None:
         parts.append(Text(_figures(progress), style="cyan"))
-    parts.append(rich_table(_NODE_COLUMNS, _node_rows(progress)))
+    parts.append(_nodes(progress))
     if progress.rounds:
         parts.append(rich_table(_ROUND_COLUMNS, _round_rows(progress)))
     parts += [Text(f"  {text}", style="yellow") for text in progress.notes[-NOTES_SHOWN:]]
     return Group(*parts)
+
+
+def _nodes(progress: Progress) -> "RenderableType":
+    """The nodes, with the plan of each and why, where rounds are planned."""
+    rows = _node_rows(progress)
+    reasons = [each.reason for each in progress.participants]
+    if not any(reasons):
+        return rich_table(_NODE_COLUMNS, rows)
+    planned = [(*row, reason) for row, reason in zip(rows, reasons, strict=True)]
+    return rich_table(_PLANNED_COLUMNS, planned)
 
 
 def _figures(progress: Progress) -> str:
@@ -79,8 +98,10 @@ def _figures(progress: Progress) -> str:
     if job is None:
         return ""
     metric = f"{job.metric_name or 'metric'} {score(job.metric)}"
+    rounds = rounds_of(progress)
+    done = f"{bar(job.round, rounds, 30)} round {job.round}/{rounds}"
     return (
-        f"{bar(job.round, job.rounds, 30)} round {job.round}/{job.rounds}"
+        f"{done if rounds else f'round {job.round}, {job.samples} samples'}"
         f"   held out: loss {score(job.loss)}, {metric}"
         f"   {size(job.bytes_up)} up, {size(job.bytes_down)} down"
     )

@@ -8,7 +8,7 @@ from hypergpu.cli.figures import score
 from hypergpu.cli.output import console, is_rich, say, say_json_line
 from hypergpu.cli.remote.views import EventLine
 from hypergpu.cli.show.progress import Progress, note_of
-from hypergpu.cli.show.screen import headline, round_text, screen
+from hypergpu.cli.show.screen import headline, round_text, rounds_of, screen
 
 
 class View(Protocol):
@@ -47,10 +47,12 @@ class PlainView:
     def event(self, event: EventLine, progress: Progress) -> None:
         """Say it when it is worth a line."""
         if event.kind == "RoundRecorded" and progress.rounds:
-            rounds = progress.job.rounds if progress.job else 0
-            say(round_text(progress.rounds[-1], rounds))
+            say(round_text(progress.rounds[-1], rounds_of(progress)))
         elif event.kind == "EvaluationReady":
             say(evaluation_text(event))
+        elif event.kind == "RoundPlanned":
+            for line in progress.plan_news:
+                say(f"  {line}")
         elif text := note_of(event):
             say(f"  {text}")
 

@@ -6,7 +6,7 @@ from hypergpu.cli.figures import score, size, span
 from hypergpu.cli.output import Column
 
 if TYPE_CHECKING:
-    from hypergpu.cli.remote.views import JobDetail, JobView, NodeView, TokenView
+    from hypergpu.cli.remote.views import JobDetail, JobView, TokenView
 
 JOB_COLUMNS = (
     Column("job"),
@@ -28,18 +28,6 @@ PARTICIPANT_COLUMNS = (
     Column("state"),
     Column("steps", is_number=True),
     Column("loss", is_number=True),
-    Column("why"),
-)
-NODE_COLUMNS = (
-    Column("node"),
-    Column("name"),
-    Column("state"),
-    Column("device"),
-    Column("memory", is_number=True),
-    Column("job"),
-    Column("seen", is_number=True),
-    Column("accepted", is_number=True),
-    Column("refused", is_number=True),
     Column("why"),
 )
 TOKEN_COLUMNS = (
@@ -103,23 +91,6 @@ def participant_rows(detail: "JobDetail") -> list[tuple[str, ...]]:
         )
         for each in detail.participants
     ]
-
-
-def node_row(node: "NodeView") -> tuple[str, ...]:
-    """`node ls`, one node."""
-    device = f"{node.device} {node.device_name}".strip() or "-"
-    return (
-        node.id,
-        node.name or "-",
-        node.state,
-        device if len(device) <= 36 else f"{device[:33]}...",
-        size(node.memory_bytes),
-        node.job or "-",
-        f"{span(node.last_seen_ms_ago / 1000)} ago",
-        str(node.updates_accepted),
-        str(node.updates_refused),
-        _cut(node.reason) or "-",
-    )
 
 
 def token_row(token: "TokenView") -> tuple[str, ...]:

@@ -21,6 +21,8 @@ KEYS = {
     "updates_accepted",
     "updates_refused",
     "model_digest",
+    "strategy",
+    "sync_ratio",
 }
 
 
@@ -46,7 +48,10 @@ def test_demo_kills_a_node_and_still_learns(tmp_path: Path) -> None:
     summary = json.loads((out / "summary.json").read_text("utf-8"))
     assert set(summary) == KEYS
     assert summary["accuracy"] >= 0.93
-    assert (summary["rounds"], summary["nodes"]) == (20, 3)
+    assert (summary["rounds"], summary["nodes"], summary["strategy"]) == (20, 3, "diloco")
+    assert summary["sync_ratio"] > 1
+    assert re.search(r"^diloco .* 1x  measured$", ended.stdout, re.MULTILINE)
+    assert re.search(r"^sync .* extrapolated: 241 steps of ", ended.stdout, re.MULTILINE)
     assert re.search(r"SIGKILL to home-cable .*\n(.*\n)*.*home-cable started again", ended.stdout)
     assert (out / "model" / "model.safetensors").exists()
     assert processes_in(tmp_path) == []

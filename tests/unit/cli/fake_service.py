@@ -257,6 +257,15 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
             updates_accepted=2,
             updates_refused=1,
             reason="it has work",
+            reading=job_pb2.Reading(
+                round_trip_us=job_pb2.Estimate(mean=52_000, spread=2_500, samples=12, age_ms=800),
+                least_round_trip_us=49_500,
+                up_bits_per_s=job_pb2.Estimate(mean=6e6, spread=5e5, samples=3, age_ms=4_000),
+                loss=job_pb2.Estimate(mean=0.0125, spread=0.005, samples=80, age_ms=9_000),
+                congestion_control="cubic",
+            ),
+            health=0.625,
+            health_reason="0.62 normal: network 0.40 (uplink 6 Mbit/s)",
         )
         return job_pb2.ListNodesResponse(nodes=[node])
 

@@ -19,6 +19,7 @@ READS = {
     "job": ["job", "show", "first"],
     "events": ["job", "watch"],
     "nodes": ["node", "ls"],
+    "node": ["node", "show", "attic"],
     "tokens": ["token", "ls"],
     "token": ["token", "create"],
 }
@@ -45,6 +46,23 @@ def test_jobs_are_listed_in_columns(hypergpu: Hypergpu) -> None:
     title, row = hypergpu("job", "ls").stdout.splitlines()
     assert title.split()[:4] == ["JOB", "NAME", "PHASE", "ROUND"]
     assert row.split()[:4] == [JOB, "first", "training", "2/4"]
+
+
+def test_a_node_is_shown_with_the_spread_and_age_of_each_figure(hypergpu: Hypergpu) -> None:
+    lines = hypergpu("node", "show", NODE[:8]).stdout.splitlines()
+    assert "  health      0.62 normal: network 0.40 (uplink 6 Mbit/s)" in lines
+    figures = {line.split("  ")[0]: line.split("  ") for line in lines if line.endswith("ago")}
+    told = {name: [cell.strip() for cell in row if cell] for name, row in figures.items()}
+    assert told["round trip"] == ["round trip", "52 ms", "2.5 ms", "12", "0.8 s ago"]
+    assert told["up Mbit/s"] == ["up Mbit/s", "6", "0.5", "3", "4.0 s ago"]
+    assert told["loss"] == ["loss", "1.2 %", "0.5 %", "80", "9.0 s ago"]
+
+
+def test_nodes_are_listed_with_what_was_measured(hypergpu: Hypergpu) -> None:
+    title, row = hypergpu("node", "ls").stdout.splitlines()
+    for word, cell in (("HEALTH", "0.62"), ("RTT", "52 ms"), ("LOSS", "1.2 %"), ("STEP", "-")):
+        end = title.index(word) + len(word)
+        assert row[:end].endswith(cell)
 
 
 def test_no_jobs_say_how_to_make_one(service: FakeService, hypergpu: Hypergpu) -> None:

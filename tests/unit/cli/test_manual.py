@@ -7,6 +7,7 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
+from hypergpu.cli.compare.comparison import Comparison
 from hypergpu.cli.machine.doctor import Diagnosis
 from hypergpu.cli.machine.effective import Settings
 from hypergpu.cli.machine.environment import Environment
@@ -24,8 +25,10 @@ ANSWERS = (
     views.EventLine,
     views.Exported,
     views.Nodes,
+    views.NodeDetail,
     views.Tokens,
     views.TokenMade,
+    Comparison,
     Diagnosis,
     Environment,
     Settings,

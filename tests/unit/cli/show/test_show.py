@@ -95,3 +95,40 @@ def test_screen_shows_job_nodes_rounds_and_notes() -> None:
         "not heard of",
     ):
         assert expected in shown
+
+
+def planned(number: int, nodes: dict[str, tuple[int, str]], resting: dict[str, str]) -> EventLine:
+    shares = {
+        name: {"inner_steps": steps, "codec": codec, "reason": f"H={steps}, {codec}"}
+        for name, (steps, codec) in nodes.items()
+    }
+    plan = {"round": number, "reason": "H=9 by bytes", "nodes": shares, "resting": resting}
+    return EventLine(number, number, "RoundPlanned", {"plan": plan})
+
+
+def test_a_first_plan_is_told_by_its_reason() -> None:
+    progress = with_event(folded(), planned(0, {NODE: (20, "int4")}, {}))
+    assert progress.plan_news == ("round 1: H=9 by bytes",)
+
+
+def test_later_only_nodes_whose_plan_changed_are_told() -> None:
+    other = "0x" + "cd" * 20
+    progress = with_event(folded(), planned(0, {NODE: (20, "int4"), other: (5, "int4")}, {}))
+    progress = with_event(progress, planned(1, {NODE: (20, "int4"), other: (5, "topk64")}, {}))
+    assert progress.plan_news == ("round 2, 0xcdcdcdcd...: H=5, topk64",)
+    progress = with_event(progress, planned(2, {other: (5, "topk64")}, {NODE: "too slow"}))
+    assert progress.plan_news == ("round 3, attic: rests: too slow",)
+    progress = with_event(progress, planned(3, {other: (5, "topk64")}, {NODE: "too slow"}))
+    assert progress.plan_news == ()
+
+
+def test_screen_shows_the_plan_of_each_node_where_there_is_one() -> None:
+    planned_part = ParticipantView(NODE, 0, "pending", 5, 20, 0.7, "H=20, int4, uplink 6", "attic")
+    progress = with_participants(folded(), (planned_part,))
+    progress = with_event(progress, planned(1, {NODE: (20, "int4")}, {}))
+    sink = StringIO()
+    Console(file=sink, width=160, force_terminal=False).print(screen(progress))
+    assert "H=20, int4, uplink 6" in sink.getvalue()
+    # Plans decide how many rounds there are.
+    assert "round 2/4" not in sink.getvalue()
+    assert "round 2, 640 samples" in sink.getvalue()

@@ -1,0 +1,61 @@
+"""Other strategies over the demo's own lines: short jobs on the nodes that are there anyway."""
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from hypergpu.cli.demo.job import Plan
+from hypergpu.cli.demo.race import (
+    Race,
+    Runner,
+    estimated_fixed,
+    extrapolated_sync,
+    measured,
+)
+from hypergpu.cli.show.history import History
+from hypergpu.jobfile import with_strategy
+from hypergpu.spec import Evaluation, JobSpec
+
+SYNC_ROUNDS = 3
+SYNC_ROUNDS_SHORT = 1
+Train = Callable[[JobSpec, str], History]
+"""Train a job to its end under a title; what its journal told."""
+
+
+def raced(chosen: Plan, history: History, train: Train, *, is_short: bool) -> Race:
+    """The demo's own job, and what others would have needed.
+
+    Args:
+        chosen: The demo's job.
+        history: Of that job.
+        train: Trains on the same nodes over the same lines.
+        is_short: Take as little time as an honest figure can.
+    """
+    own = measured(chosen.spec.strategy, history, chosen.target)
+    others = []
+    if chosen.spec.strategy != "diloco":
+        others.append(_fixed(chosen, history, train, is_short=is_short))
+    others.append(_every_step(chosen, train, is_short=is_short))
+    return Race((own, *others))
+
+
+def _fixed(chosen: Plan, history: History, train: Train, *, is_short: bool) -> Runner:
+    if is_short:
+        return estimated_fixed(history, chosen.spec, chosen.diloco_rounds)
+    spec = with_strategy(chosen.spec, "diloco")
+    spec = replace(spec, name="demo, diloco", evaluation=_until(chosen))
+    title = "the same job with fixed steps and codec (diloco), until it is at the target"
+    return measured("diloco", train(spec, title), chosen.target)
+
+
+def _every_step(chosen: Plan, train: Train, *, is_short: bool) -> Runner:
+    rounds = SYNC_ROUNDS_SHORT if is_short else SYNC_ROUNDS
+    spec = with_strategy(chosen.spec, "sync")
+    training = replace(spec.training, rounds=rounds)
+    spec = replace(spec, name="demo, sync", training=training, evaluation=Evaluation(every=rounds))
+    title = f"{rounds} steps with every step synchronised (sync), for the time that one takes"
+    return extrapolated_sync(train(spec, title).rounds, chosen.sync_steps)
+
+
+def _until(chosen: Plan) -> Evaluation:
+    return replace(chosen.spec.evaluation, target=chosen.target)

@@ -1,0 +1,52 @@
+"""How an update is cut into stripes, which travel over a connection each."""
+
+import msgspec
+
+from hypergpu.refusal import Reason, RefusalError
+
+STRIPES_MAX = 16
+STRIPE_BYTES_MIN = 64 << 10
+"""Less is not worth a stream of its own."""
+PIECE_BYTES = 64 << 10
+"""What a chunk of a stripe or a range carries: over a slow link a larger one would arrive late."""
+
+
+class Stripe(msgspec.Struct, frozen=True):
+    """The ``index``-th of ``count`` stripes."""
+
+    index: int
+    count: int
+
+    def start(self, size_bytes: int) -> int:
+        """Its first byte, of an update of ``size_bytes``."""
+        return self.index * size_bytes // self.count
+
+    def end(self, size_bytes: int) -> int:
+        """The first byte behind it."""
+        return (self.index + 1) * size_bytes // self.count
+
+
+WHOLE = Stripe(0, 1)
+
+
+def stripe_from_wire(index: int, count: int, size_bytes: int) -> Stripe:
+    """The stripe that a peer names, of an update of ``size_bytes``.
+
+    Raises:
+        RefusalError: REQUEST_INVALID, there is no such stripe, or they are too many or too small.
+    """
+    count = count or 1
+    if index >= count:
+        raise RefusalError(Reason.REQUEST_INVALID, f"there is no stripe {index} of {count}")
+    if count > most_stripes(size_bytes):
+        detail = (
+            f"{count} stripes of {size_bytes} bytes: at most {STRIPES_MAX} are taken, of"
+            f" {STRIPE_BYTES_MIN} bytes at least"
+        )
+        raise RefusalError(Reason.REQUEST_INVALID, detail)
+    return Stripe(index, count)
+
+
+def most_stripes(size_bytes: int) -> int:
+    """Into how many stripes an update may be cut, at least 1."""
+    return max(1, min(STRIPES_MAX, size_bytes // STRIPE_BYTES_MIN))

@@ -1,0 +1,171 @@
+"""`hypergpu compare` on real programs: two nodes, the numpy worker, a few rounds over proxies."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.cli.conftest import PROGRAM, home
+from tests.integration.cli.test_demo import processes_in
+
+MANUAL = (Path(__file__).parents[3] / "docs" / "compare.md").read_text("utf-8")
+WORLD = """
+[[nodes]]
+name = "attic"
+profile = "home-fibre"
+[[nodes]]
+name = "cellar"
+profile = "home-cable"
+"""
+JOB = """
+workload = "digits-softmax"
+[training]
+rounds = 12
+inner_steps = 5
+nodes = 2
+[inner]
+learning_rate = 0.01
+[evaluation]
+every = 2
+target = 0.7
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "homes.toml").write_text(WORLD, "utf-8")
+    (tmp_path / "job.toml").write_text(JOB, "utf-8")
+    return tmp_path
+
+
+def command(files: Path, *words: str) -> list[str]:
+    given = ["compare", str(files / "job.toml"), "--world", str(files / "homes.toml")]
+    kept = ["--out", str(files / "out"), "--seeds", "1", "--worker", "numpy"]
+    return [*PROGRAM, *given, *kept, "--sync-steps", "3", *words]
+
+
+def compared(files: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        command(files, *words), capture_output=True, check=False, text=True, env=home(files)
+    )
+
+
+def standing(found: dict[str, Any], name: str) -> dict[str, Any]:
+    (only,) = [each for each in found["strategies"] if each["strategy"] == name]
+    assert isinstance(only, dict)
+    return only
+
+
+def test_a_job_is_compared_and_what_is_finished_is_not_run_again(files: Path) -> None:
+    half = compared(files, "--strategies", "diloco")
+    assert "[1/1] diloco-1: " in half.stderr
+    ended = compared(files, "--strategies", "sync,diloco", "--json")
+    found = json.loads(ended.stdout)
+    # Links that were late are a matter of the machine, and told.
+    is_valid = all(each["is_valid"] for each in found["outcomes"])
+    assert ended.returncode == (0 if is_valid else 1), ended.stderr
+    lines = ended.stderr.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "[1/3] sync-1-lan",
+        "[2/3] sync-1-steps",
+        "[3/3] diloco-1",
+    ]
+    assert [line.endswith("(kept)") for line in lines] == [False, False, True]
+    assert found["schema"] == "hypergpu/compare/1"
+    sync, diloco = standing(found, "sync"), standing(found, "diloco")
+    assert (sync["how"], diloco["how"], found["baseline"]) == ("extrapolated", "measured", "sync")
+    assert diloco["times_faster"] > 1
+    assert diloco["times_fewer_bytes"] > 1
+    assert json.loads((files / "out" / "compare.json").read_text("utf-8")) == found
+    assert "<svg" in (files / "out" / "compare.svg").read_text("utf-8")
+    # A changed job is another run.
+    text = (files / "job.toml").read_text("utf-8")
+    (files / "job.toml").write_text(text.replace("0.7", "0.6"), "utf-8")
+    again = compared(files, "--strategies", "diloco")
+    assert "(kept)" not in again.stderr
+
+
+def test_the_manuals_example_runs(tmp_path: Path) -> None:
+    job, world = re.findall(r"^```toml\n(.*?)^```", MANUAL, re.MULTILINE | re.DOTALL)
+    (line,) = re.findall(r"^```sh\nhypergpu (.*)\n```", MANUAL, re.MULTILINE)
+    (tmp_path / "job.toml").write_text(job, "utf-8")
+    (tmp_path / "homes.toml").write_text(world, "utf-8")
+    # Shorter than it stands there, on machines without torch too: of an option the last one counts.
+    shorter = ["--seeds", "1", "--sync-steps", "2", "--worker", "numpy"]
+    ended = subprocess.run(
+        [*PROGRAM, *line.split(), *shorter],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        text=True,
+        env=home(tmp_path),
+    )
+    assert "[4/4] aware-1: " in ended.stderr
+    assert "written: compare-out/compare.json, compare-out/compare.svg" in ended.stdout
+    assert "not reached" not in ended.stdout
+
+
+def test_a_target_that_is_never_reached_is_said(files: Path) -> None:
+    ended = compared(files, "--strategies", "diloco", "--target", "0.999")
+    assert ended.returncode == 1
+    assert "not reached" in ended.stdout
+    assert "diloco, seed 1: never reached accuracy 0.999" in ended.stdout
+
+
+def test_an_interrupted_comparison_leaves_no_program_and_says_what_is_kept(files: Path) -> None:
+    text = (files / "job.toml").read_text("utf-8").replace("rounds = 12", "rounds = 100000")
+    (files / "job.toml").write_text(text, "utf-8")
+    running = subprocess.Popen(
+        command(files, "--strategies", "diloco", "--target", "0.9999"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=home(files),
+    )
+    assert running.stderr is not None
+    with running.stderr:
+        while running.stderr.read(1) != ":":
+            pass
+        os.kill(running.pid, signal.SIGINT)
+        rest = running.stderr.read()
+    assert running.wait(90) == 130
+    assert "the same command goes on from there" in rest
+    assert processes_in(files) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["--strategies", "awre"], 2, 'did you mean "aware"'),
+        (["--backend", "world"], 2, "choose one of proxy, tunnel, tc"),
+        (["--strategies", "diloco", "--target", "0"], 2, "--target 0.97"),
+        (["--strategies", "diloco", "--target", "7"], 16, "an accuracy is never above 1"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_runs(
+    files: Path, words: list[str], status: int, said: str
+) -> None:
+    ended = compared(files, *words)
+    assert (ended.returncode, ended.stdout) == (status, "")
+    assert said in ended.stderr
+    assert not list((files / "out").glob("runs/*/logs"))
+
+
+def test_a_world_with_too_few_nodes_is_refused(files: Path) -> None:
+    text = (files / "job.toml").read_text("utf-8").replace("nodes = 2", "nodes = 3")
+    (files / "job.toml").write_text(text, "utf-8")
+    ended = compared(files, "--strategies", "diloco")
+    assert ended.returncode == 16
+    assert "wants 3 nodes, and there are 2" in ended.stderr
+
+
+def test_a_job_file_with_mistakes_is_answered_with_all_of_them(files: Path) -> None:
+    (files / "job.toml").write_text('workload = "digit"\n[training]\nround = 3\n', "utf-8")
+    ended = compared(files)
+    assert ended.returncode == 12
+    assert len(ended.stderr.splitlines()) == 2

@@ -1,0 +1,68 @@
+"""Reports and orders for tests of comparisons."""
+
+from pathlib import Path
+
+from hypergpu.cli.compare.order import Order
+from hypergpu.cli.compare.outcome import Report, Verdict
+from hypergpu.cli.show.history import EvaluationPoint, RoundPoint, reached
+from hypergpu.units import Bytes, Milliseconds, Samples
+
+TARGET = 0.9
+ORDER = Order(
+    job=Path("job.toml"),
+    world=Path("homes.toml"),
+    strategies=("sync", "aware"),
+    seeds=2,
+    backend="proxy",
+    target=TARGET,
+    out=Path("out"),
+    sync_steps=20,
+    worker="auto",
+    give_up_after_s=60.0,
+)
+
+
+def report(
+    metrics: tuple[float, ...],
+    *,
+    round_ms: int = 1000,
+    target: float = TARGET,
+    is_valid: bool = True,
+) -> Report:
+    """A job whose every round takes as long, moves 10 bytes up and 30 down, and is evaluated."""
+    rounds = tuple(
+        RoundPoint(
+            number=number,
+            duration_ms=Milliseconds(round_ms),
+            ended_ms=Milliseconds(round_ms * number),
+            samples=Samples(100),
+            bytes_up=Bytes(10),
+            bytes_down=Bytes(30),
+        )
+        for number in range(1, len(metrics) + 1)
+    )
+    evaluations = tuple(
+        EvaluationPoint(
+            round=number,
+            at_ms=Milliseconds(round_ms * number),
+            loss=None,
+            metric=metric,
+            samples=Samples(100 * number),
+            bytes_up=Bytes(10 * number),
+            bytes_down=Bytes(30 * number),
+        )
+        for number, metric in enumerate(metrics, 1)
+    )
+    return Report(
+        world="homes",
+        backend="proxy",
+        phase="finished",
+        reason="all rounds are done",
+        rounds=rounds,
+        metric=metrics[-1],
+        verdict=Verdict(is_valid, "VALID: on time" if is_valid else "INVALID: 9 ms late"),
+        metric_name="accuracy",
+        target=target,
+        evaluations=evaluations,
+        to_target=reached(evaluations, target, "accuracy"),
+    )
