@@ -132,12 +132,11 @@ def measured_fold(folder: Path, scheme: str, updates: int) -> int:
     update = stored(folder / "update")
     request = FoldRequest(
         layout=layout,
-        up=scheme,
         down=scheme,
         outer=Outer(),
         base_model=stored(folder / "base"),
         outer_state=None,
-        updates=(StoredUpdate(update.path, update.digest, Samples(32)),) * updates,
+        updates=(StoredUpdate(update.path, update.digest, Samples(32), scheme),) * updates,
         output_dir=folder,
     )
     idle_bytes = psutil.Process().memory_info().rss

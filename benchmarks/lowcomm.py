@@ -160,12 +160,11 @@ def _rounds(digits: Digits, setting: Setting, seed: int, folder: Folder) -> Iter
             path = folder.path / f"update-{slot}"
             path.write_bytes(payload)
             samples = Samples(setting.inner_steps * BATCH)
-            updates.append(StoredUpdate(path, digest_of(payload), samples))
+            updates.append(StoredUpdate(path, digest_of(payload), samples, setting.codec))
             total_bytes += len(payload)
         folded = fold(
             FoldRequest(
                 layout=digits.layout,
-                up=setting.codec,
                 down=setting.codec,
                 outer=Outer(),
                 base_model=base,

@@ -149,7 +149,8 @@ def _until_serving(kept: Kept, ready: Ready, killed_at_s: float) -> Resumed:
 def physical_limit_s(kept: Kept) -> float:
     """Read and digest the newest model's files, and read every journalled row."""
     model = kept.stage.models[1]
-    blobs = (model.blob, model.outer_state, model.delta.blob if model.delta else None)
+    newest = model.newest_delta
+    blobs = (model.blob, model.outer_state, newest.blob if newest else None)
     started_s = time.monotonic()
     for blob in blobs:
         if blob is not None:

@@ -88,12 +88,10 @@ def _staged(data_dir: Path, spec: JobSpec, rounds: int) -> Stage:
     flat = Flat(values, np.empty(0, np.float32), np.empty(0, np.int64))
     base = blobs.put(bytes(values.data))
     update = blobs.put(bytes(encode_update(layout, spec.codec.up, flat).payload.data))
-    stored = StoredUpdate(
-        blobs.path(update.digest), update.digest, Samples(spec.training.inner_steps)
-    )
+    samples = Samples(spec.training.inner_steps)
+    stored = StoredUpdate(blobs.path(update.digest), update.digest, samples, spec.codec.up)
     request = FoldRequest(
         layout=layout,
-        up=spec.codec.up,
         down=spec.codec.down,
         outer=spec.outer,
         base_model=StoredBlob(blobs.path(base.digest), base.digest),
@@ -107,7 +105,6 @@ def _staged(data_dir: Path, spec: JobSpec, rounds: int) -> Stage:
     state = before.outer_state.digest
     again = FoldRequest(
         layout=layout,
-        up=request.up,
         down=request.down,
         outer=request.outer,
         base_model=StoredBlob(blobs.path(before.blob.digest), before.blob.digest),
@@ -129,7 +126,7 @@ def _adopted(
     if result.outer_state is None or result.delta is None:
         raise AssertionError("compression both ways leaves an outer state and a delta")
     delta = Delta(base.digest, kept[result.delta], spec.codec.down)
-    return Model(number, kept[result.model], kept[result.outer_state], delta)
+    return Model(number, kept[result.model], kept[result.outer_state], (delta,))
 
 
 class _Past:
@@ -172,7 +169,7 @@ class _Past:
 
     def _update(self, command: AssignShard) -> UpdateReceived:
         samples = sum(range_.count for range_ in command.shard.ranges)
-        update = Update(self._stage.update, Samples(samples), command.inner_steps)
+        update = Update(self._stage.update, Samples(samples), command.plan.inner_steps)
         return UpdateReceived(
             at_ms=_NOW,
             node=command.node,

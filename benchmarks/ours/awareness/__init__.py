@@ -1,0 +1,1 @@
+"""Jobs in worlds for the benchmarks of network-aware training: runs, what is compared, figures."""

@@ -1,0 +1,70 @@
+"""What one part of a benchmark brings to its table, and how figures are said."""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from benchmarks.ours.cluster import BenchmarkError
+from hypergpu.cli.compare.outcome import Report
+from hypergpu.cli.show.history import Reached
+
+Row = tuple[str, str, str, str, str]
+COLUMNS: Row = ("", "ours", "the other", "ratio", "promised")
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows for people, metrics for whoever checks."""
+
+    rows: Sequence[Row] = ()
+    metrics: Mapping[str, float] = {}
+    notes: Sequence[str] = ()
+
+
+class NotReachedError(BenchmarkError):
+    """A run never came to its target: there is no time to tell."""
+
+
+def target_of(report: Report, name: str) -> Reached:
+    """What it took.
+
+    Raises:
+        NotReachedError: It was not reached.
+    """
+    if report.to_target is None:
+        best = max((each.metric for each in report.evaluations if each.metric), default=0.0)
+        what = f"{name} never reached {report.target:g}: {best:.3f} at best; {report.reason}"
+        raise NotReachedError(what)
+    return report.to_target
+
+
+def spread(values: Iterable[float], unit: str = " s") -> str:
+    """The median, and least to most where there are several."""
+    found = sorted(values)
+    middle = statistics.median(found)
+    if len(found) == 1:
+        return f"{middle:.3g}{unit}"
+    return f"{middle:.3g} [{found[0]:.3g}..{found[-1]:.3g}]{unit}"
+
+
+def times(ratio: float) -> str:
+    """A ratio in three digits."""
+    return f"{ratio:.0f}x" if ratio >= 100 else f"{ratio:.3g}x"
+
+
+def merged(parts: Iterable[Figures]) -> Figures:
+    """All parts, in order."""
+    every = list(parts)
+    return Figures(
+        rows=[row for part in every for row in part.rows],
+        metrics={key: value for part in every for key, value in part.metrics.items()},
+        notes=[note for part in every for note in part.notes],
+    )
+
+
+def figures_of(name: str, part: Callable[[], Figures]) -> Figures:
+    """A part's figures; what was never reached or broke is a note, not a figure."""
+    try:
+        return part()
+    except BenchmarkError as missed:
+        return Figures(notes=[f"MISSED, {name}: {missed}"])

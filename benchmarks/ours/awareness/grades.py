@@ -1,0 +1,103 @@
+"""Time to accuracy on the four grades of lines: ``aware`` against ``sync``."""
+
+import statistics
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.ours.awareness.figures import (
+    Figures,
+    figures_of,
+    merged,
+    spread,
+    target_of,
+    times,
+)
+from benchmarks.ours.awareness.naive import DIGITS, GRADES, naive_step_s, named, reached_by_sync
+from benchmarks.ours.awareness.runs import WORLDS, Runs
+from hypergpu.jobfile import read_job_file
+
+TEXT = WORLDS / "jobs" / "text.toml"
+PROMISED = {"a": 5, "b": 10, "c": 30, "d": 30}
+BESIDE = {"c-independent": "C, losses one by one", "c-bbr": "C between hosts with BBR"}
+"""Second columns: no promise rests on them."""
+
+
+class Effort(NamedTuple):
+    """How much is measured."""
+
+    seeds: int
+    steps: int
+    """Of the naive strategy over the grades A to C."""
+    slow_steps: int
+    """The same over D, where one takes minutes; 0: it is played in virtual time."""
+
+    def steps_of(self, grade: str) -> int:
+        """Over one grade."""
+        return self.slow_steps if grade == "d" else self.steps
+
+
+QUICK = Effort(seeds=1, steps=4, slow_steps=0)
+WHOLE = Effort(seeds=3, steps=20, slow_steps=2)
+
+
+def aware_seconds(runs: Runs, grade: str, seed: int, job: Path = DIGITS) -> float:
+    """Time to the target, counted from the opening of the first round."""
+    name = named("aware", seed, grade, job)
+    words = ["--job", str(job), "--strategy", "aware", "--seed", str(seed)]
+    report = runs.report(name, GRADES / f"{grade}.toml", words, backend="tunnel")
+    return target_of(report, name).at_ms / 1000
+
+
+def aware_median_s(runs: Runs, grade: str, seeds: int) -> float:
+    """The same, the middle of the seeds from 1 on."""
+    return statistics.median(aware_seconds(runs, grade, seed) for seed in range(1, seeds + 1))
+
+
+def grade_figures(runs: Runs, effort: Effort, *, is_quick: bool) -> Figures:
+    """All four grades; the whole benchmark has two more worlds of grade C beside them."""
+    steps = {seed: reached_by_sync(runs, seed).rounds for seed in range(1, effort.seeds + 1)}
+    grades = (*PROMISED, *(() if is_quick else BESIDE))
+    every = [
+        figures_of(f"grade {grade}", partial(_of_one, runs, grade, effort, steps))
+        for grade in grades
+    ]
+    return merged([*every, Figures(notes=[_note(effort, list(steps.values()))])])
+
+
+def text_figures(runs: Runs, effort: Effort) -> Figures:
+    """A second task, on grade C: the byte-level GPT to a stated perplexity."""
+    seeds = range(1, effort.seeds + 1)
+    step_s = naive_step_s(runs, "c", effort.steps, TEXT)
+    naive_s = [reached_by_sync(runs, seed, TEXT).rounds * step_s for seed in seeds]
+    ours_s = [aware_seconds(runs, "c", seed, TEXT) for seed in seeds]
+    ratio = statistics.median(naive_s) / statistics.median(ours_s)
+    what = f"C: GPT to perplexity {read_job_file(TEXT).evaluation.target:g}, naive beside it"
+    return Figures(
+        rows=[(what, spread(ours_s), spread(naive_s), times(ratio), "")],
+        metrics={"text_tta_ratio_c": ratio},
+    )
+
+
+def _of_one(runs: Runs, grade: str, effort: Effort, steps: Mapping[int, int]) -> Figures:
+    step_s = naive_step_s(runs, grade, effort.steps_of(grade))
+    naive_s = [wanted * step_s for wanted in steps.values()]
+    ours_s = [aware_seconds(runs, grade, seed) for seed in steps]
+    ratio = statistics.median(naive_s) / statistics.median(ours_s)
+    key = grade.replace("-", "_")
+    promise = f"{PROMISED[grade]}x" if grade in PROMISED else ""
+    what = BESIDE.get(grade, f"{grade.upper()}: to 97 %, naive beside it")
+    return Figures(
+        rows=[(what, spread(ours_s), spread(naive_s), times(ratio), promise)],
+        metrics={f"tta_ratio_{key}": ratio, f"naive_step_s_{key}": step_s},
+    )
+
+
+def _note(effort: Effort, steps: list[int]) -> str:
+    counted = ", ".join(map(str, steps))
+    slow = f"{effort.slow_steps} on D" if effort.slow_steps else "D's are played in virtual time"
+    return (
+        f"Naive: {effort.steps} measured steps ({slow}), times the steps that the"
+        f" target took on loopback ({counted}). It has one connection a node: only plans have more."
+    )

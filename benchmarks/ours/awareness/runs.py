@@ -1,0 +1,106 @@
+"""Jobs over the tunnel, each run once: what is finished is kept under ``build`` and read again.
+
+A run is known by its inputs and by the product's own source, so that nothing measured on other code
+is passed off as this one's. It is run again, once, when its links were not as asked.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.ours.cluster import BenchmarkError
+from hypergpu.cli.compare.order import Errand
+from hypergpu.cli.compare.outcome import Report
+from hypergpu.cli.compare.running import kept_report, prospect, ran
+from hypergpu.cli.failure import RemoteFailureError
+from hypergpu.digest import digest_of
+from hypergpu.ids import Digest
+from hypergpu.refusal import RefusalError
+from netsim.refusal import RefusedError
+from netsim.tunnel.requirements import require_machine
+
+ROOT = Path(__file__).parents[3]
+WORLDS = ROOT / "benchmarks" / "worlds"
+KEPT = ROOT / "build" / "awareness"
+PRODUCT = ("coordinator", "gpu_node", "hypergpu", "netsim")
+TRIES = 2
+
+
+class Runs:
+    """Runs what it has not yet run."""
+
+    def __init__(self, folder: Path = KEPT) -> None:
+        """Refuse a machine that cannot build the tunnel.
+
+        Raises:
+            BenchmarkError: With the fix.
+        """
+        try:
+            require_machine()
+        except RefusedError as refused:
+            raise BenchmarkError(f"{refused.what}. Fix: {refused.fix}") from refused
+        self._folder = folder
+        self._product = product_digest()
+        self.invalid: list[str] = []
+        """Runs that were late even the second time: their times mean nothing."""
+
+    def report(self, name: str, world: Path, words: Sequence[str], *, backend: str) -> Report:
+        """What a run came to.
+
+        Args:
+            name: Names its folder; the same name with other inputs is another run.
+            world: A world file.
+            words: More options of ``netsim run``.
+            backend: ``tunnel``, or ``proxy`` for what needs no true links, or ``world``.
+
+        Raises:
+            BenchmarkError: It did not end as a run ends.
+        """
+        given = (str(world), "--backend", backend, "--give-up-after", "3000", *words)
+        errand = Errand(name, "", 0, given)
+        sys.stderr.write(f"{name}: ")
+        sys.stderr.flush()
+        try:
+            report = self._report(errand, is_timed=backend == "tunnel")
+        except (RemoteFailureError, RefusalError) as failed:
+            sys.stderr.write("failed\n")
+            raise BenchmarkError(f"{name}: {failed}") from failed
+        if backend == "tunnel" and not report.verdict.is_valid:
+            self.invalid.append(name)
+        sys.stderr.write(f"{_told(report)}\n")
+        return report
+
+    def _report(self, errand: Errand, *, is_timed: bool) -> Report:
+        inputs = prospect(errand, self._folder).inputs if is_timed else " ".join(errand.words)
+        key = digest_of(f"{inputs} {self._product}".encode())
+        if kept := kept_report(errand, key, self._folder):
+            sys.stderr.write("kept, ")
+            return kept
+        report = ran(errand, key, self._folder)
+        for _ in range(TRIES - 1):
+            if report.verdict.is_valid or not is_timed:
+                break
+            report = ran(errand, key, self._folder)
+        return report
+
+    def note(self) -> str:
+        """On what the figures rest."""
+        late = f" Late twice, so doubtful: {', '.join(self.invalid)}." if self.invalid else ""
+        return f"Load when it ended: {os.getloadavg()[0]:.1f} over {os.cpu_count()} cores.{late}"
+
+
+def product_digest() -> Digest:
+    """Of every line of Python that a run executes."""
+    paths = [path for package in PRODUCT for path in sorted((ROOT / package).rglob("*.py"))]
+    listing = (f"{path.relative_to(ROOT)} {digest_of(path.read_bytes())}" for path in paths)
+    return digest_of("\n".join(listing).encode())
+
+
+def _told(report: Report) -> str:
+    seconds = report.rounds[-1].ended_ms / 1000 if report.rounds else 0.0
+    doubt = "" if report.verdict.is_valid else " (INVALID)"
+    there = report.to_target
+    reached = "" if there is None else f", target after {there.at_ms / 1000:.1f} s"
+    metric = "" if report.metric is None else f", {report.metric_name} {report.metric:.3f}"
+    return f"{len(report.rounds)} rounds in {seconds:.1f} s{metric}{reached}{doubt}"
