@@ -137,12 +137,14 @@ class WireNode:
 
     async def query(self, header: node_pb2.UpdateHeader) -> node_pb2.QueryUploadResponse:
         """How much the coordinator holds."""
-        request = node_pb2.QueryUploadRequest(lease=header.lease, digest=header.digest)
+        request = node_pb2.QueryUploadRequest(
+            lease=header.lease, digest=header.digest, stripe=header.stripe, stripes=header.stripes
+        )
         return await self.stub.QueryUpload(request, metadata=self.metadata, timeout=60)
 
-    async def fetch(self, digest: tensor_pb2.Digest, offset: int = 0) -> bytes:
-        """A blob from ``offset`` on."""
-        request = node_pb2.FetchBlobRequest(digest=digest, offset=offset)
+    async def fetch(self, digest: tensor_pb2.Digest, offset: int = 0, end: int = 0) -> bytes:
+        """A blob from ``offset`` on, up to ``end`` where it is given."""
+        request = node_pb2.FetchBlobRequest(digest=digest, offset=offset, end=end)
         call = self.stub.FetchBlob(request, metadata=self.metadata, timeout=60)
         return b"".join([message.chunk.payload async for message in call])
 

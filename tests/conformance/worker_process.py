@@ -168,8 +168,10 @@ def unknown_digest() -> Digest:
     return Digest("0" * 64)
 
 
-def decoded(desk: Desk, payload: bytes) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
+def decoded(
+    desk: Desk, payload: bytes, codec: str = "int4"
+) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
     """The pseudo-gradient an update says."""
     from hypergpu.codec import decode_parameters
 
-    return decode_parameters(desk.layout, "int4", payload)
+    return decode_parameters(desk.layout, codec, payload)

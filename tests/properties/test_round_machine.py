@@ -4,6 +4,7 @@ import msgspec
 from hypothesis import event as hypothesis_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from coordinator.core import events
 from coordinator.core.events import Event
@@ -14,26 +15,36 @@ from hypergpu.ids import NodeId
 from hypergpu.spec import Evaluation, JobSpec, RoundRule, Training
 from hypergpu.units import Samples
 from netsim.world.invariants import step_violations, violations
-from tests.unit.job_states import at, created, evaluation_ready, model, update
+from tests.unit.job_states import (
+    at,
+    created,
+    evaluation_ready,
+    model,
+    node_plan,
+    round_plan,
+    update,
+)
 
 NODES = tuple(NodeId(f"node-{number}") for number in range(5))
 
 FIRST = events.ModelInitialised(at_ms=at(0), model=model(0), partition_sizes=(Samples(50),))
 
 specs = st.builds(
-    lambda nodes, rounds, deadline_ms, quorum: JobSpec(
+    lambda strategy, nodes, rounds, deadline_ms, quorum: JobSpec(
         workload="digits-softmax",
+        strategy=strategy,
         training=Training(rounds=rounds, inner_steps=2, batch_size=3, nodes=nodes),
         round=RoundRule(deadline_ms=deadline_ms, quorum=quorum),
-        evaluation=Evaluation(every=2),
+        evaluation=Evaluation(every=2, target=0.99 if deadline_ms else 0.0),
     ),
+    st.sampled_from(["diloco", "aware"]),
     st.integers(1, 4),
     st.integers(1, 4),
     st.sampled_from([0, 50]),
     st.sampled_from([0.1, 0.5, 1.0]),
 )
 choices = st.lists(
-    st.tuples(st.integers(0, 17), st.sampled_from(NODES), st.integers(0, 40)),
+    st.tuples(st.integers(0, 21), st.sampled_from(NODES), st.integers(0, 40)),
     min_size=40,
     max_size=120,
 )
@@ -88,7 +99,19 @@ def _event(job: Job, choice: int, node: NodeId, at_ms: int) -> Event:
         lambda: evaluation_ready(number),
         lambda: events.ParametersChanged(at_ms=now, spec=job.spec),
     ]
-    return makers[choice]()
+    # Nothing else happens to a job that plans, so plans come often.
+    return makers[choice]() if choice < len(makers) else _planned(job, node, at_ms)
+
+
+def _planned(job: Job, skipped: NodeId, at_ms: int) -> Event:
+    """A plan for everybody who has ever been here but one, with other work for each."""
+    parts = {
+        node: node_plan(1 + member.slot, "topk64" if member.slot % 2 else "int8", forecast_ms=9)
+        for node, member in job.members.items()
+        if node != skipped
+    }
+    plan = round_plan(job.model.round if job.model else 0, parts, deadline_ms=at_ms % 3 * 20)
+    return events.RoundPlanned(at_ms=at(at_ms), plan=replace(plan, resting={skipped: "slow"}))
 
 
 def _unreadable(job: Job, node: NodeId) -> tuple[tuple[NodeId, str], ...]:

@@ -3,6 +3,7 @@
 from coordinator.core import events
 from coordinator.core.events import Event
 from coordinator.core.job import BlobRef, Job, Model, Phase, Update
+from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.transition import transition
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.spec import Evaluation, JobSpec, RoundRule, Training
@@ -15,6 +16,13 @@ SPEC = JobSpec(
     round=RoundRule(deadline_ms=1000, quorum=0.5),
     evaluation=Evaluation(every=2),
 )
+AWARE = JobSpec(
+    workload="digits-softmax",
+    strategy="aware",
+    training=Training(rounds=3, inner_steps=2, batch_size=4, nodes=2),
+    evaluation=Evaluation(every=2),
+)
+"""48 samples of work."""
 
 
 def at(at_ms: int) -> Milliseconds:
@@ -69,6 +77,40 @@ def training(spec: JobSpec = SPEC) -> Job:
     )
 
 
+def node_plan(inner_steps: int = 2, codec: str = "int4", *, forecast_ms: int = 0) -> NodePlan:
+    """One node's part."""
+    reason = f"H={inner_steps}, {codec}, as planned"
+    return NodePlan(inner_steps, codec, at(forecast_ms), at(0), reason)
+
+
+def round_plan(number: int, nodes: dict[NodeId, NodePlan], *, deadline_ms: int = 0) -> RoundPlan:
+    """A plan of these parts."""
+    return RoundPlan(
+        round=number,
+        nodes=nodes,
+        resting={},
+        deadline_ms=at(deadline_ms),
+        down="int4",
+        is_sparse=False,
+        memory=PlanMemory(inner_steps=2, changed_at_round=number, is_sparse=False),
+        reason="as the test has it",
+    )
+
+
+def planned(number: int, nodes: dict[NodeId, NodePlan], *, at_ms: int = 40) -> Event:
+    """The plan of a round has been made."""
+    return events.RoundPlanned(at_ms=at(at_ms), plan=round_plan(number, nodes, deadline_ms=1000))
+
+
+def planning(spec: JobSpec = AWARE) -> Job:
+    """A job whose round 0 is being planned, with Alice and Bob."""
+    return after(
+        waiting(spec),
+        events.NodeJoined(at_ms=at(20), node=ALICE),
+        events.NodeJoined(at_ms=at(30), node=BOB),
+    )
+
+
 def aggregating(spec: JobSpec = SPEC) -> Job:
     """A job whose round 0 has closed with both updates."""
     return after(
@@ -112,6 +154,7 @@ def states() -> dict[Phase, Job]:
     return {
         Phase.PREPARING: created(),
         Phase.WAITING: waiting(),
+        Phase.PLANNING: planning(),
         Phase.TRAINING: training(),
         Phase.AGGREGATING: aggregating(),
         Phase.PAUSED: after(training(), pause),
@@ -132,6 +175,7 @@ def all_events() -> tuple[Event, ...]:
         events.NodeJoined(at_ms=now, node=CAROL),
         events.NodeLost(at_ms=now, node=ALICE, reason="silent for 15 s"),
         events.NodeDraining(at_ms=now, node=ALICE, reason="its owner asked"),
+        planned(0, {ALICE: node_plan(), BOB: node_plan()}, at_ms=2000),
         received(ALICE, round_=0, lease=1, at_ms=2000),
         events.UpdateRefused(at_ms=now, node=ALICE, round=0, reason="not finite"),
         events.ShardHandedBack(at_ms=now, node=ALICE, round=0, lease=1, reason="out of memory"),

@@ -80,6 +80,13 @@ def test_a_worlds_job_ends_with_a_report_whatever_goes_wrong(backend: str, world
     assert (report["world"], report["seed"], report["backend"]) == ("small", 3, backend)
     assert [each["number"] for each in report["rounds"]] == [1, 2, 3]
     assert report["metric"] is not None
+    ends = [each["ended_ms"] for each in report["rounds"]]
+    assert ends == sorted(ends)
+    assert ends[0] >= report["rounds"][0]["duration_ms"]
+    assert (report["strategy"], report["target"], report["to_target"]) == ("diloco", 0.0, None)
+    (evaluation,) = report["evaluations"]
+    assert evaluation["metric"] == report["metric"]
+    assert evaluation["bytes_up"] == sum(each["bytes_up"] for each in report["rounds"])
     logs = {each.stem for each in (world.parent / "out" / "logs").iterdir()}
     assert logs == {"coordinator", OURS, "cellar", "farm"}
     assert namespaces_left() == []
