@@ -65,7 +65,7 @@ class Node(flwr.client.NumPyClient):
     def __init__(self, task: Task, rank: int) -> None:
         import torch
 
-        from gpu_node.shell.worker.trainer.paced import PacedTrainer
+        from gpu_node.shell.worker.trainer.paced import Pace, PacedTrainer
         from gpu_node.shell.worker.trainer.torch_trainer import TorchTrainer
         from hypergpu.catalogue.networks.device import Device
         from hypergpu.units import Bytes
@@ -77,7 +77,7 @@ class Node(flwr.client.NumPyClient):
         trainer = TorchTrainer(
             self.training.workload, Device("cpu", "CPU", Bytes(0), has_bf16=False), samples
         )
-        self.trainer = PacedTrainer(trainer, task.floor_ms / 1000)
+        self.trainer = PacedTrainer(trainer, Pace(task.floor_ms / 1000))
         self.optimizer: Any = None
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> Any:
