@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18hypergpu/v1/tensor.proto\x12\x0bhypergpu.v1\"\x17\n\x06\x44igest\x12\r\n\x05value\x18\x01 \x01(\x0c\"(\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"B\n\x07\x42lobRef\x12#\n\x06\x64igest\x18\x01 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"z\n\x08ModelRef\x12\"\n\x04\x62lob\x18\x01 \x01(\x0b\x32\x14.hypergpu.v1.BlobRef\x12%\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x15.hypergpu.v1.DeltaRef\x12#\n\x06layout\x18\x03 \x01(\x0b\x32\x13.hypergpu.v1.Digest\"a\n\x08\x44\x65ltaRef\x12!\n\x04\x62\x61se\x18\x01 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12\"\n\x04\x62lob\x18\x02 \x01(\x0b\x32\x14.hypergpu.v1.BlobRef\x12\x0e\n\x06scheme\x18\x03 \x01(\t\"7\n\x08Manifest\x12+\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1a.hypergpu.v1.ManifestEntry\"A\n\rManifestEntry\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\"\n\x04\x62lob\x18\x02 \x01(\x0b\x32\x14.hypergpu.v1.BlobRefb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18hypergpu/v1/tensor.proto\x12\x0bhypergpu.v1\"\x17\n\x06\x44igest\x12\r\n\x05value\x18\x01 \x01(\x0c\"(\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"B\n\x07\x42lobRef\x12#\n\x06\x64igest\x18\x01 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"\xa6\x01\n\x08ModelRef\x12\"\n\x04\x62lob\x18\x01 \x01(\x0b\x32\x14.hypergpu.v1.BlobRef\x12%\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x15.hypergpu.v1.DeltaRef\x12#\n\x06layout\x18\x03 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12*\n\x07initial\x18\x04 \x01(\x0b\x32\x19.hypergpu.v1.InitialModel\"A\n\x0cInitialModel\x12#\n\x06\x64igest\x18\x01 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12\x0c\n\x04seed\x18\x02 \x01(\x04\"a\n\x08\x44\x65ltaRef\x12!\n\x04\x62\x61se\x18\x01 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12\"\n\x04\x62lob\x18\x02 \x01(\x0b\x32\x14.hypergpu.v1.BlobRef\x12\x0e\n\x06scheme\x18\x03 \x01(\t\"7\n\x08Manifest\x12+\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1a.hypergpu.v1.ManifestEntry\"A\n\rManifestEntry\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\"\n\x04\x62lob\x18\x02 \x01(\x0b\x32\x14.hypergpu.v1.BlobRefb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,12 +37,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHUNK']._serialized_end=106
   _globals['_BLOBREF']._serialized_start=108
   _globals['_BLOBREF']._serialized_end=174
-  _globals['_MODELREF']._serialized_start=176
-  _globals['_MODELREF']._serialized_end=298
-  _globals['_DELTAREF']._serialized_start=300
-  _globals['_DELTAREF']._serialized_end=397
-  _globals['_MANIFEST']._serialized_start=399
-  _globals['_MANIFEST']._serialized_end=454
-  _globals['_MANIFESTENTRY']._serialized_start=456
-  _globals['_MANIFESTENTRY']._serialized_end=521
+  _globals['_MODELREF']._serialized_start=177
+  _globals['_MODELREF']._serialized_end=343
+  _globals['_INITIALMODEL']._serialized_start=345
+  _globals['_INITIALMODEL']._serialized_end=410
+  _globals['_DELTAREF']._serialized_start=412
+  _globals['_DELTAREF']._serialized_end=509
+  _globals['_MANIFEST']._serialized_start=511
+  _globals['_MANIFEST']._serialized_end=566
+  _globals['_MANIFESTENTRY']._serialized_start=568
+  _globals['_MANIFESTENTRY']._serialized_end=633
 # @@protoc_insertion_point(module_scope)

@@ -90,6 +90,7 @@ class ModelRef(google.protobuf.message.Message):
     BLOB_FIELD_NUMBER: builtins.int
     DELTAS_FIELD_NUMBER: builtins.int
     LAYOUT_FIELD_NUMBER: builtins.int
+    INITIAL_FIELD_NUMBER: builtins.int
     @property
     def blob(self) -> global___BlobRef: ...
     @property
@@ -98,17 +99,46 @@ class ModelRef(google.protobuf.message.Message):
 
     @property
     def layout(self) -> global___Digest: ...
+    @property
+    def initial(self) -> global___InitialModel:
+        """The job's first model, where `blob` is it or `deltas` lead on from it."""
+
     def __init__(
         self,
         *,
         blob: global___BlobRef | None = ...,
         deltas: collections.abc.Iterable[global___DeltaRef] | None = ...,
         layout: global___Digest | None = ...,
+        initial: global___InitialModel | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["blob", b"blob", "layout", b"layout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blob", b"blob", "deltas", b"deltas", "layout", b"layout"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["blob", b"blob", "initial", b"initial", "layout", b"layout"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["blob", b"blob", "deltas", b"deltas", "initial", b"initial", "layout", b"layout"]) -> None: ...
 
 global___ModelRef = ModelRef
+
+@typing.final
+class InitialModel(google.protobuf.message.Message):
+    """A job's first model. It follows from the workload, its options and the seed, so a node may draw it instead of
+    fetching it; only what hashes to `digest` is it.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: builtins.int
+    SEED_FIELD_NUMBER: builtins.int
+    seed: builtins.int
+    @property
+    def digest(self) -> global___Digest: ...
+    def __init__(
+        self,
+        *,
+        digest: global___Digest | None = ...,
+        seed: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["digest", b"digest"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "seed", b"seed"]) -> None: ...
+
+global___InitialModel = InitialModel
 
 @typing.final
 class DeltaRef(google.protobuf.message.Message):
