@@ -40,6 +40,7 @@ class Settings(BaseSettings):
     """After a start, a node that was working has this much longer to dial in: as long as nodes wait
     at most before they dial again."""
     read_timeout_ms: int = Field(default=10_000, ge=100)
-    """A client stream that sends nothing for this long is closed."""
+    """A client stream that sends nothing for this long is closed; bulk has the time beside it that
+    a piece takes."""
     drain_timeout_ms: int = Field(default=20_000, ge=0)
     """How long SIGTERM waits for calls in flight."""

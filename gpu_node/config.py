@@ -36,7 +36,8 @@ class Settings(BaseSettings):
     reconnect_cap_ms: int = Field(default=30_000, ge=200)
     """The longest wait before dialling again."""
     call_timeout_ms: int = Field(default=10_000, ge=100)
-    """How long the coordinator may take to answer a small call, or to stay silent in a transfer."""
+    """How long the coordinator may take to answer a small call, or to stay silent in a transfer
+    beyond what its pieces take."""
     probe_interval_ms: int = Field(default=2_000, ge=100)
     """Between two round trips measured while the node takes part in a job; when it does not, its
     heartbeats measure them."""

@@ -7,14 +7,16 @@ from coordinator.core.job import BlobRef
 from coordinator.shell import translate
 from coordinator.shell.blobs.stripes import StripeUpload
 from coordinator.shell.blobs.upload import Upload
+from coordinator.shell.clock import monotonic_ms
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.parts import Parts
-from coordinator.shell.servicers.wire.chunks import Piece
+from coordinator.shell.servicers.wire.chunks import CHUNK_BYTES, Piece
 from coordinator.shell.servicers.wire.handlers import Requests
 from hypergpu.digest import digest_of
 from hypergpu.refusal import Reason, RefusalError
-from hypergpu.units import Bytes
+from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2
+from hypergpu.wire.patience import Patience
 from hypergpu.wire.stripes import PIECE_BYTES
 
 _BATCH_BYTES = 2 << 20
@@ -29,7 +31,7 @@ class Intake(NamedTuple):
 
     upload: Upload | StripeUpload
     requests: Requests
-    read_timeout_ms: int
+    patience: Patience
 
     @property
     def batch_bytes(self) -> int:
@@ -65,9 +67,11 @@ async def _batch(intake: Intake) -> list[Piece]:
     batch: list[Piece] = []
     held_bytes = 0
     while held_bytes < intake.batch_bytes:
-        piece = await intake.requests.next(intake.read_timeout_ms)
+        asked_ms = monotonic_ms()
+        piece = await intake.requests.next(round(1000 * intake.patience.limit_s()))
         if piece is None:
             break
+        intake.patience.came((monotonic_ms() - asked_ms) / 1000)
         if not isinstance(piece, Piece):
             raise RefusalError(Reason.REQUEST_INVALID, "a header comes first and only once")
         batch.append(piece)
@@ -102,7 +106,8 @@ async def receive_data(parts: Parts, requests: Requests) -> job_pb2.UploadDataRe
     try:
         refuse_other_offset(upload, header.offset)
         await requests.admit()
-        committed = await take_in(Intake(upload, requests, timeout_ms))
+        patience = Patience(min(CHUNK_BYTES, blob.size_bytes), Milliseconds(timeout_ms))
+        committed = await take_in(Intake(upload, requests, patience))
         if committed == blob.size_bytes:
             await asyncio.to_thread(upload.finish, keep_s=_KEEP_DATA_S)
     finally:

@@ -10,7 +10,7 @@ from gpu_node.core.assignment import Lease
 from gpu_node.shell.link.bulk import Piece, fetched
 from gpu_node.shell.translate import digest_message, lease_message
 from hypergpu.ids import Digest
-from hypergpu.units import Bytes, Milliseconds
+from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2, node_pb2_grpc
 from hypergpu.wire.stripes import WHOLE, Stripe
 
@@ -25,13 +25,6 @@ _Submit = grpc.aio.StreamUnaryMultiCallable[bytes, node_pb2.SubmitUpdateResponse
 
 _ADMITTED_KEY = "hypergpu-admitted"
 _SERVICE = "/hypergpu.v1.NodeService/"
-_SLOWEST_BYTES_PER_S = 16 << 10
-"""A transfer slower than this is given up: about a modem's speed."""
-
-
-def transfer_timeout_s(size: Bytes, call_timeout_ms: Milliseconds) -> float:
-    """Deadline of a bulk call: its bytes over the slowest link, and a small call's time."""
-    return size / _SLOWEST_BYTES_PER_S + call_timeout_ms / 1000
 
 
 class Calls:

@@ -1,6 +1,7 @@
 """One blob from the coordinator: goes on where it broke off, and its digest has the last word."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 from typing import BinaryIO
@@ -9,16 +10,17 @@ from weakref import WeakValueDictionary
 import structlog
 
 from gpu_node.core.assignment import BlobRef
-from gpu_node.shell.link.bulk import Piece
-from gpu_node.shell.link.calls import Calls, transfer_timeout_s
+from gpu_node.shell.link.bulk import CHUNK_BYTES, Piece
+from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.probe.findings import Direction, Findings
 from gpu_node.shell.probe.stopwatch import Stopwatch
 from gpu_node.shell.transfer.cache import BlobCache
+from gpu_node.shell.transfer.patient import patiently
 from gpu_node.shell.transfer.ranges import pieces_over, ranges_of
 from hypergpu.digest import RunningDigest, digest_of, running_digest_of_file
 from hypergpu.ids import Digest
 from hypergpu.refusal import Reason, RefusalError
-from hypergpu.units import Bytes
+from hypergpu.wire.patience import Patience, transfer_timeout_s
 
 log = structlog.get_logger()
 
@@ -51,7 +53,7 @@ class Download:
     async def fetch_small(self, calls: Calls, digest: Digest, limit_bytes: int) -> bytes:
         """A blob whose size nobody told, whole."""
         content = bytearray()
-        timeout_s = transfer_timeout_s(Bytes(limit_bytes), calls.timeout_ms)
+        timeout_s = transfer_timeout_s(limit_bytes, calls.timeout_ms)
         async with aclosing(calls.fetch(digest, 0, timeout_s)) as pieces:
             async for piece in pieces:
                 content += piece.payload
@@ -95,26 +97,28 @@ class Download:
 
     async def _append(self, calls: Calls, blob: BlobRef, part: "_Part") -> None:
         offset = part.running.size_bytes
-        left = Bytes(blob.size_bytes - offset)
-        lines = ranges_of(calls.lines, left)
-        timeout_s = transfer_timeout_s(left, calls.timeout_ms)
-        loop, silence_s = asyncio.get_running_loop(), calls.timeout_ms / 1000
+        lines = ranges_of(calls.lines, blob.size_bytes - offset)
         stopwatch = Stopwatch(self._findings, Direction.DOWN, connections=len(lines))
         incoming = (
-            pieces_over(lines, blob, offset)
-            if len(lines) > 1
-            else calls.fetch(blob.digest, offset, timeout_s)
+            pieces_over(lines, blob, offset) if len(lines) > 1 else _pieces(calls, blob, offset)
         )
         try:
-            async with aclosing(incoming) as pieces, asyncio.timeout(silence_s) as watch:
+            async with aclosing(incoming) as pieces:
                 async for piece in pieces:
                     await part.take(piece, blob)
                     self.received_bytes += piece.payload.nbytes
                     stopwatch.moved(piece.payload.nbytes)
-                    watch.reschedule(loop.time() + silence_s)
         finally:
             stopwatch.stop()
             await part.settle()
+
+
+def _pieces(calls: Calls, blob: BlobRef, offset: int) -> AsyncGenerator[Piece]:
+    """All that is missing, over one connection."""
+    left_bytes = blob.size_bytes - offset
+    timeout_s = transfer_timeout_s(left_bytes, calls.timeout_ms)
+    patience = Patience(CHUNK_BYTES, calls.timeout_ms)
+    return patiently(calls.fetch(blob.digest, offset, timeout_s), patience, left_bytes)
 
 
 class _Part:

@@ -6,10 +6,11 @@ from contextlib import aclosing, asynccontextmanager
 
 from gpu_node.core.assignment import BlobRef
 from gpu_node.shell.link.bulk import Piece
-from gpu_node.shell.link.calls import Calls, transfer_timeout_s
+from gpu_node.shell.link.calls import Calls
+from gpu_node.shell.transfer.patient import patiently
 from hypergpu.refusal import Reason, RefusalError
-from hypergpu.units import Bytes
-from hypergpu.wire.stripes import STRIPE_BYTES_MIN
+from hypergpu.wire.patience import Patience, transfer_timeout_s
+from hypergpu.wire.stripes import PIECE_BYTES, STRIPE_BYTES_MIN
 
 RANGE_BYTES_MAX = 4 << 20
 _WINDOW_RANGES = 2
@@ -52,6 +53,7 @@ class _Fetch:
     def __init__(self, blob: BlobRef, offset: int, connections: int) -> None:
         self.next_offset = offset
         self._blob = blob
+        self._connections = connections
         left = blob.size_bytes - offset
         each = -(-left // connections)
         self._range_bytes = min(RANGE_BYTES_MAX, max(STRIPE_BYTES_MIN, each))
@@ -75,10 +77,11 @@ class _Fetch:
 
     async def serve(self, calls: Calls) -> None:
         """Fetch range after range over one connection."""
+        patience = Patience(PIECE_BYTES, calls.timeout_ms, connections=self._connections)
         try:
             for start in self._starts:
                 await self._within_window(start)
-                await self._range(calls, start)
+                await self._range(calls, start, patience)
         except Exception as broken:  # noqa: BLE001 - whoever waits for the bytes raises it
             async with self._changed:
                 self._failure = self._failure or broken
@@ -88,15 +91,13 @@ class _Fetch:
         async with self._changed:
             await self._changed.wait_for(lambda: start < self.next_offset + self._window_bytes)
 
-    async def _range(self, calls: Calls, start: int) -> None:
+    async def _range(self, calls: Calls, start: int, patience: Patience) -> None:
         end = min(start + self._range_bytes, self._blob.size_bytes)
-        timeout_s = transfer_timeout_s(Bytes(end - start), calls.timeout_ms)
-        loop, silence_s = asyncio.get_running_loop(), calls.timeout_ms / 1000
+        whole = end - start
+        timeout_s = transfer_timeout_s(whole, calls.timeout_ms, connections=self._connections)
+        call = calls.fetch(self._blob.digest, start, timeout_s, end=end)
         at = start
-        async with (
-            aclosing(calls.fetch(self._blob.digest, start, timeout_s, end=end)) as pieces,
-            asyncio.timeout(silence_s) as watch,
-        ):
+        async with aclosing(patiently(call, patience, whole)) as pieces:
             async for piece in pieces:
                 if piece.offset != at or not 0 < piece.payload.nbytes <= end - at:
                     detail = f"bytes {piece.offset} on came, {at} to {end} were asked for"
@@ -105,7 +106,6 @@ class _Fetch:
                 async with self._changed:
                     self._held[piece.offset] = piece
                     self._changed.notify_all()
-                watch.reschedule(loop.time() + silence_s)
         if at < end:
             raise RefusalError(Reason.CALL_BROKEN, f"bytes {start} to {end} ended at {at}")
 

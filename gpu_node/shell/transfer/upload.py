@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from gpu_node.core.assignment import Lease, Update
 from gpu_node.shell.link.bulk import CHUNK_BYTES, submitted
-from gpu_node.shell.link.calls import Calls, transfer_timeout_s
+from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.probe.findings import Direction, Findings
 from gpu_node.shell.probe.stopwatch import Stopwatch
 from gpu_node.shell.state.files import Nonces
@@ -19,8 +19,8 @@ from gpu_node.shell.translate import update_claim, update_header
 from hypergpu.digest import digest_of_file
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
-from hypergpu.units import Bytes
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.patience import transfer_timeout_s
 from hypergpu.wire.stripes import PIECE_BYTES, Stripe, most_stripes
 
 _READ_BYTES = 4 * CHUNK_BYTES
@@ -99,7 +99,9 @@ class Uploader:
         """Send one stripe, or the whole, over one connection."""
         stripe = Stripe(header.stripe, max(1, header.stripes))
         end = stripe.end(header.size_bytes)
-        timeout_s = transfer_timeout_s(Bytes(end - header.offset), calls.timeout_ms)
+        timeout_s = transfer_timeout_s(
+            end - header.offset, calls.timeout_ms, connections=stripe.count
+        )
         return await calls.submit(self._messages(header, path, end), timeout_s)
 
     async def refuse_damaged(self, lease: Lease, update: Update) -> None:

@@ -8,7 +8,9 @@ import pytest
 from hypergpu.ids import JobId
 from hypergpu.spec import Codec, JobSpec, Training
 from hypergpu.v1 import node_pb2, tensor_pb2
-from tests.node_client import CHUNK_BYTES, WireNode, assigned, reason_of
+from netsim.proxy.proxies import Proxies
+from tests.integration.netsim.proxied import link, plan
+from tests.node_client import CHUNK_BYTES, WireNode, assigned, async_stub, reason_of
 from tests.processes import Cluster
 
 PARAMETERS = 1 << 20
@@ -187,12 +189,29 @@ async def test_the_same_bytes_count_again_under_the_lease_of_the_next_round(
 async def test_a_silent_upload_is_closed(submission: Submission) -> None:
     async def half() -> AsyncIterator[node_pb2.SubmitUpdateRequest]:
         yield node_pb2.SubmitUpdateRequest(header=submission.header())
+        chunk = tensor_pb2.Chunk(payload=submission.update[:CHUNK_BYTES])
+        yield node_pb2.SubmitUpdateRequest(chunk=chunk)
         await asyncio.Event().wait()
 
     call = submission.node.stub.SubmitUpdate(half(), metadata=submission.node.metadata, timeout=60)
     with pytest.raises(grpc.aio.AioRpcError) as broken:
         await call
     assert reason_of(broken.value) == "STREAM_SILENT"
+
+
+async def test_a_chunk_over_a_slow_line_may_take_longer_than_a_call(
+    submission: Submission,
+) -> None:
+    update = submission.update
+    await submission.node.submit(submission.header(), update, stop_at=7 * CHUNK_BYTES)
+    node_port = int(submission.cluster.coordinator.node_address.rpartition(":")[2])
+    async with Proxies(plan(node_port, node=link(1, 2))) as proxies:
+        host, port = proxies.address("node")
+        async with grpc.aio.insecure_channel(f"{host}:{port}") as channel:
+            submission.node.stub = async_stub(channel)
+            again = submission.header(offset=7 * CHUNK_BYTES)
+            answer = await submission.node.submit(again, update)
+    assert answer.is_accepted
 
 
 async def test_a_model_is_served_from_an_offset(submission: Submission) -> None:

@@ -271,9 +271,9 @@ async def served(folder: Path | None = None, node_port: int = 0) -> AsyncIterato
         await server.stop(None)
 
 
-def open_calls(address: str) -> Calls:
+def open_calls(address: str, timeout_ms: Milliseconds = TIMEOUT_MS) -> Calls:
     """Calls over a channel of their own, in the clear."""
-    return Calls(open_channel(address, None), (("hypergpu-protocol", "1"),), TIMEOUT_MS)
+    return Calls(open_channel(address, None), (("hypergpu-protocol", "1"),), timeout_ms)
 
 
 @asynccontextmanager

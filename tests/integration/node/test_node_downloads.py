@@ -21,8 +21,10 @@ from hypergpu.digest import digest_of
 from hypergpu.ids import Digest
 from hypergpu.layout import Flat, TensorSpec, layout_of
 from hypergpu.refusal import Reason, RefusalError
-from hypergpu.units import Bytes
+from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
+from netsim.proxy.proxies import Proxies
+from tests.integration.netsim.proxied import link, plan
 from tests.integration.node.node_service import (
     CHUNK_BYTES,
     NodeService,
@@ -350,3 +352,22 @@ async def test_a_small_blob_comes_over_one_connection(desk: Desk) -> None:
         assert lines.count == 7
     await lines.close()
     assert desk.service.offsets == [0]
+
+
+def _slowly(address: str, mbit_s: float) -> Proxies:
+    """A line to the service that takes longer for a piece than a small call may take."""
+    return Proxies(plan(int(address.rpartition(":")[2]), node=link(1, mbit_s)))
+
+
+@pytest.mark.parametrize("connections", [1, 2])
+async def test_a_piece_may_take_longer_than_a_small_call(desk: Desk, connections: int) -> None:
+    blob = blob_value(desk.service.put(CONTENT[: 4 * CHUNK_BYTES]))
+    async with _slowly(desk.address, 2) as proxies:
+        host, port = proxies.address("node")
+        lines = Lines(lambda: open_calls(f"{host}:{port}", timeout_ms=Milliseconds(200)))
+        async with lines.over(desk.calls, connections + 1) as calls:
+            first, *others = calls.further
+            path = await desk.download.fetch(first.beside(tuple(others)), blob)
+            assert path.read_bytes() == CONTENT[: 4 * CHUNK_BYTES]
+        await lines.close()
+    assert len(desk.service.offsets) == connections

@@ -22,6 +22,7 @@ from coordinator.shell.runtime.nonces import Attempt
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room, uploader
 from coordinator.shell.servicers.uploads import Intake, leave, refuse_other_offset, take_in
+from coordinator.shell.servicers.wire.chunks import CHUNK_BYTES
 from coordinator.shell.servicers.wire.handlers import Requests
 from hypergpu.codec import IncrementalCheck, update_bytes
 from hypergpu.ids import Digest, JobId, NodeId
@@ -31,7 +32,8 @@ from hypergpu.signature import UpdateClaim, verify
 from hypergpu.spec import SCHEMES
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.stripes import Stripe, stripe_from_wire
+from hypergpu.wire.patience import Patience
+from hypergpu.wire.stripes import PIECE_BYTES, Stripe, stripe_from_wire
 
 log = structlog.get_logger()
 
@@ -264,7 +266,8 @@ async def _stored(parts: Parts, room: Room, requests: Requests, arrival: Arrival
     try:
         refuse_other_offset(upload, arrival.offset)
         await requests.admit()
-        committed = await take_in(Intake(upload, requests, parts.settings.read_timeout_ms))
+        patience = _patience(arrival, parts.settings.read_timeout_ms)
+        committed = await take_in(Intake(upload, requests, patience))
         if committed == arrival.stripe.end(received.update.blob.size_bytes):
             failpoint("upload.complete")
             is_whole = await asyncio.to_thread(_finished, upload, check)
@@ -279,6 +282,13 @@ async def _stored(parts: Parts, room: Room, requests: Requests, arrival: Arrival
     finally:
         leave(upload)
     return Stored(committed, is_whole)
+
+
+def _patience(arrival: Arrival, timeout_ms: int) -> Patience:
+    count = arrival.stripe.count
+    left_bytes = arrival.stripe.end(arrival.received.update.blob.size_bytes) - arrival.offset
+    largest = PIECE_BYTES if count > 1 else CHUNK_BYTES
+    return Patience(min(largest, left_bytes), Milliseconds(timeout_ms), connections=count)
 
 
 def _opened(
