@@ -39,12 +39,28 @@ steady = st.builds(
     down_mbit_s=st.floats(1, 200),
     rtt_ms=st.floats(5, 300),
 )
+
+
+def _blocked(of: tuple[Truth, float, float]) -> NodeReading:
+    """Of a node whose probes get nowhere: a bound on its losses, and what its kernel counted."""
+    truth, bound, counted = of
+    return replace(
+        known(truth),
+        is_probing_blocked=True,
+        packets_sent=counted,
+        packets_lost=counted / 100,
+        bursts_lost=counted / 100,
+        loss_bound=bound,
+    )
+
+
 readings = st.one_of(
     st.just(NodeReading()),
     truths.map(known),
     truths.map(lambda truth: replace(known(truth), step_us=Estimate())),
     truths.map(lambda truth: replace(known(truth), up_bits_per_s=Estimate())),
     st.tuples(truths, st.floats(0.5, 3)).map(lambda of: replace(known(of[0]), correction=of[1])),
+    st.tuples(truths, st.floats(0, 0.5), st.sampled_from([0.0, 0.01, 50.0, 600.0])).map(_blocked),
 )
 specs = st.builds(
     lambda nodes, rounds, inner, sharding, quorum, aware: spec(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from coordinator.core.measure.forecast import transfer_forecast
-from coordinator.core.measure.line import congestion_control_of, likely_loss
+from coordinator.core.measure.line import congestion_control_of, is_loss_inferred, likely_loss
 from coordinator.core.measure.reading import Direction, NodeReading
 from coordinator.core.transfer.constants import PACKET_HEADER_BYTES, STREAM_OVERHEAD
 from coordinator.core.transfer.path import CongestionControl
@@ -72,8 +72,11 @@ def _cautious(reading: NodeReading) -> NodeReading:
     """The reading with as many losses as one in forty lines like it has.
 
     Twenty probes now and then tell little, and a line that is believed better than it is seems to
-    be its own limit: nobody would find out what more connections can do.
+    be its own limit: nobody would find out what more connections can do. Losses that are only
+    inferred are the most that there can be, and are left as they are.
     """
+    if is_loss_inferred(reading):
+        return reading
     lost = reading.packets_lost
     more = min((lost + 2 * sqrt(lost)) / lost, 0.5 * reading.packets_sent / lost)
     return replace(reading, packets_lost=lost * more, bursts_lost=reading.bursts_lost * more)

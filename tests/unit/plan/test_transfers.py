@@ -46,6 +46,19 @@ def test_connections_that_are_there_are_kept_when_probes_lose_nothing_for_once()
     assert connections(lucky, NodeReading(), LARGE, 16) == 16
 
 
+def test_losses_that_are_only_inferred_count_as_they_are() -> None:
+    truth = Truth(rtt_ms=150, up_mbit_s=3, down_mbit_s=3)
+    blocked = replace(
+        _over_one_connection(truth),
+        is_probing_blocked=True,
+        packets_sent=0.0,
+        packets_lost=0.0,
+        bursts_lost=0.0,
+        loss_bound=0.01,
+    )
+    assert connections(blocked, NodeReading(), LARGE, 0) > 4
+
+
 def _upload(ready_ms: int, mbit_s: float, size: int = 1_000_000) -> Upload:
     return Upload(ready_ms * 1000, Bytes(size), mbit_s * 1e6)
 
