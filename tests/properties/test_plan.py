@@ -199,6 +199,58 @@ def test_the_last_rounds_share_what_is_left(
     assert given_ <= max(left, 0) + batch * len(plan.nodes)
 
 
+def _first_plan(fleet: list[Truth], sharding: str) -> RoundPlan:
+    nodes = names(len(fleet))
+    job = spec(nodes=len(fleet), sharding=sharding)
+    request = PlanRequest(
+        round=1,
+        at_ms=Milliseconds(0),
+        spec=job,
+        candidates={node: Slot(slot) for slot, node in enumerate(nodes)},
+        samples_done=Samples(0),
+        samples_total=total_samples(job),
+    )
+    found = {node: known(truth) for node, truth in zip(nodes, fleet, strict=True)}
+    return plan_round(request, found, SIZES)
+
+
+shardings = st.sampled_from(["iid", "dirichlet"])
+
+
+@given(st.lists(steady, min_size=2, max_size=8), steady, shardings)
+@settings(max_examples=150, deadline=None)
+def test_who_claims_more_speed_than_it_is_given_work_for_changes_nothing_by_it(
+    others: list[Truth], line: Truth, sharding: str
+) -> None:
+    fast_ms = min(other.step_ms for other in others) / 400
+    plans = [
+        _first_plan([*others, set_step(line, step_ms)], sharding) for step_ms in (fast_ms, 0.001)
+    ]
+    assert plans[0].memory.inner_steps == plans[1].memory.inner_steps
+    assert plans[0].is_sparse == plans[1].is_sparse
+    for node in names(len(others)):
+        assert plans[0].nodes.keys() & {node} == plans[1].nodes.keys() & {node}
+        if node in plans[0].nodes:
+            first, second = (plan.nodes[node] for plan in plans)
+            assert first.codec == second.codec
+            assert abs(first.inner_steps - second.inner_steps) <= 1 + first.inner_steps / 100
+
+
+@given(st.integers(2, 20), steady, shardings)
+@settings(max_examples=100, deadline=None)
+def test_a_step_of_a_microsecond_costs_the_others_no_more_steps_than_it_is_given(
+    others: int, truth: Truth, sharding: str
+) -> None:
+    honest = _first_plan([truth] * (others + 1), sharding).memory.inner_steps
+    lying = _first_plan([truth] * others + [set_step(truth, 0.001)], sharding).memory.inner_steps
+    most = 8 if sharding == "iid" else 2
+    assert honest * (others + 1) / (others + most) - 1 <= lying <= honest
+
+
+def set_step(truth: Truth, step_ms: float) -> Truth:
+    return Truth(step_ms, truth.up_mbit_s, truth.down_mbit_s, truth.rtt_ms)
+
+
 @given(asked())
 @settings(max_examples=50, deadline=None)
 def test_equal_requests_have_equal_plans(

@@ -5,11 +5,13 @@ among dense ones would be both (docs/decisions/0010-the-plan.md).
 """
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 import msgspec
 
 from coordinator.core.plan.decision import NodeMemory, PlanMemory, Sizes
 from coordinator.core.plan.known import Known
+from coordinator.core.plan.spreading import work_share
 from hypergpu.ids import NodeId
 from hypergpu.spec import SCHEMES, SPARSE_SCHEMES, JobSpec
 from hypergpu.units import Bytes
@@ -24,7 +26,7 @@ _ROOM = 0.8
 _PATIENCE = 3
 """Plans in a row before a finer level is believed to fit."""
 _SPARSE_FROM = 0.5
-"""Share of the job's speed that has to need sparse codecs before a round is sparse."""
+"""Share of the job's work that has to need sparse codecs before a round is sparse."""
 _SPARSE_FROM_DENSE = 0.6
 """The same after a dense round: two equal nodes are always near a half."""
 _DENSE_FROM = 0.25
@@ -73,7 +75,7 @@ def family(
     Args:
         levels: Those that the job may use.
         previous: The plan before.
-        needing: Share of the job's speed whose line bears no dense codec.
+        needing: Share of the job's work whose line bears no dense codec.
         needing_with_room: The same when dense codecs have to fit easily.
     """
     dense = tuple(level for level in levels if level not in SPARSE_SCHEMES)
@@ -91,25 +93,29 @@ def family(
 
 
 def family_of(
-    levels: Sequence[str],
+    spec: JobSpec,
     previous: PlanMemory | None,
     known: Mapping[NodeId, Known],
     *,
     sizes: Sizes,
     computing_us: float,
-    utilisation: float,
 ) -> Family:
     """The family of a round whose middle node may compute for as long as ``computing_us``."""
+    levels, utilisation = allowed_levels(spec, sizes), spec.aware.utilisation
     is_dense = previous is not None and previous.span_ms > 0 and not previous.is_sparse
+    step_us = median(mine.step_us for mine in known.values())
+    shares = {
+        node: work_share(mine.step_us, step_us, spec.data.sharding) for node, mine in known.items()
+    }
 
     def share(slack: float) -> float:
-        speeds = {
-            node: 1 / mine.step_us
+        needing = [
+            node
             for node, mine in known.items()
             if finest_within(levels, sizes, slack * byte_budget(mine, computing_us, utilisation))
             in SPARSE_SCHEMES
-        }
-        return sum(speeds.values()) / sum(1 / mine.step_us for mine in known.values())
+        ]
+        return sum(shares[node] for node in needing) / sum(shares.values())
 
     needing = share(_HOLD if is_dense else 1.0)
     return family(levels, previous, needing=needing, needing_with_room=share(_ROOM))

@@ -10,6 +10,7 @@ import msgspec
 
 from coordinator.core.plan.decision import PlanMemory, PlanRequest
 from coordinator.core.plan.known import Known
+from coordinator.core.plan.spreading import bounds, work_share
 from hypergpu.ids import NodeId
 
 _LEAST = 10
@@ -56,15 +57,24 @@ class Middle(msgspec.Struct, frozen=True):
 def most_inner_steps(request: PlanRequest, known: Mapping[NodeId, Known]) -> int:
     """The largest middle H: within the user's limit, and in at least so many rounds.
 
-    Whoever states fewer rounds than that finds those enough.
+    Whoever states fewer rounds than that finds those enough. A node counts by the steps that it
+    would be given: one that says it is a thousand times faster has no thousand times as many.
     """
-    aware = request.spec.aware
+    aware, sharding = request.spec.aware, request.spec.data.sharding
     rounds = max(1, min(aware.rounds_min, request.spec.training.rounds))
     step_us = median(mine.step_us for mine in known.values())
-    together = sum(step_us / mine.step_us for mine in known.values())
-    per_round = request.samples_total / rounds
-    shared = per_round / (request.spec.training.batch_size * together)
-    return max(1, min(aware.inner_steps_max, int(shared)))
+    shares = [work_share(mine.step_us, step_us, sharding) for mine in known.values()]
+    per_round = request.samples_total / rounds / request.spec.training.batch_size
+
+    def together(steps: int) -> float:
+        limits = bounds(steps, aware.inner_steps_max, sharding)
+        return sum(min(limits.most, max(limits.least, steps * share)) for share in shares)
+
+    least, most = 1, aware.inner_steps_max
+    while least < most:
+        steps = (least + most + 1) // 2
+        least, most = (steps, most) if together(steps) <= per_round else (least, steps - 1)
+    return least
 
 
 def computing_for(moving_us: float, uploading_us: float, utilisation: float) -> float:

@@ -27,7 +27,6 @@ from coordinator.core.plan.known import Known, known_nodes
 from coordinator.core.plan.ladder import (
     FINEST,
     Family,
-    allowed_levels,
     byte_budget,
     down_level,
     family_of,
@@ -155,14 +154,7 @@ def _outline(
     most = most_inner_steps(request, known)
     step_us = median(mine.step_us for mine in known.values())
     comfortable_us = step_us * min(most, _COMFORT * request.spec.training.inner_steps)
-    family = family_of(
-        allowed_levels(request.spec, sizes),
-        previous,
-        known,
-        sizes=sizes,
-        computing_us=comfortable_us,
-        utilisation=utilisation,
-    )
+    family = family_of(request.spec, previous, known, sizes=sizes, computing_us=comfortable_us)
     down = down_level(
         family,
         known,

@@ -31,9 +31,22 @@ def bounds(middle_steps: int, inner_steps_max: int, sharding: str) -> Bounds:
     may lie anywhere between: a sixteenth to eight times of it leaves nobody waiting for long.
     Where nodes hold samples that others do not, unequal work biases the model: half to twice.
     """
-    least, most = (0.5, 2) if sharding != "iid" else (1 / 16, 8)
+    least, most = _reach(sharding)
     upper = max(1, min(inner_steps_max, int(middle_steps * most)))
     return Bounds(min(upper, max(1, ceil(middle_steps * least))), upper)
+
+
+def work_share(step_us: float, middle_step_us: float, sharding: str) -> float:
+    """A node's work in a round over the middle one's: as its speed is, as far as `bounds` lets it
+    stray. What a node says of its speed moves nothing by more than that.
+    """
+    least, most = _reach(sharding)
+    return min(most, max(least, middle_step_us / step_us))
+
+
+def _reach(sharding: str) -> tuple[float, float]:
+    """The least and the most of the middle H."""
+    return (0.5, 2) if sharding != "iid" else (1 / 16, 8)
 
 
 def own_steps(
