@@ -16,7 +16,7 @@ from gpu_node.shell.probe.findings import Direction, Findings
 from gpu_node.shell.probe.stopwatch import Stopwatch
 from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.patient import patiently
-from gpu_node.shell.transfer.ranges import pieces_over, ranges_of
+from gpu_node.shell.transfer.ranges import Early, pieces_over, ranges_of
 from hypergpu.digest import RunningDigest, digest_of, running_digest_of_file
 from hypergpu.ids import Digest
 from hypergpu.refusal import Reason, RefusalError
@@ -40,6 +40,8 @@ class Download:
         self._findings = findings or Findings()
         # A turn lasts as long as somebody waits for it or has it.
         self._turns: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()
+        self._early: tuple[Digest, Early] = (Digest(""), {})
+        """Of the newest blob over several connections: what is left of it should one break."""
         self.received_bytes = 0
         """Ever, by which a caller sees whether an attempt got anywhere."""
 
@@ -65,7 +67,7 @@ class Download:
 
     async def _fetched(self, calls: Calls, blob: BlobRef) -> Path:
         part = self._cache.part(blob.digest)
-        was_resumed = part.exists()
+        was_resumed = part.exists() or self._early[0] == blob.digest
         if await self._received(calls, blob, part) == blob.digest:
             return self._cache.admit(part, blob.digest)
         part.unlink()
@@ -99,9 +101,7 @@ class Download:
         offset = part.running.size_bytes
         lines = ranges_of(calls.lines, blob.size_bytes - offset)
         stopwatch = Stopwatch(self._findings, Direction.DOWN, connections=len(lines))
-        incoming = (
-            pieces_over(lines, blob, offset) if len(lines) > 1 else _pieces(calls, blob, offset)
-        )
+        incoming = self._incoming(lines, blob, offset)
         try:
             async with aclosing(incoming) as pieces:
                 async for piece in pieces:
@@ -111,6 +111,17 @@ class Download:
         finally:
             stopwatch.stop()
             await part.settle()
+
+    def _incoming(
+        self, lines: tuple[Calls, ...], blob: BlobRef, offset: int
+    ) -> AsyncGenerator[Piece]:
+        digest, early = self._early
+        if digest != blob.digest:
+            if len(lines) == 1:
+                return _pieces(lines[0], blob, offset)
+            early = {}
+            self._early = (blob.digest, early)
+        return pieces_over(lines, blob, offset, early)
 
 
 def _pieces(calls: Calls, blob: BlobRef, offset: int) -> AsyncGenerator[Piece]:

@@ -1,7 +1,7 @@
 """A blob's missing bytes in ranges, over several connections at once, handed on in order."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 
 from gpu_node.core.assignment import BlobRef
@@ -17,20 +17,30 @@ _WINDOW_RANGES = 2
 """Ranges a connection that may be ahead of the first missing byte: what is held in memory."""
 
 
+Early = dict[int, Piece]
+"""Pieces by where they begin that came before their turn."""
+
+
 async def pieces_over(
-    lines: tuple[Calls, ...], blob: BlobRef, offset: int
+    lines: tuple[Calls, ...], blob: BlobRef, offset: int, early: Early
 ) -> AsyncGenerator[Piece, None]:
     """The pieces of a blob from ``offset`` to its end, in order.
 
     Each connection fetches the next range that nobody has taken. What comes early is held, at most
-    eight MiB for each connection.
+    eight MiB for each connection, and outlives a break: only what is missing is asked for.
+
+    Args:
+        lines: A connection each.
+        blob: What is wanted.
+        offset: The first byte that is missing.
+        early: What an attempt before left, and this one leaves when it breaks.
 
     Raises:
         grpc.aio.AioRpcError: A connection broke; what was handed on until then is in order.
         TimeoutError: A connection was silent.
         RefusalError: CALL_BROKEN, a range was not what was asked for.
     """
-    fetch = _Fetch(blob, offset, len(lines))
+    fetch = _Fetch(blob, offset, early, connections=len(lines))
     async with _working(fetch, lines):
         while fetch.next_offset < blob.size_bytes:
             yield await fetch.following()
@@ -50,7 +60,7 @@ async def _working(fetch: "_Fetch", lines: tuple[Calls, ...]) -> AsyncIterator[N
 class _Fetch:
     """What is held, what was taken, and what comes next."""
 
-    def __init__(self, blob: BlobRef, offset: int, connections: int) -> None:
+    def __init__(self, blob: BlobRef, offset: int, early: Early, *, connections: int) -> None:
         self.next_offset = offset
         self._blob = blob
         self._connections = connections
@@ -58,10 +68,21 @@ class _Fetch:
         each = -(-left // connections)
         self._range_bytes = min(RANGE_BYTES_MAX, max(STRIPE_BYTES_MIN, each))
         self._window_bytes = _WINDOW_RANGES * connections * self._range_bytes
-        self._starts = iter(range(offset, blob.size_bytes, self._range_bytes))
-        self._held: dict[int, Piece] = {}
+        self._held = early
+        self._ranges = iter([*self._missing()])
         self._changed = asyncio.Condition()
         self._failure: BaseException | None = None
+
+    def _missing(self) -> Iterator[tuple[int, int]]:
+        """What is to be asked for, from byte to byte, around what is here already."""
+        at, size_bytes = self.next_offset, self._blob.size_bytes
+        for start in (*sorted(each for each in self._held if each >= at), size_bytes):
+            while at < start:
+                end = min(start, at + self._range_bytes)
+                yield at, end
+                at = end
+            if start < size_bytes:
+                at = start + self._held[start].payload.nbytes
 
     async def following(self) -> Piece:
         """The next piece in order; what broke a connection is raised once nothing is left."""
@@ -79,9 +100,9 @@ class _Fetch:
         """Fetch range after range over one connection."""
         patience = Patience(PIECE_BYTES, calls.timeout_ms, connections=self._connections)
         try:
-            for start in self._starts:
+            for start, end in self._ranges:
                 await self._within_window(start)
-                await self._range(calls, start, patience)
+                await self._range(calls, start, end, patience)
         except Exception as broken:  # noqa: BLE001 - whoever waits for the bytes raises it
             async with self._changed:
                 self._failure = self._failure or broken
@@ -91,8 +112,7 @@ class _Fetch:
         async with self._changed:
             await self._changed.wait_for(lambda: start < self.next_offset + self._window_bytes)
 
-    async def _range(self, calls: Calls, start: int, patience: Patience) -> None:
-        end = min(start + self._range_bytes, self._blob.size_bytes)
+    async def _range(self, calls: Calls, start: int, end: int, patience: Patience) -> None:
         whole = end - start
         timeout_s = transfer_timeout_s(whole, calls.timeout_ms, connections=self._connections)
         call = calls.fetch(self._blob.digest, start, timeout_s, end=end)

@@ -40,6 +40,8 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self.blobs: dict[Digest, bytes] = {}
         self.break_after_bytes: int | None = None
         """The next transfer breaks once so many bytes have moved."""
+        self.breaking: dict[int, asyncio.Event] = {}
+        """Downloads from these offsets break, once that has happened."""
         self.kill_after_bytes: int | None = None
         """`kill` is called once an upload has brought so many bytes."""
         self.kill: Callable[[], None] = lambda: None
@@ -48,6 +50,8 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self.join_refusal: RefusalError | None = None
         self.heartbeat = asyncio.Event()
         self.offsets: list[int] = []
+        self.asked_bytes = 0
+        """Of blobs, ever."""
         self.nonces: list[int] = []
         self.headers: list[node_pb2.UpdateHeader] = []
         self.stored = bytearray()
@@ -80,8 +84,12 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             await abort(context, RefusalError(Reason.BLOB_UNKNOWN, "it is not here"))
             return
         self.offsets.append(request.offset)
+        if (may_break := self.breaking.pop(request.offset, None)) is not None:
+            await may_break.wait()
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "broken on purpose")
         stop_at, self.break_after_bytes = self.break_after_bytes, None
         content = content[: request.end or len(content)]
+        self.asked_bytes += len(content) - request.offset
         for start in range(request.offset, len(content), CHUNK_BYTES):
             if stop_at is not None and start - request.offset >= stop_at:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "broken on purpose")

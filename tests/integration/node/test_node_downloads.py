@@ -1,3 +1,4 @@
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from gpu_node.core.assignment import Assignment, BlobRef, Delta
+from gpu_node.shell.link.bulk import Piece
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.lines import Lines
 from gpu_node.shell.state.places import Places
@@ -340,8 +342,33 @@ async def test_ranges_go_on_behind_the_last_byte_without_a_gap_before_it(desk: D
         await _over_four(desk)
     held = desk.cache.part(BLOB.digest).read_bytes()
     assert held == CONTENT[: len(held)]
+    before = len(desk.service.offsets)
     assert await desk.fetch() == CONTENT
-    assert desk.service.offsets[-1] == len(held)
+    assert all(offset >= len(held) for offset in desk.service.offsets[before:])
+
+
+async def test_what_came_before_its_turn_when_a_connection_broke_is_not_asked_for_again(
+    desk: Desk,
+) -> None:
+    may_break = desk.service.breaking[0] = asyncio.Event()
+    broken = asyncio.create_task(_over_four(desk))
+    early_bytes, others_bytes = 0, len(CONTENT) - -(-len(CONTENT) // 4)
+    while early_bytes < others_bytes:
+        await asyncio.sleep(0)
+        early_bytes = sum(piece.payload.nbytes for piece in desk.download._early[1].values())
+    may_break.set()
+    with pytest.raises(grpc.aio.AioRpcError):
+        await broken
+    desk.service.asked_bytes = 0
+    assert await desk.fetch() == CONTENT
+    assert desk.service.asked_bytes == len(CONTENT) - early_bytes
+
+
+async def test_early_pieces_that_are_damaged_are_fetched_again(desk: Desk) -> None:
+    damaged = Piece(3 * CHUNK_BYTES, memoryview(bytes(5 * CHUNK_BYTES)))
+    desk.download._early = (BLOB.digest, {damaged.offset: damaged})
+    assert await desk.fetch() == CONTENT
+    assert desk.service.asked_bytes == 2 * len(CONTENT) - 5 * CHUNK_BYTES
 
 
 async def test_a_small_blob_comes_over_one_connection(desk: Desk) -> None:
