@@ -16,13 +16,18 @@ from gpu_node.shell.worker.limits import MEMORY_BYTES, STEP_FLOOR_MS, THREADS
 from gpu_node.shell.worker.messages import (
     Abort,
     Aborted,
+    Draw,
+    DrawingReply,
+    Drawn,
     Failed,
+    NotDrawn,
     Ready,
     Reply,
     Request,
     Stop,
     Train,
     Trained,
+    TrainingReply,
     decode_reply,
     encode,
 )
@@ -59,7 +64,7 @@ def worker_caps(threads: int, memory_bytes: int, step_floor_ms: int = 0) -> dict
 class Ears(NamedTuple):
     """Who hears what the worker says and of its death, with the reason."""
 
-    reply: Callable[[Reply], None]
+    reply: Callable[[TrainingReply], None]
     death: Callable[[str], None]
 
 
@@ -76,6 +81,7 @@ class WorkerProcess:
         self._process: Process | None = None
         self._watching: asyncio.Task[None] | None = None
         self._impatience: dict[int, asyncio.TimerHandle] = {}
+        self._drawing: dict[int, asyncio.Future[DrawingReply]] = {}
         self._last_words = ""
         self._spawning = asyncio.Lock()
         self._ready: asyncio.Future[Ready] | None = None
@@ -113,6 +119,21 @@ class WorkerProcess:
         """Train a shard; the reply or the death is heard later."""
         await self._spawned()
         self._say(request)
+
+    async def draw(self, request: Draw) -> DrawingReply:
+        """Make a job's first model, once the worker is done with what it has in hand.
+
+        Raises:
+            RefusalError: WORKER_UNUSABLE, it died first.
+        """
+        answer: asyncio.Future[DrawingReply] = asyncio.get_running_loop().create_future()
+        self._drawing[request.number] = answer
+        try:
+            await self._spawned()
+            self._say(request)
+            return await answer
+        finally:
+            self._drawing.pop(request.number, None)
 
     def abort(self, lease: int) -> None:
         """Drop a shard. A worker that does not answer in time is ended: heard as a death."""
@@ -197,8 +218,13 @@ class WorkerProcess:
                 self._ready.set_result(reply)
         elif isinstance(reply, Trained | Failed | Aborted):
             self._calm(reply.lease)
-        if isinstance(reply, Failed) and reply.is_fatal:
+        if isinstance(reply, Failed | NotDrawn) and reply.is_fatal:
             self._last_words = reply.reason  # it leaves now, and is heard of as a death
+        elif isinstance(reply, Drawn | NotDrawn):
+            # Whoever asked may have stopped waiting.
+            answer = self._drawing.get(reply.number)
+            if answer is not None and not answer.done():
+                answer.set_result(reply)
         else:
             self._ears.reply(reply)
 
@@ -219,6 +245,10 @@ class WorkerProcess:
         if self._ready is not None and not self._ready.done():
             refusal = RefusalError(Reason.WORKER_UNUSABLE, f"the worker never got ready: {reason}")
             self._ready.set_exception(refusal)
+        for answer in self._drawing.values():
+            if not answer.done():
+                died = RefusalError(Reason.WORKER_UNUSABLE, f"the worker died: {reason}")
+                answer.set_exception(died)
         tell = log.info if self._ears is _DEAF else log.warning
         tell("the worker ended", reason=reason)
         self._ears.death(reason)

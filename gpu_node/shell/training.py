@@ -104,7 +104,7 @@ class Trainer:
             update_path=str(self._places.update(lease.job_id, lease.round)),
         )
 
-    def _hear(self, reply: messages.Reply) -> None:
+    def _hear(self, reply: messages.TrainingReply) -> None:
         lease = self._lease
         if isinstance(reply, messages.Ready):
             self._report(WorkerReady(at_ms=monotonic_ms()))

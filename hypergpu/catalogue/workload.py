@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hypergpu.layout import Layout, TensorSpec, layout_of
+from hypergpu.layout import Flat, Layout, TensorSpec, layout_of, pack
 
 Array = NDArray[Any]
 Parameters = Mapping[str, NDArray[np.float32]]
@@ -96,3 +96,11 @@ def numpy_layout(workload: NumpyWorkload) -> Layout:
     """The layout that node and coordinator derive alike."""
     tensors = workload.initial(0)
     return layout_of(TensorSpec(name, array.shape) for name, array in tensors.items())
+
+
+def numpy_initial(workload: NumpyWorkload, seed: int) -> Flat:
+    """The first model of a job with this seed, as node and coordinator draw it alike."""
+    layout = numpy_layout(workload)
+    flat = Flat.empty(layout)
+    pack(layout, workload.initial(seed), flat)
+    return flat

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from coordinator.shell.evaluator.answer import Evaluator
+from coordinator.shell.evaluator.messages import Initialise, Initialised
 from gpu_node.shell.worker.messages import (
     Abort,
     Aborted,
     Failed,
+    NotDrawn,
     PositionRange,
     Stop,
 )
@@ -241,6 +244,64 @@ def test_a_bad_shard_fails_with_its_reason(
     assert not reply.is_fatal
 
 
+@every_subject
+@pytest.mark.parametrize("seed", [0, 2**64 - 1])
+def test_a_first_model_is_drawn_as_the_coordinator_draws_it(
+    worker: Worker, desk: Desk, seed: int
+) -> None:
+    wanted = Initialise(
+        workload=desk.subject.workload,
+        options=desk.subject.options,
+        seed=seed,
+        model_path=str(desk.folder / "first"),
+        layout_path=str(desk.folder / "layout"),
+    )
+    made = Evaluator().answer(wanted)
+    assert isinstance(made, Initialised)
+    assert digest_of(desk.drawn(worker, seed)) == made.digest
+
+
+@pytest.mark.parametrize("workload", ["digits-cnn", "text-gpt", "cifar10-resnet18"])
+def test_a_first_model_does_not_depend_on_how_many_threads_draw_it(
+    tmp_path: Path, workload: str
+) -> None:
+    desks = [Desk(tmp_path / str(number), Subject("torch", workload, {})) for number in range(2)]
+    with spawned("torch", {"HYPERGPU_WORKER_THREADS": "1"}) as one:
+        first = desks[0].drawn(one, 5)
+    with spawned("torch", {"HYPERGPU_WORKER_THREADS": "3"}) as three:
+        assert desks[1].drawn(three, 5) == first
+        assert desks[1].drawn(three, 6) != first
+
+
+@every_subject
+def test_a_training_does_not_depend_on_what_was_drawn_before(worker: Worker, desk: Desk) -> None:
+    plain = desk.update(worker, desk.request(0, state="plain"))
+    desk.drawn(worker, 9)
+    assert desk.update(worker, desk.request(0)) == plain
+
+
+@every_subject
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"workload": "sorcery"}, "no workload 'sorcery'"),
+        ({"workload_version": 99}, "Fix: upgrade the older side"),
+        ({"options": {"sorcery": 1}}, "has no such option"),
+        ({"model_path": "/nowhere/model"}, "FileNotFoundError"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_drawn_is_said_and_the_worker_lives(
+    worker: Worker, desk: Desk, fields: dict[str, object], reason: str
+) -> None:
+    worker.say(msgspec.structs.replace(desk.drawing(3), **fields))
+    reply = worker.answer()
+    assert isinstance(reply, NotDrawn)
+    assert (reply.number, reply.is_fatal) == (3, False)
+    assert reason in reply.reason
+    worker.trained(desk.request(0))
+
+
 @every_learner
 def test_progress_comes_at_most_four_times_a_second(worker: Worker, desk: Desk) -> None:
     worker.progress.clear()
@@ -290,7 +351,7 @@ def poison(path: Path) -> None:
     path.write_bytes(bytes(octets))
 
 
-@pytest.mark.parametrize(
+too_large = pytest.mark.parametrize(
     ("subject", "cap_bytes"),
     [
         (Subject("torch", "text-gpt", {"width": 4096, "layers": 64}), 1200 << 20),
@@ -298,6 +359,24 @@ def poison(path: Path) -> None:
     ],
     ids=["torch", "numpy"],
 )
+
+
+@too_large
+def test_a_first_model_too_large_to_draw_is_fatal_to_the_worker(
+    tmp_path: Path, subject: Subject, cap_bytes: int
+) -> None:
+    desk = Desk(tmp_path, Subject("null", "null", {"parameters": 1}))
+    wanted = {"workload": subject.workload, "options": subject.options}
+    with spawned(subject.kind, {"HYPERGPU_WORKER_MEMORY_BYTES": str(cap_bytes)}) as worker:
+        worker.say(msgspec.structs.replace(desk.drawing(0), **wanted))
+        reply = worker.answer()
+        assert isinstance(reply, NotDrawn)
+        assert reply.is_fatal
+        assert "out of memory" in reply.reason
+        assert worker.process.wait(timeout=60) == 1
+
+
+@too_large
 def test_running_out_of_memory_is_fatal_to_the_worker_and_says_the_fix(
     tmp_path: Path, subject: Subject, cap_bytes: int
 ) -> None:

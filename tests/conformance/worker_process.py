@@ -12,6 +12,8 @@ import msgspec
 import numpy as np
 
 from gpu_node.shell.worker.messages import (
+    Draw,
+    Drawn,
     PositionRange,
     Progress,
     Ready,
@@ -131,6 +133,24 @@ class Desk:
             update_path=str(self.folder / f"update-{round}"),
         )
 
+    def drawing(self, seed: int) -> Draw:
+        """The first model of a job with this seed."""
+        return Draw(
+            number=seed,
+            workload=self.subject.workload,
+            workload_version=find(self.subject.workload).version,
+            options=self.subject.options,
+            seed=seed,
+            model_path=str(self.folder / f"drawn-{seed}"),
+        )
+
+    def drawn(self, worker: Worker, seed: int) -> bytes:
+        """Draw a first model, which must succeed."""
+        request = self.drawing(seed)
+        worker.say(request)
+        assert worker.answer() == Drawn(seed)
+        return Path(request.model_path).read_bytes()
+
     def update(self, worker: Worker, request: Train) -> bytes:
         """Train and give the update's bytes."""
         worker.trained(request)
@@ -159,6 +179,7 @@ def _write_model(path: Path, subject: Subject) -> Layout:
         layout = numpy_layout(workload)
         flat = Flat.empty(layout)
         pack(layout, workload.initial(0), flat)
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"".join(vector.tobytes() for vector in flat))
     return layout
 

@@ -10,9 +10,10 @@ from hypergpu.catalogue.workload import (
     Parameters,
     Samples,
     Sums,
+    numpy_initial,
     numpy_layout,
 )
-from hypergpu.layout import Flat, Layout, pack, unpack
+from hypergpu.layout import Flat, Layout, unpack
 
 _BATCH = 256
 
@@ -49,9 +50,7 @@ class NumpyJudge:
 
     def initial(self, seed: int) -> Flat:
         """See `Judge`."""
-        flat = Flat.empty(self.layout)
-        pack(self.layout, self._workload.initial(seed), flat)
-        return flat
+        return numpy_initial(self._workload, seed)
 
     def evaluate(self, model: Flat) -> Sums:
         """See `Judge`."""

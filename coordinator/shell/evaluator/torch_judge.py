@@ -1,13 +1,11 @@
-"""Judging torch workloads. Initial parameters are drawn on the CPU, so that every machine draws the
-same.
-"""
+"""Judging torch workloads."""
 
 import torch
 
 from coordinator.shell.evaluator.judge import batches
 from hypergpu.catalogue.networks.device import chosen_device
 from hypergpu.catalogue.networks.task import TorchWorkload
-from hypergpu.catalogue.networks.tensors import load_module, module_layout, store_module
+from hypergpu.catalogue.networks.tensors import load_module, module_initial, module_layout
 from hypergpu.catalogue.workload import Sums
 from hypergpu.layout import Flat
 
@@ -23,10 +21,7 @@ class TorchJudge:
 
     def initial(self, seed: int) -> Flat:
         """See `Judge`."""
-        torch.manual_seed(seed & (2**63 - 1))
-        flat = Flat.empty(self.layout)
-        store_module(self._workload.model(), self.layout, flat)
-        return flat
+        return module_initial(self._workload.model, seed)
 
     def evaluate(self, model: Flat) -> Sums:
         """See `Judge`."""

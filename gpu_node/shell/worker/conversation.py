@@ -9,7 +9,10 @@ from typing import BinaryIO
 from gpu_node.shell.worker.messages import (
     Abort,
     Aborted,
+    Draw,
+    Drawn,
     Failed,
+    NotDrawn,
     Progress,
     Ready,
     Reply,
@@ -31,7 +34,7 @@ class Conversation:
         self._requests = requests
         self._replies = replies
         self._log = log
-        self._waiting: queue.SimpleQueue[Train | Stop] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Train | Draw | Stop] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._open_leases: set[int] = set()
         self._aborted_leases: set[int] = set()
@@ -43,13 +46,10 @@ class Conversation:
         self._say(workshop.ready())
         while not isinstance(request := self._waiting.get(), Stop):
             reply = self._answer(workshop, request)
-            with self._lock:
-                self._open_leases.discard(request.lease)
-                self._aborted_leases.discard(request.lease)
             if self._is_stopped.is_set():
                 break
             self._say(reply)
-            if isinstance(reply, Failed) and reply.is_fatal:
+            if isinstance(reply, Failed | NotDrawn) and reply.is_fatal:
                 return 1
         return 0
 
@@ -68,11 +68,33 @@ class Conversation:
             if isinstance(request, Train):
                 self._open_leases.add(request.lease)
                 self._waiting.put(request)
+            elif isinstance(request, Draw):
+                self._waiting.put(request)
             elif isinstance(request, Abort) and request.lease in self._open_leases:
                 self._aborted_leases.add(request.lease)
         return not isinstance(request, Stop)
 
-    def _answer(self, workshop: Workshop, request: Train) -> Reply:
+    def _answer(self, workshop: Workshop, request: Train | Draw) -> Reply:
+        if isinstance(request, Draw):
+            return self._drawn(workshop, request)
+        reply = self._trained(workshop, request)
+        with self._lock:
+            self._open_leases.discard(request.lease)
+            self._aborted_leases.discard(request.lease)
+        return reply
+
+    def _drawn(self, workshop: Workshop, request: Draw) -> Reply:
+        try:
+            workshop.draw(request)
+        except ShardError as error:
+            return NotDrawn(number=request.number, reason=str(error))
+        except Exception as error:  # noqa: BLE001 - as with training
+            self.log(traceback.format_exc())
+            why = failure(0, error)
+            return NotDrawn(number=request.number, reason=why.reason, is_fatal=why.is_fatal)
+        return Drawn(request.number)
+
+    def _trained(self, workshop: Workshop, request: Train) -> Reply:
         watch = Watch(lambda: self._refuse_aborted(request.lease), self._say, self.log)
         try:
             watch.refuse_aborted()

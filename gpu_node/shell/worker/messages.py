@@ -2,8 +2,9 @@
 stdout.
 
 The worker is `python -m gpu_node.shell.worker --kind torch|numpy|null`. It says `Ready` once, then
-answers every `Train` with exactly one of `Trained`, `Failed` or `Aborted`. It trains one shard at a
-time; a `Train` that arrives meanwhile waits. Closing its stdin stops it like `Stop`.
+answers every `Train` with exactly one of `Trained`, `Failed` or `Aborted`, and every `Draw` with
+`Drawn` or `NotDrawn`. It does one thing at a time; what arrives meanwhile waits. Closing its stdin
+stops it like `Stop`.
 """
 
 import msgspec
@@ -36,7 +37,9 @@ class Train(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     learning_rate: float
     weight_decay: float = 0.0
     warmup_steps: int = 0
-    """Warm-up ends when the whole job has processed ``warmup_steps * batch_size`` samples."""
+    """Warm-up ends when the whole job has processed ``warmup_steps`` times the stated batch in
+    samples.
+    """
     schedule: str = "constant"
     """``constant`` or ``cosine``."""
     codec: str
@@ -125,14 +128,30 @@ class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     is_fatal: bool = False
 
 
+class Drawn(msgspec.Struct, frozen=True, tag=True):
+    """The model lies where it was asked for, not synced."""
+
+    number: int
+
+
+class NotDrawn(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The model cannot be made here. ``is_fatal`` as in `Failed`."""
+
+    number: int
+    reason: str
+    is_fatal: bool = False
+
+
 class Aborted(msgspec.Struct, frozen=True, tag=True):
     """The shard was dropped; nothing of it is left behind."""
 
     lease: int
 
 
-Request = Train | Abort | Stop
-Reply = Ready | Progress | Trained | Failed | Aborted
+Request = Train | Draw | Abort | Stop
+TrainingReply = Ready | Progress | Trained | Failed | Aborted
+DrawingReply = Drawn | NotDrawn
+Reply = TrainingReply | DrawingReply
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

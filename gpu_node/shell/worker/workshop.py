@@ -3,13 +3,14 @@
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import msgspec
 import psutil
 
 from gpu_node.shell.worker.limits import Limits
-from gpu_node.shell.worker.messages import Ready, Train, Trained
+from gpu_node.shell.worker.messages import Draw, Ready, Train, Trained
 from gpu_node.shell.worker.shard.null import answer_null
 from gpu_node.shell.worker.shard.training import ShardError, Watch, train_shard
 from gpu_node.shell.worker.trainer.interface import Trainer
@@ -17,8 +18,8 @@ from gpu_node.shell.worker.trainer.numpy_trainer import NumpyTrainer
 from gpu_node.shell.worker.trainer.paced import Pace, PacedTrainer
 from hypergpu.catalogue.entry import Entry, OptionError
 from hypergpu.catalogue.registry import BuilderMissingError, build, entries
-from hypergpu.catalogue.workload import DatasetError, numpy_layout
-from hypergpu.layout import Layout
+from hypergpu.catalogue.workload import DatasetError, numpy_initial, numpy_layout
+from hypergpu.layout import Flat, Layout
 from hypergpu.units import Bytes, Milliseconds
 
 _ABILITIES = {"torch": ("torch", "numpy", "null"), "numpy": ("numpy", "null"), "null": ("null",)}
@@ -35,6 +36,10 @@ class Engine(Protocol):
 
     def trainer(self, entry: Entry, request: Train) -> Trainer:
         """A trainer of a torch workload."""
+        ...
+
+    def initial(self, entry: Entry, request: Draw) -> Flat:
+        """The first model of a job with a torch workload."""
         ...
 
 
@@ -76,7 +81,25 @@ class Workshop:
         except DatasetError as error:
             raise ShardError(str(error)) from error
 
-    def _entry(self, request: Train) -> Entry:
+    def draw(self, request: Draw) -> None:
+        """Write the first model of a job.
+
+        Raises:
+            ShardError: It cannot be made here.
+        """
+        entry = self._entry(request)
+        try:
+            if entry.kind == "torch":
+                drawn = self._engine.initial(entry, request)
+            else:
+                drawn = numpy_initial(build(entry, request.options), request.seed)
+        except (OptionError, BuilderMissingError) as error:
+            raise ShardError(str(error)) from error
+        with Path(request.model_path).open("wb") as file:
+            for vector in drawn:
+                vector.tofile(file)
+
+    def _entry(self, request: Train | Draw) -> Entry:
         entry = self._entries.get(request.workload)
         if entry is None:
             raise ShardError(f"a {self._kind} worker here has no workload {request.workload!r}")
@@ -130,6 +153,9 @@ class _PlainEngine:
         )
 
     def trainer(self, entry: Entry, request: Train) -> Trainer:
+        raise ShardError(f"workload {entry.name} needs a torch worker")
+
+    def initial(self, entry: Entry, request: Draw) -> Flat:
         raise ShardError(f"workload {entry.name} needs a torch worker")
 
 

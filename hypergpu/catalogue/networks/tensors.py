@@ -1,5 +1,7 @@
 """A module's tensors by name, as a layout and as flat vectors."""
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -42,3 +44,22 @@ def load_module(model: nn.Module, layout: Layout, flat: Flat) -> None:
         for name, (_, tensor) in named_tensors(model).items():
             # A copy, since torch warns of memory that it may not write to.
             tensor.copy_(torch.from_numpy(arrays[name].copy()))
+
+
+def module_initial(make: Callable[[], nn.Module], seed: int) -> Flat:
+    """The first model of a job with this seed, as node and coordinator draw it alike.
+
+    It is drawn on the CPU and by one thread: what a value is rounded to may depend on where a
+    thread's share of a tensor ends.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        torch.manual_seed(seed & (2**63 - 1))
+        model = make()
+    finally:
+        torch.set_num_threads(threads)
+    layout = module_layout(model)
+    flat = Flat.empty(layout)
+    store_module(model, layout, flat)
+    return flat

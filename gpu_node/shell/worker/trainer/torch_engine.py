@@ -3,13 +3,15 @@
 import torch
 
 from gpu_node.shell.worker.limits import Limits, cap_memory
-from gpu_node.shell.worker.messages import Ready, Train
+from gpu_node.shell.worker.messages import Draw, Ready, Train
 from gpu_node.shell.worker.trainer.interface import Trainer
 from gpu_node.shell.worker.trainer.torch_trainer import TorchTrainer
 from hypergpu.catalogue.entry import Entry
 from hypergpu.catalogue.networks.device import chosen_device
 from hypergpu.catalogue.networks.task import TorchWorkload
+from hypergpu.catalogue.networks.tensors import module_initial
 from hypergpu.catalogue.registry import build
+from hypergpu.layout import Flat
 from hypergpu.units import Bytes
 
 
@@ -46,3 +48,8 @@ class TorchEngine:
         """See `workshop.Engine`."""
         workload: TorchWorkload = build(entry, request.options)
         return TorchTrainer(workload, self._device, workload.load(request.data_dir).train)
+
+    def initial(self, entry: Entry, request: Draw) -> Flat:
+        """See `workshop.Engine`."""
+        workload: TorchWorkload = build(entry, request.options)
+        return module_initial(workload.model, request.seed)
