@@ -2,8 +2,8 @@
 round, no more than the job can divide its work by, and slow to change.
 """
 
-from collections.abc import Mapping
-from math import ceil, cos, pi
+from collections.abc import Mapping, Sequence
+from math import ceil, cos, pi, sqrt
 from statistics import median
 
 import msgspec
@@ -20,10 +20,13 @@ _PATIENCE = 5
 _CHANGE = 0.25
 """Smaller changes are not worth one: with noise of 5 % on speed and line H wanders by 22 %."""
 _NETWORK_CHANGE = 2.0
-_CROWD = 1.3
-"""Agreement below which more steps only drive nodes apart; 1 is orthogonal."""
+_CROWD, _UNCROWDED, _AGREED = 0.04, 0.08, 0.25
+"""Cosine between two nodes' updates: below the first more steps only drive nodes apart, above the
+second they no longer do, above the third they go the same way. For eight nodes these are 1.3, 1.6
+and 2.8 of the ratio that `PlanRequest.agreement` is; a cosine says the same of three and of thirty.
+"""
 _CROWDED_ROUNDS = 3
-_AGREED = 3.0
+_RISE = 1.25
 _DRIFT_LEAST, _DRIFT_MOST = 1 / 8, 2.0
 _QSR_BASE = 30
 _WAITING = 0.15
@@ -100,9 +103,25 @@ def decay_steps(request: PlanRequest) -> int:
     return int(base / share**2)
 
 
+def cosine(agreement: float, inner_steps: Sequence[int]) -> float:
+    """The cosine between two updates, on average: 0 when orthogonal, 1 when they go the same way.
+
+    With n updates of norms a and cosines c between them the agreement is ``1 + c (m - 1)``, where
+    ``m = (sum a)^2 / sum a^2``: n if the norms are equal, and less if a few outweigh the others.
+    Norms are taken to grow with the square root of inner steps, as those of noise do.
+
+    Args:
+        agreement: See `PlanRequest.agreement`.
+        inner_steps: Of each update, at least two of them.
+    """
+    count = sum(sqrt(steps) for steps in inner_steps) ** 2 / sum(inner_steps)
+    return (agreement - 1) / (count - 1)
+
+
 def drift(request: PlanRequest, moving_share: float) -> Drift:
     """Half of H when updates were nearly orthogonal for three rounds; a quarter more when they
-    agree and a fifth of the round moves bytes.
+    agree and a fifth of the round moves bytes. What was halved grows back by quarters as soon as
+    they are orthogonal no more, whatever bytes take.
 
     Sparse updates hardly overlap and two or fewer say little: neither counts.
     """
@@ -110,17 +129,21 @@ def drift(request: PlanRequest, moving_share: float) -> Drift:
     if previous is None:
         return Drift()
     before = Drift(previous.drift, previous.crowded_rounds)
-    arrived = sum(1 for result in request.results.values() if result.took_ms > 0)
-    if request.agreement is None or previous.is_sparse or arrived < 3:
+    steps = [each.plan.inner_steps for each in request.results.values() if each.took_ms > 0]
+    if request.agreement is None or previous.is_sparse or len(steps) < 3:
         return before
-    if request.agreement < _CROWD:
+    agreed = cosine(request.agreement, steps)
+    if agreed < _CROWD:
         crowded = before.crowded_rounds + 1
         if crowded < _CROWDED_ROUNDS:
             return Drift(before.factor, crowded)
         return Drift(max(_DRIFT_LEAST, before.factor / 2))
+    most = 1.0 if agreed > _UNCROWDED else 0.0
+    if agreed > _AGREED and moving_share > 0.2:
+        most = _DRIFT_MOST
     can_rise = request.round - previous.changed_at_round >= _PATIENCE
-    if request.agreement > _AGREED and moving_share > 0.2 and can_rise:
-        return Drift(min(_DRIFT_MOST, before.factor * 1.25))
+    if can_rise and before.factor < most:
+        return Drift(min(most, before.factor * _RISE))
     return Drift(before.factor)
 
 
@@ -132,6 +155,8 @@ def wanted_steps(request: PlanRequest, network: int, most: int, drift_: Drift) -
         (network, "the network"), (decayed, "the decayed learning rate"), (least, "the least")
     )
     if drift_.factor != 1:
+        # Less than what the job can be divided by, or it would be no less.
+        wanted = min(wanted, most) if drift_.factor < 1 else wanted
         wanted, why = round(wanted * drift_.factor), f"{why} and the agreement of updates"
     if wanted > most:
         wanted, why = most, f"the most, where {why} asks for {wanted}"
