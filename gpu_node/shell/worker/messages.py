@@ -37,9 +37,7 @@ class Train(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     learning_rate: float
     weight_decay: float = 0.0
     warmup_steps: int = 0
-    """Warm-up ends when the whole job has processed ``warmup_steps`` times the stated batch in
-    samples.
-    """
+    """Warm-up ends when the whole job has processed ``warmup_steps * batch_size`` samples."""
     schedule: str = "constant"
     """``constant`` or ``cosine``."""
     codec: str
@@ -72,6 +70,22 @@ class Train(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The update of ``resume_from`` was refused: it goes back into the error feedback."""
     update_path: str
     """Where the update is written, replacing what is there."""
+
+
+class Draw(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Make the first model of a job. The same request gives the same bytes wherever the same
+    libraries compute them.
+    """
+
+    number: int
+    """Names the request; of the daemon's own count."""
+    workload: str
+    workload_version: int
+    options: dict[str, str | int | float | bool] = {}
+    seed: int
+    """Of the job."""
+    model_path: str
+    """Where the model is written, as in `Train`."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
