@@ -35,12 +35,12 @@ class Lines:
         Raises:
             RefusalError: As `Access.calls`.
         """
-        while len(self._further) < connections - 1:
-            self._further.append(self._opened())
         self._users += 1
         if self._end is not None:
             self._end.cancel()
         try:
+            while len(self._further) < connections - 1:
+                self._further.append(self._opened())
             yield calls.beside(tuple(self._further[: connections - 1]))
         finally:
             self._users -= 1
@@ -49,13 +49,16 @@ class Lines:
 
     async def close(self) -> None:
         """Close them; what goes over them breaks."""
+        self._let_go()
+        # Shielded: who is cancelled meanwhile leaves none of them open.
+        await asyncio.shield(asyncio.gather(*self._closing))
+
+    def _let_go(self) -> None:
+        """From here on nobody is given them, though closing takes its time."""
         if self._end is not None:
             self._end.cancel()
         further, self._further = self._further, []
         for calls in further:
-            await calls.close()
-
-    def _let_go(self) -> None:
-        task = asyncio.get_running_loop().create_task(self.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+            task = asyncio.get_running_loop().create_task(calls.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)

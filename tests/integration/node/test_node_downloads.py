@@ -381,6 +381,36 @@ async def test_a_small_blob_comes_over_one_connection(desk: Desk) -> None:
     assert desk.service.offsets == [0]
 
 
+async def test_connections_that_are_let_go_are_given_to_nobody(desk: Desk) -> None:
+    lines = Lines(lambda: open_calls(desk.address))
+    async with lines.over(desk.calls, 4) as calls:
+        before = calls.further
+    lines._let_go()  # as after two idle minutes, just before the next work begins
+    async with lines.over(desk.calls, 4) as calls:
+        assert not set(calls.further) & set(before)
+        await asyncio.gather(*lines._closing)
+        assert (await desk.download.fetch(calls, BLOB)).read_bytes() == CONTENT
+    await lines.close()
+    assert lines.count == 0
+
+
+async def test_connections_that_cannot_all_be_opened_leave_none_behind(desk: Desk) -> None:
+    opened = iter([open_calls(desk.address)])
+
+    def open_one() -> Calls:
+        try:
+            return next(opened)
+        except StopIteration:
+            raise RefusalError(Reason.FILE_UNUSABLE, "the certificate is gone") from None
+
+    lines = Lines(open_one)
+    with pytest.raises(RefusalError, match="FILE_UNUSABLE"):
+        async with lines.over(desk.calls, 3):
+            pass
+    assert lines._end is not None
+    await lines.close()
+
+
 def _slowly(address: str, mbit_s: float) -> Proxies:
     """A line to the service that takes longer for a piece than a small call may take."""
     return Proxies(plan(int(address.rpartition(":")[2]), node=link(1, mbit_s)))
