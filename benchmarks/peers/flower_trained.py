@@ -77,7 +77,8 @@ class Node(flwr.client.NumPyClient):
         trainer = TorchTrainer(
             self.training.workload, Device("cpu", "CPU", Bytes(0), has_bf16=False), samples
         )
-        self.trainer = PacedTrainer(trainer, Pace(task.floor_ms / 1000))
+        batch = self.training.spec.training.batch_size
+        self.trainer = PacedTrainer(trainer, Pace(task.floor_ms / 1000), batch)
         self.optimizer: Any = None
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> Any:

@@ -110,7 +110,8 @@ def _training_message(command: AssignShard) -> node_pb2.Training:
     spec = command.spec
     return node_pb2.Training(
         inner_steps=command.plan.inner_steps,
-        batch_size=spec.training.batch_size,
+        batch_size=command.plan.batch(spec.training.batch_size),
+        stated_batch_size=spec.training.batch_size,
         learning_rate=spec.inner.learning_rate,
         weight_decay=spec.inner.weight_decay,
         codec=command.plan.codec,

@@ -54,6 +54,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     codec: str
     seed: int
     global_samples: Samples = Samples(0)
+    """Of this node."""
+    stated_batch_size: int = 0
+    """As the job file has it; 0: the same."""
     total_samples: Samples = Samples(0)
     partition: int = 0
     partitions: int = 1
@@ -71,6 +74,11 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     lease: Lease
     slot: Slot
     task: Task
+    @property
+    def full_steps(self) -> float:
+        """Inner steps, counted in steps of the job's own batch."""
+        return self.inner_steps * self.batch_size / (self.stated_batch_size or self.batch_size)
+
     deltas: tuple[Delta, ...] = ()
     """Newest last: each leads to the base of the next, the last one to the assigned model."""
     last_accepted: Digest | None = None

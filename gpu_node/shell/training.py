@@ -82,6 +82,7 @@ class Trainer:
             options=task.options,
             inner_steps=task.inner_steps,
             batch_size=task.batch_size,
+            stated_batch_size=task.stated_batch_size,
             learning_rate=task.learning_rate,
             weight_decay=task.weight_decay,
             warmup_steps=task.warmup_steps,

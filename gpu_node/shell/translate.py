@@ -116,6 +116,7 @@ def _task(message: node_pb2.Assignment) -> Task:
         batch_size=training.batch_size,
         learning_rate=training.learning_rate,
         weight_decay=training.weight_decay,
+        stated_batch_size=training.stated_batch_size,
         warmup_steps=training.warmup_steps,
         schedule=training.schedule or "constant",
         codec=training.codec,

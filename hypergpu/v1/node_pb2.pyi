@@ -680,8 +680,10 @@ class Training(google.protobuf.message.Message):
     TOTAL_SAMPLES_FIELD_NUMBER: builtins.int
     WARMUP_STEPS_FIELD_NUMBER: builtins.int
     SCHEDULE_FIELD_NUMBER: builtins.int
+    STATED_BATCH_SIZE_FIELD_NUMBER: builtins.int
     inner_steps: builtins.int
     batch_size: builtins.int
+    """Of this node; its own where the plan says so."""
     learning_rate: builtins.float
     weight_decay: builtins.float
     codec: builtins.str
@@ -693,6 +695,8 @@ class Training(google.protobuf.message.Message):
     warmup_steps: builtins.int
     schedule: builtins.str
     """"constant" or "cosine"."""
+    stated_batch_size: builtins.int
+    """As the job file has it: warm-up is counted in it. 0 is batch_size."""
     def __init__(
         self,
         *,
@@ -706,8 +710,9 @@ class Training(google.protobuf.message.Message):
         total_samples: builtins.int = ...,
         warmup_steps: builtins.int = ...,
         schedule: builtins.str = ...,
+        stated_batch_size: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "codec", b"codec", "global_samples", b"global_samples", "inner_steps", b"inner_steps", "learning_rate", b"learning_rate", "schedule", b"schedule", "seed", b"seed", "total_samples", b"total_samples", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "codec", b"codec", "global_samples", b"global_samples", "inner_steps", b"inner_steps", "learning_rate", b"learning_rate", "schedule", b"schedule", "seed", b"seed", "stated_batch_size", b"stated_batch_size", "total_samples", b"total_samples", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]) -> None: ...
 
 global___Training = Training
 

@@ -268,7 +268,8 @@ class NodeActor:
     def _train(self, assignment: Assignment, start: str) -> None:
         lease = assignment.lease
         self._training = lease
-        compute_ms = round(assignment.task.inner_steps * self.step_ms) + TRAIN_MS + self.model_ms
+        full_steps = assignment.task.full_steps
+        compute_ms = round(full_steps * self.step_ms) + TRAIN_MS + self.model_ms
         if self._dice.random() < self.ills.worker_death:
             self._later(compute_ms // 2, lambda: self._died(lease))
             return
@@ -277,13 +278,16 @@ class NodeActor:
         samples = Samples(sum(range_.count for range_ in assignment.task.ranges))
         size_bytes = self.sizes.update_bytes(assignment.task.codec)
         update = Update(digest, size_bytes, assignment.task.inner_steps, samples)
-        self._later(compute_ms, lambda: self._finished(lease, update, compute_ms))
+        took_ms = Milliseconds(compute_ms)
+        self._later(compute_ms, lambda: self._finished(lease, update, full_steps, took_ms))
 
-    def _finished(self, lease: Lease, update: Update, compute_ms: int) -> None:
+    def _finished(
+        self, lease: Lease, update: Update, full_steps: float, took_ms: Milliseconds
+    ) -> None:
         if self._training == lease:
             self._training = None
             now_ms = self._agenda.now_ms
-            took = Steps(now_ms, update.inner_steps, Milliseconds(compute_ms))
+            took = Steps(now_ms, full_steps, took_ms)
             self._say(lambda: self._upstream.measured(self.node, took))
             self.happened(events.TrainingFinished(at_ms=now_ms, lease=lease, update=update))
 

@@ -12,7 +12,7 @@ from coordinator.core.commands import (
     RecordRound,
     SetDeadline,
 )
-from coordinator.core.job import Job, Phase
+from coordinator.core.job import Job, Phase, SampleRange
 from coordinator.core.round.outstanding import outstanding
 from coordinator.core.transition import Step, refusal, transition
 from hypergpu.spec import Codec, Evaluation, Outer
@@ -204,6 +204,22 @@ def test_who_takes_a_shard_over_gets_the_plan_it_was_cut_for() -> None:
     assert (command.plan.inner_steps, command.plan.codec) == (3, "topk64")
     assert (command.plan.forecast_ms, command.plan.upload_after_ms) == (0, 0)
     assert command.reason == "round 0, slot 2: H=3, topk64, taken over"
+
+
+def test_a_batch_of_its_own_is_counted_and_taken_over_as_it_is() -> None:
+    alice, bob = (replace(node_plan(1), batch_size=size) for size in (6, 2))
+    job = after(planning(), planned(0, {ALICE: alice, BOB: bob}))
+    assert job.round is not None
+    ranges = {node: part.shard.ranges for node, part in job.round.participants.items()}
+    assert ranges == {ALICE: (SampleRange(0, Samples(6)),), BOB: (SampleRange(6, Samples(2)),)}
+    step = transition(job, received(ALICE, round_=0, lease=1, at_ms=60))
+    assert step.job.tally.samples == 6
+    job = after(step.job, events.NodeJoined(at_ms=at(70), node=CAROL))
+    step = transition(job, events.NodeLost(at_ms=at(80), node=BOB, reason="silent"))
+    command = only(step, AssignShard)
+    assert isinstance(command, AssignShard)
+    assert (command.node, command.plan.batch_size) == (CAROL, 2)
+    assert command.shard.ranges == ranges[BOB]
 
 
 def test_a_resting_node_takes_a_shard_over_only_when_nobody_else_is_left() -> None:

@@ -11,7 +11,7 @@ import pytest
 from coordinator.core.plan.decision import NodeResult, PlanMemory, PlanRequest
 from coordinator.core.plan.planning import plan_round
 from hypergpu.ids import NodeId, Slot
-from hypergpu.spec import JobSpec
+from hypergpu.spec import Aware, JobSpec
 from hypergpu.units import Milliseconds, Samples
 from tests.unit.plan.fleet import SIZES, Truth, known, spec, total_samples
 
@@ -63,6 +63,11 @@ def _labels_are_skewed() -> Scene:
     yield from [HOMES, HOMES]
 
 
+def _every_step_is_exchanged() -> Scene:
+    slow = {**PLAIN, "anna": replace(PLAIN["anna"], step_ms=150)}
+    yield from [PLAIN, PLAIN, slow, slow, slow, slow, slow, PLAIN]
+
+
 SCENES = {
     "five_home_lines": _five_home_lines,
     "a_line_falls_tenfold_and_recovers": _a_line_falls_tenfold_and_recovers,
@@ -71,10 +76,13 @@ SCENES = {
     "a_node_vanishes_and_is_back": _a_node_vanishes_and_is_back,
     "speeds_of_ten_to_one": _speeds_of_ten_to_one,
     "labels_are_skewed": _labels_are_skewed,
+    "every_step_is_exchanged": _every_step_is_exchanged,
 }
 
 
 def _job(name: str) -> JobSpec:
+    if name == "every_step_is_exchanged":
+        return spec(nodes=5, inner_steps=1, aware=Aware(inner_steps_max=1))
     return spec(nodes=5, sharding="dirichlet" if name == "labels_are_skewed" else "iid")
 
 

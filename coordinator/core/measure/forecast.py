@@ -37,7 +37,8 @@ _BURSTS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     """What a node is to do from its assignment on until its update is in."""
 
-    inner_steps: int = 0
+    inner_steps: float = 0
+    """Of the job's own batch."""
     up_bytes: Bytes = Bytes(0)
     down_bytes: Bytes = Bytes(0)
     codec_ms: Milliseconds = Milliseconds(0)
@@ -180,7 +181,7 @@ def _start_path(path: Path) -> Path:
     return msgspec.structs.replace(near, burst_packets=bursts[-1], congestion_control=control)
 
 
-def _computing(reading: NodeReading, inner_steps: int, typical: NodeReading) -> Span:
+def _computing(reading: NodeReading, inner_steps: float, typical: NodeReading) -> Span:
     if reading.step_us.count:
         each = reading.step_us
     else:

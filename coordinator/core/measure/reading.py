@@ -64,10 +64,10 @@ class Transfer(msgspec.Struct, frozen=True):
 
 
 class Steps(msgspec.Struct, frozen=True):
-    """Inner steps that were taken."""
+    """Inner steps that were taken, counted in steps of the job's own batch."""
 
     at_ms: Milliseconds
-    steps: int
+    steps: float
     took_ms: Milliseconds
 
 
@@ -129,6 +129,7 @@ class NodeReading(msgspec.Struct, frozen=True):
     """Under which the newest upload was measured, and to which all before were carried over."""
     down_conditions: Conditions = Conditions()
     step_us: Estimate = Estimate()
+    """Of an inner step with the job's own batch: a node with a smaller one is no faster for it."""
     packets_sent: float = 0.0
     """Probes, old ones forgotten bit by bit: with ``packets_lost`` a Beta posterior of losses."""
     packets_lost: float = 0.0

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from math import floor
 from typing import NamedTuple
 
+from coordinator.core.measure.reading import NodeReading
+from coordinator.core.plan.decision import NodeMemory
+from coordinator.core.plan.spreading import Bounds, bounds
 from hypergpu.ids import NodeId
+from hypergpu.spec import JobSpec
 from hypergpu.units import Samples
 
 _CLAMP = 2.0
@@ -17,6 +21,10 @@ _SCALE_MOST = 1.25
 _WEIGHT_ONE = 1_000_000
 _GAIN = 0.5
 _CHANGE_MOST = 0.25
+_NEAR = 1.1
+"""Of the mean: noise on a step's time is no reason for other batches."""
+_BATCH_MOST = 2
+_HALVINGS = 60
 
 
 class Contribution(NamedTuple):
@@ -33,12 +41,24 @@ class Weights(NamedTuple):
     scale: float
 
 
+class Batch(NamedTuple):
+    """Of a node's inner steps."""
+
+    size: int = 0
+    """Samples; 0: as the job states."""
+    share: float = 1.0
+    """Of the job's."""
+    reason: str = ""
+    """``batch 24 of 32: a full one takes it 1.4 times the mean``; empty for the job's own."""
+
+
 def update_weights(contributions: Mapping[NodeId, Contribution], sharding: str) -> Weights:
     """How far each update counts.
 
     Where any node may train on any sample an update counts by its samples. Where labels are
-    skewed it is first divided by its steps, so that the model does not drift to where most steps
-    were taken, and the mean is scaled back (FedNova, arXiv:2007.07481), within limits.
+    skewed it counts by its steps, whatever their batches, and is first divided by them, so that the
+    model does not drift to where most steps were taken; the mean is scaled back (FedNova,
+    arXiv:2007.07481), within limits.
 
     Args:
         contributions: Of each update that is folded, with at least one sample and one step.
@@ -49,14 +69,14 @@ def update_weights(contributions: Mapping[NodeId, Contribution], sharding: str) 
     """
     if not contributions or sharding == "iid":
         return Weights({node: int(one.samples) for node, one in contributions.items()}, 1.0)
-    samples = sum(one.samples for one in contributions.values())
-    mean_steps = sum(one.inner_steps for one in contributions.values()) / len(contributions)
+    all_steps = sum(one.inner_steps for one in contributions.values())
+    mean_steps = all_steps / len(contributions)
     steps = {
         node: min(_CLAMP * mean_steps, max(mean_steps / _CLAMP, one.inner_steps))
         for node, one in contributions.items()
     }
     # D = (sum p a) * sum p Delta / a = (sum p a) (sum p / a) * mean of Delta weighted with p / a.
-    shares = {node: one.samples / samples for node, one in contributions.items()}
+    shares = {node: one.inner_steps / all_steps for node, one in contributions.items()}
     effective = sum(shares[node] * steps[node] for node in shares)
     scale = effective * sum(shares[node] / steps[node] for node in shares)
     weights = {
@@ -66,8 +86,69 @@ def update_weights(contributions: Mapping[NodeId, Contribution], sharding: str) 
     return Weights(weights, min(_SCALE_MOST, max(1.0, scale)))
 
 
+def own_batches(
+    spec: JobSpec, memories: Mapping[NodeId, NodeMemory], readings: Mapping[NodeId, NodeReading]
+) -> dict[NodeId, Batch]:
+    """Each participant's batch: its own in jobs that exchange after every step, else the job's.
+
+    A node whose update was missing in the round before counts as twice as slow as it was seen.
+
+    Args:
+        spec: The job's.
+        memories: Of the participants.
+        readings: Their steps are those of the job's own batch.
+
+    Returns:
+        Batches within `batch_limits` that come to as many samples as the job's own would.
+    """
+    if not _is_balanced(spec):
+        return dict.fromkeys(memories, Batch())
+    stated, limits = spec.training.batch_size, batch_limits(spec)
+    held = _shared(
+        {node: memory.batch_size or stated for node, memory in memories.items()},
+        stated * len(memories),
+        limits,
+    )
+    full_us = {
+        node: readings[node].step_us.mean
+        for node in held
+        if node in readings and readings[node].step_us.count
+    }
+    step_us = {
+        node: took_us * held[node] / stated * (1 << min(memories[node].cut_rounds, 16))
+        for node, took_us in full_us.items()
+    }
+    found = balanced_batches(held, step_us, limits)
+    mean_us = sum(full_us.values()) / max(1, len(full_us))
+    times = {node: took_us / mean_us for node, took_us in full_us.items()}
+    return {
+        node: Batch(size, size / stated, _reason(size, stated, times.get(node)))
+        for node, size in found.items()
+    }
+
+
+def batch_limits(spec: JobSpec) -> Bounds:
+    """As far as batches may stray from the job's: as inner steps may, but never above twice, since
+    what a device's memory holds is not known.
+    """
+    stated = spec.training.batch_size
+    return bounds(stated, _BATCH_MOST * stated, spec.data.sharding)
+
+
+def least_share(spec: JobSpec) -> float:
+    """The smallest part of the job's batch that a step of it may have, in (0, 1]."""
+    return batch_limits(spec).least / spec.training.batch_size if _is_balanced(spec) else 1.0
+
+
+def _reason(size: int, stated: int, times: float | None) -> str:
+    if size == stated:
+        return ""
+    full = "" if times is None else f": a full one takes it {times:.1f} times the mean"
+    return f"batch {size} of {stated}{full}"
+
+
 def balanced_batches(
-    batches: Mapping[NodeId, Samples], step_us: Mapping[NodeId, float]
+    batches: Mapping[NodeId, Samples], step_us: Mapping[NodeId, float], limits: Bounds
 ) -> dict[NodeId, Samples]:
     """Batches that let all nodes end a step together (LB-BSP), a little closer to it each time.
 
@@ -75,35 +156,48 @@ def balanced_batches(
     more steps a node's H does the same without touching what a batch means to the learning rate.
 
     Args:
-        batches: Those of the last step, at least 1 each.
-        step_us: How long each node's step took; who is not in it keeps its batch.
+        batches: Those of the last step, within the limits.
+        step_us: How long each node's step takes; who is not in it keeps its batch.
+        limits: The smallest and the largest batch.
 
     Returns:
-        Batches of the same sum, at least 1 each and changed by no more than a quarter, but for
-        rounding.
+        Batches of the same sum within the limits, changed by no more than a quarter, but for
+        rounding; the same as before while no step takes a tenth longer than the mean.
     """
     timed = {node: step_us[node] for node in batches if step_us.get(node, 0) > 0}
     if len(timed) < 2:
         return dict(batches)
     mean_us = sum(timed.values()) / len(timed)
+    if max(timed.values()) <= _NEAR * mean_us:
+        return dict(batches)
     wanted = {}
     for node, took_us in timed.items():
         change = _GAIN * (mean_us - took_us) / mean_us
         wanted[node] = batches[node] * (1 + min(_CHANGE_MOST, max(-_CHANGE_MOST, change)))
     total = sum(batches[node] for node in timed)
-    return {**batches, **_rounded(wanted, total)}
+    return {**batches, **_shared(wanted, total, limits)}
 
 
-def _rounded(wanted: Mapping[NodeId, float], total: int) -> dict[NodeId, Samples]:
-    """Whole numbers of the given sum, in proportion, at least 1 each: largest remainders first."""
-    scale = total / sum(wanted.values())
-    exact = {node: max(1.0, mine * scale) for node, mine in wanted.items()}
+def _is_balanced(spec: JobSpec) -> bool:
+    """Whether every node takes one step a round, whatever is measured: no other setting says so."""
+    return spec.aware.inner_steps_max == 1
+
+
+def _shared(wanted: Mapping[NodeId, float], total: int, limits: Bounds) -> dict[NodeId, Samples]:
+    """Whole numbers of the given sum, in proportion within the limits: largest remainders first."""
+    low, high = 0.0, limits.most / min(wanted.values())
+    for _ in range(_HALVINGS):
+        scale = (low + high) / 2
+        is_less = sum(_within(mine * scale, limits) for mine in wanted.values()) <= total
+        low, high = (scale, high) if is_less else (low, scale)
+    exact = {node: _within(mine * low, limits) for node, mine in wanted.items()}
     whole = {node: floor(mine) for node, mine in exact.items()}
-    order = sorted(exact, key=lambda node: (whole[node] - exact[node], node))
-    for node in order[: max(0, total - sum(whole.values()))]:
+    able = [node for node in exact if whole[node] < limits.most]
+    able.sort(key=lambda node: (whole[node] - exact[node], node))
+    for node in able[: max(0, total - sum(whole.values()))]:
         whole[node] += 1
-    # What the least of 1 has added is taken from the largest.
-    while sum(whole.values()) > total:
-        largest = max(whole, key=lambda node: (whole[node], node))
-        whole[largest] -= 1
     return {node: Samples(mine) for node, mine in whole.items()}
+
+
+def _within(value: float, limits: Bounds) -> float:
+    return min(float(limits.most), max(float(limits.least), value))

@@ -25,6 +25,12 @@ class NodePlan(msgspec.Struct, frozen=True):
     """How long the finished update waits, so that uploads do not all begin at once."""
     connections: int = 1
     """To move the model and the update over."""
+    batch_size: int = 0
+    """Samples in each of its steps; 0: as the job states."""
+
+    def batch(self, stated: int) -> int:
+        """Samples in each of its steps, of a job that states so many."""
+        return self.batch_size or stated
 
 
 class NodeMemory(msgspec.Struct, frozen=True):
@@ -46,6 +52,8 @@ class NodeMemory(msgspec.Struct, frozen=True):
     """Rounds in a row that closed without its update."""
     is_alternating: bool = False
     """It takes part in every other round."""
+    batch_size: int = 0
+    """What it was given last; 0: as the job states."""
 
 
 class PlanMemory(msgspec.Struct, frozen=True):

@@ -36,6 +36,7 @@ class Known(msgspec.Struct, frozen=True):
     """Of its fleet."""
     connections: int
     step_us: float
+    """With the job's own batch."""
     up_bits_per_s: float
     """Goodput over so many connections."""
     cautious_up_bits_per_s: float
@@ -43,8 +44,10 @@ class Known(msgspec.Struct, frozen=True):
     is_measured: bool
     """Whether its own steps and its own line were seen, or forecasts of it were compared."""
 
-    def finish(self, inner_steps: int, up_bytes: Bytes, down_bytes: Bytes) -> Forecast:
-        """When it is done with a round's work, from its assignment on."""
+    def finish(self, inner_steps: float, up_bytes: Bytes, down_bytes: Bytes) -> Forecast:
+        """When it is done with a round's work, from its assignment on. Steps are those of the job's
+        own batch; one with half of it counts half.
+        """
         work = Work(
             inner_steps=inner_steps,
             up_bytes=up_bytes,

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from coordinator.core.measure.fleet import typical
 from coordinator.core.measure.reading import NodeReading
+from coordinator.core.plan.balance import Batch, least_share, own_batches
 from coordinator.core.plan.deadline import Arrival, deadline
 from coordinator.core.plan.decision import (
     NodeMemory,
@@ -107,11 +108,13 @@ def _opening_plan(
 ) -> RoundPlan:
     """Before any node is measured: the user's own H for all, or what was planned last."""
     previous = request.previous
-    steps = request.spec.training.inner_steps
+    most = request.spec.aware.inner_steps_max
+    steps = min(most, request.spec.training.inner_steps)
     if previous is None:
         previous = PlanMemory(steps, request.round, is_sparse=False)
     memories = {node: previous.nodes.get(node, NodeMemory("")) for node in request.candidates}
-    asked = {node: memory.inner_steps or steps for node, memory in memories.items()}
+    asked = {node: min(most, memory.inner_steps or steps) for node, memory in memories.items()}
+    batches = own_batches(request.spec, memories, {})
     given = fitted(
         asked, request.spec.training.batch_size, request.samples_total - request.samples_done
     )
@@ -125,8 +128,9 @@ def _opening_plan(
             codec=memory.codec or codec,
             forecast_ms=Milliseconds(0),
             spread_ms=Milliseconds(0),
-            reason="",
+            reason=batches[node].reason,
             connections=connections(reading, usual, sizes.update_bytes[FINEST], memory.connections),
+            batch_size=batches[node].size,
         )
         nodes[node] = replace(plan, reason=node_reason(plan, up_bits_per_s=0, deadline_ms=0))
     return RoundPlan(
@@ -208,7 +212,8 @@ def _shares(
         budget = byte_budget(mine, computing_us, request.spec.aware.utilisation)
         codecs[node] = level(outline.family, memories[node], sizes, budget)
         moving_us[node] = mine.moving_us(sizes.update_bytes[codecs[node][0]], down_bytes)
-        least[node] = limits.least * mine.step_us + moving_us[node]
+        least_steps = limits.least * least_share(request.spec)
+        least[node] = least_steps * mine.step_us + moving_us[node]
     found = parts(request, memories, {node: us / outline.span_us for node, us in least.items()})
     return {
         node: Share(mine, *codecs[node], moving_us[node], least[node], found[node])
@@ -240,7 +245,14 @@ def _assembled(
     }
     left = request.samples_total - request.samples_done
     given = fitted(asked, request.spec.training.batch_size, left)
-    plans = _node_plans(request, working, given=given, outline=outline, sizes=sizes)
+    batches = own_batches(
+        request.spec,
+        {node: share.part.memory for node, share in working.items()},
+        {node: share.known.reading for node, share in working.items()},
+    )
+    plans = _node_plans(
+        request, working, given=given, batches=batches, outline=outline, sizes=sizes
+    )
     closes_ms = _deadline(request, plans, working, span_us)
     plans = {
         node: replace(
@@ -279,15 +291,17 @@ def _node_plans(
     working: Mapping[NodeId, Share],
     *,
     given: Mapping[NodeId, int],
+    batches: Mapping[NodeId, Batch],
     outline: Outline,
     sizes: Sizes,
 ) -> dict[NodeId, NodePlan]:
-    """The participants' plans, their reasons still to be written."""
+    """The participants' plans, most of their reasons still to be written."""
     down_bytes = sizes.update_bytes[outline.down]
     finishes, uploads = {}, {}
     for node, share in working.items():
         size = sizes.update_bytes[share.codec]
-        forecast = finishes[node] = share.known.finish(given[node], size, down_bytes)
+        steps = given[node] * batches[node].share
+        forecast = finishes[node] = share.known.finish(steps, size, down_bytes)
         ready_us = (forecast.mean_ms - forecast.parts.up_ms) * 1000
         uploads[node] = Upload(ready_us, size, share.known.up_bits_per_s)
     delays = upload_delays(uploads, request.line_bits_per_s)
@@ -299,9 +313,10 @@ def _node_plans(
                 finishes[node].mean_ms + delays[node] if share.known.is_measured else 0
             ),
             spread_ms=finishes[node].deviation_ms,
-            reason="",
+            reason=batches[node].reason,
             upload_after_ms=delays[node],
             connections=share.known.connections,
+            batch_size=batches[node].size,
         )
         for node, share in working.items()
     }
@@ -315,9 +330,9 @@ def _deadline(
 ) -> Milliseconds:
     """When the round closes; 0 while less than a quorum of it has been measured."""
     quorum = max(1, ceil(request.spec.round.quorum * len(plans) - 1e-9))
-    batch_size = request.spec.training.batch_size
+    stated = request.spec.training.batch_size
     arrivals = tuple(
-        Arrival(plan.forecast_ms, plan.spread_ms, Samples(plan.inner_steps * batch_size))
+        Arrival(plan.forecast_ms, plan.spread_ms, Samples(plan.inner_steps * plan.batch(stated)))
         for node, plan in plans.items()
         if working[node].known.is_measured
     )
@@ -349,6 +364,7 @@ def _memory(
             lighter_rounds=share.lighter_rounds,
             inner_steps=asked.get(node, memory.inner_steps),
             connections=plans[node].connections if node in plans else memory.connections,
+            batch_size=plans[node].batch_size if node in plans else memory.batch_size,
         )
     return PlanMemory(
         inner_steps=middle_.inner_steps,

@@ -21,7 +21,10 @@ def rate(bits_per_s: float) -> str:
 
 
 def node_reason(plan: NodePlan, *, up_bits_per_s: float, deadline_ms: int, why: str = "") -> str:
-    """``H=80, int4, uplink 6 Mbit/s, forecast 31 s, deadline 42 s``."""
+    """``H=80, int4, uplink 6 Mbit/s, forecast 31 s, deadline 42 s (WHY)``. What the plan's reason
+    says already goes before the rest of why.
+    """
+    why = "; ".join(filter(None, (plan.reason, why)))
     said = [f"H={plan.inner_steps}", plan.codec]
     if up_bits_per_s:
         said.append(f"uplink {rate(up_bits_per_s)}")

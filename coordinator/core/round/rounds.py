@@ -236,8 +236,15 @@ def _idle(job: Job, round_: Round) -> list[NodeId]:
 def _handed_on(round_: Round, shard: Shard) -> NodePlan:
     """The plan of the participant that left the shard behind, for a node nothing is forecast of."""
     plan = next(each.plan for each in round_.participants.values() if each.shard == shard)
-    reason = f"H={plan.inner_steps}, {plan.codec}, taken over"
-    return NodePlan(plan.inner_steps, plan.codec, Milliseconds(0), Milliseconds(0), reason)
+    return NodePlan(
+        inner_steps=plan.inner_steps,
+        codec=plan.codec,
+        forecast_ms=Milliseconds(0),
+        spread_ms=Milliseconds(0),
+        reason=f"H={plan.inner_steps}, {plan.codec}, taken over",
+        connections=plan.connections,
+        batch_size=plan.batch_size,
+    )
 
 
 def closed(job: Job) -> Step:

@@ -49,7 +49,8 @@ class Done(NamedTuple):
 
     job_id: JobId
     lease: int
-    inner_steps: int
+    inner_steps: float
+    """Counted in steps of the job's own batch."""
     compute_ms: Milliseconds
     forecast_ms: Milliseconds
     """0: nothing was forecast."""

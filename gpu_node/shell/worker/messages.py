@@ -34,10 +34,15 @@ class Train(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     options: dict[str, str | int | float | bool] = {}
     inner_steps: int
     batch_size: int
+    """Of this node."""
+    stated_batch_size: int = 0
+    """As the job file has it; 0: the same."""
     learning_rate: float
     weight_decay: float = 0.0
     warmup_steps: int = 0
-    """Warm-up ends when the whole job has processed ``warmup_steps * batch_size`` samples."""
+    """Warm-up ends when the whole job has processed ``warmup_steps`` times the stated batch in
+    samples.
+    """
     schedule: str = "constant"
     """``constant`` or ``cosine``."""
     codec: str
@@ -70,6 +75,11 @@ class Train(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The update of ``resume_from`` was refused: it goes back into the error feedback."""
     update_path: str
     """Where the update is written, replacing what is there."""
+
+    @property
+    def usual_batch_size(self) -> int:
+        """Samples in a step of the job, whatever they are on this node."""
+        return self.stated_batch_size or self.batch_size
 
 
 class Draw(msgspec.Struct, frozen=True, tag=True, kw_only=True):

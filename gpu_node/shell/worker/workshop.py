@@ -122,9 +122,13 @@ class Workshop:
                 made = self._engine.trainer(entry, request)
         except (OptionError, DatasetError, BuilderMissingError) as error:
             raise ShardError(str(error)) from error
-        if self._pace.floor_s:
-            made = PacedTrainer(made, self._pace)
-        return lambda wanted, watch: train_shard(wanted, made, watch)
+        return lambda wanted, watch: train_shard(wanted, self._paced(made, wanted), watch)
+
+    def _paced(self, trainer: Trainer, request: Train) -> Trainer:
+        """The trainer as the device that this one plays."""
+        if not self._pace.floor_s:
+            return trainer
+        return PacedTrainer(trainer, self._pace, request.usual_batch_size)
 
     def _answer_null(self, request: Train, layout: Layout, watch: Watch) -> Trained:
         """Nothing is computed, but what a device would take for it may pass, and is told."""
@@ -132,7 +136,7 @@ class Workshop:
         if self._pace.floor_s:
             for _ in range(request.inner_steps):
                 watch.refuse_aborted()
-                time.sleep(self._pace.step_s)
+                time.sleep(self._pace.step_s * request.batch_size / request.usual_batch_size)
         compute_ms = Milliseconds(round((time.monotonic() - started_s) * 1000))
         answer = answer_null(request, layout, watch)
         return msgspec.structs.replace(answer, compute_ms=compute_ms)

@@ -72,6 +72,7 @@ def test_a_train_that_contradicts_itself_is_bounded() -> None:
 
 def test_step_time_is_that_of_one_step() -> None:
     assert after(Steps(AT, 40, Milliseconds(4_000))).step_us.mean == 100_000
+    assert after(Steps(AT, 0.75, Milliseconds(150))).step_us.mean == 200_000
     assert after(Steps(AT, 0, Milliseconds(5))).step_us.count == 0
 
 

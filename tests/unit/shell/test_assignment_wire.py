@@ -13,8 +13,10 @@ LAYOUT = Digest("0d" * 32)
 MODEL = Digest("0e" * 32)
 
 
-def sent() -> node_pb2.Assignment:
-    plan = replace(node_plan(3, "topk64"), upload_after_ms=at(700), connections=4)
+def sent(batch_size: int = 0) -> node_pb2.Assignment:
+    plan = replace(
+        node_plan(3, "topk64"), upload_after_ms=at(700), connections=4, batch_size=batch_size
+    )
     job = after(planning(), planned(0, {ALICE: plan, BOB: node_plan()}))
     assert job.model is not None
     job = replace(job, model=replace(job.model, blob=replace(job.model.blob, digest=MODEL)))
@@ -43,3 +45,11 @@ def test_the_tables_show_why_a_participant_has_its_work() -> None:
     assert job.round is not None
     summary = participant_summary(ALICE, job.round.participants[ALICE], None)
     assert summary.reason == "H=3, int4, as planned"
+
+
+def test_a_batch_of_its_own_reaches_the_node_beside_the_jobs() -> None:
+    work = assignment_value(sent()).task
+    assert (work.batch_size, work.stated_batch_size, work.full_steps) == (4, 4, 3)
+    own = assignment_value(sent(batch_size=6)).task
+    assert (own.batch_size, own.stated_batch_size, own.full_steps) == (6, 4, 4.5)
+    assert sum(run.count for run in own.ranges) == 18

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from gpu_node.shell.worker.limits import Limits
 from gpu_node.shell.worker.shard.training import Watch
 from gpu_node.shell.worker.trainer.paced import Pace
@@ -35,3 +37,11 @@ def test_a_worker_that_trains_nothing_tells_the_time_that_it_let_pass(tmp_path: 
     workshop = Workshop("null", Limits(1, 0, Milliseconds(2)))
     told = workshop.train(request, Watch(lambda: None, lambda _: None, lambda _: None))
     assert told.compute_ms >= 2 * request.inner_steps
+
+
+def test_a_step_with_half_a_batch_is_given_half_the_time(tmp_path: Path) -> None:
+    request = Desk(tmp_path, Subject("null", "null", {"parameters": 8})).request(0)
+    request = replace(request, inner_steps=1, batch_size=8, stated_batch_size=16)
+    workshop = Workshop("null", Limits(1, 0, Milliseconds(40)))
+    told = workshop.train(request, Watch(lambda: None, lambda _: None, lambda _: None))
+    assert told.compute_ms >= 20

@@ -72,10 +72,11 @@ def _note_done(parts: Parts, node: NodeId, header: node_pb2.UpdateHeader) -> Non
     digest = digest_from_wire(header.digest.value)
     if participant is None or not admission.is_accepted(room.job, node, lease, digest):
         return
+    stated = room.job.round.spec.training.batch_size
     done = Done(
         job_id=job_id,
         lease=lease,
-        inner_steps=header.report.inner_steps,
+        inner_steps=header.report.inner_steps * participant.plan.batch(stated) / stated,
         compute_ms=Milliseconds(header.report.compute_ms),
         forecast_ms=participant.plan.forecast_ms,
         took_ms=participant.took_ms,

@@ -131,7 +131,7 @@ def _train(request: Train, trainer: Trainer, batches: list[Indices], watch: Watc
     schedule = Schedule(
         request.learning_rate,
         request.schedule,
-        Samples(request.warmup_steps * request.batch_size),
+        Samples(request.warmup_steps * request.usual_batch_size),
         request.total_samples,
     )
     processed = int(request.global_samples)

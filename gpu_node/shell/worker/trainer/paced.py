@@ -31,11 +31,18 @@ class Pace(NamedTuple):
 
 
 class PacedTrainer:
-    """A trainer whose inner steps take a while at least; what they compute is the same."""
+    """A trainer whose inner steps take a while at least; what they compute is the same.
 
-    def __init__(self, trainer: Trainer, pace: Pace) -> None:
+    Args:
+        trainer: Does the work.
+        pace: Of a step with a full batch; one with less takes less.
+        full_batch: Samples in it.
+    """
+
+    def __init__(self, trainer: Trainer, pace: Pace, full_batch: int) -> None:
         self._trainer = trainer
         self._pace = pace
+        self._full_batch = full_batch
 
     @property
     def layout(self) -> Layout:
@@ -53,7 +60,7 @@ class PacedTrainer:
 
     def step(self, indices: NDArray[np.int64], learning_rate: float) -> SupportsFloat:
         """See `Trainer`. The device is waited for: its work is part of the step's time."""
-        due_s = time.monotonic() + self._pace.step_s
+        due_s = time.monotonic() + self._pace.step_s * len(indices) / self._full_batch
         loss = float(self._trainer.step(indices, learning_rate))
         time.sleep(max(0.0, due_s - time.monotonic()))
         return loss
