@@ -1,6 +1,7 @@
 """How many differences between models are kept: a node that missed some rounds applies several."""
 
 from coordinator.core.job import Delta, Model
+from hypergpu.ids import Digest
 from hypergpu.units import Bytes
 
 DELTAS_MOST = 16
@@ -17,3 +18,10 @@ def chained(base: Model, delta: Delta, model_bytes: Bytes) -> tuple[Delta, ...]:
     while len(chain) > 1 and _SHARE * sum(each.blob.size_bytes for each in chain) >= model_bytes:
         chain = chain[1:]
     return chain
+
+
+def initial_of(model: Model) -> Digest | None:
+    """The job's first model, where ``model`` is it or its deltas lead on from it: nodes draw it."""
+    if len(model.deltas) != model.round:
+        return None
+    return model.deltas[0].base if model.deltas else model.blob.digest

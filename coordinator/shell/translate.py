@@ -5,6 +5,7 @@ import math
 import msgspec
 
 from coordinator.core.commands import AssignShard, CancelShard
+from coordinator.core.deltas import initial_of
 from coordinator.core.job import BlobRef, Delta, Job, Model, Participant, Score, Work
 from coordinator.shell.journal.records import Entry, TokenRecord
 from coordinator.shell.node_words import Advance, Capabilities
@@ -99,6 +100,10 @@ def assignment_message(
         upload_after_ms=command.plan.upload_after_ms,
         connections=command.plan.connections,
     )
+    if (initial := initial_of(command.model)) is not None:
+        seed = spec.training.seed
+        drawn = tensor_pb2.InitialModel(digest=digest_message(initial), seed=seed)
+        message.model.initial.CopyFrom(drawn)
     if command.manifest is not None:
         message.manifest.CopyFrom(blob_message(command.manifest))
     if command.last_accepted is not None:

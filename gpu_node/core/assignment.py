@@ -29,6 +29,13 @@ class Delta(msgspec.Struct, frozen=True):
     scheme: str
 
 
+class InitialModel(msgspec.Struct, frozen=True):
+    """A job's first model: it follows from the workload, its options and ``seed``."""
+
+    digest: Digest
+    seed: int
+
+
 class SampleRange(msgspec.Struct, frozen=True):
     """Positions [start, start + count) of the partition's endless stream."""
 
@@ -47,6 +54,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, str | int | float | bool] = {}
     inner_steps: int
     batch_size: int
+    """Of this node."""
+    stated_batch_size: int = 0
+    """As the job file has it; 0: the same."""
     learning_rate: float
     weight_decay: float = 0.0
     warmup_steps: int = 0
@@ -54,9 +64,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     codec: str
     seed: int
     global_samples: Samples = Samples(0)
-    """Of this node."""
-    stated_batch_size: int = 0
-    """As the job file has it; 0: the same."""
     total_samples: Samples = Samples(0)
     partition: int = 0
     partitions: int = 1
@@ -67,6 +74,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     layout: Digest
     manifest: BlobRef | None = None
 
+    @property
+    def full_steps(self) -> float:
+        """Inner steps, counted in steps of the job's own batch."""
+        return self.inner_steps * self.batch_size / (self.stated_batch_size or self.batch_size)
+
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """One piece of work: a shard of one round of one job, under a lease."""
@@ -74,13 +86,10 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     lease: Lease
     slot: Slot
     task: Task
-    @property
-    def full_steps(self) -> float:
-        """Inner steps, counted in steps of the job's own batch."""
-        return self.inner_steps * self.batch_size / (self.stated_batch_size or self.batch_size)
-
     deltas: tuple[Delta, ...] = ()
     """Newest last: each leads to the base of the next, the last one to the assigned model."""
+    initial: InitialModel | None = None
+    """The job's first model, where the assigned one is it or ``deltas`` lead on from it."""
     last_accepted: Digest | None = None
     """The newest update of this node that the coordinator accepted in this job."""
     deadline_in_ms: Milliseconds = Milliseconds(0)

@@ -28,6 +28,7 @@ from gpu_node.shell.link.refusals import refusal_in, why
 from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.datasets import Datasets
 from gpu_node.shell.transfer.download import Download
+from gpu_node.shell.transfer.drawing import Drawing
 from gpu_node.shell.transfer.models import Models
 from gpu_node.shell.transfer.upload import Uploader
 from hypergpu.refusal import Reason, RefusalError
@@ -75,12 +76,13 @@ class Errands:
         link: ControlLink,
         cache: BlobCache,
         uploader: Uploader,
+        drawing: Drawing,
         post: Post,
     ) -> None:
         self._link = link
         self._cache = cache
         self._download = Download(cache, link.prober.findings)
-        self._models = Models(cache, self._download)
+        self._models = Models(cache, self._download, drawing)
         self._datasets = Datasets(cache, self._download)
         self._uploader = uploader
         self._report = post.event

@@ -63,6 +63,7 @@ from gpu_node.shell.state.places import Places
 from gpu_node.shell.supervision import WorkerProcess, worker_caps, worker_command, worker_kind
 from gpu_node.shell.training import Trainer
 from gpu_node.shell.transfer.cache import BlobCache
+from gpu_node.shell.transfer.drawing import Drawing
 from gpu_node.shell.transfer.upload import Uploader
 from gpu_node.shell.translate import capabilities_message, lease_message
 from gpu_node.shell.worker.messages import Ready
@@ -211,7 +212,9 @@ class Runtime:
         uploader = Uploader(self._places, self._identity, link.prober.findings)
         cache = BlobCache(self._places, Bytes(settings.cache_bytes))
         trainer = Trainer(self._places, self._worker, report=self._post.event, send=link.send)
-        errands = Errands(link, cache, uploader, self._post)
+        limit_ms = Milliseconds(settings.first_progress_limit_ms)
+        drawing = Drawing(cache, self._worker, limit_ms)
+        errands = Errands(link, cache, uploader, drawing, self._post)
         return _Tools(link, errands, uploader, trainer, self._applicant(capabilities))
 
     async def _advance(self, tools: "_Tools", event: Event) -> Leave | None:

@@ -8,6 +8,7 @@ from gpu_node.core.assignment import (
     Assignment,
     BlobRef,
     Delta,
+    InitialModel,
     Lease,
     SampleRange,
     Task,
@@ -97,6 +98,7 @@ def assignment_value(message: node_pb2.Assignment) -> Assignment:
         slot=Slot(message.slot),
         task=_task(message),
         deltas=tuple(_delta(delta) for delta in message.model.deltas),
+        initial=_initial(message.model),
         last_accepted=digest_from_wire(message.last_accepted.value) if has_accepted else None,
         deadline_in_ms=Milliseconds(message.deadline_in_ms),
         upload_after_ms=Milliseconds(message.upload_after_ms),
@@ -114,9 +116,9 @@ def _task(message: node_pb2.Assignment) -> Task:
         options=_options_value(message.workload_options),
         inner_steps=training.inner_steps,
         batch_size=training.batch_size,
+        stated_batch_size=training.stated_batch_size,
         learning_rate=training.learning_rate,
         weight_decay=training.weight_decay,
-        stated_batch_size=training.stated_batch_size,
         warmup_steps=training.warmup_steps,
         schedule=training.schedule or "constant",
         codec=training.codec,
@@ -146,6 +148,12 @@ def _options_value(text: str) -> dict[str, str | int | float | bool]:
 def _delta(message: tensor_pb2.DeltaRef) -> Delta:
     base = digest_from_wire(message.base.value)
     return Delta(base, blob_value(message.blob), message.scheme)
+
+
+def _initial(model: tensor_pb2.ModelRef) -> InitialModel | None:
+    if not model.HasField("initial"):
+        return None
+    return InitialModel(digest_from_wire(model.initial.digest.value), model.initial.seed)
 
 
 def update_claim(node: NodeId, lease: Lease, update: Update, nonce: int) -> UpdateClaim:

@@ -28,6 +28,12 @@ Fitted to rounds of a small model, 0.86 s.
 """
 
 
+_AT_HAND_MS = 15
+"""Until a model that needs no bytes is there: found in the cache, or drawn by the worker. Measured
+with a million parameters: 12 ms.
+"""
+
+
 class Upstream(Protocol):
     """What a virtual node needs of the virtual coordinator."""
 
@@ -225,6 +231,9 @@ class NodeActor:
     def _fetch(self, assignment: Assignment) -> None:
         connection, lease = self.connection, assignment.lease
         size_bytes = self._missing_bytes(assignment)
+        if not size_bytes:
+            self._later(_AT_HAND_MS, lambda: self._fetched(assignment))
+            return
         wait_ms = self.link.message_ms(Way.UP) + self._disk_ms(size_bytes)
         lines = assignment.connections
 
@@ -233,12 +242,16 @@ class NodeActor:
             if self.connection == connection:
                 self.downloads_ms.append(took_ms)
                 self._moved(Direction.DOWN, size_bytes, took_ms - wait_ms, connections=lines)
-                self._models[lease.job_id] = assignment.task.model.digest
-                self.happened(events.InputsFetched(at_ms=now_ms, lease=lease))
+                self._fetched(assignment)
             else:
                 self.happened(events.FetchBroken(at_ms=now_ms, lease=lease, reason="cut off"))
 
         self.link.move(Way.DOWN, size_bytes, arrive, wait_ms=wait_ms, connections=lines)
+
+    def _fetched(self, assignment: Assignment) -> None:
+        lease = assignment.lease
+        self._models[lease.job_id] = assignment.task.model.digest
+        self.happened(events.InputsFetched(at_ms=self._agenda.now_ms, lease=lease))
 
     def _moved(
         self, direction: Direction, size_bytes: Bytes, took_ms: int, *, connections: int
@@ -250,12 +263,15 @@ class NodeActor:
             self._upstream.measured(self.node, seen)
 
     def _missing_bytes(self, assignment: Assignment) -> Bytes:
-        """Nothing, the deltas that lead on from the newest model here, or all of it."""
-        model, deltas = assignment.task.model, assignment.deltas
-        held = self._models.get(assignment.lease.job_id)
-        if held == model.digest:
+        """Nothing, the deltas that lead on from the newest model here, or all of it.
+
+        The job's first model is drawn by whoever needs it.
+        """
+        model, deltas, initial = assignment.task.model, assignment.deltas, assignment.initial
+        held = {self._models.get(assignment.lease.job_id), initial.digest if initial else None}
+        if model.digest in held:
             return Bytes(0)
-        places = [place for place, delta in enumerate(deltas) if delta.base == held]
+        places = [place for place, delta in enumerate(deltas) if delta.base in held]
         if not places:
             return model.size_bytes
         led_on = sum(delta.blob.size_bytes for delta in deltas[places[-1] :])

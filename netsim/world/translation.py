@@ -1,7 +1,16 @@
 """From the coordinator's words to the node's, without the wire between them."""
 
 from coordinator.core.commands import AssignShard
-from gpu_node.core.assignment import Assignment, BlobRef, Delta, Lease, SampleRange, Task
+from coordinator.core.deltas import initial_of
+from gpu_node.core.assignment import (
+    Assignment,
+    BlobRef,
+    Delta,
+    InitialModel,
+    Lease,
+    SampleRange,
+    Task,
+)
 from hypergpu.ids import Digest, JobId
 from hypergpu.units import Milliseconds
 
@@ -33,11 +42,13 @@ def assigned(job_id: JobId, command: AssignShard, now_ms: Milliseconds) -> Assig
         Delta(delta.base, BlobRef(delta.blob.digest, delta.blob.size_bytes), delta.scheme)
         for delta in command.model.deltas
     )
+    initial = initial_of(command.model)
     return Assignment(
         lease=Lease(job_id, command.round, command.lease),
         slot=command.slot,
         task=task,
         deltas=deltas,
+        initial=None if initial is None else InitialModel(initial, spec.training.seed),
         last_accepted=command.last_accepted,
         upload_after_ms=command.plan.upload_after_ms,
         connections=command.plan.connections,

@@ -1,4 +1,6 @@
-"""The model of an assignment: from the cache, by small deltas from an earlier one, or whole."""
+"""The model of an assignment: from the cache, drawn here where it is a job's first one, by small
+deltas from an earlier one, or whole.
+"""
 
 import asyncio
 from itertools import count
@@ -12,6 +14,7 @@ from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.refusals import refusal_in, why
 from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.download import Download
+from gpu_node.shell.transfer.drawing import Drawing
 from hypergpu.codec import ApplyError, apply_delta
 from hypergpu.ids import Digest
 from hypergpu.layout import JSON_BYTES_MAX, Layout, LayoutError, layout_from_json
@@ -21,18 +24,27 @@ log = structlog.get_logger()
 
 
 class Models:
-    """Brings models. Raises what `Download.fetch` raises."""
+    """Brings models. Raises what `Download.fetch` raises.
 
-    def __init__(self, cache: BlobCache, download: Download) -> None:
+    Args:
+        cache: Where models lie.
+        download: What fetches.
+        drawing: What draws first models; None: they are fetched like others.
+    """
+
+    def __init__(
+        self, cache: BlobCache, download: Download, drawing: Drawing | None = None
+    ) -> None:
         self._cache = cache
         self._download = download
+        self._drawing = drawing
         self._layouts: dict[Digest, Layout] = {}
         self._attempts = count()
 
     async def bring(self, calls: Calls, assignment: Assignment) -> Path:
         """The assigned model's file, whole and checked."""
         model = assignment.task.model
-        path = await self._cache.held(model)
+        path = await self._held(model, assignment)
         if path is None and assignment.deltas:
             path = await self._advanced(calls, assignment)
         if path is None:
@@ -65,9 +77,20 @@ class Models:
         deltas = assignment.deltas
         for place in reversed(range(len(deltas))):
             base = BlobRef(deltas[place].base, assignment.task.model.size_bytes)
-            if (path := await self._cache.held(base)) is not None:
+            if (path := await self._held(base, assignment)) is not None:
                 return path, deltas[place:]
         return None, ()
+
+    async def _held(self, model: BlobRef, assignment: Assignment) -> Path | None:
+        """A model that needs no fetching: from the cache, or drawn if it is the job's first."""
+        path, initial = await self._cache.held(model), assignment.initial
+        is_first = initial is not None and model.digest == initial.digest
+        if path is not None or not is_first or self._drawing is None:
+            return path
+        path = await self._drawing.bring(assignment)
+        if path is not None:
+            self._cache.use_model(assignment.lease.job_id, model.digest)
+        return path
 
     async def _advance(
         self, calls: Calls, base: Path, deltas: tuple[Delta, ...], *, model: BlobRef, layout: Layout
