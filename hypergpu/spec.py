@@ -55,6 +55,8 @@ class RoundRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """0: a round waits for every node that is not lost."""
     quorum: float = 0.6
     """Least share of the assigned updates that may close a round at its deadline, in (0, 1]."""
+    connections: int = 1
+    """Of each node, for models and updates, where no plan decides on them."""
 
 
 class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -45,6 +45,7 @@ LIMITS: Mapping[str, Limit] = {
     "outer.momentum": Limit(0, 1, excludes_most=True),
     "round.deadline_ms": Limit(0, 7 * 24 * 3_600_000),
     "round.quorum": Limit(0, 1, excludes_least=True),
+    "round.connections": Limit(1, 16),
     "data.alpha": Limit(0, 1e6, excludes_least=True),
     "data.partitions": Limit(0, 100_000),
     "evaluation.every": Limit(1, 1_000_000),

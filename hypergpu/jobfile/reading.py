@@ -225,9 +225,10 @@ class _Reader:
         for key in PLANNED:
             table, _, name = key.partition(".")
             if name in self._given[table]:
-                what = f'{name} does nothing with strategy "aware", which plans each node\'s codec'
-                fix = f"remove {name}; the lightest codec allowed is sparsest in [aware]"
-                self._complain(key, what, fix)
+                is_codec = table == "codec"
+                what = f'{name} does nothing with strategy "aware", which plans it for each node'
+                hint = "; the lightest codec allowed is sparsest in [aware]" if is_codec else ""
+                self._complain(key, what, f"remove {name}{hint}")
 
     def _built(self) -> JobSpec:
         strategy = str(self._given[TOP].get("strategy", "diloco"))

@@ -29,7 +29,7 @@ FIXED: Mapping[str, Mapping[str, Scalar]] = {
     "aware": {"round.deadline_ms": 0},
 }
 
-PLANNED = ("codec.up", "codec.down")
+PLANNED = ("codec.up", "codec.down", "round.connections")
 """Keys that mean nothing to ``aware``: each node's plan decides."""
 
 

@@ -43,6 +43,14 @@ def test_a_job_starts_only_at_its_stated_number_of_nodes() -> None:
     assert commands_of(step, SetDeadline) == [SetDeadline(0, at(1030))]
 
 
+def test_the_connections_that_a_job_states_are_those_of_every_node() -> None:
+    several = replace(SPEC, round=replace(SPEC.round, connections=4))
+    one = after(replace(waiting(), spec=several), events.NodeJoined(at_ms=at(20), node=ALICE))
+    step = transition(one, events.NodeJoined(at_ms=at(30), node=BOB))
+    given = [command for command in step.commands if isinstance(command, AssignShard)]
+    assert [command.plan.connections for command in given] == [4, 4]
+
+
 def test_updates_are_folded_in_slot_order_whatever_their_order_of_arrival() -> None:
     first = transition(
         after(training(), received(BOB, round_=0, lease=2)), received(ALICE, round_=0, lease=1)

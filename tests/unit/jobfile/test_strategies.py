@@ -71,8 +71,16 @@ def test_what_a_strategy_fixes_may_be_repeated() -> None:
         (
             'strategy = "aware"\n[codec]\ndown = "int4"\n',
             (
-                'job.toml:4 [codec] down: down does nothing with strategy "aware", which plans each'
-                " node's codec. Fix: remove down; the lightest codec allowed is sparsest in [aware]"
+                'job.toml:4 [codec] down: down does nothing with strategy "aware", which plans it'
+                " for each node. Fix: remove down; the lightest codec allowed is sparsest in"
+                " [aware]"
+            ),
+        ),
+        (
+            'strategy = "aware"\n[round]\nconnections = 4\n',
+            (
+                'job.toml:4 [round] connections: connections does nothing with strategy "aware",'
+                " which plans it for each node. Fix: remove connections"
             ),
         ),
         (
