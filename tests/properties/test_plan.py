@@ -186,6 +186,54 @@ def test_a_deadline_leaves_time_for_the_quorum(
     assert plan.deadline_ms >= forecasts[needed - 1]
 
 
+def _request(fleet: list[Truth], sharding: str) -> PlanRequest:
+    job = spec(nodes=len(fleet), sharding=sharding)
+    return PlanRequest(
+        round=1,
+        at_ms=Milliseconds(0),
+        spec=job,
+        candidates={node: Slot(slot) for slot, node in enumerate(names(len(fleet)))},
+        samples_done=Samples(0),
+        samples_total=total_samples(job),
+    )
+
+
+def _first_plan(fleet: list[Truth], sharding: str) -> RoundPlan:
+    nodes = names(len(fleet))
+    request = _request(fleet, sharding)
+    found = {node: known(truth) for node, truth in zip(nodes, fleet, strict=True)}
+    return plan_round(request, found, SIZES)
+
+
+shardings = st.sampled_from(["iid", "dirichlet"])
+
+
+@given(st.lists(steady, min_size=5, max_size=8), truths, shardings)
+@settings(max_examples=150, deadline=None)
+def test_nobody_waits_for_a_node_on_trial(others: list[Truth], trial: Truth, sharding: str) -> None:
+    nodes = names(len(others) + 1)
+    request = _request([*others, trial], sharding)
+    on_trial = PlanMemory(
+        20,
+        0,
+        is_sparse=False,
+        nodes={nodes[-1]: NodeMemory("int4", rests_until_round=1, retries=1)},
+    )
+    request = replace(request, previous=on_trial)
+    found = {node: known(truth) for node, truth in zip(nodes, [*others, trial], strict=True)}
+    slower = {**found, nodes[-1]: known(slowed(trial))}
+    plan, later = (plan_round(request, each, SIZES) for each in (found, slower))
+    if plan.nodes.keys() != later.nodes.keys() or plan.is_sparse != later.is_sparse:
+        return
+    steps = [[each.nodes[node].inner_steps for node in nodes[:-1]] for each in (plan, later)]
+    if steps[0] == steps[1]:
+        assert plan.deadline_ms == later.deadline_ms
+
+
+def slowed(truth: Truth) -> Truth:
+    return Truth(truth.step_ms, truth.up_mbit_s / 20, truth.down_mbit_s / 20, truth.rtt_ms)
+
+
 @given(asked())
 @settings(max_examples=200, deadline=None)
 def test_the_last_rounds_share_what_is_left(
@@ -197,24 +245,6 @@ def test_the_last_rounds_share_what_is_left(
     given_ = batch * sum(part.inner_steps for part in plan.nodes.values())
     left = request.samples_total - request.samples_done
     assert given_ <= max(left, 0) + batch * len(plan.nodes)
-
-
-def _first_plan(fleet: list[Truth], sharding: str) -> RoundPlan:
-    nodes = names(len(fleet))
-    job = spec(nodes=len(fleet), sharding=sharding)
-    request = PlanRequest(
-        round=1,
-        at_ms=Milliseconds(0),
-        spec=job,
-        candidates={node: Slot(slot) for slot, node in enumerate(nodes)},
-        samples_done=Samples(0),
-        samples_total=total_samples(job),
-    )
-    found = {node: known(truth) for node, truth in zip(nodes, fleet, strict=True)}
-    return plan_round(request, found, SIZES)
-
-
-shardings = st.sampled_from(["iid", "dirichlet"])
 
 
 @given(st.lists(steady, min_size=2, max_size=8), steady, shardings)

@@ -328,19 +328,24 @@ def _deadline(
     working: Mapping[NodeId, Share],
     span_us: float,
 ) -> Milliseconds:
-    """When the round closes; 0 while less than a quorum of it has been measured."""
+    """When the round closes; 0 while less than a quorum of it has been measured.
+
+    Nobody waits for those on trial, unless there is no quorum without them.
+    """
     quorum = max(1, ceil(request.spec.round.quorum * len(plans) - 1e-9))
+    awaited = {node for node in plans if working[node].part.may_stretch}
+    awaited = awaited if len(awaited) >= quorum else set(plans)
     stated = request.spec.training.batch_size
     arrivals = tuple(
         Arrival(plan.forecast_ms, plan.spread_ms, Samples(plan.inner_steps * plan.batch(stated)))
         for node, plan in plans.items()
-        if working[node].known.is_measured
+        if node in awaited and working[node].known.is_measured
     )
     if len(arrivals) < quorum:
         return Milliseconds(0)
     is_own_data = request.spec.data.sharding != "iid"
     latest = [arrival.late_ms for arrival in arrivals] if is_own_data else []
-    if len(arrivals) < len(plans):
+    if len(arrivals) < len(awaited):
         latest.append(Milliseconds(int(_UNMEASURED_SPANS * span_us / 1000)))
     return max([deadline(arrivals, quorum), *latest])
 
