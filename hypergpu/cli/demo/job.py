@@ -15,9 +15,9 @@ class Plan(NamedTuple):
     target: float
     """Least accuracy on the held-out digits."""
     sync_steps: int
-    """That every-step float32 training of this job takes to the target, counted on a LAN."""
-    diloco_rounds: int
-    """That fixed steps and codec take to it, counted likewise; 0: they are the demo's own."""
+    """That every-step float32 training of this job takes to the target, counted on a LAN; 0: not
+    counted for so many nodes.
+    """
     note: str
 
 
@@ -61,13 +61,16 @@ class _Size(NamedTuple):
     rounds: int
     rounds_short: int
     sync_steps: int
-    diloco_rounds: int
+    sync_steps_short: int
 
+
+COUNTED_NODES = 5
+"""For so many the steps of `sync` were counted."""
 
 # Updates of this network are large enough to measure a line by; those of the regression are not, so
-# that no plan would ever be made for it: diloco trains it. Steps of sync and rounds of diloco are
-# those of hypergpu netsim run --lan --strategy NAME with five nodes and this seed, evaluated after
-# every five steps and every round; other seeds take a fifth more steps.
+# that no plan would ever be made for it: diloco trains it. Steps of sync are those of hypergpu
+# netsim run --lan --strategy sync with five nodes and this seed, evaluated after every five steps;
+# other seeds take a fifth more.
 _TORCH = _Size(
     "digits-cnn",
     strategy="aware",
@@ -78,7 +81,7 @@ _TORCH = _Size(
     rounds=12,
     rounds_short=7,
     sync_steps=53,
-    diloco_rounds=4,
+    sync_steps_short=45,
 )
 _NUMPY = _Size(
     "digits-softmax",
@@ -88,9 +91,9 @@ _NUMPY = _Size(
     learning_rate=0.01,
     momentum=0.9,
     rounds=40,
-    rounds_short=20,
+    rounds_short=30,
     sync_steps=241,
-    diloco_rounds=0,
+    sync_steps_short=261,
 )
 
 
@@ -105,11 +108,18 @@ def plan(nodes: int, *, is_short: bool, worker: str = "") -> Plan:
     has_torch = importlib.util.find_spec("torch") is not None
     if (worker or ("torch" if has_torch else "numpy")) == "torch":
         spec = _spec(_TORCH, nodes, is_short=is_short)
-        return Plan(spec, "torch", 0.97, _TORCH.sync_steps, _TORCH.diloco_rounds, "")
+        steps = _sync_steps(_TORCH, nodes, is_short=is_short)
+        return Plan(spec, "torch", 0.97, steps, "")
     why = "as asked" if worker else "torch is not installed"
     note = f"{why}: softmax regression by the numpy worker, which reaches less accuracy"
     spec = _spec(_NUMPY, nodes, is_short=is_short)
-    return Plan(spec, "numpy", 0.93, _NUMPY.sync_steps, _NUMPY.diloco_rounds, note)
+    return Plan(spec, "numpy", 0.93, _sync_steps(_NUMPY, nodes, is_short=is_short), note)
+
+
+def _sync_steps(of: _Size, nodes: int, *, is_short: bool) -> int:
+    if nodes != COUNTED_NODES:
+        return 0
+    return of.sync_steps_short if is_short else of.sync_steps
 
 
 def _spec(of: _Size, nodes: int, *, is_short: bool) -> JobSpec:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from hypergpu.cli.figures import span
 from hypergpu.cli.output import Column
 from hypergpu.cli.show.history import History, RoundPoint, reached
-from hypergpu.spec import JobSpec
 from hypergpu.units import Milliseconds
 
 COLUMNS = (
@@ -64,32 +63,45 @@ def measured(strategy: str, history: History, target: float) -> Runner:
     return Runner(strategy, there.at_ms if there else None, "measured")
 
 
-def estimated_fixed(history: History, spec: JobSpec, rounds: int) -> Runner:
-    """`diloco` out of the rounds that were taken with its settings before anything was measured.
+def extrapolated_sync(rounds: Sequence[RoundPoint], steps: int) -> Runner:
+    """`sync` out of a few of its steps over these lines, and how many it takes on a LAN.
 
-    Those are as its rounds are: the same steps and scheme for all, and everybody is waited for.
+    The first step is counted once: in it everybody starts the job. How long the others take says
+    how long all after the first would.
 
     Args:
-        history: Of the demo's own job.
-        spec: That job.
-        rounds: That `diloco` takes to the target.
+        rounds: At least two of its steps.
+        steps: That it takes to the target; 0: not known.
     """
-    like_it = [each for each in history.rounds if _is_fixed(each, spec)]
-    if not like_it:
-        return Runner("diloco", None, "not known: no round was like its rounds")
-    each_ms = statistics.fmean(each.duration_ms for each in like_it)
-    how = f"estimated: {rounds} rounds of {span(each_ms / 1000)}, as the first {len(like_it)} here"
-    return Runner("diloco", Milliseconds(round(rounds * each_ms)), how)
+    if not steps:
+        return unknown_sync()
+    if len(rounds) < 2:
+        return Runner("sync", None, "not known: too few of its steps ended")
+    first_ms, *later = (each.duration_ms for each in rounds)
+    each_ms = statistics.fmean(later)
+    how = (
+        f"extrapolated: {steps} steps, the first {span(first_ms / 1000)} and each other"
+        f" {span(each_ms / 1000)}, {_so_many(len(later))} here"
+    )
+    return Runner("sync", Milliseconds(round(first_ms + (steps - 1) * each_ms)), how)
 
 
-def _is_fixed(each: RoundPoint, spec: JobSpec) -> bool:
-    return each.inner_steps == spec.training.inner_steps and set(each.codecs) <= {spec.codec.up}
+def unknown_sync() -> Runner:
+    """With another number of nodes it takes other steps, which nobody has counted."""
+    return Runner("sync", None, "not known: its steps are counted for another number of nodes")
 
 
-def extrapolated_sync(rounds: Sequence[RoundPoint], steps: int) -> Runner:
-    """`sync` out of a few of its steps over these lines, and how many it takes on a LAN."""
-    if not rounds:
-        return Runner("sync", None, "not known: none of its steps ended")
-    each_ms = statistics.fmean(each.duration_ms for each in rounds)
-    how = f"extrapolated: {steps} steps of {span(each_ms / 1000)}, mean of {len(rounds)} here"
-    return Runner("sync", Milliseconds(round(steps * each_ms)), how)
+def _so_many(count: int) -> str:
+    return "as one took" if count == 1 else f"as {count} took on average"
+
+
+def footnotes(target: float, victim: str) -> tuple[str, ...]:
+    """What must be known to read the table."""
+    when = "time since a job's first round was opened, on the line between two evaluations"
+    alone = f"{victim} is killed in the first row alone, the others train undisturbed"
+    counted = "how many it takes was counted once, on a LAN where nothing goes wrong"
+    return (
+        f"target: {target:.0%} of held-out digits; {when}",
+        f"measured: trained here until then, over these lines; {alone}",
+        f"extrapolated: a few steps are measured here; {counted}",
+    )

@@ -5,19 +5,13 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from hypergpu.cli.demo.job import Plan
-from hypergpu.cli.demo.race import (
-    Race,
-    Runner,
-    estimated_fixed,
-    extrapolated_sync,
-    measured,
-)
+from hypergpu.cli.demo.race import Race, Runner, extrapolated_sync, measured, unknown_sync
 from hypergpu.cli.show.history import History
 from hypergpu.jobfile import with_strategy
 from hypergpu.spec import Evaluation, JobSpec
 
-SYNC_ROUNDS = 3
-SYNC_ROUNDS_SHORT = 1
+SYNC_ROUNDS = 4
+SYNC_ROUNDS_SHORT = 2
 Train = Callable[[JobSpec, str], History]
 """Train a job to its end under a title; what its journal told."""
 
@@ -29,33 +23,30 @@ def raced(chosen: Plan, history: History, train: Train, *, is_short: bool) -> Ra
         chosen: The demo's job.
         history: Of that job.
         train: Trains on the same nodes over the same lines.
-        is_short: Take as little time as an honest figure can.
+        is_short: Fewer steps of `sync`.
     """
     own = measured(chosen.spec.strategy, history, chosen.target)
     others = []
     if chosen.spec.strategy != "diloco":
-        others.append(_fixed(chosen, history, train, is_short=is_short))
+        others.append(_fixed(chosen, train))
     others.append(_every_step(chosen, train, is_short=is_short))
     return Race((own, *others))
 
 
-def _fixed(chosen: Plan, history: History, train: Train, *, is_short: bool) -> Runner:
-    if is_short:
-        return estimated_fixed(history, chosen.spec, chosen.diloco_rounds)
+def _fixed(chosen: Plan, train: Train) -> Runner:
     spec = with_strategy(chosen.spec, "diloco")
-    spec = replace(spec, name="demo, diloco", evaluation=_until(chosen))
+    until = replace(spec.evaluation, target=chosen.target)
+    spec = replace(spec, name="demo, diloco", evaluation=until)
     title = "the same job with fixed steps and codec (diloco), until it is at the target"
     return measured("diloco", train(spec, title), chosen.target)
 
 
 def _every_step(chosen: Plan, train: Train, *, is_short: bool) -> Runner:
+    if not chosen.sync_steps:
+        return unknown_sync()
     rounds = SYNC_ROUNDS_SHORT if is_short else SYNC_ROUNDS
     spec = with_strategy(chosen.spec, "sync")
     training = replace(spec.training, rounds=rounds)
     spec = replace(spec, name="demo, sync", training=training, evaluation=Evaluation(every=rounds))
     title = f"{rounds} steps with every step synchronised (sync), for the time that one takes"
     return extrapolated_sync(train(spec, title).rounds, chosen.sync_steps)
-
-
-def _until(chosen: Plan) -> Evaluation:
-    return replace(chosen.spec.evaluation, target=chosen.target)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hypergpu.cli.cluster.cluster import Cluster
 from hypergpu.cli.cluster.folder import RunFolder, run_folder
 from hypergpu.cli.demo.job import Plan, plan
-from hypergpu.cli.demo.race import COLUMNS, Race, rows
+from hypergpu.cli.demo.race import COLUMNS, Race, footnotes, rows
 from hypergpu.cli.demo.rivals import raced
 from hypergpu.cli.demo.summary import FILE_NAME, Summary, summary_lines, summary_of, write_summary
 from hypergpu.cli.failure import usage_error
@@ -77,7 +77,8 @@ def demonstrate(folder: Path, *, nodes: int, is_short: bool, worker: str = "") -
             race = raced(chosen, trained.history, rest.train, is_short=is_short)
     wall_s = time.monotonic() - started_at_s
     summary = summary_of(trained.job, nodes=nodes, wall_s=wall_s, race=race)
-    _conclude(summary, trained.model_bytes, race, chosen, folder)
+    _say_race(race, chosen.target, fault.victim)
+    _conclude(summary, trained.model_bytes, chosen, folder)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -202,13 +203,15 @@ class Fault:
         return f"{self.victim} started again (process {self.cluster.restart(self.victim)})"
 
 
-def _conclude(summary: Summary, model_bytes: int, race: Race, chosen: Plan, folder: Path) -> None:
-    path = write_summary(summary, folder)
+def _say_race(race: Race, target: float, victim: str) -> None:
     say()
     say_table(COLUMNS, rows(race), empty="")
-    say(
-        f"target: {chosen.target:.0%} of held-out digits; time since a job's first round was opened"
-    )
+    for line in footnotes(target, victim):
+        say(line)
+
+
+def _conclude(summary: Summary, model_bytes: int, chosen: Plan, folder: Path) -> None:
+    path = write_summary(summary, folder)
     say()
     for line in summary_lines(summary, model_bytes):
         say(line)

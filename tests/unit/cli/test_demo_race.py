@@ -1,12 +1,14 @@
 """The demo's table: what was measured here, and what is worked out from it."""
 
-from hypergpu.cli.demo.job import plan
+import pytest
+
+from hypergpu.cli.demo.job import COUNTED_NODES, plan
 from hypergpu.cli.demo.race import (
     COLUMNS,
     Race,
     Runner,
-    estimated_fixed,
     extrapolated_sync,
+    footnotes,
     measured,
     rows,
 )
@@ -15,17 +17,11 @@ from hypergpu.cli.show.history import EvaluationPoint, History, RoundPoint
 from hypergpu.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds, Samples
 
-AWARE = plan(5, is_short=True, worker="torch")
 FIXED = plan(5, is_short=True, worker="numpy")
 
 
-def round_point(number: int, span_ms: int, *, steps: int = 20, codec: str = "int4") -> RoundPoint:
-    return RoundPoint(
-        number=number,
-        duration_ms=Milliseconds(span_ms),
-        inner_steps=steps,
-        codecs={codec: 5},
-    )
+def round_point(number: int, span_ms: int) -> RoundPoint:
+    return RoundPoint(number=number, duration_ms=Milliseconds(span_ms))
 
 
 def history(*rounds: RoundPoint, metric: float = 0.98, at_ms: int = 6000) -> History:
@@ -46,24 +42,23 @@ def test_a_job_that_was_trained_is_told_as_it_was() -> None:
     assert measured("aware", history(metric=0.5), 0.97).at_ms is None
 
 
-def test_diloco_is_estimated_from_rounds_that_were_like_its_own() -> None:
-    told = history(
-        round_point(1, 2000),
-        round_point(2, 4000),
-        round_point(3, 90_000, steps=7),
-        round_point(4, 90_000, codec="topk64"),
+def test_sync_is_extrapolated_with_its_first_step_counted_once() -> None:
+    found = extrapolated_sync(
+        [round_point(1, 9000), round_point(2, 4000), round_point(3, 6000)], 51
     )
-    found = estimated_fixed(told, AWARE.spec, 4)
-    assert found.at_ms == 12_000
-    assert found.how == "estimated: 4 rounds of 3.0 s, as the first 2 here"
-    assert estimated_fixed(history(), AWARE.spec, 4).at_ms is None
+    assert found.at_ms == 9000 + 50 * 5000
+    assert found.how == (
+        "extrapolated: 51 steps, the first 9.0 s and each other 5.0 s, as 2 took on average here"
+    )
+    assert extrapolated_sync([round_point(1, 9000)], 51).at_ms is None
 
 
-def test_sync_is_extrapolated_from_the_steps_that_were_taken() -> None:
-    found = extrapolated_sync([round_point(1, 4000), round_point(2, 6000)], 50)
-    assert found.at_ms == 250_000
-    assert found.how == "extrapolated: 50 steps of 5.0 s, mean of 2 here"
-    assert extrapolated_sync([], 50).at_ms is None
+def test_what_sync_takes_is_not_known_for_nodes_that_nobody_counted_it_with() -> None:
+    train = Trained()
+    race = raced(plan(4, is_short=True, worker="torch"), history(), train, is_short=True)
+    assert [each.strategy for each in train.specs] == ["diloco"]
+    assert (race.runners[2].at_ms, race.sync_ratio) == (None, None)
+    assert "counted for another number of nodes" in race.runners[2].how
 
 
 def test_the_table_has_each_in_multiples_of_the_first() -> None:
@@ -90,26 +85,31 @@ class Trained:
     def __call__(self, spec: JobSpec, title: str) -> History:
         assert spec.strategy in title
         self.specs.append(spec)
-        return history(round_point(1, 5000), at_ms=9000)
+        return history(round_point(1, 8000), round_point(2, 5000), at_ms=9000)
 
 
-def test_the_whole_demo_trains_diloco_to_the_target_and_a_few_steps_of_sync() -> None:
+@pytest.mark.parametrize(("is_short", "rounds"), [(False, SYNC_ROUNDS), (True, SYNC_ROUNDS_SHORT)])
+def test_diloco_is_trained_to_the_target_and_a_few_steps_of_sync(
+    *, is_short: bool, rounds: int
+) -> None:
     train = Trained()
-    race = raced(AWARE, history(), train, is_short=False)
+    chosen = plan(COUNTED_NODES, is_short=is_short, worker="torch")
+    race = raced(chosen, history(), train, is_short=is_short)
     diloco, sync = train.specs
-    assert (diloco.strategy, diloco.evaluation.target) == ("diloco", AWARE.target)
-    assert (sync.strategy, sync.training.rounds, sync.codec.up) == ("sync", SYNC_ROUNDS, "fp32")
+    assert (diloco.strategy, diloco.evaluation.target) == ("diloco", chosen.target)
+    assert (sync.strategy, sync.training.rounds, sync.codec.up) == ("sync", rounds, "fp32")
     assert [each.strategy for each in race.runners] == ["aware", "diloco", "sync"]
-    assert [each.at_ms for each in race.runners] == [6000, 9000, 5000 * AWARE.sync_steps]
-
-
-def test_the_short_demo_trains_one_step_of_sync_and_nothing_else() -> None:
-    train = Trained()
-    race = raced(AWARE, history(round_point(1, 2000)), train, is_short=True)
-    assert [each.training.rounds for each in train.specs] == [SYNC_ROUNDS_SHORT]
-    assert race.runners[1].at_ms == 2000 * AWARE.diloco_rounds
+    assert [each.at_ms for each in race.runners] == [6000, 9000, 3000 + 5000 * chosen.sync_steps]
 
 
 def test_a_demo_by_diloco_has_no_second_one() -> None:
     race = raced(FIXED, history(metric=0.95), Trained(), is_short=False)
     assert [each.strategy for each in race.runners] == ["diloco", "sync"]
+
+
+def test_footnotes_say_what_is_measured_and_what_is_not() -> None:
+    target, trained, worked_out = footnotes(0.97, "home-cable")
+    assert target.startswith("target: 97% of held-out digits")
+    assert trained.startswith("measured: ")
+    assert "home-cable is killed" in trained
+    assert worked_out.startswith("extrapolated: ")
