@@ -2,9 +2,10 @@
 
 import pytest
 
-from benchmarks.ours.awareness.changing import GRID, Fixed, job_text
+from benchmarks.ours.awareness.changing import GRID, Fixed, fixed_tree
 from benchmarks.ours.awareness.economy import failing_world, forecast_errors
 from benchmarks.ours.awareness.figures import Figures, NotReachedError, figures_of, target_of
+from benchmarks.ours.awareness.jobs import text_of
 from benchmarks.ours.awareness.runs import WORLDS
 from benchmarks.ours.awareness.work import computing_share, summed_throughput, throughput
 from hypergpu.cli.compare.outcome import Report, Verdict
@@ -65,7 +66,7 @@ def test_every_world_of_the_benchmarks_has_a_job_that_its_nodes_can_do(path: obj
 
 @pytest.mark.parametrize("plan", GRID, ids=lambda plan: plan.name)
 def test_a_fixed_setting_is_a_job(plan: Fixed) -> None:
-    spec = parse_job(job_text(plan))
+    spec = parse_job(text_of(fixed_tree(plan)))
     assert (spec.strategy, spec.training.inner_steps) == ("diloco", plan.inner_steps)
     assert spec.codec.up == plan.codec
     assert (spec.round.deadline_ms == 0) == (plan.quorum == 1.0)

@@ -5,16 +5,15 @@ world in virtual time, times the rounds that the target takes it on loopback. Th
 """
 
 import itertools
-import json
 import statistics
-import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.ours.awareness.figures import Figures, NotReachedError, spread, target_of, times
-from benchmarks.ours.awareness.runs import KEPT, WORLDS, Runs
+from benchmarks.ours.awareness.jobs import Tree, job_tree, written
+from benchmarks.ours.awareness.runs import WORLDS, Runs, of_seeds
 from hypergpu.spec import SPARSE_SCHEMES
 
 VARYING = WORLDS / "changing" / "varying.toml"
@@ -23,6 +22,8 @@ INNER_STEPS = (10, 20, 40)
 CODECS = ("int4", "topk64")
 QUORUMS = (1.0, 0.6)
 BEST = 3
+CONNECTIONS = 16
+"""Of each node under every fixed setting: what plans give lines that lose packets."""
 VIRTUAL_ROUNDS = 40
 PROMISED_STATIC, PROMISED_FROZEN = 1.2, 1.3
 
@@ -51,12 +52,15 @@ GRID = tuple(itertools.starmap(Fixed, itertools.product(INNER_STEPS, CODECS, QUO
 def changing_figures(runs: Runs, *, seeds: int) -> Figures:
     """Both ratios."""
     numbers = range(1, seeds + 1)
-    ours = [_varied(runs, "aware", JOB, seed) for seed in numbers]
-    ours_s = [seconds for seconds, _ in ours]
-    frozen_s = [
-        _varied(runs, f"frozen-{plan.name}", written_job(plan), seed)[0]
-        for seed, (_, plan) in zip(numbers, ours, strict=True)
-    ]
+    ours = of_seeds(numbers, lambda seed: (seed, *_varied(runs, "aware", JOB, seed)))
+    ours_s = [seconds for _, seconds, _ in ours]
+    plans = {seed: plan for seed, _, plan in ours}
+
+    def frozen(seed: int) -> float:
+        plan = plans[seed]
+        return _varied(runs, f"frozen-{plan.name}", written_job(plan), seed)[0]
+
+    frozen_s = of_seeds(plans, frozen)
     ranked = ranking(runs)
     fixed_s = {plan: _median_s(runs, plan, numbers) for plan in ranked[:BEST]}
     best = min(fixed_s, key=lambda plan: fixed_s[plan])
@@ -100,35 +104,23 @@ def ranking(runs: Runs) -> list[Fixed]:
     return sorted(forecasts, key=lambda plan: forecasts[plan])
 
 
-def job_text(plan: Fixed) -> str:
-    """The job file with a fixed setting in it. Sparse schemes take the plain outer step."""
-    tree = tomllib.loads(JOB.read_text(encoding="utf-8"))
+def fixed_tree(plan: Fixed) -> Tree:
+    """The job with a fixed setting in it. Sparse schemes take the plain outer step."""
+    tree = job_tree(JOB)
     tree["strategy"] = "diloco"
     tree["training"]["inner_steps"] = plan.inner_steps
-    tree["round"] = {}
+    tree["round"] = {"connections": CONNECTIONS}
     if plan.deadline_ms:
-        tree["round"] = {"quorum": plan.quorum, "deadline": f"{plan.deadline_ms}ms"}
+        tree["round"] |= {"quorum": plan.quorum, "deadline": f"{plan.deadline_ms}ms"}
     tree["codec"] = {"up": plan.codec, "down": _down(plan.codec)}
     if plan.codec in SPARSE_SCHEMES:
         tree.pop("outer", None)
-    return "\n".join(_lines(tree))
+    return tree
 
 
 def written_job(plan: Fixed) -> Path:
     """The same as a file."""
-    path = KEPT / "jobs" / f"{plan.name}.toml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(job_text(plan), encoding="utf-8")
-    return path
-
-
-def _lines(tree: Mapping[str, object]) -> Iterator[str]:
-    """A job file's tree as TOML: texts, numbers, and tables of them."""
-    tables = {name: each for name, each in tree.items() if isinstance(each, dict)}
-    yield from (f"{name} = {json.dumps(each)}" for name, each in tree.items() if name not in tables)
-    for name, table in tables.items():
-        yield f"[{name}]"
-        yield from (f"{key} = {json.dumps(each)}" for key, each in table.items())
+    return written(fixed_tree(plan), plan.name)
 
 
 def _down(codec: str) -> str:
@@ -149,7 +141,7 @@ def _varied(runs: Runs, name: str, job: Path, seed: int) -> tuple[float, Fixed]:
 
 def _median_s(runs: Runs, plan: Fixed, seeds: Sequence[int]) -> float:
     job = written_job(plan)
-    return statistics.median(_varied(runs, plan.name, job, seed)[0] for seed in seeds)
+    return statistics.median(of_seeds(seeds, lambda seed: _varied(runs, plan.name, job, seed)[0]))
 
 
 def _rounds_wanted(runs: Runs, plan: Fixed) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from benchmarks.ours.awareness.figures import Figures, target_of, times
 from benchmarks.ours.awareness.naive import DIGITS, GRADES, reached_by_sync
-from benchmarks.ours.awareness.runs import KEPT, Runs
+from benchmarks.ours.awareness.runs import KEPT, Runs, of_seeds
 from hypergpu.cli.compare.outcome import Report
 from hypergpu.cli.show.history import Reached
 
@@ -20,7 +20,7 @@ of the nodes is missing at any time. Real programs know no rounds that a script 
 """
 AWAY_S = 2.0
 HORIZON_S = 600.0
-NAIVE_STEPS = 320
+NAIVE_STEPS = 224
 """Two thirds of the samples that the job states: it may take half as many again."""
 
 
@@ -28,7 +28,7 @@ def economy_figures(runs: Runs, *, seeds: int) -> Figures:
     """Bytes a sample, samples and accuracy on grade C, against every-step synchronisation."""
     numbers = range(1, seeds + 1)
     naive = [reached_by_sync(runs, seed) for seed in numbers]
-    reports = [_aware(runs, seed) for seed in numbers]
+    reports = of_seeds(numbers, lambda seed: _aware(runs, seed))
     ours = [target_of(report, "aware") for report in reports]
     both = _a_sample(naive, is_up_only=False) / _a_sample(ours, is_up_only=False)
     up = _a_sample(naive, is_up_only=True) / _a_sample(ours, is_up_only=True)
@@ -69,8 +69,8 @@ def accuracy_figures(runs: Runs) -> Figures:
 def failure_figures(runs: Runs, *, seeds: int) -> Figures:
     """Time to the target when a fifth of the nodes is killed again and again."""
     numbers = range(1, seeds + 1)
-    healthy_s = [target_of(_aware(runs, seed), "aware").at_ms / 1000 for seed in numbers]
-    failing_s = [_failing_s(runs, seed) for seed in numbers]
+    healthy_s = of_seeds(numbers, lambda seed: target_of(_aware(runs, seed), "aware").at_ms / 1000)
+    failing_s = of_seeds(numbers, lambda seed: _failing_s(runs, seed))
     ratio = statistics.median(failing_s) / statistics.median(healthy_s)
     said = (f"{statistics.median(failing_s):.3g} s", f"{statistics.median(healthy_s):.3g} s")
     note = (

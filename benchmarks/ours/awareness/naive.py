@@ -7,6 +7,7 @@ same bytes. How many it takes is counted on this machine's loopback, where links
 from pathlib import Path
 
 from benchmarks.ours.awareness.figures import target_of
+from benchmarks.ours.awareness.jobs import job_tree, written
 from benchmarks.ours.awareness.runs import WORLDS, Runs
 from hypergpu.cli.compare.outcome import step_time_us
 from hypergpu.cli.show.history import Reached
@@ -23,7 +24,9 @@ def reached_by_sync(runs: Runs, seed: int, job: Path = DIGITS) -> Reached:
     return target_of(runs.report(name, GRADES / "a.toml", words, backend="proxy"), name)
 
 
-def naive_step_s(runs: Runs, grade: str, steps: int, job: Path = DIGITS) -> float:
+def naive_step_s(
+    runs: Runs, grade: str, steps: int, job: Path = DIGITS, *, connections: int = 1
+) -> float:
     """Seconds of a step over a grade's lines; the first, with its model's download, is left out.
 
     Args:
@@ -31,13 +34,27 @@ def naive_step_s(runs: Runs, grade: str, steps: int, job: Path = DIGITS) -> floa
         grade: A file of `GRADES`.
         steps: How many are measured; 0: none, many are played in virtual time instead.
         job: What is trained.
+        connections: Of each node.
     """
-    words = ["--job", str(job), "--strategy", "sync", "--seed", "1", "--target", "0"]
+    path = _job_over(job, connections)
+    words = ["--job", str(path), "--strategy", "sync", "--seed", "1", "--target", "0"]
     words += ["--rounds", str((steps or VIRTUAL_STEPS) + 1)]
     name = named("sync", 1, grade if steps else f"{grade}-virtual", job)
     backend = "tunnel" if steps else "world"
-    report = runs.report(name, GRADES / f"{grade}.toml", words, backend=backend)
+    report = runs.report(
+        f"{name}-over-{connections}", GRADES / f"{grade}.toml", words, backend=backend
+    )
     return step_time_us(report) / 1e6
+
+
+def _job_over(job: Path, connections: int) -> Path:
+    tree = job_tree(job)
+    tree["strategy"] = "sync"
+    tree["training"].pop("inner_steps", None)
+    tree["round"] = {"connections": connections}
+    tree.pop("outer", None)
+    tree.pop("aware", None)
+    return written(tree, f"{job.stem}-sync-over-{connections}")
 
 
 def named(strategy: str, seed: int, place: str, job: Path) -> str:

@@ -6,8 +6,9 @@ is passed off as this one's. It is run again, once, when its links were not as a
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks.ours.cluster import BenchmarkError
 from hypergpu.cli.compare.order import Errand
@@ -26,6 +27,12 @@ KEPT = ROOT / "build" / "awareness"
 PRODUCT = ("coordinator", "gpu_node", "hypergpu", "netsim")
 TRIES = 2
 
+T = TypeVar("T")
+
+
+class LateError(BenchmarkError):
+    """A run's links were late each time: its times mean nothing, and no figure rests on them."""
+
 
 class Runs:
     """Runs what it has not yet run."""
@@ -43,7 +50,7 @@ class Runs:
         self._folder = folder
         self._product = product_digest()
         self.invalid: list[str] = []
-        """Runs that were late even the second time: their times mean nothing."""
+        """Runs that were late each time."""
 
     def report(self, name: str, world: Path, words: Sequence[str], *, backend: str) -> Report:
         """What a run came to.
@@ -55,6 +62,7 @@ class Runs:
             backend: ``tunnel``, or ``proxy`` for what needs no true links, or ``world``.
 
         Raises:
+            LateError: Its links were not as asked, the second time either.
             BenchmarkError: It did not end as a run ends.
         """
         given = (str(world), "--backend", backend, "--give-up-after", "3000", *words)
@@ -66,9 +74,10 @@ class Runs:
         except (RemoteFailureError, RefusalError) as failed:
             sys.stderr.write("failed\n")
             raise BenchmarkError(f"{name}: {failed}") from failed
+        sys.stderr.write(f"{_told(report)}\n")
         if backend == "tunnel" and not report.verdict.is_valid:
             self.invalid.append(name)
-        sys.stderr.write(f"{_told(report)}\n")
+            raise LateError(f"{name}: {report.verdict.sentence}")
         return report
 
     def _report(self, errand: Errand, *, is_timed: bool) -> Report:
@@ -86,8 +95,26 @@ class Runs:
 
     def note(self) -> str:
         """On what the figures rest."""
-        late = f" Late twice, so doubtful: {', '.join(self.invalid)}." if self.invalid else ""
+        late = f" Late each time and left out: {', '.join(self.invalid)}." if self.invalid else ""
         return f"Load when it ended: {os.getloadavg()[0]:.1f} over {os.cpu_count()} cores.{late}"
+
+
+def of_seeds(seeds: Iterable[int], measure: Callable[[int], T]) -> list[T]:
+    """What was measured by each seed, without those whose links were late.
+
+    Raises:
+        LateError: All were.
+    """
+    found: list[T] = []
+    late: list[LateError] = []
+    for seed in seeds:
+        try:
+            found.append(measure(seed))
+        except LateError as each:
+            late.append(each)
+    if not found:
+        raise late[-1]
+    return found
 
 
 def product_digest() -> Digest:
