@@ -510,3 +510,14 @@ def test_an_update_that_waits_is_dropped_with_its_lease() -> None:
     session = reached(*CONNECT, told, FETCH, finished, CANCEL)
     assert session.work == Idle()
     assert transition(session, TimerFired(at_ms=at(500), timer=Timer.RETRY)).commands == ()
+
+
+def test_a_worker_that_dies_before_it_trains_costs_the_work_nothing() -> None:
+    """It dies over the first model that it was to draw, which is then fetched."""
+    for death in (DIE, NO_START):
+        dead = after(reached(*CONNECT, ASSIGN), (death, death, death, death))
+        assert dead.commands == ()
+        step = transition(dead.session, FETCH)
+        assert isinstance(step.commands[0], Train)
+        assert isinstance(step.session.work, Training)
+        assert step.session.worker.deaths == 0

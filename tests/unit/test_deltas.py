@@ -1,7 +1,7 @@
 """Which deltas a model is offered with, and that none of them is collected."""
 
 from coordinator.core.blobs_in_use import live_blobs
-from coordinator.core.deltas import DELTAS_MOST, chained
+from coordinator.core.deltas import DELTAS_MOST, chained, initial_of
 from coordinator.core.job import BlobRef, Delta, Model
 from coordinator.shell.translate import model_message
 from gpu_node.shell.translate import blob_value
@@ -58,3 +58,21 @@ def test_nodes_are_told_of_all_deltas_in_order() -> None:
     message = model_message(after(3, 10), named("c", 0))
     told = [blob_value(delta.blob).digest for delta in message.deltas]
     assert told == [named("b", 1), named("b", 2), named("b", 3)]
+
+
+def test_nodes_can_draw_the_first_model_as_long_as_deltas_lead_on_from_it() -> None:
+    drawable = [initial_of(after(rounds, 100)) for rounds in range(7)]
+    assert drawable == [named("a", 0)] * 5 + [None] * 2
+
+
+def test_a_model_without_deltas_is_only_drawn_before_the_first_round() -> None:
+    whole = Model(2, BlobRef(named("a", 2), MODEL_BYTES))
+    assert initial_of(whole) is None
+
+
+def test_a_chain_that_a_round_without_an_update_or_a_delta_broke_leads_on_from_nothing() -> None:
+    base = after(2, 10)
+    unchanged = Model(3, base.blob, deltas=base.deltas)
+    assert initial_of(unchanged) is None
+    begun_anew = Model(2, BlobRef(named("a", 2), MODEL_BYTES), deltas=after(1, 10).deltas)
+    assert initial_of(begun_anew) is None

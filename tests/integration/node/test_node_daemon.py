@@ -1,96 +1,17 @@
-import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from gpu_node.config import Settings
 from gpu_node.core.commands import Departure, Leave
-from gpu_node.shell.runtime import Runtime
 from gpu_node.shell.state.files import load_memory
 from gpu_node.shell.state.keys import identity_key
-from gpu_node.shell.worker.messages import Ready
-from hypergpu.catalogue.registry import build, find
-from hypergpu.catalogue.workload import numpy_layout
-from hypergpu.digest import digest_of, digest_to_wire
-from hypergpu.ids import Digest, JobId
-from hypergpu.layout import Flat
-from hypergpu.token import Token
-from hypergpu.units import Bytes
-from hypergpu.v1 import node_pb2, tensor_pb2
-from tests.integration.node.node_service import NodeService, Served, is_signed, places_in, served
-
-JOB = JobId("job-000000000001")
-OTHER_JOB = JobId("job-000000000002")
-READY = Ready(
-    device="cpu",
-    device_name="",
-    memory_bytes=Bytes(0),
-    kind="numpy",
-    workloads={"digits-softmax": 1},
-)
-
-
-def message_of(digest: Digest) -> tensor_pb2.Digest:
-    return tensor_pb2.Digest(value=digest_to_wire(digest))
-
-
-class Desk:
-    """A service with a job to give, and a daemon that serves it."""
-
-    def __init__(self, there: Served, folder: Path) -> None:
-        self.there = there
-        self.service: NodeService = there.service
-        self.folder = folder
-        self.settings = Settings(state_dir=folder / "node", worker="numpy", drain_limit_ms=20_000)
-        self.layout = numpy_layout(build(find("digits-softmax"), {}))
-        flat = Flat.empty(self.layout)
-        flat.parameters[:] = 0
-        self.model = there.service.put(flat.parameters.tobytes())
-        self.runtime: Runtime | None = None
-
-    @asynccontextmanager
-    async def daemon(self, token: Token | None) -> AsyncIterator["asyncio.Task[Leave]"]:
-        """A daemon over the desk's state folder; stopped at the end if it still runs."""
-        with places_in(self.folder) as places:
-            self.runtime = Runtime(self.settings, places, token=token)
-            serving = asyncio.create_task(self.runtime.run(READY))
-            yield serving
-            self.runtime.stop("the test is over")
-            await serving
-
-    def assign(
-        self,
-        round_number: int,
-        number: int,
-        *,
-        accepted: Digest | None = None,
-        samples: int = 16,
-        job: JobId = JOB,
-    ) -> None:
-        message = node_pb2.Assignment(
-            lease=node_pb2.Lease(job_id=job, round=round_number, number=number),
-            workload="digits-softmax",
-            workload_version=1,
-            training=node_pb2.Training(
-                inner_steps=2, batch_size=8, learning_rate=0.01, codec="int8", schedule="constant"
-            ),
-            shard=node_pb2.Shard(
-                partitions=1, ranges=[node_pb2.SampleRange(start=0, count=samples)]
-            ),
-            model=tensor_pb2.ModelRef(blob=self.model, layout=message_of(self.layout.digest)),
-        )
-        if accepted is not None:
-            message.last_accepted.CopyFrom(message_of(accepted))
-        self.service.to_say.put_nowait(node_pb2.ControlResponse(assignment=message))
-
-    async def update(self) -> Digest:
-        """The digest of the next update that arrives whole."""
-        async with asyncio.timeout(60):
-            return await self.service.arrived.get()
+from hypergpu.digest import digest_of
+from hypergpu.v1 import node_pb2
+from tests.integration.node.daemon_desk import JOB, OTHER_JOB, Desk
+from tests.integration.node.node_service import is_signed, places_in, served
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from coordinator.core.round.rounds import assignment
 from coordinator.shell.translate import assignment_message, participant_summary
+from gpu_node.core.assignment import InitialModel
 from gpu_node.shell.translate import assignment_value
 from hypergpu.ids import Digest, JobId
 from hypergpu.v1 import node_pb2
@@ -20,8 +21,11 @@ def sent(batch_size: int = 0) -> node_pb2.Assignment:
     job = after(planning(), planned(0, {ALICE: plan, BOB: node_plan()}))
     assert job.model is not None
     job = replace(job, model=replace(job.model, blob=replace(job.model.blob, digest=MODEL)))
+    command = assignment(job, ALICE)
+    spec = replace(command.spec, training=replace(command.spec.training, seed=2**40))
+    command = replace(command, spec=spec)
     message = assignment_message(
-        JobId("job-1"), assignment(job, ALICE), layout=LAYOUT, workload_version=1, now_ms=at(40)
+        JobId("job-1"), command, layout=LAYOUT, workload_version=1, now_ms=at(40)
     )
     return node_pb2.Assignment.FromString(message.assignment.SerializeToString())
 
@@ -53,3 +57,15 @@ def test_a_batch_of_its_own_reaches_the_node_beside_the_jobs() -> None:
     own = assignment_value(sent(batch_size=6)).task
     assert (own.batch_size, own.stated_batch_size, own.full_steps) == (6, 4, 4.5)
     assert sum(run.count for run in own.ranges) == 18
+
+
+def test_the_first_model_reaches_the_node_with_the_seed_that_draws_it() -> None:
+    work = assignment_value(sent())
+    assert work.initial == InitialModel(MODEL, seed=2**40)
+    assert work.task.model.digest == MODEL
+
+
+def test_a_model_that_cannot_be_drawn_is_not_said_to_be() -> None:
+    message = sent()
+    message.model.ClearField("initial")
+    assert assignment_value(message).initial is None

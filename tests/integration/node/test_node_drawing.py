@@ -1,0 +1,149 @@
+"""A job's first model: drawn by the node's own worker, fetched where it draws another."""
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from gpu_node.core.assignment import Assignment, InitialModel
+from gpu_node.shell.supervision import Ears, WorkerProcess
+from gpu_node.shell.transfer.cache import BlobCache
+from gpu_node.shell.transfer.drawing import Drawing
+from gpu_node.shell.translate import blob_value
+from gpu_node.shell.worker.messages import Ready, encode
+from hypergpu.codec import apply_delta, encode_update
+from hypergpu.frames import frame
+from hypergpu.ids import Digest
+from hypergpu.layout import Flat
+from hypergpu.spec import Evaluation, JobSpec, Training
+from hypergpu.units import Bytes, Milliseconds
+from hypergpu.v1 import tensor_pb2
+from tests.integration.node.daemon_desk import Desk, message_of
+from tests.integration.node.node_service import places_in, served
+from tests.processes import Cluster, json_lines
+from tests.unit.node.node_states import assignment
+
+NOT_DRAWN = "the first model is fetched, not drawn"
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    async with served(tmp_path / "authority") as there:
+        yield Desk(there, tmp_path)
+
+
+def first(desk: Desk, blob: tensor_pb2.BlobRef) -> tensor_pb2.ModelRef:
+    """A model that is said to be a job's first one."""
+    model = tensor_pb2.ModelRef(blob=blob, layout=message_of(desk.layout.digest))
+    model.initial.CopyFrom(tensor_pb2.InitialModel(digest=blob.digest, seed=3))
+    return model
+
+
+async def test_round_0_is_trained_without_fetching_a_byte(desk: Desk) -> None:
+    async with desk.daemon(desk.there.token):
+        desk.assign(0, 1)
+        fetched = await desk.update()
+    desk.service.begin()
+    desk.service.asked_bytes = 0
+    desk.folder /= "another"
+    desk.settings = desk.settings.model_copy(update={"state_dir": desk.folder / "node"})
+    desk.service.blobs.clear()
+    async with desk.daemon(desk.there.token):
+        desk.assign(0, 1, model=first(desk, desk.model))
+        assert await desk.update() == fetched
+    assert desk.service.asked_bytes == 0
+
+
+async def test_a_node_that_draws_another_model_fetches_the_jobs_and_says_why(desk: Desk) -> None:
+    theirs = np.full(desk.layout.parameters_count, 0.01, np.float32).tobytes()
+    with capture_logs() as logs:
+        async with desk.daemon(desk.there.token):
+            model = first(desk, desk.service.put(theirs))
+            desk.assign(0, 1, model=model)
+            await desk.update()
+            desk.assign(0, 2, samples=32, model=model)
+            await desk.update()
+    assert desk.service.asked_bytes == len(theirs)
+    (said,) = (log for log in logs if log["event"] == NOT_DRAWN)
+    assert "DIGEST_MISMATCH" in said["reason"]
+
+
+async def test_a_late_node_draws_the_first_model_and_fetches_only_what_came_after(
+    desk: Desk, tmp_path: Path
+) -> None:
+    change = Flat(
+        np.ones(desk.layout.parameters_count, np.float32),
+        np.empty(0, np.float32),
+        np.empty(0, np.int64),
+    )
+    delta, base, made = tmp_path / "delta", tmp_path / "base", tmp_path / "made"
+    base.write_bytes(desk.service.blobs[blob_value(desk.model).digest])
+    delta.write_bytes(encode_update(desk.layout, "int4", change).payload.tobytes())
+    apply_delta(base, delta, made, layout=desk.layout, scheme="int4")
+    desk.service.put(desk.layout.to_json())
+    model = first(desk, desk.model)
+    model.blob.CopyFrom(desk.service.put(made.read_bytes()))
+    blob = desk.service.put(delta.read_bytes())
+    model.deltas.append(tensor_pb2.DeltaRef(base=desk.model.digest, blob=blob, scheme="int4"))
+    desk.service.blobs.pop(blob_value(desk.model).digest)
+    desk.service.blobs.pop(blob_value(model.blob).digest)
+    async with desk.daemon(desk.there.token):
+        desk.assign(1, 1, model=model)
+        await desk.update()
+    assert desk.service.asked_bytes == blob.size_bytes + len(desk.layout.to_json())
+
+
+READY = Ready(device="cpu", device_name="", memory_bytes=Bytes(0), kind="numpy", workloads={})
+HANGS = f"import sys, time; sys.stdout.buffer.write({frame(encode(READY))!r}); "
+HANGS += "sys.stdout.flush(); sys.stdin.buffer.read(1); "
+
+
+@pytest.mark.parametrize(
+    ("then", "limit_ms", "reason"),
+    [
+        ("sys.exit(7)", 60_000, "the worker died: it left with status 7"),
+        ("time.sleep(600)", 500, "the worker drew nothing within 0.5 s"),
+    ],
+)
+async def test_a_worker_that_dies_or_hangs_over_a_drawing_is_not_asked_again(
+    tmp_path: Path, then: str, limit_ms: int, reason: str
+) -> None:
+    deaths: list[str] = []
+    worker = WorkerProcess((sys.executable, "-c", HANGS + then), os.environ)
+    worker.listen(Ears(lambda _: None, deaths.append))
+    wanted: Assignment = msgspec.structs.replace(
+        assignment(), initial=InitialModel(Digest("0d" * 32), 3)
+    )
+    with places_in(tmp_path) as places, capture_logs() as logs:
+        cache = BlobCache(places, Bytes(1 << 30))
+        drawing = Drawing(cache, worker, Milliseconds(limit_ms))
+        assert await drawing.bring(wanted) is None
+        assert await drawing.bring(wanted) is None
+        assert list(places.blobs.iterdir()) == []
+        await worker.stop()
+    (said,) = (log for log in logs if log["event"] == NOT_DRAWN)
+    assert reason in said["reason"]
+    assert len(deaths) <= 1
+
+
+def test_a_real_job_serves_nobody_its_first_model(tmp_path: Path) -> None:
+    spec = JobSpec(
+        workload="digits-cnn",
+        options={"channels": 8},
+        training=Training(rounds=2, inner_steps=1, batch_size=4, nodes=2, seed=11),
+        evaluation=Evaluation(every=100),
+    )
+    with Cluster(tmp_path) as cluster:
+        cluster.add_nodes(2, "torch")
+        job_id = cluster.submit(spec)
+        rounds = [each for each in cluster.events(job_id) if each.kind == "RoundRecorded"]
+        model_bytes = cluster.job(job_id).model.blob.size_bytes
+    assert rounds[0].fields["bytes_down"] == 0
+    assert 0 < rounds[1].fields["bytes_down"] < 2 * model_bytes
+    drawn = [log for node in cluster.nodes for log in json_lines(node.log)]
+    assert sum(log["event"] == "the first model was drawn here" for log in drawn) == 2

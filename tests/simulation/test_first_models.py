@@ -1,0 +1,31 @@
+"""What the first model of a job costs the nodes of a world: nothing."""
+
+from coordinator.core.job import Phase
+from hypergpu.ids import JobId
+from hypergpu.spec import JobSpec, Training
+from netsim.world.simulation import Outcome, Simulation
+from netsim.world.sizes import Sizes
+from netsim.world.worlds import World
+
+SIZES = Sizes(model=510_000, update=510_000, whole=4_000_000)
+JOB = JobId("job-0")
+
+
+def finished(rounds: int) -> Outcome:
+    spec = JobSpec(
+        workload="digits-softmax",
+        training=Training(rounds=rounds, inner_steps=5, batch_size=8, nodes=3),
+    )
+    world = World(seed=4, nodes=3, jobs=(spec,), sizes=SIZES)
+    outcome = Simulation(world).run()
+    assert outcome.violations == ()
+    assert outcome.phases == {JOB: Phase.FINISHED}
+    return outcome
+
+
+def test_nobody_downloads_anything_in_round_0() -> None:
+    assert [each.downloads_ms for each in finished(1).transfers.values()] == [()] * 3
+
+
+def test_from_round_1_on_every_node_downloads_what_came_after() -> None:
+    assert [len(each.downloads_ms) for each in finished(4).transfers.values()] == [3] * 3
