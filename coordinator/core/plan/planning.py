@@ -310,7 +310,7 @@ def _node_plans(
             inner_steps=given[node],
             codec=share.codec,
             forecast_ms=Milliseconds(
-                finishes[node].mean_ms + delays[node] if share.known.is_measured else 0
+                max(1, finishes[node].mean_ms + delays[node]) if share.known.is_measured else 0
             ),
             spread_ms=finishes[node].deviation_ms,
             reason=batches[node].reason,
@@ -328,7 +328,7 @@ def _deadline(
     working: Mapping[NodeId, Share],
     span_us: float,
 ) -> Milliseconds:
-    """When the round closes; 0 while less than a quorum of it has been measured.
+    """When the round closes: it leaves twice the span to nodes that were never seen at work.
 
     Nobody waits for those on trial, unless there is no quorum without them.
     """
@@ -341,13 +341,13 @@ def _deadline(
         for node, plan in plans.items()
         if node in awaited and working[node].known.is_measured
     )
-    if len(arrivals) < quorum:
-        return Milliseconds(0)
     is_own_data = request.spec.data.sharding != "iid"
     latest = [arrival.late_ms for arrival in arrivals] if is_own_data else []
     if len(arrivals) < len(awaited):
         latest.append(Milliseconds(int(_UNMEASURED_SPANS * span_us / 1000)))
-    return max([deadline(arrivals, quorum), *latest])
+    if arrivals:
+        latest.append(deadline(arrivals, quorum))
+    return max(latest)
 
 
 def _memory(

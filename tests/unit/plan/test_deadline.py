@@ -29,6 +29,11 @@ def test_the_slow_one_is_waited_for_that_does_most_of_the_work() -> None:
     assert deadline([_at(5000), _at(5200), _at(5400), slow], 3) > 15_000
 
 
+def test_no_round_is_so_short_that_its_deadline_is_none() -> None:
+    assert deadline([_at(0, 0), _at(0, 0)], 1) == 160
+    assert deadline([_at(1, 0), _at(10, 0)], 2) == 160
+
+
 def _plan(deadline_ms: int) -> RoundPlan:
     memory = PlanMemory(20, 0, is_sparse=False)
     return RoundPlan(3, {}, {}, Milliseconds(deadline_ms), "int4", False, memory, "")
