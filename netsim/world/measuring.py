@@ -21,11 +21,12 @@ from coordinator.core.plan.planning import plan_round
 from coordinator.core.plan.transfers import payload_bits_per_s
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
+from hypergpu.wire import goodput
 from netsim.world.agenda import Agenda
 from netsim.world.node_link import NodeLink
 
-SMALLEST_BYTES = 16 << 10
-"""What is smaller tells more of the round trip than of the line."""
+SMALLEST_BYTES = goodput.SMALLEST_BYTES
+"""Of a transfer that says something of the line."""
 _PROBE_MS = 2_000
 _PROBES_MOST = 10
 _TRAIN_MS = 10_000

@@ -34,8 +34,6 @@ REPORTS = Rate(burst=10, interval_ms=Milliseconds(500))
 """Of one node; what comes faster is dropped."""
 ABSENT_MAX = 4_096
 """Nodes that are away and remembered; the one that has been away longest makes room."""
-_OWN_FIGURE_BYTES = 256 << 10
-"""After its first chunk: less arrives at once, whatever the line."""
 _OWN_FIGURE_MS = 60_000
 """For so long after an upload that was measured here the node's own figures are passed over."""
 _STEPS_MAX = 10_000_000
@@ -159,9 +157,8 @@ class Readings:
         )
 
     def _uploaded(self, node: NodeId, transfer: Transfer) -> None:
-        if transfer.size_bytes >= _OWN_FIGURE_BYTES:
-            self._own_upload_ms[node] = transfer.at_ms
-            self.note(node, transfer)
+        self._own_upload_ms[node] = transfer.at_ms
+        self.note(node, transfer)
 
     def accepted(self, node: NodeId, done: Done) -> None:
         """An update is in."""

@@ -15,10 +15,9 @@ from coordinator.core.measure.reading import (
 )
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
+from hypergpu.wire.goodput import SMALLEST_BYTES
 from hypergpu.wire.probing import PACKETS_MAX
 
-SMALLEST_BYTES = 16 << 10
-"""Of a transfer that says something about a rate."""
 ROUND_TRIPS_MAX = 64
 TRAINS_MAX = 16
 TRANSFERS_MAX = 16

@@ -1,61 +1,61 @@
 """An upload measured where it arrives: from its first bytes to its last, over all its streams."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from coordinator.core.measure.reading import Direction, Transfer
 from coordinator.shell.clock import monotonic_ms, monotonic_us
-from hypergpu.units import Bytes, Microseconds
+from hypergpu.wire.goodput import Arrivals
 
-_PAUSE_US = 2_000_000
-"""Silence after which the rest is an upload of its own: the line was not what it waited for."""
+_PAUSE_US = 15_000_000
+"""Silence after which the rest is an upload of its own: a line that only stalls is slow."""
+Arrived = Callable[[int], None]
+"""Hears of so many bytes as they come."""
 
 
 class UploadMeter:
     """Of one node. Streams that overlap are stripes of one upload."""
 
-    def __init__(self, report: Callable[[Transfer], None]) -> None:
+    def __init__(
+        self, report: Callable[[Transfer], None], clock_us: Callable[[], int] = monotonic_us
+    ) -> None:
         self._report = report
+        self._clock_us = clock_us
+        self._numbers = itertools.count()
         self._streams = 0
         self._widest = 0
-        self._first_us = self._last_us = Microseconds(0)
-        self._bytes = -1
-        """After the first that came, which only start the clock; -1: it has not started."""
+        self._arrivals = Arrivals()
 
     @contextmanager
-    def stream(self) -> Iterator[None]:
+    def stream(self) -> Iterator[Arrived]:
         """One stream of the upload; the last that ends tells the figure."""
+        number = next(self._numbers)
         self._streams += 1
         self._widest = max(self._widest, self._streams)
         try:
-            yield
+            yield lambda size_bytes: self._arrived(number, size_bytes)
         finally:
             self._streams -= 1
             if self._streams == 0:
                 self._tell()
 
-    def arrived(self, size_bytes: int) -> None:
-        """Bytes came in."""
-        now_us = monotonic_us()
-        if self._bytes >= 0 and now_us - self._last_us > _PAUSE_US:
+    def _arrived(self, stream: int, size_bytes: int) -> None:
+        now_us, last_us = self._clock_us(), self._arrivals.last_us
+        if last_us is not None and now_us - last_us > _PAUSE_US:
             self._tell()
-        if self._bytes < 0:
-            self._first_us, self._bytes = now_us, 0
-        else:
-            self._bytes += size_bytes
-        self._last_us = now_us
+        self._arrivals.arrived(stream, size_bytes, now_us)
 
     def _tell(self) -> None:
-        size_bytes, took_us = self._bytes, self._last_us - self._first_us
-        connections = max(1, self._widest)
-        self._bytes, self._widest = -1, self._streams
-        if size_bytes > 0 and took_us > 0:
+        found, connections = self._arrivals.moved(), max(1, self._widest)
+        self._arrivals, self._widest = Arrivals(), self._streams
+        if found is not None:
             self._report(
                 Transfer(
                     at_ms=monotonic_ms(),
                     direction=Direction.UP,
-                    size_bytes=Bytes(size_bytes),
-                    took_us=Microseconds(took_us),
+                    size_bytes=found.size_bytes,
+                    took_us=found.took_us,
                     connections=connections,
                 )
             )

@@ -1,14 +1,11 @@
 """How long bytes take: from the first of them to the last, or with the round trip taken off."""
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 from gpu_node.shell.probe.findings import Direction, Findings, Transfer
-from hypergpu.units import Bytes, Microseconds
-
-SMALLEST_BYTES = 16 << 10
-"""A smaller transfer says nothing of the rate: it fits into the first window."""
-_STREAM_BYTES = 256 << 10
-"""After the first piece: enough for the time from the first to the last to say something."""
+from hypergpu.wire.goodput import Arrivals, moved_whole
 
 
 class Stopwatch:
@@ -18,31 +15,27 @@ class Stopwatch:
         self._findings = findings
         self._direction = direction
         self._connections = connections
+        self._arrivals = Arrivals()
         self._start_us = self._last_us = _now_us()
-        self._first_us = 0
-        self._first_bytes = 0
         self._bytes = 0
 
-    def moved(self, size_bytes: int) -> None:
+    def by(self, connection: int) -> Callable[[int], None]:
+        """`moved` for one connection of several."""
+        return partial(self.moved, connection=connection)
+
+    def moved(self, size_bytes: int, *, connection: int = 0) -> None:
         """Bytes are here, or known to be there."""
         self._last_us = _now_us()
-        if self._bytes == 0:
-            self._first_us, self._first_bytes = self._last_us, size_bytes
+        self._arrivals.arrived(connection, size_bytes, self._last_us)
         self._bytes += size_bytes
 
     def stop(self) -> None:
         """Tell what was found, if it was enough to find anything."""
-        later_bytes, later_us = self._bytes - self._first_bytes, self._last_us - self._first_us
-        if later_bytes >= _STREAM_BYTES and later_us > 0:
-            self._tell(later_bytes, later_us)
-        elif self._bytes >= SMALLEST_BYTES:
-            waited_us = self._findings.least_round_trip_us
-            self._tell(self._bytes, self._last_us - self._start_us - waited_us)
-
-    def _tell(self, size_bytes: int, took_us: int) -> None:
-        took = Microseconds(max(1, took_us))
-        found = Transfer(self._direction, Bytes(size_bytes), took, self._connections)
-        self._findings.transferred(found)
+        took_us, waited_us = self._last_us - self._start_us, self._findings.least_round_trip_us
+        found = self._arrivals.moved() or moved_whole(self._bytes, took_us, waited_us)
+        if found is not None:
+            told = Transfer(self._direction, found.size_bytes, found.took_us, self._connections)
+            self._findings.transferred(told)
 
 
 def _now_us() -> int:

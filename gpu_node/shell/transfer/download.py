@@ -101,27 +101,26 @@ class Download:
         offset = part.running.size_bytes
         lines = ranges_of(calls.lines, blob.size_bytes - offset)
         stopwatch = Stopwatch(self._findings, Direction.DOWN, connections=len(lines))
-        incoming = self._incoming(lines, blob, offset)
+        incoming = self._incoming(lines, blob, offset, stopwatch)
         try:
             async with aclosing(incoming) as pieces:
                 async for piece in pieces:
                     await part.take(piece, blob)
                     self.received_bytes += piece.payload.nbytes
-                    stopwatch.moved(piece.payload.nbytes)
         finally:
             stopwatch.stop()
             await part.settle()
 
     def _incoming(
-        self, lines: tuple[Calls, ...], blob: BlobRef, offset: int
+        self, lines: tuple[Calls, ...], blob: BlobRef, offset: int, stopwatch: Stopwatch
     ) -> AsyncGenerator[Piece]:
         digest, early = self._early
         if digest != blob.digest:
             if len(lines) == 1:
-                return _pieces(lines[0], blob, offset)
+                return _timed(_pieces(lines[0], blob, offset), stopwatch)
             early = {}
             self._early = (blob.digest, early)
-        return pieces_over(lines, blob, offset, early)
+        return pieces_over(lines, blob, offset, early, stopwatch)
 
 
 def _pieces(calls: Calls, blob: BlobRef, offset: int) -> AsyncGenerator[Piece]:
@@ -130,6 +129,13 @@ def _pieces(calls: Calls, blob: BlobRef, offset: int) -> AsyncGenerator[Piece]:
     timeout_s = transfer_timeout_s(left_bytes, calls.timeout_ms)
     patience = Patience(CHUNK_BYTES, calls.timeout_ms)
     return patiently(calls.fetch(blob.digest, offset, timeout_s), patience, left_bytes)
+
+
+async def _timed(pieces: AsyncGenerator[Piece], stopwatch: Stopwatch) -> AsyncGenerator[Piece]:
+    async with aclosing(pieces):
+        async for piece in pieces:
+            stopwatch.moved(piece.payload.nbytes)
+            yield piece
 
 
 class _Part:

@@ -1,12 +1,14 @@
 """A blob's missing bytes in ranges, over several connections at once, handed on in order."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
+from typing import NamedTuple
 
 from gpu_node.core.assignment import BlobRef
 from gpu_node.shell.link.bulk import Piece
 from gpu_node.shell.link.calls import Calls
+from gpu_node.shell.probe.stopwatch import Stopwatch
 from gpu_node.shell.transfer.patient import patiently
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.wire.patience import Patience, transfer_timeout_s
@@ -22,7 +24,7 @@ Early = dict[int, Piece]
 
 
 async def pieces_over(
-    lines: tuple[Calls, ...], blob: BlobRef, offset: int, early: Early
+    lines: tuple[Calls, ...], blob: BlobRef, offset: int, early: Early, stopwatch: Stopwatch
 ) -> AsyncGenerator[Piece, None]:
     """The pieces of a blob from ``offset`` to its end, in order.
 
@@ -34,6 +36,7 @@ async def pieces_over(
         blob: What is wanted.
         offset: The first byte that is missing.
         early: What an attempt before left, and this one leaves when it breaks.
+        stopwatch: Hears of each piece as it comes: what is handed on waited for what is before it.
 
     Raises:
         grpc.aio.AioRpcError: A connection broke; what was handed on until then is in order.
@@ -41,20 +44,35 @@ async def pieces_over(
         RefusalError: CALL_BROKEN, a range was not what was asked for.
     """
     fetch = _Fetch(blob, offset, early, connections=len(lines))
-    async with _working(fetch, lines):
+    async with _working(fetch, lines, stopwatch):
         while fetch.next_offset < blob.size_bytes:
             yield await fetch.following()
 
 
 @asynccontextmanager
-async def _working(fetch: "_Fetch", lines: tuple[Calls, ...]) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(fetch.serve(calls), name="range") for calls in lines]
+async def _working(
+    fetch: "_Fetch", lines: tuple[Calls, ...], stopwatch: Stopwatch
+) -> AsyncIterator[None]:
+    lanes = [
+        _Lane(calls, Patience(PIECE_BYTES, calls.timeout_ms, connections=len(lines)), moved)
+        for calls, moved in zip(lines, map(stopwatch.by, range(len(lines))), strict=True)
+    ]
+    tasks = [asyncio.create_task(fetch.serve(lane), name="range") for lane in lanes]
     try:
         yield
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Lane(NamedTuple):
+    """One of the connections."""
+
+    calls: Calls
+    patience: Patience
+    moved: Callable[[int], None]
+    """Hears of bytes as they come."""
 
 
 class _Fetch:
@@ -96,13 +114,12 @@ class _Fetch:
             self._changed.notify_all()
             return piece
 
-    async def serve(self, calls: Calls) -> None:
+    async def serve(self, lane: _Lane) -> None:
         """Fetch range after range over one connection."""
-        patience = Patience(PIECE_BYTES, calls.timeout_ms, connections=self._connections)
         try:
             for start, end in self._ranges:
                 await self._within_window(start)
-                await self._range(calls, start, end, patience)
+                await self._range(lane, start, end)
         except Exception as broken:  # noqa: BLE001 - whoever waits for the bytes raises it
             async with self._changed:
                 self._failure = self._failure or broken
@@ -112,17 +129,18 @@ class _Fetch:
         async with self._changed:
             await self._changed.wait_for(lambda: start < self.next_offset + self._window_bytes)
 
-    async def _range(self, calls: Calls, start: int, end: int, patience: Patience) -> None:
-        whole = end - start
+    async def _range(self, lane: _Lane, start: int, end: int) -> None:
+        calls, whole = lane.calls, end - start
         timeout_s = transfer_timeout_s(whole, calls.timeout_ms, connections=self._connections)
         call = calls.fetch(self._blob.digest, start, timeout_s, end=end)
         at = start
-        async with aclosing(patiently(call, patience, whole)) as pieces:
+        async with aclosing(patiently(call, lane.patience, whole)) as pieces:
             async for piece in pieces:
                 if piece.offset != at or not 0 < piece.payload.nbytes <= end - at:
                     detail = f"bytes {piece.offset} on came, {at} to {end} were asked for"
                     raise RefusalError(Reason.CALL_BROKEN, detail)
                 at += piece.payload.nbytes
+                lane.moved(piece.payload.nbytes)
                 async with self._changed:
                     self._held[piece.offset] = piece
                     self._changed.notify_all()

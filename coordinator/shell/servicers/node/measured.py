@@ -3,7 +3,7 @@
 from typing import Any
 
 from coordinator.shell.measuring.readings import Done
-from coordinator.shell.measuring.uploads import UploadMeter
+from coordinator.shell.measuring.uploads import Arrived
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.servicers.node import admission
 from coordinator.shell.servicers.wire.chunks import Piece
@@ -22,16 +22,16 @@ _WRONG_CONTENT = frozenset(
 class MeteredRequests(Requests):
     """A stream whose header is remembered and whose bytes are timed."""
 
-    def __init__(self, requests: Requests, meter: UploadMeter) -> None:
+    def __init__(self, requests: Requests, arrived: Arrived) -> None:
         self._requests = requests
-        self._meter = meter
+        self._arrived = arrived
         self.header: node_pb2.UpdateHeader | None = None
 
     async def next(self, timeout_ms: int) -> Any | None:
         """The next message, timed."""
         message = await self._requests.next(timeout_ms)
         if isinstance(message, Piece):
-            self._meter.arrived(message.payload.nbytes)
+            self._arrived(message.payload.nbytes)
         elif isinstance(message, node_pb2.UpdateHeader) and self.header is None:
             self.header = message
         return message
@@ -50,8 +50,8 @@ async def submit_measured(
 ) -> node_pb2.SubmitUpdateResponse:
     """Take in one update, or a part of one. Raises what `admission.submit_update` raises."""
     meter = parts.readings.uploading(node)
-    metered = MeteredRequests(requests, meter)
-    with meter.stream():
+    with meter.stream() as arrived:
+        metered = MeteredRequests(requests, arrived)
         try:
             answer = await admission.submit_update(parts, node, metered)
         except RefusalError as refused:

@@ -1,9 +1,11 @@
 """What the coordinator makes of what nodes say and of what it sees itself."""
 
-import asyncio
 import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +14,6 @@ from coordinator.shell.clock import monotonic_ms
 from coordinator.shell.measuring.readings import ABSENT_MAX, REPORTS, Done, Readings
 from coordinator.shell.measuring.reports import (
     ROUND_TRIPS_MAX,
-    SMALLEST_BYTES,
     TRAINS_MAX,
     TRANSFERS_MAX,
     observations,
@@ -22,6 +23,7 @@ from coordinator.shell.measuring.uploads import UploadMeter
 from hypergpu.ids import JobId, NodeId
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
+from hypergpu.wire.goodput import SMALLEST_BYTES
 from hypergpu.wire.probing import PACKETS_MAX
 
 NODE = NodeId("0x" + "a1" * 20)
@@ -131,19 +133,57 @@ def test_what_was_measured_here_of_an_upload_goes_before_what_the_node_says() ->
     assert readings.reading(OTHER).up_bits_per_s.count == 1
 
 
-async def test_an_upload_is_timed_over_all_its_stripes() -> None:
+class Clock:
+    """Shows what it is set to."""
+
+    def __init__(self) -> None:
+        self.now_us = 0
+
+    def __call__(self) -> int:
+        return self.now_us
+
+
+def metered(stripes: int, at_us: Sequence[int], piece_bytes: int = 64 << 10) -> list[Transfer]:
+    """What is found of an upload whose stripes each bring a piece at all of these times."""
     found: list[Transfer] = []
-    meter = UploadMeter(found.append)
-    with meter.stream(), meter.stream():
-        for _ in range(4):
-            meter.arrived(1 << 20)
-            await asyncio.sleep(0)
+    clock = Clock()
+    meter = UploadMeter(found.append, clock)
+    with ExitStack() as open_streams:
+        streams = [open_streams.enter_context(meter.stream()) for _ in range(stripes)]
+        for now_us in at_us:
+            clock.now_us = now_us
+            for arrived in streams:
+                arrived(piece_bytes)
         assert found == []
-    (transfer,) = found
-    assert (transfer.size_bytes, transfer.connections) == (3 << 20, 2)
-    with meter.stream():
-        meter.arrived(1 << 20)
-    assert len(found) == 1, "one piece has no beginning and end"
+    return found
+
+
+def test_an_upload_is_timed_over_all_its_stripes() -> None:
+    """Four stripes of a line of 8 Mbit/s: what they brought first had begun before the clock."""
+    (transfer,) = metered(4, range(0, 5 * 262_144, 262_144))
+    assert (transfer.size_bytes, transfer.connections) == (1 << 20, 4)
+    assert transfer.size_bytes * 8e6 / transfer.took_us == 8e6
+
+
+@pytest.mark.parametrize(
+    ("stripes", "at_us"),
+    [
+        (1, [0]),
+        (8, [0]),
+        (8, [0, 40_000]),  # found at once by a coordinator that was busy meanwhile
+        (4, [0, 0, 0]),
+        (1, [0, 500_000, 900_000]),
+    ],
+)
+def test_an_upload_that_was_small_or_there_all_at_once_says_nothing_of_a_rate(
+    stripes: int, at_us: list[int]
+) -> None:
+    assert metered(stripes, at_us) == []
+
+
+def test_a_stall_of_the_line_is_part_of_its_upload() -> None:
+    (transfer,) = metered(4, [0, 100_000, 5_000_000, 5_100_000])
+    assert transfer.took_us == 5_100_000
 
 
 def test_an_update_says_how_long_its_steps_took_and_is_counted_once() -> None:
