@@ -312,6 +312,21 @@ def test_progress_comes_at_most_four_times_a_second(worker: Worker, desk: Desk) 
 
 
 @every_learner
+def test_a_node_with_a_batch_of_its_own_takes_one_step_at_the_jobs_learning_rate(
+    worker: Worker, desk: Desk
+) -> None:
+    ranges = (PositionRange(64, Samples(10)), PositionRange(9000, Samples(14)))
+    request = changed(desk.request(0), inner_steps=1, ranges=ranges, batch_size=24)
+    reply = worker.trained(changed(request, stated_batch_size=32))
+    assert (reply.inner_steps, reply.samples) == (1, 24)
+    whole = Path(request.update_path).read_bytes()
+    # Warm-up is counted in the job's batches: 24 samples are three quarters of its first step.
+    warm = {"warmup_steps": 3, "learning_rate": 4e-3}
+    assert desk.update(worker, changed(request, stated_batch_size=32, **warm)) == whole
+    assert desk.update(worker, changed(request, **warm)) != whole
+
+
+@every_learner
 def test_partitions_of_a_skewed_split_train_different_samples(worker: Worker, desk: Desk) -> None:
     requests = [
         changed(desk.request(0), partitions=2, partition=partition, skew_alpha=0.3)

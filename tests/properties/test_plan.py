@@ -89,6 +89,7 @@ memories = st.builds(
     connections=st.sampled_from([0, 1, 4, 8, 16]),
     cut_rounds=st.integers(0, 4),
     is_alternating=st.booleans(),
+    batch_size=st.integers(0, 64),
 )
 
 
@@ -284,6 +285,26 @@ def test_a_step_of_a_microsecond_costs_the_others_no_more_steps_than_it_is_given
 
 def set_step(truth: Truth, step_ms: float) -> Truth:
     return Truth(step_ms, truth.up_mbit_s, truth.down_mbit_s, truth.rtt_ms)
+
+
+@given(asked())
+@settings(max_examples=200, deadline=None)
+def test_batches_are_the_jobs_unless_every_step_is_exchanged(
+    case: tuple[PlanRequest, dict[NodeId, NodeReading]],
+) -> None:
+    request, found = case
+    job, stated = request.spec, request.spec.training.batch_size
+    several = replace(job, aware=replace(job.aware, inner_steps_max=2))
+    plan = plan_round(replace(request, spec=several), found, SIZES)
+    assert {part.batch_size for part in plan.nodes.values()} == {0}
+    single = replace(job, aware=replace(job.aware, inner_steps_max=1))
+    plan = plan_round(replace(request, spec=single), found, SIZES)
+    assert {part.inner_steps for part in plan.nodes.values()} == {1}
+    assert sum(part.batch_size for part in plan.nodes.values()) == stated * len(plan.nodes)
+    for part in plan.nodes.values():
+        assert 1 <= part.batch_size <= 2 * stated
+        said = f"batch {part.batch_size} of {stated}" in part.reason
+        assert said == (part.batch_size != stated)
 
 
 @given(asked())

@@ -1,15 +1,18 @@
 """Jobs that plan their rounds by what they measure, in virtual time."""
 
+from statistics import median
+
 import pytest
 from msgspec.structs import replace
 
 from coordinator.core.job import Phase
-from hypergpu.ids import JobId
+from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile import with_strategy
-from hypergpu.spec import JobSpec, Training
+from hypergpu.spec import Aware, JobSpec, Training
 from netsim.world.simulation import Outcome, Simulation
 from netsim.world.sizes import Sizes
-from netsim.world.worlds import Faults, World
+from netsim.world.worlds import COORDINATOR_LINK, Faults, World
+from netsim.worldfile.description import NodeDescription, WorldDescription
 
 SCHEMES = {
     "fp32": 4_000_000,
@@ -72,3 +75,35 @@ def test_the_strategies_differ_in_what_they_move_and_wait_for() -> None:
         for strategy in ("fedavg", "diloco")
     }
     assert took_ms["fedavg"] > took_ms["diloco"]
+
+
+STEP_MS = 1_000
+EACH_STEP = replace(
+    STATED, training=replace(STATED.training, rounds=60, inner_steps=1, batch_size=32)
+)
+
+
+def one_slow(spec: JobSpec) -> World:
+    """Six nodes next door, the last of them threefold slower than the others."""
+    names = [NodeId(f"node-{number}") for number in range(6)]
+    nodes = tuple(
+        NodeDescription(
+            name=name,
+            group="near",
+            link=COORDINATOR_LINK,
+            step_floor_ms=STEP_MS * (3 if name == names[-1] else 1),
+        )
+        for name in names
+    )
+    near = WorldDescription(name="near", seed=1, coordinator=COORDINATOR_LINK, nodes=nodes)
+    return replace(world(spec, 1), step_ms=(1, 1), description=near)
+
+
+def test_a_slow_node_holds_nobody_up_where_every_step_is_exchanged() -> None:
+    aware = replace(with_strategy(EACH_STEP, "aware"), aware=Aware(inner_steps_max=1))
+    stated, planned = finished(one_slow(EACH_STEP)), finished(one_slow(aware))
+    stated_ms, planned_ms = (median(each.round_ms[JOB]) for each in (stated, planned))
+    # Everybody had a part in every round, and the slow node never a whole batch.
+    assert planned.rounds == stated.rounds
+    assert planned_ms < 3 * STEP_MS < stated_ms
+    assert planned_ms < 0.6 * stated_ms
