@@ -24,14 +24,14 @@ EXCHANGE_BYTES = Bytes(1 << 20)
 
 
 class Band(Enum):
-    """What a score is called."""
+    """What a score is called. Nodes of the two lower ones tend to get less work, or to rest for a
+    while; but by their forecasts and presence, which a plan names, and not by this word.
+    """
 
     HIGH = "high"
     NORMAL = "normal"
     LOW = "low"
-    """It gets less work."""
-    EXCLUDED = "excluded"
-    """It rests for a while."""
+    POOR = "poor"
 
 
 class HealthParts(msgspec.Struct, frozen=True):
@@ -94,7 +94,7 @@ def _band(score: float) -> Band:
         return Band.HIGH
     if score > NORMAL:
         return Band.NORMAL
-    return Band.LOW if score > LOW else Band.EXCLUDED
+    return Band.LOW if score > LOW else Band.POOR
 
 
 def _compute(reading: NodeReading, typical: NodeReading) -> float | None:

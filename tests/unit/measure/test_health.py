@@ -35,8 +35,8 @@ def test_a_usual_node_is_well() -> None:
 
 def test_a_node_that_cannot_be_reached_scores_nothing_however_fast_it_is() -> None:
     found = of(replace(USUAL, step_us=Estimate(1_000.0, 1.0, 9), is_present=False))
-    assert (found.score, found.band) == (0.0, Band.EXCLUDED)
-    assert found.reason == "0.00 excluded: network 0.00 (not connected)"
+    assert (found.score, found.band) == (0.0, Band.POOR)
+    assert found.reason == "0.00 poor: network 0.00 (not connected)"
 
 
 def test_the_reason_names_the_weakest_part_and_what_is_wrong_with_it() -> None:
@@ -71,7 +71,7 @@ def test_bands_follow_the_score() -> None:
 
     # The weight of computing is 0.4: 0.5 ** 0.4 = 0.76, 0.1 ** 0.4 = 0.40, 0.01 ** 0.4 = 0.16.
     bands = [with_compute(share) for share in (0.9, 0.5, 0.1, 0.01)]
-    assert bands == [Band.HIGH, Band.NORMAL, Band.LOW, Band.EXCLUDED]
+    assert bands == [Band.HIGH, Band.NORMAL, Band.LOW, Band.POOR]
 
 
 def test_what_is_not_known_is_left_out() -> None:
