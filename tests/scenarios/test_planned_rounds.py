@@ -262,6 +262,63 @@ def test_the_deadline_of_the_plan_closes_the_round_at_its_quorum() -> None:
     )
 
 
+def opening_round() -> Job:
+    """Alice, Bob and Carol under leases 1 to 3 in a round of which nothing was known."""
+    three = {**BOTH, CAROL: node_plan()}
+    unmeasured = events.RoundPlanned(at_ms=at(40), plan=round_plan(0, three))
+    return after(planning(), events.NodeJoined(at_ms=at(35), node=CAROL), unmeasured)
+
+
+def test_a_round_of_nodes_that_nobody_knows_has_no_deadline_until_its_quorum_is_there() -> None:
+    job = after(opening_round(), received(ALICE, round_=0, lease=1, at_ms=140))
+    assert job.round is not None
+    assert job.round.deadline_at_ms == 0
+    step = transition(job, received(BOB, round_=0, lease=2, at_ms=240))
+    assert step.commands == (SetDeadline(0, at(840)),), "four times the 200 ms of Bob"
+    assert SetDeadline(0, at(840)) in outstanding(step.job)
+
+
+def test_a_node_that_hangs_in_its_first_round_holds_nobody_up_for_ever() -> None:
+    job = after(
+        opening_round(),
+        received(ALICE, round_=0, lease=1, at_ms=140),
+        received(BOB, round_=0, lease=2, at_ms=240),
+    )
+    step = transition(job, events.DeadlineReached(at_ms=at(840), round=0))
+    assert step.job.phase is Phase.AGGREGATING
+    assert [each.node for each in step.commands if isinstance(each, CancelShard)] == [CAROL]
+
+
+def test_a_quorum_that_comes_during_a_pause_sets_the_deadline_when_it_is_over() -> None:
+    job = after(
+        opening_round(),
+        received(ALICE, round_=0, lease=1, at_ms=140),
+        events.JobPaused(at_ms=at(200)),
+        received(BOB, round_=0, lease=2, at_ms=240),
+    )
+    step = transition(job, events.JobResumed(at_ms=at(1000)))
+    assert only(step, SetDeadline) == SetDeadline(0, at(1600))
+
+
+def test_a_model_that_is_made_again_while_the_quorum_comes_takes_no_work_from_anybody() -> None:
+    job = after(
+        opening_round(),
+        events.ModelLost(at_ms=at(50), model=model(0).blob.digest, reason="flipped bit"),
+        received(ALICE, round_=0, lease=1, at_ms=140),
+        received(BOB, round_=0, lease=2, at_ms=240),
+    )
+    again = events.ModelInitialised(at_ms=at(300), model=model(0), partition_sizes=(Samples(9),))
+    step = transition(job, again)
+    assert only(step, SetDeadline) == SetDeadline(0, at(900))
+    assert [each.node for each in step.commands if isinstance(each, AssignShard)] == [CAROL]
+
+
+def test_a_round_of_another_strategy_without_a_deadline_waits_for_everybody() -> None:
+    spec = replace(SPEC, round=replace(SPEC.round, deadline_ms=0))
+    step = transition(training(spec), received(ALICE, round_=0, lease=1, at_ms=140))
+    assert step.commands == ()
+
+
 def test_the_record_of_a_round_has_what_was_planned_and_how_far_off_it_was() -> None:
     job = after(
         open_round(),

@@ -86,7 +86,9 @@ class RoundPlan(msgspec.Struct, frozen=True):
     resting: dict[NodeId, str]
     """Nodes that are there and have no part in it, with the reason."""
     deadline_ms: Milliseconds
-    """After the round's opening; 0: it waits for everybody."""
+    """After the round's opening; 0: none is planned. A round of ``aware`` then gets one from what
+    its quorum takes, any other waits for everybody.
+    """
     down: str
     """Scheme of the delta that the round ends with."""
     is_sparse: bool

@@ -40,7 +40,8 @@ def node_reason(plan: NodePlan, *, up_bits_per_s: float, deadline_ms: int, why: 
 
 def opening_reason(inner_steps: int, codec: str) -> str:
     """Of a plan that is made before any node was measured."""
-    return f"H={inner_steps} and {codec} until nodes are measured; waits for everybody"
+    until = "closes after four times what its quorum takes"
+    return f"H={inner_steps} and {codec} until nodes are measured; {until}"
 
 
 def round_reason(
@@ -49,7 +50,7 @@ def round_reason(
     """What holds for all nodes of a round."""
     computes = f"computes {seconds(middle.computing_us / 1000)}"
     moves = f"moves bytes {seconds(middle.moving_us / 1000)}"
-    until = f"closes after {seconds(deadline_ms)}" if deadline_ms else "waits for everybody"
+    until = f"closes after {seconds(deadline_ms)}"
     rests = f"; {resting} {'node rests' if resting == 1 else 'nodes rest'}" if resting else ""
     up = "/".join(codecs)
     return (

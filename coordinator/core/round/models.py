@@ -159,7 +159,8 @@ def _restored(job: Job, model: Model) -> Step:
     if job.phase is Phase.WAITING:
         return opened(job)
     step = closed(job)
-    return Step(step.job, step.commands or outstanding(job))
+    is_closed = job.phase is Phase.TRAINING and step.job.phase is Phase.AGGREGATING
+    return Step(step.job, step.commands if is_closed else outstanding(step.job))
 
 
 def _marked(round_: Round, event: AggregateReady) -> Round:

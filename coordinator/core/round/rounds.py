@@ -34,6 +34,10 @@ from hypergpu.spec import SPARSE_SCHEMES
 from hypergpu.units import Milliseconds, Samples
 
 _ROUNDING = 1e-9  # 0.55 * 20 is a little more than 11 in floating point
+_QUORUM_TIMES = 4
+"""Of what its quorum took, until a round closes that was planned before anybody was measured. All
+take as many steps in it, so that a node may be so many times slower than the middle one.
+"""
 
 
 class Step(NamedTuple):
@@ -251,7 +255,8 @@ def closed(job: Job) -> Step:
     """Close the round if its rule says so; otherwise leave it open.
 
     It closes when no expected update is missing, or when its deadline has passed and a quorum is
-    there. A round without a single update never closes.
+    there. A round without a single update never closes. One that was planned without a deadline,
+    since nothing was known of its nodes, has one as soon as its quorum is there.
     """
     round_ = job.round
     if round_ is None or job.phase is not Phase.TRAINING or job.lost_model:
@@ -268,7 +273,7 @@ def closed(job: Job) -> Step:
     elif round_.is_overdue and received >= quorum:
         why = f"deadline passed with a quorum ({received} of {assigned}, {quorum} needed)"
     else:
-        return Step(job)
+        return _bounded(job, round_) if received >= quorum else Step(job)
     cut = tuple(
         CancelShard(node, round_.number, participant.lease, f"round {round_.number} closed: {why}")
         for node, participant in round_.participants.items()
@@ -276,6 +281,16 @@ def closed(job: Job) -> Step:
     )
     job = _settled(job, why)
     return Step(job, (*cut, aggregate(job)))
+
+
+def _bounded(job: Job, round_: Round) -> Step:
+    """Give the round a deadline if its plan could not: a node that hangs does so for ever."""
+    if round_.spec.strategy != "aware" or round_.deadline_at_ms:
+        return Step(job)
+    took_ms = max(participant.took_ms for participant in round_.participants.values())
+    at_ms = Milliseconds(job.at_ms + (_QUORUM_TIMES - 1) * took_ms)
+    job = replace(job, round=replace(round_, deadline_at_ms=at_ms))
+    return Step(job, deadline(job))
 
 
 def _stalled(job: Job) -> Step:
