@@ -13,6 +13,8 @@ class NodeShare(msgspec.Struct, frozen=True):
     inner_steps: int
     codec: str
     reason: str
+    batch_size: int = 0
+    """Of its own; 0: as the job states."""
 
 
 class PlanView(msgspec.Struct, frozen=True):
@@ -27,7 +29,12 @@ def plan_view(fields: Mapping[str, object]) -> PlanView:
     """The plan in a `RoundPlanned` event."""
     plan = _table(fields, "plan")
     nodes = {
-        node: NodeShare(_count(share, "inner_steps"), _text(share, "codec"), _text(share, "reason"))
+        node: NodeShare(
+            inner_steps=_count(share, "inner_steps"),
+            codec=_text(share, "codec"),
+            reason=_text(share, "reason"),
+            batch_size=_count(share, "batch_size"),
+        )
         for node in _table(plan, "nodes")
         if (share := _table(_table(plan, "nodes"), node))
     }
@@ -37,7 +44,7 @@ def plan_view(fields: Mapping[str, object]) -> PlanView:
 
 
 def plan_news(plan: PlanView, before: PlanView | None, names: Mapping[str, str]) -> Iterator[str]:
-    """A line for each node whose steps, scheme or part changed; of a first plan its reason."""
+    """A line for each node whose steps, batch, scheme or part changed; a first plan's reason."""
     if before is None:
         yield f"round {plan.round}: {plan.reason}"
         return
@@ -48,8 +55,8 @@ def plan_news(plan: PlanView, before: PlanView | None, names: Mapping[str, str])
             yield f"round {plan.round}, {names.get(node) or short(node)}: {rests}{share.reason}"
 
 
-def _work(share: NodeShare) -> tuple[int, str]:
-    return share.inner_steps, share.codec
+def _work(share: NodeShare) -> tuple[int, int, str]:
+    return share.inner_steps, share.batch_size, share.codec
 
 
 def _table(fields: Mapping[str, object], name: str) -> Mapping[str, object]:

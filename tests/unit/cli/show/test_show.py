@@ -122,6 +122,15 @@ def test_later_only_nodes_whose_plan_changed_are_told() -> None:
     assert progress.plan_news == ()
 
 
+def test_another_batch_is_told_as_other_steps_are() -> None:
+    progress = with_event(folded(), planned(0, {NODE: (1, "int4")}, {}))
+    share = {"inner_steps": 1, "codec": "int4", "batch_size": 24, "reason": "batch 24 of 32"}
+    plan = {"round": 1, "reason": "H=1", "nodes": {NODE: share}, "resting": {}}
+    for number, news in ((1, ("round 2, attic: batch 24 of 32",)), (2, ())):
+        progress = with_event(progress, EventLine(number, number, "RoundPlanned", {"plan": plan}))
+        assert progress.plan_news == news
+
+
 def test_screen_shows_the_plan_of_each_node_where_there_is_one() -> None:
     planned_part = ParticipantView(NODE, 0, "pending", 5, 20, 0.7, "H=20, int4, uplink 6", "attic")
     progress = with_participants(folded(), (planned_part,))
