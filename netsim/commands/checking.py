@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from hypergpu.cli.commands.options import seconds_within
 from hypergpu.cli.output import Column, note, say, say_json, say_table
 from netsim.commands.asked import FallbackOption, asked_links, settled
 from netsim.ground.backend import Backend
@@ -50,7 +51,14 @@ def check(
     backend: Annotated[Backend, typer.Option("--backend", help="How.")] = Backend.PROXY,
     fallback: FallbackOption = Fallback.REFUSE,
     seconds: Annotated[
-        float, typer.Option("--for", min=0.5, max=120, metavar="SECONDS", help="A measurement.")
+        float,
+        typer.Option(
+            "--for",
+            parser=seconds_within(0.5, 120),
+            metavar="DURATION",
+            help="A measurement: 500ms, 10s.",
+            show_default="3s",
+        ),
     ] = 3.0,
     seed: Annotated[int, typer.Option("--seed", help="Decides every chance.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON document.")] = False,

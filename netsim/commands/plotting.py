@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from hypergpu.cli.commands.options import seconds_within
 from hypergpu.cli.output import say
 from netsim.plot import world_svg
 from netsim.refusal import RefusedError
@@ -16,7 +17,14 @@ def plot(
     *,
     out: Annotated[Path | None, typer.Option("--out", help="Else WORLD.svg here.")] = None,
     seconds: Annotated[
-        float, typer.Option("--for", min=1, max=86_400, metavar="SECONDS", help="How much of it.")
+        float,
+        typer.Option(
+            "--for",
+            parser=seconds_within(1, 86_400),
+            metavar="DURATION",
+            help="How much of it: 90s, 5m.",
+            show_default="2m",
+        ),
     ] = 120.0,
 ) -> None:
     """Draw rates, delays, losses and faults of a world's links as an SVG picture."""

@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from hypergpu.catalogue.registry import find
+from hypergpu.cli.commands.options import YEAR_S, seconds_within
 from hypergpu.cli.machine.children import program
 from hypergpu.cli.output import note, say, say_json
 from hypergpu.digest import digest_of
@@ -72,7 +73,14 @@ def run(  # noqa: PLR0913 - each is an option
         str, typer.Option("--worker", help="torch, numpy or null; else what is installed.")
     ] = "auto",
     give_up_after: Annotated[
-        float, typer.Option("--give-up-after", min=1, metavar="SECONDS", help="Then it is ended.")
+        float,
+        typer.Option(
+            "--give-up-after",
+            parser=seconds_within(1, YEAR_S),
+            metavar="DURATION",
+            help="Then it is ended: 10m, 2h.",
+            show_default="1h",
+        ),
     ] = 3600.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be run, or refuse it.")

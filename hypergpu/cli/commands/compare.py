@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.cli.commands.options import AsJson
+from hypergpu.cli.commands.options import YEAR_S, AsJson, seconds_within
 
 MISSED_STATUS = 1
 SyncSteps = Annotated[
@@ -40,7 +40,14 @@ def compare(  # noqa: PLR0913 - each is an option
         str, typer.Option("--worker", help="torch, numpy or null; else what is installed.")
     ] = "auto",
     give_up_after: Annotated[
-        float, typer.Option("--give-up-after", min=1, metavar="SECONDS", help="Of one run.")
+        float,
+        typer.Option(
+            "--give-up-after",
+            parser=seconds_within(1, YEAR_S),
+            metavar="DURATION",
+            help="Of one run: 10m, 2h.",
+            show_default="1h",
+        ),
     ] = 3600.0,
     as_json: AsJson = False,
 ) -> None:

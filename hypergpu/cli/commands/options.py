@@ -1,5 +1,6 @@
 """Options that many commands share."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -24,3 +25,24 @@ JobName = Annotated[
     ),
 ]
 NoConfirmation = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+YEAR_S = 31_536_000
+
+
+def seconds_within(least: float, most: float) -> Callable[[str | float], float]:
+    """A parser of lengths of time, such as ``90s`` and ``5m``; a number alone is seconds."""
+
+    def parsed(given: str | float) -> float:
+        from hypergpu.jobfile.values import Wrong, duration_ms
+
+        try:
+            seconds = float(given)
+        except ValueError:
+            span_ms = duration_ms(given)
+            if isinstance(span_ms, Wrong):
+                raise typer.BadParameter(f"{span_ms.what}; {span_ms.fix}") from None
+            seconds = span_ms / 1000
+        if not least <= seconds <= most:
+            raise typer.BadParameter(f"{given} is not in the range from {least:g}s to {most:g}s")
+        return seconds
+
+    return parsed

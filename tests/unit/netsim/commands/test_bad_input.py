@@ -47,6 +47,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("plot small.toml --out no/such/file.svg", 16, "cannot be written", "--out"),
         ("shape", 2, "WORLD.toml", "--help"),
         ("check lan --for 0", 2, "--for", "--help"),
+        ("check lan --for 5m", 2, "5m is not in the range from 0.5s to 120s", "--help"),
+        ("plot small.toml --for soon", 2, '"soon" is not a duration', "--help"),
     ],
 )
 def test_bad_input_is_one_line_with_its_fix(
@@ -61,3 +63,14 @@ def test_bad_input_is_one_line_with_its_fix(
     assert what in line
     assert fix in line
     assert sorted(Path().iterdir()) == before
+
+
+@pytest.mark.parametrize("span", ["2m", "120s", "120", "120000ms"])
+def test_a_length_of_time_is_written_as_everywhere_else(span: str, folder: Path) -> None:
+    drawn = []
+    for given in (["--for", span], []):
+        with pytest.raises(SystemExit) as left:
+            app(args=["plot", "small.toml", *given], prog_name="hypergpu netsim", obj=[])
+        assert left.value.code in (0, None)
+        drawn.append((folder / "small.svg").read_text("utf-8"))
+    assert drawn[0] == drawn[1]
