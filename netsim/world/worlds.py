@@ -5,7 +5,7 @@ import random
 import msgspec
 
 from hypergpu.ids import NodeId
-from hypergpu.spec import Codec, Evaluation, JobSpec, RoundRule, Training
+from hypergpu.spec import Aware, Codec, Evaluation, JobSpec, RoundRule, Training
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.link import CongestionControl, Direction, Link
 from netsim.refusal import RefusedError
@@ -129,6 +129,8 @@ def _random_spec(dice: random.Random, nodes: int) -> JobSpec:
             quorum=dice.choice((0.3, 0.6, 1.0)),
         ),
         evaluation=Evaluation(every=dice.randint(1, 3)),
+        # Where every step is exchanged nodes have batches of their own.
+        aware=Aware(inner_steps_max=dice.choice((1, 500))) if strategy == "aware" else Aware(),
     )
 
 
