@@ -69,9 +69,12 @@ def likely_loss(reading: NodeReading) -> float:
 
 def is_loss_inferred(reading: NodeReading) -> bool:
     """Whether losses are only guessed. Where probes are blocked, a train is what a kernel sent
-    again of a transfer's packets; a few of those say less than a goodput does.
+    again of a transfer's packets; a few of those say less than a goodput does. A node that was
+    never probed, as when the coordinator has no port for it, says no more: none lost of none sent
+    is no line without losses.
     """
-    return reading.is_probing_blocked and reading.packets_sent < COUNTED_PACKETS
+    is_probed = reading.packets_sent > 0 and not reading.is_probing_blocked
+    return not is_probed and reading.packets_sent < COUNTED_PACKETS
 
 
 def mean_burst(reading: NodeReading) -> float:

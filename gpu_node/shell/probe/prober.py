@@ -84,8 +84,8 @@ class Prober:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether datagrams get nowhere while the control stream does."""
-        return self._verdict.is_blocked
+        """Whether datagrams get nowhere while the control stream does, or have nowhere to go."""
+        return self._verdict.is_blocked or self._target is None
 
     async def _ask(self) -> None:
         while True:

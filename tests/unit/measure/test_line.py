@@ -93,3 +93,11 @@ def test_the_loss_that_goodput_leaves_room_for_is_the_one_that_allows_it() -> No
 def test_forecasts_reckon_with_no_loss_until_one_was_seen() -> None:
     assert likely_loss(NodeReading(packets_sent=400.0)) == 0.0
     assert likely_loss(LOSSY) == 0.01
+
+
+def test_a_line_that_was_never_probed_is_not_taken_for_one_without_losses() -> None:
+    unprobed = replace(LOSSY, packets_sent=0.0, packets_lost=0.0, bursts_lost=0.0, loss_bound=0.02)
+    assert likely_loss(unprobed) == 0.02
+    assert goodput(unprobed, 4) > 2 * goodput(unprobed, 1)
+    probed = replace(unprobed, packets_sent=20.0)
+    assert likely_loss(probed) == 0

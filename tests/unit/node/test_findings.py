@@ -14,6 +14,7 @@ from gpu_node.shell.probe.findings import (
     Transfer,
 )
 from gpu_node.shell.probe.pace import Pace
+from gpu_node.shell.probe.prober import Prober
 from gpu_node.shell.probe.stopwatch import Stopwatch
 from gpu_node.shell.probe.train import Verdict, counted, judged
 from hypergpu.units import Bytes, Microseconds
@@ -134,3 +135,11 @@ def test_an_idle_line_is_probed_less(is_busy: bool) -> None:  # noqa: FBT001  a 
     assert pace.report(is_busy=is_busy, has_transfers=True) == pace.news_s
     assert pace.round_trip(is_busy=is_busy, age_s=0.0) == pace.round_trip_s
     assert (pace.round_trip(is_busy=is_busy, age_s=1e6) == pace.round_trip_s) is is_busy
+
+
+def test_a_node_that_is_given_no_port_for_probes_is_as_good_as_blocked() -> None:
+    prober = Prober()
+    prober.welcomed(node_pb2.Welcome(), ("127.0.0.1", 7700))
+    assert prober.is_blocked
+    prober.welcomed(node_pb2.Welcome(probe_port=7700, probe_token=TOKEN), ("127.0.0.1", 7700))
+    assert not prober.is_blocked
