@@ -120,12 +120,15 @@ def test_a_device_is_slow_for_as_long_as_the_script_says() -> None:
     assert struck.round_ms[JOB][-1] == pytest.approx(calm.round_ms[JOB][-1], rel=0.2)
 
 
-def test_the_first_model_comes_whole_and_the_others_as_differences() -> None:
-    sizes = Sizes(model=100_000, update=100_000, whole=800_000)
-    outcome = Simulation(described_world(TWO, sizes)).run()
-    first, *others = outcome.transfers[NodeId("a")].downloads_ms
-    assert len(others) == SPEC.training.rounds - 1
-    assert first > 1.3 * max(others)
+def test_nobody_downloads_the_first_model_and_the_others_come_as_differences() -> None:
+    as_differences = Sizes(model=100_000, update=100_000, whole=800_000)
+    each_whole = Sizes(model=800_000, update=100_000)
+    small, large = (
+        Simulation(described_world(TWO, sizes)).run().transfers[NodeId("a")].downloads_ms
+        for sizes in (as_differences, each_whole)
+    )
+    assert len(small) == len(large) == SPEC.training.rounds - 1
+    assert all(whole > 1.3 * difference for whole, difference in zip(large, small, strict=True))
 
 
 def test_a_second_transfer_goes_on_with_the_window_of_the_first() -> None:
