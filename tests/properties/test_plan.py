@@ -138,22 +138,26 @@ def test_no_plan_asks_for_what_cannot_be(
     assert plan.nodes.keys() | plan.resting.keys() == request.candidates.keys()
     assert not plan.nodes.keys() & plan.resting.keys()
     assert len(plan.nodes) >= ceil(request.spec.round.quorum * len(request.candidates) - 1e-9)
-    most = max(request.spec.aware.inner_steps_max, request.spec.training.inner_steps)
     for part in plan.nodes.values():
-        assert (
-            1
-            <= part.inner_steps
-            <= max(
-                most,
-                max((m.inner_steps for m in request.previous.nodes.values()), default=0)
-                if request.previous and not plan.memory.span_ms
-                else most,
-            )
-        )
+        assert 1 <= part.inner_steps <= request.spec.aware.inner_steps_max
         assert part.connections in {1, 4, 8, 16}
         assert part.upload_after_ms >= 0
         assert f"H={part.inner_steps}" in part.reason
     assert all(plan.resting.values())
+
+
+@given(asked())
+@settings(max_examples=200, deadline=None)
+def test_an_exclusion_goes_on_unless_the_quorum_needs_the_node(
+    case: tuple[PlanRequest, dict[NodeId, NodeReading]],
+) -> None:
+    request, found = case
+    plan = plan_round(request, found, SIZES)
+    before = request.previous.nodes if request.previous else {}
+    excluded = {n for n, memory in before.items() if memory.rests_until_round > request.round}
+    working = len(plan.nodes.keys() & excluded)
+    needed = max(1, ceil(request.spec.round.quorum * len(request.candidates) - 1e-9))
+    assert not working or len(plan.nodes) == needed
 
 
 @given(asked())

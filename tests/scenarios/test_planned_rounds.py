@@ -154,6 +154,15 @@ def test_the_next_plan_is_asked_with_what_became_of_the_last() -> None:
     assert request.samples_done == 12
 
 
+def test_a_shard_that_is_handed_back_is_an_update_that_was_not_there() -> None:
+    back = events.ShardHandedBack(at_ms=at(60), node=BOB, round=0, lease=2, reason="no memory")
+    job = after(open_round(), back, received(ALICE, round_=0, lease=1, at_ms=140))
+    step = transition(job, events.AggregateReady(at_ms=at(150), round=0, model=model(1)))
+    command = only(step, PlanRound)
+    assert isinstance(command, PlanRound)
+    assert command.request.results[BOB].took_ms == 0
+
+
 def test_a_plan_that_opened_no_round_is_not_remembered() -> None:
     job = replace(planning(), model=model(1))
     for node in (ALICE, BOB):

@@ -49,9 +49,13 @@ class NodeMemory(msgspec.Struct, frozen=True):
     connections: int = 0
     """What it was given last; 0: nothing yet."""
     cut_rounds: int = 0
-    """Rounds in a row that closed without its update."""
+    """Its rounds in a row that closed without its update, whatever became of it: late, handed back
+    or lost. What was damaged on the coordinator's disk does not count.
+    """
     is_alternating: bool = False
     """It takes part in every other round."""
+    away_rounds: int = 0
+    """Plans in a row of which it was no candidate."""
     batch_size: int = 0
     """What it was given last; 0: as the job states."""
 

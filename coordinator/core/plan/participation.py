@@ -21,6 +21,8 @@ _EXCLUDED_FROM_OWN_DATA = 6.0
 _CUTS = 3
 """Rounds in a row without its update. A speed that has changed takes two to be believed."""
 _REST_MOST = 32
+_FORGOTTEN_AFTER = 64
+"""Rounds of absence: who is back later begins like any other."""
 
 
 class Part(NamedTuple):
@@ -36,15 +38,42 @@ class Part(NamedTuple):
 
 def remembered(request: PlanRequest) -> dict[NodeId, NodeMemory]:
     """What is remembered of each candidate, the round before included."""
+    return {node: replace(_after(request, node), away_rounds=0) for node in request.candidates}
+
+
+def absentees(request: PlanRequest) -> dict[NodeId, NodeMemory]:
+    """What is remembered of nodes that are away: how often they were of no use, for a while."""
     before = request.previous.nodes if request.previous is not None else {}
-    memories = {}
-    for node in request.candidates:
-        memory, result = before.get(node, NodeMemory(codec="")), request.results.get(node)
-        if result is not None:
-            cuts = 0 if result.took_ms > 0 else memory.cut_rounds + 1
-            memory = replace(memory, cut_rounds=cuts)
-        memories[node] = memory
-    return memories
+    away = dict.fromkeys(node for node in (*before, *request.results))
+    found = {}
+    for node in away.keys() - request.candidates.keys():
+        memory = _after(request, node)
+        if (memory.retries or memory.cut_rounds) and memory.away_rounds < _FORGOTTEN_AFTER:
+            found[node] = replace(memory, away_rounds=memory.away_rounds + 1)
+    return {node: found[node] for node in away if node in found}
+
+
+def _after(request: PlanRequest, node: NodeId) -> NodeMemory:
+    """The node's memory once the round before is counted, if it had a part in it: whether it was
+    too late, gave its shard back or was lost, its update was not there.
+    """
+    before = request.previous.nodes if request.previous is not None else {}
+    memory, result = before.get(node, NodeMemory(codec="")), request.results.get(node)
+    if result is None:
+        return memory
+    return replace(memory, cut_rounds=0 if result.took_ms > 0 else memory.cut_rounds + 1)
+
+
+def still_excluded(
+    request: PlanRequest, memories: Mapping[NodeId, NodeMemory]
+) -> dict[NodeId, str]:
+    """Whose exclusion goes on while nothing is measured, with the reason. Who would be tried again
+    first is asked back first for the quorum.
+    """
+    excluded = [node for node, memory in memories.items() if is_excluded(memory, request.round)]
+    excluded.sort(key=lambda node: (-memories[node].rests_until_round, request.candidates[node]))
+    spare = len(memories) - _needed(request, len(memories))
+    return {node: _exclusion(memories[node]) for node in excluded[:spare]}
 
 
 def is_excluded(memory: NodeMemory, number: int) -> bool:
@@ -71,8 +100,9 @@ def parts(
     found = {
         node: _part(request, node, memory, least_spans[node]) for node, memory in memories.items()
     }
-    needed = max(1, ceil(request.spec.round.quorum * len(found) - 1e-9))
-    missing = needed - sum(1 for part in found.values() if part.is_taking_part)
+    missing = _needed(request, len(found)) - sum(
+        1 for part in found.values() if part.is_taking_part
+    )
     resting = [node for node, part in found.items() if not part.is_taking_part]
     resting.sort(key=lambda node: (least_spans[node], request.candidates[node]))
     for node in resting[: max(0, missing)]:
@@ -81,16 +111,19 @@ def parts(
     return found
 
 
+def _needed(request: PlanRequest, candidates: int) -> int:
+    return max(1, ceil(request.spec.round.quorum * candidates - 1e-9))
+
+
 def _part(request: PlanRequest, node: NodeId, memory: NodeMemory, spans: float) -> Part:
     number, is_fresh = request.round, node in request.results
     if is_excluded(memory, number):
-        wait = f"excluded for the {_ordinal(memory.retries)} time in a row"
-        return _resting(memory, f"{wait}; tries again in round {memory.rests_until_round}")
+        return _resting(memory, _exclusion(memory))
     if memory.retries and not is_fresh:
         reason = f"on trial after {_times(memory.retries)}"
         return Part(memory, is_taking_part=True, reason=reason, may_stretch=False)
     if memory.cut_rounds >= (1 if memory.retries else _CUTS):
-        return _excluded(memory, number, f"late {memory.cut_rounds} in a row")
+        return _excluded(memory, number, f"no update in time, {memory.cut_rounds} in a row")
     if spans > _excluded_from(request, memory):
         return _excluded(memory, number, f"needs {spans:.1f} times as long as the round")
     if spans > (_FULL_FROM if memory.is_alternating else _ALTERNATE_FROM):
@@ -116,6 +149,11 @@ def _excluded(memory: NodeMemory, number: int, why: str) -> Part:
         memory, rests_until_round=until, retries=retries, cut_rounds=0, is_alternating=False
     )
     return _resting(memory, f"excluded: {why}; tries again in round {until}")
+
+
+def _exclusion(memory: NodeMemory) -> str:
+    wait = f"excluded for the {_ordinal(memory.retries)} time in a row"
+    return f"{wait}; tries again in round {memory.rests_until_round}"
 
 
 def _resting(memory: NodeMemory, reason: str) -> Part:

@@ -34,11 +34,19 @@ from coordinator.core.plan.ladder import (
     level,
 )
 from coordinator.core.plan.middle import Middle, computing_for, middle, most_inner_steps
-from coordinator.core.plan.participation import Part, is_excluded, parts, remembered
+from coordinator.core.plan.participation import (
+    Part,
+    absentees,
+    is_excluded,
+    parts,
+    remembered,
+    still_excluded,
+)
 from coordinator.core.plan.spreading import Bounds, bounds, fitted, own_steps
 from coordinator.core.plan.transfers import Upload, connections, upload_delays
 from coordinator.core.plan.wording import node_reason, opening_reason, round_reason
 from hypergpu.ids import NodeId
+from hypergpu.spec import SPARSE_SCHEMES
 from hypergpu.units import Milliseconds, Samples
 
 _UNMEASURED_SPANS = 2
@@ -112,20 +120,23 @@ def _opening_plan(
     steps = min(most, request.spec.training.inner_steps)
     if previous is None:
         previous = PlanMemory(steps, request.round, is_sparse=False)
-    memories = {node: previous.nodes.get(node, NodeMemory("")) for node in request.candidates}
-    asked = {node: min(most, memory.inner_steps or steps) for node, memory in memories.items()}
-    batches = own_batches(request.spec, memories, {})
+    memories = remembered(request)
+    resting = still_excluded(request, memories)
+    working = {node: memory for node, memory in memories.items() if node not in resting}
+    asked = {node: min(most, memory.inner_steps or steps) for node, memory in working.items()}
+    batches = own_batches(request.spec, working, {})
     given = fitted(
         asked, request.spec.training.batch_size, request.samples_total - request.samples_done
     )
     codec = FINEST if not previous.is_sparse else request.spec.aware.sparsest
     usual = typical(readings[node] for node in request.candidates if node in readings)
     nodes = {}
-    for node, memory in memories.items():
+    for node, memory in working.items():
         reading = readings.get(node, NodeReading())
+        is_of_family = (memory.codec in SPARSE_SCHEMES) == previous.is_sparse
         plan = NodePlan(
             inner_steps=given[node],
-            codec=memory.codec or codec,
+            codec=memory.codec if memory.codec and is_of_family else codec,
             forecast_ms=Milliseconds(0),
             spread_ms=Milliseconds(0),
             reason=batches[node].reason,
@@ -136,12 +147,12 @@ def _opening_plan(
     return RoundPlan(
         round=request.round,
         nodes=nodes,
-        resting={},
+        resting=resting,
         deadline_ms=Milliseconds(0),
         down=previous.down or FINEST,
         is_sparse=previous.is_sparse,
-        memory=previous,
-        reason=opening_reason(previous.inner_steps, codec),
+        memory=replace(previous, nodes={**absentees(request), **memories}),
+        reason=opening_reason(min(most, previous.inner_steps), codec),
     )
 
 
@@ -358,9 +369,7 @@ def _memory(
     plans: Mapping[NodeId, NodePlan],
     outline: Outline,
 ) -> PlanMemory:
-    previous, middle_ = request.previous, outline.middle
-    absent = previous.nodes if previous is not None else {}
-    nodes = {n: memory for n, memory in absent.items() if n not in shares and memory.retries}
+    middle_, nodes = outline.middle, absentees(request)
     for node, share in shares.items():
         memory = share.part.memory
         nodes[node] = replace(

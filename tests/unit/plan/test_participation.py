@@ -1,3 +1,7 @@
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
 from coordinator.core.plan.decision import (
     NodeMemory,
     NodePlan,
@@ -5,14 +9,35 @@ from coordinator.core.plan.decision import (
     PlanMemory,
     PlanRequest,
 )
-from coordinator.core.plan.participation import Part, parts, remembered
-from hypergpu.ids import Slot
+from coordinator.core.plan.participation import Part, absentees, parts, remembered
+from coordinator.core.plan.planning import plan_round
+from hypergpu.ids import NodeId, Slot
+from hypergpu.spec import Aware
 from hypergpu.units import Milliseconds, Samples
-from tests.unit.plan.fleet import names, spec
+from tests.unit.plan.fleet import SIZES, names, spec
 
 NODES = names(5)
 SLOW = NODES[0]
 PART = NodePlan(20, "int4", Milliseconds(1), Milliseconds(1), "")
+
+
+def _request(
+    memories: Mapping[NodeId, NodeMemory],
+    results: Mapping[NodeId, NodeResult],
+    *,
+    number: int = 10,
+    quorum: float = 0.6,
+) -> PlanRequest:
+    return PlanRequest(
+        round=number,
+        at_ms=Milliseconds(0),
+        spec=spec(nodes=5, quorum=quorum),
+        candidates={node: Slot(slot) for slot, node in enumerate(NODES)},
+        samples_done=Samples(0),
+        samples_total=Samples(1_000_000),
+        previous=PlanMemory(20, 0, is_sparse=False, nodes=dict(memories)),
+        results=dict(results),
+    )
 
 
 def _part(
@@ -23,16 +48,8 @@ def _part(
     took = dict.fromkeys(NODES, 1) | {SLOW: took_ms or 0}
     if took_ms is None:
         del took[SLOW]
-    request = PlanRequest(
-        round=10,
-        at_ms=Milliseconds(0),
-        spec=spec(nodes=5, quorum=quorum),
-        candidates={node: Slot(slot) for slot, node in enumerate(NODES)},
-        samples_done=Samples(0),
-        samples_total=Samples(1_000_000),
-        previous=PlanMemory(20, 0, is_sparse=False, nodes={SLOW: memory}),
-        results={node: NodeResult(PART, Milliseconds(ms)) for node, ms in took.items()},
-    )
+    results = {node: NodeResult(PART, Milliseconds(ms)) for node, ms in took.items()}
+    request = _request({SLOW: memory}, results, quorum=quorum)
     needs = dict.fromkeys(NODES, 0.5) | {SLOW: spans}
     return parts(request, remembered(request), needs)[SLOW]
 
@@ -80,3 +97,61 @@ def test_a_node_that_is_fast_again_is_forgiven() -> None:
     part = _part(1.0, NodeMemory("int4", retries=3))
     assert part.is_taking_part
     assert part.memory == NodeMemory("int4")
+
+
+def _absent(memory: NodeMemory, rounds: int) -> dict[NodeId, NodeMemory]:
+    """What is remembered of the slow node after it was away for so many plans."""
+    memories = {SLOW: memory}
+    for number in range(10, 10 + rounds):
+        request = replace(
+            _request(memories, {}, number=number),
+            candidates={node: Slot(slot) for slot, node in enumerate(NODES) if node != SLOW},
+        )
+        memories = absentees(request)
+    return memories
+
+
+def test_a_node_that_is_away_for_long_is_forgotten() -> None:
+    excluded = NodeMemory("int4", rests_until_round=12, retries=3)
+    assert _absent(excluded, 64)[SLOW].retries == 3
+    assert not _absent(excluded, 65)
+    assert not _absent(NodeMemory("int4"), 1)
+
+
+def test_absence_is_counted_anew_each_time() -> None:
+    away = NodeMemory("int4", retries=3, away_rounds=60)
+    assert remembered(_request({SLOW: away}, {}))[SLOW].away_rounds == 0
+
+
+def test_a_node_that_is_lost_in_each_of_its_rounds_is_excluded_when_it_is_back_again() -> None:
+    lost = {SLOW: NodeResult(PART, Milliseconds(0))}
+    memories = {SLOW: NodeMemory("int4")}
+    for number in (10, 20, 30):
+        request = _request(memories, lost, number=number)
+        gone = {node: slot for node, slot in request.candidates.items() if node != SLOW}
+        memories = absentees(replace(request, candidates=gone))
+    back = _request(memories, {}, number=40)
+    part = parts(back, remembered(back), dict.fromkeys(NODES, 0.5))[SLOW]
+    assert part.reason == "excluded: no update in time, 3 in a row; tries again in round 42"
+
+
+def test_an_exclusion_outlives_what_was_measured() -> None:
+    excluded = NodeMemory("int4", rests_until_round=12, retries=1)
+    plan = plan_round(_request({SLOW: excluded}, {}), {}, SIZES)
+    assert plan.resting == {SLOW: "excluded for the 1st time in a row; tries again in round 12"}
+    assert plan.memory.nodes[SLOW] == excluded
+
+
+def test_exclusions_that_leave_no_quorum_do_not() -> None:
+    memories = {
+        node: NodeMemory("int4", rests_until_round=12 + slot, retries=1)
+        for slot, node in enumerate(NODES)
+    }
+    plan = plan_round(_request(memories, {}), {}, SIZES)
+    assert list(plan.nodes) == list(NODES[:3])
+
+
+def test_a_plan_without_measurements_keeps_to_the_most_steps_that_the_user_allows() -> None:
+    request = _request({SLOW: NodeMemory("int4", inner_steps=400)}, {})
+    request = replace(request, spec=spec(nodes=5, aware=Aware(inner_steps_max=10)))
+    assert {part.inner_steps for part in plan_round(request, {}, SIZES).nodes.values()} == {10}
