@@ -1,7 +1,9 @@
 """The UDP port that sends probe datagrams back: as they came, to where they came from.
 
-What has no good token, another size or comes too fast is dropped without a word and counted. So the
-port answers nobody it was not introduced to, and never with more than it was sent.
+What has no good token of a connected node, has another size or comes too fast is dropped without a
+word and counted. A token is not bound to an address: whoever bears it is answered, or whomever he
+gives as the sender. So a stolen one has datagrams reflected, but no larger ones than were sent, and
+with all tokens of one node no more than `RATE`.
 """
 
 import asyncio
@@ -96,5 +98,7 @@ class Echo(asyncio.DatagramProtocol):
         return True
 
     def forget(self, node: NodeId) -> None:
-        """The node's stream ended: its tokens are good for nothing."""
+        """The node's stream ended. Its tokens are good for nothing until it is back, and its rate
+        then begins afresh.
+        """
         self._buckets.pop(node, None)

@@ -12,13 +12,14 @@ from gpu_node.shell.probe.datagrams import PACKETS, Target, sent_train
 from gpu_node.shell.probe.findings import TrainCount
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
-from hypergpu.wire.probing import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram
+from hypergpu.wire.probing import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram, numbers_of
 from netsim.proxy.messages import Protocol
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan
 
 NODE = NodeId("0x" + "a1" * 20)
 HOST = "127.0.0.1"
+TOKEN = bytes(range(TOKEN_BYTES))
 WAIT_S = 60.0
 """Far more than a whole train needs: only what is lost is waited for."""
 
@@ -149,8 +150,57 @@ async def test_a_port_that_is_taken_is_done_without() -> None:
 async def test_a_train_to_a_port_where_nobody_is_has_lost_everything() -> None:
     async with stand() as there:
         target = there.target()
-    train = await sent_train(target, 1, wait_s=WAIT_S)
-    assert train.lost == PACKETS
+    train = await sent_train(target, 1, wait_s=0.2)
+    assert train == TrainCount(PACKETS, PACKETS, 1)
+
+
+class FarEnd(asyncio.DatagramProtocol):
+    """Sends datagrams back over a line so long that a train has ended when the first is back, and
+    has its port closed for a while after the third.
+    """
+
+    def __init__(self) -> None:
+        self.heard: set[int] = set()
+        self.port = 0
+        self._transport: asyncio.DatagramTransport | None = None
+
+    async def open(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.create_datagram_endpoint(
+            lambda: self, local_addr=(HOST, self.port)
+        )
+        self.port = int(self._transport.get_extra_info("sockname")[1])
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+        self._transport = None
+
+    def datagram_received(self, payload: bytes, addr: tuple[str, int]) -> None:
+        numbers = numbers_of(payload, TOKEN)
+        if numbers is None:
+            return
+        self.heard.add(numbers.packet)
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.3, self._answer, payload, addr)
+        if len(self.heard) == 3:
+            self.close()
+            loop.call_later(0.03, lambda: loop.create_task(self.open()))
+
+    def _answer(self, payload: bytes, addr: tuple[str, int]) -> None:
+        if self._transport is not None:
+            self._transport.sendto(payload, addr)
+
+
+async def test_packets_that_are_turned_back_leave_the_others_of_their_train_to_be_waited_for() -> (
+    None
+):
+    far = FarEnd()
+    await far.open()
+    train = await sent_train(Target(HOST, far.port, TOKEN), 1, wait_s=1.5)
+    far.close()
+    assert far.heard
+    assert train.lost == PACKETS - len(far.heard)
 
 
 async def test_losses_of_a_link_show_in_its_trains() -> None:
