@@ -36,6 +36,10 @@ app = typer.Typer(
 )
 StateDir = Annotated[Path | None, typer.Option(help="Where identity, certificate and caches lie.")]
 WorkerKind = Annotated[str | None, typer.Option(help="auto, torch, numpy or null.")]
+CongestionControl = Annotated[
+    str | None,
+    typer.Option(help="system, or bbr for the route to the coordinator alone; needs root."),
+]
 TokenFile = Annotated[
     str | None,
     typer.Option(help=f"File with the join token, - for stdin; else ${TOKEN_VARIABLE}."),
@@ -47,12 +51,15 @@ def join(
     token_file: TokenFile = None,
     state_dir: StateDir = None,
     worker: WorkerKind = None,
+    congestion_control: CongestionControl = None,
     *,
     only: Annotated[bool, typer.Option("--only", help="Exit once joined.")] = False,
 ) -> None:
     """Trade a token for a certificate, then serve like `run`, which needs no token afterwards."""
     with _explained():
-        settings = _settings(state_dir=state_dir, worker=worker)
+        settings = _settings(
+            state_dir=state_dir, worker=worker, congestion_control=congestion_control
+        )
         token = _token(token_file)
         set_up_logs(settings.log_level)
         with Places(settings.state_dir) as places:
@@ -65,10 +72,16 @@ def join(
 
 
 @app.command()
-def run(state_dir: StateDir = None, worker: WorkerKind = None) -> None:
+def run(
+    state_dir: StateDir = None,
+    worker: WorkerKind = None,
+    congestion_control: CongestionControl = None,
+) -> None:
     """Serve the coordinator until SIGTERM, which drains; a second one stops at once."""
     with _explained():
-        settings = _settings(state_dir=state_dir, worker=worker)
+        settings = _settings(
+            state_dir=state_dir, worker=worker, congestion_control=congestion_control
+        )
         set_up_logs(settings.log_level)
         with Places(settings.state_dir) as places:
             if load_coordinator(places) is None:

@@ -38,6 +38,8 @@ class Settings(BaseSettings):
     call_timeout_ms: int = Field(default=10_000, ge=100)
     """How long the coordinator may take to answer a small call, or to stay silent in a transfer
     beyond what its pieces take."""
+    congestion_control: Literal["system", "bbr"] = "system"
+    """``bbr``: for the route to the coordinator alone, where this process may set routes."""
     probe_interval_ms: int = Field(default=2_000, ge=100)
     """Between two round trips measured while the node takes part in a job; when it does not, its
     heartbeats measure them."""

@@ -90,7 +90,9 @@ class Runtime:
         self._token = token
         self._identity = identity_key(places)
         self._post = Post()
-        self._access = Access(places, self._identity)
+        self._access = Access(
+            places, self._identity, congestion_control=settings.congestion_control
+        )
         self._kind = worker_kind(settings.worker)
         self._worker = WorkerProcess(
             worker_command(self._kind),
@@ -291,6 +293,7 @@ class Runtime:
                 task.cancel()
         await tools.errands.close()
         await asyncio.gather(tools.link.close(), self._worker.stop())
+        await asyncio.to_thread(self._access.leave_way)
 
 
 class _Tools(NamedTuple):

@@ -13,6 +13,7 @@ from gpu_node.shell.clock import unix_ms
 from gpu_node.shell.link.calls import Calls, Metadata
 from gpu_node.shell.link.channels import Credentials, open_channel
 from gpu_node.shell.link.refusals import refusal_in, why
+from gpu_node.shell.link.route import Route
 from gpu_node.shell.state.files import Coordinator, load_coordinator, save_coordinator
 from gpu_node.shell.state.keys import certificate_request_pem, tls_key_pem
 from gpu_node.shell.state.places import Places, write_durably
@@ -23,6 +24,7 @@ from hypergpu.signature import IdentityKey, JoinClaim
 from hypergpu.token import Role, Token
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.congestion import BBR
 from hypergpu.wire.protocol import PROTOCOL_ENTRY
 
 log = structlog.get_logger()
@@ -127,9 +129,13 @@ def _keep(
 class Access:
     """How this node gets in: address, certificates and what it says of itself with each call."""
 
-    def __init__(self, places: Places, identity: IdentityKey) -> None:
+    def __init__(
+        self, places: Places, identity: IdentityKey, *, congestion_control: str = ""
+    ) -> None:
+        """``congestion_control`` is what the route to the coordinator is to have, if anything."""
         self._places = places
         self._identity = identity
+        self._route = Route() if congestion_control == BBR else None
 
     @property
     def is_joined(self) -> bool:
@@ -144,6 +150,20 @@ class Access:
             RefusalError: NODE_NOT_JOINED, or FILE_UNUSABLE.
         """
         return split_address(self._coordinator().address)
+
+    def make_way(self) -> None:
+        """See to the route before a dial. Blocks.
+
+        Raises:
+            RefusalError: NODE_NOT_JOINED, or FILE_UNUSABLE.
+        """
+        if self._route is not None:
+            self._route.hold(*self.dialled)
+
+    def leave_way(self) -> None:
+        """Take back what was done to the route, for good. Blocks."""
+        if self._route is not None:
+            self._route.close()
 
     def calls(self, timeout_ms: Milliseconds) -> Calls:
         """Calls over a fresh channel with the newest certificate. Reads small files.

@@ -127,6 +127,7 @@ class ControlLink:
             before.cancel()
             await asyncio.wait([before])
         try:
+            await asyncio.to_thread(self._access.make_way)
             calls = self._access.calls(self._timeout_ms)
         except RefusalError as refused:
             self._report(LinkRefused(at_ms=monotonic_ms(), reason=why(refused)))

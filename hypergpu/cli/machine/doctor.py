@@ -24,9 +24,17 @@ from hypergpu.cli.machine.checks import (
     torch_checks,
 )
 from hypergpu.cli.machine.children import program
+from hypergpu.cli.machine.congestion import (
+    control_check,
+    downlink_check,
+    joined_host,
+    uplink_check,
+    way_of,
+)
 from hypergpu.cli.machine.probe import TorchFound
 from hypergpu.cli.settings import Setting, resolved
 from hypergpu.refusal import RefusalError
+from hypergpu.wire.congestion import controls
 
 PROBE_TIMEOUT_S = 180
 PORTS = (7700, 7701)
@@ -59,6 +67,7 @@ def _checks(settings: dict[str, Setting]) -> Iterator[Check]:
     for port in PORTS:
         yield _port_check(port, is_local=bool(ours))
     yield proxy_check(os.environ)
+    yield from _congestion_checks(settings, serves=bool(ours))
     yield _coordinator_check()
 
 
@@ -133,6 +142,16 @@ def _port_check(port: int, *, is_local: bool) -> Check:
         except OSError:
             return port_check(port, is_free=False, is_ours=is_local)
     return port_check(port, is_free=True, is_ours=False)
+
+
+def _congestion_checks(settings: dict[str, Setting], *, serves: bool) -> Iterator[Check]:
+    found = controls()
+    yield control_check(found)
+    host = joined_host(Path(settings["state_dir"].value).expanduser())
+    if host:
+        yield uplink_check(host, way_of(host), found)
+    if serves:
+        yield downlink_check(found)
 
 
 def _coordinator_check() -> Check:

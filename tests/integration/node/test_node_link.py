@@ -219,6 +219,14 @@ async def test_a_dial_over_a_known_line_waits_no_longer_than_that_line_takes(des
     assert desk.link._patience_s() == full_s
 
 
+async def test_a_node_that_is_to_have_bbr_dials_its_own_machine_without(secured: Desk) -> None:
+    await secured.join()
+    access = Access(secured.places, secured.identity, congestion_control="bbr")
+    secured.link = ControlLink(access, CAPABILITIES, secured.post, timeout_ms=TIMEOUT_MS)
+    await connect(secured)
+    access.leave_way()
+
+
 async def test_a_certificate_past_two_thirds_of_its_life_is_renewed(secured: Desk) -> None:
     await secured.join()
     due_s = secured.access.renewal_due_s()

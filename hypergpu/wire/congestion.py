@@ -1,0 +1,136 @@
+"""What controls the congestion of TCP connections from this machine, and what would change it.
+
+The sending end decides: a node's machine for updates, the coordinator's for models. gRPC gives
+nobody its sockets before they connect, so it is the kernel's default or a route's own.
+"""
+
+import ipaddress
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+BBR = "bbr"
+FOR_ALL = f"sysctl -w net.ipv4.tcp_congestion_control={BBR}"
+"""Gives BBR to all new connections of a machine."""
+WITHOUT = "use a kernel with tcp_bbr: Linux 4.9 or later, its modules installed"
+_SETTINGS = Path("/proc/sys/net/ipv4")
+_MODULES = Path("/lib/modules")
+_IP_TIMEOUT_S = 5.0
+
+
+class Controls(NamedTuple):
+    """Of a kernel. All empty where it cannot be told, as on other systems than Linux."""
+
+    default: str
+    """What connections get whose route names none."""
+    available: tuple[str, ...]
+    """What is loaded."""
+    is_bbr_loadable: bool
+    """Whether a module for it lies on the disk."""
+
+    @property
+    def loading(self) -> str:
+        """The command that makes BBR available; empty when it is, or no command does."""
+        is_missing = BBR not in self.available
+        return "modprobe tcp_bbr" if is_missing and self.is_bbr_loadable else ""
+
+    @property
+    def has_bbr(self) -> bool:
+        """Whether it is available, or can be made so."""
+        return BBR in self.available or self.is_bbr_loadable
+
+    def after_loading(self, command: str) -> str:
+        """A command, behind the one that loads BBR where that is needed."""
+        return f"{self.loading} && {command}" if self.loading else command
+
+
+class Way(NamedTuple):
+    """How packets get to an address."""
+
+    address: str
+    device: str
+    gateway: str
+    """Empty: it is on the same network."""
+    source: str
+    congestion_control: str
+    """Of this route; empty: the kernel's default."""
+    is_local: bool
+    """It is an address of this machine."""
+
+    @property
+    def destination(self) -> str:
+        """A route to this address alone."""
+        return f"{self.address}/{ipaddress.ip_address(self.address).max_prefixlen}"
+
+    def route(self, control: str) -> list[str]:
+        """What `ip route add` takes for the same way with a congestion control of its own."""
+        via = ["via", self.gateway] if self.gateway else []
+        source = ["src", self.source] if self.source else []
+        return [self.destination, *via, "dev", self.device, *source, "congctl", control]
+
+
+def controls() -> Controls:
+    """Ask this machine's kernel."""
+    release = os.uname().release
+    found = (_MODULES / release).glob("kernel/net/ipv4/tcp_bbr.ko*")
+    return Controls(
+        default=_setting("tcp_congestion_control"),
+        available=tuple(_setting("tcp_available_congestion_control").split()),
+        is_bbr_loadable=any(found),
+    )
+
+
+def _setting(name: str) -> str:
+    try:
+        return (_SETTINGS / name).read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def ip(address: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run `ip` on routes of an address's family. Blocks.
+
+    Raises:
+        OSError: It is not installed, or does not answer (`TimeoutError`).
+    """
+    family = f"-{ipaddress.ip_address(address).version}"
+    command = ["ip", family, "-json", "route", *arguments]
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_IP_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeoutError("ip did not answer") from None
+
+
+def way_to(address: str) -> Way | None:
+    """Of packets that leave now; None when there is none. Blocks.
+
+    Raises:
+        OSError: As `ip`.
+    """
+    told = ip(address, "get", address)
+    found = _first(told.stdout)
+    if told.returncode or not found.get("dev"):
+        return None
+    metrics = [each for each in found.get("metrics", ()) if isinstance(each, dict)]
+    named = [str(each["congestion"]) for each in metrics if "congestion" in each]
+    return Way(
+        address=address,
+        device=str(found["dev"]),
+        gateway=str(found.get("gateway", "")),
+        source=str(found.get("prefsrc", "")),
+        congestion_control=named[0] if named else "",
+        is_local=found.get("type") == "local",
+    )
+
+
+def _first(text: str) -> dict[str, Any]:
+    try:
+        routes = json.loads(text)
+    except ValueError:
+        return {}
+    is_one = isinstance(routes, list) and routes and isinstance(routes[0], dict)
+    return routes[0] if is_one else {}

@@ -1,0 +1,54 @@
+"""Runs inside a namespace: holds a route, tells what connections get, and takes it back."""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+
+from gpu_node.shell.link.route import NotSetError, Route, held
+from hypergpu.wire.congestion import controls
+
+
+def control_to(address: str) -> str:
+    """What a connection to it gets, whoever answers."""
+    with socket.socket() as dialling:
+        dialling.setblocking(False)
+        with contextlib.suppress(OSError):
+            dialling.connect((address, 9))
+        name = dialling.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    return name.partition(b"\0")[0].decode()
+
+
+def routes(address: str) -> list[str]:
+    """Of this program, as `ip` shows them."""
+    with os.popen(f"ip route show {address} proto 184") as shown:  # noqa: S605
+        return shown.read().split("\n")[:-1]
+
+
+def main() -> None:
+    """Say as JSON what was before, meanwhile and afterwards."""
+    address, other = sys.argv[1:3]
+    if "unprivileged" in sys.argv:
+        controls()  # what Python needs for it may not be readable to others
+        os.setuid(65534)
+        try:
+            held(address)
+        except NotSetError as hindered:
+            sys.stdout.write(json.dumps([hindered.why, hindered.fix]))
+        return
+    route, said = Route(), [control_to(address)]
+    route.hold(address, 9)
+    route.hold(address, 9)  # each dial looks anew
+    said += [control_to(address), control_to(other)]
+    count = len(routes(address))
+    left_behind = Route()  # of a daemon that is killed now
+    left_behind.hold(address, 9)
+    route.hold(address, 9)
+    route.close()
+    said += [control_to(address)]
+    sys.stdout.write(json.dumps([said, count, routes(address)]))
+
+
+if __name__ == "__main__":
+    main()
