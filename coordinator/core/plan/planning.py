@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from coordinator.core.measure.fleet import typical
 from coordinator.core.measure.reading import NodeReading
-from coordinator.core.plan.balance import Batch, least_share, own_batches
+from coordinator.core.plan.balance import least_share, own_batches
 from coordinator.core.plan.deadline import Arrival, deadline
 from coordinator.core.plan.decision import (
     NodeMemory,
@@ -256,14 +256,7 @@ def _assembled(
     }
     left = request.samples_total - request.samples_done
     given = fitted(asked, request.spec.training.batch_size, left)
-    batches = own_batches(
-        request.spec,
-        {node: share.part.memory for node, share in working.items()},
-        {node: share.known.reading for node, share in working.items()},
-    )
-    plans = _node_plans(
-        request, working, given=given, batches=batches, outline=outline, sizes=sizes
-    )
+    plans = _node_plans(request, working, given=given, outline=outline, sizes=sizes)
     closes_ms = _deadline(request, plans, working, span_us)
     plans = {
         node: replace(
@@ -302,11 +295,15 @@ def _node_plans(
     working: Mapping[NodeId, Share],
     *,
     given: Mapping[NodeId, int],
-    batches: Mapping[NodeId, Batch],
     outline: Outline,
     sizes: Sizes,
 ) -> dict[NodeId, NodePlan]:
     """The participants' plans, most of their reasons still to be written."""
+    batches = own_batches(
+        request.spec,
+        {node: share.part.memory for node, share in working.items()},
+        {node: share.known.reading for node, share in working.items()},
+    )
     down_bytes = sizes.update_bytes[outline.down]
     finishes, uploads = {}, {}
     for node, share in working.items():
