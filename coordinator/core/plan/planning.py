@@ -65,6 +65,7 @@ class Outline(NamedTuple):
     down: str
     middle: Middle
     span_us: float
+    """What the round is made to take, before it is stretched for anybody."""
 
 
 class Share(NamedTuple):
@@ -193,16 +194,17 @@ def _outline(
         computing_us=median(computing_us.values()),
         most=most,
     )
-    return Outline(family, down, middle_, _span_us(previous, middle_))
+    held_ms = previous.span_ms if previous is not None else 0
+    return Outline(family, down, middle_, _span_us(previous, middle_, middle_.span_us, held_ms))
 
 
-def _span_us(previous: PlanMemory | None, middle_: Middle) -> float:
+def _span_us(previous: PlanMemory | None, middle_: Middle, span_us: float, held_ms: int) -> float:
     """What the round is made to take: what it took before, unless that has really changed."""
-    if previous is None or previous.inner_steps != middle_.inner_steps or not previous.span_ms:
-        return middle_.span_us
-    held_us = previous.span_ms * 1000
-    is_near = held_us / _SPAN_CHANGE <= middle_.span_us <= held_us * _SPAN_CHANGE
-    return held_us if is_near else middle_.span_us
+    if previous is None or previous.inner_steps != middle_.inner_steps or not held_ms:
+        return span_us
+    held_us = held_ms * 1000
+    is_near = held_us / _SPAN_CHANGE <= span_us <= held_us * _SPAN_CHANGE
+    return held_us if is_near else span_us
 
 
 def _shares(
@@ -242,7 +244,9 @@ def _assembled(
 ) -> RoundPlan:
     working = {node: share for node, share in shares.items() if share.part.is_taking_part}
     stretches = [share.least_us for share in working.values() if share.part.may_stretch]
+    held_ms = request.previous.stretched_ms if request.previous is not None else 0
     span_us = max([outline.span_us, *stretches])
+    span_us = max(outline.span_us, _span_us(request.previous, outline.middle, span_us, held_ms))
     asked = {
         node: own_steps(
             share.known,
@@ -279,7 +283,7 @@ def _assembled(
         deadline_ms=closes_ms,
         down=outline.down,
         is_sparse=outline.family.is_sparse,
-        memory=_memory(request, shares, asked, plans=plans, outline=outline),
+        memory=_memory(request, shares, asked, plans=plans, outline=outline, span_us=span_us),
         reason=round_reason(
             outline.middle,
             codecs=codecs,
@@ -365,6 +369,7 @@ def _memory(
     *,
     plans: Mapping[NodeId, NodePlan],
     outline: Outline,
+    span_us: float,
 ) -> PlanMemory:
     middle_, nodes = outline.middle, absentees(request)
     for node, share in shares.items():
@@ -385,6 +390,7 @@ def _memory(
         crowded_rounds=middle_.drift.crowded_rounds,
         drift=middle_.drift.factor,
         span_ms=Milliseconds(max(1, round(outline.span_us / 1000))),
+        stretched_ms=Milliseconds(max(1, round(span_us / 1000))),
         moving_ms=Milliseconds(max(1, round(middle_.moving_at_change_us / 1000))),
         dense_rounds=outline.family.dense_rounds,
         down=outline.down,
