@@ -30,7 +30,8 @@ def compare(  # noqa: PLR0913 - each is an option
         str, typer.Option("--backend", help="proxy, tunnel (real packets; root) or tc.")
     ] = "proxy",
     target: Annotated[
-        float | None, typer.Option("--target", help="Metric to reach; else the job's own.")
+        float | None,
+        typer.Option("--target", min=0, help="Metric to reach; else the job's own."),
     ] = None,
     out: Annotated[
         Path, typer.Option("--out", help="Results, and what is finished already.")

@@ -67,7 +67,12 @@ def prospect(errand: Errand, folder: Path) -> Prospect:
         RemoteFailureError: netsim refuses it, and says why.
     """
     place = Place(folder / errand.name)
-    text = _output(errand, ["--dry-run"], place)
+    try:
+        text = _output(errand, ["--dry-run"], place)
+    except RemoteFailureError as refused:
+        # What is refused before anything is run is no single run's fault.
+        what = refused.detail.removeprefix(f"{errand.name}: ")
+        raise RemoteFailureError(number=refused.number, detail=what, fix=refused.fix) from refused
     return msgspec.json.decode(text, type=Prospect)
 
 

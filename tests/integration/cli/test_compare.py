@@ -145,6 +145,9 @@ def test_an_interrupted_comparison_leaves_no_program_and_says_what_is_kept(files
         (["--backend", "world"], 2, "choose one of proxy, tunnel, tc"),
         (["--strategies", "diloco", "--target", "0"], 2, "--target 0.97"),
         (["--strategies", "diloco", "--target", "7"], 16, "an accuracy is never above 1"),
+        (["--target", "-1"], 2, "hypergpu compare --help"),
+        (["--target", "nan"], 2, "hypergpu compare --help"),
+        (["--worker", "jax"], 16, 'error 6010: there is no worker "jax"'),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_runs(
