@@ -29,7 +29,7 @@ def run(is_quick: bool) -> Table:
         ("scaling", lambda: scaling_figures(runs, is_quick=is_quick)),
     ]
     if not is_quick:
-        parts.append(("accuracy", lambda: accuracy_figures(runs)))
+        parts.append(("accuracy", lambda: accuracy_figures(runs, seeds=seeds)))
     found = merged(figures_of(name, part) for name, part in parts)
     return Table(
         title="What network-aware training costs",

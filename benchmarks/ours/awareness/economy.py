@@ -39,12 +39,12 @@ def economy_figures(runs: Runs, *, seeds: int) -> Figures:
     metrics = {
         "bytes_ratio_both": both,
         "bytes_ratio_up": up,
-        "samples_ratio": samples,
+        "samples_to_target_ratio": samples,
     }
     rows = [
         ("C: bytes a sample, both ways", "", "", times(both), f"{PROMISED_BOTH}x"),
         ("C: bytes a sample, up", "", "", times(up), f"{PROMISED_UP}x"),
-        ("C: samples to 97 % over naive's", "", "", f"{samples:.2f}x", f"{PROMISED_SAMPLES}x"),
+        ("C: samples to 97 % over naive's", "", "", f"{samples:.2f}x", ""),
     ]
     if errors:
         metrics["forecast_mape"] = statistics.fmean(errors)
@@ -53,17 +53,26 @@ def economy_figures(runs: Runs, *, seeds: int) -> Figures:
     return Figures(rows=rows, metrics=metrics)
 
 
-def accuracy_figures(runs: Runs) -> Figures:
-    """Best accuracy on grade C of all the job's work, behind that of naive training."""
-    words = ["--strategy", "aware", "--seed", "1", "--target", "0"]
-    ours = runs.report("aware-1-end", GRADES / f"{GRADE}.toml", words, backend="tunnel")
-    words = ["--strategy", "sync", "--seed", "1", "--target", "0", "--rounds", str(NAIVE_STEPS)]
-    naive = runs.report("sync-1-end", GRADES / "a.toml", [*words, "--lan"], backend="proxy")
-    gap = _best(naive) - _best(ours)
-    said = (f"{_best(ours):.1%}", f"{_best(naive):.1%}", f"{100 * gap:.1f} points", "1 point")
-    note = f"Accuracy: the best of all evaluations, naive's of {NAIVE_STEPS} steps; one seed."
-    row = ("C: best accuracy, naive's beside it", *said)
-    return Figures(rows=[row], metrics={"accuracy_gap": gap}, notes=[note])
+def accuracy_figures(runs: Runs, *, seeds: int) -> Figures:
+    """Best accuracy on grade C of all the job's work, beside that of naive training with fewer
+    samples.
+    """
+    numbers = range(1, seeds + 1)
+    ours = of_seeds(numbers, lambda seed: _to_the_end(runs, seed))
+    naive = [_naive_to_the_end(runs, seed) for seed in numbers]
+    best, other = (statistics.fmean(_best(each) for each in every) for every in (ours, naive))
+    samples = statistics.median(_samples(each) for each in ours) / _samples(naive[0])
+    gap = other - best
+    said = (f"{best:.1%}", f"{other:.1%}", f"{100 * gap:.1f} points", "1 point")
+    note = f"Accuracy: means of the best of all evaluations, naive's of {NAIVE_STEPS} steps."
+    return Figures(
+        rows=[
+            ("C: best accuracy, naive's beside it", *said),
+            ("   with so many of its samples", "", "", f"{samples:.2f}x", f"{PROMISED_SAMPLES}x"),
+        ],
+        metrics={"accuracy_gap": gap, "samples_ratio": samples},
+        notes=[note],
+    )
 
 
 def failure_figures(runs: Runs, *, seeds: int) -> Figures:
@@ -121,6 +130,22 @@ def _failing_s(runs: Runs, seed: int) -> float:
 def _a_sample(points: Sequence[Reached], *, is_up_only: bool) -> float:
     moved = sum(each.bytes_up + (0 if is_up_only else each.bytes_down) for each in points)
     return moved / sum(each.samples for each in points)
+
+
+def _to_the_end(runs: Runs, seed: int) -> Report:
+    words = ["--strategy", "aware", "--seed", str(seed), "--target", "0"]
+    path = GRADES / f"{GRADE}.toml"
+    return runs.report(f"aware-{seed}-end", path, words, backend="tunnel")
+
+
+def _naive_to_the_end(runs: Runs, seed: int) -> Report:
+    words = ["--strategy", "sync", "--seed", str(seed), "--target", "0"]
+    words += ["--rounds", str(NAIVE_STEPS), "--lan"]
+    return runs.report(f"sync-{seed}-end", GRADES / "a.toml", words, backend="proxy")
+
+
+def _samples(report: Report) -> int:
+    return sum(each.samples for each in report.rounds)
 
 
 def _best(report: Report) -> float:

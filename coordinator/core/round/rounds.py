@@ -84,7 +84,7 @@ def _begun(job: Job, plan: RoundPlan) -> Step:
     for node, part in plan.nodes.items():
         slot = job.members[node].slot
         partition = slot % len(streams)
-        samples = part.inner_steps * job.spec.training.batch_size
+        samples = part.inner_steps * part.batch(job.spec.training.batch_size)
         ranges, streams[partition] = taken(streams[partition], samples)
         participants[node] = Participant(slot, lease, Shard(partition, ranges), part, job.at_ms)
         lease += 1
@@ -165,8 +165,15 @@ def stated_plan(job: Job, nodes: list[NodeId]) -> RoundPlan:
     if job.model is None:
         raise AssertionError("a round needs a model")
     spec, steps = job.spec, job.spec.training.inner_steps
-    reason = f"H={steps}, {spec.codec.up}"
-    each = NodePlan(steps, spec.codec.up, Milliseconds(0), Milliseconds(0), reason)
+    none = Milliseconds(0)
+    each = NodePlan(
+        inner_steps=steps,
+        codec=spec.codec.up,
+        forecast_ms=none,
+        spread_ms=none,
+        reason=f"H={steps}, {spec.codec.up}",
+        connections=spec.round.connections,
+    )
     is_sparse = spec.codec.up in SPARSE_SCHEMES
     return RoundPlan(
         round=job.model.round,
