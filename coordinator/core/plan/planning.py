@@ -42,7 +42,7 @@ from coordinator.core.plan.participation import (
     remembered,
     still_excluded,
 )
-from coordinator.core.plan.spreading import Bounds, bounds, fitted, own_steps
+from coordinator.core.plan.spreading import Bounds, bounds, fitted, kept_span_us, own_steps
 from coordinator.core.plan.transfers import Upload, connections, upload_delays
 from coordinator.core.plan.wording import node_reason, opening_reason, round_reason
 from hypergpu.ids import NodeId
@@ -51,7 +51,6 @@ from hypergpu.units import Milliseconds, Samples
 
 _UNMEASURED_SPANS = 2
 """A node that was never seen at work gets so many spans."""
-_SPAN_CHANGE = 1.15
 _COMFORT = 4
 """Times the user's own H: beyond it the codec gives way before H does."""
 _OVERRUN = 1.5
@@ -195,16 +194,8 @@ def _outline(
         most=most,
     )
     held_ms = previous.span_ms if previous is not None else 0
-    return Outline(family, down, middle_, _span_us(previous, middle_, middle_.span_us, held_ms))
-
-
-def _span_us(previous: PlanMemory | None, middle_: Middle, span_us: float, held_ms: int) -> float:
-    """What the round is made to take: what it took before, unless that has really changed."""
-    if previous is None or previous.inner_steps != middle_.inner_steps or not held_ms:
-        return span_us
-    held_us = held_ms * 1000
-    is_near = held_us / _SPAN_CHANGE <= span_us <= held_us * _SPAN_CHANGE
-    return held_us if is_near else span_us
+    span_us = kept_span_us(middle_.span_us, held_ms if _is_middle_kept(request, middle_) else 0)
+    return Outline(family, down, middle_, span_us)
 
 
 def _shares(
@@ -243,10 +234,7 @@ def _assembled(
     limits: Bounds,
 ) -> RoundPlan:
     working = {node: share for node, share in shares.items() if share.part.is_taking_part}
-    stretches = [share.least_us for share in working.values() if share.part.may_stretch]
-    held_ms = request.previous.stretched_ms if request.previous is not None else 0
-    span_us = max([outline.span_us, *stretches])
-    span_us = max(outline.span_us, _span_us(request.previous, outline.middle, span_us, held_ms))
+    span_us = _stretched_us(request, working, outline)
     asked = {
         node: own_steps(
             share.known,
@@ -292,6 +280,19 @@ def _assembled(
             resting=len(resting),
         ),
     )
+
+
+def _is_middle_kept(request: PlanRequest, middle_: Middle) -> bool:
+    return request.previous is not None and request.previous.inner_steps == middle_.inner_steps
+
+
+def _stretched_us(request: PlanRequest, working: Mapping[NodeId, Share], outline: Outline) -> float:
+    """The round's span with what it is made longer by for those whom it waits for."""
+    stretches = [share.least_us for share in working.values() if share.part.may_stretch]
+    span_us = max([outline.span_us, *stretches])
+    if request.previous is None or not _is_middle_kept(request, outline.middle):
+        return span_us
+    return max(outline.span_us, kept_span_us(span_us, request.previous.stretched_ms))
 
 
 def _node_plans(

@@ -15,6 +15,8 @@ no more than this too early: noise is no reason.
 _HOLD_LATE = 1.12
 """Or no more than this too late, which others wait for."""
 
+_SPAN_CHANGE = 1.15
+
 
 class Bounds(NamedTuple):
     """The fewest and the most inner steps of one node."""
@@ -49,6 +51,13 @@ def _reach(sharding: str) -> tuple[float, float]:
     return (0.5, 2) if sharding != "iid" else (1 / 16, 8)
 
 
+def kept_span_us(span_us: float, held_ms: int) -> float:
+    """The span that was held, unless it has really changed. 0 ms: none was."""
+    held_us = held_ms * 1000
+    is_near = held_us / _SPAN_CHANGE <= span_us <= held_us * _SPAN_CHANGE
+    return held_us if is_near else span_us
+
+
 def own_steps(
     known: Known, moving_us: float, span_us: float, *, bounds_: Bounds, held: int, cuts: int = 0
 ) -> int:
@@ -66,7 +75,8 @@ def own_steps(
     wanted = min(bounds_.most, max(bounds_.least, wanted))
     if not bounds_.least <= held <= bounds_.most:
         return wanted
-    is_near = wanted <= held * _HOLD and held <= wanted * _HOLD
+    # Half a step is what rounding makes.
+    is_near = wanted <= held * _HOLD + 0.5 and held <= wanted * _HOLD + 0.5
     # Of a node that mostly moves bytes a little noise is many steps, and still little time.
     finish_us = held * known.step_us + moving_us
     is_in_time = span_us / _HOLD <= finish_us <= span_us * _HOLD_LATE and not cuts
