@@ -35,3 +35,11 @@ def test_virtual_time_says_that_it_has_no_metric() -> None:
         report.rounds[0].duration_ms + report.rounds[1].duration_ms,
     ]
     assert f"note       {report.note}" in summary_lines(report)
+
+
+def test_virtual_time_trains_to_the_end_whatever_the_target() -> None:
+    job = '[job]\nworkload = "digits-softmax"\n[job.training]\nrounds = 9\n'
+    text = f'{job}[job.evaluation]\nevery = 1\ntarget = 0.7\n[[nodes]]\nprofile = "lan"\n'
+    report = run_virtually(parse_world(text, source="test", name="home"))
+    assert (len(report.rounds), report.target) == (9, 0.7)
+    assert "target" not in report.reason
