@@ -68,7 +68,7 @@ COUNTED_NODES = 5
 """For so many the steps of `sync` were counted."""
 
 # Updates of this network are large enough to measure a line by; those of the regression are not, so
-# that no plan would ever be made for it: diloco trains it. Steps of sync are those of hypergpu
+# that plans would guess at lines: diloco trains it. Steps of sync are those of hypergpu
 # netsim run --lan --strategy sync with five nodes and this seed, evaluated after every five steps;
 # other seeds take a fifth more.
 _TORCH = _Size(
