@@ -174,7 +174,9 @@ class RoundRecorded(Happened, frozen=True, tag=True):
     resting: int = 0
     """Nodes that were there and that the plan gave nothing."""
     forecast_error: float | None = None
-    """Mean over updates of how far the forecast was off, over what it took; None without one."""
+    """Mean over participants of how far the forecast was off, over what it took; None without one.
+    One that was cut counts with what it had taken by the deadline: it would have taken more.
+    """
 
 
 NodeEvent = NodeJoined | NodeLost | NodeDraining | UpdateReceived | UpdateRefused | ShardHandedBack

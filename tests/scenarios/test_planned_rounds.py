@@ -342,6 +342,22 @@ def test_the_record_of_a_round_has_what_was_planned_and_how_far_off_it_was() -> 
     assert record.forecast_error == pytest.approx(1.0)  # 200 ms forecast, 100 taken
 
 
+def test_forecasts_of_those_who_were_cut_count_as_off_by_at_least_what_they_were_late() -> None:
+    three = {**BOTH, CAROL: node_plan(forecast_ms=200)}
+    job = after(
+        planning(),
+        events.NodeJoined(at_ms=at(35), node=CAROL),
+        planned(0, three),
+        received(ALICE, round_=0, lease=1, at_ms=240),
+        received(BOB, round_=0, lease=2, at_ms=240),
+        events.DeadlineReached(at_ms=at(1040), round=0),
+    )
+    step = transition(job, events.AggregateReady(at_ms=at(1100), round=0, model=model(1)))
+    command = only(step, RecordRound)
+    assert isinstance(command, RecordRound)
+    assert command.record.forecast_error == pytest.approx((0 + 0.8) / 2)
+
+
 def test_a_job_is_done_when_its_work_is_done_however_few_the_rounds() -> None:
     big = {ALICE: node_plan(6), BOB: node_plan(6)}
     job = after(

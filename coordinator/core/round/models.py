@@ -14,7 +14,7 @@ from coordinator.core.events import (
     PreparationFailed,
     RoundRecorded,
 )
-from coordinator.core.job import ENDED, Job, Model, Phase, Round, Score, Stream, Work
+from coordinator.core.job import ENDED, Job, Model, Participant, Phase, Round, Score, Stream, Work
 from coordinator.core.round.completion import is_done
 from coordinator.core.round.membership import released
 from coordinator.core.round.outstanding import outstanding, remake
@@ -222,8 +222,18 @@ def _figures(job: Job, round_: Round, event: AggregateReady) -> RoundRecorded:
 
 def _forecast_error(round_: Round) -> float | None:
     errors = [
-        abs(part.plan.forecast_ms - part.took_ms) / part.took_ms
+        abs(part.plan.forecast_ms - took_ms) / took_ms
         for part in round_.participants.values()
-        if part.plan.forecast_ms and part.took_ms
+        if part.plan.forecast_ms and (took_ms := _known_to_take_ms(round_, part))
     ]
     return sum(errors) / len(errors) if errors else None
+
+
+def _known_to_take_ms(round_: Round, part: Participant) -> int:
+    """What it took; of one that was cut the least that it would have, if that is beyond its
+    forecast: else nothing is known of how far that was off. 0: not known.
+    """
+    if part.work is not Work.CUT:
+        return part.took_ms
+    least_ms = round_.deadline_at_ms - part.assigned_at_ms
+    return least_ms if least_ms > part.plan.forecast_ms else 0
