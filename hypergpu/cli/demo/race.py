@@ -98,7 +98,7 @@ def _so_many(count: int) -> str:
 def footnotes(target: float, victim: str) -> tuple[str, ...]:
     """What must be known to read the table."""
     when = "time since a job's first round was opened, on the line between two evaluations"
-    alone = f"{victim} is killed in the first row alone, the others train undisturbed"
+    alone = f"the first row alone has the start of all workers in it, and {victim} killed half-way"
     counted = "how many it takes was counted once, on a LAN where nothing goes wrong"
     return (
         f"target: {target:.0%} of held-out digits; {when}",

@@ -111,5 +111,5 @@ def test_footnotes_say_what_is_measured_and_what_is_not() -> None:
     target, trained, worked_out = footnotes(0.97, "home-cable")
     assert target.startswith("target: 97% of held-out digits")
     assert trained.startswith("measured: ")
-    assert "home-cable is killed" in trained
+    assert "home-cable killed half-way" in trained
     assert worked_out.startswith("extrapolated: ")
