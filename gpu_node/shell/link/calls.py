@@ -24,6 +24,7 @@ _Fetch = grpc.aio.UnaryStreamMultiCallable[node_pb2.FetchBlobRequest, bytes]
 _Submit = grpc.aio.StreamUnaryMultiCallable[bytes, node_pb2.SubmitUpdateResponse]
 
 _ADMITTED_KEY = "hypergpu-admitted"
+_UNSETTLED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 _SERVICE = "/hypergpu.v1.NodeService/"
 
 
@@ -61,6 +62,13 @@ class Calls:
     def lines(self) -> "tuple[Calls, ...]":
         """This connection's calls and those of the further ones."""
         return (self, *self.further)
+
+    async def settled(self) -> None:
+        """Connect. Returns once that is done or has failed, which the next call then says."""
+        state = self._channel.get_state(try_to_connect=True)
+        while state in _UNSETTLED:
+            await self._channel.wait_for_state_change(state)
+            state = self._channel.get_state(try_to_connect=True)
 
     async def join(self, request: node_pb2.JoinRequest) -> node_pb2.JoinResponse:
         """Trade a token for a certificate."""

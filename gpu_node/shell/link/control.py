@@ -20,6 +20,7 @@ from gpu_node.shell.clock import monotonic_ms
 from gpu_node.shell.link.access import Access
 from gpu_node.shell.link.beside import beside
 from gpu_node.shell.link.calls import Calls, ControlCall
+from gpu_node.shell.link.dial import AGAIN_MIN_S, AGAIN_TRIPS, first_settled
 from gpu_node.shell.link.lines import Lines
 from gpu_node.shell.link.post import Post
 from gpu_node.shell.link.refusals import refusal_in, why
@@ -43,12 +44,9 @@ SILENT_INTERVALS = 3
 ROUND_TRIP = "a heartbeat came back"
 """Log line of level debug, with ``taken_us``; only the newest heartbeat is timed."""
 _FAREWELL_S = 2.0
-_GREETING_MIN_S = 1.5
-_GREETING_TRIPS = 10
-"""A greeting takes four or five round trips, with TLS."""
-_PATIENT_EVERY = 6
-"""Of so many dials in a row one may take three times as long, and of those every other as long as
-any call: lines change while a node is away."""
+_WELCOME_MIN_S = 4.5
+_WELCOME_TRIPS = 30
+"""A welcome takes one or two; lines change while a node is away."""
 RENEWAL_RETRY_S = 60.0
 _LASTING = frozenset(
     {
@@ -86,7 +84,6 @@ class ControlLink:
         self._outbox: asyncio.Queue[node_pb2.ControlRequest | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._beat_at_s: dict[int, float] = {}
-        self._dials = 0
         self.prober = prober or Prober()
         """Measures the line; it learns from transfers too."""
         self.calls: Calls | None = None
@@ -128,9 +125,12 @@ class ControlLink:
             await asyncio.wait([before])
         try:
             await asyncio.to_thread(self._access.make_way)
-            calls = self._access.calls(self._timeout_ms)
+            calls = await self._dialled()
         except RefusalError as refused:
             self._report(LinkRefused(at_ms=monotonic_ms(), reason=why(refused)))
+            return
+        except TimeoutError as broken:
+            self._report(self._ending(broken))
             return
         try:
             event = await self._conversation(calls, working)
@@ -146,7 +146,6 @@ class ControlLink:
             call = calls.control()
             interval_ms = await self._greeted(call, working)
             self.calls = calls
-            self._dials = 0
             self._report(Connected(at_ms=monotonic_ms()))
             async with beside(
                 self._write(call),
@@ -188,19 +187,25 @@ class ControlLink:
         self.prober.welcomed(answer.welcome, self._access.dialled)
         return max(1, answer.welcome.heartbeat_interval_ms)
 
-    def _patience_s(self) -> float:
-        """How long to wait for a welcome.
+    async def _dialled(self) -> Calls:
+        """Calls over a channel that knows how it stands."""
+        timeout_s, longest_s = self._timeout_ms / 1000, self._longest_trip_s
+        again_s = max(AGAIN_MIN_S, AGAIN_TRIPS * longest_s) if longest_s else timeout_s
+        return await first_settled(
+            lambda: self._access.calls(self._timeout_ms), again_s=again_s, timeout_s=timeout_s
+        )
 
-        A dial into a dead line tries again by itself, but ever more seldom: once it is known how
-        long the line takes, a new dial finds sooner that the line is there again.
-        """
-        self._dials += 1
-        longest_s = self.prober.findings.longest_round_trip_us / 1e6
-        if not longest_s or self._dials % (2 * _PATIENT_EVERY) == 0:
-            return self._timeout_ms / 1000
-        usual_s = max(_GREETING_MIN_S, _GREETING_TRIPS * longest_s)
-        is_patient = self._dials % _PATIENT_EVERY == 0
-        return min(self._timeout_ms / 1000, usual_s * 3 if is_patient else usual_s)
+    @property
+    def _longest_trip_s(self) -> float:
+        """Of the newest round trips; 0: none is known."""
+        return self.prober.findings.longest_round_trip_us / 1e6
+
+    def _patience_s(self) -> float:
+        """How long to wait for a welcome over a connection that has come about."""
+        timeout_s, longest_s = self._timeout_ms / 1000, self._longest_trip_s
+        if not longest_s:
+            return timeout_s
+        return min(timeout_s, max(_WELCOME_MIN_S, _WELCOME_TRIPS * longest_s))
 
     async def _listen(self, call: ControlCall, interval_ms: int) -> None:
         while True:
