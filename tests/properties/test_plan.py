@@ -354,7 +354,7 @@ def test_a_slower_line_has_no_more_steps_of_the_same_round_with_the_same_codec(
     for one in (truth, replace_up(truth, truth.up_mbit_s / times)):
         mine = _known(one)
         moving_us = mine.moving_us(up, down)
-        steps.append(own_steps(mine, moving_us, span_us, bounds_=limits, held=0))
+        steps.append(own_steps(mine, moving_us, span_us, bounds_=limits, memory=NodeMemory("")))
     assert steps[0] >= steps[1]
 
 

@@ -54,6 +54,8 @@ class NodeMemory(msgspec.Struct, frozen=True):
     """
     is_alternating: bool = False
     """It takes part in every other round."""
+    strayed_rounds: int = 0
+    """Plans in a row in which it did not quite fill the round."""
     away_rounds: int = 0
     """Plans in a row of which it was no candidate."""
     batch_size: int = 0

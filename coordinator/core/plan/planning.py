@@ -42,7 +42,7 @@ from coordinator.core.plan.participation import (
     remembered,
     still_excluded,
 )
-from coordinator.core.plan.spreading import Bounds, bounds, fitted, kept_span_us, own_steps
+from coordinator.core.plan.spreading import Bounds, bounds, fitted, kept_span_us, own_steps, strayed
 from coordinator.core.plan.transfers import Upload, connections, upload_delays
 from coordinator.core.plan.wording import node_reason, opening_reason, round_reason
 from hypergpu.ids import NodeId
@@ -241,8 +241,7 @@ def _assembled(
             share.moving_us,
             span_us,
             bounds_=limits,
-            held=share.part.memory.inner_steps,
-            cuts=share.part.memory.cut_rounds,
+            memory=share.part.memory,
         )
         for node, share in working.items()
     }
@@ -379,7 +378,10 @@ def _memory(
             memory,
             codec=share.codec,
             lighter_rounds=share.lighter_rounds,
-            inner_steps=asked.get(node, memory.inner_steps),
+            inner_steps=(steps := asked.get(node, memory.inner_steps)),
+            strayed_rounds=strayed(
+                share.known, share.moving_us, span_us, memory=memory, steps=steps
+            ),
             connections=plans[node].connections if node in plans else memory.connections,
             batch_size=plans[node].batch_size if node in plans else memory.batch_size,
         )

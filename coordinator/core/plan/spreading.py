@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import NamedTuple
 
+from coordinator.core.plan.decision import NodeMemory
 from coordinator.core.plan.known import Known
 from hypergpu.ids import NodeId
 from hypergpu.units import Samples
@@ -16,6 +17,9 @@ _HOLD_LATE = 1.12
 """Or no more than this too late, which others wait for."""
 
 _SPAN_CHANGE = 1.15
+_STRAYED = 1.03
+_PATIENCE = 5
+"""Plans in a row in which a node may be so far off and within what is held."""
 
 
 class Bounds(NamedTuple):
@@ -59,7 +63,7 @@ def kept_span_us(span_us: float, held_ms: int) -> float:
 
 
 def own_steps(
-    known: Known, moving_us: float, span_us: float, *, bounds_: Bounds, held: int, cuts: int = 0
+    known: Known, moving_us: float, span_us: float, *, bounds_: Bounds, memory: NodeMemory
 ) -> int:
     """The inner steps that fill the round once moving is taken off.
 
@@ -68,12 +72,13 @@ def own_steps(
         moving_us: What it moves bytes for.
         span_us: What the round takes.
         bounds_: The fewest and the most.
-        held: What it was given last; 0: nothing.
-        cuts: Rounds in a row that closed without its update: each halves its steps.
+        memory: What it was given last is kept while it is near. Each of its rounds in a row that
+            closed without its update halves its steps.
     """
+    held, cuts = memory.inner_steps, memory.cut_rounds
     wanted = max(0, int((span_us - moving_us) / known.step_us)) >> min(cuts, 16)
     wanted = min(bounds_.most, max(bounds_.least, wanted))
-    if not bounds_.least <= held <= bounds_.most:
+    if not bounds_.least <= held <= bounds_.most or memory.strayed_rounds >= _PATIENCE:
         return wanted
     # Half a step is what rounding makes.
     is_near = wanted <= held * _HOLD + 0.5 and held <= wanted * _HOLD + 0.5
@@ -81,6 +86,19 @@ def own_steps(
     finish_us = held * known.step_us + moving_us
     is_in_time = span_us / _HOLD <= finish_us <= span_us * _HOLD_LATE and not cuts
     return held if is_near or is_in_time else wanted
+
+
+def strayed(
+    known: Known, moving_us: float, span_us: float, *, memory: NodeMemory, steps: int
+) -> int:
+    """Plans in a row, this one with so many steps included, in which the node does not quite fill
+    the round. Noise comes and goes; what stays makes all others wait, or it.
+    """
+    finish_us = steps * known.step_us + moving_us
+    is_near = span_us / _STRAYED <= finish_us <= span_us * _STRAYED
+    if is_near or not memory.inner_steps or memory.strayed_rounds >= _PATIENCE:
+        return 0
+    return memory.strayed_rounds + 1
 
 
 def fitted(steps: Mapping[NodeId, int], batch_size: int, samples_left: int) -> dict[NodeId, int]:
