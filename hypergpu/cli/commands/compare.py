@@ -14,6 +14,16 @@ SyncSteps = Annotated[
         "--sync-steps", min=0, help="Steps of sync measured over the lines; 0: all to the end."
     ),
 ]
+GiveUpAfter = Annotated[
+    float,
+    typer.Option(
+        "--give-up-after",
+        parser=seconds_within(1, YEAR_S),
+        metavar="DURATION",
+        help="Of one run: 10m, 2h.",
+        show_default="1h",
+    ),
+]
 
 
 def compare(  # noqa: PLR0913 - each is an option
@@ -40,16 +50,7 @@ def compare(  # noqa: PLR0913 - each is an option
     worker: Annotated[
         str, typer.Option("--worker", help="torch, numpy or null; else what is installed.")
     ] = "auto",
-    give_up_after: Annotated[
-        float,
-        typer.Option(
-            "--give-up-after",
-            parser=seconds_within(1, YEAR_S),
-            metavar="DURATION",
-            help="Of one run: 10m, 2h.",
-            show_default="1h",
-        ),
-    ] = 3600.0,
+    give_up_after: GiveUpAfter = 3600.0,
     as_json: AsJson = False,
 ) -> None:
     """Train a job by several strategies over the same lines and show which is there first."""
