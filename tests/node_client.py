@@ -47,6 +47,8 @@ class WireNode:
         self.stub = async_stub(self.channel)
         self._outbox: asyncio.Queue[node_pb2.ControlRequest | None] = asyncio.Queue()
         self._nonce = 0
+        self.is_starting = False
+        """What its next hello says of its worker."""
 
     async def join(self, token_text: str) -> node_pb2.JoinResponse:
         """Trade a token for admission."""
@@ -75,6 +77,7 @@ class WireNode:
                 ]
             ),
             working=working,
+            is_starting=self.is_starting,
         )
         outbox: asyncio.Queue[node_pb2.ControlRequest | None] = asyncio.Queue()
         self._outbox = outbox

@@ -165,6 +165,7 @@ class Runtime:
             await self._worker.stop()
             raise
         if ready is None and known is not None:
+            tools.link.worker_starts()
             self._warming = asyncio.create_task(self._warm(tools, known), name="warm")
             self._warming.add_done_callback(self._post.inspect)
         # A token is given to join with, also by a node that has joined before.
@@ -193,8 +194,10 @@ class Runtime:
             found = await self._learned()
         except RefusalError as refused:
             log.warning("the worker will be started again", reason=refused.detail)
-            return
-        if found != known:
+            found = known
+        if found == known:
+            tools.link.worker_is_ready()
+        else:
             tools.link.offer(self._capable(found))
 
     def _capable(self, ready: Ready) -> node_pb2.Capabilities:

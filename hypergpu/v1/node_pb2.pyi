@@ -226,6 +226,7 @@ class ControlRequest(google.protobuf.message.Message):
     DRAINING_FIELD_NUMBER: builtins.int
     ROUND_TRIP_PROBE_FIELD_NUMBER: builtins.int
     MEASURED_FIELD_NUMBER: builtins.int
+    WORKER_READY_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello: ...
     @property
@@ -240,6 +241,8 @@ class ControlRequest(google.protobuf.message.Message):
     def round_trip_probe(self) -> global___RoundTripProbe: ...
     @property
     def measured(self) -> global___Measured: ...
+    @property
+    def worker_ready(self) -> global___WorkerReady: ...
     def __init__(
         self,
         *,
@@ -250,10 +253,11 @@ class ControlRequest(google.protobuf.message.Message):
         draining: global___Draining | None = ...,
         round_trip_probe: global___RoundTripProbe | None = ...,
         measured: global___Measured | None = ...,
+        worker_ready: global___WorkerReady | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["draining", b"draining", "hand_back", b"hand_back", "heartbeat", b"heartbeat", "hello", b"hello", "measured", b"measured", "message", b"message", "progress", b"progress", "round_trip_probe", b"round_trip_probe"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draining", b"draining", "hand_back", b"hand_back", "heartbeat", b"heartbeat", "hello", b"hello", "measured", b"measured", "message", b"message", "progress", b"progress", "round_trip_probe", b"round_trip_probe"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "progress", "hand_back", "draining", "round_trip_probe", "measured"] | None: ...
+    def HasField(self, field_name: typing.Literal["draining", b"draining", "hand_back", b"hand_back", "heartbeat", b"heartbeat", "hello", b"hello", "measured", b"measured", "message", b"message", "progress", b"progress", "round_trip_probe", b"round_trip_probe", "worker_ready", b"worker_ready"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "hand_back", b"hand_back", "heartbeat", b"heartbeat", "hello", b"hello", "measured", b"measured", "message", b"message", "progress", b"progress", "round_trip_probe", b"round_trip_probe", "worker_ready", b"worker_ready"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "progress", "hand_back", "draining", "round_trip_probe", "measured", "worker_ready"] | None: ...
 
 global___ControlRequest = ControlRequest
 
@@ -266,6 +270,11 @@ class Hello(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     CAPABILITIES_FIELD_NUMBER: builtins.int
     WORKING_FIELD_NUMBER: builtins.int
+    IS_STARTING_FIELD_NUMBER: builtins.int
+    is_starting: builtins.bool
+    """Its worker is still starting: what it could do the last time holds, work would have to wait. A `WorkerReady`
+    on this stream, or the next hello, ends that.
+    """
     @property
     def version(self) -> global___Version: ...
     @property
@@ -280,11 +289,24 @@ class Hello(google.protobuf.message.Message):
         version: global___Version | None = ...,
         capabilities: global___Capabilities | None = ...,
         working: collections.abc.Iterable[global___Lease] | None = ...,
+        is_starting: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "version", b"version", "working", b"working"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "is_starting", b"is_starting", "version", b"version", "working", b"working"]) -> None: ...
 
 global___Hello = Hello
+
+@typing.final
+class WorkerReady(google.protobuf.message.Message):
+    """The worker that was starting has started, and can do what the hello said."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___WorkerReady = WorkerReady
 
 @typing.final
 class Heartbeat(google.protobuf.message.Message):

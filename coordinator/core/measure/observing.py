@@ -202,6 +202,7 @@ def _presence(reading: NodeReading, presence: Presence) -> NodeReading:
         reading,
         present_share=availability(reading, presence.at_ms),
         is_present=presence.is_present,
+        is_starting=presence.is_present and presence.is_starting,
         presence_at_ms=max(reading.presence_at_ms, presence.at_ms),
     )
 

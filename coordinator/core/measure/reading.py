@@ -84,6 +84,8 @@ class Presence(msgspec.Struct, frozen=True):
 
     at_ms: Milliseconds
     is_present: bool
+    is_starting: bool = False
+    """The node is there and its worker is not ready yet."""
 
 
 class Host(msgspec.Struct, frozen=True):
@@ -146,6 +148,8 @@ class NodeReading(msgspec.Struct, frozen=True):
     present_share: float = 1.0
     """Of the recent past: availability, in [0, 1]."""
     is_present: bool = True
+    is_starting: bool = False
+    """Its worker's process is a new one that is not ready yet."""
     presence_at_ms: Milliseconds = Milliseconds(0)
     updates_judged: float = 0.0
     """Old ones forgotten bit by bit."""

@@ -1,5 +1,6 @@
 """Who takes part: everybody whom the others need not wait for, in every other round those whom they
-would wait for a little, and from time to time those who were too late to be of use.
+would wait for a little, and from time to time those who were too late to be of use. Who could not
+begin at once rests.
 """
 
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from coordinator.core.measure.reading import NodeReading
 from coordinator.core.plan.decision import NodeMemory, PlanRequest
 from hypergpu.ids import NodeId
 
@@ -23,6 +25,9 @@ _CUTS = 3
 _REST_MOST = 32
 _FORGOTTEN_AFTER = 64
 """Rounds of absence: who is back later begins like any other."""
+_STARTING, _AWAY = "its worker is starting", "not connected"
+_UNREADY = ("", _STARTING, _AWAY)
+"""Why a node could not begin; the later in the row, the later it is asked back for the quorum."""
 
 
 class Part(NamedTuple):
@@ -36,9 +41,28 @@ class Part(NamedTuple):
     """Whether the round is made long enough for it."""
 
 
-def remembered(request: PlanRequest) -> dict[NodeId, NodeMemory]:
-    """What is remembered of each candidate, the round before included."""
-    return {node: replace(_after(request, node), away_rounds=0) for node in request.candidates}
+def remembered(
+    request: PlanRequest, readings: Mapping[NodeId, NodeReading]
+) -> dict[NodeId, NodeMemory]:
+    """What is remembered of each candidate, the round before included. The cuts of a process that
+    is gone say nothing of the one that is starting.
+    """
+    unready = _unready(request, readings)
+    found = {node: replace(_after(request, node), away_rounds=0) for node in request.candidates}
+    return {
+        node: replace(memory, cut_rounds=0) if unready.get(node) == _STARTING else memory
+        for node, memory in found.items()
+    }
+
+
+def _unready(request: PlanRequest, readings: Mapping[NodeId, NodeReading]) -> dict[NodeId, str]:
+    """Candidates that could not begin at once, with the reason."""
+    known = {node: readings[node] for node in request.candidates if node in readings}
+    return {
+        node: _STARTING if reading.is_present else _AWAY
+        for node, reading in known.items()
+        if reading.is_starting or not reading.is_present
+    }
 
 
 def absentees(request: PlanRequest) -> dict[NodeId, NodeMemory]:
@@ -64,16 +88,24 @@ def _after(request: PlanRequest, node: NodeId) -> NodeMemory:
     return replace(memory, cut_rounds=0 if result.took_ms > 0 else memory.cut_rounds + 1)
 
 
-def still_excluded(
-    request: PlanRequest, memories: Mapping[NodeId, NodeMemory]
+def still_resting(
+    request: PlanRequest,
+    memories: Mapping[NodeId, NodeMemory],
+    readings: Mapping[NodeId, NodeReading],
 ) -> dict[NodeId, str]:
-    """Whose exclusion goes on while nothing is measured, with the reason. Who would be tried again
-    first is asked back first for the quorum.
+    """Who rests while nothing is measured, with the reason: the excluded, and those who could not
+    begin. Who would be tried again first is asked back first for the quorum.
     """
-    excluded = [node for node, memory in memories.items() if is_excluded(memory, request.round)]
-    excluded.sort(key=lambda node: (-memories[node].rests_until_round, request.candidates[node]))
+    reasons = {n: _exclusion(m) for n, m in memories.items() if is_excluded(m, request.round)}
+    unready = _unready(request, readings)
+    reasons = {**unready, **reasons}
+
+    def rank(node: NodeId) -> tuple[int, int, int]:
+        until = memories[node].rests_until_round
+        return -_unreadiness(unready, node), -until, request.candidates[node]
+
     spare = len(memories) - _needed(request, len(memories))
-    return {node: _exclusion(memories[node]) for node in excluded[:spare]}
+    return {node: reasons[node] for node in sorted(reasons, key=rank)[:spare]}
 
 
 def is_excluded(memory: NodeMemory, number: int) -> bool:
@@ -85,6 +117,7 @@ def parts(
     request: PlanRequest,
     memories: Mapping[NodeId, NodeMemory],
     least_spans: Mapping[NodeId, float],
+    readings: Mapping[NodeId, NodeReading],
 ) -> dict[NodeId, Part]:
     """Everybody's part.
 
@@ -92,23 +125,34 @@ def parts(
         request: What is planned.
         memories: Of each candidate, the round before included.
         least_spans: What each would take with the fewest steps, in spans of the round.
+        readings: They tell who could not begin at once.
 
     Returns:
         A part for each candidate. At least one takes part, and at least the job's quorum of the
-        candidates: the fastest of those who would rest are asked back.
+        candidates: the fastest of those who would rest are asked back, the unready last.
     """
-    found = {
-        node: _part(request, node, memory, least_spans[node]) for node, memory in memories.items()
-    }
+    unready, found = _unready(request, readings), {}
+    for node, memory in memories.items():
+        if node in unready and not is_excluded(memory, request.round):
+            found[node] = _resting(memory, unready[node])
+        else:
+            found[node] = _part(request, node, memory, least_spans[node])
     missing = _needed(request, len(found)) - sum(
         1 for part in found.values() if part.is_taking_part
     )
     resting = [node for node, part in found.items() if not part.is_taking_part]
-    resting.sort(key=lambda node: (least_spans[node], request.candidates[node]))
+    resting.sort(
+        key=lambda node: (_unreadiness(unready, node), least_spans[node], request.candidates[node])
+    )
     for node in resting[: max(0, missing)]:
         memory = replace(found[node].memory, rests_until_round=request.round)
-        found[node] = Part(memory, is_taking_part=True, reason="slow, needed for the quorum")
+        reason = f"{unready.get(node, 'slow')}, needed for the quorum"
+        found[node] = Part(memory, is_taking_part=True, reason=reason)
     return found
+
+
+def _unreadiness(unready: Mapping[NodeId, str], node: NodeId) -> int:
+    return _UNREADY.index(unready.get(node, ""))
 
 
 def _needed(request: PlanRequest, candidates: int) -> int:

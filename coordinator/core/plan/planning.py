@@ -40,7 +40,7 @@ from coordinator.core.plan.participation import (
     is_excluded,
     parts,
     remembered,
-    still_excluded,
+    still_resting,
 )
 from coordinator.core.plan.spreading import Bounds, bounds, fitted, kept_span_us, own_steps, strayed
 from coordinator.core.plan.transfers import Upload, connections, upload_delays
@@ -92,7 +92,7 @@ def plan_round(
         A plan in which every candidate either takes part or rests with a reason, and at least
         one takes part. Equal arguments give equal plans.
     """
-    memories = remembered(request)
+    memories = remembered(request, readings)
     known = known_nodes(
         request.candidates,
         readings,
@@ -120,8 +120,8 @@ def _opening_plan(
     steps = min(most, request.spec.training.inner_steps)
     if previous is None:
         previous = PlanMemory(steps, request.round, is_sparse=False)
-    memories = remembered(request)
-    resting = still_excluded(request, memories)
+    memories = remembered(request, readings)
+    resting = still_resting(request, memories, readings)
     working = {node: memory for node, memory in memories.items() if node not in resting}
     asked = {node: min(most, memory.inner_steps or steps) for node, memory in working.items()}
     batches = own_batches(request.spec, working, {})
@@ -208,8 +208,7 @@ def _shares(
     limits: Bounds,
 ) -> dict[NodeId, Share]:
     """Each candidate's codec, the least time that it needs, and whether it takes part."""
-    middle_ = outline.middle
-    computing_us = _OVERRUN * middle_.computing_us
+    computing_us = _OVERRUN * outline.middle.computing_us
     down_bytes = sizes.update_bytes[outline.down]
     codecs, moving_us, least = {}, {}, {}
     for node, mine in known.items():
@@ -218,7 +217,9 @@ def _shares(
         moving_us[node] = mine.moving_us(sizes.update_bytes[codecs[node][0]], down_bytes)
         least_steps = limits.least * least_share(request.spec)
         least[node] = least_steps * mine.step_us + moving_us[node]
-    found = parts(request, memories, {node: us / outline.span_us for node, us in least.items()})
+    spans = {node: us / outline.span_us for node, us in least.items()}
+    readings = {node: mine.reading for node, mine in known.items()}
+    found = parts(request, memories, spans, readings)
     return {
         node: Share(mine, *codecs[node], moving_us[node], least[node], found[node])
         for node, mine in known.items()
@@ -353,8 +354,7 @@ def _deadline(
         for node, plan in plans.items()
         if node in awaited and working[node].known.is_measured
     )
-    is_own_data = request.spec.data.sharding != "iid"
-    latest = [arrival.late_ms for arrival in arrivals] if is_own_data else []
+    latest = [one.late_ms for one in arrivals] if request.spec.data.sharding != "iid" else []
     if len(arrivals) < len(awaited):
         latest.append(Milliseconds(int(_UNMEASURED_SPANS * span_us / 1000)))
     if arrivals:

@@ -124,9 +124,13 @@ class Readings:
         return own_ms is not None and now_ms - own_ms < _OWN_FIGURE_MS
 
     def came(self, node: NodeId) -> None:
-        """The node opened its control stream."""
+        """The node opened its control stream, or its worker is ready."""
         self._absent.pop(node, None)
         self.note(node, Presence(at_ms=monotonic_ms(), is_present=True))
+
+    def starts(self, node: NodeId) -> None:
+        """The node is there, and its worker is still starting."""
+        self.note(node, Presence(at_ms=monotonic_ms(), is_present=True, is_starting=True))
 
     def went(self, node: NodeId) -> None:
         """Its stream ended; it is remembered in case it comes back."""

@@ -77,6 +77,7 @@ class ControlLink:
     ) -> None:
         self._access = access
         self._capabilities = capabilities
+        self._is_starting = False
         self._report = post.event
         self._inspect = post.inspect
         self._timeout_ms = timeout_ms
@@ -106,8 +107,17 @@ class ControlLink:
 
     def offer(self, capabilities: node_pb2.Capabilities) -> None:
         """The node can do something else than it said: the next stream's hello tells."""
-        self._capabilities = capabilities
+        self._capabilities, self._is_starting = capabilities, False
         self._outbox.put_nowait(None)
+
+    def worker_starts(self) -> None:
+        """Work would wait for the worker: a hello says so until it is ready."""
+        self._is_starting = True
+
+    def worker_is_ready(self) -> None:
+        """It no longer would."""
+        self._is_starting = False
+        self.send(node_pb2.ControlRequest(worker_ready=node_pb2.WorkerReady()))
 
     async def close(self) -> None:
         """Say what is left to say, end the stream in good order and close the channel."""
@@ -144,8 +154,11 @@ class ControlLink:
         """Hold the stream until it ends; gives what its end means."""
         try:
             call = calls.control()
+            was_starting = self._is_starting
             interval_ms = await self._greeted(call, working)
             self.calls = calls
+            if was_starting and not self._is_starting:
+                self.worker_is_ready()
             self._report(Connected(at_ms=monotonic_ms()))
             async with beside(
                 self._write(call),
@@ -177,6 +190,7 @@ class ControlLink:
             version=version_message(),
             capabilities=self._capabilities,
             working=[lease_message(lease) for lease in working],
+            is_starting=self._is_starting,
         )
         async with asyncio.timeout(self._patience_s()):
             await call.write(node_pb2.ControlRequest(hello=hello))

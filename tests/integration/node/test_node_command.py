@@ -133,6 +133,18 @@ async def test_a_node_that_comes_back_dials_in_before_its_worker_is_ready(
     outdated = known.read_text().replace('"cpu"', '"cuda"')
     known.write_text(outdated)
     async with node(tmp_path / "node", "run"):
-        assert (await there.service.next_said("hello")).capabilities.device == "cuda"
-        assert (await there.service.next_said("hello")).capabilities.device == "cpu"
+        early = await there.service.next_said("hello")
+        later = await there.service.next_said("hello")
+    assert (early.capabilities.device, early.is_starting) == ("cuda", True)
+    assert (later.capabilities.device, later.is_starting) == ("cpu", False)
     assert known.read_text() != outdated
+
+
+async def test_a_node_that_comes_back_says_when_its_worker_is_ready(
+    there: Served, tmp_path: Path
+) -> None:
+    async with node(tmp_path / "node", "join", "--only", "--token-file", "-") as process:
+        await ended(process, token_text(there.token) + "\n")
+    async with node(tmp_path / "node", "run"):
+        assert (await there.service.next_said("hello")).is_starting
+        await there.service.next_said("worker_ready")

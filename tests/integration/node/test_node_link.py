@@ -145,6 +145,32 @@ async def test_the_first_message_is_a_hello_with_what_is_being_worked_on(desk: D
     assert hello.capabilities == CAPABILITIES
 
 
+async def test_a_hello_says_that_the_worker_is_starting_until_it_is_ready(desk: Desk) -> None:
+    desk.link.worker_starts()
+    await connect(desk)
+    assert (await desk.service.next_said("hello")).is_starting
+    desk.link.worker_is_ready()
+    await desk.service.next_said("worker_ready")
+
+
+async def test_a_hello_after_the_worker_got_ready_says_nothing_of_it(desk: Desk) -> None:
+    desk.link.worker_starts()
+    desk.link.worker_is_ready()
+    await connect(desk)
+    assert not (await desk.service.next_said("hello")).is_starting
+
+
+async def test_a_worker_that_gets_ready_during_the_greeting_is_told_of_after_it(
+    secured: Desk,
+) -> None:
+    await secured.join()
+    secured.link.worker_starts()
+    secured.link.open((HELD,))
+    assert (await secured.service.next_said("hello")).is_starting
+    secured.link.worker_is_ready()
+    await secured.service.next_said("worker_ready")
+
+
 async def test_what_the_coordinator_says_becomes_events(desk: Desk) -> None:
     await connect(desk)
     assigned = node_pb2.Assignment(lease=lease_message(HELD), workload_options='{"width": 8}')

@@ -1,7 +1,9 @@
 from collections.abc import Mapping
 
+import pytest
 from msgspec.structs import replace
 
+from coordinator.core.measure.reading import NodeReading
 from coordinator.core.plan.decision import (
     NodeMemory,
     NodePlan,
@@ -14,10 +16,11 @@ from coordinator.core.plan.planning import plan_round
 from hypergpu.ids import NodeId, Slot
 from hypergpu.spec import Aware
 from hypergpu.units import Milliseconds, Samples
-from tests.unit.plan.fleet import SIZES, names, spec
+from tests.unit.plan.fleet import SIZES, Truth, known, names, spec
 
 NODES = names(5)
 SLOW = NODES[0]
+STARTING, AWAY = NodeReading(is_starting=True), NodeReading(is_present=False)
 PART = NodePlan(20, "int4", Milliseconds(1), Milliseconds(1), "")
 
 
@@ -51,7 +54,7 @@ def _part(
     results = {node: NodeResult(PART, Milliseconds(ms)) for node, ms in took.items()}
     request = _request({SLOW: memory}, results, quorum=quorum)
     needs = dict.fromkeys(NODES, 0.5) | {SLOW: spans}
-    return parts(request, remembered(request), needs)[SLOW]
+    return parts(request, remembered(request, {}), needs, {})[SLOW]
 
 
 def test_a_node_that_fits_takes_part() -> None:
@@ -120,7 +123,7 @@ def test_a_node_that_is_away_for_long_is_forgotten() -> None:
 
 def test_absence_is_counted_anew_each_time() -> None:
     away = NodeMemory("int4", retries=3, away_rounds=60)
-    assert remembered(_request({SLOW: away}, {}))[SLOW].away_rounds == 0
+    assert remembered(_request({SLOW: away}, {}), {})[SLOW].away_rounds == 0
 
 
 def test_a_node_that_is_lost_in_each_of_its_rounds_is_excluded_when_it_is_back_again() -> None:
@@ -131,7 +134,7 @@ def test_a_node_that_is_lost_in_each_of_its_rounds_is_excluded_when_it_is_back_a
         gone = {node: slot for node, slot in request.candidates.items() if node != SLOW}
         memories = absentees(replace(request, candidates=gone))
     back = _request(memories, {}, number=40)
-    part = parts(back, remembered(back), dict.fromkeys(NODES, 0.5))[SLOW]
+    part = parts(back, remembered(back, {}), dict.fromkeys(NODES, 0.5), {})[SLOW]
     assert part.reason == "excluded: no update in time, 3 in a row; tries again in round 42"
 
 
@@ -155,3 +158,75 @@ def test_a_plan_without_measurements_keeps_to_the_most_steps_that_the_user_allow
     request = _request({SLOW: NodeMemory("int4", inner_steps=400)}, {})
     request = replace(request, spec=spec(nodes=5, aware=Aware(inner_steps_max=10)))
     assert {part.inner_steps for part in plan_round(request, {}, SIZES).nodes.values()} == {10}
+
+
+def _result(took_ms: int) -> dict[NodeId, NodeResult]:
+    """Of a round in which everybody took part, the slow node for so long; 0: it was cut."""
+    took = dict.fromkeys(NODES, 1) | {SLOW: took_ms}
+    return {node: NodeResult(PART, Milliseconds(ms)) for node, ms in took.items()}
+
+
+@pytest.mark.parametrize(
+    ("reading", "reason"), [(STARTING, "its worker is starting"), (AWAY, "not connected")]
+)
+def test_who_could_not_begin_at_once_rests_and_is_back_in_the_next_plan(
+    reading: NodeReading, reason: str
+) -> None:
+    readings = {node: known(Truth()) for node in NODES}
+    unready = replace(
+        readings[SLOW], is_present=reading.is_present, is_starting=reading.is_starting
+    )
+    request = _request({}, _result(0))
+    rests = plan_round(request, {**readings, SLOW: unready}, SIZES)
+    assert rests.resting == {SLOW: reason}
+    assert set(rests.nodes) == set(NODES[1:])
+
+    results = {node: NodeResult(plan, Milliseconds(1)) for node, plan in rests.nodes.items()}
+    later = replace(request, round=11, previous=rests.memory, results=results)
+    assert SLOW in plan_round(later, readings, SIZES).nodes
+
+
+def test_before_anything_is_measured_the_unready_rest_too() -> None:
+    readings = {SLOW: STARTING, NODES[1]: AWAY}
+    plan = plan_round(_request({}, {}), readings, SIZES)
+    assert plan.resting == {NODES[1]: "not connected", SLOW: "its worker is starting"}
+
+
+def test_what_a_process_that_is_gone_was_cut_for_is_not_held_against_the_next() -> None:
+    request = _request({SLOW: NodeMemory("int4", cut_rounds=2, retries=1)}, _result(0))
+    memories = remembered(request, {SLOW: STARTING})
+    part = parts(request, memories, dict.fromkeys(NODES, 0.5), {SLOW: STARTING})[SLOW]
+    assert part.memory == NodeMemory("int4", retries=1)
+    assert part.reason == "its worker is starting"
+
+
+def test_a_node_that_is_away_is_not_excluded_meanwhile() -> None:
+    request = _request({SLOW: NodeMemory("int4", retries=1)}, _result(0))
+    memories = remembered(request, {SLOW: AWAY})
+    part = parts(request, memories, dict.fromkeys(NODES, 0.5), {SLOW: AWAY})[SLOW]
+    assert part.memory == NodeMemory("int4", retries=1, cut_rounds=1)
+    assert part.reason == "not connected"
+
+
+def test_for_the_quorum_slow_nodes_are_asked_back_first_and_those_that_are_away_last() -> None:
+    readings = {NODES[0]: AWAY, NODES[1]: STARTING}
+    needs = dict.fromkeys(NODES, 0.5) | {NODES[2]: 4.0}
+
+    def reasons(quorum: float) -> list[str]:
+        request = _request({}, {}, quorum=quorum)
+        found = parts(request, remembered(request, readings), needs, readings)
+        return [part.reason for part in found.values() if part.is_taking_part and part.reason]
+
+    assert reasons(0.4) == []
+    assert reasons(0.6) == ["slow, needed for the quorum"]
+    assert reasons(0.8) == [
+        "its worker is starting, needed for the quorum",
+        "slow, needed for the quorum",
+    ]
+    assert "not connected, needed for the quorum" in reasons(1.0)
+
+
+def test_an_exclusion_goes_on_while_its_node_is_away() -> None:
+    excluded = NodeMemory("int4", rests_until_round=12, retries=1)
+    plan = plan_round(_request({SLOW: excluded}, {}), {SLOW: AWAY}, SIZES)
+    assert plan.resting == {SLOW: "excluded for the 1st time in a row; tries again in round 12"}

@@ -63,6 +63,8 @@ async def _opened(parts: Parts, gate: NodeGate, node: NodeId, requests: Requests
     session.send(_welcome(parts, node))
     parts.roster.connect(session)
     parts.readings.came(node)
+    if hello.is_starting:
+        parts.readings.starts(node)
     log.info("a node is connected", node=node, software=session.software, ours=SOFTWARE)
     _resume(parts, session, hello.working)
     parts.staffing.review()
@@ -122,7 +124,7 @@ async def _listen(parts: Parts, session: Session, requests: Requests) -> None:
 
 
 def _hear_of_line(parts: Parts, session: Session, message: node_pb2.ControlRequest) -> bool:
-    """Answer what only measures, at once; False for everything else."""
+    """Take in what only says how the node is, at once; False for everything else."""
     match message.WhichOneof("message"):
         case "heartbeat":
             echo = node_pb2.HeartbeatEcho(sequence=message.heartbeat.sequence)
@@ -132,6 +134,8 @@ def _hear_of_line(parts: Parts, session: Session, message: node_pb2.ControlReque
             session.send(node_pb2.ControlResponse(round_trip_echo=back))
         case "measured":
             parts.readings.reported(session.node, message.measured)
+        case "worker_ready":
+            parts.readings.came(session.node)
         case _:
             return False
     return True
