@@ -75,7 +75,7 @@ class CoordinatorActor:
     def connected(self, node: NodeActor) -> None:
         """Send a known member its work again; find work for anybody else."""
         self._nodes[node.node] = node
-        self.measured(node.node, Presence(self._agenda.now_ms, is_present=True))
+        self.measured(node.node, Presence(self._agenda.now_ms, True, node.is_starting))
         job = self._job_of(node.node)
         if job is None or not job.members[node.node].is_present:
             self._allocate_soon()

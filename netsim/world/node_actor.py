@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 from blake3 import blake3
 
-from coordinator.core.measure.reading import Direction, Observation, Steps, Transfer
+from coordinator.core.measure.reading import Direction, Observation, Presence, Steps, Transfer
 from gpu_node.core import commands, events
 from gpu_node.core.assignment import Assignment, Lease, Update
 from gpu_node.core.commands import Command
@@ -86,6 +86,8 @@ class NodeActor:
         self.sizes = Sizes()
         self.model_ms = 0
         """What the size of the model adds to a training."""
+        self.starting_ms = 0
+        """How long its worker takes to start once it is back."""
         self.ills = Ills()
         self.downloads_ms: list[int] = []
         self.uploads_ms: list[int] = []
@@ -93,6 +95,7 @@ class NodeActor:
         self._upstream = upstream
         self._dice = dice
         self._life = 0
+        self._ready_ms = Milliseconds(0)
         self._training: Lease | None = None
         self._models: dict[JobId, Digest] = {}
         """Of each job, the newest model here. Survives a crash."""
@@ -114,7 +117,20 @@ class NodeActor:
     def revive(self) -> None:
         """Start the daemon if it is not there."""
         if not self.is_alive:
+            self._ready_ms = Milliseconds(self._agenda.now_ms + self.starting_ms)
             self.start()
+            if self.starting_ms:
+                self._later(self.starting_ms, self._ready)
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether work would wait for its worker."""
+        return self._agenda.now_ms < self._ready_ms
+
+    def _ready(self) -> None:
+        if self.is_connected:
+            now = Presence(self._agenda.now_ms, is_present=True)
+            self._say(lambda: self._upstream.measured(self.node, now))
 
     def unplug(self, reason: str) -> None:
         """Cut the line; it stays cut until each who unplugged it has plugged it in again."""
@@ -289,13 +305,16 @@ class NodeActor:
         if self._dice.random() < self.ills.worker_death:
             self._later(compute_ms // 2, lambda: self._died(lease))
             return
+        starting_ms = max(0, self._ready_ms - self._agenda.now_ms)
         name = msgspec.json.encode((assignment.slot, start, assignment.task, self.ills.lie))
         digest = Digest(blake3(name).hexdigest())
         samples = Samples(sum(range_.count for range_ in assignment.task.ranges))
         size_bytes = self.sizes.update_bytes(assignment.task.codec)
         update = Update(digest, size_bytes, assignment.task.inner_steps, samples)
         took_ms = Milliseconds(compute_ms)
-        self._later(compute_ms, lambda: self._finished(lease, update, full_steps, took_ms))
+        self._later(
+            starting_ms + compute_ms, lambda: self._finished(lease, update, full_steps, took_ms)
+        )
 
     def _finished(
         self, lease: Lease, update: Update, full_steps: float, took_ms: Milliseconds

@@ -146,6 +146,7 @@ class Simulation:
         node.sizes = self._world.sizes
         node.model_ms = self._model_ms
         node.ills = Ills(worker_death=self._world.faults.worker_death)
+        node.starting_ms = self._world.faults.starting_ms
         return node
 
     def _begin(self) -> None:

@@ -32,6 +32,8 @@ class Faults(msgspec.Struct, frozen=True):
     """Share of trainings that kill the worker process."""
     away_ms: int = 20_000
     """Longest absence after a fault."""
+    starting_ms: int = 0
+    """How long the worker of a node that came back takes to start."""
 
 
 class World(msgspec.Struct, frozen=True):

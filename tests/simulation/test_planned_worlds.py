@@ -68,6 +68,15 @@ def test_a_coordinator_that_forgets_its_measurements_again_and_again_ends_the_jo
     finished(replace(world(AWARE, seed), faults=faults))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_nodes_that_are_killed_again_and_again_and_start_slowly_end_the_job(seed: int) -> None:
+    faults = Faults(node_crash_ms=20_000, away_ms=3_000, starting_ms=8_000)
+    slowly = finished(replace(world(AWARE, seed), faults=faults))
+    at_once = finished(replace(world(AWARE, seed), faults=replace(faults, starting_ms=0)))
+    assert finished(replace(world(AWARE, seed), faults=faults)) == slowly
+    assert slowly.journals != at_once.journals
+
+
 def test_the_strategies_differ_in_what_they_move_and_wait_for() -> None:
     short = replace(STATED, training=replace(STATED.training, rounds=4))
     took_ms = {
