@@ -1,3 +1,4 @@
+from itertools import pairwise
 from math import ceil
 
 from hypothesis import given, settings
@@ -187,7 +188,9 @@ def test_a_deadline_leaves_time_for_the_quorum(
     assert (plan.deadline_ms > 0) == is_anything_known
     if not plan.deadline_ms:
         return
-    forecasts = sorted(part.forecast_ms for part in plan.nodes.values() if part.forecast_ms)
+    # Nobody waits for who is on trial.
+    awaited = [part for part in plan.nodes.values() if "on trial" not in part.reason]
+    forecasts = sorted(part.forecast_ms for part in awaited if part.forecast_ms)
     needed = max(1, ceil(request.spec.round.quorum * len(plan.nodes) - 1e-9))
     if len(forecasts) >= needed:
         assert plan.deadline_ms >= forecasts[needed - 1]
@@ -372,7 +375,7 @@ def _what_nodes_notice(plan: RoundPlan) -> object:
     st.lists(st.floats(0.95, 1.05), min_size=24, max_size=24),
 )
 @settings(max_examples=150, deadline=None)
-def test_noise_of_a_twentieth_changes_nothing_that_a_node_would_notice(
+def test_under_noise_of_a_twentieth_nodes_notice_one_change_at_most(
     fleet: list[Truth], noise: list[float]
 ) -> None:
     nodes = names(len(fleet))
@@ -402,5 +405,7 @@ def test_noise_of_a_twentieth_changes_nothing_that_a_node_would_notice(
     rests = any(plan.resting for plan in seen)
     stretched = any("every other" in part.reason for plan in seen for part in plan.nodes.values())
     if not rests and not stretched:
-        # The first plan knows no codec that nodes hold; from the second on nothing has changed.
-        assert len({repr(_what_nodes_notice(plan)) for plan in seen[1:]}) == 1
+        # The first plan knows no codec that nodes hold: at the edge of a budget one more may settle
+        # what it began. What goes to and fro changes twice.
+        told = [repr(_what_nodes_notice(plan)) for plan in seen[1:]]
+        assert sum(before != after for before, after in pairwise(told)) <= 1

@@ -78,8 +78,8 @@ class PlanMemory(msgspec.Struct, frozen=True):
     """What a round is made to take; 0: the plan was made before anything was known."""
     stretched_ms: Milliseconds = Milliseconds(0)
     """The same with what it was made longer by for those who need more."""
-    moving_ms: Milliseconds = Milliseconds(0)
-    """Of the span, what the middle node moved bytes for when H was last changed."""
+    dense_ms: Milliseconds = Milliseconds(0)
+    """What a dense update and delta took the middle node to move when H was last changed."""
     dense_rounds: int = 0
     """Sparse plans in a row in which dense codecs would have fitted."""
     down: str = ""

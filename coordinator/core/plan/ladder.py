@@ -143,6 +143,30 @@ def level(
     return memory.codec, memory.lighter_rounds + 1
 
 
+def outline_level(
+    family_: Family,
+    memory: NodeMemory,
+    sizes: Sizes,
+    *,
+    budget_bytes: Bytes,
+    kept_bytes: Bytes,
+) -> str:
+    """The codec that a round is outlined with: the one that the node holds as long as it may be
+    kept, so that noise at the edge of a budget moves no round; else the one that fits.
+
+    Args:
+        family_: Of the round.
+        memory: Of the node.
+        sizes: Of codecs.
+        budget_bytes: For a codec that is chosen afresh.
+        kept_bytes: For the one that is held, no less.
+    """
+    is_kept = memory.codec in family_.levels
+    if is_kept and sizes.update_bytes[memory.codec] <= _HOLD * kept_bytes:
+        return memory.codec
+    return level(family_, memory, sizes, budget_bytes)[0]
+
+
 def down_level(
     family_: Family,
     known: Mapping[NodeId, Known],

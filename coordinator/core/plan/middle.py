@@ -47,7 +47,8 @@ class Middle(msgspec.Struct, frozen=True):
     changed_at_round: int
     computing_us: float
     moving_us: float
-    moving_at_change_us: float
+    dense_at_change_us: float
+    """What a dense update and delta took the middle node to move when H was last changed."""
     drift: Drift
     why: str
 
@@ -168,6 +169,7 @@ def middle(
     known: Mapping[NodeId, Known],
     *,
     moving_us: Mapping[NodeId, float],
+    dense_us: Mapping[NodeId, float],
     computing_us: float,
     most: int,
 ) -> Middle:
@@ -177,6 +179,7 @@ def middle(
         request: What is planned.
         known: Speeds and lines of those who take part.
         moving_us: What each of them moves bytes for.
+        dense_us: What each would if nothing were sparse: it changes with the network alone.
         computing_us: What the middle one has to compute for.
         most: The largest middle H.
     """
@@ -190,11 +193,12 @@ def middle(
     drift_ = drift(request, share)
     network = ceil(computing_us / step_us)
     steps, why = wanted_steps(request, network, most, drift_)
-    changed_at, at_change_us = request.round, moving
-    if previous is not None and not _changes(request, previous, steps, moving, drift_, most):
+    dense = median(dense_us.values())
+    changed_at, at_change_us = request.round, dense
+    if previous is not None and not _changes(request, previous, steps, dense, drift_, most):
         steps, why = previous.inner_steps, "as before"
         changed_at = previous.changed_at_round
-        at_change_us = previous.moving_ms * 1000
+        at_change_us = previous.dense_ms * 1000
     return Middle(steps, changed_at, steps * step_us, moving, at_change_us, drift_, why)
 
 
@@ -202,7 +206,7 @@ def _changes(
     request: PlanRequest,
     previous: PlanMemory,
     steps: int,
-    moving_us: float,
+    dense_us: float,
     drift_: Drift,
     most: int,
 ) -> bool:
@@ -212,8 +216,8 @@ def _changes(
     held = previous.inner_steps
     if not (steps >= held * (1 + _CHANGE) or steps * (1 + _CHANGE) <= held):
         return False
-    at_change_us = max(1.0, previous.moving_ms * 1000)
-    ratio = max(moving_us, 1.0) / at_change_us
+    at_change_us = max(1.0, previous.dense_ms * 1000)
+    ratio = max(dense_us, 1.0) / at_change_us
     return (
         request.round - previous.changed_at_round >= _PATIENCE
         or not 1 / _NETWORK_CHANGE < ratio < _NETWORK_CHANGE

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.core.measure.fleet import typical
 from coordinator.core.measure.reading import NodeReading
 from coordinator.core.plan.balance import least_share, own_batches
 from coordinator.core.plan.deadline import Arrival, deadline
@@ -32,21 +31,21 @@ from coordinator.core.plan.ladder import (
     down_level,
     family_of,
     level,
+    outline_level,
 )
 from coordinator.core.plan.middle import Middle, computing_for, middle, most_inner_steps
+from coordinator.core.plan.opening import opening_plan
 from coordinator.core.plan.participation import (
     Part,
     absentees,
     is_excluded,
     parts,
     remembered,
-    still_resting,
 )
 from coordinator.core.plan.spreading import Bounds, bounds, fitted, kept_span_us, own_steps, strayed
-from coordinator.core.plan.transfers import Upload, connections, upload_delays
-from coordinator.core.plan.wording import node_reason, opening_reason, round_reason
+from coordinator.core.plan.transfers import Upload, upload_delays
+from coordinator.core.plan.wording import node_reason, round_reason
 from hypergpu.ids import NodeId
-from hypergpu.spec import SPARSE_SCHEMES
 from hypergpu.units import Milliseconds, Samples
 
 _UNMEASURED_SPANS = 2
@@ -100,7 +99,7 @@ def plan_round(
         held={node: memory.connections for node, memory in memories.items()},
     )
     if not known:
-        return _opening_plan(request, readings, sizes)
+        return opening_plan(request, readings, sizes)
     outline = _outline(request, known, memories, sizes)
     limits = bounds(
         outline.middle.inner_steps,
@@ -109,51 +108,6 @@ def plan_round(
     )
     shares = _shares(request, known, memories, outline=outline, sizes=sizes, limits=limits)
     return _assembled(request, shares, outline=outline, sizes=sizes, limits=limits)
-
-
-def _opening_plan(
-    request: PlanRequest, readings: Mapping[NodeId, NodeReading], sizes: Sizes
-) -> RoundPlan:
-    """Before any node is measured: the user's own H for all, or what was planned last."""
-    previous = request.previous
-    most = request.spec.aware.inner_steps_max
-    steps = min(most, request.spec.training.inner_steps)
-    if previous is None:
-        previous = PlanMemory(steps, request.round, is_sparse=False)
-    memories = remembered(request, readings)
-    resting = still_resting(request, memories, readings)
-    working = {node: memory for node, memory in memories.items() if node not in resting}
-    asked = {node: min(most, memory.inner_steps or steps) for node, memory in working.items()}
-    batches = own_batches(request.spec, working, {})
-    given = fitted(
-        asked, request.spec.training.batch_size, request.samples_total - request.samples_done
-    )
-    codec = FINEST if not previous.is_sparse else request.spec.aware.sparsest
-    usual = typical(readings[node] for node in request.candidates if node in readings)
-    nodes = {}
-    for node, memory in working.items():
-        reading = readings.get(node, NodeReading())
-        is_of_family = (memory.codec in SPARSE_SCHEMES) == previous.is_sparse
-        plan = NodePlan(
-            inner_steps=given[node],
-            codec=memory.codec if memory.codec and is_of_family else codec,
-            forecast_ms=Milliseconds(0),
-            spread_ms=Milliseconds(0),
-            reason=batches[node].reason,
-            connections=connections(reading, usual, sizes.update_bytes[FINEST], memory.connections),
-            batch_size=batches[node].size,
-        )
-        nodes[node] = replace(plan, reason=node_reason(plan, up_bits_per_s=0, deadline_ms=0))
-    return RoundPlan(
-        round=request.round,
-        nodes=nodes,
-        resting=resting,
-        deadline_ms=Milliseconds(0),
-        down=previous.down or FINEST,
-        is_sparse=previous.is_sparse,
-        memory=replace(previous, nodes={**absentees(request), **memories}),
-        reason=opening_reason(min(most, previous.inner_steps), codec),
-    )
 
 
 def _outline(
@@ -169,6 +123,7 @@ def _outline(
     most = most_inner_steps(request, known)
     step_us = median(mine.step_us for mine in known.values())
     comfortable_us = step_us * min(most, _COMFORT * request.spec.training.inner_steps)
+    held_us = max(comfortable_us, step_us * (previous.inner_steps if previous is not None else 0))
     family = family_of(request.spec, previous, known, sizes=sizes, computing_us=comfortable_us)
     down = down_level(
         family,
@@ -177,10 +132,15 @@ def _outline(
         allowed_us=(1 - utilisation) * comfortable_us,
         held=previous.down if previous is not None else "",
     )
-    moving_us, computing_us = {}, {}
+    moving_us, computing_us, dense = {}, {}, sizes.update_bytes[FINEST]
     for node, mine in known.items():
-        budget = byte_budget(mine, comfortable_us, utilisation)
-        codec, _ = level(family, memories[node], sizes, budget)
+        codec = outline_level(
+            family,
+            memories[node],
+            sizes,
+            budget_bytes=byte_budget(mine, comfortable_us, utilisation),
+            kept_bytes=byte_budget(mine, _OVERRUN * held_us, utilisation),
+        )
         up_bytes = sizes.update_bytes[codec]
         moving_us[node] = mine.moving_us(up_bytes, sizes.update_bytes[down])
         computing_us[node] = computing_for(
@@ -190,6 +150,7 @@ def _outline(
         request,
         known,
         moving_us=moving_us,
+        dense_us={node: mine.moving_us(dense, dense) for node, mine in known.items()},
         computing_us=median(computing_us.values()),
         most=most,
     )
@@ -394,7 +355,7 @@ def _memory(
         drift=middle_.drift.factor,
         span_ms=Milliseconds(max(1, round(outline.span_us / 1000))),
         stretched_ms=Milliseconds(max(1, round(span_us / 1000))),
-        moving_ms=Milliseconds(max(1, round(middle_.moving_at_change_us / 1000))),
+        dense_ms=Milliseconds(max(1, round(middle_.dense_at_change_us / 1000))),
         dense_rounds=outline.family.dense_rounds,
         down=outline.down,
     )

@@ -1,0 +1,63 @@
+"""The plan of a round of which nothing is known yet: a job's first, or one after a restart."""
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from coordinator.core.measure.fleet import typical
+from coordinator.core.measure.reading import NodeReading
+from coordinator.core.plan.balance import own_batches
+from coordinator.core.plan.decision import NodePlan, PlanMemory, PlanRequest, RoundPlan, Sizes
+from coordinator.core.plan.ladder import FINEST
+from coordinator.core.plan.participation import absentees, remembered, still_resting
+from coordinator.core.plan.spreading import fitted
+from coordinator.core.plan.transfers import connections
+from coordinator.core.plan.wording import node_reason, opening_reason
+from hypergpu.ids import NodeId
+from hypergpu.spec import SPARSE_SCHEMES
+from hypergpu.units import Milliseconds
+
+
+def opening_plan(
+    request: PlanRequest, readings: Mapping[NodeId, NodeReading], sizes: Sizes
+) -> RoundPlan:
+    """The user's own H for all, or what was planned last. Arguments as of `plan_round`."""
+    previous = request.previous
+    most = request.spec.aware.inner_steps_max
+    steps = min(most, request.spec.training.inner_steps)
+    if previous is None:
+        previous = PlanMemory(steps, request.round, is_sparse=False)
+    memories = remembered(request, readings)
+    resting = still_resting(request, memories, readings)
+    working = {node: memory for node, memory in memories.items() if node not in resting}
+    asked = {node: min(most, memory.inner_steps or steps) for node, memory in working.items()}
+    batches = own_batches(request.spec, working, {})
+    given = fitted(
+        asked, request.spec.training.batch_size, request.samples_total - request.samples_done
+    )
+    codec = FINEST if not previous.is_sparse else request.spec.aware.sparsest
+    usual = typical(readings[node] for node in request.candidates if node in readings)
+    nodes = {}
+    for node, memory in working.items():
+        reading = readings.get(node, NodeReading())
+        is_of_family = (memory.codec in SPARSE_SCHEMES) == previous.is_sparse
+        plan = NodePlan(
+            inner_steps=given[node],
+            codec=memory.codec if memory.codec and is_of_family else codec,
+            forecast_ms=Milliseconds(0),
+            spread_ms=Milliseconds(0),
+            reason=batches[node].reason,
+            connections=connections(reading, usual, sizes.update_bytes[FINEST], memory.connections),
+            batch_size=batches[node].size,
+        )
+        nodes[node] = replace(plan, reason=node_reason(plan, up_bits_per_s=0, deadline_ms=0))
+    return RoundPlan(
+        round=request.round,
+        nodes=nodes,
+        resting=resting,
+        deadline_ms=Milliseconds(0),
+        down=previous.down or FINEST,
+        is_sparse=previous.is_sparse,
+        memory=replace(previous, nodes={**absentees(request), **memories}),
+        reason=opening_reason(min(most, previous.inner_steps), codec),
+    )
