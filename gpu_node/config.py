@@ -29,8 +29,10 @@ class Settings(BaseSettings):
     """Downloaded models and datasets may take this much beyond what the work at hand needs."""
     drain_limit_ms: int = Field(default=25_000, ge=0)
     """How long the first SIGTERM lets training and uploading go on before they are handed back."""
-    first_progress_limit_ms: int = Field(default=600_000, ge=10_000)
-    """How long a training may take to its first progress before its worker is started again."""
+    first_progress_limit_ms: int = Field(default=600_000, ge=1_000)
+    """How long a training may take to its first progress, or a worker to be ready, before it is
+    ended and started again.
+    """
     progress_limit_ms: int = Field(default=120_000, ge=2_000)
     """The same from there on; 20 times the slowest inner step where that is longer."""
     reconnect_cap_ms: int = Field(default=30_000, ge=200)

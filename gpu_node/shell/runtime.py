@@ -189,12 +189,18 @@ class Runtime:
         """Start the worker while the node dials in with what it could do the last time.
 
         Torch takes so long to load that a node that came back would be given up before it is ready.
+        A start that hangs is ended, and what starts workers again for work goes on from there.
         """
+        limit_s = self._settings.first_progress_limit_ms / 1000
+        why = f"it was not ready within {limit_s:g} s"
+        ending = asyncio.get_running_loop().call_later(limit_s, self._worker.end, why)
         try:
             found = await self._learned()
         except RefusalError as refused:
             log.warning("the worker will be started again", reason=refused.detail)
             found = known
+        finally:
+            ending.cancel()
         if found == known:
             tools.link.worker_is_ready()
         else:

@@ -298,7 +298,9 @@ global___Hello = Hello
 
 @typing.final
 class WorkerReady(google.protobuf.message.Message):
-    """The worker that was starting has started, and can do what the hello said."""
+    """The worker that the hello called starting is no longer to be waited for: it can do what the hello said, or it has
+    failed to start and is started again for the next work, as any worker that died.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

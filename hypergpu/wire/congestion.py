@@ -18,6 +18,8 @@ WITHOUT = "use a kernel with tcp_bbr: Linux 4.9 or later, its modules installed"
 _SETTINGS = Path("/proc/sys/net/ipv4")
 _MODULES = Path("/lib/modules")
 _IP_TIMEOUT_S = 5.0
+_KEPT_METRICS = ("mtu", "advmss", "initcwnd", "initrwnd")
+"""What a route that goes before another one has to have of it."""
 
 
 class Controls(NamedTuple):
@@ -58,6 +60,10 @@ class Way(NamedTuple):
     """Of this route; empty: the kernel's default."""
     is_local: bool
     """It is an address of this machine."""
+    metrics: tuple[str, ...] = ()
+    """Of this route, as `ip` takes them: ``mtu 1400``."""
+    is_foreign: bool = False
+    """Its next hop is an address of the other family, which `route` does not write."""
 
     @property
     def destination(self) -> str:
@@ -68,7 +74,8 @@ class Way(NamedTuple):
         """What `ip route add` takes for the same way with a congestion control of its own."""
         via = ["via", self.gateway] if self.gateway else []
         source = ["src", self.source] if self.source else []
-        return [self.destination, *via, "dev", self.device, *source, "congctl", control]
+        metrics = [*self.metrics, "congctl", control]
+        return [self.destination, *via, "dev", self.device, *source, *metrics]
 
 
 def controls() -> Controls:
@@ -117,6 +124,7 @@ def way_to(address: str) -> Way | None:
         return None
     metrics = [each for each in found.get("metrics", ()) if isinstance(each, dict)]
     named = [str(each["congestion"]) for each in metrics if "congestion" in each]
+    kept = [(name, each[name]) for each in metrics for name in _KEPT_METRICS if name in each]
     return Way(
         address=address,
         device=str(found["dev"]),
@@ -124,6 +132,8 @@ def way_to(address: str) -> Way | None:
         source=str(found.get("prefsrc", "")),
         congestion_control=named[0] if named else "",
         is_local=found.get("type") == "local",
+        metrics=tuple(word for name, value in kept for word in (name, str(value))),
+        is_foreign="via" in found,
     )
 
 

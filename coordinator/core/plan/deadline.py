@@ -10,7 +10,7 @@ _LEAST_SPREAD = 0.04
 """No finish is known better than to a twenty-fifth."""
 _LEAST_SPREAD_MS = 40
 """A busy machine's scheduler is worth that much."""
-_LEAST_MS = 4 * _LEAST_SPREAD_MS
+LEAST_MS = 4 * _LEAST_SPREAD_MS
 """No round closes without somebody sooner, however little there is to do: what is as good as
 immediate is hardly ever later than this.
 """
@@ -70,7 +70,7 @@ def deadline(arrivals: Sequence[Arrival], quorum: int) -> Milliseconds:
     best = max([needed, *moments], key=lambda at_ms: (_goodput(arrivals, at_ms), -at_ms))
     safe = max(arrival.safe_ms for arrival in arrivals)
     grace = min(max(0, safe - best), int(_GRACE * best))
-    return Milliseconds(max(_LEAST_MS, best + grace))
+    return Milliseconds(max(LEAST_MS, best + grace))
 
 
 def _goodput(arrivals: Sequence[Arrival], at_ms: int) -> float:

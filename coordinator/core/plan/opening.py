@@ -27,7 +27,7 @@ def opening_plan(
     steps = min(most, request.spec.training.inner_steps)
     if previous is None:
         previous = PlanMemory(steps, request.round, is_sparse=False)
-    memories = remembered(request, readings)
+    memories = remembered(request)
     resting = still_resting(request, memories, readings)
     working = {node: memory for node, memory in memories.items() if node not in resting}
     asked = {node: min(most, memory.inner_steps or steps) for node, memory in working.items()}

@@ -41,18 +41,11 @@ class Part(NamedTuple):
     """Whether the round is made long enough for it."""
 
 
-def remembered(
-    request: PlanRequest, readings: Mapping[NodeId, NodeReading]
-) -> dict[NodeId, NodeMemory]:
-    """What is remembered of each candidate, the round before included. The cuts of a process that
-    is gone say nothing of the one that is starting.
+def remembered(request: PlanRequest) -> dict[NodeId, NodeMemory]:
+    """What is remembered of each candidate, the round before included: a process that begins anew
+    is held to what its node did before, or one that crashes each time would be tried for ever.
     """
-    unready = _unready(request, readings)
-    found = {node: replace(_after(request, node), away_rounds=0) for node in request.candidates}
-    return {
-        node: replace(memory, cut_rounds=0) if unready.get(node) == _STARTING else memory
-        for node, memory in found.items()
-    }
+    return {node: replace(_after(request, node), away_rounds=0) for node in request.candidates}
 
 
 def _unready(request: PlanRequest, readings: Mapping[NodeId, NodeReading]) -> dict[NodeId, str]:

@@ -91,7 +91,7 @@ def plan_round(
         A plan in which every candidate either takes part or rests with a reason, and at least
         one takes part. Equal arguments give equal plans.
     """
-    memories = remembered(request, readings)
+    memories = remembered(request)
     known = known_nodes(
         request.candidates,
         readings,

@@ -23,6 +23,7 @@ from coordinator.core.job import (
     Stream,
     Work,
 )
+from coordinator.core.plan.deadline import LEAST_MS
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.round.completion import plan_request, work_samples
 from coordinator.core.round.folding import aggregate
@@ -295,7 +296,7 @@ def _bounded(job: Job, round_: Round) -> Step:
     if round_.spec.strategy != "aware" or round_.deadline_at_ms:
         return Step(job)
     took_ms = max(participant.took_ms for participant in round_.participants.values())
-    at_ms = Milliseconds(job.at_ms + (_QUORUM_TIMES - 1) * took_ms)
+    at_ms = Milliseconds(job.at_ms + max(LEAST_MS, (_QUORUM_TIMES - 1) * took_ms))
     job = replace(job, round=replace(round_, deadline_at_ms=at_ms))
     return Step(job, deadline(job))
 

@@ -43,16 +43,27 @@ class Route:
             if self._is_closed:
                 return
             try:
-                for address in _addresses(host, port):
-                    self._held.append(held(address))
-            except NotSetError as hindered:
-                self._say(hindered)
+                addresses = _addresses(host, port)
+            except NotSetError as unknown:
+                self._say(unknown)
+                return
+            hindrances = [why for address in addresses if (why := self._hindered(address))]
+            if hindrances and not self._held:
+                self._say(hindrances[0])
 
     def close(self) -> None:
         """Take back what was set, for good."""
         with self._turn:
             self._is_closed = True
             self._release()
+
+    def _hindered(self, address: str) -> NotSetError | None:
+        """Hold one more; what keeps it from that, if anything does."""
+        try:
+            self._held.append(held(address))
+        except NotSetError as hindered:
+            return hindered
+        return None
 
     def _release(self) -> None:
         while self._held:
@@ -81,6 +92,8 @@ def held(address: str) -> Way:
             raise NotSetError(f"there is no route to {address}", "connect this machine")
         if way.is_local or way.congestion_control == BBR:
             return way
+        if way.is_foreign:
+            raise NotSetError("its next hop is of the other address family", f"for all: {FOR_ALL}")
         told = ip(address, "add", *way.route(BBR), "proto", PROTOCOL)
         if told.returncode:
             raise hindrance(told.stderr.strip(), way, controls())

@@ -69,6 +69,8 @@ class Download:
         part = self._cache.part(blob.digest)
         was_resumed = part.exists() or self._early[0] == blob.digest
         if await self._received(calls, blob, part) == blob.digest:
+            if self._early[0] == blob.digest:
+                self._early = (Digest(""), {})
             return self._cache.admit(part, blob.digest)
         part.unlink()
         if was_resumed:

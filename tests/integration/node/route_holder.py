@@ -7,7 +7,7 @@ import socket
 import sys
 
 from gpu_node.shell.link.route import NotSetError, Route, held
-from hypergpu.wire.congestion import controls
+from hypergpu.wire.congestion import controls, way_to
 
 
 def control_to(address: str) -> str:
@@ -36,6 +36,16 @@ def main() -> None:
             held(address)
         except NotSetError as hindered:
             sys.stdout.write(json.dumps([hindered.why, hindered.fix]))
+        return
+    if "measured" in sys.argv:
+        before = way_to(address)
+        assert before is not None
+        device = f"{before.destination} dev {before.device} metric 9"
+        os.system(f"ip route add {device} mtu 1280 initcwnd 20")  # noqa: S605
+        way = held(address)
+        (shown,) = routes(address)
+        kept = [word for word in shown.split() if word in way.metrics]
+        sys.stdout.write(json.dumps([way.metrics, kept]))
         return
     route, said = Route(), [control_to(address)]
     route.hold(address, 9)

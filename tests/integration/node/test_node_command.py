@@ -17,11 +17,16 @@ from tests.processes import ENVIRONMENT
 
 
 @asynccontextmanager
-async def node(folder: Path, *arguments: str) -> AsyncIterator[Process]:
+async def node(folder: Path, *arguments: str, **environment: str) -> AsyncIterator[Process]:
     """`python -m gpu_node` over a state folder; killed at the end if it still runs."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gpu_node", *arguments),
-        env={**ENVIRONMENT, "HYPERGPU_NODE_STATE_DIR": str(folder), "HYPERGPU_NODE_WORKER": "null"},
+        env={
+            **ENVIRONMENT,
+            "HYPERGPU_NODE_STATE_DIR": str(folder),
+            "HYPERGPU_NODE_WORKER": "null",
+            **environment,
+        },
         stdin=PIPE,
         stdout=PIPE,
         stderr=PIPE,
@@ -148,3 +153,22 @@ async def test_a_node_that_comes_back_says_when_its_worker_is_ready(
     async with node(tmp_path / "node", "run"):
         assert (await there.service.next_said("hello")).is_starting
         await there.service.next_said("worker_ready")
+
+
+async def test_a_worker_that_hangs_while_it_starts_is_ended(there: Served, tmp_path: Path) -> None:
+    async with node(tmp_path / "node", "join", "--only", "--token-file", "-") as process:
+        await ended(process, token_text(there.token) + "\n")
+    hanging = tmp_path / "hanging"
+    hanging.mkdir()
+    (hanging / "sitecustomize.py").write_text(
+        "import signal, sys\nif 'gpu_node.shell.worker' in sys.orig_argv:\n    signal.pause()\n"
+    )
+    path = f"{hanging}:{ENVIRONMENT['PYTHONPATH']}"
+    limit = {"HYPERGPU_NODE_FIRST_PROGRESS_LIMIT_MS": "1000"}
+    async with node(tmp_path / "node", "run", PYTHONPATH=path, **limit) as process:
+        assert (await there.service.next_said("hello")).is_starting
+        await there.service.next_said("worker_ready")
+        assert process.stderr is not None
+        async with asyncio.timeout(60):
+            while b"it was not ready within 1 s" not in await process.stderr.readline():
+                pass

@@ -52,6 +52,13 @@ async def test_a_process_that_may_not_set_routes_is_told_the_command() -> None:
     assert f"ip route add {address}/32 dev " in fix
 
 
+async def test_the_route_with_bbr_keeps_what_the_one_before_it_had() -> None:
+    async with Tunnel({"node": link(), "other": link()}, link()) as tunnel:
+        metrics, words = await holder(tunnel, "measured")
+    assert metrics == ["mtu", "1280", "initcwnd", "20"]
+    assert words == ["mtu", "1280", "initcwnd", "20"]
+
+
 @pytest.mark.parametrize(
     ("found", "fix"),
     [
