@@ -24,6 +24,8 @@ QUORUMS = (1.0, 0.6)
 BEST = 3
 CONNECTIONS = 16
 """Of each node under every fixed setting: what plans give lines that lose packets."""
+STEPS = 1600
+"""Inner steps after which a fixed setting is given up: several times what the target takes."""
 VIRTUAL_ROUNDS = 40
 PROMISED_STATIC, PROMISED_FROZEN = 1.2, 1.3
 
@@ -108,7 +110,7 @@ def fixed_tree(plan: Fixed) -> Tree:
     """The job with a fixed setting in it. Sparse schemes take the plain outer step."""
     tree = job_tree(JOB)
     tree["strategy"] = "diloco"
-    tree["training"]["inner_steps"] = plan.inner_steps
+    tree["training"] |= {"inner_steps": plan.inner_steps, "rounds": STEPS // plan.inner_steps}
     tree["round"] = {"connections": CONNECTIONS}
     if plan.deadline_ms:
         tree["round"] |= {"quorum": plan.quorum, "deadline": f"{plan.deadline_ms}ms"}
@@ -148,7 +150,7 @@ def _rounds_wanted(runs: Runs, plan: Fixed) -> int:
     """On loopback; the quorum changes nothing there, since nobody is late."""
     name = f"near-{plan.codec}-h{plan.inner_steps}"
     words = ["--job", str(written_job(plan._replace(quorum=1.0))), "--strategy", "diloco"]
-    words += ["--seed", "1", "--lan", "--rounds", str(1600 // plan.inner_steps)]
+    words += ["--seed", "1", "--lan"]
     return target_of(runs.report(name, VARYING, words, backend="proxy"), name).rounds
 
 
