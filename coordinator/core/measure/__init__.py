@@ -7,7 +7,7 @@ Readings are made of observations one at a time; everything else is read off a r
 `observing`        ``observed(reading, observation) -> NodeReading``;
                    ``availability(reading, now_ms) -> float``
 `estimators`       ``followed(estimate, value, at_ms, *, weight) -> Estimate`` and
-                   ``followed_rate`` (harmonic); ``quantile(estimate, share) -> float``;
+                   ``followed_rate`` (harmonic); ``laplace_quantile(mean, deviation, share)``;
                    ``age_ms(estimate, now_ms) -> Milliseconds | None``
 `line`             ``loss_share(reading) -> float | None``; ``mean_burst(reading) -> float``;
                    ``goodput_of(reading, direction, connections) -> Estimate``, in bit/s;

@@ -97,21 +97,17 @@ def inverse(estimate: Estimate) -> Estimate:
     )
 
 
-def quantile(estimate: Estimate, share: float) -> float:
+def laplace_quantile(mean: float, deviation: float, share: float) -> float:
     """The value that this share of observations stays under, never negative.
 
     Above the mean it is that of a Laplace distribution. Below, it is as many times less than the
     mean as the opposite quantile is more, which makes a rate's the inverse of its time's.
 
     Args:
-        estimate: Of a positive quantity.
+        mean: Of a positive quantity.
+        deviation: Its mean deviation.
         share: In (0, 1).
     """
-    return laplace_quantile(estimate.mean, estimate.deviation, share)
-
-
-def laplace_quantile(mean: float, deviation: float, share: float) -> float:
-    """See `quantile`."""
     if mean <= 0:
         return 0.0
     beyond = deviation * -log(2 * min(share, 1 - share))

@@ -9,7 +9,7 @@ from coordinator.core.measure.estimators import (
     followed,
     followed_rate,
     inverse,
-    quantile,
+    laplace_quantile,
 )
 from coordinator.core.measure.reading import Estimate
 from hypergpu.units import Milliseconds
@@ -136,16 +136,17 @@ def test_a_late_observation_counts_but_makes_nothing_newer() -> None:
 
 
 def test_quantiles_are_those_of_laplace_and_never_negative() -> None:
-    estimate = Estimate(100.0, 10.0, 5)
-    assert quantile(estimate, 0.5) == 100.0
-    assert quantile(estimate, 0.9) == pytest.approx(116.1, abs=0.05)
-    assert quantile(estimate, 0.99) == pytest.approx(139.1, abs=0.05)
-    assert 0 < quantile(Estimate(100.0, 1000.0, 5), 0.01) < 3
+    assert laplace_quantile(100.0, 10.0, 0.5) == 100.0
+    assert laplace_quantile(100.0, 10.0, 0.9) == pytest.approx(116.1, abs=0.05)
+    assert laplace_quantile(100.0, 10.0, 0.99) == pytest.approx(139.1, abs=0.05)
+    assert 0 < laplace_quantile(100.0, 1000.0, 0.01) < 3
 
 
 def test_the_lower_quartile_of_a_rate_is_the_upper_quartile_of_its_time() -> None:
     rate = Estimate(50.0, 10.0, 5)
-    assert quantile(rate, 0.25) == pytest.approx(1 / quantile(inverse(rate), 0.75))
+    time = inverse(rate)
+    upper = laplace_quantile(time.mean, time.deviation, 0.75)
+    assert laplace_quantile(rate.mean, rate.deviation, 0.25) == pytest.approx(1 / upper)
 
 
 def test_hardly_any_normal_noise_is_taken_for_a_new_level() -> None:
