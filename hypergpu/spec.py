@@ -4,6 +4,8 @@ is wrong.
 
 import msgspec
 
+from hypergpu.units import Samples
+
 SCHEMES = ("fp32", "bf16", "int8", "int4", "topk256", "topk64", "topk16")
 SPARSE_SCHEMES = ("topk256", "topk64", "topk16")
 """The largest values of each 4,096 and no others; lighter from left to right."""
@@ -94,6 +96,32 @@ class Aware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The lightest codec that a plan may choose."""
 
 
+class Pay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What accepted work earns, in the smallest units of the ledger's token; nothing by default.
+
+    An update's score is its samples times its quality in 1/10,000.
+    """
+
+    unit_price: int = 0
+    """For a score of 1,000,000: a hundred samples of full quality. 0: receipts, but no pay."""
+    escrow: int = 0
+    """What is set aside for the job; 0: what the stated work costs at most. No round is opened that
+    it might not cover.
+    """
+    rounds_per_epoch: int = 10
+    """Rounds that are settled together."""
+    guaranteed_bps: int = 1_000
+    """Share, in 1/10,000, of what an accepted update earns at most that is owed before its quality
+    is measured.
+    """
+    judged: int = 1
+    """Updates of a round that are judged on held-out data, where the job pays."""
+
+    def most_for(self, samples: int) -> int:
+        """What so many samples earn if all updates are of full quality."""
+        return -(-self.unit_price * samples // 100)
+
+
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One training run, from the job file."""
 
@@ -111,6 +139,18 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: Data = Data()
     evaluation: Evaluation = Evaluation()
     aware: Aware = Aware()
+    pay: Pay = Pay()
+
+    @property
+    def stated_samples(self) -> Samples:
+        """The work that the job file states, whoever does how much of it."""
+        each = self.training
+        return Samples(each.rounds * each.inner_steps * each.batch_size * each.nodes)
+
+    @property
+    def escrow(self) -> int:
+        """What is set aside for the job, in the token's smallest units."""
+        return self.pay.escrow or self.pay.most_for(self.stated_samples)
 
 
 SETTABLE = (
@@ -127,5 +167,6 @@ SETTABLE = (
     "aware.utilisation",
     "aware.inner_steps_max",
     "aware.rounds_min",
+    "pay.escrow",
 )
 """Keys that a running job accepts changes of, from its next round on."""

@@ -10,8 +10,7 @@ from hypergpu.units import Samples
 
 def work_samples(spec: JobSpec) -> Samples:
     """The work that a job file states, whoever does how much of it."""
-    training = spec.training
-    return Samples(training.rounds * training.inner_steps * training.batch_size * training.nodes)
+    return spec.stated_samples
 
 
 def is_done(job: Job) -> bool:
