@@ -16,3 +16,12 @@ Digest = NewType("Digest", str)
 
 Slot = NewType("Slot", int)
 """A participant's number within one job, given in order of joining. It keys data and seeds."""
+
+Address = NewType("Address", str)
+"""``0x`` and 40 lower-case hex digits: an account or a contract on an EVM chain."""
+
+Keccak = NewType("Keccak", str)
+"""Keccak-256 of some bytes, 64 lower-case hex digits: chains compute it, and no BLAKE3."""
+
+JobKey = NewType("JobKey", str)
+"""A job's name in receipts and on chain, 64 lower-case hex digits: it holds the job's owner."""

@@ -17,10 +17,10 @@ import re
 
 import msgspec
 from coincurve import PrivateKey, PublicKey
-from eth_hash.auto import keccak
 
 from hypergpu.digest import WIRE_BYTES, digest_to_wire
 from hypergpu.ids import Digest, JobId, NodeId, TokenId
+from hypergpu.keys.keccak import keccak
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Bytes
 
@@ -92,7 +92,11 @@ class IdentityKey:
 
     def sign(self, claim: Claim) -> bytes:
         """Sign a claim: 65 bytes, the same each time (RFC 6979)."""
-        return self._key.sign_recoverable(claim_bytes(claim), hasher=keccak)
+        return self.sign_digest(keccak(claim_bytes(claim)))
+
+    def sign_digest(self, digest: bytes) -> bytes:
+        """Sign 32 bytes that already are a digest of what is meant."""
+        return self._key.sign_recoverable(digest, hasher=None)
 
 
 def node_id_of(public_key: bytes) -> NodeId:
@@ -123,15 +127,27 @@ def verify(node: NodeId, claim: Claim, signature: bytes) -> bool:
     """
     if isinstance(claim, UpdateClaim) and claim.node != node:
         return False
-    if len(signature) != SIGNATURE_BYTES or signature[64] > 1:
-        return False
-    if not 0 < int.from_bytes(signature[32:64], "big") <= _HALF_ORDER:
-        return False
     try:
-        key = PublicKey.from_signature_and_message(signature, claim_bytes(claim), hasher=keccak)
+        digest = keccak(claim_bytes(claim))
     except (ValueError, OverflowError):
         return False
-    return _address(key.format(compressed=False)[1:]) == node
+    return signer_of(digest, signature) == node
+
+
+def signer_of(digest: bytes, signature: bytes) -> NodeId | None:
+    """Whose key signed these 32 bytes; None for bytes that are no signature in its one form.
+
+    Some signer is found for almost any bytes: what counts is whether it is the one expected.
+    """
+    if len(signature) != SIGNATURE_BYTES or signature[64] > 1:
+        return None
+    if not 0 < int.from_bytes(signature[32:64], "big") <= _HALF_ORDER:
+        return None
+    try:
+        key = PublicKey.from_signature_and_message(signature, digest, hasher=None)
+    except ValueError:
+        return None
+    return _address(key.format(compressed=False)[1:])
 
 
 def claim_bytes(claim: Claim) -> bytes:

@@ -6,4 +6,7 @@ Microseconds = NewType("Microseconds", int)
 Milliseconds = NewType("Milliseconds", int)
 Bytes = NewType("Bytes", int)
 Samples = NewType("Samples", int)
+BasisPoints = NewType("BasisPoints", int)
+"""Ten-thousandths: 10,000 is the whole."""
 Wei = NewType("Wei", int)
+"""The smallest unit of whatever currency a job pays in. How many decimals it has is only shown."""

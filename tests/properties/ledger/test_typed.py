@@ -1,0 +1,178 @@
+"""Statements against eth_account, which encodes typed data by its declaration."""
+
+from typing import Any
+
+import pytest
+from eth_account import Account
+from eth_account.messages import _hash_eip191_message, encode_typed_data
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import asdict, replace
+
+from hypergpu.ids import Digest, NodeId
+from hypergpu.keys.keccak import keccak
+from hypergpu.ledger.typed import (
+    Contribution,
+    Domain,
+    Receipt,
+    Statement,
+    Voucher,
+    chain_form,
+    is_contribution_of,
+    shard_digest,
+    sign,
+    signed_digest,
+    signer,
+    struct_hash,
+)
+from hypergpu.signature import IdentityKey
+from hypergpu.units import BasisPoints, Samples, Wei
+from tests.properties.ledger.statements import (
+    contributions,
+    domains,
+    keys,
+    receipts,
+    statements,
+    u32,
+    u64,
+)
+
+TYPES = {
+    "Contribution": "bytes32 job,uint32 epoch,uint32 round,address node,bytes32 shard,"
+    "bytes32 model,bytes32 update,uint64 samples,uint32 innerSteps,uint64 computeMs,uint64 updateBytes,"
+    "uint64 lease,uint64 nonce",
+    "Receipt": "bytes32 job,uint32 epoch,uint32 round,address node,uint64 sequence,"
+    "bytes32 contribution,uint64 samples,uint16 qualityBps,bytes32 evaluator",
+    "Voucher": "bytes32 job,address node,uint64 sequence,uint128 amount",
+}
+
+
+def camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def declared(domain: Domain, statement: Statement) -> dict[str, Any]:
+    """The statement as wallets are shown it."""
+    kind = type(statement).__name__
+    fields = [field.split() for field in TYPES[kind].split(",")]
+    message = {camel(name): value for name, value in asdict(statement).items()}
+    return {
+        "domain": {
+            "name": "HyperGPU",
+            "version": "1",
+            "chainId": domain.chain_id,
+            "verifyingContract": domain.contract,
+        },
+        "types": {
+            "EIP712Domain": [
+                {"name": "name", "type": "string"},
+                {"name": "version", "type": "string"},
+                {"name": "chainId", "type": "uint256"},
+                {"name": "verifyingContract", "type": "address"},
+            ],
+            kind: [{"name": name, "type": type_} for type_, name in fields],
+        },
+        "primaryType": kind,
+        "message": {
+            name: "0x" + message[name] if type_ == "bytes32" else message[name]
+            for type_, name in fields
+        },
+    }
+
+
+@given(domain=domains, statement=statements)
+def test_statements_have_the_digests_that_wallets_compute(
+    domain: Domain, statement: Statement
+) -> None:
+    encoded = encode_typed_data(full_message=declared(domain, statement))
+    assert encoded.header == domain.separator()
+    assert encoded.body == struct_hash(statement)
+    assert _hash_eip191_message(encoded) == signed_digest(domain.separator(), statement)
+
+
+@given(domain=domains, statement=statements, key=keys)
+def test_a_wallet_and_we_sign_alike(domain: Domain, statement: Statement, key: IdentityKey) -> None:
+    message = encode_typed_data(full_message=declared(domain, statement))
+    signature = sign(key, domain.separator(), statement)
+    assert chain_form(signature) == Account.sign_message(message, key.secret).signature
+    assert Account.recover_message(message, signature=chain_form(signature)).lower() == key.node_id
+    assert signer(domain.separator(), statement, signature) == key.node_id
+
+
+@given(domain=domains, other=domains, statement=statements, key=keys)
+def test_a_signature_counts_in_its_own_domain_only(
+    domain: Domain, other: Domain, statement: Statement, key: IdentityKey
+) -> None:
+    signature = sign(key, domain.separator(), statement)
+    in_other = signer(other.separator(), statement, signature) == key.node_id
+    assert in_other == (domain == other)
+
+
+@given(first=statements, second=statements)
+def test_two_statements_never_share_a_digest(first: Statement, second: Statement) -> None:
+    assert (struct_hash(first) == struct_hash(second)) == (first == second)
+
+
+@given(contribution=contributions, key=keys, other=keys)
+def test_a_contribution_is_its_own_nodes_alone(
+    contribution: Contribution, key: IdentityKey, other: IdentityKey
+) -> None:
+    separator = Domain().separator()
+    own = replace(contribution, node=key.node_id)
+    assert is_contribution_of(key.node_id, separator, own, sign(key, separator, own))
+    foreign = replace(contribution, node=NodeId("0x" + "11" * 20))
+    assert not is_contribution_of(key.node_id, separator, foreign, sign(key, separator, foreign))
+    if key.node_id != other.node_id:
+        signature = sign(other, separator, own)
+        assert not is_contribution_of(key.node_id, separator, own, signature)
+
+
+@given(statement=statements, signature=st.binary(max_size=80))
+def test_bytes_from_outside_never_raise(statement: Statement, signature: bytes) -> None:
+    found = signer(Domain().separator(), statement, signature)
+    assert found is None or len(signature) == 65
+
+
+@given(receipt=receipts)
+def test_what_has_no_bytes_is_nobodys(receipt: Receipt) -> None:
+    separator = Domain().separator()
+    for broken in (
+        replace(receipt, quality_bps=BasisPoints(65_536)),
+        replace(receipt, round=-1),
+        replace(receipt, sequence=2**64),
+        replace(receipt, node=NodeId(receipt.node.upper())),
+        replace(receipt, contribution=receipt.contribution[:-2]),
+        # bytes.fromhex would pass over the blanks and the packing would fill up with zeros.
+        replace(receipt, contribution="  " + receipt.contribution[2:]),
+    ):
+        with pytest.raises(ValueError, match=r"address|64 lower-case|does not fit"):
+            struct_hash(broken)
+        assert signer(separator, broken, bytes(65)) is None
+    voucher = Voucher(job=receipt.job, node=receipt.node, sequence=0, amount=Wei(2**128))
+    with pytest.raises(ValueError, match="does not fit"):
+        struct_hash(voucher)
+
+
+ranges = st.lists(st.tuples(u64, u64.map(Samples)), max_size=4)
+
+
+@given(partition=u32, first=ranges, second=ranges)
+def test_a_shards_digest_tells_all_of_its_ranges_apart(
+    partition: int, first: list[tuple[int, Samples]], second: list[tuple[int, Samples]]
+) -> None:
+    same = shard_digest(partition, first) == shard_digest(partition, second)
+    assert same == (first == second)
+    assert shard_digest(partition, first) != shard_digest(partition ^ 1, first)
+
+
+def test_a_range_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not fit"):
+        shard_digest(0, [(-1, Samples(3))])
+
+
+def test_keccak_is_ethereums() -> None:
+    # EIP-1052 names the digest of nothing.
+    nothing = "c5d2460186f7233c927e7db2dcc703c0e500b653ca82273b7bfad8045d85a470"
+    assert keccak(b"").hex() == nothing
+    assert Digest(nothing) != shard_digest(0, [])
