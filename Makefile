@@ -71,6 +71,9 @@ lock: setup ## Resolve every lock file afresh.
 	$(BIN)/python .ci/lock.py locks/flower.txt 'flwr==1.41.*'
 	$(BIN)/python .ci/lock.py --beside locks/dev.txt locks/hivemind.txt 'hivemind==1.1.12'
 	npm install --package-lock-only
+	@node -e 'const fs = require("fs"), lock = JSON.parse(fs.readFileSync("package-lock.json")); \
+		for (const one of Object.values(lock.packages)) delete one.funding; \
+		fs.writeFileSync("package-lock.json", JSON.stringify(lock, null, 2) + "\n")'
 
 # The committed stubs must be what the schemas give. They come from an old compiler on purpose:
 # its code runs on newer protobuf, and newer code does not run on older protobuf.
@@ -98,6 +101,6 @@ drift: .venv-proto/.installed
 
 node_modules/.installed: package-lock.json
 	@command -v npm >/dev/null || { echo "npm was not found. Fix: install nodejs and npm" >&2; exit 1; }
-	@echo "Installing buf into node_modules"
+	@echo "Installing buf, Anvil, forge, solc and OpenZeppelin into node_modules"
 	@npm install --no-save --silent
 	@touch $@
