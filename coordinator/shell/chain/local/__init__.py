@@ -1,0 +1,1 @@
+"""Chains on this machine: Anvil as a process of its own, and one inside this process."""

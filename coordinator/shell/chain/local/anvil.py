@@ -1,0 +1,214 @@
+"""A local chain: Anvil as a process that ends with ours, its state kept in a file.
+
+The platform's program is called directly: npm's `anvil` is a Node script around it that starts more
+slowly and does not pass signals on.
+"""
+
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from coordinator.shell.chain.rpc.client import Call, HttpRpc
+from coordinator.shell.chain.rpc.errors import RpcError
+from coordinator.shell.chain.rpc.transport import HttpTransport
+from hypergpu.refusal import Reason, RefusalError
+
+VARIABLE = "HYPERGPU_ANVIL"
+"""Names the program where it lies elsewhere than in ``node_modules``."""
+CHAIN_ID = 31337
+_LOOPBACK = "127.0.0.1"
+_READY_WITHIN_S = 20.0
+_POLL_S = 0.02
+_STOP_WITHIN_S = 20.0
+_LOG_SHOWN_BYTES = 2_000
+
+# Ends Anvil when the pipe to this shell is closed, which the system does for us however we end.
+# It is waited for in the foreground, so that its exit status is the shell's.
+_GUARD = """
+exec 3<&0
+"$@" </dev/null & anvil=$!
+{ read -r _; kill -TERM $anvil; } <&3 2>/dev/null & reader=$!
+exec 3<&-
+trap '' TERM INT
+wait $anvil; status=$?
+kill $reader 2>/dev/null
+exit $status
+"""
+
+
+class AnvilOptions(msgspec.Struct, frozen=True):
+    """How a local chain runs."""
+
+    port: int = 0
+    """0 takes a free one."""
+    block_time_s: int = 1
+    """A block each so many seconds, full or empty; 0 makes one for each transaction, which grows
+    slower and slower under load."""
+    state_file: Path | None = None
+    """Where height, balances and nonces survive a stop; None forgets them. It is written once a
+    second and at the end: a kill loses at most the last second, as a reorganisation would."""
+    block_gas_max: int = 30_000_000
+    chain_id: int = CHAIN_ID
+    has_transaction_gas_limit: bool = True
+    """Whether a transaction may take 2^24 gas at most, as since EIP-7825 on live chains."""
+
+
+class Anvil:
+    """A running Anvil. One that was killed may be started again."""
+
+    def __init__(self, options: AnvilOptions, *, log: Path) -> None:
+        """Start nothing yet.
+
+        Args:
+            options: How it runs; a port of 0 is chosen now and stays.
+            log: Where its output is appended.
+        """
+        port = options.port or _free_port()
+        self.options = msgspec.structs.replace(options, port=port)
+        self.url = f"http://{_LOOPBACK}:{port}"
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it and return once it answers, usually after a tenth of a second.
+
+        Raises:
+            RefusalError: MACHINE_UNFIT, it is not installed or does not start.
+        """
+        program = anvil_program()
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", _GUARD, "anvil", str(program), *_arguments(self.options)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """Let it write its state and end; kill it where it takes too long."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            process.wait(_STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+
+    def kill(self) -> None:
+        """End it at once, as a crash would: what its state file does not hold is lost."""
+        process, self._process = self._process, None
+        if process is not None:
+            _kill(process)
+
+    def _wait_until_ready(self) -> None:
+        rpc = HttpRpc(HttpTransport(self.url, timeout_s=2.0))
+        deadline_s = time.monotonic() + _READY_WITHIN_S
+        try:
+            while self.is_running and time.monotonic() < deadline_s:
+                with suppress(RpcError):
+                    if rpc.call(Call("eth_chainId")) == hex(self.options.chain_id):
+                        return
+                time.sleep(_POLL_S)
+        finally:
+            rpc.close()
+        raise RefusalError(
+            Reason.MACHINE_UNFIT,
+            f"Anvil did not start on port {self.options.port}; its log {self._log} ends: "
+            f"{_tail(self._log)}",
+            fix="free the port or give another; where its state file is damaged, move it away: "
+            "the local chain then starts anew",
+        )
+
+
+@contextmanager
+def running_anvil(options: AnvilOptions, *, log: Path) -> Iterator[Anvil]:
+    """An Anvil for as long as the block lasts."""
+    anvil = Anvil(options, log=log)
+    anvil.start()
+    try:
+        yield anvil
+    finally:
+        anvil.stop()
+
+
+def anvil_program() -> Path:
+    """Where Anvil lies: named by the environment, on PATH, or in a ``node_modules`` above here.
+
+    Raises:
+        RefusalError: MACHINE_UNFIT, nowhere.
+    """
+    if named := os.environ.get(VARIABLE):
+        return Path(named)
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    package = f"@foundry-rs/anvil-{platform.system().lower()}-{machine}"
+    for folder in (Path.cwd(), *Path(__file__).resolve().parents):
+        program = folder / "node_modules" / package / "bin" / "anvil"
+        if program.is_file():
+            return program
+    if found := shutil.which("anvil"):
+        return Path(found)
+    raise RefusalError(
+        Reason.MACHINE_UNFIT,
+        "a local chain needs Anvil, which is not installed",
+        fix=f"in a clone: npm install; elsewhere name its program: {VARIABLE}=/path/to/anvil",
+    )
+
+
+def _arguments(options: AnvilOptions) -> list[str]:
+    return [
+        *("--host", _LOOPBACK, "--port", str(options.port)),
+        *("--chain-id", str(options.chain_id), "--gas-limit", str(options.block_gas_max)),
+        *("--accounts", "1", "--no-request-size-limit", "--quiet"),
+        *(["--block-time", str(options.block_time_s)] if options.block_time_s else []),
+        *(["--enable-tx-gas-limit"] if options.has_transaction_gas_limit else []),
+        *(
+            ["--state", str(options.state_file), "--state-interval", "1"]
+            if options.state_file is not None
+            else []
+        ),
+    ]
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    if process.stdin is not None:
+        process.stdin.close()
+    process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind((_LOOPBACK, 0))
+        return int(free.getsockname()[1])
+
+
+def _tail(path: Path) -> str:
+    with suppress(OSError), path.open("rb") as log:
+        log.seek(0, os.SEEK_END)
+        log.seek(max(0, log.tell() - _LOG_SHOWN_BYTES))
+        return log.read().decode(errors="replace").strip() or "(it says nothing)"
+    return "(it cannot be read)"

@@ -1,0 +1,175 @@
+"""What the pipeline asks of a chain, in its own words."""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from coordinator.shell.chain.rpc.answers import (
+    HASH_BYTES,
+    Block,
+    Inclusion,
+    block,
+    inclusion,
+    octets,
+    quantity,
+)
+from coordinator.shell.chain.rpc.client import Call, Rpc
+from coordinator.shell.chain.rpc.errors import RpcGarbledError, RpcRefusedError
+
+
+class Reception(Enum):
+    """How a chain took a transaction that it was sent. None of them says that it will be mined."""
+
+    TAKEN = "taken"
+    KNOWN = "known already"
+    NONCE_USED = "its nonce is used"
+    FEE_TOO_LOW = "its fee is too low"
+    UNFUNDED = "the account cannot pay for it"
+    POOL_FULL = "the chain's pool is full"
+    REFUSED = "refused"
+
+
+class Sent(NamedTuple):
+    """A reception in the chain's own words."""
+
+    reception: Reception
+    words: str = ""
+
+
+# Clients have no codes for these. Lower case; the first that occurs in the message counts.
+_RECEPTIONS = (
+    ("already imported", Reception.KNOWN),  # Anvil
+    ("already known", Reception.KNOWN),  # geth, reth, op-geth
+    ("alreadyknown", Reception.KNOWN),  # Nethermind
+    ("known transaction", Reception.KNOWN),  # Besu, older geth
+    ("already exists", Reception.KNOWN),  # Erigon's and Monad's pools
+    ("nonce too low", Reception.NONCE_USED),
+    ("invalid nonce", Reception.NONCE_USED),
+    ("nonce is too low", Reception.NONCE_USED),
+    ("oldnonce", Reception.NONCE_USED),  # Nethermind
+    ("underpriced", Reception.FEE_TOO_LOW),  # also "replacement transaction underpriced"
+    ("less than block base fee", Reception.FEE_TOO_LOW),
+    ("fee cap", Reception.FEE_TOO_LOW),
+    ("fee too low", Reception.FEE_TOO_LOW),
+    ("feetoolow", Reception.FEE_TOO_LOW),  # Nethermind
+    ("insufficient funds", Reception.UNFUNDED),
+    ("insufficient balance", Reception.UNFUNDED),
+    ("txpool is full", Reception.POOL_FULL),
+    ("pool is full", Reception.POOL_FULL),
+)
+
+
+class EvmChain:
+    """One chain through one RPC.
+
+    Every method raises `RpcError` when there is no answer that can be believed.
+    """
+
+    def __init__(self, rpc: Rpc) -> None:
+        self.rpc = rpc
+        self.where = rpc.where
+
+    def chain_id(self) -> int:
+        """Which chain it is."""
+        return quantity(self.rpc.call(Call("eth_chainId")))
+
+    def head(self) -> Block:
+        """Its newest block."""
+        return block(self.rpc.call(Call("eth_getBlockByNumber", ("latest", False))))
+
+    def blocks(self, numbers: Sequence[int]) -> list[Block | None]:
+        """Blocks by number as they are now; None where it does not reach that far."""
+        calls = [Call("eth_getBlockByNumber", (hex(number), False)) for number in numbers]
+        return [
+            None if answer is None else block(answer, number)
+            for number, answer in zip(numbers, self._answers(calls), strict=True)
+        ]
+
+    def inclusions(self, hashes: Sequence[bytes]) -> list[Inclusion | None]:
+        """Where transactions lie. None: ask again, it need not mean that one is not mined."""
+        calls = [Call("eth_getTransactionReceipt", (_hex(each),)) for each in hashes]
+        return [
+            None if answer is None else inclusion(answer, each)
+            for each, answer in zip(hashes, self._answers(calls), strict=True)
+        ]
+
+    def next_nonce(self, address: bytes) -> int:
+        """How many transactions of the account its newest block has seen."""
+        return quantity(self.rpc.call(Call("eth_getTransactionCount", (_hex(address), "latest"))))
+
+    def balance_wei(self, address: bytes) -> int:
+        """What the account has for gas."""
+        return quantity(self.rpc.call(Call("eth_getBalance", (_hex(address), "latest"))))
+
+    def code(self, address: bytes) -> bytes:
+        """A contract's code; empty where there is none."""
+        return octets(self.rpc.call(Call("eth_getCode", (_hex(address), "latest"))))
+
+    def tip_wei(self) -> int:
+        """The tip that the chain suggests; 0 where it has no opinion."""
+        try:
+            return quantity(self.rpc.call(Call("eth_maxPriorityFeePerGas")))
+        except RpcRefusedError:
+            return 0
+
+    def read(self, contract: bytes, call: bytes) -> bytes:
+        """What a contract answers to a call that changes nothing, at the newest block.
+
+        Raises:
+            RpcRefusedError: it reverted.
+        """
+        asked = {"to": _hex(contract), "data": _hex(call)}
+        return octets(self.rpc.call(Call("eth_call", (asked, "latest"))))
+
+    def reads(self, contract: bytes, calls: Sequence[bytes]) -> list[bytes | RpcRefusedError]:
+        """Several at once; one that reverted is given back as its refusal."""
+        asked = [
+            Call("eth_call", ({"to": _hex(contract), "data": _hex(each)}, "latest"))
+            for each in calls
+        ]
+        return [
+            answer if isinstance(answer, RpcRefusedError) else octets(answer)
+            for answer in self.rpc.batch(asked)
+        ]
+
+    def send(self, transactions: Sequence[tuple[bytes, bytes]]) -> list[Sent]:
+        """Hand over signed transactions, in order.
+
+        Args:
+            transactions: Each one's hash and its raw bytes.
+
+        Raises:
+            RpcGarbledError: it took one under another name than its own.
+        """
+        calls = [Call("eth_sendRawTransaction", (_hex(raw),)) for _, raw in transactions]
+        answers = self.rpc.batch(calls)
+        return [
+            _reception(answer, name)
+            for (name, _), answer in zip(transactions, answers, strict=True)
+        ]
+
+    def _answers(self, calls: Sequence[Call]) -> list[object]:
+        answers = self.rpc.batch(calls)
+        for answer in answers:
+            if isinstance(answer, RpcRefusedError):
+                raise answer
+        return answers
+
+
+def _reception(answer: object, name: bytes) -> Sent:
+    if not isinstance(answer, RpcRefusedError):
+        taken = octets(answer, HASH_BYTES)
+        if taken != name:
+            raise RpcGarbledError(
+                f"the chain's RPC took transaction 0x{name.hex()} and calls it 0x{taken.hex()}"
+            )
+        return Sent(Reception.TAKEN)
+    words = answer.message.lower()
+    for text, reception in _RECEPTIONS:
+        if text in words:
+            return Sent(reception, answer.message)
+    return Sent(Reception.REFUSED, answer.message)
+
+
+def _hex(content: bytes) -> str:
+    return "0x" + content.hex()
