@@ -59,6 +59,10 @@ class RoundRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Least share of the assigned updates that may close a round at its deadline, in (0, 1]."""
     connections: int = 1
     """Of each node, for models and updates, where no plan decides on them."""
+    overlap: str = "none"
+    """What nodes do while their updates are on the way: ``none`` waits, ``eager`` begins the next
+    round.
+    """
 
 
 class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -3,7 +3,7 @@
 import msgspec
 
 from coordinator.core.events import RoundRecorded
-from coordinator.core.job import BlobRef, Model, Shard
+from coordinator.core.job import Ahead, BlobRef, Model, Shard
 from coordinator.core.plan.decision import NodePlan, PlanRequest
 from hypergpu.ids import Digest, JobId, NodeId, Slot
 from hypergpu.spec import JobSpec
@@ -44,6 +44,10 @@ class AssignShard(msgspec.Struct, frozen=True):
     deadline_at_ms: Milliseconds
     last_accepted: Digest | None
     reason: str
+    begun: Ahead | None = None
+    """What the shard begins with, from the node's own end of the round before."""
+    ahead: Ahead | None = None
+    """What the next round's shard may be begun with when this one is done."""
 
 
 class CancelShard(msgspec.Struct, frozen=True):

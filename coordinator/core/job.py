@@ -75,6 +75,24 @@ class Shard(msgspec.Struct, frozen=True):
     ranges: tuple[SampleRange, ...]
 
 
+class Ahead(msgspec.Struct, frozen=True):
+    """Inner steps of a round that a node takes from its own end of the round before, so that it
+    can take them while that one's updates are on their way.
+
+    Everything that decides them is stated when they are granted: a node that has to take them again
+    takes the same.
+    """
+
+    round: int
+    """Whose shard they are the beginning of."""
+    inner_steps: int
+    shard: Shard
+    seed: int
+    global_samples: Samples
+    """What schedules are indexed by: as if the round before were done."""
+    total_samples: Samples
+
+
 class Stream(msgspec.Struct, frozen=True):
     """A partition's stream: ``cursor`` is the first position never assigned; ``returned`` are
     positions that were assigned but not accepted and go out first.
@@ -117,6 +135,8 @@ class Participant(msgspec.Struct, frozen=True):
     shard: Shard
     plan: NodePlan
     assigned_at_ms: Milliseconds
+    begun: Ahead | None = None
+    """What its shard begins with, where it was granted with the round before."""
     work: Work = Work.PENDING
     update: Update | None = None
     took_ms: Milliseconds = Milliseconds(0)
@@ -174,6 +194,8 @@ class Member(msgspec.Struct, frozen=True):
     last_accepted: Digest | None = None
     accepted_lease: int = 0
     """The lease of ``last_accepted``: two updates may have the same bytes, never the same lease."""
+    ahead: Ahead | None = None
+    """What it may begin the next round with; the next opening takes it over or puts it back."""
 
 
 class Tally(msgspec.Struct, frozen=True):

@@ -6,7 +6,17 @@ import msgspec
 
 from coordinator.core.commands import AssignShard, CancelShard
 from coordinator.core.deltas import initial_of
-from coordinator.core.job import BlobRef, Delta, Job, Model, Participant, Score, Work
+from coordinator.core.job import (
+    Ahead,
+    BlobRef,
+    Delta,
+    Job,
+    Model,
+    Participant,
+    Score,
+    Shard,
+    Work,
+)
 from coordinator.shell.journal.records import Entry, TokenRecord
 from coordinator.shell.node_words import Advance, Capabilities
 from hypergpu.digest import digest_from_wire, digest_to_wire
@@ -106,6 +116,10 @@ def assignment_message(
         message.model.initial.CopyFrom(drawn)
     if command.manifest is not None:
         message.manifest.CopyFrom(blob_message(command.manifest))
+    if command.begun is not None:
+        message.begun.CopyFrom(_ahead_message(command.begun))
+    if command.ahead is not None:
+        message.ahead.CopyFrom(_ahead_message(command.ahead))
     if command.last_accepted is not None:
         message.last_accepted.CopyFrom(digest_message(command.last_accepted))
     return node_pb2.ControlResponse(assignment=message)
@@ -128,16 +142,28 @@ def _training_message(command: AssignShard) -> node_pb2.Training:
     )
 
 
+def _ahead_message(ahead: Ahead) -> node_pb2.Ahead:
+    return node_pb2.Ahead(
+        round=ahead.round,
+        inner_steps=ahead.inner_steps,
+        ranges=_range_messages(ahead.shard),
+        seed=ahead.seed,
+        global_samples=ahead.global_samples,
+        total_samples=ahead.total_samples,
+    )
+
+
+def _range_messages(shard: Shard) -> list[node_pb2.SampleRange]:
+    return [node_pb2.SampleRange(start=run.start, count=run.count) for run in shard.ranges]
+
+
 def _shard_message(command: AssignShard) -> node_pb2.Shard:
     division = command.spec.data
     return node_pb2.Shard(
         partition=command.shard.partition,
         partitions=command.partitions,
         skew_alpha=division.alpha if division.sharding == "dirichlet" else 0.0,
-        ranges=[
-            node_pb2.SampleRange(start=range_.start, count=range_.count)
-            for range_ in command.shard.ranges
-        ],
+        ranges=_range_messages(command.shard),
         seed=command.spec.training.seed,
     )
 

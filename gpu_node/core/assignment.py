@@ -43,6 +43,20 @@ class SampleRange(msgspec.Struct, frozen=True):
     count: Samples
 
 
+class Ahead(msgspec.Struct, frozen=True):
+    """Inner steps of a round that start from this node's own end of the round before, so that they
+    can be taken while that one's update is on its way.
+    """
+
+    round: int
+    """Whose shard they are the beginning of."""
+    inner_steps: int
+    ranges: tuple[SampleRange, ...]
+    seed: int
+    global_samples: Samples = Samples(0)
+    total_samples: Samples = Samples(0)
+
+
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that decides the update's bytes, besides the end state that training starts from.
 
@@ -73,6 +87,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     model: BlobRef
     layout: Digest
     manifest: BlobRef | None = None
+    begun: Ahead | None = None
+    """What the shard begins with; without the end state of the round before nothing."""
 
     @property
     def full_steps(self) -> float:
@@ -98,6 +114,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """How long a finished update waits, so that all nodes' uploads do not begin at once."""
     connections: int = 1
     """To move the model and the update over."""
+    ahead: Ahead | None = None
+    """What the next round's shard may be begun with when this one is done."""
     reason: str = ""
 
 

@@ -1,10 +1,12 @@
 """Between protobuf and the core's values: the only place where both are known."""
 
 import math
+from collections.abc import Iterable
 
 import msgspec
 
 from gpu_node.core.assignment import (
+    Ahead,
     Assignment,
     BlobRef,
     Delta,
@@ -103,13 +105,13 @@ def assignment_value(message: node_pb2.Assignment) -> Assignment:
         deadline_in_ms=Milliseconds(message.deadline_in_ms),
         upload_after_ms=Milliseconds(message.upload_after_ms),
         connections=max(1, message.connections),
+        ahead=_ahead(message.ahead) if message.HasField("ahead") else None,
         reason=message.reason,
     )
 
 
 def _task(message: node_pb2.Assignment) -> Task:
     training, shard = message.training, message.shard
-    ranges = tuple(SampleRange(run.start, Samples(run.count)) for run in shard.ranges)
     return Task(
         workload=message.workload,
         workload_version=message.workload_version,
@@ -129,11 +131,27 @@ def _task(message: node_pb2.Assignment) -> Task:
         partitions=shard.partitions,
         skew_alpha=shard.skew_alpha,
         data_seed=shard.seed,
-        ranges=ranges,
+        ranges=_ranges(shard.ranges),
         model=blob_value(message.model.blob),
         layout=digest_from_wire(message.model.layout.value),
         manifest=blob_value(message.manifest) if message.HasField("manifest") else None,
+        begun=_ahead(message.begun) if message.HasField("begun") else None,
     )
+
+
+def _ahead(message: node_pb2.Ahead) -> Ahead:
+    return Ahead(
+        round=message.round,
+        inner_steps=message.inner_steps,
+        ranges=_ranges(message.ranges),
+        seed=message.seed,
+        global_samples=Samples(message.global_samples),
+        total_samples=Samples(message.total_samples),
+    )
+
+
+def _ranges(messages: Iterable[node_pb2.SampleRange]) -> tuple[SampleRange, ...]:
+    return tuple(SampleRange(run.start, Samples(run.count)) for run in messages)
 
 
 def _options_value(text: str) -> dict[str, str | int | float | bool]:

@@ -65,6 +65,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "inner.schedule": ("constant", "cosine"),
     "codec.up": SCHEMES,
     "codec.down": SCHEMES,
+    "round.overlap": ("none", "eager"),
     "data.sharding": ("iid", "dirichlet"),
     "aware.sparsest": ("int4", *SPARSE_SCHEMES),
 }

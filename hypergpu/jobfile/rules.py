@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from hypergpu.jobfile.limits import CHOICES, LIMITS, NAME_LENGTH_MOST
 from hypergpu.jobfile.pay import pay_problems
 from hypergpu.jobfile.problem import JobFileError, Problem, listed, nearest
-from hypergpu.jobfile.strategies import strategy_problems
+from hypergpu.jobfile.strategies import overlap_problems, strategy_problems
 from hypergpu.jobfile.workload import workload_problems
 from hypergpu.spec import JobSpec
 
@@ -29,6 +29,7 @@ def spec_problems(spec: JobSpec) -> tuple[Problem, ...]:
         *_range_problems(spec),
         *_choice_problems(spec),
         *strategy_problems(spec),
+        *overlap_problems(spec),
         *_pair_problems(spec),
         *pay_problems(spec),
     )

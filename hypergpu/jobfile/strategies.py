@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from hypergpu.jobfile.problem import Problem
 from hypergpu.jobfile.values import Scalar
-from hypergpu.spec import Aware, JobSpec
+from hypergpu.spec import SPARSE_SCHEMES, Aware, JobSpec
 
 _PLAIN: Mapping[str, Scalar] = {
     "outer.learning_rate": 1.0,
@@ -20,6 +20,7 @@ _PLAIN: Mapping[str, Scalar] = {
     "codec.up": "fp32",
     "codec.down": "fp32",
     "round.deadline_ms": 0,
+    "round.overlap": "none",
 }
 
 FIXED: Mapping[str, Mapping[str, Scalar]] = {
@@ -40,6 +41,8 @@ def with_strategy(spec: JobSpec, strategy: str) -> JobSpec:
         table, _, name = key.partition(".")
         sections[table] = replace(sections[table], **{name: value})
     aware = spec.aware if strategy == "aware" else Aware()
+    if strategy == "aware" and spec.round.overlap != "none":
+        aware = replace(aware, sparsest="int4")
     return replace(spec, strategy=strategy, aware=aware, **sections)
 
 
@@ -66,3 +69,26 @@ def unused_aware(strategy: str) -> Problem:
     """A table of ``aware`` in a job that plans nothing."""
     what = f'it does nothing with strategy "{strategy}"'
     return Problem("aware", what, 'set strategy = "aware" on top, or remove [aware]')
+
+
+_MOMENTUM_MOST = 0.5
+"""With what a round was begun from a round old, more of it goes on in directions that are past."""
+
+
+def overlap_problems(spec: JobSpec) -> Iterator[Problem]:
+    """Settings beside which rounds that overlap diverge, or take far more samples: sparse codecs,
+    whose errors staleness multiplies (docs/decisions/0016-overlap.md), and much outer momentum.
+    """
+    if spec.round.overlap != "eager" or "round.overlap" in FIXED.get(spec.strategy, {}):
+        return
+    without = 'or remove overlap = "eager"'
+    is_planned = spec.strategy == "aware"
+    codecs = {"aware.sparsest": spec.aware.sparsest} if is_planned else {}
+    codecs |= {} if is_planned else {"codec.up": spec.codec.up, "codec.down": spec.codec.down}
+    for key, codec in codecs.items():
+        if codec in SPARSE_SCHEMES:
+            what = f'rounds that overlap diverge with sparse codecs, and this one is "{codec}"'
+            yield Problem(key, what, f'set it to "int4", {without}')
+    if spec.outer.momentum > _MOMENTUM_MOST:
+        what = f"rounds that overlap bear a momentum of {_MOMENTUM_MOST}, not {spec.outer.momentum}"
+        yield Problem("outer.momentum", what, f"set it to at most {_MOMENTUM_MOST}, {without}")

@@ -636,6 +636,8 @@ class Assignment(google.protobuf.message.Message):
     LAST_ACCEPTED_FIELD_NUMBER: builtins.int
     UPLOAD_AFTER_MS_FIELD_NUMBER: builtins.int
     CONNECTIONS_FIELD_NUMBER: builtins.int
+    BEGUN_FIELD_NUMBER: builtins.int
+    AHEAD_FIELD_NUMBER: builtins.int
     slot: builtins.int
     reason: builtins.str
     """Why this node got this work, for people."""
@@ -667,6 +669,16 @@ class Assignment(google.protobuf.message.Message):
         the node sent that this does not name was refused: it returns to the error feedback.
         """
 
+    @property
+    def begun(self) -> global___Ahead:
+        """The shard's first inner steps, where they are to be taken from the node's own end of the round before, which
+        `ahead` of that round's assignment let it do early. A node without that end state takes them like all others.
+        """
+
+    @property
+    def ahead(self) -> global___Ahead:
+        """What the next round's shard will begin with if this node takes part in it."""
+
     def __init__(
         self,
         *,
@@ -684,11 +696,50 @@ class Assignment(google.protobuf.message.Message):
         last_accepted: hypergpu.v1.tensor_pb2.Digest | None = ...,
         upload_after_ms: builtins.int = ...,
         connections: builtins.int = ...,
+        begun: global___Ahead | None = ...,
+        ahead: global___Ahead | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "shard", b"shard", "training", b"training"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["connections", b"connections", "deadline_in_ms", b"deadline_in_ms", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "reason", b"reason", "shard", b"shard", "slot", b"slot", "training", b"training", "upload_after_ms", b"upload_after_ms", "workload", b"workload", "workload_options", b"workload_options", "workload_version", b"workload_version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["ahead", b"ahead", "begun", b"begun", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "shard", b"shard", "training", b"training"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "begun", b"begun", "connections", b"connections", "deadline_in_ms", b"deadline_in_ms", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "reason", b"reason", "shard", b"shard", "slot", b"slot", "training", b"training", "upload_after_ms", b"upload_after_ms", "workload", b"workload", "workload_options", b"workload_options", "workload_version", b"workload_version"]) -> None: ...
 
 global___Assignment = Assignment
+
+@typing.final
+class Ahead(google.protobuf.message.Message):
+    """Inner steps that a node takes from its own end of the round before, on the parameters that it had there. What they
+    add to those parameters is added to the round's model before the round's other steps are taken.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: builtins.int
+    INNER_STEPS_FIELD_NUMBER: builtins.int
+    RANGES_FIELD_NUMBER: builtins.int
+    SEED_FIELD_NUMBER: builtins.int
+    GLOBAL_SAMPLES_FIELD_NUMBER: builtins.int
+    TOTAL_SAMPLES_FIELD_NUMBER: builtins.int
+    round: builtins.int
+    """Whose shard they are the beginning of."""
+    inner_steps: builtins.int
+    seed: builtins.int
+    global_samples: builtins.int
+    """See `Training`."""
+    total_samples: builtins.int
+    @property
+    def ranges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SampleRange]: ...
+    def __init__(
+        self,
+        *,
+        round: builtins.int = ...,
+        inner_steps: builtins.int = ...,
+        ranges: collections.abc.Iterable[global___SampleRange] | None = ...,
+        seed: builtins.int = ...,
+        global_samples: builtins.int = ...,
+        total_samples: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["global_samples", b"global_samples", "inner_steps", b"inner_steps", "ranges", b"ranges", "round", b"round", "seed", b"seed", "total_samples", b"total_samples"]) -> None: ...
+
+global___Ahead = Ahead
 
 @typing.final
 class Training(google.protobuf.message.Message):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from coordinator.core.blobs_in_use import live_blobs
-from coordinator.core.job import ENDED, Job, Phase, SampleRange, Work
+from coordinator.core.job import ENDED, Job, Phase, Shard, Work
 from coordinator.core.round.staff import staff
 
 _WITH_ROUND = frozenset({Phase.TRAINING, Phase.AGGREGATING})
@@ -32,6 +32,7 @@ def _broken(job: Job) -> Iterator[str]:
     if job.round is not None and job.model is not None and job.round.number != job.model.round:
         yield f"round {job.round.number} on the model of round {job.model.round}"
     yield from _lease_violations(job)
+    yield from _grant_violations(job)
     yield from _stall_violations(job)
     if job.phase not in ENDED:
         yield from _sample_violations(job)
@@ -57,6 +58,18 @@ def _lease_violations(job: Job) -> Iterator[str]:
         yield f"slots are not 0..n: {sorted(slots)}"
 
 
+def _grant_violations(job: Job) -> Iterator[str]:
+    if job.round is None:
+        return
+    for node, member in job.members.items():
+        if member.ahead is not None and member.ahead.round != job.round.number + 1:
+            yield f"{node} may begin round {member.ahead.round}, which is not the next"
+    for node, participant in job.round.participants.items():
+        begun, ranges = participant.begun, participant.shard.ranges
+        if begun is not None and begun.shard.ranges != ranges[: len(begun.shard.ranges)]:
+            yield f"{node} began with samples that its shard does not begin with"
+
+
 def _stall_violations(job: Job) -> Iterator[str]:
     """Somebody who could work is here, nobody works, and nothing is on its way."""
     if job.phase is not Phase.TRAINING or job.round is None or job.lost_model:
@@ -66,18 +79,12 @@ def _stall_violations(job: Job) -> Iterator[str]:
 
 
 def _sample_violations(job: Job) -> Iterator[str]:
-    """Every position ever assigned is accepted, held by somebody, orphaned or returned: once."""
-    held: list[tuple[int, SampleRange]] = []
+    """Every position ever assigned is accepted, held by somebody, orphaned, granted for the next
+    round, or returned: once.
+    """
+    held = [(shard.partition, range_) for shard in _held(job) for range_ in shard.ranges]
     for partition, stream in enumerate(job.streams):
         held += [(partition, range_) for range_ in stream.returned]
-    if job.round is not None:
-        shards = [
-            participant.shard
-            for participant in job.round.participants.values()
-            if participant.work is Work.PENDING
-        ]
-        for shard in (*shards, *job.round.orphans):
-            held += [(shard.partition, range_) for range_ in shard.ranges]
     assigned = sum(stream.cursor for stream in job.streams)
     waiting = sum(range_.count for _, range_ in held)
     if assigned != waiting + job.tally.samples:
@@ -86,6 +93,18 @@ def _sample_violations(job: Job) -> Iterator[str]:
     for (part, start, count), (next_part, next_start, _) in pairwise(ordered):
         if part == next_part and start + count > next_start:
             yield f"position {next_start} of partition {part} is held twice"
+
+
+def _held(job: Job) -> Iterator[Shard]:
+    """What nodes have to train on, or may."""
+    if job.round is not None:
+        for participant in job.round.participants.values():
+            if participant.work is Work.PENDING:
+                yield participant.shard
+        yield from job.round.orphans
+    for member in job.members.values():
+        if member.ahead is not None:
+            yield member.ahead.shard
 
 
 def _broken_step(before: Job, after: Job) -> Iterator[str]:

@@ -1,8 +1,10 @@
 """From the coordinator's words to the node's, without the wire between them."""
 
+from coordinator.core import job
 from coordinator.core.commands import AssignShard
 from coordinator.core.deltas import initial_of
 from gpu_node.core.assignment import (
+    Ahead,
     Assignment,
     BlobRef,
     Delta,
@@ -34,7 +36,8 @@ def assigned(job_id: JobId, command: AssignShard, now_ms: Milliseconds) -> Assig
         partition=command.shard.partition,
         partitions=command.partitions,
         data_seed=spec.training.seed,
-        ranges=tuple(SampleRange(run.start, run.count) for run in command.shard.ranges),
+        ranges=_ranges(command.shard),
+        begun=_ahead(command.begun),
         model=BlobRef(command.model.blob.digest, command.model.blob.size_bytes),
         layout=_LAYOUT,
     )
@@ -52,6 +55,24 @@ def assigned(job_id: JobId, command: AssignShard, now_ms: Milliseconds) -> Assig
         last_accepted=command.last_accepted,
         upload_after_ms=command.plan.upload_after_ms,
         connections=command.plan.connections,
+        ahead=_ahead(command.ahead),
         deadline_in_ms=Milliseconds(max(0, command.deadline_at_ms - now_ms)),
         reason=command.reason,
     )
+
+
+def _ahead(ahead: job.Ahead | None) -> Ahead | None:
+    if ahead is None:
+        return None
+    return Ahead(
+        round=ahead.round,
+        inner_steps=ahead.inner_steps,
+        ranges=_ranges(ahead.shard),
+        seed=ahead.seed,
+        global_samples=ahead.global_samples,
+        total_samples=ahead.total_samples,
+    )
+
+
+def _ranges(shard: job.Shard) -> tuple[SampleRange, ...]:
+    return tuple(SampleRange(run.start, run.count) for run in shard.ranges)

@@ -2,6 +2,7 @@
 
 from coordinator.core.job import Job, Round, Work
 from coordinator.core.plan.decision import NodeResult, PlanRequest
+from coordinator.core.round.ahead import granted
 from coordinator.core.round.staff import staff
 from hypergpu.ids import NodeId
 from hypergpu.spec import JobSpec
@@ -36,6 +37,7 @@ def plan_request(job: Job) -> PlanRequest:
         previous=job.plan_memory,
         results=_results(job.closed),
         agreement=job.closed.agreement if job.closed is not None else None,
+        begun={node: ahead.inner_steps for node in staff(job) if (ahead := granted(job, node))},
     )
 
 

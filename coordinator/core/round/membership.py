@@ -11,12 +11,12 @@ from coordinator.core.events import (
     UpdateReceived,
 )
 from coordinator.core.job import Job, Member, Phase, Round, Work
+from coordinator.core.round.ahead import shard_samples
 from coordinator.core.round.rounds import (
     Step,
     changed,
     closed,
     opened,
-    shard_samples,
     taken_over,
     vacated,
     without,

@@ -18,18 +18,19 @@ from coordinator.core.job import (
     Participant,
     Phase,
     Round,
-    SampleRange,
     Shard,
     Stream,
     Work,
 )
 from coordinator.core.plan.deadline import LEAST_MS
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
+from coordinator.core.plan.spreading import most_ahead
+from coordinator.core.round.ahead import dealt
 from coordinator.core.round.completion import plan_request, work_samples
 from coordinator.core.round.folding import aggregate
 from coordinator.core.round.seeds import seed_for
 from coordinator.core.round.staff import nodes_needed, staff
-from coordinator.core.round.streams import put_back, taken
+from coordinator.core.round.streams import put_back
 from hypergpu.ids import NodeId
 from hypergpu.spec import SPARSE_SCHEMES
 from hypergpu.units import Milliseconds, Samples
@@ -79,22 +80,20 @@ def planned(job: Job, plan: RoundPlan) -> Step:
 
 def _begun(job: Job, plan: RoundPlan) -> Step:
     """Give every node of the plan its shard under a fresh lease."""
+    total_samples = _total_samples(job, plan.round, len(plan.nodes))
+    deal = dealt(job, plan, total_samples)
     participants: dict[NodeId, Participant] = {}
-    streams = list(job.streams)
     lease = job.next_lease
     for node, part in plan.nodes.items():
-        slot = job.members[node].slot
-        partition = slot % len(streams)
-        samples = part.inner_steps * part.batch(job.spec.training.batch_size)
-        ranges, streams[partition] = taken(streams[partition], samples)
-        participants[node] = Participant(slot, lease, Shard(partition, ranges), part, job.at_ms)
+        slot, shard, begun = job.members[node].slot, deal.shards[node], deal.begun.get(node)
+        participants[node] = Participant(slot, lease, shard, part, job.at_ms, begun)
         lease += 1
     deadline_at_ms = job.at_ms + plan.deadline_ms if plan.deadline_ms else 0
     round_ = Round(
         number=plan.round,
         spec=job.spec,
         base_samples=job.tally.samples,
-        total_samples=_total_samples(job, plan.round, len(participants)),
+        total_samples=total_samples,
         opened_at_ms=job.at_ms,
         participants=participants,
         counts={Work.PENDING: len(participants)},
@@ -109,7 +108,8 @@ def _begun(job: Job, plan: RoundPlan) -> Step:
         phase=Phase.TRAINING,
         reason=f"round {plan.round}: {plan.reason or f'{len(participants)} taking part'}",
         round=round_,
-        streams=tuple(streams),
+        members=deal.members,
+        streams=deal.streams,
         next_lease=lease,
     )
     return Step(job, (*deadline(job), *(assignment(job, node) for node in participants)))
@@ -158,6 +158,8 @@ def assignment(job: Job, node: NodeId) -> AssignShard:
         deadline_at_ms=round_.deadline_at_ms,
         last_accepted=job.members[node].last_accepted,
         reason=f"round {round_.number}, slot {participant.slot}: {participant.plan.reason}",
+        begun=participant.begun,
+        ahead=job.members[node].ahead,
     )
 
 
@@ -174,6 +176,7 @@ def stated_plan(job: Job, nodes: list[NodeId]) -> RoundPlan:
         spread_ms=none,
         reason=f"H={steps}, {spec.codec.up}",
         connections=spec.round.connections,
+        ahead_steps=most_ahead(spec, steps),
     )
     is_sparse = spec.codec.up in SPARSE_SCHEMES
     return RoundPlan(
@@ -340,11 +343,6 @@ def _settled(job: Job, why: str) -> Job:
 
 def _return_shard(streams: list[Stream], shard: Shard) -> None:
     streams[shard.partition] = put_back(streams[shard.partition], shard.ranges)
-
-
-def shard_samples(ranges: tuple[SampleRange, ...]) -> Samples:
-    """How many samples a shard holds."""
-    return Samples(sum(range_.count for range_ in ranges))
 
 
 def without(job: Job, node: NodeId) -> dict[NodeId, Member]:
