@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_node.core.assignment import Lease, Update
+from gpu_node.core.assignment import Ahead, Lease, SampleRange, Update
 from gpu_node.core.commands import Train
 from gpu_node.core.events import (
     Event,
@@ -95,7 +95,7 @@ class Trainer:
             partitions=task.partitions,
             skew_alpha=task.skew_alpha,
             data_seed=task.data_seed,
-            ranges=tuple(messages.PositionRange(run.start, run.count) for run in task.ranges),
+            ranges=_ranges(task.ranges),
             model_path=str(inputs.model),
             layout_digest=task.layout,
             data_dir="" if inputs.dataset is None else str(inputs.dataset),
@@ -103,6 +103,8 @@ class Trainer:
             resume_from=command.start.resume_from,
             returns_update=command.start.returns_update,
             update_path=str(self._places.update(lease.job_id, lease.round)),
+            begun=_ahead(task.begun),
+            ahead=_ahead(assignment.ahead),
         )
 
     def _hear(self, reply: messages.TrainingReply) -> None:
@@ -148,6 +150,23 @@ class Trainer:
             loss=progress.loss,
         )
         self._send(node_pb2.ControlRequest(progress=message))
+
+
+def _ahead(ahead: Ahead | None) -> messages.Ahead | None:
+    if ahead is None:
+        return None
+    return messages.Ahead(
+        round=ahead.round,
+        inner_steps=ahead.inner_steps,
+        ranges=_ranges(ahead.ranges),
+        seed=ahead.seed,
+        global_samples=ahead.global_samples,
+        total_samples=ahead.total_samples,
+    )
+
+
+def _ranges(ranges: tuple[SampleRange, ...]) -> tuple[messages.PositionRange, ...]:
+    return tuple(messages.PositionRange(run.start, run.count) for run in ranges)
 
 
 def _update(trained: messages.Trained) -> Update:

@@ -22,7 +22,7 @@ from gpu_node.shell.worker.messages import (
     decode_request,
     encode,
 )
-from gpu_node.shell.worker.shard.training import ShardAbortedError, ShardError, Watch
+from gpu_node.shell.worker.shard.watch import ShardAbortedError, ShardError, Watch
 from gpu_node.shell.worker.workshop import Workshop
 from hypergpu.frames import FrameError, frame, read_frame
 
@@ -44,7 +44,7 @@ class Conversation:
         """Talk until told to stop; gives the process's exit status."""
         threading.Thread(target=self._listen, name="listen", daemon=True).start()
         self._say(workshop.ready())
-        while not isinstance(request := self._waiting.get(), Stop):
+        while not isinstance(request := self._next(workshop), Stop):
             reply = self._answer(workshop, request)
             if self._is_stopped.is_set():
                 break
@@ -52,6 +52,12 @@ class Conversation:
             if isinstance(reply, Failed | NotDrawn) and reply.is_fatal:
                 return 1
         return 0
+
+    def _next(self, workshop: Workshop) -> Train | Draw | Stop:
+        """The next request. Until it comes steps of the next round are taken, if there are some."""
+        while self._waiting.empty() and workshop.steps_ahead(self.log):
+            pass
+        return self._waiting.get()
 
     def _listen(self) -> None:
         try:

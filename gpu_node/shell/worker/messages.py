@@ -22,6 +22,17 @@ class PositionRange(msgspec.Struct, frozen=True, array_like=True):
     count: Samples
 
 
+class Ahead(msgspec.Struct, frozen=True):
+    """Inner steps of a round that start from this node's own end state of the round before."""
+
+    round: int
+    inner_steps: int
+    ranges: tuple[PositionRange, ...]
+    seed: int
+    global_samples: Samples
+    total_samples: Samples
+
+
 class Train(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Train one shard. The same request gives the same update bytes on a CPU."""
 
@@ -75,6 +86,14 @@ class Train(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The update of ``resume_from`` was refused: it goes back into the error feedback."""
     update_path: str
     """Where the update is written, replacing what is there."""
+    begun: Ahead | None = None
+    """What ``ranges`` begin with, taken before the model is looked at; without the end state of the
+    round before these are steps like all others.
+    """
+    ahead: Ahead | None = None
+    """What the next round's shard will begin with: the worker takes these steps once the update is
+    out, as long as it is asked for nothing else.
+    """
 
     @property
     def usual_batch_size(self) -> int:

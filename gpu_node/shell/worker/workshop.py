@@ -11,8 +11,10 @@ import psutil
 
 from gpu_node.shell.worker.limits import Limits
 from gpu_node.shell.worker.messages import Draw, Ready, Train, Trained
+from gpu_node.shell.worker.shard.beginning import Beginning, asked_for
 from gpu_node.shell.worker.shard.null import answer_null
-from gpu_node.shell.worker.shard.training import ShardError, Watch, train_shard
+from gpu_node.shell.worker.shard.training import begun_ahead, train_shard
+from gpu_node.shell.worker.shard.watch import ShardError, Watch
 from gpu_node.shell.worker.trainer.interface import Trainer
 from gpu_node.shell.worker.trainer.numpy_trainer import NumpyTrainer
 from gpu_node.shell.worker.trainer.paced import Pace, PacedTrainer
@@ -24,7 +26,8 @@ from hypergpu.units import Bytes, Milliseconds
 
 _ABILITIES = {"torch": ("torch", "numpy", "null"), "numpy": ("numpy", "null"), "null": ("null",)}
 
-Answer = Callable[[Train, Watch], Trained]
+Answer = Callable[[Train, Watch, Beginning | None], Trained]
+Begin = Callable[[Train], Beginning | None]
 
 
 class Engine(Protocol):
@@ -46,6 +49,8 @@ class Engine(Protocol):
 class _Made(NamedTuple):
     key: str
     answer: Answer
+    begin: Begin
+    """What comes after a request, as far as it can be begun."""
 
 
 class Workshop:
@@ -57,6 +62,9 @@ class Workshop:
         self._pace = Pace(limits.step_floor_ms / 1000, limits.slowness_path)
         self._entries = {entry.name: entry for entry in entries() if entry.kind in _ABILITIES[kind]}
         self._made: _Made | None = None
+        self._beginning: Beginning | None = None
+        self._answered: Train | None = None
+        """The last request, as long as nothing was begun of what comes after it."""
 
     def ready(self) -> Ready:
         """What the daemon tells the coordinator of this node."""
@@ -71,15 +79,43 @@ class Workshop:
             ShardError: It cannot be trained here.
             ShardAbortedError: It is not wanted any more.
         """
+        warm = self._idled()
+        if warm is not None and warm.request != asked_for(request):
+            warm = None  # frees its model
         entry = self._entry(request)
         key = json.dumps([request.workload, sorted(request.options.items()), request.data_dir])
         if self._made is None or self._made.key != key:
             self._made = None  # frees the last job's model before the next takes memory
-            self._made = _Made(key, self._answer(entry, request))
+            self._made = _Made(key, *self._answer(entry, request))
         try:
-            return self._made.answer(request, watch)
+            trained = self._made.answer(request, watch, warm)
         except DatasetError as error:
             raise ShardError(str(error)) from error
+        self._answered = request
+        return trained
+
+    def steps_ahead(self, log: Callable[[str], None]) -> bool:
+        """Take one inner step of the round after the last one; False: there is none to take.
+
+        Whatever fails is left to the training itself, which will say so.
+        """
+        try:
+            if self._answered is not None and self._made is not None:
+                answered, self._answered = self._answered, None
+                self._beginning = self._made.begin(answered)
+            if self._beginning is None or self._beginning.is_done:
+                return False
+            self._beginning.advance()
+        except Exception as error:  # noqa: BLE001 - a workload of another package may raise anything
+            self._idled()
+            log(f"the next round is not begun: {error}")
+            return False
+        return True
+
+    def _idled(self) -> Beginning | None:
+        """Begin nothing any more; what was begun so far."""
+        beginning, self._beginning, self._answered = self._beginning, None, None
+        return beginning
 
     def draw(self, request: Draw) -> None:
         """Write the first model of a job.
@@ -87,6 +123,7 @@ class Workshop:
         Raises:
             ShardError: It cannot be made here.
         """
+        self._idled()  # drawing moves the dice that steps may throw
         entry = self._entry(request)
         try:
             if entry.kind == "torch":
@@ -110,11 +147,11 @@ class Workshop:
             )
         return entry
 
-    def _answer(self, entry: Entry, request: Train) -> Answer:
+    def _answer(self, entry: Entry, request: Train) -> tuple[Answer, Begin]:
         try:
             if entry.kind == "null":
                 layout = numpy_layout(build(entry, request.options))
-                return lambda wanted, watch: self._answer_null(wanted, layout, watch)
+                return lambda wanted, watch, _: self._answer_null(wanted, layout, watch), _nothing
             if entry.kind == "numpy":
                 workload = build(entry, request.options)
                 made: Trainer = NumpyTrainer(workload, workload.load(request.data_dir).train)
@@ -122,7 +159,10 @@ class Workshop:
                 made = self._engine.trainer(entry, request)
         except (OptionError, DatasetError, BuilderMissingError) as error:
             raise ShardError(str(error)) from error
-        return lambda wanted, watch: train_shard(wanted, self._paced(made, wanted), watch)
+        return (
+            lambda wanted, watch, warm: train_shard(wanted, self._paced(made, wanted), watch, warm),
+            lambda done: begun_ahead(done, self._paced(made, done), made.layout),
+        )
 
     def _paced(self, trainer: Trainer, request: Train) -> Trainer:
         """The trainer as the device that this one plays."""
@@ -140,6 +180,10 @@ class Workshop:
         compute_ms = Milliseconds(round((time.monotonic() - started_s) * 1000))
         answer = answer_null(request, layout, watch)
         return msgspec.structs.replace(answer, compute_ms=compute_ms)
+
+
+def _nothing(_: Train) -> None:
+    """What pretends to train keeps no state to begin from."""
 
 
 class _PlainEngine:

@@ -5,7 +5,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpu_node.shell.worker.limits import Limits
-from gpu_node.shell.worker.shard.training import Watch
+from gpu_node.shell.worker.shard.watch import Watch
 from gpu_node.shell.worker.trainer.paced import Pace
 from gpu_node.shell.worker.workshop import Workshop
 from hypergpu.units import Milliseconds

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from gpu_node.shell.worker.shard.durable import write_durably
 from hypergpu.ids import Digest
-from hypergpu.layout import Float32s, Octets
+from hypergpu.layout import Flat, Float32s, Octets
 
 _GENERATIONS = 2
 
@@ -28,6 +28,8 @@ class EndState(NamedTuple):
     codec: str
     """The update's scheme; the next round's may be another."""
     optimizer: dict[str, NDArray[np.float32]]
+    model: Flat | None = None
+    """What training left, where the next round may begin from it."""
 
 
 class EndStateError(Exception):
@@ -43,6 +45,10 @@ def save_end_state(folder: Path, round: int, state: EndState, layout: Digest) ->
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, NDArray[np.generic]] = {"residual": state.residual, "update": state.update}
     tensors.update((f"optimizer/{name}", array) for name, array in state.optimizer.items())
+    if state.model is not None:
+        tensors["model/parameters"] = state.model.parameters
+        tensors["model/statistics"] = state.model.statistics
+        tensors["model/integers"] = state.model.integers
     metadata = {"layout": layout, "codec": state.codec}
     write_durably(_path(folder, round), lambda partial: save_file(tensors, partial, metadata))
     held = {int(path.stem.removeprefix("end-")): path for path in folder.glob("end-*.safetensors")}
@@ -72,4 +78,8 @@ def load_end_state(folder: Path, round: int, layout: Digest) -> EndState:
         for name, array in tensors.items()
         if name.startswith("optimizer/")
     }
-    return EndState(tensors["residual"], tensors["update"], metadata["codec"], optimizer)
+    model = None
+    if "model/parameters" in tensors:
+        kinds = (tensors[f"model/{name}"] for name in Flat._fields)
+        model = Flat(*kinds)
+    return EndState(tensors["residual"], tensors["update"], metadata["codec"], optimizer, model)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from gpu_node.shell.worker.messages import Train, Trained
-from gpu_node.shell.worker.shard.training import ShardError, Watch
+from gpu_node.shell.worker.shard.watch import ShardError, Watch
 from hypergpu.codec import encode_update, sections_of
 from hypergpu.compression import RECORD
 from hypergpu.digest import digest_of

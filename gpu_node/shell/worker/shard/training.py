@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_node.shell.worker.messages import Progress, Train, Trained
+from gpu_node.shell.worker.shard.batches import Batches, batches_of
+from gpu_node.shell.worker.shard.beginning import Beginning, Begun, asked_for, granted
 from gpu_node.shell.worker.shard.durable import write_durably
 from gpu_node.shell.worker.shard.end_state import (
     EndState,
@@ -17,32 +18,14 @@ from gpu_node.shell.worker.shard.end_state import (
     load_end_state,
     save_end_state,
 )
+from gpu_node.shell.worker.shard.watch import ShardError, Watch
 from gpu_node.shell.worker.trainer.interface import Start, Trainer
-from gpu_node.shell.worker.trainer.schedule import Schedule, learning_rate
 from hypergpu.codec import decode_parameters, encode_update
-from hypergpu.dataset.sampling import Indices, Sharding, partition_indices, stream_indices
 from hypergpu.digest import digest_of
 from hypergpu.layout import Flat, Float32s, Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 _PROGRESS_INTERVAL_S = 0.25
-
-
-class ShardError(Exception):
-    """The shard cannot be trained; the worker itself is well. The text says why."""
-
-
-class ShardAbortedError(Exception):
-    """The daemon does not want the shard any more."""
-
-
-class Watch(NamedTuple):
-    """How a shard's training and the outside see each other, between inner steps."""
-
-    refuse_aborted: Callable[[], None]
-    """Raises `ShardAbortedError` when the shard is not wanted any more."""
-    report: Callable[[Progress], None]
-    log: Callable[[str], None]
 
 
 class Losses(NamedTuple):
@@ -52,41 +35,104 @@ class Losses(NamedTuple):
     last: float
 
 
-def train_shard(request: Train, trainer: Trainer, watch: Watch) -> Trained:
+def train_shard(
+    request: Train, trainer: Trainer, watch: Watch, warm: Beginning | None = None
+) -> Trained:
     """Train, encode with error feedback, and make end state and update durable, in this order.
+
+    Args:
+        request: What to train.
+        trainer: What trains.
+        watch: Asked and told between inner steps.
+        warm: The request's beginning, as far as it was taken before; None: not at all.
 
     Raises:
         ShardError: The request does not fit the workload, or training left the finite numbers.
         ShardAbortedError: Nothing was written.
     """
     layout = trainer.layout
-    batches = _batches(request, trainer)
+    batches = batches_of(request, trainer)
     before = read_model(Path(request.model_path), layout, request)
     kept = _end_state_before(request, layout, watch)
-    optimizer = None if kept is None else kept.optimizer
-    trainer.begin(Start(before, request.seed, optimizer, request.weight_decay))
+    begun = _begun(request, trainer, watch, kept=kept, warm=warm)
+    trainer.begin(_start(request, before, kept, begun))
     started_s = time.monotonic()
-    losses = _train(request, trainer, batches, watch)
+    losses = _train(request, trainer, batches, watch, begun)
     after = Flat.empty(layout)
     trainer.store(after)
-    compute_ms = Milliseconds(round((time.monotonic() - started_s) * 1000))
+    compute_s = time.monotonic() - started_s + (begun.compute_s if begun else 0.0)
+    # Whatever begins the next round early begins it from here.
+    end = None if request.ahead is None else after._replace(parameters=after.parameters.copy())
     np.subtract(before.parameters, after.parameters, out=after.parameters)
     if not (np.isfinite(after.parameters).all() and np.isfinite(after.statistics).all()):
-        raise ShardError(_not_finite("the pseudo-gradient", len(batches)))
+        raise ShardError(_not_finite("the pseudo-gradient", len(batches.indices)))
     encoded = encode_update(layout, request.codec, after, _residual(kept, request, layout))
-    state = EndState(encoded.residual, encoded.payload, request.codec, trainer.optimizer())
+    optimizer = trainer.optimizer()
+    state = EndState(encoded.residual, encoded.payload, request.codec, optimizer, end)
     save_end_state(Path(request.state_dir), request.round, state, layout.digest)
     write_durably(Path(request.update_path), encoded.payload.tofile)
     return Trained(
         lease=request.lease,
         update_digest=digest_of(encoded.payload.data),
         update_bytes=Bytes(encoded.payload.size),
-        inner_steps=len(batches),
+        inner_steps=len(batches.indices),
         samples=Samples(sum(run.count for run in request.ranges)),
-        compute_ms=compute_ms,
+        compute_ms=Milliseconds(round(compute_s * 1000)),
         loss_first=losses.first,
         loss_last=losses.last,
     )
+
+
+def begun_ahead(request: Train, trainer: Trainer, layout: Layout) -> Beginning | None:
+    """What a request lets the worker begin once its update is out; None: nothing.
+
+    Raises:
+        ShardError: It cannot be begun here.
+    """
+    wanted = granted(request)
+    if wanted is None:
+        return None
+    try:
+        kept = load_end_state(Path(request.state_dir), request.round, layout.digest)
+    except EndStateError as error:
+        raise ShardError(str(error)) from error
+    return Beginning(wanted, trainer, batches_of(wanted, trainer), kept)
+
+
+def _begun(
+    request: Train, trainer: Trainer, watch: Watch, *, kept: EndState | None, warm: Beginning | None
+) -> Begun | None:
+    """Take what is left of the request's beginning; None: it has none."""
+    wanted = asked_for(request)
+    if wanted is None or kept is None or kept.model is None:
+        return None
+    beginning = warm or Beginning(wanted, trainer, batches_of(wanted, trainer), kept)
+    due_s = time.monotonic() + _PROGRESS_INTERVAL_S
+    while not beginning.is_done:
+        watch.refuse_aborted()
+        beginning.advance()
+        if time.monotonic() >= due_s:
+            taken = beginning.steps_taken
+            watch.report(Progress(request.lease, taken, request.inner_steps, beginning.loss))
+            due_s = time.monotonic() + _PROGRESS_INTERVAL_S
+    begun = beginning.result()
+    if not math.isfinite(begun.loss_last):
+        raise ShardError(_not_finite(f"the loss ({begun.loss_last})", beginning.steps_taken))
+    return begun
+
+
+def _start(request: Train, before: Flat, kept: EndState | None, begun: Begun | None) -> Start:
+    """Where the round's own steps start: at its model, moved by what was begun without it.
+
+    Statistics are means over the last few steps, so those of the steps just taken go on.
+    """
+    if begun is None:
+        optimizer = None if kept is None else kept.optimizer
+        return Start(before, request.seed, optimizer, request.weight_decay)
+    moved = begun.end.parameters - begun.start.parameters
+    moved += before.parameters
+    start = begun.end._replace(parameters=moved)
+    return Start(start, request.seed, begun.optimizer, request.weight_decay)
 
 
 def read_model(path: Path, layout: Layout, request: Train) -> Flat:
@@ -107,49 +153,26 @@ def read_model(path: Path, layout: Layout, request: Train) -> Flat:
         raise ShardError(f"the model cannot be read: {error}") from error
 
 
-def _batches(request: Train, trainer: Trainer) -> list[Indices]:
-    """Consecutive positions, ``batch_size`` at a time; the last batch takes what is left."""
-    sharding = Sharding(request.partitions, request.skew_alpha, request.data_seed)
-    try:
-        members = partition_indices(trainer.samples.labels, sharding)
-    except ValueError as error:
-        raise ShardError(f"the dataset cannot be divided: {error}") from error
-    if not 0 <= request.partition < len(members):
-        raise ShardError(f"partition {request.partition} of {len(members)} does not exist")
-    if request.batch_size < 1 or any(run.start < 0 or run.count < 1 for run in request.ranges):
-        raise ShardError("the shard has an empty batch or range")
-    indices = stream_indices(
-        members[request.partition], request.partition, request.data_seed, request.ranges
-    )
-    if not len(indices):
-        raise ShardError("the shard is empty")
-    starts = range(0, len(indices), request.batch_size)
-    return [indices[start : start + request.batch_size] for start in starts]
-
-
-def _train(request: Train, trainer: Trainer, batches: list[Indices], watch: Watch) -> Losses:
-    schedule = Schedule(
-        request.learning_rate,
-        request.schedule,
-        Samples(request.warmup_steps * request.usual_batch_size),
-        request.total_samples,
-    )
-    processed = int(request.global_samples)
-    first = last = math.nan
+def _train(
+    request: Train, trainer: Trainer, batches: Batches, watch: Watch, begun: Begun | None
+) -> Losses:
+    """Take the steps that were not begun early."""
+    first, last = (begun.loss_first, begun.loss_last) if begun else (math.nan, math.nan)
+    taken = request.begun.inner_steps if begun and request.begun else 0
+    steps = len(batches.indices)
     due_s = time.monotonic() + _PROGRESS_INTERVAL_S
-    for number, batch in enumerate(batches, start=1):
+    for number in range(taken + 1, steps + 1):
         watch.refuse_aborted()
-        processed += len(batch)
-        loss = trainer.step(batch, learning_rate(schedule, Samples(processed)))
+        loss = trainer.step(*batches.at(number - 1))
         now_s = time.monotonic()
         # Reading the loss makes the host wait for the device, so it is not read at every step.
-        if number in {1, len(batches)} or now_s >= due_s:
+        if number in {1, steps} or now_s >= due_s:
             last = float(loss)
             if not math.isfinite(last):
                 raise ShardError(_not_finite(f"the loss ({last})", number))
             first = last if number == 1 else first
             if now_s >= due_s:
-                watch.report(Progress(request.lease, number, len(batches), last))
+                watch.report(Progress(request.lease, number, steps, last))
                 due_s = now_s + _PROGRESS_INTERVAL_S
     return Losses(first, last)
 
