@@ -9,9 +9,10 @@ from blake3 import blake3
 
 from coordinator.core.measure.reading import Direction, Observation, Presence, Steps, Transfer
 from gpu_node.core import commands, events
-from gpu_node.core.assignment import Assignment, Lease, Update
+from gpu_node.core.assignment import Ahead, Assignment, Lease, Update
 from gpu_node.core.commands import Command
 from gpu_node.core.events import Event
+from gpu_node.core.memory import Start
 from gpu_node.core.session import fresh_session, transition
 from gpu_node.core.state import Session
 from hypergpu.ids import Digest, JobId, NodeId
@@ -97,6 +98,8 @@ class NodeActor:
         self._life = 0
         self._ready_ms = Milliseconds(0)
         self._training: Lease | None = None
+        self._begun: tuple[Ahead | None, Milliseconds] = (None, Milliseconds(0))
+        """What its worker has taken up of the next round, and since when."""
         self._models: dict[JobId, Digest] = {}
         """Of each job, the newest model here. Survives a crash."""
         self._session = fresh_session(node)
@@ -109,7 +112,7 @@ class NodeActor:
     def start(self) -> None:
         """Start the daemon with what an earlier life persisted."""
         self._life += 1
-        self._training = None
+        self._training, self._begun = None, (None, Milliseconds(0))
         self.is_alive = True
         self._session = fresh_session(self.node, self._session.memory)
         self.happened(events.Started(at_ms=self._agenda.now_ms, has_certificate=True))
@@ -212,7 +215,7 @@ class NodeActor:
             case commands.FetchInputs(assignment=assignment):
                 self._fetch(assignment)
             case commands.Train(assignment=assignment, start=start):
-                self._train(assignment, repr(start))
+                self._train(assignment, start)
             case commands.AbortTraining(lease=lease):
                 self._later(1, lambda: self._aborted(lease))
             case commands.Upload(lease=lease, update=update):
@@ -297,32 +300,40 @@ class NodeActor:
         rate = self.ills.disk_bytes_per_s
         return -(-size_bytes * 1000 // rate) if rate else 0
 
-    def _train(self, assignment: Assignment, start: str) -> None:
+    def _train(self, assignment: Assignment, start: Start) -> None:
         lease = assignment.lease
         self._training = lease
         full_steps = assignment.task.full_steps
-        compute_ms = round(full_steps * self.step_ms) + TRAIN_MS + self.model_ms
+        whole_ms = Milliseconds(round(full_steps * self.step_ms) + TRAIN_MS + self.model_ms)
+        compute_ms = whole_ms - self._taken_ahead_ms(assignment, start)
         if self._dice.random() < self.ills.worker_death:
             self._later(compute_ms // 2, lambda: self._died(lease))
             return
         starting_ms = max(0, self._ready_ms - self._agenda.now_ms)
-        name = msgspec.json.encode((assignment.slot, start, assignment.task, self.ills.lie))
+        name = msgspec.json.encode((assignment.slot, repr(start), assignment.task, self.ills.lie))
         digest = Digest(blake3(name).hexdigest())
         samples = Samples(sum(range_.count for range_ in assignment.task.ranges))
         size_bytes = self.sizes.update_bytes(assignment.task.codec)
         update = Update(digest, size_bytes, assignment.task.inner_steps, samples)
-        took_ms = Milliseconds(compute_ms)
-        self._later(
-            starting_ms + compute_ms, lambda: self._finished(lease, update, full_steps, took_ms)
-        )
+        self._later(starting_ms + compute_ms, lambda: self._finished(assignment, update, whole_ms))
 
-    def _finished(
-        self, lease: Lease, update: Update, full_steps: float, took_ms: Milliseconds
-    ) -> None:
+    def _taken_ahead_ms(self, assignment: Assignment, start: Start) -> int:
+        """What the worker has done of it already. Whatever it did of anything else was in vain."""
+        (taken, since_ms), self._begun = self._begun, (None, Milliseconds(0))
+        task = assignment.task
+        begun = task.begun
+        if begun is None or taken != begun or start.resume_from != begun.round - 1:
+            return 0
+        most_ms = round(task.full_steps * begun.inner_steps / task.inner_steps * self.step_ms)
+        return min(most_ms, self._agenda.now_ms - since_ms)
+
+    def _finished(self, assignment: Assignment, update: Update, took_ms: Milliseconds) -> None:
+        lease = assignment.lease
         if self._training == lease:
             self._training = None
             now_ms = self._agenda.now_ms
-            took = Steps(now_ms, full_steps, took_ms)
+            self._begun = (assignment.ahead, now_ms)
+            took = Steps(now_ms, assignment.task.full_steps, took_ms)
             self._say(lambda: self._upstream.measured(self.node, took))
             self.happened(events.TrainingFinished(at_ms=now_ms, lease=lease, update=update))
 

@@ -10,7 +10,7 @@ import msgspec
 
 from coordinator.core.plan.decision import PlanMemory, PlanRequest
 from coordinator.core.plan.known import Known
-from coordinator.core.plan.spreading import bounds, work_share
+from coordinator.core.plan.spreading import bounds, most_ahead, work_share
 from hypergpu.ids import NodeId
 
 _LEAST = 10
@@ -51,11 +51,13 @@ class Middle(msgspec.Struct, frozen=True):
     """What a dense update and delta took the middle node to move when H was last changed."""
     drift: Drift
     why: str
+    hidden_us: float = 0.0
+    """Of the moving: meanwhile steps of the next round are taken."""
 
     @property
     def span_us(self) -> float:
         """What the round takes the middle node."""
-        return self.computing_us + self.moving_us
+        return self.computing_us + self.moving_us - self.hidden_us
 
 
 def most_inner_steps(request: PlanRequest, known: Mapping[NodeId, Known]) -> int:
@@ -88,6 +90,13 @@ def computing_for(moving_us: float, uploading_us: float, utilisation: float) -> 
     idle = max(1e-3, 1 - utilisation)
     aimed = max(1e-3, idle * (1 - _WAITING))
     return max((1 - aimed) / aimed * moving_us, uploading_us / idle)
+
+
+def computing_beside(moving_us: float, utilisation: float) -> float:
+    """How long a node has to compute where it begins the next round while bytes move: half of that
+    hides the moving. What is left of one that takes twice its forecast is a small enough share.
+    """
+    return 4 * utilisation / (2 - utilisation) * moving_us
 
 
 def decay_steps(request: PlanRequest) -> int:
@@ -186,11 +195,15 @@ def middle(
     previous = request.previous
     step_us = median(mine.step_us for mine in known.values())
     moving = median(moving_us.values())
-    share = moving / max(1.0, moving + computing_us)
+
+    def hidden_us(steps: int) -> float:
+        return min(moving, most_ahead(request.spec, steps) * step_us)
+
+    held_us, shown_us = computing_us, moving - hidden_us(int(computing_us / step_us))
     if previous is not None and previous.span_ms:
         held_us = previous.inner_steps * step_us
-        share = moving / max(1.0, moving + held_us)
-    drift_ = drift(request, share)
+        shown_us = moving - hidden_us(previous.inner_steps)
+    drift_ = drift(request, shown_us / max(1.0, shown_us + held_us))
     network = ceil(computing_us / step_us)
     steps, why = wanted_steps(request, network, most, drift_)
     dense = median(dense_us.values())
@@ -199,7 +212,9 @@ def middle(
         steps, why = previous.inner_steps, "as before"
         changed_at = previous.changed_at_round
         at_change_us = previous.dense_ms * 1000
-    return Middle(steps, changed_at, steps * step_us, moving, at_change_us, drift_, why)
+    return Middle(
+        steps, changed_at, steps * step_us, moving, at_change_us, drift_, why, hidden_us(steps)
+    )
 
 
 def _changes(

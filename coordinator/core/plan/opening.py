@@ -10,7 +10,7 @@ from coordinator.core.plan.balance import own_batches
 from coordinator.core.plan.decision import NodePlan, PlanMemory, PlanRequest, RoundPlan, Sizes
 from coordinator.core.plan.ladder import FINEST
 from coordinator.core.plan.participation import absentees, remembered, still_resting
-from coordinator.core.plan.spreading import fitted
+from coordinator.core.plan.spreading import fitted, most_ahead
 from coordinator.core.plan.transfers import connections
 from coordinator.core.plan.wording import node_reason, opening_reason
 from hypergpu.ids import NodeId
@@ -49,6 +49,7 @@ def opening_plan(
             reason=batches[node].reason,
             connections=connections(reading, usual, sizes.update_bytes[FINEST], memory.connections),
             batch_size=batches[node].size,
+            ahead_steps=most_ahead(request.spec, given[node]),
         )
         nodes[node] = replace(plan, reason=node_reason(plan, up_bits_per_s=0, deadline_ms=0))
     return RoundPlan(

@@ -33,7 +33,13 @@ from coordinator.core.plan.ladder import (
     level,
     outline_level,
 )
-from coordinator.core.plan.middle import Middle, computing_for, middle, most_inner_steps
+from coordinator.core.plan.middle import (
+    Middle,
+    computing_beside,
+    computing_for,
+    middle,
+    most_inner_steps,
+)
 from coordinator.core.plan.opening import opening_plan
 from coordinator.core.plan.participation import (
     Part,
@@ -42,11 +48,20 @@ from coordinator.core.plan.participation import (
     parts,
     remembered,
 )
-from coordinator.core.plan.spreading import Bounds, bounds, fitted, kept_span_us, own_steps, strayed
+from coordinator.core.plan.spreading import (
+    Bounds,
+    bounds,
+    fitted,
+    granted_steps,
+    kept_span_us,
+    own_steps,
+    strayed,
+)
 from coordinator.core.plan.transfers import Upload, upload_delays
 from coordinator.core.plan.wording import node_reason, round_reason
 from hypergpu.ids import NodeId
-from hypergpu.units import Milliseconds, Samples
+from hypergpu.spec import JobSpec
+from hypergpu.units import Bytes, Milliseconds, Samples
 
 _UNMEASURED_SPANS = 2
 """A node that was never seen at work gets so many spans."""
@@ -73,6 +88,9 @@ class Share(NamedTuple):
     codec: str
     lighter_rounds: int
     moving_us: float
+    """What it can only wait for."""
+    hidden_us: float
+    """What bytes move for besides, while it takes steps that it was granted."""
     least_us: float
     part: Part
 
@@ -143,9 +161,7 @@ def _outline(
         )
         up_bytes = sizes.update_bytes[codec]
         moving_us[node] = mine.moving_us(up_bytes, sizes.update_bytes[down])
-        computing_us[node] = computing_for(
-            moving_us[node], mine.cautious_up_us(up_bytes), utilisation
-        )
+        computing_us[node] = _computing_us(request.spec, mine, moving_us[node], up_bytes)
     middle_ = middle(
         request,
         known,
@@ -157,6 +173,13 @@ def _outline(
     held_ms = previous.span_ms if previous is not None else 0
     span_us = kept_span_us(middle_.span_us, held_ms if _is_middle_kept(request, middle_) else 0)
     return Outline(family, down, middle_, span_us)
+
+
+def _computing_us(spec: JobSpec, mine: Known, moving_us: float, up_bytes: Bytes) -> float:
+    utilisation = spec.aware.utilisation
+    if spec.round.overlap == "eager":
+        return computing_beside(moving_us, utilisation)
+    return computing_for(moving_us, mine.cautious_up_us(up_bytes), utilisation)
 
 
 def _shares(
@@ -171,18 +194,20 @@ def _shares(
     """Each candidate's codec, the least time that it needs, and whether it takes part."""
     computing_us = _OVERRUN * outline.middle.computing_us
     down_bytes = sizes.update_bytes[outline.down]
-    codecs, moving_us, least = {}, {}, {}
+    codecs, moving_us, hidden_us, least = {}, {}, {}, {}
     for node, mine in known.items():
         budget = byte_budget(mine, computing_us, request.spec.aware.utilisation)
         codecs[node] = level(outline.family, memories[node], sizes, budget)
-        moving_us[node] = mine.moving_us(sizes.update_bytes[codecs[node][0]], down_bytes)
+        moved_us = mine.moving_us(sizes.update_bytes[codecs[node][0]], down_bytes)
+        hidden_us[node] = min(moved_us, request.begun.get(node, 0) * mine.step_us)
+        moving_us[node] = moved_us - hidden_us[node]
         least_steps = limits.least * least_share(request.spec)
         least[node] = least_steps * mine.step_us + moving_us[node]
     spans = {node: us / outline.span_us for node, us in least.items()}
     readings = {node: mine.reading for node, mine in known.items()}
     found = parts(request, memories, spans, readings)
     return {
-        node: Share(mine, *codecs[node], moving_us[node], least[node], found[node])
+        node: Share(mine, *codecs[node], moving_us[node], hidden_us[node], least[node], found[node])
         for node, mine in known.items()
     }
 
@@ -275,6 +300,8 @@ def _node_plans(
     for node, share in working.items():
         size = sizes.update_bytes[share.codec]
         steps = given[node] * batches[node].share
+        if given[node] >= request.begun.get(node, 0):
+            steps = max(0.0, steps - share.hidden_us / share.known.step_us)
         forecast = finishes[node] = share.known.finish(steps, size, down_bytes)
         ready_us = (forecast.mean_ms - forecast.parts.up_ms) * 1000
         uploads[node] = Upload(ready_us, size, share.known.up_bits_per_s)
@@ -291,6 +318,12 @@ def _node_plans(
             upload_after_ms=delays[node],
             connections=share.known.connections,
             batch_size=batches[node].size,
+            ahead_steps=granted_steps(
+                request.spec,
+                given[node],
+                share.moving_us + share.hidden_us,
+                share.known.step_us,
+            ),
         )
         for node, share in working.items()
     }

@@ -19,6 +19,7 @@ _HOLD_LATE = 1.12
 
 _SPAN_CHANGE = 1.15
 _STRAYED = 1.03
+_COVER = 2
 _PATIENCE = 5
 """Plans in a row in which a node may be so far off and within what is held."""
 
@@ -109,6 +110,11 @@ def most_ahead(spec: JobSpec, inner_steps: int) -> int:
     a round costs next to nothing, a whole one a quarter more samples (docs/decisions/0016).
     """
     return inner_steps // 2 if spec.round.overlap == "eager" else 0
+
+
+def granted_steps(spec: JobSpec, inner_steps: int, moving_us: float, step_us: float) -> int:
+    """The steps of the next round that a node may begin: they take twice the moving at most."""
+    return min(most_ahead(spec, inner_steps), ceil(_COVER * moving_us / step_us))
 
 
 def fitted(steps: Mapping[NodeId, int], batch_size: int, samples_left: int) -> dict[NodeId, int]:

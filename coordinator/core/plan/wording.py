@@ -33,6 +33,8 @@ def node_reason(plan: NodePlan, *, up_bits_per_s: float, deadline_ms: int, why: 
         said.append(f"deadline {seconds(deadline_ms)}")
     if plan.connections > 1:
         said.append(f"{plan.connections} connections")
+    if plan.ahead_steps:
+        said.append(f"{plan.ahead_steps} of the next ahead")
     if plan.upload_after_ms:
         said.append(f"uploads {seconds(plan.upload_after_ms)} later")
     return ", ".join(said) + (f" ({why})" if why else "")
@@ -50,6 +52,8 @@ def round_reason(
     """What holds for all nodes of a round."""
     computes = f"computes {seconds(middle.computing_us / 1000)}"
     moves = f"moves bytes {seconds(middle.moving_us / 1000)}"
+    if middle.hidden_us:
+        moves += f", {seconds(middle.hidden_us / 1000)} of it while it begins the next"
     until = f"closes after {seconds(deadline_ms)}"
     rests = f"; {resting} {'node rests' if resting == 1 else 'nodes rest'}" if resting else ""
     up = "/".join(codecs)
