@@ -87,8 +87,8 @@ def overlap_problems(spec: JobSpec) -> Iterator[Problem]:
     codecs |= {} if is_planned else {"codec.up": spec.codec.up, "codec.down": spec.codec.down}
     for key, codec in codecs.items():
         if codec in SPARSE_SCHEMES:
-            what = f'rounds that overlap diverge with sparse codecs, and this one is "{codec}"'
+            what = f'rounds that overlap are dense, and this is "{codec}"'
             yield Problem(key, what, f'set it to "int4", {without}')
     if spec.outer.momentum > _MOMENTUM_MOST:
-        what = f"rounds that overlap bear a momentum of {_MOMENTUM_MOST}, not {spec.outer.momentum}"
+        what = f"rounds that overlap bear at most {_MOMENTUM_MOST}, not {spec.outer.momentum}"
         yield Problem("outer.momentum", what, f"set it to at most {_MOMENTUM_MOST}, {without}")

@@ -3,9 +3,10 @@
 import random
 
 import msgspec
+from msgspec.structs import replace
 
 from hypergpu.ids import NodeId
-from hypergpu.spec import Aware, Codec, Evaluation, JobSpec, RoundRule, Training
+from hypergpu.spec import Aware, Codec, Evaluation, JobSpec, Outer, RoundRule, Training
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.link import CongestionControl, Direction, Link
 from netsim.refusal import RefusedError
@@ -92,6 +93,10 @@ _DRAWN_SCHEMES = {
 """Of 100,000 parameters."""
 
 
+_OVERLAPPING = 1 / 3
+"""Share of drawn jobs."""
+
+
 def random_world(seed: int) -> World:
     """A small world in which a lot goes wrong."""
     dice = random.Random(seed)
@@ -100,6 +105,8 @@ def random_world(seed: int) -> World:
     # A job that needs nodes to start would wait for ever for those that vanished before.
     needed = 1 if vanishing else nodes
     specs = tuple(_random_spec(dice, needed) for _ in range(dice.choice((1, 1, 2))))
+    eager = random.Random(f"{seed}/overlap")
+    specs = tuple(_overlapping(spec) if eager.random() < _OVERLAPPING else spec for spec in specs)
     faults = Faults(
         link_cut_ms=dice.choice((0, 5_000, 60_000)),
         node_crash_ms=dice.choice((0, 20_000, 120_000)),
@@ -134,6 +141,13 @@ def _random_spec(dice: random.Random, nodes: int) -> JobSpec:
         # Where every step is exchanged nodes have batches of their own.
         aware=Aware(inner_steps_max=dice.choice((1, 500))) if strategy == "aware" else Aware(),
     )
+
+
+def _overlapping(spec: JobSpec) -> JobSpec:
+    """The job with rounds that overlap."""
+    aware = replace(spec.aware, sparsest="int4") if spec.strategy == "aware" else spec.aware
+    eager = replace(spec.round, overlap="eager")
+    return replace(spec, round=eager, outer=Outer(momentum=0.5), aware=aware)
 
 
 def calm_world(seed: int, nodes: int, rounds: int) -> World:

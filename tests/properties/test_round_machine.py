@@ -30,11 +30,11 @@ NODES = tuple(NodeId(f"node-{number}") for number in range(5))
 FIRST = events.ModelInitialised(at_ms=at(0), model=model(0), partition_sizes=(Samples(50),))
 
 specs = st.builds(
-    lambda strategy, nodes, rounds, deadline_ms, quorum: JobSpec(
+    lambda strategy, nodes, rounds, deadline_ms, quorum, overlap: JobSpec(
         workload="digits-softmax",
         strategy=strategy,
         training=Training(rounds=rounds, inner_steps=2, batch_size=3, nodes=nodes),
-        round=RoundRule(deadline_ms=deadline_ms, quorum=quorum),
+        round=RoundRule(deadline_ms=deadline_ms, quorum=quorum, overlap=overlap),
         evaluation=Evaluation(every=2, target=0.99 if deadline_ms else 0.0),
     ),
     st.sampled_from(["diloco", "aware"]),
@@ -42,6 +42,7 @@ specs = st.builds(
     st.integers(1, 4),
     st.sampled_from([0, 50]),
     st.sampled_from([0.1, 0.5, 1.0]),
+    st.sampled_from(["none", "eager"]),
 )
 choices = st.lists(
     st.tuples(st.integers(0, 21), st.sampled_from(NODES), st.integers(0, 40)),
@@ -105,8 +106,14 @@ def _event(job: Job, choice: int, node: NodeId, at_ms: int) -> Event:
 
 def _planned(job: Job, skipped: NodeId, at_ms: int) -> Event:
     """A plan for everybody who has ever been here but one, with other work for each."""
+    eager = job.spec.round.overlap == "eager"
     parts = {
-        node: node_plan(1 + member.slot, "topk64" if member.slot % 2 else "int8", forecast_ms=9)
+        node: replace(
+            node_plan(1 + member.slot, "topk64" if member.slot % 2 else "int8", forecast_ms=9),
+            # Other plans follow, which give some nodes fewer steps than they may have begun.
+            inner_steps=1 + (member.slot + at_ms) % 4,
+            ahead_steps=at_ms % 3 if eager else 0,
+        )
         for node, member in job.members.items()
         if node != skipped
     }

@@ -13,7 +13,7 @@ from coordinator.core.plan.planning import plan_round
 from hypergpu.ids import NodeId, Slot
 from hypergpu.spec import Aware, JobSpec
 from hypergpu.units import Milliseconds, Samples
-from tests.unit.plan.fleet import SIZES, Truth, known, spec, total_samples
+from tests.unit.plan.fleet import SIZES, Truth, known, overlapping, spec, total_samples
 
 FOLDER = Path(__file__).parents[1] / "vectors" / "plans"
 
@@ -63,6 +63,10 @@ def _labels_are_skewed() -> Scene:
     yield from [HOMES, HOMES]
 
 
+def _rounds_overlap() -> Scene:
+    yield from [{}, HOMES, HOMES, HOMES]
+
+
 def _every_step_is_exchanged() -> Scene:
     slow = {**PLAIN, "anna": replace(PLAIN["anna"], step_ms=150)}
     yield from [PLAIN, PLAIN, slow, slow, slow, slow, slow, PLAIN]
@@ -77,12 +81,15 @@ SCENES = {
     "speeds_of_ten_to_one": _speeds_of_ten_to_one,
     "labels_are_skewed": _labels_are_skewed,
     "every_step_is_exchanged": _every_step_is_exchanged,
+    "rounds_overlap": _rounds_overlap,
 }
 
 
 def _job(name: str) -> JobSpec:
     if name == "every_step_is_exchanged":
         return spec(nodes=5, inner_steps=1, aware=Aware(inner_steps_max=1))
+    if name == "rounds_overlap":
+        return overlapping(spec(nodes=5))
     return spec(nodes=5, sharding="dirichlet" if name == "labels_are_skewed" else "iid")
 
 
@@ -91,6 +98,7 @@ def transcript(name: str) -> str:
     job, lines = _job(name), []
     previous: PlanMemory | None = None
     results: dict[NodeId, NodeResult] = {}
+    begun: dict[NodeId, int] = {}
     for number, fleet in enumerate(SCENES[name]()):
         there = fleet or HOMES
         request = PlanRequest(
@@ -102,12 +110,14 @@ def transcript(name: str) -> str:
             samples_total=total_samples(job),
             previous=previous,
             results=results,
+            begun=begun,
         )
         plan = plan_round(request, {NodeId(n): known(t) for n, t in fleet.items()}, SIZES)
         lines.append(f"round {number}: {plan.reason}")
         lines += [f"  {node}: {part.reason}" for node, part in plan.nodes.items()]
         lines += [f"  {node} rests: {why}" for node, why in plan.resting.items()]
         previous = plan.memory
+        begun = {node: part.ahead_steps for node, part in plan.nodes.items() if part.ahead_steps}
         results = {
             node: NodeResult(part, Milliseconds(max(1, part.forecast_ms)))
             for node, part in plan.nodes.items()

@@ -202,6 +202,7 @@ def _shares(
         hidden_us[node] = min(moved_us, request.begun.get(node, 0) * mine.step_us)
         moving_us[node] = moved_us - hidden_us[node]
         least_steps = limits.least * least_share(request.spec)
+        least_steps = max(least_steps, min(request.begun.get(node, 0), limits.most))
         least[node] = least_steps * mine.step_us + moving_us[node]
     spans = {node: us / outline.span_us for node, us in least.items()}
     readings = {node: mine.reading for node, mine in known.items()}
@@ -223,18 +224,14 @@ def _assembled(
     working = {node: share for node, share in shares.items() if share.part.is_taking_part}
     span_us = _stretched_us(request, working, outline)
     asked = {
-        node: own_steps(
-            share.known,
-            share.moving_us,
-            span_us,
-            bounds_=limits,
-            memory=share.part.memory,
-        )
+        node: _asked(share, span_us, limits, request.begun.get(node, 0))
         for node, share in working.items()
     }
     left = request.samples_total - request.samples_done
     given = fitted(asked, request.spec.training.batch_size, left)
-    plans = _node_plans(request, working, given=given, outline=outline, sizes=sizes)
+    plans = _node_plans(
+        request, working, given=given, outline=outline, sizes=sizes, span_us=span_us
+    )
     closes_ms = _deadline(request, plans, working, span_us)
     plans = {
         node: replace(
@@ -268,6 +265,13 @@ def _assembled(
     )
 
 
+def _asked(share: Share, span_us: float, limits: Bounds, begun: int) -> int:
+    """What fills the round, and no less than was begun: fewer would not be done sooner."""
+    memory = share.part.memory
+    steps = own_steps(share.known, share.moving_us, span_us, bounds_=limits, memory=memory)
+    return max(steps, min(begun, limits.most))
+
+
 def _is_middle_kept(request: PlanRequest, middle_: Middle) -> bool:
     return request.previous is not None and request.previous.inner_steps == middle_.inner_steps
 
@@ -288,6 +292,7 @@ def _node_plans(
     given: Mapping[NodeId, int],
     outline: Outline,
     sizes: Sizes,
+    span_us: float,
 ) -> dict[NodeId, NodePlan]:
     """The participants' plans, most of their reasons still to be written."""
     batches = own_batches(
@@ -319,10 +324,7 @@ def _node_plans(
             connections=share.known.connections,
             batch_size=batches[node].size,
             ahead_steps=granted_steps(
-                request.spec,
-                given[node],
-                share.moving_us + share.hidden_us,
-                share.known.step_us,
+                request.spec, span_us, share.moving_us + share.hidden_us, share.known.step_us
             ),
         )
         for node, share in working.items()

@@ -19,7 +19,7 @@ _HOLD_LATE = 1.12
 
 _SPAN_CHANGE = 1.15
 _STRAYED = 1.03
-_COVER = 2
+_COVER = 1.5
 _PATIENCE = 5
 """Plans in a row in which a node may be so far off and within what is held."""
 
@@ -104,7 +104,8 @@ def strayed(
 
 
 def most_ahead(spec: JobSpec, inner_steps: int) -> int:
-    """The most inner steps that may be taken before a round is open, of one with so many.
+    """The inner steps that may be taken before a round is open, of one with so many, where nothing
+    is known of lines.
 
     They start from the node's own end of the round before, without what the others found. Half of
     a round costs next to nothing, a whole one a quarter more samples (docs/decisions/0016).
@@ -112,9 +113,15 @@ def most_ahead(spec: JobSpec, inner_steps: int) -> int:
     return inner_steps // 2 if spec.round.overlap == "eager" else 0
 
 
-def granted_steps(spec: JobSpec, inner_steps: int, moving_us: float, step_us: float) -> int:
-    """The steps of the next round that a node may begin: they take twice the moving at most."""
-    return min(most_ahead(spec, inner_steps), ceil(_COVER * moving_us / step_us))
+def granted_steps(spec: JobSpec, span_us: float, moving_us: float, step_us: float) -> int:
+    """The steps of the next round that a node may begin, of one that will take as long as this one.
+
+    They take a little longer than its bytes are forecast to move: half of a round for the middle
+    node, and up to all of it where a line is so slow that its node would do little but wait.
+    """
+    if spec.round.overlap != "eager":
+        return 0
+    return min(int(span_us / step_us), ceil(_COVER * moving_us / step_us))
 
 
 def fitted(steps: Mapping[NodeId, int], batch_size: int, samples_left: int) -> dict[NodeId, int]:

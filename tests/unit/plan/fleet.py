@@ -77,6 +77,16 @@ def spec(
     )
 
 
+def overlapping(job: JobSpec) -> JobSpec:
+    """The same with rounds that overlap."""
+    return replace(
+        job,
+        round=replace(job.round, overlap="eager"),
+        outer=replace(job.outer, momentum=0.5),
+        aware=replace(job.aware, sparsest="int4"),
+    )
+
+
 def total_samples(job: JobSpec) -> Samples:
     """What the job file asks for."""
     training = job.training

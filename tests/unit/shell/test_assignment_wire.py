@@ -2,12 +2,15 @@
 
 from msgspec.structs import replace
 
+from coordinator.core.job import Ahead, SampleRange, Shard
 from coordinator.core.round.rounds import assignment
 from coordinator.shell.translate import assignment_message, participant_summary
 from gpu_node.core.assignment import InitialModel
 from gpu_node.shell.translate import assignment_value
 from hypergpu.ids import Digest, JobId
+from hypergpu.units import Samples
 from hypergpu.v1 import node_pb2
+from netsim.world.translation import assigned
 from tests.unit.job_states import ALICE, BOB, after, at, node_plan, planned, planning
 
 LAYOUT = Digest("0d" * 32)
@@ -49,6 +52,32 @@ def test_the_tables_show_why_a_participant_has_its_work() -> None:
     assert job.round is not None
     summary = participant_summary(ALICE, job.round.participants[ALICE], None)
     assert summary.reason == "H=3, int4, as planned"
+
+
+def test_what_was_begun_and_what_may_be_reach_the_node() -> None:
+    grant = Ahead(
+        round=3,
+        inner_steps=5,
+        shard=Shard(0, (SampleRange(7, Samples(20)), SampleRange(90, Samples(1)))),
+        seed=2**62,
+        global_samples=Samples(11),
+        total_samples=Samples(12),
+    )
+    job = after(planning(), planned(0, {ALICE: node_plan(), BOB: node_plan()}))
+    assert job.model is not None
+    job = replace(job, model=replace(job.model, blob=replace(job.model.blob, digest=MODEL)))
+    command = replace(assignment(job, ALICE), begun=grant, ahead=replace(grant, round=4))
+    message = assignment_message(
+        JobId("job-1"), command, layout=LAYOUT, workload_version=1, now_ms=at(40)
+    )
+    work = assignment_value(message.assignment)
+    expected = assigned(JobId("job-1"), command, at(40))
+    assert work.task.begun is not None
+    assert (work.task.begun, work.ahead) == (expected.task.begun, expected.ahead)
+    assert (work.task.begun.round, work.task.begun.seed) == (3, 2**62)
+    assert sum(run.count for run in work.task.begun.ranges) == 21
+    without = assignment_value(sent())
+    assert (without.task.begun, without.ahead) == (None, None)
 
 
 def test_a_batch_of_its_own_reaches_the_node_beside_the_jobs() -> None:

@@ -1,0 +1,90 @@
+"""Rounds that overlap, in virtual time: the same work sooner, and nothing lost to faults."""
+
+import pytest
+from msgspec.structs import replace
+
+from coordinator.core.job import Phase
+from hypergpu.ids import JobId, NodeId
+from hypergpu.jobfile import with_strategy
+from hypergpu.spec import JobSpec, Outer, Training
+from netsim.world.simulation import Outcome, Simulation
+from netsim.world.worlds import COORDINATOR_LINK, Faults, World
+from netsim.worldfile.description import NodeDescription, WorldDescription
+from tests.simulation.test_planned_worlds import world
+
+JOB = JobId("job-0")
+STATED = JobSpec(
+    workload="digits-softmax",
+    outer=Outer(momentum=0.5),
+    training=Training(rounds=20, inner_steps=20, batch_size=8, nodes=6),
+)
+BOTH = pytest.mark.parametrize("strategy", ["diloco", "aware"])
+FAULTS = Faults(
+    link_cut_ms=20_000,
+    node_crash_ms=20_000,
+    coordinator_crash_ms=6_000,
+    drain_ms=60_000,
+    worker_death=0.05,
+    away_ms=4_000,
+)
+
+
+def job(strategy: str, overlap: str) -> JobSpec:
+    eager = replace(STATED, round=replace(STATED.round, overlap=overlap))
+    return with_strategy(eager, strategy)
+
+
+def finished(described: World) -> Outcome:
+    outcome = Simulation(described).run()
+    assert outcome.violations == ()
+    assert outcome.phases == {JOB: Phase.FINISHED}
+    return outcome
+
+
+def alike(spec: JobSpec) -> World:
+    """Six nodes with the same line, whose bytes take about as long as ten of their steps."""
+    line = replace(COORDINATOR_LINK.up, delay_us=40_000, bits_per_s=8_000_000)
+    nodes = tuple(
+        NodeDescription(
+            name=NodeId(f"node-{number}"),
+            group="far",
+            link=replace(COORDINATOR_LINK, up=line, down=line),
+            step_floor_ms=100,
+        )
+        for number in range(6)
+    )
+    far = WorldDescription(name="far", seed=1, coordinator=COORDINATOR_LINK, nodes=nodes)
+    return replace(world(spec, 1), step_ms=(1, 1), description=far)
+
+
+def test_stated_rounds_that_overlap_take_little_more_than_their_steps() -> None:
+    waiting = finished(alike(job("diloco", "none")))
+    eager = finished(alike(job("diloco", "eager")))
+    computing_ms = 20 * 20 * 100
+    assert waiting.virtual_ms > 1.4 * computing_ms
+    assert eager.virtual_ms < 1.15 * computing_ms
+
+
+def test_planned_rounds_that_overlap_are_shorter_and_wait_less() -> None:
+    waiting, eager = (finished(alike(job("aware", overlap))) for overlap in ("none", "eager"))
+    assert eager.rounds > 1.5 * waiting.rounds
+    assert eager.virtual_ms < 0.9 * waiting.virtual_ms
+
+
+@BOTH
+def test_the_same_seed_gives_the_same_rounds(strategy: str) -> None:
+    spec = job(strategy, "eager")
+    assert finished(world(spec, 5)) == finished(world(spec, 5))
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(4))
+def test_crashes_and_cuts_while_rounds_overlap_end_the_job(strategy: str, seed: int) -> None:
+    finished(replace(world(job(strategy, "eager"), seed), faults=FAULTS))
+
+
+def test_a_coordinator_that_is_killed_again_and_again_comes_to_the_same_model() -> None:
+    spec = job("diloco", "eager")
+    undisturbed = finished(alike(spec))
+    killed = finished(replace(alike(spec), faults=Faults(coordinator_crash_ms=3_000, away_ms=500)))
+    assert killed.models == undisturbed.models
