@@ -25,8 +25,8 @@ from hypergpu.layout import Flat, TensorSpec, layout_of
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
-from netsim.proxy.proxies import Proxies
 from hypergpu.wire.stripes import STRIPE_BYTES_MIN
+from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan
 from tests.integration.node.node_service import (
     CHUNK_BYTES,
