@@ -26,8 +26,7 @@ def stored_secret(path: Path, passphrase: Passphrase) -> bytes:
         if not path.exists():
             _write(path, encrypted(PrivateKey().secret, passphrase))
         refuse_shared(path, "the key")
-        with path.open("rb") as file:
-            content = file.read(CONTENT_BYTES_MAX + 1)
+        content = _content(path)
         plain = _plain_secret(content)
         if plain is not None:
             _write(path, encrypted(plain, passphrase))
@@ -36,6 +35,19 @@ def stored_secret(path: Path, passphrase: Passphrase) -> bytes:
         what = f"the key {path} cannot be used: {broken.strerror}"
         raise RefusalError(Reason.FILE_UNUSABLE, what) from broken
     return decrypted(keystore_of(content, source=str(path)), passphrase, source=str(path))
+
+
+def is_encrypted(path: Path) -> bool:
+    """Whether there is a key that needs a passphrase; a damaged one is taken to need one.
+
+    Raises:
+        RefusalError: FILE_UNUSABLE, it cannot be read.
+    """
+    try:
+        return path.exists() and _plain_secret(_content(path)) is None
+    except OSError as broken:
+        what = f"the key {path} cannot be used: {broken.strerror}"
+        raise RefusalError(Reason.FILE_UNUSABLE, what) from broken
 
 
 def change_passphrase(path: Path, old: Passphrase, new: Passphrase) -> None:
@@ -50,6 +62,11 @@ def change_passphrase(path: Path, old: Passphrase, new: Passphrase) -> None:
     except OSError as broken:
         what = f"the key {path} cannot be written: {broken.strerror}"
         raise RefusalError(Reason.FILE_UNUSABLE, what) from broken
+
+
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(CONTENT_BYTES_MAX + 1)
 
 
 def _plain_secret(content: bytes) -> bytes | None:

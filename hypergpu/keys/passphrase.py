@@ -7,13 +7,15 @@ import getpass
 import os
 import secrets
 import stat
-import sys
 from pathlib import Path
 
 from hypergpu.refusal import Reason, RefusalError
 
 TERMINAL = Path("-")
 """Stands for: ask whoever sits there."""
+NAME_A_FILE = (
+    "write a passphrase to a file that only this user can read, and name it: --passphrase-file FILE"
+)
 _BYTES_MAX = 4096
 _MADE_BYTES = 32
 
@@ -65,6 +67,15 @@ def passphrase_of_file(path: Path) -> Passphrase:
     return passphrase_of_text(_read(path), str(path))
 
 
+def kept_passphrase(path: Path) -> Passphrase:
+    """The passphrase in a file that was made for it.
+
+    Raises:
+        RefusalError: FILE_UNUSABLE, it cannot be read, or others can read it.
+    """
+    return Passphrase(_read(path).strip().encode(), str(path), is_made=True)
+
+
 def made_passphrase(path: Path) -> Passphrase:
     """The passphrase in a file that was made for it, or that is made now.
 
@@ -77,11 +88,10 @@ def made_passphrase(path: Path) -> Passphrase:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        return Passphrase(_read(path).strip().encode(), str(path), is_made=True)
+        return kept_passphrase(path)
     except OSError as broken:
         what = f"no passphrase can be kept in {path}: {broken.strerror}"
-        fix = "write one to a file that only this user can read, and name it: --passphrase-file"
-        raise RefusalError(Reason.FILE_UNUSABLE, what, fix=fix) from broken
+        raise RefusalError(Reason.FILE_UNUSABLE, what, fix=NAME_A_FILE) from broken
     text = secrets.token_hex(_MADE_BYTES)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(f"{text}\n")
@@ -116,8 +126,9 @@ def _read(path: Path) -> str:
 
 
 def _asked() -> Passphrase:
-    if not sys.stdin.isatty():
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR))
+    except OSError as broken:
         what = "there is no terminal to ask for the passphrase on"
-        fix = "write it to a file that only this user can read, and name it: --passphrase-file"
-        raise RefusalError(Reason.FILE_UNUSABLE, what, fix=fix)
+        raise RefusalError(Reason.FILE_UNUSABLE, what, fix=NAME_A_FILE) from broken
     return passphrase_of_text(getpass.getpass("Passphrase of the key: "), "the terminal")

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from eth_account import Account
 
-from hypergpu.keys.keyfile import change_passphrase, stored_secret
+from hypergpu.keys.keyfile import change_passphrase, is_encrypted, stored_secret
 from hypergpu.keys.keystore import decrypted, encrypted, keystore_of
 from hypergpu.keys.passphrase import (
     TERMINAL,
     Passphrase,
+    kept_passphrase,
     made_passphrase,
     passphrase_of_file,
     passphrase_of_text,
@@ -70,6 +71,18 @@ def test_a_plain_key_of_an_older_version_is_taken_over(tmp_path: Path) -> None:
     assert stored_secret(path, light()) == KEY.secret
     with pytest.raises(RefusalError, match="does not open"):
         stored_secret(path, light("another"))
+
+
+def test_a_key_says_whether_it_needs_a_passphrase(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    assert not is_encrypted(path)
+    path.write_text(KEY.secret.hex() + "\n")
+    path.chmod(0o600)
+    assert not is_encrypted(path)
+    stored_secret(path, light())
+    assert is_encrypted(path)
+    path.write_text("damaged")
+    assert is_encrypted(path)
 
 
 def test_another_passphrase_is_refused_and_said_where_it_came_from(tmp_path: Path) -> None:
@@ -144,7 +157,7 @@ def test_a_passphrase_is_made_once(tmp_path: Path) -> None:
     made = made_passphrase(path)
     assert made.is_made
     assert len(made.octets) == 64
-    assert made_passphrase(path).octets == made.octets
+    assert made_passphrase(path).octets == kept_passphrase(path).octets == made.octets
     assert path.stat().st_mode & 0o777 == 0o600
     assert made.octets.decode() not in repr(made)
 
@@ -201,8 +214,10 @@ except RefusalError as refused:
 
 def test_nobody_is_asked_where_there_is_no_terminal() -> None:
     asked = [sys.executable, "-c", ASK]
-    answer = subprocess.run(asked, input="words\n", capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "there is no terminal to ask for the passphrase on"
+    answer = subprocess.run(
+        asked, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True, start_new_session=True
+    )
+    assert answer.stdout.strip() == b"there is no terminal to ask for the passphrase on"
 
 
 def test_a_terminal_is_asked_and_shows_nothing_of_it() -> None:
