@@ -20,7 +20,7 @@ def run(is_quick: bool) -> Table:
         BenchmarkError: This machine cannot build the tunnel, or a run broke.
     """
     runs = Runs()
-    seeds, rounds = (1, 6) if is_quick else (3, 14)
+    seeds, rounds = (1, 6) if is_quick else (3, 8)
     parts: list[tuple[str, Callable[[], Figures]]] = [
         ("bytes and samples", lambda: economy_figures(runs, seeds=seeds)),
         ("failures", lambda: failure_figures(runs, seeds=seeds)),

@@ -21,10 +21,12 @@ from gpu_node.shell.runtime import Runtime
 from gpu_node.shell.state.files import load_coordinator
 from gpu_node.shell.state.keys import identity_key
 from gpu_node.shell.state.places import Places
+from hypergpu.keys.passphrase import Passphrase, passphrase_of_file, passphrase_of_text
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.token import Token, parse_token
 
 TOKEN_VARIABLE = "HYPERGPU_NODE_TOKEN"
+PASSPHRASE_VARIABLE = "HYPERGPU_NODE_PASSPHRASE"
 STOPPED_STATUS = 1
 """Exit status after a second SIGTERM: work may be unfinished."""
 
@@ -45,6 +47,14 @@ TokenFile = Annotated[
     typer.Option(help=f"File with the join token, - for stdin; else ${TOKEN_VARIABLE}."),
 ]
 
+PassphraseFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the passphrase of the node's key, - to be asked;"
+        f" else ${PASSPHRASE_VARIABLE}, else one that is made."
+    ),
+]
+
 
 @app.command()
 def join(
@@ -52,21 +62,26 @@ def join(
     state_dir: StateDir = None,
     worker: WorkerKind = None,
     congestion_control: CongestionControl = None,
+    passphrase_file: PassphraseFile = None,
     *,
     only: Annotated[bool, typer.Option("--only", help="Exit once joined.")] = False,
 ) -> None:
     """Trade a token for a certificate, then serve like `run`, which needs no token afterwards."""
     with _explained():
         settings = _settings(
-            state_dir=state_dir, worker=worker, congestion_control=congestion_control
+            state_dir=state_dir,
+            worker=worker,
+            congestion_control=congestion_control,
+            passphrase_file=passphrase_file,
         )
         token = _token(token_file)
         set_up_logs(settings.log_level)
         with Places(settings.state_dir) as places:
-            runtime = Runtime(settings, places, token=token)
+            passphrase = _passphrase(settings)
+            runtime = Runtime(settings, places, token=token, passphrase=passphrase)
             if only:
                 coordinator = asyncio.run(runtime.join())
-                typer.echo(f"{identity_key(places).node_id} joined {coordinator.address}")
+                typer.echo(f"{runtime.session.node} joined {coordinator.address}")
             else:
                 _serve(runtime)
 
@@ -76,25 +91,32 @@ def run(
     state_dir: StateDir = None,
     worker: WorkerKind = None,
     congestion_control: CongestionControl = None,
+    passphrase_file: PassphraseFile = None,
 ) -> None:
     """Serve the coordinator until SIGTERM, which drains; a second one stops at once."""
     with _explained():
         settings = _settings(
-            state_dir=state_dir, worker=worker, congestion_control=congestion_control
+            state_dir=state_dir,
+            worker=worker,
+            congestion_control=congestion_control,
+            passphrase_file=passphrase_file,
         )
         set_up_logs(settings.log_level)
         with Places(settings.state_dir) as places:
             if load_coordinator(places) is None:
                 raise RefusalError(Reason.NODE_NOT_JOINED, f"{places.root} holds no certificate")
-            _serve(Runtime(settings, places))
+            _serve(Runtime(settings, places, passphrase=_passphrase(settings)))
 
 
 @app.command()
-def show(state_dir: StateDir = None) -> None:
+def show(state_dir: StateDir = None, passphrase_file: PassphraseFile = None) -> None:
     """Print who this node is and whom it joined."""
-    with _explained(), Places(_settings(state_dir=state_dir).state_dir) as places:
-        coordinator = load_coordinator(places)
-        typer.echo(f"node         {identity_key(places).node_id}")
+    with _explained():
+        settings = _settings(state_dir=state_dir, passphrase_file=passphrase_file)
+        with Places(settings.state_dir) as places:
+            coordinator = load_coordinator(places)
+            node = identity_key(places, _passphrase(settings)).node_id
+        typer.echo(f"node         {node}")
         typer.echo(f"coordinator  {coordinator.address if coordinator else 'none yet'}")
         typer.echo(f"state        {places.root}")
 
@@ -143,6 +165,20 @@ def _settings(**flags: Any) -> Settings:
             f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in invalid.errors()
         )
         raise RefusalError(Reason.ARGUMENT_INVALID, problems) from invalid
+
+
+def _passphrase(settings: Settings) -> Passphrase | None:
+    """The passphrase of the node's key, where an operator gives one.
+
+    It leaves the environment, which the worker inherits.
+
+    Raises:
+        RefusalError: FILE_UNUSABLE, it cannot be used.
+    """
+    text = os.environ.pop(PASSPHRASE_VARIABLE, "")
+    if settings.passphrase_file is not None:
+        return passphrase_of_file(settings.passphrase_file.expanduser())
+    return passphrase_of_text(text, f"${PASSPHRASE_VARIABLE}") if text else None
 
 
 def _token(source: str | None) -> Token:

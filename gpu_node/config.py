@@ -15,6 +15,10 @@ class Settings(BaseSettings):
 
     state_dir: Path = Path.home() / ".local" / "share" / "hypergpu" / "node"
     """Identity, certificate, end states and cached blobs. One daemon at a time uses it."""
+    passphrase_file: Path | None = None
+    """Holds the identity's passphrase; ``-``: ask on the terminal. Without one a passphrase is made
+    and kept beside the state folder.
+    """
     name: str = Field(default_factory=socket.gethostname)
     """What people see beside the node's id; the machine's name unless told otherwise."""
     worker: Literal["auto", "torch", "numpy", "null"] = "auto"

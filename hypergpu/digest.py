@@ -5,7 +5,8 @@ trusted.
 """
 
 import re
-from pathlib import Path
+from io import FileIO
+from typing import Literal, Protocol
 
 from blake3 import blake3
 
@@ -16,6 +17,16 @@ from hypergpu.units import Bytes
 WIRE_BYTES = 32
 FILE_STEP_BYTES = 1 << 20
 Piece = bytes | bytearray | memoryview
+
+
+class OnDisk(Protocol):
+    """A path. By name it would bring the file system into what cores import."""
+
+    def open(self, mode: Literal["rb"], buffering: Literal[0]) -> FileIO:
+        """Open the file, unbuffered."""
+        ...
+
+
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
@@ -46,20 +57,20 @@ class RunningDigest:
         return Digest(self._hasher.hexdigest())
 
 
-def running_digest_of_file(path: Path) -> RunningDigest:
+def running_digest_of_file(path: OnDisk) -> RunningDigest:
     """Read a file to its end in steps of 1 MiB; ready to go on with what is appended later.
 
     Raises:
         OSError: the file cannot be read.
     """
     running = RunningDigest()
-    with path.open("rb", buffering=0) as file:
+    with path.open("rb", 0) as file:
         while piece := file.read(FILE_STEP_BYTES):
             running.update(piece)
     return running
 
 
-def digest_of_file(path: Path) -> Digest:
+def digest_of_file(path: OnDisk) -> Digest:
     """Digest of a whole file, in flat memory.
 
     Raises:

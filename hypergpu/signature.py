@@ -19,8 +19,8 @@ import msgspec
 from coincurve import PrivateKey, PublicKey
 
 from hypergpu.digest import WIRE_BYTES, digest_to_wire
-from hypergpu.ids import Digest, JobId, NodeId, TokenId
-from hypergpu.keys.keccak import keccak
+from hypergpu.ids import Address, Digest, JobId, NodeId, TokenId
+from hypergpu.keys.keccak import address_text, keccak
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Bytes
 
@@ -86,6 +86,11 @@ class IdentityKey:
         return cls(PrivateKey().secret)
 
     @property
+    def address(self) -> Address:
+        """The node's id, as the account it is on a chain."""
+        return Address(self.node_id)
+
+    @property
     def secret(self) -> bytes:
         """The 32 bytes to keep readable by their owner alone."""
         return self._key.secret
@@ -111,7 +116,7 @@ def node_id_of(public_key: bytes) -> NodeId:
         raise RefusalError(
             Reason.SIGNATURE_INVALID, "the public key is not an uncompressed secp256k1 point"
         ) from None
-    return _address(public_key)
+    return NodeId(address_text(public_key))
 
 
 def is_node_id(text: str) -> bool:
@@ -147,7 +152,7 @@ def signer_of(digest: bytes, signature: bytes) -> NodeId | None:
         key = PublicKey.from_signature_and_message(signature, digest, hasher=None)
     except ValueError:
         return None
-    return _address(key.format(compressed=False)[1:])
+    return NodeId(address_text(key.format(compressed=False)[1:]))
 
 
 def claim_bytes(claim: Claim) -> bytes:
@@ -174,10 +179,6 @@ def claim_bytes(claim: Claim) -> bytes:
                     claim.size_bytes.to_bytes(8, "big"),
                 )
             )
-
-
-def _address(public_key: bytes) -> NodeId:
-    return NodeId("0x" + keccak(public_key)[-20:].hex())
 
 
 def _domain(domain: bytes) -> bytes:

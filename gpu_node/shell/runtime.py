@@ -68,6 +68,7 @@ from gpu_node.shell.transfer.upload import Uploader
 from gpu_node.shell.translate import capabilities_message, lease_message
 from gpu_node.shell.worker.messages import Ready
 from hypergpu.ids import JobId
+from hypergpu.keys.passphrase import Passphrase
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.token import Token
 from hypergpu.units import Bytes, Milliseconds
@@ -84,11 +85,18 @@ _JOIN_TRIED_AGAIN = frozenset(
 class Runtime:
     """One daemon over one state folder, whose lock the caller holds."""
 
-    def __init__(self, settings: Settings, places: Places, *, token: Token | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        places: Places,
+        *,
+        token: Token | None = None,
+        passphrase: Passphrase | None = None,
+    ) -> None:
         self._settings = settings
         self._places = places
         self._token = token
-        self._identity = identity_key(places)
+        self._identity = identity_key(places, passphrase)
         self._post = Post()
         self._access = Access(
             places, self._identity, congestion_control=settings.congestion_control

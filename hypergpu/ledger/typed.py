@@ -159,8 +159,8 @@ def sign(key: IdentityKey, separator: bytes, statement: Statement) -> bytes:
     return key.sign_digest(signed_digest(separator, statement))
 
 
-def signer(separator: bytes, statement: Statement, signature: bytes) -> NodeId | None:
-    """Who signed exactly this statement in this domain; None for bytes that are no signature.
+def signer(separator: bytes, statement: Statement, signature: bytes) -> str | None:
+    """Whose address signed exactly this statement in this domain; None for what is no signature.
 
     Nothing from outside makes it raise. About 0.1 ms.
     """

@@ -5,8 +5,10 @@ import msgspec
 from hypergpu.refusal import Reason, RefusalError
 
 STRIPES_MAX = 16
-STRIPE_BYTES_MIN = 64 << 10
-"""Less is not worth a stream of its own."""
+STRIPE_BYTES_MIN = 10 << 10
+"""A fresh TCP window carries as much at once (RFC 6928), headers and TLS included: of less, more
+connections save no round trip.
+"""
 PIECE_BYTES = 64 << 10
 """What a chunk of a stripe or a range carries: over a slow link a larger one would arrive late."""
 

@@ -82,8 +82,8 @@ def family(
     sparse = tuple(level for level in levels if level in SPARSE_SCHEMES)
     if not dense or not sparse:
         return Family(tuple(levels), is_sparse=not dense)
-    if previous is None or not previous.is_sparse:
-        is_held = previous is not None and previous.span_ms > 0
+    is_held = previous is not None and previous.span_ms > 0
+    if previous is None or not previous.is_sparse or not is_held:
         is_sparse = needing >= (_SPARSE_FROM_DENSE if is_held else _SPARSE_FROM)
         return Family(sparse if is_sparse else dense, is_sparse)
     dense_rounds = previous.dense_rounds + 1 if needing_with_room < _DENSE_FROM else 0

@@ -1,4 +1,8 @@
-"""The plan of a round of which nothing is known yet: a job's first, or one after a restart."""
+"""The plan of a round of which nothing is known yet: a job's first, or one after a restart.
+
+A job's first round is sparse where the job allows it. That is little to move over lines that nobody
+has measured, enough to measure them by, and no worse to begin with: see docs/log.md.
+"""
 
 from collections.abc import Mapping
 
@@ -8,13 +12,13 @@ from coordinator.core.measure.fleet import typical
 from coordinator.core.measure.reading import NodeReading
 from coordinator.core.plan.balance import own_batches
 from coordinator.core.plan.decision import NodePlan, PlanMemory, PlanRequest, RoundPlan, Sizes
-from coordinator.core.plan.ladder import FINEST
+from coordinator.core.plan.ladder import FINEST, allowed_levels
 from coordinator.core.plan.participation import absentees, remembered, still_resting
 from coordinator.core.plan.spreading import fitted, most_ahead
 from coordinator.core.plan.transfers import connections
 from coordinator.core.plan.wording import node_reason, opening_reason
 from hypergpu.ids import NodeId
-from hypergpu.spec import SPARSE_SCHEMES
+from hypergpu.spec import SPARSE_SCHEMES, JobSpec
 from hypergpu.units import Milliseconds
 
 
@@ -26,7 +30,11 @@ def opening_plan(
     most = request.spec.aware.inner_steps_max
     steps = min(most, request.spec.training.inner_steps)
     if previous is None:
-        previous = PlanMemory(steps, request.round, is_sparse=False)
+        codec = _first_codec(request.spec, sizes)
+        is_sparse = codec in SPARSE_SCHEMES
+        previous = PlanMemory(steps, request.round, is_sparse=is_sparse, down=codec)
+    else:
+        codec = request.spec.aware.sparsest if previous.is_sparse else FINEST
     memories = remembered(request)
     resting = still_resting(request, memories, readings)
     working = {node: memory for node, memory in memories.items() if node not in resting}
@@ -35,7 +43,6 @@ def opening_plan(
     given = fitted(
         asked, request.spec.training.batch_size, request.samples_total - request.samples_done
     )
-    codec = FINEST if not previous.is_sparse else request.spec.aware.sparsest
     usual = typical(readings[node] for node in request.candidates if node in readings)
     nodes = {}
     for node, memory in working.items():
@@ -62,3 +69,9 @@ def opening_plan(
         memory=replace(previous, nodes={**absentees(request), **memories}),
         reason=opening_reason(min(most, previous.inner_steps), codec),
     )
+
+
+def _first_codec(spec: JobSpec, sizes: Sizes) -> str:
+    """Of a job's first round: the finest of the sparse ones."""
+    sparse = (level for level in allowed_levels(spec, sizes) if level in SPARSE_SCHEMES)
+    return next(sparse, FINEST)

@@ -8,6 +8,8 @@ and start again, a replay finds out.
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from coordinator.shell.journal.ledger.interface import Outbox, ReceiptBook
+from coordinator.shell.journal.ledger.records import NO_EARNINGS, Earnings
 from coordinator.shell.journal.records import (
     CertificateRecord,
     Entry,
@@ -25,12 +27,22 @@ from hypergpu.ids import JobId, NodeId, TokenId
 class JobJournal(Protocol):
     """Each job's events as a hash chain, with snapshots."""
 
-    def append(self, entries: Sequence[Entry], claims: Sequence[RequestClaim] = ()) -> None:
+    def append(
+        self,
+        entries: Sequence[Entry],
+        claims: Sequence[RequestClaim] = (),
+        earnings: Earnings = NO_EARNINGS,
+    ) -> None:
         """Write entries of one or several jobs in one transaction. A new job starts at sequence 0.
 
+        Args:
+            entries: Of each job in order.
+            claims: Request ids that are taken from now on.
+            earnings: Receipts that these entries give, and epochs that they end.
+
         Raises:
-            JournalConflictError: an entry does not follow on its job's last, or a request id
-                is taken.
+            JournalConflictError: an entry does not follow on its job's last, a request id is
+                taken, a receipt is not its node's next, or its epoch has ended.
         """
 
     def read(
@@ -55,7 +67,7 @@ class JobJournal(Protocol):
         """Forget every row and snapshot behind ``head``, which becomes the job's end."""
 
     def remove_job(self, job_id: JobId) -> None:
-        """Forget the job wholly, its request ids too."""
+        """Forget the job wholly, its request ids too. Receipts stay: what they say is owed."""
 
     def request(self, request_id: str) -> RequestClaim | None:
         """Who took a request id."""
@@ -132,8 +144,8 @@ class Registry(Protocol):
         """A node's certificates, oldest first."""
 
 
-class Journal(JobJournal, Registry, Protocol):
-    """Both, in one place, so that one transaction log holds all that must survive."""
+class Journal(JobJournal, Registry, ReceiptBook, Outbox, Protocol):
+    """All of them in one place, so that one transaction log holds all that must survive."""
 
     def close(self) -> None:
         """Let go of files, connections and the lock."""

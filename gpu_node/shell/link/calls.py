@@ -24,6 +24,8 @@ _Fetch = grpc.aio.UnaryStreamMultiCallable[node_pb2.FetchBlobRequest, bytes]
 _Submit = grpc.aio.StreamUnaryMultiCallable[bytes, node_pb2.SubmitUpdateResponse]
 
 _ADMITTED_KEY = "hypergpu-admitted"
+_UNASKED_BYTES = 32 << 10
+"""Less than the 64 KiB that HTTP/2 lets a stream carry before it is told to go on."""
 _UNSETTLED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 _SERVICE = "/hypergpu.v1.NodeService/"
 
@@ -113,17 +115,25 @@ class Calls:
         )
 
     async def submit(
-        self, messages: AsyncIterator[bytes], timeout_s: float
+        self, messages: AsyncIterator[bytes], timeout_s: float, bulk_bytes: int
     ) -> node_pb2.SubmitUpdateResponse:
         """Send an update: `SubmitUpdateRequest` messages, already serialized, the header first.
 
         The coordinator says in initial metadata that it admits the header. Bulk written before
-        could meet a closed stream; gRPC would report the failed write, not the refusal.
+        could meet a closed stream; gRPC would report the failed write, not the refusal. What fits
+        into a stream's first window is all written before any answer can come: it goes at once.
+
+        Args:
+            messages: The header, then chunks.
+            timeout_s: For all of it.
+            bulk_bytes: What the chunks come to.
         """
 
         async def paced() -> AsyncIterator[bytes]:
             yield await anext(messages)
-            if _ADMITTED_KEY not in dict(await call.initial_metadata()):
+            if bulk_bytes > _UNASKED_BYTES and _ADMITTED_KEY not in dict(
+                await call.initial_metadata()
+            ):
                 await call.code()  # Refused: the iterator must not end before the call has.
                 return
             async for message in messages:

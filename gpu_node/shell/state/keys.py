@@ -1,8 +1,5 @@
 """The node's two keys: the one that is its identity, and the one that its certificate is for."""
 
-import stat
-from pathlib import Path
-
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -10,32 +7,36 @@ from cryptography.x509.oid import NameOID
 
 from gpu_node.shell.state.places import Places, write_durably
 from hypergpu.ids import NodeId
+from hypergpu.keys.keyfile import is_encrypted, stored_secret
+from hypergpu.keys.passphrase import NAME_A_FILE, Passphrase, kept_passphrase, made_passphrase
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 
 
-def identity_key(places: Places) -> IdentityKey:
-    """The node's secp256k1 key, made on the first start.
+def identity_key(places: Places, passphrase: Passphrase | None = None) -> IdentityKey:
+    """The node's secp256k1 key, made on the first start. It lies there encrypted.
+
+    Args:
+        places: Of the node.
+        passphrase: Of the key; None: one that is made for it and kept beside the state folder, so
+            that the daemon starts without anybody's doing and a copy of the folder opens nothing.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it is damaged, or others can read it.
+        RefusalError: FILE_UNUSABLE, the key or its passphrase is damaged or missing, the passphrase
+            is another one, or others can read either.
     """
-    path = places.identity
-    if not path.exists():
-        write_durably(path, IdentityKey.generate().secret.hex().encode() + b"\n")
-    _refuse_shared(path)
-    try:
-        return IdentityKey(bytes.fromhex(path.read_text("ascii").strip()))
-    except ValueError as broken:
-        detail = f"the identity key {path} is damaged: restore it, or delete it and join again"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
+    return IdentityKey(stored_secret(places.identity, passphrase or _passphrase_beside(places)))
 
 
-def _refuse_shared(path: Path) -> None:
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
-        detail = f"others can read the identity key {path} (mode {mode:o}): chmod 600 {path}"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail)
+def _passphrase_beside(places: Places) -> Passphrase:
+    if is_encrypted(places.identity):
+        return kept_passphrase(places.passphrase)
+    if places.root.is_mount() and not places.passphrase.exists():
+        what = (
+            f"{places.root} is a volume of its own: a passphrase beside it would be lost without it"
+        )
+        raise RefusalError(Reason.FILE_UNUSABLE, what, fix=NAME_A_FILE)
+    return made_passphrase(places.passphrase)
 
 
 def tls_key_pem(places: Places) -> bytes:

@@ -102,7 +102,8 @@ class Uploader:
         timeout_s = transfer_timeout_s(
             end - header.offset, calls.timeout_ms, connections=stripe.count
         )
-        return await calls.submit(self._messages(header, path, end), timeout_s)
+        messages = self._messages(header, path, end)
+        return await calls.submit(messages, timeout_s, end - header.offset)
 
     async def refuse_damaged(self, lease: Lease, update: Update) -> None:
         """After the coordinator found another digest: refuse what is damaged on this side.

@@ -25,6 +25,7 @@ from hypergpu.layout import Flat, TensorSpec, layout_of
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
+from hypergpu.wire.stripes import STRIPE_BYTES_MIN
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan
 from tests.integration.node.node_service import (
@@ -372,7 +373,7 @@ async def test_early_pieces_that_are_damaged_are_fetched_again(desk: Desk) -> No
 
 
 async def test_a_small_blob_comes_over_one_connection(desk: Desk) -> None:
-    small = blob_value(desk.service.put(CONTENT[: CHUNK_BYTES + 1]))
+    small = blob_value(desk.service.put(CONTENT[: 2 * STRIPE_BYTES_MIN - 1]))
     lines = Lines(lambda: open_calls(desk.address))
     async with lines.over(desk.calls, 8) as calls:
         await desk.download.fetch(calls, small)

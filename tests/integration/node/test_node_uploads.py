@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 
 from gpu_node.core.assignment import Lease, Update
-from gpu_node.shell.link.bulk import CHUNK_BYTES
+from gpu_node.shell.link.bulk import CHUNK_BYTES, submitted
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.lines import Lines
+from gpu_node.shell.link.refusals import refusal_in
 from gpu_node.shell.state.files import Nonces
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.transfer.upload import Uploader
 from hypergpu.digest import digest_of
-from hypergpu.refusal import RefusalError
+from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 from hypergpu.units import Bytes, Samples
+from hypergpu.v1 import node_pb2
 from hypergpu.wire.stripes import PIECE_BYTES
 from tests.integration.node.node_service import (
     Served,
@@ -165,3 +167,22 @@ async def test_each_stripe_goes_on_where_it_broke_off_under_a_fresh_nonce(desk: 
         header.offset >= start + 2 * PIECE_BYTES
         for header, start in zip(again, starts, strict=True)
     )
+
+
+@pytest.mark.parametrize(("bulk_bytes", "sends_bulk_unasked"), [(8 << 10, True), (64 << 10, False)])
+async def test_what_one_window_carries_goes_unasked_and_still_meets_its_refusal(
+    desk: Desk, bulk_bytes: int, *, sends_bulk_unasked: bool
+) -> None:
+    desk.service.refusal = RefusalError(Reason.LEASE_STALE, "another round is open")
+    taken: list[str] = []
+
+    async def messages() -> AsyncIterator[bytes]:
+        taken.append("header")
+        yield node_pb2.SubmitUpdateRequest(header=node_pb2.UpdateHeader()).SerializeToString()
+        taken.append("bulk")
+        yield submitted(0, memoryview(bytes(bulk_bytes)))
+
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await desk.calls.submit(messages(), 5.0, bulk_bytes)
+    assert refusal_in(refused.value) is not None
+    assert ("bulk" in taken) == sends_bulk_unasked

@@ -39,8 +39,8 @@ from tests.properties.ledger.statements import (
 
 TYPES = {
     "Contribution": "bytes32 job,uint32 epoch,uint32 round,address node,bytes32 shard,"
-    "bytes32 model,bytes32 update,uint64 samples,uint32 innerSteps,uint64 computeMs,uint64 updateBytes,"
-    "uint64 lease,uint64 nonce",
+    "bytes32 model,bytes32 update,uint64 samples,uint32 innerSteps,uint64 computeMs,"
+    "uint64 updateBytes,uint64 lease,uint64 nonce",
     "Receipt": "bytes32 job,uint32 epoch,uint32 round,address node,uint64 sequence,"
     "bytes32 contribution,uint64 samples,uint16 qualityBps,bytes32 evaluator",
     "Voucher": "bytes32 job,address node,uint64 sequence,uint128 amount",

@@ -6,6 +6,7 @@ import pytest
 from coordinator.core.commands import Command, InitialiseModel
 from coordinator.core.events import JobCreated, JobPaused, PreparationFailed
 from coordinator.core.job import Phase
+from coordinator.shell.journal.ledger.records import NO_EARNINGS, Earnings
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import Entry, RequestClaim
 from coordinator.shell.runtime.driver import Decision, Driver
@@ -26,10 +27,15 @@ class FullJournal(MemoryJournal):
 
     is_full = False
 
-    def append(self, entries: Sequence[Entry], claims: Sequence[RequestClaim] = ()) -> None:
+    def append(
+        self,
+        entries: Sequence[Entry],
+        claims: Sequence[RequestClaim] = (),
+        earnings: Earnings = NO_EARNINGS,
+    ) -> None:
         if self.is_full:
             raise RefusalError(Reason.DISK_FULL, "no space")
-        super().append(entries, claims)
+        super().append(entries, claims, earnings)
 
 
 class Driven:

@@ -15,6 +15,7 @@ from coordinator.shell.journal.chain import (
     reading,
     snapshot_digest,
 )
+from coordinator.shell.journal.ledger.records import NO_EARNINGS, Earnings
 from coordinator.shell.journal.records import (
     Damage,
     Entry,
@@ -27,6 +28,8 @@ from coordinator.shell.journal.records import (
 )
 from coordinator.shell.journal.sql.database import Database
 from coordinator.shell.journal.sql.engine import journal_url
+from coordinator.shell.journal.sql.ledger.keeping import keep_earnings
+from coordinator.shell.journal.sql.ledger.reading import SqlLedger
 from coordinator.shell.journal.sql.registry import SqlRegistry
 from coordinator.shell.journal.sql.tables import ENTRIES, JOBS, REQUESTS, SNAPSHOTS
 from hypergpu.ids import Digest, JobId
@@ -34,7 +37,7 @@ from hypergpu.ids import Digest, JobId
 SNAPSHOTS_KEPT = 2
 
 
-class SqlJournal(SqlRegistry):
+class SqlJournal(SqlRegistry, SqlLedger):
     """A journal in a SQLite file or a PostgreSQL database, for one coordinator at a time.
 
     Attributes:
@@ -51,10 +54,16 @@ class SqlJournal(SqlRegistry):
             JournalError: it is locked by another coordinator, too new, or unreadable.
         """
         self._database = Database(journal_url(url))
-        super().__init__(self._database)
+        SqlRegistry.__init__(self, self._database)
+        SqlLedger.__init__(self, self._database)
         self.findings = self._database.findings
 
-    def append(self, entries: Sequence[Entry], claims: Sequence[RequestClaim] = ()) -> None:
+    def append(
+        self,
+        entries: Sequence[Entry],
+        claims: Sequence[RequestClaim] = (),
+        earnings: Earnings = NO_EARNINGS,
+    ) -> None:
         with self._database.writer() as connection:
             known = {
                 job_id: _head(connection, job_id) for job_id in {one.job_id for one in entries}
@@ -67,6 +76,7 @@ class SqlJournal(SqlRegistry):
                 heads[job_id] = following(job_id, head, entry)
                 rows.append(_row(entry, heads[job_id].chain))
             _claim(connection, claims)
+            keep_earnings(connection, earnings)
             if rows:
                 connection.execute(insert(ENTRIES), rows)
             for job_id, head in heads.items():

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
+import {TypedData} from "../libraries/TypedData.sol";
+import {Payments} from "./Payments.sol";
+
+/// @title Pay on the coordinator's word alone, out of what is free.
+abstract contract Vouchers is Payments {
+    using SafeCast for uint256;
+    using TypedData for Voucher;
+
+    function redeemVoucher(Voucher calldata voucher, bytes calldata coordinatorSignature)
+        external
+        nonReentrant
+        returns (uint256 amount)
+    {
+        (bytes32 job, address node) = (voucher.job, voucher.node);
+        if (msg.sender != node) revert NotNode();
+        JobRecord storage record = _opened(job);
+        Promises memory promises = _promises[job][node];
+        if (promises.isBarred) revert NodeIsBarred();
+        if (promises.pending != 0) revert ClaimPending(promises.releaseAt);
+        _requireSigned(record.coordinator, voucher.hash(), coordinatorSignature);
+
+        Line storage line = _lines[job][node];
+        uint256 had = uint256(line.earned) + promises.advance + promises.voided;
+        if (voucher.amount <= had) revert NothingDue();
+        amount = voucher.amount - had;
+        uint96 spendable = _spendable(record);
+        if (amount > spendable) amount = spendable;
+        if (amount == 0) revert NothingDue();
+
+        uint96 due = amount.toUint96();
+        _reserve(job, due);
+        promises.advance += due;
+        line.hasAdvance = true;
+        bool isAtOnce = !paused() && _tryLock(node, due);
+        if (!isAtOnce) {
+            promises.pending = due;
+            promises.releaseAt = _after(CHALLENGE_WINDOW);
+        }
+        _promises[job][node] = promises;
+        emit VoucherRedeemed(job, node, due, promises.releaseAt);
+        if (isAtOnce) {
+            emit VoucherPaid(job, node, due);
+            _push(node, due);
+        }
+    }
+
+    function releaseVoucher(bytes32 job, address node) external nonReentrant {
+        Promises storage promises = _promises[job][node];
+        uint96 amount = promises.pending;
+        if (amount == 0) revert NothingDue();
+        _requireReached(promises.releaseAt);
+        promises.pending = 0;
+        emit VoucherPaid(job, node, amount);
+        _push(node, amount);
+    }
+}

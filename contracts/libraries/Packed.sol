@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {ITrainingLedger} from "../interfaces/ITrainingLedger.sol";
+import {Shares} from "./Shares.sol";
+
+/// @title The bytes of batches.
+/// @dev The only assembly of the ledger. Callers have checked that what is read lies inside the call data.
+library Packed {
+    uint256 internal constant HEAD_BYTES = 28;
+    uint256 internal constant RECEIPT_BYTES = 16;
+
+    error QualityAboveFull(uint256 qualityBps);
+
+    /// @notice One node's head: `address[20] firstSequence[6] receipts[2]`. Zero receipts where the bytes end before it.
+    function head(bytes calldata packed, uint256 offset)
+        internal
+        pure
+        returns (address node, uint48 firstSequence, uint256 receipts)
+    {
+        if (packed.length < offset + HEAD_BYTES) return (address(0), 0, 0);
+        uint256 word;
+        assembly ("memory-safe") {
+            word := calldataload(add(packed.offset, offset))
+        }
+        node = address(uint160(word >> 96));
+        firstSequence = uint48(word >> 48);
+        receipts = uint16(word >> 32);
+    }
+
+    /// @notice Sums over the receipts `round[4] samples[4] qualityBps[2] contribution[6]` in [from, to).
+    /// @dev At most 65,535 receipts of 32 and 14 bits: the sums do not overflow.
+    function sums(bytes calldata packed, uint256 from, uint256 to) internal pure returns (uint64 samples, uint80 score) {
+        unchecked {
+            for (uint256 offset = from; offset < to; offset += RECEIPT_BYTES) {
+                uint256 word;
+                assembly ("memory-safe") {
+                    word := calldataload(add(packed.offset, offset))
+                }
+                uint256 checked = uint32(word >> 192);
+                uint256 qualityBps = uint16(word >> 176);
+                if (qualityBps > Shares.FULL_QUALITY_BPS) revert QualityAboveFull(qualityBps);
+                samples += uint64(checked);
+                score += uint80(checked * qualityBps);
+            }
+        }
+    }
+
+    /// @notice keccak256 of the totals' words, five a node, as they lie in the call data.
+    function hashOfWords(ITrainingLedger.NodeTotals[] calldata totals) internal pure returns (bytes32 digest) {
+        uint256 size = totals.length * 160;
+        assembly ("memory-safe") {
+            let free := mload(0x40)
+            calldatacopy(free, totals.offset, size)
+            digest := keccak256(free, size)
+        }
+    }
+}

@@ -1,0 +1,73 @@
+"""What every journal offers to the pipeline. Calls block until durable, as the journal's own do.
+
+Receipts come in with the rows of the job that earned them (`JobJournal.append`). A removed job's
+receipts and transactions stay: what was earned is owed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from coordinator.core.settlement.sending import TransactionState
+from coordinator.shell.journal.ledger.records import (
+    AccountName,
+    BatchRecord,
+    EpochRecord,
+    OutboxChange,
+    OutboxRow,
+    ReceiptRecord,
+    UnsealedReceipt,
+)
+from hypergpu.ids import JobId, NodeId
+
+
+class ReceiptBook(Protocol):
+    """Receipts, by job and node."""
+
+    def receipt_counts(self, job_id: JobId) -> Mapping[NodeId, int]:
+        """How many receipts each node has in a job, which is the sequence of its next."""
+
+    def receipts(
+        self, job_id: JobId, *, node: NodeId | None = None, epoch: int | None = None
+    ) -> tuple[ReceiptRecord, ...]:
+        """Receipts of a job, by node and sequence: all, a node's, an epoch's."""
+
+    def receipt(self, job_id: JobId, node: NodeId, sequence: int) -> ReceiptRecord | None:
+        """One receipt."""
+
+
+class Outbox(Protocol):
+    """Receipts on their way into blocks. One pipeline at a time writes it."""
+
+    def unsealed(self, limit: int) -> tuple[UnsealedReceipt, ...]:
+        """Receipts in no batch, by job, node and sequence. Cost grows with them, not with all."""
+
+    def epochs(self, *, is_final_too: bool = False) -> tuple[EpochRecord, ...]:
+        """Epochs on their way, by job and number; those that are final too when asked for."""
+
+    def transactions(
+        self, account: AccountName, *, states: Sequence[TransactionState], limit: int = 0
+    ) -> tuple[OutboxRow, ...]:
+        """Transactions in the given states, by nonce; at most ``limit`` unless it is 0."""
+
+    def newest_final(self, account: AccountName, count: int) -> tuple[OutboxRow, ...]:
+        """The final transactions of the highest nonces, newest first."""
+
+    def transaction_for(self, account: AccountName, purpose: str) -> OutboxRow | None:
+        """The transaction that was sealed for a purpose."""
+
+    def next_nonce(self, account: AccountName) -> int | None:
+        """The nonce behind the account's last transaction; None before its first."""
+
+    def next_batch(self, account: AccountName, job_id: JobId) -> int:
+        """The number of a job's next batch on the contract, from 0."""
+
+    def batches(self, job_id: JobId) -> tuple[BatchRecord, ...]:
+        """What was recorded of a job, in order of nonces."""
+
+    def write(self, change: OutboxChange) -> None:
+        """Write all of a change, or nothing.
+
+        Raises:
+            JournalConflictError: a nonce does not follow on, a purpose is taken, or receipts are
+                sealed that are in a batch already.
+        """

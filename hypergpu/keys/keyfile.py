@@ -1,0 +1,97 @@
+"""A key in a file: made on the first start, encrypted, and readable by its owner alone."""
+
+import os
+from pathlib import Path
+
+from coincurve import PrivateKey
+
+from hypergpu.keys.keystore import CONTENT_BYTES_MAX, decrypted, encrypted, keystore_of
+from hypergpu.keys.passphrase import Passphrase, refuse_shared
+from hypergpu.refusal import Reason, RefusalError
+
+_PLAIN_DIGITS = 64
+
+
+def stored_secret(path: Path, passphrase: Passphrase) -> bytes:
+    """The 32 bytes of the key in a file, which is made where there is none.
+
+    A file that holds the key as plain hex digits, as older versions wrote it, is encrypted in its
+    place. Takes about a second for a passphrase that somebody thought up.
+
+    Raises:
+        RefusalError: FILE_UNUSABLE, the file cannot be read or written, others can read it, it is
+            damaged, or the passphrase is another one.
+    """
+    try:
+        if not path.exists():
+            _write(path, encrypted(PrivateKey().secret, passphrase))
+        refuse_shared(path, "the key")
+        content = _content(path)
+        plain = _plain_secret(content)
+        if plain is not None:
+            _write(path, encrypted(plain, passphrase))
+            return plain
+    except OSError as broken:
+        what = f"the key {path} cannot be used: {broken.strerror}"
+        raise RefusalError(Reason.FILE_UNUSABLE, what) from broken
+    return decrypted(keystore_of(content, source=str(path)), passphrase, source=str(path))
+
+
+def is_encrypted(path: Path) -> bool:
+    """Whether there is a key that needs a passphrase; a damaged one is taken to need one.
+
+    Raises:
+        RefusalError: FILE_UNUSABLE, it cannot be read.
+    """
+    try:
+        return path.exists() and _plain_secret(_content(path)) is None
+    except OSError as broken:
+        what = f"the key {path} cannot be used: {broken.strerror}"
+        raise RefusalError(Reason.FILE_UNUSABLE, what) from broken
+
+
+def change_passphrase(path: Path, old: Passphrase, new: Passphrase) -> None:
+    """Encrypt the key in a file under another passphrase.
+
+    Raises:
+        RefusalError: as `stored_secret`.
+    """
+    secret = stored_secret(path, old)
+    try:
+        _write(path, encrypted(secret, new))
+    except OSError as broken:
+        what = f"the key {path} cannot be written: {broken.strerror}"
+        raise RefusalError(Reason.FILE_UNUSABLE, what) from broken
+
+
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(CONTENT_BYTES_MAX + 1)
+
+
+def _plain_secret(content: bytes) -> bytes | None:
+    """The key where it lies there in plain; None of anything else."""
+    digits = content.strip()
+    if len(digits) != _PLAIN_DIGITS or digits.startswith(b"{"):
+        return None
+    try:
+        return PrivateKey(bytes.fromhex(digits.decode("ascii"))).secret
+    except ValueError:
+        return None
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file, readable by its owner alone, whole or not at all, whenever the power goes."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.unlink(missing_ok=True)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,62 @@
+"""Vouchers: what a node can take to the contract without asking the coordinator again.
+
+A node keeps only the newest voucher of each job. Its amount counts from the job's start, so that a
+voucher cannot be paid twice, and one that was lost costs nothing.
+"""
+
+import msgspec
+
+from hypergpu.ids import Address, JobKey, NodeId
+from hypergpu.ledger.typed import Voucher, signer
+from hypergpu.units import Wei
+
+
+class SignedVoucher(msgspec.Struct, frozen=True):
+    """A voucher with the coordinator's signature."""
+
+    voucher: Voucher
+    signature: bytes
+
+
+def next_amount(previous: Wei, earned: Wei, advanced: Wei) -> Wei:
+    """A voucher's amount, which never falls.
+
+    An update is advanced a part of its pay before its quality is known. Where the quality turns out
+    lower than that, the voucher stands still until the node has earned the difference; a node that
+    sends worthless updates is so advanced once, and never again.
+
+    Args:
+        previous: The amount of the voucher before it; 0 where there is none.
+        earned: By all of the node's receipts in the job.
+        advanced: `pay.guaranteed` of the accepted updates without a receipt yet, summed.
+    """
+    return max(previous, Wei(earned + advanced))
+
+
+def voucher_fault(
+    signed: SignedVoucher, *, separator: bytes, coordinator: Address, held: Voucher
+) -> str:
+    """Why a node should not take a voucher in place of the one it holds; empty: it should.
+
+    Args:
+        signed: As it arrived.
+        separator: Of the domain that the job is settled in.
+        coordinator: Who signs for the job.
+        held: The voucher held so far; of amount 0 where there is none.
+    """
+    voucher = signed.voucher
+    if (voucher.job, voucher.node) != (held.job, held.node):
+        return "it is for another job or node"
+    if voucher.amount < held.amount or voucher.sequence < held.sequence:
+        return (
+            f"it is worth {voucher.amount} for {voucher.sequence} receipts,"
+            f" less than {held.amount} for {held.sequence} before"
+        )
+    if signer(separator, voucher, signed.signature) != coordinator:
+        return f"the coordinator {coordinator} did not sign it"
+    return ""
+
+
+def no_voucher(job: JobKey, node: NodeId) -> Voucher:
+    """What a node holds before its first voucher."""
+    return Voucher(job=job, node=node, sequence=0, amount=Wei(0))

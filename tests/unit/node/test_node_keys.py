@@ -1,0 +1,70 @@
+"""The node's identity: which passphrase its key is encrypted under, and where that lies."""
+
+from pathlib import Path
+
+import pytest
+
+from gpu_node.shell.state.keys import identity_key
+from gpu_node.shell.state.places import Places
+from hypergpu.keys.passphrase import Passphrase
+from hypergpu.refusal import RefusalError
+from hypergpu.signature import IdentityKey
+
+GIVEN = Passphrase(b"given", "the test", is_made=True)
+
+
+def folder(tmp_path: Path) -> Places:
+    with Places(tmp_path / "node") as places:
+        return places
+
+
+def test_an_unattended_node_makes_a_passphrase_beside_its_folder(tmp_path: Path) -> None:
+    places = folder(tmp_path)
+    key = identity_key(places)
+    assert identity_key(places).secret == key.secret
+    assert places.passphrase == tmp_path / "node.passphrase"
+    assert places.passphrase.stat().st_mode & 0o777 == 0o600
+    assert key.secret.hex() not in places.identity.read_text()
+
+
+def test_a_copy_of_the_folder_alone_opens_nothing(tmp_path: Path) -> None:
+    places = folder(tmp_path)
+    identity_key(places)
+    stolen = Places(places.root.rename(tmp_path / "copy"))
+    with pytest.raises(RefusalError, match=r"copy\.passphrase cannot be read: No such file"):
+        identity_key(stolen)
+    assert not stolen.passphrase.exists()
+
+
+def test_a_given_passphrase_is_kept_nowhere(tmp_path: Path) -> None:
+    places = folder(tmp_path)
+    key = identity_key(places, GIVEN)
+    assert identity_key(places, GIVEN).secret == key.secret
+    assert not places.passphrase.exists()
+    with pytest.raises(RefusalError, match="cannot be read"):
+        identity_key(places)
+
+
+def test_a_plain_key_is_encrypted_at_the_next_start(tmp_path: Path) -> None:
+    places, key = folder(tmp_path), IdentityKey.generate()
+    places.identity.write_text(key.secret.hex() + "\n")
+    places.identity.chmod(0o600)
+    assert identity_key(places).secret == key.secret
+    assert key.secret.hex() not in places.identity.read_text()
+    assert identity_key(places).secret == key.secret
+
+
+def test_a_volume_of_its_own_is_given_a_passphrase_by_hand() -> None:
+    with pytest.raises(RefusalError, match="is a volume of its own") as refused:
+        identity_key(Places(Path("/proc")))
+    assert "--passphrase-file" in refused.value.fix
+
+
+def test_a_key_that_belongs_to_a_lost_passphrase_is_not_written_over(tmp_path: Path) -> None:
+    places = folder(tmp_path)
+    identity_key(places)
+    before = places.identity.read_bytes()
+    places.passphrase.write_text("another\n")
+    with pytest.raises(RefusalError, match=r"from .*node\.passphrase does not open"):
+        identity_key(places)
+    assert places.identity.read_bytes() == before
