@@ -11,8 +11,8 @@ import psutil
 
 from gpu_node.shell.worker.limits import Limits
 from gpu_node.shell.worker.messages import Draw, Ready, Train, Trained
-from gpu_node.shell.worker.shard.beginning import Beginning, asked_for
-from gpu_node.shell.worker.shard.null import answer_null
+from gpu_node.shell.worker.shard.beginning import Beginning, asked_for, granted
+from gpu_node.shell.worker.shard.null import Played, answer_null
 from gpu_node.shell.worker.shard.training import begun_ahead, train_shard
 from gpu_node.shell.worker.shard.watch import ShardError, Watch
 from gpu_node.shell.worker.trainer.interface import Trainer
@@ -26,8 +26,7 @@ from hypergpu.units import Bytes, Milliseconds
 
 _ABILITIES = {"torch": ("torch", "numpy", "null"), "numpy": ("numpy", "null"), "null": ("null",)}
 
-Answer = Callable[[Train, Watch, Beginning | None], Trained]
-Begin = Callable[[Train], Beginning | None]
+Warm = Beginning | Played
 
 
 class Engine(Protocol):
@@ -48,8 +47,8 @@ class Engine(Protocol):
 
 class _Made(NamedTuple):
     key: str
-    answer: Answer
-    begin: Begin
+    answer: Callable[[Train, Watch, Warm | None], Trained]
+    begin: Callable[[Train], Warm | None]
     """What comes after a request, as far as it can be begun."""
 
 
@@ -62,7 +61,7 @@ class Workshop:
         self._pace = Pace(limits.step_floor_ms / 1000, limits.slowness_path)
         self._entries = {entry.name: entry for entry in entries() if entry.kind in _ABILITIES[kind]}
         self._made: _Made | None = None
-        self._beginning: Beginning | None = None
+        self._beginning: Warm | None = None
         self._answered: Train | None = None
         """The last request, as long as nothing was begun of what comes after it."""
 
@@ -86,7 +85,7 @@ class Workshop:
         key = json.dumps([request.workload, sorted(request.options.items()), request.data_dir])
         if self._made is None or self._made.key != key:
             self._made = None  # frees the last job's model before the next takes memory
-            self._made = _Made(key, *self._answer(entry, request))
+            self._made = self._maker(key, entry, request)
         try:
             trained = self._made.answer(request, watch, warm)
         except DatasetError as error:
@@ -112,7 +111,7 @@ class Workshop:
             return False
         return True
 
-    def _idled(self) -> Beginning | None:
+    def _idled(self) -> Warm | None:
         """Begin nothing any more; what was begun so far."""
         beginning, self._beginning, self._answered = self._beginning, None, None
         return beginning
@@ -147,11 +146,15 @@ class Workshop:
             )
         return entry
 
-    def _answer(self, entry: Entry, request: Train) -> tuple[Answer, Begin]:
+    def _maker(self, key: str, entry: Entry, request: Train) -> _Made:
         try:
             if entry.kind == "null":
                 layout = numpy_layout(build(entry, request.options))
-                return lambda wanted, watch, _: self._answer_null(wanted, layout, watch), _nothing
+                return _Made(
+                    key,
+                    lambda wanted, watch, warm: self._answer_null(wanted, layout, watch, warm),
+                    self._begin_null,
+                )
             if entry.kind == "numpy":
                 workload = build(entry, request.options)
                 made: Trainer = NumpyTrainer(workload, workload.load(request.data_dir).train)
@@ -159,8 +162,14 @@ class Workshop:
                 made = self._engine.trainer(entry, request)
         except (OptionError, DatasetError, BuilderMissingError) as error:
             raise ShardError(str(error)) from error
-        return (
-            lambda wanted, watch, warm: train_shard(wanted, self._paced(made, wanted), watch, warm),
+        return _Made(
+            key,
+            lambda wanted, watch, warm: train_shard(
+                wanted,
+                self._paced(made, wanted),
+                watch,
+                warm if isinstance(warm, Beginning) else None,
+            ),
             lambda done: begun_ahead(done, self._paced(made, done), made.layout),
         )
 
@@ -170,20 +179,31 @@ class Workshop:
             return trainer
         return PacedTrainer(trainer, self._pace, request.usual_batch_size)
 
-    def _answer_null(self, request: Train, layout: Layout, watch: Watch) -> Trained:
+    def _answer_null(
+        self, request: Train, layout: Layout, watch: Watch, warm: Warm | None
+    ) -> Trained:
         """Nothing is computed, but what a device would take for it may pass, and is told."""
         started_s = time.monotonic()
+        passed = 0 if warm is None else warm.steps_taken
         if self._pace.floor_s:
-            for _ in range(request.inner_steps):
+            for _ in range(request.inner_steps - passed):
                 watch.refuse_aborted()
-                time.sleep(self._pace.step_s * request.batch_size / request.usual_batch_size)
-        compute_ms = Milliseconds(round((time.monotonic() - started_s) * 1000))
+                self._pass_step(request)
+        compute_s = time.monotonic() - started_s + passed * self._step_s(request)
         answer = answer_null(request, layout, watch)
-        return msgspec.structs.replace(answer, compute_ms=compute_ms)
+        return msgspec.structs.replace(answer, compute_ms=Milliseconds(round(compute_s * 1000)))
 
+    def _begin_null(self, request: Train) -> Played | None:
+        beginning = granted(request)
+        if beginning is None or not self._pace.floor_s:
+            return None
+        return Played(beginning, lambda: self._pass_step(request))
 
-def _nothing(_: Train) -> None:
-    """What pretends to train keeps no state to begin from."""
+    def _pass_step(self, request: Train) -> None:
+        time.sleep(self._step_s(request))
+
+    def _step_s(self, request: Train) -> float:
+        return self._pace.step_s * request.batch_size / request.usual_batch_size
 
 
 class _PlainEngine:

@@ -3,6 +3,7 @@
 Nothing is kept between rounds and nothing is synced to disk: there is no work to lose.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -59,3 +60,27 @@ def _pattern(layout: Layout, codec: str) -> Octets:
     flat = Flat.empty(layout)
     flat.parameters[:] = np.resize(_noise(_TILE, 0), layout.parameters_count)
     return encode_update(layout, codec, flat).payload
+
+
+class Played:
+    """The beginning of a round that is not trained: its steps only pass.
+
+    Args:
+        request: As `beginning.granted` has it.
+        step: Lets the time of one step pass.
+    """
+
+    def __init__(self, request: Train, step: Callable[[], None]) -> None:
+        self.request = request
+        self._step = step
+        self.steps_taken = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to pass."""
+        return self.steps_taken == self.request.inner_steps
+
+    def advance(self) -> None:
+        """Let one step pass."""
+        self._step()
+        self.steps_taken += 1
