@@ -57,6 +57,14 @@ def test_rounds_that_overlap_come_to_another_model(cluster: Cluster, undisturbed
     assert end(cluster, cluster.submit(waiting)) != undisturbed
 
 
+def test_the_node_that_waits_has_begun_the_next_round_when_it_opens(
+    cluster: Cluster, undisturbed: bytes
+) -> None:
+    assert undisturbed
+    log = cluster.nodes[0].log.read_text("utf-8")
+    assert f"was begun {SPEC.training.inner_steps // 2} inner steps early" in log
+
+
 def test_a_node_killed_while_it_takes_steps_ahead_takes_them_again(
     cluster: Cluster, undisturbed: bytes
 ) -> None:

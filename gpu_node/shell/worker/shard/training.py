@@ -106,6 +106,8 @@ def _begun(
     wanted = asked_for(request)
     if wanted is None or kept is None or kept.model is None:
         return None
+    if warm is not None:
+        watch.log(f"round {request.round} was begun {warm.steps_taken} inner steps early")
     beginning = warm or Beginning(wanted, trainer, batches_of(wanted, trainer), kept)
     due_s = time.monotonic() + _PROGRESS_INTERVAL_S
     while not beginning.is_done:
