@@ -66,18 +66,18 @@ def test_an_assignment_grants_the_beginning_of_the_next_rounds_shard() -> None:
     assert (shard(job, ALICE), shard(job, BOB)) == ((run(0, 8),), (run(8, 8),))
     assert (granted(job, ALICE), granted(job, BOB)) == ((run(16, 4),), (run(20, 4),))
     told = {one.node: one for one in outstanding(job) if isinstance(one, AssignShard)}
-    seed = told[ALICE].ahead
-    assert seed is not None
-    assert told[ALICE].ahead == Ahead(
+    alice, bob = told[ALICE].ahead, told[BOB].ahead
+    assert alice is not None
+    assert bob is not None
+    assert alice == Ahead(
         round=1,
         inner_steps=1,
         shard=Shard(0, (run(16, 4),)),
-        seed=seed.seed,
+        seed=alice.seed,
         global_samples=Samples(16),
         total_samples=Samples(48),
     )
-    assert told[BOB].ahead is not None
-    assert told[BOB].ahead.seed != seed.seed
+    assert bob.seed != alice.seed
     assert told[ALICE].begun is None
 
 
