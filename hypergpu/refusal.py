@@ -133,6 +133,28 @@ class Reason(Enum):
     WORKER_UNUSABLE = Explanation(
         7003, "FAILED_PRECONDITION", "for torch: pip install 'hypergpu[torch]'; else read the log"
     )
+    # 8xxx: the chain
+    CHAIN_UNREACHABLE = Explanation(
+        8001, "UNAVAILABLE", "start the chain or correct its RPC's address; work goes on meanwhile"
+    )
+    CHAIN_WRONG = Explanation(
+        8002, "FAILED_PRECONDITION", "name the RPC of the chain that the profile is for"
+    )
+    LEDGER_WRONG = Explanation(
+        8003, "FAILED_PRECONDITION", "name a ledger of this version, or let one be deployed"
+    )
+    LEDGER_AHEAD = Explanation(
+        8004,
+        "FAILED_PRECONDITION",
+        "the key is used elsewhere, or the journal is an old copy: use the newest journal, or"
+        " another key",
+    )
+    SENDING_HALTED = Explanation(
+        8005, "ABORTED", "mend what made the transaction fail, then start again"
+    )
+    ESCROW_SHORT = Explanation(
+        8006, "FAILED_PRECONDITION", "raise the job's escrow: hypergpu job set pay.escrow=AMOUNT"
+    )
 
     @property
     def number(self) -> int:

@@ -106,6 +106,14 @@ def test_receipts_are_listed_by_node_and_by_epoch(store: JournalStore) -> None:
     assert store.journal.receipts(OTHER) == ()
 
 
+def test_the_score_of_epochs_is_summed(store: JournalStore) -> None:
+    keep(store, 0, 1)
+    keep(store, 2, epoch=1)
+    assert store.journal.score(JOB, [0]) == 2 * 320 * 9_000
+    assert store.journal.score(JOB, [0, 1]) == 3 * 320 * 9_000
+    assert store.journal.score(OTHER, [0]) == 0
+
+
 @pytest.mark.parametrize("sequence", [0, 2])
 def test_a_receipt_that_is_not_its_nodes_next_takes_its_rows_with_it(
     store: JournalStore, sequence: int
@@ -154,6 +162,7 @@ def test_receipts_wait_until_they_are_in_a_batch(store: JournalStore) -> None:
     assert left.contribution.hex() == receipt.contribution
     assert (left.samples, left.quality_bps, left.epoch) == (320, 9_000, 0)
     assert store.journal.batches(JOB) == (batch(4, 0, 2),)
+    assert store.journal.sealed_counts(JOB) == {ONE.node_id: 2}
     assert store.journal.next_batch(ACCOUNT, JOB) == 1
     assert store.journal.next_batch(ACCOUNT, OTHER) == 0
 
@@ -194,6 +203,8 @@ def test_transactions_are_stored_before_they_are_sent(store: JournalStore) -> No
     assert waiting == (row(7, "test/7"), row(8, "test/8"))
     assert journal.transactions(ACCOUNT, states=WAITING, limit=1) == waiting[:1]
     assert journal.transaction_for(ACCOUNT, "test/8") == waiting[1]
+    assert journal.purposes(ACCOUNT, "test/") == ("test/7", "test/8")
+    assert journal.purposes(ACCOUNT, "t%/8") == ()
     assert journal.transactions(AccountName(1, ACCOUNT.address), states=WAITING) == ()
 
 

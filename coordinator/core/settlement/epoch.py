@@ -11,8 +11,9 @@ leave a state that contradicts them::
              all are   sent once    recorded     every    nothing can
              signed                 and closed   node     undo it
 
-Nodes without stake wait for the challenge window: the first payment passes over them, `deferred`
-counts them, and one more payment is due once the window is over.
+Once the payments are mined the chain is asked whom they passed over: nodes without stake wait for
+the challenge window, and one more payment is due when it is over. Where a chain's profile says so,
+what rounding left of the pool is then returned to the job's escrow.
 """
 
 from enum import Enum
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hypergpu.ids import JobId
+from hypergpu.ids import JobId, NodeId
 
 
 class EpochState(Enum):
@@ -43,6 +44,8 @@ class Part(Enum):
     """Reserves the pool and freezes the scores."""
     PAYMENT = "payment"
     """Pays nodes."""
+    SWEEP = "sweep"
+    """Returns the dust."""
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -61,32 +64,52 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     receipts: int = 0
     """Sealed into batches."""
+    nodes: tuple[NodeId, ...] = ()
+    """Whose receipts they are, ascending."""
     is_ended: bool = False
     """No more receipts will come, and all that came are sealed."""
     batch: Tally = Tally()
     close: Tally = Tally()
     payment: Tally = Tally()
+    sweep: Tally = Tally()
+    counted: int = 0
+    """Payments that were mined when the chain was last asked whom they passed over."""
     deferred: int = 0
-    """Nodes that the last payment passed over."""
+    """Nodes that they passed over."""
     window_ends_s: int = 0
     """By the chain's clock; 0: not known."""
+    is_whole: bool = False
+    """Whether the nodes' scores are all of the epoch's: only then can the dust be told."""
 
     def tally(self, part: Part) -> Tally:
         """The transactions of one part."""
-        return {Part.BATCH: self.batch, Part.CLOSE: self.close, Part.PAYMENT: self.payment}[part]
+        tallies = {
+            Part.BATCH: self.batch,
+            Part.CLOSE: self.close,
+            Part.PAYMENT: self.payment,
+            Part.SWEEP: self.sweep,
+        }
+        return tallies[part]
+
+    @property
+    def is_count_due(self) -> bool:
+        """Whether the chain is to be asked whom the payments passed over."""
+        payment = self.payment
+        return 0 < payment.sealed == payment.mined and self.counted < payment.sealed
 
     @property
     def state(self) -> EpochState:
         """How far it is."""
-        parts = (self.batch, self.close, self.payment)
-        recorded = (self.batch, self.close)
+        if self.is_ended and not self.receipts:
+            return EpochState.FINAL
+        parts = (self.batch, self.close, self.payment, self.sweep)
         if not self.is_ended or not self.close.sealed or not self.payment.sealed:
             return EpochState.OPEN
         if any(each.sent < each.sealed for each in parts):
             return EpochState.SEALED
-        if any(each.mined < each.sealed for each in recorded):
+        if any(each.mined < each.sealed for each in (self.batch, self.close)):
             return EpochState.PUBLISHED
-        if self.deferred or self.payment.mined < self.payment.sealed:
+        if self.deferred or self.counted < self.payment.sealed:
             return EpochState.CONFIRMED
         if any(each.final < each.sealed for each in parts):
             return EpochState.PAID
@@ -103,6 +126,8 @@ class PartSealed(EpochEvent, frozen=True):
     part: Part
     receipts: int = 0
     """That it records."""
+    nodes: tuple[NodeId, ...] = ()
+    """Whose."""
 
 
 class EpochEnded(EpochEvent, frozen=True):
@@ -132,10 +157,11 @@ class PartMoved(EpochEvent, frozen=True):
 
 
 class PaymentsCounted(EpochEvent, frozen=True):
-    """The chain was asked whom a payment passed over."""
+    """The chain was asked whom the payments passed over."""
 
     deferred: int
     window_ends_s: int
+    is_whole: bool
 
 
 def refusal(epoch: Epoch, event: EpochEvent) -> str:
@@ -147,8 +173,9 @@ def refusal(epoch: Epoch, event: EpochEvent) -> str:
             return f"{_name(epoch)} has ended already" if epoch.is_ended else ""
         case PartMoved():
             return _move_refusal(epoch, event)
-        case PaymentsCounted(deferred=deferred) if deferred < 0:
-            return f"{_name(epoch)}: {deferred} nodes cannot wait"
+        case PaymentsCounted():
+            is_expected = epoch.is_count_due or epoch.deferred
+            return "" if is_expected else f"{_name(epoch)} has no payments to count"
         case _:
             return ""
 
@@ -158,15 +185,22 @@ def transition(epoch: Epoch, event: EpochEvent) -> Epoch:
     if refusal(epoch, event):
         return epoch
     match event:
-        case PartSealed(part=part, receipts=receipts):
-            epoch = msgspec.structs.replace(epoch, receipts=epoch.receipts + receipts)
+        case PartSealed(part=part, receipts=receipts, nodes=nodes):
+            known = tuple(sorted({*epoch.nodes, *nodes}))
+            epoch = msgspec.structs.replace(epoch, receipts=epoch.receipts + receipts, nodes=known)
             return _counted(epoch, part, Tally(sealed=1))
         case EpochEnded():
             return msgspec.structs.replace(epoch, is_ended=True)
         case PartMoved(part=part, move=move):
             return _counted(epoch, part, _COUNTS[move])
-        case PaymentsCounted(deferred=deferred, window_ends_s=ends_s):
-            return msgspec.structs.replace(epoch, deferred=deferred, window_ends_s=ends_s)
+        case PaymentsCounted():
+            return msgspec.structs.replace(
+                epoch,
+                counted=epoch.payment.mined,
+                deferred=event.deferred,
+                window_ends_s=event.window_ends_s,
+                is_whole=event.is_whole,
+            )
         case _:
             return epoch
 
@@ -178,22 +212,27 @@ class Due(NamedTuple):
     reason: str
 
 
-def due(epoch: Epoch, chain_time_s: int) -> Due | None:
+def due(epoch: Epoch, chain_time_s: int, *, sweeps: int) -> Due | None:
     """What is to be sealed next for an epoch; None while there is nothing to do but wait.
 
     Args:
         epoch: Which.
         chain_time_s: Of the newest block: windows are the contract's, by its clock.
+        sweeps: Dust is returned for epochs of at most so many nodes; 0: never.
     """
-    if not epoch.is_ended:
+    if not epoch.is_ended or not epoch.receipts:
         return None
     if not epoch.close.sealed:
         return Due(Part.CLOSE, f"{_name(epoch)} has ended and its {epoch.receipts} receipts are in")
     if not epoch.payment.sealed:
-        return Due(Part.PAYMENT, f"{_name(epoch)} is closed in the same breath")
-    is_settled = epoch.payment.mined == epoch.payment.sealed
-    if epoch.deferred and is_settled and chain_time_s > epoch.window_ends_s > 0:
+        return Due(Part.PAYMENT, f"{_name(epoch)} is closed")
+    if epoch.counted < epoch.payment.sealed:
+        return None
+    if epoch.deferred and chain_time_s >= epoch.window_ends_s:
         return Due(Part.PAYMENT, f"the window of {_name(epoch)} is over for {epoch.deferred} nodes")
+    is_sweepable = epoch.is_whole and not epoch.sweep.sealed and not epoch.deferred
+    if is_sweepable and len(epoch.nodes) <= sweeps:
+        return Due(Part.SWEEP, f"every node of {_name(epoch)} is paid")
     return None
 
 
@@ -204,6 +243,8 @@ def _sealing_refusal(epoch: Epoch, part: Part) -> str:
         return f"{_name(epoch)} has not ended"
     if part is Part.CLOSE:
         return f"{_name(epoch)} is closed once" if epoch.close.sealed else ""
+    if part is Part.SWEEP and epoch.sweep.sealed:
+        return f"{_name(epoch)} is swept once"
     return "" if epoch.close.sealed else f"{_name(epoch)} is paid after its close"
 
 
@@ -238,7 +279,9 @@ def _counted(epoch: Epoch, part: Part, change: Tally) -> Epoch:
         mined=tally.mined + change.mined,
         final=tally.final + change.final,
     )
-    return msgspec.structs.replace(epoch, **{part.value: counted})
+    epoch = msgspec.structs.replace(epoch, **{part.value: counted})
+    # A payment that is gone has paid nobody: the chain is asked again once it is back.
+    return msgspec.structs.replace(epoch, counted=min(epoch.counted, epoch.payment.mined))
 
 
 def _name(epoch: Epoch) -> str:

@@ -11,8 +11,9 @@ class Metering(Enum):
     """How receipts reach the chain."""
 
     EACH = "each"
-    """One transaction for each contribution: everything is on chain, and costs a thousand times as
-    much."""
+    """One transaction for each contribution, its receipt in the call data."""
+    PACKED = "packed"
+    """One transaction for many, every receipt in the call data: 16 bytes each."""
     BATCHED = "batched"
     """One transaction for many: their sums and the root of their tree."""
 
@@ -23,8 +24,9 @@ class SealingRule(msgspec.Struct, frozen=True, kw_only=True):
     metering: Metering = Metering.BATCHED
     interval_ms: int = 1_000
     """A receipt waits at most so long for others."""
-    receipts_max: int = 1_000
-    """In one batch."""
+    receipts_max: int = 5_000
+    """In one batch; pools take no transaction of more than 128 KiB, which packed ones reach at
+    8,000."""
     in_flight_max: int = 64
     """Transactions of the account in no block; pools drop what is beyond their own limit."""
 

@@ -38,6 +38,9 @@ class ReceiptBook(Protocol):
 class Outbox(Protocol):
     """Receipts on their way into blocks. One pipeline at a time writes it."""
 
+    def sealed_counts(self, job_id: JobId) -> Mapping[NodeId, int]:
+        """How many receipts of each node are in batches, or known to be on the chain."""
+
     def unsealed(self, limit: int) -> tuple[UnsealedReceipt, ...]:
         """Receipts in no batch, by job, node and sequence. Cost grows with them, not with all."""
 
@@ -55,6 +58,9 @@ class Outbox(Protocol):
     def transaction_for(self, account: AccountName, purpose: str) -> OutboxRow | None:
         """The transaction that was sealed for a purpose."""
 
+    def purposes(self, account: AccountName, prefix: str) -> tuple[str, ...]:
+        """What the account's transactions are for, as far as it begins with ``prefix``."""
+
     def next_nonce(self, account: AccountName) -> int | None:
         """The nonce behind the account's last transaction; None before its first."""
 
@@ -63,6 +69,9 @@ class Outbox(Protocol):
 
     def batches(self, job_id: JobId) -> tuple[BatchRecord, ...]:
         """What was recorded of a job, in order of nonces."""
+
+    def score(self, job_id: JobId, epochs: Sequence[int]) -> int:
+        """What the receipts of some epochs weigh together: the sum of samples times quality."""
 
     def write(self, change: OutboxChange) -> None:
         """Write all of a change, or nothing.

@@ -67,6 +67,11 @@ class MemoryLedger:
             kept = self._receipts.get((job_id, node), [])
             return kept[sequence] if 0 <= sequence < len(kept) else None
 
+    def sealed_counts(self, job_id: JobId) -> Mapping[NodeId, int]:
+        with self._ledger_lock:
+            sealed = self._shelves.sealed
+            return {key[1]: sealed.get(key, 0) for key in self._receipts if key[0] == job_id}
+
     def unsealed(self, limit: int) -> tuple[UnsealedReceipt, ...]:
         with self._ledger_lock:
             waiting = [
@@ -100,6 +105,12 @@ class MemoryLedger:
             kept = self._shelves.outbox.get(account, [])
             return next((row for row in kept if row.transaction.purpose == purpose), None)
 
+    def purposes(self, account: AccountName, prefix: str) -> tuple[str, ...]:
+        with self._ledger_lock:
+            kept = self._shelves.outbox.get(account, [])
+            purposes = [row.transaction.purpose for row in kept]
+        return tuple(each for each in purposes if each.startswith(prefix))
+
     def next_nonce(self, account: AccountName) -> int | None:
         with self._ledger_lock:
             kept = self._shelves.outbox.get(account)
@@ -117,6 +128,11 @@ class MemoryLedger:
     def batches(self, job_id: JobId) -> tuple[BatchRecord, ...]:
         with self._ledger_lock:
             return tuple(batch for batch in self._shelves.batches if batch.job_id == job_id)
+
+    def score(self, job_id: JobId, epochs: Sequence[int]) -> int:
+        with self._ledger_lock:
+            receipts = [one.signed.receipt for one in self.receipts(job_id)]
+        return sum(one.samples * one.quality_bps for one in receipts if one.epoch in epochs)
 
     def write(self, change: OutboxChange) -> None:
         with self._ledger_lock:

@@ -73,6 +73,12 @@ class SqlLedger:
             row = connection.execute(wanted).one_or_none()
         return None if row is None else ReceiptRecord(job_id, _receipts.decode(row[1]), row[0])
 
+    def sealed_counts(self, job_id: JobId) -> Mapping[NodeId, int]:
+        wanted = select(RECEIPT_COUNTS.c.node, RECEIPT_COUNTS.c.sealed)
+        with self._ledger_database.reader() as connection:
+            rows = connection.execute(wanted.where(RECEIPT_COUNTS.c.job_id == job_id)).all()
+        return {NodeId(row.node): row.sealed for row in rows}
+
     def unsealed(self, limit: int) -> tuple[UnsealedReceipt, ...]:
         columns = [RECEIPTS.c[name] for name in UnsealedReceipt._fields]
         counts = RECEIPT_COUNTS
@@ -126,6 +132,12 @@ class SqlLedger:
             rows = _outbox_rows(connection, account, connection.execute(wanted).all())
         return rows[0] if rows else None
 
+    def purposes(self, account: AccountName, prefix: str) -> tuple[str, ...]:
+        begins = TRANSACTIONS.c.purpose.startswith(prefix, autoescape=True)
+        wanted = select(TRANSACTIONS.c.purpose).where(*_of(account), begins)
+        with self._ledger_database.reader() as connection:
+            return tuple(connection.scalars(wanted.order_by(TRANSACTIONS.c.nonce)).all())
+
     def next_nonce(self, account: AccountName) -> int | None:
         wanted = select(func.max(TRANSACTIONS.c.nonce)).where(*_of(account))
         with self._ledger_database.reader() as connection:
@@ -147,6 +159,14 @@ class SqlLedger:
         with self._ledger_database.reader() as connection:
             rows = connection.scalars(wanted.order_by(BATCHES.c.nonce)).all()
         return tuple(_batches.decode(row) for row in rows)
+
+    def score(self, job_id: JobId, epochs: Sequence[int]) -> int:
+        each = RECEIPTS.c.samples * RECEIPTS.c.quality_bps
+        wanted = select(func.sum(each)).where(
+            RECEIPTS.c.job_id == job_id, RECEIPTS.c.epoch.in_(epochs)
+        )
+        with self._ledger_database.reader() as connection:
+            return int(connection.scalar(wanted) or 0)
 
     def write(self, change: OutboxChange) -> None:
         with self._ledger_database.writer() as connection:

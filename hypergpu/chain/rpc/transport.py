@@ -7,7 +7,7 @@ import urllib3
 from urllib3.exceptions import HTTPError
 from urllib3.util import Retry, Timeout, parse_url
 
-from coordinator.shell.chain.rpc.errors import (
+from hypergpu.chain.rpc.errors import (
     RpcGarbledError,
     RpcLimitedError,
     RpcUnreachableError,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from coordinator.shell.chain.rpc.answers import (
+from hypergpu.chain.rpc.answers import (
     HASH_BYTES,
     Block,
     Inclusion,
@@ -13,8 +13,8 @@ from coordinator.shell.chain.rpc.answers import (
     octets,
     quantity,
 )
-from coordinator.shell.chain.rpc.client import Call, Rpc
-from coordinator.shell.chain.rpc.errors import RpcGarbledError, RpcRefusedError
+from hypergpu.chain.rpc.client import Call, Rpc
+from hypergpu.chain.rpc.errors import RpcGarbledError, RpcRefusedError
 
 
 class Reception(Enum):

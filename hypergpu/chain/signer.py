@@ -1,7 +1,7 @@
 """Signs EIP-1559 transactions with one account's key: about nine times faster than eth_account.
 
 The bytes are eth_account's to the last one; a test compares them. A key belongs to one process at a
-time (`coordinator.shell.chain.keylock`).
+time (`hypergpu.chain.keylock`).
 """
 
 from typing import NamedTuple

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.shell.chain.rpc.client import Call, HttpRpc
-from coordinator.shell.chain.rpc.errors import RpcError
-from coordinator.shell.chain.rpc.transport import HttpTransport
+from hypergpu.chain.rpc.client import Call, HttpRpc
+from hypergpu.chain.rpc.errors import RpcError
+from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.refusal import Reason, RefusalError
 
 VARIABLE = "HYPERGPU_ANVIL"

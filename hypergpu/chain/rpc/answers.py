@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.shell.chain.rpc.errors import RpcGarbledError
+from hypergpu.chain.rpc.errors import RpcGarbledError
 
 HASH_BYTES = 32
 ADDRESS_BYTES = 20

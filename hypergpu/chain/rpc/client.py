@@ -6,13 +6,13 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from coordinator.shell.chain.rpc.errors import (
+from hypergpu.chain.rpc.errors import (
     RpcError,
     RpcGarbledError,
     RpcLimitedError,
     RpcRefusedError,
 )
-from coordinator.shell.chain.rpc.transport import Transport
+from hypergpu.chain.rpc.transport import Transport
 
 REQUEST_BYTES_MAX = 1_500_000
 """Anvil and several providers take two megabytes at most."""

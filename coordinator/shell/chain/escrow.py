@@ -1,0 +1,87 @@
+"""Whether a job's escrow covers work before it is done, so that nobody works unpaid."""
+
+import threading
+from typing import NamedTuple
+
+from coordinator.core.settlement.epoch import EpochState
+from coordinator.shell.chain.site import LedgerSite
+from coordinator.shell.journal.ledger.interface import Outbox
+from hypergpu.ids import JobId
+from hypergpu.ledger.pay import PRICED_SCORE
+
+_CLOSED = frozenset({EpochState.CONFIRMED, EpochState.PAID, EpochState.FINAL})
+
+
+class EscrowReading(NamedTuple):
+    """A job's money, in the token's smallest units, as of one block."""
+
+    free: int
+    """On the ledger, reserved by nothing."""
+    owed: int
+    """Of it, what kept receipts earn whose epoch is not closed there yet."""
+    height: int
+
+    @property
+    def left(self) -> int:
+        """What new work may cost."""
+        return max(0, self.free - self.owed)
+
+
+class EscrowBook:
+    """The newest reading of each job that pays. Asked by any thread, kept by the pipeline's."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._lock = threading.Lock()
+        self._prices: dict[JobId, int] = {}
+        self._readings: dict[JobId, EscrowReading] = {}
+
+    def follow(self, job_id: JobId, unit_price: int) -> None:
+        """Read this job's escrow from now on."""
+        with self._lock:
+            self._prices[job_id] = unit_price
+
+    def reading(self, job_id: JobId) -> EscrowReading | None:
+        """What is known of a job's escrow; None: the chain was not reached since the start."""
+        with self._lock:
+            return self._readings.get(job_id)
+
+    def shortage(self, job_id: JobId, cost: int) -> str:
+        """Why work of this cost must not be given out; empty: it may.
+
+        What is not known stops nothing: the journal's own account of the job's escrow does, and
+        training does not wait for a chain.
+        """
+        reading = self.reading(job_id)
+        if reading is None or reading.left >= cost:
+            return ""
+        return (
+            f"the escrow of {job_id} has {reading.left} left on the ledger (block "
+            f"{reading.height}: {reading.free} free, {reading.owed} owed), {cost - reading.left} "
+            "less than the next work may cost"
+        )
+
+    def look(self, site: LedgerSite, height: int) -> None:
+        """Read every followed job again.
+
+        Raises:
+            RpcError: the chain cannot be asked; older readings stay.
+        """
+        with self._lock:
+            prices = dict(self._prices)
+        for job_id, unit_price in prices.items():
+            job = site.job(job_id)
+            if job is None:
+                # Signed and not mined yet: the journal's account of it counts until then.
+                continue
+            reading = EscrowReading(job.spendable, self._owed(job_id, unit_price), height)
+            with self._lock:
+                self._readings[job_id] = reading
+
+    def _owed(self, job_id: JobId, unit_price: int) -> int:
+        open_epochs = [
+            record.epoch.number
+            for record in self._outbox.epochs()
+            if record.epoch.job_id == job_id and record.epoch.state not in _CLOSED
+        ]
+        return unit_price * self._outbox.score(job_id, open_epochs) // PRICED_SCORE

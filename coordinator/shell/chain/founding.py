@@ -1,0 +1,174 @@
+"""What has to be on a chain before work is paid: token and ledger (local chains), bond, jobs."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from coordinator.shell.chain.sending import Account, Intent
+from coordinator.shell.chain.site import (
+    DEPLOY_LEDGER,
+    DEPLOY_TOKEN,
+    LedgerSite,
+    deployed_address,
+    opening_purpose,
+)
+from coordinator.shell.journal.ledger.interface import Outbox
+from hypergpu.chain import gas
+from hypergpu.chain.abi import Abi
+from hypergpu.chain.artifacts import artifact
+from hypergpu.chain.ledger import CONTRACT, TOKEN, ContractCall, JobTerms, LedgerCalls
+from hypergpu.chain.profiles import ChainProfile
+from hypergpu.chain.rpc.answers import Block
+from hypergpu.chain.rpc.chain import EvmChain
+from hypergpu.chain.rpc.client import Call
+from hypergpu.chain.signer import contract_address
+from hypergpu.ids import Address, Digest, JobId
+from hypergpu.keys.keccak import keccak
+from hypergpu.refusal import Reason, RefusalError
+
+LOCAL_BALANCE_WEI = 10**24
+LOCAL_BOND = 1_000_000
+"""What a coordinator must post on a ledger that is deployed here: one whole test token."""
+AMOUNT_MAX = 2**96 - 1
+
+
+class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job is opened with on the ledger. Amounts are of the token's smallest unit."""
+
+    job_id: JobId
+    unit_price: int
+    escrow: int
+    """In all: raising it later adds the difference."""
+    guaranteed_bps: int
+    epochs: int
+    """That the job states."""
+    model: Digest
+    dataset: Digest
+
+
+class _Home(NamedTuple):
+    token: bytes
+    ledger: bytes
+
+
+class _Amount(NamedTuple):
+    job_id: JobId
+    total: int
+    """Escrow that the job then has had in all; it names what is done for it."""
+    added: int
+
+
+def fill_account(chain: EvmChain, account: Account, profile: ChainProfile) -> None:
+    """See that the account can pay for gas; a local chain gives it play money.
+
+    Raises:
+        RefusalError: CHAIN_WRONG, it has nothing on a chain that gives nothing.
+        RpcError: the chain cannot be asked.
+    """
+    if chain.balance_wei(account.address) > 0:
+        return
+    if not profile.is_local:
+        raise RefusalError(
+            Reason.CHAIN_WRONG,
+            f"{account.name.address} has nothing to pay gas with on chain {profile.chain_id}",
+            fix="send it some of the chain's currency",
+        )
+    address = "0x" + account.address.hex()
+    chain.rpc.call(Call("anvil_setBalance", (address, hex(LOCAL_BALANCE_WEI))))
+
+
+def deploy(account: Account, outbox: Outbox, profile: ChainProfile, head: Block) -> bytes:
+    """Sign what makes a test token and a ledger, unless that was done before.
+
+    The account is the ledger's guardian, treasury and one arbiter: play money needs no quorum.
+
+    Returns:
+        The ledger's address, whether it is mined yet or not.
+    """
+    known = deployed_address(outbox, account.name, DEPLOY_LEDGER)
+    if known is not None:
+        return known
+    nonce = account.next_nonce()
+    home = _Home(
+        contract_address(account.address, nonce), contract_address(account.address, nonce + 1)
+    )
+    options = (
+        home.token,
+        profile.window_s,
+        profile.window_s,
+        LOCAL_BOND,
+        1,
+        account.address,
+        account.address,
+        [account.address],
+    )
+    ledger = artifact(CONTRACT)
+    code = ledger.code + Abi(ledger.abi).constructor(options)
+    calls = LedgerCalls()
+    address = Address("0x" + home.ledger.hex())
+    mint = calls.mint(Address("0x" + account.address.hex()), LOCAL_BOND)
+    intents = [
+        Intent(DEPLOY_TOKEN, b"", ContractCall(artifact(TOKEN).code, gas.DEPLOY_TOKEN)),
+        Intent(DEPLOY_LEDGER, b"", ContractCall(code, gas.DEPLOY_LEDGER)),
+        Intent("bond/mint", home.token, mint),
+        Intent("bond/approve", home.token, calls.approve(address, LOCAL_BOND)),
+        Intent("bond/post", home.ledger, calls.post_bond(LOCAL_BOND)),
+    ]
+    account.seal(intents, head)
+    return home.ledger
+
+
+def open_job(
+    site: LedgerSite, account: Account, token: bytes, order: JobOrder, head: Block
+) -> None:
+    """Sign what opens a job with its escrow. On a local chain the escrow is minted first."""
+    terms = JobTerms(
+        coordinator=account.name.address,
+        model=bytes.fromhex(order.model),
+        dataset=bytes.fromhex(order.dataset),
+        epochs=max(1, order.epochs),
+        unit_price=order.unit_price,
+        guaranteed_bps=order.guaranteed_bps,
+        spend_limit=AMOUNT_MAX,
+    )
+    call = site.calls.open_job(keccak(order.job_id.encode()), terms, order.escrow)
+    opening = Intent(opening_purpose(order.job_id), site.contract, call, order.job_id)
+    amount = _Amount(order.job_id, order.escrow, order.escrow)
+    account.seal([*_provision(site, account, token, amount), opening], head)
+
+
+def raise_escrow(
+    site: LedgerSite, account: Account, token: bytes, order: JobOrder, head: Block
+) -> None:
+    """Sign what adds to a job's escrow, where it was ordered with less before."""
+    added = order.escrow - escrow_so_far(site, order.job_id)
+    if added <= 0:
+        return
+    amount = _Amount(order.job_id, order.escrow, added)
+    call = site.calls.fund(site.job_key(order.job_id), added)
+    purpose = f"fund/{order.job_id}/{order.escrow}"
+    funding = Intent(purpose, site.contract, call, order.job_id)
+    account.seal([*_provision(site, account, token, amount), funding], head)
+
+
+def escrow_so_far(site: LedgerSite, job_id: JobId) -> int:
+    """What was signed away for a job in all."""
+    totals = [int(each.rpartition("/")[2]) for each in site.purposes(_approval(job_id))]
+    return max(totals, default=0)
+
+
+def _provision(
+    site: LedgerSite, account: Account, token: bytes, amount: _Amount
+) -> Iterator[Intent]:
+    """Let the ledger take an amount, which is made first where money is play money."""
+    purpose = f"{_approval(amount.job_id)}{amount.total}"
+    if site.profile.is_local:
+        mint = site.calls.mint(account.name.address, amount.added)
+        yield Intent(f"mint/{purpose}", token, mint, amount.job_id)
+    ledger = Address("0x" + site.contract.hex())
+    yield Intent(purpose, token, site.calls.approve(ledger, amount.added), amount.job_id)
+
+
+def _approval(job_id: JobId) -> str:
+    return f"escrow/{job_id}/"

@@ -1,0 +1,184 @@
+"""The thread that settles: it seals, sends and watches, and training never waits for it.
+
+What it needs is in the journal, so it may be killed at any instant and started again. An RPC that
+is down, slow, limited or wrong makes it rest and try again; a transaction that failed stops it.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import structlog
+
+from coordinator.core.settlement.patience import rest_ms
+from coordinator.shell.chain.escrow import EscrowBook
+from coordinator.shell.chain.founding import JobOrder
+from coordinator.shell.chain.keylock import KeyLock
+from coordinator.shell.chain.pump import HaltError, Turn
+from coordinator.shell.chain.sending import Account
+from coordinator.shell.chain.settler import Settler, SettlingOptions
+from coordinator.shell.chain.site import DEPLOY_LEDGER, deployed_address
+from coordinator.shell.journal.ledger.interface import Outbox
+from coordinator.shell.journal.records import JournalError
+from hypergpu.chain.rpc.client import Rpc
+from hypergpu.chain.rpc.errors import RpcError, RpcLimitedError
+from hypergpu.chain.signer import Signer
+from hypergpu.ids import Address, JobId
+from hypergpu.ledger.typed import Domain
+from hypergpu.refusal import Reason, RefusalError
+
+log = structlog.get_logger()
+
+_TURNS_A_BLOCK = 8
+_TURN_MS_LEAST = 50
+_TURN_MS_MOST = 1_000
+
+
+class PipelineState(NamedTuple):
+    """What anybody may know of the pipeline, of one instant."""
+
+    contract: Address | None
+    """The ledger; None until the first start has reached its chain."""
+    height: int = 0
+    """0: the chain was not reached since the start."""
+    waiting: int = 0
+    """Transactions in no block."""
+    mined: int = 0
+    """In a block, not yet final."""
+    failures: int = 0
+    """Of the RPC or the journal, in a row."""
+    complaint: str = ""
+    """What is wrong now; empty when nothing is."""
+    halted: str = ""
+    """Why nothing is settled any more; empty while all is well."""
+
+
+class Pipeline:
+    """Settles what the journal holds on one chain, in a thread of its own."""
+
+    def __init__(
+        self, rpc: Callable[[], Rpc], signer: Signer, outbox: Outbox, options: SettlingOptions
+    ) -> None:
+        """Dial nothing yet.
+
+        Args:
+            rpc: Makes a connection to the chain; called in the pipeline's thread.
+            signer: Of the account that owns the jobs and pays for gas.
+            outbox: Of the journal.
+            options: How.
+
+        Raises:
+            RefusalError: FOLDER_UNUSABLE, another process sends with this key.
+        """
+        self.account = Account(signer, outbox, options.profile)
+        self.escrow = EscrowBook(outbox)
+        known = deployed_address(outbox, self.account.name, DEPLOY_LEDGER)
+        deployed = None if known is None else Address("0x" + known.hex())
+        self.state = PipelineState(options.contract or deployed)
+        self._lock = KeyLock(options.lock_folder, self.account.name)
+        self._rpc = rpc
+        self._outbox = outbox
+        self._options = options
+        self._orders: dict[JobId, JobOrder] = {}
+        self._orders_lock = threading.Lock()
+        self._woken = threading.Event()
+        self._is_stopping = False
+        self._failures = 0
+        self._settler: Settler | None = None
+        self._thread = threading.Thread(target=self._run, name="settlement", daemon=True)
+
+    @property
+    def domain(self) -> Domain | None:
+        """What receipts are signed for; None while no ledger is known."""
+        contract = self.state.contract
+        return None if contract is None else Domain(self.account.name.chain_id, contract)
+
+    def start(self) -> None:
+        """Begin, going on with whatever the journal holds."""
+        self._thread.start()
+
+    def stop(self, within_s: float = 30.0) -> None:
+        """End after the turn that is being taken; the next start goes on from there."""
+        self._is_stopping = True
+        self._woken.set()
+        if self._thread.ident is not None:
+            self._thread.join(within_s)
+        self._lock.release()
+
+    def wake(self) -> None:
+        """Something was journalled: look at once."""
+        self._woken.set()
+
+    def order(self, order: JobOrder) -> None:
+        """See that a job is open on the ledger with its escrow, as soon as the chain is there.
+
+        Safe to ask for again and again; a higher escrow than before is added to.
+        """
+        with self._orders_lock:
+            self._orders[order.job_id] = order
+        self._woken.set()
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            self._woken.clear()
+            try:
+                pause_ms = self._turn()
+            except RpcError as error:
+                asked_ms = error.wait_ms if isinstance(error, RpcLimitedError) else 0
+                pause_ms = self._rest(str(error), asked_ms)
+            except JournalError as error:
+                pause_ms = self._rest(str(error))
+            except (HaltError, RefusalError) as error:
+                if isinstance(error, HaltError) or error.reason is not Reason.DISK_FULL:
+                    self._halt(error)
+                    break
+                pause_ms = self._rest(str(error))
+            self._woken.wait(pause_ms / 1000)
+        if self._settler is not None:
+            self._settler.close()
+
+    def _turn(self) -> int:
+        """One turn. Returns how long to wait for the next, in milliseconds."""
+        if self._settler is None:
+            self._settler = Settler(
+                self._rpc(), self.account, self._outbox, self._options, self.escrow
+            )
+        with self._orders_lock:
+            orders = tuple(self._orders.values())
+        turn, sealed = self._settler.turn(orders)
+        with self._orders_lock:
+            self._orders = {
+                job_id: order for job_id, order in self._orders.items() if order not in orders
+            }
+        self._failures = 0
+        self._report(turn)
+        # What was just signed does not wait for a whole turn.
+        return 0 if sealed else self._pause_ms()
+
+    def _report(self, turn: Turn) -> None:
+        complaint = "; ".join(turn.complaints[:3])
+        if complaint and complaint != self.state.complaint:
+            log.warning("a transaction is not taken", reason=complaint)
+        contract = None if self._settler is None else self._settler.contract
+        self.state = PipelineState(
+            contract=contract,
+            height=turn.head.number,
+            waiting=turn.waiting,
+            mined=turn.mined,
+            complaint=complaint,
+        )
+
+    def _rest(self, reason: str, asked_ms: int = 0) -> int:
+        self._failures += 1
+        if self._failures == 1:
+            log.warning("settling waits", reason=reason)
+        self.state = self.state._replace(failures=self._failures, complaint=reason)
+        return rest_ms(self._failures, asked_ms)
+
+    def _halt(self, error: Exception) -> None:
+        log.critical("nothing is settled any more", reason=str(error))
+        self.state = self.state._replace(halted=str(error), complaint=str(error))
+
+    def _pause_ms(self) -> int:
+        each = self._options.profile.block_ms // _TURNS_A_BLOCK
+        return min(max(each, _TURN_MS_LEAST), _TURN_MS_MOST)

@@ -1,0 +1,360 @@
+"""Brings what is in the outbox into blocks, and notices when it falls out of them again.
+
+There is no recovery beside this: after a crash, a cut or a reorganisation the next turn looks at
+what is stored and at what the chain says, and goes on.
+"""
+
+from collections import Counter
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from coordinator.core.settlement.epoch import Epoch, Move, Part, PartMoved, transition
+from coordinator.core.settlement.sending import (
+    BlockName,
+    Deed,
+    Found,
+    Pending,
+    Ruling,
+    SendingRule,
+    Sighting,
+    TransactionState,
+    is_undone,
+    remembered,
+    ruling,
+)
+from coordinator.shell.chain.sending import Account, unix_ms
+from coordinator.shell.clock import monotonic_ms
+from coordinator.shell.journal.ledger.interface import Outbox
+from coordinator.shell.journal.ledger.records import OutboxChange, OutboxRow, Progress
+from hypergpu.chain.profiles import ChainProfile
+from hypergpu.chain.rpc.answers import Block, Event, Inclusion
+from hypergpu.chain.rpc.chain import EvmChain, Reception
+from hypergpu.chain.rpc.errors import RpcGarbledError
+from hypergpu.ids import JobId
+from hypergpu.units import Milliseconds
+
+_WATCHED_FINALS = 512
+"""How many final transactions are looked at again after a reorganisation that was too deep."""
+_AT_ONCE = 4096
+
+
+class HaltError(Exception):
+    """Sending has stopped for good: going on would build on what did not happen."""
+
+
+class Turn(NamedTuple):
+    """What one turn of the pump found and did."""
+
+    head: Block
+    waiting: int
+    """Transactions in no block."""
+    mined: int
+    """In a block, not yet final."""
+    moved: "Counter[str]"
+    complaints: tuple[str, ...]
+    """What keeps a transaction from being taken; for people."""
+    events: tuple[Event, ...]
+    """What contracts said in the transactions that were found in blocks."""
+
+
+class _Turn:
+    """What is collected during a turn, to be written at once."""
+
+    def __init__(self, head: Block) -> None:
+        self.head = head
+        self.blocks: dict[int, Block] = {head.number: head}
+        """As they were when the turn first asked for them."""
+        self.progress: list[Progress] = []
+        self.moves: list[tuple[OutboxRow, Move]] = []
+        self.counts: Counter[str] = Counter()
+        self.complaints: list[str] = []
+        self.events: list[Event] = []
+        self.halt = ""
+
+    def canonical_hash(self, number: int) -> bytes | None:
+        """Of the block that is now at a height; None: not known."""
+        block = self.blocks.get(number)
+        return None if block is None else block.hash
+
+
+class Pump:
+    """Used by one thread."""
+
+    def __init__(self, chain: EvmChain, account: Account, outbox: Outbox, profile: ChainProfile):
+        self._chain = chain
+        self._account = account
+        self._outbox = outbox
+        self._profile = profile
+        self._rule = SendingRule(
+            depth=profile.depth,
+            resend_ms=profile.resend_ms,
+            bump_blocks=profile.bump_blocks,
+            foreign_ms=max(30_000, 10 * profile.block_ms),
+        )
+        self._remembered: dict[int, Pending] = {}
+        """What this process knows of its transactions beside what is stored: when it sent them."""
+
+    def turn(self) -> Turn:
+        """Look at everything once and act.
+
+        Raises:
+            RpcError: the chain cannot be asked; nothing was changed that would not be true.
+            HaltError: a transaction failed, or the key was used by somebody else.
+        """
+        head = self._chain.head()
+        turn = _Turn(head)
+        self._watch_finals(turn)
+        states = [TransactionState.WAITING, TransactionState.MINED, TransactionState.FAILED]
+        rows = self._outbox.transactions(self._account.name, states=states, limit=_AT_ONCE)
+        self._forget_all_but({row.transaction.nonce for row in rows})
+        next_nonce = self._chain.next_nonce(self._account.address)
+        found = self._found(turn, rows, next_nonce)
+        to_send = []
+        for row in rows:
+            nonce = row.transaction.nonce
+            place = found.get(nonce)
+            seen = Sighting(
+                height=head.number,
+                found=place,
+                canonical_hash=turn.canonical_hash(place.block.number) if place else None,
+                next_nonce=next_nonce,
+            )
+            verdict = self._ruling(row, seen)
+            self._note(turn, row, seen, verdict)
+            if verdict.deed in {Deed.SEND, Deed.BUMP} and self._has_room(nonce, next_nonce):
+                to_send.append((row, verdict))
+            if turn.halt:
+                break
+        self._write(turn)
+        if turn.halt:
+            raise HaltError(turn.halt)
+        self._send(turn, to_send)
+        return Turn(
+            head,
+            sum(row.state is TransactionState.WAITING for row in rows),
+            sum(row.state is TransactionState.MINED for row in rows),
+            turn.counts,
+            tuple(turn.complaints),
+            tuple(turn.events),
+        )
+
+    def _ruling(self, row: OutboxRow, seen: Sighting) -> Ruling:
+        nonce, now_ms = row.transaction.nonce, monotonic_ms()
+        known = self._remembered.get(nonce) or Pending(
+            nonce=nonce, attempts=tuple(each.attempt for each in row.attempts)
+        )
+        pending = remembered(replace(known, state=row.state, block=row.block), seen, now_ms)
+        self._remembered[nonce] = pending
+        return ruling(pending, seen, self._rule, now_ms)
+
+    def _note(self, turn: _Turn, row: OutboxRow, seen: Sighting, verdict: Ruling) -> None:
+        """Take down what a ruling changes in what is stored."""
+        block = seen.found.block if seen.found else None
+        if verdict.deed is Deed.HALT:
+            turn.halt = self._last_words(row, verdict.reason)
+            if block is not None:
+                turn.progress.append(_progress(row, TransactionState.FAILED, block))
+        elif verdict.deed is Deed.NOTE_MISSING:
+            self._move(turn, row, TransactionState.WAITING, None)
+            self._remembered.pop(row.transaction.nonce, None)
+        elif block is not None and verdict.deed is Deed.NOTE_MINED:
+            self._move(turn, row, TransactionState.MINED, block)
+        elif block is not None and verdict.deed is Deed.FINISH:
+            self._move(turn, row, TransactionState.FINAL, block)
+
+    def _move(
+        self, turn: _Turn, row: OutboxRow, state: TransactionState, block: BlockName | None
+    ) -> None:
+        turn.progress.append(_progress(row, state, block))
+        if state is TransactionState.WAITING:
+            turn.moves.append((row, Move.MISSING))
+            return
+        if not row.is_sent:
+            # The process ended between sending it and noting that.
+            turn.moves.append((row, Move.SENT))
+        if row.state is not TransactionState.MINED:
+            turn.moves.append((row, Move.MINED))
+        if state is TransactionState.FINAL:
+            turn.moves.append((row, Move.FINISHED))
+
+    def _found(self, turn: _Turn, rows: tuple[OutboxRow, ...], next_nonce: int) -> dict[int, Found]:
+        """Where the transactions lie now, by nonce.
+
+        One in a block that is still there needs no receipt again, and one whose nonce is not used
+        has none.
+        """
+        self._look_at(turn, {row.block.number for row in rows if row.block and _is_mined(row)})
+        found: dict[int, Found] = {}
+        asked: list[tuple[int, bytes]] = []
+        for row in rows:
+            nonce, block = row.transaction.nonce, row.block
+            if _is_mined(row) and block and turn.canonical_hash(block.number) == block.hash:
+                found[nonce] = Found(block, is_success=True)
+            elif nonce < next_nonce:
+                asked += [(nonce, each.attempt.hash) for each in row.attempts]
+        places = self._chain.inclusions([each for _, each in asked])
+        self._look_at(turn, {place.block_number for place in places if place is not None})
+        for (nonce, _), place in zip(asked, places, strict=True):
+            if place is not None:
+                self._check_place(turn, place)
+                block = BlockName(place.block_number, place.block_hash)
+                found[nonce] = Found(block, place.is_success)
+                turn.events += place.events
+        return found
+
+    def _check_place(self, turn: _Turn, place: Inclusion) -> None:
+        block = turn.blocks.get(place.block_number)
+        is_same = block is not None and block.hash == place.block_hash
+        if block is not None and is_same and place.hash not in block.transactions:
+            raise RpcGarbledError(
+                f"the chain's RPC at {self._chain.where} says that transaction "
+                f"0x{place.hash.hex()} is in block {block.number}, which does not hold it"
+            )
+
+    def _look_at(self, turn: _Turn, numbers: set[int]) -> None:
+        wanted = sorted(numbers - turn.blocks.keys())
+        found = self._chain.blocks(wanted)
+        turn.blocks |= {block.number: block for block in found if block is not None}
+
+    def _watch_finals(self, turn: _Turn) -> None:
+        """Take back what a reorganisation undid that was deeper than the profile's depth."""
+        newest = self._outbox.newest_final(self._account.name, 1)
+        if not self._undone(turn, newest):
+            return
+        finals = self._outbox.newest_final(self._account.name, _WATCHED_FINALS)
+        undone = self._undone(turn, finals)
+        if len(undone) == _WATCHED_FINALS:
+            raise HaltError(
+                f"none of the last {_WATCHED_FINALS} final transactions is on the chain at "
+                f"{self._chain.where}: it is another chain, or it was begun anew"
+            )
+        turn.complaints.append(
+            f"a reorganisation undid {len(undone)} final transactions: they are sent again"
+        )
+        turn.progress += [_progress(row, TransactionState.WAITING, None) for row in undone]
+        turn.moves += [(row, Move.UNDONE) for row in undone]
+        self._write(turn)
+
+    def _undone(self, turn: _Turn, finals: tuple[OutboxRow, ...]) -> list[OutboxRow]:
+        self._look_at(turn, {row.block.number for row in finals if row.block})
+        return [
+            row
+            for row in finals
+            if row.block
+            and is_undone(row.block, turn.head.number, turn.canonical_hash(row.block.number))
+        ]
+
+    def _has_room(self, nonce: int, next_nonce: int) -> bool:
+        return nonce < next_nonce + self._profile.in_flight_max
+
+    def _send(self, turn: _Turn, wanted: list[tuple[OutboxRow, Ruling]]) -> None:
+        outgoing = [
+            self._dearer(turn, row, verdict.reason) if verdict.deed is Deed.BUMP else row
+            for row, verdict in wanted
+        ]
+        newest = [row.attempts[-1] for row in outgoing]
+        answers = self._chain.send([(each.attempt.hash, each.raw) for each in newest])
+        now_ms = monotonic_ms()
+        for row, answer in zip(outgoing, answers, strict=True):
+            self._sent(turn, row, now_ms)
+            if answer.reception in _COMPLAINED:
+                turn.complaints.append(
+                    f"transaction {row.transaction.nonce} ({row.transaction.purpose}): "
+                    f"{answer.reception.value}: {answer.words}"
+                )
+        self._write(turn)
+
+    def _dearer(self, turn: _Turn, row: OutboxRow, reason: str) -> OutboxRow:
+        """The transaction with a signing that costs more, stored before anybody sees it."""
+        nonce = row.transaction.nonce
+        dearer = self._account.dearer(row, turn.head.base_fee_wei)
+        if dearer is None:
+            turn.complaints.append(
+                f"transaction {nonce} ({row.transaction.purpose}) is stuck: {reason}, and the "
+                "fee cap of the chain's profile is reached"
+            )
+            return row
+        change = OutboxChange(account=self._account.name, attempts=((nonce, dearer),))
+        self._outbox.write(change)
+        self._remembered.pop(nonce, None)
+        return replace(row, attempts=(*row.attempts, dearer))
+
+    def _sent(self, turn: _Turn, row: OutboxRow, now_ms: Milliseconds) -> None:
+        nonce = row.transaction.nonce
+        known = self._remembered.get(nonce)
+        attempts = tuple(each.attempt for each in row.attempts)
+        since = known.first_sent_block if known else None
+        self._remembered[nonce] = Pending(
+            nonce=nonce,
+            attempts=attempts,
+            sent_at_ms=now_ms,
+            first_sent_block=turn.head.number if since is None else since,
+        )
+        if not row.is_sent:
+            turn.progress.append(
+                Progress(nonce, TransactionState.WAITING, True, None, row.mined_ms)
+            )
+            turn.moves.append((row, Move.SENT))
+
+    def _write(self, turn: _Turn) -> None:
+        if not turn.progress:
+            return
+        change = OutboxChange(
+            account=self._account.name,
+            progress=tuple(turn.progress),
+            epochs=self._epochs_after(turn.moves),
+        )
+        self._outbox.write(change)
+        turn.counts.update(move.value for _, move in turn.moves)
+        turn.progress, turn.moves = [], []
+
+    def _epochs_after(self, moves: list[tuple[OutboxRow, Move]]) -> tuple[Epoch, ...]:
+        parts = [(row.transaction, move) for row, move in moves if row.transaction.part]
+        if not parts:
+            return ()
+        # One that was final comes back only by a reorganisation that was too deep.
+        is_final_too = any(move is Move.UNDONE for _, move in parts)
+        epochs = {
+            (one.epoch.job_id, one.epoch.number): one.epoch
+            for one in self._outbox.epochs(is_final_too=is_final_too)
+        }
+        touched: dict[tuple[JobId, int], Epoch] = {}
+        for transaction, move in parts:
+            if transaction.job_id is not None:
+                key = (transaction.job_id, transaction.epoch)
+                before = touched.get(key) or epochs[key]
+                touched[key] = transition(before, PartMoved(Part(transaction.part), move))
+        return tuple(touched.values())
+
+    def _last_words(self, row: OutboxRow, reason: str) -> str:
+        transaction = row.transaction
+        names = ", ".join("0x" + each.attempt.hash.hex() for each in row.attempts)
+        return (
+            f"transaction {transaction.nonce} of {transaction.account.address} "
+            f"({transaction.purpose}, {names}): {reason}. Nothing is sent behind it"
+        )
+
+    def _forget_all_but(self, nonces: set[int]) -> None:
+        self._remembered = {
+            nonce: known for nonce, known in self._remembered.items() if nonce in nonces
+        }
+
+
+_COMPLAINED = frozenset(
+    {Reception.FEE_TOO_LOW, Reception.UNFUNDED, Reception.POOL_FULL, Reception.REFUSED}
+)
+
+
+def _is_mined(row: OutboxRow) -> bool:
+    return row.state is TransactionState.MINED
+
+
+def _progress(row: OutboxRow, state: TransactionState, block: BlockName | None) -> Progress:
+    mined_ms = row.mined_ms
+    if block is None:
+        mined_ms = None
+    elif mined_ms is None:
+        mined_ms = unix_ms()
+    is_sent = row.is_sent or block is not None
+    return Progress(row.transaction.nonce, state, is_sent, block, mined_ms)

@@ -1,0 +1,240 @@
+"""Signs what is due: batches of receipts, closes of epochs, payments. Sends nothing itself."""
+
+import structlog
+
+from coordinator.core.settlement.epoch import (
+    Due,
+    Epoch,
+    EpochEnded,
+    Part,
+    PartSealed,
+    PaymentsCounted,
+    due,
+    transition,
+)
+from coordinator.core.settlement.sealing import SealingRule, Waiting, seal_reason
+from coordinator.shell.chain.batches import (
+    Group,
+    batch_call,
+    batch_record,
+    by_job,
+    groups,
+    parted,
+)
+from coordinator.shell.chain.sending import Account, Intent, Sealing
+from coordinator.shell.chain.site import LedgerSite
+from coordinator.shell.clock import monotonic_ms
+from coordinator.shell.journal.ledger.interface import Outbox
+from coordinator.shell.journal.ledger.records import (
+    BatchRecord,
+    EpochRecord,
+    Rewind,
+    UnsealedReceipt,
+)
+from hypergpu.chain.gas import NODES_MAX
+from hypergpu.chain.ledger import SHARE_DUE, ContractCall
+from hypergpu.chain.rpc.answers import Block
+from hypergpu.ids import JobId, NodeId
+from hypergpu.units import Milliseconds
+
+log = structlog.get_logger()
+
+_AT_ONCE = 50_000
+"""Receipts looked at in one turn."""
+Key = tuple[JobId, int]
+
+
+class _Plan:
+    """What one turn signs, stored in one transaction."""
+
+    def __init__(self) -> None:
+        self.intents: list[Intent] = []
+        self.batches: list[tuple[int, BatchRecord]] = []
+        self.epochs: dict[Key, Epoch] = {}
+        self.rewinds: list[Rewind] = []
+        self.waiting: set[Key] = set()
+        """Epochs with receipts that are not sealed in this turn."""
+        self.sees_all = True
+        """Whether every receipt that waits was looked at."""
+
+    def is_empty(self) -> bool:
+        return not self.intents and not self.epochs and not self.rewinds
+
+
+class Sealer:
+    """Used by the pump's thread, between its turns."""
+
+    def __init__(
+        self, site: LedgerSite, account: Account, outbox: Outbox, rule: SealingRule
+    ) -> None:
+        self._site = site
+        self._account = account
+        self._outbox = outbox
+        self._rule = rule
+        self._since: dict[Key, Milliseconds] = {}
+        """When receipts of an epoch were first seen to wait."""
+        self._opened: set[JobId] = set()
+        self.is_reconcile_due = True
+        """Whether the chain may count other receipts than were sealed: at a start, and when it
+        passed over a part of a batch."""
+
+    def turn(self, head: Block, in_flight: int) -> int:
+        """Seal what is due.
+
+        Args:
+            head: The newest block.
+            in_flight: Transactions in no block.
+
+        Returns:
+            How many transactions were sealed.
+
+        Raises:
+            RpcError: the chain cannot be asked; nothing was sealed.
+        """
+        plan = _Plan()
+        records = [one for one in self._outbox.epochs() if self._is_open(one.epoch.job_id)]
+        if self.is_reconcile_due and not in_flight:
+            self._reconcile(plan, {one.epoch.job_id for one in records})
+        if not plan.rewinds:
+            self._seal_receipts(plan, in_flight)
+        for record in records:
+            self._advance(plan, record, head)
+        if not plan.is_empty():
+            sealing = Sealing(tuple(plan.batches), tuple(plan.epochs.values()), tuple(plan.rewinds))
+            self._account.seal(plan.intents, head, sealing)
+        return len(plan.intents)
+
+    def _is_open(self, job_id: JobId) -> bool:
+        if job_id not in self._opened and self._site.is_opened(job_id):
+            self._opened.add(job_id)
+        return job_id in self._opened
+
+    def _seal_receipts(self, plan: _Plan, in_flight: int) -> None:
+        """Seal receipts that have waited enough."""
+        unsealed = self._outbox.unsealed(_AT_ONCE)
+        plan.sees_all = len(unsealed) < _AT_ONCE
+        for job_id, receipts in by_job(unsealed):
+            if not self._is_open(job_id):
+                continue
+            every = self._outbox.epochs(is_final_too=True)
+            of_job = [one for one in every if one.epoch.job_id == job_id]
+            sequence = self._outbox.next_batch(self._account.name, job_id)
+            is_held = False
+            for group in groups(receipts, of_job):
+                key = (job_id, group.epoch.number)
+                # A node's receipts go in order: nothing overtakes a group that still waits.
+                is_held = is_held or not self._reason(group, key, in_flight + len(plan.intents))
+                room = 0 if is_held else self._rule.in_flight_max - in_flight - len(plan.intents)
+                sealed = self._seal_group(plan, group, sequence, room)
+                sequence += len(sealed)
+                if sum(len(part) for part in sealed) < len(group.receipts):
+                    is_held = True
+                    plan.waiting.add(key)
+                else:
+                    self._since.pop(key, None)
+
+    def _reason(self, group: Group, key: Key, in_flight: int) -> str:
+        now_ms = monotonic_ms()
+        since_ms = self._since.setdefault(key, now_ms)
+        waiting = Waiting(
+            receipts=len(group.receipts),
+            oldest_age_ms=Milliseconds(now_ms - since_ms),
+            is_ended=group.is_left,
+        )
+        return seal_reason(waiting, in_flight, self._rule)
+
+    def _seal_group(
+        self, plan: _Plan, group: Group, sequence: int, room: int
+    ) -> list[tuple[UnsealedReceipt, ...]]:
+        """Seal at most ``room`` batches of a group. Returns what went into each."""
+        sealed: list[tuple[UnsealedReceipt, ...]] = []
+        epoch = group.epoch
+        job = self._site.job_key(epoch.job_id)
+        for part in parted(group.receipts, self._rule.metering, self._rule.receipts_max):
+            if len(sealed) >= room:
+                break
+            record = batch_record(self._account.name, epoch, part, sequence + len(sealed))
+            call = batch_call(self._site.calls, job, record, part, self._rule.metering)
+            plan.batches.append((len(plan.intents), record))
+            purpose = f"batch/{epoch.job_id}/{record.sequence}"
+            plan.intents.append(self._intent(purpose, call, epoch, Part.BATCH))
+            nodes = tuple(span.node for span in record.spans)
+            epoch = transition(epoch, PartSealed(Part.BATCH, len(part), nodes))
+            sealed.append(part)
+        if sealed:
+            plan.epochs[epoch.job_id, epoch.number] = epoch
+        return sealed
+
+    def _advance(self, plan: _Plan, record: EpochRecord, head: Block) -> None:
+        """End an epoch whose receipts are all sealed, and seal what it needs next."""
+        key = (record.epoch.job_id, record.epoch.number)
+        before = epoch = plan.epochs.get(key, record.epoch)
+        is_all_sealed = plan.sees_all and not plan.rewinds and key not in plan.waiting
+        if record.is_left and is_all_sealed and not epoch.is_ended:
+            epoch = transition(epoch, EpochEnded())
+        if epoch.is_count_due:
+            epoch = transition(epoch, self._payments_counted(epoch))
+        sweeps = NODES_MAX if self._site.profile.sweeps_dust else 0
+        while (wanted := due(epoch, head.time_s, sweeps=sweeps)) is not None:
+            log.debug("sealed", part=wanted.part.value, reason=wanted.reason)
+            epoch = self._seal_due(plan, epoch, wanted)
+        if epoch != before:
+            plan.epochs[key] = epoch
+
+    def _seal_due(self, plan: _Plan, epoch: Epoch, wanted: Due) -> Epoch:
+        job = self._site.job_key(epoch.job_id)
+        name = f"{epoch.job_id}/{epoch.number}"
+        if wanted.part is Part.CLOSE:
+            call = self._site.calls.close(job, epoch.number)
+            plan.intents.append(self._intent(f"close/{name}", call, epoch, Part.CLOSE))
+        elif wanted.part is Part.SWEEP:
+            call = self._site.calls.sweep(job, epoch.number, epoch.nodes)
+            plan.intents.append(self._intent(f"sweep/{name}", call, epoch, Part.SWEEP))
+        else:
+            payees = self._still_due(epoch) if epoch.payment.sealed else epoch.nodes
+            if not payees:
+                return transition(epoch, self._payments_counted(epoch))
+            for first in range(0, len(payees), NODES_MAX):
+                call = self._site.calls.pay(job, epoch.number, payees[first : first + NODES_MAX])
+                purpose = f"pay/{name}/{epoch.payment.sealed}"
+                plan.intents.append(self._intent(purpose, call, epoch, Part.PAYMENT))
+                epoch = transition(epoch, PartSealed(Part.PAYMENT))
+            return epoch
+        return transition(epoch, PartSealed(wanted.part))
+
+    def _payments_counted(self, epoch: Epoch) -> PaymentsCounted:
+        shares = self._site.shares(epoch)
+        on_chain = self._site.epoch(epoch)
+        return PaymentsCounted(
+            deferred=sum(share.state == SHARE_DUE for share in shares),
+            window_ends_s=on_chain.closed_at_s + self._site.window_s,
+            is_whole=sum(share.score for share in shares) == on_chain.total_score,
+        )
+
+    def _still_due(self, epoch: Epoch) -> tuple[NodeId, ...]:
+        shares = self._site.shares(epoch)
+        return tuple(
+            node
+            for node, share in zip(epoch.nodes, shares, strict=True)
+            if share.state == SHARE_DUE
+        )
+
+    def _reconcile(self, plan: _Plan, jobs: set[JobId]) -> None:
+        """Set what counts as sealed to what the chain counts, with nothing on its way."""
+        for job_id in jobs:
+            sealed = self._outbox.sealed_counts(job_id)
+            nodes = sorted(sealed)
+            for node, counted in zip(nodes, self._site.counted(job_id, nodes), strict=True):
+                if counted != sealed[node]:
+                    log.warning(
+                        "the chain counts other receipts than were sent",
+                        job_id=job_id,
+                        node=node,
+                        counted=counted,
+                        sent=sealed[node],
+                    )
+                    plan.rewinds.append(Rewind(job_id, node, counted))
+        self.is_reconcile_due = False
+
+    def _intent(self, purpose: str, call: ContractCall, epoch: Epoch, part: Part) -> Intent:
+        return Intent(purpose, self._site.contract, call, epoch.job_id, epoch.number, part)

@@ -1,0 +1,140 @@
+"""Signs transactions of one account and stores them; what is stored is sent by the pump."""
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from coordinator.core.settlement.epoch import Epoch, Part
+from coordinator.core.settlement.fees import Fee, FeeRule, higher_fee, opening_fee
+from coordinator.core.settlement.sending import Attempt
+from coordinator.shell.journal.ledger.interface import Outbox
+from coordinator.shell.journal.ledger.records import (
+    AccountName,
+    BatchRecord,
+    OutboxChange,
+    OutboxRow,
+    Rewind,
+    SealedTransaction,
+    SignedAttempt,
+)
+from hypergpu.chain.ledger import ContractCall
+from hypergpu.chain.profiles import ChainProfile
+from hypergpu.chain.rpc.answers import Block
+from hypergpu.chain.signer import Draft, Signer
+from hypergpu.ids import Address, JobId
+from hypergpu.units import Milliseconds
+
+
+class Intent(NamedTuple):
+    """A transaction that is wanted, before it has a nonce."""
+
+    purpose: str
+    to: bytes
+    what: ContractCall
+    job_id: JobId | None = None
+    epoch: int = 0
+    part: Part | None = None
+
+
+class Sealing(NamedTuple):
+    """What is stored with transactions in one go."""
+
+    batches: tuple[tuple[int, BatchRecord], ...] = ()
+    """By the place of their transaction among the intents; their nonces are filled in."""
+    epochs: tuple[Epoch, ...] = ()
+    rewinds: tuple[Rewind, ...] = ()
+
+
+NOTHING_ELSE = Sealing()
+
+
+class Account:
+    """One key on one chain."""
+
+    def __init__(self, signer: Signer, outbox: Outbox, profile: ChainProfile) -> None:
+        self.name = AccountName(profile.chain_id, Address(signer.node_id))
+        self.address = signer.address
+        self._signer = signer
+        self._outbox = outbox
+        self._profile = profile
+        self._fee_rule = FeeRule(tip_wei=profile.tip_wei, max_fee_cap_wei=profile.max_fee_cap_wei)
+        self._first_nonce = 0
+        self._suggested_tip_wei = 0
+
+    def begin_at(self, nonce: int, suggested_tip_wei: int) -> None:
+        """What the chain says before the account's first transaction from here.
+
+        Args:
+            nonce: How many transactions the account has had; counts only until one is stored.
+            suggested_tip_wei: The chain's opinion.
+        """
+        self._first_nonce = nonce
+        self._suggested_tip_wei = suggested_tip_wei
+
+    def next_nonce(self) -> int:
+        """Of the next transaction to be stored."""
+        stored = self._outbox.next_nonce(self.name)
+        return self._first_nonce if stored is None else stored
+
+    def seal(self, intents: Sequence[Intent], head: Block, sealing: Sealing = NOTHING_ELSE) -> None:
+        """Sign transactions, in order, and store them with what belongs to them in one go.
+
+        Raises:
+            JournalConflictError: a purpose was sealed before, or another writer was here.
+        """
+        fee = opening_fee(head.base_fee_wei, self._suggested_tip_wei, self._fee_rule)
+        first = self.next_nonce()
+        rows = [self._row(first + place, intent, fee) for place, intent in enumerate(intents)]
+        batches = [
+            replace(batch, account=self.name, nonce=first + place)
+            for place, batch in sealing.batches
+        ]
+        change = OutboxChange(
+            account=self.name,
+            sealed=tuple(rows),
+            batches=tuple(batches),
+            epochs=sealing.epochs,
+            rewinds=sealing.rewinds,
+        )
+        self._outbox.write(change)
+
+    def dearer(self, row: OutboxRow, base_fee_wei: int) -> SignedAttempt | None:
+        """The same transaction with a higher fee; None where the profile's cap forbids one."""
+        fee = higher_fee(row.attempts[-1].attempt, base_fee_wei, self._fee_rule)
+        return None if fee is None else self._signed(row.transaction, fee)
+
+    def _row(self, nonce: int, intent: Intent, fee: Fee) -> OutboxRow:
+        gas = intent.what.gas * self._profile.gas_percent // 100
+        transaction = SealedTransaction(
+            account=self.name,
+            nonce=nonce,
+            purpose=intent.purpose,
+            job_id=intent.job_id,
+            epoch=intent.epoch,
+            part="" if intent.part is None else intent.part.value,
+            to=intent.to,
+            call=intent.what.call,
+            gas=min(gas, self._profile.transaction_gas_max),
+            sealed_ms=unix_ms(),
+        )
+        return OutboxRow(transaction=transaction, attempts=(self._signed(transaction, fee),))
+
+    def _signed(self, transaction: SealedTransaction, fee: Fee) -> SignedAttempt:
+        draft = Draft(
+            chain_id=self.name.chain_id,
+            nonce=transaction.nonce,
+            to=transaction.to,
+            call=transaction.call,
+            gas=transaction.gas,
+            max_fee_wei=fee.max_fee_wei,
+            tip_wei=fee.tip_wei,
+        )
+        signed = self._signer.sign(draft)
+        return SignedAttempt(Attempt(signed.hash, fee.max_fee_wei, fee.tip_wei), signed.raw)
+
+
+def unix_ms() -> Milliseconds:
+    """Wall-clock time: for figures only, never for decisions."""
+    return Milliseconds(time.time_ns() // 1_000_000)
