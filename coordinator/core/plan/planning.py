@@ -229,6 +229,8 @@ def _assembled(
     }
     left = request.samples_total - request.samples_done
     given = fitted(asked, request.spec.training.batch_size, left)
+    # What was begun is done, or nearly so: the end of the job does not cut it.
+    given = {n: max(steps, min(asked[n], request.begun.get(n, 0))) for n, steps in given.items()}
     plans = _node_plans(
         request, working, given=given, outline=outline, sizes=sizes, span_us=span_us
     )
