@@ -23,6 +23,8 @@ from coordinator.core.job import (
     Stream,
     Work,
 )
+from coordinator.core.metering.budget import uncovered
+from coordinator.core.metering.contributions import epoch_of
 from coordinator.core.plan.deadline import LEAST_MS
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.round.completion import plan_request, work_samples
@@ -31,6 +33,7 @@ from coordinator.core.round.seeds import seed_for
 from coordinator.core.round.staff import nodes_needed, staff
 from coordinator.core.round.streams import put_back, taken
 from hypergpu.ids import NodeId
+from hypergpu.ledger.terms import Terms
 from hypergpu.spec import SPARSE_SCHEMES
 from hypergpu.units import Milliseconds, Samples
 
@@ -78,14 +81,19 @@ def planned(job: Job, plan: RoundPlan) -> Step:
 
 
 def _begun(job: Job, plan: RoundPlan) -> Step:
-    """Give every node of the plan its shard under a fresh lease."""
+    """Give every node of the plan its shard under a fresh lease, if it can be paid for."""
+    batch = job.spec.training.batch_size
+    samples = sum(part.inner_steps * part.batch(batch) for part in plan.nodes.values())
+    if why := uncovered(job, Samples(samples)):
+        paused = replace(job, phase=Phase.PAUSED, resume_to=Phase.WAITING, reason=f"paused: {why}")
+        return Step(replace(paused, paused_at_ms=job.at_ms))
     participants: dict[NodeId, Participant] = {}
     streams = list(job.streams)
     lease = job.next_lease
     for node, part in plan.nodes.items():
         slot = job.members[node].slot
         partition = slot % len(streams)
-        samples = part.inner_steps * part.batch(job.spec.training.batch_size)
+        samples = part.inner_steps * part.batch(batch)
         ranges, streams[partition] = taken(streams[partition], samples)
         participants[node] = Participant(slot, lease, Shard(partition, ranges), part, job.at_ms)
         lease += 1
@@ -158,6 +166,8 @@ def assignment(job: Job, node: NodeId) -> AssignShard:
         deadline_at_ms=round_.deadline_at_ms,
         last_accepted=job.members[node].last_accepted,
         reason=f"round {round_.number}, slot {participant.slot}: {participant.plan.reason}",
+        epoch=epoch_of(round_),
+        terms=job.terms or Terms(),
     )
 
 
