@@ -8,6 +8,7 @@ CHAOS_KILLS ?= 200
 BIN := .venv/bin
 INSTALL := -m pip install -qq --disable-pip-version-check
 PROTOS = $(wildcard proto/hypergpu/v1/*.proto)
+SERVICES = $(shell grep -l '^service ' $(PROTOS))
 PROTOC = PATH="$(CURDIR)/.venv-proto/bin:$$PATH" .venv-proto/bin/python -m grpc_tools.protoc -I proto
 STUBS := build/stubs
 
@@ -58,7 +59,8 @@ chaos: setup ## Kill real processes at random instants [CHAOS_KILLS=200].
 	@CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/python .ci/with_postgres.py $(BIN)/pytest tests/chaos
 
 proto: .venv-proto/.installed ## Generate hypergpu/v1 from the schemas.
-	@$(PROTOC) --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. $(PROTOS)
+	@$(PROTOC) --python_out=. --mypy_out=quiet:. $(PROTOS)
+	@$(PROTOC) --grpc_python_out=. --mypy_grpc_out=quiet:. $(SERVICES)
 
 fmt: setup node_modules/.installed ## Format the code and the schemas.
 	@$(BIN)/ruff check --fix-only --quiet .
@@ -79,8 +81,8 @@ lock: setup ## Resolve every lock file afresh.
 # its code runs on newer protobuf, and newer code does not run on older protobuf.
 drift: .venv-proto/.installed
 	@rm -rf $(STUBS) && mkdir -p $(STUBS)
-	@$(PROTOC) --python_out=$(STUBS) --grpc_python_out=$(STUBS) --mypy_out=quiet:$(STUBS) \
-		--mypy_grpc_out=quiet:$(STUBS) $(PROTOS)
+	@$(PROTOC) --python_out=$(STUBS) --mypy_out=quiet:$(STUBS) $(PROTOS)
+	@$(PROTOC) --grpc_python_out=$(STUBS) --mypy_grpc_out=quiet:$(STUBS) $(SERVICES)
 	@diff -r --exclude=__init__.py --exclude=__pycache__ $(STUBS)/hypergpu/v1 hypergpu/v1 \
 		|| { echo "hypergpu/v1 differs from what the schemas give. Fix: make proto" >&2; exit 1; }
 

@@ -15,8 +15,6 @@ from benchmarks.ours.awareness.grades import (
 from benchmarks.ours.awareness.runs import Runs
 from benchmarks.table import Table
 
-FLOWER_ROUNDS = 5
-
 
 def run(is_quick: bool) -> Table:
     """Measure every part; a part whose target was never reached says so and has no figure.
@@ -28,7 +26,7 @@ def run(is_quick: bool) -> Table:
     effort = QUICK if is_quick else WHOLE
 
     def beside_flower() -> Figures:
-        return flower_figures(aware_median_s(runs, "c", effort.seeds), rounds=FLOWER_ROUNDS)
+        return flower_figures(aware_median_s(runs, "c", effort.seeds))
 
     parts: list[tuple[str, Callable[[], Figures]]] = [
         ("grades", lambda: grade_figures(runs, effort, is_quick=is_quick))

@@ -2,11 +2,8 @@
 
 from collections.abc import Callable
 
-from benchmarks.ours.awareness.economy import (
-    accuracy_figures,
-    economy_figures,
-    failure_figures,
-)
+from benchmarks.ours.awareness.economy import accuracy_figures, economy_figures
+from benchmarks.ours.awareness.failures import failure_figures, flower_failure_figures
 from benchmarks.ours.awareness.figures import COLUMNS, Figures, figures_of, merged
 from benchmarks.ours.awareness.runs import Runs
 from benchmarks.ours.awareness.work import scaling_figures, spread_figures, utilisation_figures
@@ -29,6 +26,7 @@ def run(is_quick: bool) -> Table:
         ("scaling", lambda: scaling_figures(runs, is_quick=is_quick)),
     ]
     if not is_quick:
+        parts.append(("Flower's failures", flower_failure_figures))
         parts.append(("accuracy", lambda: accuracy_figures(runs, seeds=seeds)))
     found = merged(figures_of(name, part) for name, part in parts)
     return Table(

@@ -8,11 +8,13 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from hypergpu.digest import digest_of, digest_to_wire
-from hypergpu.ids import JobId, TokenId
-from hypergpu.signature import IdentityKey, JoinClaim, UpdateClaim
+from hypergpu.ids import Digest, JobKey, TokenId
+from hypergpu.ledger.typed import Contribution, shard_digest, sign
+from hypergpu.signature import IdentityKey, JoinClaim
 from hypergpu.token import parse_token
-from hypergpu.units import Bytes
-from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
+from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.v1 import node_pb2, node_pb2_grpc, receipt_pb2, tensor_pb2
+from hypergpu.wire.ledger import terms_value
 
 if TYPE_CHECKING:
     from hypergpu.v1.node_pb2_grpc import NodeServiceAsyncStub
@@ -35,6 +37,29 @@ def async_stub(channel: grpc.aio.Channel) -> "NodeServiceAsyncStub":
     return node_pb2_grpc.NodeServiceStub(channel)  # type: ignore[return-value]
 
 
+def contribution(
+    key: IdentityKey, assignment: node_pb2.Assignment, update: bytes, nonce: int
+) -> Contribution:
+    """What a node signs that says nothing of how long it computed."""
+    lease, shard = assignment.lease, assignment.shard
+    ranges = [(run.start, Samples(run.count)) for run in shard.ranges]
+    return Contribution(
+        job=JobKey(assignment.terms.job.hex()),
+        epoch=assignment.terms.epoch,
+        round=lease.round,
+        node=key.node_id,
+        shard=shard_digest(shard.partition, ranges),
+        model=Digest(assignment.model.blob.digest.value.hex()),
+        update=digest_of(update),
+        samples=Samples(sum(count for _, count in ranges)),
+        inner_steps=assignment.training.inner_steps,
+        compute_ms=Milliseconds(0),
+        update_bytes=Bytes(len(update)),
+        lease=lease.number,
+        nonce=nonce,
+    )
+
+
 class WireNode:
     """Joined, and holding whatever it is assigned."""
 
@@ -49,6 +74,8 @@ class WireNode:
         self._nonce = 0
         self.is_starting = False
         """What its next hello says of its worker."""
+        self.held: list[receipt_pb2.ReceiptsHeld] = []
+        """The receipts that its next hello says it holds."""
 
     async def join(self, token_text: str) -> node_pb2.JoinResponse:
         """Trade a token for admission."""
@@ -78,6 +105,7 @@ class WireNode:
             ),
             working=working,
             is_starting=self.is_starting,
+            receipts=self.held,
         )
         outbox: asyncio.Queue[node_pb2.ControlRequest | None] = asyncio.Queue()
         self._outbox = outbox
@@ -102,21 +130,14 @@ class WireNode:
             self._nonce += 1
             nonce = self._nonce
         lease, digest = assignment.lease, digest_of(update)
-        claim = UpdateClaim(
-            job_id=JobId(lease.job_id),
-            round=lease.round,
-            node=self.node_id,
-            lease=lease.number,
-            nonce=nonce,
-            digest=digest,
-            size_bytes=Bytes(len(update)),
-        )
+        signed = contribution(self.key, assignment, update, nonce)
+        separator = terms_value(assignment.terms).domain.separator()
         return node_pb2.UpdateHeader(
             lease=lease,
             digest=tensor_pb2.Digest(value=digest_to_wire(digest)),
             size_bytes=len(update),
             nonce=nonce,
-            signature=self.key.sign(claim),
+            signature=sign(self.key, separator, signed),
         )
 
     async def submit(

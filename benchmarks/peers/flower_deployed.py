@@ -1,6 +1,5 @@
 """Flower as it asks to be deployed: a SuperLink, one SuperNode a node, apps started by them."""
 
-import argparse
 import json
 import os
 import shutil
@@ -37,24 +36,29 @@ def program(name: str, *options: str) -> list[str]:
     return [str(PROGRAMS / name), "--insecure", *options]
 
 
-def processes(address: str, nodes: int) -> list[list[str]]:
-    """Return the commands of the hub and the nodes."""
-    _, _, port = address.partition(":")
-    hub_options = ["--host", LOOPBACK, "--port", port, "--disable-runtime-dependency-installation"]
-    hub = program("flower-superlink", *hub_options)
-    node_options = ["--superlink", address, "--host", LOOPBACK, "--port"]
-    return [
-        hub,
-        *(program("flower-supernode", *node_options, str(free_port())) for _ in range(nodes)),
-    ]
+def superlink(address: str) -> list[str]:
+    """Return the command of the hub."""
+    host, _, port = address.partition(":")
+    options = ["--host", host, "--port", port, "--disable-runtime-dependency-installation"]
+    return program("flower-superlink", *options)
 
 
-def start_run(options: argparse.Namespace, app: Path, ends_path: Path) -> None:
+def supernode(address: str, *options: str) -> list[str]:
+    """Return the command of a node that dials this address of the hub."""
+    own = ["--superlink", address, "--host", LOOPBACK, "--port", str(free_port())]
+    return program("flower-supernode", *own, *options)
+
+
+def prepare(home: Path, app: Path, address: str) -> Path:
+    """Have Flower's programs keep everything in a folder, and copy the app there."""
+    (home / "config.toml").write_text(CONNECTION.format(address=address), encoding="utf-8")
+    os.environ["FLWR_HOME"] = str(home)
+    os.environ["PATH"] = f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"
+    return Path(shutil.copytree(app, home / "app", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+def start_run(app: Path, settings: str) -> None:
     """Hand the app to the hub, again until the hub answers."""
-    settings = (
-        f"parameters={options.parameters} nodes={options.nodes} "
-        f'rounds={options.rounds + WARM_UP_ROUNDS} ends-path="{ends_path}"'
-    )
     command = [str(PROGRAMS / "flwr"), "run", str(app), "hub", "--run-config", settings]
     give_up_at_s = time.monotonic() + 60
     while subprocess.run(command, check=False, stdout=sys.stderr).returncode:
@@ -63,15 +67,15 @@ def start_run(options: argparse.Namespace, app: Path, ends_path: Path) -> None:
         time.sleep(1)
 
 
-def wait_for_rounds(ends_path: Path, rounds: int) -> list[float]:
-    """Return when each round ended, once all have."""
-    give_up_at_s = time.monotonic() + DEADLINE_S
+def wait_for_lines(path: Path, count: int, *, limit_s: float = DEADLINE_S) -> list[str]:
+    """Return what an app has written, once it is so many lines."""
+    give_up_at_s = time.monotonic() + limit_s
     while time.monotonic() < give_up_at_s:
-        lines = ends_path.read_text(encoding="utf-8").splitlines() if ends_path.exists() else []
-        if len(lines) >= rounds:
-            return [float(json.loads(line)) for line in lines]
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        if len(lines) >= count:
+            return lines
         time.sleep(POLL_S)
-    raise TimeoutError(f"the rounds did not end within {DEADLINE_S} s")
+    raise TimeoutError(f"the rounds did not end within {limit_s:g} s")
 
 
 def main() -> None:
@@ -79,15 +83,14 @@ def main() -> None:
     options = arguments()
     address = f"{LOOPBACK}:{free_port()}"
     with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        (home / "config.toml").write_text(CONNECTION.format(address=address), encoding="utf-8")
-        shutil.copytree(APP, home / "app", ignore=shutil.ignore_patterns("__pycache__"))
-        os.environ["FLWR_HOME"] = folder
-        os.environ["PATH"] = f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"
-        ends_path = home / "ends"
-        with running(processes(address, options.nodes), cwd=folder):
-            start_run(options, home / "app", ends_path)
-            report(wait_for_rounds(ends_path, options.rounds + WARM_UP_ROUNDS))
+        app = prepare(Path(folder), APP, address)
+        ends_path = Path(folder) / "ends"
+        rounds = options.rounds + WARM_UP_ROUNDS
+        settings = f"parameters={options.parameters} nodes={options.nodes} rounds={rounds}"
+        nodes = [supernode(address) for _ in range(options.nodes)]
+        with running([superlink(address), *nodes], cwd=folder):
+            start_run(app, f'{settings} ends-path="{ends_path}"')
+            report([float(json.loads(line)) for line in wait_for_lines(ends_path, rounds)])
 
 
 if __name__ == "__main__":

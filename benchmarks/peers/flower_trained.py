@@ -1,195 +1,256 @@
-"""Flower's FedAvg training a real network, over links that netsim holds open, or over loopback.
+"""Flower's FedAvg training a real network over netsim's links or loopback: its resident path.
 
-The path is that of `flower_lean`. Nodes train with the product's own trainer, on the shards that
-the product would give them, so that only what moves the models differs. Flower's environment has
-no torch: the product's packages come behind its own.
+The path is that of `flower_lean`: processes that stay, and its old gRPC transport. Nodes may be
+killed and started again by a script while it trains.
 """
 
-import argparse
 import json
 import os
+import signal
 import sys
+import threading
 import time
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from subprocess import Popen
 from typing import Any, NamedTuple
 
 import flwr
-import numpy as np
 
-from benchmarks.peers.measured import DEADLINE_S, LOOPBACK, free_port, running
+from benchmarks.peers.flower_task import Learner, Task, Training, ends, task_of
+from benchmarks.peers.measured import DEADLINE_S
 
 MESSAGE_LIMIT = (1 << 31) - 1
 RANK = "FLOWER_RANK"
 """Set for nodes: which one it is, and where the hub is."""
 ADDRESS = "FLOWER_ADDRESS"
-LINKED_PORT = 9092
-"""Of the hub, behind links of its own."""
+CHURN = "--churn="
+"""The option that holds `Churn` as JSON."""
 
 
-class Task(NamedTuple):
-    """What is trained; the fields are options of the command line."""
+class Churn(NamedTuple):
+    """What is done to nodes that train; times count from the opening of the first round."""
 
-    packages: str
-    """The product's site-packages."""
-    job: str
-    """A job file: model, batch, learning rate, inner steps and nodes are taken from it."""
-    seed: int
-    rounds: int
-    floor_ms: int
+    kills: Sequence[tuple[float, Sequence[int]]] = ()
+    """At which second which ranks are killed."""
+    away_s: float = 0.0
+    """How long a killed one is away before it is started again."""
+    limit_s: float = DEADLINE_S
+    """When the run ends without having reached its target."""
+    least: int = 0
+    """Nodes that a round may begin with; 0: all of the job's."""
 
 
-class Training:
-    """The product's workload, trainer and shards."""
-
-    def __init__(self, task: Task) -> None:
-        from coordinator.shell.evaluator.torch_judge import TorchJudge
-        from hypergpu.catalogue.registry import build, find
-        from hypergpu.jobfile import read_job_file
-
-        self.spec = read_job_file(Path(task.job))
-        self.workload = build(find(self.spec.workload), self.spec.options)
-        self.judge = TorchJudge(self.workload, "")
-
-    def flat(self, parameters: Any) -> Any:
-        """A model of these parameters."""
-        from hypergpu.layout import Flat
-
-        model = Flat.empty(self.judge.layout)
-        model.parameters[:] = parameters
-        return model
+class OverError(Exception):
+    """There is no need to go on: the target is reached, or the time is up."""
 
 
 class Node(flwr.client.NumPyClient):
     """Trains a shard a round."""
 
     def __init__(self, task: Task, rank: int) -> None:
-        import torch
-
-        from gpu_node.shell.worker.trainer.paced import Pace, PacedTrainer
-        from gpu_node.shell.worker.trainer.torch_trainer import TorchTrainer
-        from hypergpu.catalogue.networks.device import Device
-        from hypergpu.units import Bytes
-
-        torch.set_num_threads(1)
-        self.task, self.rank = task, rank
-        self.training = Training(task)
-        samples = self.training.judge.dataset.train
-        trainer = TorchTrainer(
-            self.training.workload, Device("cpu", "CPU", Bytes(0), has_bf16=False), samples
-        )
-        batch = self.training.spec.training.batch_size
-        self.trainer = PacedTrainer(trainer, Pace(task.floor_ms / 1000), batch)
-        self.optimizer: Any = None
+        self._learner = Learner(Training(task), rank)
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> Any:
         """Take the inner steps and answer with the parameters after them."""
-        from gpu_node.shell.worker.trainer.interface import Start
-        from hypergpu.layout import Flat
-
-        spec = self.training.spec
-        model = self.training.flat(parameters[0])
-        self.trainer.begin(Start(model, self.task.seed, self.optimizer, spec.inner.weight_decay))
-        for indices in self._batches(int(config["round"])):
-            self.trainer.step(indices, spec.inner.learning_rate)
-        after = Flat.empty(self.training.judge.layout)
-        self.trainer.store(after)
-        self.optimizer = {name: each.copy() for name, each in self.trainer.optimizer().items()}
-        return [after.parameters], spec.training.inner_steps * spec.training.batch_size, {}
-
-    def _batches(self, number: int) -> Any:
-        from gpu_node.shell.worker.messages import PositionRange
-        from hypergpu.dataset.sampling import stream_indices
-        from hypergpu.units import Samples
-
-        shape = self.training.spec.training
-        shard = shape.inner_steps * shape.batch_size
-        start = ((number - 1) * shape.nodes + self.rank) * shard
-        members = np.arange(len(self.training.judge.dataset.train.labels), dtype=np.int64)
-        ranges = [PositionRange(start, Samples(shard))]
-        indices = stream_indices(members, 0, self.task.seed, ranges)
-        return indices.reshape(shape.inner_steps, shape.batch_size)
+        after = self._learner.trained(parameters[0], int(config["round"]))
+        return [after], self._learner.samples, {}
 
 
-class KeptAverage(flwr.server.strategy.FedAvg):
-    """Federated averaging that keeps every aggregate, to be judged when the clock has stopped."""
+class Nodes:
+    """The nodes' processes: each can be killed and started again.
 
-    began_s: float
-    ends_s: list[float]
-    models: list[Any]
+    Args:
+        commands: Of each, by rank.
+    """
 
-    def aggregate_fit(self, *updates: Any) -> Any:
-        """Average as usual."""
-        aggregate = super().aggregate_fit(*updates)
+    def __init__(self, commands: Sequence[Sequence[str]]) -> None:
+        self._commands = commands
+        self._running: dict[int, Popen[bytes]] = {}
+        self._lock = threading.RLock()
+        self._is_closed = False
+        for rank in range(len(commands)):
+            self.start(rank)
+
+    def start(self, rank: int) -> None:
+        """Start one that is away, unless all were ended for good."""
+        with self._lock:
+            if not self._is_closed:
+                self._running[rank] = Popen(
+                    self._commands[rank], stdout=sys.stderr, start_new_session=True
+                )
+
+    def kill(self, rank: int) -> None:
+        """End one without a word."""
+        with self._lock:
+            process = self._running.pop(rank, None)
+            if process is not None:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def close(self) -> None:
+        """End all for good."""
+        with self._lock:
+            self._is_closed = True
+            for rank in list(self._running):
+                self.kill(rank)
+
+    def suffer(self, churn: Churn) -> None:
+        """Kill and start by the script, from now on."""
+        deeds = [(at_s, self.kill, rank) for at_s, ranks in churn.kills for rank in ranks]
+        deeds += [(at_s + churn.away_s, self.start, rank) for at_s, _, rank in deeds]
+        began_s = time.monotonic()
+        for at_s, deed, rank in sorted(deeds, key=lambda each: each[0]):
+            time.sleep(max(0.0, began_s + at_s - time.monotonic()))
+            deed(rank)
+
+
+class Account:
+    """What became of the rounds; every model is judged beside the rounds after it.
+
+    Args:
+        training: Judges.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self.began_s = 0.0
+        self.ends_s: list[float] = []
+        self.updates: list[int] = []
+        self._training = training
+        self._judging = ThreadPoolExecutor(1)
+        self._metrics: list[Future[float]] = []
+        self._model = training.initial()
+
+    def add(self, parameters: Any, updates: int) -> None:
+        """A round is over; without parameters the model is the one before."""
         self.ends_s.append(time.monotonic() - self.began_s)
-        self.models.append(aggregate[0])
+        self.updates.append(updates)
+        if parameters is not None:
+            self._model = flwr.common.parameters_to_ndarrays(parameters)[0]
+        self._metrics.append(self._judging.submit(self._judged, self._model, len(self.ends_s)))
+
+    def told(self) -> dict[str, Any]:
+        """All of it, once every model is judged."""
+        metrics = [each.result() for each in self._metrics]
+        return {
+            "ends_s": self.ends_s[: len(metrics)],
+            "metrics": metrics,
+            "updates": self.updates[: len(metrics)],
+        }
+
+    def _judged(self, model: Any, number: int) -> float:
+        accuracy = self._training.accuracy(model)
+        target, rounds = self._training.spec.evaluation.target, self._training.task.rounds
+        # After the last round the run ends by itself.
+        if accuracy >= target and number < rounds:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+        return accuracy
+
+
+class AccountedAverage(flwr.server.strategy.FedAvg):
+    """Federated averaging that keeps account of its rounds.
+
+    Args:
+        account: Of them.
+        opened: Called when the first round is about to be opened, with all nodes there.
+        nodes: How many that is.
+        settings: Of the strategy.
+    """
+
+    def __init__(
+        self, account: Account, opened: Callable[[], None], nodes: int, **settings: Any
+    ) -> None:
+        super().__init__(**settings)
+        self._account, self._opened, self._nodes = account, opened, nodes
+
+    def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
+        """Average as usual."""
+        aggregate = super().aggregate_fit(server_round, results, failures)
+        self._account.add(aggregate[0], len(results))
         return aggregate
 
     def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
-        """Note when the first round is opened, with all nodes there."""
-        client_manager.wait_for(self.min_available_clients, DEADLINE_S)
-        self.began_s = self.began_s or time.monotonic()
+        """As usual, but the first round waits for all nodes."""
+        if not self._account.began_s:
+            client_manager.wait_for(self._nodes, DEADLINE_S)
+            self._account.began_s = time.monotonic()
+            self._opened()
         return super().configure_fit(server_round, parameters, client_manager)
 
 
-def serve(task: Task, training: Training, address: str) -> dict[str, Any]:
-    """Run the rounds; what each took since the first was opened, and how good its model is."""
-    initial = training.judge.initial(task.seed).parameters
-    nodes = training.spec.training.nodes
-    strategy = KeptAverage(
+def serve(training: Training, churn: Churn, hub: str, nodes: Nodes) -> dict[str, Any]:
+    """Run the rounds: what each took since the first was opened, and how good its model is."""
+    account = Account(training)
+    count = training.spec.training.nodes
+
+    def opened() -> None:
+        signal.setitimer(signal.ITIMER_REAL, churn.limit_s)
+        threading.Thread(target=nodes.suffer, args=[churn], daemon=True).start()
+
+    def over(*_: object) -> None:
+        nodes.close()
+        raise OverError
+
+    strategy = AccountedAverage(
+        account,
+        opened,
+        count,
         fraction_evaluate=0.0,
-        min_fit_clients=nodes,
-        min_available_clients=nodes,
-        initial_parameters=flwr.common.ndarrays_to_parameters([initial]),
+        min_fit_clients=churn.least or count,
+        min_available_clients=churn.least or count,
+        initial_parameters=flwr.common.ndarrays_to_parameters([training.initial()]),
         on_fit_config_fn=lambda number: {"round": number},
     )
-    strategy.began_s, strategy.ends_s, strategy.models = 0.0, [], []
-    flwr.server.start_server(
-        server_address=address,
-        config=flwr.server.ServerConfig(num_rounds=task.rounds),
-        strategy=strategy,
+    signal.signal(signal.SIGALRM, over)
+    try:
+        flwr.server.start_server(
+            server_address=hub,
+            config=flwr.server.ServerConfig(num_rounds=training.task.rounds),
+            strategy=strategy,
+            grpc_max_message_length=MESSAGE_LIMIT,
+        )
+    except OverError:
+        pass
+    finally:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    return account.told()
+
+
+def be_node(task: Task, rank: int) -> None:
+    """Train for the hub until it says that it is over."""
+    flwr.client.start_client(
+        server_address=os.environ[ADDRESS],
+        client=Node(task, rank).to_client(),
         grpc_max_message_length=MESSAGE_LIMIT,
     )
-    arrays = [flwr.common.parameters_to_ndarrays(each)[0] for each in strategy.models]
-    judged = [training.judge.evaluate(training.flat(each)).metric("accuracy") for each in arrays]
-    return {"ends_s": strategy.ends_s, "metrics": judged}
 
 
-def commands(nodes: int) -> tuple[str, list[list[str]]]:
+def commands(count: int) -> tuple[str, list[list[str]]]:
     """Where the hub listens, and what starts the nodes, each at its own end of its link."""
     this = [sys.executable, "-m", "benchmarks.peers.flower_trained", *sys.argv[1:]]
-    sites = json.loads(os.environ.get("NETSIM_SITES") or "null")
-    if sites is None:
-        address = f"{LOOPBACK}:{free_port()}"
-        return address, [_named(this, rank, address) for rank in range(nodes)]
-    ends = [
-        [*site.get("prefix", []), *_named(this, rank, f"{site['dials']}:{LINKED_PORT}")]
-        for rank, site in enumerate(sites["nodes"].values())
+    found = ends(count)
+    return found.hub, [
+        [*prefix, "env", f"{RANK}={rank}", f"{ADDRESS}={dialled}", *this]
+        for rank, (prefix, dialled) in enumerate(found.nodes)
     ]
-    return f"{sites['coordinator']['dials']}:{LINKED_PORT}", ends[:nodes]
-
-
-def _named(command: list[str], rank: int, address: str) -> list[str]:
-    return ["env", f"{RANK}={rank}", f"{ADDRESS}={address}", *command]
 
 
 def main() -> None:
     """Start the nodes and serve, or be one node."""
-    parser = argparse.ArgumentParser()
-    for name, kind in Task.__annotations__.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, required=True)
-    task = Task(**vars(parser.parse_args()))
-    sys.path.append(task.packages)
+    task, others = task_of(sys.argv[1:])
     if rank := os.environ.get(RANK):
-        flwr.client.start_client(
-            server_address=os.environ[ADDRESS],
-            client=Node(task, int(rank)).to_client(),
-            grpc_max_message_length=MESSAGE_LIMIT,
-        )
+        be_node(task, int(rank))
         return
+    told = next((word for word in others if word.startswith(CHURN)), f"{CHURN}{{}}")
+    churn = Churn(**json.loads(told.removeprefix(CHURN)))
     training = Training(task)
-    address, nodes = commands(training.spec.training.nodes)
-    with running(nodes):
-        print(json.dumps(serve(task, training, address)), flush=True)
+    hub, words = commands(training.spec.training.nodes)
+    nodes = Nodes(words)
+    try:
+        print(json.dumps(serve(training, churn, hub, nodes)), flush=True)
+    finally:
+        nodes.close()
 
 
 if __name__ == "__main__":

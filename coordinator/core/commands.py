@@ -2,10 +2,11 @@
 
 import msgspec
 
-from coordinator.core.events import RoundRecorded
-from coordinator.core.job import Ahead, BlobRef, Model, Shard
+from coordinator.core.events import EpochEnded, RoundMetered, RoundRecorded
+from coordinator.core.job import Ahead, BlobRef, JudgedUpdate, Model, Shard
 from coordinator.core.plan.decision import NodePlan, PlanRequest
 from hypergpu.ids import Digest, JobId, NodeId, Slot
+from hypergpu.ledger.terms import Terms
 from hypergpu.spec import JobSpec
 from hypergpu.units import Milliseconds, Samples
 
@@ -44,6 +45,9 @@ class AssignShard(msgspec.Struct, frozen=True):
     deadline_at_ms: Milliseconds
     last_accepted: Digest | None
     reason: str
+    epoch: int = 0
+    """Of the round: what is settled together."""
+    terms: Terms = Terms()
     begun: Ahead | None = None
     """What the shard begins with, from the node's own end of the round before."""
     ahead: Ahead | None = None
@@ -108,6 +112,25 @@ class EvaluateModel(msgspec.Struct, frozen=True):
     manifest: BlobRef | None
 
 
+class JudgeUpdates(msgspec.Struct, frozen=True):
+    """Measure ``base``, ``made``, and ``base`` with each of these updates alone on held-out data;
+    answered by `UpdatesJudged`.
+    """
+
+    round: int
+    base: BlobRef
+    made: BlobRef
+    updates: tuple[JudgedUpdate, ...]
+    spec: JobSpec
+    manifest: BlobRef | None
+
+
+class RecordPay(msgspec.Struct, frozen=True):
+    """Journal receipts, or the end of an epoch, together with the event that led to them."""
+
+    record: RoundMetered | EpochEnded
+
+
 class RecordRound(msgspec.Struct, frozen=True):
     """Journal the round's figures together with the event that closed it."""
 
@@ -123,5 +146,7 @@ Command = (
     | SetDeadline
     | Aggregate
     | EvaluateModel
+    | JudgeUpdates
     | RecordRound
+    | RecordPay
 )

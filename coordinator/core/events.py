@@ -2,11 +2,12 @@
 
 import msgspec
 
-from coordinator.core.job import BlobRef, Model, Update
+from coordinator.core.job import BlobRef, DueReceipt, Model, Update
 from coordinator.core.plan.decision import RoundPlan
 from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.ledger.terms import Terms
 from hypergpu.spec import JobSpec
-from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples, Wei
 
 
 class Happened(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -21,6 +22,8 @@ class JobCreated(Happened, frozen=True, tag=True):
     job_id: JobId
     spec: JobSpec
     manifest: BlobRef | None = None
+    terms: Terms | None = None
+    """For whom and where its work counts."""
 
 
 class ModelInitialised(Happened, frozen=True, tag=True):
@@ -105,6 +108,8 @@ class AggregateReady(Happened, frozen=True, tag=True):
     """Model bytes served to nodes since the last aggregate."""
     agreement: float | None = None
     """Of the updates, see `PlanRequest.agreement`; None when it is not known."""
+    agreements: dict[NodeId, float] = {}
+    """Cosine of each update with the mean of the others; of some it is not known."""
 
 
 class ModelLost(Happened, frozen=True, tag=True):
@@ -129,6 +134,19 @@ class EvaluationFailed(Happened, frozen=True, tag=True):
 
     round: int
     reason: str
+
+
+class UpdatesJudged(Happened, frozen=True, tag=True):
+    """Some updates of a round were measured on held-out data, or that was given up."""
+
+    round: int
+    base_loss: float | None = None
+    """Of the model that the round started from; None: nothing is known, for this reason."""
+    made_loss: float | None = None
+    """Of the model that the round made; None when it is not finite."""
+    losses: dict[NodeId, float] = {}
+    """Of that model with one node's update alone. Whose is not finite is left out."""
+    reason: str = ""
 
 
 class JobPaused(Happened, frozen=True, tag=True):
@@ -179,6 +197,38 @@ class RoundRecorded(Happened, frozen=True, tag=True):
     """
 
 
+class MeasuredUpdate(msgspec.Struct, frozen=True):
+    """An update whose quality is known: with the coordinator's signature it is a receipt."""
+
+    sequence: int
+    quality_bps: BasisPoints
+    evaluator: str
+    """Short name of what measured the quality."""
+    reason: str
+    """Why the quality is what it is."""
+    due: DueReceipt
+
+
+class RoundMetered(Happened, frozen=True, tag=True):
+    """A round's receipts. The machine writes it and never reads it."""
+
+    round: int
+    epoch: int
+    updates: tuple[MeasuredUpdate, ...]
+    """In slot order."""
+
+
+class EpochEnded(Happened, frozen=True, tag=True):
+    """An epoch takes no more receipts, and this is its pay. The machine never reads it."""
+
+    epoch: int
+    is_last: bool
+    """No other will come."""
+    scores: dict[NodeId, int]
+    pool: Wei
+    rewards: dict[NodeId, Wei]
+
+
 NodeEvent = NodeJoined | NodeLost | NodeDraining | UpdateReceived | UpdateRefused | ShardHandedBack
 """What nodes do."""
 
@@ -195,4 +245,7 @@ ModelEvent = (
 )
 """What the evaluator and the aggregation report."""
 
-Event = JobCreated | NodeEvent | ControlEvent | ModelEvent | RoundPlanned | RoundRecorded
+Record = RoundRecorded | RoundMetered | EpochEnded
+"""What the machine writes and never reads."""
+
+Event = JobCreated | NodeEvent | ControlEvent | ModelEvent | RoundPlanned | UpdatesJudged | Record

@@ -6,8 +6,10 @@ import msgspec
 
 from coordinator.core.plan.decision import NodePlan, PlanMemory
 from hypergpu.ids import Digest, JobId, NodeId, Slot
+from hypergpu.ledger.terms import Terms
+from hypergpu.ledger.typed import Contribution
 from hypergpu.spec import JobSpec
-from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.units import Bytes, Milliseconds, Samples, Wei
 
 
 class Phase(Enum):
@@ -114,6 +116,9 @@ class Update(msgspec.Struct, frozen=True):
     """The sender's last training loss; None when it is not finite."""
     codec: str = ""
     """The scheme that it was assigned, and checked against when it came."""
+    nonce: int = 0
+    signature: bytes = b""
+    """Of its sender, over the contribution that it is."""
 
 
 class Work(Enum):
@@ -218,12 +223,82 @@ class Score(msgspec.Struct, frozen=True):
     metric_name: str = ""
 
 
+class DueReceipt(msgspec.Struct, frozen=True):
+    """An accepted update of a closed round: all that its receipt will say, but for the quality."""
+
+    contribution: Contribution
+    signature: bytes
+    """Of the node."""
+    took_ms: Milliseconds
+    allowed_ms: Milliseconds
+    """From its assignment to the round's deadline; 0: it had none."""
+    agreement: float | None = None
+    """Cosine with the mean of the round's other updates; None when it is not known."""
+
+
+class JudgedUpdate(msgspec.Struct, frozen=True):
+    """An update that is measured on held-out data, alone on the model that it started from."""
+
+    node: NodeId
+    blob: BlobRef
+    scheme: str
+
+
+class UnmeasuredRound(msgspec.Struct, frozen=True):
+    """A closed round of which the quality of some updates is still being measured."""
+
+    number: int
+    epoch: int
+    base: BlobRef
+    """The model that its updates started from."""
+    made: BlobRef
+    """The model that they were folded into."""
+    due: dict[NodeId, DueReceipt]
+    """In slot order."""
+    judged: tuple[JudgedUpdate, ...]
+
+
+class EpochScores(msgspec.Struct, frozen=True):
+    """An epoch that is not over yet: what each node's receipts in it add up to."""
+
+    number: int
+    scores: dict[NodeId, int]
+
+
+class Account(msgspec.Struct, frozen=True):
+    """What the job owes one node. Amounts are in the token's smallest units."""
+
+    receipts: int = 0
+    """The sequence of the next one."""
+    earned: Wei = Wei(0)
+    """In the epochs that are over."""
+    vouched: Wei = Wei(0)
+    """The most that a voucher said: vouchers never fall."""
+
+
+class Metering(msgspec.Struct, frozen=True):
+    """Receipts and pay of a job so far."""
+
+    unmeasured: tuple[UnmeasuredRound, ...] = ()
+    epochs: tuple[EpochScores, ...] = ()
+    """That are not over, by number."""
+    accounts: dict[NodeId, Account] = {}
+    spent: Wei = Wei(0)
+    """By the epochs that are over."""
+    is_over: bool = False
+    """No receipt will come any more."""
+
+
 class Job(msgspec.Struct, frozen=True):
     """One training run."""
 
     job_id: JobId
     spec: JobSpec
     manifest: BlobRef | None = None
+    terms: Terms | None = None
+    """None for a job that an older version created: its work is signed for nobody, and has no
+    receipts.
+    """
     phase: Phase = Phase.PREPARING
     reason: str = "the initial model is being made"
     at_ms: Milliseconds = Milliseconds(0)
@@ -252,3 +327,4 @@ class Job(msgspec.Struct, frozen=True):
     plan_memory: PlanMemory | None = None
     """Of the newest plan that a round was opened with; the next one is made from it."""
     tally: Tally = Tally()
+    metering: Metering = Metering()

@@ -17,6 +17,8 @@ Rules that hold in every phase:
   its stream. Samples are never dropped.
 - Members keep their slots for ever. Slots key data, seeds and the order of folding; node ids do
   not.
+- Each accepted update of a job with terms has one receipt, under the next number of its node, once
+  its round is folded and its quality is known; nothing waits for that.
 - A pause voids nothing that was accepted: on resume the same shards go out again under new leases.
 """
 
@@ -49,6 +51,7 @@ from coordinator.core.events import (
     UpdateRefused,
 )
 from coordinator.core.job import Job
+from coordinator.core.metering.metering import metered
 from coordinator.core.round import control, membership, models
 from coordinator.core.round.legality import refusal
 from coordinator.core.round.rounds import Step, planned
@@ -76,11 +79,13 @@ def transition(job: Job | None, event: Event) -> Step:
         return _created(event)
     if refusal(job, event):
         return Step(job)
-    return _advanced(replace(job, at_ms=max(job.at_ms, event.at_ms)), event)
+    step = _advanced(replace(job, at_ms=max(job.at_ms, event.at_ms)), event)
+    after, records = metered(job, event, step.job)
+    return Step(after, (*step.commands, *records))
 
 
 def _created(event: JobCreated) -> Step:
-    job = Job(event.job_id, event.spec, event.manifest, at_ms=event.at_ms)
+    job = Job(event.job_id, event.spec, event.manifest, event.terms, at_ms=event.at_ms)
     return Step(job, (InitialiseModel(job.job_id, job.spec, job.manifest),))
 
 

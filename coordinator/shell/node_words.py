@@ -1,10 +1,11 @@
-"""What nodes say of themselves, as plain values: shown in tables, relied on nowhere."""
+"""What nodes say, as plain values. What they say of themselves is shown and relied on nowhere."""
 
 from collections.abc import Mapping
 
 import msgspec
 
-from hypergpu.ids import JobId
+from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.units import Bytes
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -16,6 +17,19 @@ class Capabilities(msgspec.Struct, frozen=True):
     worker: str = ""
     workloads: Mapping[str, int] = {}
     name: str = ""
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """An update that a node wants to send, as its header has it but for where the bytes begin."""
+
+    job_id: JobId
+    round: int
+    node: NodeId
+    lease: int
+    nonce: int
+    digest: Digest
+    size_bytes: Bytes
+    signature: bytes
 
 
 class Advance(msgspec.Struct, frozen=True):

@@ -35,11 +35,13 @@ from coordinator.shell.listeners import (
 from coordinator.shell.measuring.echo import Echo
 from coordinator.shell.measuring.readings import Readings
 from coordinator.shell.measuring.tokens import ProbeTokens
+from coordinator.shell.metering.desk import LedgerDesk, coordinator_key
 from coordinator.shell.runtime.acts.datasets import clear_unfinished
 from coordinator.shell.runtime.acts.perform import perform
 from coordinator.shell.runtime.driver import Decision, Driver
 from coordinator.shell.runtime.nonces import Nonces
 from coordinator.shell.runtime.parts import DATASETS, Parts, Pins
+from coordinator.shell.runtime.post import ReceiptPost
 from coordinator.shell.runtime.recovery import replayed, take_up
 from coordinator.shell.runtime.room import Room
 from coordinator.shell.runtime.roster import Roster
@@ -224,6 +226,7 @@ class Coordinator:
         perform(self._parts, room, command)
 
     def _drained(self, decision: Decision) -> None:
+        self._parts.post.made(self._parts.roster.sessions, decision.earnings.receipts)
         for job_id, job in decision.jobs.items():
             room = self._parts.driver.rooms.get(job_id)
             if room is not None and job.phase in ENDED:
@@ -277,7 +280,8 @@ def _opened_parts(settings: Settings) -> Parts:
     space = Space(settings.data_dir, settings.disk_quota_bytes)
     blobs = DiskBlobs(settings.data_dir, space)
     clear_unfinished(settings.data_dir / DATASETS)
-    driver, roster = Driver(journal), Roster()
+    ledger = LedgerDesk(coordinator_key(settings.data_dir / "identity"))
+    driver, roster = Driver(journal, ledger.countersigned), Roster()
     return Parts(
         settings=settings,
         journal=journal,
@@ -291,4 +295,6 @@ def _opened_parts(settings: Settings) -> Parts:
         nonces=Nonces(),
         readings=Readings(),
         echo=Echo(ProbeTokens(), roster.sessions.__contains__),
+        ledger=ledger,
+        post=ReceiptPost(driver.rooms, journal, ledger),
     )

@@ -18,14 +18,14 @@ from coordinator.core.job import (
     Work,
 )
 from coordinator.shell.journal.records import Entry, TokenRecord
-from coordinator.shell.node_words import Advance, Capabilities
+from coordinator.shell.node_words import Advance, Capabilities, Offer
 from hypergpu.digest import digest_from_wire, digest_to_wire
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.refusal import Reason, RefusalError
-from hypergpu.signature import UpdateClaim
 from hypergpu.token import Role
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2, tensor_pb2
+from hypergpu.wire.ledger import terms_message
 
 _LABEL_LENGTH_MAX = 200
 _WORKLOADS_MAX = 1_000
@@ -109,6 +109,7 @@ def assignment_message(
         deadline_in_ms=left_ms,
         upload_after_ms=command.plan.upload_after_ms,
         connections=command.plan.connections,
+        terms=terms_message(command.terms, command.epoch),
     )
     if (initial := initial_of(command.model)) is not None:
         seed = spec.training.seed
@@ -179,13 +180,13 @@ def release_message(job_id: JobId, reason: str) -> node_pb2.ControlResponse:
     return node_pb2.ControlResponse(release=node_pb2.Release(job_id=job_id, reason=reason))
 
 
-def update_claim(header: node_pb2.UpdateHeader, node: NodeId) -> UpdateClaim:
-    """What the node signed, out of what it sent.
+def offer_value(header: node_pb2.UpdateHeader, node: NodeId) -> Offer:
+    """What a node wants to send.
 
     Raises:
         RefusalError: REQUEST_INVALID, the digest is not 32 bytes.
     """
-    return UpdateClaim(
+    return Offer(
         job_id=JobId(header.lease.job_id),
         round=header.lease.round,
         node=node,
@@ -193,6 +194,7 @@ def update_claim(header: node_pb2.UpdateHeader, node: NodeId) -> UpdateClaim:
         nonce=header.nonce,
         digest=digest_value(header.digest),
         size_bytes=Bytes(header.size_bytes),
+        signature=header.signature,
     )
 
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from hypergpu.ids import Digest, JobId, Slot
+from hypergpu.ledger.terms import Terms
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 
@@ -114,6 +115,10 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """How long a finished update waits, so that all nodes' uploads do not begin at once."""
     connections: int = 1
     """To move the model and the update over."""
+    terms: Terms = Terms()
+    """For whom and where the work counts; of no other say in what is done."""
+    epoch: int = 0
+    """Of the round: what is settled together."""
     ahead: Ahead | None = None
     """What the next round's shard may be begun with when this one is done."""
     reason: str = ""

@@ -76,10 +76,9 @@ class Upload(msgspec.Struct, frozen=True):
     Nothing happens when that is under way for this lease already.
     """
 
-    lease: Lease
+    assignment: Assignment
+    """What it was made for, under the newest lease."""
     update: Update
-    connections: int = 1
-    """To send it over."""
 
 
 class StopUpload(msgspec.Struct, frozen=True):

@@ -207,5 +207,5 @@ def retried(session: Session, event: TimerFired) -> Step:
 
 
 def upload(work: Uploading) -> Upload:
-    """Send the update over as many connections as its assignment says."""
-    return Upload(work.assignment.lease, work.update, work.assignment.connections)
+    """Send the update."""
+    return Upload(work.assignment, work.update)

@@ -101,7 +101,7 @@ class Errands:
 
     def upload(self, command: Upload) -> None:
         """Send an update, unless that is under way."""
-        self._begin("upload", command.lease, lambda calls: self._upload(calls, command))
+        self._begin("upload", command.assignment.lease, lambda calls: self._upload(calls, command))
 
     def stop_upload(self, lease: Lease) -> None:
         """Send it no more."""
@@ -167,10 +167,11 @@ class Errands:
         return InputsFetched(at_ms=monotonic_ms(), lease=lease)
 
     async def _upload(self, calls: Calls, command: Upload) -> Event:
-        lease, update = command.lease, command.update
+        assignment, update = command.assignment, command.update
+        lease = assignment.lease
         try:
-            async with self._link.lines.over(calls, command.connections) as over:
-                await self._uploader.send(over, lease, update)
+            async with self._link.lines.over(calls, assignment.connections) as over:
+                await self._uploader.send(over, assignment, update)
         except (grpc.aio.AioRpcError, RefusalError, OSError) as broken:
             return await self._upload_ended(lease, update, broken)
         return UpdateAccepted(at_ms=monotonic_ms(), lease=lease)

@@ -19,10 +19,12 @@ from gpu_node.core.assignment import (
 from gpu_node.shell.worker.messages import Ready
 from hypergpu.digest import digest_from_wire, digest_to_wire
 from hypergpu.ids import Digest, JobId, NodeId, Slot
+from hypergpu.ledger.terms import Terms
+from hypergpu.ledger.typed import Contribution, shard_digest
 from hypergpu.refusal import Reason, RefusalError
-from hypergpu.signature import UpdateClaim
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, tensor_pb2
+from hypergpu.wire.ledger import terms_value
 from hypergpu.wire.protocol import PROTOCOL, SOFTWARE
 
 _options = msgspec.json.Decoder(dict[str, str | int | float | bool])
@@ -92,7 +94,7 @@ def assignment_value(message: node_pb2.Assignment) -> Assignment:
     """Work off the wire.
 
     Raises:
-        RefusalError: REQUEST_INVALID, a digest or the workload's options are malformed.
+        RefusalError: REQUEST_INVALID, a digest, the workload's options or the terms are malformed.
     """
     has_accepted = message.HasField("last_accepted")
     return Assignment(
@@ -105,6 +107,8 @@ def assignment_value(message: node_pb2.Assignment) -> Assignment:
         deadline_in_ms=Milliseconds(message.deadline_in_ms),
         upload_after_ms=Milliseconds(message.upload_after_ms),
         connections=max(1, message.connections),
+        terms=_terms(message),
+        epoch=message.terms.epoch,
         ahead=_ahead(message.ahead) if message.HasField("ahead") else None,
         reason=message.reason,
     )
@@ -174,16 +178,32 @@ def _initial(model: tensor_pb2.ModelRef) -> InitialModel | None:
     return InitialModel(digest_from_wire(model.initial.digest.value), model.initial.seed)
 
 
-def update_claim(node: NodeId, lease: Lease, update: Update, nonce: int) -> UpdateClaim:
+def _terms(message: node_pb2.Assignment) -> Terms:
+    """What the node is to sign under. A key that names another job could be held against it."""
+    terms, job_id = terms_value(message.terms), JobId(message.lease.job_id)
+    if terms != Terms() and not terms.is_of(job_id):
+        detail = f"the terms of {job_id[:80]!r} name another job"
+        raise RefusalError(Reason.REQUEST_INVALID, detail)
+    return terms
+
+
+def contribution(node: NodeId, assignment: Assignment, update: Update, nonce: int) -> Contribution:
     """What the node signs when it sends an update."""
-    return UpdateClaim(
-        job_id=lease.job_id,
-        round=lease.round,
+    task = assignment.task
+    return Contribution(
+        job=assignment.terms.job,
+        epoch=assignment.epoch,
+        round=assignment.lease.round,
         node=node,
-        lease=lease.number,
+        shard=shard_digest(task.partition, ((run.start, run.count) for run in task.ranges)),
+        model=task.model.digest,
+        update=update.digest,
+        samples=Samples(sum(run.count for run in task.ranges)),
+        inner_steps=task.inner_steps,
+        compute_ms=update.compute_ms,
+        update_bytes=update.size_bytes,
+        lease=assignment.lease.number,
         nonce=nonce,
-        digest=update.digest,
-        size_bytes=update.size_bytes,
     )
 
 

@@ -54,7 +54,7 @@ LIMITS: Mapping[str, Limit] = {
     "aware.inner_steps_max": Limit(1, 100_000),
     "aware.rounds_min": Limit(1, 1_000_000),
     "pay.unit_price": Limit(0, 1e24),
-    "pay.escrow": Limit(0, 1e30),
+    "pay.escrow": Limit(0, 1e28),
     "pay.rounds_per_epoch": Limit(1, 1_000_000),
     "pay.guaranteed_bps": Limit(0, 10_000),
     "pay.judged": Limit(0, 16),

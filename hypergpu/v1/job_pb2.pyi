@@ -10,6 +10,7 @@ import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import hypergpu.v1.node_pb2
+import hypergpu.v1.receipt_pb2
 import hypergpu.v1.tensor_pb2
 import sys
 import typing
@@ -654,6 +655,208 @@ class ProgressReport(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["participants", b"participants"]) -> None: ...
 
 global___ProgressReport = ProgressReport
+
+@typing.final
+class GetLedgerRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id"]) -> None: ...
+
+global___GetLedgerRequest = GetLedgerRequest
+
+@typing.final
+class GetLedgerResponse(google.protobuf.message.Message):
+    """Amounts are whole numbers of the token's smallest unit, as decimal text: they may have more than 64 bits."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TERMS_FIELD_NUMBER: builtins.int
+    UNIT_PRICE_FIELD_NUMBER: builtins.int
+    ESCROW_FIELD_NUMBER: builtins.int
+    SPENT_FIELD_NUMBER: builtins.int
+    IS_OVER_FIELD_NUMBER: builtins.int
+    UNMEASURED_ROUNDS_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
+    TRANSACTIONS_FIELD_NUMBER: builtins.int
+    CHAIN_FIELD_NUMBER: builtins.int
+    unit_price: builtins.str
+    escrow: builtins.str
+    spent: builtins.str
+    """By epochs that are over."""
+    is_over: builtins.bool
+    """No receipt will come any more."""
+    unmeasured_rounds: builtins.int
+    """Rounds of which the quality of some updates is still being measured."""
+    @property
+    def terms(self) -> hypergpu.v1.receipt_pb2.Terms: ...
+    @property
+    def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LedgerNode]: ...
+    @property
+    def transactions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LedgerTransaction]: ...
+    @property
+    def chain(self) -> global___ChainState: ...
+    def __init__(
+        self,
+        *,
+        terms: hypergpu.v1.receipt_pb2.Terms | None = ...,
+        unit_price: builtins.str = ...,
+        escrow: builtins.str = ...,
+        spent: builtins.str = ...,
+        is_over: builtins.bool = ...,
+        unmeasured_rounds: builtins.int = ...,
+        nodes: collections.abc.Iterable[global___LedgerNode] | None = ...,
+        transactions: collections.abc.Iterable[global___LedgerTransaction] | None = ...,
+        chain: global___ChainState | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["chain", b"chain", "terms", b"terms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chain", b"chain", "escrow", b"escrow", "is_over", b"is_over", "nodes", b"nodes", "spent", b"spent", "terms", b"terms", "transactions", b"transactions", "unit_price", b"unit_price", "unmeasured_rounds", b"unmeasured_rounds"]) -> None: ...
+
+global___GetLedgerResponse = GetLedgerResponse
+
+@typing.final
+class LedgerNode(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    RECEIPTS_FIELD_NUMBER: builtins.int
+    SAMPLES_FIELD_NUMBER: builtins.int
+    SCORE_FIELD_NUMBER: builtins.int
+    EARNED_FIELD_NUMBER: builtins.int
+    VOUCHED_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    name: builtins.str
+    """As its owner calls it; empty while it is not there."""
+    receipts: builtins.int
+    samples: builtins.int
+    score: builtins.str
+    """Samples times quality in ten-thousandths, over all receipts."""
+    earned: builtins.str
+    """For certain: epochs that are over, and of open ones what their receipts earn at least."""
+    vouched: builtins.str
+    """By the newest voucher."""
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+        name: builtins.str = ...,
+        receipts: builtins.int = ...,
+        samples: builtins.int = ...,
+        score: builtins.str = ...,
+        earned: builtins.str = ...,
+        vouched: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["earned", b"earned", "name", b"name", "node_id", b"node_id", "receipts", b"receipts", "samples", b"samples", "score", b"score", "vouched", b"vouched"]) -> None: ...
+
+global___LedgerNode = LedgerNode
+
+@typing.final
+class LedgerTransaction(google.protobuf.message.Message):
+    """A transaction that was signed for the job."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HASH_FIELD_NUMBER: builtins.int
+    PURPOSE_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    BLOCK_FIELD_NUMBER: builtins.int
+    hash: builtins.str
+    """Of its newest attempt: 0x and 64 hex digits."""
+    purpose: builtins.str
+    """What it is for, for example "close/JOB/3"."""
+    epoch: builtins.int
+    state: builtins.str
+    """"waiting", "mined", "final" or what else has become of it."""
+    block: builtins.int
+    """0: none."""
+    def __init__(
+        self,
+        *,
+        hash: builtins.str = ...,
+        purpose: builtins.str = ...,
+        epoch: builtins.int = ...,
+        state: builtins.str = ...,
+        block: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block", b"block", "epoch", b"epoch", "hash", b"hash", "purpose", b"purpose", "state", b"state"]) -> None: ...
+
+global___LedgerTransaction = LedgerTransaction
+
+@typing.final
+class ChainState(google.protobuf.message.Message):
+    """How settling goes; absent without a chain."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    URL_FIELD_NUMBER: builtins.int
+    HEIGHT_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
+    MINED_FIELD_NUMBER: builtins.int
+    COMPLAINT_FIELD_NUMBER: builtins.int
+    HALTED_FIELD_NUMBER: builtins.int
+    url: builtins.str
+    height: builtins.int
+    waiting: builtins.int
+    """Transactions in no block, and those in one that are not final."""
+    mined: builtins.int
+    complaint: builtins.str
+    halted: builtins.str
+    """Why nothing is settled any more; empty while all is well."""
+    def __init__(
+        self,
+        *,
+        url: builtins.str = ...,
+        height: builtins.int = ...,
+        waiting: builtins.int = ...,
+        mined: builtins.int = ...,
+        complaint: builtins.str = ...,
+        halted: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["complaint", b"complaint", "halted", b"halted", "height", b"height", "mined", b"mined", "url", b"url", "waiting", b"waiting"]) -> None: ...
+
+global___ChainState = ChainState
+
+@typing.final
+class ListReceiptsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id"]) -> None: ...
+
+global___ListReceiptsRequest = ListReceiptsRequest
+
+@typing.final
+class ListReceiptsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    RECEIPTS_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    @property
+    def receipts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[hypergpu.v1.receipt_pb2.Receipt]: ...
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+        receipts: collections.abc.Iterable[hypergpu.v1.receipt_pb2.Receipt] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_id", b"node_id", "receipts", b"receipts"]) -> None: ...
+
+global___ListReceiptsResponse = ListReceiptsResponse
 
 @typing.final
 class ListNodesRequest(google.protobuf.message.Message):

@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import hypergpu.v1.receipt_pb2
 import hypergpu.v1.tensor_pb2
 import sys
 import typing
@@ -271,6 +272,7 @@ class Hello(google.protobuf.message.Message):
     CAPABILITIES_FIELD_NUMBER: builtins.int
     WORKING_FIELD_NUMBER: builtins.int
     IS_STARTING_FIELD_NUMBER: builtins.int
+    RECEIPTS_FIELD_NUMBER: builtins.int
     is_starting: builtins.bool
     """Its worker is still starting: what it could do the last time holds, work would have to wait. A `WorkerReady`
     on this stream, or the next hello, ends that.
@@ -283,6 +285,10 @@ class Hello(google.protobuf.message.Message):
     def working(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Lease]:
         """What the node is still working on, so that a coordinator that restarted need not repeat it."""
 
+    @property
+    def receipts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[hypergpu.v1.receipt_pb2.ReceiptsHeld]:
+        """What it holds of each job that it has receipts of; the coordinator sends what is missing."""
+
     def __init__(
         self,
         *,
@@ -290,9 +296,10 @@ class Hello(google.protobuf.message.Message):
         capabilities: global___Capabilities | None = ...,
         working: collections.abc.Iterable[global___Lease] | None = ...,
         is_starting: builtins.bool = ...,
+        receipts: collections.abc.Iterable[hypergpu.v1.receipt_pb2.ReceiptsHeld] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "is_starting", b"is_starting", "version", b"version", "working", b"working"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "is_starting", b"is_starting", "receipts", b"receipts", "version", b"version", "working", b"working"]) -> None: ...
 
 global___Hello = Hello
 
@@ -426,6 +433,7 @@ class ControlResponse(google.protobuf.message.Message):
     DRAIN_FIELD_NUMBER: builtins.int
     HEARTBEAT_ECHO_FIELD_NUMBER: builtins.int
     ROUND_TRIP_ECHO_FIELD_NUMBER: builtins.int
+    RECEIPTS_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome: ...
     @property
@@ -440,6 +448,8 @@ class ControlResponse(google.protobuf.message.Message):
     def heartbeat_echo(self) -> global___HeartbeatEcho: ...
     @property
     def round_trip_echo(self) -> global___RoundTripEcho: ...
+    @property
+    def receipts(self) -> hypergpu.v1.receipt_pb2.Receipts: ...
     def __init__(
         self,
         *,
@@ -450,10 +460,11 @@ class ControlResponse(google.protobuf.message.Message):
         drain: global___Drain | None = ...,
         heartbeat_echo: global___HeartbeatEcho | None = ...,
         round_trip_echo: global___RoundTripEcho | None = ...,
+        receipts: hypergpu.v1.receipt_pb2.Receipts | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo"] | None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo", "receipts"] | None: ...
 
 global___ControlResponse = ControlResponse
 
@@ -636,6 +647,7 @@ class Assignment(google.protobuf.message.Message):
     LAST_ACCEPTED_FIELD_NUMBER: builtins.int
     UPLOAD_AFTER_MS_FIELD_NUMBER: builtins.int
     CONNECTIONS_FIELD_NUMBER: builtins.int
+    TERMS_FIELD_NUMBER: builtins.int
     BEGUN_FIELD_NUMBER: builtins.int
     AHEAD_FIELD_NUMBER: builtins.int
     slot: builtins.int
@@ -670,6 +682,10 @@ class Assignment(google.protobuf.message.Message):
         """
 
     @property
+    def terms(self) -> hypergpu.v1.receipt_pb2.Terms:
+        """With the lease, the shard, the model and the steps, all that the node signs of its update."""
+
+    @property
     def begun(self) -> global___Ahead:
         """The shard's first inner steps, where they are to be taken from the node's own end of the round before, which
         `ahead` of that round's assignment let it do early. A node without that end state takes them like all others.
@@ -696,11 +712,12 @@ class Assignment(google.protobuf.message.Message):
         last_accepted: hypergpu.v1.tensor_pb2.Digest | None = ...,
         upload_after_ms: builtins.int = ...,
         connections: builtins.int = ...,
+        terms: hypergpu.v1.receipt_pb2.Terms | None = ...,
         begun: global___Ahead | None = ...,
         ahead: global___Ahead | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ahead", b"ahead", "begun", b"begun", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "shard", b"shard", "training", b"training"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "begun", b"begun", "connections", b"connections", "deadline_in_ms", b"deadline_in_ms", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "reason", b"reason", "shard", b"shard", "slot", b"slot", "training", b"training", "upload_after_ms", b"upload_after_ms", "workload", b"workload", "workload_options", b"workload_options", "workload_version", b"workload_version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["ahead", b"ahead", "begun", b"begun", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "shard", b"shard", "terms", b"terms", "training", b"training"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "begun", b"begun", "connections", b"connections", "deadline_in_ms", b"deadline_in_ms", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "reason", b"reason", "shard", b"shard", "slot", b"slot", "terms", b"terms", "training", b"training", "upload_after_ms", b"upload_after_ms", "workload", b"workload", "workload_options", b"workload_options", "workload_version", b"workload_version"]) -> None: ...
 
 global___Assignment = Assignment
 
@@ -1027,12 +1044,14 @@ class UpdateHeader(google.protobuf.message.Message):
     offset: builtins.int
     """Where the first chunk starts: what QueryUpload answered, 0 on a first try."""
     signature: builtins.bytes
-    """The identity key's signature over the fields above (but the offset) and the node's id; see hypergpu/signature.py."""
+    """The identity key's signature over the contribution that the update is: what was assigned under the lease, the
+    fields above (but the offset) and the report's compute time. See receipt.proto.
+    """
     stripe: builtins.int
     """An update may be sent as several stripes at once, over a connection each: stripe i of n holds the bytes
     from i * size / n (rounded down) to (i + 1) * size / n, and `offset` counts within the whole update. The
     update is accepted with its last stripe. All stripes of one attempt have the same nonce and signature, each
-    stripe once. At most 16, of 64 KiB at least. 0 stripes is one.
+    stripe once. At most 16, of 10 KiB at least. 0 stripes is one.
     """
     stripes: builtins.int
     @property
@@ -1061,7 +1080,7 @@ global___UpdateHeader = UpdateHeader
 
 @typing.final
 class TrainingReport(google.protobuf.message.Message):
-    """What the node says of its work. Neither weight nor pay rests on it."""
+    """What the node says of its work. Neither weight nor pay rests on it, though it signs its compute time."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1094,16 +1113,23 @@ class SubmitUpdateResponse(google.protobuf.message.Message):
 
     COMMITTED_OFFSET_FIELD_NUMBER: builtins.int
     IS_ACCEPTED_FIELD_NUMBER: builtins.int
+    VOUCHER_FIELD_NUMBER: builtins.int
     committed_offset: builtins.int
     """Of the stripe, or of the whole update where there are none."""
     is_accepted: builtins.bool
     """The update is accepted and durable. With several stripes one of their calls says so."""
+    @property
+    def voucher(self) -> hypergpu.v1.receipt_pb2.Voucher:
+        """With the acceptance: what the node has earned so far, this update's guaranteed part with it."""
+
     def __init__(
         self,
         *,
         committed_offset: builtins.int = ...,
         is_accepted: builtins.bool = ...,
+        voucher: hypergpu.v1.receipt_pb2.Voucher | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["committed_offset", b"committed_offset", "is_accepted", b"is_accepted"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["voucher", b"voucher"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["committed_offset", b"committed_offset", "is_accepted", b"is_accepted", "voucher", b"voucher"]) -> None: ...
 
 global___SubmitUpdateResponse = SubmitUpdateResponse

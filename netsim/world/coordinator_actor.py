@@ -21,7 +21,7 @@ from gpu_node.core import events as node_events
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.units import Bytes, Milliseconds, Samples
 from netsim.world.agenda import Agenda
-from netsim.world.measuring import Gauges
+from netsim.world.measuring import Gauges, evaluated, judged
 from netsim.world.node_actor import NodeActor, job_released
 from netsim.world.sizes import Sizes
 from netsim.world.translation import assigned
@@ -252,7 +252,11 @@ class CoordinatorActor:
                 wait_ms = AGGREGATE_MS + self.model_ms + self._disk_ms(command)
                 self._later(wait_ms, lambda: self._aggregated(job_id, command))
             case commands.EvaluateModel():
-                self._later(EVALUATE_MS, lambda: self._evaluated(job_id, command))
+                answer = evaluated(command)
+                self._later(EVALUATE_MS, lambda: self._answered(job_id, answer))
+            case commands.JudgeUpdates():
+                verdict = judged(command)
+                self._later(EVALUATE_MS, lambda: self._answered(job_id, verdict))
             case commands.RecordRound(record=record):
                 self.round_ms[job_id].append(record.duration_ms)
             case _:
@@ -304,18 +308,8 @@ class CoordinatorActor:
             events.AggregateReady(at_ms=self._agenda.now_ms, round=command.round, model=model),
         )
 
-    def _evaluated(self, job_id: JobId, command: commands.EvaluateModel) -> None:
-        self.happened(
-            job_id,
-            events.EvaluationReady(
-                at_ms=self._agenda.now_ms,
-                round=command.round,
-                model=command.model.blob.digest,
-                loss=1 / (1 + command.round),
-                metric=1 - 1 / (1 + command.round),
-                metric_name="accuracy",
-            ),
-        )
+    def _answered(self, job_id: JobId, answer: Event) -> None:
+        self.happened(job_id, msgspec.structs.replace(answer, at_ms=self._agenda.now_ms))
 
     # Who works for whom.
 

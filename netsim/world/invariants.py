@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from coordinator.core.blobs_in_use import live_blobs
 from coordinator.core.job import ENDED, Job, Phase, Shard, Work
+from coordinator.core.metering.accounts import owed_at_most
 from coordinator.core.round.staff import staff
 
 _WITH_ROUND = frozenset({Phase.TRAINING, Phase.AGGREGATING})
@@ -18,7 +19,7 @@ def violations(job: Job) -> tuple[str, ...]:
 
 def step_violations(before: Job, after: Job) -> tuple[str, ...]:
     """Safety across one step: what may only grow has not shrunk, what has ended stays ended."""
-    return tuple(_broken_step(before, after))
+    return (*_broken_step(before, after), *_broken_promises(before, after))
 
 
 def _broken(job: Job) -> Iterator[str]:
@@ -34,6 +35,7 @@ def _broken(job: Job) -> Iterator[str]:
     yield from _lease_violations(job)
     yield from _grant_violations(job)
     yield from _stall_violations(job)
+    yield from _receipt_violations(job)
     if job.phase not in ENDED:
         yield from _sample_violations(job)
         if job.model is not None and job.model.blob.digest not in live_blobs(job):
@@ -76,6 +78,21 @@ def _stall_violations(job: Job) -> Iterator[str]:
         return
     if not job.round.counts.get(Work.PENDING, 0) and (idle := staff(job)):
         yield f"round {job.round.number} waits for nobody while {idle} are here"
+
+
+def _receipt_violations(job: Job) -> Iterator[str]:
+    """Every accepted update has its receipt, or is owed one: once."""
+    if job.terms is None:
+        return
+    metering = job.metering
+    made = sum(account.receipts for account in metering.accounts.values())
+    owed = sum(len(waiting.due) for waiting in metering.unmeasured)
+    if job.round is not None and job.phase not in ENDED:
+        owed += job.round.counts.get(Work.RECEIVED, 0)
+    if made + owed != job.tally.updates_accepted:
+        yield f"{job.tally.updates_accepted} updates, {made} receipts and {owed} owed"
+    if job.spec.pay.unit_price and owed_at_most(job) > job.spec.escrow:
+        yield f"the escrow of {job.spec.escrow} may not cover {owed_at_most(job)}"
 
 
 def _sample_violations(job: Job) -> Iterator[str]:
@@ -121,3 +138,12 @@ def _broken_step(before: Job, after: Job) -> Iterator[str]:
     for node, member in before.members.items():
         if after.members[node].slot != member.slot:
             yield f"{node} changed its slot"
+
+
+def _broken_promises(before: Job, after: Job) -> Iterator[str]:
+    for node, account in before.metering.accounts.items():
+        later = after.metering.accounts[node]
+        if later.receipts < account.receipts or later.vouched < account.vouched:
+            yield f"{node} was owed more before"
+    if before.metering.is_over and after.metering != before.metering:
+        yield "receipts were made after the last epoch"

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
+from coordinator.core.commands import EvaluateModel, JudgeUpdates
+from coordinator.core.events import EvaluationReady, UpdatesJudged
 from coordinator.core.job import Job
 from coordinator.core.measure.observing import observed
 from coordinator.core.measure.reading import (
@@ -27,6 +29,7 @@ from netsim.world.node_link import NodeLink
 
 SMALLEST_BYTES = goodput.SMALLEST_BYTES
 """Of a transfer that says something of the line."""
+_NOW = Milliseconds(0)  # stamped when the answer arrives
 _PROBE_MS = 2_000
 _PROBES_MOST = 10
 _TRAIN_MS = 10_000
@@ -105,3 +108,23 @@ class Gauges:
             self.note(node, Train(now_ms, _TRAIN_PACKETS, lost, bursts))
         congestion_control = link.congestion_control
         self.note(node, Host(now_ms, congestion_control, False, congestion_control))
+
+
+def evaluated(command: EvaluateModel) -> EvaluationReady:
+    """Each round makes the model better."""
+    return EvaluationReady(
+        at_ms=_NOW,
+        round=command.round,
+        model=command.model.blob.digest,
+        loss=1 / (1 + command.round),
+        metric=1 - 1 / (1 + command.round),
+        metric_name="accuracy",
+    )
+
+
+def judged(command: JudgeUpdates) -> UpdatesJudged:
+    """Each update alone is worth half of what its round is."""
+    losses = {update.node: 0.9 for update in command.updates}
+    return UpdatesJudged(
+        at_ms=_NOW, round=command.round, base_loss=1.0, made_loss=0.8, losses=losses
+    )

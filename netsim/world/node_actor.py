@@ -218,8 +218,8 @@ class NodeActor:
                 self._train(assignment, start)
             case commands.AbortTraining(lease=lease):
                 self._later(1, lambda: self._aborted(lease))
-            case commands.Upload(lease=lease, update=update):
-                self._upload(lease, update)
+            case commands.Upload(assignment=assignment, update=update):
+                self._upload(assignment.lease, update)
             case _:
                 pass
 

@@ -11,7 +11,9 @@ import msgspec
 from coordinator.core import events
 from coordinator.core.job import ENDED, Job, Phase
 from gpu_node.core import events as node_events
-from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.ids import Address, Digest, JobId, NodeId
+from hypergpu.ledger.terms import terms_of
+from hypergpu.ledger.typed import Domain
 from hypergpu.units import Milliseconds
 from netsim.link import LinkCourse
 from netsim.world.agenda import Agenda, Deed
@@ -25,6 +27,7 @@ from netsim.world.worlds import World, drawn_description
 from netsim.worldfile.description import NodeDescription
 
 _RESUME_EACH_MS = 60_000
+_COORDINATOR = Address("0x" + "c0" * 20)
 
 
 class Transfers(msgspec.Struct, frozen=True):
@@ -151,8 +154,10 @@ class Simulation:
 
     def _begin(self) -> None:
         for number, spec in enumerate(self._world.jobs):
+            job_id = JobId(f"job-{number}")
+            terms = terms_of(_COORDINATOR, job_id, Domain())
             created = events.JobCreated(
-                at_ms=Milliseconds(0), job_id=JobId(f"job-{number}"), spec=spec
+                at_ms=Milliseconds(0), job_id=job_id, spec=spec, terms=terms
             )
             self._coordinator.created(created)
         for node in self._nodes:

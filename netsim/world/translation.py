@@ -55,6 +55,8 @@ def assigned(job_id: JobId, command: AssignShard, now_ms: Milliseconds) -> Assig
         last_accepted=command.last_accepted,
         upload_after_ms=command.plan.upload_after_ms,
         connections=command.plan.connections,
+        terms=command.terms,
+        epoch=command.epoch,
         ahead=_ahead(command.ahead),
         deadline_in_ms=Milliseconds(max(0, command.deadline_at_ms - now_ms)),
         reason=command.reason,

@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hypergpu.ids import NodeId
-from hypergpu.spec import Aware, Codec, Evaluation, JobSpec, Outer, RoundRule, Training
+from hypergpu.spec import Aware, Codec, Evaluation, JobSpec, Outer, Pay, RoundRule, Training
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.link import CongestionControl, Direction, Link
 from netsim.refusal import RefusedError
@@ -122,16 +122,17 @@ def random_world(seed: int) -> World:
 
 def _random_spec(dice: random.Random, nodes: int) -> JobSpec:
     strategy = dice.choice(("diloco", "diloco", "aware"))
+    training = Training(
+        rounds=dice.randint(2, 30),
+        inner_steps=dice.randint(1, 40),
+        batch_size=8,
+        seed=dice.randint(0, 9),
+        nodes=dice.randint(1, nodes),
+    )
     return JobSpec(
         workload="digits-softmax",
         strategy=strategy,
-        training=Training(
-            rounds=dice.randint(2, 30),
-            inner_steps=dice.randint(1, 40),
-            batch_size=8,
-            seed=dice.randint(0, 9),
-            nodes=dice.randint(1, nodes),
-        ),
+        training=training,
         codec=Codec(up="int8"),
         round=RoundRule(
             deadline_ms=dice.choice((0, 5_000, 20_000)) if strategy == "diloco" else 0,
@@ -140,6 +141,7 @@ def _random_spec(dice: random.Random, nodes: int) -> JobSpec:
         evaluation=Evaluation(every=dice.randint(1, 3)),
         # Where every step is exchanged nodes have batches of their own.
         aware=Aware(inner_steps_max=dice.choice((1, 500))) if strategy == "aware" else Aware(),
+        pay=_pay(training),
     )
 
 
@@ -148,6 +150,14 @@ def _overlapping(spec: JobSpec) -> JobSpec:
     aware = replace(spec.aware, sparsest="int4") if spec.strategy == "aware" else spec.aware
     eager = replace(spec.round, overlap="eager")
     return replace(spec, round=eager, outer=Outer(momentum=0.5), aware=aware)
+
+
+def _pay(training: Training) -> Pay:
+    """Half of the jobs pay, with an escrow for more nodes than they state."""
+    if training.seed % 2:
+        return Pay(rounds_per_epoch=3)
+    rounds_per_epoch, judged = 1 + training.rounds % 5, training.inner_steps % 3
+    return Pay(1_000, escrow=10**12, rounds_per_epoch=rounds_per_epoch, judged=judged)
 
 
 def calm_world(seed: int, nodes: int, rounds: int) -> World:

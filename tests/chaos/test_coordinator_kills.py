@@ -14,9 +14,9 @@ import pytest
 from hypergpu.cli.remote.upload import listed_files, manifest, named_files, upload
 from hypergpu.jobfile import spec_json
 from hypergpu.refusal import RefusalError
-from hypergpu.spec import Evaluation, JobSpec, Training
+from hypergpu.spec import Evaluation, JobSpec, Pay, Training
 from hypergpu.v1 import job_pb2, tensor_pb2
-from tests.processes import Cluster, accepted_updates, failpoint_names
+from tests.processes import Cluster, Happening, accepted_updates, failpoint_names
 
 KILLS = int(os.environ.get("CHAOS_KILLS", "50"))
 KILLS_A_JOB = 10
@@ -27,6 +27,7 @@ SPEC = JobSpec(
     workload="digits-softmax",
     training=Training(rounds=ROUNDS, inner_steps=20, nodes=NODES),
     evaluation=Evaluation(every=2),
+    pay=Pay(unit_price=1_000, rounds_per_epoch=7),
 )
 BEFORE_TRAINING = ("create.stored", "initialise.made", "initialise.stored")
 
@@ -92,6 +93,26 @@ class Run:
         assert job.updates_accepted == ROUNDS * NODES
         assert [event.sequence for event in events] == list(range(len(events)))
         assert job.model.value.hex() == digest
+        check_pay(events)
+
+
+def check_pay(events: list[Happening]) -> None:
+    """Each accepted update has one receipt, under the next number of its node, and each epoch one
+    end.
+    """
+    made = [
+        (update["due"]["contribution"]["node"], update["sequence"])
+        for happening in events
+        if happening.kind == "RoundMetered"
+        for update in happening.fields["updates"]
+    ]
+    nodes = {node for node, _ in made}
+    assert sorted(made) == [(node, number) for node in sorted(nodes) for number in range(ROUNDS)]
+    ended = [happening.fields for happening in events if happening.kind == "EpochEnded"]
+    assert [end["epoch"] for end in ended] == list(range(-(-ROUNDS // 7)))
+    assert [end["is_last"] for end in ended] == [False] * (len(ended) - 1) + [True]
+    paid = sum(sum(end["rewards"].values()) for end in ended)
+    assert 0 < paid <= SPEC.escrow
 
 
 def death_at(cluster: Cluster, failpoint: str) -> int:

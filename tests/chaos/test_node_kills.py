@@ -14,7 +14,8 @@ from hypergpu.codec import update_bytes
 from hypergpu.digest import digest_of, digest_to_wire
 from hypergpu.token import token_text
 from hypergpu.v1 import node_pb2, tensor_pb2
-from tests.integration.node.node_service import NodeService, Served, served
+from hypergpu.wire.ledger import terms_message
+from tests.integration.node.node_service import NodeService, Served, served, terms_for
 from tests.integration.node.test_node_command import node
 
 KILLS = int(os.environ.get("CHAOS_NODE_KILLS", "10"))
@@ -34,6 +35,7 @@ def assign(service: NodeService, model: tensor_pb2.BlobRef, round_number: int) -
         training=node_pb2.Training(inner_steps=1, batch_size=1, codec="fp32", seed=round_number),
         shard=node_pb2.Shard(partitions=1, ranges=[node_pb2.SampleRange(start=0, count=1)]),
         model=tensor_pb2.ModelRef(blob=model, layout=layout),
+        terms=terms_message(terms_for("job-a"), epoch=0),
     )
     service.to_say.put_nowait(node_pb2.ControlResponse(assignment=message))
 

@@ -150,7 +150,7 @@ class World:
     @perform.register
     def _(self, command: Upload) -> None:
         assert self.session.is_connected
-        self.uploading[command.lease] = command.update
+        self.uploading[command.assignment.lease] = command.update
 
     @perform.register
     def _(self, command: StopUpload) -> None:

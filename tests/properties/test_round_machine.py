@@ -11,8 +11,10 @@ from coordinator.core.events import Event
 from coordinator.core.job import Job, Work
 from coordinator.core.round.outstanding import outstanding
 from coordinator.core.transition import refusal, transition
-from hypergpu.ids import NodeId
-from hypergpu.spec import Evaluation, JobSpec, RoundRule, Training
+from hypergpu.ids import Address, JobId, NodeId
+from hypergpu.ledger.terms import terms_of
+from hypergpu.ledger.typed import Domain
+from hypergpu.spec import Evaluation, JobSpec, Pay, RoundRule, Training
 from hypergpu.units import Samples
 from netsim.world.invariants import step_violations, violations
 from tests.unit.job_states import (
@@ -25,17 +27,19 @@ from tests.unit.job_states import (
     update,
 )
 
+TERMS = terms_of(Address("0x" + "c0" * 20), JobId("job-1"), Domain())
 NODES = tuple(NodeId(f"node-{number}") for number in range(5))
 
 FIRST = events.ModelInitialised(at_ms=at(0), model=model(0), partition_sizes=(Samples(50),))
 
 specs = st.builds(
-    lambda strategy, nodes, rounds, deadline_ms, quorum, overlap: JobSpec(
+    lambda strategy, nodes, rounds, deadline_ms, quorum, overlap, pay: JobSpec(
         workload="digits-softmax",
         strategy=strategy,
         training=Training(rounds=rounds, inner_steps=2, batch_size=3, nodes=nodes),
         round=RoundRule(deadline_ms=deadline_ms, quorum=quorum, overlap=overlap),
         evaluation=Evaluation(every=2, target=0.99 if deadline_ms else 0.0),
+        pay=pay,
     ),
     st.sampled_from(["diloco", "aware"]),
     st.integers(1, 4),
@@ -43,9 +47,16 @@ specs = st.builds(
     st.sampled_from([0, 50]),
     st.sampled_from([0.1, 0.5, 1.0]),
     st.sampled_from(["none", "eager"]),
+    st.sampled_from(
+        [
+            Pay(),
+            Pay(unit_price=700, rounds_per_epoch=1, judged=2),
+            Pay(unit_price=90, rounds_per_epoch=2, guaranteed_bps=10_000, escrow=10**6),
+        ]
+    ),
 )
 choices = st.lists(
-    st.tuples(st.integers(0, 21), st.sampled_from(NODES), st.integers(0, 40)),
+    st.tuples(st.integers(0, 23), st.sampled_from(NODES), st.integers(0, 40)),
     min_size=40,
     max_size=120,
 )
@@ -53,7 +64,7 @@ choices = st.lists(
 
 def _begun(spec: JobSpec) -> Job:
     """A job with a model and its nodes, so that most of what follows finds it in a round."""
-    job = transition(created(spec), FIRST).job
+    job = transition(created(spec, TERMS), FIRST).job
     for node in NODES[:4]:
         job = transition(job, events.NodeJoined(at_ms=at(0), node=node)).job
     return job
@@ -89,7 +100,9 @@ def _event(job: Job, choice: int, node: NodeId, at_ms: int) -> Event:
             at_ms=now, node=node, round=round_, lease=lease, reason="full"
         ),
         lambda: events.DeadlineReached(at_ms=now, round=round_),
-        lambda: events.AggregateReady(at_ms=now, round=number, model=model(number + 1)),
+        lambda: events.AggregateReady(
+            at_ms=now, round=number, model=model(number + 1), agreements={node: at_ms % 3 / 2}
+        ),
         lambda: events.AggregateReady(
             at_ms=now, round=number, model=model(number + 1), refused=_unreadable(job, node)
         ),
@@ -99,6 +112,8 @@ def _event(job: Job, choice: int, node: NodeId, at_ms: int) -> Event:
         lambda: events.AggregateReady(at_ms=now, round=number - 1, model=model(number)),
         lambda: evaluation_ready(number),
         lambda: events.ParametersChanged(at_ms=now, spec=job.spec),
+        lambda: _judged(job, at_ms, place=0),
+        lambda: _judged(job, at_ms, place=-1),
     ]
     # Nothing else happens to a job that plans, so plans come often.
     return makers[choice]() if choice < len(makers) else _planned(job, node, at_ms)
@@ -119,6 +134,17 @@ def _planned(job: Job, skipped: NodeId, at_ms: int) -> Event:
     }
     plan = round_plan(job.model.round if job.model else 0, parts, deadline_ms=at_ms % 3 * 20)
     return events.RoundPlanned(at_ms=at(at_ms), plan=replace(plan, resting={skipped: "slow"}))
+
+
+def _judged(job: Job, at_ms: int, *, place: int) -> Event:
+    """What a judge says of a round that waits for it, or of one that does not."""
+    waiting = job.metering.unmeasured
+    if not waiting:
+        return events.UpdatesJudged(at_ms=at(at_ms), round=0, reason="the evaluator died")
+    losses = {update.node: at_ms % 5 / 4 for update in waiting[place].judged if at_ms % 7}
+    return events.UpdatesJudged(
+        at_ms=at(at_ms), round=waiting[place].number, base_loss=1.0, made_loss=0.5, losses=losses
+    )
 
 
 def _unreadable(job: Job, node: NodeId) -> tuple[tuple[NodeId, str], ...]:

@@ -132,7 +132,7 @@ def test_a_round_assigned_again_with_another_shard_starts_where_it_started_befor
 def test_the_same_work_under_another_lease_is_only_sent() -> None:
     again = assignment(lease(3, 9))
     step = transition(AFTER_3, ShardAssigned(at_ms=at(90), assignment=again))
-    assert step.commands[-1] == Upload(again.lease, update("3/7"))
+    assert step.commands[-1] == Upload(again, update("3/7"))
 
 
 def test_the_same_work_is_done_again_when_its_start_was_judged_differently_since() -> None:
@@ -143,7 +143,7 @@ def test_the_same_work_is_done_again_when_its_start_was_judged_differently_since
 def test_a_restarted_daemon_sends_a_finished_update_without_training() -> None:
     restarted = after(fresh_session(NODE, AFTER_3.memory), CONNECT).session
     step = transition(restarted, ShardAssigned(at_ms=at(9), assignment=assignment(ROUND_3)))
-    assert step.commands == (Upload(ROUND_3, update("3/7")),)
+    assert step.commands == (Upload(assignment(ROUND_3), update("3/7")),)
 
 
 def test_training_goes_on_while_the_link_is_down() -> None:
@@ -152,7 +152,7 @@ def test_training_goes_on_while_the_link_is_down() -> None:
     assert lost.commands == ()
     again = TimerFired(at_ms=lost.session.link.retry_at_ms, timer=Timer.RECONNECT)
     step = after(lost.session, (again, Connected(at_ms=at(900))))
-    assert step.commands == (OpenLink((lease(),)), Upload(lease(), update()))
+    assert step.commands == (OpenLink((lease(),)), Upload(assignment(), update()))
 
 
 def test_an_assignment_said_again_after_a_reconnect_is_ignored() -> None:
@@ -198,7 +198,7 @@ def test_a_drain_lets_training_finish_and_then_leaves() -> None:
     assert step.commands == (
         AnnounceDraining("SIGTERM"),
         SetTimer(Timer.DRAIN, at(25_040)),
-        Upload(lease(), update()),
+        Upload(assignment(), update()),
         Leave(Departure.DRAINED, "SIGTERM"),
     )
 
@@ -489,7 +489,7 @@ def test_a_finished_update_waits_as_long_as_it_was_planned_to() -> None:
     early = transition(step.session, TimerFired(at_ms=at(499), timer=Timer.RETRY))
     assert early.commands == ()
     due = transition(step.session, TimerFired(at_ms=at(500), timer=Timer.RETRY))
-    assert due.commands == (Upload(lease(), update()),)
+    assert due.commands == (Upload(staggered, update()),)
 
 
 def test_a_planned_wait_does_not_outlast_a_broken_link() -> None:
@@ -500,7 +500,7 @@ def test_a_planned_wait_does_not_outlast_a_broken_link() -> None:
     step = transition(session, finished)
     assert step.commands == ()
     again = after(step.session, (TimerFired(at_ms=at(60_000), timer=Timer.RECONNECT), CONNECT[1]))
-    assert again.commands[-1] == Upload(lease(), update())
+    assert again.commands[-1] == Upload(staggered, update())
 
 
 def test_an_update_that_waits_is_dropped_with_its_lease() -> None:

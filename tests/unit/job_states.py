@@ -6,8 +6,9 @@ from coordinator.core.job import BlobRef, Job, Model, Phase, Update
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.transition import transition
 from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.ledger.terms import Terms
 from hypergpu.spec import Evaluation, JobSpec, RoundRule, Training
-from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.units import Bytes, Milliseconds, Samples, Wei
 
 ALICE, BOB, CAROL = NodeId("alice"), NodeId("bob"), NodeId("carol")
 SPEC = JobSpec(
@@ -57,9 +58,10 @@ def after(job: Job | None, *happened: Event) -> Job:
     return job
 
 
-def created(spec: JobSpec = SPEC) -> Job:
+def created(spec: JobSpec = SPEC, terms: Terms | None = None) -> Job:
     """A job that waits for its first model."""
-    return after(None, events.JobCreated(at_ms=at(0), job_id=JobId("job-1"), spec=spec))
+    job_id = JobId("job-1")
+    return after(None, events.JobCreated(at_ms=at(0), job_id=job_id, spec=spec, terms=terms))
 
 
 def waiting(spec: JobSpec = SPEC) -> Job:
@@ -201,4 +203,7 @@ def all_events() -> tuple[Event, ...]:
             samples_per_s=800.0,
             reason="every expected update is there",
         ),
+        events.UpdatesJudged(at_ms=now, round=0, reason="the evaluator died"),
+        events.RoundMetered(at_ms=now, round=0, epoch=0, updates=()),
+        events.EpochEnded(at_ms=now, epoch=0, is_last=False, scores={}, pool=Wei(0), rewards={}),
     )

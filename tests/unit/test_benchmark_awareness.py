@@ -3,8 +3,10 @@
 import pytest
 
 from benchmarks.ours.awareness.changing import GRID, Fixed, fixed_tree
-from benchmarks.ours.awareness.economy import failing_world, forecast_errors
+from benchmarks.ours.awareness.economy import forecast_errors
+from benchmarks.ours.awareness.failures import failing_world, kills
 from benchmarks.ours.awareness.figures import Figures, NotReachedError, figures_of, target_of
+from benchmarks.ours.awareness.flower import FlowerRun, reached_by_flower
 from benchmarks.ours.awareness.jobs import text_of
 from benchmarks.ours.awareness.runs import WORLDS
 from benchmarks.ours.awareness.work import computing_share, summed_throughput, throughput
@@ -84,6 +86,23 @@ def test_kills_take_about_a_fifth_of_the_nodes_and_are_the_same_for_a_seed() -> 
     moments = {fault.at_us for fault in faults}
     assert {fault.kind for fault in faults} == {FaultKind.CRASH}
     assert 0.12 < len(faults) / len(moments) / 8 < 0.28
+
+
+def test_a_longer_script_of_kills_begins_as_a_shorter_one() -> None:
+    short, whole = kills(1, 300.0), kills(1, 900.0)
+    assert whole[: len(short)] == short
+    assert short[-1].at_s < 300.0 <= whole[len(short)].at_s
+
+
+def test_flower_reaches_the_target_between_two_rounds_as_everybody_does() -> None:
+    run = FlowerRun(ends_s=(10.0, 20.0, 30.0), metrics=(0.5, 0.96, 0.98), updates=(8, 8, 7))
+    there = reached_by_flower(run)
+    assert (there.at_ms, there.rounds) == (25000, 3)
+
+
+def test_flower_that_never_was_at_the_target_has_no_time() -> None:
+    with pytest.raises(NotReachedError, match=r"0\.960 after 2 rounds"):
+        reached_by_flower(FlowerRun(ends_s=(1.0, 2.0), metrics=(0.96, 0.9), updates=(8, 8)))
 
 
 def test_throughput_leaves_the_first_rounds_out() -> None:

@@ -1,25 +1,17 @@
-"""What a target costs besides time: bytes, samples, accuracy; and what failures cost."""
+"""What a target costs besides time: bytes, samples, accuracy."""
 
-import random
 import statistics
 from collections.abc import Sequence
 
 from benchmarks.ours.awareness.figures import Figures, target_of, times
 from benchmarks.ours.awareness.naive import DIGITS, GRADES, reached_by_sync
-from benchmarks.ours.awareness.runs import KEPT, Runs, of_seeds
+from benchmarks.ours.awareness.runs import Runs, of_seeds
 from hypergpu.cli.compare.outcome import Report
 from hypergpu.cli.show.history import Reached
 
 PROMISED_BOTH, PROMISED_UP, PROMISED_SAMPLES = 200, 1000, 1.5
-PROMISED_FAILURES, PROMISED_ERROR = 1.25, 0.25
+PROMISED_ERROR = 0.25
 GRADE = "c"
-KILLED_SHARE = 0.2
-KILL_EACH_S = 10.0
-"""As long as a killed node takes to be at work again, most of it for loading torch: about a fifth
-of the nodes is missing at any time. Real programs know no rounds that a script could count.
-"""
-AWAY_S = 2.0
-HORIZON_S = 600.0
 NAIVE_STEPS = 224
 """Two thirds of the samples that the job states: it may take half as many again."""
 
@@ -28,7 +20,7 @@ def economy_figures(runs: Runs, *, seeds: int) -> Figures:
     """Bytes a sample, samples and accuracy on grade C, against every-step synchronisation."""
     numbers = range(1, seeds + 1)
     naive = [reached_by_sync(runs, seed) for seed in numbers]
-    reports = of_seeds(numbers, lambda seed: _aware(runs, seed))
+    reports = of_seeds(numbers, lambda seed: aware_report(runs, seed))
     ours = [target_of(report, "aware") for report in reports]
     both = _a_sample(naive, is_up_only=False) / _a_sample(ours, is_up_only=False)
     up = _a_sample(naive, is_up_only=True) / _a_sample(ours, is_up_only=True)
@@ -75,56 +67,17 @@ def accuracy_figures(runs: Runs, *, seeds: int) -> Figures:
     )
 
 
-def failure_figures(runs: Runs, *, seeds: int) -> Figures:
-    """Time to the target when a fifth of the nodes is killed again and again."""
-    numbers = range(1, seeds + 1)
-    healthy_s = of_seeds(numbers, lambda seed: target_of(_aware(runs, seed), "aware").at_ms / 1000)
-    failing_s = of_seeds(numbers, lambda seed: _failing_s(runs, seed))
-    ratio = statistics.median(failing_s) / statistics.median(healthy_s)
-    said = (f"{statistics.median(failing_s):.3g} s", f"{statistics.median(healthy_s):.3g} s")
-    note = (
-        f"Killed: {KILLED_SHARE:.0%} of the nodes at random each {KILL_EACH_S:g} s, as long as one"
-        f" takes to be back; started again after {AWAY_S:g} s. Flower was not put to this test."
-    )
-    return Figures(
-        rows=[("C: 20 % killed, healthy beside it", *said, times(ratio), f"{PROMISED_FAILURES}x")],
-        metrics={"failures_20_tta_ratio": ratio},
-        notes=[note],
-    )
+def aware_report(runs: Runs, seed: int) -> Report:
+    """Our own run to the target, with every node well."""
+    words = ["--job", str(DIGITS), "--strategy", "aware", "--seed", str(seed)]
+    path = GRADES / f"{GRADE}.toml"
+    return runs.report(f"aware-{seed}-{GRADE}", path, words, backend="tunnel")
 
 
 def forecast_errors(report: Report) -> list[float]:
     """Of the rounds after the tenth forecast; of a shorter job, of its second half."""
     known = [each.forecast_error for each in report.rounds if each.forecast_error is not None]
     return known[10:] or known[len(known) // 2 :]
-
-
-def failing_world(seed: int) -> str:
-    """Grade C with a script of kills that the seed draws."""
-    dice = random.Random(f"kills/{seed}")
-    nodes = [f"node-{number}" for number in range(1, 9)]
-    faults = []
-    at_s = KILL_EACH_S
-    while at_s < HORIZON_S:
-        killed = [name for name in nodes if dice.random() < KILLED_SHARE]
-        if killed:
-            named = ", ".join(f'"{name}"' for name in killed)
-            faults.append(
-                f'[[faults]]\nkind = "crash"\nnodes = [{named}]\n'
-                f'at = "{round(1000 * at_s)}ms"\nfor = "{round(1000 * AWAY_S)}ms"\n'
-            )
-        at_s += KILL_EACH_S
-    text = (GRADES / f"{GRADE}.toml").read_text(encoding="utf-8")
-    return text.replace('job = "../jobs', f'job = "{GRADES.parent}/jobs') + "\n" + "\n".join(faults)
-
-
-def _failing_s(runs: Runs, seed: int) -> float:
-    path = KEPT / "worlds" / f"failing-{seed}.toml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(failing_world(seed), encoding="utf-8")
-    name = f"aware-{seed}-failing"
-    words = ["--strategy", "aware", "--seed", str(seed)]
-    return target_of(runs.report(name, path, words, backend="tunnel"), name).at_ms / 1000
 
 
 def _a_sample(points: Sequence[Reached], *, is_up_only: bool) -> float:
@@ -150,9 +103,3 @@ def _samples(report: Report) -> int:
 
 def _best(report: Report) -> float:
     return max((each.metric or 0.0 for each in report.evaluations), default=0.0)
-
-
-def _aware(runs: Runs, seed: int) -> Report:
-    words = ["--job", str(DIGITS), "--strategy", "aware", "--seed", str(seed)]
-    path = GRADES / f"{GRADE}.toml"
-    return runs.report(f"aware-{seed}-{GRADE}", path, words, backend="tunnel")

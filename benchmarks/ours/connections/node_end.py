@@ -78,7 +78,7 @@ class Node:
         self._link = ControlLink(self._access, _CAPABLE, self._post, timeout_ms=_TIMEOUT_MS)
         self._cache = BlobCache(places, _CACHE_BYTES)
         self._download = Download(self._cache)
-        self._uploader = Uploader(places, identity)
+        self._uploader = Uploader(places, identity, earnings=self._link.earnings)
         values = np.random.default_rng(1).standard_normal(PARAMETERS, np.float32)
         self._content = (values / 1000).tobytes()
         digest = digest_of(self._content)
@@ -121,7 +121,7 @@ class Node:
                     return Moved(time.monotonic() - started_s, breaks)
 
     async def _send(self, calls: Calls, assignment: Assignment) -> None:
-        await self._uploader.send(calls, assignment.lease, self._update)
+        await self._uploader.send(calls, assignment, self._update)
 
     async def _fetch(self, calls: Calls, assignment: Assignment) -> None:
         model = assignment.task.model

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from coordinator.core.events import (
     AggregateReady,
     DeadlineReached,
+    EpochEnded,
     EvaluationFailed,
     EvaluationReady,
     Event,
@@ -19,13 +20,16 @@ from coordinator.core.events import (
     NodeLost,
     ParametersChanged,
     PreparationFailed,
+    RoundMetered,
     RoundPlanned,
     RoundRecorded,
     ShardHandedBack,
     UpdateReceived,
     UpdateRefused,
+    UpdatesJudged,
 )
 from coordinator.core.job import ENDED, Job, Phase, Work
+from coordinator.core.metering.accounts import owed_at_most
 from coordinator.core.round.completion import is_done, work_samples
 
 _LIVE = frozenset(Phase) - ENDED
@@ -51,7 +55,10 @@ LEGAL: dict[type, frozenset[Phase]] = {
     JobResumed: frozenset({Phase.PAUSED}),
     JobStopped: _LIVE,
     ParametersChanged: _LIVE - {Phase.FINISHING},
+    UpdatesJudged: frozenset(Phase),
     RoundRecorded: frozenset(Phase),
+    RoundMetered: frozenset(Phase),
+    EpochEnded: frozenset(Phase),
 }
 """The phases in which an event may be legal at all. `refusal` adds what depends on the rest of the
 state.
@@ -85,7 +92,7 @@ def refusal(job: Job, event: Event) -> str:
             return _round_refusal(job, event)
         case ParametersChanged():
             return _parameters_refusal(job, event)
-        case EvaluationReady() | EvaluationFailed():
+        case EvaluationReady() | EvaluationFailed() | UpdatesJudged():
             return _evaluation_refusal(job, event)
         case _:
             return ""
@@ -140,7 +147,10 @@ def _model_refusal(
             return "" if is_due else f"round {event.round} is not being aggregated"
 
 
-def _evaluation_refusal(job: Job, event: EvaluationReady | EvaluationFailed) -> str:
+def _evaluation_refusal(job: Job, event: EvaluationReady | EvaluationFailed | UpdatesJudged) -> str:
+    if isinstance(event, UpdatesJudged):
+        is_due = any(event.round == waiting.number for waiting in job.metering.unmeasured)
+        return "" if is_due else f"no updates of round {event.round} are to be judged"
     waiting = {model.round for model in job.evaluating}
     return "" if event.round in waiting else f"no evaluation of round {event.round} is due"
 
@@ -155,7 +165,11 @@ def _round_refusal(job: Job, event: RoundPlanned | DeadlineReached) -> str:
 
 
 def _parameters_refusal(job: Job, event: ParametersChanged) -> str:
-    """A job has a round to do, or it is over: rounds that are done cannot be taken back."""
+    """A job has a round to do, or it is over: rounds that are done cannot be taken back, nor can
+    what is owed for them.
+    """
+    if event.spec.pay.unit_price and event.spec.escrow < (owed := owed_at_most(job)):
+        return f"up to {owed} is owed already: pay.escrow must be that at least"
     if job.model is None or not is_done(replace(job, spec=event.spec)):
         return ""
     if event.spec.strategy == "aware":

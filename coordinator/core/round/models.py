@@ -15,6 +15,7 @@ from coordinator.core.events import (
     RoundRecorded,
 )
 from coordinator.core.job import ENDED, Job, Model, Participant, Phase, Round, Score, Stream, Work
+from coordinator.core.metering.metering import folded
 from coordinator.core.round.completion import is_done
 from coordinator.core.round.membership import released
 from coordinator.core.round.outstanding import outstanding, remake
@@ -62,6 +63,7 @@ def aggregated(job: Job, event: AggregateReady) -> Step:
         tally=replace(job.tally, bytes_down=Bytes(job.tally.bytes_down + event.bytes_down)),
     )
     record = RecordRound(_figures(job, round_, event))
+    job, metering = folded(job, event.agreements)
     evaluation = _evaluation(job, event.model)
     job = evaluation.job
     if is_done(job):
@@ -70,7 +72,7 @@ def aggregated(job: Job, event: AggregateReady) -> Step:
         after = Step(replace(job, resume_to=Phase.WAITING))
     else:
         after = opened(job)
-    return Step(after.job, (record, *evaluation.commands, *after.commands))
+    return Step(after.job, (record, *metering, *evaluation.commands, *after.commands))
 
 
 def model_lost(job: Job, event: ModelLost) -> Step:

@@ -22,6 +22,8 @@ from coordinator.core.job import (
     Stream,
     Work,
 )
+from coordinator.core.metering.budget import uncovered
+from coordinator.core.metering.contributions import epoch_of
 from coordinator.core.plan.deadline import LEAST_MS
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.plan.spreading import most_ahead
@@ -32,6 +34,7 @@ from coordinator.core.round.seeds import seed_for
 from coordinator.core.round.staff import nodes_needed, staff
 from coordinator.core.round.streams import put_back
 from hypergpu.ids import NodeId
+from hypergpu.ledger.terms import Terms
 from hypergpu.spec import SPARSE_SCHEMES
 from hypergpu.units import Milliseconds, Samples
 
@@ -79,7 +82,12 @@ def planned(job: Job, plan: RoundPlan) -> Step:
 
 
 def _begun(job: Job, plan: RoundPlan) -> Step:
-    """Give every node of the plan its shard under a fresh lease."""
+    """Give every node of the plan its shard under a fresh lease, if it can be paid for."""
+    batch = job.spec.training.batch_size
+    samples = sum(part.inner_steps * part.batch(batch) for part in plan.nodes.values())
+    if why := uncovered(job, Samples(samples)):
+        paused = replace(job, phase=Phase.PAUSED, resume_to=Phase.WAITING, reason=f"paused: {why}")
+        return Step(replace(paused, paused_at_ms=job.at_ms))
     total_samples = _total_samples(job, plan.round, len(plan.nodes))
     deal = dealt(job, plan, total_samples)
     participants: dict[NodeId, Participant] = {}
@@ -158,6 +166,8 @@ def assignment(job: Job, node: NodeId) -> AssignShard:
         deadline_at_ms=round_.deadline_at_ms,
         last_accepted=job.members[node].last_accepted,
         reason=f"round {round_.number}, slot {participant.slot}: {participant.plan.reason}",
+        epoch=epoch_of(round_),
+        terms=job.terms or Terms(),
         begun=participant.begun,
         ahead=job.members[node].ahead,
     )

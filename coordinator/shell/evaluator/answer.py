@@ -14,9 +14,12 @@ from coordinator.shell.evaluator.messages import (
     Failed,
     Initialise,
     Initialised,
+    JudgeUpdates,
     Reply,
     Request,
+    UpdatesJudged,
 )
+from coordinator.shell.evaluator.single import Singles
 from hypergpu.catalogue.entry import Entry, OptionError, Options
 from hypergpu.catalogue.registry import BuilderMissingError, UnknownWorkloadError, build, find
 from hypergpu.catalogue.workload import DatasetError
@@ -33,12 +36,15 @@ class Evaluator:
     def __init__(self) -> None:
         self._key: tuple[object, ...] | None = None
         self._judge: Judge | None = None
+        self._singles = Singles()
 
     def answer(self, request: Request) -> Reply:
         """Answer one request; whatever fails becomes a `Failed` with its reason."""
         try:
             if isinstance(request, Initialise):
                 return self._initialise(request)
+            if isinstance(request, JudgeUpdates):
+                return self._judged(request)
             return self._evaluate(request)
         except RefusalError as error:
             return Failed(reason=error.reason.name, detail=error.detail)
@@ -73,12 +79,7 @@ class Evaluator:
     def _evaluate(self, request: Evaluate) -> Evaluated:
         entry = find(request.workload)
         judge = self._judge_of(entry, request)
-        if judge.layout.digest != request.layout_digest:
-            raise RefusalError(
-                Reason.SPEC_INVALID,
-                f"workload {entry.name} now makes another model than this job's:"
-                " the installed version changed",
-            )
+        _refuse_other_layout(judge, request)
         model = Flat.view(judge.layout, np.fromfile(request.model_path, np.uint8))
         sums = judge.evaluate(model)
         loss, metric = sums.loss / sums.samples, sums.metric(entry.metric)
@@ -88,13 +89,28 @@ class Evaluator:
             )
         return Evaluated(loss=loss, metric=metric, metric_name=entry.metric)
 
+    def _judged(self, request: JudgeUpdates) -> UpdatesJudged:
+        judge = self._judge_of(find(request.workload), request)
+        _refuse_other_layout(judge, request)
+        return self._singles.judged(judge, request)
+
     def _judge_of(self, entry: Entry, request: Request) -> Judge:
         key = (entry.name, tuple(sorted(request.options.items())), request.data_dir)
         if self._judge is None or self._key != key:
+            self._singles = Singles()
             self._judge = None  # frees the last job's data before the next takes memory
             self._judge = _judge_for(entry, request.options, request.data_dir)
             self._key = key
         return self._judge
+
+
+def _refuse_other_layout(judge: Judge, request: Evaluate | JudgeUpdates) -> None:
+    if judge.layout.digest != request.layout_digest:
+        raise RefusalError(
+            Reason.SPEC_INVALID,
+            f"workload {request.workload} now makes another model than this job's:"
+            " the installed version changed",
+        )
 
 
 def _judge_for(entry: Entry, options: Options, data_dir: str) -> Judge:

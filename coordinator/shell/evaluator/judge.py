@@ -35,8 +35,8 @@ class Judge(Protocol):
         """The initial model; the same for the same seed."""
         ...
 
-    def evaluate(self, model: Flat) -> Sums:
-        """Measure a model on all held-out samples."""
+    def evaluate(self, model: Flat, samples_most: int = 0) -> Sums:
+        """Measure a model on the held-out samples: all, or so many, spread evenly over them."""
         ...
 
 
@@ -52,17 +52,21 @@ class NumpyJudge:
         """See `Judge`."""
         return numpy_initial(self._workload, seed)
 
-    def evaluate(self, model: Flat) -> Sums:
+    def evaluate(self, model: Flat, samples_most: int = 0) -> Sums:
         """See `Judge`."""
         named = cast(Parameters, unpack(self.layout, model))
         total = Sums(0.0, 0.0, 0)
-        for batch in batches(self.dataset.test):
+        for batch in batches(self.dataset.test, samples_most):
             inputs, targets = self.dataset.test.batch(batch)
             total = total.plus(self._workload.evaluate(named, inputs, targets))
         return total
 
 
-def batches(samples: Samples) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Indices of all samples, in order, a batch at a time."""
+def batches(
+    samples: Samples, samples_most: int = 0
+) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """Indices of all samples, or of so many at most, in order, a batch at a time."""
     count = len(samples.labels)
-    return [np.arange(start, min(start + _BATCH, count)) for start in range(0, count, _BATCH)]
+    stride = max(1, -(-count // samples_most)) if samples_most else 1
+    indices = np.arange(0, count, stride)
+    return [indices[start : start + _BATCH] for start in range(0, len(indices), _BATCH)]

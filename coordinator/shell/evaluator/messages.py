@@ -60,6 +60,38 @@ class Evaluated(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     metric_name: str
 
 
+class UpdateFile(msgspec.Struct, frozen=True):
+    """An update on disk."""
+
+    path: str
+    scheme: str
+
+
+class JudgeUpdates(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Measure a model, the one that a round made of it, and it with single updates alone."""
+
+    workload: str
+    options: Options = {}
+    data_dir: str = ""
+    layout_digest: Digest
+    base_path: str
+    base_digest: Digest
+    made_path: str
+    made_digest: Digest
+    updates: tuple[UpdateFile, ...]
+    samples_most: int
+    """Of the held-out set, evenly spread over it."""
+
+
+class UpdatesJudged(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Mean losses over the same samples; None of one that is not finite."""
+
+    base_loss: float | None
+    made_loss: float | None
+    losses: tuple[float | None, ...]
+    """Of the base with each of the updates alone."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The request cannot be met. ``reason`` names a `hypergpu.refusal.Reason`."""
 
@@ -67,8 +99,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     detail: str
 
 
-Request = Initialise | Evaluate
-Reply = Initialised | Evaluated | Failed
+Request = Initialise | Evaluate | JudgeUpdates
+Reply = Initialised | Evaluated | UpdatesJudged | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

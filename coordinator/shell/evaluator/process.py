@@ -12,8 +12,10 @@ from coordinator.shell.evaluator.messages import (
     Failed,
     Initialise,
     Initialised,
+    JudgeUpdates,
     Reply,
     Request,
+    UpdatesJudged,
     decode_reply,
     encode,
 )
@@ -72,6 +74,18 @@ class EvaluatorProcess:
         """
         reply = await self._ask(request)
         if not isinstance(reply, Evaluated):
+            raise _unexpected(reply)
+        return reply
+
+    async def judge(self, request: JudgeUpdates) -> UpdatesJudged:
+        """Measure single updates.
+
+        Raises:
+            RefusalError: They cannot be measured, with the reason; NOT_READY when the process died
+            twice or did not answer in time.
+        """
+        reply = await self._ask(request)
+        if not isinstance(reply, UpdatesJudged):
             raise _unexpected(reply)
         return reply
 

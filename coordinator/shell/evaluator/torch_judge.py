@@ -23,13 +23,13 @@ class TorchJudge:
         """See `Judge`."""
         return module_initial(self._workload.model, seed)
 
-    def evaluate(self, model: Flat) -> Sums:
+    def evaluate(self, model: Flat, samples_most: int = 0) -> Sums:
         """See `Judge`."""
         device = torch.device(chosen_device().kind)
         load_module(self._model.to(device), self.layout, model)
         total = Sums(0.0, 0.0, 0)
         with torch.inference_mode():
-            for batch in batches(self.dataset.test):
+            for batch in batches(self.dataset.test, samples_most):
                 inputs, targets = (
                     torch.from_numpy(array).to(device) for array in self.dataset.test.batch(batch)
                 )

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from coordinator.shell.numerics.files import DamagedUpdatesError, FoldInputs, FoldOutputs
@@ -117,4 +118,14 @@ def _fold_kept(
             )
         result = outputs.finished(refused, sweep.agreement)
         on_failure.pop_all()
-        return result
+        return msgspec.structs.replace(result, agreements=_placed(request, kept, sweep.agreements))
+
+
+def _placed(
+    request: FoldRequest, kept: Sequence[int], found: tuple[float | None, ...]
+) -> tuple[float | None, ...]:
+    """What was found of each update, in the places of the request."""
+    placed: list[float | None] = [None] * len(request.updates)
+    for index, each in zip(kept, found, strict=True):
+        placed[index] = each
+    return tuple(placed)

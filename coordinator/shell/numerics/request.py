@@ -95,6 +95,10 @@ class FoldResult(msgspec.Struct, frozen=True, kw_only=True):
     """``n |mean|^2 / mean(|update|^2)`` of the large parameters, estimated on some records with
     equal weights: n when the updates are equal, 1 when orthogonal. None of a single update.
     """
+    agreements: tuple[float | None, ...] = ()
+    """Of each update of `FoldRequest.updates` its cosine with the sum of the others, on some values
+    of the same records. None where it is not known, as of those that were refused.
+    """
 
     @property
     def files(self) -> tuple[FoldedFile, ...]:

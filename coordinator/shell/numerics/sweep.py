@@ -86,6 +86,11 @@ class Sweep:
         """How far the updates agree, once all is folded."""
         return self._agreement.finished()
 
+    @property
+    def agreements(self) -> tuple[float | None, ...]:
+        """How far each update goes along with the others, once all is folded."""
+        return self._agreement.cosines()
+
     def _means_of_sections(self, span: int) -> tuple[WeightedMean | SenderMean, ...]:
         """A plain mean where everybody sends everything, which only large parameters may lack."""
         plain = WeightedMean(span)

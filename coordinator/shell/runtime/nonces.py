@@ -3,16 +3,16 @@
 import asyncio
 from typing import NamedTuple
 
+from coordinator.shell.node_words import Offer
 from hypergpu.ids import NodeId
 from hypergpu.refusal import Reason, RefusalError
-from hypergpu.signature import UpdateClaim
 from hypergpu.wire.stripes import Stripe
 
 
 class Attempt(NamedTuple):
     """What the newest nonce of a node was used for."""
 
-    claim: UpdateClaim
+    offer: Offer
     stripes: int
     begun: set[int]
     marking: "asyncio.Future[bool]"
@@ -23,7 +23,7 @@ class Nonces:
     """Marks that the journal holds, of nodes that were heard since the start.
 
     A nonce on its mark is good only while this process remembers what it was used for: the same
-    claim cut into as many stripes, and a stripe that has not begun under it.
+    offer cut into as many stripes, and a stripe that has not begun under it.
     """
 
     def __init__(self) -> None:
@@ -38,24 +38,24 @@ class Nonces:
         """The mark in the journal, which may have been passed meanwhile."""
         self._marks[node] = max(mark, self._marks.get(node, 0))
 
-    def sibling(self, claim: UpdateClaim, stripe: Stripe) -> Attempt | None:
+    def sibling(self, offer: Offer, stripe: Stripe) -> Attempt | None:
         """The attempt that this stripe belongs to; None when its nonce is a fresh one.
 
         Raises:
             RefusalError: NONCE_REPLAYED.
         """
-        mark = self._marks[claim.node]
-        if claim.nonce > mark:
+        mark = self._marks[offer.node]
+        if offer.nonce > mark:
             return None
-        attempt = self._attempts.get(claim.node)
-        if attempt is not None and attempt.claim == claim and attempt.stripes == stripe.count:
+        attempt = self._attempts.get(offer.node)
+        if attempt is not None and attempt.offer == offer and attempt.stripes == stripe.count:
             if stripe.index not in attempt.begun:
                 return attempt
-            detail = f"stripe {stripe.index} was sent under nonce {claim.nonce} before"
+            detail = f"stripe {stripe.index} was sent under nonce {offer.nonce} before"
             raise RefusalError(Reason.NONCE_REPLAYED, detail)
-        raise RefusalError(Reason.NONCE_REPLAYED, f"nonce {claim.nonce} is not above {mark}")
+        raise RefusalError(Reason.NONCE_REPLAYED, f"nonce {offer.nonce} is not above {mark}")
 
-    def begin(self, claim: UpdateClaim, stripe: Stripe, marking: "asyncio.Future[bool]") -> None:
+    def begin(self, offer: Offer, stripe: Stripe, marking: "asyncio.Future[bool]") -> None:
         """Use a fresh nonce up."""
-        self._marks[claim.node] = max(claim.nonce, self._marks[claim.node])
-        self._attempts[claim.node] = Attempt(claim, stripe.count, {stripe.index}, marking)
+        self._marks[offer.node] = max(offer.nonce, self._marks[offer.node])
+        self._attempts[offer.node] = Attempt(offer, stripe.count, {stripe.index}, marking)

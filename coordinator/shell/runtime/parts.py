@@ -15,8 +15,10 @@ from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.journal.interface import Journal
 from coordinator.shell.measuring.echo import Echo
 from coordinator.shell.measuring.readings import Readings
+from coordinator.shell.metering.desk import LedgerDesk
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.nonces import Nonces
+from coordinator.shell.runtime.post import ReceiptPost
 from coordinator.shell.runtime.roster import Roster
 from coordinator.shell.runtime.staffing import Staffing
 from hypergpu.ids import Digest, JobId
@@ -67,6 +69,8 @@ class Parts(NamedTuple):
     readings: Readings
     """Of every node's line and speed, made anew after a restart."""
     echo: Echo
+    ledger: LedgerDesk
+    post: ReceiptPost
 
     def job_dir(self, job_id: JobId) -> Path:
         """Where the shell keeps files of one job; deleted with it."""

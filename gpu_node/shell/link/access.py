@@ -12,6 +12,7 @@ from gpu_node.shell import translate
 from gpu_node.shell.clock import unix_ms
 from gpu_node.shell.link.calls import Calls, Metadata
 from gpu_node.shell.link.channels import Credentials, open_channel
+from gpu_node.shell.link.earnings import Earnings
 from gpu_node.shell.link.refusals import refusal_in, why
 from gpu_node.shell.link.route import Route
 from gpu_node.shell.state.files import Coordinator, load_coordinator, save_coordinator
@@ -136,6 +137,10 @@ class Access:
         self._places = places
         self._identity = identity
         self._route = Route() if congestion_control == BBR else None
+
+    def earnings(self) -> Earnings:
+        """What is kept of what the coordinator signs for this node. Reads it."""
+        return Earnings(self._places, self._identity.node_id)
 
     @property
     def is_joined(self) -> bool:

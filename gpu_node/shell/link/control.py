@@ -87,6 +87,8 @@ class ControlLink:
         self._beat_at_s: dict[int, float] = {}
         self.prober = prober or Prober()
         """Measures the line; it learns from transfers too."""
+        self.earnings = access.earnings()
+        """What the coordinator signed for this node."""
         self.calls: Calls | None = None
         """For bulk calls; None while there is no link."""
         self.lines = Lines(lambda: access.calls(timeout_ms))
@@ -191,6 +193,7 @@ class ControlLink:
             capabilities=self._capabilities,
             working=[lease_message(lease) for lease in working],
             is_starting=self._is_starting,
+            receipts=self.earnings.held(),
         )
         async with asyncio.timeout(self._patience_s()):
             await call.write(node_pb2.ControlRequest(hello=hello))
@@ -227,7 +230,10 @@ class ControlLink:
                 message = await call.read()
             if not isinstance(message, node_pb2.ControlResponse):
                 return
-            self._hear(message)
+            if message.HasField("receipts"):
+                await self.earnings.receipts(message.receipts)
+            else:
+                self._hear(message)
 
     def _hear(self, message: node_pb2.ControlResponse) -> None:
         at_ms = monotonic_ms()

@@ -29,6 +29,8 @@ class Places:
         self.blobs = root / "blobs"
         self.datasets = root / "datasets"
         self.jobs = root / "jobs"
+        self.ledger = root / "ledger"
+        """Receipts and vouchers, which outlive their jobs."""
         self._lock: int | None = None
 
     def __enter__(self) -> Self:
@@ -64,6 +66,10 @@ class Places:
         if Path(job_id).name != job_id or job_id in {"", ".", ".."}:
             raise RefusalError(Reason.REQUEST_INVALID, f"{job_id[:80]!r} is no job's id")
         return self.jobs / job_id
+
+    def ledger_of(self, job_id: JobId) -> Path:
+        """The folder of one job's receipts and voucher."""
+        return self.ledger / self.job(job_id).name
 
     def update(self, job_id: JobId, round_number: int) -> Path:
         """The update of one round."""

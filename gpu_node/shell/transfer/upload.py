@@ -8,15 +8,18 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from gpu_node.core.assignment import Lease, Update
+from gpu_node.core.assignment import Assignment, Lease, Update
 from gpu_node.shell.link.bulk import CHUNK_BYTES, submitted
 from gpu_node.shell.link.calls import Calls
+from gpu_node.shell.link.earnings import Earnings
 from gpu_node.shell.probe.findings import Direction, Findings
 from gpu_node.shell.probe.stopwatch import Stopwatch
 from gpu_node.shell.state.files import Nonces
 from gpu_node.shell.state.places import Places
-from gpu_node.shell.translate import update_claim, update_header
+from gpu_node.shell.translate import contribution, update_header
 from hypergpu.digest import digest_of_file
+from hypergpu.ledger.terms import separator_of
+from hypergpu.ledger.typed import sign
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 from hypergpu.v1 import node_pb2
@@ -33,9 +36,14 @@ class Uploader:
     """Sends updates and remembers how far each got."""
 
     def __init__(
-        self, places: Places, identity: IdentityKey, findings: Findings | None = None
+        self,
+        places: Places,
+        identity: IdentityKey,
+        findings: Findings | None = None,
+        earnings: Earnings | None = None,
     ) -> None:
         self._places = places
+        self._earnings = earnings or Earnings(places, identity.node_id)
         self._findings = findings or Findings()
         self._identity = identity
         self._nonces = Nonces(places)
@@ -56,7 +64,7 @@ class Uploader:
         """Whether the last attempts moved bytes that need not be sent again."""
         return self._sent_bytes > _IN_FLIGHT_BYTES or self._gained_bytes > 0
 
-    async def send(self, calls: Calls, lease: Lease, update: Update) -> None:
+    async def send(self, calls: Calls, assignment: Assignment, update: Update) -> None:
         """Send what the coordinator does not hold yet; it is accepted when this returns.
 
         Raises:
@@ -64,6 +72,7 @@ class Uploader:
             RefusalError: FILE_UNUSABLE when the update is damaged on this disk, CALL_BROKEN when
                 the coordinator ended the call early.
         """
+        lease = assignment.lease
         self._sent_bytes = self._gained_bytes = 0
         stripes = _cut(calls.lines, update.size_bytes)
         offsets = await self._offsets(calls, lease, update, stripes)
@@ -72,14 +81,17 @@ class Uploader:
         path = self._places.update(lease.job_id, lease.round)
         _refuse_other_size(path, update)
         nonce = await asyncio.to_thread(self._nonces.take)
-        claim = update_claim(self._identity.node_id, lease, update, nonce)
-        header = update_header(lease, update, nonce=nonce, signature=self._identity.sign(claim))
+        header = self._signed_header(assignment, update, nonce)
+        await self._earnings.agree(assignment)
         self._stopwatch = None
         sending = [
             self._send(line, _headed(header, stripe, offset), path)
             for line, stripe, offset in zip(calls.lines, stripes, offsets, strict=False)
         ]
         answers = await _all_done(sending)
+        for answer in answers:
+            if answer.HasField("voucher"):
+                await self._earnings.voucher(lease.job_id, answer.voucher)
         if not any(answer.is_accepted for answer in answers):
             arrived = min(answer.committed_offset for answer in answers)
             detail = f"not all of {update.size_bytes} bytes arrived: {arrived} in one stretch"
@@ -92,6 +104,14 @@ class Uploader:
             )
             self._stopwatch.moved(update.size_bytes - committed)
             self._stopwatch.stop()
+
+    def _signed_header(
+        self, assignment: Assignment, update: Update, nonce: int
+    ) -> node_pb2.UpdateHeader:
+        signed = contribution(self._identity.node_id, assignment, update, nonce)
+        separator = separator_of(assignment.terms.domain)
+        signature = sign(self._identity, separator, signed)
+        return update_header(assignment.lease, update, nonce=nonce, signature=signature)
 
     async def _send(
         self, calls: Calls, header: node_pb2.UpdateHeader, path: Path

@@ -137,6 +137,18 @@ class Coordinator:
                 request, timeout=TRANSFER_TIMEOUT_S, metadata=self._metadata
             )
 
+    def ledger(self, job_id: str) -> job_pb2.GetLedgerResponse:
+        """What a job owes its nodes."""
+        return self._call(self._jobs.GetLedger, job_pb2.GetLedgerRequest(job_id=job_id))
+
+    def receipts(self, job_id: str) -> Iterator[job_pb2.ListReceiptsResponse]:
+        """Every receipt of a job, by node and in order."""
+        request = job_pb2.ListReceiptsRequest(job_id=job_id)
+        with self._explained():
+            yield from self._jobs.ListReceipts(
+                request, timeout=TRANSFER_TIMEOUT_S, metadata=self._metadata
+            )
+
     def watch(self, job_id: str, from_sequence: int) -> Iterator[job_pb2.WatchJobResponse]:
         """The job's events from a sequence number on, then live."""
         request = job_pb2.WatchJobRequest(job_id=job_id, from_sequence=from_sequence)

@@ -17,7 +17,8 @@ from hypergpu.layout import Flat
 from hypergpu.token import Token
 from hypergpu.units import Bytes
 from hypergpu.v1 import node_pb2, tensor_pb2
-from tests.integration.node.node_service import NodeService, Served, places_in
+from hypergpu.wire.ledger import terms_message
+from tests.integration.node.node_service import NodeService, Served, places_in, terms_for
 
 JOB = JobId("job-000000000001")
 OTHER_JOB = JobId("job-000000000002")
@@ -67,7 +68,7 @@ class Desk:
         samples: int = 16,
         job: JobId = JOB,
         model: tensor_pb2.ModelRef | None = None,
-    ) -> None:
+    ) -> node_pb2.Assignment:
         """Give work on a model; on the desk's own, which no node can draw, unless told which."""
         message = node_pb2.Assignment(
             lease=node_pb2.Lease(job_id=job, round=round_number, number=number),
@@ -80,10 +81,12 @@ class Desk:
                 partitions=1, ranges=[node_pb2.SampleRange(start=0, count=samples)]
             ),
             model=model or self.plain(),
+            terms=terms_message(terms_for(job), epoch=round_number // 2),
         )
         if accepted is not None:
             message.last_accepted.CopyFrom(message_of(accepted))
         self.service.to_say.put_nowait(node_pb2.ControlResponse(assignment=message))
+        return message
 
     def plain(self) -> tensor_pb2.ModelRef:
         """The desk's model, of which nothing is said but its name."""

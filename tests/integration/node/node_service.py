@@ -12,16 +12,19 @@ import grpc
 
 from coordinator.shell.identity.authority import Authority
 from coordinator.shell.servicers.wire.refusals import abort
+from gpu_node.core.assignment import Assignment
 from gpu_node.shell.clock import unix_ms
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.channels import open_channel
 from gpu_node.shell.state.places import Places
 from hypergpu.digest import digest_from_wire, digest_of, digest_to_wire
-from hypergpu.ids import Digest, JobId, NodeId, TokenId
+from hypergpu.ids import Address, Digest, JobId, NodeId, TokenId
+from hypergpu.ledger.terms import Terms, terms_of
+from hypergpu.ledger.typed import Contribution, Domain, is_contribution_of, shard_digest
 from hypergpu.refusal import Reason, RefusalError
-from hypergpu.signature import UpdateClaim, node_id_of, verify
+from hypergpu.signature import node_id_of
 from hypergpu.token import Role, Token
-from hypergpu.units import Bytes, Milliseconds
+from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
 
 Context = Any
@@ -31,6 +34,12 @@ SECRET = "s" * 24
 WELCOME = node_pb2.Welcome(
     version=node_pb2.Version(protocol=1, software="test"), heartbeat_interval_ms=200
 )
+
+
+def terms_for(job_id: str) -> Terms:
+    """What this side's jobs are signed under."""
+    domain = Domain(31337, Address("0x" + "c0" * 20))
+    return terms_of(Address("0x" + "b1" * 20), JobId(job_id), domain)
 
 
 class NodeService(node_pb2_grpc.NodeServiceServicer):
@@ -301,15 +310,23 @@ def places_in(folder: Path) -> Iterator[Places]:
         yield places
 
 
-def is_signed(node: NodeId, header: node_pb2.UpdateHeader) -> bool:
-    """Whether the node signed this header."""
-    claim = UpdateClaim(
-        job_id=JobId(header.lease.job_id),
+def is_signed(node: NodeId, header: node_pb2.UpdateHeader, work: Assignment) -> bool:
+    """Whether the node signed this header as its contribution to the work."""
+    ranges = [(run.start, run.count) for run in work.task.ranges]
+    signed = Contribution(
+        job=work.terms.job,
+        epoch=work.epoch,
         round=header.lease.round,
         node=node,
+        shard=shard_digest(work.task.partition, ranges),
+        model=work.task.model.digest,
+        update=digest_from_wire(header.digest.value),
+        samples=Samples(sum(count for _, count in ranges)),
+        inner_steps=work.task.inner_steps,
+        compute_ms=Milliseconds(header.report.compute_ms),
+        update_bytes=Bytes(header.size_bytes),
         lease=header.lease.number,
         nonce=header.nonce,
-        digest=digest_from_wire(header.digest.value),
-        size_bytes=Bytes(header.size_bytes),
     )
-    return verify(node, claim, header.signature)
+    separator = work.terms.domain.separator()
+    return is_contribution_of(node, separator, signed, header.signature)

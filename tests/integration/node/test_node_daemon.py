@@ -8,6 +8,7 @@ import pytest
 from gpu_node.core.commands import Departure, Leave
 from gpu_node.shell.state.files import load_memory
 from gpu_node.shell.state.keys import identity_key
+from gpu_node.shell.translate import assignment_value
 from hypergpu.digest import digest_of
 from hypergpu.v1 import node_pb2
 from tests.integration.node.daemon_desk import JOB, OTHER_JOB, Desk
@@ -22,13 +23,13 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
 
 async def test_a_daemon_joins_trains_and_sends_its_signed_update(desk: Desk) -> None:
     async with desk.daemon(desk.there.token):
-        desk.assign(0, 1)
+        work = desk.assign(0, 1)
         digest = await desk.update()
     assert digest == digest_of(desk.service.stored)
     with places_in(desk.folder) as places:
         node = identity_key(places).node_id
         (end,) = load_memory(places).ends(JOB)
-    assert is_signed(node, desk.service.headers[-1])
+    assert is_signed(node, desk.service.headers[-1], assignment_value(work))
     assert end.update.digest == digest
 
 

@@ -32,6 +32,7 @@ from hypergpu.signature import IdentityKey, JoinClaim, node_id_of, verify
 from hypergpu.token import Role
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.ledger import terms_message
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan
 from tests.integration.node.node_service import (
@@ -41,6 +42,7 @@ from tests.integration.node.node_service import (
     Served,
     places_in,
     served,
+    terms_for,
 )
 from tests.unit.node.node_states import lease
 
@@ -173,7 +175,11 @@ async def test_a_worker_that_gets_ready_during_the_greeting_is_told_of_after_it(
 
 async def test_what_the_coordinator_says_becomes_events(desk: Desk) -> None:
     await connect(desk)
-    assigned = node_pb2.Assignment(lease=lease_message(HELD), workload_options='{"width": 8}')
+    assigned = node_pb2.Assignment(
+        lease=lease_message(HELD),
+        workload_options='{"width": 8}',
+        terms=terms_message(terms_for(HELD.job_id), epoch=3),
+    )
     for digest in (assigned.model.blob.digest, assigned.model.layout):
         digest.value = bytes(32)
     desk.say(assignment=assigned)

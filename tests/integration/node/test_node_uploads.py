@@ -4,8 +4,9 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from gpu_node.core.assignment import Lease, Update
+from gpu_node.core.assignment import Update
 from gpu_node.shell.link.bulk import CHUNK_BYTES, submitted
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.lines import Lines
@@ -26,12 +27,14 @@ from tests.integration.node.node_service import (
     open_calls,
     places_in,
     served,
+    terms_for,
 )
-from tests.unit.node.node_states import lease
+from tests.unit.node.node_states import assignment, lease
 
 CONTENT = np.random.default_rng(2).bytes(9 * CHUNK_BYTES + 5)
 UPDATE = Update(digest_of(CONTENT), Bytes(len(CONTENT)), inner_steps=4, samples=Samples(32))
 LEASE = lease()
+WORK = replace(assignment(LEASE), terms=terms_for(LEASE.job_id), epoch=1)
 
 
 class Desk:
@@ -49,8 +52,8 @@ class Desk:
         self.uploader = Uploader(places, self.identity)
         self.uploader.made(LEASE)
 
-    async def send(self, held: Lease = LEASE) -> None:
-        await self.uploader.send(self.calls, held, UPDATE)
+    async def send(self) -> None:
+        await self.uploader.send(self.calls, WORK, UPDATE)
 
 
 @pytest.fixture
@@ -88,7 +91,7 @@ async def test_every_attempt_has_a_nonce_above_all_before_it(desk: Desk) -> None
 
 async def test_an_update_that_is_accepted_already_is_not_sent_again(desk: Desk) -> None:
     desk.service.accepted.add(UPDATE.digest)
-    await Uploader(desk.places, desk.identity).send(desk.calls, LEASE, UPDATE)
+    await Uploader(desk.places, desk.identity).send(desk.calls, WORK, UPDATE)
     assert desk.service.offsets == []
 
 
@@ -133,7 +136,7 @@ async def _over_four(desk: Desk) -> None:
     lines = Lines(lambda: open_calls(desk.address))
     async with lines.over(desk.calls, 4) as calls:
         try:
-            await desk.uploader.send(calls, LEASE, UPDATE)
+            await desk.uploader.send(calls, WORK, UPDATE)
         finally:
             await lines.close()
 
@@ -146,7 +149,7 @@ async def test_an_update_goes_in_stripes_under_one_nonce_over_several_connection
     assert sorted(header.stripe for header in desk.service.headers) == [0, 1, 2, 3]
     assert {header.stripes for header in desk.service.headers} == {4}
     assert len(set(desk.service.nonces)) == 1
-    assert all(is_signed(desk.identity.node_id, header) for header in desk.service.headers)
+    assert all(is_signed(desk.identity.node_id, header, WORK) for header in desk.service.headers)
     starts = [header.offset for header in sorted(desk.service.headers, key=lambda h: h.stripe)]
     assert starts == [number * len(CONTENT) // 4 for number in range(4)]
 

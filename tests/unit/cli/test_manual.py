@@ -8,6 +8,8 @@ import typer
 from typer.core import TyperGroup
 
 from hypergpu.cli.compare.comparison import Comparison
+from hypergpu.cli.ledger.account import LedgerView
+from hypergpu.cli.ledger.verifying import Verification
 from hypergpu.cli.machine.doctor import Diagnosis
 from hypergpu.cli.machine.effective import Settings
 from hypergpu.cli.machine.environment import Environment
@@ -28,6 +30,8 @@ ANSWERS = (
     views.NodeDetail,
     views.Tokens,
     views.TokenMade,
+    LedgerView,
+    Verification,
     Comparison,
     Diagnosis,
     Environment,

@@ -16,15 +16,18 @@ from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.measuring.echo import Echo
 from coordinator.shell.measuring.readings import Readings
 from coordinator.shell.measuring.tokens import ProbeTokens
+from coordinator.shell.metering.desk import LedgerDesk
 from coordinator.shell.node_words import Capabilities
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.nonces import Nonces
 from coordinator.shell.runtime.parts import Parts, Pins
+from coordinator.shell.runtime.post import ReceiptPost
 from coordinator.shell.runtime.room import Room
 from coordinator.shell.runtime.roster import Roster, Session
 from coordinator.shell.runtime.staffing import Staffing
 from hypergpu.digest import digest_of
 from hypergpu.ids import JobId, NodeId
+from hypergpu.signature import IdentityKey
 from hypergpu.spec import JobSpec, Training
 from hypergpu.units import Bytes, Milliseconds, Samples
 
@@ -40,7 +43,8 @@ def parts_in(folder: Path, journal: MemoryJournal | None = None) -> Parts:
     journal = journal or MemoryJournal()
     space = Space(folder, _QUOTA_BYTES)
     blobs = MemoryBlobs(folder, space)
-    driver, roster = Driver(journal), Roster()
+    ledger = LedgerDesk(IdentityKey.generate())
+    driver, roster = Driver(journal, ledger.countersigned), Roster()
     return Parts(
         settings=Settings(data_dir=folder),
         journal=journal,
@@ -54,6 +58,8 @@ def parts_in(folder: Path, journal: MemoryJournal | None = None) -> Parts:
         nonces=Nonces(),
         readings=Readings(),
         echo=Echo(ProbeTokens(), roster.sessions.__contains__),
+        ledger=ledger,
+        post=ReceiptPost(driver.rooms, journal, ledger),
     )
 
 

@@ -1,7 +1,8 @@
 """`Aggregate`: fold the closed round's updates into the next model, in a thread, and report it."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import structlog
@@ -45,6 +46,8 @@ class Outcome(NamedTuple):
     refused: tuple[tuple[NodeId, str], ...]
     pinned: tuple[Digest, ...] = ()
     agreement: float | None = None
+    agreements: Mapping[NodeId, float] = MappingProxyType({})
+    """Cosine of each update with the sum of the others, as far as it is known."""
 
 
 async def aggregate(parts: Parts, room: Room, command: Aggregate) -> None:
@@ -60,6 +63,7 @@ async def aggregate(parts: Parts, room: Room, command: Aggregate) -> None:
         refused=outcome.refused,
         bytes_down=served_bytes,
         agreement=outcome.agreement,
+        agreements=dict(outcome.agreements),
     )
     try:
         await _made_durable(parts, room, command.base)
@@ -159,7 +163,13 @@ def folded(parts: Parts, layout: Layout, command: Aggregate) -> Outcome:
         return Outcome(_unchanged(command.base), tuple(refused))
     failpoint("aggregate.folded")
     refused += [(nodes[each.index], each.reason) for each in result.refused]
-    return _kept(parts, command, result, tuple(refused))
+    agreements = {
+        node: found
+        for node, found in zip(nodes, result.agreements, strict=True)
+        if found is not None
+    }
+    outcome = _kept(parts, command, result, tuple(refused))
+    return outcome._replace(agreements=agreements)
 
 
 def _kept(

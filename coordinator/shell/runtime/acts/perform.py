@@ -13,17 +13,20 @@ from coordinator.core.commands import (
     Command,
     EvaluateModel,
     InitialiseModel,
+    JudgeUpdates,
     PlanRound,
+    RecordPay,
     RecordRound,
     ReleaseNode,
     SetDeadline,
 )
-from coordinator.core.events import DeadlineReached, EvaluationFailed, JobPaused
+from coordinator.core.events import DeadlineReached, EvaluationFailed, JobPaused, UpdatesJudged
 from coordinator.core.job import Phase
 from coordinator.core.round.outstanding import outstanding
 from coordinator.shell import translate
 from coordinator.shell.runtime.acts.aggregation import aggregate
 from coordinator.shell.runtime.acts.evaluation import evaluate
+from coordinator.shell.runtime.acts.judging import judge
 from coordinator.shell.runtime.acts.planning import plan
 from coordinator.shell.runtime.acts.preparation import initialise
 from coordinator.shell.runtime.parts import Parts
@@ -34,6 +37,7 @@ log = structlog.get_logger()
 
 
 _EVALUATE = "evaluate"
+_JUDGE = "judge"
 _TRIES = 4
 _PAUSES_S = (0.5, 2.0, 10.0)
 _LONG_PAUSE_S = 60.0
@@ -105,7 +109,9 @@ def _perform(  # noqa: C901  one branch a command
             _start(parts, room, ("aggregate", command.round), aggregate(parts, room, command))
         case EvaluateModel():
             _start(parts, room, (_EVALUATE, command.round), evaluate(parts, room, command))
-        case RecordRound():
+        case JudgeUpdates():
+            _start(parts, room, (_JUDGE, command.round), judge(parts, room, command))
+        case RecordRound() | RecordPay():
             pass  # The driver journals it with the event that caused it.
         case _:
             assert_never(command)
@@ -183,10 +189,13 @@ def _mend(parts: Parts, room: Room, key: tuple[str, int], broken: BaseException)
 
 
 async def _give_up(parts: Parts, room: Room, key: tuple[str, int], why: str) -> None:
-    """Let a job go on without an evaluation, and pause it for anything else."""
+    """Let a job go on without a measurement, and pause it for anything else."""
     if key[0] == _EVALUATE:
         event = EvaluationFailed(at_ms=Milliseconds(0), round=key[1], reason=why)
         refused = await parts.driver.insist(room.job.job_id, event)
+    elif key[0] == _JUDGE:
+        judged = UpdatesJudged(at_ms=Milliseconds(0), round=key[1], reason=why)
+        refused = await parts.driver.insist(room.job.job_id, judged)
     else:
         refused = await pause(parts, room, why)
     if refused:

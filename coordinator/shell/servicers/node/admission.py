@@ -13,11 +13,13 @@ import structlog
 
 from coordinator.core.events import UpdateReceived, UpdateRefused
 from coordinator.core.job import BlobRef, Job, Phase, Update, Work
+from coordinator.core.metering.contributions import contribution_to
 from coordinator.core.transition import refusal
 from coordinator.shell import translate
 from coordinator.shell.blobs.stripes import StripeUpload
 from coordinator.shell.blobs.upload import Upload
 from coordinator.shell.failpoints import failpoint
+from coordinator.shell.node_words import Offer
 from coordinator.shell.runtime.nonces import Attempt
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room, uploader
@@ -27,11 +29,13 @@ from coordinator.shell.servicers.wire.handlers import Requests
 from hypergpu.codec import IncrementalCheck, update_bytes
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.layout import Layout
+from hypergpu.ledger.terms import Terms, separator_of
+from hypergpu.ledger.typed import is_contribution_of
 from hypergpu.refusal import Reason, RefusalError
-from hypergpu.signature import UpdateClaim, verify
 from hypergpu.spec import SCHEMES
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.ledger import voucher_message
 from hypergpu.wire.patience import Patience
 from hypergpu.wire.stripes import PIECE_BYTES, Stripe, stripe_from_wire
 
@@ -61,36 +65,38 @@ async def submit_update(
     header = await requests.next(parts.settings.read_timeout_ms)
     if not isinstance(header, node_pb2.UpdateHeader):
         raise RefusalError(Reason.REQUEST_INVALID, "the stream begins with a header")
-    claim = translate.update_claim(header, node)
-    room = _room(parts, claim.job_id)
-    scheme = _assigned_scheme(room.job, node, claim.lease)
-    _refuse_other_size(_layout(room), claim, scheme)
-    stripe = stripe_from_wire(header.stripe, header.stripes, claim.size_bytes)
-    attempt = await _attempt(parts, claim, stripe)
-    if is_accepted(room.job, node, claim.lease, claim.digest):
-        return _accepted(claim)
-    received = _received(header, claim, scheme)
+    offer = translate.offer_value(header, node)
+    room = _room(parts, offer.job_id)
+    scheme = _assigned_scheme(room.job, node, offer.lease)
+    _refuse_other_size(_layout(room), offer, scheme)
+    stripe = stripe_from_wire(header.stripe, header.stripes, offer.size_bytes)
+    attempt = await _attempt(parts, offer, stripe)
+    if is_accepted(room.job, node, offer.lease, offer.digest):
+        return _accepted(parts, room, offer)
+    received = _received(header, offer, scheme)
     await _refuse_void_lease(parts, room, received)
-    if not verify(node, claim, header.signature):
-        detail = "the signature does not cover this header"
-        raise RefusalError(Reason.SIGNATURE_INVALID, detail)
-    marking = _use_up(parts, claim, stripe, attempt)
+    _refuse_unsigned(room.job, received)
+    marking = _use_up(parts, offer, stripe, attempt)
     failpoint("upload.admitted")
-    parts.pins.add([claim.digest])
+    parts.pins.add([offer.digest])
     try:
         arrival = Arrival(received, stripe, header.offset)
         stored = await _stored(parts, room, requests, arrival)
-        await _refuse_used_meanwhile(marking, claim)
+        await _refuse_used_meanwhile(marking, offer)
         if not stored.is_whole:
             return node_pb2.SubmitUpdateResponse(committed_offset=stored.committed_offset)
         await _accept(parts, room, received)
     finally:
-        parts.pins.drop([claim.digest])
-    return _accepted(claim)
+        parts.pins.drop([offer.digest])
+    return _accepted(parts, room, offer)
 
 
-def _accepted(claim: UpdateClaim) -> node_pb2.SubmitUpdateResponse:
-    return node_pb2.SubmitUpdateResponse(committed_offset=claim.size_bytes, is_accepted=True)
+def _accepted(parts: Parts, room: Room, offer: Offer) -> node_pb2.SubmitUpdateResponse:
+    """The acceptance, with what the node has earned by it."""
+    answer = node_pb2.SubmitUpdateResponse(committed_offset=offer.size_bytes, is_accepted=True)
+    if (voucher := parts.ledger.voucher(room.job, offer.node)) is not None:
+        answer.voucher.CopyFrom(voucher_message(voucher))
+    return answer
 
 
 async def query_upload(
@@ -149,67 +155,79 @@ def _assigned_scheme(job: Job, node: NodeId, lease: int) -> str:
     return participant.codec if is_held and participant else ""
 
 
-def _refuse_other_size(layout: Layout, claim: UpdateClaim, scheme: str) -> None:
+def _refuse_other_size(layout: Layout, offer: Offer, scheme: str) -> None:
     """Refuse what cannot be the update that was asked for, or under a void lease, any update."""
     expected = [update_bytes(layout, each) for each in ((scheme,) if scheme else SCHEMES)]
-    if claim.size_bytes not in expected:
+    if offer.size_bytes not in expected:
         sizes = " or ".join(map(str, expected))
-        detail = f"an update of {claim.job_id} ({scheme or 'any scheme'}) has {sizes} bytes,"
-        detail += f" not {claim.size_bytes}"
+        detail = f"an update of {offer.job_id} ({scheme or 'any scheme'}) has {sizes} bytes,"
+        detail += f" not {offer.size_bytes}"
         raise RefusalError(Reason.UPDATE_TOO_LARGE, detail)
 
 
-async def _attempt(parts: Parts, claim: UpdateClaim, stripe: Stripe) -> Attempt | None:
+async def _attempt(parts: Parts, offer: Offer, stripe: Stripe) -> Attempt | None:
     """The attempt that a stripe belongs to; None for the first one, whose nonce is fresh.
 
     Raises:
         RefusalError: NONCE_REPLAYED.
     """
-    if not parts.nonces.knows(claim.node):
-        parts.nonces.learn(claim.node, await asyncio.to_thread(parts.journal.nonce, claim.node))
-    return parts.nonces.sibling(claim, stripe)
+    if not parts.nonces.knows(offer.node):
+        parts.nonces.learn(offer.node, await asyncio.to_thread(parts.journal.nonce, offer.node))
+    return parts.nonces.sibling(offer, stripe)
 
 
 def _use_up(
-    parts: Parts, claim: UpdateClaim, stripe: Stripe, attempt: Attempt | None
+    parts: Parts, offer: Offer, stripe: Stripe, attempt: Attempt | None
 ) -> "asyncio.Future[bool]":
     """Raise the mark here at once, and durably by the time that what is returned is done."""
     if attempt is not None:
         attempt.begun.add(stripe.index)
         return attempt.marking
     marking = asyncio.ensure_future(
-        parts.driver.in_writer(parts.journal.advance_nonce, claim.node, claim.nonce)
+        parts.driver.in_writer(parts.journal.advance_nonce, offer.node, offer.nonce)
     )
     # An upload that is refused meanwhile asks no more.
     marking.add_done_callback(lambda done: done.cancelled() or done.exception())
-    parts.nonces.begin(claim, stripe, marking)
+    parts.nonces.begin(offer, stripe, marking)
     return marking
 
 
-async def _refuse_used_meanwhile(marking: "asyncio.Future[bool]", claim: UpdateClaim) -> None:
+async def _refuse_used_meanwhile(marking: "asyncio.Future[bool]", offer: Offer) -> None:
     """The journal has the last word."""
     # Shielded: other stripes wait for it too.
     if not await asyncio.shield(marking):
-        raise RefusalError(Reason.NONCE_REPLAYED, f"nonce {claim.nonce} was used meanwhile")
+        raise RefusalError(Reason.NONCE_REPLAYED, f"nonce {offer.nonce} was used meanwhile")
 
 
-def _received(header: node_pb2.UpdateHeader, claim: UpdateClaim, scheme: str) -> UpdateReceived:
+def _received(header: node_pb2.UpdateHeader, offer: Offer, scheme: str) -> UpdateReceived:
     """The event that the update becomes if everything about it holds."""
     report = header.report
     return UpdateReceived(
         at_ms=_NOW,
-        node=claim.node,
-        round=claim.round,
-        lease=claim.lease,
+        node=offer.node,
+        round=offer.round,
+        lease=offer.lease,
         update=Update(
-            blob=BlobRef(claim.digest, claim.size_bytes),
+            blob=BlobRef(offer.digest, offer.size_bytes),
             samples=Samples(report.samples),
             inner_steps=report.inner_steps,
             compute_ms=Milliseconds(report.compute_ms),
             loss_last=translate.finite(report.loss_last),
             codec=scheme,
+            nonce=offer.nonce,
+            signature=offer.signature,
         ),
     )
+
+
+def _refuse_unsigned(job: Job, received: UpdateReceived) -> None:
+    """Refuse what the node does not vouch for: receipts rest on its word for this very update."""
+    node, update = received.node, received.update
+    signed = contribution_to(job, node, update)
+    separator = separator_of((job.terms or Terms()).domain)
+    if not is_contribution_of(node, separator, signed, update.signature):
+        detail = "the signature does not cover this update of this work: sign what was assigned"
+        raise RefusalError(Reason.SIGNATURE_INVALID, detail)
 
 
 async def _refuse_void_lease(parts: Parts, room: Room, received: UpdateReceived) -> None:

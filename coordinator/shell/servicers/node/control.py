@@ -46,6 +46,7 @@ async def control(
     finally:
         _end(listening)
         parts.roster.disconnect(session)
+        parts.post.gone(session)
         _note_absence(parts, node)
         _left_for_good(parts, session)
         log.info("a node's control stream ended", node=node)
@@ -67,6 +68,7 @@ async def _opened(parts: Parts, gate: NodeGate, node: NodeId, requests: Requests
         parts.readings.starts(node)
     log.info("a node is connected", node=node, software=session.software, ours=SOFTWARE)
     _resume(parts, session, hello.working)
+    parts.post.greeted(session, {JobId(each.job_id): each.count for each in hello.receipts})
     parts.staffing.review()
     return session
 

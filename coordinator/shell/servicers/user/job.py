@@ -31,7 +31,7 @@ from coordinator.shell.runtime.recovery import load_layout
 from coordinator.shell.runtime.room import Room
 from coordinator.shell.runtime.upkeep import collect
 from coordinator.shell.servicers import uploads
-from coordinator.shell.servicers.user import exporting, watching
+from coordinator.shell.servicers.user import exporting, owing, watching
 from coordinator.shell.servicers.wire.handlers import Caller, Requests
 from hypergpu.digest import digest_of
 from hypergpu.ids import JobId
@@ -90,7 +90,8 @@ class JobServicer:
         self._parts.pins.add(pinned)
         try:
             blob = await self._stored(manifest, packed) if manifest is not None else None
-            event = JobCreated(at_ms=_NOW, job_id=job_id, spec=spec, manifest=blob)
+            terms = self._parts.ledger.terms(job_id)
+            event = JobCreated(at_ms=_NOW, job_id=job_id, spec=spec, manifest=blob, terms=terms)
             await driver.submit(job_id, event, RequestClaim(request_id, job_id, fingerprint))
             driver.rooms[job_id].entries_of_manifest = files
         finally:
@@ -227,6 +228,16 @@ class JobServicer:
         self, request: job_pb2.WatchJobRequest, caller: Caller
     ) -> AsyncIterator[job_pb2.WatchJobResponse]:
         return watching.watch(self._parts, self._room(request.job_id), request.from_sequence)
+
+    async def get_ledger(
+        self, request: job_pb2.GetLedgerRequest, caller: Caller
+    ) -> job_pb2.GetLedgerResponse:
+        return await owing.accounts(self._parts, self._room(request.job_id))
+
+    def list_receipts(
+        self, request: job_pb2.ListReceiptsRequest, caller: Caller
+    ) -> AsyncIterator[job_pb2.ListReceiptsResponse]:
+        return owing.receipts(self._parts, self._room(request.job_id))
 
     def _room(self, job_id: str) -> Room:
         room = self._parts.driver.rooms.get(JobId(job_id))

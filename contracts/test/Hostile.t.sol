@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {ISettlement} from "../interfaces/ISettlement.sol";
+import {ITrainingLedger} from "../interfaces/ITrainingLedger.sol";
+import {Wallet, WrongToken} from "./harness/Tokens.sol";
+import {IMintable, World} from "./harness/World.sol";
+
+/// @dev Tokens that refuse, lie, take a fee or call back, and wallets that are contracts.
+contract HostileTest is World {
+    WrongToken private wrong;
+
+    function setUp() public override {
+        super.setUp();
+        wrong = new WrongToken();
+        token = IMintable(address(wrong));
+        ledger = ITrainingLedger(deployed("TrainingLedger", abi.encode(options())));
+        give(coordinator, BOND);
+        vm.prank(coordinator);
+        ledger.postBond(BOND);
+        give(OWNER, ESCROW);
+        vm.prank(OWNER);
+        job = ledger.openJob(SALT, terms(), ESCROW);
+        work(0, node, 3);
+        work(0, other, 4);
+        close(0);
+    }
+
+    function refusedThenWithdrawn(WrongToken.Wrong how) private {
+        vm.warp(block.timestamp + WINDOW);
+        wrong.turn(how, node);
+        vm.expectEmit(address(ledger));
+        emit ISettlement.Credited(node, 3 * PRICE);
+        vm.assertEq(ledger.distributePayments(job, 0, pair(node, other)), 7 * PRICE);
+        vm.assertEq(token.balanceOf(other), 4 * PRICE);
+        vm.assertEq(ledger.creditOf(node), 3 * PRICE);
+        vm.assertEq(ledger.getNodeMetrics(node, new bytes32[](0)).credit, 3 * PRICE);
+        vm.expectRevert();
+        vm.prank(node);
+        ledger.withdraw(node);
+        vm.expectEmit(address(ledger));
+        emit ISettlement.Withdrawn(node, STRANGER, 3 * PRICE);
+        vm.prank(node);
+        vm.assertEq(ledger.withdraw(STRANGER), 3 * PRICE);
+        vm.assertEq(token.balanceOf(STRANGER), 3 * PRICE);
+        vm.expectRevert(ISettlement.NothingToWithdraw.selector);
+        vm.prank(node);
+        ledger.withdraw(STRANGER);
+    }
+
+    function test_a_refused_payment_waits_as_credit() public {
+        refusedThenWithdrawn(WrongToken.Wrong.REFUSES);
+    }
+
+    function test_a_payment_answered_with_false_waits_as_credit() public {
+        refusedThenWithdrawn(WrongToken.Wrong.RETURNS_FALSE);
+    }
+
+    function test_credit_adds_up() public {
+        work(1, node, 2);
+        close(1);
+        vm.warp(block.timestamp + WINDOW);
+        wrong.turn(WrongToken.Wrong.REFUSES, node);
+        pay(0, node);
+        pay(1, node);
+        vm.assertEq(ledger.creditOf(node), 5 * PRICE);
+    }
+
+    function test_a_fee_on_the_way_in_is_refused() public {
+        give(OWNER, 1_000);
+        wrong.turn(WrongToken.Wrong.TAKES_A_FEE, address(0));
+        vm.expectRevert(abi.encodeWithSelector(ISettlement.TransferShort.selector, 1_000, 990));
+        vm.prank(OWNER);
+        ledger.fund(job, 1_000);
+    }
+
+    function test_a_token_that_calls_back_pays_nobody_twice() public {
+        vm.warp(block.timestamp + WINDOW);
+        bytes memory again = abi.encodeCall(ledger.distributePayments, (job, 0, pair(node, other)));
+        wrong.callBack(address(ledger), again);
+        vm.assertEq(pay(0, node), 3 * PRICE);
+        assert(wrong.hasCalled() && !wrong.hasSucceeded());
+        vm.assertEq(token.balanceOf(node), 3 * PRICE);
+    }
+
+    function callsBackWhile(bytes memory again) private {
+        uint256 free = ledger.getJob(job).free;
+        give(OWNER, 10);
+        wrong.callBack(address(ledger), again);
+        vm.prank(OWNER);
+        ledger.fund(job, 10);
+        assert(wrong.hasCalled() && !wrong.hasSucceeded());
+        vm.assertEq(ledger.getJob(job).free, free + 10);
+    }
+
+    function test_nothing_that_moves_money_can_be_entered_again() public {
+        bytes4 entered = bytes4(keccak256("ReentrancyGuardReentrantCall()"));
+        assert(entered != bytes4(0));
+        callsBackWhile(abi.encodeCall(ledger.fund, (job, 0)));
+        callsBackWhile(abi.encodeCall(ledger.openJob, ("x", terms(), 0)));
+        callsBackWhile(abi.encodeCall(ledger.registerNode, ("", 0)));
+        callsBackWhile(abi.encodeCall(ledger.postBond, (0)));
+    }
+
+    function test_wallets_that_are_contracts_sign() public {
+        address wallet = address(new Wallet(vm.addr(NODE_KEY)));
+        ITrainingLedger.Receipt memory made = receipt(wallet, 0);
+        bytes memory own = signature(NODE_KEY, digestOf(made.contribution));
+        bytes memory wrongKey = signature(OTHER_KEY, digestOf(made.contribution));
+        bytes memory counter = countersigned(made);
+        vm.expectRevert(abi.encodeWithSelector(ISettlement.BadSignature.selector, wallet));
+        ledger.submitContribution(made, wrongKey, counter, 1);
+        ledger.submitContribution(made, own, counter, 1);
+        vm.assertEq(ledger.getAccount(job, wallet).counted, 1);
+    }
+}

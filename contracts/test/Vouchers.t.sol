@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {ISettlement} from "../interfaces/ISettlement.sol";
+import {ITrainingLedger} from "../interfaces/ITrainingLedger.sol";
+import {World} from "./harness/World.sol";
+
+/// @dev Vouchers, and that they and shares never pay the same thing twice.
+contract VouchersTest is World {
+    function account() private view returns (ITrainingLedger.Account memory) {
+        return ledger.getAccount(job, node);
+    }
+
+    function test_without_stake_a_voucher_waits_for_the_window() public {
+        uint256 releaseAt = block.timestamp + WINDOW;
+        vm.expectEmit(address(ledger));
+        emit ITrainingLedger.VoucherRedeemed(job, node, 900, releaseAt);
+        vm.assertEq(redeem(node, 900), 900);
+        assert(account().pending == 900 && account().releaseAt == releaseAt && account().paid == 0);
+        vm.assertEq(ledger.getJob(job).free, ESCROW - 900);
+        vm.expectRevert(abi.encodeWithSelector(ITrainingLedger.ClaimPending.selector, releaseAt));
+        this.redeemed(node, 950);
+        vm.warp(releaseAt - 1);
+        vm.expectRevert(abi.encodeWithSelector(ISettlement.TooEarly.selector, releaseAt));
+        ledger.releaseVoucher(job, node);
+        vm.warp(releaseAt);
+        vm.expectEmit(address(ledger));
+        emit ITrainingLedger.VoucherPaid(job, node, 900);
+        ledger.releaseVoucher(job, node);
+        vm.assertEq(token.balanceOf(node), 900);
+        assert(account().pending == 0 && account().paid == 900 && account().earned == 0);
+        vm.expectRevert(ITrainingLedger.NothingDue.selector);
+        ledger.releaseVoucher(job, node);
+    }
+
+    function redeemed(address who, uint128 amount) external {
+        redeem(who, amount);
+    }
+
+    function test_stake_pays_a_voucher_at_once() public {
+        register(node, 1_000);
+        vm.expectEmit(address(ledger));
+        emit ITrainingLedger.VoucherPaid(job, node, 1_000);
+        redeem(node, 1_000);
+        vm.assertEq(token.balanceOf(node), 1_000);
+        (, uint256 locked,,) = ledger.stakeOf(node);
+        vm.assertEq(locked, 1_000);
+        assert(account().pending == 0 && account().releaseAt == 0);
+        redeem(node, 1_001);
+        vm.assertEq(account().pending, 1);
+    }
+
+    function test_a_voucher_is_cumulative_and_pays_once() public {
+        register(node, 10_000);
+        redeem(node, 900);
+        vm.expectRevert(ITrainingLedger.NothingDue.selector);
+        this.redeemed(node, 900);
+        vm.assertEq(redeem(node, 1_000), 100);
+        vm.assertEq(token.balanceOf(node), 1_000);
+    }
+
+    function test_only_the_node_with_the_coordinators_signature() public {
+        ITrainingLedger.Voucher memory made = voucher(node, 900);
+        bytes memory counter = signature(COORDINATOR_KEY, digestOf(this.hashOf(made)));
+        bytes memory own = signature(NODE_KEY, digestOf(this.hashOf(made)));
+        vm.expectRevert(ITrainingLedger.NotNode.selector);
+        ledger.redeemVoucher(made, counter);
+        vm.expectRevert(abi.encodeWithSelector(ISettlement.BadSignature.selector, coordinator));
+        vm.prank(node);
+        ledger.redeemVoucher(made, own);
+        made.amount = 901;
+        vm.expectRevert(abi.encodeWithSelector(ISettlement.BadSignature.selector, coordinator));
+        vm.prank(node);
+        ledger.redeemVoucher(made, counter);
+        made.job = "no";
+        vm.expectPartialRevert(ISettlement.UnknownJob.selector);
+        vm.prank(node);
+        ledger.redeemVoucher(made, counter);
+    }
+
+    function test_shares_make_good_what_a_voucher_paid() public {
+        register(node, 100_000);
+        redeem(node, 1_000);
+        for (uint32 epoch = 0; epoch < 3; ++epoch) {
+            work(epoch, node, 1);
+            close(epoch);
+        }
+        uint256 free = ledger.getJob(job).free;
+        vm.assertEq(pay(0, node), 0);
+        vm.assertEq(ledger.getJob(job).free, free + 700);
+        assert(ledger.getContribution(job, 0, node).state == ITrainingLedger.ShareState.PAID);
+        assert(account().earned == 700 && account().paid == 1_000);
+        vm.assertEq(pay(1, node), 400);
+        vm.assertEq(ledger.getContribution(job, 1, node).paid, 400);
+        vm.assertEq(ledger.getContribution(job, 1, node).reward, 700);
+        vm.assertEq(ledger.getJob(job).free, free + 1_000);
+        vm.assertEq(pay(2, node), 700);
+        vm.assertEq(token.balanceOf(node), 2_100);
+        assert(account().earned == 2_100 && account().paid == 2_100);
+        vm.expectRevert(ITrainingLedger.NothingDue.selector);
+        this.redeemed(node, 2_100);
+        redeem(node, 2_101);
+        vm.assertEq(token.balanceOf(node), 2_101);
+    }
+
+    function test_a_share_that_just_covers_the_advance_ends_it() public {
+        redeem(node, 700);
+        work(0, node, 1);
+        close(0);
+        vm.warp(block.timestamp + WINDOW);
+        vm.assertEq(pay(0, node), 0);
+        assert(account().earned == 700 && account().paid == 0 && account().pending == 700);
+        work(1, node, 2);
+        close(1);
+        vm.warp(block.timestamp + WINDOW);
+        vm.assertEq(pay(1, node), 1_400);
+        ledger.releaseVoucher(job, node);
+        vm.assertEq(token.balanceOf(node), 2_100);
+    }
+
+    function test_a_voucher_is_capped_by_what_may_be_spent() public {
+        vm.warp((block.timestamp / WINDOW + 1) * WINDOW);
+        vm.assertEq(redeem(node, LIMIT + 5), LIMIT);
+        vm.warp(block.timestamp + WINDOW);
+        ledger.releaseVoucher(job, node);
+        vm.assertEq(redeem(node, LIMIT + 5), 5);
+        vm.warp(block.timestamp + WINDOW);
+        ledger.releaseVoucher(job, node);
+        vm.assertEq(redeem(node, ESCROW * 2), LIMIT);
+        vm.warp(block.timestamp + WINDOW);
+        ledger.releaseVoucher(job, node);
+        vm.assertEq(redeem(node, ESCROW * 2), ESCROW - 2 * LIMIT - 5);
+        vm.warp(block.timestamp + WINDOW);
+        ledger.releaseVoucher(job, node);
+        vm.expectRevert(ITrainingLedger.NothingDue.selector);
+        this.redeemed(node, ESCROW * 2);
+    }
+
+    function test_arbiters_stop_a_claim_that_is_pending() public {
+        redeem(node, 900);
+        bar(node);
+        assert(account().pending == 0 && account().paid == 0 && account().isBarred);
+        vm.assertEq(ledger.getJob(job).free, ESCROW);
+        vm.expectRevert(ITrainingLedger.NodeIsBarred.selector);
+        this.redeemed(node, 900);
+        vm.expectRevert(ITrainingLedger.NothingDue.selector);
+        ledger.releaseVoucher(job, node);
+        work(0, node, 1);
+        close(0);
+        vm.warp(block.timestamp + WINDOW);
+        vm.assertEq(pay(0, node), 700);
+    }
+
+    function test_a_claim_whose_window_is_over_stays() public {
+        redeem(node, 900);
+        vm.warp(block.timestamp + WINDOW);
+        bar(node);
+        vm.assertEq(account().pending, 900);
+        ledger.releaseVoucher(job, node);
+        vm.assertEq(token.balanceOf(node), 900);
+    }
+
+    /// forge-config: default.fuzz.runs = 100
+    function test_shares_and_vouchers_together_pay_the_larger_of_both(uint256[10] memory dice) public {
+        register(node, 100_000);
+        uint256 promised;
+        uint256 earned;
+        for (uint32 i = 0; i < 10; ++i) {
+            if (dice[i] % 2 == 0) {
+                uint128 amount = uint128((dice[i] >> 8) % 9_000);
+                uint256 had = promised > earned ? promised : earned;
+                if (amount <= had) continue;
+                vm.assertEq(redeem(node, amount), amount - had);
+                promised = amount;
+            } else {
+                uint256 score = (dice[i] >> 8) % 5;
+                work(i, node, score);
+                close(i);
+                pay(i, node);
+                earned += score * PRICE;
+            }
+            vm.assertEq(token.balanceOf(node), promised > earned ? promised : earned);
+            vm.assertEq(token.balanceOf(node), account().paid);
+            vm.assertEq(ledger.getJob(job).free, ESCROW - token.balanceOf(node));
+        }
+    }
+}

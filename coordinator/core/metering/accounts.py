@@ -1,0 +1,77 @@
+"""What a job owes its nodes: for certain, at most, and by the vouchers they hold."""
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from coordinator.core.job import Account, Job, Metering, Round, Work
+from hypergpu.ids import NodeId
+from hypergpu.ledger import pay
+from hypergpu.ledger.voucher import next_amount
+from hypergpu.units import BasisPoints, Samples, Wei
+
+
+def account_of(metering: Metering, node: NodeId) -> Account:
+    """A node's account; an empty one before its first receipt."""
+    return metering.accounts.get(node, Account())
+
+
+def vouched(job: Job, nodes: tuple[NodeId, ...]) -> Job:
+    """Raise what vouchers say of these nodes to what they have earned by now."""
+    metering, rule = job.metering, job.spec.pay
+    if not rule.unit_price:
+        return job
+    raised: dict[NodeId, Account] = {}
+    for node in nodes:
+        account = account_of(metering, node)
+        advanced = sum(
+            pay.guaranteed(Wei(rule.unit_price), samples, BasisPoints(rule.guaranteed_bps))
+            for samples in _unmeasured(job, node)
+        )
+        amount = next_amount(account.vouched, earned(job, node), Wei(advanced))
+        if amount != account.vouched:
+            raised[node] = replace(account, vouched=amount)
+    if not raised:
+        return job
+    return replace(job, metering=replace(metering, accounts={**metering.accounts, **raised}))
+
+
+def owed_at_most(job: Job) -> Wei:
+    """What the job comes to if all that is not measured yet is of full quality."""
+    metering, price = job.metering, Wei(job.spec.pay.unit_price)
+    nodes = {*metering.accounts, *(job.round.participants if job.round else ())}
+    nodes.update(node for waiting in metering.unmeasured for node in waiting.due)
+    total = 0
+    for node in nodes:
+        account = account_of(metering, node)
+        score = sum(epoch.scores.get(node, 0) for epoch in metering.epochs)
+        most = account.earned + -(-price * score // pay.PRICED_SCORE)
+        most += sum(pay.cost_at_most(price, samples) for samples in _unmeasured(job, node))
+        total += max(most, account.vouched)
+    return Wei(total)
+
+
+def earned(job: Job, node: NodeId) -> Wei:
+    """What a node's receipts are worth for certain: of open epochs the least."""
+    price = Wei(job.spec.pay.unit_price)
+    scores = (epoch.scores.get(node, 0) for epoch in job.metering.epochs)
+    return Wei(
+        account_of(job.metering, node).earned
+        + sum(pay.earned_at_least(price, score) for score in scores)
+    )
+
+
+def _unmeasured(job: Job, node: NodeId) -> Iterator[Samples]:
+    """Samples of each accepted update of the node that has no receipt yet."""
+    for waiting in job.metering.unmeasured:
+        if (due := waiting.due.get(node)) is not None:
+            yield due.contribution.samples
+    if job.round is not None and (samples := _received(job.round, node)) is not None:
+        yield samples
+
+
+def _received(round_: Round, node: NodeId) -> Samples | None:
+    participant = round_.participants.get(node)
+    if participant is None or participant.work is not Work.RECEIVED or not participant.update:
+        return None
+    return participant.update.samples

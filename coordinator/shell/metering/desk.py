@@ -1,0 +1,126 @@
+"""The coordinator's own key, and what is said with it: whose jobs these are, and what they owe."""
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from coordinator.core.events import EpochEnded, MeasuredUpdate, RoundMetered
+from coordinator.core.job import Job
+from coordinator.core.metering.accounts import account_of
+from coordinator.shell.journal.ledger.records import Earnings, EpochEnd, ReceiptRecord
+from hypergpu.ids import Address, JobId, Keccak, NodeId
+from hypergpu.ledger.receipt import SignedReceipt, leaf
+from hypergpu.ledger.terms import Terms, separator_of, terms_of
+from hypergpu.ledger.typed import Domain, Receipt, Voucher, keccak_of, sign, struct_hash
+from hypergpu.ledger.voucher import SignedVoucher
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.signature import IdentityKey
+
+KEY_FILE = "coordinator.key"
+
+
+class LedgerDesk:
+    """Signs receipts and vouchers. Its secret never leaves it."""
+
+    def __init__(self, key: IdentityKey, domain: Domain = Domain()) -> None:  # noqa: B008 frozen
+        """Sign with a key for a ledger; without a chain for none."""
+        self._key = key
+        self.domain = domain
+        """Of the jobs that are created from now on."""
+
+    @property
+    def address(self) -> Address:
+        """Of the key: owner of the jobs that this coordinator creates."""
+        return Address(self._key.node_id)
+
+    def terms(self, job_id: JobId) -> Terms:
+        """For whom and where the work of a new job counts."""
+        return terms_of(self.address, job_id, self.domain)
+
+    def countersigned(
+        self, earned: Sequence[tuple[Terms, JobId, RoundMetered | EpochEnded]]
+    ) -> Earnings:
+        """Receipts of measured rounds, and the ends of epochs. About 0.1 ms a receipt.
+
+        Raises:
+            ValueError: a number does not fit its field in a receipt.
+        """
+        receipts: list[ReceiptRecord] = []
+        ends: list[EpochEnd] = []
+        for terms, job_id, record in earned:
+            if isinstance(record, EpochEnded):
+                ends.append(EpochEnd(job_id, record.epoch, record.is_last))
+                continue
+            separator = separator_of(terms.domain)
+            for update in record.updates:
+                signed = self._receipt(separator, update)
+                receipts.append(ReceiptRecord(job_id, signed, leaf(signed.receipt)))
+        return Earnings(tuple(receipts), tuple(ends))
+
+    def _receipt(self, separator: bytes, update: MeasuredUpdate) -> SignedReceipt:
+        due = update.due.contribution
+        receipt = Receipt(
+            job=due.job,
+            epoch=due.epoch,
+            round=due.round,
+            node=due.node,
+            sequence=update.sequence,
+            contribution=Keccak(struct_hash(due).hex()),
+            samples=due.samples,
+            quality_bps=update.quality_bps,
+            evaluator=keccak_of(update.evaluator),
+        )
+        return SignedReceipt(
+            receipt=receipt,
+            signature=sign(self._key, separator, receipt),
+            contribution=due,
+            contribution_signature=update.due.signature,
+        )
+
+    def voucher(self, job: Job, node: NodeId) -> SignedVoucher | None:
+        """What a node has earned in a job by now; None where nothing is paid."""
+        if job.terms is None or not job.spec.pay.unit_price:
+            return None
+        account = account_of(job.metering, node)
+        voucher = Voucher(
+            job=job.terms.job, node=node, sequence=account.receipts, amount=account.vouched
+        )
+        return SignedVoucher(voucher, sign(self._key, separator_of(job.terms.domain), voucher))
+
+
+def coordinator_key(folder: Path) -> IdentityKey:
+    """The key in a folder, made on the first start, readable by its owner alone. Blocks.
+
+    Raises:
+        RefusalError: FILE_UNUSABLE, it is damaged, others can read it, or it cannot be written.
+    """
+    path = folder / KEY_FILE
+    try:
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _write_new(path, IdentityKey.generate().secret.hex() + "\n")
+        mode, text = stat.S_IMODE(path.stat().st_mode), path.read_text("ascii")
+    except (OSError, UnicodeDecodeError) as broken:
+        detail = f"the coordinator's key {path} cannot be used: {broken}"
+        raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
+    if mode & 0o077:
+        detail = f"others can read the coordinator's key {path} (mode {mode:o}): chmod 600 {path}"
+        raise RefusalError(Reason.FILE_UNUSABLE, detail)
+    try:
+        return IdentityKey(bytes.fromhex(text.strip()))
+    except ValueError:
+        # Not the cause's own words: they may quote the secret.
+        detail = f"the coordinator's key {path} is damaged: restore it from its copy"
+        raise RefusalError(Reason.FILE_UNUSABLE, detail) from None
+
+
+def _write_new(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.new")
+    beside.unlink(missing_ok=True)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)

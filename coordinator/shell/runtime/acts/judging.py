@@ -1,0 +1,76 @@
+"""`JudgeUpdates`: the evaluator measures single updates of a round on held-out data."""
+
+import asyncio
+
+import structlog
+
+from coordinator.core.commands import JudgeUpdates
+from coordinator.core.events import UpdatesJudged
+from coordinator.shell.evaluator import messages
+from coordinator.shell.failpoints import failpoint
+from coordinator.shell.runtime.acts.preparation import data_dir, told
+from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.room import Room
+from hypergpu.refusal import RefusalError
+from hypergpu.units import Milliseconds
+
+log = structlog.get_logger()
+
+_SAMPLES_MOST = 1_024
+"""Enough to tell a useful update from a useless one, and cheap enough to do so each round."""
+
+
+async def judge(parts: Parts, room: Room, command: JudgeUpdates) -> None:
+    """Answer the command with `UpdatesJudged`, also when nothing can be measured."""
+    try:
+        event = await _measured(parts, room, command)
+    except RefusalError as refused:
+        log.warning("updates were not judged", job_id=room.job.job_id, reason=str(refused))
+        event = _unknown(command, told(refused))
+    failpoint("judge.done")
+    reason = await parts.driver.insist(room.job.job_id, event)
+    if reason:
+        log.info("a judgement came too late", job_id=room.job.job_id, reason=reason)
+
+
+async def _measured(parts: Parts, room: Room, command: JudgeUpdates) -> UpdatesJudged:
+    if room.layout is None:
+        return _unknown(command, "the model's layout is lost")
+    blobs = (command.base, command.made, *(update.blob for update in command.updates))
+    base, made, *paths = await asyncio.to_thread(
+        lambda: [parts.blobs.path(blob.digest) for blob in blobs]
+    )
+    found = await parts.evaluator.judge(
+        messages.JudgeUpdates(
+            workload=command.spec.workload,
+            options=command.spec.options,
+            data_dir=await data_dir(parts, command.manifest),
+            layout_digest=room.layout.digest,
+            base_path=str(base),
+            base_digest=command.base.digest,
+            made_path=str(made),
+            made_digest=command.made.digest,
+            updates=tuple(
+                messages.UpdateFile(str(path), update.scheme)
+                for path, update in zip(paths, command.updates, strict=True)
+            ),
+            samples_most=_SAMPLES_MOST,
+        )
+    )
+    losses = {
+        update.node: loss
+        for update, loss in zip(command.updates, found.losses, strict=True)
+        if loss is not None
+    }
+    return UpdatesJudged(
+        at_ms=Milliseconds(0),
+        round=command.round,
+        base_loss=found.base_loss,
+        made_loss=found.made_loss,
+        losses=losses,
+        reason="" if found.base_loss is not None else "the loss of the round's base is not finite",
+    )
+
+
+def _unknown(command: JudgeUpdates, reason: str) -> UpdatesJudged:
+    return UpdatesJudged(at_ms=Milliseconds(0), round=command.round, reason=reason)

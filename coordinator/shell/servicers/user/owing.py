@@ -1,0 +1,63 @@
+"""`GetLedger` and `ListReceipts`: what a job owes its nodes, and what proves it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from coordinator.core.metering.accounts import account_of, earned
+from coordinator.shell.journal.ledger.records import ReceiptRecord
+from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.room import Room
+from hypergpu.ids import NodeId
+from hypergpu.ledger.pay import score
+from hypergpu.ledger.terms import Terms
+from hypergpu.v1 import job_pb2
+from hypergpu.wire.ledger import receipt_message, terms_message
+
+_IN_A_MESSAGE = 500
+
+
+async def accounts(parts: Parts, room: Room) -> job_pb2.GetLedgerResponse:
+    """The job's accounts, as far as its receipts are made."""
+    job = room.job
+    kept = await asyncio.to_thread(parts.journal.receipts, job.job_id)
+    answer = job_pb2.GetLedgerResponse(
+        terms=terms_message(job.terms or Terms(), 0),
+        unit_price=str(job.spec.pay.unit_price),
+        escrow=str((job.next_spec or job.spec).escrow),
+        spent=str(job.metering.spent),
+        is_over=job.metering.is_over,
+        unmeasured_rounds=len(job.metering.unmeasured),
+    )
+    by_node: dict[NodeId, list[ReceiptRecord]] = {node: [] for node in job.members}
+    for record in kept:
+        by_node.setdefault(record.signed.receipt.node, []).append(record)
+    for node, own in by_node.items():
+        receipts = [record.signed.receipt for record in own]
+        answer.nodes.add(
+            node_id=node,
+            name=parts.roster.name_of(node),
+            receipts=len(receipts),
+            samples=sum(receipt.samples for receipt in receipts),
+            score=str(sum(score(each.samples, each.quality_bps) for each in receipts)),
+            earned=str(earned(job, node)),
+            vouched=str(account_of(job.metering, node).vouched),
+        )
+    return answer
+
+
+async def receipts(parts: Parts, room: Room) -> AsyncIterator[job_pb2.ListReceiptsResponse]:
+    """Every receipt of a job."""
+    kept = await asyncio.to_thread(parts.journal.receipts, room.job.job_id)
+    start = 0
+    while start < len(kept):
+        node = kept[start].signed.receipt.node
+        end = start
+        while (
+            end < len(kept)
+            and end - start < _IN_A_MESSAGE
+            and kept[end].signed.receipt.node == node
+        ):
+            end += 1
+        page = [receipt_message(record.signed) for record in kept[start:end]]
+        yield job_pb2.ListReceiptsResponse(node_id=node, receipts=page)
+        start = end

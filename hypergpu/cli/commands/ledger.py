@@ -1,0 +1,82 @@
+"""`hypergpu ledger ...`."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hypergpu.cli.commands.app import group
+from hypergpu.cli.commands.options import Address, AsJson, JobName, TokenFile
+
+if TYPE_CHECKING:
+    from hypergpu.cli.remote.calls import Coordinator
+
+app = group("See what jobs owe their nodes, and check it.")
+Decimals = Annotated[
+    int,
+    typer.Option("--decimals", min=0, max=36, help="Of the token: amounts are shown with them."),
+]
+
+
+def _found(coordinator: "Coordinator", job: str | None) -> str:
+    from hypergpu.cli.remote.naming import job_named
+
+    return job_named(coordinator.jobs(), job)
+
+
+@app.command()
+def show(
+    job: JobName = None,
+    *,
+    decimals: Decimals = 6,
+    as_json: AsJson = False,
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Show what a job owes each node: contributions, quality, earned, vouched for."""
+    from hypergpu.cli.ledger.account import COLUMNS, ledger_lines, ledger_view, rows
+    from hypergpu.cli.output import say, say_json, say_table
+    from hypergpu.cli.remote.calls import connect
+
+    with connect(address, token_file) as coordinator:
+        job_id = _found(coordinator, job)
+        view = ledger_view(job_id, coordinator.ledger(job_id))
+    if as_json:
+        say_json(view)
+        return
+    for line in ledger_lines(view, decimals):
+        say(line)
+    say()
+    say_table(COLUMNS, rows(view.nodes, decimals), empty="nobody has worked for it yet")
+
+
+@app.command()
+def verify(
+    job: JobName = None,
+    *,
+    as_json: AsJson = False,
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Check every receipt of a job, both signatures of each, and that the accounts follow."""
+    from hypergpu.cli.ledger.account import ledger_view
+    from hypergpu.cli.ledger.verifying import received, verified
+    from hypergpu.cli.output import say, say_json
+    from hypergpu.cli.remote.calls import connect
+    from hypergpu.refusal import Reason, RefusalError
+    from hypergpu.wire.ledger import terms_value
+
+    with connect(address, token_file) as coordinator:
+        job_id = _found(coordinator, job)
+        answer = coordinator.ledger(job_id)
+        receipts = received(coordinator.receipts(job_id))
+    found = verified(ledger_view(job_id, answer), terms_value(answer.terms), receipts)
+    if as_json:
+        say_json(found)
+    else:
+        for fault in found.faults:
+            say(fault)
+        if found.is_sound:
+            say(f"{found.receipts} receipts of {found.nodes} nodes are sound, and so is the pay")
+    if not found.is_sound:
+        detail = f"{job_id}: {len(found.faults)} things are wrong with its receipts"
+        raise RefusalError(Reason.SIGNATURE_INVALID, detail, fix="show them to its nodes")

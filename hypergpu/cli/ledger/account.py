@@ -1,0 +1,124 @@
+"""A job's accounts as plain data: the schema of `ledger show --json`, and the table of it."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from hypergpu.cli.output import Column
+from hypergpu.ids import Address, NodeId
+from hypergpu.v1 import job_pb2
+from hypergpu.wire.ledger import terms_value
+
+COLUMNS = (
+    Column("node"),
+    Column("name"),
+    Column("contributions", is_number=True),
+    Column("samples", is_number=True),
+    Column("quality", is_number=True),
+    Column("earned", is_number=True),
+    Column("voucher", is_number=True),
+)
+
+
+class NodeAccountView(msgspec.Struct, frozen=True):
+    """What a job owes one node. Amounts are whole units, as text: they may be long."""
+
+    id: NodeId
+    name: str
+    contributions: int
+    samples: int
+    quality_bps: int
+    """Mean over the samples."""
+    earned: str
+    vouched: str
+
+
+class LedgerView(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/ledger/1"):
+    """What a job owes."""
+
+    job: str
+    key: str
+    coordinator: Address
+    chain_id: int
+    contract: Address
+    unit_price: str
+    escrow: str
+    spent: str
+    is_over: bool
+    unmeasured_rounds: int
+    nodes: list[NodeAccountView]
+
+
+def ledger_view(job_id: str, answer: job_pb2.GetLedgerResponse) -> LedgerView:
+    """A coordinator's answer as plain data.
+
+    Raises:
+        RefusalError: REQUEST_INVALID, its terms are malformed.
+    """
+    terms = terms_value(answer.terms)
+    return LedgerView(
+        job=job_id,
+        key=terms.job,
+        coordinator=terms.coordinator,
+        chain_id=terms.domain.chain_id,
+        contract=terms.domain.contract,
+        unit_price=answer.unit_price,
+        escrow=answer.escrow,
+        spent=answer.spent,
+        is_over=answer.is_over,
+        unmeasured_rounds=answer.unmeasured_rounds,
+        nodes=[_node_view(node) for node in answer.nodes],
+    )
+
+
+def _node_view(node: job_pb2.LedgerNode) -> NodeAccountView:
+    return NodeAccountView(
+        id=NodeId(node.node_id),
+        name=node.name,
+        contributions=node.receipts,
+        samples=node.samples,
+        quality_bps=int(node.score) // node.samples if node.samples else 0,
+        earned=node.earned,
+        vouched=node.vouched,
+    )
+
+
+def ledger_lines(view: LedgerView, decimals: int) -> list[str]:
+    """The sums, in words."""
+    terms = "no chain" if not view.chain_id else f"chain {view.chain_id}, {view.contract}"
+    lines = [f"job          {view.job}, signed for by {view.coordinator} ({terms})"]
+    if view.unit_price != "0":
+        lines += [
+            f"unit price   {shown(view.unit_price, decimals)} for a score of 1,000,000",
+            f"escrow       {shown(view.escrow, decimals)}",
+            f"spent        {shown(view.spent, decimals)} by epochs that are over",
+        ]
+    else:
+        lines.append("pay          none: receipts alone")
+    if view.unmeasured_rounds:
+        lines.append(f"unmeasured   {view.unmeasured_rounds} rounds")
+    return lines
+
+
+def rows(nodes: Sequence[NodeAccountView], decimals: int) -> list[list[str]]:
+    """The table of `COLUMNS`."""
+    return [
+        [
+            node.id[:10],
+            node.name,
+            str(node.contributions),
+            str(node.samples),
+            f"{node.quality_bps / 100:.1f}%",
+            shown(node.earned, decimals),
+            shown(node.vouched, decimals),
+        ]
+        for node in nodes
+    ]
+
+
+def shown(amount: str, decimals: int) -> str:
+    """A whole number of the smallest unit with its decimals: ``1500000 (1.500000)``."""
+    if not decimals:
+        return amount
+    digits = amount.rjust(decimals + 1, "0")
+    return f"{amount} ({digits[:-decimals]}.{digits[-decimals:]})"

@@ -1,0 +1,91 @@
+"""Checks a job's accounts from its receipts alone: whoever has them needs to trust nobody."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from hypergpu.cli.ledger.account import LedgerView
+from hypergpu.ids import JobId, NodeId
+from hypergpu.ledger.pay import PRICED_SCORE, score
+from hypergpu.ledger.receipt import ReceiptCheck, SignedReceipt, Signers
+from hypergpu.ledger.terms import Terms
+from hypergpu.v1 import job_pb2
+from hypergpu.wire.ledger import receipt_value
+
+_FAULTS_SHOWN = 20
+
+
+class Verification(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/verified/1"):
+    """What was found."""
+
+    job: str
+    receipts: int
+    nodes: int
+    is_sound: bool
+    faults: list[str]
+
+
+def received(pages: Iterable[job_pb2.ListReceiptsResponse]) -> list[SignedReceipt]:
+    """Receipts off the wire.
+
+    Raises:
+        RefusalError: REQUEST_INVALID, one is malformed.
+    """
+    return [
+        receipt_value(message, NodeId(page.node_id)) for page in pages for message in page.receipts
+    ]
+
+
+def verified(view: LedgerView, terms: Terms, receipts: Sequence[SignedReceipt]) -> Verification:
+    """Recompute everything that the coordinator says of a job."""
+    faults = [*_receipt_faults(view, terms, receipts), *_account_faults(view, receipts)]
+    return Verification(
+        job=view.job,
+        receipts=len(receipts),
+        nodes=len({signed.receipt.node for signed in receipts}),
+        is_sound=not faults,
+        faults=faults[:_FAULTS_SHOWN],
+    )
+
+
+def _receipt_faults(
+    view: LedgerView, terms: Terms, receipts: Sequence[SignedReceipt]
+) -> Iterable[str]:
+    if not terms.is_of(JobId(view.job)):
+        yield f"the key {terms.job} is not that of {view.job} and {terms.coordinator}"
+    signers = Signers(coordinator=terms.coordinator, domain=terms.domain, made_in=terms.domain)
+    check = ReceiptCheck(signers)
+    following: dict[NodeId, int] = {}
+    leases: set[tuple[NodeId, int]] = set()
+    for signed in receipts:
+        receipt = signed.receipt
+        name = f"receipt {receipt.sequence} of {receipt.node}"
+        if receipt.job != terms.job:
+            yield f"{name}: it is for another job"
+        if receipt.sequence != following.get(receipt.node, 0):
+            yield f"{name}: number {following.get(receipt.node, 0)} is missing or said twice"
+        following[receipt.node] = receipt.sequence + 1
+        lease = (receipt.node, signed.contribution.lease)
+        if lease in leases:
+            yield f"{name}: the work under lease {lease[1]} has a receipt already"
+        leases.add(lease)
+        if fault := check.fault(signed):
+            yield f"{name}: {fault}"
+
+
+def _account_faults(view: LedgerView, receipts: Sequence[SignedReceipt]) -> Iterable[str]:
+    """What the coordinator says that it owes, beside what its receipts add up to."""
+    price = int(view.unit_price)
+    for node in view.nodes:
+        own = [signed.receipt for signed in receipts if signed.receipt.node == node.id]
+        if len(own) != node.contributions:
+            yield f"{node.id}: {node.contributions} receipts are told, {len(own)} there"
+        total = sum(score(each.samples, each.quality_bps) for each in own)
+        most = -(-price * total // PRICED_SCORE)
+        epochs = len({each.epoch for each in own})
+        if not most - 2 * (epochs + 1) <= int(node.earned) <= most:
+            yield f"{node.id}: it earned {node.earned} by the coordinator, {most} by its receipts"
+        if int(node.vouched) < int(node.earned) and view.is_over:
+            yield f"{node.id}: its voucher of {node.vouched} is less than the {node.earned} earned"
+    if sum(int(node.earned) for node in view.nodes) > int(view.escrow):
+        yield f"more is earned than the escrow of {view.escrow}"

@@ -1,0 +1,251 @@
+"""Receipts and pay of a job, step by step."""
+
+from msgspec.structs import replace
+
+from coordinator.core import events
+from coordinator.core.commands import Command, JudgeUpdates, RecordPay
+from coordinator.core.events import EpochEnded, Event, RoundMetered
+from coordinator.core.job import Job, Phase, Update
+from coordinator.core.metering.accounts import account_of, owed_at_most
+from coordinator.core.round.outstanding import outstanding
+from coordinator.core.transition import refusal, transition
+from hypergpu.ids import Address, JobId, NodeId
+from hypergpu.ledger.terms import terms_of
+from hypergpu.ledger.typed import Domain
+from hypergpu.spec import JobSpec, Pay
+from tests.unit.job_states import ALICE, BOB, SPEC, after, at, evaluation_ready, model, update
+
+JOB = JobId("job-1")
+TERMS = terms_of(Address("0x" + "c0" * 20), JOB, Domain())
+FREE = replace(SPEC, pay=Pay(rounds_per_epoch=2))
+PAID = replace(SPEC, pay=Pay(unit_price=1_000, rounds_per_epoch=2, judged=0))
+"""A round is 8 samples of each of two nodes: it costs 160 at most, and the job 480."""
+JUDGED = replace(PAID, pay=replace(PAID.pay, judged=1))
+
+
+def opened(spec: JobSpec) -> Job:
+    """Round 0 with Alice under lease 1 and Bob under lease 2."""
+    created = events.JobCreated(at_ms=at(0), job_id=JOB, spec=spec, terms=TERMS)
+    return after(
+        None,
+        created,
+        events.ModelInitialised(at_ms=at(10), model=model(0), partition_sizes=()),
+    )
+
+
+def training(spec: JobSpec) -> Job:
+    job = after(
+        None,
+        events.JobCreated(at_ms=at(0), job_id=JOB, spec=spec, terms=TERMS),
+        events.ModelInitialised(
+            at_ms=at(10), model=model(0), partition_sizes=(SPEC.stated_samples,)
+        ),
+    )
+    return after(
+        job,
+        events.NodeJoined(at_ms=at(20), node=ALICE),
+        events.NodeJoined(at_ms=at(30), node=BOB),
+    )
+
+
+def signed(node: NodeId, round_: int) -> Update:
+    """An update with its sender's word, and its nonce."""
+    return replace(update(f"update-{node}-{round_}"), nonce=round_ + 1, signature=node.encode())
+
+
+def sent(job: Job, node: NodeId) -> Event:
+    """The update that a participant owes."""
+    assert job.round is not None
+    number, lease = job.round.number, job.round.participants[node].lease
+    return events.UpdateReceived(
+        at_ms=at(50), node=node, round=number, lease=lease, update=signed(node, number)
+    )
+
+
+def folded(number: int, **agreements: float) -> Event:
+    """A round's fold, with how far each node's update agrees with the others."""
+    named = {NodeId(name): cosine for name, cosine in agreements.items()}
+    return events.AggregateReady(
+        at_ms=at(60), round=number, model=model(number + 1), agreements=named
+    )
+
+
+def with_both(job: Job) -> Job:
+    """Both updates of the open round are in."""
+    job = after(job, sent(job, ALICE))
+    return after(job, sent(job, BOB))
+
+
+def pay_of(commands: tuple[Command, ...]) -> list[RoundMetered | EpochEnded]:
+    return [command.record for command in commands if isinstance(command, RecordPay)]
+
+
+def test_a_folded_round_gives_each_update_the_next_receipt_of_its_node() -> None:
+    job = with_both(training(FREE))
+    step = transition(job, folded(0, alice=0.5, bob=0.5))
+    (record,) = pay_of(step.commands)
+    assert isinstance(record, RoundMetered)
+    assert [each.due.contribution.node for each in record.updates] == [ALICE, BOB]
+    assert [each.sequence for each in record.updates] == [0, 0]
+    assert [each.quality_bps for each in record.updates] == [10_000, 10_000]
+    first = record.updates[0].due
+    assert first.signature == b"alice"
+    assert (first.contribution.lease, first.contribution.nonce) == (1, 1)
+    assert (first.contribution.model, first.contribution.update) == ("model-0", "update-alice-0")
+    assert (first.contribution.samples, first.contribution.inner_steps) == (8, 2)
+
+    again = transition(with_both(step.job), folded(1, alice=0.5, bob=0.1))
+    later = pay_of(again.commands)[0]
+    assert isinstance(later, RoundMetered)
+    assert [each.sequence for each in later.updates] == [1, 1]
+    assert later.updates[1].quality_bps < later.updates[0].quality_bps
+
+
+def test_an_update_that_was_unreadable_has_no_receipt() -> None:
+    job = with_both(training(FREE))
+    ready = replace(folded(0, alice=0.5), refused=((BOB, "damaged"),))
+    (record,) = pay_of(transition(job, ready).commands)
+    assert isinstance(record, RoundMetered)
+    assert [each.due.contribution.node for each in record.updates] == [ALICE]
+
+
+def test_an_epoch_is_over_when_the_job_has_left_it() -> None:
+    job = after(with_both(training(PAID)), folded(0, alice=0.5, bob=0.5))
+    step = transition(with_both(job), folded(1, alice=0.5, bob=0.5))
+    metered, ended = pay_of(step.commands)
+    assert isinstance(metered, RoundMetered)
+    assert isinstance(ended, EpochEnded)
+    assert (ended.epoch, ended.is_last) == (0, False)
+    assert ended.scores == {ALICE: 160_000, BOB: 160_000}
+    assert (ended.pool, ended.rewards) == (320, {ALICE: 160, BOB: 160})
+    assert step.job.metering.spent == 320
+    assert account_of(step.job.metering, ALICE).vouched == 160
+
+
+def test_the_end_of_a_job_ends_its_last_epoch() -> None:
+    job = after(with_both(training(PAID)), folded(0), *())
+    job = after(with_both(job), folded(1))
+    step = transition(with_both(job), folded(2))
+    assert step.job.phase is Phase.FINISHING
+    _, ended = pay_of(step.commands)
+    assert isinstance(ended, EpochEnded)
+    assert (ended.epoch, ended.is_last) == (1, True)
+    assert step.job.metering.is_over
+    assert step.job.metering.spent == PAID.escrow
+    done = after(step.job, evaluation_ready(2), evaluation_ready(3))
+    assert done.metering == step.job.metering
+
+
+def test_what_a_stopped_job_accepted_and_never_folds_is_owed_a_receipt_too() -> None:
+    job = training(PAID)
+    job = after(job, sent(job, ALICE))
+    metered, ended = pay_of(transition(job, events.JobStopped(at_ms=at(70))).commands)
+    assert isinstance(metered, RoundMetered)
+    assert [each.due.contribution.node for each in metered.updates] == [ALICE]
+    assert metered.updates[0].evaluator == "quality/1 unmeasured"
+    assert isinstance(ended, EpochEnded)
+    assert (ended.is_last, ended.rewards) == (True, {ALICE: 80})
+
+
+def test_a_job_stopped_before_any_work_ends_an_empty_epoch() -> None:
+    (ended,) = pay_of(transition(opened(PAID), events.JobStopped(at_ms=at(70))).commands)
+    assert isinstance(ended, EpochEnded)
+    assert (ended.epoch, ended.is_last, ended.rewards) == (0, True, {})
+
+
+def test_the_guaranteed_part_is_vouched_for_as_soon_as_an_update_is_in() -> None:
+    job = training(PAID)
+    job = after(job, sent(job, ALICE))
+    assert account_of(job.metering, ALICE).vouched == 8
+    assert account_of(job.metering, BOB).vouched == 0
+
+
+def test_a_voucher_stands_still_where_the_quality_was_below_what_was_guaranteed() -> None:
+    job = after(with_both(training(PAID)), folded(0, alice=0.0, bob=0.5))
+    assert account_of(job.metering, ALICE).vouched == 8
+    assert account_of(job.metering, ALICE).receipts == 1
+    job = after(job, sent(job, ALICE))
+    assert account_of(job.metering, ALICE).vouched == 8
+
+
+def test_the_next_round_does_not_wait_for_a_judge() -> None:
+    step = transition(with_both(training(JUDGED)), folded(0, alice=0.5, bob=0.5))
+    assert step.job.phase is Phase.TRAINING
+    assert pay_of(step.commands) == []
+    (judge,) = [each for each in step.commands if isinstance(each, JudgeUpdates)]
+    assert (judge.base, judge.made) == (model(0).blob, model(1).blob)
+    assert len(judge.updates) == 1
+    assert judge in outstanding(step.job)
+
+
+def test_judged_updates_have_their_receipts_once_the_judge_has_answered() -> None:
+    step = transition(with_both(training(JUDGED)), folded(0, alice=0.5, bob=0.5))
+    (judge,) = [each for each in step.commands if isinstance(each, JudgeUpdates)]
+    node = judge.updates[0].node
+    answer = events.UpdatesJudged(
+        at_ms=at(80), round=0, base_loss=1.0, made_loss=0.8, losses={node: 1.2}
+    )
+    found = transition(step.job, answer)
+    (record,) = pay_of(found.commands)
+    assert isinstance(record, RoundMetered)
+    quality = {each.due.contribution.node: each for each in record.updates}
+    assert quality[node].evaluator == "quality/1 agreement+held-out"
+    assert quality[node].quality_bps == 5_000
+    other = BOB if node == ALICE else ALICE
+    assert (quality[other].quality_bps, quality[other].evaluator) == (10_000, "quality/1 agreement")
+    assert outstanding(found.job) == outstanding(after(found.job))
+    assert refusal(found.job, answer) == "no updates of round 0 are to be judged"
+
+
+def test_a_judge_that_gives_up_leaves_what_else_is_known() -> None:
+    job = after(with_both(training(JUDGED)), folded(0, alice=0.5, bob=0.5))
+    gone = events.UpdatesJudged(at_ms=at(80), round=0, reason="the evaluator died")
+    (record,) = pay_of(transition(job, gone).commands)
+    assert isinstance(record, RoundMetered)
+    assert {each.evaluator for each in record.updates} == {"quality/1 agreement"}
+
+
+def test_a_judge_that_falls_behind_leaves_rounds_out_and_their_epoch_waits() -> None:
+    job = after(with_both(training(JUDGED)), folded(0, alice=0.5, bob=0.5))
+    job = after(with_both(job), folded(1, alice=0.5, bob=0.5))
+    step = transition(with_both(job), folded(2, alice=0.5, bob=0.5))
+    (record,) = pay_of(step.commands)
+    assert isinstance(record, RoundMetered)
+    assert record.round == 2
+    assert [waiting.number for waiting in step.job.metering.unmeasured] == [0, 1]
+
+    job = after(step.job, events.UpdatesJudged(at_ms=at(80), round=1, reason="gone"))
+    ends = transition(job, events.UpdatesJudged(at_ms=at(90), round=0, reason="gone"))
+    kinds = [(type(each).__name__, each.epoch) for each in pay_of(ends.commands)]
+    assert kinds == [("RoundMetered", 0), ("EpochEnded", 0), ("EpochEnded", 1)]
+    assert ends.job.metering.is_over
+
+
+def test_a_round_that_the_escrow_might_not_cover_is_not_opened() -> None:
+    spec = replace(PAID, pay=replace(PAID.pay, escrow=300))
+    job = after(with_both(training(spec)), folded(0, alice=0.5, bob=0.5))
+    assert job.phase is Phase.PAUSED
+    assert job.reason == (
+        "paused: the escrow of 300 does not cover the next round: up to 160 is owed and the round"
+        " may cost 160; raise it to 320 at least, hypergpu job set pay.escrow=320, and resume the"
+        " job"
+    )
+    raised = events.ParametersChanged(
+        at_ms=at(90), spec=replace(spec, pay=replace(spec.pay, escrow=320))
+    )
+    job = after(job, raised, events.JobResumed(at_ms=at(95)))
+    assert job.phase is Phase.TRAINING
+
+
+def test_an_escrow_is_not_taken_back_once_it_is_owed() -> None:
+    job = after(with_both(training(PAID)), folded(0, alice=0.5, bob=0.5))
+    assert owed_at_most(job) == 160
+    less = events.ParametersChanged(
+        at_ms=at(90), spec=replace(PAID, pay=replace(PAID.pay, escrow=159))
+    )
+    assert refusal(job, less) == "up to 160 is owed already: pay.escrow must be that at least"
+
+
+def test_a_job_that_an_older_version_created_has_no_receipts() -> None:
+    job = replace(training(FREE), terms=None)
+    assert pay_of(transition(with_both(job), folded(0)).commands) == []

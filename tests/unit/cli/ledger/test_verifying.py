@@ -1,0 +1,109 @@
+"""What is wrong with a job's accounts is found from its receipts alone."""
+
+import pytest
+from msgspec.structs import replace
+
+from hypergpu.cli.ledger.account import LedgerView, NodeAccountView, ledger_lines, rows, shown
+from hypergpu.cli.ledger.verifying import verified
+from hypergpu.ids import Address
+from hypergpu.ledger.receipt import SignedReceipt
+from tests.unit.node.test_wallet import COORDINATOR, JOB, NODE, STRANGER, TERMS, receipt
+
+RECEIPTS = [receipt(0), receipt(1), receipt(2)]
+ACCOUNT = NodeAccountView(
+    id=NODE.node_id,
+    name="home",
+    contributions=3,
+    samples=300,
+    quality_bps=9_000,
+    earned="2700",
+    vouched="2700",
+)
+"""A score of 2,700,000 at 1,000 each million."""
+VIEW = LedgerView(
+    job=JOB,
+    key=TERMS.job,
+    coordinator=TERMS.coordinator,
+    chain_id=TERMS.domain.chain_id,
+    contract=TERMS.domain.contract,
+    unit_price="1000",
+    escrow="3000",
+    spent="2700",
+    is_over=True,
+    unmeasured_rounds=0,
+    nodes=[ACCOUNT],
+)
+
+
+def faults(receipts: list[SignedReceipt], view: LedgerView = VIEW) -> list[str]:
+    found = verified(view, TERMS, receipts)
+    assert found.is_sound == (not found.faults)
+    return found.faults
+
+
+def test_sound_receipts_and_the_accounts_that_follow_from_them_are_sound() -> None:
+    found = verified(VIEW, TERMS, RECEIPTS)
+    assert (found.is_sound, found.receipts, found.nodes) == (True, 3, 1)
+
+
+def test_a_missing_receipt_is_found() -> None:
+    assert any("number 1 is missing" in fault for fault in faults([RECEIPTS[0], RECEIPTS[2]]))
+
+
+def test_a_receipt_said_twice_is_found() -> None:
+    told = faults([*RECEIPTS, RECEIPTS[2]])
+    assert any("said twice" in fault for fault in told)
+    assert any("has a receipt already" in fault for fault in told)
+
+
+def test_a_forged_signature_is_found() -> None:
+    forged = receipt(2, signer=STRANGER)
+    (fault,) = faults([*RECEIPTS[:2], forged])
+    assert fault.endswith(f"the coordinator {COORDINATOR.node_id} did not sign it")
+
+
+def test_a_quality_that_was_altered_is_found() -> None:
+    altered = replace(RECEIPTS[0], receipt=replace(RECEIPTS[0].receipt, quality_bps=10_000))
+    assert any("did not sign it" in fault for fault in faults([altered, *RECEIPTS[1:]]))
+
+
+@pytest.mark.parametrize("earned", ["2695", "2701"])
+def test_pay_that_does_not_follow_is_found(earned: str) -> None:
+    view = replace(VIEW, nodes=[replace(ACCOUNT, earned=earned, vouched=earned)])
+    (fault,) = faults(RECEIPTS, view)
+    assert f"it earned {earned} by the coordinator, 2700 by its receipts" in fault
+
+
+def test_a_voucher_below_what_was_earned_is_found_once_the_job_is_over() -> None:
+    view = replace(VIEW, nodes=[replace(ACCOUNT, vouched="2699")])
+    (fault,) = faults(RECEIPTS, view)
+    assert "its voucher of 2699 is less" in fault
+    assert faults(RECEIPTS, replace(view, is_over=False)) == []
+
+
+def test_more_pay_than_escrow_is_found() -> None:
+    assert any(
+        "more is earned than" in each for each in faults(RECEIPTS, replace(VIEW, escrow="9"))
+    )
+
+
+def test_terms_of_another_owner_are_found() -> None:
+    other = replace(TERMS, coordinator=Address(STRANGER.node_id))
+    assert any("is not that of" in fault for fault in verified(VIEW, other, RECEIPTS).faults)
+
+
+def test_amounts_are_whole_numbers_with_their_decimals_beside_them() -> None:
+    assert shown("1500000", 6) == "1500000 (1.500000)"
+    assert shown("7", 6) == "7 (0.000007)"
+    assert shown("7", 0) == "7"
+
+
+def test_the_table_tells_each_nodes_mean_quality_and_pay() -> None:
+    (row,) = rows(VIEW.nodes, 0)
+    assert row[1:] == ["home", "3", "300", "90.0%", "2700", "2700"]
+
+
+def test_a_job_that_pays_nothing_says_so() -> None:
+    lines = ledger_lines(replace(VIEW, unit_price="0", chain_id=0), 6)
+    assert lines[-1] == "pay          none: receipts alone"
+    assert "no chain" in lines[0]
