@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from coordinator.core.events import EpochEnded, MeasuredUpdate, RoundMetered
@@ -23,11 +23,11 @@ KEY_FILE = "coordinator.key"
 class LedgerDesk:
     """Signs receipts and vouchers. Its secret never leaves it."""
 
-    def __init__(self, key: IdentityKey, domain: Domain = Domain()) -> None:  # noqa: B008 frozen
-        """Sign with a key for a ledger; without a chain for none."""
+    def __init__(self, key: IdentityKey) -> None:
+        """Sign with a key; until it is told otherwise, for no chain."""
         self._key = key
-        self.domain = domain
-        """Of the jobs that are created from now on."""
+        self.domain_of: Callable[[], Domain] = Domain
+        """Which ledger the jobs are for that are created from now on."""
 
     @property
     def address(self) -> Address:
@@ -36,7 +36,7 @@ class LedgerDesk:
 
     def terms(self, job_id: JobId) -> Terms:
         """For whom and where the work of a new job counts."""
-        return terms_of(self.address, job_id, self.domain)
+        return terms_of(self.address, job_id, self.domain_of())
 
     def countersigned(
         self, earned: Sequence[tuple[Terms, JobId, RoundMetered | EpochEnded]]

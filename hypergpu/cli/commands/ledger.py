@@ -33,20 +33,16 @@ def show(
     token_file: TokenFile = None,
 ) -> None:
     """Show what a job owes each node: contributions, quality, earned, vouched for."""
-    from hypergpu.cli.ledger.account import COLUMNS, ledger_lines, ledger_view, rows
-    from hypergpu.cli.output import say, say_json, say_table
+    from hypergpu.cli.ledger.showing import ledger_of, say_ledger
+    from hypergpu.cli.output import say_json
     from hypergpu.cli.remote.calls import connect
 
     with connect(address, token_file) as coordinator:
-        job_id = _found(coordinator, job)
-        view = ledger_view(job_id, coordinator.ledger(job_id))
+        view = ledger_of(coordinator, _found(coordinator, job))
     if as_json:
         say_json(view)
-        return
-    for line in ledger_lines(view, decimals):
-        say(line)
-    say()
-    say_table(COLUMNS, rows(view.nodes, decimals), empty="nobody has worked for it yet")
+    else:
+        say_ledger(view, decimals)
 
 
 @app.command()
