@@ -5,7 +5,13 @@ from pathlib import Path
 
 from coincurve import PrivateKey
 
-from hypergpu.keys.keystore import CONTENT_BYTES_MAX, decrypted, encrypted, keystore_of
+from hypergpu.keys.keystore import (
+    CONTENT_BYTES_MAX,
+    address_of,
+    decrypted,
+    encrypted,
+    keystore_of,
+)
 from hypergpu.keys.passphrase import Passphrase, refuse_shared
 from hypergpu.refusal import Reason, RefusalError
 
@@ -48,6 +54,23 @@ def is_encrypted(path: Path) -> bool:
     except OSError as broken:
         what = f"the key {path} cannot be used: {broken.strerror}"
         raise RefusalError(Reason.FILE_UNUSABLE, what) from broken
+
+
+def stored_address(path: Path) -> str:
+    """Whose key a file holds, which it tells without its passphrase.
+
+    Raises:
+        RefusalError: FILE_UNUSABLE, it is not there, cannot be read or is damaged.
+    """
+    try:
+        content = _content(path)
+    except OSError as broken:
+        what = f"the key {path} cannot be used: {broken.strerror}"
+        raise RefusalError(Reason.FILE_UNUSABLE, what) from broken
+    plain = _plain_secret(content)
+    if plain is not None:
+        return address_of(plain)
+    return "0x" + keystore_of(content, source=str(path)).address
 
 
 def change_passphrase(path: Path, old: Passphrase, new: Passphrase) -> None:
