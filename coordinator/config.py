@@ -16,6 +16,10 @@ class Settings(BaseSettings):
 
     data_dir: Path = Path.home() / ".local" / "share" / "hypergpu" / "coordinator"
     """Journal, blobs, identity and tokens. One coordinator at a time uses it."""
+    passphrase_file: Path | None = None
+    """Holds the passphrase of the key that signs receipts; ``-``: ask on the terminal. Without one
+    a passphrase is made and kept beside ``data_dir``.
+    """
     listen: str = "0.0.0.0"  # noqa: S104  nodes dial in from other machines
     """Address that both listeners bind."""
     port: int = Field(default=7700, ge=0, le=65535)

@@ -319,7 +319,7 @@ def _opened_parts(settings: Settings) -> Parts:
     space = Space(settings.data_dir, settings.disk_quota_bytes)
     blobs = DiskBlobs(settings.data_dir, space)
     clear_unfinished(settings.data_dir / DATASETS)
-    key = coordinator_key(settings.data_dir / "identity")
+    key = coordinator_key(settings.data_dir, settings.passphrase_file)
     ledger = LedgerDesk(key)
     driver, roster = Driver(journal, ledger.countersigned), Roster()
     return Parts(
