@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from hypergpu.cli.demo.settlement import settled
-from hypergpu.cli.ledger.showing import ledger_of
+from hypergpu.cli.ledger.showing import ledger_of, verification_of
 from hypergpu.spec import Evaluation, JobSpec, Pay, Training
 from tests.processes import Cluster
 
@@ -30,9 +30,13 @@ def test_what_a_job_earns_is_paid_to_the_last_unit(cluster: Cluster) -> None:
     with cluster.coordinator.client() as client:
         paid = settled(client, job_id)
         view = ledger_of(client, job_id)
+        found = verification_of(client, job_id)
     assert paid.receipts == 12
     assert paid.paid == paid.earned == int(view.spent) > 0
     assert view.chain_id == 31337
+    assert found.faults == []
+    assert found.batches is not None
+    assert found.batches >= 3
     assert all(node.paid == node.earned == node.vouched for node in view.nodes)
 
 

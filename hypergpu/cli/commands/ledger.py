@@ -49,30 +49,28 @@ def show(
 def verify(
     job: JobName = None,
     *,
+    chain_url: Annotated[
+        str, typer.Option("--chain-url", help="RPC of the chain; else what the coordinator uses.")
+    ] = "",
     as_json: AsJson = False,
     address: Address = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Check every receipt of a job, both signatures of each, and that the accounts follow."""
-    from hypergpu.cli.ledger.account import ledger_view
-    from hypergpu.cli.ledger.verifying import received, verified
+    """Check every receipt of a job, and that accounts and chain follow from them."""
+    from hypergpu.cli.ledger.showing import verification_of
+    from hypergpu.cli.ledger.verifying import verdict_lines
     from hypergpu.cli.output import say, say_json
     from hypergpu.cli.remote.calls import connect
     from hypergpu.refusal import Reason, RefusalError
-    from hypergpu.wire.ledger import terms_value
 
     with connect(address, token_file) as coordinator:
         job_id = _found(coordinator, job)
-        answer = coordinator.ledger(job_id)
-        receipts = received(coordinator.receipts(job_id))
-    found = verified(ledger_view(job_id, answer), terms_value(answer.terms), receipts)
+        found = verification_of(coordinator, job_id, chain_url)
     if as_json:
         say_json(found)
     else:
-        for fault in found.faults:
-            say(fault)
-        if found.is_sound:
-            say(f"{found.receipts} receipts of {found.nodes} nodes are sound, and so is the pay")
+        for line in verdict_lines(found):
+            say(line)
     if not found.is_sound:
-        detail = f"{job_id}: {len(found.faults)} things are wrong with its receipts"
+        detail = f"{job_id}: {len(found.faults)} things are wrong with its receipts or its pay"
         raise RefusalError(Reason.SIGNATURE_INVALID, detail, fix="show them to its nodes")

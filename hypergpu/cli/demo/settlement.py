@@ -5,13 +5,12 @@ import time
 from typing import NamedTuple
 
 from hypergpu.cli.ledger.account import LedgerView
-from hypergpu.cli.ledger.showing import ledger_of, say_ledger
-from hypergpu.cli.ledger.verifying import received, verified
+from hypergpu.cli.ledger.showing import ledger_of, say_ledger, verification_of
+from hypergpu.cli.ledger.verifying import verdict_lines
 from hypergpu.cli.output import say
 from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.sites import Sites
-from hypergpu.wire.ledger import terms_value
 
 _DECIMALS = 6
 _WITHIN_S = 75.0
@@ -60,12 +59,13 @@ def settled(coordinator: Coordinator, job_id: str) -> Settled:
     view = _waited(coordinator, job_id)
     say()
     say_ledger(view, _DECIMALS)
-    answer = coordinator.ledger(job_id)
-    found = verified(view, terms_value(answer.terms), received(coordinator.receipts(job_id)))
-    if not found.is_sound:
-        raise RefusalError(Reason.DEMO_MISSED, f"the receipts are not sound: {found.faults[0]}")
+    found = verification_of(coordinator, job_id)
     say()
-    say(f"verified   {found.receipts} receipts of {found.nodes} nodes are sound, and so is the pay")
+    say("$ hypergpu ledger verify")
+    for line in verdict_lines(found):
+        say(line)
+    if not found.is_sound:
+        raise RefusalError(Reason.DEMO_MISSED, f"the pay is not sound: {found.faults[0]}")
     earned = sum(int(node.earned) for node in view.nodes)
     paid = _paid(view)
     if view.chain is not None and paid != earned:

@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from hypergpu.chain.history import JobReader
 from hypergpu.chain.ledger import LedgerCalls
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.errors import RpcError, RpcRefusedError
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.ids import NodeId
+from hypergpu.ledger.audit.facts import JobFact
 from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.typed import address_bytes, word_bytes
 from hypergpu.refusal import Reason, RefusalError
@@ -28,6 +30,17 @@ def ledger_at(url: str) -> Iterator[EvmChain]:
         raise RefusalError(Reason.CHAIN_UNREACHABLE, f"{url}: {broken}") from broken
     finally:
         rpc.close()
+
+
+def job_fact(url: str, terms: Terms) -> JobFact:
+    """A job's whole history, off the chain.
+
+    Raises:
+        RefusalError: CHAIN_UNREACHABLE, the chain does not answer; JOB_UNKNOWN, its ledger does not
+            know the job.
+    """
+    with ledger_at(url) as chain:
+        return JobReader(chain, terms.domain).fact(terms.job)
 
 
 def paid_nodes(chain: EvmChain, terms: Terms, nodes: Sequence[NodeId]) -> dict[NodeId, int]:

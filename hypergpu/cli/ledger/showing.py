@@ -10,6 +10,7 @@ from hypergpu.cli.ledger.account import (
     transaction_rows,
     with_paid,
 )
+from hypergpu.cli.ledger.verifying import Verification, audited, received, verified
 from hypergpu.cli.output import note, say, say_table
 from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.refusal import RefusalError
@@ -31,6 +32,29 @@ def ledger_of(coordinator: Coordinator, job_id: str) -> LedgerView:
     except RefusalError as unreachable:
         note(f"what was paid is not known: {unreachable.detail}")
         return view
+
+
+def verification_of(coordinator: Coordinator, job_id: str, chain_url: str = "") -> Verification:
+    """What a job's receipts prove of what its coordinator says, and of what its chain does.
+
+    Args:
+        coordinator: Has the receipts.
+        job_id: Whose.
+        chain_url: RPC of the chain; empty: the one that the coordinator uses.
+
+    Raises:
+        RefusalError: CHAIN_UNREACHABLE, the chain does not answer.
+    """
+    answer = coordinator.ledger(job_id)
+    view, terms = ledger_view(job_id, answer), terms_value(answer.terms)
+    receipts = received(coordinator.receipts(job_id))
+    found = verified(view, terms, receipts)
+    url = chain_url or (view.chain.url if view.chain is not None else "")
+    if not url or not terms.domain.chain_id or view.unit_price == "0":
+        return found
+    from hypergpu.cli.ledger.reading import job_fact
+
+    return audited(found, job_fact(url, terms), receipts)
 
 
 def say_ledger(view: LedgerView, decimals: int) -> None:
