@@ -122,9 +122,12 @@ def _account_findings(
     if had < account.earned:
         what = f"{had} was paid or is pending, {account.earned} earned"
         yield Finding(Kind.PAY, what, node)
-    limit = max(account.earned + account.voided, promised.amount if promised else 0)
-    if had + account.voided > limit:
-        what = f"{had} was paid, which neither shares ({account.earned}) nor a voucher given allow"
+    ahead = had - account.earned
+    if ahead > 0 and not promised:
+        what = f"{ahead} was paid ahead of its shares, for a voucher that is not among those given"
+        yield Finding(Kind.OPEN, what, node)
+    elif promised and ahead > 0 and had > promised.amount:
+        what = f"{had} was paid, its shares are {account.earned}, its voucher {promised.amount}"
         yield Finding(Kind.PAY, what, node)
     if promised and promised.amount > had + account.voided:
         left = promised.amount - had - account.voided

@@ -116,7 +116,7 @@ CHEATS: dict[str, tuple[Callable[[JobFact], JobFact], Kind]] = {
     "earnings": (lambda fact: with_account(fact, earned=1), Kind.PAY),
     "a payment too many": (
         lambda fact: with_account(fact, paid=fact.accounts[0].paid + 1),
-        Kind.PAY,
+        Kind.ESCROW,
     ),
     "a payment too few": (lambda fact: with_account(fact, paid=1), Kind.PAY),
     "a total": (lambda fact: with_epoch(fact, total_score=1), Kind.SCORE),
@@ -177,6 +177,19 @@ def test_vouchers_are_held_against_receipts_and_pay() -> None:
     assert kinds(signed_voucher(earned + 1)) == {Kind.OPEN}
     assert kinds(signed_voucher(earned - 3)) == {Kind.VOUCHER}
     assert kinds(signed_voucher(earned, by=STRANGER)) == {Kind.VOUCHER}
+
+
+def test_pay_ahead_of_the_shares_is_held_against_the_voucher() -> None:
+    node, held = NODES[0].node_id, next(a for a in FACT.accounts if a.node == NODES[0].node_id)
+    ahead = replace(held, paid=Wei(held.paid + 500))
+    others = tuple(one for one in FACT.accounts if one.node != node)
+    fact = replace(FACT, accounts=(ahead, *others), deposited=Wei(FACT.deposited + 500))
+    (finding,) = verify(fact, PAID.receipts).findings
+    assert finding.kind is Kind.OPEN
+    assert "500 was paid ahead of its shares" in finding.text
+    assert verify(fact, PAID.receipts, [signed_voucher(ahead.paid)]).findings == ()
+    (finding,) = verify(fact, PAID.receipts, [signed_voucher(held.paid)]).findings
+    assert finding.kind is Kind.PAY
 
 
 def bundles(
