@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from gpu_node.__main__ import app
 from gpu_node.shell.state.keys import identity_key
 from gpu_node.shell.state.places import Places
 from hypergpu.keys.keyfile import place_beside
-from hypergpu.keys.passphrase import Passphrase
-from hypergpu.refusal import RefusalError
+from hypergpu.keys.passphrase import Passphrase, passphrase_of_file
+from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 
 GIVEN = Passphrase(b"given", "the test", is_made=True)
@@ -69,3 +71,18 @@ def test_a_key_that_belongs_to_a_lost_passphrase_is_not_written_over(tmp_path: P
     with pytest.raises(RefusalError, match=r"from .*node\.passphrase does not open"):
         identity_key(places)
     assert places.identity.read_bytes() == before
+
+
+def test_the_passphrase_is_changed_by_a_command(tmp_path: Path) -> None:
+    places = folder(tmp_path)
+    key = identity_key(places)
+    words = tmp_path / "words"
+    words.write_text("correct horse battery staple\n")
+    words.chmod(0o600)
+    asked = ["passphrase", "--new", str(words), "--state-dir", str(places.root)]
+    changed = CliRunner().invoke(app, asked)
+    assert changed.exit_code == 0, changed.output
+    assert identity_key(places, passphrase_of_file(words)).secret == key.secret
+    again = CliRunner().invoke(app, [*asked, "--passphrase-file", str(words)])
+    assert again.exit_code == 0, again.output
+    assert CliRunner().invoke(app, asked).exit_code == Reason.FILE_UNUSABLE.exit_code
