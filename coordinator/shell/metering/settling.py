@@ -106,7 +106,7 @@ class Settling:
         return self._pipeline.state
 
     def start(self) -> None:
-        """Begin. Blocks until a local chain answers and its ledger is known.
+        """Begin. Blocks until the ledger is known, or the chain turns out not to answer.
 
         Raises:
             RefusalError: MACHINE_UNFIT, Anvil is not installed or does not start.
@@ -116,7 +116,9 @@ class Settling:
         self._pipeline.start()
         # What is created from now on is to be signed for the ledger.
         deadline_s = time.monotonic() + _LEDGER_WITHIN_S
-        while self._anvil and not self._pipeline.domain and time.monotonic() < deadline_s:
+        while self._pipeline.domain is None and time.monotonic() < deadline_s:
+            if self.state.complaint:
+                break
             time.sleep(_POLL_S)
 
     def stop(self) -> None:

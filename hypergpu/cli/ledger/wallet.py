@@ -95,7 +95,7 @@ def wallet_rows(view: WalletView, decimals: int) -> list[list[str]]:
 def _job(folder: Path) -> WalletJob:
     try:
         terms = msgspec.json.decode((folder / TERMS_FILE).read_bytes(), type=Terms)
-        receipts = _receipts(folder / RECEIPTS_FILE)
+        receipts = kept_receipts(folder / RECEIPTS_FILE)
         path = folder / VOUCHER_FILE
         signed = (
             msgspec.json.decode(path.read_bytes(), type=SignedVoucher) if path.exists() else None
@@ -119,7 +119,7 @@ def _job(folder: Path) -> WalletJob:
     )
 
 
-def _receipts(path: Path) -> list[SignedReceipt]:
+def kept_receipts(path: Path) -> list[SignedReceipt]:
     """The receipts in a file; the daemon may be writing its last line at this moment."""
     if not path.exists():
         return []

@@ -9,6 +9,8 @@ from typer.core import TyperGroup
 
 from hypergpu.cli.compare.comparison import Comparison
 from hypergpu.cli.ledger.account import LedgerView
+from hypergpu.cli.ledger.acting import Done
+from hypergpu.cli.ledger.errand import Disputed
 from hypergpu.cli.ledger.verifying import Verification
 from hypergpu.cli.ledger.wallet import WalletView
 from hypergpu.cli.machine.doctor import Diagnosis
@@ -33,6 +35,8 @@ ANSWERS = (
     views.Tokens,
     views.TokenMade,
     LedgerView,
+    Done,
+    Disputed,
     Verification,
     Comparison,
     Diagnosis,
