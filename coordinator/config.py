@@ -1,6 +1,7 @@
 """Settings of the coordinator: flags first, then `HYPERGPU_COORDINATOR_*` in the environment."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -15,6 +16,10 @@ class Settings(BaseSettings):
 
     data_dir: Path = Path.home() / ".local" / "share" / "hypergpu" / "coordinator"
     """Journal, blobs, identity and tokens. One coordinator at a time uses it."""
+    passphrase_file: Path | None = None
+    """Holds the passphrase of the key that signs receipts; ``-``: ask on the terminal. Without one
+    a passphrase is made and kept beside ``data_dir``.
+    """
     listen: str = "0.0.0.0"  # noqa: S104  nodes dial in from other machines
     """Address that both listeners bind."""
     port: int = Field(default=7700, ge=0, le=65535)
@@ -42,5 +47,17 @@ class Settings(BaseSettings):
     read_timeout_ms: int = Field(default=10_000, ge=100)
     """A client stream that sends nothing for this long is closed; bulk has the time beside it that
     a piece takes."""
+    chain: str = "none"
+    """What settles the jobs that pay: a chain by name, ``anvil`` for one on this machine that is
+    started with the coordinator; ``none``: receipts are signed and kept."""
+    chain_url: str = ""
+    """The chain's RPC; its profile's own when empty, and of ``anvil`` the one that is started."""
+    chain_port: int = Field(default=0, ge=0, le=65535)
+    """Of the Anvil that is started; 0 takes a free one."""
+    ledger_contract: str = Field(default="", pattern=r"^(0x[0-9a-f]{40})?$")
+    """Address of the ledger; on ``anvil`` one is deployed when empty."""
+    metering: Literal["batched", "packed", "each"] = "batched"
+    """How receipts reach the chain: their sums and the root of their tree, every receipt in the
+    call data of one transaction for many, or in a transaction of its own."""
     drain_timeout_ms: int = Field(default=20_000, ge=0)
     """How long SIGTERM waits for calls in flight."""

@@ -21,6 +21,7 @@ from gpu_node.shell.runtime import Runtime
 from gpu_node.shell.state.files import load_coordinator
 from gpu_node.shell.state.keys import identity_key
 from gpu_node.shell.state.places import Places
+from hypergpu.keys.keyfile import change_passphrase, passphrase_beside
 from hypergpu.keys.passphrase import Passphrase, passphrase_of_file, passphrase_of_text
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.token import Token, parse_token
@@ -119,6 +120,21 @@ def show(state_dir: StateDir = None, passphrase_file: PassphraseFile = None) -> 
         typer.echo(f"node         {node}")
         typer.echo(f"coordinator  {coordinator.address if coordinator else 'none yet'}")
         typer.echo(f"state        {places.root}")
+
+
+@app.command()
+def passphrase(
+    new: Annotated[Path, typer.Option(help="File with the passphrase from now on.")],
+    state_dir: StateDir = None,
+    passphrase_file: PassphraseFile = None,
+) -> None:
+    """Encrypt the node's key under another passphrase. The daemon must not run."""
+    with _explained():
+        settings = _settings(state_dir=state_dir, passphrase_file=passphrase_file)
+        with Places(settings.state_dir) as places:
+            old = _passphrase(settings) or passphrase_beside(places.root, places.identity)
+            change_passphrase(places.identity, old, passphrase_of_file(new.expanduser()))
+        typer.echo(f"from now on: --passphrase-file {new}")
 
 
 def _serve(runtime: Runtime) -> None:

@@ -1,16 +1,15 @@
-"""Claims that a node signs with its identity key (secp256k1), and their exact bytes.
+"""A node's identity key (secp256k1), its signatures, and the claim with which it joins.
 
-A claim's bytes, all integers big-endian and unsigned::
+The claim's bytes, all integers big-endian and unsigned::
 
-    u8 length | domain, ASCII         "hypergpu/v1/join" or "hypergpu/v1/update"
-    join:    u32 length | token id, UTF-8  |  request digest[32]
-    update:  u256 chain id  |  u32 length | job id, UTF-8  |  u32 round  |  node[20]
-             |  u64 lease  |  u64 nonce  |  digest[32]  |  u64 size in bytes
+    u8 length | domain, ASCII: "hypergpu/v1/join"
+    u32 length | token id, UTF-8  |  request digest[32]
 
-The domain comes first and is length-prefixed, and every field is of fixed width or length-prefixed,
-so no two claims share their bytes. What is signed is Keccak-256 of them. A signature is
-``r[32] | s[32] | v[1]`` with v 0 or 1 and s in the lower half, so it has no second valid form.
-A node's id is the Ethereum address of its key: the last 20 bytes of Keccak-256 of the public key.
+The domain comes first and is length-prefixed, so no other statement shares these bytes. What is
+signed is Keccak-256 of them; what is signed about work is typed data: `hypergpu.ledger.typed`. A
+signature is ``r[32] | s[32] | v[1]`` with v 0 or 1 and s in the lower half, so it has no second
+valid form. A node's id is the Ethereum address of its key: the last 20 bytes of Keccak-256 of the
+public key.
 """
 
 import re
@@ -19,16 +18,14 @@ import msgspec
 from coincurve import PrivateKey, PublicKey
 
 from hypergpu.digest import WIRE_BYTES, digest_to_wire
-from hypergpu.ids import Address, Digest, JobId, NodeId, TokenId
+from hypergpu.ids import Address, Digest, NodeId, TokenId
 from hypergpu.keys.keccak import address_text, keccak
 from hypergpu.refusal import Reason, RefusalError
-from hypergpu.units import Bytes
 
 SECRET_BYTES = 32
 PUBLIC_KEY_BYTES = 64
 SIGNATURE_BYTES = 65
 _JOIN = b"hypergpu/v1/join"
-_UPDATE = b"hypergpu/v1/update"
 _NODE_ID = re.compile(r"0x[0-9a-f]{40}", re.ASCII)
 _HALF_ORDER = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
 _UNCOMPRESSED = b"\x04"
@@ -40,27 +37,6 @@ class JoinClaim(msgspec.Struct, frozen=True):
     token_id: TokenId
     request_digest: Digest
     """Of the certificate request exactly as sent (PEM)."""
-
-
-class UpdateClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """The key holder made this update under this lease.
-
-    How the bytes travel, from which offset and in how many stripes, is no part of the claim: the
-    digest and the size are, and they are what the bytes are checked against once all are there.
-    """
-
-    job_id: JobId
-    round: int
-    node: NodeId
-    lease: int
-    nonce: int
-    digest: Digest
-    size_bytes: Bytes
-    chain_id: int = 0
-    """0 while no chain settles the job."""
-
-
-Claim = JoinClaim | UpdateClaim
 
 
 class IdentityKey:
@@ -95,7 +71,7 @@ class IdentityKey:
         """The 32 bytes to keep readable by their owner alone."""
         return self._key.secret
 
-    def sign(self, claim: Claim) -> bytes:
+    def sign(self, claim: JoinClaim) -> bytes:
         """Sign a claim: 65 bytes, the same each time (RFC 6979)."""
         return self.sign_digest(keccak(claim_bytes(claim)))
 
@@ -124,17 +100,14 @@ def is_node_id(text: str) -> bool:
     return _NODE_ID.fullmatch(text) is not None
 
 
-def verify(node: NodeId, claim: Claim, signature: bytes) -> bool:
+def verify(node: NodeId, claim: JoinClaim, signature: bytes) -> bool:
     """Whether the holder of the key behind ``node`` signed exactly this claim. About 0.1 ms.
 
-    An update's claim is false in anybody else's mouth: ``claim.node`` must be ``node``. Fields out
-    of range make it false, never an error, since they come from outside.
+    A malformed digest makes it false, never an error, since it comes from outside.
     """
-    if isinstance(claim, UpdateClaim) and claim.node != node:
-        return False
     try:
         digest = keccak(claim_bytes(claim))
-    except (ValueError, OverflowError):
+    except ValueError:
         return False
     return signer_of(digest, signature) == node
 
@@ -155,30 +128,13 @@ def signer_of(digest: bytes, signature: bytes) -> NodeId | None:
     return NodeId(address_text(key.format(compressed=False)[1:]))
 
 
-def claim_bytes(claim: Claim) -> bytes:
+def claim_bytes(claim: JoinClaim) -> bytes:
     """The canonical bytes of a claim, as the module's docstring lays them out.
 
     Raises:
-        OverflowError: a number does not fit its field.
-        ValueError: a digest or the node's id is malformed.
+        ValueError: the digest is malformed.
     """
-    match claim:
-        case JoinClaim():
-            return _domain(_JOIN) + _text(claim.token_id) + _digest(claim.request_digest)
-        case UpdateClaim():
-            return b"".join(
-                (
-                    _domain(_UPDATE),
-                    claim.chain_id.to_bytes(32, "big"),
-                    _text(claim.job_id),
-                    claim.round.to_bytes(4, "big"),
-                    _node(claim.node),
-                    claim.lease.to_bytes(8, "big"),
-                    claim.nonce.to_bytes(8, "big"),
-                    _digest(claim.digest),
-                    claim.size_bytes.to_bytes(8, "big"),
-                )
-            )
+    return _domain(_JOIN) + _text(claim.token_id) + _digest(claim.request_digest)
 
 
 def _domain(domain: bytes) -> bytes:
@@ -195,9 +151,3 @@ def _digest(digest: Digest) -> bytes:
     if len(wire) != WIRE_BYTES:
         raise ValueError(f"a digest is 32 bytes, not {len(wire)}")
     return wire
-
-
-def _node(node: NodeId) -> bytes:
-    if not is_node_id(node):
-        raise ValueError(f"a node's id is 0x and 40 lower-case hex digits, not {node[:80]!r}")
-    return bytes.fromhex(node[2:])

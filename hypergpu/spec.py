@@ -154,7 +154,9 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def escrow(self) -> int:
         """What is set aside for the job, in the token's smallest units."""
-        return self.pay.escrow or self.pay.most_for(self.stated_samples)
+        # The last round of a planned job may go beyond what is left of the work.
+        spare = self.stated_samples // 4 if self.strategy == "aware" else 0
+        return self.pay.escrow or self.pay.most_for(self.stated_samples + spare)
 
 
 SETTABLE = (

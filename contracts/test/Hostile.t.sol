@@ -8,6 +8,7 @@ import {IMintable, World} from "./harness/World.sol";
 
 /// @dev Tokens that refuse, lie, take a fee or call back, and wallets that are contracts.
 contract HostileTest is World {
+    bytes32 private constant ENTERED = bytes4(keccak256("ReentrancyGuardReentrantCall()"));
     WrongToken private wrong;
 
     function setUp() public override {
@@ -79,27 +80,76 @@ contract HostileTest is World {
         bytes memory again = abi.encodeCall(ledger.distributePayments, (job, 0, pair(node, other)));
         wrong.callBack(address(ledger), again);
         vm.assertEq(pay(0, node), 3 * PRICE);
-        assert(wrong.hasCalled() && !wrong.hasSucceeded());
+        assert(wrong.hasCalled() && wrong.answer() == ENTERED);
         vm.assertEq(token.balanceOf(node), 3 * PRICE);
     }
 
-    function callsBackWhile(bytes memory again) private {
-        uint256 free = ledger.getJob(job).free;
-        give(OWNER, 10);
-        wrong.callBack(address(ledger), again);
-        vm.prank(OWNER);
-        ledger.fund(job, 10);
-        assert(wrong.hasCalled() && !wrong.hasSucceeded());
-        vm.assertEq(ledger.getJob(job).free, free + 10);
+    function test_nothing_that_moves_money_can_be_entered_again() public {
+        ITrainingLedger.Receipt memory made = receipt(node, 0);
+        bytes[14] memory calls = [
+            abi.encodeCall(ledger.distributePayments, (job, 0, pair(node, other))),
+            abi.encodeCall(ledger.openJob, ("x", terms(), 0)),
+            abi.encodeCall(ledger.fund, (job, 0)),
+            abi.encodeCall(ledger.reclaim, (job)),
+            abi.encodeCall(ledger.withdraw, (node)),
+            abi.encodeCall(ledger.postBond, (0)),
+            abi.encodeCall(ledger.withdrawBond, ()),
+            abi.encodeCall(ledger.registerNode, ("", 0)),
+            abi.encodeCall(ledger.stake, (0)),
+            abi.encodeCall(ledger.withdrawStake, ()),
+            abi.encodeCall(ledger.redeemVoucher, (voucher(node, 1), "")),
+            abi.encodeCall(ledger.releaseVoucher, (job, node)),
+            abi.encodeCall(ledger.voidContribution, (verdict(0, node, 0), new bytes[](0))),
+            abi.encodeCall(ledger.proveEquivocation, (made, "", made, ""))
+        ];
+        for (uint256 i = 0; i < calls.length; ++i) {
+            give(OWNER, 10);
+            wrong.callBack(address(ledger), calls[i]);
+            vm.prank(OWNER);
+            ledger.fund(job, 10);
+            assert(wrong.hasCalled() && wrong.answer() == ENTERED);
+        }
     }
 
-    function test_nothing_that_moves_money_can_be_entered_again() public {
-        bytes4 entered = bytes4(keccak256("ReentrancyGuardReentrantCall()"));
-        assert(entered != bytes4(0));
-        callsBackWhile(abi.encodeCall(ledger.fund, (job, 0)));
-        callsBackWhile(abi.encodeCall(ledger.openJob, ("x", terms(), 0)));
-        callsBackWhile(abi.encodeCall(ledger.registerNode, ("", 0)));
-        callsBackWhile(abi.encodeCall(ledger.postBond, (0)));
+    /// @dev Each function that pays, called while the token calls back into another one.
+    function test_what_pays_guards_all_the_rest() public {
+        bytes memory again = abi.encodeCall(ledger.fund, (job, 0));
+        register(node, 2_000);
+        wrong.callBack(address(ledger), again);
+        redeem(node, 500);
+        vm.assertEq(wrong.answer(), ENTERED);
+        vm.prank(node);
+        ledger.unstake(1_000);
+        redeem(node, 2_000);
+        vm.warp(block.timestamp + UNBONDING);
+        wrong.callBack(address(ledger), again);
+        ledger.releaseVoucher(job, node);
+        vm.assertEq(wrong.answer(), ENTERED);
+        wrong.callBack(address(ledger), again);
+        vm.prank(node);
+        ledger.withdrawStake();
+        vm.assertEq(wrong.answer(), ENTERED);
+        work(1, other, 1);
+        close(1);
+        register(other, 100);
+        wrong.callBack(address(ledger), again);
+        void(1, other, 100);
+        vm.assertEq(wrong.answer(), ENTERED);
+        vm.prank(OWNER);
+        ledger.requestReclaim(job);
+        vm.warp(block.timestamp + UNBONDING);
+        wrong.callBack(address(ledger), again);
+        vm.prank(OWNER);
+        ledger.reclaim(job);
+        vm.assertEq(wrong.answer(), ENTERED);
+        ledger.retireJob(job);
+        vm.prank(coordinator);
+        ledger.unbond();
+        vm.warp(block.timestamp + UNBONDING);
+        wrong.callBack(address(ledger), again);
+        vm.prank(coordinator);
+        ledger.withdrawBond();
+        vm.assertEq(wrong.answer(), ENTERED);
     }
 
     function test_wallets_that_are_contracts_sign() public {

@@ -86,8 +86,13 @@ contract JobsTest is World {
         vm.expectRevert(ISettlement.JobExists.selector);
         vm.prank(OWNER);
         ledger.openJob(SALT, terms(), 0);
+        bytes32 theirs = ledger.jobId(STRANGER, SALT);
+        vm.expectEmit(address(ledger));
+        emit ISettlement.JobOpened(theirs, STRANGER, coordinator, SALT);
+        vm.expectEmit(address(ledger));
+        emit ISettlement.JobFunded(theirs, STRANGER, 0, 0);
         vm.prank(STRANGER);
-        ledger.openJob(SALT, terms(), 0);
+        vm.assertEq(ledger.openJob(SALT, terms(), 0), theirs);
     }
 
     function test_terms_out_of_range_are_refused() public {
@@ -117,6 +122,8 @@ contract JobsTest is World {
         ledger.postBond(BOND - 1);
         vm.expectRevert(abi.encodeWithSelector(IBonds.BondMissing.selector, BOND, BOND - 1));
         ledger.openJob("a", wanted, 0);
+        vm.expectEmit(address(ledger));
+        emit IBonds.BondPosted(STRANGER, 1, BOND);
         vm.prank(STRANGER);
         ledger.postBond(1);
         ledger.openJob("a", wanted, 0);
@@ -149,6 +156,8 @@ contract JobsTest is World {
         vm.expectRevert(ISettlement.LimitNotRaised.selector);
         vm.prank(OWNER);
         ledger.raiseSpendLimit(job, LIMIT);
+        vm.expectEmit(address(ledger));
+        emit ISettlement.SpendLimitRaised(job, LIMIT + 1);
         vm.prank(OWNER);
         ledger.raiseSpendLimit(job, LIMIT + 1);
         vm.assertEq(ledger.getJob(job).terms.spendLimit, LIMIT + 1);
@@ -165,9 +174,11 @@ contract JobsTest is World {
         vm.expectRevert(IBonds.JobNotEnded.selector);
         vm.prank(OWNER);
         ledger.reclaim(job);
+        uint256 endsAt = block.timestamp + UNBONDING;
+        vm.expectEmit(address(ledger));
+        emit ISettlement.ReclaimRequested(job, endsAt);
         vm.prank(OWNER);
         ledger.requestReclaim(job);
-        uint256 endsAt = block.timestamp + UNBONDING;
         vm.assertEq(ledger.getJob(job).endsAt, endsAt);
         vm.expectRevert(ISettlement.AlreadyRequested.selector);
         vm.prank(OWNER);
@@ -181,6 +192,8 @@ contract JobsTest is World {
         vm.expectRevert(abi.encodeWithSelector(ISettlement.NotOwner.selector, STRANGER));
         vm.prank(STRANGER);
         ledger.reclaim(job);
+        vm.expectEmit(address(ledger));
+        emit ISettlement.JobReclaimed(job, OWNER, ESCROW);
         vm.prank(OWNER);
         ledger.reclaim(job);
         vm.assertEq(token.balanceOf(OWNER), ESCROW);
@@ -221,9 +234,11 @@ contract JobsTest is World {
         vm.expectRevert(ISettlement.NothingToWithdraw.selector);
         vm.prank(coordinator);
         ledger.withdrawBond();
+        uint256 releaseAt = block.timestamp + UNBONDING;
+        vm.expectEmit(address(ledger));
+        emit IBonds.UnbondRequested(coordinator, releaseAt);
         vm.prank(coordinator);
         ledger.unbond();
-        uint256 releaseAt = block.timestamp + UNBONDING;
         (,, uint256 said) = ledger.bondOf(coordinator);
         vm.assertEq(said, releaseAt);
         vm.warp(releaseAt - 1);
@@ -231,6 +246,8 @@ contract JobsTest is World {
         vm.prank(coordinator);
         ledger.withdrawBond();
         vm.warp(releaseAt);
+        vm.expectEmit(address(ledger));
+        emit IBonds.BondWithdrawn(coordinator, BOND);
         vm.prank(coordinator);
         vm.assertEq(ledger.withdrawBond(), BOND);
         vm.assertEq(token.balanceOf(coordinator), BOND);

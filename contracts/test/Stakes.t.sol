@@ -16,6 +16,8 @@ contract StakesTest is World {
     }
 
     function test_nodes_get_dense_ids() public {
+        vm.expectEmit(address(ledger));
+        emit IStaking.NodeRegistered(node, 1, "one");
         vm.prank(node);
         vm.assertEq(ledger.registerNode("one", 0), 1);
         vm.prank(other);
@@ -61,6 +63,8 @@ contract StakesTest is World {
         vm.expectRevert(ISettlement.NothingToWithdraw.selector);
         vm.prank(node);
         ledger.withdrawStake();
+        vm.expectEmit(address(ledger));
+        emit IStaking.UnstakeRequested(node, 60, block.timestamp + UNBONDING);
         vm.prank(node);
         ledger.unstake(60);
         (uint256 held,, uint256 unbonding, uint256 releaseAt) = ledger.stakeOf(node);
@@ -76,6 +80,8 @@ contract StakesTest is World {
         vm.prank(node);
         ledger.withdrawStake();
         vm.warp(releaseAt - 1 + UNBONDING);
+        vm.expectEmit(address(ledger));
+        emit IStaking.StakeWithdrawn(node, 75);
         vm.prank(node);
         vm.assertEq(ledger.withdrawStake(), 75);
         vm.assertEq(token.balanceOf(node), 75);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
+import {IDisputes} from "../interfaces/IDisputes.sol";
 import {ISettlement} from "../interfaces/ISettlement.sol";
 import {ITrainingLedger} from "../interfaces/ITrainingLedger.sol";
 import {World} from "./harness/World.sol";
@@ -138,6 +139,8 @@ contract VouchersTest is World {
 
     function test_arbiters_stop_a_claim_that_is_pending() public {
         redeem(node, 900);
+        vm.expectEmit(address(ledger));
+        emit IDisputes.VoucherVoided(job, node, 900, "why");
         bar(node);
         assert(account().pending == 0 && account().paid == 0 && account().isBarred);
         vm.assertEq(ledger.getJob(job).free, ESCROW);

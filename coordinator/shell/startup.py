@@ -6,6 +6,7 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -37,7 +38,7 @@ from coordinator.shell.measuring.readings import Readings
 from coordinator.shell.measuring.tokens import ProbeTokens
 from coordinator.shell.metering.desk import LedgerDesk, coordinator_key
 from coordinator.shell.runtime.acts.datasets import clear_unfinished
-from coordinator.shell.runtime.acts.perform import perform
+from coordinator.shell.runtime.acts.perform import pause, perform
 from coordinator.shell.runtime.driver import Decision, Driver
 from coordinator.shell.runtime.nonces import Nonces
 from coordinator.shell.runtime.parts import DATASETS, Parts, Pins
@@ -58,10 +59,15 @@ from coordinator.shell.servicers.node.joining import Joins
 from coordinator.shell.servicers.node.servicer import NodeServicer
 from coordinator.shell.servicers.user.job import JobServicer
 from coordinator.shell.servicers.user.operator import OperatorServicer
-from hypergpu.ids import Digest
+from hypergpu.chain.profiles import NONE
+from hypergpu.ids import Digest, JobId
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.signature import IdentityKey
 from hypergpu.token import Role, Token, parse_token, token_text
 from hypergpu.units import Milliseconds
+
+if TYPE_CHECKING:
+    from coordinator.shell.metering.settling import Settling
 
 log = structlog.get_logger()
 
@@ -141,6 +147,8 @@ class Coordinator:
                 tasks.create_task(take_up(self._parts, room))
                 for room in list(self._parts.driver.rooms.values())
             ]
+            if self._parts.settling is not None:
+                forever.append(await self._settle(tasks, self._parts.settling))
             await self._serve(hosts)
             await self._is_stopping.wait()
             await self._leave()
@@ -225,7 +233,20 @@ class Coordinator:
     def _perform(self, room: Room, command: Command) -> None:
         perform(self._parts, room, command)
 
+    async def _settle(self, tasks: asyncio.TaskGroup, settling: "Settling") -> "asyncio.Task[None]":
+        """Start the chain, or go on with the one that is there."""
+        await asyncio.to_thread(settling.start)
+        self._parts.ledger.domain_of = lambda: settling.domain
+
+        async def short(job_id: JobId, why: str) -> None:
+            if (room := self._parts.driver.rooms.get(job_id)) is not None:
+                await pause(self._parts, room, why)
+
+        return tasks.create_task(settling.watch(self._parts.driver.rooms, short))
+
     def _drained(self, decision: Decision) -> None:
+        if self._parts.settling is not None and decision.pay:
+            self._parts.settling.wake()
         self._parts.post.made(self._parts.roster.sessions, decision.earnings.receipts)
         for job_id, job in decision.jobs.items():
             room = self._parts.driver.rooms.get(job_id)
@@ -262,6 +283,8 @@ class Coordinator:
         self._parts.echo.close()
         await store_ledger(self._parts)
         await self._parts.evaluator.stop()
+        if self._parts.settling is not None:
+            await asyncio.to_thread(self._parts.settling.stop)
         self._parts.journal.close()
 
 
@@ -273,6 +296,22 @@ def _make_folder(folder: Path) -> None:
         raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
 
 
+def _settling(settings: Settings, key: IdentityKey, journal: SqlJournal) -> "Settling":
+    """What settles on a chain.
+
+    Raises:
+        RefusalError: MACHINE_UNFIT, the packages for that are not installed; the chain is unknown,
+            or another process sends with this key.
+    """
+    try:
+        from coordinator.shell.metering.settling import Settling
+    except ModuleNotFoundError as missing:
+        detail = f"--chain {settings.chain} needs the package {missing.name}"
+        fix = "install the extra: pip install 'hypergpu[chain]'; or run with --chain none"
+        raise RefusalError(Reason.MACHINE_UNFIT, detail, fix=fix) from missing
+    return Settling(settings, key, journal)
+
+
 def _opened_parts(settings: Settings) -> Parts:
     journal = SqlJournal(settings.database_url or str(settings.data_dir / "journal.sqlite"))
     for finding in journal.findings:
@@ -280,7 +319,8 @@ def _opened_parts(settings: Settings) -> Parts:
     space = Space(settings.data_dir, settings.disk_quota_bytes)
     blobs = DiskBlobs(settings.data_dir, space)
     clear_unfinished(settings.data_dir / DATASETS)
-    ledger = LedgerDesk(coordinator_key(settings.data_dir / "identity"))
+    key = coordinator_key(settings.data_dir, settings.passphrase_file)
+    ledger = LedgerDesk(key)
     driver, roster = Driver(journal, ledger.countersigned), Roster()
     return Parts(
         settings=settings,
@@ -297,4 +337,5 @@ def _opened_parts(settings: Settings) -> Parts:
         echo=Echo(ProbeTokens(), roster.sessions.__contains__),
         ledger=ledger,
         post=ReceiptPost(driver.rooms, journal, ledger),
+        settling=_settling(settings, key, journal) if settings.chain != NONE else None,
     )

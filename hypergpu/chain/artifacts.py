@@ -12,7 +12,7 @@ import msgspec
 from hypergpu.refusal import Reason, RefusalError
 
 _PLACES = (
-    Path(__file__).parent / "artifacts",
+    Path(__file__).parent / "compiled",
     Path(__file__).parents[2] / "contracts" / "artifacts",
 )
 

@@ -26,12 +26,12 @@ def aggregate(nodes: int, fresh_nodes: int) -> int:
         nodes: In the batch.
         fresh_nodes: Of them, those whose first batch of the job it is.
     """
-    return 75_000 + 33_000 * nodes + 19_000 * fresh_nodes
+    return 120_000 + 33_000 * nodes + 19_000 * fresh_nodes
 
 
 def packed(nodes: int, fresh_nodes: int, receipts: int) -> int:
     """Recording a batch with its receipts in the call data. EIP-7623 sets a floor by bytes."""
-    computed = 75_000 + 33_000 * nodes + 19_000 * fresh_nodes + 480 * receipts
+    computed = 120_000 + 33_000 * nodes + 19_000 * fresh_nodes + 480 * receipts
     return max(computed, 30_000 + 40 * (300 + 28 * nodes + 16 * receipts))
 
 

@@ -68,6 +68,9 @@ def known_settings() -> Mapping[str, Known]:
         "state_dir": Known(
             "HYPERGPU_STATE_DIR", str(shared / "node"), "what `join` keeps: key and optimizer state"
         ),
+        "chain": Known(
+            "HYPERGPU_CHAIN", "none", "what `up` settles paid jobs on; `anvil` starts one here"
+        ),
     }
 
 

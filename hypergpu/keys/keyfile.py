@@ -5,8 +5,20 @@ from pathlib import Path
 
 from coincurve import PrivateKey
 
-from hypergpu.keys.keystore import CONTENT_BYTES_MAX, decrypted, encrypted, keystore_of
-from hypergpu.keys.passphrase import Passphrase, refuse_shared
+from hypergpu.keys.keystore import (
+    CONTENT_BYTES_MAX,
+    address_of,
+    decrypted,
+    encrypted,
+    keystore_of,
+)
+from hypergpu.keys.passphrase import (
+    NAME_A_FILE,
+    Passphrase,
+    kept_passphrase,
+    made_passphrase,
+    refuse_shared,
+)
 from hypergpu.refusal import Reason, RefusalError
 
 _PLAIN_DIGITS = 64
@@ -24,6 +36,7 @@ def stored_secret(path: Path, passphrase: Passphrase) -> bytes:
     """
     try:
         if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             _write(path, encrypted(PrivateKey().secret, passphrase))
         refuse_shared(path, "the key")
         content = _content(path)
@@ -48,6 +61,48 @@ def is_encrypted(path: Path) -> bool:
     except OSError as broken:
         what = f"the key {path} cannot be used: {broken.strerror}"
         raise RefusalError(Reason.FILE_UNUSABLE, what) from broken
+
+
+def passphrase_beside(folder: Path, key: Path) -> Passphrase:
+    """The passphrase that is made for a key and kept beside the folder that holds it.
+
+    A daemon so starts without anybody's doing, and a copy of the folder opens nothing. None is made
+    for a key that has one, which would only hide that it is lost.
+
+    Raises:
+        RefusalError: FILE_UNUSABLE, it is missing, can be neither read nor made, others can read
+            it, or it would be lost with whatever the folder is mounted on.
+    """
+    path = place_beside(folder)
+    if is_encrypted(key):
+        return kept_passphrase(path)
+    if folder.is_mount() and not path.exists():
+        what = f"{folder} is a volume of its own: a passphrase beside it would be lost without it"
+        raise RefusalError(Reason.FILE_UNUSABLE, what, fix=NAME_A_FILE)
+    return made_passphrase(path)
+
+
+def place_beside(folder: Path) -> Path:
+    """Where the passphrase lies that is made for a folder."""
+    whole = folder.absolute()
+    return whole.with_name(f"{whole.name}.passphrase")
+
+
+def stored_address(path: Path) -> str:
+    """Whose key a file holds, which it tells without its passphrase.
+
+    Raises:
+        RefusalError: FILE_UNUSABLE, it is not there, cannot be read or is damaged.
+    """
+    try:
+        content = _content(path)
+    except OSError as broken:
+        what = f"the key {path} cannot be used: {broken.strerror}"
+        raise RefusalError(Reason.FILE_UNUSABLE, what) from broken
+    plain = _plain_secret(content)
+    if plain is not None:
+        return address_of(plain)
+    return "0x" + keystore_of(content, source=str(path)).address
 
 
 def change_passphrase(path: Path, old: Passphrase, new: Passphrase) -> None:

@@ -76,7 +76,9 @@ def encrypted(secret: bytes, passphrase: Passphrase) -> bytes:
         kdfparams=stretching,
         mac=keccak(stretched[16:] + ciphertext).hex(),
     )
-    return msgspec.json.encode(Keystore(3, str(uuid.uuid4()), _address(secret)[2:], crypto)) + b"\n"
+    return (
+        msgspec.json.encode(Keystore(3, str(uuid.uuid4()), address_of(secret)[2:], crypto)) + b"\n"
+    )
 
 
 def keystore_of(content: bytes, *, source: str) -> Keystore:
@@ -128,7 +130,7 @@ def decrypted(keystore: Keystore, passphrase: Passphrase, *, source: str) -> byt
         raise RefusalError(Reason.FILE_UNUSABLE, what, fix=fix)
     secret = _ciphered(stretched, bytes.fromhex(crypto.cipherparams.iv), ciphertext)
     try:
-        address = _address(secret)
+        address = address_of(secret)
     except ValueError as broken:
         raise _unusable(source, "what it holds is no key") from broken
     if address[2:] != keystore.address.removeprefix("0x").lower():
@@ -136,7 +138,12 @@ def decrypted(keystore: Keystore, passphrase: Passphrase, *, source: str) -> byt
     return secret
 
 
-def _address(secret: bytes) -> str:
+def address_of(secret: bytes) -> str:
+    """Whose key it is.
+
+    Raises:
+        ValueError: it is not a number in [1, group order).
+    """
     return address_text(PrivateKey(secret).public_key.format(compressed=False)[1:])
 
 

@@ -237,6 +237,24 @@ def test_a_transaction_keeps_every_signing_and_where_it_is(store: JournalStore) 
     assert [one.transaction.nonce for one in store.journal.newest_final(ACCOUNT, 5)] == [0]
 
 
+def test_a_transaction_that_failed_is_sealed_again_under_its_purpose(store: JournalStore) -> None:
+    keep(store, 0)
+    sealed = OutboxChange(account=ACCOUNT, sealed=(row(0, "b0"),), batches=(batch(0, 0, 1),))
+    store.journal.write(sealed)
+    again = OutboxChange(account=ACCOUNT, retries=((0, row(1, "b0")),))
+    with pytest.raises(JournalConflictError, match=r"transaction 0 of .* has not failed"):
+        store.journal.write(again)
+    failed = Progress(0, TransactionState.FAILED, True, BlockName(3, b"b" * 32), Milliseconds(1))
+    store.journal.write(OutboxChange(account=ACCOUNT, progress=(failed,)))
+    store.journal.write(again)
+    journal = store.reopen()
+    assert journal.transactions(ACCOUNT, states=[TransactionState.FAILED]) == ()
+    found = journal.transaction_for(ACCOUNT, "b0")
+    assert found is not None
+    assert found.transaction.nonce == 1
+    assert [one.nonce for one in journal.batches(JOB)] == [1]
+
+
 def test_an_attempt_needs_its_transaction(store: JournalStore) -> None:
     attempt = row(0, "x").attempts[0]
     with pytest.raises(JournalConflictError, match="has no transaction 0"):

@@ -34,22 +34,14 @@ class Effort(NamedTuple):
     """Of the naive strategy over the grades A to C."""
     slow_steps: int
     """The same over D."""
-    lone_steps: int
-    """The same with one connection a node; 0: played in virtual time, as always on D, where one
-    takes minutes.
-    """
 
     def steps_of(self, grade: str) -> int:
         """Over one grade."""
         return self.slow_steps if grade == "d" else self.steps
 
-    def lone_steps_of(self, grade: str) -> int:
-        """Over one grade with one connection."""
-        return 0 if grade == "d" else self.lone_steps
 
-
-QUICK = Effort(seeds=1, steps=4, slow_steps=2, lone_steps=0)
-WHOLE = Effort(seeds=3, steps=20, slow_steps=6, lone_steps=3)
+QUICK = Effort(seeds=1, steps=4, slow_steps=2)
+WHOLE = Effort(seeds=3, steps=20, slow_steps=6)
 
 
 def aware_seconds(runs: Runs, grade: str, seed: int, job: Path = DIGITS) -> float:
@@ -94,7 +86,7 @@ def text_figures(runs: Runs, effort: Effort) -> Figures:
 def _of_one(runs: Runs, grade: str, effort: Effort, steps: Mapping[int, int]) -> Figures:
     several = CONNECTIONS[grade]
     step_s = naive_step_s(runs, grade, effort.steps_of(grade), connections=several)
-    lone_step_s = naive_step_s(runs, grade, effort.lone_steps_of(grade))
+    lone_step_s = naive_step_s(runs, grade, 0)
     naive_s = [wanted * step_s for wanted in steps.values()]
     ours_s = of_seeds(steps, lambda seed: aware_seconds(runs, grade, seed))
     ratio = statistics.median(naive_s) / statistics.median(ours_s)
@@ -119,8 +111,7 @@ def _of_one(runs: Runs, grade: str, effort: Effort, steps: Mapping[int, int]) ->
 
 def _note(effort: Effort, steps: list[int]) -> str:
     counted = ", ".join(map(str, steps))
-    lone = f"{effort.lone_steps} measured steps" if effort.lone_steps else "steps in virtual time"
     return (
         f"Naive: {effort.steps} measured steps ({effort.slow_steps} on D), times the steps that the"
-        f" target took on loopback ({counted}); over one connection {lone} (on D in virtual time)."
+        f" target took on loopback ({counted}); over one connection steps in virtual time."
     )

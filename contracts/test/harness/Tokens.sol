@@ -18,7 +18,7 @@ contract WrongToken is ERC20 {
     address private _target;
     bytes private _call;
     bool public hasCalled;
-    bool public hasSucceeded;
+    bytes4 public answer;
 
     constructor() ERC20("Wrong", "W") {}
 
@@ -45,7 +45,8 @@ contract WrongToken is ERC20 {
         if (wrong == Wrong.TAKES_A_FEE && to != address(0)) _levy(to, amount / 100);
         if (wrong == Wrong.CALLS_BACK && !hasCalled) {
             hasCalled = true;
-            (hasSucceeded,) = _target.call(_call);
+            (, bytes memory reason) = _target.call(_call);
+            answer = bytes4(reason);
         }
     }
 

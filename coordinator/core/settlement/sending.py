@@ -32,6 +32,8 @@ class TransactionState(Enum):
     FINAL = "final"
     FAILED = "failed"
     """In a block, without effect. Nothing is sent behind it."""
+    ABANDONED = "abandoned"
+    """Failed, and signed again under a later nonce once its cause was mended."""
 
 
 class BlockName(msgspec.Struct, frozen=True):

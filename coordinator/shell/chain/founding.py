@@ -154,8 +154,9 @@ def raise_escrow(
 
 def escrow_so_far(site: LedgerSite, job_id: JobId) -> int:
     """What was signed away for a job in all."""
-    totals = [int(each.rpartition("/")[2]) for each in site.purposes(_approval(job_id))]
-    return max(totals, default=0)
+    totals = [each.rpartition("/")[2] for each in site.purposes(_approval(job_id))]
+    # One that failed and was signed again has the number of its nonce behind it.
+    return max((int(total) for total in totals if total.isdecimal()), default=0)
 
 
 def _provision(

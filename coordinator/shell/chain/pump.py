@@ -94,6 +94,8 @@ class Pump:
         )
         self._remembered: dict[int, Pending] = {}
         """What this process knows of its transactions beside what is stored: when it sent them."""
+        self.is_mending = False
+        """Failed transactions are passed over, so that every nonce behind them is used up."""
 
     def turn(self) -> Turn:
         """Look at everything once and act.
@@ -152,8 +154,9 @@ class Pump:
         """Take down what a ruling changes in what is stored."""
         block = seen.found.block if seen.found else None
         if verdict.deed is Deed.HALT:
-            turn.halt = self._last_words(row, verdict.reason)
-            if block is not None:
+            if block is None or not self.is_mending:
+                turn.halt = self._last_words(row, verdict.reason)
+            if block is not None and row.block != block:
                 turn.progress.append(_progress(row, TransactionState.FAILED, block))
         elif verdict.deed is Deed.NOTE_MISSING:
             self._move(turn, row, TransactionState.WAITING, None)

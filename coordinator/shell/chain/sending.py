@@ -100,6 +100,20 @@ class Account:
         )
         self._outbox.write(change)
 
+    def seal_again(self, failed: Sequence[OutboxRow], head: Block) -> None:
+        """Sign transactions that failed once more, in their order, with half as much gas again."""
+        fee = opening_fee(head.base_fee_wei, self._suggested_tip_wei, self._fee_rule)
+        first = self.next_nonce()
+        retries = []
+        for place, row in enumerate(failed):
+            gas = min(row.transaction.gas * 3 // 2, self._profile.transaction_gas_max)
+            again = replace(row.transaction, nonce=first + place, gas=gas, sealed_ms=unix_ms())
+            signed = (self._signed(again, fee),)
+            # Its epoch has counted it as sent, and is not told twice.
+            fresh = OutboxRow(transaction=again, attempts=signed, is_sent=row.is_sent)
+            retries.append((row.transaction.nonce, fresh))
+        self._outbox.write(OutboxChange(account=self.name, retries=tuple(retries)))
+
     def dearer(self, row: OutboxRow, base_fee_wei: int) -> SignedAttempt | None:
         """The same transaction with a higher fee; None where the profile's cap forbids one."""
         fee = higher_fee(row.attempts[-1].attempt, base_fee_wei, self._fee_rule)

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from coordinator.core.settlement.sealing import SealingRule
+from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.escrow import EscrowBook
 from coordinator.shell.chain.founding import (
     JobOrder,
@@ -19,6 +20,7 @@ from coordinator.shell.chain.sealer import Sealer
 from coordinator.shell.chain.sending import Account
 from coordinator.shell.chain.site import LedgerSite
 from coordinator.shell.journal.ledger.interface import Outbox
+from coordinator.shell.journal.ledger.records import OutboxRow
 from hypergpu.chain.profiles import ChainProfile
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import Rpc
@@ -36,6 +38,8 @@ class SettlingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A ledger that is there; None: one is deployed, on local chains only."""
     lock_folder: Path
     """Where keys are locked: one folder for all that may use them."""
+    retries_failed: bool = False
+    """Whether transactions that failed are signed again, once, at this start."""
 
 
 class Settler:
@@ -57,6 +61,7 @@ class Settler:
         self._pump = Pump(self._chain, account, outbox, options.profile)
         self._read_at = -1
         self._is_checked = False
+        self._pump.is_mending = options.retries_failed and bool(self._failed())
         self.site = self._founded()
         self._sealer = Sealer(self.site, account, outbox, options.rule)
 
@@ -84,6 +89,8 @@ class Settler:
         if any(event.topics[:1] == (self.site.skipped_topic,) for event in turn.events):
             self._sealer.is_reconcile_due = True
         self._check_once(turn)
+        if self._pump.is_mending:
+            return turn, self._mended(turn)
         for order in orders:
             self._escrow.follow(order.job_id, order.unit_price)
             act = raise_escrow if self.site.is_opened(order.job_id) else open_job
@@ -97,6 +104,18 @@ class Settler:
     def close(self) -> None:
         """Let go of the connection."""
         self._chain.rpc.close()
+
+    def _failed(self) -> tuple[OutboxRow, ...]:
+        return self._outbox.transactions(self._account.name, states=[TransactionState.FAILED])
+
+    def _mended(self, turn: Turn) -> int:
+        """Sign what failed again, once everything behind it has had its turn."""
+        if turn.waiting or turn.mined:
+            return 0
+        failed = self._failed()
+        self._account.seal_again(failed, turn.head)
+        self._pump.is_mending = False
+        return len(failed)
 
     def _founded(self) -> LedgerSite:
         """Reach the chain, check it, and see that there is a ledger."""

@@ -46,27 +46,27 @@ class LedgerSite:
         self.skipped_topic = self.calls.abi.topic("NodeSkipped")
         self._chain = chain
         self._outbox = outbox
-        self._account = account
+        self.account = account
         self._keys: dict[JobId, JobKey] = {}
 
     @property
     def domain(self) -> Domain:
         """What receipts for this ledger are signed for."""
-        return Domain(self._account.chain_id, Address("0x" + self.contract.hex()))
+        return Domain(self.account.chain_id, Address("0x" + self.contract.hex()))
 
     def job_key(self, job_id: JobId) -> JobKey:
         """A job's name on the ledger, with this account as its owner."""
         if job_id not in self._keys:
-            self._keys[job_id] = job_key(self._account.address, job_id)
+            self._keys[job_id] = job_key(self.account.address, job_id)
         return self._keys[job_id]
 
     def is_opened(self, job_id: JobId) -> bool:
         """Whether the job's opening is signed: what follows has later nonces."""
-        return self._outbox.transaction_for(self._account, opening_purpose(job_id)) is not None
+        return self._outbox.transaction_for(self.account, opening_purpose(job_id)) is not None
 
     def purposes(self, prefix: str) -> tuple[str, ...]:
         """What the account has signed transactions for, as far as it begins so."""
-        return self._outbox.purposes(self._account, prefix)
+        return self._outbox.purposes(self.account, prefix)
 
     def check(self) -> None:
         """See that the contract is a ledger of this version, and learn its window and token.
@@ -75,7 +75,7 @@ class LedgerSite:
             RefusalError: LEDGER_WRONG, it is not there, or another one.
             RpcError: the chain cannot be asked.
         """
-        where = f"0x{self.contract.hex()} on chain {self._account.chain_id}"
+        where = f"0x{self.contract.hex()} on chain {self.account.chain_id}"
         code = self._chain.code(self.contract)
         if not code:
             raise RefusalError(Reason.LEDGER_WRONG, f"there is no contract at {where}")
@@ -90,7 +90,7 @@ class LedgerSite:
                 Reason.LEDGER_WRONG,
                 f"the contract at {where} is {name} {version}, this is for {NAME} {VERSION}",
             )
-        if chain_id != self._account.chain_id or address_bytes(contract) != self.contract:
+        if chain_id != self.account.chain_id or address_bytes(contract) != self.contract:
             raise RefusalError(
                 Reason.LEDGER_WRONG, f"the ledger at {where} says that it is {contract}"
             )
@@ -103,7 +103,7 @@ class LedgerSite:
 
     def token(self) -> bytes:
         """The address of the token that the ledger pays in."""
-        made_here = deployed_address(self._outbox, self._account, DEPLOY_TOKEN)
+        made_here = deployed_address(self._outbox, self.account, DEPLOY_TOKEN)
         if made_here is not None:
             return made_here
         (address,) = self._ask("TOKEN")

@@ -1,8 +1,6 @@
 """The coordinator's own key, and what is said with it: whose jobs these are, and what they owe."""
 
-import os
-import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from coordinator.core.events import EpochEnded, MeasuredUpdate, RoundMetered
@@ -10,24 +8,25 @@ from coordinator.core.job import Job
 from coordinator.core.metering.accounts import account_of
 from coordinator.shell.journal.ledger.records import Earnings, EpochEnd, ReceiptRecord
 from hypergpu.ids import Address, JobId, Keccak, NodeId
+from hypergpu.keys.keyfile import passphrase_beside, stored_secret
+from hypergpu.keys.passphrase import passphrase_of_file
 from hypergpu.ledger.receipt import SignedReceipt, leaf
 from hypergpu.ledger.terms import Terms, separator_of, terms_of
 from hypergpu.ledger.typed import Domain, Receipt, Voucher, keccak_of, sign, struct_hash
 from hypergpu.ledger.voucher import SignedVoucher
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 
-KEY_FILE = "coordinator.key"
+KEY_FILE = Path("identity/coordinator.key")
 
 
 class LedgerDesk:
     """Signs receipts and vouchers. Its secret never leaves it."""
 
-    def __init__(self, key: IdentityKey, domain: Domain = Domain()) -> None:  # noqa: B008 frozen
-        """Sign with a key for a ledger; without a chain for none."""
+    def __init__(self, key: IdentityKey) -> None:
+        """Sign with a key; until it is told otherwise, for no chain."""
         self._key = key
-        self.domain = domain
-        """Of the jobs that are created from now on."""
+        self.domain_of: Callable[[], Domain] = Domain
+        """Which ledger the jobs are for that are created from now on."""
 
     @property
     def address(self) -> Address:
@@ -36,7 +35,7 @@ class LedgerDesk:
 
     def terms(self, job_id: JobId) -> Terms:
         """For whom and where the work of a new job counts."""
-        return terms_of(self.address, job_id, self.domain)
+        return terms_of(self.address, job_id, self.domain_of())
 
     def countersigned(
         self, earned: Sequence[tuple[Terms, JobId, RoundMetered | EpochEnded]]
@@ -89,38 +88,22 @@ class LedgerDesk:
         return SignedVoucher(voucher, sign(self._key, separator_of(job.terms.domain), voucher))
 
 
-def coordinator_key(folder: Path) -> IdentityKey:
-    """The key in a folder, made on the first start, readable by its owner alone. Blocks.
+def coordinator_key(data_dir: Path, passphrase_file: Path | None = None) -> IdentityKey:
+    """The key in a coordinator's folder, made on the first start. It lies there encrypted. Blocks.
+
+    Args:
+        data_dir: The coordinator's folder.
+        passphrase_file: Holds the key's passphrase; None: one that is made for it and kept beside
+            the folder.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it is damaged, others can read it, or it cannot be written.
+        RefusalError: FILE_UNUSABLE, the key or its passphrase is damaged or missing, the passphrase
+            is another one, or others can read either.
     """
-    path = folder / KEY_FILE
-    try:
-        if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write_new(path, IdentityKey.generate().secret.hex() + "\n")
-        mode, text = stat.S_IMODE(path.stat().st_mode), path.read_text("ascii")
-    except (OSError, UnicodeDecodeError) as broken:
-        detail = f"the coordinator's key {path} cannot be used: {broken}"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
-    if mode & 0o077:
-        detail = f"others can read the coordinator's key {path} (mode {mode:o}): chmod 600 {path}"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail)
-    try:
-        return IdentityKey(bytes.fromhex(text.strip()))
-    except ValueError:
-        # Not the cause's own words: they may quote the secret.
-        detail = f"the coordinator's key {path} is damaged: restore it from its copy"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail) from None
-
-
-def _write_new(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.new")
-    beside.unlink(missing_ok=True)
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    path = data_dir / KEY_FILE
+    passphrase = (
+        passphrase_beside(data_dir, path)
+        if passphrase_file is None
+        else passphrase_of_file(passphrase_file)
+    )
+    return IdentityKey(stored_secret(path, passphrase))

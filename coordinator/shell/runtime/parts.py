@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from coordinator.config import Settings
 from coordinator.core.blobs_in_use import live_blobs
@@ -22,6 +22,10 @@ from coordinator.shell.runtime.post import ReceiptPost
 from coordinator.shell.runtime.roster import Roster
 from coordinator.shell.runtime.staffing import Staffing
 from hypergpu.ids import Digest, JobId
+
+if TYPE_CHECKING:
+    # What talks to a chain is an extra: a coordinator without one needs none of it.
+    from coordinator.shell.metering.settling import Settling
 
 DATASETS = "datasets"
 """The folder of users' data within the coordinator's own."""
@@ -71,6 +75,8 @@ class Parts(NamedTuple):
     echo: Echo
     ledger: LedgerDesk
     post: ReceiptPost
+    settling: "Settling | None" = None
+    """None: no chain settles what jobs owe."""
 
     def job_dir(self, job_id: JobId) -> Path:
         """Where the shell keeps files of one job; deleted with it."""

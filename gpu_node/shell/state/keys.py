@@ -7,8 +7,8 @@ from cryptography.x509.oid import NameOID
 
 from gpu_node.shell.state.places import Places, write_durably
 from hypergpu.ids import NodeId
-from hypergpu.keys.keyfile import is_encrypted, stored_secret
-from hypergpu.keys.passphrase import NAME_A_FILE, Passphrase, kept_passphrase, made_passphrase
+from hypergpu.keys.keyfile import passphrase_beside, stored_secret
+from hypergpu.keys.passphrase import Passphrase
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 
@@ -25,18 +25,9 @@ def identity_key(places: Places, passphrase: Passphrase | None = None) -> Identi
         RefusalError: FILE_UNUSABLE, the key or its passphrase is damaged or missing, the passphrase
             is another one, or others can read either.
     """
-    return IdentityKey(stored_secret(places.identity, passphrase or _passphrase_beside(places)))
-
-
-def _passphrase_beside(places: Places) -> Passphrase:
-    if is_encrypted(places.identity):
-        return kept_passphrase(places.passphrase)
-    if places.root.is_mount() and not places.passphrase.exists():
-        what = (
-            f"{places.root} is a volume of its own: a passphrase beside it would be lost without it"
-        )
-        raise RefusalError(Reason.FILE_UNUSABLE, what, fix=NAME_A_FILE)
-    return made_passphrase(places.passphrase)
+    if passphrase is None:
+        passphrase = passphrase_beside(places.root, places.identity)
+    return IdentityKey(stored_secret(places.identity, passphrase))
 
 
 def tls_key_pem(places: Places) -> bytes:

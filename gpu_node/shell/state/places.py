@@ -16,9 +16,6 @@ class Places:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.identity = root / "identity.key"
-        whole = root.absolute()
-        self.passphrase = whole.with_name(f"{whole.name}.passphrase")
-        """Beside the folder, so that a copy of it holds no key that opens."""
         self.tls_key = root / "tls.key"
         self.certificate = root / "tls.crt"
         self.authority = root / "authority.crt"

@@ -51,8 +51,8 @@ class AnvilOptions(msgspec.Struct, frozen=True):
     port: int = 0
     """0 takes a free one."""
     block_time_s: int = 1
-    """A block each so many seconds, full or empty; 0 makes one for each transaction, which grows
-    slower and slower under load."""
+    """A block each so many seconds, full or empty; 0: only when `evm_mine` asks for one. One for
+    each transaction is not offered: it grows slower and slower under load."""
     state_file: Path | None = None
     """Where height, balances and nonces survive a stop; None forgets them. It is written once a
     second and at the end: a kill loses at most the last second, as a reorganisation would."""
@@ -182,7 +182,7 @@ def _arguments(options: AnvilOptions) -> list[str]:
         *("--host", _LOOPBACK, "--port", str(options.port)),
         *("--chain-id", str(options.chain_id), "--gas-limit", str(options.block_gas_max)),
         *("--accounts", "1", "--no-request-size-limit", "--quiet"),
-        *(["--block-time", str(options.block_time_s)] if options.block_time_s else []),
+        *(["--block-time", str(options.block_time_s)] if options.block_time_s else ["--no-mining"]),
         *(["--enable-tx-gas-limit"] if options.has_transaction_gas_limit else []),
         *(
             ["--state", str(options.state_file), "--state-interval", "1"]

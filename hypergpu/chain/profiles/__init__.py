@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from hypergpu.chain.rpc.client import Pace
 from hypergpu.refusal import Reason, RefusalError
 
 NONE = "none"
@@ -47,6 +48,11 @@ class ChainProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Play money: an account may be filled from nothing, and a ledger deployed without asking."""
     sweeps_dust: bool = False
     """Whether what rounding leaves of a pool is worth a transaction to return."""
+
+    @property
+    def pace(self) -> Pace:
+        """How much its RPC bears."""
+        return Pace(self.batch_max, self.requests_per_s)
 
 
 def profile_names() -> tuple[str, ...]:

@@ -35,13 +35,16 @@ ONE_THREAD = {"HYPERGPU_NODE_WORKER_THREADS": "1", "OMP_NUM_THREADS": "1"}
 class Cluster:
     """Starts processes and owns them: leaving the block ends every one, whatever happened."""
 
-    def __init__(self, folder: Path, worker: str, sites: Sites | None = None) -> None:
+    def __init__(
+        self, folder: Path, worker: str, sites: Sites | None = None, *, chain: str = ""
+    ) -> None:
         """Nothing is started yet.
 
         Args:
             folder: Gets state and logs.
             worker: ``torch``, ``numpy`` or ``null``.
             sites: Where everything runs; this machine as it is when nobody holds links open.
+            chain: What settles jobs that pay; empty: nothing does.
         """
         self._folder = folder
         self._worker = worker
@@ -53,6 +56,7 @@ class Cluster:
             port=0,
             node_port=0,
             advertise=sites.addresses if sites else (),
+            chain=chain,
         )
         if sites is not None:
             # Where nothing else listens the usual ports are free.

@@ -1,5 +1,6 @@
 """`hypergpu ledger ...`."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,50 +34,145 @@ def show(
     token_file: TokenFile = None,
 ) -> None:
     """Show what a job owes each node: contributions, quality, earned, vouched for."""
-    from hypergpu.cli.ledger.account import COLUMNS, ledger_lines, ledger_view, rows
-    from hypergpu.cli.output import say, say_json, say_table
+    from hypergpu.cli.ledger.showing import ledger_of, say_ledger
+    from hypergpu.cli.output import say_json
     from hypergpu.cli.remote.calls import connect
 
     with connect(address, token_file) as coordinator:
-        job_id = _found(coordinator, job)
-        view = ledger_view(job_id, coordinator.ledger(job_id))
+        view = ledger_of(coordinator, _found(coordinator, job))
     if as_json:
         say_json(view)
-        return
-    for line in ledger_lines(view, decimals):
-        say(line)
-    say()
-    say_table(COLUMNS, rows(view.nodes, decimals), empty="nobody has worked for it yet")
+    else:
+        say_ledger(view, decimals)
 
 
 @app.command()
 def verify(
     job: JobName = None,
     *,
+    chain_url: Annotated[
+        str, typer.Option("--chain-url", help="RPC of the chain; else what the coordinator uses.")
+    ] = "",
     as_json: AsJson = False,
     address: Address = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Check every receipt of a job, both signatures of each, and that the accounts follow."""
-    from hypergpu.cli.ledger.account import ledger_view
-    from hypergpu.cli.ledger.verifying import received, verified
+    """Check every receipt of a job, and that accounts and chain follow from them."""
+    from hypergpu.cli.ledger.showing import verification_of
+    from hypergpu.cli.ledger.verifying import verdict_lines
     from hypergpu.cli.output import say, say_json
     from hypergpu.cli.remote.calls import connect
     from hypergpu.refusal import Reason, RefusalError
-    from hypergpu.wire.ledger import terms_value
 
     with connect(address, token_file) as coordinator:
         job_id = _found(coordinator, job)
-        answer = coordinator.ledger(job_id)
-        receipts = received(coordinator.receipts(job_id))
-    found = verified(ledger_view(job_id, answer), terms_value(answer.terms), receipts)
+        found = verification_of(coordinator, job_id, chain_url)
     if as_json:
         say_json(found)
     else:
-        for fault in found.faults:
-            say(fault)
-        if found.is_sound:
-            say(f"{found.receipts} receipts of {found.nodes} nodes are sound, and so is the pay")
+        for line in verdict_lines(found):
+            say(line)
     if not found.is_sound:
-        detail = f"{job_id}: {len(found.faults)} things are wrong with its receipts"
+        detail = f"{job_id}: {len(found.faults)} things are wrong with its receipts or its pay"
         raise RefusalError(Reason.SIGNATURE_INVALID, detail, fix="show them to its nodes")
+
+
+_StateDir = Annotated[
+    Path | None, typer.Option("--state-dir", help="The node's key and what it holds.")
+]
+_PassphraseFile = Annotated[
+    Path | None,
+    typer.Option("--passphrase-file", help="Opens the key; else the file beside its folder."),
+]
+_Chain = Annotated[str, typer.Option("--chain-url", help="RPC of the chain.")]
+_Held = Annotated[
+    str | None, typer.Argument(metavar="JOB", help="Of those in the wallet; else its only one.")
+]
+
+
+@app.command()
+def register(
+    job: _Held = None,
+    *,
+    chain_url: _Chain,
+    stake_amount: Annotated[int, typer.Option("--stake", min=0, help="In smallest units.")] = 0,
+    state_dir: _StateDir = None,
+    passphrase_file: _PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Register this machine's node on the ledger of a job, with a stake if one is named."""
+    from hypergpu.cli.ledger.errand import on_ledger
+
+    on_ledger(
+        lambda node, _held: node.register(stake_amount),
+        whose=(state_dir, passphrase_file, job),
+        chain_url=chain_url,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def stake(
+    amount: Annotated[int, typer.Argument(min=1, help="In the token's smallest unit.")],
+    job: _Held = None,
+    *,
+    chain_url: _Chain,
+    state_dir: _StateDir = None,
+    passphrase_file: _PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add to the stake of this machine's node: it is paid at once as far as that covers it."""
+    from hypergpu.cli.ledger.errand import on_ledger
+
+    on_ledger(
+        lambda node, _held: node.stake(amount),
+        whose=(state_dir, passphrase_file, job),
+        chain_url=chain_url,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def claim(
+    job: _Held = None,
+    *,
+    chain_url: _Chain,
+    state_dir: _StateDir = None,
+    passphrase_file: _PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Redeem the newest voucher of a job: no coordinator is needed for it."""
+    from hypergpu.cli.ledger.errand import on_ledger
+
+    on_ledger(
+        lambda node, held: node.claim(held),
+        whose=(state_dir, passphrase_file, job),
+        chain_url=chain_url,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def dispute(
+    job: _Held = None,
+    *,
+    chain_url: _Chain,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the bundles.")] = Path(),
+    state_dir: _StateDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a bundle for each thing that this machine's node can prove was not paid rightly."""
+    from hypergpu.cli.ledger.errand import disputed
+    from hypergpu.cli.output import say, say_json
+    from hypergpu.cli.settings import resolved
+
+    settings = resolved({"state_dir": str(state_dir) if state_dir else None})
+    folder = Path(settings["state_dir"].value).expanduser()
+    made = disputed(folder, job, chain_url=chain_url, out=out)
+    if as_json:
+        say_json(made)
+        return
+    for file in made.files:
+        say(file)
+    if not made.files:
+        say(f"{made.job} paid {made.node} as it should: there is nothing to dispute")

@@ -39,6 +39,7 @@ def up(
         node_port=node_port,
         advertise=tuple(advertise or ()),
         is_plaintext=plaintext,
+        chain=settings["chain"].value,
     )
     raise typer.Exit(run(at))
 

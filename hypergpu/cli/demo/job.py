@@ -47,6 +47,10 @@ quorum = 0.6
 
 [evaluation]
 every = {every}
+
+[pay]
+unit_price = 1000000
+rounds_per_epoch = 3
 {planned}
 """
 

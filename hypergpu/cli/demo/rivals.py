@@ -8,7 +8,7 @@ from hypergpu.cli.demo.job import Plan
 from hypergpu.cli.demo.race import Race, Runner, extrapolated_sync, measured, unknown_sync
 from hypergpu.cli.show.history import History
 from hypergpu.jobfile import with_strategy
-from hypergpu.spec import Evaluation, JobSpec
+from hypergpu.spec import Evaluation, JobSpec, Pay
 
 SYNC_ROUNDS = 4
 SYNC_ROUNDS_SHORT = 2
@@ -26,6 +26,8 @@ def raced(chosen: Plan, history: History, train: Train, *, is_short: bool) -> Ra
         is_short: Fewer steps of `sync`.
     """
     own = measured(chosen.spec.strategy, history, chosen.target)
+    # They show how long it takes: the demo's own job shows how it is paid.
+    chosen = chosen._replace(spec=replace(chosen.spec, pay=Pay()))
     others = []
     if chosen.spec.strategy != "diloco":
         others.append(_fixed(chosen, train))

@@ -11,6 +11,7 @@ from hypergpu.cli.cluster.folder import RunFolder, run_folder
 from hypergpu.cli.demo.job import Plan, plan
 from hypergpu.cli.demo.race import COLUMNS, Race, footnotes, rows
 from hypergpu.cli.demo.rivals import raced
+from hypergpu.cli.demo.settlement import chain_here, settled
 from hypergpu.cli.demo.summary import FILE_NAME, Summary, summary_lines, summary_of, write_summary
 from hypergpu.cli.failure import usage_error
 from hypergpu.cli.figures import span
@@ -59,10 +60,12 @@ def demonstrate(folder: Path, *, nodes: int, is_short: bool, worker: str = "") -
     chosen = plan(nodes, is_short=is_short, worker=worker)
     if chosen.note:
         say(chosen.note)
+    chain = chain_here(sites)
     with (
         run_folder(RunFolder(folder, ".hypergpu-demo", _LEFT)),
-        Cluster(folder, chosen.worker, sites) as cluster,
+        Cluster(folder, chosen.worker, sites, chain=chain.name) as cluster,
     ):
+        say(chain.note)
         signal.signal(signal.SIGTERM, _interrupt)
         say(f"starting a coordinator and {nodes} nodes as separate processes; logs: {folder}/logs")
         if sites is not None:
@@ -75,9 +78,10 @@ def demonstrate(folder: Path, *, nodes: int, is_short: bool, worker: str = "") -
             trained = _trained(fault, coordinator, chosen, folder)
             rest = Trainer(cluster, coordinator)
             race = raced(chosen, trained.history, rest.train, is_short=is_short)
+            _say_race(race, chosen.target, fault.victim)
+            pay = settled(coordinator, trained.job.id)
     wall_s = time.monotonic() - started_at_s
-    summary = summary_of(trained.job, nodes=nodes, wall_s=wall_s, race=race)
-    _say_race(race, chosen.target, fault.victim)
+    summary = summary_of(trained.job, nodes=nodes, wall_s=wall_s, race=race, pay=pay)
     _conclude(summary, trained.model_bytes, chosen, folder)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 
 from hypergpu.cli.demo.race import Race
+from hypergpu.cli.demo.settlement import Settled
 from hypergpu.cli.figures import size, span
 from hypergpu.cli.remote.views import JobView
 
@@ -26,9 +27,15 @@ class Summary(msgspec.Struct, frozen=True):
     strategy: str
     sync_ratio: float | None
     """How many times as long every-step training would take to the target; None: not known."""
+    receipts: int
+    """All of them sound, both signatures of each."""
+    earned: int
+    """By all nodes, in the token's smallest unit."""
+    paid: int | None
+    """Into their wallets, by the chain; None where there is none."""
 
 
-def summary_of(job: JobView, *, nodes: int, wall_s: float, race: Race) -> Summary:
+def summary_of(job: JobView, *, nodes: int, wall_s: float, race: Race, pay: Settled) -> Summary:
     """The figures of an ended job."""
     return Summary(
         accuracy=job.metric if job.metric is not None else 0.0,
@@ -42,6 +49,9 @@ def summary_of(job: JobView, *, nodes: int, wall_s: float, race: Race) -> Summar
         model_digest=job.model or "",
         strategy=race.first.strategy,
         sync_ratio=race.sync_ratio,
+        receipts=pay.receipts,
+        earned=pay.earned,
+        paid=pay.paid,
     )
 
 

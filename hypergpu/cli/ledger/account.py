@@ -1,6 +1,6 @@
 """A job's accounts as plain data: the schema of `ledger show --json`, and the table of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -17,6 +17,13 @@ COLUMNS = (
     Column("quality", is_number=True),
     Column("earned", is_number=True),
     Column("voucher", is_number=True),
+    Column("paid", is_number=True),
+)
+TRANSACTION_COLUMNS = (
+    Column("transaction"),
+    Column("for"),
+    Column("state"),
+    Column("block", is_number=True),
 )
 
 
@@ -31,6 +38,29 @@ class NodeAccountView(msgspec.Struct, frozen=True):
     """Mean over the samples."""
     earned: str
     vouched: str
+    paid: str | None
+    """By the chain; None when it was not asked."""
+
+
+class TransactionView(msgspec.Struct, frozen=True):
+    """What was signed to settle the job."""
+
+    hash: str
+    purpose: str
+    epoch: int
+    state: str
+    block: int
+
+
+class ChainView(msgspec.Struct, frozen=True):
+    """How settling goes."""
+
+    url: str
+    height: int
+    waiting: int
+    mined: int
+    complaint: str
+    halted: str
 
 
 class LedgerView(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/ledger/1"):
@@ -47,6 +77,8 @@ class LedgerView(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/
     is_over: bool
     unmeasured_rounds: int
     nodes: list[NodeAccountView]
+    transactions: list[TransactionView]
+    chain: ChainView | None
 
 
 def ledger_view(job_id: str, answer: job_pb2.GetLedgerResponse) -> LedgerView:
@@ -68,6 +100,29 @@ def ledger_view(job_id: str, answer: job_pb2.GetLedgerResponse) -> LedgerView:
         is_over=answer.is_over,
         unmeasured_rounds=answer.unmeasured_rounds,
         nodes=[_node_view(node) for node in answer.nodes],
+        transactions=[_transaction_view(row) for row in answer.transactions],
+        chain=_chain_view(answer.chain) if answer.HasField("chain") else None,
+    )
+
+
+def with_paid(view: LedgerView, paid: Mapping[NodeId, int]) -> LedgerView:
+    """The same with what the chain says that nodes were paid."""
+    nodes = [msgspec.structs.replace(node, paid=str(paid[node.id])) for node in view.nodes]
+    return msgspec.structs.replace(view, nodes=nodes)
+
+
+def _transaction_view(row: job_pb2.LedgerTransaction) -> TransactionView:
+    return TransactionView(row.hash, row.purpose, row.epoch, row.state, row.block)
+
+
+def _chain_view(chain: job_pb2.ChainState) -> ChainView:
+    return ChainView(
+        url=chain.url,
+        height=chain.height,
+        waiting=chain.waiting,
+        mined=chain.mined,
+        complaint=chain.complaint,
+        halted=chain.halted,
     )
 
 
@@ -80,6 +135,7 @@ def _node_view(node: job_pb2.LedgerNode) -> NodeAccountView:
         quality_bps=int(node.score) // node.samples if node.samples else 0,
         earned=node.earned,
         vouched=node.vouched,
+        paid=None,
     )
 
 
@@ -95,6 +151,14 @@ def ledger_lines(view: LedgerView, decimals: int) -> list[str]:
         ]
     else:
         lines.append("pay          none: receipts alone")
+    if view.chain is not None:
+        chain = view.chain
+        lines.append(
+            f"settlement   block {chain.height} of {chain.url}, {chain.waiting} transactions in no"
+            f" block, {chain.mined} not final"
+        )
+        if wrong := chain.halted or chain.complaint:
+            lines.append(f"             {wrong}")
     if view.unmeasured_rounds:
         lines.append(f"unmeasured   {view.unmeasured_rounds} rounds")
     return lines
@@ -111,8 +175,17 @@ def rows(nodes: Sequence[NodeAccountView], decimals: int) -> list[list[str]]:
             f"{node.quality_bps / 100:.1f}%",
             shown(node.earned, decimals),
             shown(node.vouched, decimals),
+            "" if node.paid is None else shown(node.paid, decimals),
         ]
         for node in nodes
+    ]
+
+
+def transaction_rows(transactions: Sequence[TransactionView]) -> list[list[str]]:
+    """The table of `TRANSACTION_COLUMNS`."""
+    return [
+        [row.hash, row.purpose, row.state, str(row.block) if row.block else ""]
+        for row in transactions
     ]
 
 

@@ -6,6 +6,8 @@ import msgspec
 
 from hypergpu.cli.ledger.account import LedgerView
 from hypergpu.ids import JobId, NodeId
+from hypergpu.ledger.audit.facts import JobFact
+from hypergpu.ledger.audit.verify import verify
 from hypergpu.ledger.pay import PRICED_SCORE, score
 from hypergpu.ledger.receipt import ReceiptCheck, SignedReceipt, Signers
 from hypergpu.ledger.terms import Terms
@@ -23,6 +25,12 @@ class Verification(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergp
     nodes: int
     is_sound: bool
     faults: list[str]
+    open: list[str] = []
+    """What has not happened yet, by the chain."""
+    batches: int | None = None
+    """That the chain recorded; None: no chain was asked."""
+    block: int | None = None
+    """Of the chain, that all of it holds for."""
 
 
 def received(pages: Iterable[job_pb2.ListReceiptsResponse]) -> list[SignedReceipt]:
@@ -46,6 +54,36 @@ def verified(view: LedgerView, terms: Terms, receipts: Sequence[SignedReceipt]) 
         is_sound=not faults,
         faults=faults[:_FAULTS_SHOWN],
     )
+
+
+def audited(found: Verification, fact: JobFact, receipts: Sequence[SignedReceipt]) -> Verification:
+    """The same with what the chain says: every batch, score, pool and payment is made again."""
+    verdict = verify(fact, receipts)
+    wrong = [f"chain: {finding.kind.value}: {finding.text}" for finding in verdict.wrong]
+    return msgspec.structs.replace(
+        found,
+        is_sound=found.is_sound and not wrong,
+        faults=[*found.faults, *wrong][:_FAULTS_SHOWN],
+        open=[finding.text for finding in verdict.open][:_FAULTS_SHOWN],
+        batches=verdict.batches,
+        block=fact.block,
+    )
+
+
+def verdict_lines(found: Verification) -> list[str]:
+    """What was found, in words."""
+    lines = list(found.faults)
+    if found.is_sound:
+        lines.append(
+            f"{found.receipts} receipts of {found.nodes} nodes are sound, and so is the pay"
+        )
+        if found.batches is not None:
+            lines.append(
+                f"the chain recorded them in {found.batches} batches, and every score, pool and"
+                f" payment of it follows from them (block {found.block})"
+            )
+    lines += [f"not yet: {text}" for text in found.open]
+    return lines
 
 
 def _receipt_faults(

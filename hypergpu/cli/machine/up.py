@@ -61,6 +61,8 @@ class Listen(msgspec.Struct, frozen=True):
     node_port: int | None = None
     advertise: tuple[str, ...] = ()
     is_plaintext: bool = False
+    chain: str = ""
+    """What settles jobs that pay; empty: nothing does."""
 
 
 def coordinator_command(at: Listen) -> list[str]:
@@ -76,6 +78,8 @@ def coordinator_command(at: Listen) -> list[str]:
         arguments += ["--advertise", address]
     if at.is_plaintext:
         arguments.append("--plaintext")
+    if at.chain:
+        arguments += ["--chain", at.chain]
     return program("coordinator", *arguments)
 
 

@@ -23,6 +23,9 @@ KEYS = {
     "model_digest",
     "strategy",
     "sync_ratio",
+    "receipts",
+    "earned",
+    "paid",
 }
 
 
@@ -50,6 +53,9 @@ def test_demo_kills_a_node_and_still_learns(tmp_path: Path) -> None:
     assert summary["accuracy"] >= 0.93
     assert (summary["rounds"], summary["nodes"], summary["strategy"]) == (30, 5, "diloco")
     assert summary["sync_ratio"] > 1
+    assert summary["receipts"] == summary["updates_accepted"]
+    assert summary["paid"] == summary["earned"] > 0
+    assert "receipts of 5 nodes are sound" in ended.stdout
     assert re.search(r"^diloco .* 1x  measured$", ended.stdout, re.MULTILINE)
     assert re.search(r"^sync .* extrapolated: 261 steps, ", ended.stdout, re.MULTILINE)
     assert re.search(r"^measured: .*home-cable killed", ended.stdout, re.MULTILINE)

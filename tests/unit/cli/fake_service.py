@@ -12,14 +12,18 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from hypergpu.digest import digest_of, digest_to_wire
-from hypergpu.ids import Digest, TokenId
+from hypergpu.ids import Address, Digest, JobId, TokenId
 from hypergpu.layout import Kind, TensorSpec, layout_of
+from hypergpu.ledger.terms import terms_of
+from hypergpu.ledger.typed import Domain
 from hypergpu.token import Role, Token, token_text
 from hypergpu.v1 import job_pb2, job_pb2_grpc, node_pb2, tensor_pb2
+from hypergpu.wire.ledger import terms_message
 
 SECRET = "s" * 32
 JOB = "job-0123456789ab"
 NODE = "0x" + "ab" * 20
+COORDINATOR = Address("0x" + "c0" * 20)
 SPEC = {"workload": "digits-softmax", "name": "first", "training": {"rounds": 4}}
 CHUNK = 256
 LAYOUT = layout_of(
@@ -234,6 +238,26 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
                 if sequence == 1:
                     self._break(context)
         self.jobs = [summary("failed" if "failing" in self.called else "finished")]
+
+    def GetLedger(
+        self, request: job_pb2.GetLedgerRequest, context: grpc.ServicerContext
+    ) -> job_pb2.GetLedgerResponse:
+        self._note("GetLedger", context)
+        return job_pb2.GetLedgerResponse(
+            terms=terms_message(terms_of(COORDINATOR, JobId(JOB), Domain()), 0),
+            unit_price="1000",
+            escrow="3000000",
+            spent="0",
+            nodes=[
+                job_pb2.LedgerNode(node_id=NODE, name="attic", score="0", earned="0", vouched="0")
+            ],
+        )
+
+    def ListReceipts(
+        self, request: job_pb2.ListReceiptsRequest, context: grpc.ServicerContext
+    ) -> Iterator[job_pb2.ListReceiptsResponse]:
+        self._note("ListReceipts", context)
+        yield from ()
 
     def ListNodes(
         self, request: job_pb2.ListNodesRequest, context: grpc.ServicerContext

@@ -22,6 +22,8 @@ READS = {
     "node": ["node", "show", "attic"],
     "tokens": ["token", "ls"],
     "token": ["token", "create"],
+    "ledger": ["ledger", "show"],
+    "verified": ["ledger", "verify"],
 }
 
 

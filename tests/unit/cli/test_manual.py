@@ -9,7 +9,10 @@ from typer.core import TyperGroup
 
 from hypergpu.cli.compare.comparison import Comparison
 from hypergpu.cli.ledger.account import LedgerView
+from hypergpu.cli.ledger.acting import Done
+from hypergpu.cli.ledger.errand import Disputed
 from hypergpu.cli.ledger.verifying import Verification
+from hypergpu.cli.ledger.wallet import WalletView
 from hypergpu.cli.machine.doctor import Diagnosis
 from hypergpu.cli.machine.effective import Settings
 from hypergpu.cli.machine.environment import Environment
@@ -28,9 +31,12 @@ ANSWERS = (
     views.Exported,
     views.Nodes,
     views.NodeDetail,
+    WalletView,
     views.Tokens,
     views.TokenMade,
     LedgerView,
+    Done,
+    Disputed,
     Verification,
     Comparison,
     Diagnosis,

@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 from eth_account import Account
 
-from hypergpu.keys.keyfile import change_passphrase, is_encrypted, stored_secret
+from hypergpu.keys.keyfile import (
+    change_passphrase,
+    is_encrypted,
+    stored_address,
+    stored_secret,
+)
 from hypergpu.keys.keystore import decrypted, encrypted, keystore_of
 from hypergpu.keys.passphrase import (
     TERMINAL,
@@ -79,10 +84,17 @@ def test_a_key_says_whether_it_needs_a_passphrase(tmp_path: Path) -> None:
     path.write_text(KEY.secret.hex() + "\n")
     path.chmod(0o600)
     assert not is_encrypted(path)
+    assert stored_address(path) == KEY.node_id
     stored_secret(path, light())
     assert is_encrypted(path)
+    assert stored_address(path) == KEY.node_id
     path.write_text("damaged")
     assert is_encrypted(path)
+    with pytest.raises(RefusalError, match="it is no keystore"):
+        stored_address(path)
+    path.unlink()
+    with pytest.raises(RefusalError, match="No such file"):
+        stored_address(path)
 
 
 def test_another_passphrase_is_refused_and_said_where_it_came_from(tmp_path: Path) -> None:

@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from gpu_node.__main__ import app
 from gpu_node.shell.state.keys import identity_key
 from gpu_node.shell.state.places import Places
-from hypergpu.keys.passphrase import Passphrase
-from hypergpu.refusal import RefusalError
+from hypergpu.keys.keyfile import place_beside
+from hypergpu.keys.passphrase import Passphrase, passphrase_of_file
+from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 
 GIVEN = Passphrase(b"given", "the test", is_made=True)
@@ -22,8 +25,8 @@ def test_an_unattended_node_makes_a_passphrase_beside_its_folder(tmp_path: Path)
     places = folder(tmp_path)
     key = identity_key(places)
     assert identity_key(places).secret == key.secret
-    assert places.passphrase == tmp_path / "node.passphrase"
-    assert places.passphrase.stat().st_mode & 0o777 == 0o600
+    assert place_beside(places.root) == tmp_path / "node.passphrase"
+    assert place_beside(places.root).stat().st_mode & 0o777 == 0o600
     assert key.secret.hex() not in places.identity.read_text()
 
 
@@ -33,14 +36,14 @@ def test_a_copy_of_the_folder_alone_opens_nothing(tmp_path: Path) -> None:
     stolen = Places(places.root.rename(tmp_path / "copy"))
     with pytest.raises(RefusalError, match=r"copy\.passphrase cannot be read: No such file"):
         identity_key(stolen)
-    assert not stolen.passphrase.exists()
+    assert not place_beside(stolen.root).exists()
 
 
 def test_a_given_passphrase_is_kept_nowhere(tmp_path: Path) -> None:
     places = folder(tmp_path)
     key = identity_key(places, GIVEN)
     assert identity_key(places, GIVEN).secret == key.secret
-    assert not places.passphrase.exists()
+    assert not place_beside(places.root).exists()
     with pytest.raises(RefusalError, match="cannot be read"):
         identity_key(places)
 
@@ -64,7 +67,22 @@ def test_a_key_that_belongs_to_a_lost_passphrase_is_not_written_over(tmp_path: P
     places = folder(tmp_path)
     identity_key(places)
     before = places.identity.read_bytes()
-    places.passphrase.write_text("another\n")
+    place_beside(places.root).write_text("another\n")
     with pytest.raises(RefusalError, match=r"from .*node\.passphrase does not open"):
         identity_key(places)
     assert places.identity.read_bytes() == before
+
+
+def test_the_passphrase_is_changed_by_a_command(tmp_path: Path) -> None:
+    places = folder(tmp_path)
+    key = identity_key(places)
+    words = tmp_path / "words"
+    words.write_text("correct horse battery staple\n")
+    words.chmod(0o600)
+    asked = ["passphrase", "--new", str(words), "--state-dir", str(places.root)]
+    changed = CliRunner().invoke(app, asked)
+    assert changed.exit_code == 0, changed.output
+    assert identity_key(places, passphrase_of_file(words)).secret == key.secret
+    again = CliRunner().invoke(app, [*asked, "--passphrase-file", str(words)])
+    assert again.exit_code == 0, again.output
+    assert CliRunner().invoke(app, asked).exit_code == Reason.FILE_UNUSABLE.exit_code

@@ -137,6 +137,7 @@ class MemoryLedger:
     def write(self, change: OutboxChange) -> None:
         with self._ledger_lock:
             shelves = self._shelves.copy()
+            _abandon(shelves, change)
             _seal(shelves, change)
             for rewind in change.rewinds:
                 key = (rewind.job_id, rewind.node)
@@ -215,11 +216,38 @@ def _unsealed(record: ReceiptRecord) -> UnsealedReceipt:
     )
 
 
+def _abandon(shelves: _Shelves, change: OutboxChange) -> None:
+    kept = shelves.outbox.get(change.account, [])
+    for nonce, again in change.retries:
+        place = next(
+            (
+                place
+                for place, row in enumerate(kept)
+                if row.transaction.nonce == nonce and row.state is TransactionState.FAILED
+            ),
+            None,
+        )
+        if place is None:
+            raise JournalConflictError(
+                f"transaction {nonce} of {change.account.address} has not failed"
+            )
+        row = kept[place]
+        freed = replace(row.transaction, purpose=f"{row.transaction.purpose}#{nonce}")
+        kept[place] = replace(row, transaction=freed, state=TransactionState.ABANDONED)
+        shelves.batches[:] = [
+            replace(batch, nonce=again.transaction.nonce)
+            if batch.account == change.account and batch.nonce == nonce
+            else batch
+            for batch in shelves.batches
+        ]
+
+
 def _seal(shelves: _Shelves, change: OutboxChange) -> None:
-    if not change.sealed:
+    rows = (*(row for _, row in change.retries), *change.sealed)
+    if not rows:
         return
     kept = shelves.outbox.setdefault(change.account, [])
-    for row in change.sealed:
+    for row in rows:
         transaction = row.transaction
         if kept and transaction.nonce != kept[-1].transaction.nonce + 1:
             raise JournalConflictError(

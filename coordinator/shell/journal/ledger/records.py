@@ -163,6 +163,8 @@ class OutboxChange(msgspec.Struct, frozen=True, kw_only=True):
     sealed: tuple[OutboxRow, ...] = ()
     """New transactions; their nonces go on where the account's end."""
     batches: tuple[BatchRecord, ...] = ()
+    retries: tuple[tuple[int, OutboxRow], ...] = ()
+    """Transactions that failed, by nonce, and the same again with the next nonces."""
     attempts: tuple[tuple[int, SignedAttempt], ...] = ()
     """New signings of stored transactions, by nonce."""
     progress: tuple[Progress, ...] = ()

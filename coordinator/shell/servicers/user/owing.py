@@ -2,16 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 from coordinator.core.metering.accounts import account_of, earned
-from coordinator.shell.journal.ledger.records import ReceiptRecord
+from coordinator.core.settlement.sending import TransactionState
+from coordinator.shell.journal.ledger.records import OutboxRow, ReceiptRecord
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
-from hypergpu.ids import NodeId
+from hypergpu.ids import JobId, NodeId
 from hypergpu.ledger.pay import score
 from hypergpu.ledger.terms import Terms
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.ledger import receipt_message, terms_message
+
+if TYPE_CHECKING:
+    from coordinator.shell.metering.settling import Settling
 
 _IN_A_MESSAGE = 500
 
@@ -42,7 +47,40 @@ async def accounts(parts: Parts, room: Room) -> job_pb2.GetLedgerResponse:
             earned=str(earned(job, node)),
             vouched=str(account_of(job.metering, node).vouched),
         )
+    if parts.settling is not None:
+        answer.chain.CopyFrom(_chain_message(parts.settling))
+        rows = await asyncio.to_thread(_transactions, parts, parts.settling, job.job_id)
+        answer.transactions.extend(rows)
     return answer
+
+
+def _chain_message(settling: "Settling") -> job_pb2.ChainState:
+    state = settling.state
+    return job_pb2.ChainState(
+        url=settling.url,
+        height=state.height,
+        waiting=state.waiting,
+        mined=state.mined,
+        complaint=state.complaint,
+        halted=state.halted,
+    )
+
+
+def _transactions(
+    parts: Parts, settling: "Settling", job_id: JobId
+) -> list[job_pb2.LedgerTransaction]:
+    rows = parts.journal.transactions(settling.account, states=tuple(TransactionState))
+    return [_transaction_message(row) for row in rows if row.transaction.job_id == job_id]
+
+
+def _transaction_message(row: OutboxRow) -> job_pb2.LedgerTransaction:
+    return job_pb2.LedgerTransaction(
+        hash="0x" + row.attempts[-1].attempt.hash.hex(),
+        purpose=row.transaction.purpose,
+        epoch=row.transaction.epoch,
+        state=row.state.value,
+        block=row.block.number if row.block is not None else 0,
+    )
 
 
 async def receipts(parts: Parts, room: Room) -> AsyncIterator[job_pb2.ListReceiptsResponse]:

@@ -18,6 +18,7 @@ ACCOUNT = NodeAccountView(
     quality_bps=9_000,
     earned="2700",
     vouched="2700",
+    paid="2000",
 )
 """A score of 2,700,000 at 1,000 each million."""
 VIEW = LedgerView(
@@ -32,6 +33,8 @@ VIEW = LedgerView(
     is_over=True,
     unmeasured_rounds=0,
     nodes=[ACCOUNT],
+    transactions=[],
+    chain=None,
 )
 
 
@@ -100,7 +103,7 @@ def test_amounts_are_whole_numbers_with_their_decimals_beside_them() -> None:
 
 def test_the_table_tells_each_nodes_mean_quality_and_pay() -> None:
     (row,) = rows(VIEW.nodes, 0)
-    assert row[1:] == ["home", "3", "300", "90.0%", "2700", "2700"]
+    assert row[1:] == ["home", "3", "300", "90.0%", "2700", "2700", "2000"]
 
 
 def test_a_job_that_pays_nothing_says_so() -> None:

@@ -10,6 +10,7 @@ from coordinator.core.job import Account, DueReceipt
 from coordinator.shell.metering.desk import KEY_FILE, LedgerDesk, coordinator_key
 from hypergpu.digest import digest_of
 from hypergpu.ids import JobId
+from hypergpu.keys.keyfile import place_beside
 from hypergpu.ledger.receipt import ReceiptCheck, Signers, leaf
 from hypergpu.ledger.typed import Contribution, sign
 from hypergpu.ledger.voucher import no_voucher, voucher_fault
@@ -92,23 +93,40 @@ def test_where_nothing_is_paid_there_is_no_voucher() -> None:
     assert DESK.voucher(training(FREE), NODE.node_id) is None
 
 
-def test_the_key_is_made_once_and_readable_by_its_owner_alone(tmp_path: Path) -> None:
-    first = coordinator_key(tmp_path / "identity")
-    path = tmp_path / "identity" / KEY_FILE
+def test_the_key_is_made_once_and_lies_there_encrypted(tmp_path: Path) -> None:
+    folder = tmp_path / "coordinator"
+    first = coordinator_key(folder)
+    path = folder / KEY_FILE
     assert path.stat().st_mode & 0o777 == 0o600
-    assert coordinator_key(tmp_path / "identity").node_id == first.node_id
+    assert first.secret.hex() not in path.read_text()
+    assert place_beside(folder).exists()
+    assert coordinator_key(folder).node_id == first.node_id
 
 
-def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    coordinator_key(tmp_path)
-    (tmp_path / KEY_FILE).chmod(0o640)
-    with pytest.raises(RefusalError, match="others can read the coordinator's key"):
-        coordinator_key(tmp_path)
+def test_the_key_may_have_a_passphrase_of_the_operators(tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    words.write_text("correct horse battery staple\n")
+    words.chmod(0o600)
+    first = coordinator_key(tmp_path / "coordinator", words)
+    assert coordinator_key(tmp_path / "coordinator", words).node_id == first.node_id
+    assert not place_beside(tmp_path / "coordinator").exists()
+    with pytest.raises(RefusalError, match="cannot be read"):
+        coordinator_key(tmp_path / "coordinator")
+
+
+def test_a_plain_key_of_an_older_version_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "coordinator" / KEY_FILE
+    path.parent.mkdir(parents=True)
+    path.write_text("ab" * 32 + "\n")
+    path.chmod(0o600)
+    assert coordinator_key(tmp_path / "coordinator").secret.hex() == "ab" * 32
+    assert "abab" not in path.read_text()
 
 
 def test_a_damaged_key_is_named_and_not_quoted(tmp_path: Path) -> None:
-    coordinator_key(tmp_path)
-    (tmp_path / KEY_FILE).write_text("ab" * 31 + "\n")
+    folder = tmp_path / "coordinator"
+    coordinator_key(folder)
+    (folder / KEY_FILE).write_text("ab" * 31 + "\n")
     with pytest.raises(RefusalError, match="is damaged") as refused:
-        coordinator_key(tmp_path)
+        coordinator_key(folder)
     assert "abab" not in str(refused.value)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 from sqlalchemy import ColumnElement, and_, func, select
 from sqlalchemy.engine import Connection, Row
 
@@ -155,10 +156,11 @@ class SqlLedger:
         return 0 if last is None else last + 1
 
     def batches(self, job_id: JobId) -> tuple[BatchRecord, ...]:
-        wanted = select(BATCHES.c.body_json).where(BATCHES.c.job_id == job_id)
+        wanted = select(BATCHES.c.nonce, BATCHES.c.body_json).where(BATCHES.c.job_id == job_id)
         with self._ledger_database.reader() as connection:
-            rows = connection.scalars(wanted.order_by(BATCHES.c.nonce)).all()
-        return tuple(_batches.decode(row) for row in rows)
+            rows = connection.execute(wanted.order_by(BATCHES.c.nonce)).all()
+        # A batch whose transaction failed belongs to the one that was signed in its place.
+        return tuple(replace(_batches.decode(row.body_json), nonce=row.nonce) for row in rows)
 
     def score(self, job_id: JobId, epochs: Sequence[int]) -> int:
         each = RECEIPTS.c.samples * RECEIPTS.c.quality_bps

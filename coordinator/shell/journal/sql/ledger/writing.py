@@ -5,6 +5,7 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.engine import Connection
 
 from coordinator.core.settlement.epoch import Epoch
+from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.journal.ledger.records import (
     AccountName,
     BatchRecord,
@@ -31,6 +32,9 @@ def write_change(connection: Connection, change: OutboxChange) -> None:
         JournalConflictError: as `Outbox.write`. The caller's transaction must then be given up.
     """
     account = change.account
+    for nonce, row in change.retries:
+        _abandon(connection, account, nonce, row.transaction.nonce)
+    _seal(connection, account, tuple(row for _, row in change.retries))
     _seal(connection, account, change.sealed)
     for rewind in change.rewinds:
         _rewind(connection, rewind)
@@ -73,6 +77,27 @@ def _seal(connection: Connection, account: AccountName, rows: tuple[OutboxRow, .
                 insert(ATTEMPTS), _attempt_row(account, transaction.nonce, number, attempt)
             )
         wanted += 1
+
+
+def _abandon(connection: Connection, account: AccountName, nonce: int, again: int) -> None:
+    """Free the purpose of a transaction that failed, and hand its batch to the one after it."""
+    failed = (
+        TRANSACTIONS.c.chain_id == account.chain_id,
+        TRANSACTIONS.c.address == account.address,
+        TRANSACTIONS.c.nonce == nonce,
+        TRANSACTIONS.c.state == TransactionState.FAILED.value,
+    )
+    purpose = connection.scalar(select(TRANSACTIONS.c.purpose).where(*failed))
+    if purpose is None:
+        raise JournalConflictError(f"transaction {nonce} of {account.address} has not failed")
+    values = {"state": TransactionState.ABANDONED.value, "purpose": f"{purpose}#{nonce}"}
+    connection.execute(update(TRANSACTIONS).where(*failed).values(**values))
+    of_batch = (
+        BATCHES.c.chain_id == account.chain_id,
+        BATCHES.c.address == account.address,
+        BATCHES.c.nonce == nonce,
+    )
+    connection.execute(update(BATCHES).where(*of_batch).values(nonce=again))
 
 
 def _record_batch(connection: Connection, batch: BatchRecord) -> None:

@@ -1,0 +1,197 @@
+"""The chain that settles what jobs owe, if one is configured: a pipeline, and Anvil where asked.
+
+Training waits for none of it: a chain that is down is waited for, in a thread of its own.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from coordinator.config import Settings
+from coordinator.core.job import ENDED, Job, Phase
+from coordinator.core.settlement.sealing import Metering, SealingRule
+from coordinator.shell.chain.founding import JobOrder
+from coordinator.shell.chain.pipeline import Pipeline, PipelineState
+from coordinator.shell.chain.settler import SettlingOptions
+from coordinator.shell.journal.ledger.interface import Outbox
+from coordinator.shell.journal.ledger.records import AccountName
+from hypergpu.chain.local.anvil import Anvil, AnvilOptions
+from hypergpu.chain.profiles import NONE, ChainProfile, chain_profile, profile_names
+from hypergpu.chain.rpc.client import HttpRpc
+from hypergpu.chain.rpc.transport import HttpTransport
+from hypergpu.chain.signer import Signer
+from hypergpu.ids import Address, Digest, JobId
+from hypergpu.ledger.typed import Domain
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.signature import IdentityKey
+
+log = structlog.get_logger()
+
+ANVIL = "anvil"
+_FOLDER = "chain"
+_LOOK_EACH_S = 1.0
+_SHORT_LOOKS = 3
+"""The chain and the journal are read one after the other: a shortage must be seen so often."""
+_NO_DATA = Digest("0" * 64)
+
+
+_LEDGER_WITHIN_S = 10.0
+_POLL_S = 0.02
+Short = Callable[[JobId, str], Awaitable[None]]
+"""Told of a job that cannot be paid for any longer."""
+
+
+class HasJob(Protocol):
+    """A job in this process."""
+
+    job: Job
+
+
+class Settling:
+    """Opens paid jobs on the ledger, settles them, and watches their escrow there."""
+
+    def __init__(self, settings: Settings, key: IdentityKey, outbox: Outbox) -> None:
+        """Start nothing yet.
+
+        Raises:
+            RefusalError: ARGUMENT_INVALID, the chain is neither a known one nor an address of an
+                RPC; FOLDER_UNUSABLE, another process sends with this key.
+        """
+        profile = _profile(settings)
+        folder = settings.data_dir / _FOLDER
+        self._anvil: Anvil | None = None
+        url = settings.chain_url or profile.rpc_url
+        if settings.chain == ANVIL and not settings.chain_url:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            options = AnvilOptions(
+                port=settings.chain_port,
+                state_file=folder / "anvil.json",
+                chain_id=profile.chain_id,
+            )
+            self._anvil = Anvil(options, log=folder / "anvil.log")
+            url = self._anvil.url
+        self.url = url
+        contract = Address(settings.ledger_contract) if settings.ledger_contract else None
+        self._pipeline = Pipeline(
+            lambda: HttpRpc(HttpTransport(url)),
+            Signer(key),
+            outbox,
+            SettlingOptions(
+                profile=profile,
+                rule=SealingRule(metering=Metering(settings.metering)),
+                contract=contract,
+                lock_folder=_locks(),
+            ),
+        )
+        self._ordered: dict[JobId, JobOrder] = {}
+        self._short: dict[JobId, tuple[int, int]] = {}
+
+    @property
+    def domain(self) -> Domain:
+        """What receipts are signed for; of no chain until the ledger is known."""
+        return self._pipeline.domain or Domain()
+
+    @property
+    def account(self) -> AccountName:
+        """Who sends, and where."""
+        return self._pipeline.account.name
+
+    @property
+    def state(self) -> PipelineState:
+        """How settling goes."""
+        return self._pipeline.state
+
+    def start(self) -> None:
+        """Begin. Blocks until the ledger is known, or the chain turns out not to answer.
+
+        Raises:
+            RefusalError: MACHINE_UNFIT, Anvil is not installed or does not start.
+        """
+        if self._anvil is not None:
+            self._anvil.start()
+        self._pipeline.start()
+        # What is created from now on is to be signed for the ledger.
+        deadline_s = time.monotonic() + _LEDGER_WITHIN_S
+        while self._pipeline.domain is None and time.monotonic() < deadline_s:
+            if self.state.complaint:
+                break
+            time.sleep(_POLL_S)
+
+    def stop(self) -> None:
+        """End in good order. Blocks."""
+        self._pipeline.stop()
+        if self._anvil is not None:
+            self._anvil.stop()
+
+    def wake(self) -> None:
+        """Receipts were journalled."""
+        self._pipeline.wake()
+
+    def order(self, job: Job) -> None:
+        """See that a job that pays is open on the ledger with its escrow. Cheap: say it often."""
+        spec, model = job.spec, job.model
+        if job.terms is None or not spec.pay.unit_price or model is None:
+            return
+        before = self._ordered.get(job.job_id)
+        escrow = (job.next_spec or spec).escrow
+        if before is not None and before.escrow == escrow:
+            return
+        order = JobOrder(
+            job_id=job.job_id,
+            unit_price=spec.pay.unit_price,
+            escrow=escrow,
+            guaranteed_bps=spec.pay.guaranteed_bps,
+            epochs=-(-spec.training.rounds // spec.pay.rounds_per_epoch),
+            model=model.blob.digest,
+            dataset=job.manifest.digest if job.manifest is not None else _NO_DATA,
+        )
+        self._ordered[job.job_id] = order
+        self._pipeline.escrow.follow(job.job_id, spec.pay.unit_price)
+        self._pipeline.order(order)
+
+    def shortage(self, job: Job) -> str:
+        """Why the ledger does not cover what the job's present round may cost; empty: it does.
+
+        A shortage counts once it was seen in several blocks.
+        """
+        pay, round_ = job.spec.pay, job.round
+        if not pay.unit_price or round_ is None or job.phase in ENDED | {Phase.PAUSED}:
+            return ""
+        samples = sum(
+            run.count for part in round_.participants.values() for run in part.shard.ranges
+        )
+        why = self._pipeline.escrow.shortage(job.job_id, pay.most_for(samples))
+        reading = self._pipeline.escrow.reading(job.job_id)
+        if not why or reading is None:
+            self._short.pop(job.job_id, None)
+            return ""
+        height, looks = self._short.get(job.job_id, (-1, 0))
+        if reading.height > height:
+            looks += 1
+        self._short[job.job_id] = (reading.height, looks)
+        return why if looks >= _SHORT_LOOKS else ""
+
+    async def watch(self, rooms: Mapping[JobId, HasJob], short: Short) -> None:
+        """Order what is to be open, and report jobs whose escrow runs out on the ledger."""
+        while True:
+            for room in list(rooms.values()):
+                self.order(room.job)
+                if why := self.shortage(room.job):
+                    await short(room.job.job_id, why)
+            await asyncio.sleep(_LOOK_EACH_S)
+
+
+def _profile(settings: Settings) -> ChainProfile:
+    if settings.chain in profile_names():
+        return chain_profile(settings.chain)
+    known = ", ".join((NONE, *profile_names()))
+    detail = f"there is no chain {settings.chain!r}; there are {known}"
+    raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix="name one, its RPC with --chain-url")
+
+
+def _locks() -> Path:
+    return Path.home() / ".local" / "share" / "hypergpu" / "locks"

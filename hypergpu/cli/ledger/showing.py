@@ -1,0 +1,68 @@
+"""A job's accounts from its coordinator and its chain, and the tables of them."""
+
+from hypergpu.cli.ledger.account import (
+    COLUMNS,
+    TRANSACTION_COLUMNS,
+    LedgerView,
+    ledger_lines,
+    ledger_view,
+    rows,
+    transaction_rows,
+    with_paid,
+)
+from hypergpu.cli.ledger.verifying import Verification, audited, received, verified
+from hypergpu.cli.output import note, say, say_table
+from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.refusal import RefusalError
+from hypergpu.wire.ledger import terms_value
+
+
+def ledger_of(coordinator: Coordinator, job_id: str) -> LedgerView:
+    """What a job owes by its coordinator, and has paid by its chain, where that answers."""
+    answer = coordinator.ledger(job_id)
+    view, terms = ledger_view(job_id, answer), terms_value(answer.terms)
+    if view.chain is None or not terms.domain.chain_id:
+        return view
+    # What talks to a chain is an extra, and slow to import.
+    from hypergpu.cli.ledger.reading import ledger_at, paid_nodes
+
+    try:
+        with ledger_at(view.chain.url) as chain:
+            return with_paid(view, paid_nodes(chain, terms, [node.id for node in view.nodes]))
+    except RefusalError as unreachable:
+        note(f"what was paid is not known: {unreachable.detail}")
+        return view
+
+
+def verification_of(coordinator: Coordinator, job_id: str, chain_url: str = "") -> Verification:
+    """What a job's receipts prove of what its coordinator says, and of what its chain does.
+
+    Args:
+        coordinator: Has the receipts.
+        job_id: Whose.
+        chain_url: RPC of the chain; empty: the one that the coordinator uses.
+
+    Raises:
+        RefusalError: CHAIN_UNREACHABLE, the chain does not answer.
+    """
+    answer = coordinator.ledger(job_id)
+    view, terms = ledger_view(job_id, answer), terms_value(answer.terms)
+    receipts = received(coordinator.receipts(job_id))
+    found = verified(view, terms, receipts)
+    url = chain_url or (view.chain.url if view.chain is not None else "")
+    if not url or not terms.domain.chain_id or view.unit_price == "0":
+        return found
+    from hypergpu.cli.ledger.reading import job_fact
+
+    return audited(found, job_fact(url, terms), receipts)
+
+
+def say_ledger(view: LedgerView, decimals: int) -> None:
+    """The sums, the nodes and the transactions."""
+    for line in ledger_lines(view, decimals):
+        say(line)
+    say()
+    say_table(COLUMNS, rows(view.nodes, decimals), empty="nobody has worked for it yet")
+    if view.transactions:
+        say()
+        say_table(TRANSACTION_COLUMNS, transaction_rows(view.transactions), empty="")

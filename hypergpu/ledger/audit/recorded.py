@@ -1,0 +1,118 @@
+"""Receipts against batches: what was recorded where, by recomputing every root, sum and digest."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from hypergpu.ids import NodeId
+from hypergpu.ledger.audit.facts import BatchFact, Form, JobFact
+from hypergpu.ledger.audit.finding import Finding, Kind
+from hypergpu.ledger.merkle import MerkleTree
+from hypergpu.ledger.packing import NO_DIGEST, batch_totals, next_digest, packed, totals_words
+from hypergpu.ledger.receipt import ReceiptCheck, SignedReceipt, Signers, leaf
+from hypergpu.ledger.typed import Receipt, struct_hash
+
+Number = tuple[NodeId, int]
+"""A node and a sequence: names a receipt within its job."""
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """What was found out about a job's receipts."""
+
+    receipts: Mapping[Number, SignedReceipt]
+    """All sound ones."""
+    epochs: Mapping[Number, int]
+    """Where each receipt that is on the chain is settled, known to us or not."""
+    findings: tuple[Finding, ...]
+
+
+def recorded(fact: JobFact, receipts: Iterable[SignedReceipt], signers: Signers) -> Recorded:
+    """Check receipts, and every batch against them."""
+    held, findings = _sound(fact, receipts, signers)
+    epochs: dict[Number, int] = {}
+    digest = NO_DIGEST
+    for place, batch in enumerate(fact.batches):
+        if batch.seq != place:
+            findings.append(_batch(batch, f"number {place} is missing"))
+            break
+        findings += _batch_findings(batch, held)
+        digest = next_digest(
+            digest, seq=batch.seq, epoch=batch.epoch, root=batch.root, content=batch.content
+        )
+        if digest != batch.digest:
+            findings.append(_batch(batch, "the job's digest after it is another one"))
+        _count(batch, epochs)
+    if digest != fact.digest:
+        text = "the job's digest on the chain is not that of the batches given"
+        findings.append(Finding(Kind.BATCH, text))
+    for forced in fact.forced:
+        epochs[forced.node, forced.sequence] = forced.epoch
+    return Recorded(held, epochs, tuple(findings))
+
+
+def _sound(
+    fact: JobFact, receipts: Iterable[SignedReceipt], signers: Signers
+) -> tuple[dict[Number, SignedReceipt], list[Finding]]:
+    check = ReceiptCheck(signers)
+    held: dict[Number, SignedReceipt] = {}
+    findings: list[Finding] = []
+    for signed in receipts:
+        receipt = signed.receipt
+        number = (receipt.node, receipt.sequence)
+        fault = check.fault(signed)
+        if not fault and receipt.job != fact.job:
+            fault = "it is of another job"
+        if fault:
+            what = f"receipt {receipt.sequence} of {receipt.node} is unsound: {fault}"
+            findings.append(Finding(Kind.RECEIPT, what, receipt.node, receipt.epoch))
+        elif number not in held:
+            held[number] = signed
+        elif struct_hash(held[number].receipt) != struct_hash(receipt):
+            what = f"two different receipts are signed as number {receipt.sequence}"
+            findings.append(Finding(Kind.EQUIVOCATION, what, receipt.node, receipt.epoch))
+    return held, findings
+
+
+def _batch_findings(batch: BatchFact, held: Mapping[Number, SignedReceipt]) -> Iterator[Finding]:
+    try:
+        parts = batch.parts()
+    except ValueError as broken:
+        yield _batch(batch, str(broken))
+        return
+    numbers = [(node, first + n) for node, first, count in parts for n in range(count)]
+    missing = sum(number not in held for number in numbers)
+    if missing:
+        yield _batch(batch, f"{missing} of its {len(numbers)} receipts are not among those given")
+        return
+    members = [held[number].receipt for number in numbers]
+    if any(receipt.epoch > batch.epoch for receipt in members):
+        yield _batch(batch, "it settles receipts of a later epoch")
+    if batch.content != _content(batch.form, members):
+        yield _batch(batch, "its sums or records are not those of the receipts")
+    if members and MerkleTree(map(leaf, members)).root != batch.root:
+        yield _batch(batch, "its root is not that of the receipts")
+
+
+def _content(form: Form, members: Sequence[Receipt]) -> bytes:
+    """What the batch should have held, the receipts settled in one epoch whatever their own."""
+    together = [msgspec.structs.replace(receipt, epoch=0) for receipt in members]
+    try:
+        return packed(together) if form is Form.PACKED else totals_words(batch_totals(together))
+    except ValueError:
+        return b""
+
+
+def _count(batch: BatchFact, epochs: dict[Number, int]) -> None:
+    """Note what a batch recorded. What was recorded before stays there."""
+    try:
+        parts = batch.parts()
+    except ValueError:
+        return
+    for node, first, count in parts:
+        if node not in batch.skipped:
+            for sequence in range(first, first + count):
+                epochs.setdefault((node, sequence), batch.epoch)
+
+
+def _batch(batch: BatchFact, text: str) -> Finding:
+    return Finding(Kind.BATCH, f"batch {batch.seq}: {text}", epoch=batch.epoch)

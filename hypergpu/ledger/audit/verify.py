@@ -1,0 +1,58 @@
+"""The whole audit of a job: receipts, batches, scores, pay and escrow."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from hypergpu.ledger.audit.facts import JobFact
+from hypergpu.ledger.audit.finding import Finding
+from hypergpu.ledger.audit.payments import payment_findings
+from hypergpu.ledger.audit.recorded import recorded
+from hypergpu.ledger.receipt import SignedReceipt, Signers
+from hypergpu.ledger.typed import Domain
+from hypergpu.ledger.voucher import SignedVoucher
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What came out."""
+
+    receipts: int
+    """Sound ones that were given."""
+    batches: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def wrong(self) -> tuple[Finding, ...]:
+        """What somebody did wrong."""
+        return tuple(finding for finding in self.findings if finding.is_wrong)
+
+    @property
+    def open(self) -> tuple[Finding, ...]:
+        """What has not happened yet."""
+        return tuple(finding for finding in self.findings if not finding.is_wrong)
+
+
+def verify(
+    fact: JobFact,
+    receipts: Iterable[SignedReceipt],
+    vouchers: Iterable[SignedVoucher] = (),
+    *,
+    made_in: Domain | None = None,
+) -> Verdict:
+    """Recompute everything that the chain says of a job from its receipts.
+
+    Takes about 0.2 ms a receipt: two signatures each.
+
+    Args:
+        fact: What the chain says, at one block.
+        receipts: All receipts of the job; a node that has only its own is told of the others as
+            missing from batches.
+        vouchers: Any that are held.
+        made_in: The domain that nodes signed their contributions in; None: the job's.
+    """
+    signers = Signers(
+        coordinator=fact.coordinator, domain=fact.domain, made_in=made_in or fact.domain
+    )
+    known = recorded(fact, receipts, signers)
+    findings = (*known.findings, *payment_findings(fact, known, vouchers))
+    return Verdict(len(known.receipts), len(fact.batches), findings)

@@ -1,0 +1,191 @@
+"""A chain whose blocks a test makes by hand, with a journal and a settler beside it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from coordinator.core.settlement.epoch import Epoch
+from coordinator.core.settlement.sealing import Metering, SealingRule
+from coordinator.core.settlement.sending import TransactionState
+from coordinator.shell.chain.escrow import EscrowBook
+from coordinator.shell.chain.founding import JobOrder
+from coordinator.shell.chain.pump import Turn
+from coordinator.shell.chain.sending import Account
+from coordinator.shell.chain.settler import Settler, SettlingOptions
+from coordinator.shell.journal.ledger.records import Earnings, EpochEnd
+from coordinator.shell.journal.sql.store import SqlJournal
+from hypergpu.chain.ledger import NodeAccount
+from hypergpu.chain.local.anvil import Anvil, AnvilOptions
+from hypergpu.chain.profiles import chain_profile
+from hypergpu.chain.rpc.answers import quantity
+from hypergpu.chain.rpc.chain import EvmChain
+from hypergpu.chain.rpc.client import Call, HttpRpc
+from hypergpu.chain.rpc.transport import HttpTransport
+from hypergpu.chain.signer import Signer
+from hypergpu.digest import digest_of
+from hypergpu.ids import JobId, NodeId
+from hypergpu.ledger.typed import address_bytes, word_bytes
+from hypergpu.signature import IdentityKey
+from tests.signed_receipts import COORDINATOR, Work, node_key, receipt_record
+
+JOB = JobId("job-00000000000a")
+ESCROW = 10**9
+UNIT_PRICE = 1_000
+NODES = [node_key(number) for number in range(4)]
+TURNS_MOST = 200
+WAITING = [TransactionState.WAITING]
+RULE = SealingRule(metering=Metering.BATCHED, interval_ms=0, in_flight_max=256)
+PROFILE = replace(chain_profile("anvil"), resend_ms=0)
+ORDER = JobOrder(
+    job_id=JOB,
+    unit_price=UNIT_PRICE,
+    escrow=ESCROW,
+    guaranteed_bps=1_000,
+    epochs=3,
+    model=digest_of(b"model"),
+    dataset=digest_of(b"dataset"),
+)
+
+
+class Ground:
+    """An Anvil that makes a block when it is asked to, and a journal that outlives settlers."""
+
+    def __init__(self, folder: Path, anvil: Anvil) -> None:
+        self.folder = folder
+        self.anvil = anvil
+        self.journal = SqlJournal(str(folder / "journal.sqlite3"))
+        self.options = SettlingOptions(profile=PROFILE, rule=RULE, lock_folder=folder)
+        self.url = anvil.url
+        self.chain = EvmChain(HttpRpc(HttpTransport(anvil.url)))
+        self._settler: Settler | None = None
+
+    def ask(self, method: str, *parameters: object) -> object:
+        """Call the chain's own RPC, whatever stands before it for the settler."""
+        return self.chain.rpc.call(Call(method, parameters))
+
+    def mine(self, blocks: int = 1) -> None:
+        """Make some blocks."""
+        for _ in range(blocks):
+            self.ask("evm_mine")
+
+    @property
+    def settler(self) -> Settler:
+        """The one that runs; another after `crash`."""
+        if self._settler is None:
+            rpc = HttpRpc(HttpTransport(self.url, timeout_s=2.0), PROFILE.pace)
+            account = Account(Signer(COORDINATOR), self.journal, self.options.profile)
+            self.escrow = EscrowBook(self.journal)
+            self._settler = Settler(rpc, account, self.journal, self.options, self.escrow)
+        return self._settler
+
+    def crash(self) -> None:
+        """Lose everything that is not in the journal."""
+        if self._settler is not None:
+            self._settler.close()
+        self._settler = None
+
+    def turn(self, *orders: JobOrder) -> Turn:
+        """One turn."""
+        return self.settler.turn(orders)[0]
+
+    def opened(self, order: JobOrder = ORDER) -> "Ground":
+        """With a ledger on the chain and a job on the ledger, both final."""
+        self.turn(order)
+        self.until(lambda turn: turn.waiting == 0 and turn.mined == 0)
+        return self
+
+    def until(self, is_reached: Callable[[Turn], bool]) -> Turn:
+        """Turn and mine until a turn finds what is asked for."""
+        for _ in range(TURNS_MOST):
+            turn = self.turn()
+            if is_reached(turn):
+                return turn
+            self.mine()
+        raise AssertionError(f"not reached: {self.turn()}, {self.epochs()}")
+
+    def earn(
+        self, epoch: int, sequences: Sequence[int], *, nodes: Sequence[IdentityKey] = NODES
+    ) -> None:
+        """Keep receipts of each node."""
+        domain = None if self._settler is None else self._settler.site.domain
+        receipts = tuple(
+            receipt_record(JOB, Work(node=node, sequence=sequence, epoch=epoch), domain=domain)
+            for node in nodes
+            for sequence in sequences
+        )
+        self.journal.append([], (), Earnings(receipts))
+
+    def end(self, epoch: int, *, is_last: bool = False) -> None:
+        """The job leaves an epoch."""
+        self.journal.append([], (), Earnings(ends=(EpochEnd(JOB, epoch, is_last=is_last),)))
+
+    def epochs(self) -> list[Epoch]:
+        """Every epoch."""
+        return [record.epoch for record in self.journal.epochs(is_final_too=True)]
+
+    def rest(self) -> None:
+        """Go on until nothing is left to be done before somebody's window is over."""
+        self.turn()
+        self.until(
+            lambda turn: (
+                turn.waiting == 0
+                and turn.mined == 0
+                and not any(epoch.is_count_due for epoch in self.epochs())
+                and not self.journal.transactions(self.settler.site.account, states=WAITING)
+            )
+        )
+
+    def settle(self) -> None:
+        """Go on until every epoch is final, past the window that nodes without stake wait for."""
+        while self.journal.epochs() or self.journal.unsealed(1):
+            self.rest()
+            self.ask("evm_increaseTime", PROFILE.window_s + 1)
+            self.mine()
+
+    def account(self, node: NodeId) -> NodeAccount:
+        """What the ledger says of a node in the job."""
+        site = self.settler.site
+        call = site.calls.abi.call("getAccount", word_bytes(site.job_key(JOB)), address_bytes(node))
+        return site.calls.account(self.chain.read(site.contract, call))
+
+    def wallet(self, address: bytes) -> int:
+        """How much of the token somebody has."""
+        site = self.settler.site
+        call = site.calls.token.call("balanceOf", address)
+        return quantity("0x" + self.chain.read(site.token(), call).hex())
+
+    def check_exact(self, receipts_each: int, *, samples: int = 320, bps: int = 9_000) -> None:
+        """Every node's counters and wallet are what its receipts say, and the escrow the rest."""
+        paid = 0
+        for node in NODES:
+            account = self.account(node.node_id)
+            wallet = self.wallet(address_bytes(node.node_id))
+            assert account.counted == receipts_each
+            assert account.samples == receipts_each * samples
+            assert account.paid == account.earned == wallet
+            paid += wallet
+        assert paid == len(NODES) * receipts_each * samples * bps * UNIT_PRICE // 10**6
+        job = self.settler.site.job(JOB)
+        assert job is not None
+        assert job.free == ESCROW - paid
+
+    def close(self) -> None:
+        """End it."""
+        self.crash()
+        self.chain.rpc.close()
+        self.journal.close()
+
+
+@contextmanager
+def hand_made(folder: Path) -> Iterator[Ground]:
+    """A ground for as long as the block lasts."""
+    anvil = Anvil(AnvilOptions(block_time_s=0), log=folder / "anvil.log")
+    anvil.start()
+    ground = Ground(folder, anvil)
+    try:
+        yield ground
+    finally:
+        ground.close()
+        anvil.stop()

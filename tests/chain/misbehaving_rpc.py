@@ -1,0 +1,118 @@
+"""A real HTTP server in front of a chain's RPC, which answers wrongly by script."""
+
+import json
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Script = Callable[[list[dict[str, Any]], bytes], "Answer | None"]
+"""Given the calls of a request and the chain's own answer, what to say instead; None: the truth."""
+
+
+class Answer:
+    """What goes back."""
+
+    def __init__(
+        self,
+        body: bytes = b"",
+        *,
+        status: int = 200,
+        retry_after_s: int | None = None,
+        is_cut_off: bool = False,
+        is_silent: bool = False,
+    ) -> None:
+        self.body = body
+        self.status = status
+        self.retry_after_s = retry_after_s
+        self.is_cut_off = is_cut_off
+        self.is_silent = is_silent
+
+
+class MisbehavingRpc:
+    """Forwards to a chain, unless its script says otherwise."""
+
+    def __init__(self, chain_url: str) -> None:
+        self.script: Script = lambda _calls, _truth: None
+        self.asked: list[list[str]] = []
+        self._chain_url = chain_url
+        self._released = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; a caller that is kept waiting is let go."""
+        self._released.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        rpc = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                answer = rpc._answered(body)
+                if answer.is_silent:
+                    rpc._released.wait(30)
+                    self.close_connection = True
+                    return
+                self.send_response(answer.status)
+                if answer.retry_after_s is not None:
+                    self.send_header("Retry-After", str(answer.retry_after_s))
+                length = len(answer.body) + (1_000 if answer.is_cut_off else 0)
+                self.send_header("Content-Length", str(length))
+                self.end_headers()
+                self.wfile.write(answer.body)
+                self.close_connection = answer.is_cut_off
+
+            def log_message(self, *_arguments: object) -> None:
+                """Say nothing."""
+
+        return Handler
+
+    def _answered(self, body: bytes) -> Answer:
+        asked = json.loads(body)
+        calls = asked if isinstance(asked, list) else [asked]
+        self.asked.append([call["method"] for call in calls])
+        truth = self._truth(body)
+        return self.script(calls, truth) or Answer(truth)
+
+    def _truth(self, body: bytes) -> bytes:
+        request = urllib.request.Request(  # noqa: S310  the address is the test's own
+            self._chain_url, data=body, headers={"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310
+            content: bytes = response.read()
+        return content
+
+
+@contextmanager
+def misbehaving(chain_url: str) -> Iterator[MisbehavingRpc]:
+    """A server for as long as the block lasts."""
+    rpc = MisbehavingRpc(chain_url)
+    rpc.start()
+    try:
+        yield rpc
+    finally:
+        rpc.stop()
+
+
+def with_results(truth: bytes, change: Callable[[Any], Any]) -> Answer:
+    """The truth with every result changed."""
+    answers = json.loads(truth)
+    for answer in answers if isinstance(answers, list) else [answers]:
+        if answer.get("result") is not None:
+            answer["result"] = change(answer["result"])
+    return Answer(json.dumps(answers).encode())

@@ -1,0 +1,88 @@
+import pytest
+from msgspec.structs import replace
+
+from coordinator.core.settlement.epoch import EpochState
+from coordinator.core.settlement.sealing import Metering
+from tests.chain.ground import ESCROW, JOB, NODES, ORDER, Ground
+
+
+def test_receipts_become_money_in_the_nodes_wallets(ground: Ground) -> None:
+    ground.opened()
+    ground.earn(0, range(3))
+    ground.end(0)
+    ground.earn(1, range(3, 5))
+    ground.end(1, is_last=True)
+    ground.settle()
+    assert [epoch.state for epoch in ground.epochs()] == [EpochState.FINAL] * 2
+    ground.check_exact(5)
+
+
+@pytest.mark.parametrize("metering", [Metering.EACH, Metering.PACKED])
+def test_however_receipts_are_metered_the_money_is_the_same(
+    ground: Ground, metering: Metering
+) -> None:
+    ground.options = replace(ground.options, rule=replace(ground.options.rule, metering=metering))
+    ground.opened()
+    ground.earn(0, range(3))
+    ground.end(0, is_last=True)
+    ground.settle()
+    ground.check_exact(3)
+    expected = 3 * len(NODES) if metering is Metering.EACH else 1
+    assert len(ground.journal.batches(JOB)) == expected
+
+
+def test_a_nodes_unpaid_share_waits_for_its_window_and_says_so(ground: Ground) -> None:
+    ground.opened()
+    ground.earn(0, range(1))
+    ground.end(0)
+    ground.rest()
+    (epoch,) = ground.epochs()
+    assert epoch.state is EpochState.CONFIRMED
+    assert epoch.deferred == len(NODES)
+    assert epoch.window_ends_s > ground.chain.head().time_s
+
+
+def test_an_epoch_without_receipts_costs_nothing(ground: Ground) -> None:
+    ground.opened()
+    ground.end(0)
+    turn = ground.turn()
+    (epoch,) = ground.epochs()
+    assert epoch.state is EpochState.FINAL
+    assert turn.waiting == 0
+
+
+def test_a_job_that_is_not_open_keeps_its_receipts(ground: Ground) -> None:
+    ground.earn(0, range(2))
+    ground.turn()
+    ground.rest()
+    assert len(ground.journal.unsealed(99)) == 2 * len(NODES)
+    ground.opened()
+    ground.end(0, is_last=True)
+    ground.settle()
+    ground.check_exact(2)
+
+
+def test_the_escrow_is_read_and_raised(ground: Ground) -> None:
+    ground.opened(replace(ORDER, escrow=5_000))
+    reading = ground.escrow.reading(JOB)
+    assert reading is not None
+    assert (reading.free, reading.owed, reading.left) == (5_000, 0, 5_000)
+    assert ground.escrow.shortage(JOB, 5_000) == ""
+
+    ground.earn(0, range(1))
+    ground.turn()
+    ground.mine()
+    ground.turn()
+    reading = ground.escrow.reading(JOB)
+    assert reading is not None
+    assert reading.owed == 4 * 320 * 9_000 * 1_000 // 10**6 // 1
+    said = ground.escrow.shortage(JOB, 1)
+    assert "the escrow of job-00000000000a has 0 left on the ledger" in said
+
+    ground.turn(replace(ORDER, escrow=ESCROW))
+    ground.turn(replace(ORDER, escrow=ESCROW))
+    ground.rest()
+    reading = ground.escrow.reading(JOB)
+    assert reading is not None
+    assert reading.free == ESCROW
+    assert ground.escrow.shortage(JOB, 1_000_000) == ""

@@ -1,0 +1,246 @@
+"""Audits: an honest history has nothing wrong in it, and every way of cheating is found."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from hypergpu.ids import NodeId
+from hypergpu.ledger.audit.dispute import (
+    Claim,
+    Dispute,
+    decoded_dispute,
+    dispute_fault,
+    disputes,
+    encoded_dispute,
+)
+from hypergpu.ledger.audit.facts import JobFact
+from hypergpu.ledger.audit.finding import Kind
+from hypergpu.ledger.audit.verify import verify
+from hypergpu.ledger.receipt import SignedReceipt, Signers
+from hypergpu.ledger.settlement.state import RevertedError
+from hypergpu.ledger.typed import Domain, Voucher, sign
+from hypergpu.ledger.voucher import SignedVoucher
+from hypergpu.refusal import RefusalError
+from hypergpu.units import Samples, Wei
+from tests.properties.ledger.town import (
+    COORDINATOR,
+    JOB,
+    NODES,
+    STRANGER,
+    WINDOW_S,
+    Action,
+    Town,
+    actions,
+    done,
+)
+
+DOMAIN = Domain(chain_id=31337)
+SIGNERS = Signers(coordinator=COORDINATOR.address, domain=DOMAIN, made_in=DOMAIN)
+# Receipts that are countersigned and left out, and a short escrow, are wrong for real.
+HONEST = {Kind.UNRECORDED, Kind.POOL}
+
+
+@given(history=st.lists(actions, max_size=40))
+@settings(max_examples=100)
+def test_whatever_the_contract_allows_adds_up(history: list[Action]) -> None:
+    town = Town(1_800_000_000, DOMAIN)
+    for action in history:
+        try:
+            done(town, action)
+        except RevertedError:
+            continue
+    verdict = verify(town.fact(), town.receipts, town.vouchers)
+    assert [one for one in verdict.wrong if one.kind not in HONEST] == []
+    assert verdict.receipts == len(town.receipts)
+
+
+def paid_town() -> Town:
+    """Two epochs of three nodes, one settled in each form, all paid, nothing left over."""
+    town = Town(1_800_000_000, DOMAIN)
+    for epoch, form in ((0, "aggregate"), (1, "packed")):
+        for number in range(3):
+            for amount in (1_500, 2_501 + number):
+                done(town, Action("work", who=number, epoch=epoch, amount=amount))
+        done(town, Action(form, epoch=epoch, amount=1))
+        done(town, Action("close", epoch=epoch))
+    done(town, Action("wait", amount=WINDOW_S))
+    for epoch in (0, 1):
+        done(town, Action("pay", epoch=epoch, several=(0, 1, 2)))
+        done(town, Action("sweep", epoch=epoch, several=(0, 1, 2)))
+    return town
+
+
+PAID = paid_town()
+FACT = PAID.fact()
+
+
+def test_a_job_that_is_paid_in_full_has_no_findings() -> None:
+    verdict = verify(FACT, PAID.receipts)
+    assert verdict.findings == ()
+    assert (verdict.receipts, verdict.batches) == (12, 2)
+
+
+def with_share(fact: JobFact, **changed: int) -> JobFact:
+    first, *rest = fact.shares
+    return replace(fact, shares=(replace(first, **changed), *rest))
+
+
+def with_batch(fact: JobFact, **changed: bytes) -> JobFact:
+    first, *rest = fact.batches
+    return replace(fact, batches=(replace(first, **changed), *rest))
+
+
+def with_account(fact: JobFact, **changed: int) -> JobFact:
+    first, *rest = fact.accounts
+    return replace(fact, accounts=(replace(first, **changed), *rest))
+
+
+def with_epoch(fact: JobFact, **changed: int) -> JobFact:
+    first, *rest = fact.epochs
+    return replace(fact, epochs=(replace(first, **changed), *rest))
+
+
+CHEATS: dict[str, tuple[Callable[[JobFact], JobFact], Kind]] = {
+    "a score": (lambda fact: with_share(fact, score=fact.shares[0].score - 1), Kind.SCORE),
+    "a reward": (lambda fact: with_share(fact, reward=fact.shares[0].reward - 1), Kind.PAY),
+    "paid twice": (lambda fact: with_share(fact, paid=fact.shares[0].paid * 2), Kind.PAY),
+    "a root": (lambda fact: with_batch(fact, root=bytes(32)), Kind.BATCH),
+    "a sum": (lambda fact: with_batch(fact, content=bytes(160)), Kind.BATCH),
+    "half a sum": (lambda fact: with_batch(fact, content=bytes(100)), Kind.BATCH),
+    "a batch": (lambda fact: replace(fact, batches=fact.batches[1:]), Kind.BATCH),
+    "the digest": (lambda fact: replace(fact, digest=bytes(32)), Kind.BATCH),
+    "the count": (lambda fact: with_account(fact, counted=1), Kind.BATCH),
+    "earnings": (lambda fact: with_account(fact, earned=1), Kind.PAY),
+    "a payment too many": (
+        lambda fact: with_account(fact, paid=fact.accounts[0].paid + 1),
+        Kind.ESCROW,
+    ),
+    "a payment too few": (lambda fact: with_account(fact, paid=1), Kind.PAY),
+    "a total": (lambda fact: with_epoch(fact, total_score=1), Kind.SCORE),
+    "a pool too large": (lambda fact: with_epoch(fact, pool=fact.epochs[0].pool + 1), Kind.POOL),
+    "a pool too small": (lambda fact: with_epoch(fact, pool=1), Kind.POOL),
+    "the escrow": (lambda fact: replace(fact, free=Wei(fact.free - 1)), Kind.ESCROW),
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_a_figure_that_was_changed_is_found(cheat: str) -> None:
+    change, kind = CHEATS[cheat]
+    assert kind in {finding.kind for finding in verify(change(FACT), PAID.receipts).wrong}
+
+
+def test_receipts_that_were_changed_or_kept_back_are_found() -> None:
+    first, *rest = PAID.receipts
+    forged = replace(first, receipt=replace(first.receipt, samples=Samples(1)))
+    found = {finding.kind for finding in verify(FACT, [forged, *rest]).wrong}
+    assert Kind.RECEIPT in found
+    assert {one.kind for one in verify(FACT, rest).wrong} >= {Kind.BATCH, Kind.SCORE}
+
+
+def other_receipt(sequence: int, amount: int = 77) -> SignedReceipt:
+    return PAID.signed(NODES[0], sequence, Action("work", epoch=0, amount=amount))
+
+
+def test_a_coordinator_that_signs_two_receipts_for_one_number_is_found() -> None:
+    receipts = [*PAID.receipts, other_receipt(0)]
+    assert {one.kind for one in verify(FACT, receipts).wrong} == {Kind.EQUIVOCATION}
+    (bundle,) = bundles(FACT, receipts)
+    assert bundle.claim is Claim.EQUIVOCATION
+
+
+def test_a_receipt_that_never_reached_the_chain_is_found() -> None:
+    receipts = [*PAID.receipts, other_receipt(4)]
+    assert {one.kind for one in verify(FACT, receipts).wrong} == {Kind.UNRECORDED}
+    (bundle,) = bundles(FACT, receipts)
+    assert bundle.claim is Claim.UNRECORDED
+    counted = replace(bundle, chain=replace(bundle.chain, counted=5))
+    assert "among the 5 that are counted" in dispute_fault(counted)
+
+
+def signed_voucher(amount: int, *, by: object = COORDINATOR) -> SignedVoucher:
+    node = NodeId(NODES[0].node_id)
+    voucher = Voucher(job=JOB, node=node, sequence=4, amount=Wei(amount))
+    key = COORDINATOR if by is COORDINATOR else STRANGER
+    return SignedVoucher(voucher, sign(key, DOMAIN.separator(), voucher))
+
+
+def test_vouchers_are_held_against_receipts_and_pay() -> None:
+    earned = next(one.earned for one in FACT.accounts if one.node == NODES[0].node_id)
+
+    def kinds(voucher: SignedVoucher) -> set[Kind]:
+        return {one.kind for one in verify(FACT, PAID.receipts, [voucher]).findings}
+
+    assert kinds(signed_voucher(earned)) == set()
+    assert kinds(signed_voucher(earned + 1)) == {Kind.OPEN}
+    assert kinds(signed_voucher(earned - 3)) == {Kind.VOUCHER}
+    assert kinds(signed_voucher(earned, by=STRANGER)) == {Kind.VOUCHER}
+
+
+def test_pay_ahead_of_the_shares_is_held_against_the_voucher() -> None:
+    node, held = NODES[0].node_id, next(a for a in FACT.accounts if a.node == NODES[0].node_id)
+    ahead = replace(held, paid=Wei(held.paid + 500))
+    others = tuple(one for one in FACT.accounts if one.node != node)
+    fact = replace(FACT, accounts=(ahead, *others), deposited=Wei(FACT.deposited + 500))
+    (finding,) = verify(fact, PAID.receipts).findings
+    assert finding.kind is Kind.OPEN
+    assert "500 was paid ahead of its shares" in finding.text
+    assert verify(fact, PAID.receipts, [signed_voucher(ahead.paid)]).findings == ()
+    (finding,) = verify(fact, PAID.receipts, [signed_voucher(held.paid)]).findings
+    assert finding.kind is Kind.PAY
+
+
+def bundles(
+    fact: JobFact, receipts: list[SignedReceipt], *vouchers: SignedVoucher
+) -> list[Dispute]:
+    node = NodeId(NODES[0].node_id)
+    made = disputes(fact, receipts, vouchers, node=node, signers=SIGNERS)
+    for bundle in made:
+        assert decoded_dispute(encoded_dispute(bundle), source="bundle") == bundle
+    return list(made)
+
+
+def test_who_was_paid_as_he_should_be_has_no_dispute() -> None:
+    assert bundles(FACT, PAID.receipts) == []
+
+
+def test_a_node_that_was_paid_too_little_can_show_it() -> None:
+    place = next(n for n, one in enumerate(FACT.shares) if one.node == NODES[0].node_id)
+    shares = list(FACT.shares)
+    shares[place] = replace(shares[place], score=shares[place].score - 1)
+    (bundle,) = bundles(replace(FACT, shares=tuple(shares)), PAID.receipts)
+    assert bundle.claim is Claim.UNDERPAID
+    assert len(bundle.receipts) == 2
+    for broken, why in (
+        (replace(bundle, receipts=bundle.receipts[1:]), "give no more than"),
+        (replace(bundle, receipts=()), "holds no receipt"),
+        (replace(bundle, receipts=bundle.receipts * 2), "comes twice"),
+        (replace(bundle, format="x"), "its format is"),
+        (replace(bundle, node=NodeId(STRANGER.node_id)), "another job or node"),
+        (
+            replace(bundle, receipts=(replace(bundle.receipts[0], proof=()),)),
+            "not proven by its root",
+        ),
+        (replace(bundle, receipts=(replace(bundle.receipts[0], root=b""),)), "without a proof"),
+        (replace(bundle, signers=replace(SIGNERS, coordinator=STRANGER.address)), "is unsound"),
+    ):
+        assert why in dispute_fault(broken)
+
+
+def test_a_voucher_that_the_escrow_no_longer_covers_is_a_dispute() -> None:
+    promised = signed_voucher(10**9)
+    (bundle,) = bundles(FACT, PAID.receipts, promised)
+    assert bundle.claim is Claim.VOUCHER
+    covered = replace(bundle, chain=replace(bundle.chain, free=Wei(10**9)))
+    assert "can be redeemed" in dispute_fault(covered)
+    paid = replace(bundle, chain=replace(bundle.chain, paid=Wei(10**9)))
+    assert "was paid" in dispute_fault(paid)
+    assert bundles(FACT, PAID.receipts, signed_voucher(10**9, by=STRANGER)) == []
+
+
+@given(content=st.binary(max_size=200))
+def test_bytes_from_outside_are_no_dispute(content: bytes) -> None:
+    with pytest.raises(RefusalError, match="is no dispute"):
+        decoded_dispute(content, source="f")
