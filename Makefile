@@ -4,6 +4,8 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 SEEDS ?= 200
 CHAOS_KILLS ?= 200
+MUTANTS ?= 40
+CALLS ?= 20000
 
 BIN := .venv/bin
 INSTALL := -m pip install -qq --disable-pip-version-check
@@ -11,10 +13,13 @@ PROTOS = $(wildcard proto/hypergpu/v1/*.proto)
 SERVICES = $(shell grep -l '^service ' $(PROTOS))
 PROTOC = PATH="$(CURDIR)/.venv-proto/bin:$$PATH" .venv-proto/bin/python -m grpc_tools.protoc -I proto
 STUBS := build/stubs
+# The program itself, not its wrapper in Node.
+FORGE = "$$(ls ../node_modules/@foundry-rs/forge-*/bin/forge | head -1)"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test check sim netsim-reference bench chaos proto fmt lock lint types layers schemas drift tree
+.PHONY: contracts contracts-drift contracts-gas contracts-test
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,10 +29,10 @@ setup: .venv/.installed ## Make .venv with everything pinned (about two minutes 
 demo: setup ## Train digits on five nodes over five home lines, kill one half-way [SHORT=1] [NET=tunnel].
 	@$(BIN)/hypergpu demo $(if $(SHORT),--short) $(if $(NET),--net $(NET))
 
-test: setup ## Run every test, with PostgreSQL where one listens or can be started [ARGS=...].
+test: setup node_modules/.installed ## Run every test, with PostgreSQL where one listens or can be started [ARGS=...].
 	@$(BIN)/python .ci/with_postgres.py $(BIN)/pytest $(ARGS)
 
-check: lint types layers schemas drift tree ## Everything but the tests (with -k: all that is wrong).
+check: lint types layers schemas drift contracts-drift tree ## Everything but the tests (with -k: all that is wrong).
 
 lint: setup
 	$(BIN)/ruff check .
@@ -67,11 +72,28 @@ fmt: setup node_modules/.installed ## Format the code and the schemas.
 	@$(BIN)/ruff format .
 	@node_modules/.bin/buf format --write
 
+contracts: setup node_modules/.installed ## Compile the contracts into contracts/artifacts.
+	@$(BIN)/python -m contracts.compile
+
+contracts-drift: setup node_modules/.installed
+	@$(BIN)/python -m contracts.compile --check
+
+contracts-gas: setup node_modules/.installed ## Measure what the contracts' transactions cost, into contracts/snapshots.
+	@cd contracts && $(FORGE) test --offline --isolate --match-contract GasTest --gas-snapshot-check=false
+
+# All mutants take about half an hour, a million calls twenty minutes: make contracts-test MUTANTS=0 CALLS=1000000
+contracts-test: contracts-drift .venv-slither/.installed ## Test the contracts: forge, gas, slither, mutants [CALLS=20000] [MUTANTS=40].
+	@cd contracts && FOUNDRY_INVARIANT_RUNS=$$(( $(CALLS) / 100 )) $(FORGE) test --offline --no-match-contract GasTest
+	@cd contracts && $(FORGE) test --offline --isolate --match-contract GasTest --gas-snapshot-check=true
+	@$(BIN)/python -m contracts.tools.audit
+	@$(BIN)/python -m contracts.tools.mutate --sample $(MUTANTS)
+
 lock: setup ## Resolve every lock file afresh.
 	$(BIN)/python .ci/lock.py locks/dev.txt '.[dev]'
 	$(BIN)/python .ci/lock.py locks/proto.txt 'grpcio-tools==1.71.*' 'mypy-protobuf==3.6.0' 'setuptools<80'
 	$(BIN)/python .ci/lock.py locks/flower.txt 'flwr==1.41.*'
 	$(BIN)/python .ci/lock.py --beside locks/dev.txt locks/hivemind.txt 'hivemind==1.1.12'
+	$(BIN)/python .ci/lock.py locks/slither.txt 'slither-analyzer==0.11.6'
 	npm install --package-lock-only
 	@node -e 'const fs = require("fs"), lock = JSON.parse(fs.readFileSync("package-lock.json")); \
 		for (const one of Object.values(lock.packages)) delete one.funding; \
@@ -99,6 +121,13 @@ drift: .venv-proto/.installed
 	@echo "Installing the protobuf compiler into .venv-proto"
 	@test -x .venv-proto/bin/python || $(BIN)/python -m venv .venv-proto
 	@.venv-proto/bin/python $(INSTALL) --no-deps -r $<
+	@touch $@
+
+# Its own environment: it wants an older web3 than ours.
+.venv-slither/.installed: locks/slither.txt | .venv/.installed
+	@echo "Installing slither into .venv-slither"
+	@test -x .venv-slither/bin/python || $(BIN)/python -m venv .venv-slither
+	@.venv-slither/bin/python $(INSTALL) --no-deps -r $<
 	@touch $@
 
 node_modules/.installed: package-lock.json

@@ -2,6 +2,7 @@
 pragma solidity 0.8.37;
 
 import {Shares} from "../libraries/Shares.sol";
+import {Slots} from "../libraries/Slots.sol";
 import {TypedData} from "../libraries/TypedData.sol";
 import {Vouchers} from "./Vouchers.sol";
 
@@ -61,7 +62,7 @@ abstract contract Disputes is Vouchers {
 
     /// @dev Void a share that is due or paid inside the window, and return what it was worth to the job.
     function _void(bytes32 job, uint32 epoch, address node, Epoch memory closed) private returns (uint256 returned) {
-        Cell memory cell = _cells[job][epoch][node];
+        Slots.Cell memory cell = _cell(job, epoch, node);
         if (cell.state != ShareState.DUE && cell.state != ShareState.PAID) revert NothingToVoid();
         uint96 reward = Shares.share(closed.pool, cell.score, closed.totalScore);
         _promises[job][node].voided += reward;
@@ -73,16 +74,18 @@ abstract contract Disputes is Vouchers {
         }
         cell.state = ShareState.VOID;
         cell.paid = 0;
-        _cells[job][epoch][node] = cell;
+        _setCell(job, epoch, node, cell);
         _release(job, returned);
     }
 
     /// @dev A paid share had made good `reward - paid` of an advance, which is outstanding again.
     function _takeBack(bytes32 job, address node, uint96 reward, uint96 paid) private {
-        Line storage line = _lines[job][node];
+        Slots.Line memory line = _line(job, node);
         line.earned -= reward;
-        if (paid == reward) return;
-        line.hasAdvance = true;
-        _promises[job][node].advance += reward - paid;
+        if (paid != reward) {
+            line.hasAdvance = true;
+            _promises[job][node].advance += reward - paid;
+        }
+        _setLine(job, node, line);
     }
 }

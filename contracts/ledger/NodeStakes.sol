@@ -21,7 +21,7 @@ abstract contract NodeStakes is JobEscrow, IStaking {
     /// @inheritdoc IStaking
     uint32 public nodeCount;
     mapping(address node => Registration) internal _registrations;
-    mapping(address node => StakeLocks.Stake) private _stakes;
+    mapping(address node => uint256 stake) private _stakes;
 
     function registerNode(bytes32 meta, uint256 stakeAmount) external nonReentrant whenNotPaused returns (uint32 id) {
         Registration storage registration = _registrations[msg.sender];
@@ -42,7 +42,7 @@ abstract contract NodeStakes is JobEscrow, IStaking {
         StakeLocks.Stake memory held = _stakeNow(msg.sender);
         if (amount > held.free()) revert StakeLocked(held.free(), amount);
         held.staked -= amount.toUint80();
-        _stakes[msg.sender] = held;
+        _stakes[msg.sender] = held.pack();
         Registration storage registration = _registrations[msg.sender];
         registration.unbonding += amount.toUint96();
         registration.releaseAt = _after(UNBONDING);
@@ -70,7 +70,7 @@ abstract contract NodeStakes is JobEscrow, IStaking {
     }
 
     function _stakeNow(address node) internal view returns (StakeLocks.Stake memory) {
-        return _stakes[node].inPeriod(_stakePeriod());
+        return StakeLocks.toStake(_stakes[node]).inPeriod(_stakePeriod());
     }
 
     function _lockedOf(address node) internal view returns (uint256) {
@@ -90,7 +90,7 @@ abstract contract NodeStakes is JobEscrow, IStaking {
         StakeLocks.Stake memory held = _stakeNow(node);
         if (amount > held.free()) return false;
         held.lock(amount);
-        _stakes[node] = held;
+        _stakes[node] = held.pack();
         return true;
     }
 
@@ -98,7 +98,7 @@ abstract contract NodeStakes is JobEscrow, IStaking {
     function _seizeLocked(address node, uint96 amount, uint16 paidIn) internal {
         StakeLocks.Stake memory held = _stakeNow(node);
         held.seize(uint256(amount).toUint80(), paidIn);
-        _stakes[node] = held;
+        _stakes[node] = held.pack();
     }
 
     /// @dev Take a penalty from what no payment locks: free stake first, then what is unbonding.
@@ -107,7 +107,7 @@ abstract contract NodeStakes is JobEscrow, IStaking {
         StakeLocks.Stake memory held = _stakeNow(node);
         uint256 fromStake = most < held.free() ? most : held.free();
         held.staked -= fromStake.toUint80();
-        _stakes[node] = held;
+        _stakes[node] = held.pack();
         Registration storage registration = _registrations[node];
         uint256 rest = most - fromStake;
         uint256 fromUnbonding = rest < registration.unbonding ? rest : registration.unbonding;
@@ -118,7 +118,7 @@ abstract contract NodeStakes is JobEscrow, IStaking {
     function _addStake(uint256 amount) private {
         StakeLocks.Stake memory held = _stakeNow(msg.sender);
         held.staked = (held.staked + amount).toUint80();
-        _stakes[msg.sender] = held;
+        _stakes[msg.sender] = held.pack();
         emit Staked(msg.sender, amount, held.staked);
         _pull(amount);
     }

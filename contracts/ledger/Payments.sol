@@ -3,6 +3,7 @@ pragma solidity 0.8.37;
 
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {Shares} from "../libraries/Shares.sol";
+import {Slots} from "../libraries/Slots.sol";
 import {Recording} from "./Recording.sol";
 
 /// @title Closing epochs and paying shares.
@@ -27,7 +28,7 @@ abstract contract Payments is Recording {
 
     function closeEpoch(bytes32 job, uint32 epoch) external returns (uint256 pool) {
         JobRecord storage record = _opened(job);
-        Epoch memory held = _epochs[job][epoch];
+        Epoch memory held = _epoch(job, epoch);
         if (held.closedAt != 0) revert EpochIsClosed(epoch);
         if (msg.sender != record.coordinator && msg.sender != record.owner && record.endsAt == 0) {
             if (held.openedAt == 0) revert NotCoordinator(msg.sender);
@@ -35,7 +36,7 @@ abstract contract Payments is Recording {
         }
         held.pool = Shares.pool(record.unitPrice, held.totalScore, record.hot.free);
         held.closedAt = block.timestamp.toUint32();
-        _epochs[job][epoch] = held;
+        _setEpoch(job, epoch, held);
         _reserve(job, held.pool);
         emit EpochClosed(job, epoch, held.pool, held.totalScore);
         return held.pool;
@@ -68,12 +69,13 @@ abstract contract Payments is Recording {
         for (uint256 i = 0; i < nodes.length; ++i) {
             if (nodes[i] <= last) revert NotAscending(nodes[i]);
             last = nodes[i];
-            uint80 one = _cells[job][epoch][last].score;
+            uint80 one = _cell(job, epoch, last).score;
             score += one;
             shares += Shares.share(closed.pool, one, closed.totalScore);
         }
         if (score != closed.totalScore) revert NodesMissing(closed.totalScore, score);
-        _epochs[job][epoch].swept = true;
+        closed.swept = true;
+        _setEpoch(job, epoch, closed);
         dust = closed.pool - shares;
         _release(job, dust);
         emit DustSwept(job, epoch, dust);
@@ -84,16 +86,16 @@ abstract contract Payments is Recording {
     }
 
     function getContribution(bytes32 job, uint32 epoch, address node) external view returns (Contribution memory) {
-        Cell memory cell = _cells[job][epoch][node];
+        Slots.Cell memory cell = _cell(job, epoch, node);
         return Contribution(cell.state, cell.receipts, cell.score, _reward(job, epoch, node), cell.paid);
     }
 
     function getEpoch(bytes32 job, uint32 epoch) external view returns (Epoch memory) {
-        return _epochs[job][epoch];
+        return _epoch(job, epoch);
     }
 
     function getAccount(bytes32 job, address node) public view returns (Account memory) {
-        Line memory line = _lines[job][node];
+        Slots.Line memory line = _line(job, node);
         Promises memory promises = _promises[job][node];
         return Account({
             counted: line.counted,
@@ -125,7 +127,7 @@ abstract contract Payments is Recording {
 
     /// @dev The epoch, if it is closed.
     function _closed(bytes32 job, uint32 epoch) internal view returns (Epoch memory closed) {
-        closed = _epochs[job][epoch];
+        closed = _epoch(job, epoch);
         if (closed.closedAt == 0) revert EpochIsOpen(epoch);
     }
 
@@ -141,34 +143,33 @@ abstract contract Payments is Recording {
         private
         returns (uint256 paid, uint256 returned)
     {
-        Cell memory cell = _cells[job][epoch][node];
+        Slots.Cell memory cell = _cell(job, epoch, node);
         if (cell.state != ShareState.DUE) return (0, 0);
-        Line memory line = _lines[job][node];
+        Slots.Line memory line = _line(job, node);
         uint96 reward = Shares.share(closed.pool, cell.score, closed.totalScore);
         uint96 advance = line.hasAdvance ? _promises[job][node].advance : 0;
         uint96 used = advance < reward ? advance : reward;
         cell.paid = reward - used;
         if (!isFinal) {
             if (!_tryLock(node, cell.paid)) return (0, 0);
-            cell.isLocked = true;
             cell.paidIn = _stakePeriod();
         }
         cell.state = ShareState.PAID;
-        _cells[job][epoch][node] = cell;
+        _setCell(job, epoch, node, cell);
         line.earned += reward;
         if (used != 0) {
             _promises[job][node].advance = advance - used;
             line.hasAdvance = advance != used;
         }
-        _lines[job][node] = line;
+        _setLine(job, node, line);
         emit NodePaid(job, node, epoch, cell.paid, isFinal);
         _push(node, cell.paid);
         return (cell.paid, used);
     }
 
     function _reward(bytes32 job, uint32 epoch, address node) private view returns (uint96) {
-        Epoch memory held = _epochs[job][epoch];
+        Epoch memory held = _epoch(job, epoch);
         if (held.closedAt == 0) return 0;
-        return Shares.share(held.pool, _cells[job][epoch][node].score, held.totalScore);
+        return Shares.share(held.pool, _cell(job, epoch, node).score, held.totalScore);
     }
 }

@@ -5,6 +5,7 @@ import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {ITrainingLedger} from "../interfaces/ITrainingLedger.sol";
 import {Packed} from "../libraries/Packed.sol";
 import {Shares} from "../libraries/Shares.sol";
+import {Slots} from "../libraries/Slots.sol";
 import {TypedData} from "../libraries/TypedData.sol";
 import {NodeStakes} from "./NodeStakes.sol";
 
@@ -12,32 +13,13 @@ import {NodeStakes} from "./NodeStakes.sol";
 /// @dev `counted` is the one guard: whatever records a receipt starts there and moves it.
 abstract contract Recording is NodeStakes, ITrainingLedger {
     using SafeCast for uint256;
+    using Slots for *;
     using TypedData for Receipt;
 
-    /// @dev One slot. Written once by the first batch of an epoch, again by later ones, and when it is settled.
-    /// @param paidIn The stake's period in which it was paid, where it was paid inside the window.
-    struct Cell {
-        uint80 score;
-        uint32 receipts;
-        ShareState state;
-        bool isLocked;
-        uint16 paidIn;
-        uint96 paid;
-    }
-
-    /// @dev One slot.
-    /// @param hasAdvance Whether the node's `Promises` hold an advance: most never do, and need not be read.
-    struct Line {
-        uint48 counted;
-        uint64 samples;
-        uint96 earned;
-        bool hasAdvance;
-    }
-
     mapping(bytes32 job => bytes32) public digestOf;
-    mapping(bytes32 job => mapping(uint32 epoch => Epoch)) internal _epochs;
-    mapping(bytes32 job => mapping(uint32 epoch => mapping(address node => Cell))) internal _cells;
-    mapping(bytes32 job => mapping(address node => Line)) internal _lines;
+    mapping(bytes32 job => mapping(uint32 epoch => uint256 epoch_)) private _epochs;
+    mapping(bytes32 job => mapping(uint32 epoch => mapping(address node => uint256 cell))) private _cells;
+    mapping(bytes32 job => mapping(address node => uint256 line)) private _lines;
 
     function submitContribution(
         Receipt calldata receipt,
@@ -48,10 +30,10 @@ abstract contract Recording is NodeStakes, ITrainingLedger {
         JobRecord storage record = _running(receipt.job);
         if (receipt.qualityBps > Shares.FULL_QUALITY_BPS) revert QualityOutOfRange(receipt.qualityBps);
         if (epoch < receipt.epoch) revert EpochIsClosed(epoch);
-        if (epoch > receipt.epoch && _epochs[receipt.job][receipt.epoch].closedAt == 0) {
+        if (epoch > receipt.epoch && _epoch(receipt.job, receipt.epoch).closedAt == 0) {
             revert EpochIsOpen(receipt.epoch);
         }
-        uint48 counted = _lines[receipt.job][receipt.node].counted;
+        uint48 counted = _line(receipt.job, receipt.node).counted;
         if (receipt.sequence != counted) revert NotNext(counted, receipt.sequence);
         _requireSigned(receipt.node, receipt.contribution, nodeSignature);
         _requireSigned(record.coordinator, receipt.hash(), coordinatorSignature);
@@ -94,7 +76,7 @@ abstract contract Recording is NodeStakes, ITrainingLedger {
             if (one.receipts == 0 || one.score > uint256(one.samples) * Shares.FULL_QUALITY_BPS) {
                 revert BadTotals(one.node);
             }
-            uint256 counted = _lines[job][one.node].counted;
+            uint256 counted = _line(job, one.node).counted;
             if (one.firstSequence != counted) {
                 emit NodeSkipped(job, one.node, seq, one.firstSequence, counted);
             } else {
@@ -114,7 +96,7 @@ abstract contract Recording is NodeStakes, ITrainingLedger {
     {
         uint256 given;
         (totals.node, totals.firstSequence, given) = Packed.head(packed, offset);
-        counted = _lines[job][totals.node].counted;
+        counted = _line(job, totals.node).counted;
         uint256 first = offset + Packed.HEAD_BYTES;
         next = first + given * Packed.RECEIPT_BYTES;
         if (given == 0 || next > packed.length) revert BadPacking(offset);
@@ -131,27 +113,50 @@ abstract contract Recording is NodeStakes, ITrainingLedger {
         (totals.samples, totals.score) = Packed.sums(packed, first, next);
     }
 
+    function _epoch(bytes32 job, uint32 epoch) internal view returns (Epoch memory) {
+        return _epochs[job][epoch].toEpoch();
+    }
+
+    function _setEpoch(bytes32 job, uint32 epoch, Epoch memory held) internal {
+        _epochs[job][epoch] = held.pack();
+    }
+
+    function _cell(bytes32 job, uint32 epoch, address node) internal view returns (Slots.Cell memory) {
+        return _cells[job][epoch][node].toCell();
+    }
+
+    function _setCell(bytes32 job, uint32 epoch, address node, Slots.Cell memory held) internal {
+        _cells[job][epoch][node] = held.pack();
+    }
+
+    function _line(bytes32 job, address node) internal view returns (Slots.Line memory) {
+        return _lines[job][node].toLine();
+    }
+
+    function _setLine(bytes32 job, address node, Slots.Line memory held) internal {
+        _lines[job][node] = held.pack();
+    }
+
     /// @dev Record receipts of one node that start at `counted`.
     function _record(bytes32 job, uint32 epoch, NodeTotals memory totals) private {
-        Cell storage cell = _cells[job][epoch][totals.node];
-        Cell memory held = cell;
-        held.score += totals.score;
-        held.receipts += totals.receipts;
-        held.state = ShareState.DUE;
-        _cells[job][epoch][totals.node] = held;
-        Line memory line = _lines[job][totals.node];
+        Slots.Cell memory cell = _cell(job, epoch, totals.node);
+        cell.score += totals.score;
+        cell.receipts += totals.receipts;
+        cell.state = ShareState.DUE;
+        _setCell(job, epoch, totals.node, cell);
+        Slots.Line memory line = _line(job, totals.node);
         line.counted += totals.receipts;
         line.samples += totals.samples;
-        _lines[job][totals.node] = line;
+        _setLine(job, totals.node, line);
     }
 
     /// @dev Every record ends here: an epoch that is closed takes nothing more.
     function _raiseTotal(bytes32 job, uint32 epoch, uint256 score) private {
-        Epoch memory held = _epochs[job][epoch];
+        Epoch memory held = _epoch(job, epoch);
         if (held.closedAt != 0) revert EpochIsClosed(epoch);
         if (held.openedAt == 0) held.openedAt = block.timestamp.toUint32();
         held.totalScore = (held.totalScore + score).toUint88();
-        _epochs[job][epoch] = held;
+        _setEpoch(job, epoch, held);
     }
 
     function _advanceDigest(bytes32 job, uint32 epoch, uint32 seq, bytes32 root, bytes32 payload) private {

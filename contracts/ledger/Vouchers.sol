@@ -2,6 +2,7 @@
 pragma solidity 0.8.37;
 
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
+import {Slots} from "../libraries/Slots.sol";
 import {TypedData} from "../libraries/TypedData.sol";
 import {Payments} from "./Payments.sol";
 
@@ -23,7 +24,7 @@ abstract contract Vouchers is Payments {
         if (promises.pending != 0) revert ClaimPending(promises.releaseAt);
         _requireSigned(record.coordinator, voucher.hash(), coordinatorSignature);
 
-        Line storage line = _lines[job][node];
+        Slots.Line memory line = _line(job, node);
         uint256 had = uint256(line.earned) + promises.advance + promises.voided;
         if (voucher.amount <= had) revert NothingDue();
         amount = voucher.amount - had;
@@ -35,6 +36,7 @@ abstract contract Vouchers is Payments {
         _reserve(job, due);
         promises.advance += due;
         line.hasAdvance = true;
+        _setLine(job, node, line);
         bool isAtOnce = !paused() && _tryLock(node, due);
         if (!isAtOnce) {
             promises.pending = due;

@@ -29,21 +29,22 @@ library Packed {
     }
 
     /// @notice Sums over the receipts `round[4] samples[4] qualityBps[2] contribution[6]` in [from, to).
-    /// @dev At most 65,535 receipts of 32 and 14 bits: the sums do not overflow.
+    /// @dev At most 65,535 receipts of 32 and 14 bits: the sums do not overflow. In Solidity a receipt costs 290 gas here
+    /// instead of 110.
     function sums(bytes calldata packed, uint256 from, uint256 to) internal pure returns (uint64 samples, uint80 score) {
-        unchecked {
-            for (uint256 offset = from; offset < to; offset += RECEIPT_BYTES) {
-                uint256 word;
-                assembly ("memory-safe") {
-                    word := calldataload(add(packed.offset, offset))
-                }
-                uint256 checked = uint32(word >> 192);
-                uint256 qualityBps = uint16(word >> 176);
-                if (qualityBps > Shares.FULL_QUALITY_BPS) revert QualityAboveFull(qualityBps);
-                samples += uint64(checked);
-                score += uint80(checked * qualityBps);
+        uint256 highest;
+        assembly ("memory-safe") {
+            let end := add(packed.offset, to)
+            for { let at := add(packed.offset, from) } lt(at, end) { at := add(at, RECEIPT_BYTES) } {
+                let word := calldataload(at)
+                let checked := and(shr(192, word), 0xffffffff)
+                let qualityBps := and(shr(176, word), 0xffff)
+                samples := add(samples, checked)
+                score := add(score, mul(checked, qualityBps))
+                if gt(qualityBps, highest) { highest := qualityBps }
             }
         }
+        if (highest > Shares.FULL_QUALITY_BPS) revert QualityAboveFull(highest);
     }
 
     /// @notice keccak256 of the totals' words, five a node, as they lie in the call data.

@@ -14,6 +14,16 @@ library StakeLocks {
         uint16 period;
     }
 
+    /// @notice A stake as storage holds it: packed by hand, as in `Slots`.
+    function toStake(uint256 word) internal pure returns (Stake memory) {
+        return Stake(uint80(word), uint80(word >> 80), uint80(word >> 160), uint16(word >> 240));
+    }
+
+    function pack(Stake memory self) internal pure returns (uint256) {
+        return uint256(self.staked) | uint256(self.recent) << 80 | uint256(self.older) << 160
+            | uint256(self.period) << 240;
+    }
+
     /// @notice The stake as it stands in `period`: buckets that are over are dropped.
     function inPeriod(Stake memory self, uint16 period) internal pure returns (Stake memory) {
         uint16 passed;

@@ -140,31 +140,53 @@ class Judge:
         return SURVIVED if passes(folder, "--match-contract", "InvariantsTest") else KILLED
 
 
+class Score(NamedTuple):
+    """What became of all mutants of a run."""
+
+    fates: Counter[str]
+    survivors: list[Mutant]
+
+    @property
+    def percent(self) -> float:
+        """Killed among those that changed something and compiled."""
+        judged = self.fates[KILLED] + self.fates[SURVIVED]
+        return 100 * self.fates[KILLED] / judged if judged else 100.0
+
+
+def score(sample: int = 0, seed: int = 1) -> Score:
+    """Judge ``sample`` mutants drawn by ``seed``, or all for 0: some five seconds of a core each.
+
+    Raises:
+        RuntimeError: the tests fail without any mutant.
+    """
+    texts = sources()
+    chosen = list(dict.fromkeys(mutants(texts)))
+    if sample:
+        chosen = random.Random(seed).sample(chosen, min(sample, len(chosen)))
+    judge = Judge(texts)
+    fates: Counter[str] = Counter()
+    survivors = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        judged = pool.map(judge.fate, range(len(chosen)), chosen)
+        for mutant, fate in zip(chosen, judged, strict=True):
+            fates[fate] += 1
+            if fate == SURVIVED:
+                survivors.append(mutant)
+                print(f"{mutant.source}:{mutant.line + 1} survived: {mutant.now.strip()}")
+                print(f"    it was: {mutant.was.strip()}", flush=True)
+    return Score(fates, survivors)
+
+
 def main() -> int:
-    """Print the fate of each mutant that survives and the score; exit 1 below ``--least``."""
+    """Print each mutant that survives, and the score; exit 1 below ``--least``."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--sample", type=int, default=0, help="so many, drawn by --seed; 0: all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--least", type=float, default=90.0, help="the score to reach, in percent")
     options = parser.parse_args()
-    texts = sources()
-    chosen = list(dict.fromkeys(mutants(texts)))
-    if options.sample:
-        chosen = random.Random(options.seed).sample(chosen, options.sample)
-    judge = Judge(texts)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        fates = list(pool.map(judge.fate, range(len(chosen)), chosen))
-    for mutant, fate in zip(chosen, fates, strict=True):
-        if fate == SURVIVED:
-            print(
-                f"{mutant.source}:{mutant.line + 1} survived: {mutant.now.strip() or '(deleted)'}"
-            )
-            print(f"    it was: {mutant.was.strip()}")
-    counts = Counter(fates)
-    judged = counts[KILLED] + counts[SURVIVED]
-    score = 100 * counts[KILLED] / judged if judged else 100.0
-    print(f"{dict(counts)}; mutation score {score:.1f} % of {judged}")
-    return 0 if score >= options.least else 1
+    found = score(options.sample, options.seed)
+    print(f"{dict(found.fates)}; mutation score {found.percent:.1f} %")
+    return 0 if found.percent >= options.least else 1
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from benchmarks.ours.metering.plan import COORDINATOR, ESCROW, JOB, SAMPLES, Plan, Progress
+from benchmarks.ours.metering.plan import COORDINATOR, ESCROW, JOB, SAMPLES, STAKED, Plan, Progress
 from benchmarks.ours.metering.stakes import enlist
 from coordinator.shell.journal.ledger.records import AccountName
 from coordinator.shell.journal.sql.store import SqlJournal
@@ -100,6 +100,7 @@ class Run:
     def _help(self, progress: Progress) -> None:
         if not self._is_enlisted and self.chain.code(LEDGER):
             enlist(self.chain, TOKEN, LEDGER, self._plan.node_keys())
+            Path(self._plan.folder, STAKED).touch()
             self._is_enlisted = True
         if progress.is_sealed and progress.deferred and not self._is_aged:
             # Nodes without stake wait for the window: it passes at once.

@@ -12,6 +12,8 @@ UNIT_PRICE = 1_000
 ESCROW = 10**15
 SAMPLES = 320
 QUALITY_BPS = 9_000
+STAKED = "staked"
+"""A file in the plan's folder: the nodes have their stakes."""
 COORDINATOR = IdentityKey(keccak(b"a benchmark's coordinator"))
 
 

@@ -16,6 +16,7 @@ from benchmarks.ours.metering.plan import (
     JOB,
     QUALITY_BPS,
     SAMPLES,
+    STAKED,
     UNIT_PRICE,
     Plan,
     Progress,
@@ -144,6 +145,9 @@ def main() -> int:
     journal = SqlJournal(str(Path(plan.folder) / "journal.sqlite3"))
     pipeline = pipeline_of(plan, journal)
     pipeline.start()
+    while not _is_founded(plan, pipeline):
+        _say(plan, journal, pipeline, 0)
+        time.sleep(_LOOK_S)
     for kept in earn(plan, journal, Domain().separator()):
         pipeline.wake()
         _say(plan, journal, pipeline, kept)
@@ -152,6 +156,12 @@ def main() -> int:
     pipeline.stop()
     journal.close()
     return 1 if pipeline.state.halted else 0
+
+
+def _is_founded(plan: Plan, pipeline: Pipeline) -> bool:
+    """Whether work may begin: what is timed is the settling, not the deployment before it."""
+    is_staked = not plan.has_stakes or Path(plan.folder, STAKED).exists()
+    return bool(pipeline.state.halted) or (is_staked and pipeline.escrow.reading(JOB) is not None)
 
 
 def _say(plan: Plan, journal: SqlJournal, pipeline: Pipeline, kept: int) -> Progress:

@@ -150,6 +150,12 @@ class ContractTown:
         )
         return [Account.sign_message(typed, one.secret).signature for one in ARBITERS]
 
+    def pass_time(self) -> None:
+        """Mine an empty block, so that answers are those of a moment after `now_s`."""
+        self.now_s += 1
+        moment = Call("evm_setNextBlockTimestamp", (self.now_s,))
+        self.rpc.batch([moment, Call("evm_mine")])
+
     def differences(self, town: Town) -> dict[str, tuple[object, object]]:
         """Where the contract and the model say different things of the same."""
         expected = modelled(town)

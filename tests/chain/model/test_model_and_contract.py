@@ -65,6 +65,8 @@ def lived(contract: ContractTown, town: Town, history: list[Action]) -> None:
             refused = reverted.error
         assert said == refused, f"{action}: the contract says {said!r}, the model {refused!r}"
         contract.now_s = town.ledger.now_s
+    contract.pass_time()
+    town.ledger.now_s = contract.now_s
     assert contract.differences(town) == {}
     assert read(contract) == replace(town.fact(), block=0, block_hash="")
 

@@ -1,7 +1,9 @@
 """Writes a change of the outbox in a transaction that is open, refusing what does not follow on."""
 
+from typing import NamedTuple
+
 import msgspec
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import bindparam, func, insert, select, update
 from sqlalchemy.engine import Connection
 
 from coordinator.core.settlement.epoch import Epoch
@@ -23,6 +25,40 @@ from coordinator.shell.journal.sql.tables import (
     RECEIPT_COUNTS,
     TRANSACTIONS,
 )
+from hypergpu.ids import JobId, NodeId
+
+_PURPOSES_AT_ONCE = 500
+# Written for many rows at once: a statement a row takes most of a pipeline's time.
+_ADVANCE = (
+    update(TRANSACTIONS)
+    .where(
+        TRANSACTIONS.c.chain_id == bindparam("of_chain"),
+        TRANSACTIONS.c.address == bindparam("of_address"),
+        TRANSACTIONS.c.nonce == bindparam("of_nonce"),
+    )
+    .values(
+        state=bindparam("state"),
+        is_sent=bindparam("is_sent"),
+        block_number=bindparam("block_number"),
+        block_hash=bindparam("block_hash"),
+        mined_ms=bindparam("mined_ms"),
+    )
+)
+_SEAL_RECEIPTS = (
+    update(RECEIPT_COUNTS)
+    .where(
+        RECEIPT_COUNTS.c.job_id == bindparam("of_job"),
+        RECEIPT_COUNTS.c.node == bindparam("of_node"),
+    )
+    .values(sealed=bindparam("now_sealed"))
+)
+
+
+class _Count(NamedTuple):
+    """Of one node's receipts in a job."""
+
+    kept: int
+    sealed: int
 
 
 def write_change(connection: Connection, change: OutboxChange) -> None:
@@ -38,12 +74,10 @@ def write_change(connection: Connection, change: OutboxChange) -> None:
     _seal(connection, account, change.sealed)
     for rewind in change.rewinds:
         _rewind(connection, rewind)
-    for batch in change.batches:
-        _record_batch(connection, batch)
+    _record_batches(connection, change.batches)
     for nonce, attempt in change.attempts:
         _add_attempt(connection, account, nonce, attempt)
-    for progress in change.progress:
-        _advance(connection, account, progress)
+    _advance(connection, account, change.progress)
     for epoch in change.epochs:
         _store_epoch(connection, epoch)
 
@@ -58,25 +92,36 @@ def _seal(connection: Connection, account: AccountName, rows: tuple[OutboxRow, .
     last = connection.scalar(select(func.max(TRANSACTIONS.c.nonce)).where(*of_account))
     wanted = rows[0].transaction.nonce if last is None else last + 1
     for row in rows:
-        transaction = row.transaction
-        if transaction.nonce != wanted:
+        if row.transaction.nonce != wanted:
             raise JournalConflictError(
-                f"transaction {transaction.nonce} of {account.address} cannot follow on "
+                f"transaction {row.transaction.nonce} of {account.address} cannot follow on "
                 f"{wanted - 1}: another writer went first"
             )
-        taken = select(TRANSACTIONS.c.nonce).where(
-            *of_account, TRANSACTIONS.c.purpose == transaction.purpose
-        )
-        if (nonce := connection.scalar(taken)) is not None:
-            raise JournalConflictError(
-                f"{transaction.purpose} was sealed already, as transaction {nonce}"
-            )
-        connection.execute(insert(TRANSACTIONS), _transaction_row(account, row))
-        for number, attempt in enumerate(row.attempts):
-            connection.execute(
-                insert(ATTEMPTS), _attempt_row(account, transaction.nonce, number, attempt)
-            )
         wanted += 1
+    _check_purposes(connection, account, rows)
+    connection.execute(insert(TRANSACTIONS), [_transaction_row(account, row) for row in rows])
+    attempts = [
+        _attempt_row(account, row.transaction.nonce, number, attempt)
+        for row in rows
+        for number, attempt in enumerate(row.attempts)
+    ]
+    connection.execute(insert(ATTEMPTS), attempts)
+
+
+def _check_purposes(
+    connection: Connection, account: AccountName, rows: tuple[OutboxRow, ...]
+) -> None:
+    purposes = [row.transaction.purpose for row in rows]
+    if len(set(purposes)) < len(purposes):
+        raise JournalConflictError("a purpose is sealed twice at once")
+    for first in range(0, len(purposes), _PURPOSES_AT_ONCE):
+        taken = select(TRANSACTIONS.c.purpose, TRANSACTIONS.c.nonce).where(
+            TRANSACTIONS.c.chain_id == account.chain_id,
+            TRANSACTIONS.c.address == account.address,
+            TRANSACTIONS.c.purpose.in_(purposes[first : first + _PURPOSES_AT_ONCE]),
+        )
+        for purpose, nonce in connection.execute(taken):
+            raise JournalConflictError(f"{purpose} was sealed already, as transaction {nonce}")
 
 
 def _abandon(connection: Connection, account: AccountName, nonce: int, again: int) -> None:
@@ -100,23 +145,40 @@ def _abandon(connection: Connection, account: AccountName, nonce: int, again: in
     connection.execute(update(BATCHES).where(*of_batch).values(nonce=again))
 
 
-def _record_batch(connection: Connection, batch: BatchRecord) -> None:
-    for span in batch.spans:
-        of_node = (
-            RECEIPT_COUNTS.c.job_id == batch.job_id,
-            RECEIPT_COUNTS.c.node == span.node,
-            RECEIPT_COUNTS.c.sealed == span.first,
-            RECEIPT_COUNTS.c.kept >= span.first + span.receipts,
-        )
-        moved = connection.execute(
-            update(RECEIPT_COUNTS).where(*of_node).values(sealed=span.first + span.receipts)
-        )
-        if moved.rowcount != 1:
-            raise JournalConflictError(
-                f"receipts {span.first} to {span.first + span.receipts - 1} of {span.node} in "
-                f"{batch.job_id} are not the next to be sealed"
-            )
-    row = {
+def _record_batches(connection: Connection, batches: tuple[BatchRecord, ...]) -> None:
+    counts: dict[JobId, dict[NodeId, _Count]] = {}
+    for batch in batches:
+        if batch.job_id not in counts:
+            counts[batch.job_id] = _counts(connection, batch.job_id)
+        for span in batch.spans:
+            count = counts[batch.job_id].get(span.node, _Count(0, 0))
+            end = span.first + span.receipts
+            if count.sealed != span.first or end > count.kept:
+                raise JournalConflictError(
+                    f"receipts {span.first} to {end - 1} of {span.node} in {batch.job_id} are "
+                    "not the next to be sealed"
+                )
+            counts[batch.job_id][span.node] = _Count(count.kept, end)
+    for job_id, of_job in counts.items():
+        touched = {span.node for batch in batches for span in batch.spans}
+        rows = [
+            {"of_job": job_id, "of_node": node, "now_sealed": count.sealed}
+            for node, count in of_job.items()
+            if node in touched
+        ]
+        connection.execute(_SEAL_RECEIPTS, rows)
+    if batches:
+        connection.execute(insert(BATCHES), [_batch_row(batch) for batch in batches])
+
+
+def _counts(connection: Connection, job_id: JobId) -> "dict[NodeId, _Count]":
+    wanted = select(RECEIPT_COUNTS.c.node, RECEIPT_COUNTS.c.kept, RECEIPT_COUNTS.c.sealed)
+    rows = connection.execute(wanted.where(RECEIPT_COUNTS.c.job_id == job_id))
+    return {NodeId(row.node): _Count(row.kept, row.sealed) for row in rows}
+
+
+def _batch_row(batch: BatchRecord) -> dict[str, object]:
+    return {
         "chain_id": batch.account.chain_id,
         "address": batch.account.address,
         "nonce": batch.nonce,
@@ -124,7 +186,6 @@ def _record_batch(connection: Connection, batch: BatchRecord) -> None:
         "sequence": batch.sequence,
         "body_json": msgspec.json.encode(batch),
     }
-    connection.execute(insert(BATCHES), row)
 
 
 def _rewind(connection: Connection, rewind: Rewind) -> None:
@@ -157,21 +218,23 @@ def _add_attempt(
     connection.execute(insert(ATTEMPTS), _attempt_row(account, nonce, number, attempt))
 
 
-def _advance(connection: Connection, account: AccountName, progress: Progress) -> None:
-    block = progress.block
-    of_nonce = (
-        TRANSACTIONS.c.chain_id == account.chain_id,
-        TRANSACTIONS.c.address == account.address,
-        TRANSACTIONS.c.nonce == progress.nonce,
-    )
-    values = {
-        "state": progress.state.value,
-        "is_sent": progress.is_sent,
-        "block_number": None if block is None else block.number,
-        "block_hash": None if block is None else block.hash,
-        "mined_ms": progress.mined_ms,
-    }
-    connection.execute(update(TRANSACTIONS).where(*of_nonce).values(**values))
+def _advance(connection: Connection, account: AccountName, progress: tuple[Progress, ...]) -> None:
+    if not progress:
+        return
+    rows = [
+        {
+            "of_chain": account.chain_id,
+            "of_address": account.address,
+            "of_nonce": one.nonce,
+            "state": one.state.value,
+            "is_sent": one.is_sent,
+            "block_number": None if one.block is None else one.block.number,
+            "block_hash": None if one.block is None else one.block.hash,
+            "mined_ms": one.mined_ms,
+        }
+        for one in progress
+    ]
+    connection.execute(_ADVANCE, rows)
 
 
 def _store_epoch(connection: Connection, epoch: Epoch) -> None:
