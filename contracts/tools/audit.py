@@ -1,7 +1,8 @@
 """Have slither look for known mistakes; every High or Medium finding is explained or it fails.
 
-Slither reads one file at a time here: over a whole forge project it loses references and then finds
-nothing without saying so. To be sure that it reads, it is first shown a contract with a mistake.
+Slither reads one file at a time, in a copy without forge's settings: over a whole forge project it
+loses references and then finds nothing without saying so. To be sure that it reads, it is first
+shown a contract with a mistake.
 """
 
 import json
@@ -11,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from contracts.compile import CONTRACTS, ROOT
+from contracts.compile import CONTRACTS, MODULES, ROOT, sources
 
 SLITHER = ROOT / ".venv-slither" / "bin" / "slither"
 AUDITED = ("TrainingLedger.sol", "MerkleLedger.sol")
@@ -29,50 +30,53 @@ contract Mistake {
 """
 
 
-def findings(source: Path) -> list[dict[str, Any]]:
+def findings(folder: Path, name: str) -> list[dict[str, Any]]:
     """Return what slither's detectors say about one file and what it imports of ours.
 
     Raises:
         RuntimeError: slither could not read it.
     """
     command = [
-        str(SLITHER), str(source), "--json", "-",
+        str(SLITHER), name, "--json", "-",
         "--solc", str(CONTRACTS / "tools" / "solc"),
-        "--solc-args", "--optimize --via-ir --evm-version prague",
-        "--filter-paths", "node_modules",
+        "--solc-args", "--evm-version prague",
+        "--filter-paths", "openzeppelin",
     ]  # fmt: skip
-    answer = subprocess.run(command, cwd=CONTRACTS, capture_output=True, text=True, check=False)
+    answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     try:
         report = json.loads(answer.stdout)
     except ValueError:
         report = {"success": False}
     if not report["success"]:
-        raise RuntimeError(f"slither cannot read {source}: {answer.stderr[-2000:]}")
+        raise RuntimeError(f"slither cannot read {name}: {answer.stderr[-2000:]}")
     return list(report["results"].get("detectors", []))
 
 
 def place(finding: dict[str, Any]) -> str:
     """Name a finding by its detector and the first thing it is about: lines move, names stay."""
-    first = finding["elements"][0] if finding["elements"] else {"name": "?"}
+    first: dict[str, Any] = finding["elements"][0] if finding["elements"] else {"name": "?"}
     parent = first.get("type_specific_fields", {}).get("parent", {}).get("name", "")
     return f"{finding['check']}: {parent}.{first['name']}".replace(": .", ": ")
 
 
 def main() -> int:
     """Print each grave finding that ``explained.json`` does not explain; exit 1 if there is one."""
-    with tempfile.TemporaryDirectory() as folder:
-        mistake = Path(folder) / "Mistake.sol"
-        mistake.write_text(MISTAKE, encoding="utf-8")
-        if not [found for found in findings(mistake) if found["impact"] == "High"]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "@openzeppelin").symlink_to(MODULES / "@openzeppelin")
+        for source, text in {**sources(), "Mistake.sol": MISTAKE}.items():
+            (folder / source).parent.mkdir(exist_ok=True)
+            (folder / source).write_text(text, encoding="utf-8")
+        if not [found for found in findings(folder, "Mistake.sol") if found["impact"] == "High"]:
             print("slither finds nothing in a contract that has a mistake", file=sys.stderr)
             return 1
+        grave = {
+            place(finding): finding["description"].strip()
+            for audited in AUDITED
+            for finding in findings(folder, audited)
+            if finding["impact"] in GRAVE
+        }
     explained: dict[str, str] = json.loads(EXPLAINED.read_bytes())
-    grave = {
-        place(finding): finding["description"].strip()
-        for name in AUDITED
-        for finding in findings(CONTRACTS / name)
-        if finding["impact"] in GRAVE
-    }
     for name in sorted(grave.keys() - explained.keys()):
         print(f"{name}\n    {grave[name]}", file=sys.stderr)
     for name in sorted(explained.keys() - grave.keys()):
