@@ -77,7 +77,7 @@ class Settling:
         self.url = url
         contract = Address(settings.ledger_contract) if settings.ledger_contract else None
         self._pipeline = Pipeline(
-            lambda: HttpRpc(HttpTransport(url)),
+            lambda: HttpRpc(HttpTransport(url), profile.pace),
             Signer(key),
             outbox,
             SettlingOptions(
