@@ -18,7 +18,7 @@ from hypergpu.spec import Evaluation, JobSpec, Pay, Training
 from hypergpu.v1 import job_pb2, tensor_pb2
 from tests.processes import Cluster, Happening, accepted_updates, failpoint_names
 
-KILLS = int(os.environ.get("CHAOS_KILLS", "20"))
+KILLS = int(os.environ.get("CHAOS_KILLS", "50"))
 KILLS_A_JOB = 10
 ROUNDS = 60
 ROUNDS_A_KILL = ROUNDS // (KILLS_A_JOB + 1)
