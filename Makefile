@@ -5,6 +5,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 SEEDS ?= 200
 CHAOS_KILLS ?= 200
 MUTANTS ?= 40
+WORKERS ?= 2
 CALLS ?= 20000
 
 BIN := .venv/bin
@@ -29,8 +30,9 @@ setup: .venv/.installed ## Make .venv with everything pinned (about two minutes 
 demo: setup ## Train digits on five nodes over five home lines, kill one half-way [SHORT=1] [NET=tunnel].
 	@$(BIN)/hypergpu demo $(if $(SHORT),--short) $(if $(NET),--net $(NET))
 
-test: setup node_modules/.installed ## Run every test, with PostgreSQL where one listens or can be started [ARGS=...].
-	@$(BIN)/python .ci/with_postgres.py $(BIN)/pytest $(ARGS)
+# A file's tests stay together and in order; the slow ones come first.
+test: setup node_modules/.installed ## Run every test, with PostgreSQL where one listens or can be started [ARGS=...] [WORKERS=2].
+	@$(BIN)/python .ci/with_postgres.py $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: lint types layers schemas drift contracts-drift tree ## Everything but the tests (with -k: all that is wrong).
 

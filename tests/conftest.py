@@ -41,9 +41,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail the run even where somebody caught the hook's error."""
+    """Fail the run even where somebody caught the hook's error; a worker tells who started it."""
     if unpickled:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["unpickled"] = unpickled
+
+
+def pytest_testnodedown(node: object) -> None:
+    """What one of several workers saw counts as seen here."""
+    unpickled.extend(getattr(node, "workeroutput", {}).get("unpickled", []))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

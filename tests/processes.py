@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from hypergpu.refusal import Reason, RefusalError
 from hypergpu.spec import JobSpec
 from hypergpu.token import Role
 from hypergpu.v1 import job_pb2
+from netsim.ground.proxied import free_ports
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {
@@ -36,18 +36,6 @@ ENVIRONMENT = {
 }
 ENDED = {"finished", "stopped", "failed"}
 _TRIES = 200
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody has just now; a restart needs the same ones again."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 class CoordinatorProcess:
