@@ -5,6 +5,7 @@ The compiled library takes a third of the time where it is installed (extra ``ch
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 
 try:
     from eth_hash.backends.pysha3 import keccak256
@@ -15,6 +16,10 @@ keccak: Callable[[bytes], bytes] = keccak256
 """The 32 bytes of the digest."""
 
 
+@lru_cache(4096)
 def address_text(public_key: bytes) -> str:
-    """The address of an uncompressed secp256k1 key of 64 bytes: the last 20 of its Keccak-256."""
+    """The address of an uncompressed secp256k1 key of 64 bytes: the last 20 of its Keccak-256.
+
+    Remembered, since the same nodes sign again and again.
+    """
     return "0x" + keccak(public_key)[-20:].hex()

@@ -65,7 +65,12 @@ def leaf(receipt: Receipt) -> bytes:
     Raises:
         ValueError: a number does not fit its field.
     """
-    return keccak(keccak(struct_hash(receipt)))
+    return leaf_of(struct_hash(receipt))
+
+
+def leaf_of(hashed: bytes) -> bytes:
+    """A receipt's leaf, where its `struct_hash` is at hand already."""
+    return keccak(keccak(hashed))
 
 
 def order(signed: SignedReceipt) -> tuple[str, int, str, int]:

@@ -10,9 +10,17 @@ from coordinator.shell.journal.ledger.records import Earnings, EpochEnd, Receipt
 from hypergpu.ids import Address, JobId, Keccak, NodeId
 from hypergpu.keys.keyfile import passphrase_beside, stored_secret
 from hypergpu.keys.passphrase import passphrase_of_file
-from hypergpu.ledger.receipt import SignedReceipt, leaf
+from hypergpu.ledger.receipt import SignedReceipt, leaf_of
 from hypergpu.ledger.terms import Terms, separator_of, terms_of
-from hypergpu.ledger.typed import Domain, Receipt, Voucher, keccak_of, sign, struct_hash
+from hypergpu.ledger.typed import (
+    Domain,
+    Receipt,
+    Voucher,
+    digest_in,
+    keccak_of,
+    sign,
+    struct_hash,
+)
 from hypergpu.ledger.voucher import SignedVoucher
 from hypergpu.signature import IdentityKey
 
@@ -52,12 +60,10 @@ class LedgerDesk:
                 ends.append(EpochEnd(job_id, record.epoch, record.is_last))
                 continue
             separator = separator_of(terms.domain)
-            for update in record.updates:
-                signed = self._receipt(separator, update)
-                receipts.append(ReceiptRecord(job_id, signed, leaf(signed.receipt)))
+            receipts += [self._receipt(separator, job_id, each) for each in record.updates]
         return Earnings(tuple(receipts), tuple(ends))
 
-    def _receipt(self, separator: bytes, update: MeasuredUpdate) -> SignedReceipt:
+    def _receipt(self, separator: bytes, job_id: JobId, update: MeasuredUpdate) -> ReceiptRecord:
         due = update.due.contribution
         receipt = Receipt(
             job=due.job,
@@ -70,12 +76,14 @@ class LedgerDesk:
             quality_bps=update.quality_bps,
             evaluator=keccak_of(update.evaluator),
         )
-        return SignedReceipt(
+        hashed = struct_hash(receipt)
+        signed = SignedReceipt(
             receipt=receipt,
-            signature=sign(self._key, separator, receipt),
+            signature=self._key.sign_digest(digest_in(separator, hashed)),
             contribution=due,
             contribution_signature=update.due.signature,
         )
+        return ReceiptRecord(job_id, signed, leaf_of(hashed))
 
     def voucher(self, job: Job, node: NodeId) -> SignedVoucher | None:
         """What a node has earned in a job by now; None where nothing is paid."""
