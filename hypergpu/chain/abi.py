@@ -19,6 +19,8 @@ class Abi:
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._functions = {each["name"]: each for each in entries if each["type"] == "function"}
+        self._selectors = {name: _selector(each) for name, each in self._functions.items()}
+        self._inputs = {name: _types(each["inputs"]) for name, each in self._functions.items()}
         errors = [each for each in entries if each["type"] == "error"]
         self._errors = {_selector(each): each for each in errors}
         events = [each for each in entries if each["type"] == "event"]
@@ -32,8 +34,15 @@ class Abi:
             KeyError: there is no such function.
             eth_abi.exceptions.EncodingError: a value does not fit its type.
         """
-        entry = self._functions[name]
-        return _selector(entry) + encode(_types(entry["inputs"]), values)
+        return self._selectors[name] + encode(self._inputs[name], values)
+
+    def selector(self, name: str) -> bytes:
+        """The 4 bytes that a call of a function begins with.
+
+        Raises:
+            KeyError: there is no such function.
+        """
+        return self._selectors[name]
 
     def constructor(self, *values: object) -> bytes:
         """The bytes that go behind a contract's code when it is made."""

@@ -1,17 +1,26 @@
 """The training ledger as its callers see it: calls with their gas, and answers by name."""
 
+import struct
 from collections.abc import Sequence
+from struct import Struct
 from typing import Any, NamedTuple
 
 from hypergpu.chain import gas
 from hypergpu.chain.abi import Abi
 from hypergpu.chain.artifacts import artifact
 from hypergpu.ids import Address, JobKey, NodeId
+from hypergpu.ledger import packing
 from hypergpu.ledger.receipt import SignedReceipt
 from hypergpu.ledger.typed import address_bytes, chain_form, word_bytes
+from hypergpu.units import Samples
 
 CONTRACT = "TrainingLedger"
 TOKEN = "TestToken"
+_WORD_BYTES = 32
+# Packed by hand: eth_abi takes a hundred times as long, more than to sign the transaction.
+_HEADER = Struct(">32s28xI28xI32s")
+_TAIL = Struct(">24xQ24xQ")
+"""Where the last argument begins, and how long it is."""
 SHARE_DUE = 1
 """A share that is recorded and not yet paid."""
 
@@ -114,12 +123,16 @@ class LedgerCalls:
         self.token = Abi(artifact(TOKEN).abi)
 
     def record(self, batch: Batch, totals: Sequence[NodeTotals]) -> ContractCall:
-        """Record a batch by its sums."""
-        rows = [
-            (address_bytes(one.node), one.first, one.receipts, one.samples, one.score)
+        """Record a batch by its sums.
+
+        Raises:
+            ValueError: a number does not fit its field.
+        """
+        words = packing.totals_words(
+            packing.NodeTotals(one.node, one.first, one.receipts, Samples(one.samples), one.score)
             for one in totals
-        ]
-        call = self.abi.call("submitAggregate", *_batch(batch), rows)
+        )
+        call = self._batch_call("submitAggregate", batch, len(totals), words)
         fresh = sum(one.first == 0 for one in totals)
         return ContractCall(call, gas.aggregate(len(totals), fresh))
 
@@ -131,6 +144,9 @@ class LedgerCalls:
         Args:
             batch: Where it goes.
             parts: Each node with its first sequence and its receipts from there on.
+
+        Raises:
+            ValueError: a number does not fit its field.
         """
         pieces = []
         for node, first, receipts in parts:
@@ -144,7 +160,9 @@ class LedgerCalls:
                 + one.contribution[:6]
                 for one in receipts
             ]
-        call = self.abi.call("submitContributions", *_batch(batch), b"".join(pieces))
+        content = b"".join(pieces)
+        padded = content + bytes(-len(content) % _WORD_BYTES)
+        call = self._batch_call("submitContributions", batch, len(content), padded)
         fresh = sum(first == 0 for _, first, _ in parts)
         count = sum(len(receipts) for _, _, receipts in parts)
         return ContractCall(call, gas.packed(len(parts), fresh, count))
@@ -223,10 +241,15 @@ class LedgerCalls:
         """Read what ``getAccount`` gave."""
         return NodeAccount(*self._struct("getAccount", answer)[:4])
 
+    def _batch_call(self, name: str, batch: Batch, length: int, words: bytes) -> bytes:
+        """A call whose last argument is the only one without a size of its own."""
+        try:
+            header = _HEADER.pack(word_bytes(batch.job), batch.epoch, batch.sequence, batch.root)
+        except struct.error as broken:
+            raise ValueError(f"a number does not fit its field: {broken}") from broken
+        tail = _TAIL.pack(_HEADER.size + _WORD_BYTES, length)
+        return b"".join((self.abi.selector(name), header, tail, words))
+
     def _struct(self, name: str, answer: bytes) -> tuple[Any, ...]:
         (fields,) = self.abi.answer(name, answer)
         return tuple(fields)
-
-
-def _batch(batch: Batch) -> tuple[bytes, int, int, bytes]:
-    return word_bytes(batch.job), batch.epoch, batch.sequence, batch.root

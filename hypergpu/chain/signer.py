@@ -65,22 +65,22 @@ class Signer:
             draft.call,
             [],
         ]
-        digest = keccak(_TYPE + rlp(fields))
-        signature = self._key.sign_digest(digest)
-        parts: list[Item] = [
+        # Encoded once: call data is by far the most of it.
+        body = b"".join(map(rlp, fields))
+        signature = self._key.sign_digest(keccak(_TYPE + _list(body)))
+        numbers = (
             signature[64],
             int.from_bytes(signature[:32], "big"),
             int.from_bytes(signature[32:64], "big"),
-        ]
-        raw = _TYPE + rlp([*fields, *parts])
+        )
+        raw = _TYPE + _list(body + b"".join(map(rlp, numbers)))
         return Signed(keccak(raw), raw)
 
 
 def rlp(item: Item) -> bytes:
     """Recursive length prefix, as Ethereum's yellow paper has it (appendix B)."""
     if isinstance(item, list):
-        body = b"".join(rlp(each) for each in item)
-        return _prefix(len(body), _LIST) + body
+        return _list(b"".join(map(rlp, item)))
     content = _shortest(item) if isinstance(item, int) else item
     if len(content) == 1 and content[0] < _SHORT:
         return content
@@ -90,6 +90,10 @@ def rlp(item: Item) -> bytes:
 def contract_address(sender: bytes, nonce: int) -> bytes:
     """Where the contract comes to lie that ``sender`` makes with its transaction ``nonce``."""
     return keccak(rlp([sender, nonce]))[-20:]
+
+
+def _list(body: bytes) -> bytes:
+    return _prefix(len(body), _LIST) + body
 
 
 def _shortest(number: int) -> bytes:
