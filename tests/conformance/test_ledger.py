@@ -167,6 +167,42 @@ def test_receipts_wait_until_they_are_in_a_batch(store: JournalStore) -> None:
     assert store.journal.next_batch(ACCOUNT, OTHER) == 0
 
 
+def test_what_waits_is_counted_by_job(store: JournalStore) -> None:
+    assert store.journal.waiting_counts() == {}
+    keep(store, 0, 1, 2)
+    other = receipt_record(JOB, Work(node=TWO, sequence=0))
+    foreign = receipt_record(OTHER, Work(node=TWO, sequence=0))
+    store.journal.append([], (), Earnings((other, foreign)))
+    assert store.journal.waiting_counts() == {JOB: 4, OTHER: 1}
+    change = OutboxChange(account=ACCOUNT, sealed=(row(0, "b0"),), batches=(batch(0, 0, 3),))
+    store.journal.write(change)
+    assert store.reopen().waiting_counts() == {JOB: 1, OTHER: 1}
+
+
+def test_many_receipts_of_many_nodes_are_kept_at_once(store: JournalStore) -> None:
+    keys = [node_key(number) for number in range(30)]
+    rounds = [
+        tuple(receipt_record(JOB, Work(node=key, sequence=sequence)) for key in keys)
+        for sequence in range(9)
+    ]
+    first = [record for made in rounds[:8] for record in made]
+    store.journal.append([], (), Earnings(tuple(first)))
+    store.journal.append([], (), Earnings(rounds[8]))
+    journal = store.reopen()
+    in_order = sorted(
+        (*first, *rounds[8]),
+        key=lambda one: (one.signed.receipt.node, one.signed.receipt.sequence),
+    )
+    assert journal.receipts(JOB) == tuple(in_order)
+    assert journal.receipt_counts(JOB) == {key.node_id: 9 for key in keys}
+
+
+def test_a_receipt_that_comes_twice_at_once_is_refused_with_all(store: JournalStore) -> None:
+    with pytest.raises(JournalConflictError, match="its next is 1"):
+        keep(store, 0, 0)
+    assert store.journal.receipt_counts(JOB) == {}
+
+
 @pytest.mark.parametrize(("first", "receipts"), [(0, 1), (2, 1), (1, 3)])
 def test_receipts_are_sealed_once_in_order_and_only_when_they_are_there(
     store: JournalStore, first: int, receipts: int

@@ -41,6 +41,9 @@ class Outbox(Protocol):
     def sealed_counts(self, job_id: JobId) -> Mapping[NodeId, int]:
         """How many receipts of each node are in batches, or known to be on the chain."""
 
+    def waiting_counts(self) -> Mapping[JobId, int]:
+        """How many receipts are in no batch, by job; none where none. Cost grows with the nodes."""
+
     def unsealed(self, limit: int) -> tuple[UnsealedReceipt, ...]:
         """Receipts in no batch, by job, node and sequence. Cost grows with them, not with all."""
 

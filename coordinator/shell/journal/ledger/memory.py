@@ -72,6 +72,14 @@ class MemoryLedger:
             sealed = self._shelves.sealed
             return {key[1]: sealed.get(key, 0) for key in self._receipts if key[0] == job_id}
 
+    def waiting_counts(self) -> Mapping[JobId, int]:
+        with self._ledger_lock:
+            counts: dict[JobId, int] = {}
+            for key, kept in self._receipts.items():
+                if waiting := len(kept) - self._shelves.sealed.get(key, 0):
+                    counts[key[0]] = counts.get(key[0], 0) + waiting
+        return counts
+
     def unsealed(self, limit: int) -> tuple[UnsealedReceipt, ...]:
         with self._ledger_lock:
             waiting = [

@@ -1,16 +1,28 @@
 """Keeps receipts and epoch ends in the very transaction that journals what earned them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
-from sqlalchemy import insert, select, update
+from sqlalchemy import bindparam, insert, select, update
 from sqlalchemy.engine import Connection
 
 from coordinator.core.settlement.epoch import Epoch
 from coordinator.shell.journal.ledger.records import Earnings, EpochEnd, ReceiptRecord
 from coordinator.shell.journal.records import JournalConflictError
+from coordinator.shell.journal.sql.ledger.bulk import Row, insert_rows
 from coordinator.shell.journal.sql.tables import EPOCHS, RECEIPT_COUNTS, RECEIPTS
 from hypergpu.ids import JobId, NodeId
+
+_NODES_AT_ONCE = 500
+_KEEP_COUNTS = (
+    update(RECEIPT_COUNTS)
+    .where(
+        RECEIPT_COUNTS.c.job_id == bindparam("of_job"),
+        RECEIPT_COUNTS.c.node == bindparam("of_node"),
+    )
+    .values(kept=bindparam("now_kept"))
+)
+Key = tuple[JobId, NodeId]
 
 
 def keep_earnings(connection: Connection, earnings: Earnings) -> None:
@@ -20,48 +32,55 @@ def keep_earnings(connection: Connection, earnings: Earnings) -> None:
         JournalConflictError: a receipt's sequence is not the node's next, or its epoch has ended.
             The caller's transaction must then be given up.
     """
-    counts = _next_counts(connection, earnings.receipts)
+    _count(connection, earnings.receipts)
     for job_id, number in {(one.job_id, one.signed.receipt.epoch) for one in earnings.receipts}:
         if _opened(connection, job_id, number):
             raise JournalConflictError(
                 f"epoch {number} of {job_id} has ended and takes no more receipts"
             )
-    if earnings.receipts:
-        connection.execute(insert(RECEIPTS), [_receipt_row(one) for one in earnings.receipts])
-    for (job_id, node), kept in counts.items():
-        of_node = (RECEIPT_COUNTS.c.job_id == job_id) & (RECEIPT_COUNTS.c.node == node)
-        connection.execute(update(RECEIPT_COUNTS).where(of_node).values(kept=kept))
+    insert_rows(connection, RECEIPTS, [_receipt_row(one) for one in earnings.receipts])
     for end in earnings.ends:
         _leave(connection, end)
 
 
-def _next_counts(
-    connection: Connection, records: Sequence[ReceiptRecord]
-) -> dict[tuple[JobId, NodeId], int]:
-    """How many receipts each node will have once these are kept."""
-    counts: dict[tuple[JobId, NodeId], int] = {}
+def _count(connection: Connection, records: Sequence[ReceiptRecord]) -> None:
+    """Count receipts for their nodes, refusing what is not a node's next."""
+    known = _kept(connection, {(one.job_id, one.signed.receipt.node) for one in records})
+    counts: dict[Key, int] = {}
     for record in records:
         receipt = record.signed.receipt
         key = (record.job_id, receipt.node)
-        if key not in counts:
-            counts[key] = _kept(connection, *key)
-        if receipt.sequence != counts[key]:
+        following = counts.get(key)
+        if following is None:
+            following = known.get(key, 0)
+        if receipt.sequence != following:
             raise JournalConflictError(
                 f"receipt {receipt.sequence} of {receipt.node} in {record.job_id} cannot be kept: "
-                f"its next is {counts[key]}"
+                f"its next is {following}"
             )
-        counts[key] += 1
+        counts[key] = following + 1
+    fresh = [(*key, kept, 0) for key, kept in counts.items() if key not in known]
+    insert_rows(connection, RECEIPT_COUNTS, fresh)
+    if moved := [
+        {"of_job": job_id, "of_node": node, "now_kept": kept}
+        for (job_id, node), kept in counts.items()
+        if (job_id, node) in known
+    ]:
+        connection.execute(_KEEP_COUNTS, moved)
+
+
+def _kept(connection: Connection, keys: Collection[Key]) -> dict[Key, int]:
+    """How many receipts each node has; nothing of those that have none."""
+    counts: dict[Key, int] = {}
+    for job_id in {job_id for job_id, _ in keys}:
+        nodes = sorted(node for of_job, node in keys if of_job == job_id)
+        for first in range(0, len(nodes), _NODES_AT_ONCE):
+            wanted = select(RECEIPT_COUNTS.c.node, RECEIPT_COUNTS.c.kept).where(
+                RECEIPT_COUNTS.c.job_id == job_id,
+                RECEIPT_COUNTS.c.node.in_(nodes[first : first + _NODES_AT_ONCE]),
+            )
+            counts |= {(job_id, node): kept for node, kept in connection.execute(wanted)}
     return counts
-
-
-def _kept(connection: Connection, job_id: JobId, node: NodeId) -> int:
-    of_node = (RECEIPT_COUNTS.c.job_id == job_id) & (RECEIPT_COUNTS.c.node == node)
-    kept: int | None = connection.scalar(select(RECEIPT_COUNTS.c.kept).where(of_node))
-    if kept is None:
-        row = {"job_id": job_id, "node": node, "kept": 0, "sealed": 0}
-        connection.execute(insert(RECEIPT_COUNTS), row)
-        return 0
-    return kept
 
 
 def _opened(connection: Connection, job_id: JobId, number: int) -> bool:
@@ -90,17 +109,18 @@ def _leave(connection: Connection, end: EpochEnd) -> None:
     connection.execute(update(EPOCHS).where(of_epoch).values(**values))
 
 
-def _receipt_row(record: ReceiptRecord) -> dict[str, object]:
+def _receipt_row(record: ReceiptRecord) -> Row:
+    """In the order of the table's columns."""
     receipt = record.signed.receipt
-    return {
-        "job_id": record.job_id,
-        "node": receipt.node,
-        "sequence": receipt.sequence,
-        "epoch": receipt.epoch,
-        "round": receipt.round,
-        "samples": receipt.samples,
-        "quality_bps": receipt.quality_bps,
-        "leaf": record.leaf,
-        "contribution": bytes.fromhex(receipt.contribution),
-        "body_json": msgspec.json.encode(record.signed),
-    }
+    return (
+        record.job_id,
+        receipt.node,
+        receipt.sequence,
+        receipt.epoch,
+        receipt.round,
+        receipt.samples,
+        receipt.quality_bps,
+        record.leaf,
+        bytes.fromhex(receipt.contribution),
+        msgspec.json.encode(record.signed),
+    )

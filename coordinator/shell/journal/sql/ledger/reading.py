@@ -80,6 +80,17 @@ class SqlLedger:
             rows = connection.execute(wanted.where(RECEIPT_COUNTS.c.job_id == job_id)).all()
         return {NodeId(row.node): row.sealed for row in rows}
 
+    def waiting_counts(self) -> Mapping[JobId, int]:
+        counts = RECEIPT_COUNTS
+        wanted = (
+            select(counts.c.job_id, func.sum(counts.c.kept - counts.c.sealed))
+            .where(counts.c.sealed < counts.c.kept)
+            .group_by(counts.c.job_id)
+        )
+        with self._ledger_database.reader() as connection:
+            rows = connection.execute(wanted).all()
+        return {JobId(job_id): int(count) for job_id, count in rows}
+
     def unsealed(self, limit: int) -> tuple[UnsealedReceipt, ...]:
         columns = [RECEIPTS.c[name] for name in UnsealedReceipt._fields]
         counts = RECEIPT_COUNTS

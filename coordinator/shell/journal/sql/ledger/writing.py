@@ -18,6 +18,7 @@ from coordinator.shell.journal.ledger.records import (
     SignedAttempt,
 )
 from coordinator.shell.journal.records import JournalConflictError
+from coordinator.shell.journal.sql.ledger.bulk import Row, insert_rows
 from coordinator.shell.journal.sql.tables import (
     ATTEMPTS,
     BATCHES,
@@ -99,13 +100,13 @@ def _seal(connection: Connection, account: AccountName, rows: tuple[OutboxRow, .
             )
         wanted += 1
     _check_purposes(connection, account, rows)
-    connection.execute(insert(TRANSACTIONS), [_transaction_row(account, row) for row in rows])
+    insert_rows(connection, TRANSACTIONS, [_transaction_row(account, row) for row in rows])
     attempts = [
         _attempt_row(account, row.transaction.nonce, number, attempt)
         for row in rows
         for number, attempt in enumerate(row.attempts)
     ]
-    connection.execute(insert(ATTEMPTS), attempts)
+    insert_rows(connection, ATTEMPTS, attempts)
 
 
 def _check_purposes(
@@ -167,8 +168,7 @@ def _record_batches(connection: Connection, batches: tuple[BatchRecord, ...]) ->
             if node in touched
         ]
         connection.execute(_SEAL_RECEIPTS, rows)
-    if batches:
-        connection.execute(insert(BATCHES), [_batch_row(batch) for batch in batches])
+    insert_rows(connection, BATCHES, [_batch_row(batch) for batch in batches])
 
 
 def _counts(connection: Connection, job_id: JobId) -> "dict[NodeId, _Count]":
@@ -177,15 +177,15 @@ def _counts(connection: Connection, job_id: JobId) -> "dict[NodeId, _Count]":
     return {NodeId(row.node): _Count(row.kept, row.sealed) for row in rows}
 
 
-def _batch_row(batch: BatchRecord) -> dict[str, object]:
-    return {
-        "chain_id": batch.account.chain_id,
-        "address": batch.account.address,
-        "nonce": batch.nonce,
-        "job_id": batch.job_id,
-        "sequence": batch.sequence,
-        "body_json": msgspec.json.encode(batch),
-    }
+def _batch_row(batch: BatchRecord) -> Row:
+    """In the order of the table's columns, as the other rows here."""
+    return (
+        *batch.account,
+        batch.nonce,
+        batch.job_id,
+        batch.sequence,
+        msgspec.json.encode(batch),
+    )
 
 
 def _rewind(connection: Connection, rewind: Rewind) -> None:
@@ -215,7 +215,7 @@ def _add_attempt(
     number = connection.scalar(select(func.count()).select_from(ATTEMPTS).where(*of_nonce)) or 0
     if number == 0:
         raise JournalConflictError(f"{account.address} has no transaction {nonce}")
-    connection.execute(insert(ATTEMPTS), _attempt_row(account, nonce, number, attempt))
+    insert_rows(connection, ATTEMPTS, [_attempt_row(account, nonce, number, attempt)])
 
 
 def _advance(connection: Connection, account: AccountName, progress: tuple[Progress, ...]) -> None:
@@ -246,28 +246,13 @@ def _store_epoch(connection: Connection, epoch: Epoch) -> None:
         connection.execute(insert(EPOCHS), row | values)
 
 
-def _transaction_row(account: AccountName, row: OutboxRow) -> dict[str, object]:
-    return {
-        "chain_id": account.chain_id,
-        "address": account.address,
-        "nonce": row.transaction.nonce,
-        "purpose": row.transaction.purpose,
-        "state": row.state.value,
-        "is_sent": row.is_sent,
-        "block_number": None,
-        "block_hash": None,
-        "mined_ms": None,
-        "body": msgspec.msgpack.encode(row.transaction),
-    }
+def _transaction_row(account: AccountName, row: OutboxRow) -> Row:
+    transaction = row.transaction
+    body = msgspec.msgpack.encode(transaction)
+    place = (None, None, None)
+    state = row.state.value
+    return (*account, transaction.nonce, transaction.purpose, state, row.is_sent, *place, body)
 
 
-def _attempt_row(
-    account: AccountName, nonce: int, number: int, attempt: SignedAttempt
-) -> dict[str, object]:
-    return {
-        "chain_id": account.chain_id,
-        "address": account.address,
-        "nonce": nonce,
-        "number": number,
-        "body": msgspec.msgpack.encode(attempt),
-    }
+def _attempt_row(account: AccountName, nonce: int, number: int, attempt: SignedAttempt) -> Row:
+    return (*account, nonce, number, msgspec.msgpack.encode(attempt))
