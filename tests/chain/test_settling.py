@@ -2,7 +2,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.core.settlement.epoch import EpochState
-from coordinator.core.settlement.sealing import Metering
+from coordinator.core.settlement.sealing import Metering, SealingRule
 from tests.chain.ground import ESCROW, JOB, NODES, ORDER, Ground
 
 
@@ -29,6 +29,43 @@ def test_however_receipts_are_metered_the_money_is_the_same(
     ground.check_exact(3)
     expected = 3 * len(NODES) if metering is Metering.EACH else 1
     assert len(ground.journal.batches(JOB)) == expected
+
+
+def test_receipts_wait_for_others_until_they_fill_a_batch_or_their_epoch_ends(
+    ground: Ground,
+) -> None:
+    patient = SealingRule(interval_ms=10**9, receipts_max=3 * len(NODES))
+    ground.options = replace(ground.options, rule=patient)
+    ground.opened()
+    ground.earn(0, range(2))
+    ground.rest()
+    assert ground.journal.batches(JOB) == ()
+    ground.earn(0, range(2, 3))
+    ground.rest()
+    assert len(ground.journal.batches(JOB)) == 1
+    ground.earn(0, range(3, 4))
+    ground.rest()
+    assert len(ground.journal.batches(JOB)) == 1
+    ground.end(0)
+    ground.rest()
+    assert len(ground.journal.batches(JOB)) == 2
+    ground.earn(1, range(4, 5))
+    ground.end(1, is_last=True)
+    ground.settle()
+    ground.check_exact(5)
+
+
+def test_a_receipt_waits_no_longer_than_the_interval(ground: Ground) -> None:
+    hasty = SealingRule(interval_ms=1, receipts_max=10**6)
+    ground.options = replace(ground.options, rule=hasty)
+    ground.opened()
+    ground.earn(0, range(2))
+    ground.until(lambda _turn: len(ground.journal.batches(JOB)) == 1)
+    ground.earn(0, range(2, 3))
+    ground.until(lambda _turn: len(ground.journal.batches(JOB)) == 2)
+    ground.end(0, is_last=True)
+    ground.settle()
+    ground.check_exact(3)
 
 
 def test_a_nodes_unpaid_share_waits_for_its_window_and_says_so(ground: Ground) -> None:

@@ -1,5 +1,7 @@
 """Signs what is due: batches of receipts, closes of epochs, payments. Sends nothing itself."""
 
+from collections.abc import Sequence
+
 import structlog
 
 from coordinator.core.settlement.epoch import (
@@ -73,6 +75,8 @@ class Sealer:
         self._rule = rule
         self._since: dict[Key, Milliseconds] = {}
         """When receipts of an epoch were first seen to wait."""
+        self._job_since: dict[JobId, Milliseconds] = {}
+        """Of a job's receipts; no later than those of any of its epochs."""
         self._opened: set[JobId] = set()
         self.is_reconcile_due = True
         """Whether the chain may count other receipts than were sealed: at a start, and when it
@@ -95,8 +99,10 @@ class Sealer:
         records = [one for one in self._outbox.epochs() if self._is_open(one.epoch.job_id)]
         if self.is_reconcile_due and not in_flight:
             self._reconcile(plan, {one.epoch.job_id for one in records})
-        if not plan.rewinds:
+        if not plan.rewinds and self._is_any_due(records, in_flight):
             self._seal_receipts(plan, in_flight)
+        else:
+            plan.sees_all = False
         for record in records:
             self._advance(plan, record, head)
         if not plan.is_empty():
@@ -108,6 +114,30 @@ class Sealer:
         if job_id not in self._opened and self._site.is_opened(job_id):
             self._opened.add(job_id)
         return job_id in self._opened
+
+    def _is_any_due(self, records: Sequence[EpochRecord], in_flight: int) -> bool:
+        """Whether receipts are to be looked at one by one. Cheap, for most turns find none due.
+
+        Never false where `_reason` would be given for a group: a job's receipts are at least as
+        many and as old as those of any of its epochs.
+        """
+        counts = self._outbox.waiting_counts()
+        now_ms = monotonic_ms()
+        self._job_since = {job_id: self._job_since.get(job_id, now_ms) for job_id in counts}
+        if any(record.is_left and not record.epoch.is_ended for record in records):
+            return True
+        # What waits of a job without an open epoch came too late for its own.
+        going_on = {one.epoch.job_id for one in records if not one.epoch.is_ended}
+        waiting = [
+            Waiting(
+                receipts=count,
+                oldest_age_ms=Milliseconds(now_ms - self._job_since[job_id]),
+                is_ended=job_id not in going_on,
+            )
+            for job_id, count in counts.items()
+            if self._is_open(job_id)
+        ]
+        return any(seal_reason(each, in_flight, self._rule) for each in waiting)
 
     def _seal_receipts(self, plan: _Plan, in_flight: int) -> None:
         """Seal receipts that have waited enough."""
@@ -132,10 +162,12 @@ class Sealer:
                     plan.waiting.add(key)
                 else:
                     self._since.pop(key, None)
+            if not is_held:
+                self._job_since.pop(job_id, None)
 
     def _reason(self, group: Group, key: Key, in_flight: int) -> str:
         now_ms = monotonic_ms()
-        since_ms = self._since.setdefault(key, now_ms)
+        since_ms = self._since.setdefault(key, self._job_since.get(key[0], now_ms))
         waiting = Waiting(
             receipts=len(group.receipts),
             oldest_age_ms=Milliseconds(now_ms - since_ms),
