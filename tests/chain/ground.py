@@ -11,9 +11,9 @@ from coordinator.core.settlement.sealing import Metering, SealingRule
 from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.escrow import EscrowBook
 from coordinator.shell.chain.founding import JobOrder
-from coordinator.shell.chain.pump import Turn
 from coordinator.shell.chain.sending import Account
 from coordinator.shell.chain.settler import Settler, SettlingOptions
+from coordinator.shell.chain.turns import Turn
 from coordinator.shell.journal.ledger.records import Earnings, EpochEnd
 from coordinator.shell.journal.sql.store import SqlJournal
 from hypergpu.chain.ledger import NodeAccount

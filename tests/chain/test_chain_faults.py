@@ -234,6 +234,48 @@ def test_a_nonce_that_fell_out_of_the_pool_is_sent_again(ground: Ground) -> None
     ground.check_exact(1)
 
 
+def test_what_is_on_its_way_is_looked_at_again_with_the_next_block(
+    ground: Ground, rpc: MisbehavingRpc
+) -> None:
+    ground.options = replace(ground.options, profile=replace(PROFILE, resend_ms=60_000))
+    ground.opened()
+    ground.earn(0, range(1))
+    ground.turn()
+    assert ground.turn().waiting == 1
+    rpc.asked.clear()
+    assert ground.turn().waiting == 1
+    assert rpc.asked == [["eth_getBlockByNumber"]]
+    ground.mine()
+    turn = ground.turn()
+    assert (turn.waiting, turn.mined) == (0, 1)
+    rpc.asked.clear()
+    again = ground.turn()
+    assert (again.waiting, again.mined, again.events) == (0, 1, ())
+    assert rpc.asked == [["eth_getBlockByNumber"]]
+    ground.end(0, is_last=True)
+    ground.turn()
+    assert ground.turn().waiting > 0
+    ground.settle()
+    ground.check_exact(1)
+
+
+def test_a_reorganisation_is_noticed_while_everything_rests(ground: Ground) -> None:
+    ground.options = replace(ground.options, profile=replace(PROFILE, resend_ms=60_000))
+    ground.opened()
+    ground.earn(0, range(2))
+    ground.turn()
+    ground.turn()
+    ground.mine()
+    assert ground.turn().mined == 1
+    ground.turn()
+    ground.ask("anvil_reorg", 1, [])
+    ground.turn()
+    assert ground.turn().waiting == 1
+    ground.end(0, is_last=True)
+    ground.settle()
+    ground.check_exact(2)
+
+
 def test_a_key_that_is_used_elsewhere_is_noticed(ground: Ground) -> None:
     ground.opened()
     spend(ground)

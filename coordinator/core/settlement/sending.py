@@ -96,6 +96,9 @@ class SendingRule(msgspec.Struct, frozen=True, kw_only=True):
     many leaves it alone."""
     resend_ms: int = 2_000
     """The same bytes again after so long in no block."""
+    line_each: int = 256
+    """Of so many ahead of it in the account's line, a transaction waits as long again: blocks take
+    them in order, and one that the pool lost is missed when its turn comes near."""
     bump_blocks: int = 3
     """A higher fee after so many blocks that did not take it although it was its turn."""
     foreign_ms: int = 30_000
@@ -192,6 +195,7 @@ def _outside(pending: Pending, seen: Sighting, rule: SendingRule, now_ms: Millis
         return Ruling(
             Deed.BUMP, f"{seen.height - since} blocks did not take it though it was its turn"
         )
-    if now_ms - pending.sent_at_ms >= rule.resend_ms:
+    ahead = pending.nonce - seen.next_nonce
+    if now_ms - pending.sent_at_ms >= rule.resend_ms * (1 + ahead // rule.line_each):
         return Ruling(Deed.SEND, f"in no block after {now_ms - pending.sent_at_ms} ms")
     return Ruling(Deed.WAIT, "sent a moment ago")

@@ -14,10 +14,11 @@ from coordinator.core.settlement.patience import rest_ms
 from coordinator.shell.chain.escrow import EscrowBook
 from coordinator.shell.chain.founding import JobOrder
 from coordinator.shell.chain.keylock import KeyLock
-from coordinator.shell.chain.pump import HaltError, Turn
+from coordinator.shell.chain.pump import HaltError
 from coordinator.shell.chain.sending import Account
 from coordinator.shell.chain.settler import Settler, SettlingOptions
 from coordinator.shell.chain.site import DEPLOY_LEDGER, deployed_address
+from coordinator.shell.chain.turns import Turn
 from coordinator.shell.journal.ledger.interface import Outbox
 from coordinator.shell.journal.records import JournalError
 from hypergpu.chain.rpc.client import Rpc

@@ -4,9 +4,6 @@ There is no recovery beside this: after a crash, a cut or a reorganisation the n
 what is stored and at what the chain says, and goes on.
 """
 
-from collections import Counter
-from typing import NamedTuple
-
 from msgspec.structs import replace
 
 from coordinator.core.settlement.epoch import Epoch, Move, Part, PartMoved, transition
@@ -24,11 +21,12 @@ from coordinator.core.settlement.sending import (
     ruling,
 )
 from coordinator.shell.chain.sending import Account, unix_ms
+from coordinator.shell.chain.turns import Collected, Resting, Turn
 from coordinator.shell.clock import monotonic_ms
 from coordinator.shell.journal.ledger.interface import Outbox
 from coordinator.shell.journal.ledger.records import OutboxChange, OutboxRow, Progress
 from hypergpu.chain.profiles import ChainProfile
-from hypergpu.chain.rpc.answers import Block, Event, Inclusion
+from hypergpu.chain.rpc.answers import Block, Inclusion
 from hypergpu.chain.rpc.chain import EvmChain, Reception
 from hypergpu.chain.rpc.errors import RpcGarbledError
 from hypergpu.ids import JobId
@@ -37,45 +35,12 @@ from hypergpu.units import Milliseconds
 _WATCHED_FINALS = 512
 """How many final transactions are looked at again after a reorganisation that was too deep."""
 _AT_ONCE = 4096
+_LOOKS_A_RESEND = 2
+"""Whole looks at what rests, in the time after which it is sent again."""
 
 
 class HaltError(Exception):
     """Sending has stopped for good: going on would build on what did not happen."""
-
-
-class Turn(NamedTuple):
-    """What one turn of the pump found and did."""
-
-    head: Block
-    waiting: int
-    """Transactions in no block."""
-    mined: int
-    """In a block, not yet final."""
-    moved: "Counter[str]"
-    complaints: tuple[str, ...]
-    """What keeps a transaction from being taken; for people."""
-    events: tuple[Event, ...]
-    """What contracts said in the transactions that were found in blocks."""
-
-
-class _Turn:
-    """What is collected during a turn, to be written at once."""
-
-    def __init__(self, head: Block) -> None:
-        self.head = head
-        self.blocks: dict[int, Block] = {head.number: head}
-        """As they were when the turn first asked for them."""
-        self.progress: list[Progress] = []
-        self.moves: list[tuple[OutboxRow, Move]] = []
-        self.counts: Counter[str] = Counter()
-        self.complaints: list[str] = []
-        self.events: list[Event] = []
-        self.halt = ""
-
-    def canonical_hash(self, number: int) -> bytes | None:
-        """Of the block that is now at a height; None: not known."""
-        block = self.blocks.get(number)
-        return None if block is None else block.hash
 
 
 class Pump:
@@ -94,6 +59,7 @@ class Pump:
         )
         self._remembered: dict[int, Pending] = {}
         """What this process knows of its transactions beside what is stored: when it sent them."""
+        self._resting: Resting | None = None
         self.is_mending = False
         """Failed transactions are passed over, so that every nonce behind them is used up."""
 
@@ -105,7 +71,29 @@ class Pump:
             HaltError: a transaction failed, or the key was used by somebody else.
         """
         head = self._chain.head()
-        turn = _Turn(head)
+        resting, self._resting = self._resting, None
+        if resting is not None and self._is_as_before(resting, head):
+            self._resting = resting
+            return resting.again()
+        turn = Collected(head)
+        stored = self._account.next_nonce()
+        rows = self._look_and_act(turn)
+        outcome = turn.outcome(rows)
+        if turn.is_clear:
+            until_ms = Milliseconds(monotonic_ms() + self._rule.resend_ms // _LOOKS_A_RESEND)
+            self._resting = Resting(outcome, stored, until_ms)
+        return outcome
+
+    def _is_as_before(self, resting: Resting, head: Block) -> bool:
+        return (
+            head.hash == resting.outcome.head.hash
+            and monotonic_ms() < resting.until_ms
+            and self._account.next_nonce() == resting.next_nonce
+        )
+
+    def _look_and_act(self, turn: Collected) -> tuple[OutboxRow, ...]:
+        """Look at every transaction that is not final. Returns them as they were before."""
+        head = turn.head
         self._watch_finals(turn)
         states = [TransactionState.WAITING, TransactionState.MINED, TransactionState.FAILED]
         rows = self._outbox.transactions(self._account.name, states=states, limit=_AT_ONCE)
@@ -124,7 +112,9 @@ class Pump:
             )
             verdict = self._ruling(row, seen)
             self._note(turn, row, seen, verdict)
-            if verdict.deed in {Deed.SEND, Deed.BUMP} and self._has_room(nonce, next_nonce):
+            turn.judge(nonce, seen, verdict)
+            is_wanted = verdict.deed in {Deed.SEND, Deed.BUMP} and not turn.is_held
+            if is_wanted and self._has_room(nonce, next_nonce):
                 to_send.append((row, verdict))
             if turn.halt:
                 break
@@ -132,14 +122,7 @@ class Pump:
         if turn.halt:
             raise HaltError(turn.halt)
         self._send(turn, to_send)
-        return Turn(
-            head,
-            sum(row.state is TransactionState.WAITING for row in rows),
-            sum(row.state is TransactionState.MINED for row in rows),
-            turn.counts,
-            tuple(turn.complaints),
-            tuple(turn.events),
-        )
+        return rows
 
     def _ruling(self, row: OutboxRow, seen: Sighting) -> Ruling:
         nonce, now_ms = row.transaction.nonce, monotonic_ms()
@@ -150,7 +133,7 @@ class Pump:
         self._remembered[nonce] = pending
         return ruling(pending, seen, self._rule, now_ms)
 
-    def _note(self, turn: _Turn, row: OutboxRow, seen: Sighting, verdict: Ruling) -> None:
+    def _note(self, turn: Collected, row: OutboxRow, seen: Sighting, verdict: Ruling) -> None:
         """Take down what a ruling changes in what is stored."""
         block = seen.found.block if seen.found else None
         if verdict.deed is Deed.HALT:
@@ -167,9 +150,10 @@ class Pump:
             self._move(turn, row, TransactionState.FINAL, block)
 
     def _move(
-        self, turn: _Turn, row: OutboxRow, state: TransactionState, block: BlockName | None
+        self, turn: Collected, row: OutboxRow, state: TransactionState, block: BlockName | None
     ) -> None:
         turn.progress.append(_progress(row, state, block))
+        turn.states[row.transaction.nonce] = state
         if state is TransactionState.WAITING:
             turn.moves.append((row, Move.MISSING))
             return
@@ -181,7 +165,9 @@ class Pump:
         if state is TransactionState.FINAL:
             turn.moves.append((row, Move.FINISHED))
 
-    def _found(self, turn: _Turn, rows: tuple[OutboxRow, ...], next_nonce: int) -> dict[int, Found]:
+    def _found(
+        self, turn: Collected, rows: tuple[OutboxRow, ...], next_nonce: int
+    ) -> dict[int, Found]:
         """Where the transactions lie now, by nonce.
 
         One in a block that is still there needs no receipt again, and one whose nonce is not used
@@ -206,7 +192,7 @@ class Pump:
                 turn.events += place.events
         return found
 
-    def _check_place(self, turn: _Turn, place: Inclusion) -> None:
+    def _check_place(self, turn: Collected, place: Inclusion) -> None:
         block = turn.blocks.get(place.block_number)
         is_same = block is not None and block.hash == place.block_hash
         if block is not None and is_same and place.hash not in block.transactions:
@@ -215,12 +201,12 @@ class Pump:
                 f"0x{place.hash.hex()} is in block {block.number}, which does not hold it"
             )
 
-    def _look_at(self, turn: _Turn, numbers: set[int]) -> None:
+    def _look_at(self, turn: Collected, numbers: set[int]) -> None:
         wanted = sorted(numbers - turn.blocks.keys())
         found = self._chain.blocks(wanted)
         turn.blocks |= {block.number: block for block in found if block is not None}
 
-    def _watch_finals(self, turn: _Turn) -> None:
+    def _watch_finals(self, turn: Collected) -> None:
         """Take back what a reorganisation undid that was deeper than the profile's depth."""
         newest = self._outbox.newest_final(self._account.name, 1)
         if not self._undone(turn, newest):
@@ -239,7 +225,7 @@ class Pump:
         turn.moves += [(row, Move.UNDONE) for row in undone]
         self._write(turn)
 
-    def _undone(self, turn: _Turn, finals: tuple[OutboxRow, ...]) -> list[OutboxRow]:
+    def _undone(self, turn: Collected, finals: tuple[OutboxRow, ...]) -> list[OutboxRow]:
         self._look_at(turn, {row.block.number for row in finals if row.block})
         return [
             row
@@ -251,7 +237,7 @@ class Pump:
     def _has_room(self, nonce: int, next_nonce: int) -> bool:
         return nonce < next_nonce + self._profile.in_flight_max
 
-    def _send(self, turn: _Turn, wanted: list[tuple[OutboxRow, Ruling]]) -> None:
+    def _send(self, turn: Collected, wanted: list[tuple[OutboxRow, Ruling]]) -> None:
         outgoing = [
             self._dearer(turn, row, verdict.reason) if verdict.deed is Deed.BUMP else row
             for row, verdict in wanted
@@ -268,7 +254,7 @@ class Pump:
                 )
         self._write(turn)
 
-    def _dearer(self, turn: _Turn, row: OutboxRow, reason: str) -> OutboxRow:
+    def _dearer(self, turn: Collected, row: OutboxRow, reason: str) -> OutboxRow:
         """The transaction with a signing that costs more, stored before anybody sees it."""
         nonce = row.transaction.nonce
         dearer = self._account.dearer(row, turn.head.base_fee_wei)
@@ -283,7 +269,7 @@ class Pump:
         self._remembered.pop(nonce, None)
         return replace(row, attempts=(*row.attempts, dearer))
 
-    def _sent(self, turn: _Turn, row: OutboxRow, now_ms: Milliseconds) -> None:
+    def _sent(self, turn: Collected, row: OutboxRow, now_ms: Milliseconds) -> None:
         nonce = row.transaction.nonce
         known = self._remembered.get(nonce)
         attempts = tuple(each.attempt for each in row.attempts)
@@ -300,7 +286,7 @@ class Pump:
             )
             turn.moves.append((row, Move.SENT))
 
-    def _write(self, turn: _Turn) -> None:
+    def _write(self, turn: Collected) -> None:
         if not turn.progress:
             return
         change = OutboxChange(

@@ -15,10 +15,11 @@ from coordinator.shell.chain.founding import (
     open_job,
     raise_escrow,
 )
-from coordinator.shell.chain.pump import Pump, Turn
+from coordinator.shell.chain.pump import Pump
 from coordinator.shell.chain.sealer import Sealer
 from coordinator.shell.chain.sending import Account
 from coordinator.shell.chain.site import LedgerSite
+from coordinator.shell.chain.turns import Turn
 from coordinator.shell.journal.ledger.interface import Outbox
 from coordinator.shell.journal.ledger.records import OutboxRow
 from hypergpu.chain.profiles import ChainProfile

@@ -52,6 +52,16 @@ TABLE = {
         seen(30, next_nonce=6),
         Deed.SEND,
     ),
+    "it was sent a while ago, and hundreds go first": (
+        Pending(nonce=607, attempts=FRESH.attempts, sent_at_ms=Milliseconds(95_000)),
+        seen(30),
+        Deed.WAIT,
+    ),
+    "it was sent long ago, and hundreds go first": (
+        Pending(nonce=607, attempts=FRESH.attempts, sent_at_ms=Milliseconds(94_000)),
+        seen(30),
+        Deed.SEND,
+    ),
     "blocks pass it over though it is its turn": (SENT, seen(12), Deed.BUMP),
     "blocks pass it over while it is not its turn": (SENT, seen(12, next_nonce=6), Deed.WAIT),
     "it is in a block": (SENT, found(10), Deed.NOTE_MINED),
