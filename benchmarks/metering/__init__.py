@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.metering.rates import Amounts, Rates, rates
 from benchmarks.ours.metering.faults import Faults, Outcome, run_through
 from benchmarks.ours.metering.gas import naive, of_an_epoch
 from benchmarks.ours.metering.plan import Plan
-from benchmarks.ours.metering.speed import Rate, end_to_end, one_by_one, presigned
 from benchmarks.table import Table
 from coordinator.core.settlement.sealing import Metering
 from hypergpu.chain.local.anvil import AnvilOptions, running_anvil
@@ -27,13 +27,21 @@ class Sizes(NamedTuple):
     receipts_through_faults: int
     faults: Faults
     healthy_epochs: int
-    presigned_batches: int
-    end_to_end: int
-    one_by_one: int
+    amounts: Amounts
 
 
-QUICK = Sizes(5_000, Faults(8, 6, _SEED), 20, 150, 10_000, 600)
-FULL = Sizes(100_000, Faults(50, 30, _SEED), 120, 600, 80_000, 3_000)
+QUICK = Sizes(
+    receipts_through_faults=5_000,
+    faults=Faults(8, 6, _SEED),
+    healthy_epochs=20,
+    amounts=Amounts(presigned_batches=150, end_to_end=60_000, one_by_one=2_400),
+)
+FULL = Sizes(
+    receipts_through_faults=100_000,
+    faults=Faults(50, 30, _SEED),
+    healthy_epochs=120,
+    amounts=Amounts(presigned_batches=600, end_to_end=200_000, one_by_one=6_000),
+)
 
 
 def run(is_quick: bool) -> Table:
@@ -43,17 +51,13 @@ def run(is_quick: bool) -> Table:
         folder = Path(name)
         healthy = _healthy(folder / "healthy", sizes)
         faulty = _faulty(folder / "faulty", sizes)
-        rates = {
-            "receipts_per_s": presigned(folder / "presigned", sizes.presigned_batches, 1_000),
-            "receipts_end_to_end_per_s": end_to_end(folder / "end", sizes.end_to_end),
-            "submissions_per_s": one_by_one(folder / "each", sizes.one_by_one),
-        }
+        speed = rates(folder / "speed", sizes.amounts)
         gas = {
             "gas_aggregate": of_an_epoch(folder / "aggregate", Metering.BATCHED, 10_000),
             "gas_packed": of_an_epoch(folder / "packed", Metering.PACKED, 1_000),
             "gas_naive": naive(folder / "naive"),
         }
-    return _table(sizes, healthy, faulty, rates, gas)
+    return _table(sizes, healthy, faulty, speed, gas)
 
 
 def _healthy(folder: Path, sizes: Sizes) -> Outcome:
@@ -85,7 +89,7 @@ def _table(
     sizes: Sizes,
     healthy: Outcome,
     faulty: Outcome,
-    rates: dict[str, Rate],
+    speed: Rates,
     gas: dict[str, float],
 ) -> Table:
     errors = (*healthy.errors, *faulty.errors)
@@ -101,7 +105,7 @@ def _table(
     receipts = f"{sizes.receipts_through_faults:,} receipts"
     rows = [
         [f"errors after {receipts}, {what_went_wrong} of 3 and 12", f"{len(errors)}"],
-        *([name, f"{rate.per_s:,.0f}"] for name, rate in rates.items()),
+        *speed.rows,
         *([name, f"{used:,.1f}"] for name, used in gas.items()),
         *([name, f"{seconds:.2f}"] for name, seconds in payment.items()),
     ]
@@ -111,15 +115,13 @@ def _table(
         rows=rows,
         metrics={
             "exactly_once_errors": float(len(errors)),
-            **{name: rate.per_s for name, rate in rates.items()},
+            **speed.metrics,
             **gas,
             **payment,
         },
         notes=(
             *errors[:5],
-            "receipts_per_s: batches of 1,000 by their sums, signed before they are timed.",
-            "receipts_end_to_end_per_s: verified, countersigned, in SQLite, sealed, in blocks.",
-            "submissions_per_s: a transaction each, from the journal into blocks.",
+            *speed.notes,
             "Gas: of a second epoch, nodes known; recorded, closed and paid. 10,000 receipts by",
             "their sums, 1,000 with each in the call data; the naive contract only records.",
             "Payments: against stake, in the window. From a receipt in the journal to the block",

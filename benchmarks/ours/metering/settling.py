@@ -52,12 +52,11 @@ _MODEL = digest_of(b"model")
 _LOOK_S = 0.05
 
 
-def receipt_of(key: IdentityKey, plan: Plan, sequence: int, separator: bytes) -> ReceiptRecord:
-    """A node's contribution, signed by it and countersigned. About 0.15 ms."""
-    job, epoch = job_key(COORDINATOR.node_id, JOB), sequence // plan.rounds_per_epoch
-    contribution = Contribution(
-        job=job,
-        epoch=epoch,
+def contribution_of(key: IdentityKey, plan: Plan, sequence: int) -> Contribution:
+    """What a node signs in a round of the plan."""
+    return Contribution(
+        job=job_key(COORDINATOR.node_id, JOB),
+        epoch=sequence // plan.rounds_per_epoch,
         round=sequence,
         node=key.node_id,
         shard=_MODEL,
@@ -70,9 +69,14 @@ def receipt_of(key: IdentityKey, plan: Plan, sequence: int, separator: bytes) ->
         lease=sequence + 1,
         nonce=sequence + 1,
     )
+
+
+def receipt_of(key: IdentityKey, plan: Plan, sequence: int, separator: bytes) -> ReceiptRecord:
+    """A node's contribution, signed by it and countersigned. About 0.15 ms."""
+    contribution = contribution_of(key, plan, sequence)
     receipt = Receipt(
-        job=job,
-        epoch=epoch,
+        job=contribution.job,
+        epoch=contribution.epoch,
         round=sequence,
         node=key.node_id,
         sequence=sequence,

@@ -31,7 +31,7 @@ class Stage:
 
     def __init__(self, folder: Path, url: str, metering: Metering) -> None:
         self.journal = SqlJournal(str(folder / "stage.sqlite3"))
-        self.chain = EvmChain(HttpRpc(HttpTransport(url)))
+        self.chain = EvmChain(HttpRpc(HttpTransport(url), PROFILE.pace))
         rule = SealingRule(
             metering=metering,
             interval_ms=0,

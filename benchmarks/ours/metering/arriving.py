@@ -1,0 +1,87 @@
+"""Thousands of updates wait to be acknowledged: verified in one thread, written in another.
+
+So the coordinator does it: its servicers verify, its journal's writer countersigns and keeps what
+was verified meanwhile in one transaction.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+
+from benchmarks.ours.metering.plan import COORDINATOR, JOB, QUALITY_BPS, Plan
+from benchmarks.ours.metering.settling import contribution_of
+from coordinator.core.events import MeasuredUpdate, RoundMetered
+from coordinator.core.job import DueReceipt
+from coordinator.shell.chain.pipeline import Pipeline
+from coordinator.shell.journal.sql.store import SqlJournal
+from coordinator.shell.metering.desk import LedgerDesk
+from hypergpu.ledger.terms import separator_of
+from hypergpu.ledger.typed import is_contribution_of, sign
+from hypergpu.units import BasisPoints, Milliseconds
+
+_AT_ONCE = 100
+"""Rounds that are written in one transaction."""
+_NONE = Milliseconds(0)
+Waiting = SimpleQueue[RoundMetered | None]
+
+
+def arriving(plan: Plan) -> list[RoundMetered]:
+    """Every round of a plan, its contributions signed by the nodes, its quality known."""
+    keys, desk = plan.node_keys(), LedgerDesk(COORDINATOR)
+    separator = separator_of(desk.terms(JOB).domain)
+    rounds = []
+    for number in range(plan.receipts_each):
+        made = [(key, contribution_of(key, plan, number)) for key in keys]
+        updates = tuple(
+            MeasuredUpdate(
+                sequence=number,
+                quality_bps=BasisPoints(QUALITY_BPS),
+                evaluator="benchmark",
+                reason="",
+                due=DueReceipt(each, sign(key, separator, each), _NONE, _NONE),
+            )
+            for key, each in made
+        )
+        epoch = number // plan.rounds_per_epoch
+        rounds.append(RoundMetered(at_ms=_NONE, round=number, epoch=epoch, updates=updates))
+    return rounds
+
+
+def take_in(rounds: Sequence[RoundMetered], journal: SqlJournal, pipeline: Pipeline) -> None:
+    """Verify, countersign and keep all of them; the pipeline settles meanwhile."""
+    desk, verified = LedgerDesk(COORDINATOR), Waiting()
+    terms = desk.terms(JOB)
+    with ThreadPoolExecutor(1, thread_name_prefix="servicer") as servicer:
+        verifying = servicer.submit(_verify, rounds, separator_of(terms.domain), verified)
+        for waiting in _batches(verified):
+            earned = desk.countersigned([(terms, JOB, each) for each in waiting])
+            journal.append([], (), earned)
+            pipeline.wake()
+    verifying.result()
+
+
+def _verify(rounds: Sequence[RoundMetered], separator: bytes, verified: Waiting) -> None:
+    try:
+        for each in rounds:
+            for update in each.updates:
+                said, signature = update.due.contribution, update.due.signature
+                if not is_contribution_of(said.node, separator, said, signature):
+                    raise RuntimeError("a contribution's signature is wrong")
+            verified.put(each)
+    finally:
+        verified.put(None)
+
+
+def _batches(verified: Waiting) -> Iterator[list[RoundMetered]]:
+    """What waits, as much at once as there is."""
+    newest: RoundMetered | None
+    is_over = False
+    while not is_over:
+        waiting = []
+        while (newest := verified.get()) is not None:
+            waiting.append(newest)
+            if len(waiting) >= _AT_ONCE or verified.empty():
+                break
+        is_over = newest is None
+        if waiting:
+            yield waiting
