@@ -15,8 +15,9 @@ from hypergpu.chain.ledger import (
     Share,
 )
 from hypergpu.chain.profiles import ChainProfile
+from hypergpu.chain.recognition import recognised
 from hypergpu.chain.rpc.chain import EvmChain
-from hypergpu.chain.rpc.errors import RpcGarbledError, RpcRefusedError
+from hypergpu.chain.rpc.errors import RpcRefusedError
 from hypergpu.chain.signer import contract_address
 from hypergpu.ids import Address, JobId, JobKey, NodeId
 from hypergpu.ledger.typed import Domain, address_bytes, job_key, word_bytes
@@ -24,7 +25,6 @@ from hypergpu.refusal import Reason, RefusalError
 
 DEPLOY_TOKEN = "deploy/token"
 DEPLOY_LEDGER = "deploy/ledger"
-NAME, VERSION = "HyperGPU", "1"
 _HEAD_BYTES = 64
 
 
@@ -72,29 +72,12 @@ class LedgerSite:
         """See that the contract is a ledger of this version, and learn its window and token.
 
         Raises:
-            RefusalError: LEDGER_WRONG, it is not there, or another one.
+            RefusalError: LEDGER_WRONG, it is not there, or another one; CHAIN_WRONG.
             RpcError: the chain cannot be asked.
         """
-        where = f"0x{self.contract.hex()} on chain {self.account.chain_id}"
-        code = self._chain.code(self.contract)
-        if not code:
-            raise RefusalError(Reason.LEDGER_WRONG, f"there is no contract at {where}")
-        try:
-            _, name, version, chain_id, contract, *_ = self._ask("eip712Domain")
-        except (RpcRefusedError, RpcGarbledError):
-            raise RefusalError(
-                Reason.LEDGER_WRONG, f"the contract at {where} is no training ledger"
-            ) from None
-        if (name, version) != (NAME, VERSION):
-            raise RefusalError(
-                Reason.LEDGER_WRONG,
-                f"the contract at {where} is {name} {version}, this is for {NAME} {VERSION}",
-            )
-        if chain_id != self.account.chain_id or address_bytes(contract) != self.contract:
-            raise RefusalError(
-                Reason.LEDGER_WRONG, f"the ledger at {where} says that it is {contract}"
-            )
+        code = recognised(self._chain, self.domain)
         if not is_code_of(artifact(CONTRACT).code, code):
+            where = f"0x{self.contract.hex()} on chain {self.account.chain_id}"
             raise RefusalError(
                 Reason.LEDGER_WRONG,
                 f"the ledger at {where} has other code than this version's",

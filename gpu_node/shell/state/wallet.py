@@ -5,6 +5,8 @@ Each job has a folder that outlives the job::
     terms.json      for whom and where its work counts, as it was agreed when the work was done
     receipts.jsonl  signed receipts with their contributions, a line each, in order, none left out
     voucher.json    the newest voucher
+    conflict.json   a receipt under a number that another one has: only a coordinator that cheats
+                    signs one, and the two together prove it
 
 A line that was not written to its end is cut off: its receipt is asked for again.
 """
@@ -22,6 +24,7 @@ from gpu_node.shell.state.places import Places, write_durably
 from hypergpu.ids import JobId, NodeId
 from hypergpu.ledger.receipt import ReceiptCheck, SignedReceipt, Signers
 from hypergpu.ledger.terms import Terms, separator_of
+from hypergpu.ledger.typed import signer
 from hypergpu.ledger.voucher import SignedVoucher, no_voucher, voucher_fault
 from hypergpu.refusal import Reason, RefusalError
 
@@ -30,6 +33,7 @@ log = structlog.get_logger()
 TERMS_FILE = "terms.json"
 RECEIPTS_FILE = "receipts.jsonl"
 VOUCHER_FILE = "voucher.json"
+CONFLICT_FILE = "conflict.json"
 _lines = msgspec.json.Decoder(SignedReceipt)
 
 
@@ -74,6 +78,8 @@ class Wallet:
     def take(self, job_id: JobId, receipts: Iterable[SignedReceipt]) -> None:
         """Keep receipts that are sound and follow on; repeated ones are passed over.
 
+        One that says something else than the receipt before under its number is kept as a proof.
+
         Raises:
             RefusalError: SIGNATURE_INVALID, one is not what the coordinator owes this node; those
                 before it are kept.
@@ -86,15 +92,19 @@ class Wallet:
             )
             check = ReceiptCheck(signers)
             sound: list[SignedReceipt] = []
+            again: list[SignedReceipt] = []
             fault = ""
             for signed in receipts:
                 wanted = self._counts[job_id] + len(sound)
                 if signed.receipt.sequence < wanted:
+                    again.append(signed)
                     continue
                 if fault := self._fault(check, signed, terms, wanted):
                     break
                 sound.append(signed)
             self._append(job_id, sound)
+            if again:
+                self._compare(job_id, again, terms)
         if fault:
             detail = f"a receipt of {job_id} is not kept: {fault}"
             raise RefusalError(Reason.SIGNATURE_INVALID, detail)
@@ -123,6 +133,28 @@ class Wallet:
             path = self._places.ledger_of(job_id) / VOUCHER_FILE
             write_durably(path, msgspec.json.encode(signed))
             self._vouchers[job_id] = signed
+
+    def _compare(self, job_id: JobId, again: Iterable[SignedReceipt], terms: Terms) -> None:
+        """Keep the first receipt that contradicts one of the same number."""
+        folder = self._places.ledger_of(job_id)
+        kept, path = kept_in(folder), folder / CONFLICT_FILE
+        if kept is None or path.exists():
+            return
+        separator = separator_of(terms.domain)
+        for signed in again:
+            receipt = signed.receipt
+            if receipt == kept.receipts[receipt.sequence].receipt:
+                continue
+            is_ours = (receipt.job, receipt.node) == (terms.job, self._node)
+            if is_ours and signer(separator, receipt, signed.signature) == terms.coordinator:
+                write_durably(path, msgspec.json.encode(signed))
+                log.error(
+                    "the coordinator signed two receipts for one number",
+                    job_id=job_id,
+                    sequence=receipt.sequence,
+                    fix="hypergpu ledger dispute",
+                )
+                return
 
     def _fault(self, check: ReceiptCheck, signed: SignedReceipt, terms: Terms, wanted: int) -> str:
         receipt = signed.receipt

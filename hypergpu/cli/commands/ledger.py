@@ -175,4 +175,24 @@ def dispute(
     for file in made.files:
         say(file)
     if not made.files:
-        say(f"{made.job} paid {made.node} as it should: there is nothing to dispute")
+        say(f"nothing about {made.job} is to be disputed: {made.said}")
+
+
+@app.command()
+def enforce(
+    bundle: Annotated[Path, typer.Argument(help="What `ledger dispute` wrote, here or elsewhere.")],
+    *,
+    chain_url: _Chain,
+    state_dir: _StateDir = None,
+    passphrase_file: _PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Record what a bundle shows was left out, or show what was signed twice; anybody may."""
+    from hypergpu.cli.ledger.errand import enforce_bundle
+
+    enforce_bundle(
+        bundle,
+        whose=(state_dir, passphrase_file, None),
+        chain_url=chain_url,
+        as_json=as_json,
+    )

@@ -7,11 +7,13 @@ from typing import NamedTuple
 import msgspec
 
 from hypergpu.chain.ledger import LedgerCalls
+from hypergpu.chain.recognition import recognised
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import Call
 from hypergpu.chain.rpc.errors import RpcRefusedError
 from hypergpu.chain.signer import Draft, Signer
 from hypergpu.cli.ledger.wallet import (
+    CONFLICT_FILE,
     KEY_FILE,
     LEDGER_FOLDER,
     RECEIPTS_FILE,
@@ -53,6 +55,7 @@ class Held(NamedTuple):
     job_id: str
     terms: Terms
     receipts: list[SignedReceipt]
+    """In order; behind them one that contradicts another, if the coordinator signed such a one."""
     voucher: SignedVoucher | None
 
 
@@ -60,20 +63,19 @@ class NodeOnChain:
     """One node's account on one ledger."""
 
     def __init__(self, chain: EvmChain, key: IdentityKey, domain: Domain) -> None:
-        """Take the ledger for the one that the node agreed to.
+        """See that the ledger is the one that the node agreed to.
 
         Raises:
-            RefusalError: CHAIN_WRONG, the RPC is of another chain.
+            RefusalError: CHAIN_WRONG, the RPC is of another chain; LEDGER_WRONG, the ledger is not
+                there, or another version's.
+            RpcError: the chain cannot be asked.
         """
-        found = chain.chain_id()
-        if found != domain.chain_id:
-            detail = f"the RPC is of chain {found}, the node's work counts on {domain.chain_id}"
-            raise RefusalError(Reason.CHAIN_WRONG, detail)
+        recognised(chain, domain)
         self._chain = chain
         self._signer = Signer(key)
         self._domain = domain
         self._contract = address_bytes(domain.contract)
-        self._calls = LedgerCalls()
+        self.calls = LedgerCalls()
 
     @property
     def node(self) -> NodeId:
@@ -83,15 +85,15 @@ class NodeOnChain:
     def register(self, stake: int) -> Done:
         """Register the node, with a stake if it is more than 0."""
         hashes = [self._approved(stake)] if stake else []
-        call = self._calls.abi.call("registerNode", bytes(32), stake)
-        hashes.append(self._sent(self._contract, call, "registerNode"))
+        call = self.calls.abi.call("registerNode", bytes(32), stake)
+        hashes.append(self.acted(call, "registerNode"))
         return Done(self.node, hashes, f"registered with a stake of {stake}")
 
     def stake(self, amount: int) -> Done:
         """Add to the node's stake: it is paid at once as far as that covers it."""
         hashes = [self._approved(amount)]
-        call = self._calls.abi.call("stake", amount)
-        hashes.append(self._sent(self._contract, call, "stake"))
+        call = self.calls.abi.call("stake", amount)
+        hashes.append(self.acted(call, "stake"))
         return Done(self.node, hashes, f"staked {amount}")
 
     def claim(self, held: Held) -> Done:
@@ -105,9 +107,9 @@ class NodeOnChain:
             raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix="see hypergpu node wallet")
         said = held.voucher.voucher
         fields = (word_bytes(said.job), self._signer.address, said.sequence, said.amount)
-        call = self._calls.abi.call("redeemVoucher", fields, chain_form(held.voucher.signature))
+        call = self.calls.abi.call("redeemVoucher", fields, chain_form(held.voucher.signature))
         before = self.paid(said.job)
-        hashes = [self._sent(self._contract, call, "redeemVoucher")]
+        hashes = [self.acted(call, "redeemVoucher")]
         paid = self.paid(said.job) - before
         later = "" if paid else "; what stake does not cover is paid after the challenge window"
         return Done(
@@ -116,19 +118,33 @@ class NodeOnChain:
 
     def paid(self, job: JobKey) -> int:
         """What the node was paid for a job so far."""
-        asked = self._calls.abi.call("getAccount", word_bytes(job), self._signer.address)
-        return self._calls.account(self._chain.read(self._contract, asked)).paid
+        return self.calls.account(
+            self.asked("getAccount", word_bytes(job), self._signer.address)
+        ).paid
+
+    def asked(self, name: str, *values: object) -> bytes:
+        """What a function of the ledger gives that changes nothing."""
+        return self._chain.read(self._contract, self.calls.abi.call(name, *values))
+
+    def acted(self, call: bytes, what: str) -> str:
+        """Send a call to the ledger.
+
+        Returns:
+            The transaction's hash, once it is in a block.
+
+        Raises:
+            RefusalError: the ledger refuses it, or it gets into no block.
+        """
+        return self._sent(self._contract, call, what)
 
     def _approved(self, amount: int) -> str:
         """Let the ledger take an amount; on a local chain the play money is made first."""
-        (token,) = self._calls.abi.answer(
-            "TOKEN", self._chain.read(self._contract, self._calls.abi.call("TOKEN"))
-        )
+        (token,) = self.calls.abi.answer("TOKEN", self.asked("TOKEN"))
         address = address_bytes(Address(token))
         if self._domain.chain_id == _LOCAL_CHAIN_ID:
-            minted = self._calls.mint(Address(self.node), amount)
+            minted = self.calls.mint(Address(self.node), amount)
             self._sent(address, minted.call, "mint")
-        approval = self._calls.approve(self._domain.contract, amount)
+        approval = self.calls.approve(self._domain.contract, amount)
         return self._sent(address, approval.call, "approve")
 
     def _sent(self, to: bytes, call: bytes, what: str) -> str:
@@ -218,6 +234,9 @@ def held_of(state_dir: Path, job: str | None) -> Held:
         stored = path.read_bytes() if path.exists() else None
         voucher = None if stored is None else msgspec.json.decode(stored, type=SignedVoucher)
         receipts = kept_receipts(folder / RECEIPTS_FILE)
+        if (folder / CONFLICT_FILE).exists():
+            stored = (folder / CONFLICT_FILE).read_bytes()
+            receipts.append(msgspec.json.decode(stored, type=SignedReceipt))
     except (OSError, msgspec.MsgspecError) as broken:
         raise RefusalError(Reason.FILE_UNUSABLE, f"{folder}: {broken}") from broken
     return Held(folder.name, terms, receipts, voucher)

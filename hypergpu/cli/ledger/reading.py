@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from hypergpu.chain.history import JobReader
 from hypergpu.chain.ledger import LedgerCalls
+from hypergpu.chain.recognition import recognised
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.errors import RpcError, RpcRefusedError
@@ -21,9 +22,13 @@ def ledger_at(url: str) -> Iterator[EvmChain]:
     """A chain by its RPC.
 
     Raises:
-        RefusalError: CHAIN_UNREACHABLE, it does not answer.
+        RefusalError: CHAIN_UNREACHABLE, it does not answer; ARGUMENT_INVALID, that is no address.
     """
-    rpc = HttpRpc(HttpTransport(url))
+    try:
+        rpc = HttpRpc(HttpTransport(url))
+    except ValueError as wrong:
+        fix = "name it like this: --chain-url http://127.0.0.1:8545"
+        raise RefusalError(Reason.ARGUMENT_INVALID, f"{url!r}: {wrong}", fix=fix) from None
     try:
         yield EvmChain(rpc)
     except RpcError as broken:
@@ -36,10 +41,11 @@ def job_fact(url: str, terms: Terms) -> JobFact:
     """A job's whole history, off the chain.
 
     Raises:
-        RefusalError: CHAIN_UNREACHABLE, the chain does not answer; JOB_UNKNOWN, its ledger does not
-            know the job.
+        RefusalError: CHAIN_UNREACHABLE, the chain does not answer; CHAIN_WRONG or LEDGER_WRONG, it
+            is not where the job counts; JOB_UNKNOWN, its ledger does not know the job.
     """
     with ledger_at(url) as chain:
+        recognised(chain, terms.domain)
         return JobReader(chain, terms.domain).fact(terms.job)
 
 

@@ -26,6 +26,7 @@ KEY_FILE = "identity.key"
 """The daemon's names for its files; see docs/node.md."""
 LEDGER_FOLDER, TERMS_FILE = "ledger", "terms.json"
 RECEIPTS_FILE, VOUCHER_FILE = "receipts.jsonl", "voucher.json"
+CONFLICT_FILE = "conflict.json"
 _lines = msgspec.json.Decoder(SignedReceipt)
 
 

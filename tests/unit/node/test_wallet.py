@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from gpu_node.shell.state.places import Places
-from gpu_node.shell.state.wallet import RECEIPTS_FILE, Wallet, kept_in
+from gpu_node.shell.state.wallet import CONFLICT_FILE, RECEIPTS_FILE, Wallet, kept_in
 from hypergpu.digest import digest_of
 from hypergpu.ids import Address, JobId, JobKey, Keccak
 from hypergpu.ledger.receipt import SignedReceipt
@@ -105,6 +106,31 @@ def test_a_receipt_that_is_held_already_is_passed_over(wallet: Wallet) -> None:
     wallet.take(JOB, [receipt(0), receipt(1)])
     wallet.take(JOB, [receipt(0), receipt(1), receipt(2)])
     assert wallet.held() == {JOB: 3}
+
+
+def other(signed: SignedReceipt, *, signer: IdentityKey = COORDINATOR) -> SignedReceipt:
+    """Something else under the same number."""
+    said = replace(signed.receipt, quality_bps=BasisPoints(1))
+    return replace(signed, receipt=said, signature=sign(signer, SEPARATOR, said))
+
+
+def test_a_second_receipt_of_one_number_is_kept_as_a_proof(places: Places, wallet: Wallet) -> None:
+    wallet.take(JOB, [receipt(0), receipt(1)])
+    wallet.take(JOB, [receipt(0), other(receipt(1)), receipt(2)])
+    assert wallet.held() == {JOB: 3}
+    path = places.ledger_of(JOB) / CONFLICT_FILE
+    proof = path.read_bytes()
+    assert msgspec.json.decode(proof, type=SignedReceipt) == other(receipt(1))
+    wallet.take(JOB, [other(receipt(0))])
+    assert path.read_bytes() == proof
+    assert Wallet(places, NODE.node_id).held() == {JOB: 3}
+
+
+def test_what_the_coordinator_did_not_sign_proves_nothing(places: Places, wallet: Wallet) -> None:
+    wallet.take(JOB, [receipt(0)])
+    elsewhere = receipt(0, node=STRANGER)
+    wallet.take(JOB, [receipt(0), other(receipt(0), signer=STRANGER), elsewhere])
+    assert not (places.ledger_of(JOB) / CONFLICT_FILE).exists()
 
 
 def test_a_receipt_behind_a_gap_is_not_kept(wallet: Wallet) -> None:

@@ -1,0 +1,91 @@
+"""Makes a ledger act on a dispute's bundle: anybody may, with a key of their own."""
+
+from typing import Any
+
+from hypergpu.cli.ledger.acting import Done, NodeOnChain
+from hypergpu.ledger.audit.dispute import Claim, Dispute, dispute_fault
+from hypergpu.ledger.typed import Receipt, address_bytes, chain_form, word_bytes
+from hypergpu.refusal import Reason, RefusalError
+
+
+def enforced(anybody: NodeOnChain, dispute: Dispute) -> Done:
+    """Record receipts that were left out, or show two of one number.
+
+    Raises:
+        RefusalError: ARGUMENT_INVALID, the bundle proves nothing, or nothing that a ledger acts on,
+            or the ledger refuses it.
+    """
+    if fault := dispute_fault(dispute):
+        detail = f"the bundle does not prove that something is {dispute.claim.value}: {fault}"
+        raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix="ask for another one")
+    if dispute.claim is Claim.UNRECORDED:
+        return _recorded(anybody, dispute)
+    if dispute.claim is Claim.EQUIVOCATION:
+        return _shown(anybody, dispute)
+    detail = f"a ledger cannot act on the claim {dispute.claim.value!r} by itself"
+    fix = "show the bundle to the ledger's arbiters and to those who fund the job"
+    raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+
+
+def _recorded(anybody: NodeOnChain, dispute: Dispute) -> Done:
+    """Record what is missing, each receipt under its number."""
+    receipts = sorted(
+        (one.signed for one in dispute.receipts), key=lambda signed: signed.receipt.sequence
+    )
+    job, node = word_bytes(dispute.job), address_bytes(dispute.node)
+    counted = anybody.calls.account(anybody.asked("getAccount", job, node)).counted
+    missing = [signed for signed in receipts if signed.receipt.sequence >= counted]
+    if not missing:
+        said = f"all {len(receipts)} receipts are recorded by now: nothing was sent"
+        return Done(anybody.node, [], said)
+    first = missing[0].receipt.sequence
+    if first != counted:
+        detail = f"receipt {counted} of {dispute.node} comes next, the bundle begins with {first}"
+        fix = "enforce the bundle of the epoch before it first"
+        raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+    epoch = _first_open(anybody, job, missing[-1].receipt.epoch)
+    hashes = [
+        anybody.acted(anybody.calls.record_one(signed, epoch).call, "submitContribution")
+        for signed in missing
+    ]
+    said = f"{len(missing)} receipts of {dispute.node} are recorded, to be paid with epoch {epoch}"
+    return Done(anybody.node, hashes, said)
+
+
+def _first_open(anybody: NodeOnChain, job: bytes, epoch: int) -> int:
+    """The earliest epoch that still takes receipts of this one."""
+    while anybody.calls.epoch(anybody.asked("getEpoch", job, epoch)).closed_at_s:
+        epoch += 1
+    return epoch
+
+
+def _shown(anybody: NodeOnChain, dispute: Dispute) -> Done:
+    """Show two receipts of one number, which costs the coordinator its bond."""
+    coordinator = dispute.signers.coordinator
+    answer = anybody.asked("bondOf", address_bytes(coordinator))
+    bond, *_ = anybody.calls.abi.answer("bondOf", answer)
+    if not bond:
+        said = f"the coordinator {coordinator} has no bond to lose any more: nothing was sent"
+        return Done(anybody.node, [], said)
+    values = [
+        value
+        for one in dispute.receipts
+        for value in (_words(one.signed.receipt), chain_form(one.signed.signature))
+    ]
+    name = anybody.acted(anybody.calls.abi.call("proveEquivocation", *values), "proveEquivocation")
+    said = f"the coordinator {coordinator} lost its bond of {bond}, a tenth of it to you"
+    return Done(anybody.node, [name], said)
+
+
+def _words(receipt: Receipt) -> tuple[Any, ...]:
+    return (
+        word_bytes(receipt.job),
+        receipt.epoch,
+        receipt.round,
+        address_bytes(receipt.node),
+        receipt.sequence,
+        word_bytes(receipt.contribution),
+        receipt.samples,
+        receipt.quality_bps,
+        word_bytes(receipt.evaluator),
+    )

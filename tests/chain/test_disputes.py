@@ -1,0 +1,210 @@
+"""Something is wrong and a node can prove it: bundles from the chain, and what anybody does by one.
+
+The coordinator here is the settler of the ground: it settles what its journal holds, and is silent
+of what it signed beside that.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from typer.testing import CliRunner, Result
+
+from gpu_node.shell.state.places import Places
+from gpu_node.shell.state.wallet import Wallet
+from hypergpu.chain.signer import Draft, Signer
+from hypergpu.cli.main import app
+from hypergpu.ids import Address
+from hypergpu.ledger.audit.dispute import Claim, Dispute, decoded_dispute, dispute_fault
+from hypergpu.ledger.receipt import SignedReceipt
+from hypergpu.ledger.terms import Terms, terms_of
+from hypergpu.ledger.typed import Domain, address_bytes, word_bytes
+from hypergpu.refusal import Reason
+from hypergpu.signature import IdentityKey
+from tests.chain.ground import JOB, NODES, PROFILE, Ground
+from tests.signed_receipts import COORDINATOR, Work, node_key, receipt_record
+
+VICTIM = NODES[0]
+ANYBODY = node_key(99)
+SHARE = 320 * 9_000 * 1_000 // 10**6
+"""What a receipt of the ground earns."""
+UNBONDING_S = PROFILE.window_s
+
+
+@pytest.fixture
+def settled(ground: Ground) -> Ground:
+    """Epoch 0 is closed and paid: a receipt of each node."""
+    ground.opened()
+    ground.earn(0, range(1))
+    ground.end(0, is_last=True)
+    ground.settle()
+    # From here on each transaction has its own block, as soon as it is sent.
+    ground.ask("evm_setAutomine", True)
+    return ground
+
+
+def signed(ground: Ground, sequence: int, *, quality_bps: int = 9_000) -> SignedReceipt:
+    """A receipt of the victim with both signatures, in whatever journal it is or is not."""
+    work = Work(node=VICTIM, sequence=sequence, quality_bps=quality_bps)
+    return receipt_record(JOB, work, domain=ground.settler.site.domain).signed
+
+
+def state_of(folder: Path, key: IdentityKey) -> Path:
+    """A state folder with nothing but a key, as an early version wrote it."""
+    folder.mkdir()
+    path = folder / "identity.key"
+    path.write_text(key.secret.hex())
+    path.chmod(0o600)
+    return folder
+
+
+def wallet_of(ground: Ground, *receipts: SignedReceipt) -> Path:
+    """The victim's state folder, with what its daemon was given."""
+    folder = state_of(ground.folder / "victim", VICTIM)
+    with Places(folder) as places:
+        wallet = Wallet(places, VICTIM.node_id)
+        terms = terms_of(Address(COORDINATOR.node_id), JOB, ground.settler.site.domain)
+        wallet.agree(JOB, terms)
+        for receipt in receipts:
+            wallet.take(JOB, [receipt])
+    return folder
+
+
+def ledger(ground: Ground, *words: str) -> Result:
+    return CliRunner().invoke(app, ["ledger", *words, "--chain-url", ground.url])
+
+
+def told(ended: Result) -> dict[str, Any]:
+    assert ended.exit_code == 0, ended.output
+    said = json.loads(ended.stdout)
+    assert isinstance(said, dict)
+    return said
+
+
+def disputed(ground: Ground, wallet: Path) -> list[Dispute]:
+    """The bundles that the command writes, each as a third party reads and checks it."""
+    out = ground.folder / "bundles"
+    said = told(ledger(ground, "dispute", "--state-dir", str(wallet), "--out", str(out), "--json"))
+    bundles = [decoded_dispute(Path(name).read_bytes(), source=name) for name in said["files"]]
+    assert [dispute_fault(bundle) for bundle in bundles] == [""] * len(bundles)
+    return bundles
+
+
+def enforced(ground: Ground, bundle: Path) -> Result:
+    """The bundle in the hands of somebody who has nothing to do with the job."""
+    folder = ground.folder / "anybody"
+    if not folder.exists():
+        state_of(folder, ANYBODY)
+    return ledger(ground, "enforce", str(bundle), "--state-dir", str(folder), "--json")
+
+
+def bundle_in(ground: Ground, claim: Claim) -> Path:
+    (found,) = (ground.folder / "bundles").glob(f"dispute-{JOB}-*-{claim.value}.json")
+    return found
+
+
+def anybody_sends(ground: Ground, call: bytes) -> None:
+    """Have somebody who has nothing to do with the job call the ledger."""
+    signer, site = Signer(ANYBODY), ground.settler.site
+    draft = Draft(
+        chain_id=PROFILE.chain_id,
+        nonce=ground.chain.next_nonce(signer.address),
+        to=site.contract,
+        call=call,
+        gas=500_000,
+        max_fee_wei=10**12,
+        tip_wei=10**9,
+    )
+    made = signer.sign(draft)
+    ground.chain.send([made])
+    ground.mine()
+    (place,) = ground.chain.inclusions([made.hash])
+    assert place is not None
+    assert place.is_success
+
+
+def test_what_was_paid_as_it_should_be_is_said_with_its_figures(settled: Ground) -> None:
+    wallet = wallet_of(settled, signed(settled, 0))
+    plain = ledger(settled, "dispute", "--state-dir", str(wallet))
+    block = settled.chain.head().number
+    assert plain.stdout == (
+        f"nothing about {JOB} is to be disputed: by block {block} {SHARE} was paid for 1 recorded"
+        " receipts\n"
+    )
+    assert disputed(settled, wallet) == []
+
+
+def test_a_receipt_that_was_kept_back_is_recorded_by_anybody_and_paid(settled: Ground) -> None:
+    wallet = wallet_of(settled, signed(settled, 0), signed(settled, 1))
+    (bundle,) = disputed(settled, wallet)
+    assert (bundle.claim, bundle.epoch) == (Claim.UNRECORDED, 0)
+    assert [one.signed.receipt.sequence for one in bundle.receipts] == [1]
+    path = bundle_in(settled, Claim.UNRECORDED)
+    done = told(enforced(settled, path))
+    assert done["node"] == ANYBODY.node_id
+    assert done["said"] == (f"1 receipts of {VICTIM.node_id} are recorded, to be paid with epoch 1")
+    assert settled.account(VICTIM.node_id).counted == 2
+
+    # Nor does it need the coordinator to close the epoch and to pay.
+    site = settled.settler.site
+    job = word_bytes(site.job_key(JOB))
+    for call in (
+        site.calls.abi.call("closeEpoch", job, 1),
+        site.calls.abi.call("distributePayments", job, 1, [address_bytes(VICTIM.node_id)]),
+    ):
+        settled.ask("evm_increaseTime", UNBONDING_S + 1)
+        anybody_sends(settled, call)
+    assert settled.wallet(address_bytes(VICTIM.node_id)) == 2 * SHARE
+    assert disputed(settled, wallet) == []
+    again = told(enforced(settled, path))
+    assert (again["hashes"], again["said"]) == (
+        [],
+        "all 1 receipts are recorded by now: nothing was sent",
+    )
+
+
+def test_two_receipts_of_one_number_cost_the_coordinator_its_bond(settled: Ground) -> None:
+    wallet = wallet_of(settled, signed(settled, 0), signed(settled, 0, quality_bps=1))
+    (bundle,) = disputed(settled, wallet)
+    assert bundle.claim is Claim.EQUIVOCATION
+    path = bundle_in(settled, Claim.EQUIVOCATION)
+    done = told(enforced(settled, path))
+    assert done["said"] == (
+        f"the coordinator {COORDINATOR.node_id} lost its bond of 1000000, a tenth of it to you"
+    )
+    assert settled.wallet(address_bytes(ANYBODY.node_id)) == 100_000
+    again = told(enforced(settled, path))
+    assert (again["hashes"], again["said"]) == (
+        [],
+        f"the coordinator {COORDINATOR.node_id} has no bond to lose any more: nothing was sent",
+    )
+
+
+def test_a_bundle_that_proves_nothing_is_refused_before_anything_is_sent(settled: Ground) -> None:
+    wallet = wallet_of(settled, signed(settled, 0), signed(settled, 1))
+    (bundle,) = disputed(settled, wallet)
+    path = settled.folder / "altered.json"
+    chain = replace(bundle.chain, counted=2)
+    path.write_bytes(msgspec.json.encode(replace(bundle, chain=chain)))
+    refused = enforced(settled, path)
+    assert refused.exit_code == Reason.ARGUMENT_INVALID.exit_code
+    assert refused.stderr == (
+        "error 6002: the bundle does not prove that something is unrecorded: receipt 1 is among"
+        " the 2 that are counted. Fix: ask for another one\n"
+    )
+
+
+def test_what_was_never_on_a_chain_has_nothing_to_be_disputed_there(ground: Ground) -> None:
+    folder = state_of(ground.folder / "victim", VICTIM)
+    with Places(folder) as places:
+        terms: Terms = terms_of(Address(COORDINATOR.node_id), JOB, Domain())
+        Wallet(places, VICTIM.node_id).agree(JOB, terms)
+    refused = ledger(ground, "dispute", "--state-dir", str(folder))
+    assert refused.exit_code == Reason.ARGUMENT_INVALID.exit_code
+    assert refused.stderr == (
+        f"error 6002: {JOB} counts on no chain: its coordinator had none when it was created."
+        " Fix: see hypergpu node wallet\n"
+    )
