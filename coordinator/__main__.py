@@ -45,13 +45,21 @@ def _parser() -> argparse.ArgumentParser:
         " each other (0: not known, nobody waits)",
     )
     parser.add_argument(
-        "--chain", help="what settles jobs that pay: anvil starts one here (default none)"
+        "--chain",
+        help="what settles jobs that pay: a name, an RPC's address; anvil starts one here"
+        " (default none)",
     )
     parser.add_argument("--chain-url", help="RPC of the chain, else its profile's own")
     parser.add_argument("--chain-port", type=int, help="of the Anvil that is started (0: free)")
     parser.add_argument("--ledger-contract", help="address of the ledger on the chain")
     parser.add_argument(
         "--metering", help="batched (default), packed, or each: a transaction for each receipt"
+    )
+    parser.add_argument(
+        "--retry-failed",
+        action="store_true",
+        default=None,
+        help="sign transactions again that failed on the chain, once their cause is mended",
     )
     parser.add_argument("--heartbeat-interval-ms", type=int, help="default 5000")
     parser.add_argument("--lost-after-ms", type=int, help="default 15000")

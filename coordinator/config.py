@@ -48,8 +48,8 @@ class Settings(BaseSettings):
     """A client stream that sends nothing for this long is closed; bulk has the time beside it that
     a piece takes."""
     chain: str = "none"
-    """What settles the jobs that pay: a chain by name, ``anvil`` for one on this machine that is
-    started with the coordinator; ``none``: receipts are signed and kept."""
+    """What settles the jobs that pay: a chain by name or by its RPC's address, ``anvil`` for one on
+    this machine that is started with the coordinator; ``none``: receipts are signed and kept."""
     chain_url: str = ""
     """The chain's RPC; its profile's own when empty, and of ``anvil`` the one that is started."""
     chain_port: int = Field(default=0, ge=0, le=65535)
@@ -59,5 +59,8 @@ class Settings(BaseSettings):
     metering: Literal["batched", "packed", "each"] = "batched"
     """How receipts reach the chain: their sums and the root of their tree, every receipt in the
     call data of one transaction for many, or in a transaction of its own."""
+    retry_failed: bool = False
+    """At this start, sign transactions again that failed on the chain: once their cause is mended,
+    settling goes on with them."""
     drain_timeout_ms: int = Field(default=20_000, ge=0)
     """How long SIGTERM waits for calls in flight."""

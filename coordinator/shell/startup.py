@@ -133,6 +133,9 @@ class Coordinator:
         node_port = self._parts.readings.node_port = self._listeners.node_port
         await self._parts.echo.open(self._settings.listen, node_port)
         self._catch_signals()
+        # Before anything else runs: what is refused here ends the start with its own words.
+        if self._parts.settling is not None:
+            await self._reach_chain(self._parts.settling)
         async with asyncio.TaskGroup() as tasks:
             driving = tasks.create_task(self._parts.driver.run(self._perform, self._drained))
             forever = [
@@ -148,7 +151,7 @@ class Coordinator:
                 for room in list(self._parts.driver.rooms.values())
             ]
             if self._parts.settling is not None:
-                forever.append(await self._settle(tasks, self._parts.settling))
+                forever.append(self._watch_pay(tasks, self._parts.settling))
             await self._serve(hosts)
             await self._is_stopping.wait()
             await self._leave()
@@ -233,10 +236,13 @@ class Coordinator:
     def _perform(self, room: Room, command: Command) -> None:
         perform(self._parts, room, command)
 
-    async def _settle(self, tasks: asyncio.TaskGroup, settling: "Settling") -> "asyncio.Task[None]":
+    async def _reach_chain(self, settling: "Settling") -> None:
         """Start the chain, or go on with the one that is there."""
         await asyncio.to_thread(settling.start)
         self._parts.ledger.domain_of = lambda: settling.domain
+
+    def _watch_pay(self, tasks: asyncio.TaskGroup, settling: "Settling") -> "asyncio.Task[None]":
+        """Pause the jobs whose escrow runs out on the ledger."""
 
         async def short(job_id: JobId, why: str) -> None:
             if (room := self._parts.driver.rooms.get(job_id)) is not None:

@@ -69,7 +69,9 @@ def known_settings() -> Mapping[str, Known]:
             "HYPERGPU_STATE_DIR", str(shared / "node"), "what `join` keeps: key and optimizer state"
         ),
         "chain": Known(
-            "HYPERGPU_CHAIN", "none", "what `up` settles paid jobs on; `anvil` starts one here"
+            "HYPERGPU_CHAIN",
+            "none",
+            "what `up` settles paid jobs on: a chain or its RPC's address; `anvil` starts one here",
         ),
     }
 

@@ -52,6 +52,10 @@ class PipelineState(NamedTuple):
     """What is wrong now; empty when nothing is."""
     halted: str = ""
     """Why nothing is settled any more; empty while all is well."""
+    refusal: RefusalError | None = None
+    """The same, where it is a refusal."""
+    turns: int = 0
+    """That went well since the start."""
 
 
 class Pipeline:
@@ -134,6 +138,11 @@ class Pipeline:
                     self._halt(error)
                     break
                 pause_ms = self._rest(str(error))
+            except Exception as broken:
+                # A thread that dies says nothing to anybody.
+                log.exception("settling broke")
+                self._halt(broken)
+                break
             self._woken.wait(pause_ms / 1000)
         if self._settler is not None:
             self._settler.close()
@@ -167,6 +176,7 @@ class Pipeline:
             waiting=turn.waiting,
             mined=turn.mined,
             complaint=complaint,
+            turns=self.state.turns + 1,
         )
 
     def _rest(self, reason: str, asked_ms: int = 0) -> int:
@@ -178,7 +188,8 @@ class Pipeline:
 
     def _halt(self, error: Exception) -> None:
         log.critical("nothing is settled any more", reason=str(error))
-        self.state = self.state._replace(halted=str(error), complaint=str(error))
+        refusal = error if isinstance(error, RefusalError) else None
+        self.state = self.state._replace(halted=str(error), complaint=str(error), refusal=refusal)
 
     def _pause_ms(self) -> int:
         each = self._options.profile.block_ms // _TURNS_A_BLOCK

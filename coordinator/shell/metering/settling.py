@@ -19,27 +19,29 @@ from coordinator.shell.chain.pipeline import Pipeline, PipelineState
 from coordinator.shell.chain.settler import SettlingOptions
 from coordinator.shell.journal.ledger.interface import Outbox
 from coordinator.shell.journal.ledger.records import AccountName
+from coordinator.shell.metering.chains import chain_of
 from hypergpu.chain.local.anvil import Anvil, AnvilOptions
-from hypergpu.chain.profiles import NONE, ChainProfile, chain_profile, profile_names
 from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.chain.signer import Signer
 from hypergpu.ids import Address, Digest, JobId
 from hypergpu.ledger.typed import Domain
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.refusal import Reason
 from hypergpu.signature import IdentityKey
 
 log = structlog.get_logger()
 
-ANVIL = "anvil"
 _FOLDER = "chain"
 _LOOK_EACH_S = 1.0
 _SHORT_LOOKS = 3
 """The chain and the journal are read one after the other: a shortage must be seen so often."""
 _NO_DATA = Digest("0" * 64)
+_MISNAMED = frozenset({Reason.CHAIN_WRONG, Reason.LEDGER_WRONG})
+"""Whoever starts a coordinator with such a chain is told at once; nothing of it can come right."""
 
 
 _LEDGER_WITHIN_S = 10.0
+_FIRST_TURN_WITHIN_S = 2.0
 _POLL_S = 0.02
 Short = Callable[[JobId, str], Awaitable[None]]
 """Told of a job that cannot be paid for any longer."""
@@ -58,14 +60,12 @@ class Settling:
         """Start nothing yet.
 
         Raises:
-            RefusalError: ARGUMENT_INVALID, the chain is neither a known one nor an address of an
-                RPC; FOLDER_UNUSABLE, another process sends with this key.
+            RefusalError: as `chain_of`; FOLDER_UNUSABLE, another process sends with this key.
         """
-        profile = _profile(settings)
         folder = settings.data_dir / _FOLDER
+        profile, url = chain_of(settings, folder)
         self._anvil: Anvil | None = None
-        url = settings.chain_url or profile.rpc_url
-        if settings.chain == ANVIL and not settings.chain_url:
+        if not url:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             options = AnvilOptions(
                 port=settings.chain_port,
@@ -85,6 +85,7 @@ class Settling:
                 rule=SealingRule(metering=Metering(settings.metering)),
                 contract=contract,
                 lock_folder=_locks(),
+                retries_failed=settings.retry_failed,
             ),
         )
         self._ordered: dict[JobId, JobOrder] = {}
@@ -109,17 +110,21 @@ class Settling:
         """Begin. Blocks until the ledger is known, or the chain turns out not to answer.
 
         Raises:
-            RefusalError: MACHINE_UNFIT, Anvil is not installed or does not start.
+            RefusalError: MACHINE_UNFIT, Anvil is not installed or does not start; CHAIN_WRONG or
+                LEDGER_WRONG, what answers is not what was named.
         """
         if self._anvil is not None:
             self._anvil.start()
+        # What is created from now on is to be signed for the ledger; one that is known can wait.
+        within_s = _LEDGER_WITHIN_S if self._pipeline.domain is None else _FIRST_TURN_WITHIN_S
         self._pipeline.start()
-        # What is created from now on is to be signed for the ledger.
-        deadline_s = time.monotonic() + _LEDGER_WITHIN_S
-        while self._pipeline.domain is None and time.monotonic() < deadline_s:
-            if self.state.complaint:
-                break
+        deadline_s = time.monotonic() + within_s
+        while not (self.state.turns or self.state.complaint) and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
+        refusal = self.state.refusal
+        if refusal is not None and refusal.reason in _MISNAMED:
+            self.stop()
+            raise refusal
 
     def stop(self) -> None:
         """End in good order. Blocks."""
@@ -160,6 +165,8 @@ class Settling:
         """
         pay, round_ = job.spec.pay, job.round
         if not pay.unit_price or round_ is None or job.phase in ENDED | {Phase.PAUSED}:
+            # Who resumes it has raised the escrow, and that may take some blocks.
+            self._short.pop(job.job_id, None)
             return ""
         samples = sum(
             run.count for part in round_.participants.values() for run in part.shard.ranges
@@ -183,14 +190,6 @@ class Settling:
                 if why := self.shortage(room.job):
                     await short(room.job.job_id, why)
             await asyncio.sleep(_LOOK_EACH_S)
-
-
-def _profile(settings: Settings) -> ChainProfile:
-    if settings.chain in profile_names():
-        return chain_profile(settings.chain)
-    known = ", ".join((NONE, *profile_names()))
-    detail = f"there is no chain {settings.chain!r}; there are {known}"
-    raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix="name one, its RPC with --chain-url")
 
 
 def _locks() -> Path:

@@ -73,3 +73,18 @@ def chain_profile(name: str) -> ChainProfile:
             f"there is no chain {name!r}; there are {', '.join((NONE, *profile_names()))}",
         )
     return msgspec.toml.decode((_FOLDER / f"{name}.toml").read_bytes(), type=ChainProfile)
+
+
+def profile_of(chain_id: int, *, where: str) -> ChainProfile:
+    """The profile of the chain that an RPC is of.
+
+    Raises:
+        RefusalError: CHAIN_WRONG, there is none for it.
+    """
+    profiles = {name: chain_profile(name) for name in profile_names()}
+    for profile in profiles.values():
+        if profile.chain_id == chain_id:
+            return profile
+    known = ", ".join(f"{name} ({profile.chain_id})" for name, profile in profiles.items())
+    detail = f"the RPC at {where} is of chain {chain_id}, which has no profile; there are {known}"
+    raise RefusalError(Reason.CHAIN_WRONG, detail, fix="name the RPC of one of these chains")

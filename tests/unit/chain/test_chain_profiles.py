@@ -1,7 +1,7 @@
 import pytest
 
-from hypergpu.chain.profiles import chain_profile, profile_names
-from hypergpu.refusal import RefusalError
+from hypergpu.chain.profiles import chain_profile, profile_names, profile_of
+from hypergpu.refusal import Reason, RefusalError
 
 
 @pytest.mark.parametrize("name", profile_names())
@@ -24,3 +24,17 @@ def test_chains_are_told_apart_by_their_ids() -> None:
 def test_an_unknown_chain_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(RefusalError, match="there is no chain 'mars'; there are none, anvil"):
         chain_profile("mars")
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_profile_is_found_by_its_chains_id(name: str) -> None:
+    profile = chain_profile(name)
+    assert profile_of(profile.chain_id, where="here") == profile
+
+
+def test_a_chain_without_a_profile_is_refused_with_those_that_have_one() -> None:
+    with pytest.raises(
+        RefusalError, match=r"the RPC at here is of chain 1, .* anvil \(31337\), "
+    ) as no:
+        profile_of(1, where="here")
+    assert no.value.reason is Reason.CHAIN_WRONG
