@@ -238,6 +238,8 @@ class Coordinator:
 
     async def _reach_chain(self, settling: "Settling") -> None:
         """Start the chain, or go on with the one that is there."""
+        for room in self._parts.driver.rooms.values():
+            settling.order(room.job)
         await asyncio.to_thread(settling.start)
         self._parts.ledger.domain_of = lambda: settling.domain
 
@@ -251,8 +253,12 @@ class Coordinator:
         return tasks.create_task(settling.watch(self._parts.driver.rooms, short))
 
     def _drained(self, decision: Decision) -> None:
-        if self._parts.settling is not None and decision.pay:
-            self._parts.settling.wake()
+        if self._parts.settling is not None:
+            # Before anything is earned under another escrow.
+            for job in decision.jobs.values():
+                self._parts.settling.order(job)
+            if decision.pay:
+                self._parts.settling.wake()
         self._parts.post.made(self._parts.roster.sessions, decision.earnings.receipts)
         for job_id, job in decision.jobs.items():
             room = self._parts.driver.rooms.get(job_id)

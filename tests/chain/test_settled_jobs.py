@@ -3,9 +3,13 @@
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
-from hypergpu.cli.demo.settlement import settled
+from hypergpu.chain.rpc.client import Call, HttpRpc
+from hypergpu.chain.rpc.transport import HttpTransport
+from hypergpu.cli.demo.settlement import Settled, settled
 from hypergpu.cli.ledger.showing import ledger_of, verification_of
+from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.spec import Evaluation, JobSpec, Pay, Training
 from tests.processes import Cluster
 
@@ -17,6 +21,10 @@ SPEC = JobSpec(
 )
 
 
+SMALL_ESCROW = 2 * SPEC.pay.most_for(320)
+"""Of two rounds at full quality."""
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("settled"), "--chain", "anvil") as cluster:
@@ -24,11 +32,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+def soon_settled(client: Coordinator, job_id: str) -> Settled:
+    """All that is going to be paid, on a chain whose blocks are ten seconds apart by its clock."""
+    chain = ledger_of(client, job_id).chain
+    assert chain is not None
+    rpc = HttpRpc(HttpTransport(chain.url))
+    rpc.call(Call("anvil_setBlockTimestampInterval", (10,)))
+    rpc.close()
+    return settled(client, job_id)
+
+
 def test_what_a_job_earns_is_paid_to_the_last_unit(cluster: Cluster) -> None:
     job_id = cluster.submit(SPEC)
     assert cluster.finished(job_id).phase == "finished"
     with cluster.coordinator.client() as client:
-        paid = settled(client, job_id)
+        paid = soon_settled(client, job_id)
         view = ledger_of(client, job_id)
         found = verification_of(client, job_id)
     assert paid.receipts == 12
@@ -46,5 +64,29 @@ def test_a_coordinator_killed_while_it_settles_pays_once(cluster: Cluster) -> No
     cluster.coordinator.kill()
     cluster.coordinator.start()
     with cluster.coordinator.client() as client:
-        paid = settled(client, job_id)
+        paid = soon_settled(client, job_id)
     assert paid.paid == paid.earned > 0
+
+
+def test_a_job_stops_before_work_that_its_escrow_does_not_cover_and_goes_on_with_more(
+    cluster: Cluster,
+) -> None:
+    spec = replace(SPEC, pay=replace(SPEC.pay, escrow=SMALL_ESCROW))
+    job_id = cluster.submit(spec)
+    cluster.wait_for(job_id, lambda _: cluster.job(job_id).job.phase == "paused")
+    said = cluster.job(job_id).job.reason
+    assert f"the escrow of {SMALL_ESCROW} does not cover the next round" in said
+    assert "hypergpu job set pay.escrow=" in said
+    with cluster.coordinator.client() as client:
+        at_pause = ledger_of(client, job_id)
+        assert 0 < sum(int(node.vouched) for node in at_pause.nodes) <= SMALL_ESCROW
+        assert sum(node.samples for node in at_pause.nodes) == 2 * 320
+        client.change(job_id, {"pay.escrow": str(spec.pay.most_for(320 * 6))})
+        client.resume(job_id)
+    assert cluster.finished(job_id).phase == "finished"
+    with cluster.coordinator.client() as client:
+        paid = soon_settled(client, job_id)
+        purposes = [row.purpose for row in ledger_of(client, job_id).transactions]
+        assert verification_of(client, job_id).faults == []
+    assert paid.paid == paid.earned > SMALL_ESCROW
+    assert f"fund/{job_id}/{spec.pay.most_for(320 * 6)}" in purposes

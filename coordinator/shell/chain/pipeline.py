@@ -5,7 +5,7 @@ is down, slow, limited or wrong makes it rest and try again; a transaction that 
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import structlog
@@ -153,17 +153,26 @@ class Pipeline:
             self._settler = Settler(
                 self._rpc(), self.account, self._outbox, self._options, self.escrow
             )
-        with self._orders_lock:
-            orders = tuple(self._orders.values())
-        turn, sealed = self._settler.turn(orders)
+        taken: list[JobOrder] = []
+        turn, sealed = self._settler.turn(self._taken(taken))
         with self._orders_lock:
             self._orders = {
-                job_id: order for job_id, order in self._orders.items() if order not in orders
+                job_id: order for job_id, order in self._orders.items() if order not in taken
             }
         self._failures = 0
         self._report(turn)
         # What was just signed does not wait for a whole turn.
         return 0 if sealed else self._pause_ms()
+
+    def _taken(self, taken: list[JobOrder]) -> Iterator[JobOrder]:
+        """The orders as they stand when a turn comes to them, just before it looks at receipts.
+
+        What is earned under a higher escrow is journalled after its order came: so the escrow is
+        signed away first, and no epoch is closed without it.
+        """
+        with self._orders_lock:
+            taken += self._orders.values()
+        yield from tuple(taken)
 
     def _report(self, turn: Turn) -> None:
         complaint = "; ".join(turn.complaints[:3])
