@@ -32,8 +32,9 @@ class Group(NamedTuple):
 def groups(unsealed: Sequence[UnsealedReceipt], epochs: Sequence[EpochRecord]) -> tuple[Group, ...]:
     """Sort what waits of one job by the epoch that it is settled in, earliest first.
 
-    A receipt whose own epoch is closed goes into the next that is not, and into one behind the last
-    where the job is over. No receipt of a node goes into an earlier epoch than the ones before it.
+    A receipt whose own epoch is closed goes into the next that is not, once the job has begun that,
+    and into one behind the last where the job is over. No receipt of a node goes into an earlier
+    epoch than the ones before it.
 
     Args:
         unsealed: Of one job.
@@ -45,18 +46,15 @@ def groups(unsealed: Sequence[UnsealedReceipt], epochs: Sequence[EpochRecord]) -
     sorted_in: dict[int, list[UnsealedReceipt]] = {}
     for receipt in unsealed:
         sorted_in.setdefault(max(receipt.epoch, first_open), []).append(receipt)
-    return tuple(
-        _group(number, known, tuple(receipts)) for number, receipts in sorted(sorted_in.items())
-    )
-
-
-def _group(
-    number: int, known: dict[int, EpochRecord], receipts: tuple[UnsealedReceipt, ...]
-) -> Group:
-    if record := known.get(number):
-        return Group(record.epoch, record.is_left, receipts)
-    is_over = any(record.is_last for record in known.values())
-    return Group(Epoch(job_id=receipts[0].job_id, number=number), is_over, receipts)
+    is_over = any(record.is_last for record in epochs)
+    found = []
+    for number, receipts in sorted(sorted_in.items()):
+        if record := known.get(number):
+            found.append(Group(record.epoch, record.is_left, tuple(receipts)))
+        elif is_over:
+            behind = Epoch(job_id=receipts[0].job_id, number=number)
+            found.append(Group(behind, is_left=True, receipts=tuple(receipts)))
+    return tuple(found)
 
 
 def parted(

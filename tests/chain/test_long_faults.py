@@ -1,0 +1,226 @@
+"""What lasts: a chain away for an hour, an escrow that is not there yet, a key used elsewhere."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from coordinator.config import Settings
+from coordinator.core.job import BlobRef, Job, Model, Phase
+from coordinator.core.settlement.patience import MOST_MS
+from coordinator.shell.chain.pipeline import Pipeline, PipelineState
+from coordinator.shell.chain.pump import HaltError
+from coordinator.shell.journal.memory import MemoryJournal
+from coordinator.shell.metering.settling import Settling
+from hypergpu.chain.rpc.client import HttpRpc
+from hypergpu.chain.rpc.transport import HttpTransport
+from hypergpu.chain.signer import Draft, Signer
+from hypergpu.digest import digest_of
+from hypergpu.ledger.typed import address_bytes
+from hypergpu.signature import IdentityKey
+from hypergpu.units import Bytes
+from tests.chain.ground import JOB, NODES, PROFILE, TURNS_MOST, Ground
+from tests.chain.test_chain_faults import force_in
+from tests.scenarios.test_metering import PAID, training
+from tests.signed_receipts import COORDINATOR
+
+AN_HOUR_S = 3_600
+_TRIES_AN_EPOCH = 60
+DEAR = hex(10**13)
+"""A base fee above what the chain's profile pays at most."""
+CHEAP = hex(10**9)
+
+
+def turned(of: Callable[[], PipelineState], wake: Callable[[], None]) -> PipelineState:
+    """What a pipeline says after its next turn, whether that comes off or not."""
+    before = of()
+    wake()
+    while (now := of()) is before:
+        assert not now.halted
+    assert not now.halted, now.halted
+    return now
+
+
+def test_a_chain_that_is_away_for_an_hour_only_delays(ground: Ground) -> None:
+    ground.anvil.options = replace(ground.anvil.options, state_file=ground.folder / "state.json")
+    ground.anvil.stop()
+    ground.anvil.start()
+    ground.opened()
+    ground.earn(0, range(2))
+    ground.end(0)
+    ground.turn()
+    ground.crash()
+    ground.anvil.stop()
+    pipeline = Pipeline(
+        lambda: HttpRpc(HttpTransport(ground.url, timeout_s=2.0)),
+        Signer(COORDINATOR),
+        ground.journal,
+        ground.options,
+    )
+    pipeline.start()
+    epochs = earned_for_an_hour(ground, pipeline)
+    ground.anvil.start()
+    ground.ask("evm_increaseTime", AN_HOUR_S)
+    state = settled_by(ground, pipeline)
+    pipeline.stop()
+    assert (state.failures, state.complaint) == (0, "")
+    assert ground.journal.unsealed(1) == ()
+    ground.check_exact(2 + epochs)
+
+
+def earned_for_an_hour(ground: Ground, pipeline: Pipeline) -> int:
+    """Go on with the job while nobody answers. Gives how many epochs it went through.
+
+    The pipeline rests for a quarter of a minute after each try; here it is woken from that.
+    """
+    tries = AN_HOUR_S * 1_000 // MOST_MS
+    for number in range(1, tries + 1):
+        state = turned(lambda: pipeline.state, pipeline.wake)
+        assert state.failures >= number
+        assert "nobody listens there" in state.complaint
+        if number % _TRIES_AN_EPOCH == 0:
+            epoch = number // _TRIES_AN_EPOCH
+            ground.earn(epoch, range(epoch + 1, epoch + 2))
+            ground.end(epoch, is_last=number == tries)
+    return tries // _TRIES_AN_EPOCH
+
+
+def settled_by(ground: Ground, pipeline: Pipeline) -> PipelineState:
+    """Make blocks until every epoch is final, with more time between them than passes here."""
+    for _ in range(TURNS_MOST):
+        ground.ask("evm_increaseTime", 2)
+        ground.mine()
+        state = turned(lambda: pipeline.state, pipeline.wake)
+        if not ground.journal.epochs():
+            return state
+    raise AssertionError(f"not settled: {pipeline.state}, {ground.epochs()}")
+
+
+def test_an_escrow_that_is_not_on_the_ledger_is_told_until_it_is_there(
+    tmp_path: Path, ground: Ground
+) -> None:
+    settings = Settings(data_dir=tmp_path / "new", chain="anvil", chain_url=ground.url)
+    settling = Settling(settings, IdentityKey.generate(), MemoryJournal())
+    settling.start()
+
+    def look(job: Job, base_fee: str) -> str:
+        """What is said of the job a block later."""
+        settling.order(job)
+        ground.ask("anvil_setNextBlockBaseFeePerGas", base_fee)
+        ground.mine()
+        turned(lambda: settling.state, settling.wake)
+        turned(lambda: settling.state, settling.wake)
+        return settling.shortage(job)
+
+    small = replace(PAID, pay=replace(PAID.pay, escrow=100))
+    model = Model(0, BlobRef(digest_of(b"model"), Bytes(8)))
+    job = replace(training(PAID), spec=small, model=model)
+    short = ""
+    for _ in range(TURNS_MOST):
+        if short := look(job, CHEAP):
+            break
+    assert short == (
+        f"the escrow of {job.job_id} has 100 left on the ledger (block {settling.state.height}:"
+        " 100 free, 0 owed), 60 less than the next work may cost"
+    )
+    paused = replace(job, phase=Phase.PAUSED)
+    assert look(paused, CHEAP) == ""
+
+    # Its user raises it; gas is dearer than the coordinator may pay, so it comes late.
+    raised = replace(job, spec=PAID, phase=Phase.PAUSED)
+    assert look(raised, DEAR) == ""
+    resumed = replace(raised, phase=Phase.TRAINING)
+    assert [look(resumed, DEAR) for _ in range(2)] == ["", ""]
+    assert "has 100 left" in look(resumed, DEAR)
+    for _ in range(TURNS_MOST):
+        if not (short := look(resumed, CHEAP)):
+            break
+    assert short == ""
+    settling.stop()
+
+
+def spend(ground: Ground, nonce: int) -> None:
+    """Use one of the coordinator's nonces for something else, for a fee that wins."""
+    signer = Signer(COORDINATOR)
+    draft = Draft(
+        chain_id=PROFILE.chain_id,
+        nonce=nonce,
+        to=signer.address,
+        call=b"",
+        gas=21_000,
+        max_fee_wei=10**12,
+        tip_wei=10**11,
+    )
+    ground.chain.send([signer.sign(draft)])
+
+
+def no_longer_puts_it_down_to_the_rpc(ground: Ground) -> None:
+    """Let the half minute be over for which a missing receipt may be the RPC's fault."""
+    pump = ground.settler._pump
+    pump._rule = replace(pump._rule, foreign_ms=0)
+
+
+def nobody_was_paid(ground: Ground) -> bool:
+    return all(
+        ground.account(node.node_id).paid == ground.wallet(address_bytes(node.node_id)) == 0
+        for node in NODES
+    )
+
+
+FOREIGN = r"batch/job-00000000000a/0, .*: nonce \d+ was used by a transaction that this coordinator"
+
+
+def test_a_nonce_that_somebody_else_used_first_stops_everything_behind_it(ground: Ground) -> None:
+    ground.opened()
+    ground.earn(0, range(2))
+    ground.end(0, is_last=True)
+    nonce = ground.chain.next_nonce(Signer(COORDINATOR).address)
+    spend(ground, nonce)
+    ground.mine()
+    for _ in range(3):
+        ground.turn()
+        ground.mine()
+    # The batch's nonce is gone. To close and to pay without it would settle nothing for good.
+    assert ground.chain.next_nonce(Signer(COORDINATOR).address) == nonce + 1
+    assert ground.ask("txpool_status") == {"pending": "0x0", "queued": "0x0"}
+    no_longer_puts_it_down_to_the_rpc(ground)
+    with pytest.raises(HaltError, match=FOREIGN):
+        ground.turn()
+    ground.crash()
+    no_longer_puts_it_down_to_the_rpc(ground)
+    with pytest.raises(HaltError, match="Nothing is sent behind it"):
+        ground.turn()
+    assert nobody_was_paid(ground)
+    assert len(ground.journal.receipts(JOB)) == 2 * len(NODES)
+
+
+def test_a_nonce_that_somebody_else_takes_in_the_pool_pays_nobody_twice(ground: Ground) -> None:
+    ground.opened()
+    ground.earn(0, range(2))
+    ground.end(0, is_last=True)
+    ground.turn()
+    ground.turn()
+    nonce = ground.chain.next_nonce(Signer(COORDINATOR).address)
+    spend(ground, nonce)
+    ground.mine()
+    no_longer_puts_it_down_to_the_rpc(ground)
+    with pytest.raises(HaltError, match=FOREIGN):
+        ground.turn()
+    assert nobody_was_paid(ground)
+
+
+def test_what_came_too_late_for_its_epoch_waits_until_the_job_has_begun_the_next(
+    ground: Ground,
+) -> None:
+    ground.opened()
+    ground.earn(0, range(3))
+    force_in(ground, 0)
+    ground.end(0)
+    ground.rest()
+    (left,) = {one.node for one in ground.journal.unsealed(99)}
+    assert left == NODES[0].node_id
+    ground.earn(1, range(3, 4))
+    ground.end(1, is_last=True)
+    ground.settle()
+    ground.check_exact(4)
