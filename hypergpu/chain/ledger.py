@@ -17,7 +17,7 @@ from hypergpu.units import Samples
 CONTRACT = "TrainingLedger"
 TOKEN = "TestToken"
 _WORD_BYTES = 32
-# Packed by hand: eth_abi takes a hundred times as long, more than to sign the transaction.
+# Packed by hand: eth_abi takes over twenty times as long, many times what signing takes.
 _HEADER = Struct(">32s28xI28xI32s")
 _TAIL = Struct(">24xQ24xQ")
 """Where the last argument begins, and how long it is."""
