@@ -29,7 +29,7 @@ FOLDERS = (".", "bench", "interfaces", "ledger", "libraries", "tokens")
 SETTINGS: dict[str, Any] = {
     "evmVersion": "prague",
     "viaIR": True,
-    "optimizer": {"enabled": True, "runs": 50},
+    "optimizer": {"enabled": True, "runs": 1000},
     "metadata": {"bytecodeHash": "none", "appendCBOR": False},
     "outputSelection": {"*": {"*": ["abi", "evm.bytecode.object", "evm.deployedBytecode.object"]}},
 }

@@ -37,7 +37,6 @@ interface IMerkleLedger is ISettlement {
     /// @notice Post the next root and reserve what its total adds, all of it or nothing.
     /// @param seq Must be the job's `nextSeq`.
     /// @return index Of the root among the job's.
-    /// @dev About 95,000 gas, whatever the number of nodes.
     function postRoot(bytes32 job, uint32 seq, bytes32 root, uint96 total) external returns (uint32 index);
 
     /// @notice Disable a root that is not active yet, and all after it; what they had reserved is free again.

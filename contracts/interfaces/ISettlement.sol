@@ -80,7 +80,7 @@ interface ISettlement is IBonds {
 
     /// @notice Open a job that the caller owns and put `escrow` into it, which the caller has approved for this contract.
     /// @dev Reverts with `JobExists` for a salt that the caller used before; with `BondMissing` where the coordinator has not
-    /// posted the bond. About 190,000 gas.
+    /// posted the bond.
     /// @return job Its id.
     function openJob(bytes32 salt, JobTerms calldata terms, uint256 escrow) external returns (bytes32 job);
 

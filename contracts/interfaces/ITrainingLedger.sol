@@ -131,11 +131,12 @@ interface ITrainingLedger is ISettlement, IStaking, IDisputes {
     event NodeSkipped(bytes32 indexed job, address indexed node, uint32 seq, uint256 firstSequence, uint256 counted);
     event ContributionForced(bytes32 indexed job, address indexed node, uint32 indexed epoch, uint256 sequence, uint256 score);
     event EpochClosed(bytes32 indexed job, uint32 indexed epoch, uint256 pool, uint256 totalScore);
-    /// @notice A share was settled.
-    /// @param amount Paid or credited.
-    /// @param isFinal Whether the window was over; otherwise
-    /// `amount` of the node's stake is locked.
-    event NodePaid(bytes32 indexed job, address indexed node, uint32 epoch, uint256 amount, bool isFinal);
+    /// @notice Shares were settled: one event for all, since each costs as much as a transfer's. The token's own events tell a
+    /// node what came to its wallet, and `Credited` what did not.
+    /// @param isFinal Whether the window was over; otherwise as much of each node's stake is locked.
+    /// @param amounts Paid or credited, in the order of `nodes`; 0 where nothing was due, nothing could be paid yet, or a
+    /// voucher had paid all of it.
+    event SharesPaid(bytes32 indexed job, uint32 indexed epoch, bool isFinal, address[] nodes, uint256[] amounts);
     event DustSwept(bytes32 indexed job, uint32 indexed epoch, uint256 amount);
     event VoucherRedeemed(bytes32 indexed job, address indexed node, uint256 amount, uint256 releaseAt);
     event VoucherPaid(bytes32 indexed job, address indexed node, uint256 amount);
@@ -160,7 +161,7 @@ interface ITrainingLedger is ISettlement, IStaking, IDisputes {
     /// @param nodeSignature The node's, over the Contribution whose hashStruct the receipt names.
     /// @param coordinatorSignature Over the receipt.
     /// @param epoch Where it is settled: the receipt's own epoch, or a later one where that is closed. Not closed itself.
-    /// @dev 65 bytes r, s, v with v 27 or 28, or what an ERC-1271 wallet wants. Works while paused. About 75,000 gas.
+    /// @dev 65 bytes r, s, v with v 27 or 28, or what an ERC-1271 wallet wants. Works while paused.
     function submitContribution(
         Receipt calldata receipt,
         bytes calldata nodeSignature,
@@ -174,17 +175,15 @@ interface ITrainingLedger is ISettlement, IStaking, IDisputes {
     /// @param packed For each node `address[20] firstSequence[6] receipts[2]` and then `receipts` times
     /// `round[4] samples[4] qualityBps[2] contribution[6]`, all big-endian; `contribution` is the first six bytes of the hash.
     /// @dev Receipts below `counted` are passed over, since they are recorded; a node that starts above it is skipped.
-    /// Gas is near 60,000 + 28,000 a node (45,000 for its first batch in the job) + 410 a receipt.
     function submitContributions(bytes32 job, uint32 epoch, uint32 seq, bytes32 root, bytes calldata packed) external;
 
     /// @notice Record a batch by its sums alone.
     /// @dev A node whose `firstSequence` is not `counted` is skipped whole (`NodeSkipped`), the others are recorded.
-    /// Gas is near 60,000 + 29,000 a node (46,000 for its first batch in the job, 12,000 for its second in an epoch).
     function submitAggregate(bytes32 job, uint32 epoch, uint32 seq, bytes32 root, NodeTotals[] calldata totals) external;
 
     /// @notice Close an epoch: freeze its scores and reserve `min(unitPrice * totalScore / 1e6, free)` as its pool.
     /// @dev The coordinator or the owner may at any time; anyone may `UNBONDING` seconds after the epoch's first record.
-    /// Reverts with `SpendLimitExceeded` where the limit leaves less. About 45,000 gas.
+    /// Reverts with `SpendLimitExceeded` where the limit leaves less.
     function closeEpoch(bytes32 job, uint32 epoch) external returns (uint256 pool);
 
     /// @notice A node's share of a closed epoch: `pool * score / totalScore`, rounded down. 0 while the epoch is open.
@@ -194,7 +193,6 @@ interface ITrainingLedger is ISettlement, IStaking, IDisputes {
     /// @notice Pay the shares of at most 250 nodes. Anyone may, as often as they like: who is paid, void or cannot be paid yet
     /// is passed over. A transfer that the token refuses becomes credit.
     /// @return total What was paid or credited.
-    /// @dev Gas is near 32,000 + 27,000 a node (44,000 for a wallet that held nothing).
     function distributePayments(bytes32 job, uint32 epoch, address[] calldata nodes) external returns (uint256 total);
 
     /// @notice Return what rounding left of a closed epoch's pool to the job's free escrow, once.

@@ -2,7 +2,7 @@
 pragma solidity 0.8.37;
 
 import {Shares} from "../libraries/Shares.sol";
-import {Slots} from "../libraries/Slots.sol";
+import {Cell, Line} from "../libraries/Slots.sol";
 import {TypedData} from "../libraries/TypedData.sol";
 import {Vouchers} from "./Vouchers.sol";
 
@@ -28,7 +28,7 @@ abstract contract Disputes is Vouchers {
     function voidVoucher(VoucherVerdict calldata verdict, bytes[] calldata signatures) external {
         _requireQuorum(verdict.hash(), signatures);
         (bytes32 job, address node) = (verdict.job, verdict.node);
-        Promises storage promises = _promises[job][node];
+        Promises storage promises = _members[job][node].promises;
         uint96 returned = block.timestamp < promises.releaseAt ? promises.pending : 0;
         if (returned != 0) {
             promises.pending = 0;
@@ -62,30 +62,27 @@ abstract contract Disputes is Vouchers {
 
     /// @dev Void a share that is due or paid inside the window, and return what it was worth to the job.
     function _void(bytes32 job, uint32 epoch, address node, Epoch memory closed) private returns (uint256 returned) {
-        Slots.Cell memory cell = _cell(job, epoch, node);
-        if (cell.state != ShareState.DUE && cell.state != ShareState.PAID) revert NothingToVoid();
-        uint96 reward = Shares.share(closed.pool, cell.score, closed.totalScore);
-        _promises[job][node].voided += reward;
+        Share storage share = _shares[job][epoch][node];
+        Cell cell = share.cell;
+        ShareState state = cell.state();
+        if (state != ShareState.DUE && state != ShareState.PAID) revert NothingToVoid();
+        uint96 reward = Shares.share(closed.pool, cell.score(), closed.totalScore);
+        _members[job][node].promises.voided += reward;
         returned = reward;
-        if (cell.state == ShareState.PAID) {
-            returned = cell.paid;
-            _takeBack(job, node, reward, cell.paid);
-            _seizeLocked(node, cell.paid, cell.paidIn);
+        if (state == ShareState.PAID) {
+            returned = cell.paid();
+            _takeBack(job, node, reward, cell.paid());
+            _seizeLocked(node, cell.paid(), cell.paidIn());
         }
-        cell.state = ShareState.VOID;
-        cell.paid = 0;
-        _setCell(job, epoch, node, cell);
+        share.cell = cell.settled(ShareState.VOID, 0, 0);
         _release(job, returned);
     }
 
     /// @dev A paid share had made good `reward - paid` of an advance, which is outstanding again.
     function _takeBack(bytes32 job, address node, uint96 reward, uint96 paid) private {
-        Slots.Line memory line = _line(job, node);
-        line.earned -= reward;
-        if (paid != reward) {
-            line.hasAdvance = true;
-            _promises[job][node].advance += reward - paid;
-        }
-        _setLine(job, node, line);
+        NodeInJob storage member = _members[job][node];
+        Line line = member.line;
+        if (paid != reward) member.promises.advance += reward - paid;
+        member.line = line.withEarned(line.earned() - reward, line.hasAdvance() || paid != reward);
     }
 }

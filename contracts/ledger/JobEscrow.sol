@@ -2,6 +2,7 @@
 pragma solidity 0.8.37;
 
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
+import {Purse} from "../libraries/Purses.sol";
 import {Shares} from "../libraries/Shares.sol";
 import {Bonds} from "./Bonds.sol";
 
@@ -9,13 +10,13 @@ import {Bonds} from "./Bonds.sol";
 abstract contract JobEscrow is Bonds {
     using SafeCast for uint256;
 
-    /// @dev Four slots that change and three that do not. A batch writes `hot` alone, closing an epoch too.
+    /// @dev A batch writes `purse` alone, closing an epoch too.
     struct JobRecord {
         address coordinator;
         uint40 openedAt;
         uint40 endsAt;
         uint16 guaranteedBps;
-        Hot hot;
+        Purse purse;
         uint128 unitPrice;
         uint96 spendLimit;
         uint32 epochs;
@@ -23,14 +24,6 @@ abstract contract JobEscrow is Bonds {
         bool isRetired;
         bytes32 model;
         bytes32 dataset;
-    }
-
-    /// @param spent What was reserved in `period`, counted in challenge windows.
-    struct Hot {
-        uint96 free;
-        uint96 spent;
-        uint32 period;
-        uint32 nextSeq;
     }
 
     mapping(bytes32 job => JobRecord) internal _jobs;
@@ -51,7 +44,7 @@ abstract contract JobEscrow is Bonds {
         record.coordinator = terms.coordinator;
         record.openedAt = _after(0);
         record.guaranteedBps = terms.guaranteedBps;
-        record.hot.free = escrow.toUint96();
+        record.purse = record.purse.withFree(escrow.toUint96());
         record.unitPrice = terms.unitPrice;
         record.spendLimit = terms.spendLimit;
         record.epochs = terms.epochs;
@@ -66,7 +59,7 @@ abstract contract JobEscrow is Bonds {
     function fund(bytes32 job, uint256 amount) external nonReentrant whenNotPaused {
         _running(job);
         _release(job, amount);
-        emit JobFunded(job, msg.sender, amount, _jobs[job].hot.free);
+        emit JobFunded(job, msg.sender, amount, _jobs[job].purse.free());
         _pull(amount);
     }
 
@@ -87,8 +80,8 @@ abstract contract JobEscrow is Bonds {
     function reclaim(bytes32 job) external nonReentrant {
         JobRecord storage record = _owned(job);
         _ended(job);
-        uint96 amount = record.hot.free;
-        record.hot.free = 0;
+        uint96 amount = record.purse.free();
+        record.purse = record.purse.withFree(0);
         emit JobReclaimed(job, msg.sender, amount);
         _push(msg.sender, amount);
     }
@@ -113,9 +106,9 @@ abstract contract JobEscrow is Bonds {
                 guaranteedBps: record.guaranteedBps,
                 spendLimit: record.spendLimit
             }),
-            free: record.hot.free,
+            free: record.purse.free(),
             spendable: _spendable(record),
-            nextSeq: record.hot.nextSeq,
+            nextSeq: record.purse.nextSeq(),
             openedAt: record.openedAt,
             endsAt: record.endsAt
         });
@@ -155,36 +148,30 @@ abstract contract JobEscrow is Bonds {
     function _takeSequence(bytes32 job, uint32 seq) internal {
         JobRecord storage record = _running(job);
         if (msg.sender != record.coordinator) revert NotCoordinator(msg.sender);
-        uint32 expected = record.hot.nextSeq;
-        if (seq != expected) revert WrongSequence(expected, seq);
-        record.hot.nextSeq = expected + 1;
+        Purse purse = record.purse;
+        if (seq != purse.nextSeq()) revert WrongSequence(purse.nextSeq(), seq);
+        record.purse = purse.withNextSeq(seq + 1);
     }
 
     /// @dev Move `amount` from free to reserved, inside the spend limit.
     function _reserve(bytes32 job, uint96 amount) internal {
         if (amount == 0) return;
         JobRecord storage record = _jobs[job];
-        Hot memory hot = record.hot;
-        uint96 spendable = _spendable(record);
+        Purse purse = record.purse.inPeriod(_period());
+        uint96 spendable = purse.spendable(record.spendLimit);
         if (amount > spendable) revert SpendLimitExceeded(spendable, amount);
-        uint32 period = _period();
-        hot.spent = (hot.period == period ? hot.spent : 0) + amount;
-        hot.period = period;
-        hot.free -= amount;
-        record.hot = hot;
+        record.purse = purse.reserve(amount);
     }
 
     /// @dev Return reserved money to a job's free escrow, or add new money to it.
     function _release(bytes32 job, uint256 amount) internal {
-        if (amount != 0) _jobs[job].hot.free += amount.toUint96();
+        if (amount == 0) return;
+        JobRecord storage record = _jobs[job];
+        record.purse = record.purse.withFree(record.purse.free() + amount.toUint96());
     }
 
     function _spendable(JobRecord storage record) internal view returns (uint96) {
-        Hot memory hot = record.hot;
-        uint96 limit = record.spendLimit;
-        uint96 spent = hot.period == _period() ? hot.spent : 0;
-        uint96 left = spent < limit ? limit - spent : 0;
-        return left < hot.free ? left : hot.free;
+        return record.purse.inPeriod(_period()).spendable(record.spendLimit);
     }
 
     /// @dev Which challenge window it is, counted from 1970.

@@ -3,25 +3,24 @@ pragma solidity 0.8.37;
 
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {IStaking} from "../interfaces/IStaking.sol";
-import {StakeLocks} from "../libraries/StakeLocks.sol";
+import {Stake} from "../libraries/StakeLocks.sol";
 import {JobEscrow} from "./JobEscrow.sol";
 
 /// @title The register of nodes, and their stake.
 abstract contract NodeStakes is JobEscrow, IStaking {
     using SafeCast for uint256;
-    using StakeLocks for StakeLocks.Stake;
 
     struct Registration {
         bytes32 meta;
         uint32 id;
         uint96 unbonding;
         uint40 releaseAt;
+        Stake stake;
     }
 
     /// @inheritdoc IStaking
     uint32 public nodeCount;
     mapping(address node => Registration) internal _registrations;
-    mapping(address node => uint256 stake) private _stakes;
 
     function registerNode(bytes32 meta, uint256 stakeAmount) external nonReentrant whenNotPaused returns (uint32 id) {
         Registration storage registration = _registrations[msg.sender];
@@ -39,11 +38,10 @@ abstract contract NodeStakes is JobEscrow, IStaking {
     }
 
     function unstake(uint256 amount) external {
-        StakeLocks.Stake memory held = _stakeNow(msg.sender);
-        if (amount > held.free()) revert StakeLocked(held.free(), amount);
-        held.staked -= amount.toUint80();
-        _stakes[msg.sender] = held.pack();
         Registration storage registration = _registrations[msg.sender];
+        Stake held = _stakeNow(registration);
+        if (amount > held.free()) revert StakeLocked(held.free(), amount);
+        registration.stake = held.withStaked(held.staked() - amount);
         registration.unbonding += amount.toUint96();
         registration.releaseAt = _after(UNBONDING);
         emit UnstakeRequested(msg.sender, amount, registration.releaseAt);
@@ -64,51 +62,45 @@ abstract contract NodeStakes is JobEscrow, IStaking {
         view
         returns (uint256 staked, uint256 locked, uint256 unbonding, uint256 releaseAt)
     {
-        StakeLocks.Stake memory held = _stakeNow(node);
         Registration storage registration = _registrations[node];
-        return (held.staked, held.locked(), registration.unbonding, registration.releaseAt);
+        Stake held = _stakeNow(registration);
+        return (held.staked(), held.locked(), registration.unbonding, registration.releaseAt);
     }
 
-    function _stakeNow(address node) internal view returns (StakeLocks.Stake memory) {
-        return StakeLocks.toStake(_stakes[node]).inPeriod(_stakePeriod());
-    }
-
-    function _lockedOf(address node) internal view returns (uint256) {
-        return _stakeNow(node).locked();
+    function _stakeNow(Registration storage registration) internal view returns (Stake) {
+        return registration.stake.inPeriod(_stakePeriod());
     }
 
     /// @dev The period as stakes store it, modulo 2^16.
     function _stakePeriod() internal view returns (uint16) {
         unchecked {
             // forge-lint: disable-next-line(unsafe-typecast)
-            return uint16(_period());
+            return uint16(block.timestamp / CHALLENGE_WINDOW);
         }
     }
 
     /// @dev Lock `amount` of a node's stake for a payment in its window; false where too little of it is free.
-    function _tryLock(address node, uint256 amount) internal returns (bool) {
-        StakeLocks.Stake memory held = _stakeNow(node);
+    function _tryLock(address node, uint256 amount, uint16 period) internal returns (bool) {
+        Registration storage registration = _registrations[node];
+        Stake held = registration.stake.inPeriod(period);
         if (amount > held.free()) return false;
-        held.lock(amount);
-        _stakes[node] = held.pack();
+        registration.stake = held.lock(amount);
         return true;
     }
 
     /// @dev Take back a payment from the stake that it locked.
-    function _seizeLocked(address node, uint96 amount, uint16 paidIn) internal {
-        StakeLocks.Stake memory held = _stakeNow(node);
-        held.seize(uint256(amount).toUint80(), paidIn);
-        _stakes[node] = held.pack();
+    function _seizeLocked(address node, uint256 amount, uint16 paidIn) internal {
+        Registration storage registration = _registrations[node];
+        registration.stake = _stakeNow(registration).seize(amount, paidIn);
     }
 
     /// @dev Take a penalty from what no payment locks: free stake first, then what is unbonding.
     /// @return taken `most`, or all there is.
     function _seizeFree(address node, uint256 most) internal returns (uint256 taken) {
-        StakeLocks.Stake memory held = _stakeNow(node);
-        uint256 fromStake = most < held.free() ? most : held.free();
-        held.staked -= fromStake.toUint80();
-        _stakes[node] = held.pack();
         Registration storage registration = _registrations[node];
+        Stake held = _stakeNow(registration);
+        uint256 fromStake = most < held.free() ? most : held.free();
+        registration.stake = held.withStaked(held.staked() - fromStake);
         uint256 rest = most - fromStake;
         uint256 fromUnbonding = rest < registration.unbonding ? rest : registration.unbonding;
         registration.unbonding -= fromUnbonding.toUint96();
@@ -116,10 +108,11 @@ abstract contract NodeStakes is JobEscrow, IStaking {
     }
 
     function _addStake(uint256 amount) private {
-        StakeLocks.Stake memory held = _stakeNow(msg.sender);
-        held.staked = (held.staked + amount).toUint80();
-        _stakes[msg.sender] = held.pack();
-        emit Staked(msg.sender, amount, held.staked);
+        Registration storage registration = _registrations[msg.sender];
+        Stake held = _stakeNow(registration);
+        uint256 sum = amount + held.staked();
+        registration.stake = held.withStaked(sum.toUint80());
+        emit Staked(msg.sender, amount, sum);
         _pull(amount);
     }
 }

@@ -3,7 +3,7 @@ pragma solidity 0.8.37;
 
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {Shares} from "../libraries/Shares.sol";
-import {Slots} from "../libraries/Slots.sol";
+import {Cell, Line} from "../libraries/Slots.sol";
 import {Recording} from "./Recording.sol";
 
 /// @title Closing epochs and paying shares.
@@ -14,17 +14,14 @@ abstract contract Payments is Recording {
 
     uint256 private constant MOST_PAYEES = 250;
 
-    /// @dev What vouchers did to a node in a job.
-    /// @param advance Paid or pending beyond `earned`; later shares make it good.
-    struct Promises {
-        uint96 advance;
-        uint96 voided;
-        uint40 releaseAt;
-        bool isBarred;
-        uint96 pending;
+    /// @dev A closed epoch whose shares are being paid.
+    struct Payday {
+        bytes32 job;
+        uint32 epoch;
+        bool isFinal;
+        uint16 period;
+        Epoch closed;
     }
-
-    mapping(bytes32 job => mapping(address node => Promises)) internal _promises;
 
     function closeEpoch(bytes32 job, uint32 epoch) external returns (uint256 pool) {
         JobRecord storage record = _opened(job);
@@ -34,7 +31,7 @@ abstract contract Payments is Recording {
             if (held.openedAt == 0) revert NotCoordinator(msg.sender);
             _requireReached(uint256(held.openedAt) + UNBONDING);
         }
-        held.pool = Shares.pool(record.unitPrice, held.totalScore, record.hot.free);
+        held.pool = Shares.pool(record.unitPrice, held.totalScore, record.purse.free());
         held.closedAt = block.timestamp.toUint32();
         _setEpoch(job, epoch, held);
         _reserve(job, held.pool);
@@ -48,28 +45,36 @@ abstract contract Payments is Recording {
         returns (uint256 total)
     {
         if (nodes.length > MOST_PAYEES) revert TooManyNodes(nodes.length, MOST_PAYEES);
-        Epoch memory closed = _closed(job, epoch);
-        bool isFinal = _isFinal(closed);
-        if (!isFinal && paused()) revert TooEarly(uint256(closed.closedAt) + CHALLENGE_WINDOW);
+        Payday memory day = _payday(job, epoch);
+        if (!day.isFinal && paused()) revert TooEarly(uint256(day.closed.closedAt) + CHALLENGE_WINDOW);
+        mapping(address node => Share) storage shares = _shares[job][epoch];
+        mapping(address node => NodeInJob) storage members = _members[job];
+        uint256[] memory amounts = new uint256[](nodes.length);
         uint256 madeGood;
         for (uint256 i = 0; i < nodes.length; ++i) {
-            (uint256 paid, uint256 returned) = _settle(job, epoch, nodes[i], closed, isFinal);
-            total += paid;
-            madeGood += returned;
+            address node = nodes[i];
+            (uint256 paid, uint256 returned) = _settle(day, shares[node], members[node], node);
+            unchecked {
+                total += paid; // At most 250 of 96 bits.
+                madeGood += returned;
+            }
+            amounts[i] = paid;
         }
         _release(job, madeGood);
+        emit SharesPaid(job, epoch, day.isFinal, nodes, amounts);
     }
 
     function sweepDust(bytes32 job, uint32 epoch, address[] calldata nodes) external returns (uint256 dust) {
         Epoch memory closed = _closed(job, epoch);
         if (closed.swept) revert AlreadySwept();
+        mapping(address node => Share) storage recorded = _shares[job][epoch];
         uint256 score;
         uint256 shares;
         address last;
         for (uint256 i = 0; i < nodes.length; ++i) {
             if (nodes[i] <= last) revert NotAscending(nodes[i]);
             last = nodes[i];
-            uint80 one = _cell(job, epoch, last).score;
+            uint80 one = recorded[last].cell.score();
             score += one;
             shares += Shares.share(closed.pool, one, closed.totalScore);
         }
@@ -86,8 +91,8 @@ abstract contract Payments is Recording {
     }
 
     function getContribution(bytes32 job, uint32 epoch, address node) external view returns (Contribution memory) {
-        Slots.Cell memory cell = _cell(job, epoch, node);
-        return Contribution(cell.state, cell.receipts, cell.score, _reward(job, epoch, node), cell.paid);
+        Cell cell = _shares[job][epoch][node].cell;
+        return Contribution(cell.state(), cell.receipts(), cell.score(), _reward(job, epoch, node), cell.paid());
     }
 
     function getEpoch(bytes32 job, uint32 epoch) external view returns (Epoch memory) {
@@ -95,13 +100,13 @@ abstract contract Payments is Recording {
     }
 
     function getAccount(bytes32 job, address node) public view returns (Account memory) {
-        Slots.Line memory line = _line(job, node);
-        Promises memory promises = _promises[job][node];
+        Line line = _members[job][node].line;
+        Promises memory promises = _members[job][node].promises;
         return Account({
-            counted: line.counted,
-            samples: line.samples,
-            earned: line.earned,
-            paid: line.earned + promises.advance - promises.pending,
+            counted: line.counted(),
+            samples: line.samples(),
+            earned: line.earned(),
+            paid: line.earned() + promises.advance - promises.pending,
             pending: promises.pending,
             releaseAt: promises.releaseAt,
             voided: promises.voided,
@@ -113,8 +118,8 @@ abstract contract Payments is Recording {
         Registration storage registration = _registrations[node];
         metrics.id = registration.id;
         metrics.meta = registration.meta;
-        metrics.staked = _stakeNow(node).staked;
-        metrics.locked = _lockedOf(node).toUint96();
+        metrics.staked = _stakeNow(registration).staked();
+        metrics.locked = _stakeNow(registration).locked().toUint96();
         metrics.credit = _creditOf(node);
         for (uint256 i = 0; i < jobs.length; ++i) {
             Account memory account = getAccount(jobs[i], node);
@@ -136,40 +141,39 @@ abstract contract Payments is Recording {
         return block.timestamp >= uint256(closed.closedAt) + CHALLENGE_WINDOW;
     }
 
+    function _payday(bytes32 job, uint32 epoch) private view returns (Payday memory) {
+        Epoch memory closed = _closed(job, epoch);
+        bool isFinal = _isFinal(closed);
+        return Payday(job, epoch, isFinal, isFinal ? 0 : _stakePeriod(), closed);
+    }
+
     /// @dev Pay one share where that can be done now. State first, the transfer last.
     /// @return paid What the node got.
     /// @return returned What an advance had paid already: the job's again.
-    function _settle(bytes32 job, uint32 epoch, address node, Epoch memory closed, bool isFinal)
+    function _settle(Payday memory day, Share storage share, NodeInJob storage member, address node)
         private
         returns (uint256 paid, uint256 returned)
     {
-        Slots.Cell memory cell = _cell(job, epoch, node);
-        if (cell.state != ShareState.DUE) return (0, 0);
-        Slots.Line memory line = _line(job, node);
-        uint96 reward = Shares.share(closed.pool, cell.score, closed.totalScore);
-        uint96 advance = line.hasAdvance ? _promises[job][node].advance : 0;
-        uint96 used = advance < reward ? advance : reward;
-        cell.paid = reward - used;
-        if (!isFinal) {
-            if (!_tryLock(node, cell.paid)) return (0, 0);
-            cell.paidIn = _stakePeriod();
+        Cell cell = share.cell;
+        if (!cell.isDue()) return (0, 0);
+        Line line = member.line;
+        uint256 reward = Shares.share(day.closed.pool, cell.score(), day.closed.totalScore);
+        uint256 advance = line.hasAdvance() ? member.promises.advance : 0;
+        returned = advance < reward ? advance : reward;
+        uint256 earned;
+        unchecked {
+            paid = reward - returned; // At most the reward.
+            earned = line.earned() + reward; // 96 bits each.
         }
-        cell.state = ShareState.PAID;
-        _setCell(job, epoch, node, cell);
-        line.earned += reward;
-        if (used != 0) {
-            _promises[job][node].advance = advance - used;
-            line.hasAdvance = advance != used;
-        }
-        _setLine(job, node, line);
-        emit NodePaid(job, node, epoch, cell.paid, isFinal);
-        _push(node, cell.paid);
-        return (cell.paid, used);
+        if (!day.isFinal && !_tryLock(node, paid, day.period)) return (0, 0);
+        share.cell = cell.settled(ShareState.PAID, paid, day.period);
+        member.line = line.withEarned(earned, advance != returned);
+        if (returned != 0) member.promises.advance = (advance - returned).toUint96();
+        _push(node, paid);
     }
 
     function _reward(bytes32 job, uint32 epoch, address node) private view returns (uint96) {
-        Epoch memory held = _epoch(job, epoch);
-        if (held.closedAt == 0) return 0;
-        return Shares.share(held.pool, _cell(job, epoch, node).score, held.totalScore);
+        Epoch memory held = _epoch(job, epoch); // Its pool is 0 while it is open.
+        return Shares.share(held.pool, _shares[job][epoch][node].cell.score(), held.totalScore);
     }
 }

@@ -5,7 +5,7 @@ import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {ITrainingLedger} from "../interfaces/ITrainingLedger.sol";
 import {Packed} from "../libraries/Packed.sol";
 import {Shares} from "../libraries/Shares.sol";
-import {Slots} from "../libraries/Slots.sol";
+import {Cell, Line, Slots} from "../libraries/Slots.sol";
 import {TypedData} from "../libraries/TypedData.sol";
 import {NodeStakes} from "./NodeStakes.sol";
 
@@ -13,13 +13,35 @@ import {NodeStakes} from "./NodeStakes.sol";
 /// @dev `counted` is the one guard: whatever records a receipt starts there and moves it.
 abstract contract Recording is NodeStakes, ITrainingLedger {
     using SafeCast for uint256;
-    using Slots for *;
+    using Slots for uint256;
+    using Slots for Epoch;
     using TypedData for Receipt;
+
+    /// @dev What vouchers did to a node in a job.
+    /// @param advance Paid or pending beyond `earned`; later shares make it good.
+    struct Promises {
+        uint96 advance;
+        uint96 voided;
+        uint40 releaseAt;
+        bool isBarred;
+        uint96 pending;
+    }
+
+    /// @dev A node in a job. Batches and most payments touch `line` alone.
+    struct NodeInJob {
+        Line line;
+        Promises promises;
+    }
+
+    /// @dev A node's share of an epoch. A struct of one field can be pointed to, and its slot is computed once.
+    struct Share {
+        Cell cell;
+    }
 
     mapping(bytes32 job => bytes32) public digestOf;
     mapping(bytes32 job => mapping(uint32 epoch => uint256 epoch_)) private _epochs;
-    mapping(bytes32 job => mapping(uint32 epoch => mapping(address node => uint256 cell))) private _cells;
-    mapping(bytes32 job => mapping(address node => uint256 line)) private _lines;
+    mapping(bytes32 job => mapping(uint32 epoch => mapping(address node => Share))) internal _shares;
+    mapping(bytes32 job => mapping(address node => NodeInJob)) internal _members;
 
     function submitContribution(
         Receipt calldata receipt,
@@ -33,12 +55,15 @@ abstract contract Recording is NodeStakes, ITrainingLedger {
         if (epoch > receipt.epoch && _epoch(receipt.job, receipt.epoch).closedAt == 0) {
             revert EpochIsOpen(receipt.epoch);
         }
-        uint48 counted = _line(receipt.job, receipt.node).counted;
+        NodeInJob storage member = _members[receipt.job][receipt.node];
+        Line line = member.line;
+        uint48 counted = line.counted();
         if (receipt.sequence != counted) revert NotNext(counted, receipt.sequence);
         _requireSigned(receipt.node, receipt.contribution, nodeSignature);
         _requireSigned(record.coordinator, receipt.hash(), coordinatorSignature);
         uint80 score = (uint256(receipt.samples) * receipt.qualityBps).toUint80();
-        _record(receipt.job, epoch, NodeTotals(receipt.node, counted, 1, receipt.samples, score));
+        NodeTotals memory totals = NodeTotals(receipt.node, counted, 1, receipt.samples, score);
+        _record(_shares[receipt.job][epoch][receipt.node], member, line, totals);
         _raiseTotal(receipt.job, epoch, score);
         emit ContributionForced(receipt.job, receipt.node, epoch, counted, score);
     }
@@ -48,18 +73,14 @@ abstract contract Recording is NodeStakes, ITrainingLedger {
         whenNotPaused
     {
         _takeSequence(job, seq);
+        mapping(address node => Share) storage shares = _shares[job][epoch];
+        mapping(address node => NodeInJob) storage members = _members[job];
         uint256 score;
         uint256 offset;
         while (offset < packed.length) {
             NodeTotals memory totals;
-            uint256 counted;
-            (totals, counted, offset) = _unpacked(job, packed, offset);
-            if (totals.firstSequence != counted) {
-                emit NodeSkipped(job, totals.node, seq, totals.firstSequence, counted);
-            } else if (totals.receipts != 0) {
-                _record(job, epoch, totals);
-                score += totals.score;
-            }
+            (totals, offset) = _unpacked(members, packed, offset);
+            score += _recordNext(shares, members, job, seq, totals);
         }
         _raiseTotal(job, epoch, score);
         _advanceDigest(job, epoch, seq, root, keccak256(packed));
@@ -70,18 +91,17 @@ abstract contract Recording is NodeStakes, ITrainingLedger {
         whenNotPaused
     {
         _takeSequence(job, seq);
+        mapping(address node => Share) storage shares = _shares[job][epoch];
+        mapping(address node => NodeInJob) storage members = _members[job];
         uint256 score;
         for (uint256 i = 0; i < totals.length; ++i) {
             NodeTotals memory one = totals[i];
-            if (one.receipts == 0 || one.score > uint256(one.samples) * Shares.FULL_QUALITY_BPS) {
-                revert BadTotals(one.node);
-            }
-            uint256 counted = _line(job, one.node).counted;
-            if (one.firstSequence != counted) {
-                emit NodeSkipped(job, one.node, seq, one.firstSequence, counted);
-            } else {
-                _record(job, epoch, one);
-                score += one.score;
+            unchecked {
+                // 64 and 14 bits; scores of 80 bits, and fewer than 2^32 of them.
+                if (one.receipts == 0 || one.score > uint256(one.samples) * Shares.FULL_QUALITY_BPS) {
+                    revert BadTotals(one.node);
+                }
+                score += _recordNext(shares, members, job, seq, one);
             }
         }
         _raiseTotal(job, epoch, score);
@@ -89,14 +109,14 @@ abstract contract Recording is NodeStakes, ITrainingLedger {
     }
 
     /// @dev Read one node's part of a packed batch, passing over receipts that are recorded already.
-    function _unpacked(bytes32 job, bytes calldata packed, uint256 offset)
+    function _unpacked(mapping(address node => NodeInJob) storage members, bytes calldata packed, uint256 offset)
         private
         view
-        returns (NodeTotals memory totals, uint256 counted, uint256 next)
+        returns (NodeTotals memory totals, uint256 next)
     {
         uint256 given;
         (totals.node, totals.firstSequence, given) = Packed.head(packed, offset);
-        counted = _line(job, totals.node).counted;
+        uint256 counted = members[totals.node].line.counted();
         uint256 first = offset + Packed.HEAD_BYTES;
         next = first + given * Packed.RECEIPT_BYTES;
         if (given == 0 || next > packed.length) revert BadPacking(offset);
@@ -121,33 +141,30 @@ abstract contract Recording is NodeStakes, ITrainingLedger {
         _epochs[job][epoch] = held.pack();
     }
 
-    function _cell(bytes32 job, uint32 epoch, address node) internal view returns (Slots.Cell memory) {
-        return _cells[job][epoch][node].toCell();
+    /// @dev Record a node's part of a batch where it starts at `counted`, and skip it where it does not.
+    /// @return What the epoch's score rises by.
+    function _recordNext(
+        mapping(address node => Share) storage shares,
+        mapping(address node => NodeInJob) storage members,
+        bytes32 job,
+        uint32 seq,
+        NodeTotals memory totals
+    ) private returns (uint256) {
+        NodeInJob storage member = members[totals.node];
+        Line line = member.line;
+        if (totals.firstSequence != line.counted()) {
+            emit NodeSkipped(job, totals.node, seq, totals.firstSequence, line.counted());
+            return 0;
+        }
+        if (totals.receipts == 0) return 0;
+        _record(shares[totals.node], member, line, totals);
+        return totals.score;
     }
 
-    function _setCell(bytes32 job, uint32 epoch, address node, Slots.Cell memory held) internal {
-        _cells[job][epoch][node] = held.pack();
-    }
-
-    function _line(bytes32 job, address node) internal view returns (Slots.Line memory) {
-        return _lines[job][node].toLine();
-    }
-
-    function _setLine(bytes32 job, address node, Slots.Line memory held) internal {
-        _lines[job][node] = held.pack();
-    }
-
-    /// @dev Record receipts of one node that start at `counted`.
-    function _record(bytes32 job, uint32 epoch, NodeTotals memory totals) private {
-        Slots.Cell memory cell = _cell(job, epoch, totals.node);
-        cell.score += totals.score;
-        cell.receipts += totals.receipts;
-        cell.state = ShareState.DUE;
-        _setCell(job, epoch, totals.node, cell);
-        Slots.Line memory line = _line(job, totals.node);
-        line.counted += totals.receipts;
-        line.samples += totals.samples;
-        _setLine(job, totals.node, line);
+    /// @dev Record receipts of one node that start at what its `line` has counted.
+    function _record(Share storage share, NodeInJob storage member, Line line, NodeTotals memory totals) private {
+        share.cell = share.cell.plus(totals);
+        member.line = line.plus(totals);
     }
 
     /// @dev Every record ends here: an epoch that is closed takes nothing more.
@@ -155,7 +172,8 @@ abstract contract Recording is NodeStakes, ITrainingLedger {
         Epoch memory held = _epoch(job, epoch);
         if (held.closedAt != 0) revert EpochIsClosed(epoch);
         if (held.openedAt == 0) held.openedAt = block.timestamp.toUint32();
-        held.totalScore = (held.totalScore + score).toUint88();
+        uint256 total = score + held.totalScore;
+        held.totalScore = total.toUint88();
         _setEpoch(job, epoch, held);
     }
 

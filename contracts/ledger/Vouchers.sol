@@ -2,7 +2,7 @@
 pragma solidity 0.8.37;
 
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
-import {Slots} from "../libraries/Slots.sol";
+import {Line} from "../libraries/Slots.sol";
 import {TypedData} from "../libraries/TypedData.sol";
 import {Payments} from "./Payments.sol";
 
@@ -19,13 +19,14 @@ abstract contract Vouchers is Payments {
         (bytes32 job, address node) = (voucher.job, voucher.node);
         if (msg.sender != node) revert NotNode();
         JobRecord storage record = _opened(job);
-        Promises memory promises = _promises[job][node];
+        NodeInJob storage member = _members[job][node];
+        Promises memory promises = member.promises;
         if (promises.isBarred) revert NodeIsBarred();
         if (promises.pending != 0) revert ClaimPending(promises.releaseAt);
         _requireSigned(record.coordinator, voucher.hash(), coordinatorSignature);
 
-        Slots.Line memory line = _line(job, node);
-        uint256 had = uint256(line.earned) + promises.advance + promises.voided;
+        Line line = member.line;
+        uint256 had = uint256(line.earned()) + promises.advance + promises.voided;
         if (voucher.amount <= had) revert NothingDue();
         amount = voucher.amount - had;
         uint96 spendable = _spendable(record);
@@ -35,14 +36,13 @@ abstract contract Vouchers is Payments {
         uint96 due = amount.toUint96();
         _reserve(job, due);
         promises.advance += due;
-        line.hasAdvance = true;
-        _setLine(job, node, line);
-        bool isAtOnce = !paused() && _tryLock(node, due);
+        member.line = line.withEarned(line.earned(), true);
+        bool isAtOnce = !paused() && _tryLock(node, due, _stakePeriod());
         if (!isAtOnce) {
             promises.pending = due;
             promises.releaseAt = _after(CHALLENGE_WINDOW);
         }
-        _promises[job][node] = promises;
+        member.promises = promises;
         emit VoucherRedeemed(job, node, due, promises.releaseAt);
         if (isAtOnce) {
             emit VoucherPaid(job, node, due);
@@ -51,7 +51,7 @@ abstract contract Vouchers is Payments {
     }
 
     function releaseVoucher(bytes32 job, address node) external nonReentrant {
-        Promises storage promises = _promises[job][node];
+        Promises storage promises = _members[job][node].promises;
         uint96 amount = promises.pending;
         if (amount == 0) revert NothingDue();
         _requireReached(promises.releaseAt);

@@ -5,20 +5,20 @@ import {ITrainingLedger} from "../interfaces/ITrainingLedger.sol";
 import {Shares} from "./Shares.sol";
 
 /// @title The bytes of batches.
-/// @dev The only assembly of the ledger. Callers have checked that what is read lies inside the call data.
+/// @dev The only assembly of the ledger. Callers check that what is read lies inside the call data, a head by where the
+/// receipts after it would end.
 library Packed {
     uint256 internal constant HEAD_BYTES = 28;
     uint256 internal constant RECEIPT_BYTES = 16;
 
     error QualityAboveFull(uint256 qualityBps);
 
-    /// @notice One node's head: `address[20] firstSequence[6] receipts[2]`. Zero receipts where the bytes end before it.
+    /// @notice One node's head: `address[20] firstSequence[6] receipts[2]`.
     function head(bytes calldata packed, uint256 offset)
         internal
         pure
         returns (address node, uint48 firstSequence, uint256 receipts)
     {
-        if (packed.length < offset + HEAD_BYTES) return (address(0), 0, 0);
         uint256 word;
         assembly ("memory-safe") {
             word := calldataload(add(packed.offset, offset))
@@ -29,8 +29,7 @@ library Packed {
     }
 
     /// @notice Sums over the receipts `round[4] samples[4] qualityBps[2] contribution[6]` in [from, to).
-    /// @dev At most 65,535 receipts of 32 and 14 bits: the sums do not overflow. In Solidity a receipt costs 290 gas here
-    /// instead of 110.
+    /// @dev At most 65,535 receipts of 32 and 14 bits: the sums do not overflow.
     function sums(bytes calldata packed, uint256 from, uint256 to) internal pure returns (uint64 samples, uint80 score) {
         uint256 highest;
         assembly ("memory-safe") {

@@ -14,10 +14,12 @@ library Shares {
         return worth < free ? uint96(worth) : free; // Smaller than 96 bits by the comparison.
     }
 
-    /// @notice A score's share of a pool. The shares of all scores never exceed the pool.
-    function share(uint96 pool_, uint80 score, uint88 totalScore) internal pure returns (uint96) {
+    /// @notice A score's share of a pool: 96, 80 and 88 bits. The shares of all scores never exceed the pool.
+    function share(uint256 pool_, uint256 score, uint256 totalScore) internal pure returns (uint96) {
         if (score == 0) return 0;
-        // forge-lint: disable-next-line(unsafe-typecast)
-        return uint96(uint256(pool_) * score / totalScore); // At most the pool, since score <= totalScore.
+        unchecked {
+            // forge-lint: disable-next-line(unsafe-typecast)
+            return uint96(pool_ * score / totalScore); // 96 and 80 bits; at most the pool, as score <= totalScore.
+        }
     }
 }

@@ -3,52 +3,103 @@ pragma solidity 0.8.37;
 
 import {ITrainingLedger} from "../interfaces/ITrainingLedger.sol";
 
+/// @notice A node's share of an epoch, from the lowest bit: `score[80] receipts[32] state[8] paidIn[16] paid[96]`. `paidIn` is
+/// the stake's period in which it was paid, where that was inside the window.
+type Cell is uint256;
+
+/// @notice A node in a job, from the lowest bit: `counted[48] samples[64] earned[96] hasAdvance[1]`. `hasAdvance` tells whether
+/// its `Promises` hold an advance: most never do, and need not be read.
+type Line is uint256;
+
+using Slots for Cell global;
+using Slots for Line global;
+
 /// @title The ledger's records, each in one storage slot.
-/// @dev Packed by hand: the compiler writes a struct's fields one by one, which costs 200 gas for each field after the first,
-/// and that for every node of every batch and payment.
+/// @dev Words with accessors: the compiler writes a struct's fields one by one, which costs 200 gas for each field after the
+/// first, and that for every node of every batch and payment. Sums are checked to fit their fields; what is only moved about
+/// is as wide as a word, since narrower types are masked at every step.
 library Slots {
-    /// @notice A node's share of an epoch.
-    /// @param paidIn The stake's period in which it was paid, where that was inside the window.
-    struct Cell {
-        uint80 score;
-        uint32 receipts;
-        ITrainingLedger.ShareState state;
-        uint16 paidIn;
-        uint96 paid;
+    uint256 private constant DUE = uint256(ITrainingLedger.ShareState.DUE);
+    uint256 private constant RECORDED = type(uint112).max; // The bits that batches write, of a cell and of a line.
+
+    error FieldIsFull();
+
+    function score(Cell self) internal pure returns (uint80) {
+        return uint80(Cell.unwrap(self));
     }
 
-    /// @notice A node in a job.
-    /// @param hasAdvance Whether its `Promises` hold an advance: most never do, and need not be read.
-    struct Line {
-        uint48 counted;
-        uint64 samples;
-        uint96 earned;
-        bool hasAdvance;
+    function receipts(Cell self) internal pure returns (uint32) {
+        return uint32(Cell.unwrap(self) >> 80);
     }
 
-    function toCell(uint256 word) internal pure returns (Cell memory cell) {
-        cell.score = uint80(word);
-        cell.receipts = uint32(word >> 80);
-        cell.state = ITrainingLedger.ShareState(uint8(word >> 112));
-        cell.paidIn = uint16(word >> 120);
-        cell.paid = uint96(word >> 136);
+    function state(Cell self) internal pure returns (ITrainingLedger.ShareState) {
+        return ITrainingLedger.ShareState(uint8(Cell.unwrap(self) >> 112));
     }
 
-    function pack(Cell memory cell) internal pure returns (uint256) {
-        return uint256(cell.score) | uint256(cell.receipts) << 80 | uint256(cell.state) << 112
-            | uint256(cell.paidIn) << 120 | uint256(cell.paid) << 136;
+    function isDue(Cell self) internal pure returns (bool) {
+        return uint8(Cell.unwrap(self) >> 112) == DUE;
     }
 
-    function toLine(uint256 word) internal pure returns (Line memory line) {
-        line.counted = uint48(word);
-        line.samples = uint64(word >> 48);
-        line.earned = uint96(word >> 112);
-        line.hasAdvance = word >> 208 != 0;
+    function paidIn(Cell self) internal pure returns (uint16) {
+        return uint16(Cell.unwrap(self) >> 120);
     }
 
-    function pack(Line memory line) internal pure returns (uint256) {
-        return uint256(line.counted) | uint256(line.samples) << 48 | uint256(line.earned) << 112
-            | (line.hasAdvance ? 1 << 208 : 0);
+    function paid(Cell self) internal pure returns (uint96) {
+        return uint96(Cell.unwrap(self) >> 136);
+    }
+
+    /// @notice The share with more receipts in it. Its epoch is open, so nothing of it is paid.
+    function plus(Cell self, ITrainingLedger.NodeTotals memory totals) internal pure returns (Cell) {
+        unchecked {
+            // A score is at most 10,000 times its samples, whose sum fits 64 bits or `Line` refuses it: 80 bits are enough.
+            uint256 sum = uint256(self.score()) + totals.score;
+            uint256 count = uint256(self.receipts()) + totals.receipts; // 32 bits each.
+            if (count >> 32 != 0) revert FieldIsFull();
+            return Cell.wrap(sum | count << 80 | DUE << 112);
+        }
+    }
+
+    /// @notice The share once it is paid or void.
+    /// @param amount Of 96 bits.
+    /// @param period Of 16 bits.
+    function settled(Cell self, ITrainingLedger.ShareState now_, uint256 amount, uint256 period)
+        internal
+        pure
+        returns (Cell)
+    {
+        return Cell.wrap(Cell.unwrap(self) & RECORDED | uint256(now_) << 112 | period << 120 | amount << 136);
+    }
+
+    function counted(Line self) internal pure returns (uint48) {
+        return uint48(Line.unwrap(self));
+    }
+
+    function samples(Line self) internal pure returns (uint64) {
+        return uint64(Line.unwrap(self) >> 48);
+    }
+
+    function earned(Line self) internal pure returns (uint96) {
+        return uint96(Line.unwrap(self) >> 112);
+    }
+
+    function hasAdvance(Line self) internal pure returns (bool) {
+        return Line.unwrap(self) >> 208 != 0;
+    }
+
+    /// @notice The node with more receipts counted.
+    function plus(Line self, ITrainingLedger.NodeTotals memory totals) internal pure returns (Line) {
+        unchecked {
+            uint256 count = uint256(self.counted()) + totals.receipts; // 48 and 32 bits, 64 bits each.
+            uint256 sum = uint256(self.samples()) + totals.samples;
+            if (count >> 48 | sum >> 64 != 0) revert FieldIsFull();
+            return Line.wrap(Line.unwrap(self) >> 112 << 112 | sum << 48 | count);
+        }
+    }
+
+    /// @notice The node with another sum of settled shares.
+    function withEarned(Line self, uint256 sum, bool isAdvanced) internal pure returns (Line) {
+        if (sum >> 96 != 0) revert FieldIsFull();
+        return Line.wrap(Line.unwrap(self) & RECORDED | sum << 112 | (isAdvanced ? 1 << 208 : 0));
     }
 
     function toEpoch(uint256 word) internal pure returns (ITrainingLedger.Epoch memory epoch) {

@@ -116,6 +116,18 @@ contract DisputesTest is World {
         vm.assertEq(token.balanceOf(TREASURY), 100);
     }
 
+    function test_a_small_penalty_leaves_the_rest_of_the_stake() public {
+        register(node, 100);
+        vm.prank(node);
+        ledger.unstake(60);
+        work(0, node, 10);
+        close(0);
+        void(0, node, 30);
+        (uint256 staked,, uint256 unbonding,) = ledger.stakeOf(node);
+        assert(staked == 10 && unbonding == 60);
+        vm.assertEq(token.balanceOf(TREASURY), 30);
+    }
+
     function test_an_advance_that_a_voided_share_made_good_is_owed_again() public {
         register(node, 100_000);
         redeem(node, 1_000);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
+import {IMerkleLedger} from "../interfaces/IMerkleLedger.sol";
 import {ISettlement} from "../interfaces/ISettlement.sol";
 import {ITrainingLedger} from "../interfaces/ITrainingLedger.sol";
 import {Wallet, WrongToken} from "./harness/Tokens.sol";
@@ -150,6 +151,28 @@ contract HostileTest is World {
         vm.prank(coordinator);
         ledger.withdrawBond();
         vm.assertEq(wrong.answer(), ENTERED);
+    }
+
+    /// @dev Both ways to claim, called while the token calls back from the other one.
+    function test_claims_guard_each_other() public {
+        IMerkleLedger merkle = merkleLedger();
+        (address[] memory nodes, uint96[] memory amounts) = (only(node), new uint96[](1));
+        bytes32[] memory none = new bytes32[](0);
+        bytes32[2] memory roots = [leafOf(merkle, node, 100), leafOf(merkle, node, 250)];
+        for (uint32 i = 0; i < 2; ++i) {
+            vm.prank(coordinator);
+            merkle.postRoot(job, i, roots[i], i == 0 ? 100 : 250);
+        }
+        vm.warp(block.timestamp + WINDOW);
+        amounts[0] = 250;
+        bytes memory many = abi.encodeCall(merkle.claimMany, (job, 1, roots[1], nodes, amounts, none, new bool[](0)));
+        wrong.callBack(address(merkle), many);
+        vm.assertEq(merkle.claim(job, 0, roots[0], node, 100, none), 100);
+        assert(wrong.hasCalled() && wrong.answer() == ENTERED);
+        wrong.callBack(address(merkle), abi.encodeCall(merkle.claim, (job, 1, roots[1], node, 250, none)));
+        vm.assertEq(merkle.claimMany(job, 1, roots[1], nodes, amounts, none, new bool[](0)), 150);
+        assert(wrong.hasCalled() && wrong.answer() == ENTERED);
+        vm.assertEq(token.balanceOf(node), 250);
     }
 
     function test_wallets_that_are_contracts_sign() public {

@@ -12,23 +12,11 @@ contract MerkleTest is World {
 
     function setUp() public override {
         super.setUp();
-        merkle = IMerkleLedger(deployed("MerkleLedger", abi.encode(options())));
-        token.mint(coordinator, BOND);
-        vm.prank(coordinator);
-        token.approve(address(merkle), BOND);
-        vm.prank(coordinator);
-        merkle.postBond(BOND);
-        token.mint(OWNER, ESCROW);
-        vm.prank(OWNER);
-        token.approve(address(merkle), ESCROW);
-        vm.prank(OWNER);
-        merkle.openJob(SALT, terms(), ESCROW);
+        merkle = merkleLedger();
     }
 
     function leaf(address account, uint96 cumulative) private view returns (bytes32) {
-        return keccak256(
-            bytes.concat(keccak256(abi.encode(block.chainid, address(merkle), job, account, cumulative)))
-        );
+        return leafOf(merkle, account, cumulative);
     }
 
     function parent(bytes32 one, bytes32 another) private pure returns (bytes32) {
@@ -110,7 +98,9 @@ contract MerkleTest is World {
         vm.expectEmit(address(merkle));
         emit IMerkleLedger.Claimed(job, node, 300, 300);
         vm.assertEq(merkle.claim(job, 0, made, node, 300, proof), 300);
+        vm.recordLogs();
         vm.assertEq(merkle.claim(job, 0, made, node, 300, proof), 0);
+        vm.assertEq(vm.getRecordedLogs().length, 0);
         vm.assertEq(token.balanceOf(node), 300);
         vm.assertEq(merkle.claimedOf(job, node), 300);
 
@@ -177,6 +167,19 @@ contract MerkleTest is World {
         post(0, "zero", 100);
         vm.expectRevert(abi.encodeWithSignature("NoQuorum(uint256,uint256)", 0, 2));
         merkle.disableRoot(job, 0, "zero", "why", new bytes[](0));
+    }
+
+    function test_what_may_be_claimed_follows_the_roots_that_stand() public {
+        (bytes32 made, bytes32[] memory proof, bytes32[] memory otherProof) = rooted(300, 500);
+        post(0, made, 400);
+        vm.warp(block.timestamp + 10);
+        post(1, "more", 450);
+        disable(1, "more");
+        post(2, "no more", 400);
+        vm.warp(block.timestamp + WINDOW);
+        merkle.claim(job, 0, made, node, 300, proof);
+        vm.expectRevert(abi.encodeWithSelector(IMerkleLedger.RootOverdrawn.selector, 100, 500));
+        merkle.claim(job, 0, made, other, 500, otherProof);
     }
 
     function test_a_root_that_promises_more_than_its_total_empties_its_own_reserve_only() public {

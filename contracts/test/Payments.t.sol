@@ -4,6 +4,7 @@ pragma solidity 0.8.37;
 import {ISettlement} from "../interfaces/ISettlement.sol";
 import {ITrainingLedger} from "../interfaces/ITrainingLedger.sol";
 import {Shares} from "../libraries/Shares.sol";
+import {Slots} from "../libraries/Slots.sol";
 import {World} from "./harness/World.sol";
 
 /// @dev Closing epochs, paying shares, dust.
@@ -178,6 +179,25 @@ contract PaymentsTest is World {
         ledger.sweepDust(job, 1, both);
         vm.warp(block.timestamp + WINDOW);
         vm.assertEq(ledger.distributePayments(job, 0, both), 2_098);
+    }
+
+    function test_a_node_that_has_earned_96_bits_in_a_job_is_paid_no_more() public {
+        ISettlement.JobTerms memory wanted = terms();
+        (wanted.unitPrice, wanted.spendLimit) = (type(uint128).max, type(uint96).max);
+        give(OWNER, 1 << 96);
+        vm.prank(OWNER);
+        job = ledger.openJob("rich", wanted, type(uint96).max);
+        work(0, node, 1);
+        close(0);
+        vm.warp(block.timestamp + WINDOW);
+        vm.assertEq(pay(0, node), type(uint96).max);
+        vm.prank(OWNER);
+        ledger.fund(job, 1);
+        work(1, node, 1);
+        vm.assertEq(close(1), 1);
+        vm.warp(block.timestamp + WINDOW);
+        vm.expectRevert(Slots.FieldIsFull.selector);
+        pay(1, node);
     }
 
     function test_metrics_sum_over_jobs() public {

@@ -4,6 +4,7 @@ pragma solidity 0.8.37;
 import {ISettlement} from "../interfaces/ISettlement.sol";
 import {ITrainingLedger} from "../interfaces/ITrainingLedger.sol";
 import {Packed} from "../libraries/Packed.sol";
+import {Slots} from "../libraries/Slots.sol";
 import {World} from "./harness/World.sol";
 
 /// @dev The three ways to record a receipt, and that none of them records one twice.
@@ -90,6 +91,17 @@ contract RecordingTest is World {
         submit(0, 0, totals(node, 0, 1, 1, 10_000));
     }
 
+    function test_more_than_the_books_can_hold_is_refused() public {
+        uint48 most = type(uint32).max;
+        submit(0, 0, totals(node, 0, type(uint32).max, 1, 1));
+        vm.expectRevert(Slots.FieldIsFull.selector);
+        submit(0, 1, totals(node, most, 1, 1, 1));
+        submit(1, 1, totals(node, most, 1, type(uint64).max - 1, 1));
+        vm.assertEq(ledger.getAccount(job, node).samples, type(uint64).max);
+        vm.expectRevert(Slots.FieldIsFull.selector);
+        submit(2, 2, totals(node, most + 1, 1, 1, 1));
+    }
+
     function test_a_packed_batch_is_summed_on_chain() public {
         bytes memory packed = bytes.concat(
             head(node, 0, 2), one(100, 10_000), one(50, 5_000), head(other, 0, 1), one(type(uint32).max, 9_999)
@@ -120,6 +132,8 @@ contract RecordingTest is World {
         vm.expectEmit(address(ledger));
         emit ITrainingLedger.NodeSkipped(job, node, 3, 4, 3);
         submit(0, 3, bytes.concat(head(node, 4, 1), one(1, 1)));
+        submit(9, 4, bytes.concat(head(node, 1, 2), one(1, 1), one(1, 1)));
+        assert(ledger.getContribution(job, 9, node).state == ITrainingLedger.ShareState.NONE);
         vm.assertEq(counted(node), 3);
         vm.assertEq(ledger.getEpoch(job, 0).totalScore, 18_007_000);
     }

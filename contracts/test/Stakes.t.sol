@@ -4,13 +4,11 @@ pragma solidity 0.8.37;
 import {ISettlement} from "../interfaces/ISettlement.sol";
 import {IStaking} from "../interfaces/IStaking.sol";
 import {ITrainingLedger} from "../interfaces/ITrainingLedger.sol";
-import {StakeLocks} from "../libraries/StakeLocks.sol";
+import {Stake, StakeLocks} from "../libraries/StakeLocks.sol";
 import {World} from "./harness/World.sol";
 
 /// @dev The register of nodes, stake, and what payments lock of it.
 contract StakesTest is World {
-    using StakeLocks for StakeLocks.Stake;
-
     function staked(address account) private view returns (uint256 held, uint256 locked) {
         (held, locked,,) = ledger.stakeOf(account);
     }
@@ -94,7 +92,7 @@ contract StakesTest is World {
         work(0, node, 7);
         close(0);
         vm.expectEmit(address(ledger));
-        emit ITrainingLedger.NodePaid(job, node, 0, 7 * PRICE, false);
+        emit ITrainingLedger.SharesPaid(job, 0, false, only(node), only(7 * PRICE));
         vm.assertEq(pay(0, node), 7 * PRICE);
         vm.assertEq(token.balanceOf(node), 7 * PRICE);
         (uint256 held, uint256 locked) = staked(node);
@@ -151,7 +149,7 @@ contract StakesTest is World {
         vm.assertEq(pay(0, node), 0);
         vm.warp(block.timestamp + 1);
         vm.expectEmit(address(ledger));
-        emit ITrainingLedger.NodePaid(job, node, 0, 11 * PRICE, true);
+        emit ITrainingLedger.SharesPaid(job, 0, true, only(node), only(11 * PRICE));
         vm.assertEq(pay(0, node), 11 * PRICE);
         (, uint256 locked) = staked(node);
         vm.assertEq(locked, 0);
@@ -159,7 +157,7 @@ contract StakesTest is World {
 
     /// forge-config: default.fuzz.runs = 200
     function test_locks_never_exceed_the_stake(uint80 amount, uint16 period, uint256[12] memory dice) public pure {
-        StakeLocks.Stake memory held = StakeLocks.Stake(amount, 0, 0, period);
+        Stake held = StakeLocks.packed(amount, 0, 0, period);
         for (uint256 i = 0; i < dice.length; ++i) {
             uint256 steps = dice[i] % 3;
             unchecked {
@@ -167,30 +165,30 @@ contract StakesTest is World {
             }
             uint256 before = held.locked();
             held = held.inPeriod(period);
-            vm.assertTrue(held.locked() <= before && held.period == period);
+            vm.assertTrue(held.locked() <= before && held.period() == period);
             if (steps == 0) vm.assertEq(held.locked(), before);
             uint256 wanted = (dice[i] >> 8) % (held.free() + 1);
-            uint80 recent = held.recent;
-            held.lock(wanted);
-            vm.assertEq(held.recent, recent + wanted);
-            vm.assertTrue(held.locked() <= held.staked);
+            uint80 recent = held.recent();
+            held = held.lock(wanted);
+            vm.assertEq(held.recent(), recent + wanted);
+            vm.assertTrue(held.locked() <= held.staked());
             if (dice[i] % 5 == 0 && wanted != 0) {
-                held.seize(uint80(wanted), period);
-                vm.assertEq(held.recent, recent);
+                held = held.seize(uint80(wanted), period);
+                vm.assertEq(held.recent(), recent);
             }
-            vm.assertEq(held.free() + held.locked(), held.staked);
+            vm.assertEq(held.free() + held.locked(), held.staked());
         }
     }
 
     function test_a_lock_of_the_period_before_is_seized_there() public pure {
-        StakeLocks.Stake memory held = StakeLocks.Stake(100, 0, 0, type(uint16).max);
-        held.lock(30);
+        Stake held = StakeLocks.packed(100, 0, 0, type(uint16).max);
+        held = held.lock(30);
         held = held.inPeriod(0);
-        held.lock(20);
-        assert(held.older == 30 && held.recent == 20 && held.period == 0);
-        held.seize(10, type(uint16).max);
-        assert(held.older == 20 && held.recent == 20 && held.staked == 90);
+        held = held.lock(20);
+        assert(held.older() == 30 && held.recent() == 20 && held.period() == 0);
+        held = held.seize(10, type(uint16).max);
+        assert(held.older() == 20 && held.recent() == 20 && held.staked() == 90);
         held = held.inPeriod(2);
-        assert(held.older == 0 && held.recent == 0);
+        assert(held.older() == 0 && held.recent() == 0);
     }
 }

@@ -3,6 +3,12 @@ pragma solidity 0.8.37;
 
 /// @dev The cheat codes that these tests use: forge-std is not on npm in a version that fits.
 interface Vm {
+    struct Log {
+        bytes32[] topics;
+        bytes data;
+        address emitter;
+    }
+
     function addr(uint256 key) external pure returns (address);
     function assertEq(uint256 left, uint256 right) external pure;
     function assertEq(address left, address right) external pure;
@@ -19,9 +25,11 @@ interface Vm {
     function expectRevert(bytes4 selector) external;
     function expectRevert(bytes calldata reason) external;
     function expectPartialRevert(bytes4 selector) external;
+    function getRecordedLogs() external returns (Log[] memory);
     function parseJsonBytes(string calldata json, string calldata key) external pure returns (bytes memory);
     function prank(address sender) external;
     function readFile(string calldata path) external view returns (string memory);
+    function recordLogs() external;
     function sign(uint256 key, bytes32 digest) external pure returns (uint8 v, bytes32 r, bytes32 s);
     function snapshotGasLastCall(string calldata group, string calldata name) external returns (uint256);
     function warp(uint256 timestamp) external;

@@ -3,6 +3,7 @@ pragma solidity 0.8.37;
 
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {IDisputes} from "../../interfaces/IDisputes.sol";
+import {IMerkleLedger} from "../../interfaces/IMerkleLedger.sol";
 import {ISettlement} from "../../interfaces/ISettlement.sol";
 import {ITrainingLedger} from "../../interfaces/ITrainingLedger.sol";
 import {TypedData} from "../../libraries/TypedData.sol";
@@ -78,6 +79,27 @@ abstract contract World is Cheats {
         job = ledger.openJob(SALT, terms(), ESCROW);
     }
 
+    /// @dev The other ledger, with the same job in it.
+    function merkleLedger() internal returns (IMerkleLedger merkle) {
+        merkle = IMerkleLedger(deployed("MerkleLedger", abi.encode(options())));
+        token.mint(coordinator, BOND);
+        vm.prank(coordinator);
+        token.approve(address(merkle), BOND);
+        vm.prank(coordinator);
+        merkle.postBond(BOND);
+        token.mint(OWNER, ESCROW);
+        vm.prank(OWNER);
+        token.approve(address(merkle), ESCROW);
+        vm.prank(OWNER);
+        merkle.openJob(SALT, terms(), ESCROW);
+    }
+
+    function leafOf(IMerkleLedger merkle, address account, uint96 cumulative) internal view returns (bytes32) {
+        return keccak256(
+            bytes.concat(keccak256(abi.encode(block.chainid, address(merkle), job, account, cumulative)))
+        );
+    }
+
     function options() internal view returns (LedgerOptions memory) {
         address[] memory arbiters = new address[](3);
         for (uint256 i = 0; i < 3; ++i) {
@@ -150,6 +172,11 @@ abstract contract World is Cheats {
     function only(address account) internal pure returns (address[] memory one) {
         one = new address[](1);
         one[0] = account;
+    }
+
+    function only(uint256 amount) internal pure returns (uint256[] memory one) {
+        one = new uint256[](1);
+        one[0] = amount;
     }
 
     function pair(address one, address another) internal pure returns (address[] memory two) {
