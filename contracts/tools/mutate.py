@@ -2,7 +2,8 @@
 
 Each mutant is one change on one line, compiled on its own without optimizer and run against the
 unit tests, and if it survives those, against the invariants. A mutant whose code is that of the
-original changes nothing and is left out.
+original changes nothing and is left out. One that changes the code and not what it does is
+explained in ``equivalent.json`` and counts as a survivor all the same.
 """
 
 import argparse
@@ -10,31 +11,35 @@ import json
 import os
 import random
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from queue import SimpleQueue
+from typing import NamedTuple
 
-from contracts.compile import ARTIFACTS, CONTRACTS, MODULES, ROOT, SETTINGS, sources
+from contracts.compile import ARTIFACTS, CONTRACTS, ROOT, sources
+from contracts.tools.compiler import Compiler
+from contracts.tools.forge import forge_test
 
-FORGE = next((MODULES / "@foundry-rs").glob("forge-*/bin/forge"), Path("forge"))
 WORK = ROOT / "build" / "contracts" / "mutants"
-# Three seconds a mutant instead of fourteen; the tests pass on what this makes of the original too.
-QUICK = {"evmVersion": SETTINGS["evmVersion"], "optimizer": {"enabled": False}}
+EQUIVALENT = CONTRACTS / "tools" / "equivalent.json"
 CHANGES = (
     (r" < ", " <= "), (r" <= ", " < "), (r" > ", " >= "), (r" >= ", " > "),
     (r" == ", " != "), (r" != ", " == "), (r" \+ ", " - "), (r" - ", " + "),
     (r" \+= ", " -= "), (r" -= ", " += "), (r" \* ", " / "), (r" / ", " * "), (r" && ", " || "),
-    (r" \|\| ", " && "), (r"\(!", "("), (r"= true;", "= false;"), (r"\? (\w+) :", "? 0 :"),
+    (r" \|\| ", " && "), (r" \| ", " & "), (r" << ", " >> "), (r" >> ", " << "), (r"\(!", "("),
+    (r"= true;", "= false;"), (r"\? (\w+) :", "? 0 :"),
     (r"if \((?!\!).*\) revert", "if (false) revert"), (r"if \(.*\) return", "if (false) return"),
     (r"\bnonReentrant\b", ""), (r"\bwhenNotPaused\b", ""), (r"\b10_000\b", "9_999"),
     (r"^\s+(_\w+|\w+\.lock)\(.*\);$", ""), (r"^\s+emit .*\);$", ""),
     (r"^\s+[\w.\[\]]+ [-+]?= .*;$", ""),
 )  # fmt: skip
 SURVIVED, KILLED, SAME, BROKEN = "survived", "killed", "same code", "does not compile"
+UNIT = ("--no-match-contract", "GasTest|InvariantsTest")
+RANDOM = ("--match-contract", "InvariantsTest")
 
 
 class Mutant(NamedTuple):
@@ -44,6 +49,11 @@ class Mutant(NamedTuple):
     line: int
     was: str
     now: str
+
+    @property
+    def name(self) -> str:
+        """Say which it is: lines move, what they hold stays."""
+        return f"{self.source}: {self.was.strip()} -> {self.now.strip()}"
 
 
 def mutants(texts: dict[str, str]) -> Iterator[Mutant]:
@@ -57,44 +67,24 @@ def mutants(texts: dict[str, str]) -> Iterator[Mutant]:
             for pattern, replacement in CHANGES:
                 for found in re.finditer(pattern, line):
                     changed = found.expand(replacement)
-                    yield Mutant(
-                        source, number, line, line[: found.start()] + changed + line[found.end() :]
-                    )
+                    now = line[: found.start()] + changed + line[found.end() :]
+                    if now != line:
+                        yield Mutant(source, number, line, now)
 
 
-def bytecode(texts: dict[str, str], name: str) -> str | None:
-    """Compile one contract with few optimizer steps; None where it does not compile."""
-    wanted = {f"{name}.sol": {name: ["evm.bytecode.object"]}}
-    request = {
-        "language": "Solidity",
-        "sources": {source: {"content": text} for source, text in texts.items()},
-        "settings": {**QUICK, "outputSelection": wanted},
-    }
-    command = [str(CONTRACTS / "tools" / "solc"), "--standard-json", "--base-path", str(MODULES)]
-    answer = subprocess.run(
-        command, input=json.dumps(request), capture_output=True, text=True, check=True
-    )
-    output: dict[str, Any] = json.loads(answer.stdout)
-    if any(error["severity"] == "error" for error in output.get("errors", [])):
-        return None
-    return "0x" + str(output["contracts"][f"{name}.sol"][name]["evm"]["bytecode"]["object"])
+def every_mutant(texts: dict[str, str]) -> list[Mutant]:
+    """Return each mutant once, in a fixed order."""
+    return list(dict.fromkeys(mutants(texts)))
 
 
 def passes(folder: Path, *choice: str) -> bool:
     """Whether forge's tests pass on the contracts of a folder."""
-    environment = {
-        **os.environ,
+    settings = {
         "HYPERGPU_ARTIFACTS": os.path.relpath(folder, CONTRACTS),
         "FOUNDRY_FUZZ_RUNS": "20",
         "FOUNDRY_INVARIANT_RUNS": "10",
     }
-    command = [str(FORGE), "test", "--offline", "--fail-fast", *choice]
-    return (
-        subprocess.run(
-            command, cwd=CONTRACTS, env=environment, capture_output=True, check=False
-        ).returncode
-        == 0
-    )
+    return forge_test("--fail-fast", *choice, **settings).returncode == 0
 
 
 def write(folder: Path, codes: dict[str, str]) -> None:
@@ -109,17 +99,21 @@ def write(folder: Path, codes: dict[str, str]) -> None:
 class Judge:
     """Tells what becomes of mutants, with what the original compiles to for comparison."""
 
-    def __init__(self, texts: dict[str, str]) -> None:
+    def __init__(self, texts: dict[str, str], compilers: list[Compiler]) -> None:
         """Compile the originals and see that they pass.
 
         Raises:
             RuntimeError: the tests fail without any mutant.
         """
         self._texts = texts
-        self._codes = {name: bytecode(texts, name) for name in ("TrainingLedger", "MerkleLedger")}
+        self._idle: SimpleQueue[Compiler] = SimpleQueue()
+        for compiler in compilers:
+            self._idle.put(compiler)
+        names = ("TrainingLedger", "MerkleLedger")
+        self._codes = {name: compilers[0].bytecode(texts, name) for name in names}
         folder = WORK / "original"
         write(folder, {name: code for name, code in self._codes.items() if code})
-        if not passes(folder, "--no-match-contract", "GasTest"):
+        if not (passes(folder, *UNIT) and passes(folder, *RANDOM)):
             raise RuntimeError(
                 "the tests fail on the contracts as they are. Fix: make contracts-test"
             )
@@ -130,14 +124,14 @@ class Judge:
         lines[mutant.line] = mutant.now
         texts = {**self._texts, mutant.source: "\n".join(lines) + "\n"}
         name = "MerkleLedger" if mutant.source == "MerkleLedger.sol" else "TrainingLedger"
-        code = bytecode(texts, name)
+        compiler = self._idle.get()
+        code = compiler.bytecode(texts, name)
+        self._idle.put(compiler)
         if code is None or code == self._codes[name]:
             return BROKEN if code is None else SAME
         folder = WORK / str(number)
         write(folder, {name: code})
-        if not passes(folder, "--no-match-contract", "GasTest|InvariantsTest"):
-            return KILLED
-        return SURVIVED if passes(folder, "--match-contract", "InvariantsTest") else KILLED
+        return SURVIVED if passes(folder, *UNIT) and passes(folder, *RANDOM) else KILLED
 
 
 class Score(NamedTuple):
@@ -147,33 +141,42 @@ class Score(NamedTuple):
     survivors: list[Mutant]
 
     @property
+    def judged(self) -> int:
+        """How many changed something and compiled."""
+        return self.fates[KILLED] + self.fates[SURVIVED]
+
+    @property
     def percent(self) -> float:
-        """Killed among those that changed something and compiled."""
-        judged = self.fates[KILLED] + self.fates[SURVIVED]
-        return 100 * self.fates[KILLED] / judged if judged else 100.0
+        """Killed among the judged."""
+        return 100 * self.fates[KILLED] / self.judged if self.judged else 100.0
 
 
 def score(sample: int = 0, seed: int = 1) -> Score:
-    """Judge ``sample`` mutants drawn by ``seed``, or all for 0: some five seconds of a core each.
+    """Judge ``sample`` mutants drawn by ``seed``, or all for 0: some two seconds of a core each.
 
     Raises:
         RuntimeError: the tests fail without any mutant.
     """
     texts = sources()
-    chosen = list(dict.fromkeys(mutants(texts)))
+    chosen = every_mutant(texts)
     if sample:
         chosen = random.Random(seed).sample(chosen, min(sample, len(chosen)))
-    judge = Judge(texts)
+    explained: dict[str, str] = json.loads(EQUIVALENT.read_bytes())
     fates: Counter[str] = Counter()
     survivors = []
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        judged = pool.map(judge.fate, range(len(chosen)), chosen)
+    workers = len(os.sched_getaffinity(0))
+    with ExitStack() as stack:
+        compilers = [stack.enter_context(Compiler()) for _ in range(workers)]
+        judge = Judge(texts, compilers)
+        judged = stack.enter_context(ThreadPoolExecutor(workers)).map(
+            judge.fate, range(len(chosen)), chosen
+        )
         for mutant, fate in zip(chosen, judged, strict=True):
             fates[fate] += 1
             if fate == SURVIVED:
                 survivors.append(mutant)
-                print(f"{mutant.source}:{mutant.line + 1} survived: {mutant.now.strip()}")
-                print(f"    it was: {mutant.was.strip()}", flush=True)
+                why = explained.get(mutant.name, "no test notices")
+                print(f"survived, {mutant.name}\n    line {mutant.line + 1}: {why}", flush=True)
     return Score(fates, survivors)
 
 
