@@ -13,6 +13,7 @@ from benchmarks.metering.rates import Amounts, Rates, rates
 from benchmarks.ours.metering.faults import Faults, Outcome, run_through
 from benchmarks.ours.metering.gas import naive, of_an_epoch
 from benchmarks.ours.metering.plan import Plan
+from benchmarks.ours.metering.training import Effort, Figures, training_figures
 from benchmarks.table import Table
 from coordinator.core.settlement.sealing import Metering
 from hypergpu.chain.local.anvil import AnvilOptions, running_anvil
@@ -28,6 +29,14 @@ class Sizes(NamedTuple):
     faults: Faults
     healthy_epochs: int
     amounts: Amounts
+    effort: Effort
+
+
+class Outcomes(NamedTuple):
+    """Of the runs that settle epoch after epoch."""
+
+    healthy: Outcome
+    faulty: Outcome
 
 
 QUICK = Sizes(
@@ -35,12 +44,14 @@ QUICK = Sizes(
     faults=Faults(8, 6, _SEED),
     healthy_epochs=20,
     amounts=Amounts(presigned_batches=150, end_to_end=60_000, one_by_one=2_400),
+    effort=Effort(submissions=200, pairs=2, rounds=25),
 )
 FULL = Sizes(
     receipts_through_faults=100_000,
     faults=Faults(50, 30, _SEED),
     healthy_epochs=120,
     amounts=Amounts(presigned_batches=600, end_to_end=200_000, one_by_one=6_000),
+    effort=Effort(submissions=1_000, pairs=5, rounds=40),
 )
 
 
@@ -52,12 +63,13 @@ def run(is_quick: bool) -> Table:
         healthy = _healthy(folder / "healthy", sizes)
         faulty = _faulty(folder / "faulty", sizes)
         speed = rates(folder / "speed", sizes.amounts)
+        training = training_figures(folder / "training", sizes.effort)
         gas = {
             "gas_aggregate": of_an_epoch(folder / "aggregate", Metering.BATCHED, 10_000),
             "gas_packed": of_an_epoch(folder / "packed", Metering.PACKED, 1_000),
             "gas_naive": naive(folder / "naive"),
         }
-    return _table(sizes, healthy, faulty, speed, gas)
+    return _table(sizes, Outcomes(healthy, faulty), speed, training, gas)
 
 
 def _healthy(folder: Path, sizes: Sizes) -> Outcome:
@@ -87,11 +99,12 @@ def _outcome(folder: Path, receipts_each: int, rounds: int, faults: Faults) -> O
 
 def _table(
     sizes: Sizes,
-    healthy: Outcome,
-    faulty: Outcome,
+    outcomes: Outcomes,
     speed: Rates,
+    training: Figures,
     gas: dict[str, float],
 ) -> Table:
+    healthy, faulty = outcomes
     errors = (*healthy.errors, *faulty.errors)
     times = healthy.times
     payment = {
@@ -108,6 +121,7 @@ def _table(
         *speed.rows,
         *([name, f"{used:,.1f}"] for name, used in gas.items()),
         *([name, f"{seconds:.2f}"] for name, seconds in payment.items()),
+        *training.rows,
     ]
     return Table(
         title="Receipts on Anvil, blocks of 30 M gas each second, 10 nodes",
@@ -118,6 +132,7 @@ def _table(
             **speed.metrics,
             **gas,
             **payment,
+            **training.metrics,
         },
         notes=(
             *errors[:5],
@@ -126,6 +141,7 @@ def _table(
             "their sums, 1,000 with each in the call data; the naive contract only records.",
             "Payments: against stake, in the window. From a receipt in the journal to the block",
             "that pays it, epochs of 1 s; final is 3 blocks deep.",
+            *training.notes,
             f"Load when it ended: {os.getloadavg()[0]:.1f} over {os.cpu_count()} cores.",
         ),
     )

@@ -1,7 +1,7 @@
 """A coordinator and its nodes as processes on loopback, ended together."""
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -58,8 +58,16 @@ class Running(NamedTuple):
 
 
 @contextmanager
-def running(folder: Path, *, is_plaintext: bool) -> Iterator[Running]:
-    """Start a coordinator on free ports; it and all its nodes end with the block."""
+def running(
+    folder: Path, *, is_plaintext: bool, settings: Mapping[str, str] | None = None
+) -> Iterator[Running]:
+    """Start a coordinator on free ports; it and all its nodes end with the block.
+
+    Args:
+        folder: Holds everything that they keep, and their logs.
+        is_plaintext: Without TLS.
+        settings: Of the coordinator, as variables of its environment.
+    """
     at = Listen(
         data_dir=folder / "coordinator",
         listen=LOOPBACK,
@@ -69,7 +77,8 @@ def running(folder: Path, *, is_plaintext: bool) -> Iterator[Running]:
     )
     log = folder / "coordinator.log"
     with ExitStack() as owner:
-        child = start(coordinator_command(at), log=log, is_read=True, environment=ONE_THREAD)
+        environment = {**ONE_THREAD, **(settings or {})}
+        child = start(coordinator_command(at), log=log, is_read=True, environment=environment)
         owner.callback(_end, child)
         yield Running(folder, wait_until_ready(child), child, owner)
 
