@@ -1,7 +1,8 @@
 """The coordinator's own key, and what is said with it: whose jobs these are, and what they owe."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from coordinator.core.events import EpochEnded, MeasuredUpdate, RoundMetered
 from coordinator.core.job import Job
@@ -25,6 +26,14 @@ from hypergpu.ledger.voucher import SignedVoucher
 from hypergpu.signature import IdentityKey
 
 KEY_FILE = Path("identity/coordinator.key")
+
+
+class _Due(NamedTuple):
+    """A receipt that is to be made."""
+
+    separator: bytes
+    job_id: JobId
+    update: MeasuredUpdate
 
 
 class LedgerDesk:
@@ -53,37 +62,37 @@ class LedgerDesk:
         Raises:
             ValueError: a number does not fit its field in a receipt.
         """
-        receipts: list[ReceiptRecord] = []
+        due: list[_Due] = []
         ends: list[EpochEnd] = []
         for terms, job_id, record in earned:
             if isinstance(record, EpochEnded):
                 ends.append(EpochEnd(job_id, record.epoch, record.is_last))
                 continue
             separator = separator_of(terms.domain)
-            receipts += [self._receipt(separator, job_id, each) for each in record.updates]
-        return Earnings(tuple(receipts), tuple(ends))
+            due += [_Due(separator, job_id, update) for update in record.updates]
+        return Earnings(tuple(self._signed(due)), tuple(ends))
 
-    def _receipt(self, separator: bytes, job_id: JobId, update: MeasuredUpdate) -> ReceiptRecord:
-        due = update.due.contribution
-        receipt = Receipt(
-            job=due.job,
-            epoch=due.epoch,
-            round=due.round,
-            node=due.node,
-            sequence=update.sequence,
-            contribution=Keccak(struct_hash(due).hex()),
-            samples=due.samples,
-            quality_bps=update.quality_bps,
-            evaluator=keccak_of(update.evaluator),
-        )
-        hashed = struct_hash(receipt)
-        signed = SignedReceipt(
-            receipt=receipt,
-            signature=self._key.sign_digest(digest_in(separator, hashed)),
-            contribution=due,
-            contribution_signature=update.due.signature,
-        )
-        return ReceiptRecord(job_id, signed, leaf_of(hashed))
+    def _signed(self, due: Sequence[_Due]) -> Iterator[ReceiptRecord]:
+        """The receipts of updates, all signed in a row.
+
+        Signing is what lets go of the interpreter's lock; other threads wait the less for it, the
+        less is done between two signatures.
+        """
+        receipts = [_receipt(each.update) for each in due]
+        hashes = [struct_hash(each) for each in receipts]
+        digests = [
+            digest_in(each.separator, hashed) for each, hashed in zip(due, hashes, strict=True)
+        ]
+        signatures = [self._key.sign_digest(each) for each in digests]
+        made = zip(due, receipts, hashes, signatures, strict=True)
+        for (_, job_id, update), receipt, hashed, signature in made:
+            signed = SignedReceipt(
+                receipt=receipt,
+                signature=signature,
+                contribution=update.due.contribution,
+                contribution_signature=update.due.signature,
+            )
+            yield ReceiptRecord(job_id, signed, leaf_of(hashed))
 
     def voucher(self, job: Job, node: NodeId) -> SignedVoucher | None:
         """What a node has earned in a job by now; None where nothing is paid."""
@@ -94,6 +103,21 @@ class LedgerDesk:
             job=job.terms.job, node=node, sequence=account.receipts, amount=account.vouched
         )
         return SignedVoucher(voucher, sign(self._key, separator_of(job.terms.domain), voucher))
+
+
+def _receipt(update: MeasuredUpdate) -> Receipt:
+    due = update.due.contribution
+    return Receipt(
+        job=due.job,
+        epoch=due.epoch,
+        round=due.round,
+        node=due.node,
+        sequence=update.sequence,
+        contribution=Keccak(struct_hash(due).hex()),
+        samples=due.samples,
+        quality_bps=update.quality_bps,
+        evaluator=keccak_of(update.evaluator),
+    )
 
 
 def coordinator_key(data_dir: Path, passphrase_file: Path | None = None) -> IdentityKey:
