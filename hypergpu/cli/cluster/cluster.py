@@ -86,6 +86,10 @@ class Cluster:
         """The folder with a log of each process."""
         return self._folder / "logs"
 
+    def state_of(self, name: str) -> Path:
+        """A node's state folder, there or not."""
+        return self._folder / "state" / name
+
     def start_coordinator(self) -> None:
         """Start it and wait until it serves; after a kill, over sites, on the ports it had.
 
@@ -124,7 +128,7 @@ class Cluster:
 
     def restart(self, name: str) -> int:
         """Start a killed node again from its state; returns the process id."""
-        if not (self._folder / "state" / name / _JOINED).exists():
+        if not (self.state_of(name) / _JOINED).exists():
             return self._join(name)
         return self._start_node(name, program("gpu_node", "run", *self._arguments(name)), None)
 
@@ -155,7 +159,7 @@ class Cluster:
         return f"{site.dials}:{port}" if site else self._served.address
 
     def _arguments(self, name: str) -> list[str]:
-        return ["--state-dir", str(self._folder / "state" / name), "--worker", self._worker]
+        return ["--state-dir", str(self.state_of(name)), "--worker", self._worker]
 
     def _join(self, name: str) -> int:
         command = program("gpu_node", "join", "--token-file", "-", *self._arguments(name))

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -12,9 +13,11 @@ from hypergpu.cli.demo.job import Plan, plan
 from hypergpu.cli.demo.race import COLUMNS, Race, footnotes, rows
 from hypergpu.cli.demo.rivals import raced
 from hypergpu.cli.demo.settlement import chain_here, settled
+from hypergpu.cli.demo.stakes import stake_before_work
 from hypergpu.cli.demo.summary import FILE_NAME, Summary, summary_lines, summary_of, write_summary
 from hypergpu.cli.failure import usage_error
 from hypergpu.cli.figures import span
+from hypergpu.cli.ledger.showing import ledger_of
 from hypergpu.cli.output import is_rich, say, say_table
 from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.cli.remote.export import Order, export_model
@@ -71,11 +74,11 @@ def demonstrate(folder: Path, *, nodes: int, is_short: bool, worker: str = "") -
         if sites is not None:
             say(f"each node has a line of its own ({sites.backend}): {', '.join(names)}")
         cluster.start_coordinator()
-        cluster.start_nodes({name: {} for name in names})
-        say(f"a token let them join over TLS ({span(time.monotonic() - started_at_s)})")
         with cluster.operator() as coordinator:
+            ordered = _ordered(cluster, coordinator, chosen, names)
+            say(f"a token let them join over TLS ({span(time.monotonic() - started_at_s)})")
             fault = Fault(cluster, names[VICTIM], work_samples(chosen))
-            trained = _trained(fault, coordinator, chosen, folder)
+            trained = _trained(fault, coordinator, ordered, folder)
             rest = Trainer(cluster, coordinator)
             race = raced(chosen, trained.history, rest.train, is_short=is_short)
             _say_race(race, chosen.target, fault.victim)
@@ -89,6 +92,23 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+class Ordered(NamedTuple):
+    """The demo's own job."""
+
+    job_id: str
+    plan: Plan
+
+
+def _ordered(
+    cluster: Cluster, coordinator: Coordinator, chosen: Plan, names: Sequence[str]
+) -> Ordered:
+    """Create the job, then let its nodes stake and join: a share that is due finds its stake."""
+    job_id = coordinator.create_job(spec_json(chosen.spec), None)
+    stake_before_work(ledger_of(coordinator, job_id), [cluster.state_of(name) for name in names])
+    cluster.start_nodes({name: {} for name in names})
+    return Ordered(job_id, chosen)
+
+
 class Trained(NamedTuple):
     """What the demo's own job came to."""
 
@@ -97,10 +117,9 @@ class Trained(NamedTuple):
     history: History
 
 
-def _trained(fault: "Fault", coordinator: Coordinator, chosen: Plan, folder: Path) -> Trained:
-    nodes = chosen.spec.training.nodes
-    job_id = coordinator.create_job(spec_json(chosen.spec), None)
-    spec = chosen.spec
+def _trained(fault: "Fault", coordinator: Coordinator, ordered: Ordered, folder: Path) -> Trained:
+    job_id, spec = ordered.job_id, ordered.plan.spec
+    nodes = spec.training.nodes
     title = f"{nodes} nodes train {spec.workload} ({spec.strategy}); {fault.victim} is killed"
     with shown(title=f"{title} half-way") as view:
         recording = RecordingView(view)

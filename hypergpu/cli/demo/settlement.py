@@ -4,6 +4,7 @@ import importlib.util
 import time
 from typing import NamedTuple
 
+from hypergpu.cli.demo.stakes import said_of_stakes
 from hypergpu.cli.ledger.account import LedgerView
 from hypergpu.cli.ledger.showing import ledger_of, say_ledger, verification_of
 from hypergpu.cli.ledger.verifying import verdict_lines
@@ -71,6 +72,8 @@ def settled(coordinator: Coordinator, job_id: str) -> Settled:
     if view.chain is not None and paid != earned:
         why = view.chain.halted or view.chain.complaint or "the chain has not got so far"
         raise RefusalError(Reason.DEMO_MISSED, f"{paid} of {earned} was paid: {why}")
+    if said := said_of_stakes(view):
+        say(said)
     return Settled(found.receipts, earned, paid)
 
 
@@ -87,7 +90,7 @@ def _waited(coordinator: Coordinator, job_id: str) -> LedgerView:
             return view
         if not is_told:
             is_told = True
-            say("nodes without stake are paid once the challenge window of 30 s is over")
+            say("pay takes some blocks; without stake, until the challenge window of 30 s is over")
         time.sleep(_LOOK_EACH_S)
 
 

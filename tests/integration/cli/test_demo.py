@@ -56,6 +56,9 @@ def test_demo_kills_a_node_and_still_learns(tmp_path: Path) -> None:
     assert summary["receipts"] == summary["updates_accepted"]
     assert summary["paid"] == summary["earned"] > 0
     assert "receipts of 5 nodes are sound" in ended.stdout
+    assert re.search(
+        r"^paid against stake: 10 epochs, none of which waited", ended.stdout, re.MULTILINE
+    )
     assert re.search(r"^diloco .* 1x  measured$", ended.stdout, re.MULTILINE)
     assert re.search(r"^sync .* extrapolated: 261 steps, ", ended.stdout, re.MULTILINE)
     assert re.search(r"^measured: .*home-cable killed", ended.stdout, re.MULTILINE)
