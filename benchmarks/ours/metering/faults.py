@@ -69,7 +69,7 @@ class Run:
         at = sorted(chance.sample(range(plan.receipts // 20, plan.receipts), count))
         self._todo = list(zip(at, kinds, strict=True))
         self._depths = iter(DEPTHS * faults.reorganisations)
-        self._is_aged = False
+        self._aged_at = -1
         self._is_enlisted = not plan.has_stakes
 
     def through(self) -> Progress:
@@ -102,10 +102,18 @@ class Run:
             enlist(self.chain, TOKEN, LEDGER, self._plan.node_keys())
             Path(self._plan.folder, STAKED).touch()
             self._is_enlisted = True
-        if progress.is_sealed and progress.deferred and not self._is_aged:
-            # Nodes without stake wait for the window: it passes at once.
+        if progress.is_sealed and progress.deferred:
+            self._age()
+
+    def _age(self) -> None:
+        """Nodes without stake wait for the window: it passes with the next block.
+
+        Each epoch has a window of its own, and the last is closed after others are over.
+        """
+        height = self.chain.head().number
+        if height > self._aged_at:
             self.chain.rpc.call(Call("evm_increaseTime", (WINDOW_S + 1,)))
-            self._is_aged = True
+            self._aged_at = height
 
 
 def run_through(plan: Plan, anvil: Anvil, faults: Faults) -> Outcome:
