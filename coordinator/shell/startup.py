@@ -241,7 +241,7 @@ class Coordinator:
         for room in self._parts.driver.rooms.values():
             settling.order(room.job)
         await asyncio.to_thread(settling.start)
-        self._parts.ledger.domain_of = lambda: settling.domain
+        self._parts.ledger.domain_for = settling.domain_for
 
     def _watch_pay(self, tasks: asyncio.TaskGroup, settling: "Settling") -> "asyncio.Task[None]":
         """Pause the jobs whose escrow runs out on the ledger."""

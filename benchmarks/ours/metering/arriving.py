@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
-from benchmarks.ours.metering.plan import COORDINATOR, JOB, QUALITY_BPS, Plan
+from benchmarks.ours.metering.plan import COORDINATOR, JOB, QUALITY_BPS, UNIT_PRICE, Plan
 from benchmarks.ours.metering.settling import contribution_of
 from coordinator.core.events import MeasuredUpdate, RoundMetered
 from coordinator.core.job import DueReceipt
@@ -17,6 +17,7 @@ from coordinator.shell.journal.sql.store import SqlJournal
 from coordinator.shell.metering.desk import LedgerDesk
 from hypergpu.ledger.terms import separator_of
 from hypergpu.ledger.typed import is_contribution_of, sign
+from hypergpu.spec import Pay
 from hypergpu.units import BasisPoints, Milliseconds
 
 _AT_ONCE = 100
@@ -28,7 +29,7 @@ Waiting = SimpleQueue[RoundMetered | None]
 def arriving(plan: Plan) -> list[RoundMetered]:
     """Every round of a plan, its contributions signed by the nodes, its quality known."""
     keys, desk = plan.node_keys(), LedgerDesk(COORDINATOR)
-    separator = separator_of(desk.terms(JOB).domain)
+    separator = separator_of(desk.terms(JOB, Pay(unit_price=UNIT_PRICE)).domain)
     rounds = []
     for number in range(plan.receipts_each):
         made = [(key, contribution_of(key, plan, number)) for key in keys]
@@ -50,7 +51,7 @@ def arriving(plan: Plan) -> list[RoundMetered]:
 def take_in(rounds: Sequence[RoundMetered], journal: SqlJournal, pipeline: Pipeline) -> None:
     """Verify, countersign and keep all of them; the pipeline settles meanwhile."""
     desk, verified = LedgerDesk(COORDINATOR), Waiting()
-    terms = desk.terms(JOB)
+    terms = desk.terms(JOB, Pay(unit_price=UNIT_PRICE))
     with ThreadPoolExecutor(1, thread_name_prefix="servicer") as servicer:
         verifying = servicer.submit(_verify, rounds, separator_of(terms.domain), verified)
         for waiting in _batches(verified):

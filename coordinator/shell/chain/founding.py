@@ -25,6 +25,7 @@ from hypergpu.chain.rpc.client import Call
 from hypergpu.chain.signer import contract_address
 from hypergpu.ids import Address, Digest, JobId
 from hypergpu.keys.keccak import keccak
+from hypergpu.ledger.typed import Domain
 from hypergpu.refusal import Reason, RefusalError
 
 LOCAL_BALANCE_WEI = 10**24
@@ -45,6 +46,8 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     """That the job states."""
     model: Digest
     dataset: Digest
+    signed_for: Domain = Domain()
+    """The ledger in the job's terms; by default none, and any one may settle it."""
 
 
 class _Home(NamedTuple):

@@ -23,9 +23,10 @@ from coordinator.shell.chain.turns import Turn
 from coordinator.shell.journal.ledger.interface import Outbox
 from coordinator.shell.journal.ledger.records import OutboxRow
 from hypergpu.chain.profiles import ChainProfile
+from hypergpu.chain.rpc.answers import Block
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import Rpc
-from hypergpu.ids import Address
+from hypergpu.ids import Address, JobId
 from hypergpu.ledger.typed import address_bytes
 from hypergpu.refusal import Reason, RefusalError
 
@@ -62,6 +63,8 @@ class Settler:
         self._pump = Pump(self._chain, account, outbox, options.profile)
         self._read_at = -1
         self._is_checked = False
+        self._elsewhere: dict[JobId, str] = {}
+        """Jobs that belong to another ledger, and why."""
         self._pump.is_mending = options.retries_failed and bool(self._failed())
         self.site = self._founded()
         self._sealer = Sealer(self.site, account, outbox, options.rule)
@@ -93,14 +96,22 @@ class Settler:
         if self._pump.is_mending:
             return turn, self._mended(turn)
         for order in orders:
-            self._escrow.follow(order.job_id, order.unit_price)
-            act = raise_escrow if self.site.is_opened(order.job_id) else open_job
-            act(self.site, self._account, self.site.token(), order, head)
+            self._take(order, head)
         sealed = self._sealer.turn(head, turn.waiting)
         if head.number != self._read_at:
             self._escrow.look(self.site, head.number)
             self._read_at = head.number
-        return turn, sealed
+        complaints = (*turn.complaints, *self._elsewhere.values())
+        return turn._replace(complaints=complaints), sealed
+
+    def _take(self, order: JobOrder, head: Block) -> None:
+        """Sign what an order needs, unless the job is another ledger's."""
+        if why := self.site.why_elsewhere(order.job_id, order.signed_for):
+            self._elsewhere[order.job_id] = why
+            return
+        self._escrow.follow(order.job_id, order.unit_price)
+        act = raise_escrow if self.site.is_opened(order.job_id) else open_job
+        act(self.site, self._account, self.site.token(), order, head)
 
     def close(self) -> None:
         """Let go of the connection."""

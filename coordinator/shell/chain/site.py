@@ -61,8 +61,36 @@ class LedgerSite:
         return self._keys[job_id]
 
     def is_opened(self, job_id: JobId) -> bool:
-        """Whether the job's opening is signed: what follows has later nonces."""
-        return self._outbox.transaction_for(self.account, opening_purpose(job_id)) is not None
+        """Whether the job's opening here is signed: what follows has later nonces."""
+        return self._opened_on(job_id) == self.contract
+
+    def why_elsewhere(self, job_id: JobId, signed_for: Domain) -> str:
+        """Why a job must not be settled on this ledger; empty: it may be.
+
+        A receipt is paid on one ledger: on the one that it is signed for. One that is signed for
+        none is worth nothing to anybody but its coordinator, who settles it wherever it began to.
+
+        Args:
+            job_id: The job.
+            signed_for: By its terms.
+        """
+        if signed_for not in {Domain(), self.domain}:
+            where, fix = _named(signed_for), f"--ledger-contract {signed_for.contract}"
+            return f"{job_id} is not settled: it is signed for {where}. Fix: start with {fix}"
+        opened_on = self._opened_on(job_id)
+        if opened_on not in {None, self.contract}:
+            other = Domain(self.account.chain_id, Address(f"0x{(opened_on or b'').hex()}"))
+            where, fix = _named(other), f"--ledger-contract {other.contract}"
+            return f"{job_id} is not settled: it is open on {where}. Fix: start with {fix}"
+        others = {batch.account for batch in self._outbox.batches(job_id)} - {self.account}
+        for account in sorted(others):
+            where = f"chain {account.chain_id} by {account.address}"
+            return f"{job_id} is not settled: it is recorded on {where}. Fix: start with that chain"
+        return ""
+
+    def _opened_on(self, job_id: JobId) -> bytes | None:
+        opening = self._outbox.transaction_for(self.account, opening_purpose(job_id))
+        return None if opening is None else opening.transaction.to
 
     def purposes(self, prefix: str) -> tuple[str, ...]:
         """What the account has signed transactions for, as far as it begins so."""
@@ -142,6 +170,10 @@ def deployed_address(outbox: Outbox, account: AccountName, purpose: str) -> byte
     if row is None:
         return None
     return contract_address(address_bytes(account.address), row.transaction.nonce)
+
+
+def _named(ledger: Domain) -> str:
+    return f"the ledger {ledger.contract} of chain {ledger.chain_id}"
 
 
 def opening_purpose(job_id: JobId) -> str:

@@ -24,6 +24,7 @@ from hypergpu.ledger.typed import (
 )
 from hypergpu.ledger.voucher import SignedVoucher
 from hypergpu.signature import IdentityKey
+from hypergpu.spec import Pay
 
 KEY_FILE = Path("identity/coordinator.key")
 
@@ -42,17 +43,21 @@ class LedgerDesk:
     def __init__(self, key: IdentityKey) -> None:
         """Sign with a key; until it is told otherwise, for no chain."""
         self._key = key
-        self.domain_of: Callable[[], Domain] = Domain
-        """Which ledger the jobs are for that are created from now on."""
+        self.domain_for: Callable[[Pay], Domain] = _no_chain
+        """Which ledger a job is for that is created from now on, or a refusal."""
 
     @property
     def address(self) -> Address:
         """Of the key: owner of the jobs that this coordinator creates."""
         return Address(self._key.node_id)
 
-    def terms(self, job_id: JobId) -> Terms:
-        """For whom and where the work of a new job counts."""
-        return terms_of(self.address, job_id, self.domain_of())
+    def terms(self, job_id: JobId, pay: Pay) -> Terms:
+        """For whom and where the work of a new job counts.
+
+        Raises:
+            RefusalError: CHAIN_UNREACHABLE, it pays on a ledger that nobody knows yet.
+        """
+        return terms_of(self.address, job_id, self.domain_for(pay))
 
     def countersigned(
         self, earned: Sequence[tuple[Terms, JobId, RoundMetered | EpochEnded]]
@@ -118,6 +123,10 @@ def _receipt(update: MeasuredUpdate) -> Receipt:
         quality_bps=update.quality_bps,
         evaluator=keccak_of(update.evaluator),
     )
+
+
+def _no_chain(_pay: Pay) -> Domain:
+    return Domain()
 
 
 def coordinator_key(data_dir: Path, passphrase_file: Path | None = None) -> IdentityKey:

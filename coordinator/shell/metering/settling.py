@@ -26,8 +26,9 @@ from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.chain.signer import Signer
 from hypergpu.ids import Address, Digest, JobId
 from hypergpu.ledger.typed import Domain
-from hypergpu.refusal import Reason
+from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
+from hypergpu.spec import Pay
 
 log = structlog.get_logger()
 
@@ -91,10 +92,26 @@ class Settling:
         self._ordered: dict[JobId, JobOrder] = {}
         self._short: dict[JobId, tuple[int, int]] = {}
 
-    @property
-    def domain(self) -> Domain:
-        """What receipts are signed for; of no chain until the ledger is known."""
-        return self._pipeline.domain or Domain()
+    def domain_for(self, pay: Pay) -> Domain:
+        """What the receipts of a new job are signed for, once and for all: the ledger.
+
+        It is named by the settings, or in the journal since it was deployed, so that a chain that
+        is away stops no job. Before that, a job without pay is signed for no chain.
+
+        Raises:
+            RefusalError: CHAIN_UNREACHABLE, the job pays and no ledger was ever reached.
+        """
+        domain = self._pipeline.domain
+        if domain is None and pay.unit_price:
+            why = self.state.complaint or "it has not answered yet"
+            raise RefusalError(
+                Reason.CHAIN_UNREACHABLE,
+                "a job that pays is signed for its ledger, and none is known yet on chain"
+                f" {self.account.chain_id}: {why}",
+                fix="start the chain or correct --chain-url, and submit again; or start the"
+                " coordinator with a ledger that is there: --ledger-contract ADDRESS",
+            )
+        return domain or Domain()
 
     @property
     def account(self) -> AccountName:
@@ -153,9 +170,9 @@ class Settling:
             epochs=-(-spec.training.rounds // spec.pay.rounds_per_epoch),
             model=model.blob.digest,
             dataset=job.manifest.digest if job.manifest is not None else _NO_DATA,
+            signed_for=job.terms.domain,
         )
         self._ordered[job.job_id] = order
-        self._pipeline.escrow.follow(job.job_id, spec.pay.unit_price)
         self._pipeline.order(order)
 
     def shortage(self, job: Job) -> str:

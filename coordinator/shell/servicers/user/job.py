@@ -90,7 +90,7 @@ class JobServicer:
         self._parts.pins.add(pinned)
         try:
             blob = await self._stored(manifest, packed) if manifest is not None else None
-            terms = self._parts.ledger.terms(job_id)
+            terms = self._parts.ledger.terms(job_id, spec.pay)
             event = JobCreated(at_ms=_NOW, job_id=job_id, spec=spec, manifest=blob, terms=terms)
             await driver.submit(job_id, event, RequestClaim(request_id, job_id, fingerprint))
             driver.rooms[job_id].entries_of_manifest = files

@@ -16,13 +16,14 @@ from hypergpu.ledger.typed import Contribution, sign
 from hypergpu.ledger.voucher import no_voucher, voucher_fault
 from hypergpu.refusal import RefusalError
 from hypergpu.signature import IdentityKey
+from hypergpu.spec import Pay
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples, Wei
 from tests.scenarios.test_metering import FREE, PAID, training
 
 JOB = JobId("job-000000000001")
 NODE = IdentityKey(bytes(31) + b"\x01")
 DESK = LedgerDesk(IdentityKey(bytes(31) + b"\x02"))
-TERMS = DESK.terms(JOB)
+TERMS = DESK.terms(JOB, Pay())
 
 
 def measured() -> MeasuredUpdate:

@@ -66,7 +66,7 @@ async def sent(driver: Driver) -> None:
 
 async def begun(driver: Driver) -> None:
     """A job in round 0 with its one node."""
-    created = events.JobCreated(at_ms=NOW, job_id=JOB, spec=SPEC, terms=DESK.terms(JOB))
+    created = events.JobCreated(at_ms=NOW, job_id=JOB, spec=SPEC, terms=DESK.terms(JOB, SPEC.pay))
     first = events.ModelInitialised(at_ms=NOW, model=model(0), partition_sizes=(Samples(1000),))
     for event in (created, first, events.NodeJoined(at_ms=NOW, node=NODE)):
         assert await driver.submit(JOB, event) == ""

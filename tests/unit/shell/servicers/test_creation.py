@@ -13,7 +13,9 @@ from coordinator.shell.servicers.wire.handlers import Caller
 from coordinator.shell.translate import blob_message
 from hypergpu.ids import Digest, JobId
 from hypergpu.jobfile import spec_json
-from hypergpu.refusal import RefusalError
+from hypergpu.ledger.typed import Domain
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.spec import Pay
 from hypergpu.units import Bytes
 from hypergpu.v1 import job_pb2, tensor_pb2
 from tests.unit.shell.whole_shell import SPEC, driving, parts_in
@@ -94,3 +96,23 @@ async def test_a_caller_who_goes_away_leaves_no_job_half_created(tmp_path: Path)
     assert list(parts.driver.rooms) == [again.job_id]
     assert parts.driver.rooms[JobId(again.job_id)].entries_of_manifest == frozenset([file.digest])
     assert parts.pins.all() == frozenset()
+
+
+async def test_a_job_whose_ledger_is_not_known_is_not_created_and_may_be_sent_again(
+    tmp_path: Path,
+) -> None:
+    parts = parts_in(tmp_path)
+    file = parts.blobs.put(b"a user's file")
+
+    def away(_pay: Pay) -> Domain:
+        raise RefusalError(Reason.CHAIN_UNREACHABLE, "none is known yet")
+
+    async with driving(parts):
+        there, parts.ledger.domain_for = parts.ledger.domain_for, away
+        with pytest.raises(RefusalError, match="none is known yet"):
+            await JobServicer(parts).create_job(request(file), CALLER)
+        assert parts.driver.rooms == {}
+        assert parts.pins.all() == frozenset()
+        parts.ledger.domain_for = there
+        again = await JobServicer(parts).create_job(request(file), CALLER)
+    assert list(parts.driver.rooms) == [again.job_id]
