@@ -14,7 +14,6 @@ from coordinator.core.settlement.patience import rest_ms
 from coordinator.shell.chain.escrow import EscrowBook
 from coordinator.shell.chain.founding import JobOrder
 from coordinator.shell.chain.keylock import KeyLock
-from coordinator.shell.chain.pump import HaltError
 from coordinator.shell.chain.sending import Account
 from coordinator.shell.chain.settler import Settler, SettlingOptions
 from coordinator.shell.chain.site import DEPLOY_LEDGER, deployed_address
@@ -133,8 +132,8 @@ class Pipeline:
                 pause_ms = self._rest(str(error), asked_ms)
             except JournalError as error:
                 pause_ms = self._rest(str(error))
-            except (HaltError, RefusalError) as error:
-                if isinstance(error, HaltError) or error.reason is not Reason.DISK_FULL:
+            except RefusalError as error:
+                if error.reason is not Reason.DISK_FULL:
                     self._halt(error)
                     break
                 pause_ms = self._rest(str(error))

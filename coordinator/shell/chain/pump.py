@@ -30,6 +30,7 @@ from hypergpu.chain.rpc.answers import Block, Inclusion
 from hypergpu.chain.rpc.chain import EvmChain, Reception
 from hypergpu.chain.rpc.errors import RpcGarbledError
 from hypergpu.ids import JobId
+from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Milliseconds
 
 _WATCHED_FINALS = 512
@@ -39,8 +40,18 @@ _LOOKS_A_RESEND = 2
 """Whole looks at what rests, in the time after which it is sent again."""
 
 
-class HaltError(Exception):
+_FOREIGN_FIX = (
+    "stop whoever else sends with this key; a coordinator goes on only with a key of its own:"
+    " another data folder, or its key and journal restored together"
+)
+_OTHER_CHAIN_FIX = "name the RPC of the chain that was settled on, or restore that chain's state"
+
+
+class HaltError(RefusalError):
     """Sending has stopped for good: going on would build on what did not happen."""
+
+    def __init__(self, detail: str, *, fix: str = "") -> None:
+        super().__init__(Reason.SENDING_HALTED, detail, fix=fix)
 
 
 class Pump:
@@ -120,7 +131,7 @@ class Pump:
                 break
         self._write(turn)
         if turn.halt:
-            raise HaltError(turn.halt)
+            raise HaltError(turn.halt, fix=turn.halt_fix)
         self._send(turn, to_send)
         return rows
 
@@ -138,7 +149,8 @@ class Pump:
         block = seen.found.block if seen.found else None
         if verdict.deed is Deed.HALT:
             if block is None or not self.is_mending:
-                turn.halt = self._last_words(row, verdict.reason)
+                turn.halt = _last_words(row, verdict.reason)
+                turn.halt_fix = _FOREIGN_FIX if block is None else ""
             if block is not None and row.block != block:
                 turn.progress.append(_progress(row, TransactionState.FAILED, block))
         elif verdict.deed is Deed.NOTE_MISSING:
@@ -216,7 +228,8 @@ class Pump:
         if len(undone) == _WATCHED_FINALS:
             raise HaltError(
                 f"none of the last {_WATCHED_FINALS} final transactions is on the chain at "
-                f"{self._chain.where}: it is another chain, or it was begun anew"
+                f"{self._chain.where}: it is another chain, or it was begun anew",
+                fix=_OTHER_CHAIN_FIX,
             )
         turn.complaints.append(
             f"a reorganisation undid {len(undone)} final transactions: they are sent again"
@@ -316,14 +329,6 @@ class Pump:
                 touched[key] = transition(before, PartMoved(Part(transaction.part), move))
         return tuple(touched.values())
 
-    def _last_words(self, row: OutboxRow, reason: str) -> str:
-        transaction = row.transaction
-        names = ", ".join("0x" + each.attempt.hash.hex() for each in row.attempts)
-        return (
-            f"transaction {transaction.nonce} of {transaction.account.address} "
-            f"({transaction.purpose}, {names}): {reason}. Nothing is sent behind it"
-        )
-
     def _forget_all_but(self, nonces: set[int]) -> None:
         self._remembered = {
             nonce: known for nonce, known in self._remembered.items() if nonce in nonces
@@ -333,6 +338,15 @@ class Pump:
 _COMPLAINED = frozenset(
     {Reception.FEE_TOO_LOW, Reception.UNFUNDED, Reception.POOL_FULL, Reception.REFUSED}
 )
+
+
+def _last_words(row: OutboxRow, reason: str) -> str:
+    transaction = row.transaction
+    names = ", ".join("0x" + each.attempt.hash.hex() for each in row.attempts)
+    return (
+        f"transaction {transaction.nonce} of {transaction.account.address} "
+        f"({transaction.purpose}, {names}): {reason}. Nothing is sent behind it"
+    )
 
 
 def _is_mined(row: OutboxRow) -> bool:

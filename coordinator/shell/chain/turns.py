@@ -57,6 +57,8 @@ class Collected:
         self.complaints: list[str] = []
         self.events: list[Event] = []
         self.halt = ""
+        self.halt_fix = ""
+        """Closer than the reason's own."""
         self.is_clear = True
         """Whether nothing is to be asked or sent again before something changes."""
         self.is_held = False

@@ -1,0 +1,68 @@
+"""An operator whose settling stopped at a failed transaction starts once with --retry-failed."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from coordinator.config import Settings
+from coordinator.core.settlement.sending import TransactionState
+from coordinator.shell.metering.settling import Settling
+from hypergpu.refusal import Reason
+from tests.chain.ground import PROFILE, Ground
+from tests.signed_receipts import COORDINATOR
+
+BLOCKS_MOST = 3_000
+LATER = [TransactionState.WAITING, TransactionState.MINED, TransactionState.FAILED]
+
+
+def started(ground: Ground, *, retry_failed: bool) -> str:
+    """Start a coordinator's settling on the chain, until all is final or it stops; says why."""
+    ground.crash()
+    settings = Settings(
+        data_dir=ground.folder, chain="anvil", chain_url=ground.url, retry_failed=retry_failed
+    )
+    settling = Settling(settings, COORDINATOR, ground.journal)
+    settling.start()
+    try:
+        for _ in range(BLOCKS_MOST):
+            settling.wake()
+            ground.mine()
+            if settling.state.halted or not ground.journal.transactions(
+                settling.account, states=LATER, limit=1
+            ):
+                return settling.state.halted
+    finally:
+        settling.stop()
+    raise AssertionError(f"neither settled nor stopped: {settling.state}")
+
+
+def test_what_failed_is_settled_once_after_a_start_that_retries_it(
+    ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    ground.opened()
+    ground.options = replace(ground.options, profile=replace(PROFILE, gas_percent=40))
+    ground.crash()
+    ground.earn(0, range(2))
+    ground.end(0, is_last=True)
+    ground.turn()
+    ground.options = replace(ground.options, profile=PROFILE)
+
+    halted = started(ground, retry_failed=False)
+    assert halted.startswith(f"{Reason.SENDING_HALTED.name} (8005): transaction ")
+    assert "it failed in block" in halted
+    assert "Fix: mend what made the transaction fail" in halted
+    assert "hypergpu-coordinator --retry-failed" in halted
+    assert started(ground, retry_failed=False) == halted
+
+    # 40 % of the gas is not enough with half as much again: it stops once more, and says the same.
+    assert "hypergpu-coordinator --retry-failed" in started(ground, retry_failed=True)
+    tries = 0
+    while started(ground, retry_failed=True):
+        tries += 1
+        assert tries < 3
+    ground.settle()
+    ground.check_exact(2)
+    assert started(ground, retry_failed=True) == ""
+    ground.check_exact(2)
