@@ -6,6 +6,7 @@ import msgspec
 
 from coordinator.core.plan.decision import NodePlan, PlanMemory
 from hypergpu.ids import Digest, JobId, NodeId, Slot
+from hypergpu.ledger.quality import Trial
 from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.typed import Contribution
 from hypergpu.spec import JobSpec
@@ -287,6 +288,8 @@ class Metering(msgspec.Struct, frozen=True):
     """By the epochs that are over."""
     is_over: bool = False
     """No receipt will come any more."""
+    trials: tuple[Trial, ...] = ()
+    """What judges found of updates, oldest first: a node's worth goes by it."""
 
 
 class Job(msgspec.Struct, frozen=True):

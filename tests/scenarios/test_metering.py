@@ -1,5 +1,7 @@
 """Receipts and pay of a job, step by step."""
 
+from collections.abc import Mapping
+
 from msgspec.structs import replace
 
 from coordinator.core import events
@@ -142,7 +144,7 @@ def test_what_a_stopped_job_accepted_and_never_folds_is_owed_a_receipt_too() -> 
     metered, ended = pay_of(transition(job, events.JobStopped(at_ms=at(70))).commands)
     assert isinstance(metered, RoundMetered)
     assert [each.due.contribution.node for each in metered.updates] == [ALICE]
-    assert metered.updates[0].evaluator == "quality/1 unmeasured"
+    assert metered.updates[0].evaluator == "quality/2 unmeasured"
     assert isinstance(ended, EpochEnded)
     assert (ended.is_last, ended.rewards) == (True, {ALICE: 80})
 
@@ -188,13 +190,43 @@ def test_judged_updates_have_their_receipts_once_the_judge_has_answered() -> Non
     found = transition(step.job, answer)
     (record,) = pay_of(found.commands)
     assert isinstance(record, RoundMetered)
-    quality = {each.due.contribution.node: each for each in record.updates}
-    assert quality[node].evaluator == "quality/1 agreement+held-out"
-    assert quality[node].quality_bps == 5_000
-    other = BOB if node == ALICE else ALICE
-    assert (quality[other].quality_bps, quality[other].evaluator) == (10_000, "quality/1 agreement")
+    assert {each.evaluator for each in record.updates} == {"quality/2 agreement"}
+    (trial,) = found.job.metering.trials
+    assert (trial.node, trial.part) == (node, 0.0)
     assert outstanding(found.job) == outstanding(after(found.job))
     assert refusal(found.job, answer) == "no updates of round 0 are to be judged"
+
+
+def judged_rounds(count: int, own_loss: Mapping[NodeId, float]) -> list[RoundMetered]:
+    """Rounds that take the loss from 1.0 to 0.8, what a node's update alone does given for each."""
+    training_ = replace(JUDGED.training, rounds=count + 1)
+    job = training(replace(JUDGED, training=training_))
+    records = []
+    for number in range(count):
+        step = transition(with_both(job), folded(number, alice=0.5, bob=0.5))
+        (judge,) = [each for each in step.commands if isinstance(each, JudgeUpdates)]
+        losses = {update.node: own_loss[update.node] for update in judge.updates}
+        answer = events.UpdatesJudged(
+            at_ms=at(80), round=number, base_loss=1.0, made_loss=0.8, losses=losses
+        )
+        step = transition(step.job, answer)
+        job = step.job
+        records += [each for each in pay_of(step.commands) if isinstance(each, RoundMetered)]
+    return records
+
+
+def test_equals_have_equal_quality_in_every_round_whoever_of_them_is_judged() -> None:
+    records = judged_rounds(8, {ALICE: 0.96, BOB: 0.96})
+    assert len(records) == 8
+    for record in records:
+        assert [update.quality_bps for update in record.updates] == [10_000, 10_000]
+    assert records[-1].updates[0].evaluator == "quality/2 agreement+held-out"
+
+
+def test_whoever_a_judge_finds_worthless_has_less_in_rounds_too_in_which_nobody_looks() -> None:
+    last = judged_rounds(12, {ALICE: 0.9, BOB: 1.0})[-1]
+    quality = {each.due.contribution.node: each.quality_bps for each in last.updates}
+    assert quality[BOB] < quality[ALICE] / 2
 
 
 def test_a_judge_that_gives_up_leaves_what_else_is_known() -> None:
@@ -202,7 +234,7 @@ def test_a_judge_that_gives_up_leaves_what_else_is_known() -> None:
     gone = events.UpdatesJudged(at_ms=at(80), round=0, reason="the evaluator died")
     (record,) = pay_of(transition(job, gone).commands)
     assert isinstance(record, RoundMetered)
-    assert {each.evaluator for each in record.updates} == {"quality/1 agreement"}
+    assert {each.evaluator for each in record.updates} == {"quality/2 agreement"}
 
 
 def test_a_judge_that_falls_behind_leaves_rounds_out_and_their_epoch_waits() -> None:

@@ -35,7 +35,7 @@ from coordinator.core.metering.accounts import account_of, vouched
 from coordinator.core.metering.contributions import contribution, epoch_of
 from coordinator.core.metering.epochs import ended
 from coordinator.core.metering.judging import chosen, judgements
-from coordinator.core.metering.measuring import qualities
+from coordinator.core.metering.measuring import heard, qualities
 from hypergpu.ids import NodeId
 from hypergpu.ledger import pay
 from hypergpu.ledger.terms import Terms
@@ -132,10 +132,11 @@ def _measured(
     """Make a round's receipts."""
     metering = job.metering
     rest = tuple(each for each in metering.unmeasured if each.number != waiting.number)
-    metering = replace(metering, unmeasured=rest)
+    trials = heard(metering.trials, waiting, judged)
+    metering = replace(metering, unmeasured=rest, trials=trials)
     if not waiting.due:
         return replace(job, metering=metering), ()
-    found = qualities(waiting, judged)
+    found = qualities(waiting, judged, trials)
     updates = tuple(
         MeasuredUpdate(
             sequence=account_of(metering, node).receipts,
