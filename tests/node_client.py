@@ -15,6 +15,7 @@ from hypergpu.token import parse_token
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc, receipt_pb2, tensor_pb2
 from hypergpu.wire.ledger import terms_value
+from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_ENTRY
 
 if TYPE_CHECKING:
     from hypergpu.v1.node_pb2_grpc import NodeServiceAsyncStub
@@ -66,7 +67,7 @@ class WireNode:
     def __init__(self, address: str, node_address: str) -> None:
         self.key = IdentityKey.generate()
         self.node_id = self.key.node_id
-        self.metadata = (("hypergpu-protocol", "1"), ("hypergpu-node", self.node_id))
+        self.metadata = (PROTOCOL_ENTRY, ("hypergpu-node", self.node_id))
         self._main = grpc.aio.insecure_channel(address)
         self.channel = grpc.aio.insecure_channel(node_address)
         self.stub = async_stub(self.channel)
@@ -82,21 +83,21 @@ class WireNode:
         token = parse_token(token_text)
         claim = JoinClaim(TokenId(token.id), digest_of(b""))
         request = node_pb2.JoinRequest(
-            version=node_pb2.Version(protocol=1, software="test"),
+            version=node_pb2.Version(protocol=PROTOCOL, software="test"),
             token_id=token.id,
             token_secret=token.secret,
             public_key=self.key.public_key,
             signature=self.key.sign(claim),
         )
         stub = async_stub(self._main)
-        return await stub.Join(request, metadata=(("hypergpu-protocol", "1"),), timeout=60)
+        return await stub.Join(request, metadata=(PROTOCOL_ENTRY,), timeout=60)
 
     def control(
         self, workloads: Iterable[tuple[str, int]], working: Iterable[node_pb2.Lease] = ()
     ) -> AsyncIterator[node_pb2.ControlResponse]:
         """Open the control stream."""
         hello = node_pb2.Hello(
-            version=node_pb2.Version(protocol=1, software="test"),
+            version=node_pb2.Version(protocol=PROTOCOL, software="test"),
             capabilities=node_pb2.Capabilities(
                 workloads=[
                     node_pb2.WorkloadVersion(name=name, version=version)

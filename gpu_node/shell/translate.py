@@ -25,7 +25,7 @@ from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, tensor_pb2
 from hypergpu.wire.ledger import terms_value
-from hypergpu.wire.protocol import PROTOCOL, SOFTWARE
+from hypergpu.wire.protocol import PROTOCOL, SOFTWARE, refuse_other_protocol
 
 _options = msgspec.json.Decoder(dict[str, str | int | float | bool])
 
@@ -41,14 +41,8 @@ def refuse_other_version(theirs: node_pb2.Version) -> None:
     Raises:
         RefusalError: VERSION_MISMATCH, with the command that upgrades the older side.
     """
-    if theirs.protocol == PROTOCOL:
-        return
-    older = "here" if theirs.protocol > PROTOCOL else "where the coordinator runs"
-    raise RefusalError(
-        Reason.VERSION_MISMATCH,
-        f"the coordinator ({theirs.software}) speaks protocol {theirs.protocol}, {SOFTWARE} speaks"
-        f" {PROTOCOL}; run {older}: pip install --upgrade hypergpu",
-    )
+    who = f"the coordinator ({theirs.software})"
+    refuse_other_protocol(theirs.protocol, who, there="where the coordinator runs", here="here")
 
 
 def capabilities_message(ready: Ready, name: str) -> node_pb2.Capabilities:

@@ -2,8 +2,13 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-PROTOCOL = 1
-"""Peers refuse any other."""
+from hypergpu.refusal import Reason, RefusalError
+
+PROTOCOL = 2
+"""Peers refuse any other. It rises with every change after which an older peer would be refused
+later, or understood otherwise: of a message, or of the bytes that somebody signs."""
+CHANGES = {2: "nodes sign contributions as EIP-712 data of their job's ledger"}
+"""What each protocol brought."""
 PROTOCOL_KEY = "hypergpu-protocol"
 PROTOCOL_ENTRY = (PROTOCOL_KEY, str(PROTOCOL))
 """Metadata of every call."""
@@ -18,3 +23,25 @@ def _software() -> str:
 
 SOFTWARE = _software()
 """What this program calls itself to peers and people."""
+
+
+def refuse_other_protocol(theirs: int, who: str, *, there: str, here: str) -> None:
+    """Refuse a peer of another protocol.
+
+    Args:
+        theirs: That it speaks.
+        who: It, for people.
+        there: Where it runs, as the place to run a command.
+        here: Where this program does.
+
+    Raises:
+        RefusalError: VERSION_MISMATCH, with what changed and the command for the older side.
+    """
+    if theirs == PROTOCOL:
+        return
+    upgrade = f"run {there if theirs < PROTOCOL else here}: pip install --upgrade hypergpu"
+    change = CHANGES.get(min(theirs, PROTOCOL) + 1, "")
+    since = f" (since {min(theirs, PROTOCOL) + 1} {change})" if change else ""
+    # Nodes log the detail alone: it must hold the command too.
+    detail = f"{who} speaks protocol {theirs}, {SOFTWARE} speaks {PROTOCOL}{since}; {upgrade}"
+    raise RefusalError(Reason.VERSION_MISMATCH, detail, fix=upgrade)

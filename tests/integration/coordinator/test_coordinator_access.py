@@ -11,10 +11,11 @@ from hypergpu.refusal import Reason, RefusalError
 from hypergpu.spec import JobSpec, Training
 from hypergpu.token import Role, parse_token
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.protocol import PROTOCOL_ENTRY
 from tests.node_client import WireNode, assigned, reason_of
 from tests.processes import Cluster
 
-VERSION = (("hypergpu-protocol", "1"),)
+VERSION = (PROTOCOL_ENTRY,)
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +67,12 @@ def test_a_call_without_a_token_is_refused(cluster: Cluster) -> None:
     assert reason_of(broken.value) == "TOKEN_INVALID"
 
 
-def test_another_protocol_is_refused_with_the_command_that_upgrades(cluster: Cluster) -> None:
+@pytest.mark.parametrize("protocol", ["1", "7"])
+def test_another_protocol_is_refused_with_the_command_that_upgrades(
+    cluster: Cluster, protocol: str
+) -> None:
     with pytest.raises(grpc.RpcError, match="pip install --upgrade hypergpu") as broken:
-        raw_call(cluster, "JobService/ListJobs", (("hypergpu-protocol", "7"),))
+        raw_call(cluster, "JobService/ListJobs", (("hypergpu-protocol", protocol),))
     assert reason_of(broken.value) == "VERSION_MISMATCH"
 
 

@@ -26,13 +26,14 @@ from hypergpu.signature import node_id_of
 from hypergpu.token import Role, Token
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
+from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_ENTRY
 
 Context = Any
 CHUNK_BYTES = 64 << 10
 TIMEOUT_MS = Milliseconds(5_000)
 SECRET = "s" * 24
 WELCOME = node_pb2.Welcome(
-    version=node_pb2.Version(protocol=1, software="test"), heartbeat_interval_ms=200
+    version=node_pb2.Version(protocol=PROTOCOL, software="test"), heartbeat_interval_ms=200
 )
 
 
@@ -290,7 +291,7 @@ async def served(folder: Path | None = None, node_port: int = 0) -> AsyncIterato
 
 def open_calls(address: str, timeout_ms: Milliseconds = TIMEOUT_MS) -> Calls:
     """Calls over a channel of their own, in the clear."""
-    return Calls(open_channel(address, None), (("hypergpu-protocol", "1"),), timeout_ms)
+    return Calls(open_channel(address, None), (PROTOCOL_ENTRY,), timeout_ms)
 
 
 @asynccontextmanager

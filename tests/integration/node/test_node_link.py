@@ -33,6 +33,7 @@ from hypergpu.token import Role
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.ledger import terms_message
+from hypergpu.wire.protocol import PROTOCOL
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan
 from tests.integration.node.node_service import (
@@ -225,7 +226,7 @@ async def test_a_refused_stream_says_why(desk: Desk) -> None:
 
 
 async def test_a_coordinator_of_another_version_is_refused_with_the_upgrade(desk: Desk) -> None:
-    newer = node_pb2.Version(protocol=2, software="hypergpu 2")
+    newer = node_pb2.Version(protocol=PROTOCOL + 1, software="hypergpu 2")
     desk.service.welcome = node_pb2.Welcome(version=newer, heartbeat_interval_ms=200)
     desk.link.open(())
     event = await desk.event()

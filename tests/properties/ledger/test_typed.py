@@ -27,6 +27,7 @@ from hypergpu.ledger.typed import (
 )
 from hypergpu.signature import IdentityKey
 from hypergpu.units import BasisPoints, Samples, Wei
+from hypergpu.wire.protocol import PROTOCOL
 from tests.properties.ledger.statements import (
     contributions,
     domains,
@@ -45,6 +46,11 @@ TYPES = {
     "bytes32 contribution,uint64 samples,uint16 qualityBps,bytes32 evaluator",
     "Voucher": "bytes32 job,address node,uint64 sequence,uint128 amount",
 }
+
+
+def test_what_is_signed_changes_only_together_with_the_protocol() -> None:
+    declared_types = ";".join(f"{name}({TYPES[name]})" for name in sorted(TYPES))
+    assert (PROTOCOL, keccak(declared_types.encode()).hex()[:16]) == (2, "212016cbd099edf0")
 
 
 def camel(name: str) -> str:

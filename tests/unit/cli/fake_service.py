@@ -19,6 +19,7 @@ from hypergpu.ledger.typed import Domain
 from hypergpu.token import Role, Token, token_text
 from hypergpu.v1 import job_pb2, job_pb2_grpc, node_pb2, tensor_pb2
 from hypergpu.wire.ledger import terms_message
+from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_KEY
 
 SECRET = "s" * 32
 JOB = "job-0123456789ab"
@@ -106,7 +107,7 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
         self.called.append(name)
         metadata = dict(context.invocation_metadata())
         self.authorizations.add(str(metadata.get("authorization")))
-        assert metadata.get("hypergpu-protocol") == "1"
+        assert metadata.get(PROTOCOL_KEY) == str(PROTOCOL)
         assert context.time_remaining() < 4000, "every call has a deadline"
 
     def _break(self, context: grpc.ServicerContext) -> None:

@@ -1,7 +1,7 @@
 """The version handshake: who is older is told the command that upgrades it."""
 
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.v1 import node_pb2
+from hypergpu.wire import protocol
 from hypergpu.wire.protocol import PROTOCOL, SOFTWARE
 
 
@@ -19,13 +19,7 @@ def refuse_other_version(theirs: node_pb2.Version) -> None:
     refuse_other_protocol(theirs.protocol, theirs.software or "it")
 
 
-def refuse_other_protocol(protocol: int, who: str) -> None:
+def refuse_other_protocol(theirs: int, who: str) -> None:
     """As `refuse_other_version`, for a bare number."""
-    if protocol == PROTOCOL:
-        return
-    older = "on that machine" if protocol < PROTOCOL else "where the coordinator runs"
-    raise RefusalError(
-        Reason.VERSION_MISMATCH,
-        f"{who} speaks protocol {protocol}, {SOFTWARE} speaks {PROTOCOL};"
-        f" run {older}: pip install --upgrade hypergpu",
-    )
+    there, here = "on that machine", "where the coordinator runs"
+    protocol.refuse_other_protocol(theirs, who, there=there, here=here)

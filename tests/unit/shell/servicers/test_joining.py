@@ -14,6 +14,7 @@ from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey, JoinClaim
 from hypergpu.token import Role, Token
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.protocol import PROTOCOL, SOFTWARE
 
 NOW_S = 1_900_000_000
 
@@ -54,7 +55,9 @@ class Desk:
         return refused.value.reason
 
 
-def asked(token: Token, *, workloads: int = 1, is_signed: bool = True) -> node_pb2.JoinRequest:
+def asked(
+    token: Token, *, workloads: int = 1, is_signed: bool = True, protocol: int = PROTOCOL
+) -> node_pb2.JoinRequest:
     """A node's request."""
     key = IdentityKey.generate()
     claim = JoinClaim(TokenId(token.id), digest_of(b""))
@@ -65,7 +68,7 @@ def asked(token: Token, *, workloads: int = 1, is_signed: bool = True) -> node_p
         ]
     )
     return node_pb2.JoinRequest(
-        version=node_pb2.Version(protocol=1, software="test"),
+        version=node_pb2.Version(protocol=protocol, software="test"),
         token_id=token.id,
         token_secret=token.secret,
         public_key=key.public_key,
@@ -85,6 +88,24 @@ async def test_wrong_signatures_are_slowed_down_like_wrong_secrets() -> None:
     reasons = [await desk.refused(asked(desk.token, is_signed=False)) for _ in range(12)]
     assert reasons[0] is Reason.SIGNATURE_INVALID
     assert reasons[-1] is Reason.RATE_LIMITED
+
+
+async def test_a_node_that_signs_as_before_is_told_what_changed_and_how_to_upgrade() -> None:
+    desk = Desk()
+    with pytest.raises(RefusalError) as refused:
+        await desk.joins.join(asked(desk.token, protocol=1), CALLER)
+    assert refused.value.reason is Reason.VERSION_MISMATCH
+    assert refused.value.detail == (
+        f"test speaks protocol 1, {SOFTWARE} speaks 2 (since 2 nodes sign contributions as EIP-712"
+        " data of their job's ledger); run on that machine: pip install --upgrade hypergpu"
+    )
+    assert str(refused.value).endswith("Fix: run on that machine: pip install --upgrade hypergpu")
+
+
+async def test_a_newer_node_is_told_that_the_coordinator_is_older() -> None:
+    desk = Desk()
+    with pytest.raises(RefusalError, match="Fix: run where the coordinator runs: pip install"):
+        await desk.joins.join(asked(desk.token, protocol=PROTOCOL + 1), CALLER)
 
 
 async def test_a_node_of_too_many_workloads_is_refused_and_spends_nothing() -> None:
