@@ -79,8 +79,9 @@ def verdict_lines(found: Verification) -> list[str]:
         )
         if found.batches is not None:
             lines.append(
-                f"the chain recorded them in {found.batches} batches, and every score, pool and"
-                f" payment of it follows from them (block {found.block})"
+                f"the chain recorded them in {found.batches} batches, whose roots and sums are"
+                f" those of the receipts; every score, pool and payment of it follows from them"
+                f" (block {found.block})"
             )
     lines += [f"not yet: {text}" for text in found.open]
     return lines

@@ -8,7 +8,14 @@ from hypergpu.ids import NodeId
 from hypergpu.ledger.audit.facts import BatchFact, Form, JobFact
 from hypergpu.ledger.audit.finding import Finding, Kind
 from hypergpu.ledger.merkle import MerkleTree
-from hypergpu.ledger.packing import NO_DIGEST, batch_totals, next_digest, packed, totals_words
+from hypergpu.ledger.packing import (
+    NO_DIGEST,
+    NodeTotals,
+    batch_totals,
+    next_digest,
+    packed,
+    totals_words,
+)
 from hypergpu.ledger.receipt import ReceiptCheck, SignedReceipt, Signers, leaf
 from hypergpu.ledger.typed import Receipt, struct_hash
 
@@ -87,19 +94,54 @@ def _batch_findings(batch: BatchFact, held: Mapping[Number, SignedReceipt]) -> I
     members = [held[number].receipt for number in numbers]
     if any(receipt.epoch > batch.epoch for receipt in members):
         yield _batch(batch, "it settles receipts of a later epoch")
-    if batch.content != _content(batch.form, members):
-        yield _batch(batch, "its sums or records are not those of the receipts")
-    if members and MerkleTree(map(leaf, members)).root != batch.root:
+    is_rooted = not members or MerkleTree(map(leaf, members)).root == batch.root
+    if not is_rooted:
         yield _batch(batch, "its root is not that of the receipts")
+    if batch.content != _content(batch.form, members):
+        yield from _content_findings(batch, members, is_rooted=is_rooted)
+
+
+def _content_findings(
+    batch: BatchFact, members: Sequence[Receipt], *, is_rooted: bool
+) -> Iterator[Finding]:
+    """What a batch adds for whom, beside what the receipts under its root come to."""
+    whose = "the receipts under its root" if is_rooted else "the receipts"
+    if batch.form is Form.PACKED:
+        yield _batch(batch, f"its records are not those of {whose}")
+        return
+    due = {one.node: one for one in _totals(members)}
+    found = False
+    for told in batch.totals():
+        own = due.get(told.node)
+        if own is not None and (own.samples, own.score) != (told.samples, told.score):
+            found = True
+            text = (
+                f"its sums for {told.node} are {told.samples} samples and a score of {told.score},"
+                f" {whose} come to {own.samples} and {own.score}"
+            )
+            yield Finding(Kind.BATCH, f"batch {batch.seq}: {text}", told.node, batch.epoch)
+    if not found:
+        yield _batch(batch, f"its sums are not those of {whose}, each node once and ascending")
 
 
 def _content(form: Form, members: Sequence[Receipt]) -> bytes:
-    """What the batch should have held, the receipts settled in one epoch whatever their own."""
-    together = [msgspec.structs.replace(receipt, epoch=0) for receipt in members]
+    """What the batch should have held; nothing where no batch can hold these."""
     try:
-        return packed(together) if form is Form.PACKED else totals_words(batch_totals(together))
+        return packed(_together(members)) if form is Form.PACKED else totals_words(_totals(members))
     except ValueError:
         return b""
+
+
+def _totals(members: Sequence[Receipt]) -> tuple[NodeTotals, ...]:
+    try:
+        return batch_totals(_together(members))
+    except ValueError:
+        return ()
+
+
+def _together(members: Sequence[Receipt]) -> list[Receipt]:
+    """The receipts as of one epoch, whatever their own."""
+    return [msgspec.structs.replace(receipt, epoch=0) for receipt in members]
 
 
 def _count(batch: BatchFact, epochs: dict[Number, int]) -> None:

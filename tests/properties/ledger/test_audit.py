@@ -16,9 +16,10 @@ from hypergpu.ledger.audit.dispute import (
     disputes,
     encoded_dispute,
 )
-from hypergpu.ledger.audit.facts import JobFact
+from hypergpu.ledger.audit.facts import Form, JobFact
 from hypergpu.ledger.audit.finding import Kind
 from hypergpu.ledger.audit.verify import verify
+from hypergpu.ledger.packing import batch_totals, totals_words
 from hypergpu.ledger.receipt import SignedReceipt, Signers
 from hypergpu.ledger.settlement.state import RevertedError
 from hypergpu.ledger.typed import Domain, Voucher, sign
@@ -38,6 +39,8 @@ from tests.properties.ledger.town import (
 )
 
 DOMAIN = Domain(chain_id=31337)
+# Of less than full quality, so that the contract takes a higher score for the same samples.
+amounts = st.integers(1_000, 4_000).filter(lambda amount: amount * 31 % 10_001 < 10_000)
 SIGNERS = Signers(coordinator=COORDINATOR.address, domain=DOMAIN, made_in=DOMAIN)
 # Receipts that are countersigned and left out, and a short escrow, are wrong for real.
 HONEST = {Kind.UNRECORDED, Kind.POOL}
@@ -130,6 +133,37 @@ CHEATS: dict[str, tuple[Callable[[JobFact], JobFact], Kind]] = {
 def test_a_figure_that_was_changed_is_found(cheat: str) -> None:
     change, kind = CHEATS[cheat]
     assert kind in {finding.kind for finding in verify(change(FACT), PAID.receipts).wrong}
+
+
+@given(
+    node=st.integers(0, 2), samples=st.integers(0, 99), score=st.integers(0, 99), drawn=st.data()
+)
+@settings(max_examples=50)
+def test_sums_that_the_contract_took_and_the_root_does_not_bear_are_told_with_both_figures(
+    node: int, samples: int, score: int, drawn: st.DataObject
+) -> None:
+    town = Town(1_800_000_000, DOMAIN)
+    for number in range(3):
+        done(town, Action("work", who=number, amount=drawn.draw(amounts)))
+    chosen, root = town.batch(Action("aggregate", amount=1))
+    honest = batch_totals(chosen)
+    totals = list(honest)
+    totals[node] = replace(
+        totals[node], samples=totals[node].samples + samples, score=totals[node].score + score
+    )
+    town.ledger.submit_aggregate(COORDINATOR.address, JOB, 0, 0, root, totals)
+    town.note(Action("aggregate"), Form.AGGREGATE, root, totals_words(totals), ())
+    told = [one for one in verify(town.fact(), town.receipts).wrong if one.kind is Kind.BATCH]
+    if not samples and not score:
+        assert told == []
+        return
+    (finding,) = told
+    assert finding.node == honest[node].node
+    assert finding.text == (
+        f"batch 0: its sums for {finding.node} are {totals[node].samples} samples and a score of"
+        f" {totals[node].score}, the receipts under its root come to {honest[node].samples} and"
+        f" {honest[node].score}"
+    )
 
 
 def test_receipts_that_were_changed_or_kept_back_are_found() -> None:

@@ -4,9 +4,11 @@ import pytest
 from msgspec.structs import replace
 
 from hypergpu.cli.ledger.account import LedgerView, NodeAccountView, ledger_lines, rows, shown
-from hypergpu.cli.ledger.verifying import verified
+from hypergpu.cli.ledger.verifying import Verification, audited, verdict_lines, verified
 from hypergpu.ids import Address
+from hypergpu.ledger.packing import totals_words
 from hypergpu.ledger.receipt import SignedReceipt
+from tests.properties.ledger.test_audit import paid_town
 from tests.unit.node.test_wallet import COORDINATOR, JOB, NODE, STRANGER, TERMS, receipt
 
 RECEIPTS = [receipt(0), receipt(1), receipt(2)]
@@ -93,6 +95,28 @@ def test_more_pay_than_escrow_is_found() -> None:
 def test_terms_of_another_owner_are_found() -> None:
     other = replace(TERMS, coordinator=Address(STRANGER.node_id))
     assert any("is not that of" in fault for fault in verified(VIEW, other, RECEIPTS).faults)
+
+
+def test_sums_that_the_root_does_not_bear_are_said_and_the_others_follow_from_the_receipts() -> (
+    None
+):
+    town = paid_town()
+    found = Verification(job=JOB, receipts=12, nodes=3, is_sound=True, faults=[])
+    sound = audited(found, town.fact(), town.receipts)
+    assert "2 batches, whose roots and sums are those of the receipts" in "".join(
+        verdict_lines(sound)
+    )
+    fact = town.fact()
+    first, *rest = fact.batches
+    one, *others = first.totals()
+    raised = totals_words([replace(one, samples=one.samples + 1), *others])
+    tampered = replace(fact, batches=(replace(first, content=raised), *rest))
+    told = audited(found, tampered, town.receipts)
+    assert not told.is_sound
+    assert told.faults[0] == (
+        f"chain: batch: batch 0: its sums for {one.node} are {one.samples + 1} samples and a score"
+        f" of {one.score}, the receipts under its root come to {one.samples} and {one.score}"
+    )
 
 
 def test_amounts_are_whole_numbers_with_their_decimals_beside_them() -> None:
