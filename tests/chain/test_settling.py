@@ -79,6 +79,23 @@ def test_a_nodes_unpaid_share_waits_for_its_window_and_says_so(ground: Ground) -
     assert epoch.window_ends_s > ground.chain.head().time_s
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+def test_receipts_of_an_epoch_that_was_paid_are_settled_with_the_next(
+    ground: Ground, *, is_over: bool
+) -> None:
+    ground.opened()
+    ground.earn(0, range(2))
+    ground.end(0, is_last=is_over)
+    ground.settle()
+    ground.earn(0, range(2, 3))
+    if not is_over:
+        ground.earn(1, range(3, 4))
+        ground.end(1, is_last=True)
+    ground.settle()
+    assert [epoch.number for epoch in ground.epochs()] == [0, 1]
+    ground.check_exact(3 if is_over else 4)
+
+
 def test_an_epoch_without_receipts_costs_nothing(ground: Ground) -> None:
     ground.opened()
     ground.end(0)

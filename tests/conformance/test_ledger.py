@@ -134,14 +134,17 @@ def test_rows_that_do_not_follow_on_take_their_receipts_with_them(store: Journal
     assert store.journal.epochs() == ()
 
 
-def test_an_epoch_that_was_left_takes_no_more_receipts(store: JournalStore) -> None:
+def test_a_receipt_of_an_epoch_that_was_left_is_kept_and_the_epoch_stays_left(
+    store: JournalStore,
+) -> None:
     store.journal.append([], (), Earnings(records(0), (EpochEnd(JOB, 0),)))
-    with pytest.raises(JournalConflictError, match="epoch 0 of job-00000000000a has ended"):
-        keep(store, 1)
-    keep(store, 1, epoch=1)
-    first, second = store.reopen().epochs()
+    keep(store, 1)
+    keep(store, 2, epoch=1)
+    journal = store.reopen()
+    first, second = journal.epochs()
     assert (first.is_left, first.is_last) == (True, False)
     assert not second.is_left
+    assert [(one.sequence, one.epoch) for one in journal.unsealed(9)] == [(0, 0), (1, 0), (2, 1)]
 
 
 def test_an_epoch_without_receipts_can_end_and_be_the_last(store: JournalStore) -> None:

@@ -42,7 +42,8 @@ class JobJournal(Protocol):
 
         Raises:
             JournalConflictError: an entry does not follow on its job's last, a request id is
-                taken, a receipt is not its node's next, or its epoch has ended.
+                taken, or a receipt is not its node's next. One whose epoch was left is kept, and
+                settled with the next: a journal that was cut back lives through an epoch again.
         """
 
     def read(

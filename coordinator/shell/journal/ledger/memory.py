@@ -184,11 +184,6 @@ class MemoryLedger:
                     f"kept: its next is {wanted}"
                 )
             counts[key] = wanted + 1
-            epoch = self._shelves.epochs.get((record.job_id, receipt.epoch))
-            if epoch is not None and epoch.is_left:
-                raise JournalConflictError(
-                    f"epoch {receipt.epoch} of {record.job_id} has ended and takes no more receipts"
-                )
 
     def _keep_earnings(self, earnings: Earnings) -> None:
         for record in earnings.receipts:

@@ -21,7 +21,7 @@ class ReceiptRecord(msgspec.Struct, frozen=True):
 
 
 class EpochEnd(msgspec.Struct, frozen=True):
-    """A job has left an epoch: no more receipts of it will come."""
+    """A job has left an epoch: no more receipts of it will come, but for a job that is cut back."""
 
     job_id: JobId
     number: int

@@ -20,7 +20,7 @@ from hypergpu.spec import JobSpec, Pay, Training
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 JOB = JobId("job-000000000001")
-NODE = NodeId("0x" + "a1" * 20)
+NODE, LATER = NodeId("0x" + "a1" * 20), NodeId("0x" + "b2" * 20)
 DESK = LedgerDesk(IdentityKey(bytes(31) + b"\x02"))
 SPEC = JobSpec(
     workload="null",
@@ -51,15 +51,15 @@ async def driven(journal: MemoryJournal) -> AsyncIterator[Driver]:
     await running
 
 
-async def sent(driver: Driver) -> None:
-    """The node sends the update that it owes."""
+async def sent(driver: Driver, node: NodeId = NODE) -> None:
+    """A node sends the update that it owes."""
     round_ = driver.rooms[JOB].job.round
     assert round_ is not None
     blob = BlobRef(digest_of(f"update {round_.number}".encode()), Bytes(4))
     update = Update(blob, Samples(0), 0, nonce=round_.number + 1, signature=bytes(65))
-    lease = round_.participants[NODE].lease
+    lease = round_.participants[node].lease
     received = events.UpdateReceived(
-        at_ms=NOW, node=NODE, round=round_.number, lease=lease, update=update
+        at_ms=NOW, node=node, round=round_.number, lease=lease, update=update
     )
     assert await driver.submit(JOB, received) == ""
 
@@ -115,3 +115,27 @@ async def test_of_a_journal_that_was_cut_back_what_was_signed_once_stands() -> N
         await sent(driver)
         await driver.submit(JOB, folded(1))
     assert [record.signed.receipt.sequence for record in journal.receipts(JOB)] == [0, 1]
+
+
+async def test_of_an_epoch_that_a_cut_back_job_lives_through_again_new_receipts_are_kept() -> None:
+    journal = MemoryJournal()
+    async with driven(journal) as driver:
+        await begun(driver)
+        await sent(driver)
+        reading = journal.read(JOB)
+        await driver.submit(JOB, folded(0))
+        await sent(driver)
+        await driver.submit(JOB, folded(1))
+    assert [record.is_left for record in journal.epochs()] == [True]
+    before = journal.receipts(JOB)
+    journal.cut_back(JOB, Head(reading.head.sequence, reading.head.chain))
+    async with driven(journal) as driver:
+        assert await driver.submit(JOB, events.NodeJoined(at_ms=NOW, node=LATER)) == ""
+        assert await driver.submit(JOB, folded(0)) == ""
+        await sent(driver)
+        await sent(driver, LATER)
+        assert await driver.submit(JOB, folded(1)) == ""
+    assert journal.receipts(JOB, node=NODE) == before
+    (record,) = journal.receipts(JOB, node=LATER)
+    assert (record.signed.receipt.sequence, record.signed.receipt.epoch) == (0, 0)
+    assert record.leaf in {one.leaf for one in journal.unsealed(9)}

@@ -29,15 +29,12 @@ def keep_earnings(connection: Connection, earnings: Earnings) -> None:
     """Write receipts and epoch ends in a transaction that is open.
 
     Raises:
-        JournalConflictError: a receipt's sequence is not the node's next, or its epoch has ended.
-            The caller's transaction must then be given up.
+        JournalConflictError: a receipt's sequence is not the node's next. The caller's transaction
+            must then be given up.
     """
     _count(connection, earnings.receipts)
     for job_id, number in {(one.job_id, one.signed.receipt.epoch) for one in earnings.receipts}:
-        if _opened(connection, job_id, number):
-            raise JournalConflictError(
-                f"epoch {number} of {job_id} has ended and takes no more receipts"
-            )
+        _open(connection, job_id, number)
     insert_rows(connection, RECEIPTS, [_receipt_row(one) for one in earnings.receipts])
     for end in earnings.ends:
         _leave(connection, end)
@@ -83,27 +80,25 @@ def _kept(connection: Connection, keys: Collection[Key]) -> dict[Key, int]:
     return counts
 
 
-def _opened(connection: Connection, job_id: JobId, number: int) -> bool:
-    """Whether the epoch has ended; makes its row when it is new."""
+def _open(connection: Connection, job_id: JobId, number: int) -> None:
+    """Make the epoch's row when it is new."""
     of_epoch = (EPOCHS.c.job_id == job_id) & (EPOCHS.c.number == number)
-    is_left: bool | None = connection.scalar(select(EPOCHS.c.is_left).where(of_epoch))
-    if is_left is None:
-        epoch = Epoch(job_id=job_id, number=number)
-        row = {
-            "job_id": job_id,
-            "number": number,
-            "is_left": False,
-            "is_last": False,
-            "state": epoch.state.value,
-            "body_json": msgspec.json.encode(epoch),
-        }
-        connection.execute(insert(EPOCHS), row)
-        return False
-    return is_left
+    if connection.scalar(select(EPOCHS.c.number).where(of_epoch)) is not None:
+        return
+    epoch = Epoch(job_id=job_id, number=number)
+    row = {
+        "job_id": job_id,
+        "number": number,
+        "is_left": False,
+        "is_last": False,
+        "state": epoch.state.value,
+        "body_json": msgspec.json.encode(epoch),
+    }
+    connection.execute(insert(EPOCHS), row)
 
 
 def _leave(connection: Connection, end: EpochEnd) -> None:
-    _opened(connection, end.job_id, end.number)
+    _open(connection, end.job_id, end.number)
     of_epoch = (EPOCHS.c.job_id == end.job_id) & (EPOCHS.c.number == end.number)
     values = {"is_left": True} | ({"is_last": True} if end.is_last else {})
     connection.execute(update(EPOCHS).where(of_epoch).values(**values))
