@@ -60,6 +60,7 @@ from coordinator.shell.servicers.node.servicer import NodeServicer
 from coordinator.shell.servicers.user.job import JobServicer
 from coordinator.shell.servicers.user.operator import OperatorServicer
 from hypergpu.chain.profiles import NONE
+from hypergpu.files.durable import write_durably
 from hypergpu.ids import Digest, JobId
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
@@ -215,14 +216,7 @@ class Coordinator:
                 grant, addresses=addresses, authority=self._digest, now_s=unix_s()
             )
         token = msgspec.structs.replace(token, addresses=addresses, authority=self._digest)
-        unfinished = path.with_suffix(".new")
-        unfinished.unlink(missing_ok=True)
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(token_text(token) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.rename(path)
+        write_durably(path, f"{token_text(token)}\n".encode())
 
     def _known_operator_token(self, path: Path) -> Token | None:
         try:

@@ -1,10 +1,10 @@
 """A key in a file: made on the first start, encrypted, and readable by its owner alone."""
 
-import os
 from pathlib import Path
 
 from coincurve import PrivateKey
 
+from hypergpu.files.durable import write_durably
 from hypergpu.keys.keystore import (
     CONTENT_BYTES_MAX,
     address_of,
@@ -37,12 +37,12 @@ def stored_secret(path: Path, passphrase: Passphrase) -> bytes:
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write(path, encrypted(PrivateKey().secret, passphrase))
+            write_durably(path, encrypted(PrivateKey().secret, passphrase))
         refuse_shared(path, "the key")
         content = _content(path)
         plain = _plain_secret(content)
         if plain is not None:
-            _write(path, encrypted(plain, passphrase))
+            write_durably(path, encrypted(plain, passphrase))
             return plain
     except OSError as broken:
         what = f"the key {path} cannot be used: {broken.strerror}"
@@ -113,7 +113,7 @@ def change_passphrase(path: Path, old: Passphrase, new: Passphrase) -> None:
     """
     secret = stored_secret(path, old)
     try:
-        _write(path, encrypted(secret, new))
+        write_durably(path, encrypted(secret, new))
     except OSError as broken:
         what = f"the key {path} cannot be written: {broken.strerror}"
         raise RefusalError(Reason.FILE_UNUSABLE, what) from broken
@@ -133,20 +133,3 @@ def _plain_secret(content: bytes) -> bytes | None:
         return PrivateKey(bytes.fromhex(digits.decode("ascii"))).secret
     except ValueError:
         return None
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file, readable by its owner alone, whole or not at all, whenever the power goes."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.unlink(missing_ok=True)
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

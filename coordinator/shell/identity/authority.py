@@ -6,7 +6,6 @@ clock that is wrong by a day, or jumps by one, locks no honest node out.
 
 import datetime as dt
 import ipaddress
-import os
 import socket
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from coordinator.shell.identity.request import certificate_request
 from coordinator.shell.journal.records import CertificateRecord
 from hypergpu.digest import digest_of
+from hypergpu.files.durable import write_durably
 from hypergpu.ids import Digest, NodeId
 
 SERVER_NAME = "hypergpu-coordinator"
@@ -145,8 +145,8 @@ def _make(key_path: Path, certificate_path: Path, now_s: int) -> None:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    _write_private(key_path, _key_pem(key))
-    _write_private(certificate_path, certificate.public_bytes(serialization.Encoding.PEM))
+    write_durably(key_path, _key_pem(key))
+    write_durably(certificate_path, certificate.public_bytes(serialization.Encoding.PEM))
 
 
 def _builder(
@@ -207,20 +207,3 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner reads, whole or not at all."""
-    beside = path.with_name(path.name + ".new")
-    beside.unlink(missing_ok=True)
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -17,9 +17,10 @@ from gpu_node.shell.link.refusals import refusal_in, why
 from gpu_node.shell.link.route import Route
 from gpu_node.shell.state.files import Coordinator, load_coordinator, save_coordinator
 from gpu_node.shell.state.keys import certificate_request_pem, tls_key_pem
-from gpu_node.shell.state.places import Places, write_durably
+from gpu_node.shell.state.places import Places
 from hypergpu.authority import fetch_authority, split_address
 from hypergpu.digest import digest_of
+from hypergpu.files.durable import write_durably
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey, JoinClaim
 from hypergpu.token import Role, Token

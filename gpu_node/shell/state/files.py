@@ -4,8 +4,9 @@ import msgspec
 
 from gpu_node.core.memory import Memory
 from gpu_node.shell.clock import unix_ms
-from gpu_node.shell.state.places import Places, write_durably
+from gpu_node.shell.state.places import Places
 from gpu_node.shell.worker.messages import Ready
+from hypergpu.files.durable import write_durably
 from hypergpu.refusal import Reason, RefusalError
 
 _NONCES_RESERVED = 1000

@@ -5,7 +5,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from gpu_node.shell.state.places import Places, write_durably
+from gpu_node.shell.state.places import Places
+from hypergpu.files.durable import write_durably
 from hypergpu.ids import NodeId
 from hypergpu.keys.keyfile import passphrase_beside, stored_secret
 from hypergpu.keys.passphrase import Passphrase

@@ -1,4 +1,4 @@
-"""Where a node keeps what: the paths under its state folder, and how a file is written for good."""
+"""Where a node keeps what: the paths under its state folder."""
 
 import fcntl
 import os
@@ -75,20 +75,3 @@ class Places:
     def delete_job(self, job_id: JobId) -> None:
         """Delete what is kept for a job."""
         shutil.rmtree(self.job(job_id), ignore_errors=True)
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Write a file, readable by its owner alone, whole or not at all, whenever the power goes."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.unlink(missing_ok=True)
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

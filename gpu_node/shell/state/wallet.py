@@ -20,7 +20,8 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from gpu_node.shell.state.places import Places, write_durably
+from gpu_node.shell.state.places import Places
+from hypergpu.files.durable import write_durably
 from hypergpu.ids import JobId, NodeId
 from hypergpu.ledger.receipt import ReceiptCheck, SignedReceipt, Signers
 from hypergpu.ledger.terms import Terms, separator_of

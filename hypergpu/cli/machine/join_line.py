@@ -1,11 +1,11 @@
 """The join line of `up`: the same one at each start for as long as it is good."""
 
-import os
 from pathlib import Path
 
 import msgspec
 
 from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.files.durable import write_durably
 from hypergpu.refusal import RefusalError
 from hypergpu.token import Role, Token, parse_token, token_text
 
@@ -38,7 +38,7 @@ def standing_join_line(coordinator: Coordinator, folder: Path, named: Token) -> 
         kept, left_s = parse_token(made.token), TTL_S
     standing = msgspec.structs.replace(kept, addresses=named.addresses, authority=named.authority)
     text = token_text(standing)
-    _keep(path, text)
+    write_durably(path, f"{text}\n".encode())
     return JoinLine(text, left_s)
 
 
@@ -54,12 +54,3 @@ def _left_s(coordinator: Coordinator, kept: Token) -> int:
         if each.token_id == kept.id and not each.is_revoked:
             return each.expires_in_s
     return 0
-
-
-def _keep(path: Path, text: str) -> None:
-    fresh = path.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(f"{text}\n")
-    fresh.replace(path)

@@ -18,6 +18,7 @@ from hypergpu.digest import (
     digest_to_wire,
     running_digest_of_file,
 )
+from hypergpu.files.durable import SHARED, write_durably
 from hypergpu.ids import Digest
 from hypergpu.layout import Kind, Layout, LayoutError, TensorSpec, layout_from_json
 from hypergpu.refusal import Reason, RefusalError
@@ -79,7 +80,7 @@ def export_model(coordinator: Coordinator, order: Order, report: Report) -> Mode
         part = folder / f".{job_id}-{which}.part"
         offer = _fetch(coordinator, _request(job_id, which), part, report)
         _write_safetensors(offer, part, model, job_id)
-        _write_whole(card, offer.card.encode("utf-8"))
+        write_durably(card, offer.card.encode("utf-8"), mode=SHARED)
         part.unlink()
     except OSError as broken:
         raise RefusalError(Reason.FILE_UNUSABLE, f"{folder}: {broken.strerror}") from broken
@@ -238,12 +239,3 @@ def _header(offer: _Offer, job_id: str) -> bytes:
         at = end
     text = msgspec.json.encode(entries)
     return text + b" " * (-len(text) % 8)
-
-
-def _write_whole(target: Path, content: bytes) -> None:
-    fresh = target.with_name(f".{target.name}.tmp")
-    with fresh.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(target)

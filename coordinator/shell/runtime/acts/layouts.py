@@ -1,8 +1,8 @@
 """A job's layout on disk, named by its digest: a damaged one is missing, and made again."""
 
-import os
 from pathlib import Path
 
+from hypergpu.files.durable import write_durably
 from hypergpu.layout import Layout, LayoutError, layout_from_json
 
 _SUFFIX = ".layout.json"
@@ -12,20 +12,10 @@ def save_layout(job_dir: Path, layout: Layout) -> None:
     """Write it durably, replacing any other."""
     job_dir.mkdir(parents=True, exist_ok=True)
     target = job_dir / f"{layout.digest}{_SUFFIX}"
-    unfinished = target.with_suffix(".part")
-    with unfinished.open("wb") as file:
-        file.write(layout.to_json())
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.rename(target)
+    write_durably(target, layout.to_json())
     for other in job_dir.glob(f"*{_SUFFIX}"):
         if other != target:
             other.unlink()
-    folder = os.open(job_dir, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def stored_layout(job_dir: Path) -> Layout | None:

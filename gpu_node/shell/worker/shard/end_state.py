@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from gpu_node.shell.worker.shard.durable import write_durably
+from hypergpu.files.durable import fill_durably
 from hypergpu.ids import Digest
 from hypergpu.layout import Flat, Float32s, Octets
 
@@ -50,7 +50,7 @@ def save_end_state(folder: Path, round: int, state: EndState, layout: Digest) ->
         tensors["model/statistics"] = state.model.statistics
         tensors["model/integers"] = state.model.integers
     metadata = {"layout": layout, "codec": state.codec}
-    write_durably(_path(folder, round), lambda partial: save_file(tensors, partial, metadata))
+    fill_durably(_path(folder, round), lambda partial: save_file(tensors, partial, metadata))
     held = {int(path.stem.removeprefix("end-")): path for path in folder.glob("end-*.safetensors")}
     kept = sorted(number for number in held if number <= round)[-_GENERATIONS:]
     for number, path in held.items():

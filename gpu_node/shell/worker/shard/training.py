@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from gpu_node.shell.worker.messages import Progress, Train, Trained
 from gpu_node.shell.worker.shard.batches import Batches, batches_of
 from gpu_node.shell.worker.shard.beginning import Beginning, Begun, asked_for, granted
-from gpu_node.shell.worker.shard.durable import write_durably
 from gpu_node.shell.worker.shard.end_state import (
     EndState,
     EndStateError,
@@ -22,6 +21,7 @@ from gpu_node.shell.worker.shard.watch import ShardError, Watch
 from gpu_node.shell.worker.trainer.interface import Start, Trainer
 from hypergpu.codec import decode_parameters, encode_update
 from hypergpu.digest import digest_of
+from hypergpu.files.durable import fill_durably
 from hypergpu.layout import Flat, Float32s, Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
 
@@ -70,7 +70,7 @@ def train_shard(
     optimizer = trainer.optimizer()
     state = EndState(encoded.residual, encoded.payload, request.codec, optimizer, end)
     save_end_state(Path(request.state_dir), request.round, state, layout.digest)
-    write_durably(Path(request.update_path), encoded.payload.tofile)
+    fill_durably(Path(request.update_path), encoded.payload.tofile)
     return Trained(
         lease=request.lease,
         update_digest=digest_of(encoded.payload.data),

@@ -1,0 +1,1 @@
+"""How files are written that must outlive a crash."""
