@@ -67,6 +67,15 @@ def test_no_test_sleeps_skips_or_patches() -> None:
     assert not found, listed(found)
 
 
+def test_the_coordinator_waits_for_what_happens_and_sleeps_for_nothing() -> None:
+    found = [
+        str(path)
+        for path, tree in modules()
+        if path.parts[0] == "coordinator" and "time.sleep" in dotted(tree)
+    ]
+    assert not found, listed(found)
+
+
 def test_no_lock_file_names_an_address() -> None:
     locks = [path for path in written() if any(path.match(pattern) for pattern in LOCKS)]
     assert locks

@@ -86,6 +86,7 @@ class Pipeline:
         self._orders: dict[JobId, JobOrder] = {}
         self._orders_lock = threading.Lock()
         self._woken = threading.Event()
+        self._has_looked = threading.Event()
         self._is_stopping = False
         self._failures = 0
         self._settler: Settler | None = None
@@ -100,6 +101,10 @@ class Pipeline:
     def start(self) -> None:
         """Begin, going on with whatever the journal holds."""
         self._thread.start()
+
+    def wait_for_first_turn(self, within_s: float) -> None:
+        """Return once a turn went well, or did not and `state` says why; or when time is up."""
+        self._has_looked.wait(within_s)
 
     def stop(self, within_s: float = 30.0) -> None:
         """End after the turn that is being taken; the next start goes on from there."""
@@ -142,7 +147,9 @@ class Pipeline:
                 log.exception("settling broke")
                 self._halt(broken)
                 break
+            self._has_looked.set()
             self._woken.wait(pause_ms / 1000)
+        self._has_looked.set()
         if self._settler is not None:
             self._settler.close()
 

@@ -4,7 +4,6 @@ Training waits for none of it: a chain that is down is waited for, in a thread o
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -43,7 +42,6 @@ _MISNAMED = frozenset({Reason.CHAIN_WRONG, Reason.LEDGER_WRONG})
 
 _LEDGER_WITHIN_S = 10.0
 _FIRST_TURN_WITHIN_S = 2.0
-_POLL_S = 0.02
 Short = Callable[[JobId, str], Awaitable[None]]
 """Told of a job that cannot be paid for any longer."""
 
@@ -135,9 +133,7 @@ class Settling:
         # What is created from now on is to be signed for the ledger; one that is known can wait.
         within_s = _LEDGER_WITHIN_S if self._pipeline.domain is None else _FIRST_TURN_WITHIN_S
         self._pipeline.start()
-        deadline_s = time.monotonic() + within_s
-        while not (self.state.turns or self.state.complaint) and time.monotonic() < deadline_s:
-            time.sleep(_POLL_S)
+        self._pipeline.wait_for_first_turn(within_s)
         refusal = self.state.refusal
         if refusal is not None and refusal.reason in _MISNAMED:
             self.stop()
