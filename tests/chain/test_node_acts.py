@@ -21,6 +21,8 @@ SPEC = JobSpec(
     evaluation=Evaluation(every=4),
     pay=Pay(unit_price=1_000_000, rounds_per_epoch=2),
 )
+ROUNDS = 40
+"""Of work that a voucher vouches for."""
 LONG = JobSpec(
     workload="digits-softmax",
     training=Training(rounds=100_000, inner_steps=5, nodes=1),
@@ -83,7 +85,7 @@ def test_a_voucher_is_redeemed_while_there_is_no_coordinator(
     job_id = cluster.submit(LONG)
     cluster.wait_for(
         job_id,
-        lambda happening: happening.kind == "RoundRecorded" and happening.fields["round"] >= 300,
+        lambda happening: happening.kind == "RoundRecorded" and happening.fields["round"] >= ROUNDS,
     )
     with cluster.coordinator.client() as client:
         client.pause(job_id)
