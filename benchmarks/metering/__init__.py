@@ -44,7 +44,7 @@ QUICK = Sizes(
     faults=Faults(8, 6, _SEED),
     healthy_epochs=20,
     amounts=Amounts(presigned_batches=150, end_to_end=60_000, one_by_one=2_400),
-    effort=Effort(submissions=200, pairs=2, rounds=25),
+    effort=Effort(submissions=150, pairs=2, rounds=20),
 )
 FULL = Sizes(
     receipts_through_faults=100_000,

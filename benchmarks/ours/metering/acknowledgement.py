@@ -9,6 +9,7 @@ answer is the same, with a voucher signed afresh. What is between the two jobs t
 """
 
 import asyncio
+import itertools
 import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -49,6 +50,7 @@ from hypergpu.wire.protocol import PROTOCOL_ENTRY
 
 WARM_UP = 5
 PARAMETERS = 4_096
+_BEAT_S = 2.0
 _TIMEOUT_MS = Milliseconds(30_000)
 _READY = Ready(
     device="cpu", device_name="none", memory_bytes=Bytes(0), kind="null", workloads={"null": 1}
@@ -101,11 +103,21 @@ class Session:
             version=version_message(), capabilities=capabilities_message(_READY, "benchmark")
         )
         await self._control.write(node_pb2.ControlRequest(hello=hello))
+        self._beating = asyncio.create_task(self._beat())
+
+    def leave(self) -> None:
+        """Say nothing any more."""
+        self._beating.cancel()
+        self._control.cancel()
+
+    async def _beat(self) -> None:
+        for sequence in itertools.count(1):
+            beat = node_pb2.Heartbeat(sequence=sequence)
+            await self._control.write(node_pb2.ControlRequest(heartbeat=beat))
+            await asyncio.sleep(_BEAT_S)
 
     async def work(self) -> Work:
         """Wait for the next assignment, and make its update."""
-        beat = node_pb2.Heartbeat(sequence=self._nonce + 1)
-        await self._control.write(node_pb2.ControlRequest(heartbeat=beat))
         assignment = await self._assigned()
         samples = Samples(sum(run.count for run in assignment.task.ranges))
         content = np.full(PARAMETERS, self._nonce / 1_000, np.float32).tobytes()
@@ -198,6 +210,7 @@ async def _session(cluster: Running, owner: AsyncExitStack, name: str, spec: Job
     metadata = (PROTOCOL_ENTRY, (NODE_KEY, key.node_id))
     session = Session(key, Calls(channel, metadata, _TIMEOUT_MS), job_id, spec.pay)
     await session.greet()
+    owner.callback(session.leave)
     return session
 
 
