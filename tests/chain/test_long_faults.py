@@ -140,6 +140,26 @@ def test_an_escrow_that_is_not_on_the_ledger_is_told_until_it_is_there(
     settling.stop()
 
 
+def test_what_is_owed_is_not_taken_off_twice_when_a_block_comes_meanwhile(ground: Ground) -> None:
+    ground.opened()
+    ground.earn(0, range(1))
+    ground.end(0)
+    ground.mine()
+    ground.turn()
+    height = ground.turn().head.number
+    before = ground.escrow.reading(JOB)
+    ground.mine()
+    # The newest block has closed the epoch, which nobody here has noted yet.
+    ground.escrow.look(ground.settler.site, height)
+    assert before is not None
+    assert before.owed > 0
+    assert ground.escrow.reading(JOB) == before._replace(height=height)
+    ground.turn()
+    after = ground.escrow.reading(JOB)
+    assert after is not None
+    assert (after.left, after.owed) == (before.left, 0)
+
+
 def spend(ground: Ground, nonce: int) -> None:
     """Use one of the coordinator's nonces for something else, for a fee that wins."""
     signer = Signer(COORDINATOR)

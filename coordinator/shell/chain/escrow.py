@@ -62,7 +62,9 @@ class EscrowBook:
         )
 
     def look(self, site: LedgerSite, height: int) -> None:
-        """Read every followed job again.
+        """Read every followed job again, as of the block that the journal was last brought up to.
+
+        In a newer one an epoch may be closed that still counts as owed here.
 
         Raises:
             RpcError: the chain cannot be asked; older readings stay.
@@ -70,7 +72,7 @@ class EscrowBook:
         with self._lock:
             prices = dict(self._prices)
         for job_id, unit_price in prices.items():
-            job = site.job(job_id)
+            job = site.job(job_id, height)
             if job is None:
                 # Signed and not mined yet: the journal's account of it counts until then.
                 continue

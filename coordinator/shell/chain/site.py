@@ -120,10 +120,11 @@ class LedgerSite:
         (address,) = self._ask("TOKEN")
         return address_bytes(Address(address))
 
-    def job(self, job_id: JobId) -> JobOnChain | None:
-        """A job as it stands; None: it is not open there."""
+    def job(self, job_id: JobId, height: int | None = None) -> JobOnChain | None:
+        """A job as it stands, or stood at a block; None: it is not open there."""
+        call = self.calls.abi.call("getJob", word_bytes(self.job_key(job_id)))
         try:
-            answer = self._read("getJob", word_bytes(self.job_key(job_id)))
+            answer = self._chain.read(self.contract, call, height)
         except RpcRefusedError:
             return None
         # Empty where the ledger itself is not mined yet.

@@ -112,14 +112,20 @@ class EvmChain:
         except RpcRefusedError:
             return 0
 
-    def read(self, contract: bytes, call: bytes) -> bytes:
-        """What a contract answers to a call that changes nothing, at the newest block.
+    def read(self, contract: bytes, call: bytes, height: int | None = None) -> bytes:
+        """What a contract answers to a call that changes nothing.
+
+        Args:
+            contract: Its address.
+            call: Function and values.
+            height: Of the block that it is asked at; None: the newest.
 
         Raises:
-            RpcRefusedError: it reverted.
+            RpcRefusedError: it reverted, or the RPC does not know the block.
         """
         asked = {"to": _hex(contract), "data": _hex(call)}
-        return octets(self.rpc.call(Call("eth_call", (asked, "latest"))))
+        block = "latest" if height is None else hex(height)
+        return octets(self.rpc.call(Call("eth_call", (asked, block))))
 
     def reads(self, contract: bytes, calls: Sequence[bytes]) -> list[bytes | RpcRefusedError]:
         """Several at once; one that reverted is given back as its refusal."""
