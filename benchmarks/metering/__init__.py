@@ -51,7 +51,7 @@ FULL = Sizes(
     faults=Faults(50, 30, _SEED),
     healthy_epochs=120,
     amounts=Amounts(presigned_batches=1_000, end_to_end=200_000, one_by_one=6_000),
-    effort=Effort(submissions=1_000, pairs=5, rounds=40),
+    effort=Effort(submissions=600, pairs=4, rounds=30),
 )
 
 
