@@ -43,6 +43,6 @@ interface IDisputes {
     function voidContribution(Verdict calldata verdict, bytes[] calldata signatures) external;
 
     /// @notice Return a voucher's pending claim to the job and refuse the node's vouchers in this job from now on. Its shares
-    /// of epochs are untouched.
+    /// of epochs are untouched: what they have made good of the claim stays pending.
     function voidVoucher(VoucherVerdict calldata verdict, bytes[] calldata signatures) external;
 }

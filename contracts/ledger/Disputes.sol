@@ -29,9 +29,11 @@ abstract contract Disputes is Vouchers {
         _requireQuorum(verdict.hash(), signatures);
         (bytes32 job, address node) = (verdict.job, verdict.node);
         Promises storage promises = _members[job][node].promises;
-        uint96 returned = block.timestamp < promises.releaseAt ? promises.pending : 0;
-        if (returned != 0) {
-            promises.pending = 0;
+        uint96 returned;
+        if (block.timestamp < promises.releaseAt) {
+            // Of what is pending, shares may have made good a part, which is earned and not paid otherwise.
+            returned = promises.pending < promises.advance ? promises.pending : promises.advance;
+            promises.pending -= returned;
             promises.advance -= returned;
             _release(job, returned);
         }

@@ -154,6 +154,23 @@ contract VouchersTest is World {
         vm.assertEq(pay(0, node), 700);
     }
 
+    function test_what_shares_made_good_of_a_claim_stays_when_arbiters_stop_it() public {
+        redeem(node, 1_000);
+        work(0, node, 1);
+        close(0);
+        vm.assertEq(pay(0, node), 0);
+        vm.expectEmit(address(ledger));
+        emit IDisputes.VoucherVoided(job, node, 300, "why");
+        bar(node);
+        assert(account().pending == 700 && account().earned == 700 && account().paid == 0);
+        vm.assertEq(ledger.getJob(job).free, ESCROW - 700);
+        bar(node);
+        vm.assertEq(account().pending, 700);
+        vm.warp(block.timestamp + WINDOW);
+        ledger.releaseVoucher(job, node);
+        assert(token.balanceOf(node) == 700 && account().paid == 700);
+    }
+
     function test_a_claim_whose_window_is_over_stays() public {
         redeem(node, 900);
         vm.warp(block.timestamp + WINDOW);

@@ -202,11 +202,12 @@ class TrainingLedger(Stakes):
 
     @atomic
     def void_voucher(self, key: JobKey, node: Address) -> int:
-        """Return a pending claim and refuse the node's vouchers from now on."""
+        """Return what shares have not made good of a pending claim; refuse vouchers from now on."""
         account = self.account(key, node)
-        returned = account.pending if self.now_s < account.release_at_s else 0
-        if returned:
-            account.pending = 0
+        returned = 0
+        if self.now_s < account.release_at_s:
+            returned = min(account.pending, account.advance)
+            account.pending -= returned
             account.advance -= returned
             self._release(key, returned)
         account.is_barred = True

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hypergpu.ids import NodeId
 from hypergpu.ledger.settlement.state import LEDGER, RevertedError, ShareState
-from hypergpu.ledger.typed import Domain
+from hypergpu.ledger.typed import Domain, Voucher
+from hypergpu.units import Wei
 from tests.properties.ledger.town import (
     ESCROW,
     JOB,
@@ -61,6 +63,7 @@ def test_what_the_ledger_holds_is_what_it_owes(history: list[Action]) -> None:
     assert sum(state.balances.values()) == PURSE * len(PEOPLE)
     assert all(balance >= 0 for balance in state.balances.values())
     assert all(stake.free >= 0 <= min(stake.recent, stake.older) for stake in state.stakes.values())
+    assert all(one.advance >= 0 <= one.pending for one in state.accounts.values())
 
 
 @given(history=st.lists(actions, max_size=60))
@@ -119,6 +122,22 @@ def test_a_token_that_refuses_a_payee_makes_it_credit() -> None:
     ledger.state.refusing.clear()
     assert ledger.withdraw(poor, poor) == pool
     assert ledger.state.balances[poor] == PURSE + pool
+
+
+def test_what_shares_made_good_of_a_claim_is_paid_also_when_arbiters_stop_it() -> None:
+    town = Town(START_S, Domain(chain_id=31337))
+    ledger, poor = town.ledger, NODES[2].address
+    done(town, Action("work", who=2, amount=3_000))
+    done(town, Action("packed", amount=1))
+    pool = ledger.close_epoch(PEOPLE[0].address, JOB, 0)
+    claim = Voucher(job=JOB, node=NodeId(poor), sequence=1, amount=Wei(pool + 500))
+    assert ledger.redeem_voucher(poor, claim) == pool + 500
+    assert ledger.distribute_payments(JOB, 0, [poor]) == 0
+    assert ledger.void_voucher(JOB, poor) == 500
+    ledger.now_s += WINDOW_S
+    ledger.release_voucher(JOB, poor)
+    assert ledger.state.balances[poor] == PURSE + pool
+    assert ledger.job(JOB).free == ESCROW - pool
 
 
 def test_a_call_that_reverts_leaves_no_trace() -> None:
