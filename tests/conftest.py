@@ -1,6 +1,7 @@
 """What holds for every test: its folder is its marker, and nothing of ours unpickles."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from hypothesis import settings
 
 TESTS = Path(__file__).parent
 TEST_TOOLS = ("_pytest", "hypothesis", "pluggy", "pytest", "pytest_asyncio", "pytest_timeout")
+
+# Started in the background, tests and their children would ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("hypergpu", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("hypergpu")

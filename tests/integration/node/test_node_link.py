@@ -143,7 +143,7 @@ async def test_a_users_token_does_not_make_a_node(secured: Desk) -> None:
 async def test_the_first_message_is_a_hello_with_what_is_being_worked_on(desk: Desk) -> None:
     await connect(desk)
     hello = await desk.service.next_said("hello")
-    assert hello.version.protocol == 1
+    assert hello.version.protocol == PROTOCOL
     assert list(hello.working) == [lease_message(HELD)]
     assert hello.capabilities == CAPABILITIES
 
