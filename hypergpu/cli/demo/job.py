@@ -83,9 +83,9 @@ _TORCH = _Size(
     learning_rate=0.0007,
     momentum=0.8,
     rounds=12,
-    rounds_short=7,
+    rounds_short=10,
     sync_steps=53,
-    sync_steps_short=45,
+    sync_steps_short=53,
 )
 _NUMPY = _Size(
     "digits-softmax",
