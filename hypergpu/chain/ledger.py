@@ -11,7 +11,7 @@ from hypergpu.chain.artifacts import artifact
 from hypergpu.ids import Address, JobKey, NodeId
 from hypergpu.ledger import packing
 from hypergpu.ledger.receipt import SignedReceipt
-from hypergpu.ledger.typed import address_bytes, chain_form, word_bytes
+from hypergpu.ledger.typed import Receipt, address_bytes, chain_form, word_bytes
 from hypergpu.units import Samples
 
 CONTRACT = "TrainingLedger"
@@ -169,22 +169,20 @@ class LedgerCalls:
 
     def record_one(self, signed: SignedReceipt, epoch: int) -> ContractCall:
         """Record one receipt with both signatures, as anyone may."""
-        receipt = signed.receipt
-        words = (
-            word_bytes(receipt.job),
-            receipt.epoch,
-            receipt.round,
-            address_bytes(receipt.node),
-            receipt.sequence,
-            word_bytes(receipt.contribution),
-            receipt.samples,
-            receipt.quality_bps,
-            word_bytes(receipt.evaluator),
-        )
         signatures = chain_form(signed.contribution_signature), chain_form(signed.signature)
+        words = _words(signed.receipt)
         return ContractCall(
             self.abi.call("submitContribution", words, *signatures, epoch), gas.RECORD_ONE
         )
+
+    def prove_equivocation(self, receipts: Sequence[SignedReceipt]) -> bytes:
+        """Show the two receipts that a coordinator signed under one number."""
+        values = [
+            value
+            for signed in receipts
+            for value in (_words(signed.receipt), chain_form(signed.signature))
+        ]
+        return self.abi.call("proveEquivocation", *values)
 
     def close(self, job: JobKey, epoch: int) -> ContractCall:
         """Reserve an epoch's pool."""
@@ -253,3 +251,18 @@ class LedgerCalls:
     def _struct(self, name: str, answer: bytes) -> tuple[Any, ...]:
         (fields,) = self.abi.answer(name, answer)
         return tuple(fields)
+
+
+def _words(receipt: Receipt) -> tuple[object, ...]:
+    """A receipt's fields in the order of the contract's struct."""
+    return (
+        word_bytes(receipt.job),
+        receipt.epoch,
+        receipt.round,
+        address_bytes(receipt.node),
+        receipt.sequence,
+        word_bytes(receipt.contribution),
+        receipt.samples,
+        receipt.quality_bps,
+        word_bytes(receipt.evaluator),
+    )

@@ -11,6 +11,7 @@ from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.errors import RpcError
 from hypergpu.chain.rpc.transport import HttpTransport
+from hypergpu.files.durable import write_durably
 from hypergpu.refusal import Reason, RefusalError
 
 ANVIL = "anvil"
@@ -47,8 +48,10 @@ def chain_of(settings: Settings, folder: Path) -> Chain:
             not answer.
     """
     if settings.chain.startswith(_ADDRESSES):
-        url = _checked(settings.chain)
-        return Chain(profile_of(_chain_id(url, folder / _KNOWN_FILE), where=_shown(url)), url)
+        url = settings.chain
+        dialled = _transport(url)
+        chain_id = _chain_id(dialled, url, folder / _KNOWN_FILE)
+        return Chain(profile_of(chain_id, where=dialled.where), url)
     if settings.chain not in profile_names():
         known = ", ".join((NONE, *profile_names()))
         detail = f"there is no chain {settings.chain!r}; there are {known}"
@@ -59,11 +62,13 @@ def chain_of(settings: Settings, folder: Path) -> Chain:
     if not url and settings.chain != ANVIL:
         detail = f"the chain {settings.chain} has no RPC of its own"
         raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix="name one: --chain-url URL")
-    return Chain(profile, _checked(url) if url else "")
+    if url:
+        _transport(url)
+    return Chain(profile, url)
 
 
-def _chain_id(url: str, known_file: Path) -> int:
-    rpc = HttpRpc(HttpTransport(url))
+def _chain_id(dialled: HttpTransport, url: str, known_file: Path) -> int:
+    rpc = HttpRpc(dialled)
     try:
         chain_id = EvmChain(rpc).chain_id()
     except RpcError as away:
@@ -75,7 +80,7 @@ def _chain_id(url: str, known_file: Path) -> int:
     finally:
         rpc.close()
     known_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    known_file.write_bytes(msgspec.json.encode(_Known(url, chain_id)))
+    write_durably(known_file, msgspec.json.encode(_Known(url, chain_id)))
     return chain_id
 
 
@@ -86,20 +91,14 @@ def _known(file: Path) -> _Known | None:
         return None
 
 
-def _checked(url: str) -> str:
-    """An address that can be dialled.
+def _transport(url: str) -> HttpTransport:
+    """To an address that can be dialled.
 
     Raises:
         RefusalError: ARGUMENT_INVALID, it cannot.
     """
-    _shown(url)
-    return url
-
-
-def _shown(url: str) -> str:
-    """An address without what may be a secret in its path."""
     try:
-        return HttpTransport(url).where
+        return HttpTransport(url)
     except ValueError as wrong:
         fix = "name it like this: http://127.0.0.1:8545"
         raise RefusalError(Reason.ARGUMENT_INVALID, f"{url!r}: {wrong}", fix=fix) from None

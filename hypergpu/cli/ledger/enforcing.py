@@ -1,10 +1,8 @@
 """Makes a ledger act on a dispute's bundle: anybody may, with a key of their own."""
 
-from typing import Any
-
 from hypergpu.cli.ledger.acting import Done, NodeOnChain
 from hypergpu.ledger.audit.dispute import Claim, Dispute, dispute_fault
-from hypergpu.ledger.typed import Receipt, address_bytes, chain_form, word_bytes
+from hypergpu.ledger.typed import address_bytes, word_bytes
 from hypergpu.refusal import Reason, RefusalError
 
 
@@ -67,25 +65,7 @@ def _shown(anybody: NodeOnChain, dispute: Dispute) -> Done:
     if not bond:
         said = f"the coordinator {coordinator} has no bond to lose any more: nothing was sent"
         return Done(anybody.node, [], said)
-    values = [
-        value
-        for one in dispute.receipts
-        for value in (_words(one.signed.receipt), chain_form(one.signed.signature))
-    ]
-    name = anybody.acted(anybody.calls.abi.call("proveEquivocation", *values), "proveEquivocation")
+    call = anybody.calls.prove_equivocation([one.signed for one in dispute.receipts])
+    name = anybody.acted(call, "proveEquivocation")
     said = f"the coordinator {coordinator} lost its bond of {bond}, a tenth of it to you"
     return Done(anybody.node, [name], said)
-
-
-def _words(receipt: Receipt) -> tuple[Any, ...]:
-    return (
-        word_bytes(receipt.job),
-        receipt.epoch,
-        receipt.round,
-        address_bytes(receipt.node),
-        receipt.sequence,
-        word_bytes(receipt.contribution),
-        receipt.samples,
-        receipt.quality_bps,
-        word_bytes(receipt.evaluator),
-    )

@@ -83,7 +83,7 @@ class MemoryLedger:
     def unsealed(self, limit: int) -> tuple[UnsealedReceipt, ...]:
         with self._ledger_lock:
             waiting = [
-                _unsealed(record)
+                UnsealedReceipt.of(record)
                 for key in sorted(self._receipts)
                 for record in self._receipts[key][self._shelves.sealed.get(key, 0) :]
             ]
@@ -202,21 +202,6 @@ class MemoryLedger:
         self._shelves.epochs[end.job_id, end.number] = replace(
             known, is_left=True, is_last=known.is_last or end.is_last
         )
-
-
-def _unsealed(record: ReceiptRecord) -> UnsealedReceipt:
-    receipt = record.signed.receipt
-    return UnsealedReceipt(
-        record.job_id,
-        receipt.node,
-        receipt.sequence,
-        receipt.epoch,
-        receipt.round,
-        receipt.samples,
-        receipt.quality_bps,
-        record.leaf,
-        bytes.fromhex(receipt.contribution),
-    )
 
 
 def _abandon(shelves: _Shelves, change: OutboxChange) -> None:

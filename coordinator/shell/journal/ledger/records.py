@@ -1,6 +1,6 @@
 """Plain data of receipts and of the outbox. Amounts are integers of the smallest unit."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -53,6 +53,22 @@ class UnsealedReceipt(NamedTuple):
     leaf: bytes
     contribution: bytes
     """Hash of the contribution."""
+
+    @classmethod
+    def of(cls, record: ReceiptRecord) -> Self:
+        """What it takes of a receipt that is kept."""
+        receipt = record.signed.receipt
+        return cls(
+            record.job_id,
+            receipt.node,
+            receipt.sequence,
+            receipt.epoch,
+            receipt.round,
+            receipt.samples,
+            receipt.quality_bps,
+            record.leaf,
+            bytes.fromhex(receipt.contribution),
+        )
 
 
 class EpochRecord(msgspec.Struct, frozen=True):

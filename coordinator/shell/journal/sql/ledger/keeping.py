@@ -7,7 +7,12 @@ from sqlalchemy import bindparam, insert, select, update
 from sqlalchemy.engine import Connection
 
 from coordinator.core.settlement.epoch import Epoch
-from coordinator.shell.journal.ledger.records import Earnings, EpochEnd, ReceiptRecord
+from coordinator.shell.journal.ledger.records import (
+    Earnings,
+    EpochEnd,
+    ReceiptRecord,
+    UnsealedReceipt,
+)
 from coordinator.shell.journal.records import JournalConflictError
 from coordinator.shell.journal.sql.ledger.bulk import Row, insert_rows
 from coordinator.shell.journal.sql.tables import EPOCHS, RECEIPT_COUNTS, RECEIPTS
@@ -106,16 +111,4 @@ def _leave(connection: Connection, end: EpochEnd) -> None:
 
 def _receipt_row(record: ReceiptRecord) -> Row:
     """In the order of the table's columns."""
-    receipt = record.signed.receipt
-    return (
-        record.job_id,
-        receipt.node,
-        receipt.sequence,
-        receipt.epoch,
-        receipt.round,
-        receipt.samples,
-        receipt.quality_bps,
-        record.leaf,
-        bytes.fromhex(receipt.contribution),
-        msgspec.json.encode(record.signed),
-    )
+    return (*UnsealedReceipt.of(record), msgspec.json.encode(record.signed))
