@@ -2,8 +2,7 @@
 
 import json
 import subprocess
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from contracts.compile import CONTRACTS, MODULES, SETTINGS
 
@@ -23,19 +22,6 @@ class Compiler:
             stdout=subprocess.PIPE,
             text=True,
         )
-
-    def __enter__(self) -> Self:
-        """Stop the process at the end of a ``with``."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop the process."""
-        self.close()
 
     def close(self) -> None:
         """Stop the process."""

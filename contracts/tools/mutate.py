@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -166,7 +166,7 @@ def score(sample: int = 0, seed: int = 1) -> Score:
     survivors = []
     workers = len(os.sched_getaffinity(0))
     with ExitStack() as stack:
-        compilers = [stack.enter_context(Compiler()) for _ in range(workers)]
+        compilers = [stack.enter_context(closing(Compiler())) for _ in range(workers)]
         judge = Judge(texts, compilers)
         judged = stack.enter_context(ThreadPoolExecutor(workers)).map(
             judge.fate, range(len(chosen)), chosen

@@ -53,8 +53,6 @@ class PipelineState(NamedTuple):
     """Why nothing is settled any more; empty while all is well."""
     refusal: RefusalError | None = None
     """The same, where it is a refusal."""
-    turns: int = 0
-    """That went well since the start."""
 
 
 class Pipeline:
@@ -191,7 +189,6 @@ class Pipeline:
             waiting=turn.waiting,
             mined=turn.mined,
             complaint=complaint,
-            turns=self.state.turns + 1,
         )
 
     def _rest(self, reason: str, asked_ms: int = 0) -> int:
