@@ -12,6 +12,7 @@ from benchmarks.ours.awareness.grades import (
     grade_figures,
     text_figures,
 )
+from benchmarks.ours.awareness.recovery import recovery_figures
 from benchmarks.ours.awareness.runs import Runs
 from benchmarks.table import Table
 
@@ -35,6 +36,7 @@ def run(is_quick: bool) -> Table:
         parts.append(("text", lambda: text_figures(runs, effort)))
         parts.append(("Flower", beside_flower))
         parts.append(("changing", lambda: changing_figures(runs, seeds=effort.seeds)))
+        parts.append(("recovery", lambda: recovery_figures(runs, seeds=effort.seeds)))
     found = merged(figures_of(name, part) for name, part in parts)
     notes = [
         "Digits CNN of 1,010,458 parameters, 8 nodes, batch 4, steps of 50 ms or more, to 97 %.",

@@ -8,6 +8,7 @@ from benchmarks.ours.awareness.failures import failing_world, kills
 from benchmarks.ours.awareness.figures import Figures, NotReachedError, figures_of, target_of
 from benchmarks.ours.awareness.flower import FlowerRun, reached_by_flower
 from benchmarks.ours.awareness.jobs import text_of
+from benchmarks.ours.awareness.recovery import longest_bad_stretch
 from benchmarks.ours.awareness.runs import WORLDS
 from benchmarks.ours.awareness.work import computing_share, summed_throughput, throughput
 from hypergpu.cli.compare.outcome import Report, Verdict
@@ -136,3 +137,10 @@ def test_a_target_that_was_missed_is_a_note_and_no_figure() -> None:
     missed = figures_of("grade c", part)
     assert not missed.metrics
     assert "MISSED, grade c: aware-1-c never reached 0.97" in missed.notes[0]
+
+
+def test_a_bad_stretch_counts_rounds_on_end_after_the_first_two() -> None:
+    errors = (0.9, 0.9, 0.4, 0.1, 0.3, None, 0.26, 0.25, 0.5)
+    rounds = [point(n, 1000 * n, error=error) for n, error in enumerate(errors, 1)]
+    assert longest_bad_stretch(rounds) == 2
+    assert longest_bad_stretch(rounds[:2]) == 0
