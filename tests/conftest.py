@@ -58,6 +58,11 @@ def pytest_testnodedown(node: object) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name who unpickled what."""
+    """Say what tests measured, under the property `said`, and name who unpickled what."""
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
+    for report in reports:
+        for name, line in report.user_properties:
+            if name == "said":
+                terminalreporter.write_line(line)
     for line in unpickled:
         terminalreporter.write_line(f"FAILED: {line}", red=True)

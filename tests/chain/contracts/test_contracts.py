@@ -1,15 +1,33 @@
-"""The contracts' own tests are forge's (contracts/test); here they run whole, as CI sees them."""
+"""The contracts' own tests are forge's (contracts/test); here they run, and are tested themselves.
+
+Of a million random calls and of all mutants, which `make bench ONLY=contracts` has, a tenth.
+"""
 
 import json
+from collections.abc import Callable
 
 import pytest
 
 from contracts.compile import drifted, sources
-from contracts.tools.forge import forge_test
-from contracts.tools.mutate import EQUIVALENT, Mutant, every_mutant, mutants
+from contracts.tools.forge import build, forge_test, random_calls
+from contracts.tools.mutate import (
+    EQUIVALENT,
+    LEAST_PERCENT,
+    Mutant,
+    every_mutant,
+    mutants,
+    one_of,
+    score,
+)
 
-# The first run compiles the tests, which takes most of its time.
+CALLS = 100_000
+PART = 10
 pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    build()
 
 
 def printed_by(*choice: str) -> str:
@@ -23,9 +41,21 @@ def test_the_artifacts_are_what_the_sources_give() -> None:
     assert drifted() == []
 
 
-def test_the_contracts_behave_and_the_books_balance_after_any_calls() -> None:
-    printed = printed_by("--no-match-contract", "GasTest")
-    assert "invariant_the_books_balance" in printed
+def test_the_contracts_behave() -> None:
+    printed = printed_by("--no-match-contract", "GasTest|InvariantsTest")
+    assert "test_a_voucher_is_cumulative_and_pays_once" in printed
+
+
+def test_the_books_balance_after_any_calls(
+    record_property: Callable[[str, object], None],
+) -> None:
+    campaign = random_calls(CALLS)
+    record_property(
+        "said",
+        f"contracts: {campaign.calls:,} random calls, {campaign.is_broken:d} invariants broken",
+    )
+    assert not campaign.is_broken, campaign.printed[-8000:]
+    assert (campaign.calls, campaign.reverts) == (CALLS, 0)
 
 
 def test_gas_is_what_the_snapshots_say() -> None:
@@ -41,6 +71,26 @@ def test_a_mutant_is_one_changed_line_of_a_function() -> None:
         Mutant("ledger/A.sol", 2, line, "    if (a <= b) revert No();"),
         Mutant("ledger/A.sol", 2, line, "    if (false) revert No();"),
     }
+
+
+def test_of_ten_mutants_the_tests_notice_nine(
+    record_property: Callable[[str, object], None],
+) -> None:
+    chosen = one_of(PART, sources())
+    found = score(chosen)
+    record_property(
+        "said", f"contracts: mutation score {found.percent:.1f} % of {found.judged} mutants"
+    )
+    assert found.percent >= LEAST_PERCENT, [mutant.name for mutant in found.survivors]
+    assert found.judged > len(chosen) * 3 // 4
+
+
+def test_each_mutant_is_in_one_of_its_parts() -> None:
+    texts = {"ledger/A.sol": "if (a < b) return;\n" * 7}
+    every = every_mutant(texts)
+    assert len(every) == 14
+    assert one_of(1, texts) == every
+    assert len(one_of(7, texts)) == 2
 
 
 def test_only_mutants_are_explained() -> None:
