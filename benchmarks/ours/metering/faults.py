@@ -72,6 +72,11 @@ class Run:
         self._aged_at = -1
         self._is_enlisted = not plan.has_stakes
 
+    @property
+    def outstanding(self) -> int:
+        """How many faults are still to happen."""
+        return len(self._todo)
+
     def through(self) -> Progress:
         """Run to the end, started again after each kill. Gives what it said last."""
         while True:
@@ -121,6 +126,8 @@ def run_through(plan: Plan, anvil: Anvil, faults: Faults) -> Outcome:
     run = Run(plan, anvil, faults)
     last = run.through()
     errors = (last.halted,) if last.halted else tuple(differences(plan, run.chain))
+    if run.outstanding:
+        errors += (f"{run.outstanding} faults did not happen",)
     times = PaymentTimes(*payment_times(plan, run.chain)) if plan.has_stakes else PaymentTimes()
     run.chain.rpc.close()
     return Outcome(errors, times)
