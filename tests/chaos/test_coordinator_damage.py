@@ -11,6 +11,8 @@ from hypergpu.v1 import job_pb2
 from tests.processes import Cluster, Happening, json_lines
 
 ROUNDS = 30
+AT_ONCE = {"HYPERGPU_NODE_RECONNECT_CAP_MS": "200"}
+"""A node dials again as soon as it may."""
 SPEC = JobSpec(
     workload="digits-softmax",
     training=Training(rounds=ROUNDS, inner_steps=20, nodes=2),
@@ -21,7 +23,7 @@ SPEC = JobSpec(
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("damage")) as cluster:
-        cluster.add_nodes(2)
+        cluster.add_nodes(2, settings=AT_ONCE)
         yield cluster
 
 

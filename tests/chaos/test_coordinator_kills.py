@@ -23,6 +23,8 @@ KILLS_A_JOB = 10
 ROUNDS = 60
 ROUNDS_A_KILL = ROUNDS // (KILLS_A_JOB + 1)
 NODES = 2
+AT_ONCE = {"HYPERGPU_NODE_RECONNECT_CAP_MS": "200"}
+"""A node dials again so soon that a kill costs little more than the coordinator's start."""
 SPEC = JobSpec(
     workload="digits-softmax",
     training=Training(rounds=ROUNDS, inner_steps=20, nodes=NODES),
@@ -42,7 +44,7 @@ class Unkilled(NamedTuple):
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("chaos")) as cluster:
-        cluster.add_nodes(NODES)
+        cluster.add_nodes(NODES, settings=AT_ONCE)
         yield cluster
 
 

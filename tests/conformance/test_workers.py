@@ -261,16 +261,23 @@ def test_a_first_model_is_drawn_as_the_coordinator_draws_it(
     assert digest_of(desk.drawn(worker, seed)) == made.digest
 
 
+@pytest.fixture(scope="module")
+def of_threads() -> Iterator[tuple[Worker, Worker]]:
+    """A worker that computes on one thread and one that computes on three."""
+    one, three = ({"HYPERGPU_WORKER_THREADS": str(number)} for number in (1, 3))
+    with spawned("torch", one) as first, spawned("torch", three) as second:
+        yield first, second
+
+
 @pytest.mark.parametrize("workload", ["digits-cnn", "text-gpt", "cifar10-resnet18"])
 def test_a_first_model_does_not_depend_on_how_many_threads_draw_it(
-    tmp_path: Path, workload: str
+    tmp_path: Path, workload: str, of_threads: tuple[Worker, Worker]
 ) -> None:
     desks = [Desk(tmp_path / str(number), Subject("torch", workload, {})) for number in range(2)]
-    with spawned("torch", {"HYPERGPU_WORKER_THREADS": "1"}) as one:
-        first = desks[0].drawn(one, 5)
-    with spawned("torch", {"HYPERGPU_WORKER_THREADS": "3"}) as three:
-        assert desks[1].drawn(three, 5) == first
-        assert desks[1].drawn(three, 6) != first
+    one, three = of_threads
+    first = desks[0].drawn(one, 5)
+    assert desks[1].drawn(three, 5) == first
+    assert desks[1].drawn(three, 6) != first
 
 
 @every_subject
@@ -407,12 +414,13 @@ def test_running_out_of_memory_is_fatal_to_the_worker_and_says_the_fix(
 
 
 @pytest.mark.parametrize("subject", SUBJECTS[1:], ids=named)
-def test_a_worker_that_plays_a_slow_one_computes_the_same(desk: Desk, subject: Subject) -> None:
-    with spawned(subject.kind) as worker:
-        usual = worker.trained(desk.request(0, state="usual"))
-    began_s = time.monotonic()
-    with spawned(subject.kind, {"HYPERGPU_WORKER_STEP_FLOOR_MS": "50"}) as worker:
-        slow = worker.trained(desk.request(0, state="slow"))
+def test_a_worker_that_plays_a_slow_one_computes_the_same(
+    worker: Worker, desk: Desk, subject: Subject
+) -> None:
+    usual = worker.trained(desk.request(0, state="usual"))
+    with spawned(subject.kind, {"HYPERGPU_WORKER_STEP_FLOOR_MS": "50"}) as another:
+        began_s = time.monotonic()
+        slow = another.trained(desk.request(0, state="slow"))
 
     assert slow.update_digest == usual.update_digest
     assert time.monotonic() - began_s >= 0.05 * slow.inner_steps
