@@ -57,6 +57,10 @@ class CoordinatorProcess:
         self._ready: Ready | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
+    def add_flags(self, *flags: str) -> None:
+        """Give every later start these too."""
+        self._arguments += flags
+
     def start(self, *, failpoints: str = "") -> None:
         """Start it and wait for its ready line."""
         child = self.launch(failpoints=failpoints)
@@ -146,6 +150,15 @@ class NodeProcess:
     def kill(self) -> None:
         """SIGKILL the daemon and its worker."""
         kill_group(self.child)
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Let the daemon and its worker stand still, alive, for as long as the block lasts."""
+        os.killpg(self.child.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self.child.pid, signal.SIGCONT)
 
     def terminate(self) -> int:
         """SIGTERM; gives the exit status."""

@@ -5,15 +5,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from hypergpu.chain.local.anvil import Anvil, AnvilOptions, running_anvil
 from hypergpu.cli.demo.settlement import settled
-from hypergpu.cli.ledger.showing import ledger_of
+from hypergpu.cli.ledger.showing import ledger_of, verification_of
 from hypergpu.cli.main import app
 from hypergpu.refusal import Reason
 from hypergpu.spec import Evaluation, JobSpec, Pay, Training
-from tests.processes import Cluster
+from tests.processes import Cluster, Happening
 
 SPEC = JobSpec(
     workload="digits-softmax",
@@ -29,6 +30,8 @@ LONG = JobSpec(
     evaluation=Evaluation(every=1000),
     pay=Pay(unit_price=1_000_000, rounds_per_epoch=100_000, judged=0),
 )
+ROUND = LONG.pay.most_for(160)
+"""What a round of the one node costs."""
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +97,45 @@ def test_a_voucher_is_redeemed_while_there_is_no_coordinator(
     assert "was redeemed" in said
     assert ", 0 paid" not in said
     cluster.coordinator.start()
+
+
+def test_a_job_whose_escrow_runs_short_on_the_ledger_is_paused_before_it_is_worked_for(
+    cluster: Cluster, anvil: Anvil
+) -> None:
+    training = replace(LONG.training, rounds=8)
+    spec = replace(LONG, training=training, pay=replace(LONG.pay, escrow=4 * ROUND))
+    job_id = cluster.submit(spec)
+    told = cluster.wait_for(job_id, lambda event: at_round(event, 4))
+    cluster.wait_for(job_id, lambda _: cluster.job(job_id).job.phase == "paused")
+    with cluster.coordinator.client() as client:
+        # Nothing new is paid for by that. It comes back once all of it is in blocks.
+        client.change(job_id, {"pay.escrow": str(4 * ROUND + 1)})
+    # The epoch is still open, and what would pay its shares is gone from the escrow.
+    assert "was redeemed" in acted(cluster, anvil, "claim", job_id)["said"]
+
+    (node,) = cluster.nodes
+    with cluster.coordinator.client() as client, node.frozen():
+        client.change(job_id, {"pay.escrow": str(6 * ROUND)})
+        client.resume(job_id)
+        cluster.wait_for(job_id, lambda event: event.kind == "JobPaused", told.sequence)
+        said = cluster.job(job_id).job.reason
+        (worked,) = ledger_of(client, job_id).nodes
+    assert f"the escrow of {job_id} has 0 left on the ledger (block " in said
+    assert f"{4 * ROUND} owed), {ROUND} less than the next work may cost" in said
+    assert worked.samples == 4 * 160
+    assert int(worked.vouched) <= 4 * ROUND
+
+    with cluster.coordinator.client() as client:
+        client.change(job_id, {"pay.escrow": str(12 * ROUND)})
+        client.resume(job_id)
+        assert cluster.finished(job_id).phase == "finished"
+        paid = settled(client, job_id)
+        assert verification_of(client, job_id).faults == []
+    assert paid.paid == paid.earned == 8 * ROUND
+
+
+def at_round(event: Happening, number: int) -> bool:
+    return event.kind == "RoundMetered" and int(event.fields["round"]) == number - 1
 
 
 def test_a_job_that_is_not_in_the_wallet_is_told(cluster: Cluster, anvil: Anvil) -> None:

@@ -1,10 +1,11 @@
 """What has to be on a chain before work is paid: token and ledger (local chains), bond, jobs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
+from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.sending import Account, Intent
 from coordinator.shell.chain.site import (
     DEPLOY_LEDGER,
@@ -14,6 +15,7 @@ from coordinator.shell.chain.site import (
     opening_purpose,
 )
 from coordinator.shell.journal.ledger.interface import Outbox
+from coordinator.shell.journal.ledger.records import AccountName
 from hypergpu.chain import gas
 from hypergpu.chain.abi import Abi
 from hypergpu.chain.artifacts import artifact
@@ -32,6 +34,8 @@ LOCAL_BALANCE_WEI = 10**24
 LOCAL_BOND = 1_000_000
 """What a coordinator must post on a ledger that is deployed here: one whole test token."""
 AMOUNT_MAX = 2**96 - 1
+_TAKEN = frozenset({TransactionState.MINED, TransactionState.FINAL, TransactionState.ABANDONED})
+"""Of what was given up, what was signed in its place says how far it is."""
 
 
 class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,21 +149,30 @@ def raise_escrow(
     site: LedgerSite, account: Account, token: bytes, order: JobOrder, head: Block
 ) -> None:
     """Sign what adds to a job's escrow, where it was ordered with less before."""
-    added = order.escrow - escrow_so_far(site, order.job_id)
+    added = order.escrow - _signed_away(site.purposes(_approval(order.job_id)))
     if added <= 0:
         return
     amount = _Amount(order.job_id, order.escrow, added)
     call = site.calls.fund(site.job_key(order.job_id), added)
-    purpose = f"fund/{order.job_id}/{order.escrow}"
+    purpose = f"{_funding(order.job_id)}{order.escrow}"
     funding = Intent(purpose, site.contract, call, order.job_id)
     account.seal([*_provision(site, account, token, amount), funding], head)
 
 
-def escrow_so_far(site: LedgerSite, job_id: JobId) -> int:
-    """What was signed away for a job in all."""
-    totals = [each.rpartition("/")[2] for each in site.purposes(_approval(job_id))]
+def _signed_away(approvals: Iterable[str]) -> int:
+    """The escrow that a job then has in all, by what its approvals are for."""
+    totals = [each.rpartition("/")[2] for each in approvals]
     # One that failed and was signed again has the number of its nonce behind it.
     return max((int(total) for total in totals if total.isdecimal()), default=0)
+
+
+def is_funded(outbox: Outbox, account: AccountName, job_id: JobId, escrow: int) -> bool:
+    """Whether the ledger has so much escrow of a job, with every deposit of it in a block."""
+    if _signed_away(outbox.purposes(account, _approval(job_id))) < escrow:
+        return False
+    names = (opening_purpose(job_id), *outbox.purposes(account, _funding(job_id)))
+    rows = [outbox.transaction_for(account, name) for name in names]
+    return all(row is not None and row.state in _TAKEN for row in rows)
 
 
 def _provision(
@@ -176,3 +189,7 @@ def _provision(
 
 def _approval(job_id: JobId) -> str:
     return f"escrow/{job_id}/"
+
+
+def _funding(job_id: JobId) -> str:
+    return f"fund/{job_id}/"

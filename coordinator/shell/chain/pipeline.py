@@ -12,7 +12,7 @@ import structlog
 
 from coordinator.core.settlement.patience import rest_ms
 from coordinator.shell.chain.escrow import EscrowBook
-from coordinator.shell.chain.founding import JobOrder
+from coordinator.shell.chain.founding import JobOrder, is_funded
 from coordinator.shell.chain.keylock import KeyLock
 from coordinator.shell.chain.sending import Account
 from coordinator.shell.chain.settler import Settler, SettlingOptions
@@ -124,6 +124,10 @@ class Pipeline:
         with self._orders_lock:
             self._orders[order.job_id] = order
         self._woken.set()
+
+    def is_funded(self, job_id: JobId, escrow: int) -> bool:
+        """Whether all of an escrow that was ordered is on the ledger. Blocks: reads the journal."""
+        return is_funded(self._outbox, self.account.name, job_id, escrow)
 
     def _run(self) -> None:
         while not self._is_stopping:

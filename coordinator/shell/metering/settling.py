@@ -6,6 +6,7 @@ Training waits for none of it: a chain that is down is waited for, in a thread o
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from time import monotonic
 from typing import Protocol
 
 import structlog
@@ -40,6 +41,9 @@ _MISNAMED = frozenset({Reason.CHAIN_WRONG, Reason.LEDGER_WRONG})
 """Whoever starts a coordinator with such a chain is told at once; nothing of it can come right."""
 
 
+_DEPOSIT_WITHIN_S = 15.0
+"""Less than a caller waits for an answer."""
+_DEPOSIT_LOOK_EACH_S = 0.1
 _LEDGER_WITHIN_S = 10.0
 _FIRST_TURN_WITHIN_S = 2.0
 Short = Callable[[JobId, str], Awaitable[None]]
@@ -151,12 +155,35 @@ class Settling:
 
     def order(self, job: Job) -> None:
         """See that a job that pays is open on the ledger with its escrow. Cheap: say it often."""
+        self._order(job, (job.next_spec or job.spec).escrow)
+
+    async def deposit(self, job: Job, escrow: int) -> None:
+        """See an escrow into a block, so that no work counts on it before it is there.
+
+        Raises:
+            RefusalError: ESCROW_SHORT, the chain did not take it in time; what was signed for it
+                stays on its way.
+        """
+        if job.terms is None or not job.spec.pay.unit_price or job.model is None:
+            return
+        self._order(job, escrow)
+        give_up_at_s = monotonic() + _DEPOSIT_WITHIN_S
+        while not await asyncio.to_thread(self._pipeline.is_funded, job.job_id, escrow):
+            if self.state.halted or monotonic() >= give_up_at_s:
+                raise RefusalError(
+                    Reason.ESCROW_SHORT,
+                    f"an escrow of {escrow} for {job.job_id} is not on the ledger yet, and no work"
+                    f" counts on it before: {self.state.complaint or 'no block has taken it'}",
+                    fix="set it again once hypergpu ledger show names it as mined",
+                )
+            await asyncio.sleep(_DEPOSIT_LOOK_EACH_S)
+
+    def _order(self, job: Job, escrow: int) -> None:
         spec, model = job.spec, job.model
         if job.terms is None or not spec.pay.unit_price or model is None:
             return
         before = self._ordered.get(job.job_id)
-        escrow = (job.next_spec or spec).escrow
-        if before is not None and before.escrow == escrow:
+        if before is not None and before.escrow >= escrow:
             return
         order = JobOrder(
             job_id=job.job_id,

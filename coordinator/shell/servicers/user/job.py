@@ -169,7 +169,11 @@ class JobServicer:
     ) -> job_pb2.SetParametersResponse:
         room = self._room(request.job_id)
         async with room.setting:
-            spec = with_parameters(room.job.next_spec or room.job.spec, dict(request.parameters))
+            before = room.job.next_spec or room.job.spec
+            spec = with_parameters(before, dict(request.parameters))
+            settling = self._parts.settling
+            if settling is not None and spec.escrow > before.escrow and room.job.phase not in ENDED:
+                await settling.deposit(room.job, spec.escrow)
             await self._change(request.job_id, ParametersChanged(at_ms=_NOW, spec=spec))
         return job_pb2.SetParametersResponse()
 
