@@ -152,9 +152,8 @@ class Reason(Enum):
     SENDING_HALTED = Explanation(
         8005,
         "ABORTED",
-        "mend what made the transaction fail, then start once with: hypergpu-coordinator"
-        " --retry-failed, or HYPERGPU_COORDINATOR_RETRY_FAILED=1 hypergpu up; it is signed again"
-        " with more gas, and what waits behind it goes on",
+        "mend what made the transaction fail, then start once with: hypergpu up --retry-failed; it"
+        " is signed again with more gas, and then what waits behind it",
     )
     ESCROW_SHORT = Explanation(
         8006, "FAILED_PRECONDITION", "raise the job's escrow: hypergpu job set pay.escrow=AMOUNT"

@@ -5,6 +5,7 @@ these (``contracts/test``). A limit that is too low costs everything behind it, 
 costs only where a chain charges the limit (Monad). All are upper bounds with a margin of a tenth.
 """
 
+TRANSFER = 21_000
 CLOSE = 90_000
 RECORD_ONE = 160_000
 OPEN_JOB = 420_000

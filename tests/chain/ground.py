@@ -23,7 +23,7 @@ from hypergpu.chain.rpc.answers import quantity
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import Call, HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
-from hypergpu.chain.signer import Signer
+from hypergpu.chain.signer import Draft, Signer
 from hypergpu.digest import digest_of
 from hypergpu.ids import JobId, NodeId
 from hypergpu.ledger.typed import address_bytes, word_bytes
@@ -143,6 +143,40 @@ class Ground:
             self.rest()
             self.ask("evm_increaseTime", PROFILE.window_s + 1)
             self.mine()
+
+    def send_as(self, key: IdentityKey, call: bytes = b"", *, nonce: int | None = None) -> bytes:
+        """Send a transaction that the settler knows nothing of, for a fee that wins.
+
+        Args:
+            key: Whose.
+            call: Of the ledger; empty: nothing is called.
+            nonce: None: the account's next.
+
+        Returns:
+            Its hash. No block is made.
+        """
+        signer = Signer(key)
+        draft = Draft(
+            chain_id=PROFILE.chain_id,
+            nonce=self.chain.next_nonce(signer.address) if nonce is None else nonce,
+            to=self.settler.site.contract if call else signer.address,
+            call=call,
+            gas=500_000 if call else 21_000,
+            max_fee_wei=10**12,
+            tip_wei=10**11,
+        )
+        signed = signer.sign(draft)
+        self.chain.send([signed])
+        return signed.hash
+
+    def act_as(self, key: IdentityKey, call: bytes) -> None:
+        """Have somebody else call the ledger, and see that it takes effect."""
+        self.ask("anvil_setBalance", key.node_id, hex(10**18))
+        name = self.send_as(key, call)
+        self.mine()
+        (place,) = self.chain.inclusions([name])
+        assert place is not None
+        assert place.is_success
 
     def account(self, node: NodeId) -> NodeAccount:
         """What the ledger says of a node in the job."""

@@ -1,5 +1,4 @@
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from hypergpu.chain.rpc.errors import (
     RpcLimitedError,
     RpcUnreachableError,
 )
-from hypergpu.chain.signer import Draft, Signer
 from hypergpu.ids import Address
 from hypergpu.refusal import Reason, RefusalError
 from tests.chain.ground import NODES, ORDER, PROFILE, Ground
@@ -278,27 +276,12 @@ def test_a_reorganisation_is_noticed_while_everything_rests(ground: Ground) -> N
 
 def test_a_key_that_is_used_elsewhere_is_noticed(ground: Ground) -> None:
     ground.opened()
-    spend(ground)
+    ground.send_as(COORDINATOR)
+    ground.mine()
     ground.crash()
     with pytest.raises(RefusalError, match="has seen") as caught:
         ground.turn()
     assert caught.value.reason is Reason.LEDGER_AHEAD
-
-
-def spend(ground: Ground) -> None:
-    """Use the coordinator's next nonce for something else."""
-    signer = Signer(COORDINATOR)
-    draft = Draft(
-        chain_id=PROFILE.chain_id,
-        nonce=ground.chain.next_nonce(signer.address),
-        to=signer.address,
-        call=b"",
-        gas=21_000,
-        max_fee_wei=10**11,
-        tip_wei=10**10,
-    )
-    ground.chain.send([signer.sign(draft)])
-    ground.mine()
 
 
 def test_a_transaction_that_fails_stops_everything_behind_it(ground: Ground) -> None:
@@ -317,27 +300,11 @@ def test_a_transaction_that_fails_stops_everything_behind_it(ground: Ground) -> 
         ground.turn()
     ground.crash()
     ground.options = replace(ground.options, profile=PROFILE, retries_failed=True)
-    for _ in range(3):
-        # Half as much gas again each time, until it is enough.
-        retry(ground)
+    ground.crash()
     ground.earn(1, range(1, 2))
     ground.end(1, is_last=True)
     ground.settle()
     ground.check_exact(2)
-
-
-def retry(ground: Ground) -> None:
-    """Start again until it is settled or fails once more."""
-    ground.crash()
-    with suppress(HaltError):
-        ground.until(lambda turn: turn.waiting == 0 and turn.mined == 0 and is_clean(ground))
-
-
-def is_clean(ground: Ground) -> bool:
-    account = ground.settler.site.account
-    return not ground.journal.transactions(
-        account, states=[TransactionState.FAILED, TransactionState.WAITING]
-    )
 
 
 def test_a_wrong_chain_is_refused_before_anything_is_signed(ground: Ground) -> None:
@@ -390,24 +357,7 @@ def force_in(ground: Ground, sequence: int) -> None:
     """Record a receipt of the first node without the coordinator, as anyone may."""
     record = ground.journal.receipt(ORDER.job_id, NODES[0].node_id, sequence)
     assert record is not None
-    site, signer = ground.settler.site, Signer(NODES[0])
-    ground.ask("anvil_setBalance", "0x" + signer.address.hex(), hex(10**18))
-    what = site.calls.record_one(record.signed, 0)
-    draft = Draft(
-        chain_id=PROFILE.chain_id,
-        nonce=ground.chain.next_nonce(signer.address),
-        to=site.contract,
-        call=what.call,
-        gas=what.gas,
-        max_fee_wei=10**12,
-        tip_wei=10**11,
-    )
-    signed = signer.sign(draft)
-    ground.chain.send([signed])
-    ground.mine()
-    (place,) = ground.chain.inclusions([signed.hash])
-    assert place is not None
-    assert place.is_success
+    ground.act_as(NODES[0], ground.settler.site.calls.record_one(record.signed, 0).call)
 
 
 def test_receipts_that_were_forced_in_before_their_batch_are_recorded_once(ground: Ground) -> None:

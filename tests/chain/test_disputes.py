@@ -15,7 +15,6 @@ from typer.testing import CliRunner, Result
 
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.state.wallet import Wallet
-from hypergpu.chain.signer import Draft, Signer
 from hypergpu.cli.main import app
 from hypergpu.ids import Address
 from hypergpu.ledger.audit.dispute import Claim, Dispute, decoded_dispute, dispute_fault
@@ -106,26 +105,6 @@ def bundle_in(ground: Ground, claim: Claim) -> Path:
     return found
 
 
-def anybody_sends(ground: Ground, call: bytes) -> None:
-    """Have somebody who has nothing to do with the job call the ledger."""
-    signer, site = Signer(ANYBODY), ground.settler.site
-    draft = Draft(
-        chain_id=PROFILE.chain_id,
-        nonce=ground.chain.next_nonce(signer.address),
-        to=site.contract,
-        call=call,
-        gas=500_000,
-        max_fee_wei=10**12,
-        tip_wei=10**9,
-    )
-    made = signer.sign(draft)
-    ground.chain.send([made])
-    ground.mine()
-    (place,) = ground.chain.inclusions([made.hash])
-    assert place is not None
-    assert place.is_success
-
-
 def test_what_was_paid_as_it_should_be_is_said_with_its_figures(settled: Ground) -> None:
     wallet = wallet_of(settled, signed(settled, 0))
     plain = ledger(settled, "dispute", "--state-dir", str(wallet))
@@ -156,7 +135,7 @@ def test_a_receipt_that_was_kept_back_is_recorded_by_anybody_and_paid(settled: G
         site.calls.abi.call("distributePayments", job, 1, [address_bytes(VICTIM.node_id)]),
     ):
         settled.ask("evm_increaseTime", UNBONDING_S + 1)
-        anybody_sends(settled, call)
+        settled.act_as(ANYBODY, call)
     assert settled.wallet(address_bytes(VICTIM.node_id)) == 2 * SHARE
     assert disputed(settled, wallet) == []
     again = told(enforced(settled, path))

@@ -15,12 +15,12 @@ from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.metering.settling import Settling
 from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
-from hypergpu.chain.signer import Draft, Signer
+from hypergpu.chain.signer import Signer
 from hypergpu.digest import digest_of
 from hypergpu.ledger.typed import address_bytes
 from hypergpu.signature import IdentityKey
 from hypergpu.units import Bytes
-from tests.chain.ground import JOB, NODES, PROFILE, TURNS_MOST, Ground
+from tests.chain.ground import JOB, NODES, TURNS_MOST, Ground
 from tests.chain.test_chain_faults import force_in
 from tests.scenarios.test_metering import PAID, training
 from tests.signed_receipts import COORDINATOR
@@ -160,21 +160,6 @@ def test_what_is_owed_is_not_taken_off_twice_when_a_block_comes_meanwhile(ground
     assert (after.left, after.owed) == (before.left, 0)
 
 
-def spend(ground: Ground, nonce: int) -> None:
-    """Use one of the coordinator's nonces for something else, for a fee that wins."""
-    signer = Signer(COORDINATOR)
-    draft = Draft(
-        chain_id=PROFILE.chain_id,
-        nonce=nonce,
-        to=signer.address,
-        call=b"",
-        gas=21_000,
-        max_fee_wei=10**12,
-        tip_wei=10**11,
-    )
-    ground.chain.send([signer.sign(draft)])
-
-
 def no_longer_puts_it_down_to_the_rpc(ground: Ground) -> None:
     """Let the half minute be over for which a missing receipt may be the RPC's fault."""
     pump = ground.settler._pump
@@ -196,7 +181,7 @@ def test_a_nonce_that_somebody_else_used_first_stops_everything_behind_it(ground
     ground.earn(0, range(2))
     ground.end(0, is_last=True)
     nonce = ground.chain.next_nonce(Signer(COORDINATOR).address)
-    spend(ground, nonce)
+    ground.send_as(COORDINATOR)
     ground.mine()
     for _ in range(3):
         ground.turn()
@@ -213,6 +198,9 @@ def test_a_nonce_that_somebody_else_used_first_stops_everything_behind_it(ground
         ground.turn()
     assert nobody_was_paid(ground)
     assert len(ground.journal.receipts(JOB)) == 2 * len(NODES)
+    retried(ground)
+    ground.settle()
+    ground.check_exact(2)
 
 
 def test_a_nonce_that_somebody_else_takes_in_the_pool_pays_nobody_twice(ground: Ground) -> None:
@@ -221,13 +209,22 @@ def test_a_nonce_that_somebody_else_takes_in_the_pool_pays_nobody_twice(ground: 
     ground.end(0, is_last=True)
     ground.turn()
     ground.turn()
-    nonce = ground.chain.next_nonce(Signer(COORDINATOR).address)
-    spend(ground, nonce)
+    ground.send_as(COORDINATOR)
     ground.mine()
     no_longer_puts_it_down_to_the_rpc(ground)
     with pytest.raises(HaltError, match=FOREIGN):
         ground.turn()
     assert nobody_was_paid(ground)
+    retried(ground)
+    ground.settle()
+    ground.check_exact(2)
+
+
+def retried(ground: Ground) -> None:
+    """Start once more, with what the message of the halt says."""
+    ground.crash()
+    ground.options = replace(ground.options, retries_failed=True)
+    no_longer_puts_it_down_to_the_rpc(ground)
 
 
 def test_what_came_too_late_for_its_epoch_waits_until_the_job_has_begun_the_next(

@@ -106,12 +106,14 @@ def test_receipts_are_listed_by_node_and_by_epoch(store: JournalStore) -> None:
     assert store.journal.receipts(OTHER) == ()
 
 
-def test_the_score_of_epochs_is_summed(store: JournalStore) -> None:
+def test_the_score_of_what_waits_is_summed(store: JournalStore) -> None:
     keep(store, 0, 1)
     keep(store, 2, epoch=1)
-    assert store.journal.score(JOB, [0]) == 2 * 320 * 9_000
-    assert store.journal.score(JOB, [0, 1]) == 3 * 320 * 9_000
-    assert store.journal.score(OTHER, [0]) == 0
+    assert store.journal.waiting_score(JOB) == 3 * 320 * 9_000
+    assert store.journal.waiting_score(OTHER) == 0
+    sealed = OutboxChange(account=ACCOUNT, sealed=(row(0, "b0"),), batches=(batch(0, 0, 2),))
+    store.journal.write(sealed)
+    assert store.journal.waiting_score(JOB) == 320 * 9_000
 
 
 @pytest.mark.parametrize("sequence", [0, 2])
@@ -280,7 +282,12 @@ def test_a_transaction_that_failed_is_sealed_again_under_its_purpose(store: Jour
     keep(store, 0)
     sealed = OutboxChange(account=ACCOUNT, sealed=(row(0, "b0"),), batches=(batch(0, 0, 1),))
     store.journal.write(sealed)
-    again = OutboxChange(account=ACCOUNT, retries=((0, row(1, "b0")),))
+    again = OutboxChange(
+        account=ACCOUNT,
+        given_up=(0,),
+        sealed=(row(1, "b0"),),
+        rewinds=(Rewind(JOB, ONE.node_id, 0),),
+    )
     with pytest.raises(JournalConflictError, match=r"transaction 0 of .* has not failed"):
         store.journal.write(again)
     failed = Progress(0, TransactionState.FAILED, True, BlockName(3, b"b" * 32), Milliseconds(1))
@@ -291,7 +298,18 @@ def test_a_transaction_that_failed_is_sealed_again_under_its_purpose(store: Jour
     found = journal.transaction_for(ACCOUNT, "b0")
     assert found is not None
     assert found.transaction.nonce == 1
-    assert [one.nonce for one in journal.batches(JOB)] == [1]
+    assert journal.batches(JOB) == ()
+    assert journal.next_batch(ACCOUNT, JOB) == 0
+    assert [one.sequence for one in journal.unsealed(9)] == [0]
+
+
+def test_nonces_that_somebody_else_has_spent_are_left_out(store: JournalStore) -> None:
+    seal(store, 0)
+    left_out = OutboxChange(account=ACCOUNT, sealed=(row(3, "x"),), first_nonce=3)
+    with pytest.raises(JournalConflictError, match="another writer went first"):
+        store.journal.write(OutboxChange(account=ACCOUNT, sealed=(row(3, "x"),)))
+    store.journal.write(left_out)
+    assert store.reopen().next_nonce(ACCOUNT) == 4
 
 
 def test_an_attempt_needs_its_transaction(store: JournalStore) -> None:
@@ -307,6 +325,17 @@ def test_an_epoch_that_is_final_is_no_longer_on_its_way(store: JournalStore) -> 
     assert store.reopen().epochs() == ()
     (record,) = store.journal.epochs(is_final_too=True)
     assert record.epoch == ENDED
+
+
+def test_an_epoch_that_others_closed_is_on_its_way_until_its_job_leaves_it(
+    store: JournalStore,
+) -> None:
+    store.journal.append([], (), Earnings(records(0)))
+    store.journal.write(OutboxChange(account=ACCOUNT, epochs=(ENDED,)))
+    (record,) = store.reopen().epochs()
+    assert (record.epoch.state, record.is_left) == (EpochState.FINAL, False)
+    store.journal.append([], (), Earnings(ends=(EpochEnd(JOB, 0),)))
+    assert store.journal.epochs() == ()
 
 
 def test_an_epoch_for_what_came_too_late_has_been_left(store: JournalStore) -> None:

@@ -62,7 +62,7 @@ class Stage:
     def rest(self) -> None:
         """Turn and mine until nothing is on its way."""
         for _ in range(_TURNS_MOST):
-            turn, sealed = self.settler.turn([])
+            turn, sealed, _ = self.settler.turn([])
             if not (sealed or turn.waiting or turn.mined):
                 return
             self.mine()

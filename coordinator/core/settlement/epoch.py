@@ -14,6 +14,9 @@ leave a state that contradicts them::
 Once the payments are mined the chain is asked whom they passed over: nodes without stake wait for
 the challenge window, and one more payment is due when it is over. Where a chain's profile says so,
 what rounding left of the pool is then returned to the job's escrow.
+
+Anybody may close an epoch that has long been open on the ledger. What it has recorded by then is
+paid as ever; it takes no more, and its later receipts are settled with the next epoch.
 """
 
 from enum import Enum
@@ -66,6 +69,8 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
     """Sealed into batches."""
     nodes: tuple[NodeId, ...] = ()
     """Whose receipts they are, ascending."""
+    score: int = 0
+    """That they add."""
     is_ended: bool = False
     """No more receipts will come, and all that came are sealed."""
     batch: Tally = Tally()
@@ -80,6 +85,8 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
     """By the chain's clock; 0: not known."""
     is_whole: bool = False
     """Whether the nodes' scores are all of the epoch's: only then can the dust be told."""
+    is_closed_by_others: bool = False
+    """On the ledger, before a close of its coordinator got there."""
 
     def tally(self, part: Part) -> Tally:
         """The transactions of one part."""
@@ -90,6 +97,11 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
             Part.SWEEP: self.sweep,
         }
         return tallies[part]
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether a close is signed, or none is needed any more."""
+        return self.is_closed_by_others or bool(self.close.sealed)
 
     @property
     def is_count_due(self) -> bool:
@@ -103,7 +115,7 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
         if self.is_ended and not self.receipts:
             return EpochState.FINAL
         parts = (self.batch, self.close, self.payment, self.sweep)
-        if not self.is_ended or not self.close.sealed or not self.payment.sealed:
+        if not self.is_ended or not self.is_closing or not self.payment.sealed:
             return EpochState.OPEN
         if any(each.sent < each.sealed for each in parts):
             return EpochState.SEALED
@@ -128,6 +140,8 @@ class PartSealed(EpochEvent, frozen=True):
     """That it records."""
     nodes: tuple[NodeId, ...] = ()
     """Whose."""
+    score: int = 0
+    """Theirs."""
 
 
 class EpochEnded(EpochEvent, frozen=True):
@@ -185,9 +199,13 @@ def transition(epoch: Epoch, event: EpochEvent) -> Epoch:
     if refusal(epoch, event):
         return epoch
     match event:
-        case PartSealed(part=part, receipts=receipts, nodes=nodes):
-            known = tuple(sorted({*epoch.nodes, *nodes}))
-            epoch = msgspec.structs.replace(epoch, receipts=epoch.receipts + receipts, nodes=known)
+        case PartSealed(part=part):
+            epoch = msgspec.structs.replace(
+                epoch,
+                receipts=epoch.receipts + event.receipts,
+                nodes=tuple(sorted({*epoch.nodes, *event.nodes})),
+                score=epoch.score + event.score,
+            )
             return _counted(epoch, part, Tally(sealed=1))
         case EpochEnded():
             return msgspec.structs.replace(epoch, is_ended=True)
@@ -222,7 +240,7 @@ def due(epoch: Epoch, chain_time_s: int, *, sweeps: int) -> Due | None:
     """
     if not epoch.is_ended or not epoch.receipts:
         return None
-    if not epoch.close.sealed:
+    if not epoch.is_closing:
         return Due(Part.CLOSE, f"{_name(epoch)} has ended and its {epoch.receipts} receipts are in")
     if not epoch.payment.sealed:
         return Due(Part.PAYMENT, f"{_name(epoch)} is closed")
@@ -242,10 +260,10 @@ def _sealing_refusal(epoch: Epoch, part: Part) -> str:
     if not epoch.is_ended:
         return f"{_name(epoch)} has not ended"
     if part is Part.CLOSE:
-        return f"{_name(epoch)} is closed once" if epoch.close.sealed else ""
+        return f"{_name(epoch)} is closed once" if epoch.is_closing else ""
     if part is Part.SWEEP and epoch.sweep.sealed:
         return f"{_name(epoch)} is swept once"
-    return "" if epoch.close.sealed else f"{_name(epoch)} is paid after its close"
+    return "" if epoch.is_closing else f"{_name(epoch)} is paid after its close"
 
 
 _COUNTS = {

@@ -11,6 +11,8 @@ nobody. So the one question is what is known of it now, and every answer is safe
 - One failed in its block: everything behind it was built on its success. Stop, loudly.
 - Its nonce is used and none of its attempts is in a block, for long: somebody else holds the key.
   Stop, loudly. For a moment it only means that the RPC's answers are of different instants.
+- It stands behind one that failed, and that is to be mended: it must not go first. Its nonce is
+  spent on nothing, by an attempt that is void; it counts as failed, and is signed afresh.
 - It stays outside although the account's turn is its own: its fee is too low. Sign the same again
   with a higher one, keep the old attempt, since either may be mined.
 """
@@ -31,9 +33,9 @@ class TransactionState(Enum):
     """In a block that may still be reorganised away."""
     FINAL = "final"
     FAILED = "failed"
-    """In a block, without effect. Nothing is sent behind it."""
+    """Its nonce is spent without effect. Nothing is sent behind it."""
     ABANDONED = "abandoned"
-    """Failed, and signed again under a later nonce once its cause was mended."""
+    """Failed, and what it was for is signed again under a later nonce."""
 
 
 class BlockName(msgspec.Struct, frozen=True):
@@ -49,6 +51,8 @@ class Attempt(msgspec.Struct, frozen=True):
     hash: bytes
     max_fee_wei: int
     tip_wei: int
+    is_void: bool = False
+    """It spends the nonce on nothing."""
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +90,8 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     """Of the block that is now at ``found``'s height; None: not known."""
     next_nonce: int = 0
     """How many transactions of the account are in blocks."""
+    is_behind_failed: bool = False
+    """It failed, or one before it did, and that is to be mended."""
 
 
 class SendingRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +116,7 @@ class Deed(Enum):
 
     SEND = "send"
     BUMP = "bump"
+    VOID = "spend its nonce on nothing"
     WAIT = "wait"
     NOTE_MINED = "note that it is mined"
     NOTE_MISSING = "note that it is mined no longer"
@@ -187,6 +194,8 @@ def _used_up(pending: Pending, rule: SendingRule, now_ms: Milliseconds) -> Rulin
 
 
 def _outside(pending: Pending, seen: Sighting, rule: SendingRule, now_ms: Milliseconds) -> Ruling:
+    if seen.is_behind_failed and not pending.attempts[-1].is_void:
+        return Ruling(Deed.VOID, "it must not go before one that failed, which is signed again")
     if pending.sent_at_ms is None:
         return Ruling(Deed.SEND, "this process has not sent it yet")
     is_its_turn = seen.next_nonce == pending.nonce

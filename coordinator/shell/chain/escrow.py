@@ -18,7 +18,7 @@ class EscrowReading(NamedTuple):
     free: int
     """On the ledger, reserved by nothing."""
     owed: int
-    """Of it, what kept receipts earn whose epoch is not closed there yet."""
+    """Of it, what kept receipts earn that no closed epoch has counted yet."""
     height: int
 
     @property
@@ -81,9 +81,9 @@ class EscrowBook:
                 self._readings[job_id] = reading
 
     def _owed(self, job_id: JobId, unit_price: int) -> int:
-        open_epochs = [
-            record.epoch.number
+        sealed = sum(
+            record.epoch.score
             for record in self._outbox.epochs()
             if record.epoch.job_id == job_id and record.epoch.state not in _CLOSED
-        ]
-        return unit_price * self._outbox.score(job_id, open_epochs) // PRICED_SCORE
+        )
+        return unit_price * (sealed + self._outbox.waiting_score(job_id)) // PRICED_SCORE

@@ -161,8 +161,7 @@ class Pipeline:
             self._settler = Settler(
                 self._rpc(), self.account, self._outbox, self._options, self.escrow
             )
-        taken: list[JobOrder] = []
-        turn, sealed = self._settler.turn(self._taken(taken))
+        turn, sealed, taken = self._settler.turn(self._ordered())
         with self._orders_lock:
             self._orders = {
                 job_id: order for job_id, order in self._orders.items() if order not in taken
@@ -172,15 +171,15 @@ class Pipeline:
         # What was just signed does not wait for a whole turn.
         return 0 if sealed else self._pause_ms()
 
-    def _taken(self, taken: list[JobOrder]) -> Iterator[JobOrder]:
+    def _ordered(self) -> Iterator[JobOrder]:
         """The orders as they stand when a turn comes to them, just before it looks at receipts.
 
         What is earned under a higher escrow is journalled after its order came: so the escrow is
         signed away first, and no epoch is closed without it.
         """
         with self._orders_lock:
-            taken += self._orders.values()
-        yield from tuple(taken)
+            orders = tuple(self._orders.values())
+        yield from orders
 
     def _report(self, turn: Turn) -> None:
         complaint = "; ".join(turn.complaints[:3])

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from coordinator.core.settlement.epoch import Epoch, Move, Part, PartMoved, transition
 from coordinator.core.settlement.sending import (
+    Attempt,
     BlockName,
     Deed,
     Found,
@@ -41,8 +42,8 @@ _LOOKS_A_RESEND = 2
 
 
 _FOREIGN_FIX = (
-    "stop whoever else sends with this key; a coordinator goes on only with a key of its own:"
-    " another data folder, or its key and journal restored together"
+    "stop whoever else sends with this key, then start once with: hypergpu up --retry-failed; what"
+    " no block has taken is signed again"
 )
 _OTHER_CHAIN_FIX = "name the RPC of the chain that was settled on, or restore that chain's state"
 
@@ -72,7 +73,7 @@ class Pump:
         """What this process knows of its transactions beside what is stored: when it sent them."""
         self._resting: Resting | None = None
         self.is_mending = False
-        """Failed transactions are passed over, so that every nonce behind them is used up."""
+        """Nothing stops at a failed transaction, and every nonce behind it is spent on nothing."""
 
     def turn(self) -> Turn:
         """Look at everything once and act.
@@ -111,6 +112,7 @@ class Pump:
         self._forget_all_but({row.transaction.nonce for row in rows})
         next_nonce = self._chain.next_nonce(self._account.address)
         found = self._found(turn, rows, next_nonce)
+        failed = self._first_to_mend(rows)
         to_send = []
         for row in rows:
             nonce = row.transaction.nonce
@@ -120,12 +122,15 @@ class Pump:
                 found=place,
                 canonical_hash=turn.canonical_hash(place.block.number) if place else None,
                 next_nonce=next_nonce,
+                is_behind_failed=failed is not None and nonce >= failed,
             )
             verdict = self._ruling(row, seen)
             self._note(turn, row, seen, verdict)
             turn.judge(nonce, seen, verdict)
-            is_wanted = verdict.deed in {Deed.SEND, Deed.BUMP} and not turn.is_held
-            if is_wanted and self._has_room(nonce, next_nonce):
+            if verdict.deed is Deed.HALT and self.is_mending and failed is None:
+                failed = nonce
+            may_go = seen.is_behind_failed or not turn.is_held
+            if verdict.deed in _SENDING and may_go and self._has_room(nonce, next_nonce):
                 to_send.append((row, verdict))
             if turn.halt:
                 break
@@ -148,10 +153,10 @@ class Pump:
         """Take down what a ruling changes in what is stored."""
         block = seen.found.block if seen.found else None
         if verdict.deed is Deed.HALT:
-            if block is None or not self.is_mending:
+            if not self.is_mending:
                 turn.halt = _last_words(row, verdict.reason)
                 turn.halt_fix = _FOREIGN_FIX if block is None else ""
-            if block is not None and row.block != block:
+            if (row.state, row.block) != (TransactionState.FAILED, block):
                 turn.progress.append(_progress(row, TransactionState.FAILED, block))
         elif verdict.deed is Deed.NOTE_MISSING:
             self._move(turn, row, TransactionState.WAITING, None)
@@ -187,20 +192,20 @@ class Pump:
         """
         self._look_at(turn, {row.block.number for row in rows if row.block and _is_mined(row)})
         found: dict[int, Found] = {}
-        asked: list[tuple[int, bytes]] = []
+        asked: list[tuple[int, Attempt]] = []
         for row in rows:
             nonce, block = row.transaction.nonce, row.block
             if _is_mined(row) and block and turn.canonical_hash(block.number) == block.hash:
                 found[nonce] = Found(block, is_success=True)
             elif nonce < next_nonce:
-                asked += [(nonce, each.attempt.hash) for each in row.attempts]
-        places = self._chain.inclusions([each for _, each in asked])
+                asked += [(nonce, each.attempt) for each in row.attempts]
+        places = self._chain.inclusions([attempt.hash for _, attempt in asked])
         self._look_at(turn, {place.block_number for place in places if place is not None})
-        for (nonce, _), place in zip(asked, places, strict=True):
+        for (nonce, attempt), place in zip(asked, places, strict=True):
             if place is not None:
                 self._check_place(turn, place)
                 block = BlockName(place.block_number, place.block_hash)
-                found[nonce] = Found(block, place.is_success)
+                found[nonce] = Found(block, place.is_success and not attempt.is_void)
                 turn.events += place.events
         return found
 
@@ -247,12 +252,16 @@ class Pump:
             and is_undone(row.block, turn.head.number, turn.canonical_hash(row.block.number))
         ]
 
+    def _first_to_mend(self, rows: tuple[OutboxRow, ...]) -> int | None:
+        failed = [row.transaction.nonce for row in rows if row.state is TransactionState.FAILED]
+        return min(failed) if failed and self.is_mending else None
+
     def _has_room(self, nonce: int, next_nonce: int) -> bool:
         return nonce < next_nonce + self._profile.in_flight_max
 
     def _send(self, turn: Collected, wanted: list[tuple[OutboxRow, Ruling]]) -> None:
         outgoing = [
-            self._dearer(turn, row, verdict.reason) if verdict.deed is Deed.BUMP else row
+            row if verdict.deed is Deed.SEND else self._signed_again(turn, row, verdict)
             for row, verdict in wanted
         ]
         newest = [row.attempts[-1] for row in outgoing]
@@ -267,20 +276,21 @@ class Pump:
                 )
         self._write(turn)
 
-    def _dearer(self, turn: Collected, row: OutboxRow, reason: str) -> OutboxRow:
+    def _signed_again(self, turn: Collected, row: OutboxRow, verdict: Ruling) -> OutboxRow:
         """The transaction with a signing that costs more, stored before anybody sees it."""
-        nonce = row.transaction.nonce
-        dearer = self._account.dearer(row, turn.head.base_fee_wei)
-        if dearer is None:
+        nonce, base_fee_wei = row.transaction.nonce, turn.head.base_fee_wei
+        signs = self._account.void if verdict.deed is Deed.VOID else self._account.dearer
+        fresh = signs(row, base_fee_wei)
+        if fresh is None:
             turn.complaints.append(
-                f"transaction {nonce} ({row.transaction.purpose}) is stuck: {reason}, and the "
-                "fee cap of the chain's profile is reached"
+                f"transaction {nonce} ({row.transaction.purpose}) is stuck: {verdict.reason}, and "
+                "the fee cap of the chain's profile is reached"
             )
             return row
-        change = OutboxChange(account=self._account.name, attempts=((nonce, dearer),))
+        change = OutboxChange(account=self._account.name, attempts=((nonce, fresh),))
         self._outbox.write(change)
         self._remembered.pop(nonce, None)
-        return replace(row, attempts=(*row.attempts, dearer))
+        return replace(row, attempts=(*row.attempts, fresh))
 
     def _sent(self, turn: Collected, row: OutboxRow, now_ms: Milliseconds) -> None:
         nonce = row.transaction.nonce
@@ -335,6 +345,7 @@ class Pump:
         }
 
 
+_SENDING = frozenset({Deed.SEND, Deed.BUMP, Deed.VOID})
 _COMPLAINED = frozenset(
     {Reception.FEE_TOO_LOW, Reception.UNFUNDED, Reception.POOL_FULL, Reception.REFUSED}
 )

@@ -126,8 +126,10 @@ class Sealer:
         self._job_since = {job_id: self._job_since.get(job_id, now_ms) for job_id in counts}
         if any(record.is_left and not record.epoch.is_ended for record in records):
             return True
-        # What waits of a job without an open epoch came too late for its own.
+        # What waits of a job without an open epoch came too late for its own. While the job is
+        # still in one that somebody else has closed, there is none that takes it.
         going_on = {one.epoch.job_id for one in records if not one.epoch.is_ended}
+        stuck = {one.epoch.job_id for one in records if one.epoch.is_ended and not one.is_left}
         waiting = [
             Waiting(
                 receipts=count,
@@ -135,7 +137,7 @@ class Sealer:
                 is_ended=job_id not in going_on,
             )
             for job_id, count in counts.items()
-            if self._is_open(job_id)
+            if self._is_open(job_id) and (job_id in going_on or job_id not in stuck)
         ]
         return any(seal_reason(each, in_flight, self._rule) for each in waiting)
 
@@ -191,7 +193,8 @@ class Sealer:
             purpose = f"batch/{epoch.job_id}/{record.sequence}"
             plan.intents.append(self._intent(purpose, call, epoch, Part.BATCH))
             nodes = tuple(span.node for span in record.spans)
-            epoch = transition(epoch, PartSealed(Part.BATCH, len(part), nodes))
+            score = sum(span.score for span in record.spans)
+            epoch = transition(epoch, PartSealed(Part.BATCH, len(part), nodes, score))
             sealed.append(part)
         if sealed:
             plan.epochs[epoch.job_id, epoch.number] = epoch
@@ -226,9 +229,11 @@ class Sealer:
             payees = self._still_due(epoch) if epoch.payment.sealed else epoch.nodes
             if not payees:
                 return transition(epoch, self._payments_counted(epoch))
+            # Numbered by all there were: some may be given up, and later ones not.
+            number = len(self._site.purposes(f"pay/{name}/"))
             for first in range(0, len(payees), NODES_MAX):
                 call = self._site.calls.pay(job, epoch.number, payees[first : first + NODES_MAX])
-                purpose = f"pay/{name}/{epoch.payment.sealed}"
+                purpose = f"pay/{name}/{number + first // NODES_MAX}"
                 plan.intents.append(self._intent(purpose, call, epoch, Part.PAYMENT))
                 epoch = transition(epoch, PartSealed(Part.PAYMENT))
             return epoch

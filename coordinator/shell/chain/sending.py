@@ -19,6 +19,7 @@ from coordinator.shell.journal.ledger.records import (
     SealedTransaction,
     SignedAttempt,
 )
+from hypergpu.chain.gas import TRANSFER
 from hypergpu.chain.ledger import ContractCall
 from hypergpu.chain.profiles import ChainProfile
 from hypergpu.chain.rpc.answers import Block
@@ -60,7 +61,9 @@ class Account:
         self._outbox = outbox
         self._profile = profile
         self._fee_rule = FeeRule(tip_wei=profile.tip_wei, max_fee_cap_wei=profile.max_fee_cap_wei)
+        self._gas_percent = profile.gas_percent
         self._first_nonce = 0
+        self._least_nonce = 0
         self._suggested_tip_wei = 0
 
     def begin_at(self, nonce: int, suggested_tip_wei: int) -> None:
@@ -73,10 +76,14 @@ class Account:
         self._first_nonce = nonce
         self._suggested_tip_wei = suggested_tip_wei
 
+    def pass_over(self, nonce: int) -> None:
+        """Use no nonce before this one: somebody else has spent them."""
+        self._least_nonce = nonce
+
     def next_nonce(self) -> int:
         """Of the next transaction to be stored."""
         stored = self._outbox.next_nonce(self.name)
-        return self._first_nonce if stored is None else stored
+        return self._first_nonce if stored is None else max(stored, self._least_nonce)
 
     def seal(self, intents: Sequence[Intent], head: Block, sealing: Sealing = NOTHING_ELSE) -> None:
         """Sign transactions, in order, and store them with what belongs to them in one go.
@@ -97,30 +104,66 @@ class Account:
             batches=tuple(batches),
             epochs=sealing.epochs,
             rewinds=sealing.rewinds,
+            first_nonce=self._least_nonce,
         )
         self._outbox.write(change)
 
-    def seal_again(self, failed: Sequence[OutboxRow], head: Block) -> None:
-        """Sign transactions that failed once more, in their order, with half as much gas again."""
+    def use_more_gas(self) -> None:
+        """Half as much again for whatever is signed from now on."""
+        self._gas_percent = self._profile.gas_percent * 3 // 2
+
+    def seal_again(self, failed: Sequence[OutboxRow], head: Block, left: Sealing) -> int:
+        """Give up transactions that failed, and sign those that belong to no epoch once more.
+
+        Args:
+            failed: In order, which theirs is.
+            head: The newest block.
+            left: Epochs and counts without what is given up. The sealer goes on from them, and
+                signs what belongs to epochs afresh.
+
+        Returns:
+            How many were signed.
+        """
         fee = opening_fee(head.base_fee_wei, self._suggested_tip_wei, self._fee_rule)
         first = self.next_nonce()
-        retries = []
-        for place, row in enumerate(failed):
-            gas = min(row.transaction.gas * 3 // 2, self._profile.transaction_gas_max)
+        rows = []
+        for place, row in enumerate(one for one in failed if not one.transaction.part):
+            gas = row.transaction.gas * self._gas_percent // self._profile.gas_percent
+            gas = min(gas, self._profile.transaction_gas_max)
             again = replace(row.transaction, nonce=first + place, gas=gas, sealed_ms=unix_ms())
-            signed = (self._signed(again, fee),)
-            # Its epoch has counted it as sent, and is not told twice.
-            fresh = OutboxRow(transaction=again, attempts=signed, is_sent=row.is_sent)
-            retries.append((row.transaction.nonce, fresh))
-        self._outbox.write(OutboxChange(account=self.name, retries=tuple(retries)))
+            rows.append(OutboxRow(transaction=again, attempts=(self._signed(again, fee),)))
+        change = OutboxChange(
+            account=self.name,
+            given_up=tuple(row.transaction.nonce for row in failed),
+            sealed=tuple(rows),
+            epochs=left.epochs,
+            rewinds=left.rewinds,
+            first_nonce=self._least_nonce,
+        )
+        self._outbox.write(change)
+        return len(rows)
 
     def dearer(self, row: OutboxRow, base_fee_wei: int) -> SignedAttempt | None:
         """The same transaction with a higher fee; None where the profile's cap forbids one."""
-        fee = higher_fee(row.attempts[-1].attempt, base_fee_wei, self._fee_rule)
-        return None if fee is None else self._signed(row.transaction, fee)
+        newest = row.attempts[-1].attempt
+        fee = higher_fee(newest, base_fee_wei, self._fee_rule)
+        if fee is None:
+            return None
+        return self._voided(row, fee) if newest.is_void else self._signed(row.transaction, fee)
+
+    def void(self, row: OutboxRow, base_fee_wei: int) -> SignedAttempt:
+        """What spends a transaction's nonce on nothing, for a higher fee as far as that may be."""
+        newest = row.attempts[-1].attempt
+        fee = higher_fee(newest, base_fee_wei, self._fee_rule)
+        return self._voided(row, fee or Fee(newest.max_fee_wei, newest.tip_wei))
+
+    def _voided(self, row: OutboxRow, fee: Fee) -> SignedAttempt:
+        gas = TRANSFER * self._profile.gas_percent // 100
+        signed = self._signed(replace(row.transaction, to=self.address, call=b"", gas=gas), fee)
+        return replace(signed, attempt=replace(signed.attempt, is_void=True))
 
     def _row(self, nonce: int, intent: Intent, fee: Fee) -> OutboxRow:
-        gas = intent.what.gas * self._profile.gas_percent // 100
+        gas = intent.what.gas * self._gas_percent // 100
         transaction = SealedTransaction(
             account=self.name,
             nonce=nonce,

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
+import structlog
 
 from coordinator.core.settlement.sealing import SealingRule
-from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.escrow import EscrowBook
 from coordinator.shell.chain.founding import (
     JobOrder,
@@ -15,13 +16,13 @@ from coordinator.shell.chain.founding import (
     open_job,
     raise_escrow,
 )
-from coordinator.shell.chain.pump import Pump
+from coordinator.shell.chain.mending.mender import Mender
+from coordinator.shell.chain.pump import HaltError, Pump
 from coordinator.shell.chain.sealer import Sealer
 from coordinator.shell.chain.sending import Account
 from coordinator.shell.chain.site import LedgerSite
 from coordinator.shell.chain.turns import Turn
 from coordinator.shell.journal.ledger.interface import Outbox
-from coordinator.shell.journal.ledger.records import OutboxRow
 from hypergpu.chain.profiles import ChainProfile
 from hypergpu.chain.rpc.answers import Block
 from hypergpu.chain.rpc.chain import EvmChain
@@ -29,6 +30,8 @@ from hypergpu.chain.rpc.client import Rpc
 from hypergpu.ids import Address, JobId
 from hypergpu.ledger.typed import address_bytes
 from hypergpu.refusal import Reason, RefusalError
+
+log = structlog.get_logger()
 
 
 class SettlingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +45,17 @@ class SettlingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where keys are locked: one folder for all that may use them."""
     retries_failed: bool = False
     """Whether transactions that failed are signed again, once, at this start."""
+
+
+class SettlerTurn(NamedTuple):
+    """What one turn did."""
+
+    turn: Turn
+    """Of the pump."""
+    sealed: int
+    """Transactions, behind it."""
+    taken: tuple[JobOrder, ...] = ()
+    """Orders that need not be given again."""
 
 
 class Settler:
@@ -65,44 +79,45 @@ class Settler:
         self._is_checked = False
         self._elsewhere: dict[JobId, str] = {}
         """Jobs that belong to another ledger, and why."""
-        self._pump.is_mending = options.retries_failed and bool(self._failed())
+        self._pump.is_mending = options.retries_failed
+        self._mended_why = ""
         self.site = self._founded()
         self._sealer = Sealer(self.site, account, outbox, options.rule)
+        self._mender = Mender(self._chain, account, outbox, self.site)
 
     @property
     def contract(self) -> Address:
         """The ledger's address."""
         return Address("0x" + self.site.contract.hex())
 
-    def turn(self, orders: Iterable[JobOrder]) -> tuple[Turn, int]:
+    def turn(self, orders: Iterable[JobOrder]) -> SettlerTurn:
         """Look at everything once and act.
 
         Args:
-            orders: Jobs that are to be open, with their escrow.
-
-        Returns:
-            What the pump found, and how many transactions were sealed behind it.
+            orders: Jobs that are to be open, with their escrow; asked for when they are wanted.
 
         Raises:
             RpcError: the chain cannot be asked now.
             HaltError: sending has stopped for good.
             RefusalError: the ledger is not the one it should be.
         """
-        turn = self._pump.turn()
+        turn = self._pumped()
         head = turn.head
         if any(event.topics[:1] == (self.site.skipped_topic,) for event in turn.events):
             self._sealer.is_reconcile_due = True
         self._check_once(turn)
         if self._pump.is_mending:
-            return turn, self._mended(turn)
-        for order in orders:
+            complaints = (*turn.complaints, *filter(None, [self._mended_why]))
+            return SettlerTurn(turn._replace(complaints=complaints), self._mended(turn))
+        taken = tuple(orders)
+        for order in taken:
             self._take(order, head)
         sealed = self._sealer.turn(head, turn.waiting)
         if head.number != self._read_at:
             self._escrow.look(self.site, head.number)
             self._read_at = head.number
         complaints = (*turn.complaints, *self._elsewhere.values())
-        return turn._replace(complaints=complaints), sealed
+        return SettlerTurn(turn._replace(complaints=complaints), sealed, taken)
 
     def _take(self, order: JobOrder, head: Block) -> None:
         """Sign what an order needs, unless the job is another ledger's."""
@@ -117,17 +132,28 @@ class Settler:
         """Let go of the connection."""
         self._chain.rpc.close()
 
-    def _failed(self) -> tuple[OutboxRow, ...]:
-        return self._outbox.transactions(self._account.name, states=[TransactionState.FAILED])
+    def _pumped(self) -> Turn:
+        """A turn of the pump. What failed since somebody else closed an epoch needs no operator."""
+        try:
+            return self._pump.turn()
+        except HaltError:
+            self._mended_why = self._mender.closed_by_others()
+            if not self._mended_why:
+                raise
+        log.warning("what failed is settled otherwise", reason=self._mended_why)
+        self._pump.is_mending = True
+        return self._pump.turn()
 
     def _mended(self, turn: Turn) -> int:
-        """Sign what failed again, once everything behind it has had its turn."""
+        """Go on without what failed, once everything behind it has spent its nonce."""
         if turn.waiting or turn.mined:
             return 0
-        failed = self._failed()
-        self._account.seal_again(failed, turn.head)
+        sealed = self._mender.mended(turn.head)
+        if sealed is None:
+            return 0
         self._pump.is_mending = False
-        return len(failed)
+        self._mended_why = ""
+        return sealed
 
     def _founded(self) -> LedgerSite:
         """Reach the chain, check it, and see that there is a ledger."""
@@ -145,7 +171,6 @@ class Settler:
         if options.contract is not None:
             site = self._site_at(address_bytes(options.contract))
             site.check()
-            self._is_checked = True
             return site
         if not profile.is_local:
             raise RefusalError(
@@ -161,12 +186,20 @@ class Settler:
 
     def _check_nonce(self, next_nonce: int) -> None:
         stored = self._outbox.next_nonce(self._account.name)
-        if stored is not None and next_nonce > stored:
+        if stored is None or next_nonce <= stored:
+            return
+        deep = max(0, self._chain.head().number - self._options.profile.depth)
+        deep_nonce = self._chain.next_nonce(self._account.address, deep)
+        if not self._options.retries_failed or deep_nonce < next_nonce:
             raise RefusalError(
                 Reason.LEDGER_AHEAD,
                 f"chain {self._account.name.chain_id} has seen {next_nonce} transactions of "
-                f"{self._account.name.address}, the journal knows {stored}",
+                f"{self._account.name.address}, {deep_nonce} of them {self._options.profile.depth}"
+                f" blocks deep; the journal knows {stored}",
+                fix="use the newest journal; if this is it, stop whoever else sends with the key,"
+                " and once all are deep start with: hypergpu up --retry-failed",
             )
+        self._account.pass_over(next_nonce)
 
     def _check_once(self, turn: Turn) -> None:
         """Check a ledger that was deployed here as soon as it is mined, and jobs' batches."""

@@ -93,9 +93,10 @@ class EvmChain:
             for each, answer in zip(hashes, self._answers(calls), strict=True)
         ]
 
-    def next_nonce(self, address: bytes) -> int:
-        """How many transactions of the account its newest block has seen."""
-        return quantity(self.rpc.call(Call("eth_getTransactionCount", (_hex(address), "latest"))))
+    def next_nonce(self, address: bytes, height: int | None = None) -> int:
+        """How many transactions of the account there are, up to the newest block or another."""
+        block = "latest" if height is None else hex(height)
+        return quantity(self.rpc.call(Call("eth_getTransactionCount", (_hex(address), block))))
 
     def balance_wei(self, address: bytes) -> int:
         """What the account has for gas."""

@@ -53,15 +53,10 @@ def test_what_failed_is_settled_once_after_a_start_that_retries_it(
     assert halted.startswith(f"{Reason.SENDING_HALTED.name} (8005): transaction ")
     assert "it failed in block" in halted
     assert "Fix: mend what made the transaction fail" in halted
-    assert "hypergpu-coordinator --retry-failed" in halted
+    assert "hypergpu up --retry-failed" in halted
     assert started(ground, retry_failed=False) == halted
 
-    # 40 % of the gas is not enough with half as much again: it stops once more, and says the same.
-    assert "hypergpu-coordinator --retry-failed" in started(ground, retry_failed=True)
-    tries = 0
-    while started(ground, retry_failed=True):
-        tries += 1
-        assert tries < 3
+    assert started(ground, retry_failed=True) == ""
     ground.settle()
     ground.check_exact(2)
     assert started(ground, retry_failed=True) == ""

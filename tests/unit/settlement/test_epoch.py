@@ -1,4 +1,5 @@
 import pytest
+from msgspec.structs import replace
 
 from coordinator.core.settlement.epoch import (
     Epoch,
@@ -41,6 +42,11 @@ SENT = after(*moved(Move.SENT, *ALL), epoch=SEALED)
 MINED = after(*moved(Move.MINED, *ALL), epoch=SENT)
 COUNTED = after(PaymentsCounted(0, 500, is_whole=True), epoch=MINED)
 DEFERRED = after(PaymentsCounted(1, 500, is_whole=True), epoch=MINED)
+CLOSED_BY_OTHERS = replace(
+    after(BATCH, *moved(Move.SENT, Part.BATCH), *moved(Move.MINED, Part.BATCH)),
+    is_ended=True,
+    is_closed_by_others=True,
+)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +63,8 @@ DEFERRED = after(PaymentsCounted(1, 500, is_whole=True), epoch=MINED)
         (COUNTED, EpochState.PAID),
         (after(*moved(Move.FINISHED, *ALL), epoch=COUNTED), EpochState.FINAL),
         (after(EpochEnded()), EpochState.FINAL),
+        (CLOSED_BY_OTHERS, EpochState.OPEN),
+        (after(PartSealed(Part.PAYMENT), epoch=CLOSED_BY_OTHERS), EpochState.SEALED),
     ],
 )
 def test_the_state_follows_from_what_was_counted(epoch: Epoch, state: EpochState) -> None:
@@ -88,6 +96,8 @@ def test_its_nodes_are_those_of_its_batches_in_order() -> None:
         (SEALED, PartSealed(Part.CLOSE), "is closed once"),
         (after(BATCH, EpochEnded()), PartSealed(Part.PAYMENT), "is paid after its close"),
         (SEALED, EpochEnded(), "has ended already"),
+        (CLOSED_BY_OTHERS, BATCH, "takes no more receipts"),
+        (CLOSED_BY_OTHERS, PartSealed(Part.CLOSE), "is closed once"),
         (SEALED, PartMoved(Part.CLOSE, Move.MINED), "none can be mined"),
         (SENT, PartMoved(Part.CLOSE, Move.SENT), "none can be sent"),
         (SENT, PaymentsCounted(0, 0, is_whole=True), "has no payments to count"),
@@ -112,6 +122,7 @@ def test_what_is_not_legal_changes_nothing(epoch: Epoch, event: EpochEvent, why:
         (COUNTED, 0, Part.SWEEP),
         (after(PartSealed(Part.SWEEP), epoch=COUNTED), 0, None),
         (after(PaymentsCounted(0, 500, is_whole=False), epoch=MINED), 0, None),
+        (CLOSED_BY_OTHERS, 0, Part.PAYMENT),
     ],
 )
 def test_what_is_sealed_next(epoch: Epoch, time_s: int, part: Part | None) -> None:

@@ -1,4 +1,5 @@
 import pytest
+from msgspec.structs import replace
 
 from coordinator.core.settlement.fees import FeeRule, higher_fee, opening_fee
 from coordinator.core.settlement.patience import FIRST_MS, MOST_MS, rest_ms
@@ -44,6 +45,8 @@ def found(height: int, block: BlockName = HERE, *, success: bool = True) -> Sigh
 VANISHED = Pending(nonce=7, attempts=FRESH.attempts, vanished_at_ms=Milliseconds(60_000))
 JUST_VANISHED = Pending(nonce=7, attempts=FRESH.attempts, vanished_at_ms=Milliseconds(99_000))
 
+BEHIND = replace(seen(10), is_behind_failed=True)
+
 TABLE = {
     "it was never sent": (FRESH, seen(10), Deed.SEND),
     "it was sent a moment ago": (SENT, seen(10), Deed.WAIT),
@@ -81,6 +84,17 @@ TABLE = {
         MINED,
         Sighting(height=20, found=Found(HERE, is_success=True), next_nonce=8),
         Deed.WAIT,
+    ),
+    "it stands behind one that failed": (SENT, BEHIND, Deed.VOID),
+    "it stands behind one that failed, and its nonce is being spent on nothing": (
+        replace(SENT, attempts=(*SENT.attempts, Attempt(b"v" * 32, 300, 30, is_void=True))),
+        BEHIND,
+        Deed.WAIT,
+    ),
+    "it stands behind one that failed and is in a block": (
+        SENT,
+        replace(found(10), is_behind_failed=True),
+        Deed.NOTE_MINED,
     ),
     "it failed": (SENT, found(10, success=False), Deed.HALT),
     "its nonce is used and its receipt is not there": (JUST_VANISHED, seen(10, 8), Deed.WAIT),

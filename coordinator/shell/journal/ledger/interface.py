@@ -48,7 +48,10 @@ class Outbox(Protocol):
         """Receipts in no batch, by job, node and sequence. Cost grows with them, not with all."""
 
     def epochs(self, *, is_final_too: bool = False) -> tuple[EpochRecord, ...]:
-        """Epochs on their way, by job and number; those that are final too when asked for."""
+        """Epochs on their way, by job and number: not final, or not left by their job yet.
+
+        Those that are final too when asked for.
+        """
 
     def transactions(
         self, account: AccountName, *, states: Sequence[TransactionState], limit: int = 0
@@ -73,8 +76,8 @@ class Outbox(Protocol):
     def batches(self, job_id: JobId) -> tuple[BatchRecord, ...]:
         """What was recorded of a job, in order of nonces."""
 
-    def score(self, job_id: JobId, epochs: Sequence[int]) -> int:
-        """What the receipts of some epochs weigh together: the sum of samples times quality."""
+    def waiting_score(self, job_id: JobId) -> int:
+        """What a job's receipts in no batch weigh together: the sum of samples times quality."""
 
     def write(self, change: OutboxChange) -> None:
         """Write all of a change, or nothing.

@@ -94,7 +94,7 @@ class MemoryLedger:
             return tuple(
                 record
                 for _, record in sorted(self._shelves.epochs.items())
-                if is_final_too or record.epoch.state is not EpochState.FINAL
+                if is_final_too or not record.is_left or record.epoch.state is not EpochState.FINAL
             )
 
     def transactions(
@@ -137,15 +137,20 @@ class MemoryLedger:
         with self._ledger_lock:
             return tuple(batch for batch in self._shelves.batches if batch.job_id == job_id)
 
-    def score(self, job_id: JobId, epochs: Sequence[int]) -> int:
+    def waiting_score(self, job_id: JobId) -> int:
         with self._ledger_lock:
-            receipts = [one.signed.receipt for one in self.receipts(job_id)]
-        return sum(one.samples * one.quality_bps for one in receipts if one.epoch in epochs)
+            waiting = [
+                record.signed.receipt
+                for key, kept in self._receipts.items()
+                if key[0] == job_id
+                for record in kept[self._shelves.sealed.get(key, 0) :]
+            ]
+        return sum(one.samples * one.quality_bps for one in waiting)
 
     def write(self, change: OutboxChange) -> None:
         with self._ledger_lock:
             shelves = self._shelves.copy()
-            _abandon(shelves, change)
+            _give_up(shelves, change)
             _seal(shelves, change)
             for rewind in change.rewinds:
                 key = (rewind.job_id, rewind.node)
@@ -204,9 +209,9 @@ class MemoryLedger:
         )
 
 
-def _abandon(shelves: _Shelves, change: OutboxChange) -> None:
+def _give_up(shelves: _Shelves, change: OutboxChange) -> None:
     kept = shelves.outbox.get(change.account, [])
-    for nonce, again in change.retries:
+    for nonce in change.given_up:
         place = next(
             (
                 place
@@ -223,21 +228,20 @@ def _abandon(shelves: _Shelves, change: OutboxChange) -> None:
         freed = replace(row.transaction, purpose=f"{row.transaction.purpose}#{nonce}")
         kept[place] = replace(row, transaction=freed, state=TransactionState.ABANDONED)
         shelves.batches[:] = [
-            replace(batch, nonce=again.transaction.nonce)
-            if batch.account == change.account and batch.nonce == nonce
-            else batch
+            batch
             for batch in shelves.batches
+            if (batch.account, batch.nonce) != (change.account, nonce)
         ]
 
 
 def _seal(shelves: _Shelves, change: OutboxChange) -> None:
-    rows = (*(row for _, row in change.retries), *change.sealed)
-    if not rows:
+    if not change.sealed:
         return
     kept = shelves.outbox.setdefault(change.account, [])
-    for row in rows:
+    for row in change.sealed:
         transaction = row.transaction
-        if kept and transaction.nonce != kept[-1].transaction.nonce + 1:
+        wanted = max(kept[-1].transaction.nonce + 1, change.first_nonce) if kept else 0
+        if kept and transaction.nonce != wanted:
             raise JournalConflictError(
                 f"transaction {transaction.nonce} of {change.account.address} cannot follow on "
                 f"{kept[-1].transaction.nonce}: another writer went first"

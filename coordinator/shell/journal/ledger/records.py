@@ -179,8 +179,11 @@ class OutboxChange(msgspec.Struct, frozen=True, kw_only=True):
     sealed: tuple[OutboxRow, ...] = ()
     """New transactions; their nonces go on where the account's end."""
     batches: tuple[BatchRecord, ...] = ()
-    retries: tuple[tuple[int, OutboxRow], ...] = ()
-    """Transactions that failed, by nonce, and the same again with the next nonces."""
+    given_up: tuple[int, ...] = ()
+    """Nonces of transactions that failed: their purposes are free again, before ``sealed`` takes
+    them, and their batches are forgotten. What these held is set by ``rewinds``."""
+    first_nonce: int = 0
+    """``sealed`` may leave out the nonces before this one: somebody else has spent them."""
     attempts: tuple[tuple[int, SignedAttempt], ...] = ()
     """New signings of stored transactions, by nonce."""
     progress: tuple[Progress, ...] = ()

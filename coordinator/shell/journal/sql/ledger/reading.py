@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from msgspec.structs import replace
-from sqlalchemy import ColumnElement, and_, func, select
+from sqlalchemy import ColumnElement, and_, func, not_, select
 from sqlalchemy.engine import Connection, Row
 
 from coordinator.core.settlement.epoch import Epoch, EpochState
@@ -39,6 +38,12 @@ _epochs = msgspec.json.Decoder(Epoch)
 _batches = msgspec.json.Decoder(BatchRecord)
 _transactions = msgspec.msgpack.Decoder(SealedTransaction)
 _attempts = msgspec.msgpack.Decoder(SignedAttempt)
+_OF_NODE = and_(
+    RECEIPTS.c.job_id == RECEIPT_COUNTS.c.job_id,
+    RECEIPTS.c.node == RECEIPT_COUNTS.c.node,
+    RECEIPTS.c.sequence >= RECEIPT_COUNTS.c.sealed,
+)
+"""Receipts of a node that are in no batch."""
 
 
 class SqlLedger:
@@ -94,14 +99,9 @@ class SqlLedger:
     def unsealed(self, limit: int) -> tuple[UnsealedReceipt, ...]:
         columns = [RECEIPTS.c[name] for name in UnsealedReceipt._fields]
         counts = RECEIPT_COUNTS
-        of_node = and_(
-            RECEIPTS.c.job_id == counts.c.job_id,
-            RECEIPTS.c.node == counts.c.node,
-            RECEIPTS.c.sequence >= counts.c.sealed,
-        )
         wanted = (
             select(*columns)
-            .select_from(counts.join(RECEIPTS, of_node))
+            .select_from(counts.join(RECEIPTS, _OF_NODE))
             .where(counts.c.sealed < counts.c.kept)
             .order_by(counts.c.job_id, counts.c.node, RECEIPTS.c.sequence)
             .limit(limit)
@@ -112,7 +112,8 @@ class SqlLedger:
     def epochs(self, *, is_final_too: bool = False) -> tuple[EpochRecord, ...]:
         wanted = select(EPOCHS).order_by(EPOCHS.c.job_id, EPOCHS.c.number)
         if not is_final_too:
-            wanted = wanted.where(EPOCHS.c.state != EpochState.FINAL.value)
+            is_final = EPOCHS.c.state == EpochState.FINAL.value
+            wanted = wanted.where(not_(and_(is_final, EPOCHS.c.is_left)))
         with self._ledger_database.reader() as connection:
             rows = connection.execute(wanted).all()
         return tuple(
@@ -167,16 +168,17 @@ class SqlLedger:
         return 0 if last is None else last + 1
 
     def batches(self, job_id: JobId) -> tuple[BatchRecord, ...]:
-        wanted = select(BATCHES.c.nonce, BATCHES.c.body_json).where(BATCHES.c.job_id == job_id)
+        wanted = select(BATCHES.c.body_json).where(BATCHES.c.job_id == job_id)
         with self._ledger_database.reader() as connection:
             rows = connection.execute(wanted.order_by(BATCHES.c.nonce)).all()
-        # A batch whose transaction failed belongs to the one that was signed in its place.
-        return tuple(replace(_batches.decode(row.body_json), nonce=row.nonce) for row in rows)
+        return tuple(_batches.decode(row.body_json) for row in rows)
 
-    def score(self, job_id: JobId, epochs: Sequence[int]) -> int:
-        each = RECEIPTS.c.samples * RECEIPTS.c.quality_bps
-        wanted = select(func.sum(each)).where(
-            RECEIPTS.c.job_id == job_id, RECEIPTS.c.epoch.in_(epochs)
+    def waiting_score(self, job_id: JobId) -> int:
+        counts = RECEIPT_COUNTS
+        wanted = (
+            select(func.sum(RECEIPTS.c.samples * RECEIPTS.c.quality_bps))
+            .select_from(counts.join(RECEIPTS, _OF_NODE))
+            .where(counts.c.job_id == job_id, counts.c.sealed < counts.c.kept)
         )
         with self._ledger_database.reader() as connection:
             return int(connection.scalar(wanted) or 0)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import msgspec
-from sqlalchemy import bindparam, func, insert, select, update
+from sqlalchemy import bindparam, delete, func, insert, select, update
 from sqlalchemy.engine import Connection
 
 from coordinator.core.settlement.epoch import Epoch
@@ -69,10 +69,9 @@ def write_change(connection: Connection, change: OutboxChange) -> None:
         JournalConflictError: as `Outbox.write`. The caller's transaction must then be given up.
     """
     account = change.account
-    for nonce, row in change.retries:
-        _abandon(connection, account, nonce, row.transaction.nonce)
-    _seal(connection, account, tuple(row for _, row in change.retries))
-    _seal(connection, account, change.sealed)
+    for nonce in change.given_up:
+        _give_up(connection, account, nonce)
+    _seal(connection, account, change)
     for rewind in change.rewinds:
         _rewind(connection, rewind)
     _record_batches(connection, change.batches)
@@ -83,7 +82,8 @@ def write_change(connection: Connection, change: OutboxChange) -> None:
         _store_epoch(connection, epoch)
 
 
-def _seal(connection: Connection, account: AccountName, rows: tuple[OutboxRow, ...]) -> None:
+def _seal(connection: Connection, account: AccountName, change: OutboxChange) -> None:
+    rows = change.sealed
     if not rows:
         return
     of_account = (
@@ -91,7 +91,7 @@ def _seal(connection: Connection, account: AccountName, rows: tuple[OutboxRow, .
         TRANSACTIONS.c.address == account.address,
     )
     last = connection.scalar(select(func.max(TRANSACTIONS.c.nonce)).where(*of_account))
-    wanted = rows[0].transaction.nonce if last is None else last + 1
+    wanted = rows[0].transaction.nonce if last is None else max(last + 1, change.first_nonce)
     for row in rows:
         if row.transaction.nonce != wanted:
             raise JournalConflictError(
@@ -125,8 +125,8 @@ def _check_purposes(
             raise JournalConflictError(f"{purpose} was sealed already, as transaction {nonce}")
 
 
-def _abandon(connection: Connection, account: AccountName, nonce: int, again: int) -> None:
-    """Free the purpose of a transaction that failed, and hand its batch to the one after it."""
+def _give_up(connection: Connection, account: AccountName, nonce: int) -> None:
+    """Free the purpose of a transaction that failed, and forget its batch."""
     failed = (
         TRANSACTIONS.c.chain_id == account.chain_id,
         TRANSACTIONS.c.address == account.address,
@@ -143,7 +143,7 @@ def _abandon(connection: Connection, account: AccountName, nonce: int, again: in
         BATCHES.c.address == account.address,
         BATCHES.c.nonce == nonce,
     )
-    connection.execute(update(BATCHES).where(*of_batch).values(nonce=again))
+    connection.execute(delete(BATCHES).where(*of_batch))
 
 
 def _record_batches(connection: Connection, batches: tuple[BatchRecord, ...]) -> None:

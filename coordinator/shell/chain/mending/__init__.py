@@ -1,0 +1,1 @@
+"""How settling goes on after transactions that never took effect."""

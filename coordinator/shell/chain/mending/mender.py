@@ -1,0 +1,176 @@
+"""Gives up transactions that can never take effect, and lets what they were for be signed afresh.
+
+Two guards, each enough by itself, keep anything from being paid twice. The nonce of each is spent
+on something else, so deep that its block stays; and the ledger's sequence stands where their first
+batch did, so that none of their batches is recorded there.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from coordinator.core.settlement.epoch import Epoch, Part
+from coordinator.core.settlement.mending import Kept, remade
+from coordinator.core.settlement.sending import TransactionState
+from coordinator.shell.chain.sending import Account, Sealing
+from coordinator.shell.chain.site import DEPLOY_LEDGER, DEPLOY_TOKEN, LedgerSite
+from coordinator.shell.journal.ledger.interface import Outbox
+from coordinator.shell.journal.ledger.records import BatchRecord, OutboxRow, Rewind
+from hypergpu.chain.rpc.answers import Block
+from hypergpu.chain.rpc.chain import EvmChain
+from hypergpu.ids import JobId, NodeId
+from hypergpu.refusal import Reason, RefusalError
+
+_DONE = [TransactionState.MINED, TransactionState.FINAL]
+_CLOSABLE = frozenset({Part.BATCH.value, Part.CLOSE.value})
+
+
+class Mender:
+    """Used by the pipeline's thread."""
+
+    def __init__(self, chain: EvmChain, account: Account, outbox: Outbox, site: LedgerSite) -> None:
+        self._chain = chain
+        self._account = account
+        self._outbox = outbox
+        self._site = site
+
+    def closed_by_others(self) -> str:
+        """What failed because somebody else closed its epoch, in words; empty: it failed otherwise.
+
+        Raises:
+            RpcError: the chain cannot be asked.
+        """
+        first = next(iter(self._failed()), None)
+        if first is None or first.block is None or first.transaction.part not in _CLOSABLE:
+            return ""
+        job_id, number = first.transaction.job_id, first.transaction.epoch
+        # Asked first: a close of ours that is in it has a receipt by then.
+        is_closed = job_id is not None and self._closed_at_s(job_id, number) > 0
+        if not is_closed or self._has_closed(f"close/{job_id}/{number}"):
+            return ""
+        return (
+            f"somebody else has closed epoch {number} of {job_id} on the ledger, as anybody may"
+            " once it was open for the unbonding time: its receipts that were not recorded by then"
+            " are settled with the next epoch"
+        )
+
+    def mended(self, head: Block) -> int | None:
+        """Give up what failed, once nothing of the account is on its way.
+
+        Args:
+            head: The newest block.
+
+        Returns:
+            How many transactions were signed again; None: a spent nonce is not deep enough yet.
+
+        Raises:
+            RpcError: the chain cannot be asked; nothing was changed.
+            RefusalError: LEDGER_AHEAD, the ledger has recorded what was to be given up;
+                SENDING_HALTED, it made the ledger itself.
+        """
+        failed = self._failed()
+        if not failed:
+            return 0
+        deep = max(0, head.number - self._site.profile.depth)
+        if self._chain.next_nonce(self._account.address, deep) <= failed[-1].transaction.nonce:
+            return None
+        _check_founding(failed)
+        if self._needs_more_gas(failed[0]):
+            self._account.use_more_gas()
+        given_up = {row.transaction.nonce for row in failed}
+        epochs: list[Epoch] = []
+        rewinds: list[Rewind] = []
+        for job_id in dict.fromkeys(row.transaction.job_id for row in failed):
+            if job_id is not None:
+                batches = self._batches(job_id)
+                kept = [batch for batch in batches if batch.nonce not in given_up]
+                self._check_sequence(job_id, kept)
+                epochs += self._epochs(job_id, kept)
+                rewinds += self._rewinds(job_id, batches)
+        left = Sealing(epochs=tuple(epochs), rewinds=tuple(rewinds))
+        return self._account.seal_again(failed, head, left)
+
+    def _failed(self) -> tuple[OutboxRow, ...]:
+        return self._outbox.transactions(self._account.name, states=[TransactionState.FAILED])
+
+    def _needs_more_gas(self, first: OutboxRow) -> bool:
+        """Whether it may have failed for want of gas: it was in a block, and as it was meant."""
+        is_void = first.attempts[-1].attempt.is_void
+        return first.block is not None and not is_void and not self.closed_by_others()
+
+    def _closed_at_s(self, job_id: JobId, number: int) -> int:
+        return self._site.epoch(Epoch(job_id=job_id, number=number)).closed_at_s
+
+    def _has_closed(self, purpose: str) -> bool:
+        close = self._outbox.transaction_for(self._account.name, purpose)
+        if close is None:
+            return False
+        places = self._chain.inclusions(
+            [each.attempt.hash for each in close.attempts if not each.attempt.is_void]
+        )
+        return any(place is not None and place.is_success for place in places)
+
+    def _batches(self, job_id: JobId) -> list[BatchRecord]:
+        return [
+            batch for batch in self._outbox.batches(job_id) if batch.account == self._account.name
+        ]
+
+    def _check_sequence(self, job_id: JobId, kept: Sequence[BatchRecord]) -> None:
+        job = self._site.job(job_id)
+        recorded = 0 if job is None else job.next_sequence
+        known = max((batch.sequence + 1 for batch in kept if batch.sequence is not None), default=0)
+        if recorded != known:
+            raise RefusalError(
+                Reason.LEDGER_AHEAD,
+                f"the ledger expects batch {recorded} of {job_id}, and the journal knows of "
+                f"{known} that are recorded: nothing of the job is signed again",
+            )
+
+    def _epochs(self, job_id: JobId, kept: Iterable[BatchRecord]) -> list[Epoch]:
+        """The job's epochs as they are without what is given up."""
+        by_nonce = {batch.nonce: batch for batch in kept}
+        rows = [
+            row
+            for row in self._outbox.transactions(self._account.name, states=_DONE)
+            if row.transaction.job_id == job_id and row.transaction.part
+        ]
+        epochs = []
+        for record in self._outbox.epochs(is_final_too=True):
+            if record.epoch.job_id != job_id:
+                continue
+            number = record.epoch.number
+            found = [
+                _kept(row, by_nonce.get(row.transaction.nonce))
+                for row in rows
+                if row.transaction.epoch == number
+            ]
+            is_closed = self._closed_at_s(job_id, number) > 0
+            epochs.append(remade(record.epoch, found, is_closed=is_closed))
+        return epochs
+
+    def _rewinds(self, job_id: JobId, batches: Iterable[BatchRecord]) -> list[Rewind]:
+        nodes: list[NodeId] = sorted({span.node for batch in batches for span in batch.spans})
+        counted = self._site.counted(job_id, nodes)
+        return [Rewind(job_id, node, count) for node, count in zip(nodes, counted, strict=True)]
+
+
+def _kept(row: OutboxRow, batch: BatchRecord | None) -> Kept:
+    part = Part(row.transaction.part)
+    if batch is None:
+        return Kept(part, row.state)
+    return Kept(
+        part,
+        row.state,
+        receipts=sum(span.receipts for span in batch.spans),
+        nodes=tuple(span.node for span in batch.spans),
+        score=sum(span.score for span in batch.spans),
+    )
+
+
+def _check_founding(failed: Iterable[OutboxRow]) -> None:
+    for row in failed:
+        if row.transaction.purpose in {DEPLOY_TOKEN, DEPLOY_LEDGER}:
+            raise RefusalError(
+                Reason.SENDING_HALTED,
+                f"transaction {row.transaction.nonce} ({row.transaction.purpose}) is not signed "
+                "again: what it makes has its address by its nonce",
+                fix="start on a chain of its own with another data folder",
+            )

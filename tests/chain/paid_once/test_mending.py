@@ -1,0 +1,254 @@
+"""What failed is settled once, in its order, whatever went by meanwhile."""
+
+import pytest
+from msgspec.structs import replace
+
+from coordinator.core.settlement.epoch import EpochState
+from coordinator.core.settlement.sending import TransactionState
+from coordinator.shell.chain.founding import is_funded
+from coordinator.shell.chain.pump import HaltError
+from hypergpu.ledger.typed import word_bytes
+from hypergpu.refusal import Reason, RefusalError
+from tests.chain.ground import ESCROW, JOB, NODES, ORDER, PROFILE, TURNS_MOST, WAITING, Ground
+from tests.signed_receipts import COORDINATOR, node_key
+
+STRANGER = node_key(99)
+SCANT = replace(PROFILE, gas_percent=40)
+"""With it every transaction of an epoch runs out of gas."""
+
+
+def close_of(ground: Ground, epoch: int) -> bytes:
+    site = ground.settler.site
+    return site.calls.abi.call("closeEpoch", word_bytes(site.job_key(JOB)), epoch)
+
+
+def said_until_settled(ground: Ground) -> set[str]:
+    """What the settler complains of until nothing is left to be done."""
+    said: set[str] = set()
+    for _ in range(TURNS_MOST):
+        said |= set(ground.turn().complaints)
+        ground.ask("evm_increaseTime", 5)
+        ground.mine()
+        if not ground.journal.epochs() and not ground.journal.unsealed(1):
+            return said
+    raise AssertionError(f"not settled: {ground.turn()}, {ground.epochs()}")
+
+
+def closed_by_others(epoch: int) -> str:
+    return f"somebody else has closed epoch {epoch} of {JOB} on the ledger"
+
+
+def outgrown(ground: Ground) -> None:
+    """An epoch with a recorded batch, open for so long that anybody may close it."""
+    ground.opened()
+    ground.earn(0, range(2))
+    ground.rest()
+    ground.ask("evm_increaseTime", PROFILE.window_s + 1)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_an_epoch_that_somebody_else_closes_is_gone_on_with_in_the_next(
+    ground: Ground, *, is_over: bool
+) -> None:
+    outgrown(ground)
+    ground.act_as(STRANGER, close_of(ground, 0))
+    ground.earn(0, range(2, 4))
+    ground.until(lambda _turn: ground.epochs()[0].is_closed_by_others)
+    # The job is still in that epoch: what it earns there waits, and work goes on.
+    ground.earn(0, range(4, 5))
+    ground.rest()
+    ground.mine()
+    ground.turn()
+    assert len(ground.journal.unsealed(99)) == 3 * len(NODES)
+    (epoch,) = ground.epochs()
+    assert (epoch.is_closed_by_others, epoch.receipts) == (True, 2 * len(NODES))
+    reading = ground.escrow.reading(JOB)
+    assert reading is not None
+    assert reading.owed >= 3 * len(NODES) * 320 * 9_000 * 1_000 // 10**6
+
+    ground.end(0, is_last=is_over)
+    if not is_over:
+        ground.earn(1, range(5, 6))
+        ground.end(1, is_last=True)
+    ground.settle()
+    assert [(one.number, one.state) for one in ground.epochs()] == [
+        (0, EpochState.FINAL),
+        (1, EpochState.FINAL),
+    ]
+    ground.check_exact(5 if is_over else 6)
+
+
+def test_a_close_that_comes_before_a_batch_and_a_close_in_the_pool_loses_nothing(
+    ground: Ground,
+) -> None:
+    outgrown(ground)
+    ground.earn(0, range(2, 3))
+    ground.end(0)
+    ground.turn()
+    assert ground.turn().waiting > 1
+    ground.ask("anvil_setBalance", STRANGER.node_id, hex(10**18))
+    ground.send_as(STRANGER, close_of(ground, 0))
+    ground.mine()
+    ground.earn(1, range(3, 4))
+    ground.end(1, is_last=True)
+    said = said_until_settled(ground)
+    assert any(closed_by_others(0) in one for one in said)
+    ground.check_exact(4)
+
+
+def test_an_epoch_that_is_closed_before_its_coordinator_does_is_paid_as_ever(
+    ground: Ground,
+) -> None:
+    outgrown(ground)
+    ground.act_as(STRANGER, close_of(ground, 0))
+    ground.end(0, is_last=True)
+    said_until_settled(ground)
+    ground.check_exact(2)
+
+
+def test_a_close_by_others_is_gone_on_from_after_a_crash_at_any_turn(ground: Ground) -> None:
+    outgrown(ground)
+    ground.act_as(STRANGER, close_of(ground, 0))
+    ground.earn(0, range(2, 3))
+    ground.end(0, is_last=True)
+    for _ in range(30):
+        ground.turn()
+        ground.mine()
+        ground.crash()
+    ground.settle()
+    ground.check_exact(3)
+
+
+def test_a_failure_of_its_own_is_no_close_by_others(ground: Ground) -> None:
+    ground.opened()
+    failed_behind_its_close(ground)
+    with pytest.raises(HaltError, match=r"batch/.*it failed in block"):
+        ground.turn()
+
+
+def failed_behind_its_close(ground: Ground) -> None:
+    """A batch that runs out of gas, in one block with the close of its epoch, which does not."""
+    ground.options = replace(ground.options, profile=SCANT)
+    ground.crash()
+    ground.earn(0, range(2))
+    ground.turn()
+    ground.options = replace(ground.options, profile=PROFILE)
+    ground.crash()
+    ground.end(0, is_last=True)
+    ground.turn()
+    ground.turn()
+    ground.mine()
+
+
+def test_what_a_block_took_behind_a_failed_batch_leaves_that_to_the_next_epoch(
+    ground: Ground,
+) -> None:
+    ground.opened()
+    failed_behind_its_close(ground)
+    ground.options = replace(ground.options, retries_failed=True)
+    ground.crash()
+    ground.settle()
+    assert [(one.number, one.receipts) for one in ground.epochs()] == [(0, 0), (1, 2 * len(NODES))]
+    ground.check_exact(2)
+
+
+def failed_alone(ground: Ground) -> None:
+    """A batch that runs out of gas, and a close and a payment behind it that nobody has sent."""
+    ground.options = replace(ground.options, profile=SCANT)
+    ground.crash()
+    ground.earn(0, range(2))
+    ground.turn()
+    ground.options = replace(ground.options, profile=PROFILE)
+    ground.crash()
+    ground.end(0, is_last=True)
+    ground.turn()
+    ground.mine()
+    with pytest.raises(HaltError, match="Nothing is sent behind it"):
+        ground.turn()
+    waiting = ground.journal.transactions(ground.settler.site.account, states=WAITING)
+    assert [row.transaction.part for row in waiting] == ["close", "payment"]
+
+
+@pytest.mark.parametrize("crashes", [0, 12])
+def test_what_stands_behind_a_failed_batch_does_not_go_before_it(
+    ground: Ground, crashes: int
+) -> None:
+    ground.opened()
+    failed_alone(ground)
+    ground.options = replace(ground.options, retries_failed=True)
+    ground.crash()
+    for _ in range(crashes):
+        ground.turn()
+        ground.mine()
+        ground.crash()
+    ground.settle()
+    # All of it in its own epoch, whose close came after its batch.
+    assert [(one.number, one.receipts) for one in ground.epochs()] == [(0, 2 * len(NODES))]
+    ground.check_exact(2)
+    given_up = ground.journal.transactions(
+        ground.settler.site.account, states=[TransactionState.ABANDONED]
+    )
+    assert [row.transaction.part for row in given_up] == ["batch", "close", "payment"]
+
+
+def test_an_escrow_whose_nonce_somebody_else_used_is_signed_again_in_its_order(
+    ground: Ground,
+) -> None:
+    ground.opened()
+    ground.turn(replace(ORDER, escrow=2 * ESCROW))
+    ground.send_as(COORDINATOR)
+    ground.mine()
+    pump = ground.settler._pump
+    pump._rule = replace(pump._rule, foreign_ms=0)
+    with pytest.raises(HaltError, match=r"mint/escrow/.*was used by a transaction that"):
+        ground.turn()
+    ground.options = replace(ground.options, retries_failed=True)
+    ground.crash()
+    pump = ground.settler._pump
+    pump._rule = replace(pump._rule, foreign_ms=0)
+    ground.until(
+        lambda _turn: is_funded(ground.journal, ground.settler.site.account, JOB, 2 * ESCROW)
+    )
+    job = ground.settler.site.job(JOB)
+    assert job is not None
+    assert job.free == 2 * ESCROW
+
+
+def test_nonces_that_somebody_else_has_spent_are_left_out_once_they_are_deep(
+    ground: Ground,
+) -> None:
+    ground.opened()
+    ground.earn(0, range(2))
+    ground.end(0)
+    ground.rest()
+    for _ in range(3):
+        ground.send_as(COORDINATOR)
+        ground.mine()
+    ground.options = replace(ground.options, retries_failed=True)
+    ground.crash()
+    with pytest.raises(RefusalError, match=r"has seen \d+ transactions") as caught:
+        ground.turn()
+    assert caught.value.reason is Reason.LEDGER_AHEAD
+    ground.mine(PROFILE.depth)
+    ground.earn(1, range(2, 3))
+    ground.end(1, is_last=True)
+    ground.settle()
+    ground.check_exact(3)
+
+
+def test_a_batch_that_the_ledger_has_and_the_journal_has_not_is_never_signed_again(
+    ground: Ground,
+) -> None:
+    ground.opened()
+    ground.earn(0, range(2))
+    site = ground.settler.site
+    root, nodes = bytes(32), ()
+    call = site.calls.abi.call("submitAggregate", word_bytes(site.job_key(JOB)), 0, 0, root, nodes)
+    ground.act_as(COORDINATOR, call)
+    ground.mine(PROFILE.depth)
+    ground.options = replace(ground.options, retries_failed=True)
+    ground.crash()
+    with pytest.raises(RefusalError, match="the ledger expects batch 1 of") as caught:
+        ground.until(lambda _turn: False)
+    assert caught.value.reason is Reason.LEDGER_AHEAD
+    assert ground.journal.batches(JOB) == ()
