@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         "--retry-failed",
         action="store_true",
         default=None,
-        help="sign transactions again that failed on the chain, once their cause is mended",
+        help="settle again what failed on the chain, once its cause is mended",
     )
     parser.add_argument("--heartbeat-interval-ms", type=int, help="default 5000")
     parser.add_argument("--lost-after-ms", type=int, help="default 15000")

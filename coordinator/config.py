@@ -60,7 +60,7 @@ class Settings(BaseSettings):
     """How receipts reach the chain: their sums and the root of their tree, every receipt in the
     call data of one transaction for many, or in a transaction of its own."""
     retry_failed: bool = False
-    """At this start, sign transactions again that failed on the chain: once their cause is mended,
-    settling goes on with them."""
+    """At this start, give up transactions that failed on the chain, or whose nonce somebody else
+    used, and sign afresh what they were for: once the cause is mended, settling goes on."""
     drain_timeout_ms: int = Field(default=20_000, ge=0)
     """How long SIGTERM waits for calls in flight."""

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 
-def up(
+def up(  # noqa: PLR0913 - each is an option
     *,
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", help="Journal, models, keys.")
@@ -25,6 +25,10 @@ def up(
     plaintext: Annotated[
         bool, typer.Option("--plaintext", help="No TLS; only on loopback.")
     ] = False,
+    retry_failed: Annotated[
+        bool,
+        typer.Option("--retry-failed", help="Settle again what failed on the chain, this once."),
+    ] = False,
 ) -> None:
     """Start a coordinator here and print the line that nodes join with."""
     from hypergpu.cli.machine.up import Listen
@@ -40,6 +44,7 @@ def up(
         advertise=tuple(advertise or ()),
         is_plaintext=plaintext,
         chain=settings["chain"].value,
+        retries_failed=retry_failed,
     )
     raise typer.Exit(run(at))
 

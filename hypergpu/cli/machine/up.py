@@ -63,6 +63,8 @@ class Listen(msgspec.Struct, frozen=True):
     is_plaintext: bool = False
     chain: str = ""
     """What settles jobs that pay; empty: nothing does."""
+    retries_failed: bool = False
+    """Whether transactions that failed are signed again, once, at this start."""
 
 
 def coordinator_command(at: Listen) -> list[str]:
@@ -80,6 +82,8 @@ def coordinator_command(at: Listen) -> list[str]:
         arguments.append("--plaintext")
     if at.chain:
         arguments += ["--chain", at.chain]
+    if at.retries_failed:
+        arguments.append("--retry-failed")
     return program("coordinator", *arguments)
 
 
