@@ -61,7 +61,8 @@ def disputed(state_dir: Path, job: str | None, *, chain_url: str, out: Path) -> 
     node, terms = NodeId(stored_address(state_dir / KEY_FILE)), held.terms
     signers = Signers(coordinator=terms.coordinator, domain=terms.domain, made_in=terms.domain)
     vouchers = [held.voucher] if held.voucher is not None else []
-    fact = job_fact(chain_url, terms)
+    with ledger_at(chain_url) as chain:
+        fact = job_fact(chain, terms.domain, terms.job)
     made = disputes(fact, held.receipts, vouchers, node=node, signers=signers)
     files = []
     for number, dispute in enumerate(made):

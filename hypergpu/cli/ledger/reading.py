@@ -3,17 +3,20 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from hypergpu.chain.abi import Abi
+from hypergpu.chain.artifacts import artifact
 from hypergpu.chain.history import JobReader
-from hypergpu.chain.ledger import LedgerCalls
+from hypergpu.chain.ledger import CONTRACT, LedgerCalls
 from hypergpu.chain.recognition import recognised
+from hypergpu.chain.rpc.answers import octets
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.errors import RpcError, RpcRefusedError
 from hypergpu.chain.rpc.transport import HttpTransport
-from hypergpu.ids import NodeId
+from hypergpu.ids import Address, JobKey, NodeId
 from hypergpu.ledger.audit.facts import JobFact
 from hypergpu.ledger.terms import Terms
-from hypergpu.ledger.typed import address_bytes, word_bytes
+from hypergpu.ledger.typed import Domain, address_bytes, word_bytes
 from hypergpu.refusal import Reason, RefusalError
 
 
@@ -37,27 +40,50 @@ def ledger_at(url: str) -> Iterator[EvmChain]:
         rpc.close()
 
 
-def job_fact(url: str, terms: Terms) -> JobFact:
+def settled_on(chain: EvmChain, terms: Terms, opening: str) -> Domain | None:
+    """The ledger that a job is settled on; None: no block has opened it on one.
+
+    Args:
+        chain: Of the coordinator.
+        terms: Of the job. Where they name a ledger, it is that.
+        opening: The transaction that opened it, by the coordinator; empty where there is none.
+
+    Raises:
+        RpcError: the chain cannot be asked.
+    """
+    if terms.domain.chain_id:
+        return terms.domain
+    opened, job = Abi(artifact(CONTRACT).abi).topic("JobOpened"), word_bytes(terms.job)
+    places = chain.inclusions([octets(opening)] if opening else [])
+    for event in (event for place in places if place is not None for event in place.events):
+        if event.topics[:2] == (opened, job):
+            return Domain(chain.chain_id(), Address(f"0x{event.address.hex()}"))
+    return None
+
+
+def job_fact(chain: EvmChain, ledger: Domain, job: JobKey) -> JobFact:
     """A job's whole history, off the chain.
 
     Raises:
-        RefusalError: CHAIN_UNREACHABLE, the chain does not answer; CHAIN_WRONG or LEDGER_WRONG, it
-            is not where the job counts; JOB_UNKNOWN, its ledger does not know the job.
+        RefusalError: CHAIN_WRONG or LEDGER_WRONG, the ledger is not there; JOB_UNKNOWN, it does not
+            know the job.
+        RpcError: the chain cannot be asked.
     """
-    with ledger_at(url) as chain:
-        recognised(chain, terms.domain)
-        return JobReader(chain, terms.domain).fact(terms.job)
+    recognised(chain, ledger)
+    return JobReader(chain, ledger).fact(job)
 
 
-def paid_nodes(chain: EvmChain, terms: Terms, nodes: Sequence[NodeId]) -> dict[NodeId, int]:
+def paid_nodes(
+    chain: EvmChain, ledger: Domain, job: JobKey, nodes: Sequence[NodeId]
+) -> dict[NodeId, int]:
     """What each node was paid for the job so far; 0 of one that the ledger does not know.
 
     Raises:
         RpcError: the chain cannot be asked.
     """
-    calls, job = LedgerCalls(), word_bytes(terms.job)
-    asked = [calls.abi.call("getAccount", job, address_bytes(node)) for node in nodes]
-    answers = chain.reads(address_bytes(terms.domain.contract), asked)
+    calls, name = LedgerCalls(), word_bytes(job)
+    asked = [calls.abi.call("getAccount", name, address_bytes(node)) for node in nodes]
+    answers = chain.reads(address_bytes(ledger.contract), asked)
     return {
         node: 0 if isinstance(answer, RpcRefusedError) else calls.account(answer).paid
         for node, answer in zip(nodes, answers, strict=True)

@@ -10,25 +10,41 @@ from hypergpu.cli.ledger.account import (
     transaction_rows,
     with_paid,
 )
-from hypergpu.cli.ledger.verifying import Verification, audited, received, verified
+from hypergpu.cli.ledger.verifying import (
+    Verification,
+    audited,
+    not_audited,
+    received,
+    verified,
+)
 from hypergpu.cli.output import note, say, say_table
 from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.refusal import RefusalError
 from hypergpu.wire.ledger import terms_value
+
+_NO_CHAIN = "no chain was asked what it recorded and paid: the coordinator has none now"
+_NOT_OPENED = (
+    "nothing is recorded or paid: the job is signed for no chain, and its coordinator has not"
+    " opened it on the one it has"
+)
 
 
 def ledger_of(coordinator: Coordinator, job_id: str) -> LedgerView:
     """What a job owes by its coordinator, and has paid by its chain, where that answers."""
     answer = coordinator.ledger(job_id)
     view, terms = ledger_view(job_id, answer), terms_value(answer.terms)
-    if view.chain is None or not terms.domain.chain_id:
+    if view.chain is None:
         return view
     # What talks to a chain is an extra, and slow to import.
-    from hypergpu.cli.ledger.reading import ledger_at, paid_nodes
+    from hypergpu.cli.ledger.reading import ledger_at, paid_nodes, settled_on
 
     try:
         with ledger_at(view.chain.url) as chain:
-            return with_paid(view, paid_nodes(chain, terms, [node.id for node in view.nodes]))
+            ledger = settled_on(chain, terms, _opening(view))
+            if ledger is None:
+                return view
+            nodes = [node.id for node in view.nodes]
+            return with_paid(view, paid_nodes(chain, ledger, terms.job, nodes))
     except RefusalError as unreachable:
         note(f"what was paid is not known: {unreachable.detail}")
         return view
@@ -49,12 +65,24 @@ def verification_of(coordinator: Coordinator, job_id: str, chain_url: str = "") 
     view, terms = ledger_view(job_id, answer), terms_value(answer.terms)
     receipts = received(coordinator.receipts(job_id))
     found = verified(view, terms, receipts)
-    url = chain_url or (view.chain.url if view.chain is not None else "")
-    if not url or not terms.domain.chain_id or view.unit_price == "0":
+    if view.unit_price == "0":
         return found
-    from hypergpu.cli.ledger.reading import job_fact
+    url = chain_url or (view.chain.url if view.chain is not None else "")
+    if not url:
+        return not_audited(found, _NO_CHAIN)
+    from hypergpu.cli.ledger.reading import job_fact, ledger_at, settled_on
 
-    return audited(found, job_fact(url, terms), receipts)
+    with ledger_at(url) as chain:
+        ledger = settled_on(chain, terms, _opening(view))
+        if ledger is None:
+            return not_audited(found, f"{_NOT_OPENED} (chain {chain.chain_id()})")
+        fact = job_fact(chain, ledger, terms.job)
+        return audited(found, fact, receipts, signed_for=terms.domain)
+
+
+def _opening(view: LedgerView) -> str:
+    """The hash of the transaction that opened a job, by its coordinator; empty: there is none."""
+    return next((one.hash for one in view.transactions if one.purpose == f"open/{view.job}"), "")
 
 
 def say_ledger(view: LedgerView, decimals: int) -> None:

@@ -11,6 +11,7 @@ from hypergpu.ledger.audit.verify import verify
 from hypergpu.ledger.pay import PRICED_SCORE, score
 from hypergpu.ledger.receipt import ReceiptCheck, SignedReceipt, Signers
 from hypergpu.ledger.terms import Terms
+from hypergpu.ledger.typed import Domain
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.ledger import receipt_value
 
@@ -56,9 +57,22 @@ def verified(view: LedgerView, terms: Terms, receipts: Sequence[SignedReceipt]) 
     )
 
 
-def audited(found: Verification, fact: JobFact, receipts: Sequence[SignedReceipt]) -> Verification:
-    """The same with what the chain says: every batch, score, pool and payment is made again."""
-    verdict = verify(fact, receipts)
+def audited(
+    found: Verification,
+    fact: JobFact,
+    receipts: Sequence[SignedReceipt],
+    *,
+    signed_for: Domain | None = None,
+) -> Verification:
+    """The same with what the chain says: every batch, score, pool and payment is made again.
+
+    Args:
+        found: From the receipts alone.
+        fact: What the chain says.
+        receipts: All of the job.
+        signed_for: See `verify`.
+    """
+    verdict = verify(fact, receipts, signed_for=signed_for)
     wrong = [f"chain: {finding.kind.value}: {finding.text}" for finding in verdict.wrong]
     return msgspec.structs.replace(
         found,
@@ -68,6 +82,11 @@ def audited(found: Verification, fact: JobFact, receipts: Sequence[SignedReceipt
         batches=verdict.batches,
         block=fact.block,
     )
+
+
+def not_audited(found: Verification, why: str) -> Verification:
+    """The same with why no chain was asked."""
+    return msgspec.structs.replace(found, open=[*found.open, why])
 
 
 def verdict_lines(found: Verification) -> list[str]:

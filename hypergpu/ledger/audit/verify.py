@@ -37,7 +37,7 @@ def verify(
     receipts: Iterable[SignedReceipt],
     vouchers: Iterable[SignedVoucher] = (),
     *,
-    made_in: Domain | None = None,
+    signed_for: Domain | None = None,
 ) -> Verdict:
     """Recompute everything that the chain says of a job from its receipts.
 
@@ -48,11 +48,11 @@ def verify(
         receipts: All receipts of the job; a node that has only its own is told of the others as
             missing from batches.
         vouchers: Any that are held.
-        made_in: The domain that nodes signed their contributions in; None: the job's.
+        signed_for: The domain of both signatures of a receipt, by the job's terms: none at all for
+            a job that was created without a chain; None: the ledger that it is settled on.
     """
-    signers = Signers(
-        coordinator=fact.coordinator, domain=fact.domain, made_in=made_in or fact.domain
-    )
+    domain = fact.domain if signed_for is None else signed_for
+    signers = Signers(coordinator=fact.coordinator, domain=domain, made_in=domain)
     known = recorded(fact, receipts, signers)
     findings = (*known.findings, *payment_findings(fact, known, vouchers))
     return Verdict(len(known.receipts), len(fact.batches), findings)

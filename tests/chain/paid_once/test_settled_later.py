@@ -1,0 +1,42 @@
+"""A job that was created without a chain is paid by the first one, and audited against it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from hypergpu.cli.demo.settlement import settled
+from hypergpu.cli.ledger.showing import ledger_of, verification_of
+from hypergpu.cli.ledger.verifying import verdict_lines
+from tests.chain.test_settled_jobs import SPEC, soon_settled
+from tests.processes import Cluster
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("later")) as cluster:
+        cluster.add_nodes(2)
+        yield cluster
+
+
+def test_a_job_of_no_chain_is_audited_against_the_one_that_settles_it(cluster: Cluster) -> None:
+    job_id = cluster.submit(SPEC)
+    assert cluster.finished(job_id).phase == "finished"
+    with cluster.coordinator.client() as client:
+        settled(client, job_id)
+        before = verification_of(client, job_id)
+    assert (before.is_sound, before.batches) == (True, None)
+    assert verdict_lines(before)[-1] == (
+        "not yet: no chain was asked what it recorded and paid: the coordinator has none now"
+    )
+
+    cluster.coordinator.kill()
+    cluster.coordinator.add_flags("--chain", "anvil")
+    cluster.coordinator.start()
+    with cluster.coordinator.client() as client:
+        paid = soon_settled(client, job_id)
+        view = ledger_of(client, job_id)
+        found = verification_of(client, job_id)
+    assert (view.chain_id, found.faults, found.open) == (0, [], [])
+    assert found.batches is not None
+    assert found.batches >= 3
+    assert paid.paid == paid.earned == int(view.spent) > 0
