@@ -58,7 +58,9 @@ class Sweep:
         self._weights = weights_of(inputs.samples)
         self._scale = np.float32(request.scale)
         self._means = self._means_of_sections(span)
-        self._agreement = Agreement(len(inputs.updates), request.layout.large_count)
+        has_large = request.layout.large_count > 0
+        self._compared = self._down.large if has_large else self._down.small
+        self._agreement = Agreement(len(inputs.updates), self._compared.values_count)
         self._outer = OuterStep(request.step)
         self._change = np.empty(self._down.large.scheme.group, np.float32)
         self.is_finite = True
@@ -83,8 +85,8 @@ class Sweep:
 
     @property
     def agreement(self) -> float | None:
-        """How far the updates agree, once all is folded."""
-        return self._agreement.finished()
+        """How far the updates agree on large parameters, once all is folded; None without any."""
+        return self._agreement.finished() if self._layout.large_count else None
 
     @property
     def agreements(self) -> tuple[float | None, ...]:
@@ -109,7 +111,7 @@ class Sweep:
             there = section.bytes_of(here.start, here.values_count)
             payload = update.read(reads.take(), there.start, there.stop - there.start)
             mean.add(section.scheme, payload, weight)
-            if here.down is self._down.large:
+            if here.down is self._compared:
                 self._agreement.add(index, section.scheme, payload, span)
         self._agreement.end_span()
         return mean.finished()

@@ -11,11 +11,14 @@ from coordinator.shell.numerics import (
     FoldRequest,
     NoUpdatesError,
     StoredBlob,
+    StoredUpdate,
     fold,
 )
 from hypergpu.codec import apply_delta, encode_update, update_bytes
 from hypergpu.ids import Digest
+from hypergpu.layout import Flat, TensorSpec, layout_of
 from hypergpu.spec import SCHEMES, Outer
+from hypergpu.units import Samples
 from tests.unit.numerics.fold_files import (
     LAYOUT,
     Setting,
@@ -36,6 +39,25 @@ def flipped(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
+
+
+def test_updates_of_a_model_without_large_parameters_are_compared_too(tmp_path: Path) -> None:
+    small = layout_of((TensorSpec("weight", (64, 10)), TensorSpec("bias", (10,))))
+    assert small.large_count == 0
+    ones = np.ones(small.parameters_count, np.float32)
+    request = first_request(tmp_path, [1], Setting("int4"))
+    base = stored(tmp_path / "small", ones.tobytes())
+    updates = []
+    for slot, factor in enumerate((2, 2, -1, 0)):
+        flat = Flat(ones * factor, np.empty(0, np.float32), np.empty(0, np.int64))
+        blob = stored(tmp_path / f"{slot}", encode_update(small, "int4", flat).payload.tobytes())
+        updates.append(StoredUpdate(blob.path, blob.digest, Samples(1), "int4"))
+    request = msgspec.structs.replace(
+        request, layout=small, base_model=base, updates=tuple(updates)
+    )
+    result = fold(request)
+    assert result.agreements == pytest.approx((1.0, 1.0, -1.0, 0.0))
+    assert result.agreement is None
 
 
 @pytest.mark.parametrize("up", SCHEMES[:4])
