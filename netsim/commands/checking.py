@@ -18,7 +18,6 @@ from netsim.link.shape import Shape
 from netsim.measure.check import Reading, checked
 from netsim.measure.network import Verdict
 from netsim.refusal import RefusedError
-from netsim.tc.capabilities import capabilities
 from netsim.tc.choice import Fallback
 from netsim.tunnel.requirements import require_machine
 
@@ -116,6 +115,8 @@ def _hindrance(backend: Backend) -> str:
         if backend is Backend.TUNNEL:
             require_machine()
         if backend is Backend.TC:
+            from netsim.tc.capabilities import capabilities
+
             lacks = capabilities().lacks
             return "; ".join(f"no {each.part}: {each.why}" for each in lacks)
     except RefusedError as refused:

@@ -8,7 +8,6 @@ from netsim.ground.interface import Links
 from netsim.link.course import Variation
 from netsim.namespaces.host import COORDINATOR
 from netsim.refusal import RefusedError
-from netsim.tc.capabilities import capabilities
 from netsim.tc.choice import Fallback, Lack, Network, choose
 from netsim.tc.plan import Need, needs
 
@@ -34,6 +33,8 @@ def chosen(backend: Backend, links: Links, fallback: Fallback) -> Chosen:
             what = f"the backend {backend} has no fallback"
             raise RefusedError(what, f"leave out --fallback, or ask for --backend {Backend.TC}")
         return Chosen(backend)
+    from netsim.tc.capabilities import capabilities
+
     choice = choose(_needs(links), [*capabilities().lacks, CHANGE], fallback)
     if choice.network is Network.TUNNEL:
         return Chosen(Backend.TUNNEL, choice.reason)

@@ -16,7 +16,6 @@ from netsim.ground.control import control_socket
 from netsim.ground.interface import Ground, Links
 from netsim.ground.meeting import meeting_folder
 from netsim.ground.proxied import proxy_ground
-from netsim.ground.queued import queue_ground
 from netsim.ground.signals import is_terminals, received
 from netsim.ground.tunnelled import tunnel_ground
 from netsim.measure.network import Verdict
@@ -42,6 +41,8 @@ def opened(backend: Backend, links: Links) -> AbstractAsyncContextManager[Ground
         case Backend.TUNNEL:
             return tunnel_ground(links)
         case Backend.TC:
+            from netsim.ground.queued import queue_ground
+
             return queue_ground(links)
 
 

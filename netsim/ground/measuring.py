@@ -9,10 +9,6 @@ from netsim.link import Direction, Link
 from netsim.link.shape import Shape
 from netsim.measure.network import Claim, Network
 from netsim.proxy.measured import measured
-from netsim.tc.capabilities import capabilities
-from netsim.tc.measured import claims
-from netsim.tc.measured import network as queue_network
-from netsim.tc.traffic_control import TrafficControl
 from netsim.tunnel.measured import network
 from netsim.tunnel.tunnel import Tunnel
 
@@ -34,6 +30,10 @@ def claims_of(backend: Backend) -> frozenset[Claim]:
         case Backend.TUNNEL:
             return frozenset(Claim)
         case Backend.TC:
+            # Its library takes long to import, and no other backend needs it.
+            from netsim.tc.capabilities import capabilities
+            from netsim.tc.measured import claims
+
             return claims(capabilities().lacks)
 
 
@@ -52,5 +52,8 @@ async def measurable(backend: Backend, link: Link, *, seed: int = 0) -> AsyncIte
             async with Tunnel({_NODE: link}, UNLIMITED, seed=seed) as tunnel:
                 yield network(tunnel, _NODE)
         case Backend.TC:
+            from netsim.tc.measured import network as queue_network
+            from netsim.tc.traffic_control import TrafficControl
+
             async with TrafficControl({_NODE: link}, UNLIMITED) as control:
                 yield queue_network(control, _NODE)
