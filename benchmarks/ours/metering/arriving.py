@@ -1,12 +1,12 @@
 """Thousands of updates wait to be acknowledged: verified in one thread, written in another.
 
-So the coordinator does it: its servicers verify, its journal's writer countersigns and keeps what
-was verified meanwhile in one transaction.
+So the coordinator does it: its loop verifies what is ready before it turns to anything else, its
+journal's writer countersigns what was verified meanwhile and keeps it in one transaction.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
+from queue import Queue
 
 from benchmarks.ours.metering.plan import COORDINATOR, JOB, QUALITY_BPS, UNIT_PRICE, Plan
 from benchmarks.ours.metering.settling import contribution_of
@@ -21,9 +21,9 @@ from hypergpu.spec import Pay
 from hypergpu.units import BasisPoints, Milliseconds
 
 _AT_ONCE = 100
-"""Rounds that are written in one transaction."""
+"""Rounds that are ready at once, and are written in one transaction."""
 _NONE = Milliseconds(0)
-Waiting = SimpleQueue[RoundMetered | None]
+Waiting = Queue[Sequence[RoundMetered] | None]
 
 
 def arriving(plan: Plan) -> list[RoundMetered]:
@@ -50,11 +50,11 @@ def arriving(plan: Plan) -> list[RoundMetered]:
 
 def take_in(rounds: Sequence[RoundMetered], journal: SqlJournal, pipeline: Pipeline) -> None:
     """Verify, countersign and keep all of them; the pipeline settles meanwhile."""
-    desk, verified = LedgerDesk(COORDINATOR), Waiting()
+    desk, verified = LedgerDesk(COORDINATOR), Waiting(1)
     terms = desk.terms(JOB, Pay(unit_price=UNIT_PRICE))
     with ThreadPoolExecutor(1, thread_name_prefix="servicer") as servicer:
         verifying = servicer.submit(_verify, rounds, separator_of(terms.domain), verified)
-        for waiting in _batches(verified):
+        while (waiting := verified.get()) is not None:
             earned = desk.countersigned([(terms, JOB, each) for each in waiting])
             journal.append([], (), earned)
             pipeline.wake()
@@ -63,26 +63,12 @@ def take_in(rounds: Sequence[RoundMetered], journal: SqlJournal, pipeline: Pipel
 
 def _verify(rounds: Sequence[RoundMetered], separator: bytes, verified: Waiting) -> None:
     try:
-        for each in rounds:
-            for update in each.updates:
-                said, signature = update.due.contribution, update.due.signature
-                if not is_contribution_of(said.node, separator, said, signature):
+        for first in range(0, len(rounds), _AT_ONCE):
+            ready = rounds[first : first + _AT_ONCE]
+            for due in (update.due for each in ready for update in each.updates):
+                said = due.contribution
+                if not is_contribution_of(said.node, separator, said, due.signature):
                     raise RuntimeError("a contribution's signature is wrong")
-            verified.put(each)
+            verified.put(ready)
     finally:
         verified.put(None)
-
-
-def _batches(verified: Waiting) -> Iterator[list[RoundMetered]]:
-    """What waits, as much at once as there is."""
-    newest: RoundMetered | None
-    is_over = False
-    while not is_over:
-        waiting = []
-        while (newest := verified.get()) is not None:
-            waiting.append(newest)
-            if len(waiting) >= _AT_ONCE or verified.empty():
-                break
-        is_over = newest is None
-        if waiting:
-            yield waiting
