@@ -44,14 +44,14 @@ QUICK = Sizes(
     faults=Faults(8, 6, _SEED),
     healthy_epochs=20,
     amounts=Amounts(presigned_batches=600, end_to_end=60_000, one_by_one=2_400),
-    effort=Effort(submissions=150, pairs=2, rounds=20),
+    effort=Effort(submissions=60, outages=6),
 )
 FULL = Sizes(
     receipts_through_faults=100_000,
     faults=Faults(50, 30, _SEED),
     healthy_epochs=120,
     amounts=Amounts(presigned_batches=1_000, end_to_end=200_000, one_by_one=6_000),
-    effort=Effort(submissions=600, pairs=4, rounds=30),
+    effort=Effort(submissions=360, outages=20),
 )
 
 

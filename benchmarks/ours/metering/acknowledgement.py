@@ -4,8 +4,9 @@ Two jobs of one coordinator differ in their pay alone. Each has a node: the daem
 calls, without the training. They take turns, so that a busy moment of the machine meets both.
 
 A first acknowledgement waits for disks, whose tail is a hundred times what a voucher takes. So each
-node also says its last update again, as after a break: the coordinator sees that it has it, and its
-answer is the same, with a voucher signed afresh. What is between the two jobs there is its price.
+node also says its last update again and again, as after breaks: the coordinator sees that it has
+it, and its answer is the same, with a voucher signed afresh. What is between the two jobs there is
+its price, in time to wait and in the coordinator's own CPU time.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from benchmarks.ours.cluster import BenchmarkError, Running, running
+from benchmarks.ours.estimates import Estimate, median_of, resampled
 from gpu_node.core.assignment import Assignment, Update
 from gpu_node.shell.link.access import NODE_KEY, Applicant, join
 from gpu_node.shell.link.bulk import submitted
@@ -49,8 +51,12 @@ from hypergpu.v1 import node_pb2
 from hypergpu.wire.protocol import PROTOCOL_ENTRY
 
 WARM_UP = 5
+AGAIN = 4
+"""How often an update is said again in a turn."""
 PARAMETERS = 4_096
 _BEAT_S = 2.0
+_TURN_S = (1 + AGAIN) / 20
+"""At least: coordinators take 20 headers a second of each node."""
 _TIMEOUT_MS = Milliseconds(30_000)
 _READY = Ready(
     device="cpu", device_name="none", memory_bytes=Bytes(0), kind="null", workloads={"null": 1}
@@ -61,19 +67,36 @@ class Taken(NamedTuple):
     """Milliseconds until an update was acknowledged: first, and when it was said again."""
 
     first_ms: list[float]
-    again_ms: list[float]
+    again_ms: list[list[float]]
+    """A list for each turn."""
+    again_cpu_ms: list[float]
+    """Of the coordinator for each of them, on average of a turn."""
 
 
 class Acknowledged(NamedTuple):
-    """Of both jobs."""
+    """Of both jobs, turn by turn."""
 
     paying: Taken
     free: Taken
 
-    @property
-    def added_p99_ms(self) -> float:
+    def added_p99_ms(self) -> Estimate:
         """By how much the 99th percentile is higher with a voucher, where nothing is stored."""
-        return p99(self.paying.again_ms) - p99(self.free.again_ms)
+        paying, free = (np.array(each.again_ms) for each in self)
+
+        def added(turns: Sequence[int]) -> float:
+            return float(np.quantile(paying[turns], 0.99) - np.quantile(free[turns], 0.99))
+
+        return resampled(added, len(paying))
+
+    def added_median_ms(self) -> Estimate:
+        """The same of each turn's median."""
+        medians = (map(statistics.median, each.again_ms) for each in self)
+        return median_of([paying - free for paying, free in zip(*medians, strict=True)])
+
+    def added_cpu_ms(self) -> Estimate:
+        """What a voucher takes of the coordinator's CPU time."""
+        both = zip(self.paying.again_cpu_ms, self.free.again_cpu_ms, strict=True)
+        return median_of([paying - free for paying, free in both])
 
 
 class Work(NamedTuple):
@@ -171,21 +194,25 @@ def acknowledged(folder: Path, count: int) -> Acknowledged:
 
 async def _in_turns(cluster: Running, count: int) -> Acknowledged:
     spec = _spec(count + WARM_UP)
-    taken = Acknowledged(Taken([], []), Taken([], []))
+    taken = Acknowledged(Taken([], [], []), Taken([], [], []))
     async with AsyncExitStack() as owner:
         paying = await _session(cluster, owner, "paying", spec)
         free = await _session(cluster, owner, "free", replace(spec, pay=Pay()))
         both = [(paying, taken.paying), (free, taken.free)]
         last = {session: await session.work() for session, _ in both}
         for turn in range(count + WARM_UP):
+            pace = asyncio.create_task(asyncio.sleep(_TURN_S))
             both.reverse()
             for session, into in both:
                 into.first_ms.append(await session.submit(last[session]))
             # With the next assignment the coordinator has done all that the update led to.
             following = {session: await session.work() for session, _ in both}
             for session, into in both:
-                into.again_ms.append(await session.submit(last[session]))
+                begun_ms = cpu_ms(cluster)
+                into.again_ms.append([await session.submit(last[session]) for _ in range(AGAIN)])
+                into.again_cpu_ms.append((cpu_ms(cluster) - begun_ms) / AGAIN)
             last = following
+            await pace
             if turn < WARM_UP:
                 _forget(taken)
     return taken
@@ -230,6 +257,12 @@ def _spec(rounds: int) -> JobSpec:
 async def _messages(header: node_pb2.UpdateHeader, content: bytes) -> AsyncIterator[bytes]:
     yield node_pb2.SubmitUpdateRequest(header=header).SerializeToString()
     yield submitted(0, memoryview(content))
+
+
+def cpu_ms(cluster: Running) -> float:
+    """CPU time of the thread in which the coordinator serves, exact while it waits."""
+    schedule = Path(f"/proc/{cluster.coordinator.pid}/schedstat").read_text()
+    return int(schedule.split()[0]) / 1e6
 
 
 def p99(values: Sequence[float]) -> float:

@@ -3,12 +3,15 @@
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from benchmarks.ours.cluster import BenchmarkError, Running, running
-from benchmarks.ours.metering.acknowledgement import Acknowledged, acknowledged, p99
+from benchmarks.ours.estimates import Estimate, median_of
+from benchmarks.ours.metering.acknowledgement import AGAIN, Acknowledged, acknowledged, p99
 from hypergpu.chain.local.anvil import Anvil, AnvilOptions, running_anvil
 from hypergpu.chain.rpc.client import Call, HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
@@ -19,8 +22,12 @@ from hypergpu.spec import Evaluation, JobSpec, Pay, Training
 
 VOUCHER_MOST_MS = 10.0
 SLOWDOWN_MOST = 0.01
-WARM_UP_ROUNDS = 5
 NODES = 4
+_SETTLING_ROUNDS = 6
+"""After each change, until the coordinator has met it and made up for it; they are not counted."""
+_COUNTED_ROUNDS = 12
+"""Between two changes, after those."""
+_SPELL_ROUNDS = _SETTLING_ROUNDS + _COUNTED_ROUNDS
 _WINDOW_S = 30
 _SETTLED_WITHIN_S = 90.0
 _LOOK_S = 0.5
@@ -31,30 +38,33 @@ class Effort(NamedTuple):
 
     submissions: int
     """Of each of the two jobs."""
-    pairs: int
-    rounds: int
-    """Of each training."""
+    outages: int
 
 
-class Pair(NamedTuple):
-    """The same training twice, one after the other: medians of its rounds."""
+class Spell(NamedTuple):
+    """The counted rounds between two changes, during which the chain was there, or was not."""
 
-    there_s: float
-    away_s: float
+    round_s: float
+    """Median."""
+    cpu_s: float
+    """Of the coordinator, a round."""
+
+
+class Outage(NamedTuple):
+    """A spell without the chain, and those before and after it with it."""
+
+    away: Spell
+    there: tuple[Spell, Spell]
 
     @property
     def slowdown(self) -> float:
         """How much longer a round takes without the chain; below 0: it takes less."""
-        return self.away_s / self.there_s - 1
+        return self.away.round_s / statistics.mean(each.round_s for each in self.there) - 1
 
-
-class _Course(NamedTuple):
-    """What becomes of the chain during a training."""
-
-    begun: Callable[[], None]
-    """Called a few rounds after the job's beginning."""
-    ended: Callable[[], None]
-    """Called when the last round is over."""
+    @property
+    def more_cpu(self) -> float:
+        """How much more of the coordinator's CPU time a round takes."""
+        return self.away.cpu_s / statistics.mean(each.cpu_s for each in self.there) - 1
 
 
 class Figures(NamedTuple):
@@ -72,12 +82,16 @@ def training_figures(folder: Path, effort: Effort) -> Figures:
         BenchmarkError: an update was refused, a job broke, or not all that it earned was paid.
     """
     acks = acknowledged(folder / "acknowledgement", effort.submissions)
-    pairs = outages(folder / "outage", effort)
-    return _figures(effort, acks, pairs)
+    found = outages(folder / "outage", effort.outages)
+    return _figures(effort, acks, found)
 
 
-def outages(folder: Path, effort: Effort) -> tuple[Pair, ...]:
-    """Train in pairs, with the chain and without, and see that all is paid in the end."""
+def outages(folder: Path, count: int) -> tuple[Outage, ...]:
+    """Train while the chain comes and goes, and see that all is paid in the end.
+
+    One job all through, so that a spell without the chain is held against its own neighbours: what
+    changes slowly on the machine meets both.
+    """
     folder.mkdir(parents=True)
     options = AnvilOptions(state_file=folder / "anvil.json")
     with running_anvil(options, log=folder / "anvil.log") as anvil:
@@ -87,40 +101,43 @@ def outages(folder: Path, effort: Effort) -> tuple[Pair, ...]:
         }
         with running(folder, is_plaintext=True, settings=settings) as cluster:
             cluster.add_nodes(NODES, "numpy")
-            return tuple(_pairs(cluster, anvil, effort))
+            spells = list(_spells(cluster, anvil, 2 * count + 1))
+    # The chain is there in the first, the third ... and the last one.
+    neighbours = zip(spells[0:-2:2], spells[1:-1:2], spells[2::2], strict=True)
+    return tuple(Outage(away, (before, after)) for before, away, after in neighbours)
 
 
-def _pairs(cluster: Running, anvil: Anvil, effort: Effort) -> Iterator[Pair]:
-    there = _Course(begun=_nothing, ended=_nothing)
-    away = _Course(begun=anvil.kill, ended=anvil.start)
-    for number in range(effort.pairs):
-        # Which one goes first changes, so that a machine that slows down favours neither.
-        order = (away, there) if number % 2 else (there, away)
-        medians = {course: _median_s(cluster, anvil.url, effort.rounds, course) for course in order}
-        yield Pair(there_s=medians[there], away_s=medians[away])
-
-
-def _median_s(cluster: Running, url: str, rounds: int, course: _Course) -> float:
-    """Train once; gives the median of the rounds after the chain's course was set."""
+def _spells(cluster: Running, anvil: Anvil, count: int) -> Iterator[Spell]:
+    """Train through so many of them; the chain goes and comes between them."""
+    rounds = count * _SPELL_ROUNDS
+    process = psutil.Process(cluster.coordinator.pid)
     with cluster.client() as client:
         job_id = client.create_job(spec_json(_spec(rounds)), None)
         ends_ms: list[int] = []
+        begun_cpu_s = 0.0
         for message in client.watch(job_id, 0):
-            if message.HasField("event") and message.event.kind == "RoundRecorded":
-                ends_ms.append(message.event.at_ms)
-                if len(ends_ms) == WARM_UP_ROUNDS - 1:
-                    course.begun()
+            if not message.HasField("event") or message.event.kind != "RoundRecorded":
+                continue
+            ends_ms.append(message.event.at_ms)
+            within = len(ends_ms) % _SPELL_ROUNDS
+            if within == _SETTLING_ROUNDS:
+                begun_cpu_s = _cpu_s(process)
+            if within == 0:
+                cpu_s = (_cpu_s(process) - begun_cpu_s) / _COUNTED_ROUNDS
+                counted = itertools.pairwise(ends_ms[-_COUNTED_ROUNDS - 1 :])
+                each_s = [(after - before) / 1000 for before, after in counted]
+                yield Spell(statistics.median(each_s), cpu_s)
+                if len(ends_ms) < rounds:
+                    (anvil.kill if anvil.is_running else anvil.start)()
         summary = client.job(job_id).job
         if summary.phase != "finished" or len(ends_ms) != rounds:
             raise BenchmarkError(f"the job is {summary.phase}: {summary.reason}")
-        course.ended()
-        _see_paid(client, job_id, url)
-    measured = itertools.pairwise(ends_ms[WARM_UP_ROUNDS - 1 :])
-    return statistics.median((after - before) / 1000 for before, after in measured)
+        _see_paid(client, job_id, anvil.url)
 
 
-def _nothing() -> None:
-    """The chain is left alone."""
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 def _see_paid(client: Coordinator, job_id: str, url: str) -> None:
@@ -156,30 +173,47 @@ def _spec(rounds: int) -> JobSpec:
     )
 
 
-def _figures(effort: Effort, acks: Acknowledged, pairs: Sequence[Pair]) -> Figures:
-    slowdowns = sorted(pair.slowdown for pair in pairs)
-    added_ms, slowdown = acks.added_p99_ms, statistics.median(slowdowns)
-    round_ms = 1_000 * statistics.median(pair.there_s for pair in pairs)
+def _figures(effort: Effort, acks: Acknowledged, found: Sequence[Outage]) -> Figures:
+    voucher = acks.added_p99_ms()
+    slowdown = median_of([outage.slowdown for outage in found])
+    cpu = median_of([outage.more_cpu for outage in found])
+    round_ms = 1_000 * statistics.median(
+        spell.round_s for outage in found for spell in outage.there
+    )
     return Figures(
         rows=[
-            ["voucher_p99_ms", f"{added_ms:.2f} (at most 10){_missed(added_ms, VOUCHER_MOST_MS)}"],
+            ["voucher_p99_ms", f"{_ms(voucher)} (at most 10){voucher.verdict(VOUCHER_MOST_MS)}"],
             [
                 "outage_slowdown",
-                f"{slowdown:+.1%} (at most 1 %){_missed(slowdown, SLOWDOWN_MOST)}",
+                f"{_part(slowdown)} (at most 1 %){slowdown.verdict(SLOWDOWN_MOST)}",
             ],
+            ["outage_more_cpu", _part(cpu)],
         ],
-        metrics={"voucher_p99_ms": added_ms, "outage_slowdown": slowdown},
+        metrics={
+            "voucher_p99_ms": voucher.value,
+            "voucher_p99_ms_high": voucher.high,
+            "outage_slowdown": slowdown.value,
+            "outage_slowdown_high": slowdown.high,
+            "outage_more_cpu": cpu.value,
+        },
         notes=(
             "voucher_p99_ms: p99 of acknowledging an update that is there already, with a voucher",
-            f"signed afresh, less that of a job that does not pay; {effort.submissions:,} in turn.",
-            f"The first time, stored: {p99(acks.paying.first_ms):.1f} ms with a voucher, without",
-            f"one {p99(acks.free.first_ms):.1f}.",
-            f"outage_slowdown: a round of digits, {NODES} nodes, Anvil killed after the job began,",
-            f"against {round_ms:.0f} ms with Anvil there: medians, in {effort.pairs} pairs from",
-            f"{slowdowns[0]:+.1%} to {slowdowns[-1]:+.1%}. All was paid to the last unit.",
+            f"signed afresh, less that of a job that does not pay; {effort.submissions:,} turns of",
+            f"{AGAIN} each. Median {_ms(acks.added_median_ms())} ms, CPU time of the",
+            f"coordinator {_ms(acks.added_cpu_ms())} ms. The first time, stored, p99 is",
+            f"{p99(acks.paying.first_ms):.1f} ms with a voucher, {p99(acks.free.first_ms):.1f}",
+            "without one.",
+            f"outage_slowdown: a round of digits, {NODES} nodes, with Anvil killed, against",
+            f"{round_ms:.0f} ms before and after it: {len(found)} outages in one job, medians of",
+            f"{_COUNTED_ROUNDS} rounds. outage_more_cpu: the same of the coordinator's CPU time.",
+            "In brackets 95 % confidence. All was paid to the last unit.",
         ),
     )
 
 
-def _missed(value: float, most: float) -> str:
-    return " MISSED" if value > most else ""
+def _ms(found: Estimate) -> str:
+    return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def _part(found: Estimate) -> str:
+    return f"{found.value:+.1%} [{found.low:+.1%}, {found.high:+.1%}]"
