@@ -10,6 +10,7 @@ from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.cli.demo.settlement import Settled, settled
 from hypergpu.cli.ledger.showing import ledger_of, verification_of
 from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.refusal import RefusalError
 from hypergpu.spec import Evaluation, JobSpec, Pay, Training
 from tests.processes import Cluster
 
@@ -83,6 +84,9 @@ def test_a_job_stops_before_work_that_its_escrow_does_not_cover_and_goes_on_with
         at_pause = ledger_of(client, job_id)
         assert 0 < sum(int(node.vouched) for node in at_pause.nodes) <= SMALL_ESCROW
         assert sum(node.samples for node in at_pause.nodes) == 2 * 320
+        refused = spec.pay.most_for(320 * 60)
+        with pytest.raises(RefusalError, match=r"training\.rounds must be more"):
+            client.change(job_id, {"pay.escrow": str(refused), "training.rounds": "1"})
         client.change(job_id, {"pay.escrow": str(spec.pay.most_for(320 * 6))})
         client.resume(job_id)
     assert cluster.finished(job_id).phase == "finished"
@@ -92,3 +96,4 @@ def test_a_job_stops_before_work_that_its_escrow_does_not_cover_and_goes_on_with
         assert verification_of(client, job_id).faults == []
     assert paid.paid == paid.earned > SMALL_ESCROW
     assert f"fund/{job_id}/{spec.pay.most_for(320 * 6)}" in purposes
+    assert f"fund/{job_id}/{refused}" not in purposes

@@ -16,6 +16,7 @@ from coordinator.core.events import (
     ParametersChanged,
 )
 from coordinator.core.job import ENDED, BlobRef
+from coordinator.core.round.legality import refusal
 from coordinator.shell import translate
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.records import RequestClaim
@@ -171,10 +172,13 @@ class JobServicer:
         async with room.setting:
             before = room.job.next_spec or room.job.spec
             spec = with_parameters(before, dict(request.parameters))
-            settling = self._parts.settling
-            if settling is not None and spec.escrow > before.escrow and room.job.phase not in ENDED:
-                await settling.deposit(room.job, spec.escrow)
-            await self._change(request.job_id, ParametersChanged(at_ms=_NOW, spec=spec))
+            change = ParametersChanged(at_ms=_NOW, spec=spec)
+            # What is paid in for a change that is refused stays on the ledger.
+            if reason := refusal(room.job, change):
+                raise RefusalError(Reason.JOB_PHASE, reason)
+            if self._parts.settling is not None and spec.escrow > before.escrow:
+                await self._parts.settling.deposit(room.job, spec.escrow)
+            await self._change(request.job_id, change)
         return job_pb2.SetParametersResponse()
 
     async def remove_job(
