@@ -23,6 +23,10 @@ from hypergpu.refusal import RefusalError
 from hypergpu.wire.ledger import terms_value
 
 _NO_CHAIN = "no chain was asked what it recorded and paid: the coordinator has none now"
+_NOT_FOUND = (
+    "what was recorded and paid is not known: the job is signed for no chain, and no block of the"
+    " one that its coordinator has holds the opening that it names,"
+)
 _NOT_OPENED = (
     "nothing is recorded or paid: the job is signed for no chain, and its coordinator has not"
     " opened it on the one it has"
@@ -75,9 +79,13 @@ def verification_of(coordinator: Coordinator, job_id: str, chain_url: str = "") 
     with ledger_at(url) as chain:
         ledger = settled_on(chain, terms, _opening(view))
         if ledger is None:
-            return not_audited(found, f"{_NOT_OPENED} (chain {chain.chain_id()})")
+            return not_audited(found, f"{_unopened(_opening(view))} (chain {chain.chain_id()})")
         fact = job_fact(chain, ledger, terms.job)
         return audited(found, fact, receipts, signed_for=terms.domain)
+
+
+def _unopened(opening: str) -> str:
+    return f"{_NOT_FOUND} {opening}" if opening else _NOT_OPENED
 
 
 def _opening(view: LedgerView) -> str:

@@ -1,9 +1,11 @@
 """A job that was created without a chain is paid by the first one, and audited against it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from hypergpu.chain.local.anvil import AnvilOptions, running_anvil
 from hypergpu.cli.demo.settlement import settled
 from hypergpu.cli.ledger.showing import ledger_of, verification_of
 from hypergpu.cli.ledger.verifying import verdict_lines
@@ -18,7 +20,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_a_job_of_no_chain_is_audited_against_the_one_that_settles_it(cluster: Cluster) -> None:
+def test_a_job_of_no_chain_is_audited_against_the_one_that_settles_it(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     job_id = cluster.submit(SPEC)
     assert cluster.finished(job_id).phase == "finished"
     with cluster.coordinator.client() as client:
@@ -40,3 +44,11 @@ def test_a_job_of_no_chain_is_audited_against_the_one_that_settles_it(cluster: C
     assert found.batches is not None
     assert found.batches >= 3
     assert paid.paid == paid.earned == int(view.spent) > 0
+
+    with (
+        running_anvil(AnvilOptions(), log=tmp_path / "other.log") as other,
+        cluster.coordinator.client() as client,
+    ):
+        elsewhere = verification_of(client, job_id, other.url)
+    (opening,) = [one.hash for one in view.transactions if one.purpose == f"open/{job_id}"]
+    assert f"holds the opening that it names, {opening}" in verdict_lines(elsewhere)[-1]
