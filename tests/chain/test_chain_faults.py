@@ -17,7 +17,7 @@ from hypergpu.chain.rpc.errors import (
 )
 from hypergpu.ids import Address
 from hypergpu.refusal import Reason, RefusalError
-from tests.chain.ground import NODES, ORDER, PROFILE, Ground
+from tests.chain.ground import PROFILE, Ground
 from tests.chain.misbehaving_rpc import (
     Answer,
     MisbehavingRpc,
@@ -353,17 +353,10 @@ def test_a_key_has_one_writer(ground: Ground) -> None:
     KeyLock(ground.folder, name).release()
 
 
-def force_in(ground: Ground, sequence: int) -> None:
-    """Record a receipt of the first node without the coordinator, as anyone may."""
-    record = ground.journal.receipt(ORDER.job_id, NODES[0].node_id, sequence)
-    assert record is not None
-    ground.act_as(NODES[0], ground.settler.site.calls.record_one(record.signed, 0).call)
-
-
 def test_receipts_that_were_forced_in_before_their_batch_are_recorded_once(ground: Ground) -> None:
     ground.opened()
     ground.earn(0, range(3))
-    force_in(ground, 0)
+    ground.force_in(0)
     ground.end(0)
     ground.earn(1, range(3, 4))
     ground.end(1, is_last=True)
@@ -376,8 +369,8 @@ def test_receipts_that_were_forced_in_behind_a_restarts_back_are_recorded_once(
 ) -> None:
     ground.opened()
     ground.earn(0, range(3))
-    force_in(ground, 0)
-    force_in(ground, 1)
+    ground.force_in(0)
+    ground.force_in(1)
     ground.crash()
     ground.end(0, is_last=True)
     ground.settle()

@@ -21,7 +21,6 @@ from hypergpu.ledger.typed import address_bytes
 from hypergpu.signature import IdentityKey
 from hypergpu.units import Bytes
 from tests.chain.ground import JOB, NODES, TURNS_MOST, Ground
-from tests.chain.test_chain_faults import force_in
 from tests.scenarios.test_metering import PAID, training
 from tests.signed_receipts import COORDINATOR
 
@@ -232,7 +231,7 @@ def test_what_came_too_late_for_its_epoch_waits_until_the_job_has_begun_the_next
 ) -> None:
     ground.opened()
     ground.earn(0, range(3))
-    force_in(ground, 0)
+    ground.force_in(0)
     ground.end(0)
     ground.rest()
     (left,) = {one.node for one in ground.journal.unsealed(99)}

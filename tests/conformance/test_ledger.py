@@ -166,7 +166,8 @@ def test_receipts_wait_until_they_are_in_a_batch(store: JournalStore) -> None:
     assert left.leaf == records(2)[0].leaf
     assert left.contribution.hex() == receipt.contribution
     assert (left.samples, left.quality_bps, left.epoch) == (320, 9_000, 0)
-    assert store.journal.batches(JOB) == (batch(4, 0, 2),)
+    assert store.journal.batches(JOB, since=4) == store.journal.batches(JOB) == (batch(4, 0, 2),)
+    assert store.journal.batches(JOB, since=5) == ()
     assert store.journal.sealed_counts(JOB) == {ONE.node_id: 2}
     assert store.journal.next_batch(ACCOUNT, JOB) == 1
     assert store.journal.next_batch(ACCOUNT, OTHER) == 0

@@ -69,8 +69,6 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
     """Sealed into batches."""
     nodes: tuple[NodeId, ...] = ()
     """Whose receipts they are, ascending."""
-    score: int = 0
-    """That they add."""
     is_ended: bool = False
     """No more receipts will come, and all that came are sealed."""
     batch: Tally = Tally()
@@ -140,8 +138,6 @@ class PartSealed(EpochEvent, frozen=True):
     """That it records."""
     nodes: tuple[NodeId, ...] = ()
     """Whose."""
-    score: int = 0
-    """Theirs."""
 
 
 class EpochEnded(EpochEvent, frozen=True):
@@ -204,7 +200,6 @@ def transition(epoch: Epoch, event: EpochEvent) -> Epoch:
                 epoch,
                 receipts=epoch.receipts + event.receipts,
                 nodes=tuple(sorted({*epoch.nodes, *event.nodes})),
-                score=epoch.score + event.score,
             )
             return _counted(epoch, part, Tally(sealed=1))
         case EpochEnded():

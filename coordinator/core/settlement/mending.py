@@ -19,8 +19,6 @@ class Kept(NamedTuple):
     """That it records."""
     nodes: tuple[NodeId, ...] = ()
     """Whose."""
-    score: int = 0
-    """Theirs."""
 
 
 def remade(epoch: Epoch, kept: Sequence[Kept], *, is_closed: bool) -> Epoch:
@@ -43,7 +41,6 @@ def remade(epoch: Epoch, kept: Sequence[Kept], *, is_closed: bool) -> Epoch:
         epoch,
         receipts=receipts,
         nodes=tuple(sorted({node for one in kept for node in one.nodes})),
-        score=sum(one.score for one in kept),
         is_ended=is_closed,
         batch=tallies[Part.BATCH],
         close=tallies[Part.CLOSE],

@@ -3,13 +3,15 @@
 import threading
 from typing import NamedTuple
 
-from coordinator.core.settlement.epoch import EpochState
+from coordinator.core.settlement.epoch import EpochState, Part
+from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.site import LedgerSite
 from coordinator.shell.journal.ledger.interface import Outbox
 from hypergpu.ids import JobId
 from hypergpu.ledger.pay import PRICED_SCORE
 
 _CLOSED = frozenset({EpochState.CONFIRMED, EpochState.PAID, EpochState.FINAL})
+_WITHOUT_EFFECT = [TransactionState.WAITING, TransactionState.FAILED]
 
 
 class EscrowReading(NamedTuple):
@@ -71,19 +73,45 @@ class EscrowBook:
         """
         with self._lock:
             prices = dict(self._prices)
+        sealed = self._sealed(site) if prices else {}
         for job_id, unit_price in prices.items():
             job = site.job(job_id, height)
             if job is None:
                 # Signed and not mined yet: the journal's account of it counts until then.
                 continue
-            reading = EscrowReading(job.spendable, self._owed(job_id, unit_price), height)
+            score = self._recorded(site, job_id, height) + sealed.get(job_id, 0)
+            score += self._outbox.waiting_score(job_id)
+            reading = EscrowReading(job.spendable, unit_price * score // PRICED_SCORE, height)
             with self._lock:
                 self._readings[job_id] = reading
 
-    def _owed(self, job_id: JobId, unit_price: int) -> int:
-        sealed = sum(
-            record.epoch.score
+    def _recorded(self, site: LedgerSite, job_id: JobId, height: int) -> int:
+        """The score that the ledger has in epochs whose pools are still in the escrow.
+
+        What it has counted differs from what was sealed: it passes over receipts of a node that
+        somebody else has recorded. Nor does it matter to it who closes an epoch.
+        """
+        numbers = [
+            record.epoch.number
             for record in self._outbox.epochs()
             if record.epoch.job_id == job_id and record.epoch.state not in _CLOSED
-        )
-        return unit_price * (sealed + self._outbox.waiting_score(job_id)) // PRICED_SCORE
+        ]
+        on_chain = site.epochs(job_id, numbers, height)
+        return sum(epoch.total_score for epoch in on_chain if not epoch.closed_at_s)
+
+    def _sealed(self, site: LedgerSite) -> dict[JobId, int]:
+        """The score of batches that took no effect so far, by job."""
+        nonces: dict[JobId, set[int]] = {}
+        for row in self._outbox.transactions(site.account, states=_WITHOUT_EFFECT):
+            job_id = row.transaction.job_id
+            if job_id is not None and row.transaction.part == Part.BATCH.value:
+                nonces.setdefault(job_id, set()).add(row.transaction.nonce)
+        return {
+            job_id: sum(
+                span.score
+                for batch in self._outbox.batches(job_id, since=min(of_job))
+                if batch.account == site.account and batch.nonce in of_job
+                for span in batch.spans
+            )
+            for job_id, of_job in nonces.items()
+        }

@@ -193,8 +193,7 @@ class Sealer:
             purpose = f"batch/{epoch.job_id}/{record.sequence}"
             plan.intents.append(self._intent(purpose, call, epoch, Part.BATCH))
             nodes = tuple(span.node for span in record.spans)
-            score = sum(span.score for span in record.spans)
-            epoch = transition(epoch, PartSealed(Part.BATCH, len(part), nodes, score))
+            epoch = transition(epoch, PartSealed(Part.BATCH, len(part), nodes))
             sealed.append(part)
         if sealed:
             plan.epochs[epoch.job_id, epoch.number] = epoch

@@ -144,6 +144,12 @@ class LedgerSite:
         job = word_bytes(self.job_key(epoch.job_id))
         return self.calls.epoch(self._read("getEpoch", job, epoch.number))
 
+    def epochs(self, job_id: JobId, numbers: Sequence[int], height: int) -> list[EpochOnChain]:
+        """A job's epochs as they stood at a block, in the order of their numbers given."""
+        job = word_bytes(self.job_key(job_id))
+        calls = [self.calls.abi.call("getEpoch", job, number) for number in numbers]
+        return [self.calls.epoch(answer) for answer in self._reads(calls, height)]
+
     def counted(self, job_id: JobId, nodes: Sequence[NodeId]) -> list[int]:
         """How many receipts of each node the ledger has recorded."""
         job = word_bytes(self.job_key(job_id))
@@ -156,9 +162,9 @@ class LedgerSite:
     def _read(self, name: str, *values: object) -> bytes:
         return self._chain.read(self.contract, self.calls.abi.call(name, *values))
 
-    def _reads(self, calls: Sequence[bytes]) -> list[bytes]:
+    def _reads(self, calls: Sequence[bytes], height: int | None = None) -> list[bytes]:
         answers = []
-        for answer in self._chain.reads(self.contract, calls):
+        for answer in self._chain.reads(self.contract, calls, height):
             if isinstance(answer, RpcRefusedError):
                 raise answer
             answers.append(answer)

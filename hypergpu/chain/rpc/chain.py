@@ -128,11 +128,13 @@ class EvmChain:
         block = "latest" if height is None else hex(height)
         return octets(self.rpc.call(Call("eth_call", (asked, block))))
 
-    def reads(self, contract: bytes, calls: Sequence[bytes]) -> list[bytes | RpcRefusedError]:
-        """Several at once; one that reverted is given back as its refusal."""
+    def reads(
+        self, contract: bytes, calls: Sequence[bytes], height: int | None = None
+    ) -> list[bytes | RpcRefusedError]:
+        """Several as `read`, at once; one that reverted is given back as its refusal."""
+        block = "latest" if height is None else hex(height)
         asked = [
-            Call("eth_call", ({"to": _hex(contract), "data": _hex(each)}, "latest"))
-            for each in calls
+            Call("eth_call", ({"to": _hex(contract), "data": _hex(each)}, block)) for each in calls
         ]
         return [
             answer if isinstance(answer, RpcRefusedError) else octets(answer)

@@ -13,13 +13,12 @@ BEFORE = Epoch(
     number=4,
     receipts=12,
     nodes=(ONE, TWO),
-    score=120,
     is_ended=True,
     batch=Tally(sealed=2, sent=2, mined=1),
     close=SEALED,
     payment=SEALED,
 )
-RECORDED = Kept(Part.BATCH, TransactionState.FINAL, 10, (ONE,), 100)
+RECORDED = Kept(Part.BATCH, TransactionState.FINAL, 10, (ONE,))
 PAID = Kept(Part.PAYMENT, TransactionState.MINED)
 CLOSED = Kept(Part.CLOSE, TransactionState.FINAL)
 
@@ -30,7 +29,6 @@ def test_an_epoch_that_is_open_on_the_ledger_takes_again_what_was_given_up() -> 
         BEFORE,
         receipts=10,
         nodes=(ONE,),
-        score=100,
         is_ended=False,
         batch=Tally(1, 1, 1, 1),
         close=Tally(),

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from coordinator.core.settlement.epoch import Epoch, Part
 from coordinator.core.settlement.mending import Kept, remade
 from coordinator.core.settlement.sending import TransactionState
-from coordinator.shell.chain.sending import Account, Sealing
+from coordinator.shell.chain.founding import approval_again
+from coordinator.shell.chain.sending import Account, Intent, Sealing
 from coordinator.shell.chain.site import DEPLOY_LEDGER, DEPLOY_TOKEN, LedgerSite
 from coordinator.shell.journal.ledger.interface import Outbox
 from coordinator.shell.journal.ledger.records import BatchRecord, OutboxRow, Rewind
@@ -86,10 +87,21 @@ class Mender:
                 epochs += self._epochs(job_id, kept)
                 rewinds += self._rewinds(job_id, batches)
         left = Sealing(epochs=tuple(epochs), rewinds=tuple(rewinds))
-        return self._account.seal_again(failed, head, left)
+        return self._account.seal_again(failed, head, left, self._approvals(failed))
 
     def _failed(self) -> tuple[OutboxRow, ...]:
         return self._outbox.transactions(self._account.name, states=[TransactionState.FAILED])
+
+    def _approvals(self, failed: Sequence[OutboxRow]) -> dict[int, Intent]:
+        """By the nonce of what failed, wherever its own approval is not signed again before it."""
+        approvals: dict[int, Intent] = {}
+        before = b""
+        for row in failed:
+            approval = approval_again(self._site, row)
+            if approval is not None and approval.what.call != before:
+                approvals[row.transaction.nonce] = approval
+            before = row.transaction.call
+        return approvals
 
     def _needs_more_gas(self, first: OutboxRow) -> bool:
         """Whether it may have failed for want of gas: it was in a block, and as it was meant."""
@@ -161,7 +173,6 @@ def _kept(row: OutboxRow, batch: BatchRecord | None) -> Kept:
         row.state,
         receipts=sum(span.receipts for span in batch.spans),
         nodes=tuple(span.node for span in batch.spans),
-        score=sum(span.score for span in batch.spans),
     )
 
 

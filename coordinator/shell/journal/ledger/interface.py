@@ -73,8 +73,8 @@ class Outbox(Protocol):
     def next_batch(self, account: AccountName, job_id: JobId) -> int:
         """The number of a job's next batch on the contract, from 0."""
 
-    def batches(self, job_id: JobId) -> tuple[BatchRecord, ...]:
-        """What was recorded of a job, in order of nonces."""
+    def batches(self, job_id: JobId, *, since: int = 0) -> tuple[BatchRecord, ...]:
+        """What was recorded of a job, in order of nonces, from nonce ``since`` on."""
 
     def waiting_score(self, job_id: JobId) -> int:
         """What a job's receipts in no batch weigh together: the sum of samples times quality."""

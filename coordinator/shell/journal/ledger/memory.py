@@ -133,9 +133,10 @@ class MemoryLedger:
             ]
         return max((number + 1 for number in numbers if number is not None), default=0)
 
-    def batches(self, job_id: JobId) -> tuple[BatchRecord, ...]:
+    def batches(self, job_id: JobId, *, since: int = 0) -> tuple[BatchRecord, ...]:
         with self._ledger_lock:
-            return tuple(batch for batch in self._shelves.batches if batch.job_id == job_id)
+            batches = self._shelves.batches
+            return tuple(one for one in batches if one.job_id == job_id and one.nonce >= since)
 
     def waiting_score(self, job_id: JobId) -> int:
         with self._ledger_lock:

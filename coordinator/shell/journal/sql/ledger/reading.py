@@ -167,8 +167,10 @@ class SqlLedger:
             last: int | None = connection.scalar(wanted)
         return 0 if last is None else last + 1
 
-    def batches(self, job_id: JobId) -> tuple[BatchRecord, ...]:
-        wanted = select(BATCHES.c.body_json).where(BATCHES.c.job_id == job_id)
+    def batches(self, job_id: JobId, *, since: int = 0) -> tuple[BatchRecord, ...]:
+        wanted = select(BATCHES.c.body_json).where(
+            BATCHES.c.job_id == job_id, BATCHES.c.nonce >= since
+        )
         with self._ledger_database.reader() as connection:
             rows = connection.execute(wanted.order_by(BATCHES.c.nonce)).all()
         return tuple(_batches.decode(row.body_json) for row in rows)
