@@ -21,6 +21,7 @@ _WORD_BYTES = 32
 _HEADER = Struct(">32s28xI28xI32s")
 _TAIL = Struct(">24xQ24xQ")
 """Where the last argument begins, and how long it is."""
+_TAKING = ("openJob", "fund", "postBond")
 SHARE_DUE = 1
 """A share that is recorded and not yet paid."""
 
@@ -217,6 +218,12 @@ class LedgerCalls:
         """Let the ledger take so much of the caller's tokens; goes to the token."""
         call = self.token.call("approve", address_bytes(ledger), amount)
         return ContractCall(call, gas.APPROVE)
+
+    def taken(self, call: bytes) -> int:
+        """How much of the caller's tokens a call has the ledger take, out of what it may."""
+        # The amount is the last argument of each, and no argument is of varying length.
+        is_taking = any(call.startswith(self.abi.selector(name)) for name in _TAKING)
+        return int.from_bytes(call[-_WORD_BYTES:]) if is_taking else 0
 
     def mint(self, to: Address, amount: int) -> ContractCall:
         """Make play money; goes to the test token."""

@@ -15,7 +15,7 @@ from coordinator.shell.chain.site import (
     opening_purpose,
 )
 from coordinator.shell.journal.ledger.interface import Outbox
-from coordinator.shell.journal.ledger.records import AccountName
+from coordinator.shell.journal.ledger.records import AccountName, OutboxRow
 from hypergpu.chain import gas
 from hypergpu.chain.abi import Abi
 from hypergpu.chain.artifacts import artifact
@@ -157,6 +157,21 @@ def raise_escrow(
     purpose = f"{_funding(order.job_id)}{order.escrow}"
     funding = Intent(purpose, site.contract, call, order.job_id)
     account.seal([*_provision(site, account, token, amount), funding], head)
+
+
+def approval_again(site: LedgerSite, row: OutboxRow) -> Intent | None:
+    """What lets the ledger take again what a failed transaction was to bring it; None: nothing.
+
+    The approval in front of it may be gone: one that came later has set the allowance anew, and
+    was used up.
+    """
+    amount = site.calls.taken(row.transaction.call)
+    if not amount:
+        return None
+    # By its nonce, and not an escrow's name: it adds nothing to what is signed away for a job.
+    purpose = f"approve/{row.transaction.purpose}/{row.transaction.nonce}"
+    call = site.calls.approve(Address("0x" + site.contract.hex()), amount)
+    return Intent(purpose, site.token(), call, row.transaction.job_id)
 
 
 def _signed_away(approvals: Iterable[str]) -> int:

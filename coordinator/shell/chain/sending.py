@@ -1,7 +1,7 @@
 """Signs transactions of one account and stores them; what is stored is sent by the pump."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -112,7 +112,13 @@ class Account:
         """Half as much again for whatever is signed from now on."""
         self._gas_percent = self._profile.gas_percent * 3 // 2
 
-    def seal_again(self, failed: Sequence[OutboxRow], head: Block, left: Sealing) -> int:
+    def seal_again(
+        self,
+        failed: Sequence[OutboxRow],
+        head: Block,
+        left: Sealing,
+        approvals: Mapping[int, Intent],
+    ) -> int:
         """Give up transactions that failed, and sign those that belong to no epoch once more.
 
         Args:
@@ -120,17 +126,23 @@ class Account:
             head: The newest block.
             left: Epochs and counts without what is given up. The sealer goes on from them, and
                 signs what belongs to epochs afresh.
+            approvals: What is to be signed in front of those that failed under these nonces.
 
         Returns:
             How many were signed.
         """
         fee = opening_fee(head.base_fee_wei, self._suggested_tip_wei, self._fee_rule)
         first = self.next_nonce()
-        rows = []
-        for place, row in enumerate(one for one in failed if not one.transaction.part):
+        rows: list[OutboxRow] = []
+        for row in failed:
+            if row.transaction.part:
+                continue
+            if approval := approvals.get(row.transaction.nonce):
+                rows.append(self._row(first + len(rows), approval, fee))
             gas = row.transaction.gas * self._gas_percent // self._profile.gas_percent
             gas = min(gas, self._profile.transaction_gas_max)
-            again = replace(row.transaction, nonce=first + place, gas=gas, sealed_ms=unix_ms())
+            nonce = first + len(rows)
+            again = replace(row.transaction, nonce=nonce, gas=gas, sealed_ms=unix_ms())
             rows.append(OutboxRow(transaction=again, attempts=(self._signed(again, fee),)))
         change = OutboxChange(
             account=self.name,
