@@ -85,6 +85,8 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the nodes' scores are all of the epoch's: only then can the dust be told."""
     is_closed_by_others: bool = False
     """On the ledger, before a close of its coordinator got there."""
+    is_swept_by_others: bool = False
+    """So is its dust."""
 
     def tally(self, part: Part) -> Tally:
         """The transactions of one part."""
@@ -243,7 +245,8 @@ def due(epoch: Epoch, chain_time_s: int, *, sweeps: int) -> Due | None:
         return None
     if epoch.deferred and chain_time_s >= epoch.window_ends_s:
         return Due(Part.PAYMENT, f"the window of {_name(epoch)} is over for {epoch.deferred} nodes")
-    is_sweepable = epoch.is_whole and not epoch.sweep.sealed and not epoch.deferred
+    is_swept = epoch.is_swept_by_others or epoch.sweep.sealed
+    is_sweepable = epoch.is_whole and not is_swept and not epoch.deferred
     if is_sweepable and len(epoch.nodes) <= sweeps:
         return Due(Part.SWEEP, f"every node of {_name(epoch)} is paid")
     return None
@@ -256,7 +259,7 @@ def _sealing_refusal(epoch: Epoch, part: Part) -> str:
         return f"{_name(epoch)} has not ended"
     if part is Part.CLOSE:
         return f"{_name(epoch)} is closed once" if epoch.is_closing else ""
-    if part is Part.SWEEP and epoch.sweep.sealed:
+    if part is Part.SWEEP and (epoch.sweep.sealed or epoch.is_swept_by_others):
         return f"{_name(epoch)} is swept once"
     return "" if epoch.is_closing else f"{_name(epoch)} is paid after its close"
 

@@ -21,7 +21,7 @@ class Kept(NamedTuple):
     """Whose."""
 
 
-def remade(epoch: Epoch, kept: Sequence[Kept], *, is_closed: bool) -> Epoch:
+def remade(epoch: Epoch, kept: Sequence[Kept], *, is_closed: bool, is_swept: bool = False) -> Epoch:
     """Count an epoch afresh, from what took effect of it and from what the ledger says.
 
     One that is closed there takes no more receipts, whoever closed it. One that is not has not
@@ -31,12 +31,15 @@ def remade(epoch: Epoch, kept: Sequence[Kept], *, is_closed: bool) -> Epoch:
         epoch: As it was counted before.
         kept: All of its transactions but those that are given up.
         is_closed: On the ledger.
+        is_swept: Whether its dust is returned there.
     """
     tallies = {part: _tally([one for one in kept if one.part is part]) for part in Part}
     payment = tallies[Part.PAYMENT]
     receipts = sum(one.receipts for one in kept)
+    # Counted again, it is swept again.
+    is_sweep_lost = bool(epoch.sweep.sealed) and not tallies[Part.SWEEP].sealed and not is_swept
     # Where nothing is recorded there is nobody to pass over.
-    is_counted = not receipts or epoch.counted == payment.sealed
+    is_counted = not receipts or (epoch.counted == payment.sealed and not is_sweep_lost)
     return replace(
         epoch,
         receipts=receipts,
@@ -49,6 +52,7 @@ def remade(epoch: Epoch, kept: Sequence[Kept], *, is_closed: bool) -> Epoch:
         counted=payment.sealed if is_counted else 0,
         deferred=epoch.deferred if is_counted and receipts else 0,
         is_closed_by_others=is_closed and not tallies[Part.CLOSE].mined,
+        is_swept_by_others=is_swept and not tallies[Part.SWEEP].mined,
     )
 
 

@@ -133,11 +133,11 @@ class Settler:
         self._chain.rpc.close()
 
     def _pumped(self) -> Turn:
-        """A turn of the pump. What failed since somebody else closed an epoch needs no operator."""
+        """A turn of the pump. What others have done in its place needs no operator."""
         try:
             return self._pump.turn()
         except HaltError:
-            self._mended_why = self._mender.closed_by_others()
+            self._mended_why = self._mender.done_by_others()
             if not self._mended_why:
                 raise
         log.warning("what failed is settled otherwise", reason=self._mended_why)

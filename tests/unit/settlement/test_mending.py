@@ -1,7 +1,16 @@
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.settlement.epoch import Epoch, EpochState, Part, Tally
+from coordinator.core.settlement.epoch import (
+    Epoch,
+    EpochState,
+    Part,
+    PartSealed,
+    PaymentsCounted,
+    Tally,
+    due,
+    transition,
+)
 from coordinator.core.settlement.mending import Kept, remade
 from coordinator.core.settlement.sending import TransactionState
 from hypergpu.ids import JobId, NodeId
@@ -59,3 +68,16 @@ def test_whom_payments_passed_over_is_asked_again_unless_all_of_them_stand() -> 
     fell = remade(replace(counted, counted=2), [RECORDED, CLOSED, PAID], is_closed=True)
     assert (fell.counted, fell.deferred) == (0, 0)
     assert fell.is_count_due
+
+
+@pytest.mark.parametrize(("is_swept", "is_counted"), [(False, False), (True, True)])
+def test_a_sweep_that_is_given_up_is_due_again_unless_somebody_else_has_swept(
+    *, is_swept: bool, is_counted: bool
+) -> None:
+    swept = replace(BEFORE, counted=1, is_whole=True, sweep=SEALED)
+    left = remade(swept, [RECORDED, CLOSED, PAID], is_closed=True, is_swept=is_swept)
+    assert (left.is_count_due, left.is_swept_by_others) == (not is_counted, is_swept)
+    again = transition(left, PaymentsCounted(deferred=0, window_ends_s=1, is_whole=True))
+    wanted = due(again, 9, sweeps=250)
+    assert (wanted is None) == is_swept
+    assert transition(again, PartSealed(Part.SWEEP)).sweep.sealed == (not is_swept)

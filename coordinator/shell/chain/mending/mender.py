@@ -15,6 +15,7 @@ from coordinator.shell.chain.sending import Account, Intent, Sealing
 from coordinator.shell.chain.site import DEPLOY_LEDGER, DEPLOY_TOKEN, LedgerSite
 from coordinator.shell.journal.ledger.interface import Outbox
 from coordinator.shell.journal.ledger.records import BatchRecord, OutboxRow, Rewind
+from hypergpu.chain.ledger import EpochOnChain
 from hypergpu.chain.rpc.answers import Block
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.ids import JobId, NodeId
@@ -22,6 +23,14 @@ from hypergpu.refusal import Reason, RefusalError
 
 _DONE = [TransactionState.MINED, TransactionState.FINAL]
 _CLOSABLE = frozenset({Part.BATCH.value, Part.CLOSE.value})
+_CLOSED = (
+    "somebody else has closed epoch {} of {} on the ledger, as anybody may once it was open for the"
+    " unbonding time: its receipts that were not recorded by then are settled with the next epoch"
+)
+_SWEPT = (
+    "somebody else has swept the dust of epoch {} of {} into its job's escrow, as anybody may:"
+    " nothing of it is left to be done"
+)
 
 
 class Mender:
@@ -33,25 +42,29 @@ class Mender:
         self._outbox = outbox
         self._site = site
 
-    def closed_by_others(self) -> str:
-        """What failed because somebody else closed its epoch, in words; empty: it failed otherwise.
+    def done_by_others(self) -> str:
+        """What failed because somebody else has closed or swept its epoch, in words.
+
+        Empty: it failed otherwise.
 
         Raises:
             RpcError: the chain cannot be asked.
         """
         first = next(iter(self._failed()), None)
-        if first is None or first.block is None or first.transaction.part not in _CLOSABLE:
+        if first is None or first.block is None or first.transaction.job_id is None:
             return ""
         job_id, number = first.transaction.job_id, first.transaction.epoch
+        if first.transaction.part == Part.SWEEP.value:
+            # An epoch has one sweep of ours, which failed.
+            is_swept = self._on_chain(job_id, number).is_swept
+            return _SWEPT.format(number, job_id) if is_swept else ""
+        if first.transaction.part not in _CLOSABLE:
+            return ""
         # Asked first: a close of ours that is in it has a receipt by then.
-        is_closed = job_id is not None and self._closed_at_s(job_id, number) > 0
+        is_closed = self._on_chain(job_id, number).closed_at_s > 0
         if not is_closed or self._has_closed(f"close/{job_id}/{number}"):
             return ""
-        return (
-            f"somebody else has closed epoch {number} of {job_id} on the ledger, as anybody may"
-            " once it was open for the unbonding time: its receipts that were not recorded by then"
-            " are settled with the next epoch"
-        )
+        return _CLOSED.format(number, job_id)
 
     def mended(self, head: Block) -> int | None:
         """Give up what failed, once nothing of the account is on its way.
@@ -106,10 +119,10 @@ class Mender:
     def _needs_more_gas(self, first: OutboxRow) -> bool:
         """Whether it may have failed for want of gas: it was in a block, and as it was meant."""
         is_void = first.attempts[-1].attempt.is_void
-        return first.block is not None and not is_void and not self.closed_by_others()
+        return first.block is not None and not is_void and not self.done_by_others()
 
-    def _closed_at_s(self, job_id: JobId, number: int) -> int:
-        return self._site.epoch(Epoch(job_id=job_id, number=number)).closed_at_s
+    def _on_chain(self, job_id: JobId, number: int) -> EpochOnChain:
+        return self._site.epoch(Epoch(job_id=job_id, number=number))
 
     def _has_closed(self, purpose: str) -> bool:
         close = self._outbox.transaction_for(self._account.name, purpose)
@@ -154,8 +167,9 @@ class Mender:
                 for row in rows
                 if row.transaction.epoch == number
             ]
-            is_closed = self._closed_at_s(job_id, number) > 0
-            epochs.append(remade(record.epoch, found, is_closed=is_closed))
+            says = self._on_chain(job_id, number)
+            is_closed, is_swept = says.closed_at_s > 0, says.is_swept
+            epochs.append(remade(record.epoch, found, is_closed=is_closed, is_swept=is_swept))
         return epochs
 
     def _rewinds(self, job_id: JobId, batches: Iterable[BatchRecord]) -> list[Rewind]:
