@@ -306,7 +306,7 @@ def test_a_transaction_that_failed_is_sealed_again_under_its_purpose(store: Jour
 
 def test_nonces_that_somebody_else_has_spent_are_left_out(store: JournalStore) -> None:
     seal(store, 0)
-    left_out = OutboxChange(account=ACCOUNT, sealed=(row(3, "x"),), first_nonce=3)
+    left_out = OutboxChange(account=ACCOUNT, sealed=(row(3, "x"),), least_nonce=3)
     with pytest.raises(JournalConflictError, match="another writer went first"):
         store.journal.write(OutboxChange(account=ACCOUNT, sealed=(row(3, "x"),)))
     store.journal.write(left_out)

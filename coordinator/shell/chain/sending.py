@@ -76,9 +76,14 @@ class Account:
         self._first_nonce = nonce
         self._suggested_tip_wei = suggested_tip_wei
 
-    def pass_over(self, nonce: int) -> None:
-        """Use no nonce before this one: somebody else has spent them."""
+    def pass_over(self, nonce: int, head: Block) -> None:
+        """Use no nonce before this one: somebody else has spent them.
+
+        It is spent on nothing at once, so that what is stored says so at the next start.
+        """
         self._least_nonce = nonce
+        nothing = ContractCall(b"", TRANSFER)
+        self.seal([Intent(f"pass/{nonce}", self.address, nothing)], head)
 
     def next_nonce(self) -> int:
         """Of the next transaction to be stored."""
@@ -104,7 +109,7 @@ class Account:
             batches=tuple(batches),
             epochs=sealing.epochs,
             rewinds=sealing.rewinds,
-            first_nonce=self._least_nonce,
+            least_nonce=self._least_nonce,
         )
         self._outbox.write(change)
 
@@ -150,7 +155,7 @@ class Account:
             sealed=tuple(rows),
             epochs=left.epochs,
             rewinds=left.rewinds,
-            first_nonce=self._least_nonce,
+            least_nonce=self._least_nonce,
         )
         self._outbox.write(change)
         return len(rows)

@@ -165,9 +165,11 @@ class Settler:
                 f"the RPC at {self._chain.where} is of chain {found}, not of {profile.chain_id}",
             )
         next_nonce = self._chain.next_nonce(self._account.address)
-        self._check_nonce(next_nonce)
+        is_passed_over = self._is_passed_over(next_nonce)
         fill_account(self._chain, self._account, profile)
         self._account.begin_at(next_nonce, self._chain.tip_wei())
+        if is_passed_over:
+            self._account.pass_over(next_nonce, self._chain.head())
         if options.contract is not None:
             site = self._site_at(address_bytes(options.contract))
             site.check()
@@ -184,10 +186,11 @@ class Settler:
             self._chain, self._outbox, self._account.name, self._options.profile, contract
         )
 
-    def _check_nonce(self, next_nonce: int) -> None:
+    def _is_passed_over(self, next_nonce: int) -> bool:
+        """Whether somebody else has spent nonces behind those that are stored."""
         stored = self._outbox.next_nonce(self._account.name)
         if stored is None or next_nonce <= stored:
-            return
+            return False
         deep = max(0, self._chain.head().number - self._options.profile.depth)
         deep_nonce = self._chain.next_nonce(self._account.address, deep)
         if not self._options.retries_failed or deep_nonce < next_nonce:
@@ -199,7 +202,7 @@ class Settler:
                 fix="use the newest journal; if this is it, stop whoever else sends with the key,"
                 " and once all are deep start with: hypergpu up --retry-failed",
             )
-        self._account.pass_over(next_nonce)
+        return True
 
     def _check_once(self, turn: Turn) -> None:
         """Check a ledger that was deployed here as soon as it is mined, and jobs' batches."""

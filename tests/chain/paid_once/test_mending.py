@@ -239,6 +239,37 @@ def test_nonces_that_somebody_else_has_spent_are_left_out_once_they_are_deep(
     ground.check_exact(3)
 
 
+def test_nonces_that_are_left_out_stay_so_at_later_starts(ground: Ground) -> None:
+    ground.opened()
+    ground.send_as(COORDINATOR)
+    ground.mine(1 + PROFILE.depth)
+    ground.options = replace(ground.options, retries_failed=True)
+    ground.crash()
+    # Nothing else is signed in that start.
+    ground.turn()
+    ground.options = replace(ground.options, retries_failed=False)
+    ground.crash()
+    ground.rest()
+    ground.earn(0, range(1))
+    ground.end(0, is_last=True)
+    ground.settle()
+    ground.check_exact(1)
+
+
+def test_nonces_are_left_out_behind_what_failed(ground: Ground) -> None:
+    ground.opened()
+    failed_alone(ground)
+    for _ in range(5):
+        ground.send_as(COORDINATOR)
+    ground.mine(1 + PROFILE.depth)
+    ground.options = replace(ground.options, retries_failed=True)
+    ground.crash()
+    pump = ground.settler._pump
+    pump._rule = replace(pump._rule, foreign_ms=0)
+    ground.settle()
+    ground.check_exact(2)
+
+
 def test_a_batch_that_the_ledger_has_and_the_journal_has_not_is_never_signed_again(
     ground: Ground,
 ) -> None:

@@ -241,7 +241,7 @@ def _seal(shelves: _Shelves, change: OutboxChange) -> None:
     kept = shelves.outbox.setdefault(change.account, [])
     for row in change.sealed:
         transaction = row.transaction
-        wanted = max(kept[-1].transaction.nonce + 1, change.first_nonce) if kept else 0
+        wanted = max(kept[-1].transaction.nonce + 1, change.least_nonce) if kept else 0
         if kept and transaction.nonce != wanted:
             raise JournalConflictError(
                 f"transaction {transaction.nonce} of {change.account.address} cannot follow on "

@@ -182,7 +182,7 @@ class OutboxChange(msgspec.Struct, frozen=True, kw_only=True):
     given_up: tuple[int, ...] = ()
     """Nonces of transactions that failed: their purposes are free again, before ``sealed`` takes
     them, and their batches are forgotten. What these held is set by ``rewinds``."""
-    first_nonce: int = 0
+    least_nonce: int = 0
     """``sealed`` may leave out the nonces before this one: somebody else has spent them."""
     attempts: tuple[tuple[int, SignedAttempt], ...] = ()
     """New signings of stored transactions, by nonce."""

@@ -91,7 +91,7 @@ def _seal(connection: Connection, account: AccountName, change: OutboxChange) ->
         TRANSACTIONS.c.address == account.address,
     )
     last = connection.scalar(select(func.max(TRANSACTIONS.c.nonce)).where(*of_account))
-    wanted = rows[0].transaction.nonce if last is None else max(last + 1, change.first_nonce)
+    wanted = rows[0].transaction.nonce if last is None else max(last + 1, change.least_nonce)
     for row in rows:
         if row.transaction.nonce != wanted:
             raise JournalConflictError(
