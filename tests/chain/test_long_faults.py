@@ -1,7 +1,8 @@
 """What lasts: a chain away for an hour, an escrow that is not there yet, a key used elsewhere."""
 
-from collections.abc import Callable
-from pathlib import Path
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import pytest
 from msgspec.structs import replace
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 from coordinator.config import Settings
 from coordinator.core.job import BlobRef, Job, Model, Phase
 from coordinator.core.settlement.patience import MOST_MS
+from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.pipeline import Pipeline, PipelineState
 from coordinator.shell.chain.pump import HaltError
 from coordinator.shell.journal.memory import MemoryJournal
@@ -17,7 +19,9 @@ from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.chain.signer import Signer
 from hypergpu.digest import digest_of
+from hypergpu.ids import JobId
 from hypergpu.ledger.typed import address_bytes
+from hypergpu.refusal import Reason
 from hypergpu.signature import IdentityKey
 from hypergpu.units import Bytes
 from tests.chain.ground import JOB, NODES, TURNS_MOST, Ground
@@ -96,12 +100,15 @@ def settled_by(ground: Ground, pipeline: Pipeline) -> PipelineState:
     raise AssertionError(f"not settled: {pipeline.state}, {ground.epochs()}")
 
 
-def test_an_escrow_that_is_not_on_the_ledger_is_told_until_it_is_there(
-    tmp_path: Path, ground: Ground
-) -> None:
-    settings = Settings(data_dir=tmp_path / "new", chain="anvil", chain_url=ground.url)
-    settling = Settling(settings, IdentityKey.generate(), MemoryJournal())
+def settling_on(ground: Ground, key: IdentityKey, journal: MemoryJournal) -> Settling:
+    settings = Settings(data_dir=ground.folder / "new", chain="anvil", chain_url=ground.url)
+    settling = Settling(settings, key, journal)
     settling.start()
+    return settling
+
+
+def test_an_escrow_that_is_not_on_the_ledger_is_told_until_it_is_there(ground: Ground) -> None:
+    settling = settling_on(ground, IdentityKey.generate(), MemoryJournal())
 
     def look(job: Job, base_fee: str) -> str:
         """What is said of the job a block later."""
@@ -137,6 +144,65 @@ def test_an_escrow_that_is_not_on_the_ledger_is_told_until_it_is_there(
             break
     assert short == ""
     settling.stop()
+
+
+@dataclass
+class Room:
+    job: Job
+
+
+def until_opened(ground: Ground, settling: Settling, journal: MemoryJournal, job_id: JobId) -> None:
+    """Go on until a block has opened a job."""
+    for _ in range(TURNS_MOST):
+        ground.mine()
+        turned(lambda: settling.state, settling.wake)
+        opening = journal.transaction_for(settling.account, f"open/{job_id}")
+        if opening is not None and opening.state is not TransactionState.WAITING:
+            return
+    raise AssertionError(f"not opened: {settling.state}")
+
+
+async def first_told(settling: Settling, jobs: Sequence[Job]) -> tuple[JobId, str]:
+    """Of the first job that is reported, in the order in which they are looked at."""
+    told: list[tuple[JobId, str]] = []
+    done = asyncio.Event()
+
+    async def short(job_id: JobId, why: str) -> None:
+        told.append((job_id, why))
+        done.set()
+
+    watching = asyncio.create_task(settling.watch({one.job_id: Room(one) for one in jobs}, short))
+    await done.wait()
+    watching.cancel()
+    return told[0]
+
+
+def test_a_job_that_settling_stopped_before_it_was_open_is_told_and_no_other(
+    ground: Ground,
+) -> None:
+    model = Model(0, BlobRef(digest_of(b"model"), Bytes(8)))
+    opened = replace(training(PAID), model=model)
+    unopened = replace(opened, job_id=JobId("job-0000000000ff"))
+    key, journal = IdentityKey.generate(), MemoryJournal()
+    settling = settling_on(ground, key, journal)
+    settling.order(opened)
+    until_opened(ground, settling, journal, opened.job_id)
+    assert asyncio.run(settling.unopened(unopened)) == ""
+    settling.stop()
+
+    for _ in range(3):
+        ground.send_as(key)
+        ground.mine()
+    settling = settling_on(ground, key, journal)
+    job_id, why = asyncio.run(first_told(settling, [opened, unopened]))
+    settling.stop()
+    assert job_id == unopened.job_id
+    assert why == (
+        f"{job_id} is not open on the ledger, and settling has stopped: {settling.state.halted}"
+    )
+    assert Reason.LEDGER_AHEAD.name in why
+    assert asyncio.run(settling.unopened(replace(unopened, phase=Phase.PAUSED))) == ""
+    assert asyncio.run(settling.unopened(replace(unopened, round=None))) == ""
 
 
 def test_what_is_owed_is_not_taken_off_twice_when_a_block_comes_meanwhile(ground: Ground) -> None:

@@ -11,12 +11,13 @@ from typing import NamedTuple
 import structlog
 
 from coordinator.core.settlement.patience import rest_ms
+from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.escrow import EscrowBook
 from coordinator.shell.chain.founding import JobOrder, is_funded
 from coordinator.shell.chain.keylock import KeyLock
 from coordinator.shell.chain.sending import Account
 from coordinator.shell.chain.settler import Settler, SettlingOptions
-from coordinator.shell.chain.site import DEPLOY_LEDGER, deployed_address
+from coordinator.shell.chain.site import DEPLOY_LEDGER, deployed_address, opening_purpose
 from coordinator.shell.chain.turns import Turn
 from coordinator.shell.journal.ledger.interface import Outbox
 from coordinator.shell.journal.records import JournalError
@@ -32,6 +33,7 @@ log = structlog.get_logger()
 _TURNS_A_BLOCK = 8
 _TURN_MS_LEAST = 50
 _TURN_MS_MOST = 1_000
+_MINED = frozenset({TransactionState.MINED, TransactionState.FINAL})
 
 
 class PipelineState(NamedTuple):
@@ -128,6 +130,11 @@ class Pipeline:
     def is_funded(self, job_id: JobId, escrow: int) -> bool:
         """Whether all of an escrow that was ordered is on the ledger. Blocks: reads the journal."""
         return is_funded(self._outbox, self.account.name, job_id, escrow)
+
+    def is_opened(self, job_id: JobId) -> bool:
+        """Whether a block has opened the job on the ledger. Blocks: reads the journal."""
+        opening = self._outbox.transaction_for(self.account.name, opening_purpose(job_id))
+        return opening is not None and opening.state in _MINED
 
     def _run(self) -> None:
         while not self._is_stopping:

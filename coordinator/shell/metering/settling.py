@@ -204,7 +204,7 @@ class Settling:
         A shortage counts once it was seen in several blocks.
         """
         pay, round_ = job.spec.pay, job.round
-        if not pay.unit_price or round_ is None or job.phase in ENDED | {Phase.PAUSED}:
+        if round_ is None or not _is_earning(job):
             # Who resumes it has raised the escrow, and that may take some blocks.
             self._short.pop(job.job_id, None)
             return ""
@@ -222,14 +222,31 @@ class Settling:
         self._short[job.job_id] = (reading.height, looks)
         return why if looks >= _SHORT_LOOKS else ""
 
+    async def unopened(self, job: Job) -> str:
+        """Why nobody is going to be paid for the job's present round; empty: its ledger can.
+
+        An opening that is on its way is waited for, unless settling has stopped.
+        """
+        halted, is_read = self.state.halted, self._pipeline.escrow.reading(job.job_id) is not None
+        if not halted or is_read or not _is_earning(job):
+            return ""
+        if await asyncio.to_thread(self._pipeline.is_opened, job.job_id):
+            return ""
+        return f"{job.job_id} is not open on the ledger, and settling has stopped: {halted}"
+
     async def watch(self, rooms: Mapping[JobId, HasJob], short: Short) -> None:
-        """Order what is to be open, and report jobs whose escrow runs out on the ledger."""
+        """Order what is to be open, and report jobs that the ledger does not pay for."""
         while True:
             for room in list(rooms.values()):
                 self.order(room.job)
-                if why := self.shortage(room.job):
+                if why := self.shortage(room.job) or await self.unopened(room.job):
                     await short(room.job.job_id, why)
             await asyncio.sleep(_LOOK_EACH_S)
+
+
+def _is_earning(job: Job) -> bool:
+    is_at_work = job.round is not None and job.phase not in ENDED | {Phase.PAUSED}
+    return is_at_work and job.spec.pay.unit_price > 0
 
 
 def _locks() -> Path:
