@@ -4,19 +4,16 @@ Nothing is assumed of how readings scatter. Each is to be independent of the oth
 between neighbours in time, not a value that drifts with the machine.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy import stats
 
 LEAST = 6
 """Readings without which no 95 % interval of a median exists."""
-_TAIL = 0.025
 _RESAMPLES = 1_000
 _SEED = 1
-Readings = NDArray[np.float64]
 
 
 class Estimate(NamedTuple):
@@ -42,12 +39,8 @@ def median_of(readings: Sequence[float]) -> Estimate:
     count = len(readings)
     if count < LEAST:
         raise ValueError(f"{count} readings have no interval, {LEAST} at least do")
-    ordered = np.sort(np.asarray(readings, np.float64))
-    # So many at either end that a fair coin falls so one-sidedly in 1 of 40 runs at most.
-    below, out = 0.0, 0
-    while (below := below + math.comb(count, out) / 2**count) <= _TAIL:
-        out += 1
-    return Estimate(float(np.median(ordered)), float(ordered[out - 1]), float(ordered[-out]))
+    found = stats.quantile_test(readings, p=0.5).confidence_interval()
+    return Estimate(float(np.median(readings)), float(found.low), float(found.high))
 
 
 def resampled(figure: Callable[[Sequence[int]], float], groups: int) -> Estimate:
@@ -57,7 +50,12 @@ def resampled(figure: Callable[[Sequence[int]], float], groups: int) -> Estimate
         figure: Computes it from the groups with these numbers, which may come several times.
         groups: How many there are. Readings of one group may depend on each other.
     """
-    draw = np.random.default_rng(_SEED)
-    found = [figure(draw.integers(groups, size=groups).tolist()) for _ in range(_RESAMPLES)]
-    low, high = np.quantile(found, [_TAIL, 1 - _TAIL])
-    return Estimate(figure(range(groups)), float(low), float(high))
+    found = stats.bootstrap(
+        (np.arange(groups),),
+        lambda numbers: figure(numbers.tolist()),
+        n_resamples=_RESAMPLES,
+        vectorized=False,
+        method="percentile",
+        rng=_SEED,
+    ).confidence_interval
+    return Estimate(figure(range(groups)), float(found.low), float(found.high))
