@@ -38,6 +38,10 @@ class TransactionState(Enum):
     """Failed, and what it was for is signed again under a later nonce."""
 
 
+IN_A_BLOCK = frozenset({TransactionState.MINED, TransactionState.FINAL})
+"""It has taken effect, as far as is known."""
+
+
 class BlockName(msgspec.Struct, frozen=True):
     """A block by its height and hash."""
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from coordinator.core.settlement.sending import TransactionState
+from coordinator.core.settlement.sending import IN_A_BLOCK, TransactionState
 from coordinator.shell.chain.sending import Account, Intent
 from coordinator.shell.chain.site import (
     DEPLOY_LEDGER,
@@ -34,7 +34,7 @@ LOCAL_BALANCE_WEI = 10**24
 LOCAL_BOND = 1_000_000
 """What a coordinator must post on a ledger that is deployed here: one whole test token."""
 AMOUNT_MAX = 2**96 - 1
-_TAKEN = frozenset({TransactionState.MINED, TransactionState.FINAL, TransactionState.ABANDONED})
+_TAKEN = IN_A_BLOCK | {TransactionState.ABANDONED}
 """Of what was given up, what was signed in its place says how far it is."""
 
 

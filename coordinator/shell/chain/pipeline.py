@@ -11,7 +11,7 @@ from typing import NamedTuple
 import structlog
 
 from coordinator.core.settlement.patience import rest_ms
-from coordinator.core.settlement.sending import TransactionState
+from coordinator.core.settlement.sending import IN_A_BLOCK
 from coordinator.shell.chain.escrow import EscrowBook
 from coordinator.shell.chain.founding import JobOrder, is_funded
 from coordinator.shell.chain.keylock import KeyLock
@@ -33,7 +33,6 @@ log = structlog.get_logger()
 _TURNS_A_BLOCK = 8
 _TURN_MS_LEAST = 50
 _TURN_MS_MOST = 1_000
-_MINED = frozenset({TransactionState.MINED, TransactionState.FINAL})
 
 
 class PipelineState(NamedTuple):
@@ -134,7 +133,7 @@ class Pipeline:
     def is_opened(self, job_id: JobId) -> bool:
         """Whether a block has opened the job on the ledger. Blocks: reads the journal."""
         opening = self._outbox.transaction_for(self.account.name, opening_purpose(job_id))
-        return opening is not None and opening.state in _MINED
+        return opening is not None and opening.state in IN_A_BLOCK
 
     def _run(self) -> None:
         while not self._is_stopping:

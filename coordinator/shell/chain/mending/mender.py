@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from coordinator.core.settlement.epoch import Epoch, Part
 from coordinator.core.settlement.mending import Kept, remade
-from coordinator.core.settlement.sending import TransactionState
+from coordinator.core.settlement.sending import IN_A_BLOCK, TransactionState
 from coordinator.shell.chain.founding import approval_again
 from coordinator.shell.chain.sending import Account, Intent, Sealing
 from coordinator.shell.chain.site import DEPLOY_LEDGER, DEPLOY_TOKEN, LedgerSite
@@ -21,7 +21,6 @@ from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.ids import JobId, NodeId
 from hypergpu.refusal import Reason, RefusalError
 
-_DONE = [TransactionState.MINED, TransactionState.FINAL]
 _CLOSABLE = frozenset({Part.BATCH.value, Part.CLOSE.value})
 _CLOSED = (
     "somebody else has closed epoch {} of {} on the ledger, as anybody may once it was open for the"
@@ -154,7 +153,7 @@ class Mender:
         by_nonce = {batch.nonce: batch for batch in kept}
         rows = [
             row
-            for row in self._outbox.transactions(self._account.name, states=_DONE)
+            for row in self._outbox.transactions(self._account.name, states=[*IN_A_BLOCK])
             if row.transaction.job_id == job_id and row.transaction.part
         ]
         epochs = []
