@@ -86,6 +86,20 @@ class Ground:
             self._settler.close()
         self._settler = None
 
+    def start_with(self, **changed: object) -> None:
+        """Lose everything that is not in the journal, and start again with other options."""
+        self.options = replace(self.options, **changed)
+        self.crash()
+
+    def retry_failed(self) -> None:
+        """Start once more, with what the message of a halt says."""
+        self.start_with(retries_failed=True)
+
+    def trust_rpc(self) -> None:
+        """Let the half minute be over for which a missing receipt may be the RPC's fault."""
+        pump = self.settler._pump
+        pump._rule = replace(pump._rule, foreign_ms=0)
+
     def turn(self, *orders: JobOrder) -> Turn:
         """One turn."""
         return self.settler.turn(orders)[0]
@@ -168,6 +182,11 @@ class Ground:
         signed = signer.sign(draft)
         self.chain.send([signed])
         return signed.hash
+
+    def spend_nonce(self) -> None:
+        """Have the coordinator's key used by somebody else, in a block of its own."""
+        self.send_as(COORDINATOR)
+        self.mine()
 
     def act_as(self, key: IdentityKey, call: bytes) -> None:
         """Have somebody else call the ledger, and see that it takes effect."""

@@ -225,12 +225,6 @@ def test_what_is_owed_is_not_taken_off_twice_when_a_block_comes_meanwhile(ground
     assert (after.left, after.owed) == (before.left, 0)
 
 
-def no_longer_puts_it_down_to_the_rpc(ground: Ground) -> None:
-    """Let the half minute be over for which a missing receipt may be the RPC's fault."""
-    pump = ground.settler._pump
-    pump._rule = replace(pump._rule, foreign_ms=0)
-
-
 def nobody_was_paid(ground: Ground) -> bool:
     return all(
         ground.account(node.node_id).paid == ground.wallet(address_bytes(node.node_id)) == 0
@@ -246,24 +240,24 @@ def test_a_nonce_that_somebody_else_used_first_stops_everything_behind_it(ground
     ground.earn(0, range(2))
     ground.end(0, is_last=True)
     nonce = ground.chain.next_nonce(Signer(COORDINATOR).address)
-    ground.send_as(COORDINATOR)
-    ground.mine()
+    ground.spend_nonce()
     for _ in range(3):
         ground.turn()
         ground.mine()
     # The batch's nonce is gone. To close and to pay without it would settle nothing for good.
     assert ground.chain.next_nonce(Signer(COORDINATOR).address) == nonce + 1
     assert ground.ask("txpool_status") == {"pending": "0x0", "queued": "0x0"}
-    no_longer_puts_it_down_to_the_rpc(ground)
+    ground.trust_rpc()
     with pytest.raises(HaltError, match=FOREIGN):
         ground.turn()
     ground.crash()
-    no_longer_puts_it_down_to_the_rpc(ground)
+    ground.trust_rpc()
     with pytest.raises(HaltError, match="Nothing is sent behind it"):
         ground.turn()
     assert nobody_was_paid(ground)
     assert len(ground.journal.receipts(JOB)) == 2 * len(NODES)
-    retried(ground)
+    ground.retry_failed()
+    ground.trust_rpc()
     ground.settle()
     ground.check_exact(2)
 
@@ -274,22 +268,15 @@ def test_a_nonce_that_somebody_else_takes_in_the_pool_pays_nobody_twice(ground: 
     ground.end(0, is_last=True)
     ground.turn()
     ground.turn()
-    ground.send_as(COORDINATOR)
-    ground.mine()
-    no_longer_puts_it_down_to_the_rpc(ground)
+    ground.spend_nonce()
+    ground.trust_rpc()
     with pytest.raises(HaltError, match=FOREIGN):
         ground.turn()
     assert nobody_was_paid(ground)
-    retried(ground)
+    ground.retry_failed()
+    ground.trust_rpc()
     ground.settle()
     ground.check_exact(2)
-
-
-def retried(ground: Ground) -> None:
-    """Start once more, with what the message of the halt says."""
-    ground.crash()
-    ground.options = replace(ground.options, retries_failed=True)
-    no_longer_puts_it_down_to_the_rpc(ground)
 
 
 def test_what_came_too_late_for_its_epoch_waits_until_the_job_has_begun_the_next(

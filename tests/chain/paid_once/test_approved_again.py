@@ -9,7 +9,6 @@ from coordinator.shell.chain.pump import HaltError
 from hypergpu.chain import gas
 from hypergpu.ids import JobId
 from tests.chain.ground import ESCROW, JOB, ORDER, Ground
-from tests.signed_receipts import COORDINATOR
 
 ONE = replace(ORDER, job_id=JobId("job-00000000000b"), escrow=1_000)
 TWO = replace(ORDER, job_id=JobId("job-00000000000c"), escrow=500)
@@ -28,8 +27,7 @@ def retried(ground: Ground) -> int:
         try:
             ground.until(lambda _turn: not left(ground))
         except HaltError:
-            ground.options = replace(ground.options, retries_failed=True)
-            ground.crash()
+            ground.retry_failed()
         else:
             ground.options = replace(ground.options, retries_failed=False)
             return starts
@@ -82,12 +80,9 @@ def test_what_is_signed_again_behind_its_own_approval_needs_no_other(ground: Gro
     ground.opened()
     ground.turn(ONE)
     # Before anything of it is sent.
-    ground.send_as(COORDINATOR)
-    ground.mine()
-    ground.options = replace(ground.options, retries_failed=True)
-    ground.crash()
-    pump = ground.settler._pump
-    pump._rule = replace(pump._rule, foreign_ms=0)
+    ground.spend_nonce()
+    ground.retry_failed()
+    ground.trust_rpc()
     ground.until(lambda _turn: not left(ground))
     assert free(ground, ONE.job_id) == 1_000
     assert approvals(ground, f"open/{ONE.job_id}") == 0

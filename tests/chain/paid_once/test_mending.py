@@ -129,16 +129,19 @@ def test_a_failure_of_its_own_is_no_close_by_others(ground: Ground) -> None:
         ground.turn()
 
 
-def failed_behind_its_close(ground: Ground) -> None:
-    """A batch that runs out of gas, in one block with the close of its epoch, which does not."""
-    ground.options = replace(ground.options, profile=SCANT)
-    ground.crash()
+def sealed_scant(ground: Ground) -> None:
+    """A batch that will run out of gas, sent; the close of its epoch, which will not, signed."""
+    ground.start_with(profile=SCANT)
     ground.earn(0, range(2))
     ground.turn()
-    ground.options = replace(ground.options, profile=PROFILE)
-    ground.crash()
+    ground.start_with(profile=PROFILE)
     ground.end(0, is_last=True)
     ground.turn()
+
+
+def failed_behind_its_close(ground: Ground) -> None:
+    """A batch that runs out of gas, in one block with the close of its epoch, which does not."""
+    sealed_scant(ground)
     ground.turn()
     ground.mine()
 
@@ -148,8 +151,7 @@ def test_what_a_block_took_behind_a_failed_batch_leaves_that_to_the_next_epoch(
 ) -> None:
     ground.opened()
     failed_behind_its_close(ground)
-    ground.options = replace(ground.options, retries_failed=True)
-    ground.crash()
+    ground.retry_failed()
     ground.settle()
     assert [(one.number, one.receipts) for one in ground.epochs()] == [(0, 0), (1, 2 * len(NODES))]
     ground.check_exact(2)
@@ -157,14 +159,7 @@ def test_what_a_block_took_behind_a_failed_batch_leaves_that_to_the_next_epoch(
 
 def failed_alone(ground: Ground) -> None:
     """A batch that runs out of gas, and a close and a payment behind it that nobody has sent."""
-    ground.options = replace(ground.options, profile=SCANT)
-    ground.crash()
-    ground.earn(0, range(2))
-    ground.turn()
-    ground.options = replace(ground.options, profile=PROFILE)
-    ground.crash()
-    ground.end(0, is_last=True)
-    ground.turn()
+    sealed_scant(ground)
     ground.mine()
     with pytest.raises(HaltError, match="Nothing is sent behind it"):
         ground.turn()
@@ -178,8 +173,7 @@ def test_what_stands_behind_a_failed_batch_does_not_go_before_it(
 ) -> None:
     ground.opened()
     failed_alone(ground)
-    ground.options = replace(ground.options, retries_failed=True)
-    ground.crash()
+    ground.retry_failed()
     for _ in range(crashes):
         ground.turn()
         ground.mine()
@@ -199,16 +193,12 @@ def test_an_escrow_whose_nonce_somebody_else_used_is_signed_again_in_its_order(
 ) -> None:
     ground.opened()
     ground.turn(replace(ORDER, escrow=2 * ESCROW))
-    ground.send_as(COORDINATOR)
-    ground.mine()
-    pump = ground.settler._pump
-    pump._rule = replace(pump._rule, foreign_ms=0)
+    ground.spend_nonce()
+    ground.trust_rpc()
     with pytest.raises(HaltError, match=r"mint/escrow/.*was used by a transaction that"):
         ground.turn()
-    ground.options = replace(ground.options, retries_failed=True)
-    ground.crash()
-    pump = ground.settler._pump
-    pump._rule = replace(pump._rule, foreign_ms=0)
+    ground.retry_failed()
+    ground.trust_rpc()
     ground.until(
         lambda _turn: is_funded(ground.journal, ground.settler.site.account, JOB, 2 * ESCROW)
     )
@@ -225,10 +215,8 @@ def test_nonces_that_somebody_else_has_spent_are_left_out_once_they_are_deep(
     ground.end(0)
     ground.rest()
     for _ in range(3):
-        ground.send_as(COORDINATOR)
-        ground.mine()
-    ground.options = replace(ground.options, retries_failed=True)
-    ground.crash()
+        ground.spend_nonce()
+    ground.retry_failed()
     with pytest.raises(RefusalError, match=r"has seen \d+ transactions") as caught:
         ground.turn()
     assert caught.value.reason is Reason.LEDGER_AHEAD
@@ -243,12 +231,10 @@ def test_nonces_that_are_left_out_stay_so_at_later_starts(ground: Ground) -> Non
     ground.opened()
     ground.send_as(COORDINATOR)
     ground.mine(1 + PROFILE.depth)
-    ground.options = replace(ground.options, retries_failed=True)
-    ground.crash()
+    ground.retry_failed()
     # Nothing else is signed in that start.
     ground.turn()
-    ground.options = replace(ground.options, retries_failed=False)
-    ground.crash()
+    ground.start_with(retries_failed=False)
     ground.rest()
     ground.earn(0, range(1))
     ground.end(0, is_last=True)
@@ -262,10 +248,8 @@ def test_nonces_are_left_out_behind_what_failed(ground: Ground) -> None:
     for _ in range(5):
         ground.send_as(COORDINATOR)
     ground.mine(1 + PROFILE.depth)
-    ground.options = replace(ground.options, retries_failed=True)
-    ground.crash()
-    pump = ground.settler._pump
-    pump._rule = replace(pump._rule, foreign_ms=0)
+    ground.retry_failed()
+    ground.trust_rpc()
     ground.settle()
     ground.check_exact(2)
 
@@ -280,8 +264,7 @@ def test_a_batch_that_the_ledger_has_and_the_journal_has_not_is_never_signed_aga
     call = site.calls.abi.call("submitAggregate", word_bytes(site.job_key(JOB)), 0, 0, root, nodes)
     ground.act_as(COORDINATOR, call)
     ground.mine(PROFILE.depth)
-    ground.options = replace(ground.options, retries_failed=True)
-    ground.crash()
+    ground.retry_failed()
     with pytest.raises(RefusalError, match="the ledger expects batch 1 of") as caught:
         ground.until(lambda _turn: False)
     assert caught.value.reason is Reason.LEDGER_AHEAD

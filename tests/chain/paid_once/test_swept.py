@@ -1,11 +1,9 @@
 """An epoch's dust is swept once, by its coordinator or by anybody else."""
 
-from msgspec.structs import replace
-
 from coordinator.core.settlement.epoch import EpochState
 from coordinator.core.settlement.sending import TransactionState
 from tests.chain.ground import JOB, NODES, TURNS_MOST, Ground
-from tests.signed_receipts import COORDINATOR, node_key
+from tests.signed_receipts import node_key
 
 STRANGER = node_key(99)
 
@@ -53,12 +51,9 @@ def test_a_sweep_that_is_given_up_is_signed_again_unless_the_dust_is_swept(
     ground: Ground,
 ) -> None:
     sweep_sealed(ground)
-    ground.send_as(COORDINATOR)
-    ground.mine()
-    ground.options = replace(ground.options, retries_failed=True)
-    ground.crash()
-    pump = ground.settler._pump
-    pump._rule = replace(pump._rule, foreign_ms=0)
+    ground.spend_nonce()
+    ground.retry_failed()
+    ground.trust_rpc()
     ground.until(lambda _turn: is_swept(ground))
     ground.settle()
     (epoch,) = ground.epochs()
