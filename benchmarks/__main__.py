@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import cast
 
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import benchmarks
 from benchmarks.table import Record, Table, machine, print_table, write_record
 
 RESULTS = Path(__file__).parent / "results"
 PIPE_WIDTH = 160
+_COLUMNS = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
 
 
 def names() -> list[str]:
@@ -26,7 +28,9 @@ def names() -> list[str]:
 def run_one(name: str, *, is_quick: bool, console: Console) -> None:
     """Run one benchmark, print its table and write its record."""
     run = cast("Callable[[bool], Table]", importlib.import_module(f"benchmarks.{name}").run)
-    table = run(is_quick)
+    with Progress(*_COLUMNS, console=Console(stderr=True), transient=True) as progress:
+        progress.add_task(name)
+        table = run(is_quick)
     print_table(table, console)
     command = f"make bench ONLY={name}{' QUICK=1' if is_quick else ''}"
     write_record(Record(machine(), command, table.metrics), RESULTS / f"{name}.json")
