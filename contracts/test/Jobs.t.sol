@@ -142,6 +142,22 @@ contract JobsTest is World {
         ledger.fund("no", 50);
     }
 
+    function test_the_sequence_outlives_windows_and_deposits_and_what_is_spent_outlives_deposits() public {
+        work(0, node, 100);
+        close(0);
+        vm.assertEq(ledger.getJob(job).spendable, LIMIT - 100 * PRICE);
+        give(STRANGER, 10);
+        vm.prank(STRANGER);
+        ledger.fund(job, 10);
+        vm.assertEq(ledger.getJob(job).spendable, LIMIT - 100 * PRICE);
+        vm.assertEq(ledger.getJob(job).nextSeq, 1);
+        vm.warp(block.timestamp + WINDOW);
+        vm.assertEq(ledger.getJob(job).spendable, LIMIT);
+        work(1, node, 1);
+        close(1);
+        vm.assertEq(ledger.getJob(job).nextSeq, 2);
+    }
+
     function test_escrow_beyond_96_bits_is_refused() public {
         vm.expectPartialRevert(bytes4(keccak256("SafeCastOverflowedUintDowncast(uint8,uint256)")));
         ledger.openJob("a", terms(), 1 << 96);

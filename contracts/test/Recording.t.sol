@@ -138,6 +138,13 @@ contract RecordingTest is World {
         vm.assertEq(ledger.getEpoch(job, 0).totalScore, 18_007_000);
     }
 
+    function test_of_packed_receipts_those_are_recorded_that_follow_the_known_ones() public {
+        submit(0, 0, bytes.concat(head(node, 0, 3), one(1, 1), one(1, 1), one(1, 1)));
+        submit(0, 1, bytes.concat(head(node, 2, 2), one(1, 1), one(50, 10_000)));
+        vm.assertEq(counted(node), 4);
+        vm.assertEq(ledger.getContribution(job, 0, node).score, 3 + 500_000);
+    }
+
     function test_packed_bytes_that_do_not_end_where_they_should_are_refused() public {
         bytes memory whole = bytes.concat(head(node, 0, 1), one(1, 1));
         bytes4 bad = ITrainingLedger.BadPacking.selector;

@@ -57,6 +57,8 @@ contract VouchersTest is World {
         vm.expectRevert(ITrainingLedger.NothingDue.selector);
         this.redeemed(node, 900);
         vm.assertEq(redeem(node, 1_000), 100);
+        vm.expectRevert(ITrainingLedger.NothingDue.selector);
+        this.redeemed(node, 950);
         vm.assertEq(token.balanceOf(node), 1_000);
     }
 

@@ -66,8 +66,9 @@ def mutants(texts: dict[str, str]) -> Iterator[Mutant]:
         for number, line in enumerate(text.splitlines()):
             if re.match(r"\s*(///|//|import|using|event|error|mapping|pragma)", line):
                 continue
+            code = line.partition("//")[0].rstrip()
             for pattern, replacement in CHANGES:
-                for found in re.finditer(pattern, line):
+                for found in re.finditer(pattern, code):
                     changed = found.expand(replacement)
                     now = line[: found.start()] + changed + line[found.end() :]
                     if now != line:
