@@ -6,9 +6,8 @@ from msgspec.structs import replace
 
 from coordinator.core.settlement.patience import MOST_MS
 from coordinator.core.settlement.sending import TransactionState
-from coordinator.shell.chain.keylock import KeyLock
 from coordinator.shell.chain.pump import HaltError
-from coordinator.shell.journal.ledger.records import AccountName
+from hypergpu.chain.keylock import KeyLock
 from hypergpu.chain.rpc.errors import (
     RpcError,
     RpcGarbledError,
@@ -345,12 +344,12 @@ def test_a_ledger_with_other_code_is_refused(ground: Ground) -> None:
 
 
 def test_a_key_has_one_writer(ground: Ground) -> None:
-    name = AccountName(PROFILE.chain_id, Address(node_key(1).node_id))
-    held = KeyLock(ground.folder, name)
+    name = PROFILE.chain_id, Address(node_key(1).node_id)
+    held = KeyLock(ground.folder, *name)
     with pytest.raises(RefusalError, match="is used on chain 31337 by another process"):
-        KeyLock(ground.folder, name)
+        KeyLock(ground.folder, *name)
     held.release()
-    KeyLock(ground.folder, name).release()
+    KeyLock(ground.folder, *name).release()
 
 
 def test_receipts_that_were_forced_in_before_their_batch_are_recorded_once(ground: Ground) -> None:

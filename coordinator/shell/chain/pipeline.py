@@ -14,13 +14,13 @@ from coordinator.core.settlement.patience import rest_ms
 from coordinator.core.settlement.sending import IN_A_BLOCK
 from coordinator.shell.chain.escrow import EscrowBook
 from coordinator.shell.chain.founding import JobOrder, is_funded
-from coordinator.shell.chain.keylock import KeyLock
 from coordinator.shell.chain.sending import Account
 from coordinator.shell.chain.settler import Settler, SettlingOptions
 from coordinator.shell.chain.site import DEPLOY_LEDGER, deployed_address, opening_purpose
 from coordinator.shell.chain.turns import Turn
 from coordinator.shell.journal.ledger.interface import Outbox
 from coordinator.shell.journal.records import JournalError
+from hypergpu.chain.keylock import KeyLock
 from hypergpu.chain.rpc.client import Rpc
 from hypergpu.chain.rpc.errors import RpcError, RpcLimitedError
 from hypergpu.chain.signer import Signer
@@ -78,7 +78,7 @@ class Pipeline:
         known = deployed_address(outbox, self.account.name, DEPLOY_LEDGER)
         deployed = None if known is None else Address("0x" + known.hex())
         self.state = PipelineState(options.contract or deployed)
-        self._lock = KeyLock(options.lock_folder, self.account.name)
+        self._lock = KeyLock(options.lock_folder, *self.account.name)
         self._rpc = rpc
         self._outbox = outbox
         self._options = options

@@ -5,7 +5,6 @@ Training waits for none of it: a chain that is down is waited for, in a thread o
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
@@ -20,6 +19,7 @@ from coordinator.shell.chain.settler import SettlingOptions
 from coordinator.shell.journal.ledger.interface import Outbox
 from coordinator.shell.journal.ledger.records import AccountName
 from coordinator.shell.metering.chains import chain_of
+from hypergpu.chain.keylock import usual_locks
 from hypergpu.chain.local.anvil import Anvil, AnvilOptions
 from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
@@ -87,7 +87,7 @@ class Settling:
                 profile=profile,
                 rule=SealingRule(metering=Metering(settings.metering)),
                 contract=contract,
-                lock_folder=_locks(),
+                lock_folder=usual_locks(),
                 retries_failed=settings.retry_failed,
             ),
         )
@@ -247,7 +247,3 @@ class Settling:
 def _is_earning(job: Job) -> bool:
     is_at_work = job.round is not None and job.phase not in ENDED | {Phase.PAUSED}
     return is_at_work and job.spec.pay.unit_price > 0
-
-
-def _locks() -> Path:
-    return Path.home() / ".local" / "share" / "hypergpu" / "locks"

@@ -4,21 +4,21 @@ import fcntl
 import os
 from pathlib import Path
 
-from coordinator.shell.journal.ledger.records import AccountName
+from hypergpu.ids import Address
 from hypergpu.refusal import Reason, RefusalError
 
 
 class KeyLock:
     """An exclusive lock on an account, which falls with the process however it ends."""
 
-    def __init__(self, folder: Path, account: AccountName) -> None:
+    def __init__(self, folder: Path, chain_id: int, address: Address) -> None:
         """Take the lock.
 
         Raises:
             RefusalError: FOLDER_UNUSABLE, another process sends with this key.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{account.chain_id}-{account.address}.lock"
+        path = folder / f"{chain_id}-{address}.lock"
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -27,9 +27,9 @@ class KeyLock:
             os.close(self._descriptor)
             raise RefusalError(
                 Reason.FOLDER_UNUSABLE,
-                f"the key of {account.address} is used on chain {account.chain_id} by another "
+                f"the key of {address} is used on chain {chain_id} by another "
                 f"process ({holder or 'unknown'})",
-                fix="stop that one, or give this coordinator a key of its own",
+                fix="stop that one, or use a key of its own here",
             ) from None
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -37,3 +37,8 @@ class KeyLock:
     def release(self) -> None:
         """Give the lock back."""
         os.close(self._descriptor)
+
+
+def usual_locks() -> Path:
+    """Where the processes of one user lock their keys."""
+    return Path.home() / ".local" / "share" / "hypergpu" / "locks"
