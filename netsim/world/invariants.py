@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from coordinator.core.blobs_in_use import live_blobs
 from coordinator.core.job import ENDED, Job, Phase, Shard, Work
-from coordinator.core.metering.accounts import owed_at_most
+from coordinator.core.metering.accounts import account_of, earned, owed_at_most
 from coordinator.core.round.staff import staff
 
 _WITH_ROUND = frozenset({Phase.TRAINING, Phase.AGGREGATING})
@@ -145,5 +145,10 @@ def _broken_promises(before: Job, after: Job) -> Iterator[str]:
         later = after.metering.accounts[node]
         if later.receipts < account.receipts or later.vouched < account.vouched:
             yield f"{node} was owed more before"
+    if after.phase in ENDED and not after.metering.unmeasured:
+        for node, account in after.metering.accounts.items():
+            rise = account.vouched - account_of(before.metering, node).vouched
+            if rise and account.vouched != earned(after, node):
+                yield f"{node} earned {earned(after, node)}, its voucher rose to {account.vouched}"
     if before.metering.is_over and after.metering != before.metering:
         yield "receipts were made after the last epoch"

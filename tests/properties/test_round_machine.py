@@ -175,6 +175,10 @@ def test_no_sequence_of_events_breaks_an_invariant(
         if not reason:
             journal.append(event)
         job = step.job
+    stop = events.JobStopped(at_ms=at(now_ms))
+    stopped = transition(job, stop).job
+    assert not violations(stopped)
+    assert not step_violations(job, stopped)
     hypothesis_event(f"reached round {job.model.round if job.model else None}")
     hypothesis_event(f"ended {job.phase.value}")
     replayed = _begun(spec)

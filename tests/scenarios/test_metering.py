@@ -141,12 +141,15 @@ def test_the_end_of_a_job_ends_its_last_epoch() -> None:
 def test_what_a_stopped_job_accepted_and_never_folds_is_owed_a_receipt_too() -> None:
     job = training(PAID)
     job = after(job, sent(job, ALICE))
-    metered, ended = pay_of(transition(job, events.JobStopped(at_ms=at(70))).commands)
+    step = transition(job, events.JobStopped(at_ms=at(70)))
+    metered, ended = pay_of(step.commands)
     assert isinstance(metered, RoundMetered)
     assert [each.due.contribution.node for each in metered.updates] == [ALICE]
     assert metered.updates[0].evaluator == "quality/2 unmeasured"
     assert isinstance(ended, EpochEnded)
     assert (ended.is_last, ended.rewards) == (True, {ALICE: 80})
+    account = account_of(step.job.metering, ALICE)
+    assert account.vouched == account.earned == owed_at_most(step.job) == 80
 
 
 def test_a_job_stopped_before_any_work_ends_an_empty_epoch() -> None:

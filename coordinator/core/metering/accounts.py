@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from coordinator.core.job import Account, Job, Metering, Round, Work
+from coordinator.core.job import ENDED, Account, Job, Metering, Round, Work
 from hypergpu.ids import NodeId
 from hypergpu.ledger import pay
 from hypergpu.ledger.voucher import next_amount
@@ -66,7 +66,10 @@ def _unmeasured(job: Job, node: NodeId) -> Iterator[Samples]:
     for waiting in job.metering.unmeasured:
         if (due := waiting.due.get(node)) is not None:
             yield due.contribution.samples
-    if job.round is not None and (samples := _received(job.round, node)) is not None:
+    # What an ended job's last round accepted had its receipts as it ended.
+    if job.round is None or job.phase in ENDED:
+        return
+    if (samples := _received(job.round, node)) is not None:
         yield samples
 
 
