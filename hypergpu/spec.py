@@ -152,11 +152,15 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Samples(each.rounds * each.inner_steps * each.batch_size * each.nodes)
 
     @property
+    def most_samples(self) -> Samples:
+        """The work that may be paid: the last round of a planned job may go beyond what is left."""
+        spare = self.stated_samples // 4 if self.strategy == "aware" else 0
+        return Samples(self.stated_samples + spare)
+
+    @property
     def escrow(self) -> int:
         """What is set aside for the job, in the token's smallest units."""
-        # The last round of a planned job may go beyond what is left of the work.
-        spare = self.stated_samples // 4 if self.strategy == "aware" else 0
-        return self.pay.escrow or self.pay.most_for(self.stated_samples + spare)
+        return self.pay.escrow or self.pay.most_for(self.most_samples)
 
 
 SETTABLE = (

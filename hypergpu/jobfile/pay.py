@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from hypergpu.jobfile.problem import Problem
+from hypergpu.ledger.pay import AMOUNT_MOST
 from hypergpu.spec import JobSpec, Pay
 
 
@@ -20,3 +21,11 @@ def pay_problems(spec: JobSpec) -> Iterator[Problem]:
         what = f"{pay.escrow} does not cover the first round, which may cost {a_round}"
         fix = f"set at least {a_round}, or 0 for what the whole job may cost; or lower unit_price"
         yield Problem("pay.escrow", what, fix)
+    if spec.escrow > AMOUNT_MOST:
+        what = (
+            f"the whole job may cost {spec.escrow}, and the ledger holds an escrow of at most"
+            f" {AMOUNT_MOST}"
+        )
+        most = AMOUNT_MOST * 100 // spec.most_samples
+        fix = f"set unit_price to at most {most}; or fewer rounds; or name an escrow in [pay]"
+        yield Problem("pay.unit_price", what, fix)

@@ -15,6 +15,8 @@ from hypergpu.ledger.typed import Receipt
 from hypergpu.units import BasisPoints, Samples, Wei
 
 WHOLE_BPS = BasisPoints(10_000)
+AMOUNT_MOST = 2**96 - 1
+"""What the contract's fields for amounts hold, a job's escrow among them."""
 PRICED_SCORE = 1_000_000
 """The score that a job's unit price is for: a hundred samples of full quality."""
 

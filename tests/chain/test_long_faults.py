@@ -21,8 +21,9 @@ from hypergpu.chain.signer import Signer
 from hypergpu.digest import digest_of
 from hypergpu.ids import JobId
 from hypergpu.ledger.typed import address_bytes
-from hypergpu.refusal import Reason
+from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
+from hypergpu.spec import Pay
 from hypergpu.units import Bytes
 from tests.chain.ground import JOB, NODES, TURNS_MOST, Ground
 from tests.scenarios.test_metering import PAID, training
@@ -201,6 +202,11 @@ def test_a_job_that_settling_stopped_before_it_was_open_is_told_and_no_other(
         f"{job_id} is not open on the ledger, and settling has stopped: {settling.state.halted}"
     )
     assert Reason.LEDGER_AHEAD.name in why
+    with pytest.raises(RefusalError, match="while nothing is settled: chain 31337 has") as refused:
+        settling.domain_for(PAID.pay)
+    assert refused.value.reason is Reason.SENDING_HALTED
+    assert "hypergpu up --retry-failed" in refused.value.fix
+    assert settling.domain_for(Pay()).chain_id == 31337
     assert asyncio.run(settling.unopened(replace(unopened, phase=Phase.PAUSED))) == ""
     assert asyncio.run(settling.unopened(replace(unopened, round=None))) == ""
 

@@ -27,13 +27,13 @@ from hypergpu.chain.rpc.client import Call
 from hypergpu.chain.signer import contract_address
 from hypergpu.ids import Address, Digest, JobId
 from hypergpu.keys.keccak import keccak
+from hypergpu.ledger.pay import AMOUNT_MOST
 from hypergpu.ledger.typed import Domain
 from hypergpu.refusal import Reason, RefusalError
 
 LOCAL_BALANCE_WEI = 10**24
 LOCAL_BOND = 1_000_000
 """What a coordinator must post on a ledger that is deployed here: one whole test token."""
-AMOUNT_MAX = 2**96 - 1
 _TAKEN = IN_A_BLOCK | {TransactionState.ABANDONED}
 """Of what was given up, what was signed in its place says how far it is."""
 
@@ -137,7 +137,7 @@ def open_job(
         epochs=max(1, order.epochs),
         unit_price=order.unit_price,
         guaranteed_bps=order.guaranteed_bps,
-        spend_limit=AMOUNT_MAX,
+        spend_limit=AMOUNT_MOST,
     )
     call = site.calls.open_job(keccak(order.job_id.encode()), terms, order.escrow)
     opening = Intent(opening_purpose(order.job_id), site.contract, call, order.job_id)

@@ -55,7 +55,7 @@ class LedgerDesk:
         """For whom and where the work of a new job counts.
 
         Raises:
-            RefusalError: CHAIN_UNREACHABLE, it pays on a ledger that nobody knows yet.
+            RefusalError: it pays, on a ledger that nobody knows yet or that nothing settles on.
         """
         return terms_of(self.address, job_id, self.domain_for(pay))
 

@@ -101,8 +101,17 @@ class Settling:
         is away stops no job. Before that, a job without pay is signed for no chain.
 
         Raises:
-            RefusalError: CHAIN_UNREACHABLE, the job pays and no ledger was ever reached.
+            RefusalError: the job pays, and CHAIN_UNREACHABLE, no ledger was ever reached;
+                SENDING_HALTED, nothing is settled any more.
         """
+        if pay.unit_price and (halted := self.state.halted):
+            refusal = self.state.refusal
+            raise RefusalError(
+                Reason.SENDING_HALTED,
+                "no job that pays is taken while nothing is settled:"
+                f" {halted if refusal is None else refusal.detail}",
+                fix="" if refusal is None else refusal.fix,
+            )
         domain = self._pipeline.domain
         if domain is None and pay.unit_price:
             why = self.state.complaint or "it has not answered yet"

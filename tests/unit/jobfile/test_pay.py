@@ -3,7 +3,8 @@
 import pytest
 
 from hypergpu.jobfile import JobFileError, parse_job, with_parameters
-from hypergpu.spec import JobSpec, Pay
+from hypergpu.ledger.pay import AMOUNT_MOST
+from hypergpu.spec import JobSpec, Pay, Training
 
 HEAD = 'workload = "digits-softmax"\n[training]\nrounds = 4\ninner_steps = 5\nbatch_size = 10\n'
 
@@ -60,6 +61,33 @@ def test_an_escrow_below_the_first_round_is_refused() -> None:
         "job.toml:8 [pay] escrow: 499 does not cover the first round, which may cost 500."
         " Fix: set at least 500, or 0 for what the whole job may cost; or lower unit_price"
     )
+
+
+@pytest.mark.parametrize("strategy", ["diloco", "aware"])
+def test_a_job_that_may_cost_more_than_an_escrow_holds_is_refused_with_the_price_that_fits(
+    strategy: str,
+) -> None:
+    def priced(price: int, escrow: int = 0) -> str:
+        rounds = "rounds = 1000000\ninner_steps = 20\n"
+        head = f'workload = "digits-softmax"\nstrategy = "{strategy}"\n[training]\n{rounds}'
+        return f"{head}[pay]\nunit_price = {price}\nescrow = {escrow}\n"
+
+    samples = 640_000_000 if strategy == "diloco" else 800_000_000
+    most = AMOUNT_MOST * 100 // samples
+    assert parse_job(priced(most)).escrow <= AMOUNT_MOST
+    assert only_problem_of(priced(most + 1)) == (
+        f"job.toml:7 [pay] unit_price: the whole job may cost {-(-(most + 1) * samples // 100)},"
+        f" and the ledger holds an escrow of at most {AMOUNT_MOST}."
+        f" Fix: set unit_price to at most {most}; or fewer rounds; or name an escrow in [pay]"
+    )
+    assert parse_job(priced(most + 1, 10**27)).escrow == 10**27
+
+
+def test_a_running_job_takes_no_more_rounds_than_an_escrow_can_pay_for() -> None:
+    training = Training(rounds=100, inner_steps=1_000, batch_size=100)
+    spec = JobSpec(workload="digits-softmax", training=training, pay=Pay(unit_price=10**24))
+    with pytest.raises(JobFileError, match=f"an escrow of at most {AMOUNT_MOST}"):
+        with_parameters(spec, {"training.rounds": "100000"})
 
 
 def test_the_escrow_of_a_running_job_can_be_raised_and_its_price_cannot_change() -> None:
