@@ -42,7 +42,8 @@ interface IDisputes {
     /// bytes r, s, v.
     function voidContribution(Verdict calldata verdict, bytes[] calldata signatures) external;
 
-    /// @notice Return a voucher's pending claim to the job and refuse the node's vouchers in this job from now on. Its shares
-    /// of epochs are untouched: what they have made good of the claim stays pending.
+    /// @notice Return a voucher's claim to the job, if its window is not over, and refuse the node's vouchers in this job from
+    /// now on. Its shares of epochs are untouched: what they have made good of the claim stays pending, and `voidContribution`
+    /// takes those back.
     function voidVoucher(VoucherVerdict calldata verdict, bytes[] calldata signatures) external;
 }

@@ -2,9 +2,10 @@
 pragma solidity 0.8.37;
 
 /// @title Nodes and their stake.
-/// @notice A node without stake is paid all the same, after the challenge window. Stake buys pay at once: what a node got
-/// inside a window is locked in its stake until the window is over, each payment with stake of its own. So a void
-/// always finds what it has to take back, whatever happens in other jobs.
+/// @notice A node without stake is paid all the same, after the challenge window. Stake buys pay of shares at once: what a
+/// node got for a share inside its window is locked in its stake until the window is over, each payment with stake of its own.
+/// So a void always finds what it has to take back, whatever happens in other jobs. Vouchers wait for their window whatever the
+/// stake.
 interface IStaking {
     /// @param id Dense from 1, in the order of registration.
     /// @param meta Digest of a document about the node.

@@ -20,7 +20,8 @@ import {IDisputes} from "./IDisputes.sol";
 /// An epoch of a job goes `open ──closeEpoch──▶ closed`, and then each node's share of its pool `due ──▶ paid | void`.
 ///
 /// A share is paid once the challenge window after the closing is over, or before that against the node's free stake,
-/// which is then locked until the window is over. What a voucher paid in advance is taken off later shares.
+/// which is then locked until the window is over. What a voucher claims is pending for a window of its own, in which arbiters
+/// may stop it, and is taken off later shares.
 interface ITrainingLedger is ISettlement, IStaking, IDisputes {
     /// @notice The coordinator's receipt for one contribution, as it is signed (EIP-712).
     /// @param sequence Dense for each (job, node), from 0.
@@ -138,7 +139,9 @@ interface ITrainingLedger is ISettlement, IStaking, IDisputes {
     /// voucher had paid all of it.
     event SharesPaid(bytes32 indexed job, uint32 indexed epoch, bool isFinal, address[] nodes, uint256[] amounts);
     event DustSwept(bytes32 indexed job, uint32 indexed epoch, uint256 amount);
+    /// @notice A voucher's claim is pending until `releaseAt`.
     event VoucherRedeemed(bytes32 indexed job, address indexed node, uint256 amount, uint256 releaseAt);
+    /// @notice A voucher's claim was released.
     event VoucherPaid(bytes32 indexed job, address indexed node, uint256 amount);
 
     error EpochIsClosed(uint32 epoch);
@@ -201,9 +204,9 @@ interface ITrainingLedger is ISettlement, IStaking, IDisputes {
 
     /// @notice Claim what a voucher promises beyond everything paid, out of the job's free escrow; later shares make it good.
     /// The caller must be the node. Needs neither coordinator nor epochs, only the coordinator's signature.
-    /// @dev Paid at once where the node's free stake covers it, otherwise `releaseVoucher` pays after the challenge window.
-    /// Capped by what is free; the same voucher then serves again.
-    /// @return amount What was paid or is pending.
+    /// @dev It is pending for a challenge window, whatever the node's stake: `releaseVoucher` pays it then, `voidVoucher` can stop
+    /// it before. One claim at a time. Capped by what is free and by the spend limit; the same voucher then serves again.
+    /// @return amount What is pending now.
     function redeemVoucher(Voucher calldata voucher, bytes calldata coordinatorSignature) external returns (uint256 amount);
 
     /// @notice Pay a voucher's pending claim once its window is over. Anyone may; the node gets it.

@@ -7,6 +7,7 @@ import {TypedData} from "../libraries/TypedData.sol";
 import {Payments} from "./Payments.sol";
 
 /// @title Pay on the coordinator's word alone, out of what is free.
+/// @dev Never at once: a claim has no share behind it that a verdict could void, so it can be stopped only while it waits.
 abstract contract Vouchers is Payments {
     using SafeCast for uint256;
     using TypedData for Voucher;
@@ -36,18 +37,11 @@ abstract contract Vouchers is Payments {
         uint96 due = amount.toUint96();
         _reserve(job, due);
         promises.advance += due;
-        member.line = line.withEarned(line.earned(), true);
-        bool isAtOnce = !paused() && _tryLock(node, due, _stakePeriod());
-        if (!isAtOnce) {
-            promises.pending = due;
-            promises.releaseAt = _after(CHALLENGE_WINDOW);
-        }
+        promises.pending = due;
+        promises.releaseAt = _after(CHALLENGE_WINDOW);
         member.promises = promises;
+        member.line = line.withEarned(line.earned(), true);
         emit VoucherRedeemed(job, node, due, promises.releaseAt);
-        if (isAtOnce) {
-            emit VoucherPaid(job, node, due);
-            _push(node, due);
-        }
     }
 
     function releaseVoucher(bytes32 job, address node) external nonReentrant {

@@ -131,6 +131,8 @@ contract DisputesTest is World {
     function test_an_advance_that_a_voided_share_made_good_is_owed_again() public {
         register(node, 100_000);
         redeem(node, 1_000);
+        vm.warp(block.timestamp + WINDOW);
+        ledger.releaseVoucher(job, node);
         work(0, node, 2);
         close(0);
         vm.assertEq(pay(0, node), 400);

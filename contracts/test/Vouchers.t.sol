@@ -12,7 +12,13 @@ contract VouchersTest is World {
         return ledger.getAccount(job, node);
     }
 
-    function test_without_stake_a_voucher_waits_for_the_window() public {
+    /// @dev Let a pending claim's window pass, and pay it.
+    function release() private {
+        vm.warp(block.timestamp + WINDOW);
+        ledger.releaseVoucher(job, node);
+    }
+
+    function test_a_voucher_waits_for_its_window() public {
         uint256 releaseAt = block.timestamp + WINDOW;
         vm.expectEmit(address(ledger));
         emit ITrainingLedger.VoucherRedeemed(job, node, 900, releaseAt);
@@ -38,25 +44,47 @@ contract VouchersTest is World {
         redeem(who, amount);
     }
 
-    function test_stake_pays_a_voucher_at_once() public {
+    function test_no_stake_lets_a_voucher_escape_its_window() public {
         register(node, 1_000);
-        vm.expectEmit(address(ledger));
-        emit ITrainingLedger.VoucherPaid(job, node, 1_000);
         redeem(node, 1_000);
-        vm.assertEq(token.balanceOf(node), 1_000);
-        (, uint256 locked,,) = ledger.stakeOf(node);
-        vm.assertEq(locked, 1_000);
-        assert(account().pending == 0 && account().releaseAt == 0);
-        redeem(node, 1_001);
-        vm.assertEq(account().pending, 1);
+        (uint256 staked, uint256 locked,,) = ledger.stakeOf(node);
+        assert(staked == 1_000 && locked == 0 && token.balanceOf(node) == 0);
+        work(0, node, 1);
+        close(0);
+        void(0, node, 250);
+        bar(node);
+        assert(account().pending == 0 && account().paid == 0 && account().voided == PRICE);
+        vm.assertEq(ledger.getJob(job).free, ESCROW);
+        (staked,,,) = ledger.stakeOf(node);
+        vm.assertEq(staked, 750);
+        vm.warp(block.timestamp + WINDOW);
+        vm.expectRevert(ITrainingLedger.NothingDue.selector);
+        ledger.releaseVoucher(job, node);
+        vm.assertEq(token.balanceOf(node), 0);
+    }
+
+    function test_a_voided_share_that_had_made_good_a_claim_gives_it_back_to_the_arbiters() public {
+        register(node, 1_000);
+        redeem(node, 1_000);
+        work(0, node, 1);
+        close(0);
+        vm.assertEq(pay(0, node), 0);
+        void(0, node, 0);
+        assert(account().pending == 1_000 && account().earned == 0 && account().voided == PRICE);
+        bar(node);
+        assert(account().pending == 0 && account().paid == 0);
+        vm.assertEq(ledger.getJob(job).free, ESCROW);
+        (uint256 staked, uint256 locked,,) = ledger.stakeOf(node);
+        assert(staked == 1_000 && locked == 0);
     }
 
     function test_a_voucher_is_cumulative_and_pays_once() public {
-        register(node, 10_000);
         redeem(node, 900);
+        release();
         vm.expectRevert(ITrainingLedger.NothingDue.selector);
         this.redeemed(node, 900);
         vm.assertEq(redeem(node, 1_000), 100);
+        release();
         vm.expectRevert(ITrainingLedger.NothingDue.selector);
         this.redeemed(node, 950);
         vm.assertEq(token.balanceOf(node), 1_000);
@@ -84,6 +112,7 @@ contract VouchersTest is World {
     function test_shares_make_good_what_a_voucher_paid() public {
         register(node, 100_000);
         redeem(node, 1_000);
+        release();
         for (uint32 epoch = 0; epoch < 3; ++epoch) {
             work(epoch, node, 1);
             close(epoch);
@@ -103,6 +132,7 @@ contract VouchersTest is World {
         vm.expectRevert(ITrainingLedger.NothingDue.selector);
         this.redeemed(node, 2_100);
         redeem(node, 2_101);
+        release();
         vm.assertEq(token.balanceOf(node), 2_101);
     }
 
@@ -192,6 +222,7 @@ contract VouchersTest is World {
                 uint128 amount = uint128((dice[i] >> 8) % 9_000);
                 uint256 had = promised > earned ? promised : earned;
                 if (amount <= had) continue;
+                if (account().pending != 0) release();
                 vm.assertEq(redeem(node, amount), amount - had);
                 promised = amount;
             } else {
@@ -201,9 +232,11 @@ contract VouchersTest is World {
                 pay(i, node);
                 earned += score * PRICE;
             }
-            vm.assertEq(token.balanceOf(node), promised > earned ? promised : earned);
+            uint256 has = token.balanceOf(node) + account().pending;
+            vm.assertEq(has, promised > earned ? promised : earned);
             vm.assertEq(token.balanceOf(node), account().paid);
-            vm.assertEq(ledger.getJob(job).free, ESCROW - token.balanceOf(node));
+            vm.assertEq(ledger.getJob(job).free, ESCROW - has);
+            if (account().pending != 0 && dice[i] >> 255 == 0) release();
         }
     }
 }

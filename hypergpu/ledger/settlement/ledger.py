@@ -165,11 +165,8 @@ class TrainingLedger(Stakes):
         require(amount, "NothingDue")
         self._reserve(key, amount)
         account.advance += amount
-        if not self.state.is_paused and self._is_locked(node, amount):
-            self._push(node, amount)
-        else:
-            account.pending = amount
-            account.release_at_s = self.now_s + self.options.window_s
+        account.pending = amount
+        account.release_at_s = self.now_s + self.options.window_s
         return amount
 
     @atomic
