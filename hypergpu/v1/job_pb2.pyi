@@ -803,6 +803,7 @@ class ChainState(google.protobuf.message.Message):
     COMPLAINT_FIELD_NUMBER: builtins.int
     HALTED_FIELD_NUMBER: builtins.int
     url: builtins.str
+    """Of the RPC; empty where there is more in it than scheme, host and port, since that may be a secret."""
     height: builtins.int
     waiting: builtins.int
     """Transactions in no block, and those in one that are not final."""

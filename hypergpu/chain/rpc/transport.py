@@ -4,8 +4,8 @@ import time
 from typing import Protocol
 
 import urllib3
-from urllib3.exceptions import HTTPError
-from urllib3.util import Retry, Timeout, parse_url
+from urllib3.exceptions import HTTPError, LocationParseError
+from urllib3.util import Retry, Timeout, Url, parse_url
 
 from hypergpu.chain.rpc.errors import (
     RpcGarbledError,
@@ -49,13 +49,11 @@ class HttpTransport:
             url: ``http://`` or ``https://``; keys of providers are often in its path.
             timeout_s: For the whole of one call, however slowly its bytes drip.
             answer_bytes_max: More than this is not read.
+
+        Raises:
+            ValueError: it is no such address; the address is not repeated.
         """
-        parsed = parse_url(url)
-        if parsed.scheme not in {"http", "https"} or not parsed.host:
-            raise ValueError("an RPC's address begins with http:// or https:// and names a host")
-        self.where = (
-            f"{parsed.scheme}://{parsed.netloc.rpartition('@')[2] if parsed.netloc else ''}"
-        )
+        self.where = _where(_parsed(url))
         self._url = url
         self._timeout_s = timeout_s
         self._answer_bytes_max = answer_bytes_max
@@ -120,6 +118,33 @@ class HttpTransport:
 
     def close(self) -> None:
         self._pool.clear()
+
+
+def open_address(url: str) -> str:
+    """An RPC's address, if it is no more than scheme, host and port; else empty.
+
+    Whatever else is in one, such as a login, a path or a query, may be its owner's secret.
+    """
+    try:
+        parsed = _parsed(url)
+    except ValueError:
+        return ""
+    has_more = parsed.auth or parsed.query or parsed.fragment or parsed.path not in {None, "/"}
+    return "" if has_more else _where(parsed)
+
+
+def _parsed(url: str) -> Url:
+    try:
+        parsed = parse_url(url)
+    except LocationParseError:
+        parsed = Url()
+    if parsed.scheme not in {"http", "https"} or not parsed.host:
+        raise ValueError("an RPC's address begins with http:// or https:// and names a host")
+    return parsed
+
+
+def _where(parsed: Url) -> str:
+    return f"{parsed.scheme}://{(parsed.netloc or '').rpartition('@')[2]}"
 
 
 def _cause(error: HTTPError) -> str:

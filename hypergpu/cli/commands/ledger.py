@@ -11,6 +11,9 @@ from hypergpu.cli.commands.options import Address, AsJson, JobName, TokenFile
 if TYPE_CHECKING:
     from hypergpu.cli.remote.calls import Coordinator
 
+_ChainOfJob = Annotated[
+    str, typer.Option("--chain-url", help="RPC of the chain; else what the coordinator uses.")
+]
 app = group("See what jobs owe their nodes, and check it.")
 Decimals = Annotated[
     int,
@@ -28,6 +31,7 @@ def _found(coordinator: "Coordinator", job: str | None) -> str:
 def show(
     job: JobName = None,
     *,
+    chain_url: _ChainOfJob = "",
     decimals: Decimals = 6,
     as_json: AsJson = False,
     address: Address = None,
@@ -39,7 +43,7 @@ def show(
     from hypergpu.cli.remote.calls import connect
 
     with connect(address, token_file) as coordinator:
-        view = ledger_of(coordinator, _found(coordinator, job))
+        view = ledger_of(coordinator, _found(coordinator, job), chain_url)
     if as_json:
         say_json(view)
     else:
@@ -50,9 +54,7 @@ def show(
 def verify(
     job: JobName = None,
     *,
-    chain_url: Annotated[
-        str, typer.Option("--chain-url", help="RPC of the chain; else what the coordinator uses.")
-    ] = "",
+    chain_url: _ChainOfJob = "",
     as_json: AsJson = False,
     address: Address = None,
     token_file: TokenFile = None,

@@ -56,6 +56,7 @@ class ChainView(msgspec.Struct, frozen=True):
     """How settling goes."""
 
     url: str
+    """Empty: the coordinator does not hand it out, since there may be a secret in it."""
     height: int
     waiting: int
     mined: int
@@ -153,9 +154,10 @@ def ledger_lines(view: LedgerView, decimals: int) -> list[str]:
         lines.append("pay          none: receipts alone")
     if view.chain is not None:
         chain = view.chain
+        where = f"of {chain.url}" if chain.url else "by an RPC that the coordinator does not name"
         lines.append(
-            f"settlement   block {chain.height} of {chain.url}, {chain.waiting} transactions in no"
-            f" block, {chain.mined} not final"
+            f"settlement   block {chain.height} {where},"
+            f" {chain.waiting} transactions in no block, {chain.mined} not final"
         )
         if wrong := chain.halted or chain.complaint:
             lines.append(f"             {wrong}")

@@ -31,11 +31,13 @@ def ledger_at(url: str) -> Iterator[EvmChain]:
         rpc = HttpRpc(HttpTransport(url))
     except ValueError as wrong:
         fix = "name it like this: --chain-url http://127.0.0.1:8545"
-        raise RefusalError(Reason.ARGUMENT_INVALID, f"{url!r}: {wrong}", fix=fix) from None
+        raise RefusalError(Reason.ARGUMENT_INVALID, str(wrong), fix=fix) from None
     try:
         yield EvmChain(rpc)
     except RpcError as broken:
-        raise RefusalError(Reason.CHAIN_UNREACHABLE, f"{url}: {broken}") from broken
+        # Most name the RPC themselves; a key in its address is said by none.
+        where = "" if rpc.where in str(broken) else f"{rpc.where}: "
+        raise RefusalError(Reason.CHAIN_UNREACHABLE, f"{where}{broken}") from None
     finally:
         rpc.close()
 

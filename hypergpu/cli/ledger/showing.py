@@ -19,10 +19,15 @@ from hypergpu.cli.ledger.verifying import (
 )
 from hypergpu.cli.output import note, say, say_table
 from hypergpu.cli.remote.calls import Coordinator
-from hypergpu.refusal import RefusalError
+from hypergpu.refusal import Reason, RefusalError
 from hypergpu.wire.ledger import terms_value
 
 _NO_CHAIN = "no chain was asked what it recorded and paid: the coordinator has none now"
+_NOT_NAMED = (
+    "the coordinator does not say by which RPC it reaches its chain: there may be a secret in the"
+    " address"
+)
+_NAME_ONE = "name one of your own: --chain-url URL"
 _NOT_FOUND = (
     "what was recorded and paid is not known: the job is signed for no chain, and no block of the"
     " one that its coordinator has holds the opening that it names,"
@@ -33,17 +38,26 @@ _NOT_OPENED = (
 )
 
 
-def ledger_of(coordinator: Coordinator, job_id: str) -> LedgerView:
-    """What a job owes by its coordinator, and has paid by its chain, where that answers."""
+def ledger_of(coordinator: Coordinator, job_id: str, chain_url: str = "") -> LedgerView:
+    """What a job owes by its coordinator, and has paid by its chain, where that answers.
+
+    Args:
+        coordinator: Of the job.
+        job_id: Whose.
+        chain_url: RPC of the chain; empty: the one that the coordinator names.
+    """
     answer = coordinator.ledger(job_id)
     view, terms = ledger_view(job_id, answer), terms_value(answer.terms)
-    if view.chain is None:
+    url = chain_url or (view.chain.url if view.chain is not None else "")
+    if not url:
+        if view.chain is not None:
+            note(f"what was paid is not known: {_NOT_NAMED}. {_NAME_ONE}")
         return view
     # What talks to a chain is an extra, and slow to import.
     from hypergpu.cli.ledger.reading import ledger_at, paid_nodes, settled_on
 
     try:
-        with ledger_at(view.chain.url) as chain:
+        with ledger_at(url) as chain:
             ledger = settled_on(chain, terms, _opening(view))
             if ledger is None:
                 return view
@@ -63,7 +77,7 @@ def verification_of(coordinator: Coordinator, job_id: str, chain_url: str = "") 
         chain_url: RPC of the chain; empty: the one that the coordinator uses.
 
     Raises:
-        RefusalError: CHAIN_UNREACHABLE, the chain does not answer.
+        RefusalError: CHAIN_UNREACHABLE, the chain does not answer, or nobody names an RPC of it.
     """
     answer = coordinator.ledger(job_id)
     view, terms = ledger_view(job_id, answer), terms_value(answer.terms)
@@ -72,6 +86,8 @@ def verification_of(coordinator: Coordinator, job_id: str, chain_url: str = "") 
     if view.unit_price == "0":
         return found
     url = chain_url or (view.chain.url if view.chain is not None else "")
+    if not url and view.chain is not None:
+        raise RefusalError(Reason.CHAIN_UNREACHABLE, _NOT_NAMED, fix=_NAME_ONE)
     if not url:
         return not_audited(found, _NO_CHAIN)
     from hypergpu.cli.ledger.reading import job_fact, ledger_at, settled_on

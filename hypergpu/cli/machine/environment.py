@@ -27,6 +27,8 @@ PACKAGES = (
 _SECRET_NAME = re.compile(r"token|secret|key|password|credential", re.IGNORECASE)
 _TOKEN = re.compile(r"hgpu1\.[A-Za-z0-9_\-]+")
 _LOGIN = re.compile(r"://[^/@\s]+@")
+_PATH = re.compile(r"(https?://[^/?#\s]+[/?#])\S+")
+"""Providers of chains put their keys there."""
 REDACTED = "<redacted>"
 
 
@@ -92,5 +94,6 @@ def _holds_secret(name: str) -> bool:
 
 
 def redacted(text: str) -> str:
-    """The text without tokens and logins in it."""
-    return _LOGIN.sub(f"://{REDACTED}@", _TOKEN.sub(REDACTED, text))
+    """The text without tokens, logins and what stands behind the hosts of web addresses."""
+    bare = _LOGIN.sub(f"://{REDACTED}@", _TOKEN.sub(REDACTED, text))
+    return _PATH.sub(rf"\1{REDACTED}", bare)

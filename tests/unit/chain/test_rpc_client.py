@@ -12,7 +12,7 @@ from hypergpu.chain.rpc.errors import (
     RpcRefusedError,
     RpcUnreachableError,
 )
-from hypergpu.chain.rpc.transport import HttpTransport
+from hypergpu.chain.rpc.transport import HttpTransport, open_address
 
 HASH = b"h" * 32
 HEX = "0x" + HASH.hex()
@@ -228,7 +228,31 @@ def test_what_may_be_a_secret_in_an_address_is_in_no_error() -> None:
     )
 
 
-@pytest.mark.parametrize("url", ["ws://host", "host:8545", "http://", "file:///etc/passwd"])
-def test_an_address_that_is_not_http_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="begins with http"):
+@pytest.mark.parametrize(
+    "url",
+    ["ws://host/KEY", "host:8545", "http://", "file:///etc/passwd", "http://host:99999x/v3/KEY"],
+)
+def test_an_address_that_is_not_http_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ValueError, match="begins with http") as caught:
         HttpTransport(url)
+    assert "KEY" not in str(caught.value)
+    assert open_address(url) == ""
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("http://127.0.0.1:8545", "http://127.0.0.1:8545"),
+        ("https://chain.example/", "https://chain.example"),
+        ("http://[::1]:8545", "http://[::1]:8545"),
+        ("https://chain.example/v3/KEY", ""),
+        ("https://chain.example?key=KEY", ""),
+        ("https://chain.example/#KEY", ""),
+        ("https://user:KEY@chain.example", ""),
+        ("https://KEY@chain.example", ""),
+    ],
+)
+def test_only_an_address_without_anything_that_may_be_a_secret_is_handed_out(
+    url: str, told: str
+) -> None:
+    assert open_address(url) == told

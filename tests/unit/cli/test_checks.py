@@ -135,10 +135,12 @@ def test_environment_block_leaves_secrets_out(alone: Hypergpu) -> None:
         "--json",
         HYPERGPU_JOIN_TOKEN="hgpu1.abc",
         HTTPS_PROXY="http://me:secret@proxy:3128",
+        HYPERGPU_CHAIN="https://chain.example/v3/secret",
     )
     told = json.loads(ended.stdout)
     assert told["schema"] == "hypergpu/env/1"
     assert "digits-cnn" in told["workloads"]
     assert told["variables"]["HTTPS_PROXY"] == "http://<redacted>@proxy:3128"
+    assert told["variables"]["HYPERGPU_CHAIN"] == "https://chain.example/<redacted>"
     assert "abc" not in ended.stdout
     assert "secret" not in ended.stdout

@@ -55,9 +55,12 @@ async def accounts(parts: Parts, room: Room) -> job_pb2.GetLedgerResponse:
 
 
 def _chain_message(settling: "Settling") -> job_pb2.ChainState:
+    # What talks to a chain is an extra: it is there where something settles.
+    from hypergpu.chain.rpc.transport import open_address
+
     state = settling.state
     return job_pb2.ChainState(
-        url=settling.url,
+        url=open_address(settling.url),
         height=state.height,
         waiting=state.waiting,
         mined=state.mined,
