@@ -27,7 +27,8 @@ interface ISettlement is IBonds {
     /// @param guaranteedBps The part of a contribution's full pay that is due before its quality is measured. Recorded for
     /// whoever checks vouchers.
     /// @param spendLimit The most that may be reserved in one period of the challenge window's length, so that one stolen
-    /// key cannot empty the escrow in one block. Two periods may meet: up to twice as much around their boundary.
+    /// key cannot empty the escrow in one block. Two periods may meet: up to twice as much around their boundary. It does not
+    /// hold for epochs that are closed in the last window of an announced end.
     struct JobTerms {
         address coordinator;
         bytes32 model;
@@ -42,7 +43,8 @@ interface ISettlement is IBonds {
     /// @param free Escrow that nothing has reserved yet.
     /// @param spendable What may be reserved now: `free` under the limit.
     /// @param nextSeq The sequence number that the coordinator's next batch or root must carry.
-    /// @param endsAt When the owner may take `free` back; 0 while that was not asked for.
+    /// @param endsAt When the owner may take `free` back; nothing new is recorded in the challenge window before that. 0 while
+    /// it was not asked for.
     struct Job {
         address owner;
         JobTerms terms;
@@ -91,7 +93,10 @@ interface ISettlement is IBonds {
     function raiseSpendLimit(bytes32 job, uint96 limit) external;
 
     /// @notice Announce that the owner takes back what is free. Nodes have `UNBONDING` seconds to force their receipts and
-    /// redeem their vouchers; after that nothing new is recorded.
+    /// redeem their vouchers; after that nothing new is recorded. One challenge window more remains to close what is
+    /// recorded: anyone may, and the spend limit does not hold any more, so that no backlog is left to the owner.
+    /// @dev The limit bounds what a stolen key takes until its owner stops it. What the key recorded before that is closed
+    /// with the rest and is up to the arbiters, who have the window of each closing.
     function requestReclaim(bytes32 job) external;
 
     /// @notice Pay the free escrow to the owner, once the announced time has come. What returns to it later (dust, voided

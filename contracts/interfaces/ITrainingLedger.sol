@@ -186,7 +186,9 @@ interface ITrainingLedger is ISettlement, IStaking, IDisputes {
 
     /// @notice Close an epoch: freeze its scores and reserve `min(unitPrice * totalScore / 1e6, free)` as its pool.
     /// @dev The coordinator or the owner may at any time; anyone may `UNBONDING` seconds after the epoch's first record.
-    /// Reverts with `SpendLimitExceeded` where the limit leaves less.
+    /// Reverts with `SpendLimitExceeded` where the limit leaves less; an epoch that is worth more than the limit itself waits
+    /// for the owner to raise it, or for the window before the job's end, in which no limit holds (`ISettlement.requestReclaim`).
+    /// Until then vouchers pay within the limit what the epoch would.
     function closeEpoch(bytes32 job, uint32 epoch) external returns (uint256 pool);
 
     /// @notice A node's share of a closed epoch: `pool * score / totalScore`, rounded down. 0 while the epoch is open.

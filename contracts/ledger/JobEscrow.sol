@@ -73,7 +73,7 @@ abstract contract JobEscrow is Bonds {
     function requestReclaim(bytes32 job) external {
         JobRecord storage record = _owned(job);
         if (record.endsAt != 0) revert AlreadyRequested();
-        record.endsAt = _after(UNBONDING);
+        record.endsAt = _after(uint256(UNBONDING) + CHALLENGE_WINDOW);
         emit ReclaimRequested(job, record.endsAt);
     }
 
@@ -133,8 +133,13 @@ abstract contract JobEscrow is Bonds {
     /// @dev The job, if new work may still be recorded in it.
     function _running(bytes32 job) internal view returns (JobRecord storage record) {
         record = _opened(job);
+        if (_isOver(record)) revert JobEnded(record.endsAt - CHALLENGE_WINDOW);
+    }
+
+    /// @dev Whether a job takes nothing new any more: the last window before its announced end has begun.
+    function _isOver(JobRecord storage record) internal view returns (bool) {
         uint40 endsAt = record.endsAt;
-        if (endsAt != 0 && block.timestamp >= endsAt) revert JobEnded(endsAt);
+        return endsAt != 0 && block.timestamp >= endsAt - CHALLENGE_WINDOW;
     }
 
     /// @dev The job, if its announced end has come.
@@ -161,6 +166,13 @@ abstract contract JobEscrow is Bonds {
         uint96 spendable = purse.spendable(record.spendLimit);
         if (amount > spendable) revert SpendLimitExceeded(spendable, amount);
         record.purse = purse.reserve(amount);
+    }
+
+    /// @dev Move `amount`, which is free, to reserved in a job that is over: whatever the limit, or what is recorded and worth more
+    /// could not be reserved before the owner takes the rest.
+    function _reserveAtEnd(bytes32 job, uint96 amount) internal {
+        JobRecord storage record = _jobs[job];
+        record.purse = record.purse.withFree(record.purse.free() - amount);
     }
 
     /// @dev Return reserved money to a job's free escrow, or add new money to it.

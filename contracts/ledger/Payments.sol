@@ -34,7 +34,8 @@ abstract contract Payments is Recording {
         held.pool = Shares.pool(record.unitPrice, held.totalScore, record.purse.free());
         held.closedAt = block.timestamp.toUint32();
         _setEpoch(job, epoch, held);
-        _reserve(job, held.pool);
+        if (_isOver(record)) _reserveAtEnd(job, held.pool);
+        else _reserve(job, held.pool);
         emit EpochClosed(job, epoch, held.pool, held.totalScore);
         return held.pool;
     }

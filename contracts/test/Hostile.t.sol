@@ -135,7 +135,7 @@ contract HostileTest is World {
         vm.assertEq(wrong.answer(), ENTERED);
         vm.prank(OWNER);
         ledger.requestReclaim(job);
-        vm.warp(block.timestamp + UNBONDING);
+        vm.warp(block.timestamp + NOTICE);
         wrong.callBack(address(ledger), again);
         vm.prank(OWNER);
         ledger.reclaim(job);

@@ -190,7 +190,7 @@ contract JobsTest is World {
         vm.expectRevert(IBonds.JobNotEnded.selector);
         vm.prank(OWNER);
         ledger.reclaim(job);
-        uint256 endsAt = block.timestamp + UNBONDING;
+        uint256 endsAt = block.timestamp + NOTICE;
         vm.expectEmit(address(ledger));
         emit ISettlement.ReclaimRequested(job, endsAt);
         vm.prank(OWNER);
@@ -199,8 +199,9 @@ contract JobsTest is World {
         vm.expectRevert(ISettlement.AlreadyRequested.selector);
         vm.prank(OWNER);
         ledger.requestReclaim(job);
-        vm.warp(endsAt - 1);
+        vm.warp(endsAt - WINDOW - 1);
         work(0, node, 1);
+        vm.warp(endsAt - 1);
         vm.expectRevert(abi.encodeWithSelector(ISettlement.TooEarly.selector, endsAt));
         vm.prank(OWNER);
         ledger.reclaim(job);
@@ -240,9 +241,10 @@ contract JobsTest is World {
         ledger.retireJob(job);
         vm.prank(OWNER);
         ledger.requestReclaim(job);
+        vm.warp(block.timestamp + NOTICE - 1);
         vm.expectPartialRevert(ISettlement.TooEarly.selector);
         ledger.retireJob(job);
-        vm.warp(block.timestamp + UNBONDING);
+        vm.warp(block.timestamp + 1);
         ledger.retireJob(job);
         vm.expectRevert(IBonds.AlreadyRetired.selector);
         ledger.retireJob(job);
@@ -274,7 +276,7 @@ contract JobsTest is World {
     function test_opening_a_job_ends_the_wait_of_its_bond() public {
         vm.prank(OWNER);
         ledger.requestReclaim(job);
-        vm.warp(block.timestamp + UNBONDING);
+        vm.warp(block.timestamp + NOTICE);
         ledger.retireJob(job);
         vm.prank(coordinator);
         ledger.unbond();
@@ -338,7 +340,7 @@ contract JobsTest is World {
         ledger.releaseVoucher(job, node);
         vm.prank(OWNER);
         ledger.requestReclaim(job);
-        vm.warp(block.timestamp + UNBONDING);
+        vm.warp(block.timestamp + NOTICE);
         vm.prank(OWNER);
         ledger.reclaim(job);
     }

@@ -95,6 +95,57 @@ contract PaymentsTest is World {
         ledger.closeEpoch(job, 0);
     }
 
+    function test_an_epoch_worth_more_than_the_limit_is_closed_before_the_owner_takes_the_rest() public {
+        work(0, node, 600);
+        work(1, other, 300);
+        bytes memory exceeded =
+            abi.encodeWithSelector(ISettlement.SpendLimitExceeded.selector, LIMIT, 600 * uint256(PRICE));
+        vm.expectRevert(exceeded);
+        vm.prank(coordinator);
+        ledger.closeEpoch(job, 0);
+        vm.prank(OWNER);
+        ledger.requestReclaim(job);
+        // While receipts may still be recorded the limit holds, whoever knows that the job ends.
+        vm.warp(block.timestamp + UNBONDING - 1);
+        vm.expectRevert(exceeded);
+        vm.prank(coordinator);
+        ledger.closeEpoch(job, 0);
+        vm.warp(block.timestamp + 1);
+        vm.prank(STRANGER);
+        vm.assertEq(ledger.closeEpoch(job, 0), 600 * PRICE);
+        vm.assertEq(free(), ESCROW - 600 * PRICE);
+        vm.assertEq(close(1), 300 * PRICE);
+        vm.assertEq(ledger.getJob(job).spendable, ESCROW - 900 * PRICE);
+        vm.warp(block.timestamp + WINDOW);
+        vm.assertEq(pay(0, node), 600 * PRICE);
+        vm.assertEq(pay(1, other), 300 * PRICE);
+        vm.prank(OWNER);
+        ledger.reclaim(job);
+        vm.assertEq(token.balanceOf(OWNER), ESCROW - 900 * PRICE);
+    }
+
+    function test_what_is_closed_at_the_end_is_capped_by_what_is_free() public {
+        work(0, node, ESCROW / PRICE + 1);
+        work(1, other, 1);
+        vm.prank(OWNER);
+        ledger.requestReclaim(job);
+        vm.warp(block.timestamp + NOTICE);
+        vm.assertEq(close(0), ESCROW);
+        vm.assertEq(close(1), 0);
+        void(0, node, 0);
+        vm.assertEq(free(), ESCROW);
+        vm.prank(OWNER);
+        ledger.reclaim(job);
+        vm.assertEq(token.balanceOf(OWNER), ESCROW);
+    }
+
+    function test_at_the_end_vouchers_still_have_the_limit() public {
+        vm.prank(OWNER);
+        ledger.requestReclaim(job);
+        vm.warp(block.timestamp + UNBONDING);
+        vm.assertEq(redeem(node, ESCROW), LIMIT);
+    }
+
     function test_an_epoch_without_receipts_closes_empty() public {
         vm.assertEq(close(6), 0);
         vm.assertEq(ledger.calculateRewards(job, 6, node), 0);

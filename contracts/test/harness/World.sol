@@ -39,6 +39,7 @@ abstract contract World is Cheats {
 
     uint32 internal constant WINDOW = 1 hours;
     uint32 internal constant UNBONDING = 3 hours;
+    uint32 internal constant NOTICE = UNBONDING + WINDOW;
     uint96 internal constant BOND = 5_000;
     uint96 internal constant ESCROW = 1_000_000;
     uint128 internal constant PRICE = 700;

@@ -122,7 +122,7 @@ class Escrow:
         """Announce that the owner takes back what is free."""
         job = self._owned(caller, key)
         require(not job.ends_at_s, "AlreadyRequested")
-        job.ends_at_s = self.now_s + self.options.unbonding_s
+        job.ends_at_s = self.now_s + self.options.unbonding_s + self.options.window_s
 
     @atomic
     def reclaim(self, caller: Address, key: JobKey) -> int:
@@ -151,8 +151,12 @@ class Escrow:
 
     def _running(self, key: JobKey) -> Job:
         job = self.job(key)
-        require(not job.ends_at_s or self.now_s < job.ends_at_s, "JobEnded")
+        require(not self._is_over(job), "JobEnded")
         return job
+
+    def _is_over(self, job: Job) -> bool:
+        """Whether it takes nothing new any more: the last window before its announced end."""
+        return bool(job.ends_at_s) and self.now_s >= job.ends_at_s - self.options.window_s
 
     def _ended(self, key: JobKey) -> Job:
         job = self.job(key)

@@ -125,7 +125,10 @@ class TrainingLedger(Stakes):
         price, free = Wei(job.terms.unit_price), Wei(job.free)
         epoch.pool = pay.pool(price, epoch.total_score, free)
         epoch.closed_at_s = self.now_s
-        self._reserve(key, epoch.pool)
+        if self._is_over(job):
+            job.free -= epoch.pool
+        else:
+            self._reserve(key, epoch.pool)
         return epoch.pool
 
     @atomic

@@ -18,7 +18,7 @@ from hypergpu.ledger.audit.verify import verify
 from hypergpu.ledger.settlement.state import RevertedError
 from tests.chain.model.contract_town import ContractTown, RevertedOnChainError
 from tests.properties.ledger.test_audit import HONEST
-from tests.properties.ledger.town import JOB, PEOPLE, WINDOW_S, Action, Town, actions, done
+from tests.properties.ledger.town import JOB, PEOPLE, TERMS, WINDOW_S, Action, Town, actions, done
 
 START_S = 2_000_000_000
 
@@ -104,8 +104,13 @@ def whole_life() -> list[Action]:
     for epoch in (0, 1):
         history += [Action("pay", epoch=epoch, several=(0, 1, 2))]
         history += [Action("sweep", epoch=epoch, several=(0, 1, 2))]
+    # The last epoch, worth more than may be spent in a window, is closed after the notice.
+    history += [Action("work", who=0, epoch=2, amount=4_095 - number) for number in range(9)]
+    history += [Action("aggregate", epoch=2, amount=1), Action("close", epoch=2)]
     history += [Action("announce", who=1), Action("wait", amount=2 * WINDOW_S - 1)]
-    return [*history, Action("wait"), Action("reclaim", who=1), Action("retire")]
+    history += [Action("aggregate", epoch=2, amount=1), Action("close", who=2, epoch=2)]
+    history += [Action("wait", amount=WINDOW_S), Action("pay", epoch=2, several=(0,))]
+    return [*history, Action("reclaim", who=1), Action("retire")]
 
 
 def test_they_agree_over_a_whole_life(both: Both) -> None:
@@ -113,3 +118,4 @@ def test_they_agree_over_a_whole_life(both: Both) -> None:
     lived(contract, town, whole_life())
     assert town.ledger.job(town.receipts[0].receipt.job).free == 0
     assert town.reclaimed > 0
+    assert town.ledger.epoch(JOB, 2).pool > TERMS.spend_limit
