@@ -30,7 +30,7 @@ from hypergpu.ledger.audit.facts import (
 )
 from hypergpu.ledger.packing import NodeTotals, totals_words
 from hypergpu.ledger.settlement.state import ShareState
-from hypergpu.ledger.typed import Domain, word_bytes
+from hypergpu.ledger.typed import Domain, address_bytes, word_bytes
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Samples, Wei
 
@@ -100,6 +100,8 @@ class JobReader:
             digest=digest,
             block=head.number,
             block_hash=head.hash.hex(),
+            time_s=head.time_s,
+            window_s=self._window_s(),
             batches=batches,
             forced=forced,
             epochs=epochs,
@@ -167,7 +169,13 @@ class JobReader:
     def _epochs(self, job: JobKey, numbers: Sequence[int], block: str) -> tuple[EpochFact, ...]:
         answers = self._asked(block, *(("getEpoch", job, number) for number in numbers))
         return tuple(
-            EpochFact(number=number, total_score=total, pool=Wei(pool), is_swept=is_swept)
+            EpochFact(
+                number=number,
+                total_score=total,
+                pool=Wei(pool),
+                is_swept=is_swept,
+                closed_at_s=closed_at_s,
+            )
             for number, (total, pool, _, closed_at_s, is_swept) in zip(
                 numbers, answers, strict=True
             )
@@ -205,12 +213,19 @@ class JobReader:
                 earned=Wei(earned),
                 paid=Wei(paid),
                 pending=Wei(pending),
+                release_at_s=release_at_s,
                 voided=Wei(voided),
             )
-            for node, (counted, _, earned, paid, pending, _, voided, _) in zip(
+            for node, (counted, _, earned, paid, pending, release_at_s, voided, _) in zip(
                 nodes, answers, strict=True
             )
         )
+
+    def _window_s(self) -> int:
+        """The challenge window, which is fixed at deployment."""
+        call = self._abi.call("CHALLENGE_WINDOW")
+        answer = self._chain.read(address_bytes(self._domain.contract), call)
+        return int(self._abi.answer("CHALLENGE_WINDOW", answer)[0])
 
     def _asked(self, block: str, *questions: tuple[Any, ...]) -> list[Any]:
         """What the ledger answers, each answer's one value."""

@@ -5,8 +5,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from hypergpu.cli.ledger.account import LedgerView
+from hypergpu.cli.ledger.moments import moment
 from hypergpu.ids import JobId, NodeId
 from hypergpu.ledger.audit.facts import JobFact
+from hypergpu.ledger.audit.finding import Finding
 from hypergpu.ledger.audit.verify import verify
 from hypergpu.ledger.pay import PRICED_SCORE, score
 from hypergpu.ledger.receipt import ReceiptCheck, SignedReceipt, Signers
@@ -15,7 +17,7 @@ from hypergpu.ledger.typed import Domain
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.ledger import receipt_value
 
-_FAULTS_SHOWN = 20
+_SHOWN = 20
 
 
 class Verification(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/verified/1"):
@@ -53,7 +55,7 @@ def verified(view: LedgerView, terms: Terms, receipts: Sequence[SignedReceipt]) 
         receipts=len(receipts),
         nodes=len({signed.receipt.node for signed in receipts}),
         is_sound=not faults,
-        faults=faults[:_FAULTS_SHOWN],
+        faults=faults,
     )
 
 
@@ -73,12 +75,12 @@ def audited(
         signed_for: See `verify`.
     """
     verdict = verify(fact, receipts, signed_for=signed_for)
-    wrong = [f"chain: {finding.kind.value}: {finding.text}" for finding in verdict.wrong]
+    wrong = [f"chain: {finding.kind.value}: {finding.said}" for finding in verdict.wrong]
     return msgspec.structs.replace(
         found,
         is_sound=found.is_sound and not wrong,
-        faults=[*found.faults, *wrong][:_FAULTS_SHOWN],
-        open=[finding.text for finding in verdict.open][:_FAULTS_SHOWN],
+        faults=[*found.faults, *wrong],
+        open=[f"{finding.said}{_when(finding, fact.time_s)}" for finding in verdict.open],
         batches=verdict.batches,
         block=fact.block,
     )
@@ -89,9 +91,24 @@ def not_audited(found: Verification, why: str) -> Verification:
     return msgspec.structs.replace(found, open=[*found.open, why])
 
 
+def _when(finding: Finding, now_s: int) -> str:
+    """When an open thing falls due, or since when anybody may see to it."""
+    if not finding.at_s:
+        return ""
+    if finding.at_s <= now_s:
+        return f"; since {moment(finding.at_s)} anybody may have it paid"
+    return f"; due at {moment(finding.at_s)}"
+
+
+def _cut(lines: Sequence[str]) -> list[str]:
+    """No more lines than people read, and how many there are beside them."""
+    more = len(lines) - _SHOWN
+    return [*lines[:_SHOWN], *([f"and {more} more of such: see --json"] if more > 0 else [])]
+
+
 def verdict_lines(found: Verification) -> list[str]:
     """What was found, in words."""
-    lines = list(found.faults)
+    lines = _cut(found.faults)
     if found.is_sound:
         lines.append(
             f"{found.receipts} receipts of {found.nodes} nodes are sound, and so is the pay"
@@ -102,8 +119,7 @@ def verdict_lines(found: Verification) -> list[str]:
                 f" those of the receipts; every score, pool and payment of it follows from them"
                 f" (block {found.block})"
             )
-    lines += [f"not yet: {text}" for text in found.open]
-    return lines
+    return [*lines, *_cut([f"not yet: {text}" for text in found.open])]
 
 
 def _receipt_faults(

@@ -79,6 +79,8 @@ class EpochFact(msgspec.Struct, frozen=True, kw_only=True):
     total_score: int
     pool: Wei
     is_swept: bool = False
+    closed_at_s: int = 0
+    """By the chain's clock; 0: not known."""
 
 
 class ShareFact(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +102,9 @@ class AccountFact(msgspec.Struct, frozen=True, kw_only=True):
     earned: Wei
     paid: Wei
     pending: Wei = Wei(0)
+    """What a voucher claims and its window still holds; not in ``paid``."""
+    release_at_s: int = 0
+    """When that may be paid."""
     voided: Wei = Wei(0)
 
 
@@ -117,12 +122,23 @@ class JobFact(msgspec.Struct, frozen=True, kw_only=True):
     digest: bytes
     block: int = 0
     block_hash: str = ""
+    time_s: int = 0
+    """Of the block."""
+    window_s: int = 0
+    """The challenge window; 0: not known."""
     batches: tuple[BatchFact, ...] = ()
     """By ``seq``, from 0."""
     forced: tuple[ForcedFact, ...] = ()
     epochs: tuple[EpochFact, ...] = ()
     shares: tuple[ShareFact, ...] = ()
     accounts: tuple[AccountFact, ...] = ()
+
+    def window_ends_s(self, epoch: EpochFact) -> int:
+        """From when a share of an epoch is paid without stake and can be voided no more.
+
+        0: not known.
+        """
+        return epoch.closed_at_s + self.window_s if epoch.closed_at_s and self.window_s else 0
 
 
 def _run_part(run: PackedRun) -> tuple[NodeId, int, int]:

@@ -40,6 +40,18 @@ class Finding(msgspec.Struct, frozen=True):
     """With the figures."""
     node: NodeId | None = None
     epoch: int | None = None
+    at_s: int = 0
+    """When it falls due, by the chain's clock; 0: nothing says when."""
+
+    @property
+    def said(self) -> str:
+        """The text with whose it is and of which epoch, as far as the text does not name them."""
+        where = []
+        if self.node is not None and self.node not in self.text:
+            where.append(str(self.node))
+        if self.epoch is not None and f"epoch {self.epoch} " not in f"{self.text} ":
+            where.append(f"epoch {self.epoch}")
+        return f"{', '.join(where)}: {self.text}" if where else self.text
 
     @property
     def is_wrong(self) -> bool:

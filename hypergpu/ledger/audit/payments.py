@@ -43,6 +43,7 @@ def _scores(known: Recorded) -> dict[tuple[int, NodeId], int]:
 def _unrecorded(fact: JobFact, known: Recorded) -> Iterator[Finding]:
     closed = {epoch.number for epoch in fact.epochs}
     counted = {account.node: account.counted for account in fact.accounts}
+    waiting: dict[tuple[NodeId, int], list[int]] = {}
     for (node, sequence), signed in sorted(known.receipts.items()):
         if (node, sequence) in known.epochs:
             continue
@@ -51,7 +52,10 @@ def _unrecorded(fact: JobFact, known: Recorded) -> Iterator[Finding]:
             what = f"receipt {sequence} is not on the chain, and epoch {epoch} is closed"
             yield Finding(Kind.UNRECORDED, what, node, epoch)
         else:
-            yield Finding(Kind.OPEN, f"receipt {sequence} is not on the chain yet", node, epoch)
+            waiting.setdefault((node, epoch), []).append(sequence)
+    for (node, epoch), missing in waiting.items():
+        what = f"{len(missing)} receipts from number {missing[0]} on are not on the chain yet"
+        yield Finding(Kind.OPEN, what, node, epoch)
     for node, count in counted.items():
         found = sum(number[0] == node for number in known.epochs)
         if found != count:
@@ -77,10 +81,13 @@ def _share_findings(
         if epoch not in closed:
             yield Finding(Kind.OPEN, f"epoch {epoch} is not closed yet", node, epoch)
         else:
-            yield from _paid_findings(share, closed[epoch], score)
+            ends_s = fact.window_ends_s(closed[epoch])
+            yield from _paid_findings(share, closed[epoch], score, ends_s)
 
 
-def _paid_findings(share: ShareFact, epoch: EpochFact, score: int) -> Iterator[Finding]:
+def _paid_findings(
+    share: ShareFact, epoch: EpochFact, score: int, window_ends_s: int
+) -> Iterator[Finding]:
     due = pay.reward(epoch.pool, score, epoch.total_score)
     where = (share.node, share.epoch)
     if share.reward != due:
@@ -89,7 +96,8 @@ def _paid_findings(share: ShareFact, epoch: EpochFact, score: int) -> Iterator[F
         what = f"{share.paid} was paid for a share of {share.reward}"
         yield Finding(Kind.PAY, what, *where)
     if share.state is ShareState.DUE:
-        yield Finding(Kind.OPEN, f"a share of {share.reward} is not paid yet", *where)
+        what = f"a share of {share.reward} is not paid yet"
+        yield Finding(Kind.OPEN, what, *where, at_s=window_ends_s)
 
 
 def _pool_findings(fact: JobFact, epoch: EpochFact, own: int) -> Iterator[Finding]:
@@ -122,12 +130,22 @@ def _account_findings(
     if had < account.earned:
         what = f"{had} was paid or is pending, {account.earned} earned"
         yield Finding(Kind.PAY, what, node)
+    if account.pending:
+        what = f"{account.pending} of its voucher is claimed and pending, not paid"
+        yield Finding(Kind.OPEN, what, node, at_s=account.release_at_s)
     ahead = had - account.earned
-    if ahead > 0 and not promised:
-        what = f"{ahead} was paid ahead of its shares, for a voucher that is not among those given"
+    paid_ahead = account.paid - account.earned
+    if paid_ahead > 0 and not promised:
+        what = (
+            f"{paid_ahead} was paid ahead of its shares, for a voucher that is not among those"
+            " given"
+        )
         yield Finding(Kind.OPEN, what, node)
     elif promised and ahead > 0 and had > promised.amount:
-        what = f"{had} was paid, its shares are {account.earned}, its voucher {promised.amount}"
+        what = (
+            f"{account.paid} was paid and {account.pending} is pending, its shares are"
+            f" {account.earned}, its voucher {promised.amount}"
+        )
         yield Finding(Kind.PAY, what, node)
     if promised and promised.amount > had + account.voided:
         left = promised.amount - had - account.voided

@@ -68,13 +68,13 @@ def lived(contract: ContractTown, town: Town, history: list[Action]) -> None:
     contract.pass_time()
     town.ledger.now_s = contract.now_s
     assert contract.differences(town) == {}
-    assert read(contract) == replace(town.fact(), block=0, block_hash="")
+    assert read(contract) == replace(town.fact(), time_s=0)
 
 
 def read(contract: ContractTown) -> JobFact:
     """What the chain says of the job; the block aside."""
     fact = JobReader(EvmChain(contract.rpc), contract.domain).fact(JOB)
-    return replace(fact, block=0, block_hash="")
+    return replace(fact, block=0, block_hash="", time_s=0)
 
 
 @given(history=st.lists(actions, max_size=40))

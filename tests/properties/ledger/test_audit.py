@@ -226,6 +226,68 @@ def test_pay_ahead_of_the_shares_is_held_against_the_voucher() -> None:
     assert finding.kind is Kind.PAY
 
 
+def open_town(*history: Action) -> Town:
+    """A closed epoch that nobody was paid for, and what was done beside it."""
+    town = Town(1_800_000_000, DOMAIN)
+    for action in (
+        *(Action("work", who=number, amount=1_500) for number in range(3)),
+        Action("aggregate", amount=1),
+        Action("close"),
+        *history,
+    ):
+        done(town, action)
+    return town
+
+
+def test_a_share_that_is_not_paid_is_told_with_its_node_epoch_and_time() -> None:
+    town = open_town()
+    fact = town.fact()
+    closed_at_s = town.ledger.state.epochs[JOB, 0].closed_at_s
+    told = verify(fact, town.receipts).findings
+    assert {(one.kind, one.node, one.epoch, one.at_s) for one in told} == {
+        (Kind.OPEN, node.node_id, 0, closed_at_s + WINDOW_S) for node in NODES
+    }
+    first = next(one for one in told if one.node == NODES[0].node_id)
+    share = next(one for one in fact.shares if one.node == NODES[0].node_id)
+    assert first.said == f"{NODES[0].node_id}, epoch 0: a share of {share.reward} is not paid yet"
+
+
+@pytest.mark.parametrize("is_given", [True, False], ids=["voucher given", "voucher not given"])
+def test_a_claim_that_is_pending_is_told_as_open_with_its_time_and_not_as_paid(
+    *, is_given: bool
+) -> None:
+    # The first of the people who are nodes, by the place that the town gives it.
+    claim = Action("redeem", who=3, amount=1_000)
+    town = open_town(claim)
+    (account,) = [one for one in town.fact().accounts if one.pending]
+    assert (account.paid, account.pending) == (0, 1_000)
+    verdict = verify(town.fact(), town.receipts, town.vouchers if is_given else ())
+    assert verdict.wrong == ()
+    told = [one for one in verdict.open if "share" not in one.text]
+    assert [(one.node, one.at_s) for one in told] == [(account.node, town.ledger.now_s + WINDOW_S)]
+    assert told[0].said == (f"{account.node}: 1000 of its voucher is claimed and pending, not paid")
+
+    done(town, Action("wait", amount=WINDOW_S))
+    done(town, Action("release", who=claim.who))
+    verdict = verify(town.fact(), town.receipts, town.vouchers if is_given else ())
+    told = [one for one in verdict.open if "share" not in one.text.replace("its shares", "")]
+    assert [one.text for one in told] == (
+        []
+        if is_given
+        else ["1000 was paid ahead of its shares, for a voucher that is not among those given"]
+    )
+
+
+def test_receipts_that_wait_are_counted_for_their_node_and_epoch() -> None:
+    town = Town(1_800_000_000, DOMAIN)
+    for _ in range(3):
+        done(town, Action("work", who=0, epoch=1, amount=1_500))
+    (finding,) = verify(town.fact(), town.receipts).findings
+    assert finding.said == (
+        f"{NODES[0].node_id}, epoch 1: 3 receipts from number 0 on are not on the chain yet"
+    )
+
+
 def bundles(
     fact: JobFact, receipts: list[SignedReceipt], *vouchers: SignedVoucher
 ) -> list[Dispute]:

@@ -223,6 +223,8 @@ class Town:
             free=Wei(job.free),
             reclaimed=Wei(self.reclaimed),
             digest=job.digest,
+            time_s=ledger.now_s,
+            window_s=OPTIONS.window_s,
             batches=tuple(self.batches),
             forced=tuple(self.forced),
             epochs=tuple(
@@ -231,6 +233,7 @@ class Town:
                     total_score=one.total_score,
                     pool=Wei(one.pool),
                     is_swept=one.is_swept,
+                    closed_at_s=one.closed_at_s,
                 )
                 for (_, number), one in sorted(state.epochs.items())
                 if one.closed_at_s
@@ -254,6 +257,7 @@ class Town:
                     earned=Wei(one.earned),
                     paid=Wei(one.earned + one.advance - one.pending),
                     pending=Wei(one.pending),
+                    release_at_s=one.release_at_s,
                     voided=Wei(one.voided),
                 )
                 for (_, node), one in sorted(state.accounts.items())

@@ -4,11 +4,14 @@ import pytest
 from msgspec.structs import replace
 
 from hypergpu.cli.ledger.account import LedgerView, NodeAccountView, ledger_lines, rows, shown
+from hypergpu.cli.ledger.moments import moment
 from hypergpu.cli.ledger.verifying import Verification, audited, verdict_lines, verified
 from hypergpu.ids import Address
 from hypergpu.ledger.packing import totals_words
 from hypergpu.ledger.receipt import SignedReceipt
-from tests.properties.ledger.test_audit import paid_town
+from hypergpu.units import Wei
+from tests.properties.ledger.test_audit import open_town, paid_town
+from tests.properties.ledger.town import NODES, WINDOW_S, Action, done
 from tests.unit.node.test_wallet import COORDINATOR, JOB, NODE, STRANGER, TERMS, receipt
 
 RECEIPTS = [receipt(0), receipt(1), receipt(2)]
@@ -38,6 +41,8 @@ VIEW = LedgerView(
     transactions=[],
     chain=None,
 )
+
+SOUND = Verification(job=JOB, receipts=12, nodes=3, is_sound=True, faults=[])
 
 
 def faults(receipts: list[SignedReceipt], view: LedgerView = VIEW) -> list[str]:
@@ -101,7 +106,7 @@ def test_sums_that_the_root_does_not_bear_are_said_and_the_others_follow_from_th
     None
 ):
     town = paid_town()
-    found = Verification(job=JOB, receipts=12, nodes=3, is_sound=True, faults=[])
+    found = SOUND
     sound = audited(found, town.fact(), town.receipts)
     assert "2 batches, whose roots and sums are those of the receipts" in "".join(
         verdict_lines(sound)
@@ -114,9 +119,44 @@ def test_sums_that_the_root_does_not_bear_are_said_and_the_others_follow_from_th
     told = audited(found, tampered, town.receipts)
     assert not told.is_sound
     assert told.faults[0] == (
-        f"chain: batch: batch 0: its sums for {one.node} are {one.samples + 1} samples and a score"
+        f"chain: batch: epoch 0: batch 0: its sums for {one.node} are {one.samples + 1} samples and a score"
         f" of {one.score}, the receipts under its root come to {one.samples} and {one.score}"
     )
+
+
+def test_what_is_open_is_told_with_node_epoch_and_time() -> None:
+    town = open_town(Action("redeem", who=3, amount=1_000))
+    due_s = town.ledger.state.epochs[town.fact().job, 0].closed_at_s + WINDOW_S
+    told = verdict_lines(audited(SOUND, town.fact(), town.receipts))
+    shares = [line for line in told if "a share of" in line]
+    assert len(shares) == 3
+    for node, line in zip(sorted(one.node_id for one in NODES), shares, strict=True):
+        assert line.startswith(f"not yet: {node}, epoch 0: a share of ")
+        assert line.endswith(f" is not paid yet; due at {moment(due_s)}")
+    (claim,) = [line for line in told if "its voucher is claimed" in line]
+    assert claim.endswith(f"pending, not paid; due at {moment(town.ledger.now_s + WINDOW_S)}")
+
+    done(town, Action("wait", amount=WINDOW_S))
+    late = verdict_lines(audited(SOUND, town.fact(), town.receipts))
+    assert f"is not paid yet; since {moment(due_s)} anybody may have it paid" in late[2]
+
+
+def test_a_fault_of_one_node_names_it_and_its_epoch() -> None:
+    town = paid_town()
+    first, *rest = town.fact().shares
+    fact = replace(town.fact(), shares=(replace(first, paid=Wei(first.paid * 2)), *rest))
+    told = audited(SOUND, fact, town.receipts).faults
+    assert told[0] == (
+        f"chain: pay: {first.node}, epoch {first.epoch}: {2 * first.paid} was paid for a share of"
+        f" {first.reward}"
+    )
+
+
+def test_no_more_is_printed_than_people_read_and_json_has_all_of_it() -> None:
+    found = replace(SOUND, open=[f"thing {number}" for number in range(50)])
+    lines = verdict_lines(found)
+    assert lines[-1] == "and 30 more of such: see --json"
+    assert len(lines) == 22
 
 
 def test_amounts_are_whole_numbers_with_their_decimals_beside_them() -> None:
