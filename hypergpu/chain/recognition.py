@@ -6,7 +6,7 @@ A call to an address without code succeeds and does nothing: who does not ask ta
 from hypergpu.chain.abi import Abi
 from hypergpu.chain.artifacts import artifact
 from hypergpu.chain.ledger import CONTRACT
-from hypergpu.chain.rpc.chain import EvmChain
+from hypergpu.chain.rpc.chain import EvmChain, is_of_contract
 from hypergpu.chain.rpc.errors import RpcGarbledError, RpcRefusedError
 from hypergpu.ledger.typed import Domain, address_bytes
 from hypergpu.refusal import Reason, RefusalError
@@ -14,8 +14,13 @@ from hypergpu.refusal import Reason, RefusalError
 NAME, VERSION = "HyperGPU", "1"
 
 
-def recognised(chain: EvmChain, domain: Domain) -> bytes:
+def recognised(chain: EvmChain, domain: Domain, block: bytes | None = None) -> bytes:
     """The code of the ledger that statements of this domain are for.
+
+    Args:
+        chain: To be asked.
+        domain: The ledger's.
+        block: Hash of the block that it is asked at; None: the newest.
 
     Raises:
         RefusalError: CHAIN_WRONG, the RPC is of another chain; LEDGER_WRONG, the contract is not
@@ -28,14 +33,16 @@ def recognised(chain: EvmChain, domain: Domain) -> bytes:
         raise RefusalError(Reason.CHAIN_WRONG, detail)
     where = f"{domain.contract} on chain {domain.chain_id}"
     contract = address_bytes(domain.contract)
-    code = chain.code(contract)
+    code = chain.code(contract, block)
     if not code:
         raise RefusalError(Reason.LEDGER_WRONG, f"there is no contract at {where}")
     abi = Abi(artifact(CONTRACT).abi)
     try:
-        answer = chain.read(contract, abi.call("eip712Domain"))
+        answer = chain.read(contract, abi.call("eip712Domain"), block)
         _, name, version, chain_id, own, *_ = abi.answer("eip712Domain", answer)
-    except (RpcRefusedError, RpcGarbledError):
+    except (RpcRefusedError, RpcGarbledError) as broken:
+        if isinstance(broken, RpcRefusedError) and not is_of_contract(broken):
+            raise
         detail = f"the contract at {where} is no training ledger"
         raise RefusalError(Reason.LEDGER_WRONG, detail) from None
     if (name, version) != (NAME, VERSION):

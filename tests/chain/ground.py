@@ -146,7 +146,7 @@ class Ground:
             lambda turn: (
                 turn.waiting == 0
                 and turn.mined == 0
-                and not any(epoch.is_count_due for epoch in self.epochs())
+                and not any(one.is_count_due or one.is_check_due for one in self.epochs())
                 and not self.journal.transactions(self.settler.site.account, states=WAITING)
             )
         )

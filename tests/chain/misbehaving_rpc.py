@@ -24,12 +24,15 @@ class Answer:
         retry_after_s: int | None = None,
         is_cut_off: bool = False,
         is_silent: bool = False,
+        instead: list[dict[str, Any]] | None = None,
     ) -> None:
         self.body = body
         self.status = status
         self.retry_after_s = retry_after_s
         self.is_cut_off = is_cut_off
         self.is_silent = is_silent
+        self.instead = instead
+        """Calls whose answers from the chain go back, in place of a body."""
 
 
 class MisbehavingRpc:
@@ -91,7 +94,11 @@ class MisbehavingRpc:
         calls = asked if isinstance(asked, list) else [asked]
         self.asked.append([call["method"] for call in calls])
         truth = self._truth(body)
-        return self.script(calls, truth) or Answer(truth)
+        answer = self.script(calls, truth) or Answer(truth)
+        if answer.instead is None:
+            return answer
+        others = answer.instead if isinstance(asked, list) else answer.instead[0]
+        return Answer(self._truth(json.dumps(others).encode()))
 
     def _truth(self, body: bytes) -> bytes:
         request = urllib.request.Request(  # noqa: S310  the address is the test's own
@@ -124,3 +131,44 @@ def with_results(truth: bytes, change: Callable[[Any], Any]) -> Answer:
         if answer.get("result") is not None:
             answer["result"] = change(answer["result"])
     return Answer(json.dumps(answers).encode())
+
+
+class Behind:
+    """A script: what is read from contracts comes from a replica some blocks behind the rest."""
+
+    def __init__(self, blocks: int, *, knows_better: bool) -> None:
+        """Know no block yet.
+
+        Args:
+            blocks: How far behind.
+            knows_better: Whether it answers by its own newest block what it is asked of a newer
+                one, which a sound one refuses.
+        """
+        self._blocks = blocks
+        self._knows_better = knows_better
+        self._numbers: dict[str, int] = {}
+
+    def __call__(self, calls: list[dict[str, Any]], truth: bytes) -> "Answer | None":
+        told = json.loads(truth)
+        if calls[0]["method"] == "eth_getBlockByNumber":
+            blocks = [one["result"] for one in (told if isinstance(told, list) else [told])]
+            self._numbers |= {one["hash"]: int(one["number"], 16) for one in blocks if one}
+        if calls[0]["method"] != "eth_call":
+            return None
+        own = max(0, max(self._numbers.values(), default=0) - self._blocks)
+        if not self._knows_better and any(self._is_newer(call, own) for call in calls):
+            refused = {"code": -32001, "message": "Resource not found"}
+            answers = [{"jsonrpc": "2.0", "id": call["id"], "error": refused} for call in calls]
+            return Answer(json.dumps(answers if isinstance(told, list) else answers[0]).encode())
+        return Answer(
+            instead=[
+                call | {"params": [call["params"][0], hex(own)]}
+                if call["params"][1] == "latest" or self._is_newer(call, own)
+                else call
+                for call in calls
+            ]
+        )
+
+    def _is_newer(self, call: dict[str, Any], own: int) -> bool:
+        at = call["params"][1]
+        return isinstance(at, dict) and self._numbers[at["blockHash"]] > own

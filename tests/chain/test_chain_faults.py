@@ -8,10 +8,12 @@ from coordinator.core.settlement.patience import MOST_MS
 from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.pump import HaltError
 from hypergpu.chain.keylock import KeyLock
+from hypergpu.chain.ledger import LedgerCalls
 from hypergpu.chain.rpc.errors import (
     RpcError,
     RpcGarbledError,
     RpcLimitedError,
+    RpcRefusedError,
     RpcUnreachableError,
 )
 from hypergpu.ids import Address
@@ -19,6 +21,7 @@ from hypergpu.refusal import Reason, RefusalError
 from tests.chain.ground import PROFILE, Ground
 from tests.chain.misbehaving_rpc import (
     Answer,
+    Behind,
     MisbehavingRpc,
     Script,
     misbehaving,
@@ -43,11 +46,21 @@ def take_turns(ground: Ground, count: int) -> None:
         ground.mine()
 
 
-def lies_about(method: str, change: Any) -> Script:
+def lies_about(method: str, change: Any, *, like: tuple[str, ...] = ()) -> Script:
+    """Another result of a method; of ``eth_call``, of these functions of the ledger alone."""
+    selectors = {"0x" + LedgerCalls().abi.selector(name).hex() for name in like}
+
     def script(calls: list[dict[str, Any]], truth: bytes) -> Answer | None:
-        return with_results(truth, change) if calls[0]["method"] == method else None
+        is_meant = calls[0]["method"] == method
+        if is_meant and selectors:
+            is_meant = calls[0]["params"][0]["data"][:10] in selectors
+        return with_results(truth, change) if is_meant else None
 
     return script
+
+
+def zeros(result: str) -> str:
+    return "0x" + "0" * (len(result) - 2)
 
 
 def renamed(field: str, value: object) -> Any:
@@ -92,6 +105,31 @@ FAULTS: dict[str, tuple[Script, type[RpcError], str]] = {
         lies_about("eth_sendRawTransaction", lambda _result: FORGED),
         RpcGarbledError,
         "calls it",
+    ),
+    "contracts that say nothing but zeros": (
+        lies_about("eth_call", zeros),
+        RpcGarbledError,
+        "is coordinated by 0x0000",
+    ),
+    "shares and epochs that are all zeros": (
+        lies_about("eth_call", zeros, like=("getContribution", "getEpoch")),
+        RpcGarbledError,
+        "epoch 0 of job-00000000000a is open, and a block holds what it paid",
+    ),
+    "shares that are all zeros": (
+        lies_about("eth_call", zeros, like=("getContribution",)),
+        RpcGarbledError,
+        "4 nodes have no share in epoch 0 of job-00000000000a",
+    ),
+    "a replica that is behind": (
+        Behind(4, knows_better=False),
+        RpcRefusedError,
+        "Resource not found",
+    ),
+    "a replica that is behind and answers all the same": (
+        Behind(4, knows_better=True),
+        RpcGarbledError,
+        "is open, and a block holds what it paid",
     ),
 }
 

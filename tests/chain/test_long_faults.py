@@ -217,14 +217,14 @@ def test_what_is_owed_is_not_taken_off_twice_when_a_block_comes_meanwhile(ground
     ground.end(0)
     ground.mine()
     ground.turn()
-    height = ground.turn().head.number
+    head = ground.turn().head
     before = ground.escrow.reading(JOB)
     ground.mine()
     # The newest block has closed the epoch, which nobody here has noted yet.
-    ground.escrow.look(ground.settler.site, height)
+    ground.escrow.look(ground.settler.site, head)
     assert before is not None
     assert before.owed > 0
-    assert ground.escrow.reading(JOB) == before._replace(height=height)
+    assert ground.escrow.reading(JOB) == before._replace(height=head.number)
     ground.turn()
     after = ground.escrow.reading(JOB)
     assert after is not None

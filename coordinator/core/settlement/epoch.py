@@ -13,7 +13,8 @@ leave a state that contradicts them::
 
 Once the payments are mined the chain is asked whom they passed over: nodes without stake wait for
 the challenge window, and one more payment is due when it is over. Where a chain's profile says so,
-what rounding left of the pool is then returned to the job's escrow.
+what rounding left of the pool is then returned to the job's escrow. Before the epoch is final the
+chain is asked once more, of a block that stays: an answer may have been of another than was asked.
 
 Anybody may close an epoch that has long been open on the ledger. What it has recorded by then is
 paid as ever; it takes no more, and its later receipts are settled with the next epoch.
@@ -77,6 +78,8 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
     sweep: Tally = Tally()
     counted: int = 0
     """Payments that were mined when the chain was last asked whom they passed over."""
+    checked: int = 0
+    """Payments that were final when a block that stays was asked, and nobody was passed over."""
     deferred: int = 0
     """Nodes that they passed over."""
     window_ends_s: int = 0
@@ -110,20 +113,33 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
         return 0 < payment.sealed == payment.mined and self.counted < payment.sealed
 
     @property
+    def is_check_due(self) -> bool:
+        """Whether a block that stays is to be asked whether everybody is paid."""
+        is_counted = self.receipts and self.payment.sealed == self.counted and not self.deferred
+        return bool(is_counted) and self._is_all_final and self.checked < self.payment.sealed
+
+    @property
+    def _is_all_final(self) -> bool:
+        return all(each.final == each.sealed for each in self._tallies)
+
+    @property
+    def _tallies(self) -> tuple[Tally, ...]:
+        return self.batch, self.close, self.payment, self.sweep
+
+    @property
     def state(self) -> EpochState:
         """How far it is."""
         if self.is_ended and not self.receipts:
             return EpochState.FINAL
-        parts = (self.batch, self.close, self.payment, self.sweep)
         if not self.is_ended or not self.is_closing or not self.payment.sealed:
             return EpochState.OPEN
-        if any(each.sent < each.sealed for each in parts):
+        if any(each.sent < each.sealed for each in self._tallies):
             return EpochState.SEALED
         if any(each.mined < each.sealed for each in (self.batch, self.close)):
             return EpochState.PUBLISHED
         if self.deferred or self.counted < self.payment.sealed:
             return EpochState.CONFIRMED
-        if any(each.final < each.sealed for each in parts):
+        if not self._is_all_final or self.checked < self.payment.sealed:
             return EpochState.PAID
         return EpochState.FINAL
 
@@ -174,6 +190,8 @@ class PaymentsCounted(EpochEvent, frozen=True):
     deferred: int
     window_ends_s: int
     is_whole: bool
+    is_deep: bool = False
+    """Of a block that stays, with all of the epoch's transactions in it or below."""
 
 
 def refusal(epoch: Epoch, event: EpochEvent) -> str:
@@ -186,7 +204,7 @@ def refusal(epoch: Epoch, event: EpochEvent) -> str:
         case PartMoved():
             return _move_refusal(epoch, event)
         case PaymentsCounted():
-            is_expected = epoch.is_count_due or epoch.deferred
+            is_expected = epoch.is_count_due or epoch.deferred or epoch.is_check_due
             return "" if is_expected else f"{_name(epoch)} has no payments to count"
         case _:
             return ""
@@ -209,9 +227,11 @@ def transition(epoch: Epoch, event: EpochEvent) -> Epoch:
         case PartMoved(part=part, move=move):
             return _counted(epoch, part, _COUNTS[move])
         case PaymentsCounted():
+            is_checked = event.is_deep and not event.deferred
             return msgspec.structs.replace(
                 epoch,
                 counted=epoch.payment.mined,
+                checked=epoch.payment.final if is_checked else epoch.checked,
                 deferred=event.deferred,
                 window_ends_s=event.window_ends_s,
                 is_whole=event.is_whole,
@@ -297,7 +317,11 @@ def _counted(epoch: Epoch, part: Part, change: Tally) -> Epoch:
     )
     epoch = msgspec.structs.replace(epoch, **{part.value: counted})
     # A payment that is gone has paid nobody: the chain is asked again once it is back.
-    return msgspec.structs.replace(epoch, counted=min(epoch.counted, epoch.payment.mined))
+    return msgspec.structs.replace(
+        epoch,
+        counted=min(epoch.counted, epoch.payment.mined),
+        checked=min(epoch.checked, epoch.payment.final),
+    )
 
 
 def _name(epoch: Epoch) -> str:

@@ -50,6 +50,7 @@ def remade(epoch: Epoch, kept: Sequence[Kept], *, is_closed: bool, is_swept: boo
         payment=payment,
         sweep=tallies[Part.SWEEP],
         counted=payment.sealed if is_counted else 0,
+        checked=min(epoch.checked, payment.final) if is_counted else 0,
         deferred=epoch.deferred if is_counted and receipts else 0,
         is_closed_by_others=is_closed and not tallies[Part.CLOSE].mined,
         is_swept_by_others=is_swept and not tallies[Part.SWEEP].mined,

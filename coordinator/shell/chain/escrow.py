@@ -7,6 +7,7 @@ from coordinator.core.settlement.epoch import EpochState, Part
 from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.site import LedgerSite
 from coordinator.shell.journal.ledger.interface import Outbox
+from hypergpu.chain.rpc.answers import Block
 from hypergpu.ids import JobId
 from hypergpu.ledger.pay import PRICED_SCORE
 
@@ -63,7 +64,7 @@ class EscrowBook:
             "less than the next work may cost"
         )
 
-    def look(self, site: LedgerSite, height: int) -> None:
+    def look(self, site: LedgerSite, at: Block) -> None:
         """Read every followed job again, as of the block that the journal was last brought up to.
 
         In a newer one an epoch may be closed that still counts as owed here.
@@ -75,17 +76,17 @@ class EscrowBook:
             prices = dict(self._prices)
         sealed = self._sealed(site) if prices else {}
         for job_id, unit_price in prices.items():
-            job = site.job(job_id, height)
+            job = site.job(job_id, at)
             if job is None:
                 # Signed and not mined yet: the journal's account of it counts until then.
                 continue
-            score = self._recorded(site, job_id, height) + sealed.get(job_id, 0)
+            score = self._recorded(site, job_id, at) + sealed.get(job_id, 0)
             score += self._outbox.waiting_score(job_id)
-            reading = EscrowReading(job.spendable, unit_price * score // PRICED_SCORE, height)
+            reading = EscrowReading(job.spendable, unit_price * score // PRICED_SCORE, at.number)
             with self._lock:
                 self._readings[job_id] = reading
 
-    def _recorded(self, site: LedgerSite, job_id: JobId, height: int) -> int:
+    def _recorded(self, site: LedgerSite, job_id: JobId, at: Block) -> int:
         """The score that the ledger has in epochs whose pools are still in the escrow.
 
         What it has counted differs from what was sealed: it passes over receipts of a node that
@@ -96,7 +97,7 @@ class EscrowBook:
             for record in self._outbox.epochs()
             if record.epoch.job_id == job_id and record.epoch.state not in _CLOSED
         ]
-        on_chain = site.epochs(job_id, numbers, height)
+        on_chain = site.epochs(job_id, numbers, at)
         return sum(epoch.total_score for epoch in on_chain if not epoch.closed_at_s)
 
     def _sealed(self, site: LedgerSite) -> dict[JobId, int]:

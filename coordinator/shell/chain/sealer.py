@@ -10,7 +10,6 @@ from coordinator.core.settlement.epoch import (
     EpochEnded,
     Part,
     PartSealed,
-    PaymentsCounted,
     due,
     transition,
 )
@@ -23,6 +22,7 @@ from coordinator.shell.chain.batches import (
     groups,
     parted,
 )
+from coordinator.shell.chain.reading.payments import Payments
 from coordinator.shell.chain.sending import Account, Intent, Sealing
 from coordinator.shell.chain.site import LedgerSite
 from coordinator.shell.clock import monotonic_ms
@@ -34,9 +34,10 @@ from coordinator.shell.journal.ledger.records import (
     UnsealedReceipt,
 )
 from hypergpu.chain.gas import NODES_MAX
-from hypergpu.chain.ledger import SHARE_DUE, ContractCall
+from hypergpu.chain.ledger import ContractCall
 from hypergpu.chain.rpc.answers import Block
-from hypergpu.ids import JobId, NodeId
+from hypergpu.chain.rpc.errors import RpcGarbledError
+from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()
@@ -78,6 +79,8 @@ class Sealer:
         self._job_since: dict[JobId, Milliseconds] = {}
         """Of a job's receipts; no later than those of any of its epochs."""
         self._opened: set[JobId] = set()
+        self._payments = Payments(site, outbox)
+        self._doubt: RpcGarbledError | None = None
         self.is_reconcile_due = True
         """Whether the chain may count other receipts than were sealed: at a start, and when it
         passed over a part of a batch."""
@@ -98,17 +101,31 @@ class Sealer:
         plan = _Plan()
         records = [one for one in self._outbox.epochs() if self._is_open(one.epoch.job_id)]
         if self.is_reconcile_due and not in_flight:
-            self._reconcile(plan, {one.epoch.job_id for one in records})
+            self._reconcile(plan, {one.epoch.job_id for one in records}, head)
         if not plan.rewinds and self._is_any_due(records, in_flight):
             self._seal_receipts(plan, in_flight)
         else:
             plan.sees_all = False
+        self._doubt = None
         for record in records:
-            self._advance(plan, record, head)
+            try:
+                self._advance(plan, record, head)
+            except RpcGarbledError as doubt:
+                # The others go on: whoever can make an epoch doubtful must not stop them all.
+                self._doubt = doubt
         if not plan.is_empty():
             sealing = Sealing(tuple(plan.batches), tuple(plan.epochs.values()), tuple(plan.rewinds))
             self._account.seal(plan.intents, head, sealing)
         return len(plan.intents)
+
+    def raise_doubt(self) -> None:
+        """Say what the chain's RPC answered in the last turn that cannot be.
+
+        Raises:
+            RpcGarbledError: it did; its epoch has stayed as it was, and is asked about again.
+        """
+        if self._doubt is not None:
+            raise self._doubt
 
     def _is_open(self, job_id: JobId) -> bool:
         if job_id not in self._opened and self._site.is_opened(job_id):
@@ -207,15 +224,17 @@ class Sealer:
         if record.is_left and is_all_sealed and not epoch.is_ended:
             epoch = transition(epoch, EpochEnded())
         if epoch.is_count_due:
-            epoch = transition(epoch, self._payments_counted(epoch))
+            epoch = transition(epoch, self._payments.counted(epoch, head))
+        if epoch.is_check_due:
+            epoch = transition(epoch, self._payments.checked(epoch, head))
         sweeps = NODES_MAX if self._site.profile.sweeps_dust else 0
         while (wanted := due(epoch, head.time_s, sweeps=sweeps)) is not None:
             log.debug("sealed", part=wanted.part.value, reason=wanted.reason)
-            epoch = self._seal_due(plan, epoch, wanted)
+            epoch = self._seal_due(plan, epoch, wanted, head)
         if epoch != before:
             plan.epochs[key] = epoch
 
-    def _seal_due(self, plan: _Plan, epoch: Epoch, wanted: Due) -> Epoch:
+    def _seal_due(self, plan: _Plan, epoch: Epoch, wanted: Due, head: Block) -> Epoch:
         job = self._site.job_key(epoch.job_id)
         name = f"{epoch.job_id}/{epoch.number}"
         if wanted.part is Part.CLOSE:
@@ -225,9 +244,10 @@ class Sealer:
             call = self._site.calls.sweep(job, epoch.number, epoch.nodes)
             plan.intents.append(self._intent(f"sweep/{name}", call, epoch, Part.SWEEP))
         else:
-            payees = self._still_due(epoch) if epoch.payment.sealed else epoch.nodes
+            is_first = not epoch.payment.sealed
+            payees = epoch.nodes if is_first else self._payments.still_due(epoch, head)
             if not payees:
-                return transition(epoch, self._payments_counted(epoch))
+                return transition(epoch, self._payments.counted(epoch, head))
             # Numbered by all there were: some may be given up, and later ones not.
             number = len(self._site.purposes(f"pay/{name}/"))
             for first in range(0, len(payees), NODES_MAX):
@@ -238,29 +258,22 @@ class Sealer:
             return epoch
         return transition(epoch, PartSealed(wanted.part))
 
-    def _payments_counted(self, epoch: Epoch) -> PaymentsCounted:
-        shares = self._site.shares(epoch)
-        on_chain = self._site.epoch(epoch)
-        return PaymentsCounted(
-            deferred=sum(share.state == SHARE_DUE for share in shares),
-            window_ends_s=on_chain.closed_at_s + self._site.window_s,
-            is_whole=sum(share.score for share in shares) == on_chain.total_score,
-        )
+    def _reconcile(self, plan: _Plan, jobs: set[JobId], head: Block) -> None:
+        """Set what counts as sealed to what the chain counts, with nothing on its way.
 
-    def _still_due(self, epoch: Epoch) -> tuple[NodeId, ...]:
-        shares = self._site.shares(epoch)
-        return tuple(
-            node
-            for node, share in zip(epoch.nodes, shares, strict=True)
-            if share.state == SHARE_DUE
-        )
-
-    def _reconcile(self, plan: _Plan, jobs: set[JobId]) -> None:
-        """Set what counts as sealed to what the chain counts, with nothing on its way."""
+        Raises:
+            RpcGarbledError: it counts none of a node's receipts. One that forced them in before
+                their batch has some; the batch of any other has recorded them.
+        """
         for job_id in jobs:
             sealed = self._outbox.sealed_counts(job_id)
-            nodes = sorted(sealed)
-            for node, counted in zip(nodes, self._site.counted(job_id, nodes), strict=True):
+            nodes = sorted(node for node, count in sealed.items() if count)
+            for node, counted in zip(nodes, self._site.counted(job_id, nodes, head), strict=True):
+                if not counted:
+                    raise RpcGarbledError(
+                        f"the chain's RPC counts no receipt of {node} in {job_id} at block "
+                        f"{head.number}, which holds {sealed[node]}"
+                    )
                 if counted != sealed[node]:
                     log.warning(
                         "the chain counts other receipts than were sent",

@@ -114,8 +114,9 @@ class Settler:
             self._take(order, head)
         sealed = self._sealer.turn(head, turn.waiting)
         if head.number != self._read_at:
-            self._escrow.look(self.site, head.number)
+            self._escrow.look(self.site, head)
             self._read_at = head.number
+        self._sealer.raise_doubt()
         complaints = (*turn.complaints, *self._elsewhere.values())
         return SettlerTurn(turn._replace(complaints=complaints), sealed, taken)
 
@@ -126,7 +127,7 @@ class Settler:
             return
         self._escrow.follow(order.job_id, order.unit_price)
         act = raise_escrow if self.site.is_opened(order.job_id) else open_job
-        act(self.site, self._account, self.site.token(), order, head)
+        act(self.site, self._account, self.site.token(head), order, head)
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -172,7 +173,7 @@ class Settler:
             self._account.pass_over(next_nonce, self._chain.head())
         if options.contract is not None:
             site = self._site_at(address_bytes(options.contract))
-            site.check()
+            site.check(self._chain.head())
             return site
         if not profile.is_local:
             raise RefusalError(
@@ -208,9 +209,9 @@ class Settler:
         """Check a ledger that was deployed here as soon as it is mined, and jobs' batches."""
         if self._is_checked or turn.waiting:
             return
-        self.site.check()
+        self.site.check(turn.head)
         for job_id in {record.epoch.job_id for record in self._outbox.epochs()}:
-            job = self.site.job(job_id)
+            job = self.site.job(job_id, turn.head)
             known = self._outbox.next_batch(self._account.name, job_id)
             if job is not None and job.next_sequence > known:
                 raise RefusalError(

@@ -12,12 +12,14 @@ from hypergpu.chain.ledger import (
     EpochOnChain,
     JobOnChain,
     LedgerCalls,
+    NodeAccount,
     Share,
 )
 from hypergpu.chain.profiles import ChainProfile
 from hypergpu.chain.recognition import recognised
-from hypergpu.chain.rpc.chain import EvmChain
-from hypergpu.chain.rpc.errors import RpcRefusedError
+from hypergpu.chain.rpc.answers import Block
+from hypergpu.chain.rpc.chain import EvmChain, is_of_contract
+from hypergpu.chain.rpc.errors import RpcGarbledError, RpcRefusedError
 from hypergpu.chain.signer import contract_address
 from hypergpu.ids import Address, JobId, JobKey, NodeId
 from hypergpu.ledger.typed import Domain, address_bytes, job_key, word_bytes
@@ -26,6 +28,9 @@ from hypergpu.refusal import Reason, RefusalError
 DEPLOY_TOKEN = "deploy/token"
 DEPLOY_LEDGER = "deploy/ledger"
 _HEAD_BYTES = 64
+_NAMED_BY = "HYPERGPU_COORDINATOR_LEDGER_CONTRACT"
+_WINDOW_S_LEAST = 30
+"""The ledger's own least, `Roles.SHORTEST_WINDOW`."""
 
 
 class LedgerSite:
@@ -75,12 +80,12 @@ class LedgerSite:
             signed_for: By its terms.
         """
         if signed_for not in {Domain(), self.domain}:
-            where, fix = _named(signed_for), f"--ledger-contract {signed_for.contract}"
+            where, fix = _named(signed_for), f"{_NAMED_BY}={signed_for.contract}"
             return f"{job_id} is not settled: it is signed for {where}. Fix: start with {fix}"
         opened_on = self._opened_on(job_id)
         if opened_on not in {None, self.contract}:
             other = Domain(self.account.chain_id, Address(f"0x{(opened_on or b'').hex()}"))
-            where, fix = _named(other), f"--ledger-contract {other.contract}"
+            where, fix = _named(other), f"{_NAMED_BY}={other.contract}"
             return f"{job_id} is not settled: it is open on {where}. Fix: start with {fix}"
         others = {batch.account for batch in self._outbox.batches(job_id)} - {self.account}
         for account in sorted(others):
@@ -96,79 +101,117 @@ class LedgerSite:
         """What the account has signed transactions for, as far as it begins so."""
         return self._outbox.purposes(self.account, prefix)
 
-    def check(self) -> None:
-        """See that the contract is a ledger of this version, and learn its window and token.
+    def check(self, at: Block) -> None:
+        """See that the contract is a ledger of this version at a block, and learn its window.
 
         Raises:
             RefusalError: LEDGER_WRONG, it is not there, or another one; CHAIN_WRONG.
             RpcError: the chain cannot be asked.
         """
-        code = recognised(self._chain, self.domain)
+        code = recognised(self._chain, self.domain, at.hash)
         if not is_code_of(artifact(CONTRACT).code, code):
             where = f"0x{self.contract.hex()} on chain {self.account.chain_id}"
             raise RefusalError(
                 Reason.LEDGER_WRONG,
                 f"the ledger at {where} has other code than this version's",
             )
-        (self.window_s,) = self._ask("CHALLENGE_WINDOW")
+        (window_s,) = self._ask("CHALLENGE_WINDOW", at)
+        if window_s < _WINDOW_S_LEAST:
+            raise RpcGarbledError(
+                f"the chain's RPC says that the ledger's window is {window_s} s, which none is"
+            )
+        self.window_s = window_s
 
-    def token(self) -> bytes:
+    def token(self, at: Block | None = None) -> bytes:
         """The address of the token that the ledger pays in."""
         made_here = deployed_address(self._outbox, self.account, DEPLOY_TOKEN)
         if made_here is not None:
             return made_here
-        (address,) = self._ask("TOKEN")
+        (address,) = self._ask("TOKEN", at)
+        if not int(address, 16):
+            raise RpcGarbledError("the chain's RPC says that the ledger pays in no token")
         return address_bytes(Address(address))
 
-    def job(self, job_id: JobId, height: int | None = None) -> JobOnChain | None:
-        """A job as it stands, or stood at a block; None: it is not open there."""
+    def job(self, job_id: JobId, at: Block | None = None) -> JobOnChain | None:
+        """A job as it stands at a block, or the newest; None: it is not open there."""
         call = self.calls.abi.call("getJob", word_bytes(self.job_key(job_id)))
         try:
-            answer = self._chain.read(self.contract, call, height)
-        except RpcRefusedError:
+            answer = self._chain.read(self.contract, call, _hash(at))
+        except RpcRefusedError as refused:
+            if not is_of_contract(refused):
+                raise
             return None
         # Empty where the ledger itself is not mined yet.
-        return self.calls.job(answer) if answer else None
+        job = self.calls.job(answer) if answer else None
+        if job is not None and job.coordinator != self.account.address:
+            raise RpcGarbledError(
+                f"the chain's RPC says that {job_id} is coordinated by {job.coordinator}"
+            )
+        return job
 
-    def shares(self, epoch: Epoch) -> list[Share]:
-        """The shares of an epoch's nodes, in their order."""
+    def shares(self, epoch: Epoch, at: Block) -> list[Share]:
+        """The shares of an epoch's nodes at a block, in their order."""
         job = word_bytes(self.job_key(epoch.job_id))
         calls = [
             self.calls.abi.call("getContribution", job, epoch.number, address_bytes(node))
             for node in epoch.nodes
         ]
-        return [self.calls.share(answer) for answer in self._reads(calls)]
+        return [self.calls.share(answer) for answer in self._reads(calls, at)]
 
-    def epoch(self, epoch: Epoch) -> EpochOnChain:
-        """An epoch as it stands."""
-        job = word_bytes(self.job_key(epoch.job_id))
-        return self.calls.epoch(self._read("getEpoch", job, epoch.number))
+    def epoch(self, epoch: Epoch, at: Block | None = None) -> EpochOnChain:
+        """An epoch as it stands at a block, or the newest."""
+        (found,) = self.epochs(epoch.job_id, [epoch.number], at)
+        return found
 
-    def epochs(self, job_id: JobId, numbers: Sequence[int], height: int) -> list[EpochOnChain]:
-        """A job's epochs as they stood at a block, in the order of their numbers given."""
+    def epochs(self, job_id: JobId, numbers: Sequence[int], at: Block | None) -> list[EpochOnChain]:
+        """A job's epochs as they stand at a block, in the order of their numbers given."""
         job = word_bytes(self.job_key(job_id))
         calls = [self.calls.abi.call("getEpoch", job, number) for number in numbers]
-        return [self.calls.epoch(answer) for answer in self._reads(calls, height)]
+        return [self.calls.epoch(answer) for answer in self._reads(calls, at)]
 
-    def counted(self, job_id: JobId, nodes: Sequence[NodeId]) -> list[int]:
-        """How many receipts of each node the ledger has recorded."""
+    def accounts(
+        self, job_id: JobId, nodes: Sequence[NodeId], at: Block | None = None
+    ) -> list[NodeAccount]:
+        """What the ledger says of nodes in a job at a block, or the newest."""
         job = word_bytes(self.job_key(job_id))
         calls = [self.calls.abi.call("getAccount", job, address_bytes(node)) for node in nodes]
-        return [self.calls.account(answer).counted for answer in self._reads(calls)]
+        return [self.calls.account(answer) for answer in self._reads(calls, at)]
 
-    def _ask(self, name: str, *values: object) -> tuple[Any, ...]:
-        return self.calls.abi.answer(name, self._read(name, *values))
+    def counted(self, job_id: JobId, nodes: Sequence[NodeId], at: Block | None = None) -> list[int]:
+        """How many receipts of each node the ledger has recorded."""
+        return [account.counted for account in self.accounts(job_id, nodes, at)]
 
-    def _read(self, name: str, *values: object) -> bytes:
-        return self._chain.read(self.contract, self.calls.abi.call(name, *values))
+    def deep(self, head: Block) -> Block:
+        """The block that everything final is in or below.
 
-    def _reads(self, calls: Sequence[bytes], height: int | None = None) -> list[bytes]:
+        Raises:
+            RpcGarbledError: the RPC does not have it, though it has one on top.
+        """
+        if not self.profile.depth:
+            return head
+        number = max(0, head.number - self.profile.depth)
+        (found,) = self._chain.blocks([number])
+        if found is None:
+            raise RpcGarbledError(
+                f"the chain's RPC at {self._chain.where} has block {head.number} and not {number}"
+            )
+        return found
+
+    def _ask(self, name: str, at: Block | None) -> tuple[Any, ...]:
+        call = self.calls.abi.call(name)
+        return self.calls.abi.answer(name, self._chain.read(self.contract, call, _hash(at)))
+
+    def _reads(self, calls: Sequence[bytes], at: Block | None) -> list[bytes]:
         answers = []
-        for answer in self._chain.reads(self.contract, calls, height):
+        for answer in self._chain.reads(self.contract, calls, _hash(at)):
             if isinstance(answer, RpcRefusedError):
                 raise answer
             answers.append(answer)
         return answers
+
+
+def _hash(at: Block | None) -> bytes | None:
+    return None if at is None else at.hash
 
 
 def deployed_address(outbox: Outbox, account: AccountName, purpose: str) -> bytes | None:

@@ -7,6 +7,7 @@ from hypergpu.chain.rpc.client import Call
 from hypergpu.chain.rpc.errors import RpcRefusedError
 
 _REFUSED = -32000
+_REVERTED = 3
 _UNKNOWN_METHOD = -32601
 
 
@@ -62,7 +63,10 @@ class InProcessRpc:
             return RpcRefusedError(call.method, _UNKNOWN_METHOD, "there is no such method")
         try:
             return method(*call.parameters)
-        except (PyEVMError, TransactionFailed, ValidationError) as refused:
+        except TransactionFailed as reverted:
+            said = f"execution reverted: {reverted}"
+            return RpcRefusedError(call.method, _REVERTED, said[:200])
+        except (PyEVMError, ValidationError) as refused:
             return RpcRefusedError(call.method, _REFUSED, str(refused)[:200])
 
     def _block(self, number: str, _full: object) -> object:

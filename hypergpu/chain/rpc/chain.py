@@ -59,6 +59,16 @@ _RECEPTIONS = (
 )
 
 
+_REVERTED = 3
+_FAILED_WORDS = ("revert", "opcode", "out of gas")
+
+
+def is_of_contract(refused: RpcRefusedError) -> bool:
+    """Whether a call was refused by the contract, and not for a block that the RPC has not."""
+    words = refused.message.lower()
+    return refused.code == _REVERTED or any(each in words for each in _FAILED_WORDS)
+
+
 class EvmChain:
     """One chain through one RPC.
 
@@ -102,9 +112,9 @@ class EvmChain:
         """What the account has for gas."""
         return quantity(self.rpc.call(Call("eth_getBalance", (_hex(address), "latest"))))
 
-    def code(self, address: bytes) -> bytes:
-        """A contract's code; empty where there is none."""
-        return octets(self.rpc.call(Call("eth_getCode", (_hex(address), "latest"))))
+    def code(self, address: bytes, block: bytes | None = None) -> bytes:
+        """A contract's code; empty where there is none. ``block`` as for `read`."""
+        return octets(self.rpc.call(Call("eth_getCode", (_hex(address), _at(block)))))
 
     def tip_wei(self) -> int:
         """The tip that the chain suggests; 0 where it has no opinion."""
@@ -113,28 +123,29 @@ class EvmChain:
         except RpcRefusedError:
             return 0
 
-    def read(self, contract: bytes, call: bytes, height: int | None = None) -> bytes:
+    def read(self, contract: bytes, call: bytes, block: bytes | None = None) -> bytes:
         """What a contract answers to a call that changes nothing.
 
         Args:
             contract: Its address.
             call: Function and values.
-            height: Of the block that it is asked at; None: the newest.
+            block: Hash of the block that it is asked at (EIP-1898), which a replica that is behind
+                does not know; None: the newest, by whichever replica answers.
 
         Raises:
-            RpcRefusedError: it reverted, or the RPC does not know the block.
+            RpcRefusedError: it reverted, or the RPC does not know the block, or knows another one
+                at its height.
         """
         asked = {"to": _hex(contract), "data": _hex(call)}
-        block = "latest" if height is None else hex(height)
-        return octets(self.rpc.call(Call("eth_call", (asked, block))))
+        return octets(self.rpc.call(Call("eth_call", (asked, _at(block)))))
 
     def reads(
-        self, contract: bytes, calls: Sequence[bytes], height: int | None = None
+        self, contract: bytes, calls: Sequence[bytes], block: bytes | None = None
     ) -> list[bytes | RpcRefusedError]:
         """Several as `read`, at once; one that reverted is given back as its refusal."""
-        block = "latest" if height is None else hex(height)
+        at = _at(block)
         asked = [
-            Call("eth_call", ({"to": _hex(contract), "data": _hex(each)}, block)) for each in calls
+            Call("eth_call", ({"to": _hex(contract), "data": _hex(each)}, at)) for each in calls
         ]
         return [
             answer if isinstance(answer, RpcRefusedError) else octets(answer)
@@ -178,6 +189,10 @@ def _reception(answer: object, name: bytes) -> Sent:
         if text in words:
             return Sent(reception, answer.message)
     return Sent(Reception.REFUSED, answer.message)
+
+
+def _at(block: bytes | None) -> str | dict[str, object]:
+    return "latest" if block is None else {"blockHash": _hex(block), "requireCanonical": True}
 
 
 def _hex(content: bytes) -> str:

@@ -20,7 +20,7 @@ EVENTS: st.SearchStrategy[EpochEvent] = st.one_of(
     st.builds(PartSealed, st.sampled_from(Part), st.integers(0, 9)),
     st.just(EpochEnded()),
     st.builds(PartMoved, st.sampled_from(Part), st.sampled_from(Move)),
-    st.builds(PaymentsCounted, st.integers(0, 3), st.integers(0, 9), st.booleans()),
+    st.builds(PaymentsCounted, st.integers(0, 3), st.integers(0, 9), st.booleans(), st.booleans()),
 )
 ORDER = list(EpochState)
 
@@ -40,6 +40,7 @@ def test_counts_never_pass_each_other(events: list[EpochEvent]) -> None:
             assert 0 <= tally.final <= tally.mined <= tally.sent <= tally.sealed
         assert epoch.close.sealed <= 1
         assert epoch.counted <= epoch.payment.mined
+        assert epoch.checked <= epoch.payment.final
 
 
 @given(st.lists(EVENTS, max_size=60))

@@ -2,6 +2,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.core.settlement.epoch import (
+    Due,
     Epoch,
     EpochEnded,
     EpochEvent,
@@ -42,6 +43,8 @@ SENT = after(*moved(Move.SENT, *ALL), epoch=SEALED)
 MINED = after(*moved(Move.MINED, *ALL), epoch=SENT)
 COUNTED = after(PaymentsCounted(0, 500, is_whole=True), epoch=MINED)
 DEFERRED = after(PaymentsCounted(1, 500, is_whole=True), epoch=MINED)
+ALL_FINAL = after(*moved(Move.FINISHED, *ALL), epoch=COUNTED)
+CHECKED = after(PaymentsCounted(0, 500, is_whole=True, is_deep=True), epoch=ALL_FINAL)
 CLOSED_BY_OTHERS = replace(
     after(BATCH, *moved(Move.SENT, Part.BATCH), *moved(Move.MINED, Part.BATCH)),
     is_ended=True,
@@ -61,7 +64,9 @@ CLOSED_BY_OTHERS = replace(
         (MINED, EpochState.CONFIRMED),
         (DEFERRED, EpochState.CONFIRMED),
         (COUNTED, EpochState.PAID),
-        (after(*moved(Move.FINISHED, *ALL), epoch=COUNTED), EpochState.FINAL),
+        (ALL_FINAL, EpochState.PAID),
+        (CHECKED, EpochState.FINAL),
+        (after(PaymentsCounted(1, 500, True, True), epoch=ALL_FINAL), EpochState.CONFIRMED),
         (after(EpochEnded()), EpochState.FINAL),
         (CLOSED_BY_OTHERS, EpochState.OPEN),
         (after(PartSealed(Part.PAYMENT), epoch=CLOSED_BY_OTHERS), EpochState.SEALED),
@@ -69,6 +74,35 @@ CLOSED_BY_OTHERS = replace(
 )
 def test_the_state_follows_from_what_was_counted(epoch: Epoch, state: EpochState) -> None:
     assert epoch.state is state
+
+
+def test_a_block_that_stays_is_asked_once_all_of_an_epoch_is_final() -> None:
+    assert [one.is_check_due for one in (MINED, COUNTED, ALL_FINAL, CHECKED)] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    passed_over = after(PaymentsCounted(1, 500, is_whole=True, is_deep=True), epoch=ALL_FINAL)
+    assert not passed_over.is_check_due
+    assert due(passed_over, 500, sweeps=0) == Due(
+        Part.PAYMENT, f"the window of epoch 4 of {JOB} is over for 1 nodes"
+    )
+    # Asked again of the newest block, nobody was: that does not yet make it final.
+    recounted = after(PaymentsCounted(0, 500, is_whole=True), epoch=passed_over)
+    assert recounted.is_check_due
+
+
+def test_a_reorganisation_of_what_was_final_has_the_block_that_stays_asked_again() -> None:
+    undone = after(PartMoved(Part.PAYMENT, Move.UNDONE), epoch=CHECKED)
+    assert undone.state is EpochState.CONFIRMED
+    back = after(
+        PartMoved(Part.PAYMENT, Move.MINED),
+        PaymentsCounted(0, 500, is_whole=True),
+        PartMoved(Part.PAYMENT, Move.FINISHED),
+        epoch=undone,
+    )
+    assert (back.state, back.is_check_due) == (EpochState.PAID, True)
 
 
 def test_a_reorganisation_takes_the_state_back_and_the_count_with_it() -> None:

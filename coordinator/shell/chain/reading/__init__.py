@@ -1,0 +1,1 @@
+"""What the ledger is asked about epochs, as of one block."""

@@ -1,0 +1,123 @@
+"""What contracts say comes from a replica that is behind, or is wrong: no epoch is over by that."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from coordinator.core.settlement.epoch import EpochState
+from hypergpu.chain.rpc.errors import RpcError, RpcGarbledError
+from hypergpu.ledger.settlement.state import ShareState
+from tests.chain.ground import JOB, NODES, Ground
+from tests.chain.misbehaving_rpc import Behind, MisbehavingRpc, Script, misbehaving
+from tests.chain.test_chain_faults import lies_about, zeros
+
+_TURNS = 12
+
+
+@pytest.fixture
+def rpc(ground: Ground) -> Iterator[MisbehavingRpc]:
+    with misbehaving(ground.url) as server:
+        ground.url = server.url
+        yield server
+
+
+def turned(ground: Ground, count: int) -> list[str]:
+    """Take turns, whatever the RPC says, and give what it was found to say."""
+    said = []
+    for _ in range(count):
+        try:
+            ground.turn()
+        except RpcError as error:
+            said.append(str(error))
+        ground.mine()
+    return said
+
+
+LIES: dict[str, Callable[[], Script]] = {
+    "all zeros": lambda: lies_about("eth_call", zeros),
+    "epochs and shares of zeros": lambda: lies_about(
+        "eth_call", zeros, like=("getContribution", "getEpoch")
+    ),
+    "shares of zeros": lambda: lies_about("eth_call", zeros, like=("getContribution",)),
+    "behind": lambda: Behind(4, knows_better=False),
+    "behind, and answers all the same": lambda: Behind(4, knows_better=True),
+}
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+@pytest.mark.parametrize("lie", LIES)
+def test_no_epoch_is_final_by_what_cannot_be(
+    ground: Ground, rpc: MisbehavingRpc, lie: str, *, crashes: bool
+) -> None:
+    ground.opened()
+    ground.earn(0, range(2))
+    ground.end(0, is_last=True)
+    rpc.script = LIES[lie]()
+    assert turned(ground, _TURNS)
+    assert [epoch.state is EpochState.FINAL for epoch in ground.epochs()] == [False]
+    rpc.script = lambda _calls, _truth: None
+    if crashes:
+        ground.crash()
+    ground.settle()
+    ground.check_exact(2)
+
+
+def test_who_is_said_to_be_paid_and_is_not_is_found_by_the_block_that_stays(
+    ground: Ground, rpc: MisbehavingRpc
+) -> None:
+    ground.opened()
+    ground.earn(0, range(2))
+    ground.end(0, is_last=True)
+    paid = f"{ShareState.PAID.value:064x}"
+    rpc.script = lies_about(
+        "eth_call", lambda result: "0x" + paid + result[66:], like=("getContribution",)
+    )
+    ground.until(lambda _turn: any(epoch.counted for epoch in ground.epochs()))
+    rpc.script = lambda _calls, _truth: None
+    ground.rest()
+    (epoch,) = ground.epochs()
+    assert (epoch.state, epoch.deferred) == (EpochState.CONFIRMED, len(NODES))
+    ground.settle()
+    ground.check_exact(2)
+
+
+def test_what_was_sent_is_not_sent_again_by_counts_of_a_replica_that_is_behind(
+    ground: Ground, rpc: MisbehavingRpc
+) -> None:
+    ground.opened()
+    ground.mine(9)
+    ground.earn(0, range(2))
+    ground.rest()
+    ground.crash()
+    rpc.script = Behind(9, knows_better=True)
+    ground.earn(1, range(2, 3))
+    ground.end(0)
+    (said, *_) = turned(ground, 3)
+    assert "counts no receipt of 0x" in said
+    assert len(ground.journal.batches(JOB)) == 1
+    rpc.script = lambda _calls, _truth: None
+    ground.end(1, is_last=True)
+    ground.settle()
+    ground.check_exact(3)
+    assert len(ground.journal.batches(JOB)) == 2
+
+
+def test_an_epoch_that_is_doubtful_does_not_keep_others_from_going_on(
+    ground: Ground, rpc: MisbehavingRpc
+) -> None:
+    ground.opened()
+    ground.earn(0, range(2))
+    ground.end(0)
+    ground.until(lambda turn: turn.waiting == 3)
+    rpc.script = lies_about("eth_call", zeros, like=("getContribution",))
+    ground.mine()
+    with pytest.raises(RpcGarbledError, match="have no share in epoch 0"):
+        ground.turn()
+    ground.earn(1, range(2, 3))
+    ground.end(1, is_last=True)
+    with pytest.raises(RpcGarbledError, match="have no share in epoch 0"):
+        ground.turn()
+    assert [batch.epoch for batch in ground.journal.batches(JOB)] == [0, 1]
+    rpc.script = lambda _calls, _truth: None
+    ground.settle()
+    ground.check_exact(3)
