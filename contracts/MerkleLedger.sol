@@ -45,7 +45,9 @@ contract MerkleLedger is JobEscrow, IMerkleLedger {
         uint96 before = _lastTotal(roots);
         while (roots.length > index) roots.pop();
         uint96 returned = before - _lastTotal(roots);
-        _unclaimed[job] -= returned;
+        uint96 left = _unclaimed[job];
+        if (returned > left) returned = left; // An active root has paid out of what these had reserved.
+        _unclaimed[job] = left - returned;
         _release(job, returned);
         emit RootDisabled(job, index, root, returned, evidence);
     }

@@ -39,7 +39,8 @@ interface IMerkleLedger is ISettlement {
     /// @return index Of the root among the job's.
     function postRoot(bytes32 job, uint32 seq, bytes32 root, uint96 total) external returns (uint32 index);
 
-    /// @notice Disable a root that is not active yet, and all after it; what they had reserved is free again.
+    /// @notice Disable a root that is not active yet, and all after it; what they had reserved is free again, less what an
+    /// active root that promises more than its total has paid out of it.
     /// @param signatures Of arbiters over `RootVerdict(bytes32 job,uint32 index,bytes32 root,bytes32 evidence)` (EIP-712), as
     /// in `IDisputes.voidContribution`.
     function disableRoot(bytes32 job, uint32 index, bytes32 root, bytes32 evidence, bytes[] calldata signatures) external;

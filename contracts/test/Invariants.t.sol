@@ -2,12 +2,12 @@
 pragma solidity 0.8.37;
 
 import {ITrainingLedger} from "../interfaces/ITrainingLedger.sol";
-import {Cheats} from "./harness/Vm.sol";
+import {Campaign} from "./harness/Vm.sol";
 import {Handler} from "./harness/Handler.sol";
 import {IMintable} from "./harness/World.sol";
 
 /// @dev What holds after any calls in any order. One function, so that one campaign serves all of it.
-contract InvariantsTest is Cheats {
+contract InvariantsTest is Campaign {
     Handler private handler;
     ITrainingLedger private ledger;
     IMintable private token;
@@ -24,20 +24,6 @@ contract InvariantsTest is Cheats {
         handler = new Handler();
         handler.start();
         (ledger, token) = handler.books();
-    }
-
-    function targetContracts() public view returns (address[] memory targets) {
-        targets = new address[](1);
-        targets[0] = address(handler);
-    }
-
-    struct Selectors {
-        address addr;
-        bytes4[] selectors;
-    }
-
-    /// @dev The handler is a test itself and has more functions than it wants drawn.
-    function targetSelectors() public view returns (Selectors[] memory targets) {
         bytes4[18] memory drawn = [
             handler.aggregate.selector, handler.packed.selector, handler.forced.selector, handler.closed.selector,
             handler.paid.selector, handler.swept.selector, handler.redeemed.selector, handler.released.selector,
@@ -45,12 +31,7 @@ contract InvariantsTest is Cheats {
             handler.withdrawn.selector, handler.credited.selector, handler.funding.selector, handler.refusal.selector,
             handler.passed.selector, handler.pausing.selector
         ];
-        targets = new Selectors[](1);
-        targets[0].addr = address(handler);
-        targets[0].selectors = new bytes4[](drawn.length);
-        for (uint256 i = 0; i < drawn.length; ++i) {
-            targets[0].selectors[i] = drawn[i];
-        }
+        draws(address(handler), abi.encode(drawn));
     }
 
     function invariant_the_books_balance() public view {

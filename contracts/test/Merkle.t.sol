@@ -182,6 +182,25 @@ contract MerkleTest is World {
         merkle.claim(job, 0, made, other, 500, otherProof);
     }
 
+    function test_an_overdrawn_root_keeps_nobody_from_disabling_a_later_one() public {
+        bytes32 made = leaf(node, 500);
+        bytes32[] memory none = new bytes32[](0);
+        post(0, made, 100);
+        vm.warp(block.timestamp + WINDOW);
+        post(1, "two", 600);
+        vm.assertEq(merkle.claim(job, 0, made, node, 500, none), 500);
+        vm.expectEmit(address(merkle));
+        emit IMerkleLedger.RootDisabled(job, 1, "two", 100, "why");
+        disable(1, "two");
+        vm.assertEq(merkle.getJob(job).free, ESCROW - 500);
+        bytes32 next = leaf(other, 200);
+        post(2, next, 300);
+        vm.warp(block.timestamp + WINDOW);
+        vm.assertEq(merkle.claim(job, 1, next, other, 200, none), 200);
+        vm.assertEq(merkle.getJob(job).free, ESCROW - 700);
+        vm.assertEq(token.balanceOf(address(merkle)), BOND + ESCROW - 700);
+    }
+
     function test_a_root_that_promises_more_than_its_total_empties_its_own_reserve_only() public {
         (bytes32 made, bytes32[] memory proof, bytes32[] memory otherProof) = rooted(300, 500);
         post(0, made, 400);

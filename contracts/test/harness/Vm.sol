@@ -64,3 +64,37 @@ abstract contract Cheats {
         return abi.encodePacked(r, s, v);
     }
 }
+
+/// @dev Draws random calls of a handler: forge asks the two functions for whom and what to call.
+abstract contract Campaign is Cheats {
+    struct Selectors {
+        address addr;
+        bytes4[] selectors;
+    }
+
+    address private _handler;
+    bytes4[] private _drawn;
+
+    function targetContracts() public view returns (address[] memory targets) {
+        targets = new address[](1);
+        targets[0] = _handler;
+    }
+
+    /// @dev A handler is a test itself and has more functions than it wants drawn.
+    function targetSelectors() public view returns (Selectors[] memory targets) {
+        targets = new Selectors[](1);
+        targets[0] = Selectors(_handler, _drawn);
+    }
+
+    /// @param selectors An array of a fixed length, encoded: one word each.
+    function draws(address handler, bytes memory selectors) internal {
+        _handler = handler;
+        for (uint256 at = 32; at <= selectors.length; at += 32) {
+            bytes4 selector;
+            assembly {
+                selector := mload(add(selectors, at))
+            }
+            _drawn.push(selector);
+        }
+    }
+}
