@@ -312,8 +312,8 @@ def _settling(settings: Settings, key: IdentityKey, journal: SqlJournal) -> "Set
     try:
         from coordinator.shell.metering.settling import Settling
     except ModuleNotFoundError as missing:
-        detail = f"--chain {settings.chain} needs the package {missing.name}"
-        fix = "install the extra: pip install 'hypergpu[chain]'; or run with --chain none"
+        detail = f"settling on a chain needs the package {missing.name}"
+        fix = "install the extra: pip install 'hypergpu[chain]'; or run with HYPERGPU_CHAIN=none"
         raise RefusalError(Reason.MACHINE_UNFIT, detail, fix=fix) from missing
     return Settling(settings, key, journal)
 

@@ -17,6 +17,7 @@ from gpu_node.shell.state.wallet import Wallet
 from hypergpu.chain.local.anvil import Anvil, AnvilOptions, running_anvil
 from hypergpu.cli.main import app
 from hypergpu.ids import Address
+from hypergpu.keys.keyfile import stored_address
 from hypergpu.ledger.terms import Terms, terms_of
 from hypergpu.ledger.typed import Domain
 from hypergpu.refusal import Reason, RefusalError
@@ -63,16 +64,20 @@ def up(folder: Path, **variables: str) -> Ended:
     )
 
 
-def test_up_says_which_chain_an_address_is_of(tmp_path: Path, elsewhere: Anvil) -> None:
+def test_up_names_no_ledger_of_a_chain_that_it_does_not_know(
+    tmp_path: Path, elsewhere: Anvil
+) -> None:
     told = up(tmp_path, HYPERGPU_CHAIN=elsewhere.url)
     assert told.returncode == Reason.CHAIN_WRONG.exit_code, told.stderr
-    assert told.stderr.startswith(
-        f"error 8002: the RPC at {elsewhere.url} is of chain 999, which has no profile; there are"
-        " anvil (31337), "
-    )
-    assert told.stderr.endswith(" Fix: name the RPC of one of these chains\n")
+    # Its key is new: nothing is made from nothing there.
+    assert " has nothing to pay gas with on chain 999. Fix: send it some of " in told.stderr
     assert told.stdout == ""
-    assert not (tmp_path / "data" / "hypergpu" / "coordinator").exists()
+    # Whoever sends it to that address finds the key there again.
+    key = tmp_path / "data/hypergpu/coordinator/identity/coordinator.key"
+    address = stored_address(key)
+    again = up(tmp_path, HYPERGPU_CHAIN=elsewhere.url)
+    assert again.stderr == told.stderr
+    assert address in told.stderr
 
 
 def test_up_says_that_the_ledger_is_not_there(tmp_path: Path, ground: Ground) -> None:
@@ -83,8 +88,9 @@ def test_up_says_that_the_ledger_is_not_there(tmp_path: Path, ground: Ground) ->
     told = up(tmp_path, **variables)
     assert told.returncode == Reason.LEDGER_WRONG.exit_code, told.stderr
     assert told.stderr == (
-        f"error 8003: there is no contract at {ABSENT} on chain 31337."
-        " Fix: name a ledger of this version, or let one be deployed\n"
+        f"error 8003: there is no contract at {ABSENT} on chain 31337. Fix: name one of this"
+        " version: HYPERGPU_COORDINATOR_LEDGER_CONTRACT=ADDRESS; or deploy one: hypergpu ledger"
+        " deploy\n"
     )
 
 
@@ -123,7 +129,7 @@ def test_a_ledger_of_another_version_is_refused(tmp_path: Path, ground: Ground) 
         (
             ["anvil", "localhost:8545"],
             Reason.ARGUMENT_INVALID,
-            "'localhost:8545': an RPC's address begins with http:// or https://",
+            "an RPC's address begins with http:// or https://",
         ),
         ([NOBODY], Reason.CHAIN_UNREACHABLE, f"the chain's RPC at {NOBODY} did not answer"),
     ],
@@ -187,5 +193,5 @@ def test_a_node_is_told_that_its_ledger_is_not_there(
 def test_a_node_is_told_that_an_address_is_none(tmp_path: Path) -> None:
     terms = terms_of(Address(COORDINATOR.node_id), JOB, Domain(31337, Address(ABSENT)))
     assert told_by(tmp_path, terms, "claim", "localhost:8545").startswith(
-        "error 6002: 'localhost:8545': an RPC's address begins with http:// or https://"
+        "error 6002: an RPC's address begins with http:// or https://"
     )

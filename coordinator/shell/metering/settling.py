@@ -37,7 +37,12 @@ _LOOK_EACH_S = 1.0
 _SHORT_LOOKS = 3
 """The chain and the journal are read one after the other: a shortage must be seen so often."""
 _NO_DATA = Digest("0" * 64)
-_MISNAMED = frozenset({Reason.CHAIN_WRONG, Reason.LEDGER_WRONG})
+_NAMED_BY = {
+    Reason.CHAIN_WRONG: "name that chain's own RPC: HYPERGPU_COORDINATOR_CHAIN_URL=URL; or the"
+    " chain: HYPERGPU_CHAIN=CHAIN",
+    Reason.LEDGER_WRONG: "name one of this version: HYPERGPU_COORDINATOR_LEDGER_CONTRACT=ADDRESS;"
+    " or deploy one: hypergpu ledger deploy",
+}
 """Whoever starts a coordinator with such a chain is told at once; nothing of it can come right."""
 
 
@@ -66,7 +71,9 @@ class Settling:
             RefusalError: as `chain_of`; FOLDER_UNUSABLE, another process sends with this key.
         """
         folder = settings.data_dir / _FOLDER
-        profile, url = chain_of(settings, folder)
+        profile, url, self.warning = chain_of(settings, folder)
+        if self.warning:
+            log.warning("a chain is settled on that nobody has described", reason=self.warning)
         self._anvil: Anvil | None = None
         if not url:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -119,8 +126,9 @@ class Settling:
                 Reason.CHAIN_UNREACHABLE,
                 "a job that pays is signed for its ledger, and none is known yet on chain"
                 f" {self.account.chain_id}: {why}",
-                fix="start the chain or correct --chain-url, and submit again; or start the"
-                " coordinator with a ledger that is there: --ledger-contract ADDRESS",
+                fix="start the chain or correct HYPERGPU_COORDINATOR_CHAIN_URL, and submit again;"
+                " or start the coordinator with a ledger that is there:"
+                " HYPERGPU_COORDINATOR_LEDGER_CONTRACT=ADDRESS",
             )
         return domain or Domain()
 
@@ -148,9 +156,11 @@ class Settling:
         self._pipeline.start()
         self._pipeline.wait_for_first_turn(within_s)
         refusal = self.state.refusal
-        if refusal is not None and refusal.reason in _MISNAMED:
+        if refusal is not None and refusal.reason in _NAMED_BY:
             self.stop()
-            raise refusal
+            is_closer = refusal.fix != refusal.reason.value.fix
+            fix = refusal.fix if is_closer else _NAMED_BY[refusal.reason]
+            raise RefusalError(refusal.reason, refusal.detail, fix=fix)
 
     def stop(self) -> None:
         """End in good order. Blocks."""
