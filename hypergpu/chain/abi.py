@@ -88,20 +88,34 @@ class Abi:
         names = [each["name"] for each in (*indexed, *plain)]
         return str(entry["name"]), dict(zip(names, values, strict=True))
 
+    @property
+    def errors(self) -> frozenset[str]:
+        """The names of what the contract may say when it reverts."""
+        return frozenset(each["name"] for each in self._errors.values())
+
     def error(self, content: bytes) -> str:
         """What a contract said when it reverted, in its own words."""
+        told = self.failure(content)
+        if told is None:
+            return f"0x{content[:36].hex()}" if content else "without a word"
+        name, values = told
+        shown = [
+            f"{each} {value.hex() if isinstance(value, bytes) else value}"
+            for each, value in values.items()
+        ]
+        return f"{name}({', '.join(shown)})"
+
+    def failure(self, content: bytes) -> tuple[str, dict[str, Any]] | None:
+        """An error's name and its values by name; None for one of another contract."""
         entry = self._errors.get(content[:_SELECTOR_BYTES])
         if entry is None:
-            return f"0x{content[:36].hex()}" if content else "without a word"
+            return None
         try:
             values = decode(_types(entry["inputs"]), content[_SELECTOR_BYTES:])
         except DecodingError:
-            return str(entry["name"])
-        shown = [
-            f"{each['name']} {value.hex() if isinstance(value, bytes) else value}"
-            for each, value in zip(entry["inputs"], values, strict=True)
-        ]
-        return f"{entry['name']}({', '.join(shown)})"
+            return None
+        names = [each["name"] for each in entry["inputs"]]
+        return str(entry["name"]), dict(zip(names, values, strict=True))
 
 
 def _selector(entry: Entry) -> bytes:

@@ -84,6 +84,8 @@ class JobOnChain(NamedTuple):
     spendable: int
     """Of it, what may be reserved now."""
     next_sequence: int
+    ends_at_s: int
+    """When its owner may take back what is free; 0: that was not asked for."""
 
 
 class Share(NamedTuple):
@@ -114,6 +116,14 @@ class NodeAccount(NamedTuple):
     samples: int
     earned: int
     paid: int
+    """Into its wallet or its credit."""
+    pending: int
+    """What a voucher claims and its window still holds."""
+    release_at_s: int
+    """When that may be paid."""
+    voided: int
+    is_barred: bool
+    """Whether its vouchers are refused."""
 
 
 class LedgerCalls:
@@ -231,8 +241,9 @@ class LedgerCalls:
 
     def job(self, answer: bytes) -> JobOnChain:
         """Read what ``getJob`` gave."""
-        ((_, terms, free, spendable, next_sequence, *_),) = self.abi.answer("getJob", answer)
-        return JobOnChain(Address(terms[0]), terms[4], free, spendable, next_sequence)
+        _, terms, free, spendable, next_sequence, _, ends_at_s = self._struct("getJob", answer)
+        coordinator = Address(terms[0])
+        return JobOnChain(coordinator, terms[4], free, spendable, next_sequence, ends_at_s)
 
     def share(self, answer: bytes) -> Share:
         """Read what ``getContribution`` gave."""
@@ -244,7 +255,7 @@ class LedgerCalls:
 
     def account(self, answer: bytes) -> NodeAccount:
         """Read what ``getAccount`` gave."""
-        return NodeAccount(*self._struct("getAccount", answer)[:4])
+        return NodeAccount(*self._struct("getAccount", answer))
 
     def _batch_call(self, name: str, batch: Batch, length: int, words: bytes) -> bytes:
         """A call whose last argument is the only one without a size of its own."""

@@ -110,8 +110,8 @@ def test_what_was_paid_as_it_should_be_is_said_with_its_figures(settled: Ground)
     plain = ledger(settled, "dispute", "--state-dir", str(wallet))
     block = settled.chain.head().number
     assert plain.stdout == (
-        f"nothing about {JOB} is to be disputed: by block {block} {SHARE} was paid for 1 recorded"
-        " receipts\n"
+        f"nothing about {JOB} is to be disputed: by block {block} {SHARE} (0.00{SHARE}) was"
+        " paid for 1 recorded receipts\n"
     )
     assert disputed(settled, wallet) == []
 

@@ -12,11 +12,9 @@ from hypergpu.chain.local.anvil import Anvil, AnvilOptions, running_anvil
 from hypergpu.chain.profiles import chain_profile
 from hypergpu.chain.rpc.client import Call
 from hypergpu.cli.demo.settlement import settled
-from hypergpu.cli.ledger.acting import NodeOnChain, held_of, node_key
 from hypergpu.cli.ledger.reading import ledger_at
 from hypergpu.cli.ledger.showing import ledger_of, verification_of
 from hypergpu.cli.main import app
-from hypergpu.ledger.typed import word_bytes
 from hypergpu.refusal import Reason
 from hypergpu.spec import Evaluation, JobSpec, Pay, Training
 from tests.processes import Cluster, Happening
@@ -70,18 +68,14 @@ def _where(cluster: Cluster, anvil: Anvil) -> list[str]:
 
 
 def released(cluster: Cluster, anvil: Anvil, job_id: str) -> None:
-    """Let the window of the node's claim pass: it is paid then, whatever its stake, and all of it."""
-    (node,) = cluster.nodes
-    held, key = held_of(node.state_dir, job_id), node_key(node.state_dir)
+    """Let the window of the node's claim pass: it is paid then, whatever its stake, and whole."""
+    waiting = acted(cluster, anvil, "claim", job_id)
+    assert (waiting["hashes"], waiting["amounts"]["paid"]) == ([], "0")
     with ledger_at(anvil.url) as chain:
-        there = NodeOnChain(chain, key, held.terms.domain)
-        assert there.paid(held.terms.job) == 0
         chain.rpc.call(Call("evm_increaseTime", (WINDOW_S + 1,)))
         chain.rpc.call(Call("evm_mine"))
-        call = there.calls.abi.call("releaseVoucher", word_bytes(held.terms.job), key.address)
-        there.acted(call, "releaseVoucher")
-        assert held.voucher is not None
-        assert there.paid(held.terms.job) == held.voucher.voucher.amount > 0
+    told = acted(cluster, anvil, "claim", job_id)
+    assert told["amounts"]["paid"] == told["amounts"]["released"] == waiting["amounts"]["pending"]
 
 
 def test_a_node_with_a_stake_is_paid_without_waiting_for_the_window(
@@ -90,7 +84,7 @@ def test_a_node_with_a_stake_is_paid_without_waiting_for_the_window(
     first = cluster.submit(SPEC)
     assert cluster.finished(first).phase == "finished"
     assert len(acted(cluster, anvil, "register", first)["hashes"]) == 1
-    assert len(acted(cluster, anvil, "stake", "900000000", first)["hashes"]) == 2
+    assert len(acted(cluster, anvil, "stake", "900000000", first)["hashes"]) == 3
 
     second = cluster.submit(SPEC)
     assert cluster.finished(second).phase == "finished"

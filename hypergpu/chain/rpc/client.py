@@ -19,6 +19,7 @@ REQUEST_BYTES_MAX = 1_500_000
 # -32005 is the standard's "limit exceeded", -32029 and 429 what providers answer as well.
 _LIMITED_CODES = frozenset({-32005, -32029, 429})
 _SHOWN = 200
+_WORDS_MAX = 10_000
 
 
 class Call(NamedTuple):
@@ -63,6 +64,17 @@ class Pace(NamedTuple):
 class _Refusal(msgspec.Struct):
     code: int
     message: str = ""
+    data: Any = None
+
+    @property
+    def words(self) -> bytes:
+        """What a contract said, which clients give as hex digits or not at all."""
+        if not isinstance(self.data, str) or len(self.data) > _WORDS_MAX:
+            return b""
+        try:
+            return bytes.fromhex(self.data.removeprefix("0x"))
+        except ValueError:
+            return b""
 
 
 class _Answer(msgspec.Struct):
@@ -173,7 +185,8 @@ class HttpRpc:
                     f"the chain's RPC at {self.where} asks for fewer calls: "
                     f"{answer.error.message[:_SHOWN]}"
                 )
-            return RpcRefusedError(call.method, answer.error.code, answer.error.message[:_SHOWN])
+            error = answer.error
+            return RpcRefusedError(call.method, error.code, error.message[:_SHOWN], error.words)
         if answer.id != number:
             raise self._garbled(f"answer {answer.id} to question {number}")
         if answer.result is msgspec.UNSET:

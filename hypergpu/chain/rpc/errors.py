@@ -25,8 +25,10 @@ class RpcGarbledError(RpcError):
 class RpcRefusedError(RpcError):
     """It understood the call and said no."""
 
-    def __init__(self, method: str, code: int, message: str) -> None:
+    def __init__(self, method: str, code: int, message: str, words: bytes = b"") -> None:
         super().__init__(f"{method} was refused: {message} (code {code})")
         self.method = method
         self.code = code
         self.message = message
+        self.words = words
+        """What a contract said when it reverted; empty: nothing, or the RPC does not tell."""

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hypergpu.cli.commands.app import group
-from hypergpu.cli.commands.options import Address, AsJson, JobName, TokenFile
+from hypergpu.cli.commands.options import (
+    Address,
+    AsJson,
+    JobName,
+    NoConfirmation,
+    TokenFile,
+)
 
 if TYPE_CHECKING:
     from hypergpu.cli.remote.calls import Coordinator
@@ -79,6 +85,14 @@ def verify(
         raise RefusalError(Reason.SIGNATURE_INVALID, detail, fix="show them to its nodes")
 
 
+def _amount_or_all(given: str) -> int | None:
+    if given == "all":
+        return None
+    if not given.isascii() or not given.isdecimal() or not int(given):
+        raise typer.BadParameter(f"{given} is neither a whole number above 0 nor: all")
+    return int(given)
+
+
 _StateDir = Annotated[
     Path | None, typer.Option("--state-dir", help="The node's key and what it holds.")
 ]
@@ -102,11 +116,11 @@ def register(
     passphrase_file: _PassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Register this machine's node on the ledger of a job, with a stake if one is named."""
+    """Register this machine's node on the ledger of its jobs, with a stake if one is named."""
     from hypergpu.cli.ledger.errand import on_ledger
 
     on_ledger(
-        lambda node, _held: node.register(stake_amount),
+        lambda node: node.register(stake_amount),
         whose=(state_dir, passphrase_file, job),
         chain_url=chain_url,
         as_json=as_json,
@@ -123,11 +137,37 @@ def stake(
     passphrase_file: _PassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add to the stake of this machine's node: it is paid at once as far as that covers it."""
+    """Add to the stake of this machine's node: its shares are paid at once as far as it covers."""
     from hypergpu.cli.ledger.errand import on_ledger
 
     on_ledger(
-        lambda node, _held: node.stake(amount),
+        lambda node: node.stake(amount),
+        whose=(state_dir, passphrase_file, job),
+        chain_url=chain_url,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def unstake(
+    amount: Annotated[
+        int | None,
+        typer.Argument(
+            parser=_amount_or_all, metavar="AMOUNT|all", help="In the token's smallest unit."
+        ),
+    ],
+    job: _Held = None,
+    *,
+    chain_url: _Chain,
+    state_dir: _StateDir = None,
+    passphrase_file: _PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask for stake back; run again once its wait is over, it is taken."""
+    from hypergpu.cli.ledger.errand import on_ledger
+
+    on_ledger(
+        lambda node: node.unstake(amount),
         whose=(state_dir, passphrase_file, job),
         chain_url=chain_url,
         as_json=as_json,
@@ -139,19 +179,19 @@ def claim(
     job: _Held = None,
     *,
     chain_url: _Chain,
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="For what the token refused to transfer before."),
+    ] = None,
     state_dir: _StateDir = None,
     passphrase_file: _PassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Redeem the newest voucher of a job: no coordinator is needed for it."""
-    from hypergpu.cli.ledger.errand import on_ledger
+    """Take what a job owes this machine's node, and redeem its voucher: without a coordinator."""
+    from hypergpu.cli.ledger.errand import claim_job
 
-    on_ledger(
-        lambda node, held: node.claim(held),
-        whose=(state_dir, passphrase_file, job),
-        chain_url=chain_url,
-        as_json=as_json,
-    )
+    whose = (state_dir, passphrase_file, job)
+    claim_job(to, whose=whose, chain_url=chain_url, as_json=as_json)
 
 
 @app.command()
@@ -195,6 +235,102 @@ def enforce(
     enforce_bundle(
         bundle,
         whose=(state_dir, passphrase_file, None),
+        chain_url=chain_url,
+        as_json=as_json,
+    )
+
+
+_DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="The coordinator's, which holds its key.")
+]
+_OperatorsPassphraseFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--passphrase-file",
+        envvar="HYPERGPU_COORDINATOR_PASSPHRASE_FILE",
+        help="Opens the key; else the file beside its folder.",
+    ),
+]
+_OperatorsChain = Annotated[
+    str,
+    typer.Option("--chain-url", envvar="HYPERGPU_COORDINATOR_CHAIN_URL", help="RPC of the chain."),
+]
+_Contract = Annotated[
+    str,
+    typer.Option(
+        "--ledger-contract",
+        metavar="ADDRESS",
+        envvar="HYPERGPU_COORDINATOR_LEDGER_CONTRACT",
+        help="The ledger's.",
+    ),
+]
+
+
+@app.command()
+def bond(
+    amount: Annotated[
+        int | None,
+        typer.Argument(min=1, help="In the token's smallest unit; else what the ledger asks for."),
+    ] = None,
+    *,
+    chain_url: _OperatorsChain,
+    ledger_contract: _Contract,
+    data_dir: _DataDir = None,
+    passphrase_file: _OperatorsPassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """See that this machine's coordinator has its bond, without which a ledger opens no job."""
+    from hypergpu.cli.ledger.errand import as_operator
+
+    as_operator(
+        lambda operator: operator.bond(amount),
+        whose=(data_dir, passphrase_file, ledger_contract),
+        chain_url=chain_url,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def unbond(
+    *,
+    chain_url: _OperatorsChain,
+    ledger_contract: _Contract,
+    data_dir: _DataDir = None,
+    passphrase_file: _OperatorsPassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask for the coordinator's bond back; run again once its wait is over, it is taken."""
+    from hypergpu.cli.ledger.errand import as_operator
+
+    as_operator(
+        lambda operator: operator.unbond(),
+        whose=(data_dir, passphrase_file, ledger_contract),
+        chain_url=chain_url,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def reclaim(  # noqa: PLR0913 - each is an option
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id, whole.")],
+    *,
+    chain_url: _OperatorsChain,
+    ledger_contract: _Contract,
+    yes: NoConfirmation = False,
+    data_dir: _DataDir = None,
+    passphrase_file: _OperatorsPassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """End a job on the ledger; run again once its wait is over, its free escrow is taken."""
+    from hypergpu.cli.ledger.errand import as_operator
+    from hypergpu.cli.output import confirm
+    from hypergpu.ids import JobId
+
+    as_operator(
+        lambda operator: operator.reclaim(
+            JobId(job), agree=lambda question: confirm(question, yes=yes)
+        ),
+        whose=(data_dir, passphrase_file, ledger_contract),
         chain_url=chain_url,
         as_json=as_json,
     )

@@ -39,7 +39,7 @@ def stake_before_work(view: LedgerView, folders: Sequence[Path]) -> None:
     url, amount = view.chain.url, int(view.escrow)
     domain = Domain(view.chain_id, view.contract)
     # What talks to a chain is an extra, and slow to import.
-    from hypergpu.cli.ledger.acting import NodeOnChain
+    from hypergpu.cli.ledger.acts.node import NodeOnChain
     from hypergpu.cli.ledger.reading import ledger_at
 
     def stake(key: IdentityKey) -> None:

@@ -1,9 +1,11 @@
 """A job's accounts as plain data: the schema of `ledger show --json`, and the table of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from hypergpu.cli.ledger.moments import moment
 from hypergpu.cli.output import Column
 from hypergpu.ids import Address, NodeId
 from hypergpu.v1 import job_pb2
@@ -39,7 +41,26 @@ class NodeAccountView(msgspec.Struct, frozen=True):
     earned: str
     vouched: str
     paid: str | None
-    """By the chain; None when it was not asked."""
+    """Into its wallet or its credit, by the chain; None when it was not asked."""
+    pending: str | None = None
+    """What a voucher claims and its window still holds, by the chain."""
+    pending_until_s: int | None = None
+    """By the chain's clock; None: nothing is pending."""
+    credit: str | None = None
+    """What the token would not transfer to it, in all jobs of the ledger, by the chain."""
+
+
+class Standing(NamedTuple):
+    """What a node has, by the chain. Amounts are of the token's smallest unit."""
+
+    paid: int = 0
+    """For the job, into its wallet or its credit."""
+    pending: int = 0
+    """What a voucher claims and its window still holds."""
+    release_at_s: int = 0
+    """When that may be paid."""
+    credit: int = 0
+    """What the token would not transfer, in all jobs of the ledger."""
 
 
 class TransactionView(msgspec.Struct, frozen=True):
@@ -106,10 +127,20 @@ def ledger_view(job_id: str, answer: job_pb2.GetLedgerResponse) -> LedgerView:
     )
 
 
-def with_paid(view: LedgerView, paid: Mapping[NodeId, int]) -> LedgerView:
-    """The same with what the chain says that nodes were paid."""
-    nodes = [msgspec.structs.replace(node, paid=str(paid[node.id])) for node in view.nodes]
+def with_standings(view: LedgerView, standings: Mapping[NodeId, Standing]) -> LedgerView:
+    """The same with what the chain says that nodes have."""
+    nodes = [_with_standing(node, standings[node.id]) for node in view.nodes]
     return msgspec.structs.replace(view, nodes=nodes)
+
+
+def _with_standing(node: NodeAccountView, has: Standing) -> NodeAccountView:
+    return msgspec.structs.replace(
+        node,
+        paid=str(has.paid),
+        pending=str(has.pending),
+        pending_until_s=has.release_at_s if has.pending else None,
+        credit=str(has.credit),
+    )
 
 
 def _transaction_view(row: job_pb2.LedgerTransaction) -> TransactionView:
@@ -181,6 +212,22 @@ def rows(nodes: Sequence[NodeAccountView], decimals: int) -> list[list[str]]:
         ]
         for node in nodes
     ]
+
+
+def waiting_lines(nodes: Sequence[NodeAccountView], decimals: int) -> Iterator[str]:
+    """What nodes have on the ledger that is not in their wallets yet."""
+    for node in nodes:
+        whose = f"{node.id[:10]} ({node.name})" if node.name else node.id[:10]
+        if node.pending_until_s is not None and node.pending is not None:
+            yield (
+                f"{whose}: {shown(node.pending, decimals)} of its voucher is pending until"
+                f" {moment(node.pending_until_s)}, then the node takes it: hypergpu ledger claim"
+            )
+        if node.credit not in {None, "0"}:
+            yield (
+                f"{whose}: {shown(str(node.credit), decimals)} is credit, which the token refused"
+                " to transfer; the node takes it: hypergpu ledger claim"
+            )
 
 
 def transaction_rows(transactions: Sequence[TransactionView]) -> list[list[str]]:

@@ -1,24 +1,43 @@
 """One thing that a node does on its ledger, from its files to what is said of it."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from hypergpu.cli.ledger.acting import Done, Held, NodeOnChain, held_of, node_key
-from hypergpu.cli.ledger.enforcing import enforced
-from hypergpu.cli.ledger.reading import job_fact, ledger_at
+from hypergpu.chain.keylock import KeyLock, usual_locks
+from hypergpu.cli.ledger.account import shown
+from hypergpu.cli.ledger.acts.account import AccountOnChain
+from hypergpu.cli.ledger.acts.claiming import claimed
+from hypergpu.cli.ledger.acts.done import Done
+from hypergpu.cli.ledger.acts.enforcing import enforced
+from hypergpu.cli.ledger.acts.node import NodeOnChain
+from hypergpu.cli.ledger.acts.operating import OperatorOnChain
+from hypergpu.cli.ledger.holding import (
+    coordinator_key,
+    held_of,
+    ledger_of,
+    node_key,
+    on_chain,
+)
+from hypergpu.cli.ledger.moments import moment
+from hypergpu.cli.ledger.reading import job_fact, ledger_at, standings, token_decimals
 from hypergpu.cli.ledger.wallet import KEY_FILE
-from hypergpu.cli.output import say, say_json
+from hypergpu.cli.output import note, say, say_json
 from hypergpu.cli.settings import resolved
-from hypergpu.ids import NodeId
+from hypergpu.ids import Address, NodeId
 from hypergpu.keys.keyfile import stored_address
 from hypergpu.ledger.audit.dispute import decoded_dispute, disputes, encoded_dispute
 from hypergpu.ledger.receipt import Signers
+from hypergpu.ledger.typed import Domain
 from hypergpu.refusal import Reason, RefusalError
 
 Whose = tuple[Path | None, Path | None, str | None]
 """State folder, passphrase file and job; None: the usual ones."""
+Operators = tuple[Path | None, Path | None, str]
+"""Data folder and passphrase file, None: the usual ones; and the ledger."""
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}", re.ASCII)
 
 
 class Disputed(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/disputed/1"):
@@ -39,16 +58,40 @@ class Disputed(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/di
     block: int
     """That all of it holds for."""
 
+    pending: str
+    """What a voucher claims and its window still holds; whole units, as text."""
+    pending_until_s: int | None
+    """By the chain's clock; None: nothing is pending."""
+    credit: str
+    """What the token would not transfer to the node; whole units, as text."""
+    unclaimed: str
+    """That the newest voucher promises beyond all of this; whole units, as text."""
+    decimals: int
+    """Of the token."""
+
     @property
     def said(self) -> str:
         """Where the node stands, in words."""
         lacking = self.receipts - self.recorded
-        parts = [f"{self.paid} was paid for {self.recorded} recorded receipts"]
+        parts = [f"{self._shown(self.paid)} was paid for {self.recorded} recorded receipts"]
         if lacking > 0:
             parts.append(f"{lacking} more wait for an epoch that is not closed")
         if self.voided != "0":
-            parts.append(f"arbiters voided {self.voided}, which only they can answer for")
-        return f"by block {self.block} {', '.join(parts)}"
+            voided = self._shown(self.voided)
+            parts.append(f"arbiters voided {voided}, which only they can answer for")
+        if self.pending_until_s is not None:
+            until = moment(self.pending_until_s)
+            parts.append(f"{self._shown(self.pending)} of its voucher is pending until {until}")
+        if self.credit != "0":
+            parts.append(f"{self._shown(self.credit)} is credit")
+        if self.unclaimed != "0":
+            parts.append(f"{self._shown(self.unclaimed)} of its voucher is not claimed")
+        waits = self.pending_until_s is not None or (self.credit, self.unclaimed) != ("0", "0")
+        how = ": hypergpu ledger claim takes it" if waits else ""
+        return f"by block {self.block} {', '.join(parts)}{how}"
+
+    def _shown(self, amount: str) -> str:
+        return shown(amount, self.decimals)
 
 
 def disputed(state_dir: Path, job: str | None, *, chain_url: str, out: Path) -> Disputed:
@@ -57,12 +100,14 @@ def disputed(state_dir: Path, job: str | None, *, chain_url: str, out: Path) -> 
     Raises:
         RefusalError: the wallet, the chain or the disk refuses.
     """
-    held = _on_chain(held_of(state_dir, job))
+    held = on_chain(held_of(state_dir, job))
     node, terms = NodeId(stored_address(state_dir / KEY_FILE)), held.terms
     signers = Signers(coordinator=terms.coordinator, domain=terms.domain, made_in=terms.domain)
     vouchers = [held.voucher] if held.voucher is not None else []
     with ledger_at(chain_url) as chain:
         fact = job_fact(chain, terms.domain, terms.job)
+        has = standings(chain, terms.domain, terms.job, [node])[node]
+        decimals = token_decimals(chain, terms.domain)
     made = disputes(fact, held.receipts, vouchers, node=node, signers=signers)
     files = []
     for number, dispute in enumerate(made):
@@ -75,33 +120,98 @@ def disputed(state_dir: Path, job: str | None, *, chain_url: str, out: Path) -> 
             raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
         files.append(str(path))
     own = next((each for each in fact.accounts if each.node == node), None)
+    voided = own.voided if own else 0
+    promised = held.voucher.voucher.amount if held.voucher is not None else 0
     return Disputed(
         node=node,
         job=held.job_id,
         files=files,
         receipts=len({signed.receipt.sequence for signed in held.receipts}),
         recorded=own.counted if own else 0,
-        paid=str(own.paid if own else 0),
-        voided=str(own.voided if own else 0),
+        paid=str(has.paid),
+        voided=str(voided),
         block=fact.block,
+        pending=str(has.pending),
+        pending_until_s=has.release_at_s if has.pending else None,
+        credit=str(has.credit),
+        unclaimed=str(max(0, promised - has.paid - has.pending - voided)),
+        decimals=decimals,
     )
 
 
 def on_ledger(
-    errand: Callable[[NodeOnChain, Held], Done], *, whose: Whose, chain_url: str, as_json: bool
+    errand: Callable[[NodeOnChain], Done], *, whose: Whose, chain_url: str, as_json: bool
 ) -> None:
-    """Open the node's key and wallet, reach the chain, act, and say what came of it.
+    """Open the node's key, reach the ledger of its jobs, act, and say what came of it.
 
     Raises:
         RefusalError: the key, the wallet, the chain or the contract refuses.
     """
     given, passphrase_file, job = whose
     state_dir = _state_dir(given)
-    held = _on_chain(held_of(state_dir, job))
+    domain = ledger_of(state_dir, job)
     key = node_key(state_dir, passphrase_file)
     with ledger_at(chain_url) as chain:
-        done = errand(NodeOnChain(chain, key, held.terms.domain), held)
+        done = errand(NodeOnChain(chain, key, domain))
     _say(done, as_json=as_json)
+
+
+def claim_job(to: str | None, *, whose: Whose, chain_url: str, as_json: bool) -> None:
+    """Take what the node of this machine is owed for a job.
+
+    Raises:
+        RefusalError: the key, the wallet, the chain or the contract refuses.
+    """
+    given, _, job = whose
+    held = on_chain(held_of(_state_dir(given), job))
+    payee = None if to is None else _address(to, "--to")
+    on_ledger(
+        lambda node: claimed(node, held, payee),
+        whose=(*whose[:2], held.job_id),
+        chain_url=chain_url,
+        as_json=as_json,
+    )
+
+
+def as_operator(
+    errand: Callable[[OperatorOnChain], Done], *, whose: Operators, chain_url: str, as_json: bool
+) -> None:
+    """Open the coordinator's key while no coordinator uses it, act, and say what came of it.
+
+    Raises:
+        RefusalError: FOLDER_UNUSABLE, the coordinator runs; or the key, the chain or the contract
+            refuses.
+    """
+    given, passphrase_file, contract = whose
+    settings = resolved({"data_dir": str(given) if given else None})
+    ledger = _address(contract, "--ledger-contract")
+    key = coordinator_key(Path(settings["data_dir"].value).expanduser(), passphrase_file)
+    with ledger_at(chain_url) as chain:
+        domain = Domain(chain.chain_id(), ledger)
+        lock = _sole_use(domain, Address(key.node_id))
+        try:
+            account = OperatorOnChain(chain, key, domain)
+            done = errand(account)
+        finally:
+            lock.release()
+    _say(done, as_json=as_json)
+    if done.hashes:
+        note("if it has settled jobs before, start it next with: hypergpu up --retry-failed")
+
+
+def _sole_use(domain: Domain, address: Address) -> KeyLock:
+    try:
+        return KeyLock(usual_locks(), domain.chain_id, address)
+    except RefusalError as used:
+        fix = "end the coordinator first; it goes on where it was with: hypergpu up --retry-failed"
+        raise RefusalError(used.reason, used.detail, fix=fix) from used
+
+
+def _address(text: str, option: str) -> Address:
+    if not _ADDRESS.fullmatch(text):
+        fix = f"name it like this: {option} 0x and 40 hex digits"
+        raise RefusalError(Reason.ARGUMENT_INVALID, f"{text!r} is no address", fix=fix)
+    return Address(text.lower())
 
 
 def enforce_bundle(bundle: Path, *, whose: Whose, chain_url: str, as_json: bool) -> None:
@@ -119,21 +229,13 @@ def enforce_bundle(bundle: Path, *, whose: Whose, chain_url: str, as_json: bool)
     dispute = decoded_dispute(content, source=str(bundle))
     key = node_key(_state_dir(given), passphrase_file)
     with ledger_at(chain_url) as chain:
-        done = enforced(NodeOnChain(chain, key, dispute.signers.domain), dispute)
+        done = enforced(AccountOnChain(chain, key, dispute.signers.domain), dispute)
     _say(done, as_json=as_json)
 
 
 def _state_dir(given: Path | None) -> Path:
     settings = resolved({"state_dir": str(given) if given else None})
     return Path(settings["state_dir"].value).expanduser()
-
-
-def _on_chain(held: Held) -> Held:
-    """What is held of a job, if a chain settles it."""
-    if not held.terms.domain.chain_id:
-        detail = f"{held.job_id} counts on no chain: its coordinator had none when it was created"
-        raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix="see hypergpu node wallet")
-    return held
 
 
 def _say(done: Done, *, as_json: bool) -> None:

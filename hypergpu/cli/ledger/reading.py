@@ -11,13 +11,16 @@ from hypergpu.chain.recognition import recognised
 from hypergpu.chain.rpc.answers import octets
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import HttpRpc
-from hypergpu.chain.rpc.errors import RpcError, RpcRefusedError
+from hypergpu.chain.rpc.errors import RpcError, RpcGarbledError, RpcRefusedError
 from hypergpu.chain.rpc.transport import HttpTransport
+from hypergpu.cli.ledger.account import Standing
 from hypergpu.ids import Address, JobKey, NodeId
 from hypergpu.ledger.audit.facts import JobFact
 from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.typed import Domain, address_bytes, word_bytes
 from hypergpu.refusal import Reason, RefusalError
+
+_DECIMALS_MAX = 36
 
 
 @contextmanager
@@ -75,18 +78,42 @@ def job_fact(chain: EvmChain, ledger: Domain, job: JobKey) -> JobFact:
     return JobReader(chain, ledger).fact(job)
 
 
-def paid_nodes(
+def token_decimals(chain: EvmChain, ledger: Domain) -> int:
+    """Of the token that a ledger pays in; 0 where it has none.
+
+    Raises:
+        RpcError: the chain cannot be asked.
+    """
+    calls = LedgerCalls()
+    answer = chain.read(address_bytes(ledger.contract), calls.abi.call("TOKEN"))
+    (token,) = calls.abi.answer("TOKEN", answer)
+    try:
+        answer = chain.read(address_bytes(Address(token)), calls.token.call("decimals"))
+        (decimals,) = calls.token.answer("decimals", answer)
+    except (RpcRefusedError, RpcGarbledError):
+        return 0
+    return min(int(decimals), _DECIMALS_MAX)
+
+
+def standings(
     chain: EvmChain, ledger: Domain, job: JobKey, nodes: Sequence[NodeId]
-) -> dict[NodeId, int]:
-    """What each node was paid for the job so far; 0 of one that the ledger does not know.
+) -> dict[NodeId, Standing]:
+    """What each node has of the job; nothing of one that the ledger does not know.
 
     Raises:
         RpcError: the chain cannot be asked.
     """
     calls, name = LedgerCalls(), word_bytes(job)
-    asked = [calls.abi.call("getAccount", name, address_bytes(node)) for node in nodes]
+    addresses = [address_bytes(node) for node in nodes]
+    asked = [calls.abi.call("getAccount", name, address) for address in addresses]
+    asked += [calls.abi.call("creditOf", address) for address in addresses]
     answers = chain.reads(address_bytes(ledger.contract), asked)
-    return {
-        node: 0 if isinstance(answer, RpcRefusedError) else calls.account(answer).paid
-        for node, answer in zip(nodes, answers, strict=True)
-    }
+    found = {}
+    for node, account, credit in zip(nodes, answers, answers[len(nodes) :], strict=False):
+        if isinstance(account, RpcRefusedError) or isinstance(credit, RpcRefusedError):
+            found[node] = Standing()
+            continue
+        told = calls.account(account)
+        (waiting,) = calls.abi.answer("creditOf", credit)
+        found[node] = Standing(told.paid, told.pending, told.release_at_s, waiting)
+    return found

@@ -8,7 +8,8 @@ from hypergpu.cli.ledger.account import (
     ledger_view,
     rows,
     transaction_rows,
-    with_paid,
+    waiting_lines,
+    with_standings,
 )
 from hypergpu.cli.ledger.verifying import (
     Verification,
@@ -54,7 +55,7 @@ def ledger_of(coordinator: Coordinator, job_id: str, chain_url: str = "") -> Led
             note(f"what was paid is not known: {_NOT_NAMED}. {_NAME_ONE}")
         return view
     # What talks to a chain is an extra, and slow to import.
-    from hypergpu.cli.ledger.reading import ledger_at, paid_nodes, settled_on
+    from hypergpu.cli.ledger.reading import ledger_at, settled_on, standings
 
     try:
         with ledger_at(url) as chain:
@@ -62,7 +63,7 @@ def ledger_of(coordinator: Coordinator, job_id: str, chain_url: str = "") -> Led
             if ledger is None:
                 return view
             nodes = [node.id for node in view.nodes]
-            return with_paid(view, paid_nodes(chain, ledger, terms.job, nodes))
+            return with_standings(view, standings(chain, ledger, terms.job, nodes))
     except RefusalError as unreachable:
         note(f"what was paid is not known: {unreachable.detail}")
         return view
@@ -115,6 +116,8 @@ def say_ledger(view: LedgerView, decimals: int) -> None:
         say(line)
     say()
     say_table(COLUMNS, rows(view.nodes, decimals), empty="nobody has worked for it yet")
+    for line in waiting_lines(view.nodes, decimals):
+        say(line)
     if view.transactions:
         say()
         say_table(TRANSACTION_COLUMNS, transaction_rows(view.transactions), empty="")

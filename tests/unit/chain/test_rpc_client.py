@@ -256,3 +256,17 @@ def test_only_an_address_without_anything_that_may_be_a_secret_is_handed_out(
     url: str, told: str
 ) -> None:
     assert open_address(url) == told
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [("0x768d3013", b"\x76\x8d\x30\x13"), ("nothing", b""), ({"a": 1}, b""), ("0" * 99_999, b"")],
+)
+def test_what_a_contract_said_comes_with_the_refusal(told: object, words: bytes) -> None:
+    def reverting(asked: Any) -> Any:
+        refusal = {"code": 3, "message": "execution reverted", "data": told}
+        return {"id": asked["id"], "error": refusal}
+
+    with pytest.raises(RpcRefusedError) as refused:
+        chain(reverting).chain_id()
+    assert refused.value.words == words

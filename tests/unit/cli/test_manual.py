@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from hypergpu.cli.compare.comparison import Comparison
 from hypergpu.cli.ledger.account import LedgerView
-from hypergpu.cli.ledger.acting import Done
+from hypergpu.cli.ledger.acts.done import Done
 from hypergpu.cli.ledger.errand import Disputed
 from hypergpu.cli.ledger.verifying import Verification
 from hypergpu.cli.ledger.wallet import WalletView

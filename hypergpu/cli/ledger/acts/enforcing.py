@@ -1,12 +1,13 @@
 """Makes a ledger act on a dispute's bundle: anybody may, with a key of their own."""
 
-from hypergpu.cli.ledger.acting import Done, NodeOnChain
+from hypergpu.cli.ledger.acts.account import AccountOnChain
+from hypergpu.cli.ledger.acts.done import Done
 from hypergpu.ledger.audit.dispute import Claim, Dispute, dispute_fault
 from hypergpu.ledger.typed import address_bytes, word_bytes
 from hypergpu.refusal import Reason, RefusalError
 
 
-def enforced(anybody: NodeOnChain, dispute: Dispute) -> Done:
+def enforced(anybody: AccountOnChain, dispute: Dispute) -> Done:
     """Record receipts that were left out, or show two of one number.
 
     Raises:
@@ -25,7 +26,7 @@ def enforced(anybody: NodeOnChain, dispute: Dispute) -> Done:
     raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
 
 
-def _recorded(anybody: NodeOnChain, dispute: Dispute) -> Done:
+def _recorded(anybody: AccountOnChain, dispute: Dispute) -> Done:
     """Record what is missing, each receipt under its number."""
     receipts = sorted(
         (one.signed for one in dispute.receipts), key=lambda signed: signed.receipt.sequence
@@ -50,14 +51,14 @@ def _recorded(anybody: NodeOnChain, dispute: Dispute) -> Done:
     return Done(anybody.node, hashes, said)
 
 
-def _first_open(anybody: NodeOnChain, job: bytes, epoch: int) -> int:
+def _first_open(anybody: AccountOnChain, job: bytes, epoch: int) -> int:
     """The earliest epoch that still takes receipts of this one."""
     while anybody.calls.epoch(anybody.asked("getEpoch", job, epoch)).closed_at_s:
         epoch += 1
     return epoch
 
 
-def _shown(anybody: NodeOnChain, dispute: Dispute) -> Done:
+def _shown(anybody: AccountOnChain, dispute: Dispute) -> Done:
     """Show two receipts of one number, which costs the coordinator its bond."""
     coordinator = dispute.signers.coordinator
     answer = anybody.asked("bondOf", address_bytes(coordinator))

@@ -1,0 +1,1 @@
+"""What a node, an operator or anybody does on a ledger, each by its own key."""

@@ -1,0 +1,130 @@
+"""What a node's folder holds of one job, and the keys in folders of this machine."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from hypergpu.cli.ledger.wallet import (
+    CONFLICT_FILE,
+    KEY_FILE,
+    LEDGER_FOLDER,
+    RECEIPTS_FILE,
+    TERMS_FILE,
+    VOUCHER_FILE,
+    kept_receipts,
+)
+from hypergpu.keys.keyfile import passphrase_beside, stored_secret
+from hypergpu.keys.passphrase import passphrase_of_file
+from hypergpu.ledger.receipt import SignedReceipt
+from hypergpu.ledger.terms import Terms
+from hypergpu.ledger.typed import Domain
+from hypergpu.ledger.voucher import SignedVoucher
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.signature import IdentityKey
+
+COORDINATOR_KEY_FILE = Path("identity/coordinator.key")
+
+
+class Held(NamedTuple):
+    """What a node holds of one job."""
+
+    job_id: str
+    terms: Terms
+    receipts: list[SignedReceipt]
+    """In order; behind them one that contradicts another, if the coordinator signed such a one."""
+    voucher: SignedVoucher | None
+
+
+def node_key(state_dir: Path, passphrase_file: Path | None = None) -> IdentityKey:
+    """The node's key, opened by its passphrase file, or by the one beside its folder.
+
+    Raises:
+        RefusalError: FILE_UNUSABLE, there is none, or it does not open.
+    """
+    path = state_dir / KEY_FILE
+    if not path.exists():
+        detail = f"there is no node's key in {state_dir}"
+        raise RefusalError(Reason.FILE_UNUSABLE, detail, fix="name its folder: --state-dir")
+    return _opened(state_dir, path, passphrase_file)
+
+
+def coordinator_key(data_dir: Path, passphrase_file: Path | None = None) -> IdentityKey:
+    """The coordinator's key, as `node_key`.
+
+    Raises:
+        RefusalError: FILE_UNUSABLE, there is none, or it does not open.
+    """
+    path = data_dir / COORDINATOR_KEY_FILE
+    if not path.exists():
+        detail = f"there is no coordinator's key in {data_dir}"
+        fix = "name its folder: --data-dir; the first hypergpu up makes folder and key"
+        raise RefusalError(Reason.FILE_UNUSABLE, detail, fix=fix)
+    return _opened(data_dir, path, passphrase_file)
+
+
+def _opened(folder: Path, path: Path, passphrase_file: Path | None) -> IdentityKey:
+    passphrase = (
+        passphrase_of_file(passphrase_file)
+        if passphrase_file is not None
+        else passphrase_beside(folder, path)
+    )
+    return IdentityKey(stored_secret(path, passphrase))
+
+
+def ledger_of(state_dir: Path, job: str | None) -> Domain:
+    """The ledger that a job counts on; of all jobs where none is named and they share it.
+
+    Raises:
+        RefusalError: as `held_of` and `on_chain`.
+    """
+    if job is None:
+        held = [held_of(state_dir, folder.name) for folder in _folders(state_dir)]
+        ledgers = {each.terms.domain for each in held if each.terms.domain.chain_id}
+        if len(ledgers) == 1:
+            return ledgers.pop()
+    return on_chain(held_of(state_dir, job)).terms.domain
+
+
+def on_chain(held: Held) -> Held:
+    """What is held of a job, if a chain settles it.
+
+    Raises:
+        RefusalError: ARGUMENT_INVALID, none does.
+    """
+    if not held.terms.domain.chain_id:
+        detail = f"{held.job_id} counts on no chain: its coordinator had none when it was created"
+        raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix="see hypergpu node wallet")
+    return held
+
+
+def held_of(state_dir: Path, job: str | None) -> Held:
+    """What a node holds of a job; of its only one when none is named.
+
+    Raises:
+        RefusalError: JOB_UNKNOWN, it holds nothing of it, or of several; FILE_UNUSABLE, a file is
+            damaged.
+    """
+    folders = _folders(state_dir)
+    meant = [folder for folder in folders if job is None or folder.name == job]
+    if len(meant) != 1:
+        names = ", ".join(folder.name for folder in folders) or "nothing"
+        detail = f"the wallet in {state_dir} holds {names}: name one job of it"
+        raise RefusalError(Reason.JOB_UNKNOWN, detail, fix="see hypergpu node wallet")
+    folder = meant[0]
+    try:
+        terms = msgspec.json.decode((folder / TERMS_FILE).read_bytes(), type=Terms)
+        path = folder / VOUCHER_FILE
+        stored = path.read_bytes() if path.exists() else None
+        voucher = None if stored is None else msgspec.json.decode(stored, type=SignedVoucher)
+        receipts = kept_receipts(folder / RECEIPTS_FILE)
+        if (folder / CONFLICT_FILE).exists():
+            stored = (folder / CONFLICT_FILE).read_bytes()
+            receipts.append(msgspec.json.decode(stored, type=SignedReceipt))
+    except (OSError, msgspec.MsgspecError) as broken:
+        raise RefusalError(Reason.FILE_UNUSABLE, f"{folder}: {broken}") from broken
+    return Held(folder.name, terms, receipts, voucher)
+
+
+def _folders(state_dir: Path) -> list[Path]:
+    return sorted(path.parent for path in (state_dir / LEDGER_FOLDER).glob(f"*/{TERMS_FILE}"))
