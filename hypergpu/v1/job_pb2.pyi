@@ -768,8 +768,9 @@ class LedgerTransaction(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     BLOCK_FIELD_NUMBER: builtins.int
+    ATTEMPTS_FIELD_NUMBER: builtins.int
     hash: builtins.str
-    """Of its newest attempt: 0x and 64 hex digits."""
+    """Of the attempt that is in the block, else of its newest: 0x and 64 hex digits."""
     purpose: builtins.str
     """What it is for, for example "close/JOB/3"."""
     epoch: builtins.int
@@ -777,6 +778,10 @@ class LedgerTransaction(google.protobuf.message.Message):
     """"waiting", "mined", "final" or what else has become of it."""
     block: builtins.int
     """0: none."""
+    @property
+    def attempts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """All of its hashes, oldest first: it was signed again for a higher fee, and either may be mined."""
+
     def __init__(
         self,
         *,
@@ -785,8 +790,9 @@ class LedgerTransaction(google.protobuf.message.Message):
         epoch: builtins.int = ...,
         state: builtins.str = ...,
         block: builtins.int = ...,
+        attempts: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block", b"block", "epoch", b"epoch", "hash", b"hash", "purpose", b"purpose", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempts", b"attempts", "block", b"block", "epoch", b"epoch", "hash", b"hash", "purpose", b"purpose", "state", b"state"]) -> None: ...
 
 global___LedgerTransaction = LedgerTransaction
 

@@ -81,6 +81,8 @@ class Found(msgspec.Struct, frozen=True):
 
     block: BlockName
     is_success: bool
+    hash: bytes | None = None
+    """Of the attempt; None: not known which."""
 
 
 class Sighting(msgspec.Struct, frozen=True, kw_only=True):

@@ -151,25 +151,26 @@ class Pump:
 
     def _note(self, turn: Collected, row: OutboxRow, seen: Sighting, verdict: Ruling) -> None:
         """Take down what a ruling changes in what is stored."""
-        block = seen.found.block if seen.found else None
+        place = seen.found
+        block = place.block if place else None
         if verdict.deed is Deed.HALT:
             if not self.is_mending:
                 turn.halt = _last_words(row, verdict.reason)
                 turn.halt_fix = _FOREIGN_FIX if block is None else ""
             if (row.state, row.block) != (TransactionState.FAILED, block):
-                turn.progress.append(_progress(row, TransactionState.FAILED, block))
+                turn.progress.append(_progress(row, TransactionState.FAILED, place))
         elif verdict.deed is Deed.NOTE_MISSING:
             self._move(turn, row, TransactionState.WAITING, None)
             self._remembered.pop(row.transaction.nonce, None)
-        elif block is not None and verdict.deed is Deed.NOTE_MINED:
-            self._move(turn, row, TransactionState.MINED, block)
-        elif block is not None and verdict.deed is Deed.FINISH:
-            self._move(turn, row, TransactionState.FINAL, block)
+        elif place is not None and verdict.deed is Deed.NOTE_MINED:
+            self._move(turn, row, TransactionState.MINED, place)
+        elif place is not None and verdict.deed is Deed.FINISH:
+            self._move(turn, row, TransactionState.FINAL, place)
 
     def _move(
-        self, turn: Collected, row: OutboxRow, state: TransactionState, block: BlockName | None
+        self, turn: Collected, row: OutboxRow, state: TransactionState, place: Found | None
     ) -> None:
-        turn.progress.append(_progress(row, state, block))
+        turn.progress.append(_progress(row, state, place))
         turn.states[row.transaction.nonce] = state
         if state is TransactionState.WAITING:
             turn.moves.append((row, Move.MISSING))
@@ -196,7 +197,7 @@ class Pump:
         for row in rows:
             nonce, block = row.transaction.nonce, row.block
             if _is_mined(row) and block and turn.canonical_hash(block.number) == block.hash:
-                found[nonce] = Found(block, is_success=True)
+                found[nonce] = Found(block, is_success=True, hash=row.mined_hash)
             elif nonce < next_nonce:
                 asked += [(nonce, each.attempt) for each in row.attempts]
         places = self._chain.inclusions([attempt.hash for _, attempt in asked])
@@ -205,7 +206,8 @@ class Pump:
             if place is not None:
                 self._check_place(turn, place)
                 block = BlockName(place.block_number, place.block_hash)
-                found[nonce] = Found(block, place.is_success and not attempt.is_void)
+                is_success = place.is_success and not attempt.is_void
+                found[nonce] = Found(block, is_success, attempt.hash)
                 turn.events += place.events
         return found
 
@@ -364,11 +366,12 @@ def _is_mined(row: OutboxRow) -> bool:
     return row.state is TransactionState.MINED
 
 
-def _progress(row: OutboxRow, state: TransactionState, block: BlockName | None) -> Progress:
+def _progress(row: OutboxRow, state: TransactionState, place: Found | None) -> Progress:
     mined_ms = row.mined_ms
+    block, mined_hash = (place.block, place.hash) if place else (None, None)
     if block is None:
         mined_ms = None
     elif mined_ms is None:
         mined_ms = unix_ms()
     is_sent = row.is_sent or block is not None
-    return Progress(row.transaction.nonce, state, is_sent, block, mined_ms)
+    return Progress(row.transaction.nonce, state, is_sent, block, mined_ms, mined_hash)

@@ -71,6 +71,8 @@ class TransactionView(msgspec.Struct, frozen=True):
     epoch: int
     state: str
     block: int
+    attempts: list[str] = []
+    """All of its hashes, oldest first. It was signed again for a higher fee: any may be mined."""
 
 
 class ChainView(msgspec.Struct, frozen=True):
@@ -144,7 +146,8 @@ def _with_standing(node: NodeAccountView, has: Standing) -> NodeAccountView:
 
 
 def _transaction_view(row: job_pb2.LedgerTransaction) -> TransactionView:
-    return TransactionView(row.hash, row.purpose, row.epoch, row.state, row.block)
+    attempts = list(row.attempts) or [row.hash]
+    return TransactionView(row.hash, row.purpose, row.epoch, row.state, row.block, attempts)
 
 
 def _chain_view(chain: job_pb2.ChainState) -> ChainView:

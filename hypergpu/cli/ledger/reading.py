@@ -45,13 +45,14 @@ def ledger_at(url: str) -> Iterator[EvmChain]:
         rpc.close()
 
 
-def settled_on(chain: EvmChain, terms: Terms, opening: str) -> Domain | None:
+def settled_on(chain: EvmChain, terms: Terms, openings: Sequence[str]) -> Domain | None:
     """The ledger that a job is settled on; None: no block has opened it on one.
 
     Args:
         chain: Of the coordinator.
         terms: Of the job. Where they name a ledger, it is that.
-        opening: The transaction that opened it, by the coordinator; empty where there is none.
+        openings: The hashes of the transaction that opened it, by the coordinator: it may have
+            several, one of which is in a block.
 
     Raises:
         RpcError: the chain cannot be asked.
@@ -59,7 +60,7 @@ def settled_on(chain: EvmChain, terms: Terms, opening: str) -> Domain | None:
     if terms.domain.chain_id:
         return terms.domain
     opened, job = Abi(artifact(CONTRACT).abi).topic("JobOpened"), word_bytes(terms.job)
-    places = chain.inclusions([octets(opening)] if opening else [])
+    places = chain.inclusions([octets(name) for name in openings])
     for event in (event for place in places if place is not None for event in place.events):
         if event.topics[:2] == (opened, job):
             return Domain(chain.chain_id(), Address(f"0x{event.address.hex()}"))

@@ -1,5 +1,7 @@
 """A job's accounts from its coordinator and its chain, and the tables of them."""
 
+from collections.abc import Sequence
+
 from hypergpu.cli.ledger.account import (
     COLUMNS,
     TRANSACTION_COLUMNS,
@@ -59,7 +61,7 @@ def ledger_of(coordinator: Coordinator, job_id: str, chain_url: str = "") -> Led
 
     try:
         with ledger_at(url) as chain:
-            ledger = settled_on(chain, terms, _opening(view))
+            ledger = settled_on(chain, terms, _openings(view))
             if ledger is None:
                 return view
             nodes = [node.id for node in view.nodes]
@@ -94,20 +96,21 @@ def verification_of(coordinator: Coordinator, job_id: str, chain_url: str = "") 
     from hypergpu.cli.ledger.reading import job_fact, ledger_at, settled_on
 
     with ledger_at(url) as chain:
-        ledger = settled_on(chain, terms, _opening(view))
+        ledger = settled_on(chain, terms, _openings(view))
         if ledger is None:
-            return not_audited(found, f"{_unopened(_opening(view))} (chain {chain.chain_id()})")
+            return not_audited(found, f"{_unopened(_openings(view))} (chain {chain.chain_id()})")
         fact = job_fact(chain, ledger, terms.job)
         return audited(found, fact, receipts, signed_for=terms.domain)
 
 
-def _unopened(opening: str) -> str:
-    return f"{_NOT_FOUND} {opening}" if opening else _NOT_OPENED
+def _unopened(openings: Sequence[str]) -> str:
+    return f"{_NOT_FOUND} {' or '.join(openings)}" if openings else _NOT_OPENED
 
 
-def _opening(view: LedgerView) -> str:
-    """The hash of the transaction that opened a job, by its coordinator; empty: there is none."""
-    return next((one.hash for one in view.transactions if one.purpose == f"open/{view.job}"), "")
+def _openings(view: LedgerView) -> list[str]:
+    """The hashes that the transaction that opened a job may have, by its coordinator."""
+    purpose = f"open/{view.job}"
+    return [name for one in view.transactions if one.purpose == purpose for name in one.attempts]
 
 
 def say_ledger(view: LedgerView, decimals: int) -> None:

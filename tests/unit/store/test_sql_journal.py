@@ -11,7 +11,15 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
+from coordinator.core.settlement.sending import Attempt, TransactionState
 from coordinator.shell.journal import migrations
+from coordinator.shell.journal.ledger.records import (
+    AccountName,
+    OutboxChange,
+    OutboxRow,
+    SealedTransaction,
+    SignedAttempt,
+)
 from coordinator.shell.journal.records import (
     Entry,
     JournalError,
@@ -23,7 +31,8 @@ from coordinator.shell.journal.recovery import recover
 from coordinator.shell.journal.sql.engine import journal_url, make_engine
 from coordinator.shell.journal.sql.store import SqlJournal
 from coordinator.shell.journal.sql.tables import METADATA, SCHEMA_REVISION
-from hypergpu.ids import JobId, NodeId
+from hypergpu.ids import Address, JobId, NodeId
+from hypergpu.units import Milliseconds
 
 JOB = JobId("job-00000000000a")
 NODE = NodeId("0x" + "a1" * 20)
@@ -87,6 +96,32 @@ def test_the_code_is_written_for_the_newest_migration() -> None:
     config.set_main_option("script_location", str(Path(migrations.__file__).parent))
     config.set_main_option("path_separator", "os")
     assert ScriptDirectory.from_config(config).get_current_head() == SCHEMA_REVISION
+
+
+def test_what_an_older_version_sent_is_still_there_and_named_by_its_newest_signing(
+    path: Path,
+) -> None:
+    account = AccountName(1, Address("0x" + "ab" * 20))
+    sealed = SealedTransaction(
+        account=account, nonce=0, purpose="x", to=b"", call=b"", gas=1, sealed_ms=Milliseconds(1)
+    )
+    signings = tuple(
+        SignedAttempt(Attempt(hash=each * 32, max_fee_wei=1, tip_wei=1), b"raw")
+        for each in (b"a", b"b")
+    )
+    journal = SqlJournal(str(path))
+    row = OutboxRow(transaction=sealed, attempts=signings)
+    journal.write(OutboxChange(account=account, sealed=(row,)))
+    journal.close()
+    engine = make_engine(journal_url(str(path)))
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE transactions DROP COLUMN mined_hash"))
+        connection.execute(text("UPDATE alembic_version SET version_num = '0002'"))
+    engine.dispose()
+    journal = SqlJournal(str(path))
+    (found,) = journal.transactions(account, states=tuple(TransactionState))
+    assert (found.mined_hash, found.hash) == (None, b"b" * 32)
+    journal.close()
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://host/db", "://"])

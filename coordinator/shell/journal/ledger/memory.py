@@ -272,6 +272,7 @@ def _advance(shelves: _Shelves, change: OutboxChange) -> None:
                 is_sent=progress.is_sent,
                 block=progress.block,
                 mined_ms=progress.mined_ms,
+                mined_hash=progress.mined_hash,
             )
     for epoch in change.epochs:
         key = (epoch.job_id, epoch.number)

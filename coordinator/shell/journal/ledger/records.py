@@ -125,6 +125,13 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     block: BlockName | None = None
     mined_ms: Milliseconds | None = None
     """Unix time at which it was last seen in a block for the first time."""
+    mined_hash: bytes | None = None
+    """Of the attempt that is in ``block``; None: in none, or it was noted before schema 3."""
+
+    @property
+    def hash(self) -> bytes:
+        """By which it is found on the chain; while no block has it, that of its newest attempt."""
+        return self.mined_hash or self.attempts[-1].attempt.hash
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,6 +177,8 @@ class Progress(NamedTuple):
     is_sent: bool
     block: BlockName | None
     mined_ms: Milliseconds | None
+    mined_hash: bytes | None = None
+    """Of the attempt that is in ``block``."""
 
 
 class OutboxChange(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from sqlalchemy import (
     Table,
 )
 
-SCHEMA_REVISION = "0002"
+SCHEMA_REVISION = "0003"
 """The migration this code is written for."""
 
 METADATA = MetaData()
@@ -168,6 +168,7 @@ TRANSACTIONS = Table(
     Column("block_hash", LargeBinary, nullable=True),
     Column("mined_ms", BigInteger, nullable=True),
     Column("body", LargeBinary, nullable=False),
+    Column("mined_hash", LargeBinary, nullable=True),
     Index("transactions_by_purpose", "chain_id", "address", "purpose", unique=True),
     Index("transactions_by_state", "chain_id", "address", "state"),
 )

@@ -73,12 +73,14 @@ def _transactions(
     parts: Parts, settling: "Settling", job_id: JobId
 ) -> list[job_pb2.LedgerTransaction]:
     rows = parts.journal.transactions(settling.account, states=tuple(TransactionState))
-    return [_transaction_message(row) for row in rows if row.transaction.job_id == job_id]
+    return [transaction_message(row) for row in rows if row.transaction.job_id == job_id]
 
 
-def _transaction_message(row: OutboxRow) -> job_pb2.LedgerTransaction:
+def transaction_message(row: OutboxRow) -> job_pb2.LedgerTransaction:
+    """A transaction as it is told."""
     return job_pb2.LedgerTransaction(
-        hash="0x" + row.attempts[-1].attempt.hash.hex(),
+        hash=f"0x{row.hash.hex()}",
+        attempts=[f"0x{each.attempt.hash.hex()}" for each in row.attempts],
         purpose=row.transaction.purpose,
         epoch=row.transaction.epoch,
         state=row.state.value,

@@ -119,8 +119,9 @@ def test_sums_that_the_root_does_not_bear_are_said_and_the_others_follow_from_th
     told = audited(found, tampered, town.receipts)
     assert not told.is_sound
     assert told.faults[0] == (
-        f"chain: batch: epoch 0: batch 0: its sums for {one.node} are {one.samples + 1} samples and a score"
-        f" of {one.score}, the receipts under its root come to {one.samples} and {one.score}"
+        f"chain: batch: epoch 0: batch 0: its sums for {one.node} are {one.samples + 1} samples and"
+        f" a score of {one.score}, the receipts under its root come to {one.samples} and"
+        f" {one.score}"
     )
 
 

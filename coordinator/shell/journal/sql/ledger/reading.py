@@ -223,4 +223,5 @@ def _outbox_row(row: Row[tuple[object, ...]], attempts: tuple[SignedAttempt, ...
         is_sent=row.is_sent,
         block=None if number is None else BlockName(number, row.block_hash),
         mined_ms=None if row.mined_ms is None else Milliseconds(row.mined_ms),
+        mined_hash=row.mined_hash,
     )

@@ -43,6 +43,7 @@ _ADVANCE = (
         block_number=bindparam("block_number"),
         block_hash=bindparam("block_hash"),
         mined_ms=bindparam("mined_ms"),
+        mined_hash=bindparam("mined_hash"),
     )
 )
 _SEAL_RECEIPTS = (
@@ -231,6 +232,7 @@ def _advance(connection: Connection, account: AccountName, progress: tuple[Progr
             "block_number": None if one.block is None else one.block.number,
             "block_hash": None if one.block is None else one.block.hash,
             "mined_ms": one.mined_ms,
+            "mined_hash": one.mined_hash,
         }
         for one in progress
     ]
@@ -251,7 +253,16 @@ def _transaction_row(account: AccountName, row: OutboxRow) -> Row:
     body = msgspec.msgpack.encode(transaction)
     place = (None, None, None)
     state = row.state.value
-    return (*account, transaction.nonce, transaction.purpose, state, row.is_sent, *place, body)
+    return (
+        *account,
+        transaction.nonce,
+        transaction.purpose,
+        state,
+        row.is_sent,
+        *place,
+        body,
+        None,
+    )
 
 
 def _attempt_row(account: AccountName, nonce: int, number: int, attempt: SignedAttempt) -> Row:
