@@ -9,6 +9,15 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from hypergpu.chain.ledger import LedgerCalls
+from hypergpu.chain.rpc.errors import (
+    RpcError,
+    RpcGarbledError,
+    RpcLimitedError,
+    RpcRefusedError,
+    RpcUnreachableError,
+)
+
 Script = Callable[[list[dict[str, Any]], bytes], "Answer | None"]
 """Given the calls of a request and the chain's own answer, what to say instead; None: the truth."""
 
@@ -172,3 +181,94 @@ class Behind:
     def _is_newer(self, call: dict[str, Any], own: int) -> bool:
         at = call["params"][1]
         return isinstance(at, dict) and self._numbers[at["blockHash"]] > own
+
+
+FORGED = "0x" + "ab" * 32
+
+
+def lies_about(method: str, change: Any, *, like: tuple[str, ...] = ()) -> Script:
+    """Another result of a method; of ``eth_call``, of these functions of the ledger alone."""
+    selectors = {"0x" + LedgerCalls().abi.selector(name).hex() for name in like}
+
+    def script(calls: list[dict[str, Any]], truth: bytes) -> Answer | None:
+        is_meant = calls[0]["method"] == method
+        if is_meant and selectors:
+            is_meant = calls[0]["params"][0]["data"][:10] in selectors
+        return with_results(truth, change) if is_meant else None
+
+    return script
+
+
+def zeros(result: str) -> str:
+    return "0x" + "0" * (len(result) - 2)
+
+
+def renamed(field: str, value: object) -> Any:
+    return lambda result: result | {field: value}
+
+
+FAULTS: dict[str, tuple[Script, type[RpcError], str]] = {
+    "limited": (
+        lambda _calls, _truth: Answer(status=429, retry_after_s=7),
+        RpcLimitedError,
+        "asks for fewer calls",
+    ),
+    "unavailable": (lambda _calls, _truth: Answer(status=503), RpcLimitedError, "HTTP 503"),
+    "broken": (lambda _calls, _truth: Answer(b"oops", status=500), RpcUnreachableError, "HTTP 500"),
+    "silent": (
+        lambda _calls, _truth: Answer(is_silent=True),
+        RpcUnreachableError,
+        "no answer in time",
+    ),
+    "cut off": (
+        lambda _calls, truth: Answer(truth, is_cut_off=True),
+        RpcUnreachableError,
+        "broke off",
+    ),
+    "no JSON": (lambda _calls, _truth: Answer(b"<html>"), RpcGarbledError, "no JSON-RPC"),
+    "another block": (
+        lies_about("eth_getBlockByNumber", renamed("number", "0xffff")),
+        RpcGarbledError,
+        "asked for block",
+    ),
+    "another transaction": (
+        lies_about("eth_getTransactionReceipt", renamed("transactionHash", FORGED)),
+        RpcGarbledError,
+        "asked for transaction",
+    ),
+    "a block that holds nothing": (
+        lies_about("eth_getBlockByNumber", renamed("transactions", [])),
+        RpcGarbledError,
+        "which does not hold it",
+    ),
+    "another name": (
+        lies_about("eth_sendRawTransaction", lambda _result: FORGED),
+        RpcGarbledError,
+        "calls it",
+    ),
+    "contracts that say nothing but zeros": (
+        lies_about("eth_call", zeros),
+        RpcGarbledError,
+        "is coordinated by 0x0000",
+    ),
+    "shares and epochs that are all zeros": (
+        lies_about("eth_call", zeros, like=("getContribution", "getEpoch")),
+        RpcGarbledError,
+        "epoch 0 of job-00000000000a is open, and a block holds what it paid",
+    ),
+    "shares that are all zeros": (
+        lies_about("eth_call", zeros, like=("getContribution",)),
+        RpcGarbledError,
+        "4 nodes have no share in epoch 0 of job-00000000000a",
+    ),
+    "a replica that is behind": (
+        Behind(4, knows_better=False),
+        RpcRefusedError,
+        "Resource not found",
+    ),
+    "a replica that is behind and answers all the same": (
+        Behind(4, knows_better=True),
+        RpcGarbledError,
+        "is open, and a block holds what it paid",
+    ),
+}

@@ -1,5 +1,4 @@
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -8,29 +7,14 @@ from coordinator.core.settlement.patience import MOST_MS
 from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.pump import HaltError
 from hypergpu.chain.keylock import KeyLock
-from hypergpu.chain.ledger import LedgerCalls
-from hypergpu.chain.rpc.errors import (
-    RpcError,
-    RpcGarbledError,
-    RpcLimitedError,
-    RpcRefusedError,
-    RpcUnreachableError,
-)
+from hypergpu.chain.rpc.errors import RpcLimitedError, RpcUnreachableError
 from hypergpu.ids import Address
 from hypergpu.refusal import Reason, RefusalError
 from tests.chain.ground import PROFILE, Ground
-from tests.chain.misbehaving_rpc import (
-    Answer,
-    Behind,
-    MisbehavingRpc,
-    Script,
-    misbehaving,
-    with_results,
-)
+from tests.chain.misbehaving_rpc import FAULTS, MisbehavingRpc, misbehaving
 from tests.signed_receipts import COORDINATOR, node_key
 
 ALL = [TransactionState.WAITING, TransactionState.MINED]
-FORGED = "0x" + "ab" * 32
 
 
 @pytest.fixture
@@ -44,94 +28,6 @@ def take_turns(ground: Ground, count: int) -> None:
     for _ in range(count):
         ground.turn()
         ground.mine()
-
-
-def lies_about(method: str, change: Any, *, like: tuple[str, ...] = ()) -> Script:
-    """Another result of a method; of ``eth_call``, of these functions of the ledger alone."""
-    selectors = {"0x" + LedgerCalls().abi.selector(name).hex() for name in like}
-
-    def script(calls: list[dict[str, Any]], truth: bytes) -> Answer | None:
-        is_meant = calls[0]["method"] == method
-        if is_meant and selectors:
-            is_meant = calls[0]["params"][0]["data"][:10] in selectors
-        return with_results(truth, change) if is_meant else None
-
-    return script
-
-
-def zeros(result: str) -> str:
-    return "0x" + "0" * (len(result) - 2)
-
-
-def renamed(field: str, value: object) -> Any:
-    return lambda result: result | {field: value}
-
-
-FAULTS: dict[str, tuple[Script, type[RpcError], str]] = {
-    "limited": (
-        lambda _calls, _truth: Answer(status=429, retry_after_s=7),
-        RpcLimitedError,
-        "asks for fewer calls",
-    ),
-    "unavailable": (lambda _calls, _truth: Answer(status=503), RpcLimitedError, "HTTP 503"),
-    "broken": (lambda _calls, _truth: Answer(b"oops", status=500), RpcUnreachableError, "HTTP 500"),
-    "silent": (
-        lambda _calls, _truth: Answer(is_silent=True),
-        RpcUnreachableError,
-        "no answer in time",
-    ),
-    "cut off": (
-        lambda _calls, truth: Answer(truth, is_cut_off=True),
-        RpcUnreachableError,
-        "broke off",
-    ),
-    "no JSON": (lambda _calls, _truth: Answer(b"<html>"), RpcGarbledError, "no JSON-RPC"),
-    "another block": (
-        lies_about("eth_getBlockByNumber", renamed("number", "0xffff")),
-        RpcGarbledError,
-        "asked for block",
-    ),
-    "another transaction": (
-        lies_about("eth_getTransactionReceipt", renamed("transactionHash", FORGED)),
-        RpcGarbledError,
-        "asked for transaction",
-    ),
-    "a block that holds nothing": (
-        lies_about("eth_getBlockByNumber", renamed("transactions", [])),
-        RpcGarbledError,
-        "which does not hold it",
-    ),
-    "another name": (
-        lies_about("eth_sendRawTransaction", lambda _result: FORGED),
-        RpcGarbledError,
-        "calls it",
-    ),
-    "contracts that say nothing but zeros": (
-        lies_about("eth_call", zeros),
-        RpcGarbledError,
-        "is coordinated by 0x0000",
-    ),
-    "shares and epochs that are all zeros": (
-        lies_about("eth_call", zeros, like=("getContribution", "getEpoch")),
-        RpcGarbledError,
-        "epoch 0 of job-00000000000a is open, and a block holds what it paid",
-    ),
-    "shares that are all zeros": (
-        lies_about("eth_call", zeros, like=("getContribution",)),
-        RpcGarbledError,
-        "4 nodes have no share in epoch 0 of job-00000000000a",
-    ),
-    "a replica that is behind": (
-        Behind(4, knows_better=False),
-        RpcRefusedError,
-        "Resource not found",
-    ),
-    "a replica that is behind and answers all the same": (
-        Behind(4, knows_better=True),
-        RpcGarbledError,
-        "is open, and a block holds what it paid",
-    ),
-}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

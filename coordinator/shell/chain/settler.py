@@ -1,6 +1,6 @@
 """One run on one chain: reach it, see that a ledger is there, then turn after turn."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,10 +18,12 @@ from coordinator.shell.chain.founding import (
 )
 from coordinator.shell.chain.mending.mender import Mender
 from coordinator.shell.chain.pump import HaltError, Pump
+from coordinator.shell.chain.reading.head import HeadWatch
 from coordinator.shell.chain.sealer import Sealer
 from coordinator.shell.chain.sending import Account
 from coordinator.shell.chain.site import LedgerSite
 from coordinator.shell.chain.turns import Turn
+from coordinator.shell.clock import monotonic_ms
 from coordinator.shell.journal.ledger.interface import Outbox
 from hypergpu.chain.profiles import ChainProfile
 from hypergpu.chain.rpc.answers import Block
@@ -30,6 +32,7 @@ from hypergpu.chain.rpc.client import Rpc
 from hypergpu.ids import Address, JobId
 from hypergpu.ledger.typed import address_bytes
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()
 
@@ -45,6 +48,8 @@ class SettlingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where keys are locked: one folder for all that may use them."""
     retries_failed: bool = False
     """Whether transactions that failed are signed again, once, at this start."""
+    now_ms: Callable[[], Milliseconds] = monotonic_ms
+    """By which clock a chain is found to stand still."""
 
 
 class SettlerTurn(NamedTuple):
@@ -75,6 +80,7 @@ class Settler:
         self._options = options
         self._escrow = escrow
         self._pump = Pump(self._chain, account, outbox, options.profile)
+        self._head = HeadWatch(options.profile.block_ms, options.now_ms)
         self._read_at = -1
         self._is_checked = False
         self._elsewhere: dict[JobId, str] = {}
@@ -102,6 +108,8 @@ class Settler:
             RefusalError: the ledger is not the one it should be.
         """
         turn = self._pumped()
+        if still := self._head.complaint(turn):
+            turn = turn._replace(complaints=(*turn.complaints, still))
         head = turn.head
         if any(event.topics[:1] == (self.site.skipped_topic,) for event in turn.events):
             self._sealer.is_reconcile_due = True

@@ -1,15 +1,26 @@
 """What contracts say comes from a replica that is behind, or is wrong: no epoch is over by that."""
 
+import json
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from coordinator.core.settlement.epoch import EpochState
+from coordinator.core.settlement.patience import STILL_MS, standstill
 from hypergpu.chain.rpc.errors import RpcError, RpcGarbledError
 from hypergpu.ledger.settlement.state import ShareState
-from tests.chain.ground import JOB, NODES, Ground
-from tests.chain.misbehaving_rpc import Behind, MisbehavingRpc, Script, misbehaving
-from tests.chain.test_chain_faults import lies_about, zeros
+from hypergpu.units import Milliseconds
+from tests.chain.ground import JOB, NODES, PROFILE, Ground
+from tests.chain.misbehaving_rpc import (
+    Answer,
+    Behind,
+    MisbehavingRpc,
+    Script,
+    lies_about,
+    misbehaving,
+    zeros,
+)
 
 _TURNS = 12
 
@@ -121,3 +132,61 @@ def test_an_epoch_that_is_doubtful_does_not_keep_others_from_going_on(
     rpc.script = lambda _calls, _truth: None
     ground.settle()
     ground.check_exact(3)
+
+
+def same_head() -> Script:
+    """The newest block stays what it was when this was first asked."""
+    first: list[bytes] = []
+
+    def script(calls: list[dict[str, Any]], truth: bytes) -> Answer | None:
+        is_head = calls[0]["method"] == "eth_getBlockByNumber" and calls[0]["params"][0] == "latest"
+        if not is_head:
+            return None
+        first.append(truth)
+        return Answer(json.dumps(json.loads(first[0]) | {"id": calls[0]["id"]}).encode())
+
+    return script
+
+
+def test_a_newest_block_that_stays_the_same_is_told_while_something_waits_for_another(
+    ground: Ground, rpc: MisbehavingRpc
+) -> None:
+    now = [Milliseconds(0)]
+    ground.start_with(now_ms=lambda: now[0])
+    ground.opened()
+
+    def told(after_ms: int) -> tuple[str, ...]:
+        ground.mine()
+        now[0] = Milliseconds(now[0] + after_ms)
+        return ground.turn().complaints
+
+    rpc.script = same_head()
+    # Nothing waits: a chain need not make blocks for nobody.
+    assert [told(0), told(STILL_MS)] == [(), ()]
+    ground.earn(0, range(1))
+    ground.turn()
+    head = ground.turn().head
+    still = (standstill(head.number, head.time_s, STILL_MS, PROFILE.block_ms),)
+    assert [told(0), told(STILL_MS - 1), told(1), told(STILL_MS)] == [(), (), still, still]
+    rpc.script = lambda _calls, _truth: None
+    assert told(STILL_MS) == ()
+
+    ground.earn(0, range(1, 2))
+    ground.turn()
+    rpc.script = same_head()
+    assert [told(0), told(STILL_MS - 1)] == [(), ()]
+    assert "stands still" in "".join(told(1))
+    rpc.script = lambda _calls, _truth: None
+    ground.end(0, is_last=True)
+    ground.settle()
+    ground.check_exact(2)
+
+
+def test_a_slow_chain_has_ten_blocks_time_before_it_is_said_to_stand_still() -> None:
+    slow_ms = 60_000
+    assert standstill(7, 0, 10 * slow_ms - 1, slow_ms) == ""
+    assert standstill(7, 0, 10 * slow_ms, slow_ms) == (
+        "no new block since 1970-01-01 00:00:00 UTC (block 7): the chain or its RPC stands still"
+    )
+    assert standstill(7, 0, STILL_MS - 1, 1) == ""
+    assert standstill(7, 0, STILL_MS, 1) != ""

@@ -1,1 +1,1 @@
-"""What the ledger is asked about epochs, as of one block."""
+"""What is read off the chain beside transactions: its head, and what the ledger says of epochs."""
