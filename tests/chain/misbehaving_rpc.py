@@ -199,6 +199,22 @@ def lies_about(method: str, change: Any, *, like: tuple[str, ...] = ()) -> Scrip
     return script
 
 
+NOTHING_DONE = {"status": "0x0", "logs": []}
+
+
+def once(script: Script) -> Script:
+    """The first answer that a script would change, and no other."""
+    changed: list[Answer] = []
+
+    def first(calls: list[dict[str, Any]], truth: bytes) -> Answer | None:
+        answer = None if changed else script(calls, truth)
+        if answer is not None:
+            changed.append(answer)
+        return answer
+
+    return first
+
+
 def zeros(result: str) -> str:
     return "0x" + "0" * (len(result) - 2)
 
@@ -235,6 +251,16 @@ FAULTS: dict[str, tuple[Script, type[RpcError], str]] = {
         lies_about("eth_getTransactionReceipt", renamed("transactionHash", FORGED)),
         RpcGarbledError,
         "asked for transaction",
+    ),
+    "a failure that did something": (
+        lies_about("eth_getTransactionReceipt", renamed("status", "0x0")),
+        RpcGarbledError,
+        r"failed, and gives \d+ events of it",
+    ),
+    "a failure that is none in the next answer": (
+        once(lies_about("eth_getTransactionReceipt", lambda told: told | NOTHING_DONE)),
+        RpcGarbledError,
+        r"failed in block \d+, and in its next answer something else",
     ),
     "a block that holds nothing": (
         lies_about("eth_getBlockByNumber", renamed("transactions", [])),

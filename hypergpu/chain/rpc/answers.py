@@ -105,7 +105,7 @@ def inclusion(value: object, transaction: bytes) -> Inclusion:
     """Read what an RPC calls a transaction's receipt.
 
     Raises:
-        RpcGarbledError: it is none, or another transaction's.
+        RpcGarbledError: it is none, another transaction's, or of one that failed and did something.
     """
     fields = _fields(value, "a transaction's receipt")
     named = octets(fields.get("transactionHash"), HASH_BYTES)
@@ -114,7 +114,7 @@ def inclusion(value: object, transaction: bytes) -> Inclusion:
             f"asked for transaction 0x{transaction.hex()}, the chain's RPC gave 0x{named.hex()}"
         )
     made = fields.get("contractAddress")
-    return Inclusion(
+    found = Inclusion(
         hash=transaction,
         block_number=quantity(fields.get("blockNumber")),
         block_hash=octets(fields.get("blockHash"), HASH_BYTES),
@@ -123,6 +123,12 @@ def inclusion(value: object, transaction: bytes) -> Inclusion:
         contract=b"" if made is None else octets(made, ADDRESS_BYTES),
         events=tuple(_event(each) for each in _list(fields, "logs")),
     )
+    if found.events and not found.is_success:
+        raise RpcGarbledError(
+            f"the chain's RPC says that transaction 0x{transaction.hex()} failed, and gives"
+            f" {len(found.events)} events of it: what fails has none"
+        )
+    return found
 
 
 def _is_success(value: object) -> bool:

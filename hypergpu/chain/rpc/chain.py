@@ -96,7 +96,22 @@ class EvmChain:
         ]
 
     def inclusions(self, hashes: Sequence[bytes]) -> list[Inclusion | None]:
-        """Where transactions lie. None: ask again, it need not mean that one is not mined."""
+        """Where transactions lie. None: ask again, it need not mean that one is not mined.
+
+        A failure stops its caller for good, so it is believed only if it is said twice.
+        """
+        found = self._inclusions(hashes)
+        failed = [one for one in found if one is not None and not one.is_success]
+        again = self._inclusions([one.hash for one in failed])
+        for one, other in zip(failed, again, strict=True):
+            if other != one:
+                raise RpcGarbledError(
+                    f"the chain's RPC at {self.where} says that transaction 0x{one.hash.hex()}"
+                    f" failed in block {one.block_number}, and in its next answer something else"
+                )
+        return found
+
+    def _inclusions(self, hashes: Sequence[bytes]) -> list[Inclusion | None]:
         calls = [Call("eth_getTransactionReceipt", (_hex(each),)) for each in hashes]
         return [
             None if answer is None else inclusion(answer, each)
