@@ -151,10 +151,7 @@ def stake(
 @app.command()
 def unstake(
     amount: Annotated[
-        int | None,
-        typer.Argument(
-            parser=_amount_or_all, metavar="AMOUNT|all", help="In the token's smallest unit."
-        ),
+        str, typer.Argument(metavar="AMOUNT|all", help="In the token's smallest unit.")
     ],
     job: _Held = None,
     *,
@@ -166,8 +163,9 @@ def unstake(
     """Ask for stake back; run again once its wait is over, it is taken."""
     from hypergpu.cli.ledger.errand import on_ledger
 
+    wanted = _amount_or_all(amount)
     on_ledger(
-        lambda node: node.unstake(amount),
+        lambda node: node.unstake(wanted),
         whose=(state_dir, passphrase_file, job),
         chain_url=chain_url,
         as_json=as_json,

@@ -49,6 +49,8 @@ class _Claim:
         self.parts: list[str] = []
         self._amounts: dict[str, int] = {}
         self._ready_at_s: list[int] = []
+        self._coming = 0
+        """In shares that can be paid later, without the voucher."""
 
     def release(self) -> None:
         """Have a claim paid whose window is over."""
@@ -73,6 +75,7 @@ class _Claim:
                     f"{shown} for epoch {epoch} can be paid from {moment(final_at_s)} on"
                 )
                 self._ready_at_s.append(final_at_s)
+                self._coming += share.reward
                 continue
             before = self._account().paid
             self.hashes.append(self._node.acted(call, "distributePayments"))
@@ -112,8 +115,8 @@ class _Claim:
             return
         voucher = self._held.voucher.voucher
         left = voucher.amount - account.paid - account.pending - account.voided
-        if left <= 0:
-            if not self.hashes and not account.pending:
+        if left <= self._coming:
+            if not self.parts:
                 self.parts.append(self._all_paid(voucher, account))
         elif account.pending:
             self.parts.append(f"{self._node.shown(left)} more can be claimed after that")
