@@ -72,6 +72,8 @@ class Pump:
         self._remembered: dict[int, Pending] = {}
         """What this process knows of its transactions beside what is stored: when it sent them."""
         self._resting: Resting | None = None
+        self.head: Block | None = None
+        """The newest block when its last turn began."""
         self.is_mending = False
         """Nothing stops at a failed transaction, and every nonce behind it is spent on nothing."""
 
@@ -82,7 +84,7 @@ class Pump:
             RpcError: the chain cannot be asked; nothing was changed that would not be true.
             HaltError: a transaction failed, or the key was used by somebody else.
         """
-        head = self._chain.head()
+        self.head = head = self._chain.head()
         resting, self._resting = self._resting, None
         if resting is not None and self._is_as_before(resting, head):
             self._resting = resting

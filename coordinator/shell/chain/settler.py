@@ -146,7 +146,8 @@ class Settler:
         try:
             return self._pump.turn()
         except HaltError:
-            self._mended_why = self._mender.done_by_others()
+            if self._pump.head is not None:
+                self._mended_why = self._mender.done_by_others(self._pump.head)
             if not self._mended_why:
                 raise
         log.warning("what failed is settled otherwise", reason=self._mended_why)

@@ -21,6 +21,7 @@ from tests.chain.misbehaving_rpc import (
     misbehaving,
     zeros,
 )
+from tests.chain.paid_once.test_mending import STRANGER, close_of, outgrown
 
 _TURNS = 12
 
@@ -129,6 +130,21 @@ def test_an_epoch_that_is_doubtful_does_not_keep_others_from_going_on(
     with pytest.raises(RpcGarbledError, match="have no share in epoch 0"):
         ground.turn()
     assert [batch.epoch for batch in ground.journal.batches(JOB)] == [0, 1]
+    rpc.script = lambda _calls, _truth: None
+    ground.settle()
+    ground.check_exact(3)
+
+
+def test_a_close_by_others_that_a_replica_has_not_seen_is_no_failure(
+    ground: Ground, rpc: MisbehavingRpc
+) -> None:
+    outgrown(ground)
+    ground.act_as(STRANGER, close_of(ground, 0))
+    ground.earn(0, range(2, 3))
+    ground.end(0, is_last=True)
+    rpc.script = Behind(4, knows_better=False)
+    # It would stop for good, had it believed that the epoch is open.
+    assert turned(ground, _TURNS)
     rpc.script = lambda _calls, _truth: None
     ground.settle()
     ground.check_exact(3)

@@ -18,6 +18,7 @@ from coordinator.shell.journal.ledger.records import BatchRecord, OutboxRow, Rew
 from hypergpu.chain.ledger import EpochOnChain
 from hypergpu.chain.rpc.answers import Block
 from hypergpu.chain.rpc.chain import EvmChain
+from hypergpu.chain.rpc.errors import RpcGarbledError
 from hypergpu.ids import JobId, NodeId
 from hypergpu.refusal import Reason, RefusalError
 
@@ -41,10 +42,13 @@ class Mender:
         self._outbox = outbox
         self._site = site
 
-    def done_by_others(self) -> str:
+    def done_by_others(self, head: Block) -> str:
         """What failed because somebody else has closed or swept its epoch, in words.
 
         Empty: it failed otherwise.
+
+        Args:
+            head: The newest block.
 
         Raises:
             RpcError: the chain cannot be asked.
@@ -52,15 +56,20 @@ class Mender:
         first = next(iter(self._failed()), None)
         if first is None or first.block is None or first.transaction.job_id is None:
             return ""
+        if head.number < first.block.number:
+            raise RpcGarbledError(
+                f"the newest block that the chain's RPC at {self._chain.where} has is "
+                f"{head.number}, and something failed in block {first.block.number}"
+            )
         job_id, number = first.transaction.job_id, first.transaction.epoch
         if first.transaction.part == Part.SWEEP.value:
             # An epoch has one sweep of ours, which failed.
-            is_swept = self._on_chain(job_id, number).is_swept
+            is_swept = self._on_chain(job_id, number, head).is_swept
             return _SWEPT.format(number, job_id) if is_swept else ""
         if first.transaction.part not in _CLOSABLE:
             return ""
         # Asked first: a close of ours that is in it has a receipt by then.
-        is_closed = self._on_chain(job_id, number).closed_at_s > 0
+        is_closed = self._on_chain(job_id, number, head).closed_at_s > 0
         if not is_closed or self._has_closed(f"close/{job_id}/{number}"):
             return ""
         return _CLOSED.format(number, job_id)
@@ -86,7 +95,7 @@ class Mender:
         if self._chain.next_nonce(self._account.address, deep) <= failed[-1].transaction.nonce:
             return None
         _check_founding(failed)
-        if self._needs_more_gas(failed[0]):
+        if self._needs_more_gas(failed[0], head):
             self._account.use_more_gas()
         given_up = {row.transaction.nonce for row in failed}
         epochs: list[Epoch] = []
@@ -95,9 +104,9 @@ class Mender:
             if job_id is not None:
                 batches = self._batches(job_id)
                 kept = [batch for batch in batches if batch.nonce not in given_up]
-                self._check_sequence(job_id, kept)
-                epochs += self._epochs(job_id, kept)
-                rewinds += self._rewinds(job_id, batches)
+                self._check_sequence(job_id, kept, head)
+                epochs += self._epochs(job_id, kept, head)
+                rewinds += self._rewinds(job_id, batches, head)
         left = Sealing(epochs=tuple(epochs), rewinds=tuple(rewinds))
         return self._account.seal_again(failed, head, left, self._approvals(failed))
 
@@ -115,13 +124,13 @@ class Mender:
             before = row.transaction.call
         return approvals
 
-    def _needs_more_gas(self, first: OutboxRow) -> bool:
+    def _needs_more_gas(self, first: OutboxRow, head: Block) -> bool:
         """Whether it may have failed for want of gas: it was in a block, and as it was meant."""
         is_void = first.attempts[-1].attempt.is_void
-        return first.block is not None and not is_void and not self.done_by_others()
+        return first.block is not None and not is_void and not self.done_by_others(head)
 
-    def _on_chain(self, job_id: JobId, number: int) -> EpochOnChain:
-        return self._site.epoch(Epoch(job_id=job_id, number=number))
+    def _on_chain(self, job_id: JobId, number: int, head: Block) -> EpochOnChain:
+        return self._site.epoch(Epoch(job_id=job_id, number=number), head)
 
     def _has_closed(self, purpose: str) -> bool:
         close = self._outbox.transaction_for(self._account.name, purpose)
@@ -137,8 +146,8 @@ class Mender:
             batch for batch in self._outbox.batches(job_id) if batch.account == self._account.name
         ]
 
-    def _check_sequence(self, job_id: JobId, kept: Sequence[BatchRecord]) -> None:
-        job = self._site.job(job_id)
+    def _check_sequence(self, job_id: JobId, kept: Sequence[BatchRecord], head: Block) -> None:
+        job = self._site.job(job_id, head)
         recorded = 0 if job is None else job.next_sequence
         known = max((batch.sequence + 1 for batch in kept if batch.sequence is not None), default=0)
         if recorded != known:
@@ -148,7 +157,7 @@ class Mender:
                 f"{known} that are recorded: nothing of the job is signed again",
             )
 
-    def _epochs(self, job_id: JobId, kept: Iterable[BatchRecord]) -> list[Epoch]:
+    def _epochs(self, job_id: JobId, kept: Iterable[BatchRecord], head: Block) -> list[Epoch]:
         """The job's epochs as they are without what is given up."""
         by_nonce = {batch.nonce: batch for batch in kept}
         rows = [
@@ -166,14 +175,14 @@ class Mender:
                 for row in rows
                 if row.transaction.epoch == number
             ]
-            says = self._on_chain(job_id, number)
+            says = self._on_chain(job_id, number, head)
             is_closed, is_swept = says.closed_at_s > 0, says.is_swept
             epochs.append(remade(record.epoch, found, is_closed=is_closed, is_swept=is_swept))
         return epochs
 
-    def _rewinds(self, job_id: JobId, batches: Iterable[BatchRecord]) -> list[Rewind]:
+    def _rewinds(self, job_id: JobId, batches: Iterable[BatchRecord], head: Block) -> list[Rewind]:
         nodes: list[NodeId] = sorted({span.node for batch in batches for span in batch.spans})
-        counted = self._site.counted(job_id, nodes)
+        counted = self._site.counted(job_id, nodes, head)
         return [Rewind(job_id, node, count) for node, count in zip(nodes, counted, strict=True)]
 
 
