@@ -18,6 +18,7 @@ from hypergpu.ledger.typed import Voucher, address_bytes, sign
 from hypergpu.ledger.voucher import SignedVoucher
 from hypergpu.refusal import Reason
 from hypergpu.signature import IdentityKey
+from hypergpu.units import Wei
 from tests.chain.ground import JOB, NODES, PROFILE, Ground
 from tests.signed_receipts import COORDINATOR
 
@@ -54,7 +55,7 @@ class Hands:
 
     def vouch(self, amount: int, *, signer: IdentityKey = COORDINATOR) -> None:
         """Put a voucher into the node's wallet, in the place of the one before."""
-        voucher = Voucher(job=self.job, node=NODE.node_id, sequence=2, amount=amount)
+        voucher = Voucher(job=self.job, node=NODE.node_id, sequence=2, amount=Wei(amount))
         signature = sign(signer, separator_of(self.domain), voucher)
         (folder,) = (self.node / "ledger").iterdir()
         signed = SignedVoucher(voucher=voucher, signature=signature)

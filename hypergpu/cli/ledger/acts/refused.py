@@ -51,7 +51,6 @@ FIXES: Mapping[str, str] = {
     "NothingDue": "nothing is to be done: all that was promised is paid or pending",
     "NothingToVoid": _ALREADY,
     "NothingToWithdraw": "nothing is to be done: nothing waits for this key",
-    "QualityAboveFull": _OTHER_VERSION,
     "QualityOutOfRange": _OTHER_VERSION,
     "ReentrancyGuardReentrantCall": "do not use this token: it calls the ledger back",
     "SafeCastOverflowedUintDowncast": "take a smaller amount: the ledger has {bits} bits for it",
