@@ -77,6 +77,18 @@ OPERATOR_TOKEN = "operator.token"
 _NO_AUTHORITY = Digest("")
 
 
+class ReadyChain(msgspec.Struct, frozen=True):
+    """What settles the jobs that pay."""
+
+    chain_id: int
+    url: str
+    """Of its RPC, without what may be a secret in it."""
+    ledger: str
+    """Its address; empty: not known yet, and told on a line of its own once it is."""
+    notes: tuple[str, ...]
+    """What people are to know of it at the start."""
+
+
 class Ready(msgspec.Struct, frozen=True):
     """The one line on standard output, once calls are served."""
 
@@ -89,6 +101,8 @@ class Ready(msgspec.Struct, frozen=True):
     authority: str
     """BLAKE3 of the CA's certificate; empty without TLS."""
     process_id: int
+    chain: ReadyChain | None = None
+    """None: nothing settles."""
 
 
 class Coordinator:
@@ -154,6 +168,8 @@ class Coordinator:
             if self._parts.settling is not None:
                 forever.append(self._watch_pay(tasks, self._parts.settling))
             await self._serve(hosts)
+            if self._parts.settling is not None:
+                forever.append(tasks.create_task(self._tell_ledger(self._parts.settling)))
             await self._is_stopping.wait()
             await self._leave()
             for task in forever:
@@ -202,6 +218,7 @@ class Coordinator:
             operator_token_file=str(token_file),
             authority=self._digest,
             process_id=os.getpid(),
+            chain=_ready_chain(self._parts.settling) if self._parts.settling else None,
         )
         sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
         sys.stdout.flush()
@@ -245,6 +262,14 @@ class Coordinator:
                 await pause(self._parts, room, why)
 
         return tasks.create_task(settling.watch(self._parts.driver.rooms, short))
+
+    async def _tell_ledger(self, settling: "Settling") -> None:
+        """Say the ledger's address to people, where the start knew none."""
+        if settling.state.contract is None:
+            ledger = await settling.ledger()
+            sys.stdout.write(f"the ledger is {ledger}, by {settling.where}\n")
+            sys.stdout.flush()
+        log.info("settling", chain=settling.account.chain_id, ledger=settling.state.contract)
 
     def _drained(self, decision: Decision) -> None:
         if self._parts.settling is not None:
@@ -292,6 +317,21 @@ class Coordinator:
         if self._parts.settling is not None:
             await asyncio.to_thread(self._parts.settling.stop)
         self._parts.journal.close()
+
+
+def _ready_chain(settling: "Settling") -> ReadyChain:
+    state = settling.state
+    notes = [settling.warning, settling.note]
+    if state.halted:
+        notes.append(f"settling has stopped: {state.halted}")
+    elif state.complaint:
+        notes.append(f"settling waits, and is tried again and again: {state.complaint}")
+    return ReadyChain(
+        chain_id=settling.account.chain_id,
+        url=settling.where,
+        ledger=state.contract or "",
+        notes=tuple(filter(None, notes)),
+    )
 
 
 def _make_folder(folder: Path) -> None:

@@ -59,13 +59,24 @@ def test_what_a_job_earns_is_paid_to_the_last_unit(cluster: Cluster) -> None:
     assert all(node.paid == node.earned == node.vouched for node in view.nodes)
 
 
-def test_a_coordinator_killed_while_it_settles_pays_once(cluster: Cluster) -> None:
+def rpc_of(client: Coordinator, job_id: str) -> str:
+    chain = ledger_of(client, job_id).chain
+    assert chain is not None
+    return chain.url
+
+
+def test_a_coordinator_killed_while_it_settles_pays_once_at_the_same_address(
+    cluster: Cluster,
+) -> None:
     job_id = cluster.submit(SPEC)
     assert cluster.finished(job_id).phase == "finished"
+    with cluster.coordinator.client() as client:
+        before = rpc_of(client, job_id)
     cluster.coordinator.kill()
     cluster.coordinator.start()
     with cluster.coordinator.client() as client:
         paid = soon_settled(client, job_id)
+        assert rpc_of(client, job_id) == before
     assert paid.paid == paid.earned > 0
 
 

@@ -13,14 +13,14 @@ import structlog
 from coordinator.config import Settings
 from coordinator.core.job import ENDED, Job, Phase
 from coordinator.core.settlement.sealing import Metering, SealingRule
-from coordinator.shell.chain.founding import JobOrder
+from coordinator.shell.chain.founding import JobOrder, fill_account
 from coordinator.shell.chain.pipeline import Pipeline, PipelineState
 from coordinator.shell.chain.settler import SettlingOptions
 from coordinator.shell.journal.ledger.interface import Outbox
 from coordinator.shell.journal.ledger.records import AccountName
 from coordinator.shell.metering.chains import chain_of
+from coordinator.shell.metering.local_chain import LocalChain
 from hypergpu.chain.keylock import usual_locks
-from hypergpu.chain.local.anvil import Anvil, AnvilOptions
 from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.chain.signer import Signer
@@ -74,16 +74,16 @@ class Settling:
         profile, url, self.warning = chain_of(settings, folder)
         if self.warning:
             log.warning("a chain is settled on that nobody has described", reason=self.warning)
-        self._anvil: Anvil | None = None
+        self._local: LocalChain | None = None
         if not url:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            options = AnvilOptions(
+            self._local = LocalChain(
+                folder,
+                profile.chain_id,
                 port=settings.chain_port,
-                state_file=folder / "anvil.json",
-                chain_id=profile.chain_id,
+                provide=lambda chain: fill_account(chain, self._pipeline.account, profile),
             )
-            self._anvil = Anvil(options, log=folder / "anvil.log")
-            url = self._anvil.url
+            url = self._local.url
         self.url = url
         contract = Address(settings.ledger_contract) if settings.ledger_contract else None
         self._pipeline = Pipeline(
@@ -140,7 +140,28 @@ class Settling:
     @property
     def state(self) -> PipelineState:
         """How settling goes."""
-        return self._pipeline.state
+        state = self._pipeline.state
+        if self._local is None or not self._local.complaint:
+            return state
+        complaint = "; ".join(filter(None, (self._local.complaint, state.complaint)))
+        return state._replace(complaint=complaint)
+
+    @property
+    def where(self) -> str:
+        """The chain's RPC for people: without what may be a secret in its address."""
+        return HttpTransport(self.url).where
+
+    async def ledger(self) -> Address:
+        """The ledger's address, as soon as it is known."""
+        while True:
+            if (contract := self.state.contract) is not None:
+                return contract
+            await asyncio.sleep(_LOOK_EACH_S)
+
+    @property
+    def note(self) -> str:
+        """What whoever started the coordinator is to know of its chain; empty: nothing."""
+        return "" if self._local is None else self._local.note
 
     def start(self) -> None:
         """Begin. Blocks until the ledger is known, or the chain turns out not to answer.
@@ -149,8 +170,8 @@ class Settling:
             RefusalError: MACHINE_UNFIT, Anvil is not installed or does not start; CHAIN_WRONG or
                 LEDGER_WRONG, what answers is not what was named.
         """
-        if self._anvil is not None:
-            self._anvil.start()
+        if self._local is not None:
+            self._local.start()
         # What is created from now on is to be signed for the ledger; one that is known can wait.
         within_s = _LEDGER_WITHIN_S if self._pipeline.domain is None else _FIRST_TURN_WITHIN_S
         self._pipeline.start()
@@ -165,8 +186,8 @@ class Settling:
     def stop(self) -> None:
         """End in good order. Blocks."""
         self._pipeline.stop()
-        if self._anvil is not None:
-            self._anvil.stop()
+        if self._local is not None:
+            self._local.stop()
 
     def wake(self) -> None:
         """Receipts were journalled."""

@@ -55,7 +55,10 @@ class AnvilOptions(msgspec.Struct, frozen=True):
     each transaction is not offered: it grows slower and slower under load."""
     state_file: Path | None = None
     """Where height, balances and nonces survive a stop; None forgets them. It is written once a
-    second and at the end: a kill loses at most the last second, as a reorganisation would."""
+    second and at the end: a kill loses at most the last second, as a reorganisation would, and now
+    and then the whole file, of which half was written."""
+    begins_with: Path | None = None
+    """A state that it begins with where the file is there, and never writes: `StateKeeper` does."""
     block_gas_max: int = 30_000_000
     chain_id: int = CHAIN_ID
     has_transaction_gas_limit: bool = True
@@ -72,7 +75,7 @@ class Anvil:
             options: How it runs; a port of 0 is chosen now and stays.
             log: Where its output is appended.
         """
-        port = options.port or _free_port()
+        port = options.port or free_port()
         self.options = msgspec.structs.replace(options, port=port)
         self.url = f"http://{_LOOPBACK}:{port}"
         self._log = log
@@ -189,6 +192,11 @@ def _arguments(options: AnvilOptions) -> list[str]:
             if options.state_file is not None
             else []
         ),
+        *(
+            ["--load-state", str(options.begins_with)]
+            if options.begins_with is not None and options.begins_with.exists()
+            else []
+        ),
     ]
 
 
@@ -200,10 +208,29 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on here."""
     with socket.socket() as free:
         free.bind((_LOOPBACK, 0))
         return int(free.getsockname()[1])
+
+
+def is_port_freed(port: int, within_s: float) -> bool:
+    """Whether a chain can listen on it now, or could in time. Blocks."""
+    deadline_s = time.monotonic() + within_s
+    while not (is_free := _is_free(port)) and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+    return is_free
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as tried:
+        # As Anvil does: connections of before that are not forgotten yet take no port.
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):
+            tried.bind((_LOOPBACK, port))
+            return True
+    return False
 
 
 def _tail(path: Path) -> str:

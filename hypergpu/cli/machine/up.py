@@ -33,12 +33,26 @@ _CHAINS = 8
 """What the numbers of refusals for a chain's sake begin with."""
 
 
+class ReadyChain(msgspec.Struct, frozen=True):
+    """What settles the jobs that pay."""
+
+    chain_id: int
+    url: str
+    """Of its RPC, as far as it may be shown."""
+    ledger: str
+    """Its address; empty: not known yet."""
+    notes: tuple[str, ...]
+    """What people are to know of it."""
+
+
 class Ready(msgspec.Struct, frozen=True):
     """The line a coordinator prints once it serves."""
 
     address: str
     """Where this machine reaches it."""
     operator_token_file: str
+    chain: ReadyChain | None = None
+    """None: nothing settles."""
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -218,6 +232,7 @@ def _greet(ready: Ready, folder: Path, log: Path) -> None:
     hours = max(1, join_by.good_for_s // 3600)
     for line in (
         f"the coordinator is up at {addresses}",
+        *(_chain_lines(ready.chain) if ready.chain else ()),
         "",
         f"on each machine that is to train, paste this line (good for {hours} hours):",
         "",
@@ -233,3 +248,9 @@ def _greet(ready: Ready, folder: Path, log: Path) -> None:
         "Ctrl-C ends it and keeps everything",
     ):
         say(line)
+
+
+def _chain_lines(chain: ReadyChain) -> list[str]:
+    ledger = f"by the ledger {chain.ledger}" if chain.ledger else "its ledger is not known yet"
+    settled = f"jobs that pay are settled on chain {chain.chain_id} at {chain.url}, {ledger}"
+    return [settled, *(f"note: {each}" for each in chain.notes)]

@@ -1,0 +1,42 @@
+"""A local chain that keeps ending: what is said of it, and that it is there again in the end."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from coordinator.shell.metering.local_chain import LocalChain
+from hypergpu.chain.local.anvil import VARIABLE, anvil_program
+from hypergpu.chain.rpc.chain import EvmChain
+from hypergpu.chain.rpc.client import HttpRpc
+from hypergpu.chain.rpc.transport import HttpTransport
+
+CHAIN_ID = 31337
+
+
+def test_a_chain_that_does_not_start_again_says_so_and_is_tried_until_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    program.symlink_to(anvil_program())
+    monkeypatch.setenv(VARIABLE, str(program))
+    provided: list[int] = []
+    local = LocalChain(
+        tmp_path, CHAIN_ID, port=0, provide=lambda chain: provided.append(chain.chain_id())
+    )
+    local.start()
+    assert (local.complaint, provided) == ("", [])
+    program.unlink()
+    local._anvil.kill()
+    while "does not start again" not in local.complaint:
+        os.sched_yield()
+    assert local.complaint.startswith("the local chain ended and does not start again: Anvil did")
+
+    monkeypatch.delenv(VARIABLE)
+    while local.complaint:
+        os.sched_yield()
+    assert provided == [CHAIN_ID]
+    chain = EvmChain(HttpRpc(HttpTransport(local.url)))
+    assert chain.chain_id() == CHAIN_ID
+    chain.rpc.close()
+    local.stop()
