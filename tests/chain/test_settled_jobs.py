@@ -57,6 +57,10 @@ def test_what_a_job_earns_is_paid_to_the_last_unit(cluster: Cluster) -> None:
     assert found.batches is not None
     assert found.batches >= 3
     assert all(node.paid == node.earned == node.vouched for node in view.nodes)
+    assert view.pay is not None
+    for node, tiers in zip(view.nodes, view.pay.nodes, strict=True):
+        assert tiers.vouched == tiers.recorded == tiers.paid == tiers.final == node.paid
+        assert (tiers.receipts_recorded, tiers.due) == (node.contributions, [])
 
 
 def rpc_of(client: Coordinator, job_id: str) -> str:

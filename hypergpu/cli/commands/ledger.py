@@ -34,17 +34,20 @@ def _found(coordinator: "Coordinator", job: str | None) -> str:
 
 
 @app.command()
-def show(
+def show(  # noqa: PLR0913 - each is an option
     job: JobName = None,
     *,
     chain_url: _ChainOfJob = "",
+    is_all: Annotated[
+        bool, typer.Option("--all", help="Every transaction, not the newest alone.")
+    ] = False,
     decimals: Decimals = 6,
     as_json: AsJson = False,
     address: Address = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Show what a job owes each node: contributions, quality, earned, vouched for."""
-    from hypergpu.cli.ledger.showing import ledger_of, say_ledger
+    """Show what a job owes each node, and how far its pay is: promised, recorded, paid, final."""
+    from hypergpu.cli.ledger.showing import TRANSACTIONS_SHOWN, ledger_of, say_ledger
     from hypergpu.cli.output import say_json
     from hypergpu.cli.remote.calls import connect
 
@@ -53,7 +56,8 @@ def show(
     if as_json:
         say_json(view)
     else:
-        say_ledger(view, decimals)
+        most = len(view.transactions) if is_all else TRANSACTIONS_SHOWN
+        say_ledger(view, decimals, most)
 
 
 @app.command()

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from hypergpu.cli.ledger.moments import moment
+from hypergpu.cli.ledger.tiers.standing import PayView
 from hypergpu.cli.output import Column
 from hypergpu.ids import Address, NodeId
 from hypergpu.v1 import job_pb2
@@ -103,6 +104,8 @@ class LedgerView(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/
     nodes: list[NodeAccountView]
     transactions: list[TransactionView]
     chain: ChainView | None
+    pay: PayView | None = None
+    """How far it is, by the chain; None when it was not asked."""
 
 
 def ledger_view(job_id: str, answer: job_pb2.GetLedgerResponse) -> LedgerView:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from hypergpu.cli.ledger.account import (
     COLUMNS,
     TRANSACTION_COLUMNS,
@@ -13,6 +15,8 @@ from hypergpu.cli.ledger.account import (
     waiting_lines,
     with_standings,
 )
+from hypergpu.cli.ledger.tiers.table import COLUMNS as PAY_COLUMNS
+from hypergpu.cli.ledger.tiers.table import pay_lines, pay_rows
 from hypergpu.cli.ledger.verifying import (
     Verification,
     audited,
@@ -25,6 +29,7 @@ from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.wire.ledger import terms_value
 
+TRANSACTIONS_SHOWN = 20
 _NO_CHAIN = "no chain was asked what it recorded and paid: the coordinator has none now"
 _NOT_NAMED = (
     "the coordinator does not say by which RPC it reaches its chain: there may be a secret in the"
@@ -58,6 +63,7 @@ def ledger_of(coordinator: Coordinator, job_id: str, chain_url: str = "") -> Led
         return view
     # What talks to a chain is an extra, and slow to import.
     from hypergpu.cli.ledger.reading import ledger_at, settled_on, standings
+    from hypergpu.cli.ledger.tiers.asking import PayReader
 
     try:
         with ledger_at(url) as chain:
@@ -65,7 +71,10 @@ def ledger_of(coordinator: Coordinator, job_id: str, chain_url: str = "") -> Led
             if ledger is None:
                 return view
             nodes = [node.id for node in view.nodes]
-            return with_standings(view, standings(chain, ledger, terms.job, nodes))
+            vouched = {node.id: int(node.vouched) for node in view.nodes}
+            pay = PayReader(chain, ledger).pay(terms.job, vouched, _epochs(view))
+            told = with_standings(view, standings(chain, ledger, terms.job, nodes))
+            return replace(told, pay=pay)
     except RefusalError as unreachable:
         note(f"what was paid is not known: {unreachable.detail}")
         return view
@@ -113,8 +122,15 @@ def _openings(view: LedgerView) -> list[str]:
     return [name for one in view.transactions if one.purpose == purpose for name in one.attempts]
 
 
-def say_ledger(view: LedgerView, decimals: int) -> None:
-    """The sums, the nodes and the transactions."""
+def _epochs(view: LedgerView) -> range:
+    """Those that may have been recorded in: the one after the last may hold what was forced in."""
+    return range(max((one.epoch for one in view.transactions), default=0) + 2)
+
+
+def say_ledger(
+    view: LedgerView, decimals: int, transactions_most: int = TRANSACTIONS_SHOWN
+) -> None:
+    """The sums, the nodes, the newest transactions, and how far the pay is."""
     for line in ledger_lines(view, decimals):
         say(line)
     say()
@@ -122,5 +138,14 @@ def say_ledger(view: LedgerView, decimals: int) -> None:
     for line in waiting_lines(view.nodes, decimals):
         say(line)
     if view.transactions:
+        newest = view.transactions[-transactions_most:]
         say()
-        say_table(TRANSACTION_COLUMNS, transaction_rows(view.transactions), empty="")
+        say_table(TRANSACTION_COLUMNS, transaction_rows(newest), empty="")
+        if older := len(view.transactions) - len(newest):
+            say(f"and {older} older transactions: see --all")
+    if view.pay is not None:
+        say()
+        for line in pay_lines(view.pay):
+            say(line)
+        names = {node.id: node.name for node in view.nodes}
+        say_table(PAY_COLUMNS, pay_rows(view.pay, names), empty="")

@@ -1,0 +1,1 @@
+"""How far the pay of each node is: promised, recorded, paid, final."""
