@@ -46,8 +46,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--chain",
-        help="what settles jobs that pay: a name, an RPC's address; anvil starts one here"
-        " (default none)",
+        help="what settles jobs that pay: a name, an RPC's address, a profile's file; anvil starts"
+        " one here (default none)",
     )
     parser.add_argument("--chain-url", help="RPC of the chain, else its profile's own")
     parser.add_argument("--chain-port", type=int, help="of the Anvil that is started (0: free)")

@@ -48,8 +48,9 @@ class Settings(BaseSettings):
     """A client stream that sends nothing for this long is closed; bulk has the time beside it that
     a piece takes."""
     chain: str = "none"
-    """What settles the jobs that pay: a chain by name or by its RPC's address, ``anvil`` for one on
-    this machine that is started with the coordinator; ``none``: receipts are signed and kept."""
+    """What settles the jobs that pay: a chain by name, by its RPC's address or by a profile's file,
+    ``anvil`` for one on this machine that is started with the coordinator; ``none``: receipts are
+    signed and kept."""
     chain_url: str = ""
     """The chain's RPC; its profile's own when empty, and of ``anvil`` the one that is started."""
     chain_port: int = Field(default=0, ge=0, le=65535)

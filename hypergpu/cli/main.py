@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.cli.commands import compare, inspect, jobs, ledger, machine, nodes, tokens
+from hypergpu.cli.commands import compare, deploy, inspect, jobs, ledger, machine, nodes, tokens
 from hypergpu.cli.commands.app import Commands
 
 app = typer.Typer(
@@ -24,6 +24,8 @@ app.add_typer(jobs.app, name="job")
 app.add_typer(nodes.app, name="node")
 app.add_typer(tokens.app, name="token")
 app.add_typer(ledger.app, name="ledger")
+ledger.app.command()(deploy.key)
+ledger.app.command()(deploy.deploy)
 app.command()(machine.demo)
 app.command(
     context_settings={

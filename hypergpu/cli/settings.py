@@ -71,7 +71,8 @@ def known_settings() -> Mapping[str, Known]:
         "chain": Known(
             "HYPERGPU_CHAIN",
             "none",
-            "what `up` settles paid jobs on: a chain or its RPC's address; `anvil` starts one here",
+            "what `up` settles paid jobs on: a chain, its RPC's address or a profile's file;"
+            " `anvil` starts one here",
         ),
     }
 

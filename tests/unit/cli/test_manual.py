@@ -8,6 +8,8 @@ import typer
 from typer.core import TyperGroup
 
 from hypergpu.cli.compare.comparison import Comparison
+from hypergpu.cli.deployment.deploying import Deployed
+from hypergpu.cli.deployment.ground import KeyView
 from hypergpu.cli.ledger.account import LedgerView
 from hypergpu.cli.ledger.acts.done import Done
 from hypergpu.cli.ledger.errand import Disputed
@@ -37,6 +39,8 @@ ANSWERS = (
     LedgerView,
     Done,
     Disputed,
+    KeyView,
+    Deployed,
     Verification,
     Comparison,
     Diagnosis,

@@ -1,0 +1,169 @@
+"""The coordinator's key on the chain that is meant: opened, or made where there is none."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from hypergpu.chain.keylock import KeyLock, usual_locks
+from hypergpu.chain.profiles import NONE, ChainProfile
+from hypergpu.chain.profiles.named import NAMED_BY, NamedChain, asked_chain_id, named_chain
+from hypergpu.chain.rpc.chain import EvmChain
+from hypergpu.chain.rpc.client import HttpRpc
+from hypergpu.chain.rpc.errors import RpcError
+from hypergpu.chain.rpc.transport import HttpTransport
+from hypergpu.chain.signer import Signer
+from hypergpu.cli.settings import resolved
+from hypergpu.ids import Address
+from hypergpu.keys.keyfile import passphrase_beside, stored_address, stored_secret
+from hypergpu.keys.passphrase import passphrase_of_file
+from hypergpu.refusal import Reason, RefusalError
+from hypergpu.signature import IdentityKey
+
+_KEY_FILE = Path("identity/coordinator.key")
+
+
+class Place(NamedTuple):
+    """Where to look. Empty and None: as the settings say."""
+
+    data_dir: Path | None = None
+    passphrase_file: Path | None = None
+    chain: str = ""
+    chain_url: str = ""
+
+    @property
+    def folder(self) -> Path:
+        """The coordinator's."""
+        settings = resolved({"data_dir": str(self.data_dir) if self.data_dir else None})
+        return Path(settings["data_dir"].value).expanduser().resolve()
+
+    @property
+    def is_on_chain(self) -> bool:
+        """Whether a chain is named at all."""
+        return bool(self.chain_url) or self._setting != NONE
+
+    def named(self) -> NamedChain:
+        """The chain that is meant, one that is there.
+
+        Raises:
+            RefusalError: as `named_chain`; ARGUMENT_INVALID, none is named.
+        """
+        chain = self.chain_url if self._setting == NONE and self.chain_url else self._setting
+        fix = f"name one that is there: {NAMED_BY}, or --chain-url URL"
+        if chain == NONE:
+            raise RefusalError(Reason.ARGUMENT_INVALID, "no chain is named", fix=fix)
+        found = named_chain(chain, self.chain_url, asked_chain_id)
+        if not found.url:
+            detail = f"the chain {chain} is started by the coordinator, which makes its own ledger"
+            raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+        return found
+
+    @property
+    def _setting(self) -> str:
+        return resolved({"chain": self.chain or None})["chain"].value
+
+
+class Ground(NamedTuple):
+    """A chain, and who acts there."""
+
+    chain: EvmChain
+    profile: ChainProfile
+    signer: Signer
+
+
+class KeyView(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/key/1"):
+    """The coordinator's key, and what it has to pay gas with."""
+
+    coordinator: Address
+    key_file: str
+    chain_id: int | None
+    """None: no chain was named, or asked."""
+    balance_wei: str | None
+    """Of the chain's own currency, as text."""
+
+
+def key_view(place: Place) -> KeyView:
+    """Whose key this machine's coordinator has; one is made where there is none.
+
+    Raises:
+        RefusalError: the key, its folder or the chain refuses.
+    """
+    path = place.folder / _KEY_FILE
+    if not path.exists():
+        opened_key(place)
+    own = Address(stored_address(path))
+    if not place.is_on_chain:
+        return KeyView(own, str(path), None, None)
+    found = place.named()
+    with chain_at(found) as chain:
+        balance_wei = chain.balance_wei(bytes.fromhex(own[2:]))
+    return KeyView(own, str(path), found.profile.chain_id, str(balance_wei))
+
+
+@contextmanager
+def ground(place: Place, found: NamedChain) -> Iterator[Ground]:
+    """Act with the coordinator's key, which nobody else uses on that chain meanwhile.
+
+    Raises:
+        RefusalError: CHAIN_WRONG, the RPC is of another chain; FOLDER_UNUSABLE, the coordinator
+            runs; CHAIN_UNREACHABLE, the chain does not answer; the key refuses.
+    """
+    signer = Signer(opened_key(place))
+    with chain_at(found) as chain:
+        try:
+            lock = KeyLock(usual_locks(), found.profile.chain_id, Address(signer.node_id))
+        except RefusalError as used:
+            fix = "end the coordinator first, and start it afterwards with: hypergpu up"
+            raise RefusalError(used.reason, used.detail, fix=fix) from None
+        try:
+            yield Ground(chain, found.profile, signer)
+        finally:
+            lock.release()
+
+
+@contextmanager
+def chain_at(found: NamedChain) -> Iterator[EvmChain]:
+    """The chain itself, seen to be the one that its profile is for.
+
+    Raises:
+        RefusalError: CHAIN_WRONG, it is another one; CHAIN_UNREACHABLE, it does not answer.
+    """
+    rpc = HttpRpc(HttpTransport(found.url), found.profile.pace)
+    try:
+        chain = EvmChain(rpc)
+        chain_id = chain.chain_id()
+        if chain_id != found.profile.chain_id:
+            detail = (
+                f"the RPC at {rpc.where} is of chain {chain_id}, not of {found.profile.chain_id}"
+            )
+            raise RefusalError(Reason.CHAIN_WRONG, detail)
+        yield chain
+    except RpcError as broken:
+        # Most name the RPC themselves; a key in its address is said by none.
+        where = "" if rpc.where in str(broken) else f"{rpc.where}: "
+        raise RefusalError(Reason.CHAIN_UNREACHABLE, f"{where}{broken}") from None
+    finally:
+        rpc.close()
+
+
+def opened_key(place: Place) -> IdentityKey:
+    """The coordinator's key, made where there is none.
+
+    Raises:
+        RefusalError: FILE_UNUSABLE, it cannot be made, or does not open.
+    """
+    folder, path = place.folder, place.folder / _KEY_FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as broken:
+        detail = f"nothing can be kept in {folder}: {broken.strerror}"
+        fix = "choose a folder that you may write: --data-dir FOLDER"
+        raise RefusalError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
+    passphrase = (
+        passphrase_beside(folder, path)
+        if place.passphrase_file is None
+        else passphrase_of_file(place.passphrase_file)
+    )
+    return IdentityKey(stored_secret(path, passphrase))
