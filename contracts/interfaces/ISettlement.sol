@@ -2,6 +2,7 @@
 pragma solidity 0.8.37;
 
 import {IBonds} from "./IBonds.sol";
+import {IOptions} from "./IOptions.sol";
 
 /// @title What every way of settling a job shares: jobs with their terms, escrow, and credit.
 /// @notice Two ways stand behind it. `TrainingLedger` counts each node's receipts and pays by counters; `MerkleLedger` pays
@@ -17,7 +18,7 @@ import {IBonds} from "./IBonds.sol";
 ///               └──────── dust, voided shares, advances that a share made good ◀───────┘
 ///
 /// @dev A job's id is `keccak256(abi.encode(owner, salt))` and can be computed without a chain.
-interface ISettlement is IBonds {
+interface ISettlement is IOptions, IBonds {
     /// @notice What the owner of a job states when opening it. Only the spend limit can change, and only upwards.
     /// @param coordinator Signs receipts and vouchers and submits batches. May be an ERC-1271 wallet, for instance m of n keys.
     /// @param model Digest of the first model, BLAKE3-256.

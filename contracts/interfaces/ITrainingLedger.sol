@@ -150,6 +150,9 @@ interface ITrainingLedger is ISettlement, IStaking, IDisputes {
     error BadPacking(uint256 offset);
     error NotNext(uint256 counted, uint256 given);
     error QualityOutOfRange(uint256 qualityBps);
+    /// @notice A sum outgrew its field: 2^32 receipts of a node in an epoch; 2^48 receipts, 2^64 samples or 2^96 units earned of a
+    /// node in a job. Nothing is recorded or paid by the call.
+    error FieldIsFull();
     error TooManyNodes(uint256 given, uint256 most);
     error NotAscending(address node);
     error NodesMissing(uint256 expectedScore, uint256 givenScore);
@@ -163,7 +166,8 @@ interface ITrainingLedger is ISettlement, IStaking, IDisputes {
     /// @param receipt Must be the node's next: `receipt.sequence == counted`, otherwise `NotNext`.
     /// @param nodeSignature The node's, over the Contribution whose hashStruct the receipt names.
     /// @param coordinatorSignature Over the receipt.
-    /// @param epoch Where it is settled: the receipt's own epoch, or a later one where that is closed. Not closed itself.
+    /// @param epoch Where it is settled: the receipt's own epoch, or where that is closed a later one that follows on a closed
+    /// one, so that nobody opens epochs ahead of time. Not closed itself.
     /// @dev 65 bytes r, s, v with v 27 or 28, or what an ERC-1271 wallet wants. Works while paused.
     function submitContribution(
         Receipt calldata receipt,
@@ -202,6 +206,8 @@ interface ITrainingLedger is ISettlement, IStaking, IDisputes {
 
     /// @notice Return what rounding left of a closed epoch's pool to the job's free escrow, once.
     /// @param nodes Every node with a score in the epoch, in ascending order; their scores must add up to the epoch's.
+    /// @dev All of them in one call, at about 4,500 gas each. An epoch of more nodes than a transaction can name keeps its dust,
+    /// which is less than one unit a node.
     function sweepDust(bytes32 job, uint32 epoch, address[] calldata nodes) external returns (uint256 dust);
 
     /// @notice Claim what a voucher promises beyond everything paid, out of the job's free escrow; later shares make it good.

@@ -131,12 +131,6 @@ abstract contract Payments is Recording {
         }
     }
 
-    /// @dev The epoch, if it is closed.
-    function _closed(bytes32 job, uint32 epoch) internal view returns (Epoch memory closed) {
-        closed = _epoch(job, epoch);
-        if (closed.closedAt == 0) revert EpochIsOpen(epoch);
-    }
-
     /// @dev Whether an epoch's challenge window is over.
     function _isFinal(Epoch memory closed) internal view returns (bool) {
         return block.timestamp >= uint256(closed.closedAt) + CHALLENGE_WINDOW;

@@ -52,8 +52,9 @@ abstract contract Recording is NodeStakes, ITrainingLedger {
         JobRecord storage record = _running(receipt.job);
         if (receipt.qualityBps > Shares.FULL_QUALITY_BPS) revert QualityOutOfRange(receipt.qualityBps);
         if (epoch < receipt.epoch) revert EpochIsClosed(epoch);
-        if (epoch > receipt.epoch && _epoch(receipt.job, receipt.epoch).closedAt == 0) {
-            revert EpochIsOpen(receipt.epoch);
+        if (epoch > receipt.epoch) {
+            _closed(receipt.job, receipt.epoch);
+            _closed(receipt.job, epoch - 1);
         }
         NodeInJob storage member = _members[receipt.job][receipt.node];
         Line line = member.line;
@@ -135,6 +136,12 @@ abstract contract Recording is NodeStakes, ITrainingLedger {
 
     function _epoch(bytes32 job, uint32 epoch) internal view returns (Epoch memory) {
         return _epochs[job][epoch].toEpoch();
+    }
+
+    /// @dev The epoch, if it is closed.
+    function _closed(bytes32 job, uint32 epoch) internal view returns (Epoch memory closed) {
+        closed = _epoch(job, epoch);
+        if (closed.closedAt == 0) revert EpochIsOpen(epoch);
     }
 
     function _setEpoch(bytes32 job, uint32 epoch, Epoch memory held) internal {

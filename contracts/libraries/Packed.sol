@@ -11,8 +11,6 @@ library Packed {
     uint256 internal constant HEAD_BYTES = 28;
     uint256 internal constant RECEIPT_BYTES = 16;
 
-    error QualityAboveFull(uint256 qualityBps);
-
     /// @notice One node's head: `address[20] firstSequence[6] receipts[2]`.
     function head(bytes calldata packed, uint256 offset)
         internal
@@ -43,7 +41,7 @@ library Packed {
                 if gt(qualityBps, highest) { highest := qualityBps }
             }
         }
-        if (highest > Shares.FULL_QUALITY_BPS) revert QualityAboveFull(highest);
+        if (highest > Shares.FULL_QUALITY_BPS) revert ITrainingLedger.QualityOutOfRange(highest);
     }
 
     /// @notice keccak256 of the totals' words, five a node, as they lie in the call data.

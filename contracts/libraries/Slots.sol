@@ -22,8 +22,6 @@ library Slots {
     uint256 private constant DUE = uint256(ITrainingLedger.ShareState.DUE);
     uint256 private constant RECORDED = type(uint112).max; // The bits that batches write, of a cell and of a line.
 
-    error FieldIsFull();
-
     function score(Cell self) internal pure returns (uint80) {
         return uint80(Cell.unwrap(self));
     }
@@ -54,7 +52,7 @@ library Slots {
             // A score is at most 10,000 times its samples, whose sum fits 64 bits or `Line` refuses it: 80 bits are enough.
             uint256 sum = uint256(self.score()) + totals.score;
             uint256 count = uint256(self.receipts()) + totals.receipts; // 32 bits each.
-            if (count >> 32 != 0) revert FieldIsFull();
+            if (count >> 32 != 0) revert ITrainingLedger.FieldIsFull();
             return Cell.wrap(sum | count << 80 | DUE << 112);
         }
     }
@@ -91,14 +89,14 @@ library Slots {
         unchecked {
             uint256 count = uint256(self.counted()) + totals.receipts; // 48 and 32 bits, 64 bits each.
             uint256 sum = uint256(self.samples()) + totals.samples;
-            if (count >> 48 | sum >> 64 != 0) revert FieldIsFull();
+            if (count >> 48 | sum >> 64 != 0) revert ITrainingLedger.FieldIsFull();
             return Line.wrap(Line.unwrap(self) >> 112 << 112 | sum << 48 | count);
         }
     }
 
     /// @notice The node with another sum of settled shares.
     function withEarned(Line self, uint256 sum, bool isAdvanced) internal pure returns (Line) {
-        if (sum >> 96 != 0) revert FieldIsFull();
+        if (sum >> 96 != 0) revert ITrainingLedger.FieldIsFull();
         return Line.wrap(Line.unwrap(self) & RECORDED | sum << 112 | (isAdvanced ? 1 << 208 : 0));
     }
 

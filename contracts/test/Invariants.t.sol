@@ -24,12 +24,16 @@ contract InvariantsTest is Campaign {
         handler = new Handler();
         handler.start();
         (ledger, token) = handler.books();
-        bytes4[18] memory drawn = [
+        bytes4[29] memory drawn = [
             handler.aggregate.selector, handler.packed.selector, handler.forced.selector, handler.closed.selector,
             handler.paid.selector, handler.swept.selector, handler.redeemed.selector, handler.released.selector,
             handler.voided.selector, handler.barred.selector, handler.staked.selector, handler.unstaked.selector,
             handler.withdrawn.selector, handler.credited.selector, handler.funding.selector, handler.refusal.selector,
-            handler.passed.selector, handler.pausing.selector
+            handler.passed.selector, handler.pausing.selector, handler.ended.selector, handler.retired.selector,
+            handler.raised.selector, handler.bonded.selector, handler.equivocated.selector,
+            // What the rest builds on comes more often.
+            handler.aggregate.selector, handler.closed.selector, handler.paid.selector, handler.staked.selector,
+            handler.passed.selector, handler.ended.selector
         ];
         draws(address(handler), abi.encode(drawn));
     }
@@ -37,10 +41,18 @@ contract InvariantsTest is Campaign {
     function invariant_the_books_balance() public view {
         Books memory books;
         (books.bonds,,) = ledger.bondOf(vm.addr(0xC0));
+        vm.assertEq(books.bonds, handler.bond(), "a bond is what was posted, until it is lost or leaves");
         for (uint256 i = 0; i < handler.JOBS(); ++i) {
             bytes32 job = handler.jobs(i);
-            books.free += ledger.getJob(job).free;
-            books.reserved += reservedBy(job);
+            uint256 free = ledger.getJob(job).free;
+            uint256 reserved = reservedBy(job);
+            books.free += free;
+            books.reserved += reserved;
+            vm.assertEq(
+                handler.funded(job),
+                free + reserved + paidBy(job) + handler.reclaimed(job),
+                "what was put in is free, reserved, paid or taken back"
+            );
         }
         for (uint256 i = 0; i < handler.NODES(); ++i) {
             address node = handler.nodes(i);
@@ -65,6 +77,12 @@ contract InvariantsTest is Campaign {
             books.free + books.reserved + books.stakes + books.credit + books.bonds,
             "every unit is somebody's"
         );
+    }
+
+    function paidBy(bytes32 job) private view returns (uint256 paid) {
+        for (uint256 i = 0; i < handler.NODES(); ++i) {
+            paid += ledger.getAccount(job, handler.nodes(i)).paid;
+        }
     }
 
     /// @dev What of a job's closed epochs is not settled, and what vouchers hold. On the way, each epoch's scores and each

@@ -16,10 +16,10 @@ contract MerkleInvariantsTest is Campaign {
         handler = new MerkleHandler();
         handler.start();
         (merkle, token) = handler.books();
-        bytes4[10] memory drawn = [
+        bytes4[12] memory drawn = [
             handler.posted.selector, handler.posted.selector, handler.disabled.selector, handler.claimed.selector,
             handler.claimedByAll.selector, handler.credited.selector, handler.funding.selector, handler.ended.selector,
-            handler.refusal.selector, handler.passed.selector
+            handler.refusal.selector, handler.passed.selector, handler.passed.selector, handler.pausing.selector
         ];
         draws(address(handler), abi.encode(drawn));
     }

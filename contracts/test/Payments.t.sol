@@ -4,7 +4,6 @@ pragma solidity 0.8.37;
 import {ISettlement} from "../interfaces/ISettlement.sol";
 import {ITrainingLedger} from "../interfaces/ITrainingLedger.sol";
 import {Shares} from "../libraries/Shares.sol";
-import {Slots} from "../libraries/Slots.sol";
 import {World} from "./harness/World.sol";
 
 /// @dev Closing epochs, paying shares, dust.
@@ -247,7 +246,7 @@ contract PaymentsTest is World {
         work(1, node, 1);
         vm.assertEq(close(1), 1);
         vm.warp(block.timestamp + WINDOW);
-        vm.expectRevert(Slots.FieldIsFull.selector);
+        vm.expectRevert(ITrainingLedger.FieldIsFull.selector);
         pay(1, node);
     }
 

@@ -3,8 +3,6 @@ pragma solidity 0.8.37;
 
 import {ISettlement} from "../interfaces/ISettlement.sol";
 import {ITrainingLedger} from "../interfaces/ITrainingLedger.sol";
-import {Packed} from "../libraries/Packed.sol";
-import {Slots} from "../libraries/Slots.sol";
 import {World} from "./harness/World.sol";
 
 /// @dev The three ways to record a receipt, and that none of them records one twice.
@@ -94,11 +92,11 @@ contract RecordingTest is World {
     function test_more_than_the_books_can_hold_is_refused() public {
         uint48 most = type(uint32).max;
         submit(0, 0, totals(node, 0, type(uint32).max, 1, 1));
-        vm.expectRevert(Slots.FieldIsFull.selector);
+        vm.expectRevert(ITrainingLedger.FieldIsFull.selector);
         submit(0, 1, totals(node, most, 1, 1, 1));
         submit(1, 1, totals(node, most, 1, type(uint64).max - 1, 1));
         vm.assertEq(ledger.getAccount(job, node).samples, type(uint64).max);
-        vm.expectRevert(Slots.FieldIsFull.selector);
+        vm.expectRevert(ITrainingLedger.FieldIsFull.selector);
         submit(2, 2, totals(node, most + 1, 1, 1, 1));
     }
 
@@ -160,7 +158,7 @@ contract RecordingTest is World {
         submit(0, 0, bytes.concat(whole, hex"00"));
         vm.expectRevert(abi.encodeWithSelector(bad, 0));
         submit(0, 0, head(node, 0, 0));
-        vm.expectRevert(abi.encodeWithSelector(Packed.QualityAboveFull.selector, 10_001));
+        vm.expectRevert(abi.encodeWithSelector(ITrainingLedger.QualityOutOfRange.selector, 10_001));
         submit(0, 0, bytes.concat(head(node, 0, 1), one(1, 10_001)));
         submit(0, 0, "");
         submit(0, 1, whole);
@@ -259,8 +257,25 @@ contract RecordingTest is World {
         bytes memory counter = countersigned(made);
         vm.expectRevert(abi.encodeWithSelector(ITrainingLedger.EpochIsClosed.selector, 3));
         ledger.submitContribution(made, own, counter, 3);
+        vm.expectRevert(abi.encodeWithSelector(ITrainingLedger.EpochIsOpen.selector, 4));
+        ledger.submitContribution(made, own, counter, 5);
+        close(6);
         ledger.submitContribution(made, own, counter, 7);
         vm.assertEq(ledger.getContribution(job, 7, node).score, 9_000_000);
+        made = receipt(node, 1);
+        made.epoch = 3;
+        own = signature(NODE_KEY, digestOf(made.contribution));
+        counter = countersigned(made);
+        ledger.submitContribution(made, own, counter, 4);
+        vm.assertEq(ledger.getContribution(job, 4, node).score, 9_000_000);
+    }
+
+    function test_a_receipt_is_not_moved_past_its_own_open_epoch() public {
+        ITrainingLedger.Receipt memory made = receipt(node, 0);
+        made.epoch = 1;
+        close(2);
+        vm.expectRevert(abi.encodeWithSelector(ITrainingLedger.EpochIsOpen.selector, 1));
+        ledger.submitContribution(made, "", "", 3);
     }
 
     function test_a_closed_epoch_takes_no_batch() public {

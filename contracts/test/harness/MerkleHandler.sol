@@ -2,29 +2,21 @@
 pragma solidity 0.8.37;
 
 import {IMerkleLedger} from "../../interfaces/IMerkleLedger.sol";
-import {ITrainingLedger} from "../../interfaces/ITrainingLedger.sol";
 import {TypedData} from "../../libraries/TypedData.sol";
-import {WrongToken} from "./Tokens.sol";
-import {IMintable, World} from "./World.sol";
+import {Draws} from "./Draws.sol";
+import {IMintable} from "./World.sol";
 
-/// @dev Everything that can happen to settlement by roots, drawn at random, never reverting: two jobs, three nodes with a leaf
-/// each, and roots that promise more than their total. It keeps its own count, which the invariants compare with the ledger's.
-contract MerkleHandler is World {
+/// @dev Everything that can happen to settlement by roots, drawn at random: each has a leaf a node, and some promise more than
+/// their total.
+contract MerkleHandler is Draws {
     struct Posted {
         bytes32 root;
         uint96[3] cumulatives;
         uint256 activeAt;
     }
 
-    uint256 public constant JOBS = 2;
-    uint256 public constant NODES = 3;
-
     IMerkleLedger public merkle;
-    bytes32[2] public jobs;
-    address[3] public nodes;
     mapping(bytes32 job => Posted[]) private _posted;
-    mapping(bytes32 job => uint256) public funded;
-    mapping(bytes32 job => uint256) public reclaimed;
     /// @dev What roots reserved, less what came back and what was claimed.
     mapping(bytes32 job => uint256) public unclaimed;
     /// @dev The highest leaf that was claimed with.
@@ -32,37 +24,12 @@ contract MerkleHandler is World {
     mapping(bytes32 job => bool) public isOverdrawn;
 
     function start() external {
-        setUp();
-        token = IMintable(address(new WrongToken()));
-        merkle = IMerkleLedger(deployed("MerkleLedger", abi.encode(options())));
-        ledger = ITrainingLedger(address(merkle)); // For what both ledgers have, and for approvals.
-        give(coordinator, BOND);
-        vm.prank(coordinator);
-        merkle.postBond(BOND);
-        for (uint256 i = 0; i < NODES; ++i) {
-            nodes[i] = vm.addr(0xA1 + i);
-        }
-        for (uint256 i = 0; i < JOBS; ++i) {
-            give(OWNER, ESCROW);
-            vm.prank(OWNER);
-            jobs[i] = merkle.openJob(bytes32(i), terms(), ESCROW);
-            funded[jobs[i]] = ESCROW;
-        }
+        found("MerkleLedger");
+        merkle = IMerkleLedger(address(ledger)); // `ledger` is for what both ledgers have.
     }
 
     function books() external view returns (IMerkleLedger, IMintable) {
         return (merkle, token);
-    }
-
-    modifier within(uint256 dice) {
-        job = jobs[dice % JOBS];
-        node = nodes[(dice >> 8) % NODES];
-        _;
-    }
-
-    function isOver() private view returns (bool) {
-        uint40 endsAt = merkle.getJob(job).endsAt;
-        return endsAt != 0 && block.timestamp >= endsAt - WINDOW;
     }
 
     function leaves(uint96[3] memory cumulatives) private view returns (bytes32[3] memory made) {
@@ -76,12 +43,13 @@ contract MerkleHandler is World {
     }
 
     /// @dev Each leaf rises by up to 2,000 over the root before; one root in four states less than it promises.
-    function posted(uint256 dice, uint256 more) external within(dice) {
+    function posted(uint256 seed, uint256 more) external within(seed) {
         Posted[] storage all = _posted[job];
         uint96 last = all.length == 0 ? 0 : merkle.getRoot(job, uint32(all.length - 1)).total;
         Posted memory made;
         if (all.length != 0) made.cumulatives = all[all.length - 1].cumulatives;
         uint96 total = last;
+        more = spread(more);
         for (uint256 i = 0; i < NODES; ++i) {
             uint96 rise = uint96((more >> (32 * i)) % 2_000);
             made.cumulatives[i] += rise;
@@ -89,7 +57,7 @@ contract MerkleHandler is World {
         }
         bool isShort = dice >> 254 == 0 && total != last;
         if (isShort) total -= uint96(1 + (more >> 128) % (total - last));
-        if (isOver() || total - last > merkle.getJob(job).spendable) return;
+        if (isPaused() || isOver() || total - last > merkle.getJob(job).spendable) return;
         bytes32[3] memory three = leaves(made.cumulatives);
         made.root = parent(parent(three[0], three[1]), three[2]);
         made.activeAt = block.timestamp + WINDOW;
@@ -102,7 +70,7 @@ contract MerkleHandler is World {
         all.push(made);
     }
 
-    function disabled(uint256 dice) external within(dice) {
+    function disabled(uint256 seed) external within(seed) {
         Posted[] storage all = _posted[job];
         if (all.length == 0) return;
         // Near the end, where those lie that are not active yet.
@@ -122,7 +90,7 @@ contract MerkleHandler is World {
     }
 
     /// @dev An active root of the job, old or new; false where there is none.
-    function drawn(uint256 dice) private view returns (bool isThere, uint32 index, Posted memory from) {
+    function drawn() private view returns (bool isThere, uint32 index, Posted memory from) {
         Posted[] storage all = _posted[job];
         if (all.length == 0) return (false, 0, from);
         index = uint32((dice >> 16) % all.length);
@@ -131,9 +99,9 @@ contract MerkleHandler is World {
     }
 
     /// @dev Whether the reserve covers what the leaf of a node says; it always does where no root was short.
-    function isCovered(uint256 due) private view returns (bool) {
-        assert(isOverdrawn[job] || due <= unclaimed[job]);
-        return due <= unclaimed[job];
+    function isCovered(uint256 wanted) private view returns (bool) {
+        assert(isOverdrawn[job] || wanted <= unclaimed[job]);
+        return wanted <= unclaimed[job];
     }
 
     function due(uint256 who, uint96 cumulative) private view returns (uint256) {
@@ -145,8 +113,8 @@ contract MerkleHandler is World {
         if (cumulative > shown[job][nodes[who]]) shown[job][nodes[who]] = cumulative;
     }
 
-    function claimed(uint256 dice) external within(dice) {
-        (bool isThere, uint32 index, Posted memory from) = drawn(dice);
+    function claimed(uint256 seed) external within(seed) {
+        (bool isThere, uint32 index, Posted memory from) = drawn();
         uint256 who = (dice >> 8) % NODES;
         uint96 cumulative = from.cumulatives[who];
         if (!isThere || !isCovered(due(who, cumulative))) return;
@@ -158,8 +126,8 @@ contract MerkleHandler is World {
         show(who, cumulative);
     }
 
-    function claimedByAll(uint256 dice) external within(dice) {
-        (bool isThere, uint32 index, Posted memory from) = drawn(dice);
+    function claimedByAll(uint256 seed) external within(seed) {
+        (bool isThere, uint32 index, Posted memory from) = drawn();
         uint256 sum;
         address[] memory all = new address[](NODES);
         uint96[] memory cumulatives = new uint96[](NODES);
@@ -177,38 +145,4 @@ contract MerkleHandler is World {
         }
     }
 
-    function credited(uint256 dice) external within(dice) {
-        if (merkle.creditOf(node) == 0 || WrongToken(address(token)).victim() == node) return;
-        vm.prank(node);
-        merkle.withdraw(node);
-    }
-
-    function funding(uint256 dice, uint32 amount) external within(dice) {
-        if (isOver()) return;
-        give(STRANGER, amount);
-        vm.prank(STRANGER);
-        merkle.fund(job, amount);
-        funded[job] += amount;
-    }
-
-    function ended(uint256 dice) external within(dice) {
-        uint40 endsAt = merkle.getJob(job).endsAt;
-        if (endsAt == 0 ? dice >> 253 != 0 : block.timestamp < endsAt) return;
-        uint256 had = token.balanceOf(OWNER);
-        vm.prank(OWNER);
-        if (endsAt == 0) merkle.requestReclaim(job);
-        else merkle.reclaim(job);
-        reclaimed[job] += token.balanceOf(OWNER) - had;
-    }
-
-    function refusal(uint256 dice) external within(dice) {
-        bool isOff = dice >> 254 != 0;
-        WrongToken(address(token)).turn(
-            isOff ? WrongToken.Wrong.NOTHING : WrongToken.Wrong.REFUSES, isOff ? address(0) : node
-        );
-    }
-
-    function passed(uint256 dice) external {
-        vm.warp(block.timestamp + (dice >> 16) % (dice % 4 == 0 ? 2 * WINDOW : WINDOW / 4));
-    }
 }

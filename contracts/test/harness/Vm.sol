@@ -89,10 +89,10 @@ abstract contract Campaign is Cheats {
     /// @param selectors An array of a fixed length, encoded: one word each.
     function draws(address handler, bytes memory selectors) internal {
         _handler = handler;
-        for (uint256 at = 32; at <= selectors.length; at += 32) {
+        for (uint256 end = 32; end <= selectors.length; end += 32) {
             bytes4 selector;
             assembly {
-                selector := mload(add(selectors, at))
+                selector := mload(add(selectors, end))
             }
             _drawn.push(selector);
         }

@@ -14,19 +14,12 @@ interface IMintable is IERC20 {
     function mint(address to, uint256 amount) external;
 }
 
-interface IOptions {
-    function CHALLENGE_WINDOW() external view returns (uint32);
-    function GUARDIAN() external view returns (address);
-    function MINIMUM_BOND() external view returns (uint96);
-    function QUORUM() external view returns (uint8);
-    function TOKEN() external view returns (address);
-    function TREASURY() external view returns (address);
-    function UNBONDING() external view returns (uint32);
+/// @dev What comes with OpenZeppelin's contracts.
+interface IStandards {
     function eip712Domain()
         external
         view
         returns (bytes1, string memory, string memory, uint256, address, bytes32, uint256[] memory);
-    function isArbiter(address account) external view returns (bool);
     function paused() external view returns (bool);
 }
 

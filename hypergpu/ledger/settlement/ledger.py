@@ -60,8 +60,9 @@ class TrainingLedger(Stakes):
         self._running(key)
         require(receipt.quality_bps <= pay.WHOLE_BPS, "QualityOutOfRange")
         require(epoch >= receipt.epoch, "EpochIsClosed")
-        is_in_time = epoch == receipt.epoch or self.epoch(key, receipt.epoch).closed_at_s
-        require(is_in_time, "EpochIsOpen")
+        if epoch > receipt.epoch:
+            self._closed(key, receipt.epoch)
+            self._closed(key, epoch - 1)
         require(receipt.sequence == self.account(key, node).counted, "NotNext")
         score = pay.score(receipt.samples, receipt.quality_bps)
         totals = NodeTotals(receipt.node, receipt.sequence, 1, receipt.samples, score)
@@ -104,7 +105,7 @@ class TrainingLedger(Stakes):
             counted = self.account(key, Address(run.node)).counted
             first = max(run.first_sequence, min(counted, run.first_sequence + len(run.records)))
             records = run.records[first - run.first_sequence :]
-            require(all(one.quality_bps <= pay.WHOLE_BPS for one in records), "QualityAboveFull")
+            require(all(one.quality_bps <= pay.WHOLE_BPS for one in records), "QualityOutOfRange")
             if first != counted or not records:
                 continue
             samples = Samples(sum(one.samples for one in records))
