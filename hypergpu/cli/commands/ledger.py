@@ -104,7 +104,10 @@ _PassphraseFile = Annotated[
     Path | None,
     typer.Option("--passphrase-file", help="Opens the key; else the file beside its folder."),
 ]
-_Chain = Annotated[str, typer.Option("--chain-url", help="RPC of the chain.")]
+_Chain = Annotated[
+    str,
+    typer.Option("--chain-url", help="RPC of the chain; else a public one, or the coordinator's."),
+]
 _Held = Annotated[
     str | None, typer.Argument(metavar="JOB", help="Of those in the wallet; else its only one.")
 ]
@@ -114,7 +117,7 @@ _Held = Annotated[
 def register(
     job: _Held = None,
     *,
-    chain_url: _Chain,
+    chain_url: _Chain = "",
     stake_amount: Annotated[int, typer.Option("--stake", min=0, help="In smallest units.")] = 0,
     state_dir: _StateDir = None,
     passphrase_file: _PassphraseFile = None,
@@ -136,7 +139,7 @@ def stake(
     amount: Annotated[int, typer.Argument(min=1, help="In the token's smallest unit.")],
     job: _Held = None,
     *,
-    chain_url: _Chain,
+    chain_url: _Chain = "",
     state_dir: _StateDir = None,
     passphrase_file: _PassphraseFile = None,
     as_json: AsJson = False,
@@ -159,7 +162,7 @@ def unstake(
     ],
     job: _Held = None,
     *,
-    chain_url: _Chain,
+    chain_url: _Chain = "",
     state_dir: _StateDir = None,
     passphrase_file: _PassphraseFile = None,
     as_json: AsJson = False,
@@ -180,7 +183,7 @@ def unstake(
 def claim(
     job: _Held = None,
     *,
-    chain_url: _Chain,
+    chain_url: _Chain = "",
     to: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="For what the token refused to transfer before."),
@@ -200,7 +203,7 @@ def claim(
 def dispute(
     job: _Held = None,
     *,
-    chain_url: _Chain,
+    chain_url: _Chain = "",
     out: Annotated[Path, typer.Option("--out", help="Folder for the bundles.")] = Path(),
     state_dir: _StateDir = None,
     as_json: AsJson = False,
@@ -226,7 +229,7 @@ def dispute(
 def enforce(
     bundle: Annotated[Path, typer.Argument(help="What `ledger dispute` wrote, here or elsewhere.")],
     *,
-    chain_url: _Chain,
+    chain_url: _Chain = "",
     state_dir: _StateDir = None,
     passphrase_file: _PassphraseFile = None,
     as_json: AsJson = False,
@@ -255,7 +258,11 @@ _OperatorsPassphraseFile = Annotated[
 ]
 _OperatorsChain = Annotated[
     str,
-    typer.Option("--chain-url", envvar="HYPERGPU_COORDINATOR_CHAIN_URL", help="RPC of the chain."),
+    typer.Option(
+        "--chain-url",
+        envvar="HYPERGPU_COORDINATOR_CHAIN_URL",
+        help="RPC of the chain; else that of the setting chain.",
+    ),
 ]
 _Contract = Annotated[
     str,
@@ -275,7 +282,7 @@ def bond(
         typer.Argument(min=1, help="In the token's smallest unit; else what the ledger asks for."),
     ] = None,
     *,
-    chain_url: _OperatorsChain,
+    chain_url: _OperatorsChain = "",
     ledger_contract: _Contract,
     data_dir: _DataDir = None,
     passphrase_file: _OperatorsPassphraseFile = None,
@@ -295,7 +302,7 @@ def bond(
 @app.command()
 def unbond(
     *,
-    chain_url: _OperatorsChain,
+    chain_url: _OperatorsChain = "",
     ledger_contract: _Contract,
     data_dir: _DataDir = None,
     passphrase_file: _OperatorsPassphraseFile = None,
@@ -316,7 +323,7 @@ def unbond(
 def reclaim(  # noqa: PLR0913 - each is an option
     job: Annotated[str, typer.Argument(metavar="JOB", help="Its id, whole.")],
     *,
-    chain_url: _OperatorsChain,
+    chain_url: _OperatorsChain = "",
     ledger_contract: _Contract,
     yes: NoConfirmation = False,
     data_dir: _DataDir = None,

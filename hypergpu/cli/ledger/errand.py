@@ -14,10 +14,11 @@ from hypergpu.cli.ledger.acts.done import Done
 from hypergpu.cli.ledger.acts.enforcing import enforced
 from hypergpu.cli.ledger.acts.node import NodeOnChain
 from hypergpu.cli.ledger.acts.operating import OperatorOnChain
+from hypergpu.cli.ledger.asking import nodes_rpc, operators_rpc
 from hypergpu.cli.ledger.holding import (
     coordinator_key,
     held_of,
-    ledger_of,
+    held_on_ledger,
     node_key,
     on_chain,
 )
@@ -104,7 +105,7 @@ def disputed(state_dir: Path, job: str | None, *, chain_url: str, out: Path) -> 
     node, terms = NodeId(stored_address(state_dir / KEY_FILE)), held.terms
     signers = Signers(coordinator=terms.coordinator, domain=terms.domain, made_in=terms.domain)
     vouchers = [held.voucher] if held.voucher is not None else []
-    with ledger_at(chain_url) as chain:
+    with ledger_at(nodes_rpc(chain_url, terms.domain, held.job_id)) as chain:
         fact = job_fact(chain, terms.domain, terms.job)
         has = standings(chain, terms.domain, terms.job, [node])[node]
         decimals = token_decimals(chain, terms.domain)
@@ -149,10 +150,10 @@ def on_ledger(
     """
     given, passphrase_file, job = whose
     state_dir = _state_dir(given)
-    domain = ledger_of(state_dir, job)
+    held = held_on_ledger(state_dir, job)
     key = node_key(state_dir, passphrase_file)
-    with ledger_at(chain_url) as chain:
-        done = errand(NodeOnChain(chain, key, domain))
+    with ledger_at(nodes_rpc(chain_url, held.terms.domain, held.job_id)) as chain:
+        done = errand(NodeOnChain(chain, key, held.terms.domain))
     _say(done, as_json=as_json)
 
 
@@ -186,7 +187,7 @@ def as_operator(
     settings = resolved({"data_dir": str(given) if given else None})
     ledger = _address(contract, "--ledger-contract")
     key = coordinator_key(Path(settings["data_dir"].value).expanduser(), passphrase_file)
-    with ledger_at(chain_url) as chain:
+    with ledger_at(operators_rpc(chain_url)) as chain:
         domain = Domain(chain.chain_id(), ledger)
         lock = _sole_use(domain, Address(key.node_id))
         try:
@@ -203,7 +204,7 @@ def _sole_use(domain: Domain, address: Address) -> KeyLock:
     try:
         return KeyLock(usual_locks(), domain.chain_id, address)
     except RefusalError as used:
-        fix = "end the coordinator first; it goes on where it was with: hypergpu up --retry-failed"
+        fix = "end the coordinator first, and start it afterwards with: hypergpu up --retry-failed"
         raise RefusalError(used.reason, used.detail, fix=fix) from used
 
 
@@ -227,9 +228,9 @@ def enforce_bundle(bundle: Path, *, whose: Whose, chain_url: str, as_json: bool)
         detail = f"{bundle} cannot be read: {broken.strerror}"
         raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
     dispute = decoded_dispute(content, source=str(bundle))
-    key = node_key(_state_dir(given), passphrase_file)
-    with ledger_at(chain_url) as chain:
-        done = enforced(AccountOnChain(chain, key, dispute.signers.domain), dispute)
+    key, domain = node_key(_state_dir(given), passphrase_file), dispute.signers.domain
+    with ledger_at(nodes_rpc(chain_url, domain, "")) as chain:
+        done = enforced(AccountOnChain(chain, key, domain), dispute)
     _say(done, as_json=as_json)
 
 

@@ -18,7 +18,6 @@ from hypergpu.keys.keyfile import passphrase_beside, stored_secret
 from hypergpu.keys.passphrase import passphrase_of_file
 from hypergpu.ledger.receipt import SignedReceipt
 from hypergpu.ledger.terms import Terms
-from hypergpu.ledger.typed import Domain
 from hypergpu.ledger.voucher import SignedVoucher
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
@@ -72,18 +71,18 @@ def _opened(folder: Path, path: Path, passphrase_file: Path | None) -> IdentityK
     return IdentityKey(stored_secret(path, passphrase))
 
 
-def ledger_of(state_dir: Path, job: str | None) -> Domain:
-    """The ledger that a job counts on; of all jobs where none is named and they share it.
+def held_on_ledger(state_dir: Path, job: str | None) -> Held:
+    """What is held of a job on a ledger; of any where none is named and all share the ledger.
 
     Raises:
         RefusalError: as `held_of` and `on_chain`.
     """
     if job is None:
         held = [held_of(state_dir, folder.name) for folder in _folders(state_dir)]
-        ledgers = {each.terms.domain for each in held if each.terms.domain.chain_id}
-        if len(ledgers) == 1:
-            return ledgers.pop()
-    return on_chain(held_of(state_dir, job)).terms.domain
+        there = [each for each in held if each.terms.domain.chain_id]
+        if len({each.terms.domain for each in there}) == 1:
+            return there[-1]
+    return on_chain(held_of(state_dir, job))
 
 
 def on_chain(held: Held) -> Held:

@@ -93,6 +93,7 @@ def test_staking_twice_by_mistake_is_refused_and_no_amount_is_guessed(hands: Han
 def test_who_never_registered_is_told_how(hands: Hands) -> None:
     said = refused(hands.as_node("stake", "5"), Reason.ARGUMENT_INVALID)
     assert said == (
-        "error 6002: the ledger refuses stake: NotRegistered(). Fix: register it first: hypergpu"
-        " ledger register\n"
+        f"error 6002: {NODE.node_id} is not registered on {hands.contract}. Fix: register it with"
+        " its stake: hypergpu ledger register --stake 5\n"
     )
+    assert hands.nonce == 0

@@ -18,9 +18,7 @@ class NodeOnChain(AccountOnChain):
         Raises:
             RefusalError: ARGUMENT_INVALID, it is registered, and more stake is another command's.
         """
-        ((number, *_),) = self.calls.abi.answer(
-            "getNodeMetrics", self.asked("getNodeMetrics", self.address, [])
-        )
+        number = self._registered_as()
         if number and not stake:
             said = f"it is registered already, as node {number}: nothing was sent"
             return Done(self.node, [], said)
@@ -35,7 +33,15 @@ class NodeOnChain(AccountOnChain):
         return Done(self.node, hashes, said, {"staked": str(stake)})
 
     def stake(self, amount: int) -> Done:
-        """Add to the node's stake: its shares are paid at once as far as that covers them."""
+        """Add to the node's stake: its shares are paid at once as far as that covers them.
+
+        Raises:
+            RefusalError: ARGUMENT_INVALID, it is not registered, or has not so much of the token.
+        """
+        if not self._registered_as():
+            detail = f"{self.node} is not registered on {self.domain.contract}"
+            fix = f"register it with its stake: hypergpu ledger register --stake {amount}"
+            raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
         hashes = self.provided(amount)
         hashes.append(self.acted(self.calls.abi.call("stake", amount), "stake"))
         staked, *_ = self.stakes()
@@ -94,6 +100,12 @@ class NodeOnChain(AccountOnChain):
         said = f"{self.shown(unbonding)} of stake {where}; {self.shown(staked)} stays staked"
         amounts = {"withdrawn": str(unbonding), "staked": str(staked)}
         return Done(self.node, [name], said, amounts)
+
+    def _registered_as(self) -> int:
+        """The node's number on the ledger; 0: it has none."""
+        metrics = self.asked("getNodeMetrics", self.address, [])
+        ((number, *_),) = self.calls.abi.answer("getNodeMetrics", metrics)
+        return int(number)
 
     def stakes(self) -> tuple[int, int, int, int]:
         """Staked, of it locked, unbonding beside it, and until when."""

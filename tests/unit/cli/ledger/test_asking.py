@@ -1,0 +1,49 @@
+"""Whom a command asks that names no RPC."""
+
+from pathlib import Path
+
+import pytest
+
+from hypergpu.chain.profiles import chain_profile
+from hypergpu.cli.ledger.asking import nodes_rpc, operators_rpc
+from hypergpu.ids import Address
+from hypergpu.ledger.typed import Domain
+from hypergpu.refusal import Reason, RefusalError
+
+BASE = chain_profile("base-sepolia")
+LEDGER = Address("0x" + "ab" * 20)
+MINE = "http://127.0.0.1:8545"
+
+
+@pytest.fixture(autouse=True)
+def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine knows no coordinator and no chain."""
+    for name in ("HYPERGPU_CHAIN", "HYPERGPU_ADDRESS", "HYPERGPU_TOKEN", "HYPERGPU_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("HYPERGPU_CONFIG", str(tmp_path / "config.toml"))
+
+
+def test_a_node_asks_whom_it_is_told_to_or_the_public_rpc_of_its_chain() -> None:
+    assert nodes_rpc(MINE, Domain(31337, LEDGER), "job-a") == MINE
+    assert nodes_rpc(MINE, Domain(BASE.chain_id, LEDGER), "job-a") == MINE
+    assert nodes_rpc("", Domain(BASE.chain_id, LEDGER), "job-a") == BASE.rpc_url
+
+
+@pytest.mark.parametrize("chain_id", [31337, 424_242])
+def test_a_node_of_a_chain_without_a_public_rpc_is_told_to_name_one(chain_id: int) -> None:
+    with pytest.raises(RefusalError, match=f"no RPC of chain {chain_id} is known here") as refused:
+        nodes_rpc("", Domain(chain_id, LEDGER), "job-a")
+    assert refused.value.reason is Reason.ARGUMENT_INVALID
+    assert "--chain-url URL" in refused.value.fix
+
+
+def test_an_operator_asks_whom_the_coordinator_is_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RefusalError, match="no chain is named"):
+        operators_rpc("")
+    monkeypatch.setenv("HYPERGPU_CHAIN", "base-sepolia")
+    assert operators_rpc("") == BASE.rpc_url
+    assert operators_rpc(MINE) == MINE
+    monkeypatch.setenv("HYPERGPU_CHAIN", "anvil")
+    with pytest.raises(RefusalError, match="is started by the coordinator, which posts its bond"):
+        operators_rpc("")
