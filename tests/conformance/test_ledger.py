@@ -114,6 +114,8 @@ def test_the_score_of_what_waits_is_summed(store: JournalStore) -> None:
     sealed = OutboxChange(account=ACCOUNT, sealed=(row(0, "b0"),), batches=(batch(0, 0, 2),))
     store.journal.write(sealed)
     assert store.journal.waiting_score(JOB) == 320 * 9_000
+    assert store.journal.node_scores(JOB) == {ONE.node_id: 3 * 320 * 9_000}
+    assert store.journal.node_scores(OTHER) == {}
 
 
 @pytest.mark.parametrize("sequence", [0, 2])

@@ -86,6 +86,8 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
     """By the chain's clock; 0: not known."""
     is_whole: bool = False
     """Whether the nodes' scores are all of the epoch's: only then can the dust be told."""
+    short: int = 0
+    """What its pool was less than its receipts were worth, when the chain was last asked."""
     is_closed_by_others: bool = False
     """On the ledger, before a close of its coordinator got there."""
     is_swept_by_others: bool = False
@@ -190,6 +192,8 @@ class PaymentsCounted(EpochEvent, frozen=True):
     deferred: int
     window_ends_s: int
     is_whole: bool
+    short: int = 0
+    """What the pool is less than the score is worth."""
     is_deep: bool = False
     """Of a block that stays, with all of the epoch's transactions in it or below."""
 
@@ -235,6 +239,7 @@ def transition(epoch: Epoch, event: EpochEvent) -> Epoch:
                 deferred=event.deferred,
                 window_ends_s=event.window_ends_s,
                 is_whole=event.is_whole,
+                short=event.short,
             )
         case _:
             return epoch

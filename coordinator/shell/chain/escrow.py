@@ -1,14 +1,17 @@
 """Whether a job's escrow covers work before it is done, so that nobody works unpaid."""
 
 import threading
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from coordinator.core.settlement.epoch import EpochState, Part
 from coordinator.core.settlement.sending import TransactionState
+from coordinator.core.settlement.shortfall import shortfall
+from coordinator.shell.chain.reading.advances import Advances, advances
 from coordinator.shell.chain.site import LedgerSite
 from coordinator.shell.journal.ledger.interface import Outbox
 from hypergpu.chain.rpc.answers import Block
-from hypergpu.ids import JobId
+from hypergpu.ids import JobId, NodeId
 from hypergpu.ledger.pay import PRICED_SCORE
 
 _CLOSED = frozenset({EpochState.CONFIRMED, EpochState.PAID, EpochState.FINAL})
@@ -21,7 +24,8 @@ class EscrowReading(NamedTuple):
     free: int
     """On the ledger, reserved by nothing."""
     owed: int
-    """Of it, what kept receipts earn that no closed epoch has counted yet."""
+    """Of it, what kept receipts earn that no closed epoch has counted yet, and what short epochs
+    left, less what redeemed vouchers have paid of both: that has left the escrow already."""
     height: int
 
     @property
@@ -36,13 +40,18 @@ class EscrowBook:
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self._lock = threading.Lock()
-        self._prices: dict[JobId, int] = {}
+        self._followed: set[JobId] = set()
         self._readings: dict[JobId, EscrowReading] = {}
+        self._costs: dict[JobId, int] = {}
+        """The most that was asked for of late."""
+        self._short: set[JobId] | None = None
+        """Jobs with epochs that were closed short; None: not looked up since the start."""
+        self._shortfalls: dict[JobId, str] = {}
 
-    def follow(self, job_id: JobId, unit_price: int) -> None:
+    def follow(self, job_id: JobId) -> None:
         """Read this job's escrow from now on."""
         with self._lock:
-            self._prices[job_id] = unit_price
+            self._followed.add(job_id)
 
     def reading(self, job_id: JobId) -> EscrowReading | None:
         """What is known of a job's escrow; None: the chain was not reached since the start."""
@@ -55,7 +64,9 @@ class EscrowBook:
         What is not known stops nothing: the journal's own account of the job's escrow does, and
         training does not wait for a chain.
         """
-        reading = self.reading(job_id)
+        with self._lock:
+            reading = self._readings.get(job_id)
+            self._costs[job_id] = cost
         if reading is None or reading.left >= cost:
             return ""
         return (
@@ -63,6 +74,18 @@ class EscrowBook:
             f"{reading.height}: {reading.free} free, {reading.owed} owed), {cost - reading.left} "
             "less than the next work may cost"
         )
+
+    @property
+    def shortfalls(self) -> tuple[str, ...]:
+        """What is to be said of epochs that were closed short, by the newest look."""
+        return tuple(self._shortfalls.values())
+
+    def watch(self, jobs: Iterable[JobId]) -> None:
+        """Tell of these jobs, whose epochs were closed short, until nothing of it is lacking."""
+        if self._short is None:
+            every = self._outbox.epochs(is_final_too=True)
+            self._short = {one.epoch.job_id for one in every if one.epoch.short}
+        self._short |= set(jobs)
 
     def look(self, site: LedgerSite, at: Block) -> None:
         """Read every followed job again, as of the block that the journal was last brought up to.
@@ -73,18 +96,39 @@ class EscrowBook:
             RpcError: the chain cannot be asked; older readings stay.
         """
         with self._lock:
-            prices = dict(self._prices)
-        sealed = self._sealed(site) if prices else {}
-        for job_id, unit_price in prices.items():
+            followed = set(self._followed)
+        short = self._short or set()
+        sealed = self._sealed(site) if followed else {}
+        for job_id in sorted(followed | short):
             job = site.job(job_id, at)
             if job is None:
                 # Signed and not mined yet: the journal's account of it counts until then.
                 continue
             score = self._recorded(site, job_id, at) + sealed.get(job_id, 0)
             score += self._outbox.waiting_score(job_id)
-            reading = EscrowReading(job.spendable, unit_price * score // PRICED_SCORE, at.number)
+            owed = job.unit_price * score // PRICED_SCORE
             with self._lock:
-                self._readings[job_id] = reading
+                is_tight = job.spendable < owed + self._costs.get(job_id, 0)
+            if is_tight or job_id in short:
+                # Asked only where it can matter: it takes a call for every node.
+                found = advances(site, self._outbox, job_id, job.unit_price, at)
+                owed = found.owed(owed, self._worths(job_id, job.unit_price))
+                self._tell(job_id, found, job.free)
+            with self._lock:
+                self._readings[job_id] = EscrowReading(job.spendable, owed, at.number)
+
+    def _tell(self, job_id: JobId, found: Advances, free: int) -> None:
+        said = shortfall(job_id, found.short, found.lacking, free)
+        if said:
+            self._shortfalls[job_id] = said
+        else:
+            self._shortfalls.pop(job_id, None)
+            if found.is_over and self._short is not None:
+                self._short.discard(job_id)
+
+    def _worths(self, job_id: JobId, unit_price: int) -> dict[NodeId, int]:
+        scores = self._outbox.node_scores(job_id)
+        return {node: unit_price * score // PRICED_SCORE for node, score in scores.items()}
 
     def _recorded(self, site: LedgerSite, job_id: JobId, at: Block) -> int:
         """The score that the ledger has in epochs whose pools are still in the escrow.

@@ -81,6 +81,8 @@ class Sealer:
         self._opened: set[JobId] = set()
         self._payments = Payments(site, outbox)
         self._doubt: RpcGarbledError | None = None
+        self.short: set[JobId] = set()
+        """Jobs of which this process has found an epoch closed short."""
         self.is_reconcile_due = True
         """Whether the chain may count other receipts than were sealed: at a start, and when it
         passed over a part of a batch."""
@@ -233,6 +235,8 @@ class Sealer:
             epoch = self._seal_due(plan, epoch, wanted, head)
         if epoch != before:
             plan.epochs[key] = epoch
+            if epoch.short:
+                self.short.add(epoch.job_id)
 
     def _seal_due(self, plan: _Plan, epoch: Epoch, wanted: Due, head: Block) -> Epoch:
         job = self._site.job_key(epoch.job_id)

@@ -122,10 +122,12 @@ class Settler:
             self._take(order, head)
         sealed = self._sealer.turn(head, turn.waiting)
         if head.number != self._read_at:
+            self._escrow.watch(self._sealer.short)
+            self._sealer.short.clear()
             self._escrow.look(self.site, head)
             self._read_at = head.number
         self._sealer.raise_doubt()
-        complaints = (*turn.complaints, *self._elsewhere.values())
+        complaints = (*turn.complaints, *self._elsewhere.values(), *self._escrow.shortfalls)
         return SettlerTurn(turn._replace(complaints=complaints), sealed, taken)
 
     def _take(self, order: JobOrder, head: Block) -> None:
@@ -133,7 +135,7 @@ class Settler:
         if why := self.site.why_elsewhere(order.job_id, order.signed_for):
             self._elsewhere[order.job_id] = why
             return
-        self._escrow.follow(order.job_id, order.unit_price)
+        self._escrow.follow(order.job_id)
         act = raise_escrow if self.site.is_opened(order.job_id) else open_job
         act(self.site, self._account, self.site.token(head), order, head)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from hypergpu.ids import NodeId
 from hypergpu.ledger import pay
+from hypergpu.ledger.advance import NodeMoney
 from hypergpu.ledger.audit.facts import AccountFact, EpochFact, JobFact, ShareFact
 from hypergpu.ledger.audit.finding import Finding, Kind
 from hypergpu.ledger.audit.recorded import Recorded
@@ -26,6 +27,7 @@ def payment_findings(
     for epoch in fact.epochs:
         own = sum(score for (number, _), score in scores.items() if number == epoch.number)
         yield from _pool_findings(fact, epoch, own)
+    yield from _short_findings(fact)
     for account in fact.accounts:
         yield from _account_findings(fact, account, promised.get(account.node))
     yield from _escrow_findings(fact)
@@ -104,13 +106,65 @@ def _pool_findings(fact: JobFact, epoch: EpochFact, own: int) -> Iterator[Findin
     if epoch.total_score != own:
         what = f"the chain totals a score of {epoch.total_score}, the receipts give {own}"
         yield Finding(Kind.SCORE, what, epoch=epoch.number)
-    worth = fact.unit_price * epoch.total_score // pay.PRICED_SCORE
+    worth = _worth(fact, epoch)
     if epoch.pool > worth:
         what = f"the pool is {epoch.pool}, its score is worth {worth}"
         yield Finding(Kind.POOL, what, epoch=epoch.number)
-    elif epoch.pool < worth:
-        what = f"the escrow fell short: the pool is {epoch.pool}, its score is worth {worth}"
+    shares = sum(share.reward for share in fact.shares if share.epoch == epoch.number)
+    if shares > epoch.pool:
+        what = f"the pool is {epoch.pool}, its shares come to {shares}"
         yield Finding(Kind.POOL, what, epoch=epoch.number)
+
+
+def _worth(fact: JobFact, epoch: EpochFact) -> Wei:
+    return Wei(fact.unit_price * epoch.total_score // pay.PRICED_SCORE)
+
+
+def _short_findings(fact: JobFact) -> Iterator[Finding]:
+    """Epochs whose pools were less than their worth, until all nodes have the rest.
+
+    A redeemed voucher leaves less for the epochs that are closed before its node's shares make it
+    good. That is nobody's wrong as long as the escrow has the rest, or will have it again.
+    """
+    short = [epoch for epoch in fact.epochs if epoch.pool < _worth(fact, epoch)]
+    nodes = _nodes_money(fact, short) if short else {}
+    lacking = sum(money.lacking for money in nodes.values())
+    if not lacking:
+        return
+    made_good = sum(min(money.had - money.earned, money.due) for money in nodes.values())
+    is_there = lacking <= fact.free + made_good
+    for epoch in short:
+        is_less = f"its pool is {epoch.pool}, its score is worth {_worth(fact, epoch)}"
+        what = f"epoch {epoch.number} fell short: {is_less}"
+        if not is_there:
+            what += f"; its job lacks {lacking} of such, and {fact.free} is left in its escrow"
+        yield Finding(Kind.OPEN if is_there else Kind.POOL, what, epoch=epoch.number)
+    for node, money in nodes.items():
+        if is_there and money.lacking:
+            what = f"its shares lack {money.lacking} of their worth, which its voucher redeems"
+            yield Finding(Kind.OPEN, what, node)
+
+
+def _nodes_money(fact: JobFact, short: Iterable[EpochFact]) -> dict[NodeId, NodeMoney]:
+    worths = {epoch.number: (_worth(fact, epoch), epoch.total_score) for epoch in short}
+    due: dict[NodeId, int] = {}
+    rest: dict[NodeId, int] = {}
+    for share in fact.shares:
+        if share.state is ShareState.DUE:
+            due[share.node] = due.get(share.node, 0) + share.reward
+        if share.epoch in worths and share.state is not ShareState.VOID:
+            whole = pay.reward(worths[share.epoch][0], share.score, worths[share.epoch][1])
+            rest[share.node] = rest.get(share.node, 0) + whole - share.reward
+    return {
+        account.node: NodeMoney(
+            had=account.paid + account.pending,
+            earned=account.earned,
+            voided=account.voided,
+            due=due.get(account.node, 0),
+            rest=rest.get(account.node, 0),
+        )
+        for account in fact.accounts
+    }
 
 
 def _account_findings(

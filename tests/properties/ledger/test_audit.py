@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hypergpu.ids import NodeId
+from hypergpu.ledger import pay
 from hypergpu.ledger.audit.dispute import (
     Claim,
     Dispute,
@@ -250,6 +251,26 @@ def test_a_share_that_is_not_paid_is_told_with_its_node_epoch_and_time() -> None
     first = next(one for one in told if one.node == NODES[0].node_id)
     share = next(one for one in fact.shares if one.node == NODES[0].node_id)
     assert first.said == f"{NODES[0].node_id}, epoch 0: a share of {share.reward} is not paid yet"
+
+
+@pytest.mark.parametrize(("free", "kind"), [(10**6, Kind.OPEN), (0, Kind.POOL)])
+def test_a_short_pool_is_nobodys_wrong_as_long_as_the_escrow_has_the_rest(
+    free: int, kind: Kind
+) -> None:
+    town = open_town()
+    fact = town.fact()
+    (epoch,) = fact.epochs
+    pool = Wei(epoch.pool // 2)
+    shares = tuple(
+        replace(share, reward=pay.reward(pool, share.score, epoch.total_score))
+        for share in fact.shares
+    )
+    fact = replace(fact, free=Wei(free), epochs=(replace(epoch, pool=pool),), shares=shares)
+    told = verify(fact, town.receipts).findings
+    (finding,) = [one for one in told if one.text.startswith("epoch 0 fell short: its pool is")]
+    assert finding.kind is kind
+    lacking = [one.node for one in told if "which its voucher redeems" in one.text]
+    assert lacking == ([node.node_id for node in NODES] if kind is Kind.OPEN else [])
 
 
 @pytest.mark.parametrize("is_given", [True, False], ids=["voucher given", "voucher not given"])

@@ -10,6 +10,7 @@ from hypergpu.chain.ledger import SHARE_DUE, EpochOnChain, Share
 from hypergpu.chain.rpc.answers import Block
 from hypergpu.chain.rpc.errors import RpcGarbledError
 from hypergpu.ids import NodeId
+from hypergpu.ledger.pay import PRICED_SCORE
 from hypergpu.ledger.settlement.state import ShareState
 
 
@@ -43,10 +44,15 @@ class Payments:
 
     def _counted_at(self, epoch: Epoch, at: Block, *, is_deep: bool) -> PaymentsCounted:
         shares, on_chain = self._asked(epoch, at)
+        job = self._site.job(epoch.job_id, at)
+        if job is None:
+            raise RpcGarbledError(f"the chain's RPC does not know {epoch.job_id}, and its epochs")
+        worth = job.unit_price * on_chain.total_score // PRICED_SCORE
         return PaymentsCounted(
             deferred=sum(share.state == SHARE_DUE for share in shares),
             window_ends_s=on_chain.closed_at_s + self._site.window_s,
             is_whole=sum(share.score for share in shares) == on_chain.total_score,
+            short=max(0, worth - on_chain.pool),
             is_deep=is_deep,
         )
 

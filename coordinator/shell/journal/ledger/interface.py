@@ -79,6 +79,9 @@ class Outbox(Protocol):
     def waiting_score(self, job_id: JobId) -> int:
         """What a job's receipts in no batch weigh together: the sum of samples times quality."""
 
+    def node_scores(self, job_id: JobId) -> Mapping[NodeId, int]:
+        """What all receipts of each node of a job weigh together. Cost grows with them."""
+
     def write(self, change: OutboxChange) -> None:
         """Write all of a change, or nothing.
 

@@ -21,6 +21,7 @@ from coordinator.shell.journal.ledger.records import (
 )
 from coordinator.shell.journal.records import JournalConflictError
 from hypergpu.ids import JobId, NodeId
+from hypergpu.ledger import pay
 
 Key = tuple[JobId, NodeId]
 
@@ -147,6 +148,17 @@ class MemoryLedger:
                 for record in kept[self._shelves.sealed.get(key, 0) :]
             ]
         return sum(one.samples * one.quality_bps for one in waiting)
+
+    def node_scores(self, job_id: JobId) -> Mapping[NodeId, int]:
+        with self._ledger_lock:
+            of_job = {
+                key[1]: list(kept) for key, kept in self._receipts.items() if key[0] == job_id
+            }
+        return {
+            node: sum(pay.scores(one.signed.receipt for one in kept).values())
+            for node, kept in of_job.items()
+            if kept
+        }
 
     def write(self, change: OutboxChange) -> None:
         with self._ledger_lock:

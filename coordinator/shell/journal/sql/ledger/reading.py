@@ -185,6 +185,13 @@ class SqlLedger:
         with self._ledger_database.reader() as connection:
             return int(connection.scalar(wanted) or 0)
 
+    def node_scores(self, job_id: JobId) -> Mapping[NodeId, int]:
+        weight = func.sum(RECEIPTS.c.samples * RECEIPTS.c.quality_bps)
+        wanted = select(RECEIPTS.c.node, weight).where(RECEIPTS.c.job_id == job_id)
+        with self._ledger_database.reader() as connection:
+            rows = connection.execute(wanted.group_by(RECEIPTS.c.node)).all()
+        return {NodeId(node): int(weight) for node, weight in rows}
+
     def write(self, change: OutboxChange) -> None:
         with self._ledger_database.writer() as connection:
             write_change(connection, change)
