@@ -1,9 +1,9 @@
 """Settings of the coordinator: flags first, then `HYPERGPU_COORDINATOR_*` in the environment."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -55,7 +55,9 @@ class Settings(BaseSettings):
     """The chain's RPC; its profile's own when empty, and of ``anvil`` the one that is started."""
     chain_port: int = Field(default=0, ge=0, le=65535)
     """Of the Anvil that is started; 0 takes a free one."""
-    ledger_contract: str = Field(default="", pattern=r"^(0x[0-9a-f]{40})?$")
+    ledger_contract: Annotated[str, BeforeValidator(str.lower)] = Field(
+        default="", pattern=r"^(0x[0-9a-f]{40})?$"
+    )
     """Address of the ledger; on ``anvil`` one is deployed when empty."""
     metering: Literal["batched", "packed", "each"] = "batched"
     """How receipts reach the chain: their sums and the root of their tree, every receipt in the

@@ -16,6 +16,7 @@ from hypergpu.refusal import Reason, RefusalError
 ANVIL = "anvil"
 """The one that is started beside a coordinator, unless its RPC is named."""
 ADDRESSES = ("http://", "https://")
+_OF_ADDRESSES = "://"
 NAMED_BY = "HYPERGPU_CHAIN=NAME HYPERGPU_COORDINATOR_CHAIN_URL=URL"
 _URL_BY = "name one: HYPERGPU_COORDINATOR_CHAIN_URL=URL, or --chain-url URL"
 
@@ -100,6 +101,9 @@ def transport_to(url: str) -> HttpTransport:
 def _profile(chain: str) -> ChainProfile:
     if chain in profile_names():
         return chain_profile(chain)
+    if _OF_ADDRESSES in chain:
+        # Of another protocol; there may be a secret in it.
+        transport_to(chain)
     if chain.endswith(SUFFIX):
         return described_profile(Path(chain).expanduser())
     known = ", ".join((NONE, *profile_names()))

@@ -11,6 +11,8 @@ from hypergpu.refusal import RefusalError
 # Typer exports no name for what click calls a usage error, only what is derived from it.
 UsageError: Any = typer.BadParameter.__bases__[0]
 USAGE_STATUS = 2
+_OF_CHAINS = frozenset({"eth_abi", "eth_account", "urllib3", "web3"})
+"""Packages of the extra `chain`, without which all else runs."""
 
 
 class Commands(TyperGroup):
@@ -38,8 +40,21 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except (RefusalError, RemoteFailureError) as failure:
             raise typer.Exit(report(failure)) from failure
+        except ModuleNotFoundError as missing:
+            package = (missing.name or "").partition(".")[0]
+            if package not in _OF_CHAINS:
+                raise
+            raise typer.Exit(report(_lacking(package))) from missing
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
+
+
+def _lacking(package: str) -> RefusalError:
+    from hypergpu.refusal import Reason
+
+    detail = f"this needs the package {package}"
+    fix = "install the extra: pip install 'hypergpu[chain]', in a clone pip install '.[chain]'"
+    return RefusalError(Reason.MACHINE_UNFIT, detail, fix=fix)
 
 
 def _report_usage(wrong: Any) -> int:

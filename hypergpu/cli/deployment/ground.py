@@ -9,7 +9,13 @@ import msgspec
 
 from hypergpu.chain.keylock import KeyLock, usual_locks
 from hypergpu.chain.profiles import NONE, ChainProfile
-from hypergpu.chain.profiles.named import NAMED_BY, NamedChain, asked_chain_id, named_chain
+from hypergpu.chain.profiles.named import (
+    ANVIL,
+    NAMED_BY,
+    NamedChain,
+    asked_chain_id,
+    named_chain,
+)
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.errors import RpcError
@@ -41,8 +47,8 @@ class Place(NamedTuple):
 
     @property
     def is_on_chain(self) -> bool:
-        """Whether a chain is named at all."""
-        return bool(self.chain_url) or self._setting != NONE
+        """Whether a chain is named that is there without a coordinator."""
+        return bool(self.chain_url) or self._setting not in {NONE, ANVIL}
 
     def named(self) -> NamedChain:
         """The chain that is meant, one that is there.

@@ -107,9 +107,17 @@ def faults(options: LedgerOptions) -> list[str]:
     return [words for words, is_so in found.items() if is_so]
 
 
-def remarks(options: LedgerOptions, own: Address) -> list[str]:
-    """What nodes will look at, where it is in the coordinator's own hand."""
+def remarks(options: LedgerOptions, own: Address, final_s: int) -> list[str]:
+    """What nodes will look at, where it is in the coordinator's own hand or makes no sense.
+
+    Args:
+        options: Of the ledger.
+        own: The coordinator's address.
+        final_s: How long a transaction takes to be final.
+    """
     found = {
+        f"the window of {options.window_s} s is over before what is paid in it is final, which"
+        f" takes {final_s} s": options.window_s < final_s,
         "this coordinator alone is the arbiter: nobody else can void what it pays": (
             options.arbiters == (own,)
         ),

@@ -66,6 +66,7 @@ def _say_plan(
     found: NamedChain, deployment: Deployment, offer: Offer, options: LedgerOptions
 ) -> None:
     arbiters = ", ".join(options.arbiters)
+    final_s = found.profile.depth * found.profile.block_ms // 1000
     cost = f"{currency(offer.most_wei)} of the chain's currency"
     for line in (
         f"a ledger on chain {found.profile.chain_id}, made by the coordinator {deployment.own}:",
@@ -74,7 +75,7 @@ def _say_plan(
         f"  arbiters {arbiters}, of whom {options.quorum} decide",
         f"  treasury {options.treasury}, guardian {options.guardian}",
         f"  gas {offer.gas} at most, at {offer.max_fee_wei} wei at most: {cost}",
-        *(f"  mind: {each}" for each in remarks(options, deployment.own)),
+        *(f"  mind: {each}" for each in remarks(options, deployment.own, final_s)),
     ):
         note(line)
 

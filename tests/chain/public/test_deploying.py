@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from typer.testing import CliRunner
 
+from coordinator.config import Settings
 from hypergpu.chain.keylock import KeyLock, usual_locks
 from hypergpu.chain.profiles.cautious import cautious_profile
 from hypergpu.chain.recognition import recognised
@@ -235,12 +237,36 @@ def test_a_contract_that_is_no_token_is_refused(funded: Shop) -> None:
     assert f"the contract {ledger} on chain 4242 is no ERC-20 token" in told.stderr
 
 
+def test_an_rpc_that_estimates_nothing_gets_the_limit_of_the_formula(funded: Shop) -> None:
+    told = b'{"jsonrpc":"2.0","id":%d,"error":{"code":-32601,"message":"no such method"}}'
+
+    def script(calls: list[dict[str, Any]], truth: bytes) -> Answer | None:
+        funded.sent(calls, truth)
+        is_asked = calls[0]["method"] == "eth_estimateGas"
+        return Answer(told % calls[0]["id"]) if is_asked else None
+
+    funded.rpc.script = script
+    foreseen = json.loads(funded.deploy("--dry-run", "--json").stdout)
+    assert foreseen["gas"] == cautious_profile(1).transaction_gas_max
+    assert funded.deployed()["address"] == foreseen["address"]
+
+
+def test_a_window_that_is_over_before_anything_is_final_is_said(funded: Shop) -> None:
+    told = funded.deploy("--window", "60", "--dry-run")
+    assert "the window of 60 s is over before what is paid in it is final" in told.stderr
+    assert "which takes 768 s" in told.stderr
+
+
 def test_a_mistyped_address_is_refused(shop: Shop) -> None:
     told = shop.deploy("--treasury", SOMEBODY[:-1] + "D")
     assert told.exit_code == Reason.ARGUMENT_INVALID.exit_code
     assert "its capital letters do not fit it (EIP-55)" in told.stderr
     told = shop.deploy("--treasury", "0x12")
     assert "--treasury '0x12' is no address" in told.stderr
+
+
+def test_a_coordinator_takes_an_address_with_its_checksum() -> None:
+    assert Settings(ledger_contract=SOMEBODY).ledger_contract == SOMEBODY.lower()
 
 
 def test_nothing_is_made_before_somebody_has_said_yes(funded: Shop) -> None:
@@ -292,7 +318,31 @@ def test_a_key_that_a_coordinator_uses_is_left_to_it(funded: Shop) -> None:
     assert funded.sent.count == 0
 
 
-def test_the_key_is_shown_without_a_chain(shop: Shop) -> None:
+def test_the_key_is_shown_without_a_chain(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     told = CliRunner().invoke(app, ["ledger", "key"])
     assert told.stdout.strip() == shop.key()
     assert "keep a copy of it and of its passphrase" in told.stderr
+    monkeypatch.setenv("HYPERGPU_CHAIN", "anvil")
+    assert CliRunner().invoke(app, ["ledger", "key"]).stdout == told.stdout
+    refused = CliRunner().invoke(app, ["ledger", "deploy", *shop.options])
+    assert "the chain anvil is started by the coordinator" in refused.stderr
+
+
+def test_a_secret_in_an_address_is_shown_nowhere(shop: Shop) -> None:
+    for url in (f"{shop.rpc.url}/v3/SECRET", f"{NOBODY}/v3/SECRET", "wss://rpc.example/v3/SECRET"):
+        told = shop.deploy("--yes", url=url)
+        assert told.exit_code != 0
+        assert "SECRET" not in told.output
+
+
+def test_the_missing_extra_is_named(shop: Shop) -> None:
+    code = "import sys; sys.modules['eth_abi'] = None; from hypergpu.cli.main import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "ledger", "deploy", *shop.options],
+        capture_output=True,
+        check=False,
+        text=True,
+        env=environment(shop.folder),
+    )
+    assert ended.returncode == Reason.MACHINE_UNFIT.exit_code
+    assert ended.stderr.startswith("error 6005: this needs the package eth_abi. Fix: install")

@@ -108,3 +108,9 @@ def test_a_profile_without_an_rpc_asks_for_one_by_the_settings_of_up(tmp_path: P
     with pytest.raises(RefusalError, match="has no RPC of its own") as refused:
         named_chain(str(path), "", nobody)
     assert "HYPERGPU_COORDINATOR_CHAIN_URL=URL" in refused.value.fix
+
+
+def test_an_address_of_another_protocol_is_refused_and_not_repeated() -> None:
+    with pytest.raises(RefusalError, match="begins with http:// or https://") as refused:
+        named_chain("wss://rpc.example.org/v3/SECRET", "", nobody)
+    assert "SECRET" not in str(refused.value)
