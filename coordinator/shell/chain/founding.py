@@ -1,11 +1,11 @@
 """What has to be on a chain before work is paid: token and ledger (local chains), bond, jobs."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
 
-from coordinator.core.settlement.sending import IN_A_BLOCK, TransactionState
+from coordinator.core.settlement.sending import IN_A_BLOCK
 from coordinator.shell.chain.sending import Account, Intent
 from coordinator.shell.chain.site import (
     DEPLOY_LEDGER,
@@ -34,8 +34,6 @@ from hypergpu.refusal import Reason, RefusalError
 LOCAL_BALANCE_WEI = 10**24
 LOCAL_BOND = 1_000_000
 """What a coordinator must post on a ledger that is deployed here: one whole test token."""
-_TAKEN = IN_A_BLOCK | {TransactionState.ABANDONED}
-"""Of what was given up, what was signed in its place says how far it is."""
 
 
 class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +48,8 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     """That the job states."""
     model: Digest
     dataset: Digest
+    spend_limit: int = AMOUNT_MOST
+    """That closing epochs may reserve in one challenge window."""
     signed_for: Domain = Domain()
     """The ledger in the job's terms; by default none, and any one may settle it."""
 
@@ -126,10 +126,25 @@ def deploy(account: Account, outbox: Outbox, profile: ChainProfile, head: Block)
     return home.ledger
 
 
-def open_job(
-    site: LedgerSite, account: Account, token: bytes, order: JobOrder, head: Block
-) -> None:
-    """Sign what opens a job with its escrow. On a local chain the escrow is minted first."""
+def wanted(site: LedgerSite, account: Account, outbox: Outbox, order: JobOrder) -> list[Intent]:
+    """What opens a job with its escrow, or adds to that of one that is open; empty: nothing.
+
+    On a local chain what is added is minted first.
+    """
+    added = order.escrow
+    if site.is_opened(order.job_id):
+        added -= sum(amount for _, amount in _deposits(outbox, account.name, order.job_id))
+        if added <= 0:
+            return []
+        purpose = f"{_funding(order.job_id)}{order.escrow}"
+        call = site.calls.fund(site.job_key(order.job_id), added)
+    else:
+        purpose, call = opening_purpose(order.job_id), _opening(site, account, order)
+    deposit = Intent(purpose, site.contract, call, order.job_id)
+    return [*_provision(site, account, _Amount(order.job_id, order.escrow, added)), deposit]
+
+
+def _opening(site: LedgerSite, account: Account, order: JobOrder) -> ContractCall:
     terms = JobTerms(
         coordinator=account.name.address,
         model=bytes.fromhex(order.model),
@@ -137,26 +152,9 @@ def open_job(
         epochs=max(1, order.epochs),
         unit_price=order.unit_price,
         guaranteed_bps=order.guaranteed_bps,
-        spend_limit=AMOUNT_MOST,
+        spend_limit=order.spend_limit,
     )
-    call = site.calls.open_job(keccak(order.job_id.encode()), terms, order.escrow)
-    opening = Intent(opening_purpose(order.job_id), site.contract, call, order.job_id)
-    amount = _Amount(order.job_id, order.escrow, order.escrow)
-    account.seal([*_provision(site, account, token, amount), opening], head)
-
-
-def raise_escrow(
-    site: LedgerSite, account: Account, token: bytes, order: JobOrder, head: Block
-) -> None:
-    """Sign what adds to a job's escrow, where it was ordered with less before."""
-    added = order.escrow - _signed_away(site.purposes(_approval(order.job_id)))
-    if added <= 0:
-        return
-    amount = _Amount(order.job_id, order.escrow, added)
-    call = site.calls.fund(site.job_key(order.job_id), added)
-    purpose = f"{_funding(order.job_id)}{order.escrow}"
-    funding = Intent(purpose, site.contract, call, order.job_id)
-    account.seal([*_provision(site, account, token, amount), funding], head)
+    return site.calls.open_job(keccak(order.job_id.encode()), terms, order.escrow)
 
 
 def approval_again(site: LedgerSite, row: OutboxRow) -> Intent | None:
@@ -168,37 +166,41 @@ def approval_again(site: LedgerSite, row: OutboxRow) -> Intent | None:
     amount = site.calls.taken(row.transaction.call)
     if not amount:
         return None
-    # By its nonce, and not an escrow's name: it adds nothing to what is signed away for a job.
     purpose = f"approve/{row.transaction.purpose}/{row.transaction.nonce}"
     call = site.calls.approve(Address("0x" + site.contract.hex()), amount)
     return Intent(purpose, site.token(), call, row.transaction.job_id)
 
 
-def _signed_away(approvals: Iterable[str]) -> int:
-    """The escrow that a job then has in all, by what its approvals are for."""
-    totals = [each.rpartition("/")[2] for each in approvals]
-    # One that failed and was signed again has the number of its nonce behind it.
-    return max((int(total) for total in totals if total.isdecimal()), default=0)
-
-
 def is_funded(outbox: Outbox, account: AccountName, job_id: JobId, escrow: int) -> bool:
     """Whether the ledger has so much escrow of a job, with every deposit of it in a block."""
-    if _signed_away(outbox.purposes(account, _approval(job_id))) < escrow:
-        return False
+    deposits = _deposits(outbox, account, job_id)
+    in_blocks = [amount for row, amount in deposits if row.state in IN_A_BLOCK]
+    return sum(in_blocks) >= escrow and len(in_blocks) == len(deposits)
+
+
+def _deposits(outbox: Outbox, account: AccountName, job_id: JobId) -> list[tuple[OutboxRow, int]]:
+    """Everything that brings escrow to a job and is not given up, with how much it brings."""
     names = (opening_purpose(job_id), *outbox.purposes(account, _funding(job_id)))
-    rows = [outbox.transaction_for(account, name) for name in names]
-    return all(row is not None and row.state in _TAKEN for row in rows)
+    # What was given up has the number of its nonce behind its name.
+    rows = [outbox.transaction_for(account, name) for name in names if "#" not in name]
+    # The amount is the last argument of each.
+    return [(row, int.from_bytes(row.transaction.call[-32:])) for row in rows if row is not None]
 
 
-def _provision(
-    site: LedgerSite, account: Account, token: bytes, amount: _Amount
-) -> Iterator[Intent]:
-    """Let the ledger take an amount, which is made first where money is play money."""
-    purpose = f"{_approval(amount.job_id)}{amount.total}"
-    if site.profile.is_local:
+def _provision(site: LedgerSite, account: Account, amount: _Amount) -> Iterator[Intent]:
+    """Let the ledger take an amount, which is made first where money is play money.
+
+    For a deposit that was given up both may have been done before. It is made once; whether it may
+    still be taken is not known.
+    """
+    purpose, token = f"{_approval(amount.job_id)}{amount.total}", site.token()
+    minting = f"mint/{purpose}"
+    if site.profile.is_local and minting not in site.purposes(minting):
         mint = site.calls.mint(account.name.address, amount.added)
-        yield Intent(f"mint/{purpose}", token, mint, amount.job_id)
+        yield Intent(minting, token, mint, amount.job_id)
     ledger = Address("0x" + site.contract.hex())
+    if purpose in site.purposes(purpose):
+        purpose = f"approve/{purpose}/{account.next_nonce()}"
     yield Intent(purpose, token, site.calls.approve(ledger, amount.added), amount.job_id)
 
 

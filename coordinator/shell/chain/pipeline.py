@@ -5,7 +5,8 @@ is down, slow, limited or wrong makes it rest and try again; a transaction that 
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import structlog
@@ -17,6 +18,7 @@ from coordinator.shell.chain.founding import JobOrder, is_funded
 from coordinator.shell.chain.sending import Account
 from coordinator.shell.chain.settler import Settler, SettlingOptions
 from coordinator.shell.chain.site import DEPLOY_LEDGER, deployed_address, opening_purpose
+from coordinator.shell.chain.trying import OrderRefused
 from coordinator.shell.chain.turns import Turn
 from coordinator.shell.journal.ledger.interface import Outbox
 from coordinator.shell.journal.records import JournalError
@@ -78,12 +80,16 @@ class Pipeline:
         known = deployed_address(outbox, self.account.name, DEPLOY_LEDGER)
         deployed = None if known is None else Address("0x" + known.hex())
         self.state = PipelineState(options.contract or deployed)
+        self.refused: Mapping[JobId, OrderRefused] = {}
+        """Orders that wait for the ledger to take them, as of the newest turn."""
         self._lock = KeyLock(options.lock_folder, *self.account.name)
         self._rpc = rpc
         self._outbox = outbox
         self._options = options
         self._orders: dict[JobId, JobOrder] = {}
+        self._asked: list[tuple[JobOrder, Future[OrderRefused | None]]] = []
         self._orders_lock = threading.Lock()
+        """Of both."""
         self._woken = threading.Event()
         self._has_looked = threading.Event()
         self._is_stopping = False
@@ -120,11 +126,20 @@ class Pipeline:
     def order(self, order: JobOrder) -> None:
         """See that a job is open on the ledger with its escrow, as soon as the chain is there.
 
-        Safe to ask for again and again; a higher escrow than before is added to.
+        Safe to ask for again and again; a higher escrow than before is added to. The newest order
+        of a job counts.
         """
         with self._orders_lock:
             self._orders[order.job_id] = order
         self._woken.set()
+
+    def ask(self, order: JobOrder) -> "Future[OrderRefused | None]":
+        """Why the ledger would not take an order as things stand; answered with the next turn."""
+        answer: Future[OrderRefused | None] = Future()
+        with self._orders_lock:
+            self._asked.append((order, answer))
+        self._woken.set()
+        return answer
 
     def is_funded(self, job_id: JobId, escrow: int) -> bool:
         """Whether all of an escrow that was ordered is on the ledger. Blocks: reads the journal."""
@@ -167,13 +182,14 @@ class Pipeline:
             self._settler = Settler(
                 self._rpc(), self.account, self._outbox, self._options, self.escrow
             )
-        turn, sealed, taken = self._settler.turn(self._ordered())
+        turn, sealed, taken, self.refused = self._settler.turn(self._ordered())
         with self._orders_lock:
             self._orders = {
                 job_id: order for job_id, order in self._orders.items() if order not in taken
             }
         self._failures = 0
         self._report(turn)
+        self._answer(turn)
         # What was just signed does not wait for a whole turn.
         return 0 if sealed else self._pause_ms()
 
@@ -186,6 +202,13 @@ class Pipeline:
         with self._orders_lock:
             orders = tuple(self._orders.values())
         yield from orders
+
+    def _answer(self, turn: Turn) -> None:
+        with self._orders_lock:
+            asked, self._asked = self._asked, []
+        for order, answer in asked:
+            if self._settler is not None and answer.set_running_or_notify_cancel():
+                answer.set_result(self._settler.refused(order, turn.head))
 
     def _report(self, turn: Turn) -> None:
         complaint = "; ".join(turn.complaints[:3])

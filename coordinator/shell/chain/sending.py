@@ -1,7 +1,7 @@
 """Signs transactions of one account and stores them; what is stored is sent by the pump."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -120,35 +120,30 @@ class Account:
     def seal_again(
         self,
         failed: Sequence[OutboxRow],
+        again: Sequence[Intent | OutboxRow],
         head: Block,
         left: Sealing,
-        approvals: Mapping[int, Intent],
     ) -> int:
-        """Give up transactions that failed, and sign those that belong to no epoch once more.
+        """Give up transactions that failed, and sign what goes in their place.
 
         Args:
-            failed: In order, which theirs is.
+            failed: All of them.
+            again: Those of them that are signed once more, and what is new among them, in order.
             head: The newest block.
             left: Epochs and counts without what is given up. The sealer goes on from them, and
                 signs what belongs to epochs afresh.
-            approvals: What is to be signed in front of those that failed under these nonces.
 
         Returns:
             How many were signed.
         """
         fee = opening_fee(head.base_fee_wei, self._suggested_tip_wei, self._fee_rule)
         first = self.next_nonce()
-        rows: list[OutboxRow] = []
-        for row in failed:
-            if row.transaction.part:
-                continue
-            if approval := approvals.get(row.transaction.nonce):
-                rows.append(self._row(first + len(rows), approval, fee))
-            gas = row.transaction.gas * self._gas_percent // self._profile.gas_percent
-            gas = min(gas, self._profile.transaction_gas_max)
-            nonce = first + len(rows)
-            again = replace(row.transaction, nonce=nonce, gas=gas, sealed_ms=unix_ms())
-            rows.append(OutboxRow(transaction=again, attempts=(self._signed(again, fee),)))
+        rows = [
+            self._row(first + place, each, fee)
+            if isinstance(each, Intent)
+            else self._row_again(first + place, each, fee)
+            for place, each in enumerate(again)
+        ]
         change = OutboxChange(
             account=self.name,
             given_up=tuple(row.transaction.nonce for row in failed),
@@ -194,6 +189,12 @@ class Account:
             sealed_ms=unix_ms(),
         )
         return OutboxRow(transaction=transaction, attempts=(self._signed(transaction, fee),))
+
+    def _row_again(self, nonce: int, row: OutboxRow, fee: Fee) -> OutboxRow:
+        gas = row.transaction.gas * self._gas_percent // self._profile.gas_percent
+        gas = min(gas, self._profile.transaction_gas_max)
+        again = replace(row.transaction, nonce=nonce, gas=gas, sealed_ms=unix_ms())
+        return OutboxRow(transaction=again, attempts=(self._signed(again, fee),))
 
     def _signed(self, transaction: SealedTransaction, fee: Fee) -> SignedAttempt:
         draft = Draft(

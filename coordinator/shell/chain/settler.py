@@ -1,6 +1,6 @@
 """One run on one chain: reach it, see that a ledger is there, then turn after turn."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,8 +13,7 @@ from coordinator.shell.chain.founding import (
     JobOrder,
     deploy,
     fill_account,
-    open_job,
-    raise_escrow,
+    wanted,
 )
 from coordinator.shell.chain.mending.mender import Mender
 from coordinator.shell.chain.pump import HaltError, Pump
@@ -22,6 +21,7 @@ from coordinator.shell.chain.reading.head import HeadWatch
 from coordinator.shell.chain.sealer import Sealer
 from coordinator.shell.chain.sending import Account
 from coordinator.shell.chain.site import LedgerSite
+from coordinator.shell.chain.trying import Foresight, OrderRefused
 from coordinator.shell.chain.turns import Turn
 from coordinator.shell.clock import monotonic_ms
 from coordinator.shell.journal.ledger.interface import Outbox
@@ -29,12 +29,18 @@ from hypergpu.chain.profiles import ChainProfile
 from hypergpu.chain.rpc.answers import Block
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import Rpc
+from hypergpu.chain.trial import OwnCall
 from hypergpu.ids import Address, JobId
 from hypergpu.ledger.typed import address_bytes
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()
+
+_PAUSED = (
+    "the ledger's guardian has paused it: nothing more is recorded or paid until the pause is over;"
+    " no receipt is lost"
+)
 
 
 class SettlingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +67,8 @@ class SettlerTurn(NamedTuple):
     """Transactions, behind it."""
     taken: tuple[JobOrder, ...] = ()
     """Orders that need not be given again."""
+    refused: Mapping[JobId, OrderRefused] = {}
+    """Orders that wait for the ledger to take them, with the reason."""
 
 
 class Settler:
@@ -85,11 +93,18 @@ class Settler:
         self._is_checked = False
         self._elsewhere: dict[JobId, str] = {}
         """Jobs that belong to another ledger, and why."""
+        self._orders: dict[JobId, JobOrder] = {}
+        self._to_look_at: dict[JobId, JobOrder] = {}
+        """Of the orders, those that are new or were refused, or of which something was given up."""
+        self._refused: dict[JobId, OrderRefused] = {}
+        self._pause_read = (b"", False)
+        """By the hash of the block that it was read in."""
         self._pump.is_mending = options.retries_failed
         self._mended_why = ""
         self.site = self._founded()
         self._sealer = Sealer(self.site, account, outbox, options.rule)
-        self._mender = Mender(self._chain, account, outbox, self.site)
+        self._foresight = Foresight(self._chain, account, outbox, self.site)
+        self._mender = Mender(self._chain, account, outbox, self.site, self._foresight)
 
     @property
     def contract(self) -> Address:
@@ -116,43 +131,88 @@ class Settler:
         self._check_once(turn)
         if self._pump.is_mending:
             complaints = (*turn.complaints, *filter(None, [self._mended_why]))
-            return SettlerTurn(turn._replace(complaints=complaints), self._mended(turn))
+            turn = turn._replace(complaints=complaints)
+            return SettlerTurn(turn, self._mended(turn), refused=dict(self._refused))
         taken = tuple(orders)
         for order in taken:
-            self._take(order, head)
-        sealed = self._sealer.turn(head, turn.waiting)
+            self._orders[order.job_id] = self._to_look_at[order.job_id] = order
+        self._to_look_at = {
+            job_id: order
+            for job_id, order in self._to_look_at.items()
+            if not self._is_taken(order, head)
+        }
+        is_paused = self._is_paused(head)
+        sealed = 0 if is_paused else self._sealer.turn(head, turn.waiting)
         if head.number != self._read_at:
             self._escrow.watch(self._sealer.short)
             self._sealer.short.clear()
             self._escrow.look(self.site, head)
             self._read_at = head.number
         self._sealer.raise_doubt()
-        complaints = (*turn.complaints, *self._elsewhere.values(), *self._escrow.shortfalls)
-        return SettlerTurn(turn._replace(complaints=complaints), sealed, taken)
+        waiting = (each.complaint for each in self._refused.values())
+        waiting = (*self._elsewhere.values(), *waiting)
+        complaints = (*turn.complaints, *waiting, *self._escrow.shortfalls)
+        if is_paused:
+            complaints = (_PAUSED, *complaints)
+        turn = turn._replace(complaints=complaints)
+        return SettlerTurn(turn, sealed, taken, dict(self._refused))
 
-    def _take(self, order: JobOrder, head: Block) -> None:
-        """Sign what an order needs, unless the job is another ledger's."""
-        if why := self.site.why_elsewhere(order.job_id, order.signed_for):
-            self._elsewhere[order.job_id] = why
-            return
-        self._escrow.follow(order.job_id)
-        act = raise_escrow if self.site.is_opened(order.job_id) else open_job
-        act(self.site, self._account, self.site.token(head), order, head)
+    def refused(self, order: JobOrder, head: Block) -> OrderRefused | None:
+        """Why the ledger would not take an order as things stand; None: nothing is known.
+
+        Raises:
+            RpcError: the chain cannot be asked.
+        """
+        intents = wanted(self.site, self._account, self._outbox, order)
+        calls = [OwnCall(each.to, each.what.call) for each in intents]
+        refused = self._foresight.refused(calls, head) if calls else None
+        if refused is None:
+            return None
+        job_id = order.job_id
+        what = f"{job_id} cannot be opened on the ledger with an escrow of {order.escrow}"
+        if self.site.is_opened(job_id):
+            what = f"the escrow of {job_id} cannot be raised to {order.escrow} on the ledger"
+        return OrderRefused(order, head.number, f"{what}: {refused.words}", refused.fix)
+
+    def _is_taken(self, order: JobOrder, head: Block) -> bool:
+        """Sign what an order needs. False: the ledger would refuse it, which is looked at again."""
+        job_id = order.job_id
+        if why := self.site.why_elsewhere(job_id, order.signed_for):
+            self._elsewhere[job_id] = why
+            return True
+        self._escrow.follow(job_id)
+        before = self._refused.get(job_id)
+        if before is not None and (before.order, before.height) == (order, head.number):
+            return False
+        if refused := self.refused(order, head):
+            self._refused[job_id] = refused
+            return False
+        self._refused.pop(job_id, None)
+        if intents := wanted(self.site, self._account, self._outbox, order):
+            self._account.seal(intents, head)
+        return True
+
+    def _is_paused(self, head: Block) -> bool:
+        block, is_paused = self._pause_read
+        if block != head.hash:
+            is_paused = self._foresight.is_paused(head)
+            self._pause_read = (head.hash, is_paused)
+        return is_paused
 
     def close(self) -> None:
         """Let go of the connection."""
         self._chain.rpc.close()
 
     def _pumped(self) -> Turn:
-        """A turn of the pump. What others have done in its place needs no operator."""
+        """A turn of the pump. What mends itself needs no operator."""
         try:
             return self._pump.turn()
-        except HaltError:
+        except HaltError as halt:
             if self._pump.head is not None:
-                self._mended_why = self._mender.done_by_others(self._pump.head)
+                self._mended_why = self._mender.mends_itself(self._pump.head)
             if not self._mended_why:
-                raise
-        log.warning("what failed is settled otherwise", reason=self._mended_why)
+                raise self._mender.explained(halt) from None
+        log.warning("what failed needs no operator", reason=self._mended_why)
         self._pump.is_mending = True
         return self._pump.turn()
 
@@ -165,6 +225,8 @@ class Settler:
             return 0
         self._pump.is_mending = False
         self._mended_why = ""
+        # Of what was given up some may be wanted still.
+        self._to_look_at = dict(self._orders)
         return sealed
 
     def _founded(self) -> LedgerSite:

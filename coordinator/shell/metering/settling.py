@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Protocol
 
 import structlog
+from msgspec.structs import replace
 
 from coordinator.config import Settings
 from coordinator.core.job import ENDED, Job, Phase
@@ -25,10 +26,11 @@ from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.chain.signer import Signer
 from hypergpu.ids import Address, Digest, JobId
+from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.typed import Domain
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
-from hypergpu.spec import Pay
+from hypergpu.spec import JobSpec, Pay
 
 log = structlog.get_logger()
 
@@ -36,7 +38,7 @@ _FOLDER = "chain"
 _LOOK_EACH_S = 1.0
 _SHORT_LOOKS = 3
 """The chain and the journal are read one after the other: a shortage must be seen so often."""
-_NO_DATA = Digest("0" * 64)
+_NONE = Digest("0" * 64)
 _NAMED_BY = {
     Reason.CHAIN_WRONG: "name that chain's own RPC: HYPERGPU_COORDINATOR_CHAIN_URL=URL; or the"
     " chain: HYPERGPU_CHAIN=CHAIN",
@@ -49,6 +51,7 @@ _NAMED_BY = {
 _DEPOSIT_WITHIN_S = 15.0
 """Less than a caller waits for an answer."""
 _DEPOSIT_LOOK_EACH_S = 0.1
+_ANSWER_WITHIN_S = 3.0
 _LEDGER_WITHIN_S = 10.0
 _FIRST_TURN_WITHIN_S = 2.0
 Short = Callable[[JobId, str], Awaitable[None]]
@@ -197,18 +200,40 @@ class Settling:
         """See that a job that pays is open on the ledger with its escrow. Cheap: say it often."""
         self._order(job, (job.next_spec or job.spec).escrow)
 
+    async def check(self, job_id: JobId, spec: JobSpec, terms: Terms) -> None:
+        """See that the ledger would take a new job's escrow, as far as its chain answers soon.
+
+        Raises:
+            RefusalError: ESCROW_SHORT, it would not.
+        """
+        if not spec.pay.unit_price or self.state.failures:
+            return
+        asked = self._pipeline.ask(_order_of(job_id, spec, terms.domain))
+        try:
+            refused = await asyncio.wait_for(asyncio.wrap_future(asked), _ANSWER_WITHIN_S)
+        except TimeoutError:
+            return
+        if refused is not None:
+            fix = f"{refused.fix}, and submit it again"
+            raise RefusalError(Reason.ESCROW_SHORT, refused.why, fix=fix)
+
     async def deposit(self, job: Job, escrow: int) -> None:
         """See an escrow into a block, so that no work counts on it before it is there.
 
         Raises:
-            RefusalError: ESCROW_SHORT, the chain did not take it in time; what was signed for it
-                stays on its way.
+            RefusalError: ESCROW_SHORT, the ledger would refuse it, or the chain did not take it in
+                time; what was signed for it stays on its way.
         """
         if job.terms is None or not job.spec.pay.unit_price or job.model is None:
             return
-        self._order(job, escrow)
+        before = self._ordered.get(job.job_id)
+        order = self._order(job, escrow)
         give_up_at_s = monotonic() + _DEPOSIT_WITHIN_S
         while not await asyncio.to_thread(self._pipeline.is_funded, job.job_id, escrow):
+            refused = self._pipeline.refused.get(job.job_id)
+            if order is not None and refused is not None and refused.order == order:
+                self._take_back(order, before)
+                raise RefusalError(Reason.ESCROW_SHORT, refused.why, fix=refused.fix)
             if self.state.halted or monotonic() >= give_up_at_s:
                 raise RefusalError(
                     Reason.ESCROW_SHORT,
@@ -218,25 +243,29 @@ class Settling:
                 )
             await asyncio.sleep(_DEPOSIT_LOOK_EACH_S)
 
-    def _order(self, job: Job, escrow: int) -> None:
+    def _order(self, job: Job, escrow: int) -> JobOrder | None:
+        """Order an escrow, unless as much was ordered before. Returns the newest order."""
         spec, model = job.spec, job.model
         if job.terms is None or not spec.pay.unit_price or model is None:
-            return
+            return None
         before = self._ordered.get(job.job_id)
         if before is not None and before.escrow >= escrow:
-            return
-        order = JobOrder(
-            job_id=job.job_id,
-            unit_price=spec.pay.unit_price,
+            return before
+        order = replace(
+            _order_of(job.job_id, spec, job.terms.domain),
             escrow=escrow,
-            guaranteed_bps=spec.pay.guaranteed_bps,
-            epochs=-(-spec.training.rounds // spec.pay.rounds_per_epoch),
             model=model.blob.digest,
-            dataset=job.manifest.digest if job.manifest is not None else _NO_DATA,
-            signed_for=job.terms.domain,
+            dataset=job.manifest.digest if job.manifest is not None else _NONE,
         )
         self._ordered[job.job_id] = order
         self._pipeline.order(order)
+        return order
+
+    def _take_back(self, order: JobOrder, before: JobOrder | None) -> None:
+        """Want no more than was ordered before."""
+        if before is not None and self._ordered.get(order.job_id) == order:
+            self._ordered[order.job_id] = before
+            self._pipeline.order(before)
 
     def shortage(self, job: Job) -> str:
         """Why the ledger does not cover what the job's present round may cost; empty: it does.
@@ -265,14 +294,18 @@ class Settling:
     async def unopened(self, job: Job) -> str:
         """Why nobody is going to be paid for the job's present round; empty: its ledger can.
 
-        An opening that is on its way is waited for, unless settling has stopped.
+        An opening that is on its way is waited for, unless the ledger would refuse it or settling
+        has stopped.
         """
         halted, is_read = self.state.halted, self._pipeline.escrow.reading(job.job_id) is not None
-        if not halted or is_read or not _is_earning(job):
+        refused = self._pipeline.refused.get(job.job_id)
+        if is_read or not _is_earning(job) or not (halted or refused):
             return ""
         if await asyncio.to_thread(self._pipeline.is_opened, job.job_id):
             return ""
-        return f"{job.job_id} is not open on the ledger, and settling has stopped: {halted}"
+        if halted or refused is None:
+            return f"{job.job_id} is not open on the ledger, and settling has stopped: {halted}"
+        return f"{refused.why}. Fix: {refused.fix}, and resume the job"
 
     async def watch(self, rooms: Mapping[JobId, HasJob], short: Short) -> None:
         """Order what is to be open, and report jobs that the ledger does not pay for."""
@@ -282,6 +315,20 @@ class Settling:
                 if why := self.shortage(room.job) or await self.unopened(room.job):
                     await short(room.job.job_id, why)
             await asyncio.sleep(_LOOK_EACH_S)
+
+
+def _order_of(job_id: JobId, spec: JobSpec, signed_for: Domain) -> JobOrder:
+    """What a job is opened with, but for what it works with."""
+    return JobOrder(
+        job_id=job_id,
+        unit_price=spec.pay.unit_price,
+        escrow=spec.escrow,
+        guaranteed_bps=spec.pay.guaranteed_bps,
+        epochs=-(-spec.training.rounds // spec.pay.rounds_per_epoch),
+        model=_NONE,
+        dataset=_NONE,
+        signed_for=signed_for,
+    )
 
 
 def _is_earning(job: Job) -> bool:

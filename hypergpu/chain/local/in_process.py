@@ -110,7 +110,7 @@ class InProcessRpc:
             ],
         }
 
-    def _called(self, asked: dict[str, Any], _at: str) -> object:
+    def _called(self, asked: dict[str, Any], _at: object, *_stand_in: object) -> object:
         sender = self._tester.get_accounts()[0]
         return self._tester.call({"from": sender, **asked, "gas": 10_000_000, "gas_price": 10**12})
 

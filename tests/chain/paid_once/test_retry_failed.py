@@ -52,7 +52,7 @@ def test_what_failed_is_settled_once_after_a_start_that_retries_it(
     halted = started(ground, retry_failed=False)
     assert halted.startswith(f"{Reason.SENDING_HALTED.name} (8005): transaction ")
     assert "it failed in block" in halted
-    assert "Fix: mend what made the transaction fail" in halted
+    assert "It failed since it ran out of gas: it used 131200 of 131200. Fix: start once" in halted
     assert "hypergpu up --retry-failed" in halted
     assert started(ground, retry_failed=False) == halted
 

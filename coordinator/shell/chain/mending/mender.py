@@ -7,20 +7,28 @@ batch did, so that none of their batches is recorded there.
 
 from collections.abc import Iterable, Sequence
 
+import structlog
+
 from coordinator.core.settlement.epoch import Epoch, Part
 from coordinator.core.settlement.mending import Kept, remade
+from coordinator.core.settlement.refused import Failure
 from coordinator.core.settlement.sending import IN_A_BLOCK, TransactionState
 from coordinator.shell.chain.founding import approval_again
+from coordinator.shell.chain.pump import HaltError
 from coordinator.shell.chain.sending import Account, Intent, Sealing
 from coordinator.shell.chain.site import DEPLOY_LEDGER, DEPLOY_TOKEN, LedgerSite
+from coordinator.shell.chain.trying import Foresight
 from coordinator.shell.journal.ledger.interface import Outbox
 from coordinator.shell.journal.ledger.records import BatchRecord, OutboxRow, Rewind
 from hypergpu.chain.ledger import EpochOnChain
 from hypergpu.chain.rpc.answers import Block
 from hypergpu.chain.rpc.chain import EvmChain
-from hypergpu.chain.rpc.errors import RpcGarbledError
+from hypergpu.chain.rpc.errors import RpcError, RpcGarbledError
+from hypergpu.chain.trial import OwnCall
 from hypergpu.ids import JobId, NodeId
 from hypergpu.refusal import Reason, RefusalError
+
+log = structlog.get_logger()
 
 _CLOSABLE = frozenset({Part.BATCH.value, Part.CLOSE.value})
 _CLOSED = (
@@ -31,21 +39,31 @@ _SWEPT = (
     "somebody else has swept the dust of epoch {} of {} into its job's escrow, as anybody may:"
     " nothing of it is left to be done"
 )
+_LATER = "{} was refused, since {}: it goes again once that is over"
+_ONE_JOB = "{} is left aside, since {} was refused: {}. Other jobs are settled as ever"
 
 
 class Mender:
     """Used by the pipeline's thread."""
 
-    def __init__(self, chain: EvmChain, account: Account, outbox: Outbox, site: LedgerSite) -> None:
+    def __init__(
+        self,
+        chain: EvmChain,
+        account: Account,
+        outbox: Outbox,
+        site: LedgerSite,
+        foresight: Foresight,
+    ) -> None:
         self._chain = chain
         self._account = account
         self._outbox = outbox
         self._site = site
+        self._foresight = foresight
 
-    def done_by_others(self, head: Block) -> str:
-        """What failed because somebody else has closed or swept its epoch, in words.
+    def mends_itself(self, head: Block) -> str:
+        """Why what failed needs no operator: it is settled otherwise, goes later, or is one job's.
 
-        Empty: it failed otherwise.
+        Empty: it needs one.
 
         Args:
             head: The newest block.
@@ -53,6 +71,39 @@ class Mender:
         Raises:
             RpcError: the chain cannot be asked.
         """
+        if why := self._done_by_others(head):
+            return why
+        first = next(iter(self._failed()), None)
+        failure = self._failure(first)
+        if first is None or failure is None:
+            return ""
+        if failure.is_passing:
+            return _LATER.format(first.transaction.purpose, failure.words)
+        job_id = first.transaction.job_id
+        if job_id is None or first.transaction.part:
+            return ""
+        # What would be refused again is not signed again, so that this comes to an end.
+        again = self._with_approvals([first])
+        refused = self._foresight.refused([_own_call(each) for each in again], head)
+        return _ONE_JOB.format(job_id, first.transaction.purpose, refused.words) if refused else ""
+
+    def explained(self, halt: HaltError) -> HaltError:
+        """The same halt with what the contract said, as far as that can be found out."""
+        try:
+            failure = self._failure(next(iter(self._failed()), None))
+        except RpcError:
+            return halt
+        if failure is None:
+            return halt
+        return HaltError(f"{halt.detail}. It failed since {failure.words}", fix=failure.fix)
+
+    def _failure(self, row: OutboxRow | None) -> Failure | None:
+        if row is None or row.block is None or row.attempts[-1].attempt.is_void:
+            return None
+        return self._foresight.failure(row)
+
+    def _done_by_others(self, head: Block) -> str:
+        """What failed because somebody else has closed or swept its epoch, in words; or empty."""
         first = next(iter(self._failed()), None)
         if first is None or first.block is None or first.transaction.job_id is None:
             return ""
@@ -108,26 +159,46 @@ class Mender:
                 epochs += self._epochs(job_id, kept, head)
                 rewinds += self._rewinds(job_id, batches, head)
         left = Sealing(epochs=tuple(epochs), rewinds=tuple(rewinds))
-        return self._account.seal_again(failed, head, left, self._approvals(failed))
+        return self._account.seal_again(failed, self._again(failed, head), head, left)
 
     def _failed(self) -> tuple[OutboxRow, ...]:
         return self._outbox.transactions(self._account.name, states=[TransactionState.FAILED])
 
-    def _approvals(self, failed: Sequence[OutboxRow]) -> dict[int, Intent]:
-        """By the nonce of what failed, wherever its own approval is not signed again before it."""
-        approvals: dict[int, Intent] = {}
+    def _again(self, failed: Sequence[OutboxRow], head: Block) -> list[Intent | OutboxRow]:
+        """What is signed once more: what belongs to no epoch, unless its job's is refused now."""
+        found: list[Intent | OutboxRow] = []
+        rows = [row for row in failed if not row.transaction.part]
+        for job_id in dict.fromkeys(row.transaction.job_id for row in rows):
+            of_job = [row for row in rows if row.transaction.job_id == job_id]
+            again = self._with_approvals(of_job)
+            calls = [_own_call(each) for each in again]
+            before = [_own_call(each) for each in found]
+            refused = self._foresight.refused(calls, head, before) if job_id else None
+            if refused is None:
+                found += again
+            else:
+                log.warning("what failed is not signed again", job_id=job_id, reason=refused.words)
+        return found
+
+    def _with_approvals(self, rows: Sequence[OutboxRow]) -> list[Intent | OutboxRow]:
+        """With an approval in front of each that has none of its own there."""
+        found: list[Intent | OutboxRow] = []
         before = b""
-        for row in failed:
+        for row in rows:
             approval = approval_again(self._site, row)
             if approval is not None and approval.what.call != before:
-                approvals[row.transaction.nonce] = approval
+                found.append(approval)
+            found.append(row)
             before = row.transaction.call
-        return approvals
+        return found
 
     def _needs_more_gas(self, first: OutboxRow, head: Block) -> bool:
         """Whether it may have failed for want of gas: it was in a block, and as it was meant."""
         is_void = first.attempts[-1].attempt.is_void
-        return first.block is not None and not is_void and not self.done_by_others(head)
+        if first.block is None or is_void or self._done_by_others(head):
+            return False
+        failure = self._failure(first)
+        return failure is None or failure.is_starved
 
     def _on_chain(self, job_id: JobId, number: int, head: Block) -> EpochOnChain:
         return self._site.epoch(Epoch(job_id=job_id, number=number), head)
@@ -184,6 +255,12 @@ class Mender:
         nodes: list[NodeId] = sorted({span.node for batch in batches for span in batch.spans})
         counted = self._site.counted(job_id, nodes, head)
         return [Rewind(job_id, node, count) for node, count in zip(nodes, counted, strict=True)]
+
+
+def _own_call(signed: Intent | OutboxRow) -> OwnCall:
+    if isinstance(signed, Intent):
+        return OwnCall(signed.to, signed.what.call)
+    return OwnCall(signed.transaction.to, signed.transaction.call)
 
 
 def _kept(row: OutboxRow, batch: BatchRecord | None) -> Kept:

@@ -92,6 +92,8 @@ class JobServicer:
         try:
             blob = await self._stored(manifest, packed) if manifest is not None else None
             terms = self._parts.ledger.terms(job_id, spec.pay)
+            if self._parts.settling is not None:
+                await self._parts.settling.check(job_id, spec, terms)
             event = JobCreated(at_ms=_NOW, job_id=job_id, spec=spec, manifest=blob, terms=terms)
             await driver.submit(job_id, event, RequestClaim(request_id, job_id, fingerprint))
             driver.rooms[job_id].entries_of_manifest = files
