@@ -19,19 +19,8 @@ from tests.chain.misbehaving_rpc import MisbehavingRpc, misbehaving
 from tests.chain.public.faucet import CHAIN_ID, Faucet, environment, public_chain
 
 PAGE = (ROOT / "docs/chains.md").read_text("utf-8")
-JOB_FILE = """
-workload = "digits-softmax"
-[training]
-rounds = 4
-inner_steps = 5
-nodes = 1
-[evaluation]
-every = 4
-[pay]
-unit_price = 1_000_000
-rounds_per_epoch = 2
-"""
-BOND, ESCROW = 1_000_000, 32_000_000
+JOB_FILE = PAGE.split("```toml\n")[1].split("```")[0]
+BOND, ESCROW = 1_000_000, 6_400_000
 SOMEBODY, SOMEBODY_ELSE = "0x" + "a1" * 20, "0x" + "b2" * 20
 PAID_WITHIN_S = 200.0
 DEEP = 65

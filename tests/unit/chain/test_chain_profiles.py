@@ -9,7 +9,7 @@ from hypergpu.chain.profiles.named import named_chain, profile_of
 from hypergpu.refusal import Reason, RefusalError
 from tests.architecture.repository import ROOT
 
-OF_THE_MANUAL = (ROOT / "docs/chains.md").read_text("utf-8").split("```toml\n")[1].split("```")[0]
+OF_THE_MANUAL = (ROOT / "docs/chains.md").read_text("utf-8").split("```toml\n")[-1].split("```")[0]
 """A whole profile."""
 
 
