@@ -20,7 +20,7 @@ FORGE = "$$(ls ../node_modules/@foundry-rs/forge-*/bin/forge | head -1)"
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test check sim netsim-reference bench chaos proto fmt lock lint types layers schemas drift tree
-.PHONY: static contracts contracts-drift contracts-gas contracts-test
+.PHONY: static contracts contracts-audit contracts-drift contracts-gas contracts-test
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,7 +37,7 @@ test: setup node_modules/.installed ## Run every test, with PostgreSQL where one
 check: static tree ## Everything but the tests (with -k: all that is wrong; with -j2: two at a time).
 
 # The long ones first, for -j2.
-static: types contracts-drift lint layers schemas drift
+static: types contracts-drift contracts-audit lint layers schemas drift
 
 lint: setup
 	$(BIN)/ruff check .
@@ -83,14 +83,16 @@ contracts: setup node_modules/.installed ## Compile the contracts into contracts
 contracts-drift: setup node_modules/.installed
 	@$(BIN)/python -m contracts.compile --check
 
+contracts-audit: .venv-slither/.installed node_modules/.installed
+	@$(BIN)/python -m contracts.tools.audit
+
 contracts-gas: setup node_modules/.installed ## Measure what the contracts' transactions cost, into contracts/snapshots.
 	@cd contracts && $(FORGE) test --offline --isolate --match-contract GasTest --gas-snapshot-check=false
 
 # All mutants take ten minutes of a core, as does a million calls: make contracts-test PART=1 CALLS=1000000
-contracts-test: contracts-drift .venv-slither/.installed ## Test the contracts: forge, gas, slither, one of ten mutants [CALLS=20000] [PART=10].
+contracts-test: contracts-drift contracts-audit ## Test the contracts: forge, gas, slither, one of ten mutants [CALLS=20000] [PART=10].
 	@cd contracts && FOUNDRY_INVARIANT_RUNS=$$(( $(CALLS) / 100 )) $(FORGE) test --offline --no-match-contract GasTest
 	@cd contracts && $(FORGE) test --offline --isolate --match-contract GasTest --gas-snapshot-check=true
-	@$(BIN)/python -m contracts.tools.audit
 	@$(BIN)/python -m contracts.tools.mutate --part $(PART)
 
 lock: setup ## Resolve every lock file afresh.
