@@ -62,6 +62,7 @@ def ledger_of(coordinator: Coordinator, job_id: str, chain_url: str = "") -> Led
             note(f"what was paid is not known: {_NOT_NAMED}. {_NAME_ONE}")
         return view
     # What talks to a chain is an extra, and slow to import.
+    from hypergpu.chain.recognition import recognised
     from hypergpu.cli.ledger.reading import ledger_at, settled_on, standings
     from hypergpu.cli.ledger.tiers.asking import PayReader
 
@@ -70,6 +71,7 @@ def ledger_of(coordinator: Coordinator, job_id: str, chain_url: str = "") -> Led
             ledger = settled_on(chain, terms, _openings(view))
             if ledger is None:
                 return view
+            recognised(chain, ledger)
             nodes = [node.id for node in view.nodes]
             vouched = {node.id: int(node.vouched) for node in view.nodes}
             pay = PayReader(chain, ledger).pay(terms.job, vouched, _epochs(view))

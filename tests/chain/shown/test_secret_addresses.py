@@ -63,7 +63,10 @@ def test_no_secret_of_an_rpc_is_handed_out_and_whoever_asks_names_one_of_his_own
     assert SECRET not in shown.output + verified.output
 
     named = ledger(cluster, "show", job_id, "--chain-url", anvil.url)
-    assert (named.exit_code, named.stderr) == (0, "")
+    assert named.exit_code == 0
+    # It may have come before the ledger itself is in a block.
+    assert "--chain-url" not in named.stderr
+    assert "does not say by which RPC" not in named.stderr
 
 
 @pytest.mark.parametrize(
