@@ -79,7 +79,7 @@ def _fee_taken(values: Mapping[str, Any]) -> Refused:
     return Refused(
         f"of {values['expected']} that the ledger's token was to move only {values['received']}"
         " arrived, since it takes a fee",
-        "use a ledger whose token takes none: --ledger-contract ADDRESS",
+        "use a ledger whose token takes none: HYPERGPU_COORDINATOR_LEDGER_CONTRACT=ADDRESS",
     )
 
 
