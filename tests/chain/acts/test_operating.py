@@ -47,8 +47,8 @@ def test_a_bond_is_made_as_high_as_it_is_to_be_and_no_higher(ended: Hands) -> No
 def test_an_ended_jobs_escrow_and_then_the_bond_come_back_to_the_last_unit(ended: Hands) -> None:
     said = refused(ended.as_operator("unbond"), Reason.ARGUMENT_INVALID)
     assert said == (
-        f"error 6002: 1 jobs of {COORDINATOR.node_id} count on its bond of {shown(BOND)}. Fix: end"
-        " each first, also where its escrow is empty: hypergpu ledger reclaim JOB\n"
+        f"error 6002: jobs of {COORDINATOR.node_id} count on its bond of {shown(BOND)}, 1 in all."
+        " Fix: end each first, also where its escrow is empty: hypergpu ledger reclaim JOB\n"
     )
     said = refused(ended.as_operator("reclaim", JOB), Reason.ARGUMENT_INVALID)
     assert said.startswith(f"error 6002: end {JOB} on the ledger for good, in {WINDOW_S} s? ")
@@ -64,12 +64,12 @@ def test_an_ended_jobs_escrow_and_then_the_bond_come_back_to_the_last_unit(ended
 
     ended.pass_time(2 * WINDOW_S)
     taken = told(ended.as_operator("reclaim", JOB, "--json"))
-    assert taken["said"] == f"{shown(free)} of {JOB} was paid back; 0 jobs count on the bond"
+    assert taken["said"] == f"{shown(free)} of {JOB} was paid back; jobs that count on the bond: 0"
     assert ended.has(COORDINATOR) == free
     again = told(ended.as_operator("reclaim", JOB, "--json"))
     assert (again["hashes"], again["said"]) == (
         [],
-        f"nothing of {JOB} is free: nothing was sent; 0 jobs count on the bond",
+        f"nothing of {JOB} is free: nothing was sent; jobs that count on the bond: 0",
     )
 
     asked = told(ended.as_operator("unbond", "--json"))

@@ -58,7 +58,7 @@ class OperatorOnChain(AccountOnChain):
             fix = "name the coordinator's folder and its ledger: --data-dir, --ledger-contract"
             raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
         if jobs:
-            detail = f"{jobs} jobs of {self.node} count on its bond of {self.shown(posted)}"
+            detail = f"jobs of {self.node} count on its bond of {self.shown(posted)}, {jobs} in all"
             fix = "end each first, also where its escrow is empty: hypergpu ledger reclaim JOB"
             raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
         amounts = {"bond": str(posted)}
@@ -114,10 +114,15 @@ class OperatorOnChain(AccountOnChain):
         name = self.acted(self.calls.abi.call("requestReclaim", job), "requestReclaim")
         ends_at_s = self.calls.job(self.asked("getJob", job)).ends_at_s
         last_at_s = ends_at_s - self.number("CHALLENGE_WINDOW")
+        rest = (
+            f"Of the {self.shown(free)} that is free now, what is left then is yours: {_AGAIN}"
+            if free
+            else "Nothing of it is free now: run this again then, and it counts on no bond any more"
+        )
         said = (
             f"{job_id} takes receipts and vouchers until {moment(last_at_s)} and ends at"
             f" {moment(ends_at_s)}; let the coordinator run meanwhile, so that it settles the rest."
-            f" Of the {self.shown(free)} that is free now, what is left then is yours: {_AGAIN}"
+            f" {rest}"
         )
         return Done(self.node, [name], said, {"free": str(free)}, ends_at_s)
 
@@ -134,7 +139,7 @@ class OperatorOnChain(AccountOnChain):
             else f"nothing of {job_id} is free" + (": nothing was sent" if not hashes else "")
         )
         _, jobs, _ = self._bond()
-        said += f"; {jobs} jobs count on the bond"
+        said += f"; jobs that count on the bond: {jobs}"
         return Done(self.node, hashes, said, {"reclaimed": str(free)})
 
     def _is_taken(self, call: bytes, what: str) -> bool:
