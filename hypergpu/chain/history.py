@@ -13,7 +13,7 @@ from eth_abi.exceptions import DecodingError
 from hypergpu.chain.abi import Abi
 from hypergpu.chain.artifacts import artifact
 from hypergpu.chain.ledger import CONTRACT
-from hypergpu.chain.rpc.answers import HASH_BYTES, Event, octets
+from hypergpu.chain.rpc.answers import HASH_BYTES, Block, Event, octets
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import Call
 from hypergpu.chain.rpc.errors import RpcGarbledError, RpcRefusedError
@@ -61,20 +61,21 @@ class JobReader:
         self._domain = domain
         self._abi = Abi(artifact(CONTRACT).abi)
 
-    def fact(self, job: JobKey, *, from_block: int = 0) -> JobFact:
-        """What the chain says of a job, at its newest block.
+    def fact(self, job: JobKey, *, from_block: int = 0, at: Block | None = None) -> JobFact:
+        """What the chain says of a job, at its newest block or another.
 
         Takes one request for each 100 blocks since ``from_block``, and a few more.
 
         Args:
             job: Which one.
             from_block: The ledger's or the job's first; earlier ones hold nothing of it.
+            at: The block; None: the newest.
 
         Raises:
             RefusalError: JOB_UNKNOWN, the ledger does not know the job.
             RpcError: the chain cannot be asked, or its answers cannot be believed.
         """
-        head = self._chain.head()
+        head = at or self._chain.head()
         told = list(self._events(job, from_block, head.number))
         batches, forced = self._batches(told), _forced(told)
         block = hex(head.number)

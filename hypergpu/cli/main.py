@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.cli.commands import compare, deploy, inspect, jobs, ledger, machine, nodes, tokens
+from hypergpu.cli.commands import (
+    compare,
+    deploy,
+    inspect,
+    jobs,
+    ledger,
+    machine,
+    nodes,
+    proof,
+    tokens,
+)
 from hypergpu.cli.commands.app import Commands
 
 app = typer.Typer(
@@ -26,6 +36,8 @@ app.add_typer(tokens.app, name="token")
 app.add_typer(ledger.app, name="ledger")
 ledger.app.command()(deploy.key)
 ledger.app.command()(deploy.deploy)
+ledger.app.command()(proof.export)
+ledger.app.command()(proof.check)
 app.command()(machine.demo)
 app.command(
     context_settings={

@@ -47,12 +47,15 @@ class ReceiptFile(msgspec.Struct, frozen=True):
 
     signers: Signers
     receipts: tuple[SignedReceipt, ...]
+    settled_on: Domain | None = None
+    """The ledger that pays for them, where they were signed for none."""
 
 
-class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     format: str
     signers: Signers
     count: int
+    settled_on: Domain | None = None
 
 
 _headers = msgspec.json.Decoder(_Header)
@@ -112,7 +115,7 @@ class ReceiptCheck:
 def encoded(file: ReceiptFile) -> bytes:
     """The bytes of a file, the same for the same receipts in whatever order they come."""
     ordered = sorted(file.receipts, key=order)
-    header = _Header(FORMAT, file.signers, len(ordered))
+    header = _Header(FORMAT, file.signers, len(ordered), file.settled_on)
     return msgspec.json.Encoder().encode_lines([header, *ordered])
 
 
@@ -138,7 +141,7 @@ def decoded(content: bytes, *, source: str) -> ReceiptFile:
         raise _unusable(source, 1, f"its format is {header.format[:40]!r}, not {FORMAT!r}")
     if header.count != len(rest):
         raise _unusable(source, 1, f"{header.count} receipts are announced, {len(rest)} there")
-    file = ReceiptFile(header.signers, tuple(_decoded_lines(rest, source)))
+    file = ReceiptFile(header.signers, tuple(_decoded_lines(rest, source)), header.settled_on)
     if encoded(file) != content:
         raise _unusable(source, 1, "its receipts are not in their order or encoding")
     return file

@@ -1,6 +1,7 @@
 """A coordinator with an Anvil of its own pays what a job earns on the chain, to the last unit."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -8,6 +9,7 @@ from msgspec.structs import replace
 from hypergpu.chain.rpc.client import Call, HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.cli.demo.settlement import Settled, settled
+from hypergpu.cli.ledger.proof.files import exported, verified_file
 from hypergpu.cli.ledger.showing import ledger_of, verification_of
 from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.refusal import RefusalError
@@ -43,13 +45,23 @@ def soon_settled(client: Coordinator, job_id: str) -> Settled:
     return settled(client, job_id)
 
 
-def test_what_a_job_earns_is_paid_to_the_last_unit(cluster: Cluster) -> None:
+def test_what_a_job_earns_is_paid_to_the_last_unit(cluster: Cluster, tmp_path: Path) -> None:
     job_id = cluster.submit(SPEC)
     assert cluster.finished(job_id).phase == "finished"
     with cluster.coordinator.client() as client:
         paid = soon_settled(client, job_id)
         view = ledger_of(client, job_id)
         found = verification_of(client, job_id)
+        path = tmp_path / "receipts.jsonl"
+        made = exported(client, job_id, path)
+        assert exported(client, job_id, path) == made
+        path.with_name("other").write_text("mine")
+        with pytest.raises(RefusalError, match="FILE_PRESENT"):
+            exported(client, job_id, path.with_name("other"))
+    assert view.chain is not None
+    offline = verified_file(path, view.chain.url)
+    assert (offline.is_sound, offline.open, offline.batches) == (True, [], found.batches)
+    assert offline.receipts == made.receipts == 12
     assert paid.receipts == 12
     assert paid.paid == paid.earned == int(view.spent) > 0
     assert view.chain_id == 31337

@@ -64,28 +64,37 @@ def show(  # noqa: PLR0913 - each is an option
 def verify(
     job: JobName = None,
     *,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", help="Of `ledger export`: no coordinator is asked then."),
+    ] = None,
     chain_url: _ChainOfJob = "",
     as_json: AsJson = False,
     address: Address = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Check every receipt of a job, and that accounts and chain follow from them."""
+    """Check every receipt of a job or a file, and that accounts and chain follow from them."""
+    from hypergpu.cli.ledger.proof.files import verified_file
     from hypergpu.cli.ledger.showing import verification_of
     from hypergpu.cli.ledger.verifying import verdict_lines
     from hypergpu.cli.output import say, say_json
     from hypergpu.cli.remote.calls import connect
     from hypergpu.refusal import Reason, RefusalError
 
-    with connect(address, token_file) as coordinator:
-        job_id = _found(coordinator, job)
-        found = verification_of(coordinator, job_id, chain_url)
+    if file is not None:
+        if job is not None:
+            raise typer.BadParameter("a file names its job itself")
+        found = verified_file(file, chain_url)
+    else:
+        with connect(address, token_file) as coordinator:
+            found = verification_of(coordinator, _found(coordinator, job), chain_url)
     if as_json:
         say_json(found)
     else:
         for line in verdict_lines(found):
             say(line)
     if not found.is_sound:
-        detail = f"{job_id}: {len(found.faults)} things are wrong with its receipts or its pay"
+        detail = f"{found.job}: {len(found.faults)} things are wrong with its receipts or its pay"
         raise RefusalError(Reason.SIGNATURE_INVALID, detail, fix="show them to its nodes")
 
 

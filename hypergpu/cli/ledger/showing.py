@@ -68,7 +68,7 @@ def ledger_of(coordinator: Coordinator, job_id: str, chain_url: str = "") -> Led
 
     try:
         with ledger_at(url) as chain:
-            ledger = settled_on(chain, terms, _openings(view))
+            ledger = settled_on(chain, terms, openings(view))
             if ledger is None:
                 return view
             recognised(chain, ledger)
@@ -107,18 +107,18 @@ def verification_of(coordinator: Coordinator, job_id: str, chain_url: str = "") 
     from hypergpu.cli.ledger.reading import job_fact, ledger_at, settled_on
 
     with ledger_at(url) as chain:
-        ledger = settled_on(chain, terms, _openings(view))
+        ledger = settled_on(chain, terms, openings(view))
         if ledger is None:
-            return not_audited(found, f"{_unopened(_openings(view))} (chain {chain.chain_id()})")
+            return not_audited(found, f"{_unopened(openings(view))} (chain {chain.chain_id()})")
         fact = job_fact(chain, ledger, terms.job)
         return audited(found, fact, receipts, signed_for=terms.domain)
 
 
-def _unopened(openings: Sequence[str]) -> str:
-    return f"{_NOT_FOUND} {' or '.join(openings)}" if openings else _NOT_OPENED
+def _unopened(opened_by: Sequence[str]) -> str:
+    return f"{_NOT_FOUND} {' or '.join(opened_by)}" if opened_by else _NOT_OPENED
 
 
-def _openings(view: LedgerView) -> list[str]:
+def openings(view: LedgerView) -> list[str]:
     """The hashes that the transaction that opened a job may have, by its coordinator."""
     purpose = f"open/{view.job}"
     return [name for one in view.transactions if one.purpose == purpose for name in one.attempts]

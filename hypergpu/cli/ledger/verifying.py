@@ -34,6 +34,8 @@ class Verification(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergp
     """That the chain recorded; None: no chain was asked."""
     block: int | None = None
     """Of the chain, that all of it holds for."""
+    file: str = ""
+    """That the receipts were read from; empty: the coordinator told them, and what it owes."""
 
 
 def received(pages: Iterable[job_pb2.ListReceiptsResponse]) -> list[SignedReceipt]:
@@ -49,7 +51,9 @@ def received(pages: Iterable[job_pb2.ListReceiptsResponse]) -> list[SignedReceip
 
 def verified(view: LedgerView, terms: Terms, receipts: Sequence[SignedReceipt]) -> Verification:
     """Recompute everything that the coordinator says of a job."""
-    faults = [*_receipt_faults(view, terms, receipts), *_account_faults(view, receipts)]
+    faults = [*receipt_faults(terms, receipts), *_account_faults(view, receipts)]
+    if not terms.is_of(JobId(view.job)):
+        faults.insert(0, f"the key {terms.job} is not that of {view.job} and {terms.coordinator}")
     return Verification(
         job=view.job,
         receipts=len(receipts),
@@ -110,9 +114,8 @@ def verdict_lines(found: Verification) -> list[str]:
     """What was found, in words."""
     lines = _cut(found.faults)
     if found.is_sound:
-        lines.append(
-            f"{found.receipts} receipts of {found.nodes} nodes are sound, and so is the pay"
-        )
+        pay = ", and so is the pay" if found.batches is not None or not found.file else ""
+        lines.append(f"{found.receipts} receipts of {found.nodes} nodes are sound{pay}")
         if found.batches is not None:
             lines.append(
                 f"the chain recorded them in {found.batches} batches, whose roots and sums are"
@@ -122,11 +125,8 @@ def verdict_lines(found: Verification) -> list[str]:
     return [*lines, *_cut([f"not yet: {text}" for text in found.open])]
 
 
-def _receipt_faults(
-    view: LedgerView, terms: Terms, receipts: Sequence[SignedReceipt]
-) -> Iterable[str]:
-    if not terms.is_of(JobId(view.job)):
-        yield f"the key {terms.job} is not that of {view.job} and {terms.coordinator}"
+def receipt_faults(terms: Terms, receipts: Sequence[SignedReceipt]) -> Iterable[str]:
+    """What is wrong with receipts by themselves; each node's come in the order of their numbers."""
     signers = Signers(coordinator=terms.coordinator, domain=terms.domain, made_in=terms.domain)
     check = ReceiptCheck(signers)
     following: dict[NodeId, int] = {}

@@ -111,11 +111,11 @@ def disputes(
             epoch=epoch.number,
             signers=signers,
             receipts=tuple(proven),
-            chain=_says(fact, node, epoch.number),
+            chain=chain_says(fact, node, epoch.number),
         )
         unproven = tuple(map(ProvenReceipt, late))
         made += [template, replace(template, claim=Claim.UNRECORDED, receipts=unproven)]
-    says = _says(fact, node, None)
+    says = chain_says(fact, node, None)
     whole = Dispute(claim=Claim.VOUCHER, job=fact.job, node=node, signers=signers, chain=says)
     made += [
         replace(whole, claim=Claim.EQUIVOCATION, receipts=pair) for pair in _pairs(receipts, node)
@@ -231,7 +231,8 @@ def _voucher_fault(dispute: Dispute) -> str:
     return ""
 
 
-def _says(fact: JobFact, node: NodeId, epoch: int | None) -> ChainSays:
+def chain_says(fact: JobFact, node: NodeId, epoch: int | None) -> ChainSays:
+    """What a chain says of a node and an epoch; None: of no epoch."""
     says = ChainSays(block=fact.block, block_hash=fact.block_hash, counted=0, free=fact.free)
     for account in fact.accounts:
         if account.node == node:

@@ -13,6 +13,8 @@ from hypergpu.cli.deployment.ground import KeyView
 from hypergpu.cli.ledger.account import LedgerView
 from hypergpu.cli.ledger.acts.done import Done
 from hypergpu.cli.ledger.errand import Disputed
+from hypergpu.cli.ledger.proof.bundle import BundleChecked
+from hypergpu.cli.ledger.proof.files import ReceiptsExported
 from hypergpu.cli.ledger.verifying import Verification
 from hypergpu.cli.ledger.wallet import WalletView
 from hypergpu.cli.machine.doctor import Diagnosis
@@ -42,6 +44,8 @@ ANSWERS = (
     KeyView,
     Deployed,
     Verification,
+    ReceiptsExported,
+    BundleChecked,
     Comparison,
     Diagnosis,
     Environment,

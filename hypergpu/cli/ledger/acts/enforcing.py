@@ -22,7 +22,7 @@ def enforced(anybody: AccountOnChain, dispute: Dispute) -> Done:
     if dispute.claim is Claim.EQUIVOCATION:
         return _shown(anybody, dispute)
     detail = f"a ledger cannot act on the claim {dispute.claim.value!r} by itself"
-    fix = "show the bundle to the ledger's arbiters and to those who fund the job"
+    fix = "show it to the ledger's arbiters, who look it up: hypergpu ledger check BUNDLE"
     raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
 
 

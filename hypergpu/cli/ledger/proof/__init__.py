@@ -1,0 +1,1 @@
+"""What anybody checks without the coordinator: published receipts, and bundles of disputes."""

@@ -1,0 +1,254 @@
+"""Receipts in a file and bundles of disputes, checked by a third party: no coordinator is there."""
+
+import json
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from typer.testing import CliRunner, Result
+
+from hypergpu.cli.ledger.reading import job_fact
+from hypergpu.cli.main import app
+from hypergpu.ledger.audit.dispute import (
+    Claim,
+    Dispute,
+    decoded_dispute,
+    disputes,
+    encoded_dispute,
+)
+from hypergpu.ledger.audit.facts import JobFact
+from hypergpu.ledger.receipt import FILE_BYTES_MAX, ReceiptFile, SignedReceipt, Signers, encoded
+from hypergpu.ledger.typed import Domain, Voucher, sign
+from hypergpu.ledger.voucher import SignedVoucher
+from hypergpu.refusal import Reason
+from hypergpu.units import Wei
+from tests.chain.ground import JOB, NODES, Ground
+from tests.signed_receipts import COORDINATOR, Work, receipt_record
+
+VICTIM = NODES[0]
+
+
+@pytest.fixture
+def settled(ground: Ground) -> Ground:
+    """Epoch 0 is closed and paid: a receipt of each node."""
+    ground.opened()
+    ground.earn(0, range(1))
+    ground.end(0, is_last=True)
+    ground.settle()
+    return ground
+
+
+def domain_of(ground: Ground) -> Domain:
+    domain = ground.settler.site.domain
+    assert domain is not None
+    return domain
+
+
+def signers_of(ground: Ground) -> Signers:
+    domain = domain_of(ground)
+    return Signers(coordinator=COORDINATOR.address, domain=domain, made_in=domain)
+
+
+def kept(ground: Ground) -> tuple[SignedReceipt, ...]:
+    return tuple(record.signed for record in ground.journal.receipts(JOB))
+
+
+def written(ground: Ground, file: ReceiptFile) -> Path:
+    path = ground.folder / "receipts.jsonl"
+    path.write_bytes(encoded(file))
+    return path
+
+
+def ledger(*words: str) -> Result:
+    # Of nobody: whoever asked a coordinator would fail by it.
+    nobody = {"HYPERGPU_TOKEN": "", "HYPERGPU_ADDRESS": "127.0.0.1:1"}
+    return CliRunner().invoke(app, ["ledger", *words], env=nobody)
+
+
+def fact_of(ground: Ground) -> JobFact:
+    site = ground.settler.site
+    return job_fact(ground.chain, domain_of(ground), site.job_key(JOB))
+
+
+def test_a_file_of_receipts_and_the_chain_are_all_that_it_takes(settled: Ground) -> None:
+    path = written(settled, ReceiptFile(signers_of(settled), kept(settled)))
+    ended = ledger("verify", "--file", str(path), "--chain-url", settled.url)
+    assert ended.exit_code == 0, ended.output
+    first, second = ended.stdout.splitlines()
+    assert first == "4 receipts of 4 nodes are sound, and so is the pay"
+    assert second.startswith("the chain recorded them in 1 batches")
+
+
+def test_without_a_chain_a_file_says_what_was_not_checked(settled: Ground) -> None:
+    path = written(settled, ReceiptFile(signers_of(settled), kept(settled)))
+    ended = ledger("verify", "--file", str(path))
+    assert ended.exit_code == 0, ended.output
+    first, second = ended.stdout.splitlines()
+    assert first == "4 receipts of 4 nodes are sound"
+    assert second.startswith("not yet: no chain was asked: roots, sums, scores, pools and payments")
+    assert "an RPC of chain 31337: --chain-url URL" in second
+
+
+def test_a_file_that_lacks_a_receipt_is_found_out_by_the_chain(settled: Ground) -> None:
+    path = written(settled, ReceiptFile(signers_of(settled), kept(settled)[1:]))
+    alone = ledger("verify", "--file", str(path))
+    assert alone.exit_code == 0
+    ended = ledger("verify", "--file", str(path), "--chain-url", settled.url)
+    assert ended.exit_code == Reason.SIGNATURE_INVALID.exit_code
+    assert "1 of its 4 receipts are not among those given" in ended.stdout
+
+
+def test_a_coordinator_that_is_not_the_jobs_is_found_out_by_the_chain(settled: Ground) -> None:
+    forger = NODES[1]
+    forged = receipt_record(JOB, Work(node=VICTIM, sequence=0), domain=domain_of(settled)).signed
+    signature = sign(forger, domain_of(settled).separator(), forged.receipt)
+    signers = replace(signers_of(settled), coordinator=forger.address)
+    file = ReceiptFile(signers, (replace(forged, signature=signature),))
+    path = written(settled, file)
+    assert ledger("verify", "--file", str(path)).exit_code == 0
+    ended = ledger("verify", "--file", str(path), "--chain-url", settled.url)
+    assert ended.exit_code == Reason.SIGNATURE_INVALID.exit_code
+    assert f"the coordinator {COORDINATOR.address} did not sign it" in ended.stdout
+
+
+def test_receipts_signed_for_no_chain_name_the_ledger_that_pays_for_them(ground: Ground) -> None:
+    # Kept before any ledger is known: as of a coordinator without a chain.
+    ground.earn(0, range(1))
+    ground.end(0, is_last=True)
+    ground.opened()
+    ground.settle()
+    nowhere = Signers(coordinator=COORDINATOR.address, domain=Domain(), made_in=Domain())
+    file = ReceiptFile(nowhere, kept(ground), settled_on=domain_of(ground))
+    ended = ledger("verify", "--file", str(written(ground, file)), "--chain-url", ground.url)
+    assert ended.exit_code == 0, ended.output
+    assert "and so is the pay" in ended.stdout
+    unnamed = written(ground, replace(file, settled_on=None))
+    told = ledger("verify", "--file", str(unnamed), "--chain-url", ground.url)
+    assert "the file names no ledger that pays for them" in told.stdout
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(FILE_BYTES_MAX + 1)
+    ended = ledger("verify", "--file", str(path))
+    assert ended.exit_code == Reason.FILE_UNUSABLE.exit_code
+    assert f"at most {FILE_BYTES_MAX} are read" in ended.stderr
+
+
+def bundle(ground: Ground, dispute: Dispute) -> str:
+    path = ground.folder / "bundle.json"
+    path.write_bytes(encoded_dispute(dispute))
+    assert decoded_dispute(path.read_bytes(), source="b") == dispute
+    return str(path)
+
+
+def unpaid_voucher(ground: Ground, amount: int = 10**12) -> Dispute:
+    """More than the escrow holds."""
+    fact = fact_of(ground)
+    said = Voucher(job=fact.job, node=VICTIM.node_id, sequence=1, amount=Wei(amount))
+    voucher = SignedVoucher(said, sign(COORDINATOR, domain_of(ground).separator(), said))
+    signers = signers_of(ground)
+    (made,) = disputes(fact, kept(ground), [voucher], node=VICTIM.node_id, signers=signers)
+    assert made.claim is Claim.VOUCHER
+    return made
+
+
+def underpaid(ground: Ground, fact: JobFact) -> Dispute:
+    signers = signers_of(ground)
+    (made,) = disputes(fact, kept(ground), (), node=VICTIM.node_id, signers=signers)
+    assert made.claim is Claim.UNDERPAID
+    return made
+
+
+def test_a_voucher_that_the_escrow_does_not_cover_is_confirmed_to_anybody(settled: Ground) -> None:
+    path = bundle(settled, unpaid_voucher(settled))
+    settled.mine(3)
+    ended = ledger("check", path, "--chain-url", settled.url)
+    assert ended.exit_code == 0, ended.output
+    assert "the node is right: a voucher promises 1000000000000" in ended.stdout
+    assert f"it is so still, by block {settled.chain.head().number}" in ended.stdout
+    alone = ledger("check", path)
+    assert alone.exit_code == 0
+    assert "not yet: whether block" in alone.stdout
+    told = json.loads(ledger("check", path, "--chain-url", settled.url, "--json").stdout)
+    assert (told["is_right"], told["faults"], told["mended"]) == (True, [], "")
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"free": Wei(5)}, "its free is 999988480 by the ledger, the bundle quotes 5"),
+        ({"paid": Wei(0)}, "its paid is 2880 by the ledger, the bundle quotes 0"),
+        ({"block_hash": "ab" * 32}, "of another chain, or of a block that was reorganised away"),
+    ],
+)
+def test_what_a_bundle_quotes_and_the_chain_does_not_say_is_told(
+    settled: Ground, changed: dict[str, object], why: str
+) -> None:
+    made = unpaid_voucher(settled)
+    path = bundle(settled, replace(made, chain=replace(made.chain, **changed)))
+    assert ledger("check", path).exit_code == 0
+    ended = ledger("check", path, "--chain-url", settled.url)
+    assert ended.exit_code == Reason.SIGNATURE_INVALID.exit_code
+    assert "the node is not right: " in ended.stdout
+    assert why in ended.stdout
+
+
+def test_a_node_cannot_make_up_a_share_that_was_counted_too_low(settled: Ground) -> None:
+    fact = fact_of(settled)
+    place = next(n for n, one in enumerate(fact.shares) if one.node == VICTIM.node_id)
+    shares = list(fact.shares)
+    shares[place] = replace(shares[place], score=shares[place].score - 1)
+    path = bundle(settled, underpaid(settled, replace(fact, shares=tuple(shares))))
+    alone = ledger("check", path)
+    assert alone.exit_code == 0
+    assert "1 receipts recorded in epoch 0 give a score of 2880000" in alone.stdout
+    ended = ledger("check", path, "--chain-url", settled.url)
+    assert ended.exit_code == Reason.SIGNATURE_INVALID.exit_code
+    assert "its score is 2880000 by the ledger, the bundle quotes 2879999" in ended.stdout
+
+
+def test_a_bundle_against_a_coordinator_that_is_not_the_jobs_convinces_nobody(
+    settled: Ground,
+) -> None:
+    forger = NODES[1]
+    made = unpaid_voucher(settled)
+    assert made.voucher is not None
+    signature = sign(forger, domain_of(settled).separator(), made.voucher.voucher)
+    forged = replace(
+        made,
+        voucher=replace(made.voucher, signature=signature),
+        signers=replace(made.signers, coordinator=forger.address),
+    )
+    ended = ledger("check", bundle(settled, forged), "--chain-url", settled.url)
+    assert ended.exit_code == Reason.SIGNATURE_INVALID.exit_code
+    assert f"the job's coordinator is {COORDINATOR.address} by the ledger" in ended.stdout
+
+
+def test_a_bundle_that_does_not_follow_from_itself_needs_no_chain(settled: Ground) -> None:
+    made = unpaid_voucher(settled)
+    covered = replace(made, chain=replace(made.chain, free=Wei(10**13)))
+    ended = ledger("check", bundle(settled, covered))
+    assert ended.exit_code == Reason.SIGNATURE_INVALID.exit_code
+    assert "the voucher can be redeemed" in ended.stdout
+
+
+def test_what_was_mended_since_is_said(settled: Ground) -> None:
+    late = receipt_record(JOB, Work(node=VICTIM, sequence=1), domain=domain_of(settled)).signed
+    (made,) = disputes(
+        fact_of(settled),
+        (*kept(settled), late),
+        (),
+        node=VICTIM.node_id,
+        signers=signers_of(settled),
+    )
+    assert made.claim is Claim.UNRECORDED
+    path = bundle(settled, made)
+    before = ledger("check", path, "--chain-url", settled.url)
+    assert "the ledger acts on it: hypergpu ledger enforce" in before.stdout
+    settled.act_as(VICTIM, settled.settler.site.calls.record_one(late, 1).call)
+    after = ledger("check", path, "--chain-url", settled.url)
+    assert after.exit_code == 0
+    assert "since then it was mended, by block" in after.stdout
+    assert "receipt 1 is among the 2 that are counted" in after.stdout
