@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
@@ -12,11 +13,18 @@ from hypergpu.chain.local.anvil import Anvil, AnvilOptions, running_anvil
 from hypergpu.chain.profiles import chain_profile
 from hypergpu.chain.rpc.client import Call
 from hypergpu.cli.demo.settlement import settled
+from hypergpu.cli.ledger.holding import coordinator_key, held_of
 from hypergpu.cli.ledger.reading import ledger_at
 from hypergpu.cli.ledger.showing import ledger_of, verification_of
+from hypergpu.cli.ledger.wallet import VOUCHER_FILE
 from hypergpu.cli.main import app
+from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.ledger.terms import separator_of
+from hypergpu.ledger.typed import sign
+from hypergpu.ledger.voucher import SignedVoucher
 from hypergpu.refusal import Reason
 from hypergpu.spec import Evaluation, JobSpec, Pay, Training
+from hypergpu.units import Wei
 from tests.processes import Cluster, Happening
 
 SPEC = JobSpec(
@@ -113,40 +121,89 @@ def test_a_voucher_is_redeemed_while_there_is_no_coordinator(
     cluster.coordinator.start()
 
 
-def test_a_job_whose_escrow_runs_short_on_the_ledger_is_paused_before_it_is_worked_for(
-    cluster: Cluster, anvil: Anvil
-) -> None:
+def used_up(cluster: Cluster) -> tuple[str, Happening]:
+    """A job of eight rounds whose escrow was enough for four, paused; and the event of the last."""
     training = replace(LONG.training, rounds=8)
     spec = replace(LONG, training=training, pay=replace(LONG.pay, escrow=4 * ROUND))
     job_id = cluster.submit(spec)
     told = cluster.wait_for(job_id, lambda event: at_round(event, 4))
     cluster.wait_for(job_id, lambda _: cluster.job(job_id).job.phase == "paused")
+    return job_id, told
+
+
+def vouch(cluster: Cluster, job_id: str, amount: int) -> None:
+    """Have the coordinator's key promise the node more than its work is worth."""
+    (node,) = cluster.nodes
+    held = held_of(node.state_dir, job_id)
+    assert held.voucher is not None
+    voucher = replace(held.voucher.voucher, amount=Wei(amount))
+    key = coordinator_key(cluster.coordinator.data_dir)
+    signed = SignedVoucher(voucher, sign(key, separator_of(held.terms.domain), voucher))
+    (node.state_dir / "ledger" / job_id / VOUCHER_FILE).write_bytes(msgspec.json.encode(signed))
+
+
+def blocks_later(client: Coordinator, job_id: str, count: int) -> None:
+    """Return once the coordinator has seen so many blocks more."""
+
+    def height() -> int:
+        chain = ledger_of(client, job_id).chain
+        assert chain is not None
+        return chain.height
+
+    before = height()
+    while height() < before + count:
+        pass
+
+
+def test_a_node_that_redeems_pauses_no_job_that_has_escrow_left(
+    cluster: Cluster, anvil: Anvil
+) -> None:
+    job_id, told = used_up(cluster)
     with cluster.coordinator.client() as client:
         # Nothing new is paid for by that. It comes back once all of it is in blocks.
         client.change(job_id, {"pay.escrow": str(4 * ROUND + 1)})
-    # The epoch is still open, and what would pay its shares is gone from the escrow.
     assert "was redeemed" in acted(cluster, anvil, "claim", job_id)["said"]
     released(cluster, anvil, job_id)
 
     (node,) = cluster.nodes
-    with cluster.coordinator.client() as client, node.frozen():
-        client.change(job_id, {"pay.escrow": str(6 * ROUND)})
-        client.resume(job_id)
-        cluster.wait_for(job_id, lambda event: event.kind == "JobPaused", told.sequence)
-        said = cluster.job(job_id).job.reason
-        (worked,) = ledger_of(client, job_id).nodes
-    assert f"the escrow of {job_id} has 0 left on the ledger (block " in said
-    assert f"{4 * ROUND} owed), {ROUND} less than the next work may cost" in said
-    assert worked.samples == 4 * 160
-    assert int(worked.vouched) <= 4 * ROUND
-
     with cluster.coordinator.client() as client:
+        with node.frozen():
+            # The epoch is still open, and what its shares are made good with is paid.
+            client.change(job_id, {"pay.escrow": str(5 * ROUND)})
+            client.resume(job_id)
+            blocks_later(client, job_id, 8)
+            assert cluster.job(job_id).job.phase != "paused"
+        cluster.wait_for(job_id, lambda event: at_round(event, 5), told.sequence)
+        cluster.wait_for(job_id, lambda _: cluster.job(job_id).job.phase == "paused")
         client.change(job_id, {"pay.escrow": str(12 * ROUND)})
         client.resume(job_id)
         assert cluster.finished(job_id).phase == "finished"
         paid = settled(client, job_id)
         assert verification_of(client, job_id).faults == []
     assert paid.paid == paid.earned == 8 * ROUND
+
+
+def test_a_job_whose_escrow_runs_short_on_the_ledger_is_paused_before_it_is_worked_for(
+    cluster: Cluster, anvil: Anvil
+) -> None:
+    job_id, told = used_up(cluster)
+    with cluster.coordinator.client() as client:
+        client.change(job_id, {"pay.escrow": str(6 * ROUND)})
+    # What nobody has worked for is gone from the escrow.
+    vouch(cluster, job_id, 6 * ROUND)
+    assert "was redeemed" in acted(cluster, anvil, "claim", job_id)["said"]
+
+    (node,) = cluster.nodes
+    with cluster.coordinator.client() as client, node.frozen():
+        client.resume(job_id)
+        cluster.wait_for(job_id, lambda event: event.kind == "JobPaused", told.sequence)
+        said = cluster.job(job_id).job.reason
+        (worked,) = ledger_of(client, job_id).nodes
+        client.stop(job_id)
+    assert f"the escrow of {job_id} has 0 left on the ledger (block " in said
+    assert f"0 free, 0 owed), {ROUND} less than the next work may cost" in said
+    assert worked.samples == 4 * 160
+    assert int(worked.vouched) <= 4 * ROUND
 
 
 def at_round(event: Happening, number: int) -> bool:
