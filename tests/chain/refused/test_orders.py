@@ -22,7 +22,7 @@ AGAIN = "; it is tried again with every block"
 
 FEE = (
     "of 500 that the ledger's token was to move only 495 arrived, since it takes a fee."
-    " Fix: use a ledger whose token takes none: --ledger-contract ADDRESS"
+    " Fix: use a ledger whose token takes none: HYPERGPU_COORDINATOR_LEDGER_CONTRACT=ADDRESS"
 )
 
 
