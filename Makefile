@@ -27,8 +27,8 @@ help: ## List the targets.
 
 setup: .venv/.installed ## Make .venv with everything pinned (about two minutes the first time).
 
-demo: setup ## Train digits on five nodes over five home lines, kill one half-way [SHORT=1] [NET=tunnel].
-	@$(BIN)/hypergpu demo $(if $(SHORT),--short) $(if $(NET),--net $(NET))
+demo: setup ## Train digits on five nodes over five home lines, kill one half-way [SHORT=1] [NET=tunnel] [METERING=each].
+	@$(BIN)/hypergpu demo $(if $(SHORT),--short) $(if $(NET),--net $(NET)) $(if $(METERING),--metering $(METERING))
 
 # A file's tests stay together and in order; the slow ones come first.
 test: setup node_modules/.installed ## Run every test, with PostgreSQL where one listens or can be started [ARGS=...] [WORKERS=2].

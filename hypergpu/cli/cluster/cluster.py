@@ -14,6 +14,7 @@ from hypergpu.cli.machine.children import kill_group, program, start
 from hypergpu.cli.machine.up import (
     Listen,
     Ready,
+    SettlingBy,
     coordinator_command,
     join_token,
     operator,
@@ -23,6 +24,7 @@ from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.sites import Site, Sites
 from hypergpu.token import parse_token, token_text
 
+NOTHING = SettlingBy()
 END_WITHIN_S = 5.0
 READY_WITHIN_S = 120.0
 _LOOPBACK = "127.0.0.1"
@@ -36,7 +38,12 @@ class Cluster:
     """Starts processes and owns them: leaving the block ends every one, whatever happened."""
 
     def __init__(
-        self, folder: Path, worker: str, sites: Sites | None = None, *, chain: str = ""
+        self,
+        folder: Path,
+        worker: str,
+        sites: Sites | None = None,
+        *,
+        settling: SettlingBy = NOTHING,
     ) -> None:
         """Nothing is started yet.
 
@@ -44,7 +51,7 @@ class Cluster:
             folder: Gets state and logs.
             worker: ``torch``, ``numpy`` or ``null``.
             sites: Where everything runs; this machine as it is when nobody holds links open.
-            chain: What settles jobs that pay; empty: nothing does.
+            settling: What settles jobs that pay.
         """
         self._folder = folder
         self._worker = worker
@@ -56,7 +63,7 @@ class Cluster:
             port=0,
             node_port=0,
             advertise=sites.addresses if sites else (),
-            chain=chain,
+            settling=settling,
         )
         if sites is not None:
             # Where nothing else listens the usual ports are free.

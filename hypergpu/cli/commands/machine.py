@@ -31,7 +31,7 @@ def up(  # noqa: PLR0913 - each is an option
     ] = False,
 ) -> None:
     """Start a coordinator here and print the line that nodes join with."""
-    from hypergpu.cli.machine.up import Listen
+    from hypergpu.cli.machine.up import Listen, SettlingBy
     from hypergpu.cli.machine.up import up as run
     from hypergpu.cli.settings import resolved
 
@@ -43,8 +43,7 @@ def up(  # noqa: PLR0913 - each is an option
         node_port=node_port,
         advertise=tuple(advertise or ()),
         is_plaintext=plaintext,
-        chain=settings["chain"].value,
-        retries_failed=retry_failed,
+        settling=SettlingBy(settings["chain"].value, retries_failed=retry_failed),
     )
     raise typer.Exit(run(at))
 
@@ -93,6 +92,15 @@ def demo(
             help="Between nodes and coordinator: proxy, tunnel (real packets; root), tc, or none.",
         ),
     ] = "proxy",
+    metering: Annotated[
+        str,
+        typer.Option(
+            "--metering",
+            envvar="HYPERGPU_COORDINATOR_METERING",
+            help="How work gets onto the chain: batched, packed, or each: a transaction for each"
+            " contribution, 100 and more in an epoch.",
+        ),
+    ] = "batched",
 ) -> None:
     """Train handwritten digits on five nodes here over five home lines, killing one half-way."""
     from hypergpu.cli.demo.lines import NONE, run_over_lines
@@ -101,8 +109,9 @@ def demo(
 
     if net != NONE and told_sites() is None:
         given = ["--out", str(out), "--nodes", str(nodes), "--worker", worker]
+        given += ["--metering", metering]
         run_over_lines(net, nodes, [*given, *(["--short"] if short else [])])
-    demonstrate(out, nodes=nodes, is_short=short, worker=worker)
+    demonstrate(out, nodes=nodes, is_short=short, worker=worker, metering=metering)
 
 
 def netsim() -> None:

@@ -29,7 +29,7 @@ strategy = "{strategy}"
 
 [training]
 rounds = {rounds}
-inner_steps = 20
+inner_steps = {inner_steps}
 batch_size = {batch_size}
 nodes = {nodes}
 seed = 7
@@ -50,7 +50,7 @@ every = {every}
 
 [pay]
 unit_price = 1000000
-rounds_per_epoch = 3
+rounds_per_epoch = {rounds_per_epoch}
 {planned}
 """
 
@@ -68,6 +68,15 @@ class _Size(NamedTuple):
     sync_steps_short: int
 
 
+EACH = "each"
+METERINGS = ("batched", "packed", EACH)
+"""How receipts reach the chain: as the coordinator's `--metering` names it."""
+TRANSACTIONS_AN_EPOCH = 100
+"""That are made at least where each contribution has its own."""
+_CONTRIBUTIONS_AN_EPOCH = 175
+"""That such an epoch has room for: the node that is killed misses some, one that rests others."""
+_INNER_STEPS = 20
+_ROUNDS_PER_EPOCH = 3
 COUNTED_NODES = 5
 """For so many the steps of `sync` were counted."""
 
@@ -101,22 +110,26 @@ _NUMPY = _Size(
 )
 
 
-def plan(nodes: int, *, is_short: bool, worker: str = "") -> Plan:
+def plan(nodes: int, *, is_short: bool, worker: str = "", metering: str = "batched") -> Plan:
     """The digits by a convolutional network, or without torch by softmax regression.
+
+    Where each contribution has a transaction of its own, one epoch is the whole job, in more rounds
+    of fewer steps where there would be too few of them.
 
     Args:
         nodes: How many train.
         is_short: Fewer rounds.
         worker: ``torch`` or ``numpy``; when empty, torch where it is installed.
+        metering: One of `METERINGS`.
     """
     has_torch = importlib.util.find_spec("torch") is not None
     if (worker or ("torch" if has_torch else "numpy")) == "torch":
-        spec = _spec(_TORCH, nodes, is_short=is_short)
+        spec = _spec(_TORCH, _course(_TORCH, nodes, metering, is_short=is_short))
         steps = _sync_steps(_TORCH, nodes, is_short=is_short)
         return Plan(spec, "torch", 0.97, steps, "")
     why = "as asked" if worker else "torch is not installed"
     note = f"{why}: softmax regression by the numpy worker, which reaches less accuracy"
-    spec = _spec(_NUMPY, nodes, is_short=is_short)
+    spec = _spec(_NUMPY, _course(_NUMPY, nodes, metering, is_short=is_short))
     return Plan(spec, "numpy", 0.93, _sync_steps(_NUMPY, nodes, is_short=is_short), note)
 
 
@@ -126,18 +139,36 @@ def _sync_steps(of: _Size, nodes: int, *, is_short: bool) -> int:
     return of.sync_steps_short if is_short else of.sync_steps
 
 
-def _spec(of: _Size, nodes: int, *, is_short: bool) -> JobSpec:
+class _Course(NamedTuple):
+    nodes: int
+    rounds: int
+    inner_steps: int
+    rounds_per_epoch: int
+
+
+def _course(of: _Size, nodes: int, metering: str, *, is_short: bool) -> _Course:
     rounds = of.rounds_short if is_short else of.rounds
+    if metering != EACH:
+        return _Course(nodes, rounds, _INNER_STEPS, _ROUNDS_PER_EPOCH)
+    more = max(rounds, -(-_CONTRIBUTIONS_AN_EPOCH // nodes))
+    steps = -(-rounds * _INNER_STEPS // more)
+    # Planned rounds may be more, and never more than steps: all of them are one epoch.
+    return _Course(nodes, more, steps, more * steps)
+
+
+def _spec(of: _Size, course: _Course) -> JobSpec:
     # Else so short a job would be divided into rounds of a few steps each.
-    planned = f"[aware]\nrounds_min = {rounds}" if of.strategy == "aware" else ""
+    planned = f"[aware]\nrounds_min = {course.rounds}" if of.strategy == "aware" else ""
     text = _TEXT.format(
         workload=of.workload,
         strategy=of.strategy,
         options=of.options,
         deadline="" if of.strategy == "aware" else 'deadline = "30s"',
-        rounds=rounds,
+        rounds=course.rounds,
+        inner_steps=course.inner_steps,
+        rounds_per_epoch=course.rounds_per_epoch,
         planned=planned,
-        nodes=nodes,
+        nodes=course.nodes,
         batch_size=of.batch_size,
         learning_rate=of.learning_rate,
         momentum=of.momentum,

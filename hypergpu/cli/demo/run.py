@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hypergpu.cli.cluster.cluster import Cluster
 from hypergpu.cli.cluster.folder import RunFolder, run_folder
-from hypergpu.cli.demo.job import Plan, plan
+from hypergpu.cli.demo.job import METERINGS, Plan, plan
 from hypergpu.cli.demo.race import COLUMNS, Race, footnotes, rows
 from hypergpu.cli.demo.rivals import raced
 from hypergpu.cli.demo.settlement import chain_here, settled
@@ -41,7 +41,9 @@ NEVER = 1 << 62
 _LEFT = ("state", "logs", "model", FILE_NAME)
 
 
-def demonstrate(folder: Path, *, nodes: int, is_short: bool, worker: str = "") -> None:
+def demonstrate(
+    folder: Path, *, nodes: int, is_short: bool, worker: str = "", metering: str = METERINGS[0]
+) -> None:
     """Train, kill, restart, and say how it went.
 
     Args:
@@ -49,10 +51,12 @@ def demonstrate(folder: Path, *, nodes: int, is_short: bool, worker: str = "") -
         nodes: How many train; over links that are held open, one on each.
         is_short: Fewer rounds.
         worker: ``torch`` or ``numpy``; when empty, what is installed.
+        metering: How receipts reach the chain.
 
     Raises:
-        RefusalError: DEMO_MISSED, the accuracy was missed or the job did not finish;
-            FILE_UNUSABLE, the folder has things of such names that no demo left.
+        RefusalError: ARGUMENT_INVALID, there is no such metering, or no chain for it; DEMO_MISSED,
+            the accuracy was missed or the job did not finish; FILE_UNUSABLE, the folder has things
+            of such names that no demo left.
     """
     started_at_s = time.monotonic()
     sites = told_sites()
@@ -60,13 +64,13 @@ def demonstrate(folder: Path, *, nodes: int, is_short: bool, worker: str = "") -
     nodes = len(names)
     if nodes <= VICTIM:
         raise usage_error(f"{nodes} link is open", "open two or more: the demo kills a node")
-    chosen = plan(nodes, is_short=is_short, worker=worker)
+    chain = chain_here(sites, metering)
+    chosen = plan(nodes, is_short=is_short, worker=worker, metering=metering)
     if chosen.note:
         say(chosen.note)
-    chain = chain_here(sites)
     with (
         run_folder(RunFolder(folder, ".hypergpu-demo", _LEFT)),
-        Cluster(folder, chosen.worker, sites, chain=chain.name) as cluster,
+        Cluster(folder, chosen.worker, sites, settling=chain.settling) as cluster,
     ):
         say(chain.note)
         signal.signal(signal.SIGTERM, _interrupt)

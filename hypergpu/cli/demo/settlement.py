@@ -4,10 +4,14 @@ import importlib.util
 import time
 from typing import NamedTuple
 
+from hypergpu.cli.demo.job import METERINGS
+from hypergpu.cli.demo.metered import Recorded, recorded, said_of_metering
 from hypergpu.cli.demo.stakes import said_of_stakes
+from hypergpu.cli.failure import usage_error
 from hypergpu.cli.ledger.account import LedgerView
 from hypergpu.cli.ledger.showing import ledger_of, say_ledger, verification_of
 from hypergpu.cli.ledger.verifying import verdict_lines
+from hypergpu.cli.machine.up import SettlingBy
 from hypergpu.cli.output import say
 from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.refusal import Reason, RefusalError
@@ -23,8 +27,7 @@ _LOOPBACK = "127."
 class Chain(NamedTuple):
     """What settles the demo's job."""
 
-    name: str
-    """Empty: nothing does."""
+    settling: SettlingBy
     note: str
 
 
@@ -34,21 +37,43 @@ class Settled(NamedTuple):
     receipts: int
     earned: int
     paid: int | None
+    recorded: Recorded
 
 
-def chain_here(sites: Sites | None) -> Chain:
-    """Anvil, where it is installed and its port can be reached from here."""
+def chain_here(sites: Sites | None, metering: str) -> Chain:
+    """Anvil, where it is installed and its port can be reached from here.
+
+    Raises:
+        RefusalError: ARGUMENT_INVALID, there is no such metering; or it is not the usual one, and
+            no chain for it.
+    """
+    if metering not in METERINGS:
+        names = ", ".join(METERINGS)
+        raise usage_error(f"--metering {metering}: there is none", f"choose one of {names}")
+    missing = _no_chain(sites)
+    if missing and metering != METERINGS[0]:
+        raise usage_error(f"--metering {metering} needs a chain", f"{missing}; or leave it out")
+    if missing:
+        return Chain(SettlingBy(), f"{missing}: receipts without a chain")
+    from hypergpu.chain.local.anvil import anvil_program
+
+    note = f"a chain of play money settles what the work earns: {anvil_program().name}"
+    return Chain(SettlingBy("anvil", metering), note)
+
+
+def _no_chain(sites: Sites | None) -> str:
+    """Why there is none here; empty: there is one."""
     if sites is not None and not sites.coordinator.dials.startswith(_LOOPBACK):
-        return Chain("", "the coordinator is in a network of its own: receipts without a chain")
+        return "the coordinator is in a network of its own"
     if importlib.util.find_spec("web3") is None:
-        return Chain("", "the extra `chain` is not installed: receipts without a chain")
+        return "the extra `chain` is not installed"
     from hypergpu.chain.local.anvil import anvil_program
 
     try:
-        program = anvil_program()
+        anvil_program()
     except RefusalError as missing:
-        return Chain("", f"{missing.detail}: receipts without a chain")
-    return Chain("anvil", f"a chain of play money settles what the work earns: {program.name}")
+        return missing.detail
+    return ""
 
 
 def settled(coordinator: Coordinator, job_id: str) -> Settled:
@@ -59,7 +84,8 @@ def settled(coordinator: Coordinator, job_id: str) -> Settled:
     """
     view = _waited(coordinator, job_id)
     say()
-    say_ledger(view, _DECIMALS)
+    # Every hash: when the demo is over, nobody can be asked for the older ones.
+    say_ledger(view, _DECIMALS, len(view.transactions))
     found = verification_of(coordinator, job_id)
     say()
     say("$ hypergpu ledger verify")
@@ -74,7 +100,10 @@ def settled(coordinator: Coordinator, job_id: str) -> Settled:
         raise RefusalError(Reason.DEMO_MISSED, f"{paid} of {earned} was paid: {why}")
     if said := said_of_stakes(view):
         say(said)
-    return Settled(found.receipts, earned, paid)
+    counted = recorded(view)
+    if said := said_of_metering(counted):
+        say(said)
+    return Settled(found.receipts, earned, paid, counted)
 
 
 def _waited(coordinator: Coordinator, job_id: str) -> LedgerView:

@@ -33,6 +33,10 @@ class Summary(msgspec.Struct, frozen=True):
     """By all nodes, in the token's smallest unit."""
     paid: int | None
     """Into their wallets, by the chain; None where there is none."""
+    transactions: int
+    """That record contributions on the chain."""
+    transactions_epoch_least: int
+    """In the epoch with the fewest."""
 
 
 def summary_of(job: JobView, *, nodes: int, wall_s: float, race: Race, pay: Settled) -> Summary:
@@ -52,6 +56,8 @@ def summary_of(job: JobView, *, nodes: int, wall_s: float, race: Race, pay: Sett
         receipts=pay.receipts,
         earned=pay.earned,
         paid=pay.paid,
+        transactions=pay.recorded.transactions,
+        transactions_epoch_least=pay.recorded.epoch_least,
     )
 
 

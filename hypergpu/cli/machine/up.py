@@ -68,6 +68,17 @@ class StartRefusedError(RefusalError):
     """The coordinator said itself why it will not serve: its log adds nothing."""
 
 
+class SettlingBy(msgspec.Struct, frozen=True):
+    """What settles jobs that pay, and how."""
+
+    chain: str = ""
+    """Empty: what the coordinator is used to, which is none."""
+    metering: str = ""
+    """How receipts reach it; empty: as the coordinator is used to."""
+    retries_failed: bool = False
+    """Whether transactions that failed are signed again, once, at this start."""
+
+
 class Listen(msgspec.Struct, frozen=True):
     """Where a coordinator is to listen, and what it keeps."""
 
@@ -77,10 +88,7 @@ class Listen(msgspec.Struct, frozen=True):
     node_port: int | None = None
     advertise: tuple[str, ...] = ()
     is_plaintext: bool = False
-    chain: str = ""
-    """What settles jobs that pay; empty: nothing does."""
-    retries_failed: bool = False
-    """Whether transactions that failed are signed again, once, at this start."""
+    settling: SettlingBy = SettlingBy()
 
 
 def coordinator_command(at: Listen) -> list[str]:
@@ -96,11 +104,15 @@ def coordinator_command(at: Listen) -> list[str]:
         arguments += ["--advertise", address]
     if at.is_plaintext:
         arguments.append("--plaintext")
-    if at.chain:
-        arguments += ["--chain", at.chain]
-    if at.retries_failed:
-        arguments.append("--retry-failed")
-    return program("coordinator", *arguments)
+    return program("coordinator", *arguments, *_settling_arguments(at.settling))
+
+
+def _settling_arguments(by: SettlingBy) -> list[str]:
+    return [
+        *(["--chain", by.chain] if by.chain else []),
+        *(["--metering", by.metering] if by.metering else []),
+        *(["--retry-failed"] if by.retries_failed else []),
+    ]
 
 
 def wait_until_ready(child: subprocess.Popen[str], within_s: float | None = None) -> Ready:

@@ -4,10 +4,13 @@ import json
 import re
 import signal
 import subprocess
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from hypergpu.cli.demo.lines import PROFILES
 from tests.integration.cli.conftest import PROGRAM, home
 
 SHORT = ["demo", "--short", "--worker", "numpy", "--nodes", "5"]
@@ -26,6 +29,8 @@ KEYS = {
     "receipts",
     "earned",
     "paid",
+    "transactions",
+    "transactions_epoch_least",
 }
 
 
@@ -36,6 +41,59 @@ def processes_in(folder: Path) -> list[int]:
         for process in psutil.process_iter(["cmdline"])
         if any(str(folder) in word for word in process.info["cmdline"] or ())
     ]
+
+
+def columns(line: str) -> list[str]:
+    return re.split(r" {2,}", line.strip())
+
+
+def table_under(said: str, *titles: str) -> list[dict[str, str]]:
+    """The rows of a table of the end, by their columns' titles."""
+    lines = iter(said.splitlines())
+    names = next(found for line in lines if (found := columns(line))[: len(titles)] == [*titles])
+    rows = list(iter(lambda: next(lines), ""))
+    return [dict(zip(names, columns(row), strict=True)) for row in rows]
+
+
+def units(amount: str) -> int:
+    """Of an amount with its decimals behind it."""
+    found = re.fullmatch(r"(\d+) \((\d+\.\d{6})\)", amount)
+    assert found is not None, amount
+    assert int(found[1]) == int(found[2].replace(".", ""))
+    return int(found[1])
+
+
+def check_pay(said: str, summary: dict[str, Any]) -> None:
+    """The end says who has done what, and that it is paid by transactions in blocks."""
+    nodes = table_under(said, "NODE", "NAME")
+    assert sum(int(node["CONTRIBUTIONS"]) for node in nodes) == summary["receipts"]
+    assert all(0 < float(node["QUALITY"].removesuffix("%")) <= 100 for node in nodes)
+    assert all(node["EARNED"] == node["PAID"] for node in nodes)
+    assert all(units(node["VOUCHER"]) >= units(node["EARNED"]) for node in nodes)
+    spent = re.search(r"^spent +(.*) by epochs that are over$", said, re.MULTILINE)
+    assert spent is not None
+    paid = [units(node["PAID"]) for node in nodes]
+    assert sum(paid) == summary["paid"] == summary["earned"] == units(spent[1])
+    assert min(paid) > 0
+
+    transactions = table_under(said, "TRANSACTION", "FOR")
+    hashes = {row["TRANSACTION"] for row in transactions}
+    assert len(hashes) == len(transactions)
+    assert all(re.fullmatch(r"0x[0-9a-f]{64}", each) for each in hashes)
+    assert all(row["STATE"] in {"mined", "final"} and int(row["BLOCK"]) for row in transactions)
+    kinds = Counter(row["FOR"].partition("/")[0] for row in transactions)
+    assert kinds["batch"] == summary["transactions"]
+    assert kinds["open"] == 1
+    assert kinds["close"] == kinds["pay"] > 0
+
+    count, batches = summary["receipts"], kinds["batch"]
+    verdict = said.partition("$ hypergpu ledger verify\n")[2].splitlines()
+    assert verdict[0] == f"{count} receipts of 5 nodes are sound, and so is the pay"
+    assert verdict[1].startswith(f"the chain recorded them in {batches} batches, whose roots and")
+    assert (
+        f"contributions were recorded by {batches} transactions, at least"
+        f" {summary['transactions_epoch_least']} an epoch"
+    ) in verdict
 
 
 def test_demo_kills_a_node_and_still_learns(tmp_path: Path) -> None:
@@ -55,7 +113,9 @@ def test_demo_kills_a_node_and_still_learns(tmp_path: Path) -> None:
     assert summary["sync_ratio"] > 1
     assert summary["receipts"] == summary["updates_accepted"]
     assert summary["paid"] == summary["earned"] > 0
-    assert "receipts of 5 nodes are sound" in ended.stdout
+    check_pay(ended.stdout, summary)
+    assert {row["NAME"] for row in table_under(ended.stdout, "NODE", "NAME")} == set(PROFILES)
+    assert summary["transactions"] >= 10
     assert re.search(
         r"^paid against stake: 10 epochs, none of which waited", ended.stdout, re.MULTILINE
     )
@@ -65,6 +125,22 @@ def test_demo_kills_a_node_and_still_learns(tmp_path: Path) -> None:
     assert re.search(r"SIGKILL to home-cable .*\n(.*\n)*.*home-cable started again", ended.stdout)
     assert (out / "model" / "model.safetensors").exists()
     assert processes_in(tmp_path) == []
+
+
+def test_demo_meters_each_contribution_by_a_transaction_of_its_own(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ended = subprocess.run(
+        [*PROGRAM, *SHORT, "--metering", "each", "--net", "none", "--out", str(out)],
+        capture_output=True,
+        check=False,
+        text=True,
+        env=home(tmp_path),
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    summary = json.loads((out / "summary.json").read_text("utf-8"))
+    assert summary["receipts"] == summary["transactions"] == summary["updates_accepted"]
+    assert summary["transactions_epoch_least"] == summary["transactions"] >= 100
+    check_pay(ended.stdout, summary)
 
 
 def test_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hypergpu.cli.machine.children import start
-from hypergpu.cli.machine.up import Listen, coordinator_command, wait_until_ready
+from hypergpu.cli.machine.up import Listen, SettlingBy, coordinator_command, wait_until_ready
 from hypergpu.refusal import RefusalError
 
 
@@ -19,7 +19,7 @@ def test_a_coordinator_that_never_says_it_serves_is_killed() -> None:
 
 
 def test_up_has_its_coordinator_settle_again_what_failed_when_it_is_told_to() -> None:
-    at = Listen(data_dir=Path("data"), chain="anvil", retries_failed=True)
+    at = Listen(data_dir=Path("data"), settling=SettlingBy("anvil", retries_failed=True))
     assert coordinator_command(at)[-3:] == ["--chain", "anvil", "--retry-failed"]
-    plain = Listen(data_dir=Path("data"), chain="anvil")
+    plain = Listen(data_dir=Path("data"), settling=SettlingBy("anvil"))
     assert coordinator_command(plain)[-2:] == ["--chain", "anvil"]
