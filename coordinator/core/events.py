@@ -2,7 +2,7 @@
 
 import msgspec
 
-from coordinator.core.job import BlobRef, DueReceipt, Model, Update
+from coordinator.core.job import BlobRef, DueReceipt, LedgerSays, Model, Update
 from coordinator.core.plan.decision import RoundPlan
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.ledger.terms import Terms
@@ -11,9 +11,11 @@ from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples, Wei
 
 
 class Happened(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """What every event carries: job time in milliseconds."""
+    """What every event carries: job time in milliseconds, and whether new work can be paid."""
 
     at_ms: Milliseconds
+    ledger: LedgerSays | None = None
+    """What was known when it happened, where it may open a round of a job that pays on a chain."""
 
 
 class JobCreated(Happened, frozen=True, tag=True):

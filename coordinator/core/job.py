@@ -292,6 +292,17 @@ class Metering(msgspec.Struct, frozen=True):
     """What judges found of updates, oldest first: a node's worth goes by it."""
 
 
+class LedgerSays(msgspec.Struct, frozen=True):
+    """What the ledger that pays a job was last heard to say of it."""
+
+    left: Wei | None = None
+    """Of its escrow there, what new work may cost; None: that is not known."""
+    height: int = 0
+    """Of the block that it is of."""
+    closed: str = ""
+    """Why no new work is going to be paid; empty: nothing is known to prevent it."""
+
+
 class Job(msgspec.Struct, frozen=True):
     """One training run."""
 
@@ -327,6 +338,8 @@ class Job(msgspec.Struct, frozen=True):
     members: dict[NodeId, Member] = {}
     streams: tuple[Stream, ...] = ()
     next_lease: int = 1
+    ledger: LedgerSays | None = None
+    """As of the last event; None: no chain settles the job."""
     plan_memory: PlanMemory | None = None
     """Of the newest plan that a round was opened with; the next one is made from it."""
     tally: Tally = Tally()

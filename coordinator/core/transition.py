@@ -79,7 +79,8 @@ def transition(job: Job | None, event: Event) -> Step:
         return _created(event)
     if refusal(job, event):
         return Step(job)
-    step = _advanced(replace(job, at_ms=max(job.at_ms, event.at_ms)), event)
+    now = replace(job, at_ms=max(job.at_ms, event.at_ms), ledger=event.ledger)
+    step = _advanced(now, event)
     after, records = metered(job, event, step.job)
     return Step(after, (*step.commands, *records))
 

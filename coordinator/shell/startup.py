@@ -253,6 +253,7 @@ class Coordinator:
             settling.order(room.job)
         await asyncio.to_thread(settling.start)
         self._parts.ledger.domain_for = settling.domain_for
+        self._parts.driver.ledger_says = settling.says
 
     def _watch_pay(self, tasks: asyncio.TaskGroup, settling: "Settling") -> "asyncio.Task[None]":
         """Pause the jobs whose escrow runs out on the ledger."""

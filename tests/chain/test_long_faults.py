@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.config import Settings
-from coordinator.core.job import BlobRef, Job, Model, Phase
+from coordinator.core.job import BlobRef, Job, LedgerSays, Model, Phase
 from coordinator.core.settlement.patience import MOST_MS
 from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.pipeline import Pipeline, PipelineState
@@ -24,9 +24,9 @@ from hypergpu.ledger.typed import address_bytes
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 from hypergpu.spec import Pay
-from hypergpu.units import Bytes
+from hypergpu.units import Bytes, Wei
 from tests.chain.ground import JOB, NODES, TURNS_MOST, Ground
-from tests.scenarios.test_metering import PAID, training
+from tests.scenarios.test_metering import FREE, PAID, training, with_both
 from tests.signed_receipts import COORDINATOR
 
 AN_HOUR_S = 3_600
@@ -132,6 +132,7 @@ def test_an_escrow_that_is_not_on_the_ledger_is_told_until_it_is_there(ground: G
         " 100 free, 0 owed), 60 less than the next work may cost"
     )
     paused = replace(job, phase=Phase.PAUSED)
+    assert settling.says(paused) == LedgerSays(Wei(100), settling.state.height)
     assert look(paused, CHEAP) == ""
 
     # Its user raises it; gas is dearer than the coordinator may pay, so it comes late.
@@ -202,6 +203,9 @@ def test_a_job_that_settling_stopped_before_it_was_open_is_told_and_no_other(
         f"{job_id} is not open on the ledger, and settling has stopped: {settling.state.halted}"
     )
     assert Reason.LEDGER_AHEAD.name in why
+    # The next round's decision is given the same.
+    says = [settling.says(one) for one in (opened, unopened, replace(unopened, spec=FREE))]
+    assert says == [LedgerSays(), LedgerSays(closed=why), None]
     with pytest.raises(RefusalError, match="while nothing is settled: chain 31337 has") as refused:
         settling.domain_for(PAID.pay)
     assert refused.value.reason is Reason.SENDING_HALTED
@@ -209,6 +213,22 @@ def test_a_job_that_settling_stopped_before_it_was_open_is_told_and_no_other(
     assert settling.domain_for(Pay()).chain_id == 31337
     assert asyncio.run(settling.unopened(replace(unopened, phase=Phase.PAUSED))) == ""
     assert asyncio.run(settling.unopened(replace(unopened, round=None))) == ""
+
+
+def test_what_a_job_earns_between_two_blocks_is_off_what_the_ledger_has_left(
+    ground: Ground,
+) -> None:
+    key, journal = IdentityKey.generate(), MemoryJournal()
+    settling = settling_on(ground, key, journal)
+    model = Model(0, BlobRef(digest_of(b"model"), Bytes(8)))
+    job = replace(training(PAID), model=model)
+    settling.order(job)
+    until_opened(ground, settling, journal, job.job_id)
+    turned(lambda: settling.state, settling.wake)
+    said = [settling.says(one) for one in (job, with_both(job))]
+    settling.stop()
+    # A round of 160 is in and not measured yet.
+    assert [one and one.left for one in said] == [480, 320]
 
 
 def test_what_is_owed_is_not_taken_off_twice_when_a_block_comes_meanwhile(ground: Ground) -> None:

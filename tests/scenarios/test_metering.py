@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from coordinator.core import events
 from coordinator.core.commands import Command, JudgeUpdates, RecordPay
 from coordinator.core.events import EpochEnded, Event, RoundMetered
-from coordinator.core.job import Job, Phase, Update
+from coordinator.core.job import Job, LedgerSays, Phase, Update
 from coordinator.core.metering.accounts import account_of, owed_at_most
 from coordinator.core.round.outstanding import outstanding
 from coordinator.core.transition import refusal, transition
@@ -15,6 +15,7 @@ from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.ledger.terms import terms_of
 from hypergpu.ledger.typed import Domain
 from hypergpu.spec import JobSpec, Pay
+from hypergpu.units import Wei
 from tests.unit.job_states import ALICE, BOB, SPEC, after, at, evaluation_ready, model, update
 
 JOB = JobId("job-1")
@@ -35,19 +36,20 @@ def opened(spec: JobSpec) -> Job:
     )
 
 
-def training(spec: JobSpec) -> Job:
-    job = after(
+def with_alice(spec: JobSpec) -> Job:
+    """A job that waits for its second node."""
+    return after(
         None,
         events.JobCreated(at_ms=at(0), job_id=JOB, spec=spec, terms=TERMS),
         events.ModelInitialised(
             at_ms=at(10), model=model(0), partition_sizes=(SPEC.stated_samples,)
         ),
-    )
-    return after(
-        job,
         events.NodeJoined(at_ms=at(20), node=ALICE),
-        events.NodeJoined(at_ms=at(30), node=BOB),
     )
+
+
+def training(spec: JobSpec) -> Job:
+    return after(with_alice(spec), events.NodeJoined(at_ms=at(30), node=BOB))
 
 
 def signed(node: NodeId, round_: int) -> Update:
@@ -270,6 +272,33 @@ def test_a_round_that_the_escrow_might_not_cover_is_not_opened() -> None:
     )
     job = after(job, raised, events.JobResumed(at_ms=at(95)))
     assert job.phase is Phase.TRAINING
+
+
+def test_a_round_that_the_ledger_has_no_pay_for_is_not_opened() -> None:
+    last = replace(folded(0, alice=0.5, bob=0.5), ledger=LedgerSays(left=Wei(160), height=7))
+    assert after(with_both(training(PAID)), last).phase is Phase.TRAINING
+    short = replace(last, ledger=LedgerSays(left=Wei(100), height=7))
+    job = after(with_both(training(PAID)), short)
+    assert job.phase is Phase.PAUSED
+    assert job.reason == (
+        "paused: the escrow of job-1 has 100 left on the ledger (block 7), 60 less than the next"
+        " round may cost; raise it, hypergpu job set pay.escrow=540, and resume the job"
+    )
+    again = events.JobResumed(at_ms=at(95), ledger=LedgerSays(left=Wei(160), height=9))
+    assert after(job, again).phase is Phase.TRAINING
+
+
+def test_a_job_that_nobody_is_going_to_pay_for_begins_no_round() -> None:
+    shut = LedgerSays(closed="job-1 cannot be opened on the ledger")
+    joined = events.NodeJoined(at_ms=at(30), node=BOB, ledger=shut)
+    job = after(with_alice(PAID), joined)
+    assert (job.phase, job.round) == (Phase.PAUSED, None)
+    assert job.reason == "paused: job-1 cannot be opened on the ledger"
+    # Whoever resumes it before that is mended is told the same again.
+    job = after(job, events.JobResumed(at_ms=at(40), ledger=shut))
+    assert job.phase is Phase.PAUSED
+    assert after(with_alice(FREE), joined).phase is Phase.TRAINING
+    assert after(job, events.JobResumed(at_ms=at(50))).phase is Phase.TRAINING
 
 
 def test_an_escrow_is_not_taken_back_once_it_is_owed() -> None:

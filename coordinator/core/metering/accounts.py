@@ -38,17 +38,30 @@ def vouched(job: Job, nodes: tuple[NodeId, ...]) -> Job:
 
 def owed_at_most(job: Job) -> Wei:
     """What the job comes to if all that is not measured yet is of full quality."""
-    metering, price = job.metering, Wei(job.spec.pay.unit_price)
-    nodes = {*metering.accounts, *(job.round.participants if job.round else ())}
-    nodes.update(node for waiting in metering.unmeasured for node in waiting.due)
+    price, unmeasured = Wei(job.spec.pay.unit_price), _nodes_unmeasured(job)
     total = 0
-    for node in nodes:
-        account = account_of(metering, node)
-        score = sum(epoch.scores.get(node, 0) for epoch in metering.epochs)
-        most = account.earned + -(-price * score // pay.PRICED_SCORE)
-        most += sum(pay.cost_at_most(price, samples) for samples in _unmeasured(job, node))
-        total += max(most, account.vouched)
+    for node in {*job.metering.accounts, *unmeasured}:
+        most = _measured(job, node)
+        if node in unmeasured:
+            most += sum(pay.cost_at_most(price, samples) for samples in _unmeasured(job, node))
+        total += max(most, account_of(job.metering, node).vouched)
     return Wei(total)
+
+
+def settled_at_most(job: Job) -> Wei:
+    """What the job comes to by its receipts alone."""
+    return Wei(sum(_measured(job, node) for node in job.metering.accounts))
+
+
+def _measured(job: Job, node: NodeId) -> int:
+    score = sum(epoch.scores.get(node, 0) for epoch in job.metering.epochs)
+    in_open_epochs = -(-job.spec.pay.unit_price * score // pay.PRICED_SCORE)
+    return account_of(job.metering, node).earned + in_open_epochs
+
+
+def _nodes_unmeasured(job: Job) -> set[NodeId]:
+    nodes = set(job.round.participants if job.round else ())
+    return nodes.union(*(waiting.due for waiting in job.metering.unmeasured))
 
 
 def earned(job: Job, node: NodeId) -> Wei:

@@ -173,9 +173,18 @@ def approval_again(site: LedgerSite, row: OutboxRow) -> Intent | None:
 
 def is_funded(outbox: Outbox, account: AccountName, job_id: JobId, escrow: int) -> bool:
     """Whether the ledger has so much escrow of a job, with every deposit of it in a block."""
+    return funded_at(outbox, account, job_id, escrow) is not None
+
+
+def funded_at(outbox: Outbox, account: AccountName, job_id: JobId, escrow: int) -> int | None:
+    """The block from which on the ledger has so much escrow of a job; None: it has not.
+
+    Every deposit of the job is in a block by then.
+    """
     deposits = _deposits(outbox, account, job_id)
-    in_blocks = [amount for row, amount in deposits if row.state in IN_A_BLOCK]
-    return sum(in_blocks) >= escrow and len(in_blocks) == len(deposits)
+    blocks = [row.block.number for row, _ in deposits if row.state in IN_A_BLOCK and row.block]
+    is_enough = sum(amount for _, amount in deposits) >= escrow
+    return max(blocks) if blocks and is_enough and len(blocks) == len(deposits) else None
 
 
 def _deposits(outbox: Outbox, account: AccountName, job_id: JobId) -> list[tuple[OutboxRow, int]]:

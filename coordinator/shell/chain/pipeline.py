@@ -14,7 +14,7 @@ import structlog
 from coordinator.core.settlement.patience import rest_ms
 from coordinator.core.settlement.sending import IN_A_BLOCK
 from coordinator.shell.chain.escrow import EscrowBook
-from coordinator.shell.chain.founding import JobOrder, is_funded
+from coordinator.shell.chain.founding import JobOrder, funded_at
 from coordinator.shell.chain.sending import Account
 from coordinator.shell.chain.settler import Settler, SettlingOptions
 from coordinator.shell.chain.site import DEPLOY_LEDGER, deployed_address, opening_purpose
@@ -142,8 +142,13 @@ class Pipeline:
         return answer
 
     def is_funded(self, job_id: JobId, escrow: int) -> bool:
-        """Whether all of an escrow that was ordered is on the ledger. Blocks: reads the journal."""
-        return is_funded(self._outbox, self.account.name, job_id, escrow)
+        """Whether all of an escrow that was ordered is on the ledger, and was read there.
+
+        Blocks: reads the journal.
+        """
+        block = funded_at(self._outbox, self.account.name, job_id, escrow)
+        reading = self.escrow.reading(job_id)
+        return block is not None and (reading is None or reading.height >= block)
 
     def is_opened(self, job_id: JobId) -> bool:
         """Whether a block has opened the job on the ledger. Blocks: reads the journal."""

@@ -149,8 +149,7 @@ class Settler:
             self._escrow.look(self.site, head)
             self._read_at = head.number
         self._sealer.raise_doubt()
-        waiting = (each.complaint for each in self._refused.values())
-        waiting = (*self._elsewhere.values(), *waiting)
+        waiting = [*self._elsewhere.values(), *(one.complaint for one in self._refused.values())]
         complaints = (*turn.complaints, *waiting, *self._escrow.shortfalls)
         if is_paused:
             complaints = (_PAUSED, *complaints)

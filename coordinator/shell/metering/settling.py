@@ -12,7 +12,8 @@ import structlog
 from msgspec.structs import replace
 
 from coordinator.config import Settings
-from coordinator.core.job import ENDED, Job, Phase
+from coordinator.core.job import ENDED, Job, LedgerSays, Phase
+from coordinator.core.metering.accounts import owed_at_most, settled_at_most
 from coordinator.core.settlement.sealing import Metering, SealingRule
 from coordinator.shell.chain.founding import JobOrder, fill_account
 from coordinator.shell.chain.pipeline import Pipeline, PipelineState
@@ -31,6 +32,7 @@ from hypergpu.ledger.typed import Domain
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 from hypergpu.spec import JobSpec, Pay
+from hypergpu.units import Wei
 
 log = structlog.get_logger()
 
@@ -103,6 +105,8 @@ class Settling:
         )
         self._ordered: dict[JobId, JobOrder] = {}
         self._short: dict[JobId, tuple[int, int]] = {}
+        self._owed_at: dict[JobId, tuple[int, int]] = {}
+        """What a job owed for measured work when a reading of a height was first looked at."""
 
     def domain_for(self, pay: Pay) -> Domain:
         """What the receipts of a new job are signed for, once and for all: the ledger.
@@ -267,6 +271,37 @@ class Settling:
             self._ordered[order.job_id] = before
             self._pipeline.order(before)
 
+    def says(self, job: Job) -> LedgerSays | None:
+        """What is known now of whether new work of a job can be paid; None: it pays nothing.
+
+        What was earned since the ledger was read is taken off, at full quality.
+        """
+        if job.terms is None or not job.spec.pay.unit_price:
+            return None
+        reading, owed = self._pipeline.escrow.reading(job.job_id), owed_at_most(job)
+        if reading is None:
+            is_closed = self._is_shut(job) and not self._pipeline.is_opened(job.job_id)
+            return LedgerSays(closed=self._why_shut(job) if is_closed else "")
+        height, base = self._owed_at.get(job.job_id, (-1, 0))
+        if height != reading.height:
+            base = settled_at_most(job)
+            self._owed_at[job.job_id] = (reading.height, base)
+        left = max(0, reading.left - max(0, owed - base))
+        return LedgerSays(Wei(left), reading.height)
+
+    def _is_shut(self, job: Job) -> bool:
+        return bool(self.state.halted) or job.job_id in self._pipeline.refused
+
+    def _why_shut(self, job: Job) -> str:
+        """Why nobody is going to be paid for a job that is not open on the ledger."""
+        refused = self._pipeline.refused.get(job.job_id)
+        if refused is None or self.state.halted:
+            return (
+                f"{job.job_id} is not open on the ledger, and settling has stopped:"
+                f" {self.state.halted}"
+            )
+        return f"{refused.why}. Fix: {refused.fix}, and resume the job"
+
     def shortage(self, job: Job) -> str:
         """Why the ledger does not cover what the job's present round may cost; empty: it does.
 
@@ -297,15 +332,12 @@ class Settling:
         An opening that is on its way is waited for, unless the ledger would refuse it or settling
         has stopped.
         """
-        halted, is_read = self.state.halted, self._pipeline.escrow.reading(job.job_id) is not None
-        refused = self._pipeline.refused.get(job.job_id)
-        if is_read or not _is_earning(job) or not (halted or refused):
+        is_read = self._pipeline.escrow.reading(job.job_id) is not None
+        if is_read or not _is_earning(job) or not self._is_shut(job):
             return ""
         if await asyncio.to_thread(self._pipeline.is_opened, job.job_id):
             return ""
-        if halted or refused is None:
-            return f"{job.job_id} is not open on the ledger, and settling has stopped: {halted}"
-        return f"{refused.why}. Fix: {refused.fix}, and resume the job"
+        return self._why_shut(job)
 
     async def watch(self, rooms: Mapping[JobId, HasJob], short: Short) -> None:
         """Order what is to be open, and report jobs that the ledger does not pay for."""

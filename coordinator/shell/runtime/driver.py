@@ -21,7 +21,7 @@ from coordinator.core.events import (
     UpdateReceived,
     UpdateRefused,
 )
-from coordinator.core.job import Job
+from coordinator.core.job import Job, LedgerSays
 from coordinator.core.transition import refusal, transition
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.interface import Journal
@@ -52,6 +52,10 @@ Countersign = Callable[[Sequence[Pay]], Earnings]
 
 def _unsigned(earned: Sequence[Pay]) -> Earnings:
     raise AssertionError(f"no key signs what {earned[0][1]} owes")
+
+
+def _no_ledger(_job: Job) -> LedgerSays | None:
+    return None
 
 
 class Arrival(NamedTuple):
@@ -144,6 +148,8 @@ class Driver:
         self.rooms: dict[JobId, Room] = {}
         self.unreadable: dict[JobId, str] = {}
         """Jobs that rest: why this version cannot replay them. What they need is not known."""
+        self.ledger_says: Callable[[Job], LedgerSays | None] = _no_ledger
+        """What is known of whether new work of a job can be paid, at this instant."""
         self._journal = journal
         self._countersign = countersign
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
@@ -164,7 +170,11 @@ class Driver:
         room = self.rooms.get(job_id)
         now_ms = room.now_ms() if room else Milliseconds(0)
         verdict: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._inbox.append(Arrival(job_id, replace(event, at_ms=now_ms), verdict, claim))
+        says = None
+        if room is not None and not isinstance(event, _WITHIN_A_ROUND):
+            says = self.ledger_says(room.job)
+        stamped = replace(event, at_ms=now_ms, ledger=says)
+        self._inbox.append(Arrival(job_id, stamped, verdict, claim))
         self._arrived.set()
         return verdict
 
