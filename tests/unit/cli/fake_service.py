@@ -102,6 +102,10 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
         self.offsets: list[int] = []
         """Where transfers began."""
         self.authorizations: set[str] = set()
+        self.domain = Domain()
+        """The ledger that the job counts on."""
+        self.chain_url = ""
+        """By which it is settled; empty: no chain is."""
 
     def _note(self, name: str, context: grpc.ServicerContext) -> None:
         self.called.append(name)
@@ -245,7 +249,8 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
     ) -> job_pb2.GetLedgerResponse:
         self._note("GetLedger", context)
         return job_pb2.GetLedgerResponse(
-            terms=terms_message(terms_of(COORDINATOR, JobId(JOB), Domain()), 0),
+            chain=job_pb2.ChainState(url=self.chain_url) if self.chain_url else None,
+            terms=terms_message(terms_of(COORDINATOR, JobId(JOB), self.domain), 0),
             unit_price="1000",
             escrow="3000000",
             spent="0",

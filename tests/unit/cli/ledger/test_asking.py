@@ -9,6 +9,7 @@ from hypergpu.cli.ledger.asking import nodes_rpc, operators_rpc
 from hypergpu.ids import Address
 from hypergpu.ledger.typed import Domain
 from hypergpu.refusal import Reason, RefusalError
+from tests.unit.cli.fake_service import JOB, FakeService, operator_token, serving
 
 BASE = chain_profile("base-sepolia")
 LEDGER = Address("0x" + "ab" * 20)
@@ -47,3 +48,16 @@ def test_an_operator_asks_whom_the_coordinator_is_to_ask(monkeypatch: pytest.Mon
     monkeypatch.setenv("HYPERGPU_CHAIN", "anvil")
     with pytest.raises(RefusalError, match="is started by the coordinator, which posts its bond"):
         operators_rpc("")
+
+
+def test_a_node_beside_its_coordinator_asks_what_that_asks_for_the_same_ledger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = Address("0x" + "cd" * 20)
+    service = FakeService()
+    service.domain, service.chain_url = Domain(31337, LEDGER), MINE
+    with serving(service) as port:
+        monkeypatch.setenv("HYPERGPU_TOKEN", operator_token(port))
+        assert nodes_rpc("", Domain(31337, LEDGER), JOB) == MINE
+        with pytest.raises(RefusalError, match="no RPC of chain 31337 is known here"):
+            nodes_rpc("", Domain(31337, other), JOB)
