@@ -49,7 +49,8 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     model: Digest
     dataset: Digest
     spend_limit: int = AMOUNT_MOST
-    """That closing epochs may reserve in one challenge window."""
+    """That closing epochs may reserve in one challenge window; by default all: a job that trains
+    fast may rightly spend its whole escrow within one."""
     signed_for: Domain = Domain()
     """The ledger in the job's terms; by default none, and any one may settle it."""
 
