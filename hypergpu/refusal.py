@@ -135,7 +135,7 @@ class Reason(Enum):
     )
     # 8xxx: the chain
     CHAIN_UNREACHABLE = Explanation(
-        8001, "UNAVAILABLE", "start the chain or correct its RPC's address; work goes on meanwhile"
+        8001, "UNAVAILABLE", "start the chain, or correct the address of its RPC"
     )
     CHAIN_WRONG = Explanation(
         8002, "FAILED_PRECONDITION", "name the RPC of the chain that the profile is for"

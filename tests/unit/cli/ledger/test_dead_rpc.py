@@ -1,0 +1,19 @@
+"""What a command says when the chain that it asks does not answer."""
+
+import socket
+
+import pytest
+
+from hypergpu.cli.ledger.reading import ledger_at
+from hypergpu.refusal import Reason, RefusalError
+
+
+def test_a_command_is_told_what_to_do_and_not_what_a_coordinator_does_meanwhile() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(RefusalError) as refused, ledger_at(url) as chain:
+            chain.head()
+    assert refused.value.reason is Reason.CHAIN_UNREACHABLE
+    assert refused.value.detail.endswith("did not answer: nobody listens there")
+    assert refused.value.fix == "start the chain, or correct the address of its RPC"
