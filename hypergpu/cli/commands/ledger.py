@@ -118,7 +118,10 @@ _Chain = Annotated[
     typer.Option("--chain-url", help="RPC of the chain; else a public one, or the coordinator's."),
 ]
 _Held = Annotated[
-    str | None, typer.Argument(metavar="JOB", help="Of those in the wallet; else its only one.")
+    str | None,
+    typer.Argument(
+        metavar="JOB", help="Its id or the beginning of it; else the only one of the wallet."
+    ),
 ]
 
 

@@ -100,12 +100,17 @@ def on_chain(held: Held) -> Held:
 def held_of(state_dir: Path, job: str | None) -> Held:
     """What a node holds of a job; of its only one when none is named.
 
+    Args:
+        state_dir: Of the node.
+        job: Its id, or the beginning of it with or without its ``job-``.
+
     Raises:
         RefusalError: JOB_UNKNOWN, it holds nothing of it, or of several; FILE_UNUSABLE, a file is
             damaged.
     """
     folders = _folders(state_dir)
     meant = [folder for folder in folders if job is None or folder.name == job]
+    meant = meant or [folder for folder in folders if job and _begins(folder.name, job)]
     if len(meant) != 1:
         names = ", ".join(folder.name for folder in folders) or "nothing"
         detail = f"the wallet in {state_dir} holds {names}: name one job of it"
@@ -123,6 +128,10 @@ def held_of(state_dir: Path, job: str | None) -> Held:
     except (OSError, msgspec.MsgspecError) as broken:
         raise RefusalError(Reason.FILE_UNUSABLE, f"{folder}: {broken}") from broken
     return Held(folder.name, terms, receipts, voucher)
+
+
+def _begins(job_id: str, given: str) -> bool:
+    return job_id.startswith(given) or job_id.removeprefix("job-").startswith(given)
 
 
 def _folders(state_dir: Path) -> list[Path]:

@@ -11,7 +11,6 @@ from hypergpu.ledger import pay
 from hypergpu.ledger.receipt import ReceiptCheck, SignedReceipt, Signers
 from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.voucher import SignedVoucher
-from hypergpu.refusal import Reason, RefusalError
 
 COLUMNS = (
     Column("job"),
@@ -44,6 +43,8 @@ class WalletJob(msgspec.Struct, frozen=True):
     samples: int
     score: str
     vouched: str
+    damaged: str = ""
+    """Why its files cannot be read; the figures are 0 then. Empty: they can."""
 
 
 class WalletView(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/wallet/1"):
@@ -58,8 +59,10 @@ class WalletView(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/
 def wallet_view(state_dir: Path) -> WalletView:
     """Read a node's state folder; the daemon may be running. Checks each receipt: 0.2 ms.
 
+    A job whose files are damaged says so, and the others are told all the same.
+
     Raises:
-        RefusalError: FILE_UNUSABLE, the key or a job's file is missing or damaged.
+        RefusalError: FILE_UNUSABLE, the key is missing or damaged.
     """
     key = state_dir / KEY_FILE
     folders = sorted((state_dir / LEDGER_FOLDER).glob(f"*/{TERMS_FILE}"))
@@ -72,9 +75,20 @@ def wallet_view(state_dir: Path) -> WalletView:
 
 
 def wallet_lines(view: WalletView) -> list[str]:
-    """Whose key it is and where it lies."""
+    """Whose key it is and where it lies, and what cannot be told."""
     how = "encrypted" if view.is_encrypted else "plain: encrypted when the daemon starts again"
-    return [f"node  {view.node}", f"key   {view.key_file} ({how})"]
+    damaged = [f"damaged: {job.job}: {job.damaged}" for job in view.jobs if job.damaged]
+    return [f"node  {view.node}", f"key   {view.key_file} ({how})", *damaged, *_tiers(view)]
+
+
+def _tiers(view: WalletView) -> list[str]:
+    """What a voucher is worth, and who knows the rest."""
+    if not any(job.vouched != "0" for job in view.jobs):
+        return []
+    return [
+        "pay   a voucher is T0 vouched; what is recorded, paid and final, the chain knows:",
+        "      hypergpu ledger show says that, and when the rest is due",
+    ]
 
 
 def wallet_rows(view: WalletView, decimals: int) -> list[list[str]]:
@@ -90,6 +104,7 @@ def wallet_rows(view: WalletView, decimals: int) -> list[list[str]]:
             shown(job.vouched, decimals),
         ]
         for job in view.jobs
+        if not job.damaged
     ]
 
 
@@ -101,8 +116,8 @@ def _job(folder: Path) -> WalletJob:
         signed = (
             msgspec.json.decode(path.read_bytes(), type=SignedVoucher) if path.exists() else None
         )
-    except (OSError, msgspec.MsgspecError) as broken:
-        raise RefusalError(Reason.FILE_UNUSABLE, f"{folder}: {broken}") from broken
+    except (OSError, msgspec.MsgspecError, UnicodeError) as broken:
+        return _damaged(folder.name, str(broken))
     signers = Signers(coordinator=terms.coordinator, domain=terms.domain, made_in=terms.domain)
     check = ReceiptCheck(signers)
     plain = [signed.receipt for signed in receipts]
@@ -117,6 +132,22 @@ def _job(folder: Path) -> WalletJob:
         samples=sum(one.samples for one in plain),
         score=str(sum(pay.score(one.samples, one.quality_bps) for one in plain)),
         vouched=str(signed.voucher.amount if signed else 0),
+    )
+
+
+def _damaged(job: str, why: str) -> WalletJob:
+    return WalletJob(
+        job=job,
+        key="",
+        coordinator="",
+        chain_id=0,
+        contract="",
+        receipts=0,
+        unsound=0,
+        samples=0,
+        score="0",
+        vouched="0",
+        damaged=why,
     )
 
 

@@ -1,5 +1,6 @@
 """A node's wallet is read from its files alone."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from typer.testing import CliRunner
 from gpu_node.shell.state.keys import identity_key
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.state.wallet import Wallet
+from hypergpu.cli.ledger.holding import held_of
 from hypergpu.cli.ledger.wallet import wallet_view
 from hypergpu.cli.main import app
 from hypergpu.refusal import Reason, RefusalError
@@ -54,11 +56,55 @@ def test_a_last_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     assert wallet_view(folder).jobs[0].receipts == 1
 
 
-def test_damaged_files_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["voucher.json", "receipts.jsonl", "terms.json"])
+def test_a_job_with_a_damaged_file_is_named_and_the_others_are_told(
+    tmp_path: Path, name: str
+) -> None:
     folder = wallet_folder(tmp_path)
-    (folder / "ledger" / JOB / "voucher.json").write_text("{")
+    broken = folder / "ledger" / "job-0000000000ff"
+    shutil.copytree(folder / "ledger" / JOB, broken)
+    (broken / name).write_bytes(b"{\xff\n")
+    sound, damaged = wallet_view(folder).jobs
+    assert (sound.job, sound.receipts, sound.vouched, sound.damaged) == (JOB, 2, "1500", "")
+    assert (damaged.job, damaged.receipts, damaged.vouched) == (broken.name, 0, "0")
+    assert damaged.damaged
+    printed = CliRunner().invoke(app, ["node", "wallet", "--state-dir", str(folder)])
+    assert printed.exit_code == 0
+    assert f"damaged: {broken.name}: " in printed.output
+    assert "a voucher is T0 vouched" in printed.output
+    assert any(line.startswith(JOB) for line in printed.output.splitlines())
+
+
+def test_a_wallet_without_its_key_is_refused(tmp_path: Path) -> None:
+    folder = wallet_folder(tmp_path)
+    (folder / "identity.key").write_text("{")
     with pytest.raises(RefusalError, match="FILE_UNUSABLE"):
         wallet_view(folder)
+
+
+@pytest.mark.parametrize("given", [JOB, JOB[:-2], JOB.removeprefix("job-"), "00000", None])
+def test_a_job_of_the_wallet_is_named_by_the_beginning_of_its_id(
+    tmp_path: Path, given: str | None
+) -> None:
+    assert held_of(wallet_folder(tmp_path), given).job_id == JOB
+
+
+@pytest.mark.parametrize("given", ["", "job-1", "1", "b-0"])
+def test_a_job_that_the_wallet_does_not_hold_is_told(tmp_path: Path, given: str) -> None:
+    with pytest.raises(RefusalError, match="name one job of it"):
+        held_of(wallet_folder(tmp_path), given)
+
+
+def test_a_beginning_that_several_jobs_have_names_none_and_a_whole_id_its_own(
+    tmp_path: Path,
+) -> None:
+    folder = wallet_folder(tmp_path)
+    longer = f"{JOB}0"
+    shutil.copytree(folder / "ledger" / JOB, folder / "ledger" / longer)
+    with pytest.raises(RefusalError, match=f"holds {JOB}, {longer}: name one"):
+        held_of(folder, "0000")
+    assert held_of(folder, JOB).job_id == JOB
+    assert held_of(folder, longer).job_id == longer
 
 
 def test_the_command_prints_the_wallet(tmp_path: Path) -> None:
