@@ -108,7 +108,8 @@ class EscrowBook:
             score += self._outbox.waiting_score(job_id)
             owed = job.unit_price * score // PRICED_SCORE
             with self._lock:
-                is_tight = job.spendable < owed + self._costs.get(job_id, 0)
+                # Vouchers go ahead of what is owed at most; a round seldom costs more than that.
+                is_tight = job.spendable < owed + max(owed, self._costs.get(job_id, 0))
             if is_tight or job_id in short:
                 # Asked only where it can matter: it takes a call for every node.
                 found = advances(site, self._outbox, job_id, job.unit_price, at)

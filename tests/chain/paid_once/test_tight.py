@@ -113,8 +113,6 @@ def test_a_node_that_redeems_makes_no_job_short_of_what_it_has_left(
     if crashes:
         ground.crash()
         ground.turn(order)
-        # Only what is asked for says when every node is to be asked about.
-        ground.escrow.shortage(JOB, next_costs)
     looked(ground)
     after = ground.escrow.reading(JOB)
     assert after is not None
