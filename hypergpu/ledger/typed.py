@@ -3,7 +3,7 @@
 Three statements, told apart by the hash of their type::
 
     Contribution  the node: "this is the update I made, of this shard, from this model"
-    Receipt       the coordinator: "I accepted it, checked so many samples, found this quality"
+    Receipt       the coordinator: "I accepted it, for so many samples, of this quality"
     Voucher       the coordinator: "all your receipts together are worth this much by now"
 
 The bytes are packed by hand, since the generic encoders take 20 times as long; the tests compare
@@ -108,7 +108,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     contribution: Keccak
     """`struct_hash` of the contribution."""
     samples: Samples
-    """As checked."""
+    """As assigned, whatever the node says."""
     quality_bps: BasisPoints
     evaluator: Keccak
     """Keccak-256 of a short name of what measured the quality."""

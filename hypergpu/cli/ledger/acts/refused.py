@@ -91,7 +91,7 @@ def refusal(calls: LedgerCalls, what: str, refused: RpcRefusedError) -> RefusalE
     texts = {each: _text(each, value) for each, value in values.items()}
     shown = ", ".join(f"{each} {text}" for each, text in texts.items())
     detail = f"the ledger refuses {what}: {name}({shown})"
-    fix = FIXES.get(name, "see docs/metering.md").format_map(texts)
+    fix = FIXES.get(name, "see docs/pay/settling.md").format_map(texts)
     return RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
 
 
