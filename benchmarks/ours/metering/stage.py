@@ -62,8 +62,8 @@ class Stage:
     def rest(self) -> None:
         """Turn and mine until nothing is on its way."""
         for _ in range(_TURNS_MOST):
-            turn, sealed, _ = self.settler.turn([])
-            if not (sealed or turn.waiting or turn.mined):
+            said = self.settler.turn([])
+            if not (said.sealed or said.turn.waiting or said.turn.mined):
                 return
             self.mine()
         raise RuntimeError("the chain does not come to rest")
