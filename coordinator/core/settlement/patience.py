@@ -1,7 +1,5 @@
 """How long to leave a chain's RPC alone after it failed, and when to say that it stands still."""
 
-from datetime import UTC, datetime
-
 FIRST_MS = 250
 MOST_MS = 15_000
 
@@ -22,18 +20,17 @@ STILL_MS = 30_000
 _STILL_BLOCKS = 10
 
 
-def standstill(block: int, block_time_s: int, still_ms: int, block_ms: int) -> str:
+def standstill(block: int, since: str, still_ms: int, block_ms: int) -> str:
     """What to say of a chain whose newest block stays the same; empty while that may be chance.
 
     Nothing else shows it: an RPC that stands still answers all that it is asked.
 
     Args:
         block: The newest one's number.
-        block_time_s: Its time, by the chain's own clock.
+        since: Its time, by the chain's own clock.
         still_ms: For how long there has been no other.
         block_ms: How often the chain makes one.
     """
     if still_ms < max(STILL_MS, _STILL_BLOCKS * block_ms):
         return ""
-    since = datetime.fromtimestamp(block_time_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     return f"no new block since {since} (block {block}): the chain or its RPC stands still"

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hypergpu.cli.ledger.moments import moment
+from hypergpu.chain.moments import moment
 from hypergpu.cli.ledger.tiers.standing import PayView
 from hypergpu.cli.output import Column
 from hypergpu.ids import Address, NodeId

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from hypergpu.chain.keylock import KeyLock, usual_locks
+from hypergpu.chain.moments import moment
 from hypergpu.cli.ledger.account import shown
 from hypergpu.cli.ledger.acts.account import AccountOnChain
 from hypergpu.cli.ledger.acts.claiming import claimed
@@ -22,7 +23,6 @@ from hypergpu.cli.ledger.holding import (
     node_key,
     on_chain,
 )
-from hypergpu.cli.ledger.moments import moment
 from hypergpu.cli.ledger.reading import job_fact, ledger_at, standings, token_decimals
 from hypergpu.cli.ledger.wallet import KEY_FILE
 from hypergpu.cli.output import note, say, say_json

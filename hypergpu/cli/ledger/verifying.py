@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from hypergpu.chain.moments import moment
 from hypergpu.cli.ledger.account import LedgerView
-from hypergpu.cli.ledger.moments import moment
 from hypergpu.ids import JobId, NodeId
 from hypergpu.ledger.audit.facts import JobFact
 from hypergpu.ledger.audit.finding import Finding

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hypergpu.cli.ledger.moments import moment
+from hypergpu.chain.moments import moment
 from hypergpu.refusal import Reason
 from tests.chain.acts.hands import EACH, NODE, WINDOW_S, Hands, refused, told
 from tests.chain.ground import ESCROW, JOB, Ground

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from hypergpu.chain.keylock import KeyLock, usual_locks
-from hypergpu.cli.ledger.moments import moment
+from hypergpu.chain.moments import moment
 from hypergpu.ids import Address, JobId
 from hypergpu.refusal import Reason
 from tests.chain.acts.hands import EACH, WINDOW_S, Hands, refused, told

@@ -1,6 +1,6 @@
 """Stake comes back: asked for once, waited for, and taken, whatever is repeated meanwhile."""
 
-from hypergpu.cli.ledger.moments import moment
+from hypergpu.chain.moments import moment
 from hypergpu.refusal import Reason
 from tests.chain.acts.hands import EACH, NODE, WINDOW_S, Hands, refused, told
 from tests.chain.ground import Ground

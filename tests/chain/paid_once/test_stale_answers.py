@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.core.settlement.epoch import EpochState
 from coordinator.core.settlement.patience import STILL_MS, standstill
+from hypergpu.chain.moments import moment
 from hypergpu.chain.rpc.errors import RpcError, RpcGarbledError
 from hypergpu.ledger.settlement.state import ShareState
 from hypergpu.units import Milliseconds
@@ -182,7 +183,7 @@ def test_a_newest_block_that_stays_the_same_is_told_while_something_waits_for_an
     ground.earn(0, range(1))
     ground.turn()
     head = ground.turn().head
-    still = (standstill(head.number, head.time_s, STILL_MS, PROFILE.block_ms),)
+    still = (standstill(head.number, moment(head.time_s), STILL_MS, PROFILE.block_ms),)
     assert [told(0), told(STILL_MS - 1), told(1), told(STILL_MS)] == [(), (), still, still]
     rpc.script = lambda _calls, _truth: None
     assert told(STILL_MS) == ()
@@ -200,9 +201,9 @@ def test_a_newest_block_that_stays_the_same_is_told_while_something_waits_for_an
 
 def test_a_slow_chain_has_ten_blocks_time_before_it_is_said_to_stand_still() -> None:
     slow_ms = 60_000
-    assert standstill(7, 0, 10 * slow_ms - 1, slow_ms) == ""
-    assert standstill(7, 0, 10 * slow_ms, slow_ms) == (
-        "no new block since 1970-01-01 00:00:00 UTC (block 7): the chain or its RPC stands still"
+    assert standstill(7, "noon", 10 * slow_ms - 1, slow_ms) == ""
+    assert standstill(7, "noon", 10 * slow_ms, slow_ms) == (
+        "no new block since noon (block 7): the chain or its RPC stands still"
     )
-    assert standstill(7, 0, STILL_MS - 1, 1) == ""
-    assert standstill(7, 0, STILL_MS, 1) != ""
+    assert standstill(7, "noon", STILL_MS - 1, 1) == ""
+    assert standstill(7, "noon", STILL_MS, 1) != ""

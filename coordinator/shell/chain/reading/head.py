@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from coordinator.core.settlement.patience import standstill
 from coordinator.shell.chain.turns import Turn
+from hypergpu.chain.moments import moment
 from hypergpu.units import Milliseconds
 
 _REMEMBERED = 64
@@ -31,4 +32,4 @@ class HeadWatch:
         if is_new or not is_awaited:
             self._since_ms = self._now_ms()
         still_ms = self._now_ms() - self._since_ms
-        return standstill(turn.head.number, turn.head.time_s, still_ms, self._block_ms)
+        return standstill(turn.head.number, moment(turn.head.time_s), still_ms, self._block_ms)

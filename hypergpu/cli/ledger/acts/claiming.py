@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from hypergpu.chain.ledger import SHARE_DUE, NodeAccount
+from hypergpu.chain.moments import moment
 from hypergpu.cli.ledger.acts.done import Done
 from hypergpu.cli.ledger.acts.node import NodeOnChain
 from hypergpu.cli.ledger.holding import Held
-from hypergpu.cli.ledger.moments import moment
 from hypergpu.ids import Address
 from hypergpu.ledger.typed import Voucher, address_bytes, chain_form, word_bytes
 from hypergpu.refusal import Reason, RefusalError

@@ -1,9 +1,9 @@
 """What a node does on the ledger by itself: registers, stakes, and takes its stake back."""
 
 from hypergpu.chain.ledger import NodeAccount
+from hypergpu.chain.moments import moment
 from hypergpu.cli.ledger.acts.account import AccountOnChain
 from hypergpu.cli.ledger.acts.done import Done
-from hypergpu.cli.ledger.moments import moment
 from hypergpu.ids import JobKey
 from hypergpu.ledger.typed import word_bytes
 from hypergpu.refusal import Reason, RefusalError

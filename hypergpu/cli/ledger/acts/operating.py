@@ -6,9 +6,9 @@ that has settled before is started with ``--retry-failed`` afterwards.
 
 from collections.abc import Callable
 
+from hypergpu.chain.moments import moment
 from hypergpu.cli.ledger.acts.account import AccountOnChain
 from hypergpu.cli.ledger.acts.done import Done
-from hypergpu.cli.ledger.moments import moment
 from hypergpu.ids import Address, JobId
 from hypergpu.ledger.typed import job_key, word_bytes
 from hypergpu.refusal import Reason, RefusalError

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hypergpu.chain.ledger import LedgerCalls
+from hypergpu.chain.moments import moment
 from hypergpu.chain.rpc.errors import RpcRefusedError
-from hypergpu.cli.ledger.moments import moment
 from hypergpu.refusal import Reason, RefusalError
 
 _TIMES = frozenset({"until", "releaseAt", "endedAt", "closedAt"})

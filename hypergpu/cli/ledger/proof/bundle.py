@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from hypergpu.cli.ledger.moments import moment
+from hypergpu.chain.moments import moment
 from hypergpu.cli.ledger.proof.files import file_content
 from hypergpu.ledger.audit.dispute import (
     BYTES_MAX,

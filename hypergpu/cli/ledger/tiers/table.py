@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from hypergpu.cli.ledger.moments import moment
+from hypergpu.chain.moments import moment
 from hypergpu.cli.ledger.tiers.standing import TIERS, Due, NodeTiers, PayView
 from hypergpu.cli.output import Column
 from hypergpu.ids import NodeId

@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
+from hypergpu.chain.moments import moment
 from hypergpu.cli.ledger.account import TransactionView
-from hypergpu.cli.ledger.moments import moment
 from hypergpu.cli.ledger.showing import say_ledger
 from hypergpu.cli.ledger.tiers.standing import (
     TIERS,

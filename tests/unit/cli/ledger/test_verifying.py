@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
+from hypergpu.chain.moments import moment
 from hypergpu.cli.ledger.account import LedgerView, NodeAccountView, ledger_lines, rows, shown
-from hypergpu.cli.ledger.moments import moment
 from hypergpu.cli.ledger.verifying import Verification, audited, verdict_lines, verified
 from hypergpu.ids import Address
 from hypergpu.ledger.packing import totals_words
