@@ -223,7 +223,7 @@ def renamed(field: str, value: object) -> Any:
     return lambda result: result | {field: value}
 
 
-FAULTS: dict[str, tuple[Script, type[RpcError], str]] = {
+FAULTS: dict[str, tuple[Script, type[RpcError] | None, str]] = {
     "limited": (
         lambda _calls, _truth: Answer(status=429, retry_after_s=7),
         RpcLimitedError,
@@ -279,12 +279,12 @@ FAULTS: dict[str, tuple[Script, type[RpcError], str]] = {
     ),
     "shares and epochs that are all zeros": (
         lies_about("eth_call", zeros, like=("getContribution", "getEpoch")),
-        RpcGarbledError,
+        None,
         "epoch 0 of job-00000000000a is open, and a block holds what it paid",
     ),
     "shares that are all zeros": (
         lies_about("eth_call", zeros, like=("getContribution",)),
-        RpcGarbledError,
+        None,
         "4 nodes have no share in epoch 0 of job-00000000000a",
     ),
     "a replica that is behind": (
@@ -294,7 +294,8 @@ FAULTS: dict[str, tuple[Script, type[RpcError], str]] = {
     ),
     "a replica that is behind and answers all the same": (
         Behind(4, knows_better=True),
-        RpcGarbledError,
+        None,
         "is open, and a block holds what it paid",
     ),
 }
+"""With what is raised, or None where its epoch alone waits, and what is said."""

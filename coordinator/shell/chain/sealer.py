@@ -1,6 +1,7 @@
 """Signs what is due: batches of receipts, closes of epochs, payments. Sends nothing itself."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import structlog
 
@@ -36,7 +37,7 @@ from coordinator.shell.journal.ledger.records import (
 from hypergpu.chain.gas import NODES_MAX
 from hypergpu.chain.ledger import ContractCall
 from hypergpu.chain.rpc.answers import Block
-from hypergpu.chain.rpc.errors import RpcGarbledError
+from hypergpu.chain.rpc.errors import RpcGarbledError, RpcRefusedError
 from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 
@@ -44,7 +45,18 @@ log = structlog.get_logger()
 
 _AT_ONCE = 50_000
 """Receipts looked at in one turn."""
+_ASK_AGAIN_MS = 1_000
+"""Of a doubtful epoch, at the same newest block."""
 Key = tuple[JobId, int]
+
+
+class _Doubt(NamedTuple):
+    """An answer about an epoch that cannot be, or none."""
+
+    block: bytes
+    """Hash of the newest one."""
+    at_ms: Milliseconds
+    words: str
 
 
 class _Plan:
@@ -80,7 +92,7 @@ class Sealer:
         """Of a job's receipts; no later than those of any of its epochs."""
         self._opened: set[JobId] = set()
         self._payments = Payments(site, outbox)
-        self._doubt: RpcGarbledError | None = None
+        self._doubts: dict[Key, _Doubt] = {}
         self.short: set[JobId] = set()
         """Jobs of which this process has found an epoch closed short."""
         self.is_reconcile_due = True
@@ -108,26 +120,31 @@ class Sealer:
             self._seal_receipts(plan, in_flight)
         else:
             plan.sees_all = False
-        self._doubt = None
-        for record in records:
-            try:
-                self._advance(plan, record, head)
-            except RpcGarbledError as doubt:
-                # The others go on: whoever can make an epoch doubtful must not stop them all.
-                self._doubt = doubt
+        self._advance_each(plan, records, head)
         if not plan.is_empty():
             sealing = Sealing(tuple(plan.batches), tuple(plan.epochs.values()), tuple(plan.rewinds))
             self._account.seal(plan.intents, head, sealing)
         return len(plan.intents)
 
-    def raise_doubt(self) -> None:
-        """Say what the chain's RPC answered in the last turn that cannot be.
+    @property
+    def complaints(self) -> tuple[str, ...]:
+        """Which epochs wait for another answer of the chain's RPC, and why."""
+        return tuple(doubt.words for doubt in self._doubts.values())
 
-        Raises:
-            RpcGarbledError: it did; its epoch has stayed as it was, and is asked about again.
-        """
-        if self._doubt is not None:
-            raise self._doubt
+    def _advance_each(self, plan: _Plan, records: Sequence[EpochRecord], head: Block) -> None:
+        """Advance every epoch that can be: who can make one doubtful must not stop them all."""
+        before, self._doubts, now_ms = self._doubts, {}, monotonic_ms()
+        for record in records:
+            key = (record.epoch.job_id, record.epoch.number)
+            doubt = before.get(key)
+            if doubt and doubt.block == head.hash and now_ms < doubt.at_ms + _ASK_AGAIN_MS:
+                self._doubts[key] = doubt
+                continue
+            try:
+                self._advance(plan, record, head)
+            except (RpcGarbledError, RpcRefusedError) as error:
+                words = f"epoch {key[1]} of {key[0]} waits at block {head.number}: {error}"
+                self._doubts[key] = _Doubt(head.hash, now_ms, words)
 
     def _is_open(self, job_id: JobId) -> bool:
         if job_id not in self._opened and self._site.is_opened(job_id):

@@ -1,6 +1,7 @@
 """One run on one chain: reach it, see that a ledger is there, then turn after turn."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ from hypergpu.chain.profiles import ChainProfile
 from hypergpu.chain.rpc.answers import Block
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import Rpc
+from hypergpu.chain.rpc.errors import RpcRefusedError
 from hypergpu.chain.trial import OwnCall
 from hypergpu.ids import Address, JobId
 from hypergpu.ledger.typed import address_bytes
@@ -97,8 +99,6 @@ class Settler:
         self._to_look_at: dict[JobId, JobOrder] = {}
         """Of the orders, those that are new or were refused, or of which something was given up."""
         self._refused: dict[JobId, OrderRefused] = {}
-        self._pause_read = (b"", False)
-        """By the hash of the block that it was read in."""
         self._pump.is_mending = options.retries_failed
         self._mended_why = ""
         self.site = self._founded()
@@ -141,20 +141,21 @@ class Settler:
             for job_id, order in self._to_look_at.items()
             if not self._is_taken(order, head)
         }
-        is_paused = self._is_paused(head)
+        is_paused = self._escrow.read(self.site, head)
         sealed = 0 if is_paused else self._sealer.turn(head, turn.waiting)
         if head.number != self._read_at:
             self._escrow.watch(self._sealer.short)
             self._sealer.short.clear()
             self._escrow.look(self.site, head)
             self._read_at = head.number
-        self._sealer.raise_doubt()
+        return SettlerTurn(self._told(turn), sealed, taken, dict(self._refused))
+
+    def _told(self, turn: Turn) -> Turn:
+        """The pump's turn with everything that waits, and why."""
+        paused = (_PAUSED,) if self._pause_read[1] else ()
         waiting = [*self._elsewhere.values(), *(one.complaint for one in self._refused.values())]
-        complaints = (*turn.complaints, *waiting, *self._escrow.shortfalls)
-        if is_paused:
-            complaints = (_PAUSED, *complaints)
-        turn = turn._replace(complaints=complaints)
-        return SettlerTurn(turn, sealed, taken, dict(self._refused))
+        told = (*paused, *turn.complaints, *self._sealer.complaints, *waiting)
+        return turn._replace(complaints=(*told, *self._escrow.shortfalls))
 
     def refused(self, order: JobOrder, head: Block) -> OrderRefused | None:
         """Why the ledger would not take an order as things stand; None: nothing is known.
@@ -171,7 +172,8 @@ class Settler:
         what = f"{job_id} cannot be opened on the ledger with an escrow of {order.escrow}"
         if self.site.is_opened(job_id):
             what = f"the escrow of {job_id} cannot be raised to {order.escrow} on the ledger"
-        return OrderRefused(order, head.number, f"{what}: {refused.words}", refused.fix)
+        why = f"{what}: {refused.words}"
+        return OrderRefused(order, head.number, why, refused.fix, is_passing=refused.is_passing)
 
     def _is_taken(self, order: JobOrder, head: Block) -> bool:
         """Sign what an order needs. False: the ledger would refuse it, which is looked at again."""
@@ -190,13 +192,6 @@ class Settler:
         if intents := wanted(self.site, self._account, self._outbox, order):
             self._account.seal(intents, head)
         return True
-
-    def _is_paused(self, head: Block) -> bool:
-        block, is_paused = self._pause_read
-        if block != head.hash:
-            is_paused = self._foresight.is_paused(head)
-            self._pause_read = (head.hash, is_paused)
-        return is_paused
 
     def close(self) -> None:
         """Let go of the connection."""
