@@ -1,7 +1,8 @@
 """Brings what is in the outbox into blocks, and notices when it falls out of them again.
 
 There is no recovery beside this: after a crash, a cut or a reorganisation the next turn looks at
-what is stored and at what the chain says, and goes on.
+what is stored and at what the chain says, and goes on. What it stores is as of the newest block
+when it began: contracts are asked at that block, and a later one is left for the next turn.
 """
 
 from msgspec.structs import replace
@@ -119,6 +120,9 @@ class Pump:
         for row in rows:
             nonce = row.transaction.nonce
             place = found.get(nonce)
+            if turn.leave_ahead(row, place):
+                self._forget_missing(nonce)
+                continue
             seen = Sighting(
                 height=head.number,
                 found=place,
@@ -141,6 +145,11 @@ class Pump:
             raise HaltError(turn.halt, fix=turn.halt_fix)
         self._send(turn, to_send)
         return rows
+
+    def _forget_missing(self, nonce: int) -> None:
+        """Its receipt is there: it was not spent by somebody else."""
+        if known := self._remembered.get(nonce):
+            self._remembered[nonce] = replace(known, vanished_at_ms=None)
 
     def _ruling(self, row: OutboxRow, seen: Sighting) -> Ruling:
         nonce, now_ms = row.transaction.nonce, monotonic_ms()
@@ -210,7 +219,8 @@ class Pump:
                 block = BlockName(place.block_number, place.block_hash)
                 is_success = place.is_success and not attempt.is_void
                 found[nonce] = Found(block, is_success, attempt.hash)
-                turn.events += place.events
+                is_ahead = block.number > turn.head.number
+                turn.events += () if is_ahead else place.events
         return found
 
     def _check_place(self, turn: Collected, place: Inclusion) -> None:
@@ -231,6 +241,7 @@ class Pump:
         """Take back what a reorganisation undid that was deeper than the profile's depth."""
         newest = self._outbox.newest_final(self._account.name, 1)
         if not self._undone(turn, newest):
+            turn.look_behind(newest)
             return
         finals = self._outbox.newest_final(self._account.name, _WATCHED_FINALS)
         undone = self._undone(turn, finals)

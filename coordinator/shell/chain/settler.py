@@ -128,6 +128,8 @@ class Settler:
         head = turn.head
         if any(event.topics[:1] == (self.site.skipped_topic,) for event in turn.events):
             self._sealer.is_reconcile_due = True
+        if turn.is_behind:
+            return SettlerTurn(self._told(turn), 0, refused=dict(self._refused))
         self._check_once(turn)
         if self._pump.is_mending:
             complaints = (*turn.complaints, *filter(None, [self._mended_why]))

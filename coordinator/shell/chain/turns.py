@@ -4,7 +4,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from coordinator.core.settlement.epoch import Move
-from coordinator.core.settlement.sending import Deed, Ruling, Sighting, TransactionState
+from coordinator.core.settlement.sending import Deed, Found, Ruling, Sighting, TransactionState
 from coordinator.shell.journal.ledger.records import OutboxRow, Progress
 from hypergpu.chain.rpc.answers import Block, Event
 from hypergpu.units import Milliseconds
@@ -23,6 +23,9 @@ class Turn(NamedTuple):
     """What keeps a transaction from being taken; for people."""
     events: tuple[Event, ...]
     """What contracts said in the transactions that were found in blocks."""
+    is_behind: bool = False
+    """Whether something that is stored is in a block above the newest one given: what contracts say
+    in that is of before."""
 
 
 class Resting(NamedTuple):
@@ -64,11 +67,30 @@ class Collected:
         self.is_held = False
         """Whether a nonce is used and its transaction is not found: it may be somebody else's, and
         nothing goes out that builds on ours."""
+        self.is_behind = False
 
     def canonical_hash(self, number: int) -> bytes | None:
         """Of the block that is now at a height; None: not known."""
         block = self.blocks.get(number)
         return None if block is None else block.hash
+
+    def leave_ahead(self, row: OutboxRow, place: Found | None) -> bool:
+        """Whether a transaction lies above the newest block, and is left for the next turn."""
+        if place is None or place.block.number <= self.head.number:
+            return False
+        self.is_clear = False
+        is_success = place.is_success and row.state is not TransactionState.FAILED
+        self.is_held = self.is_held or not is_success
+        # Stored as it was seen under a newer block, or in one that is gone.
+        self.is_behind = self.is_behind or row.block is not None
+        return True
+
+    def look_behind(self, finals: tuple[OutboxRow, ...]) -> None:
+        """Note whether something final is in a block that is there, above the newest one."""
+        for block in (row.block for row in finals if row.block):
+            is_there = self.canonical_hash(block.number) == block.hash
+            if is_there and block.number > self.head.number:
+                self.is_behind, self.is_clear = True, False
 
     def judge(self, nonce: int, seen: Sighting, verdict: Ruling) -> None:
         """Note whether a transaction is where only a block or time can change anything."""
@@ -90,4 +112,5 @@ class Collected:
             moved=self.counts,
             complaints=tuple(self.complaints),
             events=tuple(self.events),
+            is_behind=self.is_behind,
         )
