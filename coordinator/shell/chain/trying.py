@@ -38,6 +38,8 @@ class OrderRefused(NamedTuple):
     """Of the block that it was tried in."""
     why: str
     fix: str
+    is_passing: bool = False
+    """Nobody here has to mend anything: it is waited for."""
 
     @property
     def complaint(self) -> str:
@@ -53,17 +55,6 @@ class Foresight:
         self._account = account
         self._outbox = outbox
         self._site = site
-
-    def is_paused(self, head: Block) -> bool:
-        """Whether the ledger's guardian has paused it, at a block.
-
-        Raises:
-            RpcError: the chain cannot be asked.
-        """
-        abi = self._site.calls.abi
-        answer = self._chain.read(self._site.contract, abi.call("paused"), head.hash)
-        # Empty where the ledger itself is not mined yet.
-        return bool(answer) and bool(abi.answer("paused", answer)[0])
 
     def refused(
         self, calls: Sequence[OwnCall], head: Block, before: Sequence[OwnCall] = ()
