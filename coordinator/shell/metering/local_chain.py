@@ -121,9 +121,10 @@ class LocalChain:
         self._start_at_s = now_s + _rest_s(self._starts)
         try:
             self._anvil.start()
-        except RefusalError as refused:
-            self.complaint = f"the local chain ended and does not start again: {refused.detail}"
-            log.warning("the local chain does not start again", reason=refused.detail)
+        except (RefusalError, OSError) as broken:
+            why = broken.detail if isinstance(broken, RefusalError) else str(broken)
+            self.complaint = f"the local chain ended and does not start again: {why}"
+            log.warning("the local chain does not start again", reason=why)
             return
         self._started_at_s = time.monotonic()
         log.warning("the local chain was started again", url=self.url, starts=self._starts)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shell.metering.local_chain import LocalChain
+from coordinator.shell.metering.local_chain import LOG_FILE, LocalChain
 from hypergpu.chain.local.anvil import VARIABLE, anvil_program
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import HttpRpc
@@ -33,10 +33,29 @@ def test_a_chain_that_does_not_start_again_says_so_and_is_tried_until_it_does(
     assert local.complaint.startswith("the local chain ended and does not start again: Anvil did")
 
     monkeypatch.delenv(VARIABLE)
+    is_there_again(local)
+    assert provided == [CHAIN_ID]
+    local.stop()
+
+
+def is_there_again(local: LocalChain) -> None:
     while local.complaint:
         os.sched_yield()
-    assert provided == [CHAIN_ID]
     chain = EvmChain(HttpRpc(HttpTransport(local.url)))
     assert chain.chain_id() == CHAIN_ID
     chain.rpc.close()
+
+
+def test_a_chain_whose_log_cannot_be_written_is_tried_until_it_can(tmp_path: Path) -> None:
+    local = LocalChain(tmp_path, CHAIN_ID, port=0, provide=lambda _chain: None)
+    local.start()
+    log = tmp_path / LOG_FILE
+    log.unlink()
+    log.mkdir()
+    local._anvil.kill()
+    while "does not start again" not in local.complaint:
+        os.sched_yield()
+    assert str(log) in local.complaint
+    log.rmdir()
+    is_there_again(local)
     local.stop()
