@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hypergpu.chain.rpc.answers import octets
-from hypergpu.chain.rpc.chain import EvmChain, is_of_contract
+from hypergpu.chain.rpc.chain import REVERTED, EvmChain, is_of_contract
 from hypergpu.chain.rpc.client import Call
 from hypergpu.chain.rpc.errors import RpcRefusedError
 
@@ -68,7 +68,9 @@ def tried(
     try:
         answer = chain.rpc.call(Call("eth_call", ({"to": where, "data": "0x"}, at, stand_in)))
     except RpcRefusedError as refused:
-        is_refused = is_of_contract(refused)
+        # Without a word and without the code of one it may be the RPC itself: its cap on gas, say.
+        is_told = bool(refused.words) or refused.code == REVERTED
+        is_refused = is_told and is_of_contract(refused)
         return Trial(is_known=is_refused, is_refused=is_refused, said=refused.words)
     # An RPC that knows nothing of another code has called an account that has none.
     return Trial(is_known=octets(answer) == _DONE)

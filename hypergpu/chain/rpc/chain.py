@@ -59,14 +59,15 @@ _RECEPTIONS = (
 )
 
 
-_REVERTED = 3
+REVERTED = 3
+"""The code of an RPC for what a contract refused."""
 _FAILED_WORDS = ("revert", "opcode", "out of gas")
 
 
 def is_of_contract(refused: RpcRefusedError) -> bool:
     """Whether a call was refused by the contract, and not for a block that the RPC has not."""
     words = refused.message.lower()
-    return refused.code == _REVERTED or any(each in words for each in _FAILED_WORDS)
+    return refused.code == REVERTED or any(each in words for each in _FAILED_WORDS)
 
 
 class EvmChain:
