@@ -143,8 +143,10 @@ class Settler:
             for job_id, order in self._to_look_at.items()
             if not self._is_taken(order, head)
         }
-        is_paused = self._escrow.read(self.site, head)
-        sealed = 0 if is_paused else self._sealer.turn(head, turn.waiting)
+        # A replica that lacks the block refuses, and is no reason to seal nothing meanwhile.
+        with suppress(RpcRefusedError):
+            self._escrow.read(self.site, head)
+        sealed = 0 if self._escrow.is_paused else self._sealer.turn(head, turn.waiting)
         if head.number != self._read_at:
             self._escrow.watch(self._sealer.short)
             self._sealer.short.clear()
@@ -154,7 +156,7 @@ class Settler:
 
     def _told(self, turn: Turn) -> Turn:
         """The pump's turn with everything that waits, and why."""
-        paused = (_PAUSED,) if self._pause_read[1] else ()
+        paused = (_PAUSED,) if self._escrow.is_paused else ()
         waiting = [*self._elsewhere.values(), *(one.complaint for one in self._refused.values())]
         told = (*paused, *turn.complaints, *self._sealer.complaints, *waiting)
         return turn._replace(complaints=(*told, *self._escrow.shortfalls))
