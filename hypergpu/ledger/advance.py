@@ -22,6 +22,11 @@ class NodeMoney(NamedTuple):
         return max(0, self.had - self.earned - self.due)
 
     @property
+    def coming(self) -> int:
+        """What its shares will make good once they are paid: free to its job again."""
+        return min(max(0, self.had - self.earned), self.due)
+
+    @property
     def lacking(self) -> int:
         """Of the rest, what no voucher has paid."""
         return max(0, self.rest - self.ahead)

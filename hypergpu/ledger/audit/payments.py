@@ -131,7 +131,7 @@ def _short_findings(fact: JobFact) -> Iterator[Finding]:
     lacking = sum(money.lacking for money in nodes.values())
     if not lacking:
         return
-    made_good = sum(min(money.had - money.earned, money.due) for money in nodes.values())
+    made_good = sum(money.coming for money in nodes.values())
     is_there = lacking <= fact.free + made_good
     for epoch in short:
         is_less = f"its pool is {epoch.pool}, its score is worth {_worth(fact, epoch)}"

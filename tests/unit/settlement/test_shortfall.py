@@ -31,6 +31,21 @@ def test_what_is_ahead_is_no_longer_owed_and_what_is_short_is(
     assert (money.ahead, money.lacking, money.outstanding(100)) == (ahead, lacking, outstanding)
 
 
+@pytest.mark.parametrize(
+    ("money", "coming"),
+    [
+        (NodeMoney(had=40, earned=0), 0),
+        (NodeMoney(had=40, earned=0, due=25), 25),
+        (NodeMoney(had=40, earned=10, due=70), 30),
+        (NodeMoney(had=25, earned=25, due=70), 0),
+        # A share whose payment was voided behind it.
+        (NodeMoney(had=25, earned=30, due=70), 0),
+    ],
+)
+def test_what_a_share_pays_again_comes_back(money: NodeMoney, coming: int) -> None:
+    assert money.coming == coming
+
+
 def test_what_is_short_is_said_until_nothing_is_lacking() -> None:
     epochs = (ShortEpoch(0, 70, 100), ShortEpoch(3, 9, 10))
     assert shortfall(JOB, epochs, 0, 5) == ""
