@@ -57,6 +57,7 @@ class Ground:
         self.anvil = anvil
         self.journal = SqlJournal(str(folder / "journal.sqlite3"))
         self.options = SettlingOptions(profile=PROFILE, rule=RULE, lock_folder=folder)
+        self.rarely_blocks = 1
         self.url = anvil.url
         self.chain = EvmChain(HttpRpc(HttpTransport(anvil.url)))
         self._settler: Settler | None = None
@@ -76,7 +77,7 @@ class Ground:
         if self._settler is None:
             rpc = HttpRpc(HttpTransport(self.url, timeout_s=2.0), PROFILE.pace)
             account = Account(Signer(COORDINATOR), self.journal, self.options.profile)
-            self.escrow = EscrowBook(self.journal)
+            self.escrow = EscrowBook(self.journal, rarely_blocks=self.rarely_blocks)
             self._settler = Settler(rpc, account, self.journal, self.options, self.escrow)
         return self._settler
 

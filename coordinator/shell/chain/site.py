@@ -135,13 +135,30 @@ class LedgerSite:
     def job(self, job_id: JobId, at: Block | None = None) -> JobOnChain | None:
         """A job as it stands at a block, or the newest; None: it is not open there."""
         call = self.calls.abi.call("getJob", word_bytes(self.job_key(job_id)))
-        try:
-            answer = self._chain.read(self.contract, call, _hash(at))
-        except RpcRefusedError as refused:
-            if not is_of_contract(refused):
-                raise
-            return None
+        (answer,) = self._chain.reads(self.contract, [call], _hash(at))
+        return self._job(job_id, answer)
+
+    def jobs(
+        self, job_ids: Sequence[JobId], at: Block | None = None
+    ) -> tuple[bool, dict[JobId, JobOnChain | None]]:
+        """Whether the ledger is paused at a block, or the newest, and jobs as `job` has them."""
+        abi = self.calls.abi
+        calls = [abi.call("getJob", word_bytes(self.job_key(job_id))) for job_id in job_ids]
+        paused, *answers = self._chain.reads(self.contract, [abi.call("paused"), *calls], _hash(at))
+        if isinstance(paused, RpcRefusedError):
+            raise paused
+        found = {
+            job_id: self._job(job_id, answer)
+            for job_id, answer in zip(job_ids, answers, strict=True)
+        }
         # Empty where the ledger itself is not mined yet.
+        return bool(paused) and bool(abi.answer("paused", paused)[0]), found
+
+    def _job(self, job_id: JobId, answer: bytes | RpcRefusedError) -> JobOnChain | None:
+        if isinstance(answer, RpcRefusedError):
+            if not is_of_contract(answer):
+                raise answer
+            return None
         job = self.calls.job(answer) if answer else None
         if job is not None and job.coordinator != self.account.address:
             raise RpcGarbledError(
@@ -151,10 +168,16 @@ class LedgerSite:
 
     def shares(self, epoch: Epoch, at: Block) -> list[Share]:
         """The shares of an epoch's nodes at a block, in their order."""
-        job = word_bytes(self.job_key(epoch.job_id))
+        return self.shares_of(epoch.job_id, [(epoch.number, node) for node in epoch.nodes], at)
+
+    def shares_of(
+        self, job_id: JobId, wanted: Sequence[tuple[int, NodeId]], at: Block
+    ) -> list[Share]:
+        """Shares at a block, by epoch and node, in the order given: in one request, if they fit."""
+        job = word_bytes(self.job_key(job_id))
         calls = [
-            self.calls.abi.call("getContribution", job, epoch.number, address_bytes(node))
-            for node in epoch.nodes
+            self.calls.abi.call("getContribution", job, number, address_bytes(node))
+            for number, node in wanted
         ]
         return [self.calls.share(answer) for answer in self._reads(calls, at)]
 
