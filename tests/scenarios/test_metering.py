@@ -8,7 +8,12 @@ from coordinator.core import events
 from coordinator.core.commands import Command, JudgeUpdates, RecordPay
 from coordinator.core.events import EpochEnded, Event, RoundMetered
 from coordinator.core.job import Job, LedgerSays, Phase, Update
-from coordinator.core.metering.accounts import account_of, owed_at_most
+from coordinator.core.metering.accounts import (
+    account_of,
+    owed_at_most,
+    owed_beyond,
+    settled_at_most,
+)
 from coordinator.core.round.outstanding import outstanding
 from coordinator.core.transition import refusal, transition
 from hypergpu.ids import Address, JobId, NodeId
@@ -299,6 +304,17 @@ def test_a_job_that_nobody_is_going_to_pay_for_begins_no_round() -> None:
     assert job.phase is Phase.PAUSED
     assert after(with_alice(FREE), joined).phase is Phase.TRAINING
     assert after(job, events.JobResumed(at_ms=at(50))).phase is Phase.TRAINING
+
+
+def test_what_is_counted_of_a_node_is_off_what_it_is_owed_and_no_other() -> None:
+    job = after(with_both(training(PAID)), folded(0, alice=0.5, bob=0.5))
+    assert settled_at_most(job) == {ALICE: 80, BOB: 80}
+    both = with_both(job)
+    assert owed_at_most(both) == owed_beyond(both, {}) == 320
+    assert owed_beyond(both, settled_at_most(job)) == 160
+    # Alice has redeemed what was an advance on the open round.
+    assert owed_beyond(both, {ALICE: 100, BOB: 80}) == 140
+    assert owed_beyond(both, {ALICE: 500, BOB: 80}) == 80
 
 
 def test_an_escrow_is_not_taken_back_once_it_is_owed() -> None:

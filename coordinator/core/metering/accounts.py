@@ -1,6 +1,6 @@
 """What a job owes its nodes: for certain, at most, and by the vouchers they hold."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -38,19 +38,25 @@ def vouched(job: Job, nodes: tuple[NodeId, ...]) -> Job:
 
 def owed_at_most(job: Job) -> Wei:
     """What the job comes to if all that is not measured yet is of full quality."""
+    return owed_beyond(job, {})
+
+
+def owed_beyond(job: Job, counted: Mapping[NodeId, int]) -> Wei:
+    """The same, less what is counted of each node: beyond its own it counts for no other."""
     price, unmeasured = Wei(job.spec.pay.unit_price), _nodes_unmeasured(job)
     total = 0
     for node in {*job.metering.accounts, *unmeasured}:
         most = _measured(job, node)
         if node in unmeasured:
             most += sum(pay.cost_at_most(price, samples) for samples in _unmeasured(job, node))
-        total += max(most, account_of(job.metering, node).vouched)
+        most = max(most, account_of(job.metering, node).vouched)
+        total += max(0, most - counted.get(node, 0))
     return Wei(total)
 
 
-def settled_at_most(job: Job) -> Wei:
-    """What the job comes to by its receipts alone."""
-    return Wei(sum(_measured(job, node) for node in job.metering.accounts))
+def settled_at_most(job: Job) -> dict[NodeId, int]:
+    """What each node comes to by its receipts alone."""
+    return {node: _measured(job, node) for node in job.metering.accounts}
 
 
 def _measured(job: Job, node: NodeId) -> int:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from coordinator.config import Settings
 from coordinator.core.job import ENDED, Job, LedgerSays, Phase
-from coordinator.core.metering.accounts import owed_at_most, settled_at_most
+from coordinator.core.metering.accounts import owed_beyond, settled_at_most
 from coordinator.core.settlement.sealing import Metering, SealingRule
 from coordinator.shell.chain.founding import JobOrder, fill_account
 from coordinator.shell.chain.pipeline import Pipeline, PipelineState
@@ -26,7 +26,7 @@ from hypergpu.chain.keylock import usual_locks
 from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.chain.signer import Signer
-from hypergpu.ids import Address, Digest, JobId
+from hypergpu.ids import Address, Digest, JobId, NodeId
 from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.typed import Domain
 from hypergpu.refusal import Reason, RefusalError
@@ -105,7 +105,9 @@ class Settling:
         )
         self._ordered: dict[JobId, JobOrder] = {}
         self._short: dict[JobId, tuple[int, int]] = {}
-        self._owed_at: dict[JobId, tuple[int, int]] = {}
+        self._raising: dict[JobId, int] = {}
+        """Escrows that are being paid in, and are in no spec yet."""
+        self._owed_at: dict[JobId, tuple[int, dict[NodeId, int]]] = {}
         """What a job owed for measured work when a reading of a height was first looked at."""
 
     def domain_for(self, pay: Pay) -> Domain:
@@ -202,7 +204,7 @@ class Settling:
 
     def order(self, job: Job) -> None:
         """See that a job that pays is open on the ledger with its escrow. Cheap: say it often."""
-        self._order(job, (job.next_spec or job.spec).escrow)
+        self._order(job)
 
     async def check(self, job_id: JobId, spec: JobSpec, terms: Terms) -> None:
         """See that the ledger would take a new job's escrow, as far as its chain answers soon.
@@ -221,39 +223,51 @@ class Settling:
             fix = f"{refused.fix}, and submit it again"
             raise RefusalError(Reason.ESCROW_SHORT, refused.why, fix=fix)
 
-    async def deposit(self, job: Job, escrow: int) -> None:
+    async def deposit(self, job: Job, escrow: int, *, within_s: float = _DEPOSIT_WITHIN_S) -> None:
         """See an escrow into a block, so that no work counts on it before it is there.
 
         Raises:
             RefusalError: ESCROW_SHORT, the ledger would refuse it, or the chain did not take it in
-                time; what was signed for it stays on its way.
+                time; what was signed for it stays on its way, and nothing more is.
         """
-        if job.terms is None or not job.spec.pay.unit_price or job.model is None:
-            return
-        before = self._ordered.get(job.job_id)
-        order = self._order(job, escrow)
-        give_up_at_s = monotonic() + _DEPOSIT_WITHIN_S
-        while not await asyncio.to_thread(self._pipeline.is_funded, job.job_id, escrow):
-            refused = self._pipeline.refused.get(job.job_id)
-            if order is not None and refused is not None and refused.order == order:
-                self._take_back(order, before)
+        self._raising[job.job_id] = escrow
+        try:
+            if (order := self._order(job)) is not None:
+                await self._see_in(order, within_s)
+        finally:
+            # Its spec says the new one next, or never.
+            del self._raising[job.job_id]
+            self._order(job)
+
+    async def _see_in(self, order: JobOrder, within_s: float) -> None:
+        """Wait until all that an order wants is in a block."""
+        job_id, escrow = order.job_id, order.escrow
+        give_up_at_s = monotonic() + within_s
+        while not await asyncio.to_thread(self._pipeline.is_funded, job_id, escrow):
+            refused = self._pipeline.refused.get(job_id)
+            if refused is not None and refused.order == order:
                 raise RefusalError(Reason.ESCROW_SHORT, refused.why, fix=refused.fix)
             if self.state.halted or monotonic() >= give_up_at_s:
                 raise RefusalError(
                     Reason.ESCROW_SHORT,
-                    f"an escrow of {escrow} for {job.job_id} is not on the ledger yet, and no work"
+                    f"an escrow of {escrow} for {job_id} is not on the ledger yet, and no work"
                     f" counts on it before: {self.state.complaint or 'no block has taken it'}",
-                    fix="set it again once hypergpu ledger show names it as mined",
+                    fix="set it again once blocks come; what was signed for it counts then",
                 )
             await asyncio.sleep(_DEPOSIT_LOOK_EACH_S)
 
-    def _order(self, job: Job, escrow: int) -> JobOrder | None:
-        """Order an escrow, unless as much was ordered before. Returns the newest order."""
+    def _order(self, job: Job) -> JobOrder | None:
+        """Order the escrow of a job, unless that was the last. Less than is there changes nothing.
+
+        Returns:
+            The newest order; None: the job is not to be on the ledger, or not yet.
+        """
         spec, model = job.spec, job.model
         if job.terms is None or not spec.pay.unit_price or model is None:
             return None
+        escrow = max((job.next_spec or spec).escrow, self._raising.get(job.job_id, 0))
         before = self._ordered.get(job.job_id)
-        if before is not None and before.escrow >= escrow:
+        if before is not None and before.escrow == escrow:
             return before
         order = replace(
             _order_of(job.job_id, spec, job.terms.domain),
@@ -265,32 +279,30 @@ class Settling:
         self._pipeline.order(order)
         return order
 
-    def _take_back(self, order: JobOrder, before: JobOrder | None) -> None:
-        """Want no more than was ordered before."""
-        if before is not None and self._ordered.get(order.job_id) == order:
-            self._ordered[order.job_id] = before
-            self._pipeline.order(before)
-
     def says(self, job: Job) -> LedgerSays | None:
         """What is known now of whether new work of a job can be paid; None: it pays nothing.
 
-        What was earned since the ledger was read is taken off, at full quality.
+        What was earned since the ledger was read is taken off, at full quality, and what vouchers
+        promise beyond; not again what a node that redeemed its voucher has had already.
         """
         if job.terms is None or not job.spec.pay.unit_price:
             return None
-        reading, owed = self._pipeline.escrow.reading(job.job_id), owed_at_most(job)
+        reading = self._pipeline.escrow.reading(job.job_id)
         if reading is None:
             is_closed = self._is_shut(job) and not self._pipeline.is_opened(job.job_id)
             return LedgerSays(closed=self._why_shut(job) if is_closed else "")
-        height, base = self._owed_at.get(job.job_id, (-1, 0))
+        height, counted = self._owed_at.get(job.job_id, (-1, {}))
         if height != reading.height:
-            base = settled_at_most(job)
-            self._owed_at[job.job_id] = (reading.height, base)
-        left = max(0, reading.left - max(0, owed - base))
+            counted = settled_at_most(job)
+            for node, had in reading.had.items():
+                counted[node] = max(had, counted.get(node, 0))
+            self._owed_at[job.job_id] = (reading.height, counted)
+        left = max(0, reading.left - owed_beyond(job, counted))
         return LedgerSays(Wei(left), reading.height)
 
     def _is_shut(self, job: Job) -> bool:
-        return bool(self.state.halted) or job.job_id in self._pipeline.refused
+        refused = self._pipeline.refused.get(job.job_id)
+        return bool(self.state.halted) or (refused is not None and not refused.is_passing)
 
     def _why_shut(self, job: Job) -> str:
         """Why nobody is going to be paid for a job that is not open on the ledger."""
