@@ -3,9 +3,15 @@
 import pytest
 from msgspec.structs import replace
 
+from coordinator.config import Settings
+from coordinator.core.job import Account, BlobRef, Job, Metering, Model
 from coordinator.core.settlement.epoch import EpochState
+from coordinator.shell.metering.settling import Settling
 from hypergpu.chain.history import JobReader
+from hypergpu.digest import digest_of
+from hypergpu.ids import Address, NodeId
 from hypergpu.ledger.audit.verify import Verdict, verify
+from hypergpu.ledger.terms import terms_of
 from hypergpu.ledger.typed import (
     Voucher,
     address_bytes,
@@ -14,8 +20,9 @@ from hypergpu.ledger.typed import (
     word_bytes,
 )
 from hypergpu.signature import IdentityKey
-from hypergpu.units import Wei
+from hypergpu.units import Bytes, Wei
 from tests.chain.ground import JOB, NODES, ORDER, PROFILE, Ground
+from tests.scenarios.test_metering import PAID
 from tests.signed_receipts import COORDINATOR
 
 EACH = 320 * 9_000 * 1_000 // 10**6
@@ -25,16 +32,22 @@ FIRST, *OTHERS = NODES
 EXACT = len(NODES) * EARNED
 
 
-def claim(ground: Ground, node: IdentityKey, amount: int) -> None:
-    """Have a node redeem its voucher and be paid, once that one's window is over."""
+def redeem(ground: Ground, node: IdentityKey, amount: int) -> None:
+    """Have a node redeem its voucher, which begins that one's window."""
     site = ground.settler.site
     voucher = Voucher(job=site.job_key(JOB), node=node.node_id, sequence=2, amount=Wei(amount))
     signature = chain_form(sign(COORDINATOR, site.domain.separator(), voucher))
     values = (word_bytes(voucher.job), address_bytes(voucher.node), 2, amount)
     ground.act_as(node, site.calls.abi.call("redeemVoucher", values, signature))
+
+
+def claim(ground: Ground, node: IdentityKey, amount: int) -> None:
+    """Have a node redeem its voucher and be paid, once that one's window is over."""
+    redeem(ground, node, amount)
     ground.ask("evm_increaseTime", PROFILE.window_s + 1)
-    release = site.calls.abi.call("releaseVoucher", *values[:2])
-    ground.act_as(node, release)
+    site = ground.settler.site
+    names = (word_bytes(site.job_key(JOB)), address_bytes(node.node_id))
+    ground.act_as(node, site.calls.abi.call("releaseVoucher", *names))
 
 
 def looked(ground: Ground) -> tuple[str, ...]:
@@ -133,6 +146,74 @@ def test_what_a_voucher_advanced_beyond_all_work_is_owed_to_the_others_still(
     reading = ground.escrow.reading(JOB)
     assert reading is not None
     assert (reading.free, reading.owed) == (EXACT - EARNED - 100, EXACT - EARNED)
+
+
+def test_what_a_voucher_advanced_beyond_all_work_is_off_what_is_left_once(ground: Ground) -> None:
+    ground.opened(replace(ORDER, escrow=EXACT + 1_000))
+    ground.earn(0, range(2))
+    ground.rest()
+    accounts = {node.node_id: Account(earned=Wei(EARNED), vouched=Wei(EARNED)) for node in NODES}
+    accounts[FIRST.node_id] = Account(earned=Wei(EARNED), vouched=Wei(EARNED + 100))
+    before = said(ground, accounts)
+    claim(ground, FIRST, EARNED + 100)
+    ground.mine()
+    assert said(ground, accounts) == before == 900
+
+
+def said(ground: Ground, accounts: dict[NodeId, Account]) -> int | None:
+    """What the next round may cost, by a coordinator that is started with the ground's journal."""
+    site = ground.settler.site
+    settings = Settings(
+        data_dir=ground.folder / "said",
+        chain="anvil",
+        chain_url=ground.url,
+        ledger_contract=ground.settler.contract,
+    )
+    job = Job(
+        job_id=JOB,
+        spec=replace(PAID, pay=replace(PAID.pay, escrow=EXACT + 1_000)),
+        terms=terms_of(Address(COORDINATOR.node_id), JOB, site.domain),
+        model=Model(0, BlobRef(digest_of(b"model"), Bytes(8))),
+        metering=Metering(accounts=accounts),
+    )
+    ground.crash()
+    settling = Settling(settings, COORDINATOR, ground.journal)
+    settling.order(job)
+    settling.start()
+    says = settling.says(job)
+    settling.stop()
+    ground.turn()
+    return says.left if says is not None else None
+
+
+def test_what_was_redeemed_comes_back_with_shares_that_wait_for_their_window(
+    ground: Ground,
+) -> None:
+    next_costs = 4 * EACH
+    ground.opened(replace(ORDER, escrow=EXACT + next_costs))
+    assert ground.escrow.shortage(JOB, next_costs) == ""
+    ground.earn(0, range(1))
+    ground.rest()
+    redeem(ground, FIRST, EACH)
+    ground.earn(0, range(1, 2))
+    ground.end(0)
+    ground.rest()
+    looked(ground)
+    reading = ground.escrow.reading(JOB)
+    assert reading is not None
+    # Both its advance and the whole pool have left what is free.
+    assert (reading.free, reading.owed, reading.coming) == (3 * EACH, 0, EACH)
+    assert ground.escrow.shortage(JOB, next_costs) == ""
+    assert f"{3 * EACH} free, 0 owed, {EACH} coming back), 1 less than" in ground.escrow.shortage(
+        JOB, next_costs + 1
+    )
+    ground.ask("evm_increaseTime", PROFILE.window_s + 1)
+    ground.mine()
+    ground.rest()
+    looked(ground)
+    after = ground.escrow.reading(JOB)
+    assert after is not None
+    assert (after.free, after.owed, after.coming) == (next_costs, 0, 0)
 
 
 def test_the_rest_of_a_short_epoch_is_owed_before_new_work(ground: Ground) -> None:
