@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from coordinator.core.settlement.sending import TransactionState
-from tests.chain.ground import JOB, Ground
+from coordinator.shell.chain.pump import HaltError
+from tests.chain.ground import JOB, PROFILE, WAITING, Ground
 from tests.chain.misbehaving_rpc import Answer, MisbehavingRpc, Script, misbehaving, once
-
-MINED = [TransactionState.MINED]
 
 
 @pytest.fixture
@@ -23,7 +22,8 @@ def rpc(ground: Ground) -> Iterator[MisbehavingRpc]:
 
 
 def is_for_head(calls: list[dict[str, Any]]) -> bool:
-    return calls[0]["method"] == "eth_getBlockByNumber" and calls[0]["params"][0] == "latest"
+    asked = calls[0]["method"], calls[0]["params"][:1]
+    return asked == ("eth_getBlockByNumber", ["latest"])
 
 
 def block_behind_head(ground: Ground) -> Script:
@@ -100,9 +100,10 @@ def test_an_epoch_is_not_counted_in_a_block_before_its_payments(
     ground.until(lambda turn: turn.waiting == 3)
     rpc.script = block_behind_head(ground)
     turn = ground.turn()
-    assert (turn.waiting, turn.mined, turn.complaints) == (3, 0, ())
+    assert (turn.waiting, turn.mined, turn.complaints, turn.events) == (3, 0, (), ())
     turn = ground.turn()
     assert (turn.waiting, turn.mined, turn.complaints) == (0, 3, ())
+    assert turn.events
     settles(ground, rpc, 2)
 
 
@@ -150,4 +151,39 @@ def test_contracts_are_not_asked_in_a_block_before_what_is_stored(
         assert (turn.is_behind, turn.mined, turn.complaints) == (True, 3, ())
     assert ground.epochs() == before
     assert ground.journal.unsealed(1) == ()
+    settles(ground, rpc, 2)
+
+
+def test_nothing_is_sent_behind_what_failed_above_the_newest_block(
+    ground: Ground, rpc: MisbehavingRpc
+) -> None:
+    ground.opened()
+    ground.start_with(profile=replace(PROFILE, gas_percent=40))
+    ground.earn(0, range(1))
+    ground.turn()
+    ground.turn()
+    rpc.script = head_of(ground.chain.head().number)
+    ground.mine()
+    ground.earn(0, range(1, 2))
+    ground.turn()
+    ground.turn()
+    rows = ground.journal.transactions(ground.settler.site.account, states=WAITING)
+    assert [row.is_sent for row in rows] == [True, False]
+    nothing_wrong(rpc)
+    with pytest.raises(HaltError, match=r"it failed in block \d+. Nothing is sent behind it"):
+        ground.turn()
+
+
+def test_contracts_are_not_asked_in_a_block_before_what_is_final(
+    ground: Ground, rpc: MisbehavingRpc
+) -> None:
+    ground.opened()
+    older = ground.chain.head().number
+    ground.earn(0, range(2))
+    ground.rest()
+    ground.crash()
+    rpc.script = head_of(older)
+    ground.end(0, is_last=True)
+    turn = ground.turn()
+    assert (turn.is_behind, turn.waiting, turn.mined, turn.complaints) == (True, 0, 0, ())
     settles(ground, rpc, 2)

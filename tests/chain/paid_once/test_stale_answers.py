@@ -39,7 +39,7 @@ def rpc(ground: Ground) -> Iterator[MisbehavingRpc]:
 
 def turned(ground: Ground, count: int) -> list[str]:
     """Take turns, whatever the RPC says, and give what it was found to say."""
-    said = []
+    said: list[str] = []
     for _ in range(count):
         try:
             said += ground.turn().complaints
