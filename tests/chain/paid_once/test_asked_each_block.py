@@ -123,3 +123,17 @@ def test_a_job_that_is_over_and_was_closed_short_is_asked_for_rarely(
     assert costs.count((3, of_jobs + len(NODES))) == 1
     assert costs.count((1, 1)) == ground.rarely_blocks - 1
     assert ground.turn().complaints == ()
+
+
+def test_a_job_that_was_over_is_looked_at_again_with_the_next_receipt(ground: Ground) -> None:
+    ground.opened(replace(ORDER, escrow=2 * ROUND))
+    ground.earn(0, [0])
+    ground.end(0, is_last=True)
+    ground.settle()
+    ground.turn()
+    ground.earn(1, [1])
+    ground.mine()
+    ground.turn()
+    reading = ground.escrow.reading(JOB)
+    assert reading is not None
+    assert (reading.free, reading.owed) == (ROUND, ROUND)
