@@ -27,7 +27,7 @@ help: ## List the targets.
 
 setup: .venv/.installed ## Make .venv with everything pinned (about two minutes the first time).
 
-demo: setup ## Train digits on five nodes over five home lines, kill one half-way [SHORT=1] [NET=tunnel] [METERING=each].
+demo: setup node_modules/.installed ## Train digits on five nodes over five home lines, kill one half-way [SHORT=1] [NET=tunnel] [METERING=each].
 	@$(BIN)/hypergpu demo $(if $(SHORT),--short) $(if $(NET),--net $(NET)) $(if $(METERING),--metering $(METERING))
 
 # A file's tests stay together and in order; the slow ones come first.
@@ -62,10 +62,10 @@ sim: setup ## Run seeded worlds on virtual time [SEEDS=200].
 netsim-reference: setup ## Measure real netem in a guest under a virtual clock, twice [CELLS=NAME,...].
 	@$(BIN)/python -m netsim.reference $(if $(CELLS),--cells $(CELLS))
 
-bench: setup ## Print the tables behind the README's figures [ONLY=NAME] [QUICK=1].
+bench: setup node_modules/.installed ## Print the tables behind the README's figures [ONLY=NAME or NAME/PART] [QUICK=1].
 	@$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick)
 
-chaos: setup ## Kill real processes at random instants [CHAOS_KILLS=200].
+chaos: setup node_modules/.installed ## Kill real processes at random instants [CHAOS_KILLS=200].
 	@CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/python .ci/with_postgres.py $(BIN)/pytest tests/chaos
 
 proto: .venv-proto/.installed ## Generate hypergpu/v1 from the schemas.

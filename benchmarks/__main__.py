@@ -1,18 +1,23 @@
-"""Run benchmarks: print each table and write its metrics to ``benchmarks/results/NAME.json``."""
+"""Run benchmarks: print each table and write its metrics to ``benchmarks/results/NAME.json``.
+
+Of one in parts each part is shown, and its metrics are written, as it ends.
+"""
 
 import argparse
 import importlib
+import logging
 import pkgutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from types import ModuleType
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import benchmarks
 from benchmarks.table import Record, Table, machine, print_table, write_record
+from benchmarks.table.parts import Parts, measured, merge_record
+from coordinator.shell.logs import configure_logs
 
 RESULTS = Path(__file__).parent / "results"
 PIPE_WIDTH = 160
@@ -25,26 +30,71 @@ def names() -> list[str]:
     return sorted(modules - {"__main__", "ours", "peers", "table"})
 
 
-def run_one(name: str, *, is_quick: bool, console: Console) -> None:
-    """Run one benchmark, print its table and write its record."""
-    run = cast("Callable[[bool], Table]", importlib.import_module(f"benchmarks.{name}").run)
-    with Progress(*_COLUMNS, console=Console(stderr=True), transient=True) as progress:
-        progress.add_task(name)
-        table = run(is_quick)
-    print_table(table, console)
+def run_one(name: str, part: str, *, is_quick: bool, console: Console) -> None:
+    """Run one benchmark, or a part of it; print its table and write its record.
+
+    Raises:
+        KeyError: It has no such part.
+    """
+    module = importlib.import_module(f"benchmarks.{name}")
     command = f"make bench ONLY={name}{' QUICK=1' if is_quick else ''}"
-    write_record(Record(machine(), command, table.metrics), RESULTS / f"{name}.json")
+    path = RESULTS / f"{name}.json"
+    whole = parts_of(module, is_quick=is_quick)
+    with Progress(*_COLUMNS, console=Console(stderr=True), transient=True) as progress:
+        progress.add_task(f"{name}/{part}" if part else name)
+
+        def ended(table: Table) -> None:
+            if not part:
+                print_table(table, progress.console)
+            if table.metrics:
+                merge_record(Record(machine(), command, table.metrics), path)
+
+        if whole is None:
+            table = module.run(is_quick)
+        else:
+            table = measured(whole, [part] if part else list(whole.parts), ended)
+    print_table(table, console)
+    if not part:
+        write_record(Record(machine(), command, table.metrics), path)
+
+
+def parts_of(module: ModuleType, *, is_quick: bool) -> Parts | None:
+    """The parts of a benchmark that has some."""
+    parts = getattr(module, "parts", None)
+    return None if parts is None else parts(is_quick)
+
+
+def chosen(only: str, *, is_quick: bool) -> tuple[str, str]:
+    """A benchmark and its part, empty for all of it, out of ``NAME`` or ``NAME/PART``.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    name, _, part = only.partition("/")
+    if name not in names():
+        raise ValueError(f"there is no benchmark {name!r}; there are {', '.join(names())}")
+    if part:
+        whole = parts_of(importlib.import_module(f"benchmarks.{name}"), is_quick=is_quick)
+        known = [] if whole is None else list(whole.parts)
+        if part not in known:
+            raise ValueError(f"{name} has no part {part!r}; it has {', '.join(known) or 'none'}")
+    return name, part
 
 
 def main() -> None:
     """Run what the command line names, or everything."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", choices=names(), help="one benchmark")
+    parser.add_argument("--only", help="one benchmark, NAME, or a part of one, NAME/PART")
     parser.add_argument("--quick", action="store_true", help="smaller sizes, fewer repeats")
     options = parser.parse_args()
+    configure_logs(logging.WARNING)
+    try:
+        wanted = [chosen(options.only, is_quick=options.quick)] if options.only else None
+    except ValueError as unknown:
+        parser.error(str(unknown))
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    for name in [options.only] if options.only else names():
-        run_one(name, is_quick=options.quick, console=console)
+    for name, part in wanted or [(name, "") for name in names()]:
+        run_one(name, part, is_quick=options.quick, console=console)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ contract MerkleLedger is JobEscrow, IMerkleLedger {
     function disableRoot(bytes32 job, uint32 index, bytes32 root, bytes32 evidence, bytes[] calldata signatures)
         external
     {
-        _requireQuorum(TypedData.hashRoot(job, index, root, evidence), signatures);
         Root memory bad = _standing(job, index, root);
+        _requireQuorum(TypedData.hashRoot(job, index, root, bad.total, evidence), signatures);
         if (block.timestamp >= bad.activeAt) revert RootIsActive(bad.activeAt);
         Root[] storage roots = _roots[job];
         uint96 before = _lastTotal(roots);

@@ -84,6 +84,9 @@ def _run(flags: dict[str, Any]) -> int:
     from hypergpu.refusal import Reason, RefusalError
 
     flags.pop("list_failpoints", None)
+    if "://" in flags.get("chain", ""):
+        # Its RPC: an option counts before the environment.
+        flags.setdefault("chain_url", "")
     try:
         arm(os.environ.get(VARIABLE, ""))
         settings = Settings(**flags)

@@ -7,6 +7,15 @@ from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
+def _ledger(given: str) -> str:
+    try:
+        from hypergpu.chain.addresses import address_of
+    except ModuleNotFoundError:
+        # Of the extra without which nothing is settled, as the start says.
+        return given
+    return address_of(given, "HYPERGPU_COORDINATOR_LEDGER_CONTRACT") if given else ""
+
+
 class Settings(BaseSettings):
     """How one coordinator runs."""
 
@@ -55,9 +64,7 @@ class Settings(BaseSettings):
     """The chain's RPC; its profile's own when empty, and of ``anvil`` the one that is started."""
     chain_port: int = Field(default=0, ge=0, le=65535)
     """Of the Anvil that is started; 0 takes a free one."""
-    ledger_contract: Annotated[str, BeforeValidator(str.lower)] = Field(
-        default="", pattern=r"^(0x[0-9a-f]{40})?$"
-    )
+    ledger_contract: Annotated[str, BeforeValidator(_ledger)] = ""
     """Address of the ledger; on ``anvil`` one is deployed when empty."""
     metering: Literal["batched", "packed", "each"] = "batched"
     """How receipts reach the chain: their sums and the root of their tree, every receipt in the

@@ -19,9 +19,8 @@ from gpu_node.shell.heap import keep_bulk_memory
 from gpu_node.shell.logs import set_up_logs
 from gpu_node.shell.runtime import Runtime
 from gpu_node.shell.state.files import load_coordinator
-from gpu_node.shell.state.keys import identity_key
 from gpu_node.shell.state.places import Places
-from hypergpu.keys.keyfile import change_passphrase, passphrase_beside
+from hypergpu.keys.keyfile import change_passphrase, passphrase_beside, stored_address
 from hypergpu.keys.passphrase import Passphrase, passphrase_of_file, passphrase_of_text
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.token import Token, parse_token
@@ -110,13 +109,12 @@ def run(
 
 
 @app.command()
-def show(state_dir: StateDir = None, passphrase_file: PassphraseFile = None) -> None:
-    """Print who this node is and whom it joined."""
+def show(state_dir: StateDir = None) -> None:
+    """Print who this node is and whom it joined. The daemon may run."""
     with _explained():
-        settings = _settings(state_dir=state_dir, passphrase_file=passphrase_file)
-        with Places(settings.state_dir) as places:
-            coordinator = load_coordinator(places)
-            node = identity_key(places, _passphrase(settings)).node_id
+        places = Places(_settings(state_dir=state_dir).state_dir)
+        _refuse_keyless(places)
+        coordinator, node = load_coordinator(places), stored_address(places.identity)
         typer.echo(f"node         {node}")
         typer.echo(f"coordinator  {coordinator.address if coordinator else 'none yet'}")
         typer.echo(f"state        {places.root}")
@@ -131,6 +129,7 @@ def passphrase(
     """Encrypt the node's key under another passphrase. The daemon must not run."""
     with _explained():
         settings = _settings(state_dir=state_dir, passphrase_file=passphrase_file)
+        _refuse_keyless(Places(settings.state_dir))
         with Places(settings.state_dir) as places:
             old = _passphrase(settings) or passphrase_beside(places.root, places.identity)
             change_passphrase(places.identity, old, passphrase_of_file(new.expanduser()))
@@ -181,6 +180,18 @@ def _settings(**flags: Any) -> Settings:
             f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in invalid.errors()
         )
         raise RefusalError(Reason.ARGUMENT_INVALID, problems) from invalid
+
+
+def _refuse_keyless(places: Places) -> None:
+    """See that a node has been here: what only looks makes none.
+
+    Raises:
+        RefusalError: NODE_NOT_JOINED, none has.
+    """
+    if not places.identity.exists():
+        detail = f"there is no node's key in {places.root}"
+        fix = "name its folder: --state-dir FOLDER; hypergpu-node join --token-file FILE makes one"
+        raise RefusalError(Reason.NODE_NOT_JOINED, detail, fix=fix)
 
 
 def _passphrase(settings: Settings) -> Passphrase | None:

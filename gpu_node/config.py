@@ -1,6 +1,5 @@
 """Settings of a node: flags first, then `HYPERGPU_NODE_*` in the environment."""
 
-import socket
 from pathlib import Path
 from typing import Literal
 
@@ -19,8 +18,8 @@ class Settings(BaseSettings):
     """Holds the identity's passphrase; ``-``: ask on the terminal. Without one a passphrase is made
     and kept beside the state folder.
     """
-    name: str = Field(default_factory=socket.gethostname)
-    """What people see beside the node's id; the machine's name unless told otherwise."""
+    name: str = ""
+    """What people see beside the node's id. Empty: what it was called before, or the machine."""
     worker: Literal["auto", "torch", "numpy", "null"] = "auto"
     """What trains. ``auto``: torch where it is installed, else numpy."""
     worker_threads: int = Field(default=0, ge=0)

@@ -111,7 +111,9 @@ class Reason(Enum):
         "start one here with: hypergpu up, or name a token: --token-file FILE",
     )
     ARGUMENT_INVALID = Explanation(6002, "INVALID_ARGUMENT", "see the command's --help")
-    FILE_UNUSABLE = Explanation(6003, "FAILED_PRECONDITION", "check the path and its permissions")
+    FILE_UNUSABLE = Explanation(
+        6003, "FAILED_PRECONDITION", "check the path, its permissions, and that the file is whole"
+    )
     CHILD_ENDED = Explanation(6004, "INTERNAL", "read what it printed above, or its log")
     MACHINE_UNFIT = Explanation(6005, "FAILED_PRECONDITION", "apply the fix of each failed check")
     DEMO_MISSED = Explanation(6006, "INTERNAL", "read the logs in the demo's output folder")
@@ -137,9 +139,7 @@ class Reason(Enum):
     CHAIN_UNREACHABLE = Explanation(
         8001, "UNAVAILABLE", "start the chain, or correct the address of its RPC"
     )
-    CHAIN_WRONG = Explanation(
-        8002, "FAILED_PRECONDITION", "name the RPC of the chain that the profile is for"
-    )
+    CHAIN_WRONG = Explanation(8002, "FAILED_PRECONDITION", "name an RPC of the chain that is meant")
     LEDGER_WRONG = Explanation(
         8003, "FAILED_PRECONDITION", "name a ledger of this version, or let one be deployed"
     )

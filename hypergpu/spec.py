@@ -109,8 +109,8 @@ class Pay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unit_price: int = 0
     """For a score of 1,000,000: a hundred samples of full quality. 0: receipts, but no pay."""
     escrow: int = 0
-    """What is set aside for the job; 0: what the stated work costs at most. No round is opened that
-    it might not cover.
+    """What is set aside for the job; 0: what the stated work costs at most, by all nodes that are
+    there as the job is made. No round is opened that it might not cover.
     """
     rounds_per_epoch: int = 10
     """Rounds that are settled together."""

@@ -5,16 +5,17 @@ Every figure is looked up on the chain afterwards: each transaction's status, ea
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.metering.rates import Amounts, Rates, rates
+from benchmarks.metering.rates import Amounts, rates
+from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.metering.faults import Faults, Outcome, run_through
 from benchmarks.ours.metering.gas import naive, of_an_epoch
 from benchmarks.ours.metering.plan import Plan
-from benchmarks.ours.metering.training import Effort, Figures, training_figures
-from benchmarks.table import Table
+from benchmarks.ours.metering.training import Effort, training_figures
+from benchmarks.table.parts import Figures, Parts
 from coordinator.core.settlement.sealing import Metering
 from hypergpu.chain.local.anvil import AnvilOptions, running_anvil
 
@@ -30,13 +31,6 @@ class Sizes(NamedTuple):
     healthy_epochs: int
     amounts: Amounts
     effort: Effort
-
-
-class Outcomes(NamedTuple):
-    """Of the runs that settle epoch after epoch."""
-
-    healthy: Outcome
-    faulty: Outcome
 
 
 QUICK = Sizes(
@@ -55,35 +49,94 @@ FULL = Sizes(
 )
 
 
-def run(is_quick: bool) -> Table:
-    """Measure everything, each on a chain of its own."""
+def parts(is_quick: bool) -> Parts:
+    """Its parts, each on a chain of its own."""
     sizes = QUICK if is_quick else FULL
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        healthy = _healthy(folder / "healthy", sizes)
-        faulty = _faulty(folder / "faulty", sizes)
-        speed = rates(folder / "speed", sizes.amounts)
-        training = training_figures(folder / "training", sizes.effort)
-        gas = {
-            "gas_aggregate": of_an_epoch(folder / "aggregate", Metering.BATCHED, 10_000),
-            "gas_packed": of_an_epoch(folder / "packed", Metering.PACKED, 1_000),
-            "gas_naive": naive(folder / "naive"),
-        }
-    return _table(sizes, Outcomes(healthy, faulty), speed, training, gas)
+    return Parts(
+        title="Receipts on Anvil, blocks of 30 M gas each second, 10 nodes",
+        columns=("", "value"),
+        parts={
+            "healthy": _in_folder(lambda folder: _healthy(folder, sizes)),
+            "faults": _in_folder(lambda folder: _faulty(folder, sizes)),
+            "speed": _in_folder(lambda folder: rates(folder, sizes.amounts)),
+            "training": _in_folder(lambda folder: training_figures(folder, sizes.effort)),
+            "gas": _in_folder(_gas),
+        },
+        notes=lambda: [
+            f"Load when it ended: {os.getloadavg()[0]:.1f} over {os.cpu_count()} cores."
+        ],
+    )
 
 
-def _healthy(folder: Path, sizes: Sizes) -> Outcome:
-    """Epochs of a second, in which each node earns five receipts; nothing goes wrong."""
+def _in_folder(measure: Callable[[Path], Figures]) -> Callable[[], Figures]:
+    def part() -> Figures:
+        with tempfile.TemporaryDirectory() as name:
+            return measure(Path(name))
+
+    return part
+
+
+def _healthy(folder: Path, sizes: Sizes) -> Figures:
+    """Epochs of a second, in which each node earns five receipts; nothing goes wrong.
+
+    Raises:
+        BenchmarkError: something did.
+    """
     rounds = 5
-    return _outcome(folder, sizes.healthy_epochs * rounds, rounds, Faults(0, 0, _SEED))
+    outcome = _outcome(folder, sizes.healthy_epochs * rounds, rounds, Faults(0, 0, _SEED))
+    if outcome.errors:
+        raise BenchmarkError("; ".join(outcome.errors[:5]))
+    seconds = {
+        "payment_p99_s": _p99(outcome.times.paid),
+        "payment_final_p99_s": _p99(outcome.times.final),
+    }
+    return Figures(
+        rows=_in_seconds(seconds),
+        metrics=seconds,
+        notes=(
+            "Payments: against stake, in the window. From a receipt in the journal to the block",
+            "that pays it, epochs of 1 s; final is 3 blocks deep.",
+        ),
+    )
 
 
-def _faulty(folder: Path, sizes: Sizes) -> Outcome:
-    return _outcome(folder, sizes.receipts_through_faults // _NODES, 25, sizes.faults)
+def _faulty(folder: Path, sizes: Sizes) -> Figures:
+    faults = sizes.faults
+    outcome = _outcome(folder, sizes.receipts_through_faults // _NODES, 25, faults)
+    what_went_wrong = f"{faults.kills} SIGKILLs, {faults.reorganisations} reorganisations"
+    receipts = f"{sizes.receipts_through_faults:,} receipts"
+    seconds = {
+        "payment_max_faults_s": max(outcome.times.paid),
+        "payment_final_max_faults_s": max(outcome.times.final),
+    }
+    errors = len(outcome.errors)
+    return Figures(
+        rows=[
+            [f"errors after {receipts}, {what_went_wrong} of 3 and 12", f"{errors}"],
+            *_in_seconds(seconds),
+        ],
+        metrics={"exactly_once_errors": float(errors), **seconds},
+        notes=outcome.errors[:5],
+    )
+
+
+def _gas(folder: Path) -> Figures:
+    gas = {
+        "gas_aggregate": of_an_epoch(folder / "aggregate", Metering.BATCHED, 10_000),
+        "gas_packed": of_an_epoch(folder / "packed", Metering.PACKED, 1_000),
+        "gas_naive": naive(folder / "naive"),
+    }
+    return Figures(
+        rows=[[name, f"{used:,.1f}"] for name, used in gas.items()],
+        metrics=gas,
+        notes=(
+            "Gas: of a second epoch, nodes known; recorded, closed and paid. 10,000 receipts by",
+            "their sums, 1,000 with each in the call data; the naive contract only records.",
+        ),
+    )
 
 
 def _outcome(folder: Path, receipts_each: int, rounds: int, faults: Faults) -> Outcome:
-    folder.mkdir()
     with running_anvil(AnvilOptions(), log=folder / "anvil.log") as anvil:
         plan = Plan(
             folder=str(folder),
@@ -97,54 +150,8 @@ def _outcome(folder: Path, receipts_each: int, rounds: int, faults: Faults) -> O
         return run_through(plan, anvil, faults)
 
 
-def _table(
-    sizes: Sizes,
-    outcomes: Outcomes,
-    speed: Rates,
-    training: Figures,
-    gas: dict[str, float],
-) -> Table:
-    healthy, faulty = outcomes
-    errors = (*healthy.errors, *faulty.errors)
-    times = healthy.times
-    payment = {
-        "payment_p99_s": _p99(times.paid),
-        "payment_final_p99_s": _p99(times.final),
-        "payment_max_faults_s": max(faulty.times.paid),
-        "payment_final_max_faults_s": max(faulty.times.final),
-    }
-    faults = sizes.faults
-    what_went_wrong = f"{faults.kills} SIGKILLs, {faults.reorganisations} reorganisations"
-    receipts = f"{sizes.receipts_through_faults:,} receipts"
-    rows = [
-        [f"errors after {receipts}, {what_went_wrong} of 3 and 12", f"{len(errors)}"],
-        *speed.rows,
-        *([name, f"{used:,.1f}"] for name, used in gas.items()),
-        *([name, f"{seconds:.2f}"] for name, seconds in payment.items()),
-        *training.rows,
-    ]
-    return Table(
-        title="Receipts on Anvil, blocks of 30 M gas each second, 10 nodes",
-        columns=("", "value"),
-        rows=rows,
-        metrics={
-            "exactly_once_errors": float(len(errors)),
-            **speed.metrics,
-            **gas,
-            **payment,
-            **training.metrics,
-        },
-        notes=(
-            *errors[:5],
-            *speed.notes,
-            "Gas: of a second epoch, nodes known; recorded, closed and paid. 10,000 receipts by",
-            "their sums, 1,000 with each in the call data; the naive contract only records.",
-            "Payments: against stake, in the window. From a receipt in the journal to the block",
-            "that pays it, epochs of 1 s; final is 3 blocks deep.",
-            *training.notes,
-            f"Load when it ended: {os.getloadavg()[0]:.1f} over {os.cpu_count()} cores.",
-        ),
-    )
+def _in_seconds(seconds: Mapping[str, float]) -> list[list[str]]:
+    return [[name, f"{value:.2f}"] for name, value in seconds.items()]
 
 
 def _p99(ascending: Sequence[float]) -> float:

@@ -2,16 +2,20 @@
 pragma solidity 0.8.37;
 
 /// @title What coordinators stand for with money, and who may stop what.
-/// @notice A coordinator posts a bond before a job names it, and has it back when none of its jobs runs any more. A proof that
-/// it signed two different receipts under one number costs it the whole bond.
+/// @notice A coordinator posts a bond before a job names it, and has it back when none of its jobs runs any more. A job is opened
+/// by its coordinator, or by an owner whom the coordinator has allowed: the bond is held until the owner ends the job. A proof
+/// that it signed two different receipts under one number costs it the whole bond.
 interface IBonds {
     event BondPosted(address indexed coordinator, uint256 amount, uint256 bond);
     event UnbondRequested(address indexed coordinator, uint256 releaseAt);
     event BondWithdrawn(address indexed coordinator, uint256 amount);
+    event OwnerAllowed(address indexed coordinator, address indexed owner, bool isAllowed);
 
     error BadOptions();
     error NotGuardian();
     error BondMissing(uint256 required, uint256 posted);
+    /// @notice The coordinator that the job would name has not allowed its opener.
+    error OwnerNotAllowed(address owner);
     error JobsRunning(uint256 jobs);
     error JobNotEnded();
     error AlreadyRetired();
@@ -27,6 +31,13 @@ interface IBonds {
 
     /// @notice Pay out the bond, `UNBONDING` seconds after `unbond`. Works while paused.
     function withdrawBond() external returns (uint256 amount);
+
+    /// @notice Let an account open jobs that name the caller as their coordinator, or no more from now on. Jobs that are open
+    /// stay: only their owner announces their end, and until then they hold the caller's bond.
+    function allowOwner(address owner, bool isAllowed) external;
+
+    /// @notice Whether an account may open jobs that name a coordinator. A coordinator may always open its own.
+    function isAllowedOwner(address coordinator, address owner) external view returns (bool);
 
     /// @notice Count a job as over for its coordinator's bond: its announced end has come. Anyone may, once a job.
     function retireJob(bytes32 job) external;

@@ -37,7 +37,8 @@ interface IDisputes {
     error NoEquivocation();
 
     /// @notice Void a node's share of a closed epoch inside its challenge window. What was paid already is taken from the
-    /// stake that the payment locked.
+    /// stake that the payment locked; what it had made good of a claim that `voidVoucher` stopped is taken from what is still
+    /// pending, inside the claim's window.
     /// @param signatures Of at least `QUORUM` arbiters over the verdict, in ascending order of their addresses. Each is 65
     /// bytes r, s, v.
     function voidContribution(Verdict calldata verdict, bytes[] calldata signatures) external;

@@ -41,8 +41,9 @@ interface IMerkleLedger is ISettlement {
 
     /// @notice Disable a root that is not active yet, and all after it; what they had reserved is free again, less what an
     /// active root that promises more than its total has paid out of it.
-    /// @param signatures Of arbiters over `RootVerdict(bytes32 job,uint32 index,bytes32 root,bytes32 evidence)` (EIP-712), as
-    /// in `IDisputes.voidContribution`.
+    /// @param signatures Of arbiters over `RootVerdict(bytes32 job,uint32 index,bytes32 root,uint96 total,bytes32 evidence)`
+    /// (EIP-712), as in `IDisputes.voidContribution`. They hold against the same root with the same total wherever it is posted
+    /// at this index again.
     function disableRoot(bytes32 job, uint32 index, bytes32 root, bytes32 evidence, bytes[] calldata signatures) external;
 
     /// @notice Pay a node what an active root says beyond what it has claimed. Anyone may; the node gets it.

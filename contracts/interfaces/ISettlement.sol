@@ -20,7 +20,9 @@ import {IOptions} from "./IOptions.sol";
 /// @dev A job's id is `keccak256(abi.encode(owner, salt))` and can be computed without a chain.
 interface ISettlement is IOptions, IBonds {
     /// @notice What the owner of a job states when opening it. Only the spend limit can change, and only upwards.
-    /// @param coordinator Signs receipts and vouchers and submits batches. May be an ERC-1271 wallet, for instance m of n keys.
+    /// @param coordinator Signs receipts and vouchers and submits batches. What its key has signed counts for good, whatever code
+    /// its account is given later. May be an ERC-1271 wallet, for instance m of n keys; such a contract is asked each time, so it
+    /// can come to deny what it has signed: nodes trust its code.
     /// @param model Digest of the first model, BLAKE3-256.
     /// @param dataset Digest of the dataset's description.
     /// @param epochs How many epochs the owner expects. Recorded, not enforced: late receipts settle in later epochs.
@@ -82,8 +84,8 @@ interface ISettlement is IOptions, IBonds {
     error BadSignature(address signer);
 
     /// @notice Open a job that the caller owns and put `escrow` into it, which the caller has approved for this contract.
-    /// @dev Reverts with `JobExists` for a salt that the caller used before; with `BondMissing` where the coordinator has not
-    /// posted the bond.
+    /// @dev Reverts with `JobExists` for a salt that the caller used before; with `OwnerNotAllowed` where the caller is neither
+    /// the coordinator nor allowed by it; with `BondMissing` where the coordinator has not posted the bond.
     /// @return job Its id.
     function openJob(bytes32 salt, JobTerms calldata terms, uint256 escrow) external returns (bytes32 job);
 

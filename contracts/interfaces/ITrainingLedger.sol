@@ -189,7 +189,8 @@ interface ITrainingLedger is ISettlement, IStaking, IDisputes {
     function submitAggregate(bytes32 job, uint32 epoch, uint32 seq, bytes32 root, NodeTotals[] calldata totals) external;
 
     /// @notice Close an epoch: freeze its scores and reserve `min(unitPrice * totalScore / 1e6, free)` as its pool.
-    /// @dev The coordinator or the owner may at any time; anyone may `UNBONDING` seconds after the epoch's first record.
+    /// @dev The coordinator or the owner may at any time; anyone may close an epoch that has a record, `UNBONDING` seconds after its
+    /// first one, or once the job takes nothing new any more.
     /// Reverts with `SpendLimitExceeded` where the limit leaves less; an epoch that is worth more than the limit itself waits
     /// for the owner to raise it, or for the window before the job's end, in which no limit holds (`ISettlement.requestReclaim`).
     /// Until then vouchers pay within the limit what the epoch would.
@@ -222,6 +223,8 @@ interface ITrainingLedger is ISettlement, IStaking, IDisputes {
 
     /// @notice Show that a job's coordinator signed two different receipts for one (node, sequence), which costs it its bond:
     /// a tenth to the caller, the rest to the treasury. Anyone may, at any time.
+    /// @dev The same proof takes each later bond of that account too: a key that was caught is worth nothing any more, and its
+    /// operator goes on with another.
     function proveEquivocation(
         Receipt calldata first,
         bytes calldata firstSignature,

@@ -18,6 +18,12 @@ abstract contract Bonds is Roles {
 
     mapping(address account => uint256) private _credit;
     mapping(address coordinator => Bond) private _bonds;
+    mapping(address coordinator => mapping(address owner => bool)) public isAllowedOwner;
+
+    function allowOwner(address owner, bool isAllowed) external {
+        isAllowedOwner[msg.sender][owner] = isAllowed;
+        emit OwnerAllowed(msg.sender, owner, isAllowed);
+    }
 
     function postBond(uint256 amount) external nonReentrant whenNotPaused {
         Bond storage bond = _bonds[msg.sender];
@@ -64,8 +70,9 @@ abstract contract Bonds is Roles {
         return _credit[account];
     }
 
-    /// @dev Count a job on a coordinator's bond.
+    /// @dev Count a job of the caller's on a coordinator's bond.
     function _engageBond(address coordinator) internal {
+        if (msg.sender != coordinator && !isAllowedOwner[coordinator][msg.sender]) revert OwnerNotAllowed(msg.sender);
         Bond storage bond = _bonds[coordinator];
         if (bond.amount < MINIMUM_BOND) revert BondMissing(MINIMUM_BOND, bond.amount);
         bond.releaseAt = 0;

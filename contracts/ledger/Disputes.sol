@@ -29,14 +29,8 @@ abstract contract Disputes is Vouchers {
         _requireQuorum(verdict.hash(), signatures);
         (bytes32 job, address node) = (verdict.job, verdict.node);
         Promises storage promises = _members[job][node].promises;
-        uint96 returned;
-        if (block.timestamp < promises.releaseAt) {
-            // Of what is pending, shares may have made good a part, which is earned and not paid otherwise.
-            returned = promises.pending < promises.advance ? promises.pending : promises.advance;
-            promises.pending -= returned;
-            promises.advance -= returned;
-            _release(job, returned);
-        }
+        uint96 returned = _stopClaim(promises);
+        _release(job, returned);
         promises.isBarred = true;
         emit VoucherVoided(job, node, returned, verdict.evidence);
     }
@@ -72,19 +66,29 @@ abstract contract Disputes is Vouchers {
         _members[job][node].promises.voided += reward;
         returned = reward;
         if (state == ShareState.PAID) {
-            returned = cell.paid();
-            _takeBack(job, node, reward, cell.paid());
+            returned = cell.paid() + _takeBack(job, node, reward, cell.paid());
             _seizeLocked(node, cell.paid(), cell.paidIn());
         }
         share.cell = cell.settled(ShareState.VOID, 0, 0);
         _release(job, returned);
     }
 
-    /// @dev A paid share had made good `reward - paid` of an advance, which is outstanding again.
-    function _takeBack(bytes32 job, address node, uint96 reward, uint96 paid) private {
+    /// @dev A paid share had made good `reward - paid` of an advance, which is outstanding again; of a claim that was stopped it
+    /// goes back to the job.
+    /// @return stopped Of the claim.
+    function _takeBack(bytes32 job, address node, uint96 reward, uint96 paid) private returns (uint96 stopped) {
         NodeInJob storage member = _members[job][node];
         Line line = member.line;
         if (paid != reward) member.promises.advance += reward - paid;
         member.line = line.withEarned(line.earned() - reward, line.hasAdvance() || paid != reward);
+        if (member.promises.isBarred) stopped = _stopClaim(member.promises);
+    }
+
+    /// @dev Empty a pending claim inside its window, less what shares have made good of it: that is earned and not paid otherwise.
+    function _stopClaim(Promises storage promises) private returns (uint96 returned) {
+        if (block.timestamp >= promises.releaseAt) return 0;
+        returned = promises.pending < promises.advance ? promises.pending : promises.advance;
+        promises.pending -= returned;
+        promises.advance -= returned;
     }
 }

@@ -27,14 +27,15 @@ abstract contract Payments is Recording {
         JobRecord storage record = _opened(job);
         Epoch memory held = _epoch(job, epoch);
         if (held.closedAt != 0) revert EpochIsClosed(epoch);
-        if (msg.sender != record.coordinator && msg.sender != record.owner && record.endsAt == 0) {
+        bool isOver = _isOver(record);
+        if (msg.sender != record.coordinator && msg.sender != record.owner) {
             if (held.openedAt == 0) revert NotCoordinator(msg.sender);
-            _requireReached(uint256(held.openedAt) + UNBONDING);
+            if (!isOver) _requireReached(uint256(held.openedAt) + UNBONDING);
         }
         held.pool = Shares.pool(record.unitPrice, held.totalScore, record.purse.free());
         held.closedAt = block.timestamp.toUint32();
         _setEpoch(job, epoch, held);
-        if (_isOver(record)) _reserveAtEnd(job, held.pool);
+        if (isOver) _reserveAtEnd(job, held.pool);
         else _reserve(job, held.pool);
         emit EpochClosed(job, epoch, held.pool, held.totalScore);
         return held.pool;

@@ -15,7 +15,7 @@ library TypedData {
         keccak256("Verdict(bytes32 job,uint32 epoch,address node,uint128 penalty,bytes32 evidence)");
     bytes32 internal constant VOUCHER_VERDICT = keccak256("VoucherVerdict(bytes32 job,address node,bytes32 evidence)");
     bytes32 internal constant ROOT_VERDICT =
-        keccak256("RootVerdict(bytes32 job,uint32 index,bytes32 root,bytes32 evidence)");
+        keccak256("RootVerdict(bytes32 job,uint32 index,bytes32 root,uint96 total,bytes32 evidence)");
 
     // A struct of static fields encodes as its fields, so `abi.encode(type, struct)` is what EIP-712 asks to hash.
 
@@ -35,7 +35,11 @@ library TypedData {
         return keccak256(abi.encode(VOUCHER_VERDICT, verdict));
     }
 
-    function hashRoot(bytes32 job, uint32 index, bytes32 root, bytes32 evidence) internal pure returns (bytes32) {
-        return keccak256(abi.encode(ROOT_VERDICT, job, index, root, evidence));
+    function hashRoot(bytes32 job, uint32 index, bytes32 root, uint96 total, bytes32 evidence)
+        internal
+        pure
+        returns (bytes32)
+    {
+        return keccak256(abi.encode(ROOT_VERDICT, job, index, root, total, evidence));
     }
 }

@@ -79,8 +79,8 @@ contract DisputesTest is World {
 
     function test_a_void_in_one_job_leaves_what_other_jobs_lock() public {
         register(node, 15 * PRICE);
-        give(STRANGER, ESCROW);
-        vm.prank(STRANGER);
+        give(OWNER, ESCROW);
+        vm.prank(OWNER);
         bytes32 second = ledger.openJob("second", terms(), ESCROW);
         vm.prank(coordinator);
         ledger.submitAggregate(second, 0, 0, "", totals(node, 0, 1, 1_000, 8e6));
@@ -148,6 +148,54 @@ contract DisputesTest is World {
         (uint256 staked,,,) = ledger.stakeOf(node);
         vm.assertEq(staked, 100_000 - 400);
         vm.assertEq(ledger.getJob(job).free, ESCROW - 1_400);
+    }
+
+    /// @dev A claim of 1,000, of which a share of 700 makes good its whole worth.
+    function madeGood() private {
+        redeem(node, 1_000);
+        work(0, node, 1);
+        close(0);
+        vm.assertEq(pay(0, node), 0);
+    }
+
+    function untouched() private view {
+        ITrainingLedger.Account memory account = ledger.getAccount(job, node);
+        assert(account.earned == 0 && account.paid == 0 && account.pending == 0 && account.voided == PRICE);
+        vm.assertEq(ledger.getJob(job).free, ESCROW);
+    }
+
+    function test_a_claim_and_the_share_that_made_it_good_are_voided_in_either_order() public {
+        madeGood();
+        bar(node);
+        vm.assertEq(ledger.getAccount(job, node).pending, PRICE);
+        vm.expectEmit(address(ledger));
+        emit IDisputes.ContributionVoided(job, node, 0, PRICE, 0, "why");
+        void(0, node, 0);
+        untouched();
+    }
+
+    function test_a_share_voided_before_its_claim_leaves_it_to_the_voucher_verdict() public {
+        madeGood();
+        void(0, node, 0);
+        vm.assertEq(ledger.getAccount(job, node).pending, 1_000);
+        bar(node);
+        untouched();
+    }
+
+    function test_a_claim_whose_window_is_over_is_past_every_verdict() public {
+        redeem(node, 1_000);
+        vm.warp(block.timestamp + WINDOW - 1);
+        work(0, node, 1);
+        close(0);
+        pay(0, node);
+        bar(node);
+        vm.warp(block.timestamp + 1);
+        void(0, node, 0);
+        ITrainingLedger.Account memory account = ledger.getAccount(job, node);
+        assert(account.pending == PRICE && account.voided == PRICE);
+        ledger.releaseVoucher(job, node);
+        vm.assertEq(token.balanceOf(node), PRICE);
+        vm.assertEq(ledger.getAccount(job, node).paid, PRICE);
     }
 
     function test_a_void_needs_the_quorum() public {
@@ -218,6 +266,11 @@ contract DisputesTest is World {
         assert(bond == 0 && jobs == 1);
         vm.expectRevert(ITrainingLedger.NothingDue.selector);
         ledger.proveEquivocation(first, one, second, another);
+        // The key is caught for good.
+        give(coordinator, BOND);
+        vm.prank(coordinator);
+        ledger.postBond(BOND);
+        vm.assertEq(ledger.proveEquivocation(first, one, second, another), BOND);
     }
 
     function test_honest_receipts_prove_nothing() public {

@@ -4,7 +4,7 @@ pragma solidity 0.8.37;
 import {IMerkleLedger} from "../interfaces/IMerkleLedger.sol";
 import {ISettlement} from "../interfaces/ISettlement.sol";
 import {ITrainingLedger} from "../interfaces/ITrainingLedger.sol";
-import {Wallet, WrongToken} from "./harness/Tokens.sol";
+import {Denial, Wallet, WrongToken} from "./harness/Tokens.sol";
 import {IMintable, World} from "./harness/World.sol";
 
 /// @dev Tokens that refuse, lie, take a fee or call back, and wallets that are contracts.
@@ -20,6 +20,8 @@ contract HostileTest is World {
         give(coordinator, BOND);
         vm.prank(coordinator);
         ledger.postBond(BOND);
+        vm.prank(coordinator);
+        ledger.allowOwner(OWNER, true);
         give(OWNER, ESCROW);
         vm.prank(OWNER);
         job = ledger.openJob(SALT, terms(), ESCROW);
@@ -182,5 +184,25 @@ contract HostileTest is World {
         ledger.submitContribution(made, wrongKey, counter, 1);
         ledger.submitContribution(made, own, counter, 1);
         vm.assertEq(ledger.getAccount(job, wallet).counted, 1);
+    }
+
+    function test_a_key_that_delegates_takes_nothing_back() public {
+        ITrainingLedger.Receipt memory made = receipt(node, 10);
+        ITrainingLedger.Receipt memory second = receipt(node, 10);
+        second.samples = 1;
+        vm.etch(coordinator, abi.encodePacked(hex"ef0100", new Denial())); // What EIP-7702 makes of an account.
+        vm.etch(node, coordinator.code);
+        force(made, NODE_KEY, 1);
+        vm.assertEq(redeem(node, 10_000), 10_000);
+        bytes memory one = countersigned(made);
+        bytes memory another = countersigned(second);
+        vm.assertEq(ledger.proveEquivocation(made, one, second, another), BOND);
+    }
+
+    function test_nobody_signs_for_no_account() public {
+        ITrainingLedger.Receipt memory made = receipt(address(0), 0);
+        bytes memory counter = countersigned(made);
+        vm.expectRevert(abi.encodeWithSelector(ISettlement.BadSignature.selector, address(0)));
+        ledger.submitContribution(made, "", counter, 1);
     }
 }

@@ -24,13 +24,14 @@ contract InvariantsTest is Campaign {
         handler = new Handler();
         handler.start();
         (ledger, token) = handler.books();
-        bytes4[29] memory drawn = [
+        bytes4[30] memory drawn = [
             handler.aggregate.selector, handler.packed.selector, handler.forced.selector, handler.closed.selector,
             handler.paid.selector, handler.swept.selector, handler.redeemed.selector, handler.released.selector,
             handler.voided.selector, handler.barred.selector, handler.staked.selector, handler.unstaked.selector,
             handler.withdrawn.selector, handler.credited.selector, handler.funding.selector, handler.refusal.selector,
             handler.passed.selector, handler.pausing.selector, handler.ended.selector, handler.retired.selector,
             handler.raised.selector, handler.bonded.selector, handler.equivocated.selector,
+            handler.trespassed.selector,
             // What the rest builds on comes more often.
             handler.aggregate.selector, handler.closed.selector, handler.paid.selector, handler.staked.selector,
             handler.passed.selector, handler.ended.selector
@@ -40,12 +41,14 @@ contract InvariantsTest is Campaign {
 
     function invariant_the_books_balance() public view {
         Books memory books;
-        (books.bonds,,) = ledger.bondOf(vm.addr(0xC0));
+        uint256 running;
+        (books.bonds, running,) = ledger.bondOf(vm.addr(0xC0));
         vm.assertEq(books.bonds, handler.bond(), "a bond is what was posted, until it is lost or leaves");
         for (uint256 i = 0; i < handler.JOBS(); ++i) {
             bytes32 job = handler.jobs(i);
             uint256 free = ledger.getJob(job).free;
             uint256 reserved = reservedBy(job);
+            if (!handler.isRetired(job)) --running;
             books.free += free;
             books.reserved += reserved;
             vm.assertEq(
@@ -54,6 +57,7 @@ contract InvariantsTest is Campaign {
                 "what was put in is free, reserved, paid or taken back"
             );
         }
+        vm.assertEq(running, 0, "a bond is held by the jobs that its coordinator agreed to");
         for (uint256 i = 0; i < handler.NODES(); ++i) {
             address node = handler.nodes(i);
             (uint256 staked, uint256 locked, uint256 unbonding,) = ledger.stakeOf(node);

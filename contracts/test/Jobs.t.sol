@@ -87,12 +87,12 @@ contract JobsTest is World {
         vm.expectRevert(ISettlement.JobExists.selector);
         vm.prank(OWNER);
         ledger.openJob(SALT, terms(), 0);
-        bytes32 theirs = ledger.jobId(STRANGER, SALT);
+        bytes32 theirs = ledger.jobId(coordinator, SALT);
         vm.expectEmit(address(ledger));
-        emit ISettlement.JobOpened(theirs, STRANGER, coordinator, SALT);
+        emit ISettlement.JobOpened(theirs, coordinator, coordinator, SALT);
         vm.expectEmit(address(ledger));
-        emit ISettlement.JobFunded(theirs, STRANGER, 0, 0);
-        vm.prank(STRANGER);
+        emit ISettlement.JobFunded(theirs, coordinator, 0, 0);
+        vm.prank(coordinator);
         vm.assertEq(ledger.openJob(SALT, terms(), 0), theirs);
     }
 
@@ -110,6 +110,7 @@ contract JobsTest is World {
         vm.expectRevert(ISettlement.BadTerms.selector);
         ledger.openJob("a", wanted, 0);
         wanted.epochs = 1;
+        vm.prank(coordinator);
         ledger.openJob("a", wanted, 0);
     }
 
@@ -117,19 +118,69 @@ contract JobsTest is World {
         ISettlement.JobTerms memory wanted = terms();
         wanted.coordinator = STRANGER;
         vm.expectRevert(abi.encodeWithSelector(IBonds.BondMissing.selector, BOND, 0));
+        vm.prank(STRANGER);
         ledger.openJob("a", wanted, 0);
         give(STRANGER, BOND);
         vm.prank(STRANGER);
         ledger.postBond(BOND - 1);
         vm.expectRevert(abi.encodeWithSelector(IBonds.BondMissing.selector, BOND, BOND - 1));
+        vm.prank(STRANGER);
         ledger.openJob("a", wanted, 0);
         vm.expectEmit(address(ledger));
         emit IBonds.BondPosted(STRANGER, 1, BOND);
         vm.prank(STRANGER);
         ledger.postBond(1);
+        vm.prank(STRANGER);
         ledger.openJob("a", wanted, 0);
         (uint256 bond, uint256 jobs, uint256 releaseAt) = ledger.bondOf(STRANGER);
         assert(bond == BOND && jobs == 1 && releaseAt == 0);
+    }
+
+    function test_nobody_engages_a_bond_whose_coordinator_has_not_allowed_it() public {
+        bytes memory refused = abi.encodeWithSelector(IBonds.OwnerNotAllowed.selector, STRANGER);
+        vm.expectRevert(refused);
+        vm.prank(STRANGER);
+        ledger.openJob("a", terms(), 0);
+        // What others allow counts for them alone.
+        vm.prank(OWNER);
+        ledger.allowOwner(STRANGER, true);
+        vm.assertTrue(ledger.isAllowedOwner(OWNER, STRANGER));
+        vm.assertFalse(ledger.isAllowedOwner(coordinator, STRANGER));
+        vm.expectRevert(refused);
+        vm.prank(STRANGER);
+        ledger.openJob("a", terms(), 0);
+        vm.expectEmit(address(ledger));
+        emit IBonds.OwnerAllowed(coordinator, STRANGER, true);
+        vm.prank(coordinator);
+        ledger.allowOwner(STRANGER, true);
+        vm.assertTrue(ledger.isAllowedOwner(coordinator, STRANGER));
+        vm.prank(STRANGER);
+        ledger.openJob("a", terms(), 0);
+        vm.expectEmit(address(ledger));
+        emit IBonds.OwnerAllowed(coordinator, STRANGER, false);
+        vm.prank(coordinator);
+        ledger.allowOwner(STRANGER, false);
+        vm.expectRevert(refused);
+        vm.prank(STRANGER);
+        ledger.openJob("b", terms(), 0);
+        (, uint256 jobs,) = ledger.bondOf(coordinator);
+        vm.assertEq(jobs, 2);
+    }
+
+    function test_a_stranger_cannot_keep_a_bond_from_leaving() public {
+        vm.prank(OWNER);
+        ledger.requestReclaim(job);
+        vm.warp(block.timestamp + NOTICE);
+        ledger.retireJob(job);
+        vm.prank(coordinator);
+        ledger.unbond();
+        vm.warp(block.timestamp + UNBONDING - 1);
+        vm.expectRevert(abi.encodeWithSelector(IBonds.OwnerNotAllowed.selector, STRANGER));
+        vm.prank(STRANGER);
+        ledger.openJob("trap", terms(), 0);
+        vm.warp(block.timestamp + 1);
+        vm.prank(coordinator);
+        vm.assertEq(ledger.withdrawBond(), BOND);
     }
 
     function test_anyone_funds_a_job() public {
@@ -161,6 +212,7 @@ contract JobsTest is World {
 
     function test_escrow_beyond_96_bits_is_refused() public {
         vm.expectPartialRevert(bytes4(keccak256("SafeCastOverflowedUintDowncast(uint8,uint256)")));
+        vm.prank(OWNER);
         ledger.openJob("a", terms(), 1 << 96);
         vm.expectPartialRevert(bytes4(keccak256("SafeCastOverflowedUintDowncast(uint8,uint256)")));
         ledger.fund(job, 1 << 96);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
+import {IBonds} from "../interfaces/IBonds.sol";
 import {IMerkleLedger} from "../interfaces/IMerkleLedger.sol";
 import {ISettlement} from "../interfaces/ISettlement.sol";
 import {TypedData} from "../libraries/TypedData.sol";
@@ -28,17 +29,18 @@ contract MerkleTest is World {
         return merkle.postRoot(job, seq, root, total);
     }
 
-    function disable(uint32 index, bytes32 root) private {
-        bytes32 digest = keccak256(
-            abi.encodePacked(
-                hex"1901", domain(address(merkle)), TypedData.hashRoot(job, index, root, "why")
-            )
-        );
-        bytes[] memory signatures = new bytes[](2);
+    function agreed(uint32 index, bytes32 root, uint96 total) private view returns (bytes[] memory signatures) {
+        bytes32 verdict = TypedData.hashRoot(job, index, root, total, "why");
+        bytes32 digest = keccak256(abi.encodePacked(hex"1901", domain(address(merkle)), verdict));
+        signatures = new bytes[](2);
         for (uint256 i = 0; i < 2; ++i) {
             signatures[i] = signature(arbiterKeys[i], digest);
         }
-        merkle.disableRoot(job, index, root, "why", signatures);
+    }
+
+    function disable(uint32 index, bytes32 root) private {
+        uint96 total = index < merkle.rootCount(job) ? merkle.getRoot(job, index).total : 0;
+        merkle.disableRoot(job, index, root, "why", agreed(index, root, total));
     }
 
     /// @dev A root over two nodes, and each one's proof.
@@ -161,6 +163,18 @@ contract MerkleTest is World {
 
     function disabled(uint32 index, bytes32 made) external {
         disable(index, made);
+    }
+
+    function test_a_verdict_on_a_root_says_nothing_of_another_total() public {
+        bytes32 only_ = leaf(node, 100);
+        post(0, only_, 200_000);
+        bytes[] memory signatures = agreed(0, only_, 200_000);
+        merkle.disableRoot(job, 0, only_, "why", signatures);
+        post(1, only_, 100);
+        vm.expectPartialRevert(IBonds.BadArbiter.selector);
+        merkle.disableRoot(job, 0, only_, "why", signatures);
+        merkle.disableRoot(job, 0, only_, "why", agreed(0, only_, 100));
+        vm.assertEq(merkle.rootCount(job), 0);
     }
 
     function test_disabling_needs_the_quorum() public {

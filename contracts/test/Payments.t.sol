@@ -86,12 +86,35 @@ contract PaymentsTest is World {
         ledger.closeEpoch("no", 0);
     }
 
-    function test_anyone_closes_once_the_owner_wants_out() public {
-        work(0, node, 1);
+    function test_anyone_closes_what_is_recorded_once_nothing_more_is() public {
         vm.prank(OWNER);
         ledger.requestReclaim(job);
+        uint256 over = block.timestamp + UNBONDING;
+        vm.warp(over - 1);
+        work(0, node, 1);
+        vm.expectRevert(abi.encodeWithSelector(ISettlement.TooEarly.selector, over - 1 + UNBONDING));
         vm.prank(STRANGER);
         ledger.closeEpoch(job, 0);
+        vm.warp(over);
+        vm.prank(STRANGER);
+        vm.assertEq(ledger.closeEpoch(job, 0), PRICE);
+        vm.expectRevert(abi.encodeWithSelector(ISettlement.NotCoordinator.selector, STRANGER));
+        vm.prank(STRANGER);
+        ledger.closeEpoch(job, 1);
+    }
+
+    function test_no_stranger_closes_ahead_of_receipts_while_a_job_ends() public {
+        vm.prank(OWNER);
+        ledger.requestReclaim(job);
+        vm.expectRevert(abi.encodeWithSelector(ISettlement.NotCoordinator.selector, STRANGER));
+        vm.prank(STRANGER);
+        ledger.closeEpoch(job, 0);
+        force(receipt(node, 0), NODE_KEY, 0);
+        vm.expectRevert(abi.encodeWithSelector(ISettlement.TooEarly.selector, block.timestamp + UNBONDING));
+        vm.prank(STRANGER);
+        ledger.closeEpoch(job, 0);
+        force(receipt(node, 1), NODE_KEY, 0);
+        vm.assertEq(ledger.getContribution(job, 0, node).receipts, 2);
     }
 
     function test_an_epoch_worth_more_than_the_limit_is_closed_before_the_owner_takes_the_rest() public {
@@ -255,8 +278,8 @@ contract PaymentsTest is World {
         close(0);
         vm.warp(block.timestamp + WINDOW);
         pay(0, node);
-        give(STRANGER, ESCROW);
-        vm.prank(STRANGER);
+        give(OWNER, ESCROW);
+        vm.prank(OWNER);
         bytes32 second = ledger.openJob("second", terms(), ESCROW);
         vm.prank(coordinator);
         ledger.submitAggregate(second, 0, 0, "", totals(node, 0, 7, 300, 3e6));

@@ -214,7 +214,7 @@ contract RecordingTest is World {
         ITrainingLedger.Receipt memory made = receipt(node, 0);
         bytes memory own = signature(NODE_KEY, digestOf(made.contribution));
         bytes memory counter = countersigned(made);
-        vm.prank(STRANGER);
+        vm.prank(OWNER);
         made.job = ledger.openJob("second", terms(), 0);
         vm.expectPartialRevert(ISettlement.BadSignature.selector);
         ledger.submitContribution(made, own, counter, 0);
@@ -229,6 +229,8 @@ contract RecordingTest is World {
         token.mint(coordinator, BOND);
         vm.prank(coordinator);
         twin.postBond(BOND);
+        vm.prank(coordinator);
+        twin.allowOwner(OWNER, true);
         vm.prank(OWNER);
         twin.openJob(SALT, terms(), 0);
         vm.expectPartialRevert(ISettlement.BadSignature.selector);

@@ -301,6 +301,8 @@ class LedgerSays(msgspec.Struct, frozen=True):
     """Of the block that it is of."""
     closed: str = ""
     """Why no new work is going to be paid; empty: nothing is known to prevent it."""
+    ending: str = ""
+    """Why no new round is: the job's end is announced there, and has not come; empty: it is not."""
 
 
 class Job(msgspec.Struct, frozen=True):

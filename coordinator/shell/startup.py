@@ -37,6 +37,7 @@ from coordinator.shell.measuring.echo import Echo
 from coordinator.shell.measuring.readings import Readings
 from coordinator.shell.measuring.tokens import ProbeTokens
 from coordinator.shell.metering.desk import LedgerDesk, coordinator_key
+from coordinator.shell.metering.unsettled import unsettled
 from coordinator.shell.runtime.acts.datasets import clear_unfinished
 from coordinator.shell.runtime.acts.perform import pause, perform
 from coordinator.shell.runtime.driver import Decision, Driver
@@ -103,6 +104,8 @@ class Ready(msgspec.Struct, frozen=True):
     process_id: int
     chain: ReadyChain | None = None
     """None: nothing settles."""
+    unsettled: str = ""
+    """Of jobs that a chain should settle, where none is named; for people."""
 
 
 class Coordinator:
@@ -211,6 +214,7 @@ class Coordinator:
         local = (
             host if is_loopback(host) or host in addresses else dialled_hosts(self._settings)[-1]
         )
+        jobs = [room.job for room in self._parts.driver.rooms.values()]
         ready = Ready(
             address=joined_address(local, self._listeners.port),
             addresses=addresses,
@@ -219,6 +223,7 @@ class Coordinator:
             authority=self._digest,
             process_id=os.getpid(),
             chain=_ready_chain(self._parts.settling) if self._parts.settling else None,
+            unsettled="" if self._parts.settling else unsettled(jobs, self._parts.journal),
         )
         sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
         sys.stdout.flush()
@@ -258,11 +263,11 @@ class Coordinator:
     def _watch_pay(self, tasks: asyncio.TaskGroup, settling: "Settling") -> "asyncio.Task[None]":
         """Pause the jobs whose escrow runs out on the ledger."""
 
-        async def short(job_id: JobId, why: str) -> None:
+        async def pause_unpaid(job_id: JobId, why: str) -> None:
             if (room := self._parts.driver.rooms.get(job_id)) is not None:
                 await pause(self._parts, room, why)
 
-        return tasks.create_task(settling.watch(self._parts.driver.rooms, short))
+        return tasks.create_task(settling.watch(self._parts.driver.rooms, pause_unpaid))
 
     async def _tell_ledger(self, settling: "Settling") -> None:
         """Say the ledger's address to people, where the start knew none."""
@@ -322,7 +327,7 @@ class Coordinator:
 
 def _ready_chain(settling: "Settling") -> ReadyChain:
     state = settling.state
-    notes = [settling.warning, settling.note]
+    notes = [settling.warning, settling.note, state.note]
     if state.halted:
         notes.append(f"settling has stopped: {state.halted}")
     elif state.complaint:

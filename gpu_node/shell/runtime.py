@@ -53,6 +53,7 @@ from gpu_node.shell.probe.pace import Pace
 from gpu_node.shell.probe.prober import Prober
 from gpu_node.shell.state.files import (
     Coordinator,
+    kept_name,
     load_memory,
     load_ready,
     save_memory,
@@ -95,6 +96,7 @@ class Runtime:
     ) -> None:
         self._settings = settings
         self._places = places
+        self._name = kept_name(places, settings.name)
         self._token = token
         self._identity = identity_key(places, passphrase)
         self._post = Post()
@@ -215,7 +217,7 @@ class Runtime:
             tools.link.offer(self._capable(found))
 
     def _capable(self, ready: Ready) -> node_pb2.Capabilities:
-        return capabilities_message(ready, self._settings.name)
+        return capabilities_message(ready, self._name)
 
     def _tools(self, ready: Ready) -> "_Tools":
         settings, timeout_ms = self._settings, Milliseconds(self._settings.call_timeout_ms)

@@ -22,8 +22,6 @@ _HEADER = Struct(">32s28xI28xI32s")
 _TAIL = Struct(">24xQ24xQ")
 """Where the last argument begins, and how long it is."""
 _TAKING = ("openJob", "fund", "postBond")
-SHARE_DUE = 1
-"""A share that is recorded and not yet paid."""
 
 
 class ContractCall(NamedTuple):
@@ -84,6 +82,7 @@ class JobOnChain(NamedTuple):
     spendable: int
     """Of it, what may be reserved now."""
     next_sequence: int
+    opened_at_s: int
     ends_at_s: int
     """When its owner may take back what is free; 0: that was not asked for."""
 
@@ -241,9 +240,15 @@ class LedgerCalls:
 
     def job(self, answer: bytes) -> JobOnChain:
         """Read what ``getJob`` gave."""
-        _, terms, free, spendable, next_sequence, _, ends_at_s = self._struct("getJob", answer)
-        coordinator = Address(terms[0])
-        return JobOnChain(coordinator, terms[4], free, spendable, next_sequence, ends_at_s)
+        _, terms, *rest = self._struct("getJob", answer)
+        return JobOnChain(Address(terms[0]), terms[4], *rest)
+
+    def is_opened_by(self, call: bytes, answer: bytes) -> bool:
+        """Whether what ``getJob`` gave has all the terms that a call opens a job with."""
+        _, terms, *_ = self._struct("getJob", answer)
+        salt = call[len(self.abi.selector("openJob")) :][:_WORD_BYTES]
+        found = JobTerms(Address(terms[0]), *terms[1:])
+        return self.open_job(salt, found, self.taken(call)).call == call
 
     def share(self, answer: bytes) -> Share:
         """Read what ``getContribution`` gave."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hypergpu.chain.rpc.answers import octets
-from hypergpu.chain.rpc.chain import REVERTED, EvmChain, is_of_contract
+from hypergpu.chain.rpc.chain import REVERTED, EvmChain, block_asked, is_of_contract
 from hypergpu.chain.rpc.client import Call
 from hypergpu.chain.rpc.errors import RpcRefusedError
 
@@ -63,10 +63,11 @@ def tried(
         RpcError: the chain cannot be asked.
     """
     where = "0x" + account.hex()
-    at = "latest" if block is None else {"blockHash": "0x" + block.hex(), "requireCanonical": True}
     stand_in = {where: {"code": "0x" + _program(calls, before).hex()}}
     try:
-        answer = chain.rpc.call(Call("eth_call", ({"to": where, "data": "0x"}, at, stand_in)))
+        answer = chain.rpc.call(
+            Call("eth_call", ({"to": where, "data": "0x"}, block_asked(block), stand_in))
+        )
     except RpcRefusedError as refused:
         # Without a word and without the code of one it may be the RPC itself: its cap on gas, say.
         is_told = bool(refused.words) or refused.code == REVERTED

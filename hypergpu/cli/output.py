@@ -6,7 +6,7 @@ Results go to stdout and nothing else does; notes and errors go to stderr.
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 import msgspec
 
@@ -20,12 +20,15 @@ class Column(NamedTuple):
 
     title: str
     is_number: bool = False
+    folds: bool = False
+    """Its cells may be broken where a terminal is too narrow: names, which nobody copies."""
 
 
-def is_rich() -> bool:
-    """Whether stdout is a terminal whose owner has not asked for plain text."""
+def is_rich(stream: TextIO | None = None) -> bool:
+    """Whether stdout, or another, is a terminal whose owner has not asked for plain text."""
     is_dumb = os.environ.get("TERM") in ("dumb", "unknown")
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and not is_dumb
+    is_terminal = (stream or sys.stdout).isatty()
+    return is_terminal and not os.environ.get("NO_COLOR") and not is_dumb
 
 
 def console() -> "Console":
@@ -88,6 +91,46 @@ def say_table(columns: Sequence[Column], rows: Iterable[Sequence[str]], *, empty
             say(line)
 
 
+def say_whole_table(
+    columns: Sequence[Column], rows: Iterable[Sequence[str]], *, empty: str
+) -> None:
+    """A table of which no terminal cuts anything, or the sentence ``empty`` when it has no rows.
+
+    Where a terminal is too narrow names are folded; where that does not help, each row is told by
+    itself, a line for each column.
+    """
+    kept = [tuple(row) for row in rows]
+    if not kept:
+        say(empty)
+    elif not is_rich():
+        for line in plain_table(columns, kept):
+            say(line)
+    elif _least_width(columns, kept) <= (on := console()).width:
+        on.print(_folding_table(columns, kept))
+    else:
+        for line in _row_by_row(columns, kept):
+            say(line)
+
+
+def _least_width(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
+    """Of a table whose columns are two spaces apart, as narrow as folding makes it."""
+    widths = [
+        max(len(column.title), *(0 if column.folds else len(row[at]) for row in rows))
+        for at, column in enumerate(columns)
+    ]
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _row_by_row(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+    wide = max(len(column.title) for column in columns) + 2
+    return [
+        f"{column.title.ljust(wide) if at else f'- {column.title}'.ljust(wide)}  {cell}"
+        for row in rows
+        for at, (column, cell) in enumerate(zip(columns, row, strict=True))
+        if cell
+    ]
+
+
 def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows under their titles in aligned columns, two spaces apart."""
     cells = [[column.title.upper() for column in columns], *[list(row) for row in rows]]
@@ -102,11 +145,25 @@ def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> lis
     return lines
 
 
+def _folding_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in columns:
+        table.add_column(
+            column.title,
+            justify="right" if column.is_number else "left",
+            no_wrap=not column.folds,
+            overflow="fold",
+        )
+    return _filled(table, rows)
+
+
 def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> "Table":
     """The same rows for a terminal."""
     from rich import box
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for at, column in enumerate(columns):
@@ -117,6 +174,12 @@ def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> "Tab
             no_wrap=not is_last,
             overflow="ellipsis",
         )
+    return _filled(table, rows)
+
+
+def _filled(table: "Table", rows: Sequence[Sequence[str]]) -> "Table":
+    from rich.text import Text
+
     for row in rows:
         table.add_row(*[Text(cell) for cell in row])
     return table

@@ -74,6 +74,9 @@ def known_settings() -> Mapping[str, Known]:
             "what `up` settles paid jobs on: a chain, its RPC's address or a profile's file;"
             " `anvil` starts one here",
         ),
+        "chain_url": Known(
+            "HYPERGPU_COORDINATOR_CHAIN_URL", "", "the RPC of that chain; else its own"
+        ),
     }
 
 
@@ -110,11 +113,25 @@ def _token_origin(found: Mapping[str, Setting]) -> str:
 
 def token_setting(found: Mapping[str, Setting]) -> tuple[str, Setting]:
     """Which of ``token`` and ``token_file`` counts, by the stronger origin; the token on a tie."""
+    return _stronger(found, "token", "token_file")
+
+
+def chain_meant(found: Mapping[str, Setting]) -> tuple[str, str]:
+    """The chain, and the address of its RPC; empty: the chain's own.
+
+    An address may name a chain, and its RPC too: that of the stronger origin counts, or the RPC's.
+    """
+    chain, rpc = found["chain"].value, found["chain_url"].value
+    is_address = "://" in chain
+    name, _ = _stronger(found, "chain_url", "chain")
+    return chain, "" if is_address and name == "chain" else rpc
+
+
+def _stronger(found: Mapping[str, Setting], *names: str) -> tuple[str, Setting]:
+    """The one that was decided by the stronger origin; the first on a tie."""
     strength = ("flag", "env", "file", "up", "default")
-    return min(
-        (("token", found["token"]), ("token_file", found["token_file"])),
-        key=lambda named: strength.index(named[1].origin),
-    )
+    named = ((name, found[name]) for name in names)
+    return min(named, key=lambda each: strength.index(each[1].origin))
 
 
 def _environment(known: Mapping[str, Known]) -> dict[str, str]:

@@ -6,6 +6,7 @@ refuse the same things in the same words. It reads no file itself except in `rea
 
 from hypergpu.jobfile.change import parameter_words, with_parameters
 from hypergpu.jobfile.limits import LIMITS, Limit
+from hypergpu.jobfile.pay import covering
 from hypergpu.jobfile.problem import JobFileError, Problem
 from hypergpu.jobfile.reading import (
     check_data_folder,
@@ -25,6 +26,7 @@ __all__ = [
     "Problem",
     "check_data_folder",
     "checked_spec",
+    "covering",
     "data_folder",
     "parameter_words",
     "parse_job",

@@ -11,6 +11,9 @@ from hypergpu.jobfile.schema import ALIASES, DURATIONS, KEYS
 from hypergpu.jobfile.values import Scalar, Wrong, converted, duration_ms
 from hypergpu.spec import SETTABLE, JobSpec
 
+_value: msgspec.json.Decoder[Scalar] = msgspec.json.Decoder(Scalar)
+"""Refuses at its first sign what is nested."""
+
 
 def parameter_words(words: Iterable[str]) -> dict[str, str]:
     """``["lr=0.001", "deadline=60s"]`` as dotted keys with JSON values: what goes over the wire.
@@ -72,9 +75,9 @@ def _taken(key: str, text: str) -> tuple[str, Scalar] | Problem:
     if target not in SETTABLE:
         return _not_settable(key)
     try:
-        value = json.loads(text)
-    except ValueError:
-        return Problem(key, f"{text[:80]!r} is not JSON", "send the value as JSON")
+        value = _value.decode(text)
+    except msgspec.MsgspecError:
+        return Problem(key, f"{text[:80]!r} is not the JSON of a value", "send one value as JSON")
     table, _, name = target.partition(".")
     taken = duration_ms(value) if key in DURATIONS else converted(value, KEYS[table][name])
     if isinstance(taken, Wrong):
@@ -94,7 +97,7 @@ def _not_settable(key: str) -> Problem:
 
 def _as_json(value: str) -> str:
     try:
-        json.loads(value)
-    except ValueError:
+        _value.decode(value)
+    except msgspec.MsgspecError:
         return json.dumps(value)
     return value

@@ -90,6 +90,9 @@ def parse_job(text: str, *, source: str = "job file") -> JobSpec:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as broken:
         raise JobFileError([_syntax_problem(source, text, str(broken))]) from broken
+    except RecursionError as broken:
+        fix = "no setting is a list of lists or a table of tables"
+        raise JobFileError([Problem("", "it is nested too deeply", fix, source)]) from broken
     return _Reader(Places(source, text)).spec(tree)
 
 

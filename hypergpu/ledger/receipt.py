@@ -2,7 +2,7 @@
 
 A file is JSON lines: a header, then one signed receipt a line, ordered by job, epoch, node and
 sequence, encoded without a choice (field order as declared, no blanks, signatures in base64). The
-same receipts so give the same bytes, whose digest names the file on chain.
+same receipts, as of the same block, so give the same bytes.
 """
 
 from collections.abc import Iterable
@@ -42,6 +42,14 @@ class Signers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Of the contributions: another one where a chain was configured after the work was done."""
 
 
+class AsOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A block that was there before receipts were read: what it has recorded is among them."""
+
+    block: int
+    hash: str
+    """In hex."""
+
+
 class ReceiptFile(msgspec.Struct, frozen=True):
     """The contents of a file."""
 
@@ -49,6 +57,8 @@ class ReceiptFile(msgspec.Struct, frozen=True):
     receipts: tuple[SignedReceipt, ...]
     settled_on: Domain | None = None
     """The ledger that pays for them, where they were signed for none."""
+    as_of: AsOf | None = None
+    """None: no chain was asked, so nothing says which records of one it is sure to hold."""
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -56,6 +66,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     signers: Signers
     count: int
     settled_on: Domain | None = None
+    as_of: AsOf | None = None
 
 
 _headers = msgspec.json.Decoder(_Header)
@@ -115,7 +126,7 @@ class ReceiptCheck:
 def encoded(file: ReceiptFile) -> bytes:
     """The bytes of a file, the same for the same receipts in whatever order they come."""
     ordered = sorted(file.receipts, key=order)
-    header = _Header(FORMAT, file.signers, len(ordered), file.settled_on)
+    header = _Header(FORMAT, file.signers, len(ordered), file.settled_on, file.as_of)
     return msgspec.json.Encoder().encode_lines([header, *ordered])
 
 
@@ -135,13 +146,14 @@ def decoded(content: bytes, *, source: str) -> ReceiptFile:
     head, *rest = content.splitlines() or [b""]
     try:
         header = _headers.decode(head)
-    except msgspec.MsgspecError as broken:
+    except (msgspec.MsgspecError, UnicodeError) as broken:
         raise _unusable(source, 1, f"it is no header of receipts: {broken}") from broken
     if header.format != FORMAT:
         raise _unusable(source, 1, f"its format is {header.format[:40]!r}, not {FORMAT!r}")
     if header.count != len(rest):
         raise _unusable(source, 1, f"{header.count} receipts are announced, {len(rest)} there")
-    file = ReceiptFile(header.signers, tuple(_decoded_lines(rest, source)), header.settled_on)
+    receipts = tuple(_decoded_lines(rest, source))
+    file = ReceiptFile(header.signers, receipts, header.settled_on, header.as_of)
     if encoded(file) != content:
         raise _unusable(source, 1, "its receipts are not in their order or encoding")
     return file
@@ -153,7 +165,7 @@ def _decoded_lines(lines: list[bytes], source: str) -> Iterable[SignedReceipt]:
             raise _unusable(source, number, f"it has {len(line)} bytes")
         try:
             yield _lines.decode(line)
-        except msgspec.MsgspecError as broken:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as broken:
             raise _unusable(source, number, f"it is no receipt: {broken}") from broken
 
 

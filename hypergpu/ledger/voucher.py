@@ -10,6 +10,9 @@ from hypergpu.ids import Address, JobKey, NodeId
 from hypergpu.ledger.typed import Voucher, signer
 from hypergpu.units import Wei
 
+RECEIPTS_MOST = 2**48 - 1
+"""Of a node in a job: the contract's field for how many it has counted."""
+
 
 class SignedVoucher(msgspec.Struct, frozen=True):
     """A voucher with the coordinator's signature."""
@@ -52,6 +55,8 @@ def voucher_fault(
             f"it is worth {voucher.amount} for {voucher.sequence} receipts,"
             f" less than {held.amount} for {held.sequence} before"
         )
+    if voucher.sequence > RECEIPTS_MOST:
+        return f"it is for {voucher.sequence} receipts, a ledger counts {RECEIPTS_MOST} at most"
     if signer(separator, voucher, signed.signature) != coordinator:
         return f"the coordinator {coordinator} did not sign it"
     return ""

@@ -221,14 +221,21 @@ class ReceiptsHeld(google.protobuf.message.Message):
 
     JOB_ID_FIELD_NUMBER: builtins.int
     COUNT_FIELD_NUMBER: builtins.int
+    NEWEST_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     count: builtins.int
+    @property
+    def newest(self) -> global___Receipt:
+        """The last of them: it tells whose job it is, and proves that it was signed. Absent where there is none."""
+
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         count: builtins.int = ...,
+        newest: global___Receipt | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["count", b"count", "job_id", b"job_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["newest", b"newest"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "job_id", b"job_id", "newest", b"newest"]) -> None: ...
 
 global___ReceiptsHeld = ReceiptsHeld

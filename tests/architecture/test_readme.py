@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.architecture.repository import ROOT, files
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+ANVIL = "node_modules/.installed"
 COMMAND = "from hypergpu.cli.main import main; main()"
 
 
@@ -47,6 +48,14 @@ def test_every_make_target_exists() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     assert set(re.findall(r"\bmake ([a-z][a-z-]*)", code())) - targets == set()
+
+
+def test_commands_that_settle_install_a_chain_first() -> None:
+    """Without one, the demo would keep receipts and pay nobody."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    needs = dict(re.findall(r"^([a-z-]+):([^#\n]*)", makefile, re.MULTILINE))
+    without = [name for name in ("demo", "test", "bench", "chaos") if ANVIL not in needs[name]]
+    assert without == []
 
 
 def has_help(words: tuple[str, ...]) -> bool:

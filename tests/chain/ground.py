@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from coordinator.core.settlement.epoch import Epoch
 from coordinator.core.settlement.sealing import Metering, SealingRule
 from coordinator.core.settlement.sending import TransactionState
-from coordinator.shell.chain.escrow import EscrowBook
+from coordinator.shell.chain.escrow import Advanced, EscrowBook
 from coordinator.shell.chain.founding import JobOrder
 from coordinator.shell.chain.sending import Account
 from coordinator.shell.chain.settler import Settler, SettlingOptions
@@ -131,6 +131,11 @@ class Ground:
             for sequence in sequences
         )
         self.journal.append([], (), Earnings(receipts))
+
+    def expect(self, round_cost: int, holders: Sequence[IdentityKey] = ()) -> None:
+        """Tell the settler that runs what a round costs, and who has a voucher and no receipt."""
+        nodes = frozenset(node.node_id for node in holders)
+        self.escrow.expect(JOB, Advanced(round_cost, nodes))
 
     def end(self, epoch: int, *, is_last: bool = False) -> None:
         """The job leaves an epoch."""

@@ -269,6 +269,18 @@ def test_a_ledger_that_is_not_there_or_another_contract_is_refused(
     assert caught.value.reason is Reason.LEDGER_WRONG
 
 
+def test_what_is_no_ledger_is_told_before_a_nonce_that_somebody_else_has_used(
+    ground: Ground,
+) -> None:
+    ground.opened()
+    token = Address("0x" + ground.settler.site.token().hex())
+    ground.spend_nonce()
+    ground.start_with(contract=token)
+    with pytest.raises(RefusalError, match="is no training ledger") as caught:
+        ground.turn()
+    assert caught.value.reason is Reason.LEDGER_WRONG
+
+
 def test_a_ledger_with_other_code_is_refused(ground: Ground) -> None:
     ground.opened()
     contract = "0x" + ground.settler.site.contract.hex()

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from eth_account import Account
 from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
@@ -20,9 +21,18 @@ from hypergpu.ids import Address
 from hypergpu.ledger.audit.dispute import Claim, Dispute, decoded_dispute, dispute_fault
 from hypergpu.ledger.receipt import SignedReceipt
 from hypergpu.ledger.terms import Terms, terms_of
-from hypergpu.ledger.typed import Domain, address_bytes, word_bytes
+from hypergpu.ledger.typed import (
+    Domain,
+    Voucher,
+    address_bytes,
+    chain_form,
+    job_key,
+    sign,
+    word_bytes,
+)
 from hypergpu.refusal import Reason
 from hypergpu.signature import IdentityKey
+from hypergpu.units import Wei
 from tests.chain.ground import JOB, NODES, PROFILE, Ground
 from tests.signed_receipts import COORDINATOR, Work, node_key, receipt_record
 
@@ -101,7 +111,8 @@ def enforced(ground: Ground, bundle: Path) -> Result:
 
 
 def bundle_in(ground: Ground, claim: Claim) -> Path:
-    (found,) = (ground.folder / "bundles").glob(f"dispute-{JOB}-*-{claim.value}.json")
+    whole = f"{JOB}@{COORDINATOR.node_id}"
+    (found,) = (ground.folder / "bundles").glob(f"dispute-{whole}-*-{claim.value}.json")
     return found
 
 
@@ -143,6 +154,62 @@ def test_a_receipt_that_was_kept_back_is_recorded_by_anybody_and_paid(settled: G
         [],
         "all 1 receipts are recorded by now: nothing was sent",
     )
+
+
+def test_many_receipts_take_no_block_each(settled: Ground) -> None:
+    wallet = wallet_of(settled, *(signed(settled, number) for number in range(20)))
+    disputed(settled, wallet)
+    settled.ask("evm_setAutomine", False)
+    settled.ask("evm_setIntervalMining", 1)
+    done = told(enforced(settled, bundle_in(settled, Claim.UNRECORDED)))
+    settled.ask("evm_setIntervalMining", 0)
+    assert settled.account(VICTIM.node_id).counted == 20
+    places = settled.chain.inclusions([bytes.fromhex(name[2:]) for name in done["hashes"]])
+    blocks = [place.block_number for place in places if place is not None]
+    assert len(blocks) == 19
+    assert blocks == sorted(blocks)
+    assert len(set(blocks)) < 10
+
+
+@pytest.fixture
+def recording(ground: Ground) -> Ground:
+    """Epoch 0 is open: a receipt of each node is recorded, and no more will be."""
+    ground.opened()
+    ground.earn(0, range(1))
+    ground.rest()
+    ground.ask("evm_setAutomine", True)
+    return ground
+
+
+def test_what_is_not_recorded_yet_is_disputed_once_it_is_left_out(recording: Ground) -> None:
+    wallet = wallet_of(recording, signed(recording, 0), signed(recording, 1))
+    assert disputed(recording, wallet) == []
+    plain = ledger(recording, "dispute", "--state-dir", str(wallet))
+    assert "1 more are not recorded yet, which can be disputed once" in plain.stdout
+
+    recording.ask("evm_increaseTime", PROFILE.window_s)
+    recording.mine()
+    (bundle,) = disputed(recording, wallet)
+    assert (bundle.claim, bundle.epoch) == (Claim.UNRECORDED, 0)
+    path = bundle_in(recording, Claim.UNRECORDED)
+    assert "the node is right" in ledger(recording, "check", str(path)).stdout
+    done = told(enforced(recording, path))
+    assert done["said"].endswith("are recorded, to be paid with epoch 0")
+    assert recording.account(VICTIM.node_id).counted == 2
+
+
+def test_what_is_not_recorded_is_disputed_as_soon_as_the_jobs_end_is_announced(
+    recording: Ground,
+) -> None:
+    wallet = wallet_of(recording, signed(recording, 0), signed(recording, 1))
+    site = recording.settler.site
+    end = site.calls.abi.call("requestReclaim", word_bytes(site.job_key(JOB)))
+    recording.act_as(COORDINATOR, end)
+    (bundle,) = disputed(recording, wallet)
+    assert (bundle.claim, bundle.epoch) == (Claim.UNRECORDED, 0)
+    told(enforced(recording, bundle_in(recording, Claim.UNRECORDED)))
+    assert recording.account(VICTIM.node_id).counted == 2
+    assert disputed(recording, wallet) == []
 
 
 def test_two_receipts_of_one_number_cost_the_coordinator_its_bond(settled: Ground) -> None:
@@ -187,3 +254,30 @@ def test_what_was_never_on_a_chain_has_nothing_to_be_disputed_there(ground: Grou
         f"error 6002: {JOB} counts on no chain: its coordinator had none when it was created."
         " Fix: see hypergpu node wallet\n"
     )
+
+
+def delegated(ground: Ground, to: Address) -> None:
+    """Have the coordinator's account run a contract's code from now on (EIP-7702)."""
+    account = Account.from_key(COORDINATOR.secret)
+    nonce = ground.chain.next_nonce(address_bytes(COORDINATOR.address))
+    chain = {"chainId": PROFILE.chain_id}
+    own = account.sign_authorization({**chain, "address": address_bytes(to), "nonce": nonce + 1})
+    money = {"gas": 200_000, "maxFeePerGas": 10**11, "maxPriorityFeePerGas": 10**9, "value": 0}
+    where = {"type": 4, "nonce": nonce, "to": address_bytes(ANYBODY.address), "data": b""}
+    made = account.sign_transaction({**chain, **where, **money, "authorizationList": [own]})
+    raw = "0x" + bytes(made.raw_transaction).hex()
+    receipt: Any = ground.ask("eth_sendRawTransactionSync", raw)
+    assert receipt["status"] == "0x1"
+    assert ground.ask("eth_getCode", COORDINATOR.address, "latest") != "0x"
+
+
+def test_a_coordinator_key_that_delegates_stays_bound_by_what_it_signed(settled: Ground) -> None:
+    site = settled.settler.site
+    key = job_key(COORDINATOR.address, JOB)
+    voucher = Voucher(job=key, node=VICTIM.node_id, sequence=1, amount=Wei(SHARE + 7))
+    signature = chain_form(sign(COORDINATOR, site.domain.separator(), voucher))
+    delegated(settled, site.domain.contract)  # It knows no signatures.
+    fields = (word_bytes(key), address_bytes(VICTIM.node_id), voucher.sequence, voucher.amount)
+    call = "0x" + site.calls.abi.call("redeemVoucher", fields, signature).hex()
+    asked = {"from": VICTIM.address, "to": site.domain.contract, "data": call}
+    assert int(str(settled.ask("eth_call", asked, "latest")), 16) == 7

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 from coordinator.core.settlement.epoch import EpochState
@@ -38,3 +39,9 @@ def test_a_chain_inside_the_process_settles_the_same_way(tmp_path: Path) -> None
     job = settler.site.job(JOB)
     assert job is not None
     assert job.free == ORDER.escrow - 4 * 320 * 9_000 * 1_000 // 10**6
+
+
+def test_it_leaves_the_depth_of_calls_as_it_was() -> None:
+    before = sys.getrecursionlimit()
+    InProcessRpc(1)
+    assert sys.getrecursionlimit() == before

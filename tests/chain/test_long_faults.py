@@ -118,7 +118,7 @@ def test_an_escrow_that_is_not_on_the_ledger_is_told_until_it_is_there(ground: G
         ground.mine()
         turned(lambda: settling.state, settling.wake)
         turned(lambda: settling.state, settling.wake)
-        return settling.shortage(job)
+        return settling.unpaid(job)
 
     small = replace(PAID, pay=replace(PAID.pay, escrow=100))
     model = Model(0, BlobRef(digest_of(b"model"), Bytes(8)))
@@ -128,8 +128,9 @@ def test_an_escrow_that_is_not_on_the_ledger_is_told_until_it_is_there(ground: G
         if short := look(job, CHEAP):
             break
     assert short == (
-        f"the escrow of {job.job_id} has 100 left on the ledger (block {settling.state.height}:"
-        " 100 free, 0 owed), 60 less than the next work may cost"
+        f"the escrow of {job.job_id} has 100 left on the ledger (block {settling.state.height}),"
+        " 60 less than the round may cost; raise it for all rounds that are left with as many"
+        f" nodes, hypergpu job set pay.escrow=480, and hypergpu job resume {job.job_id}"
     )
     paused = replace(job, phase=Phase.PAUSED)
     assert settling.says(paused) == LedgerSays(Wei(100), settling.state.height)
@@ -146,6 +147,31 @@ def test_an_escrow_that_is_not_on_the_ledger_is_told_until_it_is_there(ground: G
             break
     assert short == ""
     settling.stop()
+
+
+def test_a_coordinator_that_starts_without_its_bond_is_told_before_a_job_is_refused(
+    ground: Ground,
+) -> None:
+    ground.opened()
+    settings = Settings(
+        data_dir=ground.folder / "new",
+        chain="anvil",
+        chain_url=ground.url,
+        ledger_contract=ground.settler.contract,
+    )
+    notes = []
+    for key, journal in (
+        (IdentityKey.generate(), MemoryJournal()),
+        (COORDINATOR, ground.journal),
+    ):
+        ground.crash()
+        settling = Settling(settings, key, journal)
+        settling.start()
+        notes.append(settling.state.note)
+        settling.stop()
+    assert notes[0].startswith("the coordinator's bond on the ledger is 0, and no job that pays")
+    assert "hypergpu ledger bond" in notes[0]
+    assert notes[1] == ""
 
 
 @dataclass
@@ -189,7 +215,7 @@ def test_a_job_that_settling_stopped_before_it_was_open_is_told_and_no_other(
     settling = settling_on(ground, key, journal)
     settling.order(opened)
     until_opened(ground, settling, journal, opened.job_id)
-    assert asyncio.run(settling.unopened(unopened)) == ""
+    assert settling.unpaid(unopened) == ""
     settling.stop()
 
     for _ in range(3):
@@ -211,8 +237,8 @@ def test_a_job_that_settling_stopped_before_it_was_open_is_told_and_no_other(
     assert refused.value.reason is Reason.SENDING_HALTED
     assert "hypergpu up --retry-failed" in refused.value.fix
     assert settling.domain_for(Pay()).chain_id == 31337
-    assert asyncio.run(settling.unopened(replace(unopened, phase=Phase.PAUSED))) == ""
-    assert asyncio.run(settling.unopened(replace(unopened, round=None))) == ""
+    assert settling.unpaid(replace(unopened, phase=Phase.PAUSED)) == ""
+    assert settling.unpaid(replace(unopened, round=None)) == ""
 
 
 def test_what_a_job_earns_between_two_blocks_is_off_what_the_ledger_has_left(

@@ -75,6 +75,29 @@ def test_what_a_job_earns_is_paid_to_the_last_unit(cluster: Cluster, tmp_path: P
         assert (tiers.receipts_recorded, tiers.due) == (node.contributions, [])
 
 
+def test_a_job_that_trains_meanwhile_is_never_found_wrong(cluster: Cluster, tmp_path: Path) -> None:
+    many = replace(SPEC, training=replace(SPEC.training, rounds=150, inner_steps=1))
+    job_id, path, early = cluster.submit(many), tmp_path / "early.jsonl", 0
+    with cluster.coordinator.client() as client:
+        url = rpc_of(client, job_id)
+        while not (view := ledger_of(client, job_id)).is_over:
+            if view.pay is None:
+                continue  # The ledger itself is in no block yet.
+            found = verification_of(client, job_id)
+            assert found.faults == []
+            if found.batches is None:
+                assert "the opening of the job is in no block yet" in found.open[0]
+            if found.batches and not path.exists():
+                exported(client, job_id, path)
+                early = verified_file(path, url).receipts
+            assert not path.exists() or verified_file(path, url).faults == []
+        assert 0 < early < sum(node.contributions for node in view.nodes)
+        soon_settled(client, job_id)
+    told = verified_file(path, url)
+    assert (told.faults, told.receipts) == ([], early)
+    assert told.newer == sum(node.contributions for node in view.nodes) - early
+
+
 def rpc_of(client: Coordinator, job_id: str) -> str:
     chain = ledger_of(client, job_id).chain
     assert chain is not None

@@ -1,10 +1,16 @@
 """What conformance suites share because it is dear to make."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.conformance.journal_stores import POSTGRES_URL, postgres_schema
+from tests.conformance.journal_stores import (
+    POSTGRES_URL,
+    STORES,
+    JournalStore,
+    postgres_schema,
+)
 
 collect_ignore = [] if POSTGRES_URL else ["test_postgresql_lock.py"]
 
@@ -17,3 +23,12 @@ def postgres_url() -> Iterator[str]:
         return
     with postgres_schema() as url:
         yield url
+
+
+@pytest.fixture(params=sorted(STORES))
+def store(
+    request: pytest.FixtureRequest, tmp_path: Path, postgres_url: str
+) -> Iterator[JournalStore]:
+    """Each journal, empty."""
+    with STORES[request.param](tmp_path, postgres_url) as opened:
+        yield opened

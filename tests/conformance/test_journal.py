@@ -1,6 +1,4 @@
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -9,18 +7,10 @@ from coordinator.shell.journal.records import Entry, JournalConflictError, Reque
 from coordinator.shell.journal.recovery import recover
 from hypergpu.digest import digest_of
 from hypergpu.ids import JobId
-from tests.conformance.journal_stores import STORES, JournalStore
+from tests.conformance.journal_stores import JournalStore
 
 JOB = JobId("job-00000000000a")
 OTHER = JobId("job-00000000000b")
-
-
-@pytest.fixture(params=sorted(STORES))
-def store(
-    request: pytest.FixtureRequest, tmp_path: Path, postgres_url: str
-) -> Iterator[JournalStore]:
-    with STORES[request.param](tmp_path, postgres_url) as opened:
-        yield opened
 
 
 def entry(sequence: int, job_id: JobId = JOB) -> Entry:

@@ -1,6 +1,3 @@
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from coordinator.core.settlement.epoch import Epoch, EpochState, Tally
@@ -22,7 +19,7 @@ from coordinator.shell.journal.ledger.records import (
 from coordinator.shell.journal.records import Entry, JournalConflictError
 from hypergpu.ids import Address, JobId
 from hypergpu.units import Milliseconds
-from tests.conformance.journal_stores import STORES, JournalStore
+from tests.conformance.journal_stores import JournalStore
 from tests.signed_receipts import Work, node_key, receipt_record
 
 JOB = JobId("job-00000000000a")
@@ -32,14 +29,6 @@ ONE, TWO = sorted((node_key(1), node_key(2)), key=lambda key: key.node_id)
 DONE = Tally(1, 1, 1, 1)
 ENDED = Epoch(job_id=JOB, number=0, is_ended=True, batch=DONE, close=DONE, payment=DONE)
 WAITING = [TransactionState.WAITING]
-
-
-@pytest.fixture(params=sorted(STORES))
-def store(
-    request: pytest.FixtureRequest, tmp_path: Path, postgres_url: str
-) -> Iterator[JournalStore]:
-    with STORES[request.param](tmp_path, postgres_url) as opened:
-        yield opened
 
 
 def records(*sequences: int, epoch: int = 0) -> tuple[ReceiptRecord, ...]:
@@ -152,6 +141,15 @@ def test_a_receipt_of_an_epoch_that_was_left_is_kept_and_the_epoch_stays_left(
 
 
 def test_an_epoch_without_receipts_can_end_and_be_the_last(store: JournalStore) -> None:
+    keep(store, 0)
+    store.journal.append([], (), Earnings(ends=(EpochEnd(JOB, 0),)))
+    assert not store.reopen().has_ended(JOB)
+    store.journal.append([], (), Earnings(ends=(EpochEnd(JOB, 3, is_last=True),)))
+    assert store.reopen().has_ended(JOB)
+    assert not store.journal.has_ended(JobId("job-00000000000f"))
+
+
+def test_an_epoch_can_be_the_last_and_the_only_one(store: JournalStore) -> None:
     store.journal.append([], (), Earnings(ends=(EpochEnd(JOB, 3, is_last=True),)))
     (record,) = store.journal.epochs()
     assert (record.epoch.number, record.is_left, record.is_last) == (3, True, True)
@@ -161,6 +159,8 @@ def test_receipts_wait_until_they_are_in_a_batch(store: JournalStore) -> None:
     keep(store, 0, 1, 2)
     assert [one.sequence for one in store.journal.unsealed(10)] == [0, 1, 2]
     assert [one.sequence for one in store.journal.unsealed(2)] == [0, 1]
+    (job_id,) = store.journal.waiting_counts()
+    assert store.journal.unsealed(10, without={job_id}) == ()
     change = OutboxChange(account=ACCOUNT, sealed=(row(4, "b0"),), batches=(batch(4, 0, 2),))
     store.journal.write(change)
     (left,) = store.reopen().unsealed(10)
@@ -360,3 +360,19 @@ def test_what_a_removed_job_earned_is_still_owed(store: JournalStore) -> None:
     journal = store.reopen()
     assert journal.jobs() == ()
     assert len(journal.unsealed(10)) == 1
+
+
+def test_a_removed_job_has_left_its_epochs_and_the_last_of_them_is_its_last(
+    store: JournalStore,
+) -> None:
+    keep(store, 0)
+    keep(store, 1, epoch=3)
+    store.journal.append([], (), Earnings((receipt_record(OTHER, Work(node=TWO, sequence=0)),)))
+    store.journal.remove_job(JOB)
+    journal = store.reopen()
+    assert [(one.epoch.number, one.is_left, one.is_last) for one in journal.epochs()] == [
+        (0, True, False),
+        (3, True, True),
+        (0, False, False),
+    ]
+    assert (journal.has_ended(JOB), journal.has_ended(OTHER)) == (True, False)

@@ -1,8 +1,5 @@
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
 from coordinator.shell.journal.records import (
@@ -13,7 +10,7 @@ from coordinator.shell.journal.records import (
 )
 from hypergpu.ids import NodeId, TokenId
 from hypergpu.token import Role
-from tests.conformance.journal_stores import STORES, JournalStore
+from tests.conformance.journal_stores import JournalStore
 
 NODE = NodeId("0x" + "a1" * 20)
 OTHER = NodeId("0x" + "b2" * 20)
@@ -34,14 +31,6 @@ RECORD = NodeRecord(
     first_seen_ms=10,
     last_seen_ms=20,
 )
-
-
-@pytest.fixture(params=sorted(STORES))
-def store(
-    request: pytest.FixtureRequest, tmp_path: Path, postgres_url: str
-) -> Iterator[JournalStore]:
-    with STORES[request.param](tmp_path, postgres_url) as opened:
-        yield opened
 
 
 def test_a_nonce_only_rises(store: JournalStore) -> None:

@@ -14,6 +14,7 @@ from coordinator.core.metering.accounts import (
     owed_beyond,
     settled_at_most,
 )
+from coordinator.core.metering.budget import beyond_ledger, coming_cost, round_cost
 from coordinator.core.round.outstanding import outstanding
 from coordinator.core.transition import refusal, transition
 from hypergpu.ids import Address, JobId, NodeId
@@ -268,9 +269,9 @@ def test_a_round_that_the_escrow_might_not_cover_is_not_opened() -> None:
     job = after(with_both(training(spec)), folded(0, alice=0.5, bob=0.5))
     assert job.phase is Phase.PAUSED
     assert job.reason == (
-        "paused: the escrow of 300 does not cover the next round: up to 160 is owed and the round"
-        " may cost 160; raise it to 320 at least, hypergpu job set pay.escrow=320, and resume the"
-        " job"
+        "the escrow of 300 does not cover the next round: up to 160 is owed and the round may cost"
+        " 160; raise it for all rounds that are left with as many nodes, hypergpu job set"
+        " pay.escrow=480, and hypergpu job resume job-1"
     )
     raised = events.ParametersChanged(
         at_ms=at(90), spec=replace(spec, pay=replace(spec.pay, escrow=320))
@@ -286,8 +287,9 @@ def test_a_round_that_the_ledger_has_no_pay_for_is_not_opened() -> None:
     job = after(with_both(training(PAID)), short)
     assert job.phase is Phase.PAUSED
     assert job.reason == (
-        "paused: the escrow of job-1 has 100 left on the ledger (block 7), 60 less than the next"
-        " round may cost; raise it, hypergpu job set pay.escrow=540, and resume the job"
+        "the escrow of job-1 has 100 left on the ledger (block 7), 60 less than the round may cost;"
+        " raise it for all rounds that are left with as many nodes, hypergpu job set"
+        " pay.escrow=700, and hypergpu job resume job-1"
     )
     again = events.JobResumed(at_ms=at(95), ledger=LedgerSays(left=Wei(160), height=9))
     assert after(job, again).phase is Phase.TRAINING
@@ -298,12 +300,26 @@ def test_a_job_that_nobody_is_going_to_pay_for_begins_no_round() -> None:
     joined = events.NodeJoined(at_ms=at(30), node=BOB, ledger=shut)
     job = after(with_alice(PAID), joined)
     assert (job.phase, job.round) == (Phase.PAUSED, None)
-    assert job.reason == "paused: job-1 cannot be opened on the ledger"
+    assert job.reason == "job-1 cannot be opened on the ledger"
     # Whoever resumes it before that is mended is told the same again.
     job = after(job, events.JobResumed(at_ms=at(40), ledger=shut))
     assert job.phase is Phase.PAUSED
     assert after(with_alice(FREE), joined).phase is Phase.TRAINING
     assert after(job, events.JobResumed(at_ms=at(50))).phase is Phase.TRAINING
+
+
+def test_a_job_whose_end_is_announced_begins_no_round_and_ends_the_one_that_is_open() -> None:
+    ending = LedgerSays(left=Wei(10**6), height=7, ending="the end of job-1 is announced")
+    job = training(PAID)
+    assert beyond_ledger(job, ending, coming_cost(job)) == ""
+    job = after(with_both(job), replace(folded(0, alice=0.5, bob=0.5), ledger=ending))
+    assert (job.phase, job.round) == (Phase.PAUSED, None)
+    assert job.reason.endswith("the end of job-1 is announced")
+    resumed = events.JobResumed(at_ms=at(95), ledger=ending)
+    assert after(job, resumed).phase is Phase.PAUSED
+    over = replace(ending, closed="job-1 has ended", ending="")
+    open_round = training(PAID)
+    assert beyond_ledger(open_round, over, coming_cost(open_round)) == "job-1 has ended"
 
 
 def test_what_is_counted_of_a_node_is_off_what_it_is_owed_and_no_other() -> None:
@@ -315,6 +331,18 @@ def test_what_is_counted_of_a_node_is_off_what_it_is_owed_and_no_other() -> None
     # Alice has redeemed what was an advance on the open round.
     assert owed_beyond(both, {ALICE: 100, BOB: 80}) == 140
     assert owed_beyond(both, {ALICE: 500, BOB: 80}) == 80
+
+
+def test_an_open_round_wants_pay_for_what_has_not_come_yet() -> None:
+    job = training(PAID)
+    assert coming_cost(job) == round_cost(job) == 160
+    job = after(job, sent(job, ALICE))
+    assert (coming_cost(job), round_cost(job)) == (80, 160)
+    told = LedgerSays(left=Wei(50), height=7)
+    assert beyond_ledger(job, told, coming_cost(job)).startswith(
+        "the escrow of job-1 has 50 left on the ledger (block 7), 30 less than the round may cost"
+    )
+    assert beyond_ledger(with_both(training(PAID)), told, Wei(0)) == ""
 
 
 def test_an_escrow_is_not_taken_back_once_it_is_owed() -> None:

@@ -200,7 +200,7 @@ def test_a_pause_keeps_what_was_accepted_and_a_resume_renews_only_the_rest() -> 
 
 def test_a_pause_by_the_coordinator_itself_says_why() -> None:
     job = after(training(), events.JobPaused(at_ms=at(40), reason="its layout is gone"))
-    assert job.reason == "paused: its layout is gone"
+    assert job.reason == "its layout is gone"
 
 
 def test_an_aggregate_that_arrives_during_a_pause_is_kept() -> None:

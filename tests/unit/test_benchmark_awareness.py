@@ -5,12 +5,13 @@ import pytest
 from benchmarks.ours.awareness.changing import GRID, Fixed, fixed_tree
 from benchmarks.ours.awareness.economy import forecast_errors
 from benchmarks.ours.awareness.failures import failing_world, kills
-from benchmarks.ours.awareness.figures import Figures, NotReachedError, figures_of, target_of
+from benchmarks.ours.awareness.figures import NotReachedError, target_of
 from benchmarks.ours.awareness.flower import FlowerRun, reached_by_flower
 from benchmarks.ours.awareness.jobs import text_of
 from benchmarks.ours.awareness.recovery import longest_bad_stretch
 from benchmarks.ours.awareness.runs import WORLDS
 from benchmarks.ours.awareness.work import computing_share, summed_throughput, throughput
+from benchmarks.table.parts import Figures, figures_of
 from hypergpu.cli.compare.outcome import Report, Verdict
 from hypergpu.cli.show.history import RoundPoint
 from hypergpu.jobfile import parse_job

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.ours.awareness.figures import Figures, NotReachedError, spread, target_of, times
+from benchmarks.ours.awareness.figures import NotReachedError, spread, target_of, times
 from benchmarks.ours.awareness.jobs import Tree, job_tree, written
 from benchmarks.ours.awareness.runs import WORLDS, Runs, of_seeds
+from benchmarks.table.parts import Figures
 from hypergpu.spec import SPARSE_SCHEMES
 
 VARYING = WORLDS / "changing" / "varying.toml"

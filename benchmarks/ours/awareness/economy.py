@@ -3,9 +3,10 @@
 import statistics
 from collections.abc import Sequence
 
-from benchmarks.ours.awareness.figures import Figures, target_of, times
+from benchmarks.ours.awareness.figures import target_of, times
 from benchmarks.ours.awareness.naive import DIGITS, GRADES, reached_by_sync
 from benchmarks.ours.awareness.runs import Runs, of_seeds
+from benchmarks.table.parts import Figures
 from hypergpu.cli.compare.outcome import Report
 from hypergpu.cli.show.history import Reached
 

@@ -7,7 +7,7 @@ import statistics
 from typing import NamedTuple
 
 from benchmarks.ours.awareness.economy import GRADE, aware_report
-from benchmarks.ours.awareness.figures import Figures, NotReachedError, target_of, times
+from benchmarks.ours.awareness.figures import NotReachedError, target_of, times
 from benchmarks.ours.awareness.flower import (
     JOB,
     RESIDENT,
@@ -19,6 +19,7 @@ from benchmarks.ours.awareness.flower import (
 )
 from benchmarks.ours.awareness.naive import GRADES
 from benchmarks.ours.awareness.runs import KEPT, Runs, of_seeds
+from benchmarks.table.parts import Figures
 from hypergpu.jobfile import read_job_file
 
 PROMISED = 1.25

@@ -1,9 +1,7 @@
 """What one part of a benchmark brings to its table, and how figures are said."""
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-
-import msgspec
+from collections.abc import Iterable
 
 from benchmarks.ours.cluster import BenchmarkError
 from hypergpu.cli.compare.outcome import Report
@@ -11,14 +9,6 @@ from hypergpu.cli.show.history import Reached
 
 Row = tuple[str, str, str, str, str]
 COLUMNS: Row = ("", "ours", "the other", "ratio", "promised")
-
-
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows for people, metrics for whoever checks."""
-
-    rows: Sequence[Row] = ()
-    metrics: Mapping[str, float] = {}
-    notes: Sequence[str] = ()
 
 
 class NotReachedError(BenchmarkError):
@@ -50,21 +40,3 @@ def spread(values: Iterable[float], unit: str = " s") -> str:
 def times(ratio: float) -> str:
     """A ratio in three digits."""
     return f"{ratio:.0f}x" if ratio >= 100 else f"{ratio:.3g}x"
-
-
-def merged(parts: Iterable[Figures]) -> Figures:
-    """All parts, in order."""
-    every = list(parts)
-    return Figures(
-        rows=[row for part in every for row in part.rows],
-        metrics={key: value for part in every for key, value in part.metrics.items()},
-        notes=[note for part in every for note in part.notes],
-    )
-
-
-def figures_of(name: str, part: Callable[[], Figures]) -> Figures:
-    """A part's figures; what was never reached or broke is a note, not a figure."""
-    try:
-        return part()
-    except BenchmarkError as missed:
-        return Figures(notes=[f"MISSED, {name}: {missed}"])

@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from benchmarks.ours.awareness.figures import Figures, NotReachedError, times
+from benchmarks.ours.awareness.figures import NotReachedError, times
 from benchmarks.ours.awareness.naive import GRADES
 from benchmarks.ours.awareness.runs import KEPT, ROOT, TRIES, WORLDS, LateError
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.peers.seconds import python_of
+from benchmarks.table.parts import Figures
 from hypergpu.cli.show.history import EvaluationPoint, Reached, reached
 from hypergpu.digest import digest_of
 from hypergpu.jobfile import read_job_file

@@ -6,16 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.ours.awareness.figures import (
-    Figures,
-    figures_of,
-    merged,
-    spread,
-    target_of,
-    times,
-)
+from benchmarks.ours.awareness.figures import spread, target_of, times
 from benchmarks.ours.awareness.naive import DIGITS, GRADES, naive_step_s, named, reached_by_sync
 from benchmarks.ours.awareness.runs import WORLDS, Runs, of_seeds
+from benchmarks.table.parts import Figures, figures_of, merged
 from hypergpu.jobfile import read_job_file
 
 TEXT = WORLDS / "jobs" / "text.toml"

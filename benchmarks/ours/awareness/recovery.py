@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from benchmarks.ours.awareness.changing import JOB, VARYING
-from benchmarks.ours.awareness.figures import Figures
 from benchmarks.ours.awareness.runs import Runs, of_seeds
+from benchmarks.table.parts import Figures
 from hypergpu.cli.compare.outcome import Report
 from hypergpu.cli.show.history import RoundPoint
 

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from benchmarks.ours.awareness.figures import Figures, Row
+from benchmarks.ours.awareness.figures import Row
 from benchmarks.ours.awareness.runs import WORLDS, Runs
+from benchmarks.table.parts import Figures
 from hypergpu.cli.compare.outcome import Report
 from netsim.refusal import RefusedError
 from netsim.worldfile import WorldDescription, read_world_file

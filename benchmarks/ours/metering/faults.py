@@ -71,6 +71,9 @@ class Run:
         self._depths = iter(DEPTHS * faults.reorganisations)
         self._aged_at = -1
         self._is_enlisted = not plan.has_stakes
+        self._since: int | None = None
+        """The last block that stays: play money is given by no transaction, so that nobody would
+        give again what goes with a block."""
 
     @property
     def outstanding(self) -> int:
@@ -95,18 +98,29 @@ class Run:
                 return progress
             self._help(progress)
             if self._todo and progress.kept >= self._todo[0][0]:
-                _, kind = self._todo.pop(0)
-                if kind == KILL:
+                if self._todo[0][1] == KILL:
+                    self._todo.pop(0)
                     return None
-                depth = min(next(self._depths), self.chain.head().number - 1)
-                self.chain.rpc.call(Call("anvil_reorg", (depth, [])))
+                self._reorganise()
         raise RuntimeError(f"the settling process ended with {child.wait()}")
+
+    def _reorganise(self) -> None:
+        """Replace the newest blocks, once there are some that may be."""
+        height = self.chain.head().number
+        if self._since is None or height <= self._since:
+            return
+        self._todo.pop(0)
+        depth = min(next(self._depths), height - self._since)
+        self.chain.rpc.call(Call("anvil_reorg", (depth, [])))
 
     def _help(self, progress: Progress) -> None:
         if not self._is_enlisted and self.chain.code(LEDGER):
             enlist(self.chain, TOKEN, LEDGER, self._plan.node_keys())
             Path(self._plan.folder, STAKED).touch()
             self._is_enlisted = True
+        if progress.contract and self._is_enlisted and self._since is None:
+            # The account had its play money before it signed the contract's deployment.
+            self._since = self.chain.head().number + 1
         if progress.is_sealed and progress.deferred:
             self._age()
 

@@ -12,6 +12,7 @@ import psutil
 from benchmarks.ours.cluster import BenchmarkError, Running, running
 from benchmarks.ours.estimates import Estimate, median_of
 from benchmarks.ours.metering.acknowledgement import AGAIN, Acknowledged, acknowledged, p99
+from benchmarks.table.parts import Figures
 from hypergpu.chain.local.anvil import Anvil, AnvilOptions, running_anvil
 from hypergpu.chain.rpc.client import Call, HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
@@ -65,14 +66,6 @@ class Outage(NamedTuple):
     def more_cpu(self) -> float:
         """How much more of the coordinator's CPU time a round takes."""
         return self.away.cpu_s / statistics.mean(each.cpu_s for each in self.there) - 1
-
-
-class Figures(NamedTuple):
-    """Rows for people, metrics for whoever checks."""
-
-    rows: Sequence[Sequence[str]]
-    metrics: dict[str, float]
-    notes: Sequence[str]
 
 
 def training_figures(folder: Path, effort: Effort) -> Figures:

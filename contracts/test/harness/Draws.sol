@@ -26,6 +26,8 @@ abstract contract Draws is World {
         give(coordinator, BOND);
         vm.prank(coordinator);
         ledger.postBond(BOND);
+        vm.prank(coordinator);
+        ledger.allowOwner(OWNER, true);
         for (uint256 i = 0; i < NODES; ++i) {
             nodes[i] = vm.addr(nodeKeys[i]);
         }

@@ -91,7 +91,10 @@ contract Handler is Draws {
         uint256 worth = uint256(ledger.getEpoch(job, epoch).totalScore) * PRICE / 1e6;
         uint256 free = ledger.getJob(job).free;
         if (!isOver() && (worth < free ? worth : free) > ledger.getJob(job).spendable) return;
-        close(epoch);
+        uint32 openedAt = ledger.getEpoch(job, epoch).openedAt;
+        bool isAnyones = openedAt != 0 && (isOver() || block.timestamp >= openedAt + UNBONDING);
+        vm.prank(isAnyones ? STRANGER : coordinator);
+        ledger.closeEpoch(job, epoch);
     }
 
     function paid(uint256 seed) external within(seed) {
@@ -198,6 +201,14 @@ contract Handler is Draws {
             ledger.postBond(amount);
             bond += amount;
         }
+    }
+
+    /// @dev A stranger names the coordinator, which must hold none of its bond.
+    function trespassed(bytes32 salt) external {
+        vm.prank(STRANGER);
+        try ledger.openJob(salt, terms(), 0) {
+            assert(false);
+        } catch {}
     }
 
     function equivocated(uint256 seed) external within(seed) {

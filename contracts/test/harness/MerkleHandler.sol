@@ -77,7 +77,8 @@ contract MerkleHandler is Draws {
         uint256 back = (dice >> 16) % 3;
         uint256 index = all.length > back ? all.length - 1 - back : 0;
         if (block.timestamp >= all[index].activeAt) return;
-        bytes32 verdict = TypedData.hashRoot(job, uint32(index), all[index].root, "why");
+        uint96 total = merkle.getRoot(job, uint32(index)).total;
+        bytes32 verdict = TypedData.hashRoot(job, uint32(index), all[index].root, total, "why");
         bytes32 digest = keccak256(abi.encodePacked(hex"1901", domain(address(merkle)), verdict));
         bytes[] memory signatures = new bytes[](2);
         for (uint256 i = 0; i < 2; ++i) {

@@ -57,6 +57,13 @@ contract WrongToken is ERC20 {
     }
 }
 
+/// @dev Code that denies every signature.
+contract Denial {
+    function isValidSignature(bytes32, bytes calldata) external pure returns (bytes4) {
+        return 0;
+    }
+}
+
 /// @dev A wallet that is a contract, with one key (ERC-1271).
 contract Wallet {
     address private immutable KEY;

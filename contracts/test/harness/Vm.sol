@@ -20,6 +20,7 @@ interface Vm {
     function assume(bool condition) external pure;
     function chainId(uint256 id) external;
     function envOr(string calldata name, string calldata otherwise) external view returns (string memory);
+    function etch(address target, bytes calldata code) external;
     function expectEmit(address emitter) external;
     function expectRevert() external;
     function expectRevert(bytes4 selector) external;

@@ -68,6 +68,8 @@ abstract contract World is Cheats {
         give(coordinator, BOND);
         vm.prank(coordinator);
         ledger.postBond(BOND);
+        vm.prank(coordinator);
+        ledger.allowOwner(OWNER, true);
         give(OWNER, ESCROW);
         vm.prank(OWNER);
         job = ledger.openJob(SALT, terms(), ESCROW);
@@ -81,6 +83,8 @@ abstract contract World is Cheats {
         token.approve(address(merkle), BOND);
         vm.prank(coordinator);
         merkle.postBond(BOND);
+        vm.prank(coordinator);
+        merkle.allowOwner(OWNER, true);
         token.mint(OWNER, ESCROW);
         vm.prank(OWNER);
         token.approve(address(merkle), ESCROW);

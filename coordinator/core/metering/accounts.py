@@ -54,6 +54,11 @@ def owed_beyond(job: Job, counted: Mapping[NodeId, int]) -> Wei:
     return Wei(total)
 
 
+def voucher_holders(job: Job) -> frozenset[NodeId]:
+    """Nodes whose vouchers are worth anything; some have no receipt yet."""
+    return frozenset(node for node, account in job.metering.accounts.items() if account.vouched)
+
+
 def settled_at_most(job: Job) -> dict[NodeId, int]:
     """What each node comes to by its receipts alone."""
     return {node: _measured(job, node) for node in job.metering.accounts}

@@ -6,7 +6,7 @@ from coordinator.core.commands import JudgeUpdates
 from coordinator.core.job import Job, JudgedUpdate, Participant, Round, Work
 from hypergpu.ids import NodeId
 
-_WAITING_MAX = 2
+WAITING_MAX = 2
 """A slow evaluator leaves rounds out rather than fall behind without end."""
 
 
@@ -17,7 +17,7 @@ def chosen(job: Job, round_: Round) -> tuple[JudgedUpdate, ...]:
     sent theirs.
     """
     count = round_.spec.pay.judged
-    is_behind = len(job.metering.unmeasured) >= _WAITING_MAX
+    is_behind = len(job.metering.unmeasured) >= WAITING_MAX
     if not (round_.spec.pay.unit_price and count) or is_behind or job.model is None:
         return ()
     drawn = sorted(

@@ -40,7 +40,7 @@ def paused(job: Job, event: JobPaused) -> Step:
         phase=Phase.PAUSED,
         resume_to=job.phase,
         paused_at_ms=job.at_ms,
-        reason=f"paused: {event.reason}" if event.reason else "paused by its user",
+        reason=event.reason or "paused by its user",
     )
     return Step(job, commands)
 

@@ -86,7 +86,7 @@ def _begun(job: Job, plan: RoundPlan) -> Step:
     batch = job.spec.training.batch_size
     samples = sum(part.inner_steps * part.batch(batch) for part in plan.nodes.values())
     if why := uncovered(job, Samples(samples)):
-        paused = replace(job, phase=Phase.PAUSED, resume_to=Phase.WAITING, reason=f"paused: {why}")
+        paused = replace(job, phase=Phase.PAUSED, resume_to=Phase.WAITING, reason=why)
         return Step(replace(paused, paused_at_ms=job.at_ms))
     total_samples = _total_samples(job, plan.round, len(plan.nodes))
     deal = dealt(job, plan, total_samples)
@@ -324,7 +324,7 @@ def _stalled(job: Job) -> Step:
             phase=Phase.PAUSED,
             resume_to=Phase.TRAINING,
             paused_at_ms=job.at_ms,
-            reason="paused: every participant handed its shard back; see the nodes' reasons",
+            reason="every participant handed its shard back; see the nodes' reasons",
         )
     )
 

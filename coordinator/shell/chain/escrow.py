@@ -4,10 +4,14 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import structlog
+
+from coordinator.core.metering.judging import WAITING_MAX
 from coordinator.core.settlement.epoch import EpochState, Part
 from coordinator.core.settlement.sending import TransactionState
 from coordinator.core.settlement.shortfall import shortfall
 from coordinator.shell.chain.reading.advances import AdvanceReader, Advances
+from coordinator.shell.chain.reading.ending import Ending, ending_of
 from coordinator.shell.chain.site import LedgerSite
 from coordinator.shell.journal.ledger.interface import Outbox
 from coordinator.shell.journal.ledger.records import EpochRecord
@@ -16,9 +20,11 @@ from hypergpu.chain.rpc.answers import Block
 from hypergpu.ids import JobId, NodeId
 from hypergpu.ledger.pay import PRICED_SCORE
 
+log = structlog.get_logger()
+
 _CLOSED = frozenset({EpochState.CONFIRMED, EpochState.PAID, EpochState.FINAL})
-_ROUNDS = 2
-"""The next, and one that vouchers were an advance on."""
+_ROUNDS = 2 + WAITING_MAX
+"""The next, and those that vouchers are an advance on: the open one, and what is not judged yet."""
 _RARELY_BLOCKS = 64
 _WITHOUT_EFFECT = [TransactionState.WAITING, TransactionState.FAILED]
 
@@ -36,6 +42,12 @@ class EscrowReading(NamedTuple):
     """Reserved for shares that are due, and had by their nodes: free again once those are paid."""
     had: Mapping[NodeId, int] = {}
     """By node, what its voucher is good for no more. Known only where the escrow is tight."""
+    ending: Ending | None = None
+    """When the job ends there; None: nobody has announced that."""
+    is_over: bool = False
+    """Nothing new of it is recorded any more."""
+    unrecorded: str = ""
+    """What is to be said of receipts that came too late."""
 
     @property
     def left(self) -> int:
@@ -43,11 +55,20 @@ class EscrowReading(NamedTuple):
         return max(0, self.free + self.coming - self.owed)
 
 
+class Advanced(NamedTuple):
+    """What a job's vouchers can go ahead of receipts by."""
+
+    round_cost: int = 0
+    """Of its newest round, at most."""
+    nodes: frozenset[NodeId] = frozenset()
+    """That hold one."""
+
+
 class _Seen(NamedTuple):
     """What one block says, by its hash."""
 
     block: bytes
-    is_paused: bool
+    is_ledger_paused: bool
     jobs: dict[JobId, JobOnChain | None]
 
 
@@ -68,14 +89,16 @@ class EscrowBook:
         self._lock = threading.Lock()
         self._followed: set[JobId] = set()
         self._readings: dict[JobId, EscrowReading] = {}
-        self._costs: dict[JobId, int] = {}
-        """The most that was asked for of late."""
+        self._advanced: dict[JobId, Advanced] = {}
         self._over: dict[JobId, int] = {}
         """Jobs that have ended and are settled, by the height at which they were looked at last."""
         self._seen = _Seen(b"", False, {})
         self._short: set[JobId] | None = None
         """Jobs with epochs that were closed short; None: not looked up since the start."""
         self._shortfalls: dict[JobId, str] = {}
+        self._endings: dict[JobId, Ending] = {}
+        """Of the jobs whose end was announced when they were asked for last."""
+        self._unrecorded: dict[JobId, str] = {}
 
     def follow(self, job_id: JobId) -> None:
         """Read this job's escrow from now on."""
@@ -88,28 +111,33 @@ class EscrowBook:
         with self._lock:
             return self._readings.get(job_id)
 
-    def shortage(self, job_id: JobId, cost: int) -> str:
-        """Why work of this cost must not be given out; empty: it may.
+    def expect(self, job_id: JobId, advanced: Advanced) -> None:
+        """Take into account what vouchers can take out of a job's escrow, before any is handed out.
 
-        What is not known stops nothing: the journal's own account of the job's escrow does, and
-        training does not wait for a chain.
+        Who has no receipt yet is known by nothing else.
         """
         with self._lock:
-            reading = self._readings.get(job_id)
-            self._costs[job_id] = cost
-        if reading is None or reading.left >= cost:
-            return ""
-        coming = f", {reading.coming} coming back" if reading.coming else ""
-        return (
-            f"the escrow of {job_id} has {reading.left} left on the ledger (block "
-            f"{reading.height}: {reading.free} free, {reading.owed} owed{coming}),"
-            f" {cost - reading.left} less than the next work may cost"
-        )
+            self._advanced[job_id] = advanced
 
     @property
     def shortfalls(self) -> tuple[str, ...]:
         """What is to be said of epochs that were closed short, by the newest look."""
         return tuple(self._shortfalls.values())
+
+    def over(self, at_s: int) -> frozenset[JobId]:
+        """Jobs of which nothing new is recorded at a time of the chain, as far as is known."""
+        return frozenset(one.job_id for one in self._endings.values() if one.is_over(at_s))
+
+    def unrecorded(self, at_s: int) -> tuple[str, ...]:
+        """What is to be said, at a time of the chain, of receipts that came too late.
+
+        Once the owner may take back the escrow, nobody can do anything about them.
+        """
+        return tuple(
+            words
+            for job_id, words in self._unrecorded.items()
+            if at_s < self._endings[job_id].ends_at_s
+        )
 
     def watch(self, jobs: Iterable[JobId]) -> None:
         """Tell of these jobs, whose epochs were closed short, until nothing of it is lacking."""
@@ -119,9 +147,9 @@ class EscrowBook:
         self._short |= set(jobs)
 
     @property
-    def is_paused(self) -> bool:
+    def is_ledger_paused(self) -> bool:
         """Whether the ledger's guardian had paused it, by the block that was asked last."""
-        return self._seen.is_paused
+        return self._seen.is_ledger_paused
 
     def read(self, site: LedgerSite, at: Block) -> None:
         """Ask for every followed job and for a pause at once, unless this block was asked.
@@ -133,6 +161,7 @@ class EscrowBook:
             with self._lock:
                 followed = sorted(self._followed)
             self._seen = _Seen(at.hash, *site.jobs(followed, at))
+            self._note_endings(site, self._seen.jobs)
 
     def look(self, site: LedgerSite, at: Block) -> None:
         """Read every followed job again, as of the block that the journal was last brought up to.
@@ -146,7 +175,9 @@ class EscrowBook:
         wanted = self._wanted({record.epoch.job_id for record in unfinished}, at)
         self.read(site, at)
         if unread := sorted(wanted - self._seen.jobs.keys()):
-            self._seen.jobs.update(site.jobs(unread, at)[1])
+            jobs = site.jobs(unread, at)[1]
+            self._seen.jobs.update(jobs)
+            self._note_endings(site, jobs)
         sealed = self._sealed(site) if wanted else {}
         for job_id in sorted(wanted):
             job = self._seen.jobs[job_id]
@@ -154,12 +185,15 @@ class EscrowBook:
                 # Signed and not mined yet: the journal's account of it counts until then.
                 continue
             of_job = [record for record in unfinished if record.epoch.job_id == job_id]
-            score = self._recorded(site, of_job, at) + sealed.get(job_id, 0)
-            score += self._outbox.waiting_score(job_id)
+            score = self._recorded(site, of_job, at)
+            is_over = job_id in self.over(at.time_s)
+            if not is_over:
+                score += sealed.get(job_id, 0) + self._outbox.waiting_score(job_id)
             reading = self._reading(site, job_id, job, score, at)
             with self._lock:
-                self._readings[job_id] = reading
-            if not score and not of_job and self._has_ended(job_id):
+                self._readings[job_id] = self._with_ending(reading, job_id, job, at)
+            is_at_rest = not score and not of_job
+            if is_at_rest and (is_over or self._outbox.has_ended(job_id)):
                 self._rest(job_id, at)
 
     def _wanted(self, unfinished: set[JobId], at: Block) -> set[JobId]:
@@ -183,26 +217,49 @@ class EscrowBook:
         """A job's money at a block, by the score that no closed epoch has counted."""
         owed = job.unit_price * score // PRICED_SCORE
         with self._lock:
-            # Vouchers go ahead of what is owed at most; a round seldom costs more than that.
-            is_tight = job.spendable < owed + max(owed, _ROUNDS * self._costs.get(job_id, 0))
+            advanced = self._advanced.get(job_id, Advanced())
+        # Vouchers go ahead of what is owed at most; a round seldom costs more than that.
+        is_tight = job.spendable < owed + max(owed, _ROUNDS * advanced.round_cost)
         if not is_tight and job_id not in (self._short or ()):
             return EscrowReading(job.spendable, owed, at.number)
         # Asked only where it can matter: it takes a call for every node.
-        found = self._advances.read(site, job_id, job.unit_price, at)
+        found = self._advances.read(site, job_id, job.unit_price, at, advanced.nodes)
         worths = self._advances.worths(job_id, job.unit_price) if found.is_ahead else {}
         self._tell(job_id, found, job.free)
         owed = found.owed(owed, worths)
         return EscrowReading(job.spendable, owed, at.number, found.coming, found.had)
 
-    def _has_ended(self, job_id: JobId) -> bool:
-        every = self._outbox.epochs(is_final_too=True)
-        return any(record.is_last for record in every if record.epoch.job_id == job_id)
+    def _with_ending(
+        self, reading: EscrowReading, job_id: JobId, job: JobOnChain, at: Block
+    ) -> EscrowReading:
+        """The reading with the job's announced end, if there is one."""
+        ending = self._endings.get(job_id)
+        if ending is None or not ending.is_over(at.time_s):
+            self._unrecorded.pop(job_id, None)
+            return reading._replace(ending=ending)
+        said = ""
+        if receipts := self._outbox.waiting_counts().get(job_id, 0):
+            worth = job.unit_price * self._outbox.waiting_score(job_id) // PRICED_SCORE
+            said = ending.unrecorded(receipts, worth)
+        if said and said != self._unrecorded.get(job_id):
+            log.warning("receipts came too late", reason=said)
+            self._unrecorded[job_id] = said
+        return reading._replace(ending=ending, is_over=True, unrecorded=said)
+
+    def _note_endings(self, site: LedgerSite, jobs: Mapping[JobId, JobOnChain | None]) -> None:
+        for job_id, job in jobs.items():
+            ending = ending_of(job_id, job, site.window_s)
+            if ending is not None:
+                self._endings[job_id] = ending
+            else:
+                # A reorganisation may have undone it.
+                self._endings.pop(job_id, None)
+                self._unrecorded.pop(job_id, None)
 
     def _rest(self, job_id: JobId, at: Block) -> None:
         """Ask no more for a job of which everything is settled."""
         with self._lock:
             self._followed.discard(job_id)
-            self._costs.pop(job_id, None)
             self._over[job_id] = at.number
         self._advances.forget(job_id)
 

@@ -48,9 +48,6 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     """That the job states."""
     model: Digest
     dataset: Digest
-    spend_limit: int = AMOUNT_MOST
-    """That closing epochs may reserve in one challenge window; by default all: a job that trains
-    fast may rightly spend its whole escrow within one."""
     signed_for: Domain = Domain()
     """The ledger in the job's terms; by default none, and any one may settle it."""
 
@@ -153,7 +150,8 @@ def _opening(site: LedgerSite, account: Account, order: JobOrder) -> ContractCal
         epochs=max(1, order.epochs),
         unit_price=order.unit_price,
         guaranteed_bps=order.guaranteed_bps,
-        spend_limit=order.spend_limit,
+        # A job that trains fast may rightly spend its whole escrow within one challenge window.
+        spend_limit=AMOUNT_MOST,
     )
     return site.calls.open_job(keccak(order.job_id.encode()), terms, order.escrow)
 
@@ -172,11 +170,6 @@ def approval_again(site: LedgerSite, row: OutboxRow) -> Intent | None:
     return Intent(purpose, site.token(), call, row.transaction.job_id)
 
 
-def is_funded(outbox: Outbox, account: AccountName, job_id: JobId, escrow: int) -> bool:
-    """Whether the ledger has so much escrow of a job, with every deposit of it in a block."""
-    return funded_at(outbox, account, job_id, escrow) is not None
-
-
 def funded_at(outbox: Outbox, account: AccountName, job_id: JobId, escrow: int) -> int | None:
     """The block from which on the ledger has so much escrow of a job; None: it has not.
 
@@ -193,8 +186,8 @@ def _deposits(outbox: Outbox, account: AccountName, job_id: JobId) -> list[tuple
     names = (opening_purpose(job_id), *outbox.purposes(account, _funding(job_id)))
     # What was given up has the number of its nonce behind its name.
     rows = [outbox.transaction_for(account, name) for name in names if "#" not in name]
-    # The amount is the last argument of each.
-    return [(row, int.from_bytes(row.transaction.call[-32:])) for row in rows if row is not None]
+    calls = LedgerCalls()
+    return [(row, calls.taken(row.transaction.call)) for row in rows if row is not None]
 
 
 def _provision(site: LedgerSite, account: Account, amount: _Amount) -> Iterator[Intent]:

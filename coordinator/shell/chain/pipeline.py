@@ -18,7 +18,7 @@ from coordinator.shell.chain.founding import JobOrder, funded_at
 from coordinator.shell.chain.sending import Account
 from coordinator.shell.chain.settler import Settler, SettlingOptions
 from coordinator.shell.chain.site import DEPLOY_LEDGER, deployed_address, opening_purpose
-from coordinator.shell.chain.trying import OrderRefused
+from coordinator.shell.chain.trying import HeldOrder
 from coordinator.shell.chain.turns import Turn
 from coordinator.shell.journal.ledger.interface import Outbox
 from coordinator.shell.journal.records import JournalError
@@ -56,6 +56,8 @@ class PipelineState(NamedTuple):
     """Why nothing is settled any more; empty while all is well."""
     refusal: RefusalError | None = None
     """The same, where it is a refusal."""
+    note: str = ""
+    """What whoever starts the coordinator is to know of the ledger; empty: nothing."""
 
 
 class Pipeline:
@@ -80,14 +82,14 @@ class Pipeline:
         known = deployed_address(outbox, self.account.name, DEPLOY_LEDGER)
         deployed = None if known is None else Address("0x" + known.hex())
         self.state = PipelineState(options.contract or deployed)
-        self.refused: Mapping[JobId, OrderRefused] = {}
+        self.held: Mapping[JobId, HeldOrder] = {}
         """Orders that wait for the ledger to take them, as of the newest turn."""
         self._lock = KeyLock(options.lock_folder, *self.account.name)
         self._rpc = rpc
         self._outbox = outbox
         self._options = options
         self._orders: dict[JobId, JobOrder] = {}
-        self._asked: list[tuple[JobOrder, Future[OrderRefused | None]]] = []
+        self._asked: list[tuple[JobOrder, Future[HeldOrder | None]]] = []
         self._orders_lock = threading.Lock()
         """Of both."""
         self._woken = threading.Event()
@@ -133,9 +135,9 @@ class Pipeline:
             self._orders[order.job_id] = order
         self._woken.set()
 
-    def ask(self, order: JobOrder) -> "Future[OrderRefused | None]":
+    def ask(self, order: JobOrder) -> "Future[HeldOrder | None]":
         """Why the ledger would not take an order as things stand; answered with the next turn."""
-        answer: Future[OrderRefused | None] = Future()
+        answer: Future[HeldOrder | None] = Future()
         with self._orders_lock:
             self._asked.append((order, answer))
         self._woken.set()
@@ -159,24 +161,24 @@ class Pipeline:
         while not self._is_stopping:
             self._woken.clear()
             try:
-                pause_ms = self._turn()
+                wait_ms = self._turn()
             except RpcError as error:
                 asked_ms = error.wait_ms if isinstance(error, RpcLimitedError) else 0
-                pause_ms = self._rest(str(error), asked_ms)
+                wait_ms = self._rest(str(error), asked_ms)
             except JournalError as error:
-                pause_ms = self._rest(str(error))
+                wait_ms = self._rest(str(error))
             except RefusalError as error:
                 if error.reason is not Reason.DISK_FULL:
                     self._halt(error)
                     break
-                pause_ms = self._rest(str(error))
+                wait_ms = self._rest(str(error))
             except Exception as broken:
                 # A thread that dies says nothing to anybody.
                 log.exception("settling broke")
                 self._halt(broken)
                 break
             self._has_looked.set()
-            self._woken.wait(pause_ms / 1000)
+            self._woken.wait(wait_ms / 1000)
         self._has_looked.set()
         if self._settler is not None:
             self._settler.close()
@@ -187,7 +189,7 @@ class Pipeline:
             self._settler = Settler(
                 self._rpc(), self.account, self._outbox, self._options, self.escrow
             )
-        turn, sealed, taken, self.refused = self._settler.turn(self._ordered())
+        turn, sealed, taken, self.held = self._settler.turn(self._ordered())
         with self._orders_lock:
             self._orders = {
                 job_id: order for job_id, order in self._orders.items() if order not in taken
@@ -196,7 +198,7 @@ class Pipeline:
         self._report(turn)
         self._answer(turn)
         # What was just signed does not wait for a whole turn.
-        return 0 if sealed else self._pause_ms()
+        return 0 if sealed else self._wait_ms()
 
     def _ordered(self) -> Iterator[JobOrder]:
         """The orders as they stand when a turn comes to them, just before it looks at receipts.
@@ -213,7 +215,7 @@ class Pipeline:
             asked, self._asked = self._asked, []
         for order, answer in asked:
             if self._settler is not None and answer.set_running_or_notify_cancel():
-                answer.set_result(self._settler.refused(order, turn.head))
+                answer.set_result(self._settler.held(order, turn.head))
 
     def _report(self, turn: Turn) -> None:
         complaint = "; ".join(turn.complaints[:3])
@@ -226,6 +228,7 @@ class Pipeline:
             waiting=turn.waiting,
             mined=turn.mined,
             complaint=complaint,
+            note="" if self._settler is None else self._settler.note,
         )
 
     def _rest(self, reason: str, asked_ms: int = 0) -> int:
@@ -240,6 +243,6 @@ class Pipeline:
         refusal = error if isinstance(error, RefusalError) else None
         self.state = self.state._replace(halted=str(error), complaint=str(error), refusal=refusal)
 
-    def _pause_ms(self) -> int:
+    def _wait_ms(self) -> int:
         each = self._options.profile.block_ms // _TURNS_A_BLOCK
         return min(max(each, _TURN_MS_LEAST), _TURN_MS_MOST)

@@ -22,8 +22,17 @@ from coordinator.core.settlement.sending import (
     remembered,
     ruling,
 )
-from coordinator.shell.chain.sending import Account, unix_ms
-from coordinator.shell.chain.turns import Collected, Resting, Turn
+from coordinator.shell.chain.nonces.filling import GapFiller
+from coordinator.shell.chain.nonces.tracing import NonceTracer, Whose
+from coordinator.shell.chain.sending import Account
+from coordinator.shell.chain.turns import (
+    Collected,
+    Mending,
+    Resting,
+    Turn,
+    last_words,
+    progressed,
+)
 from coordinator.shell.clock import monotonic_ms
 from coordinator.shell.journal.ledger.interface import Outbox
 from coordinator.shell.journal.ledger.records import OutboxChange, OutboxRow, Progress
@@ -42,7 +51,7 @@ _LOOKS_A_RESEND = 2
 """Whole looks at what rests, in the time after which it is sent again."""
 
 
-_FOREIGN_FIX = (
+FOREIGN_FIX = (
     "stop whoever else sends with this key, then start once with: hypergpu up --retry-failed; what"
     " no block has taken is signed again"
 )
@@ -64,6 +73,8 @@ class Pump:
         self._account = account
         self._outbox = outbox
         self._profile = profile
+        self._gaps = GapFiller(chain, account, outbox, profile)
+        self._tracer = NonceTracer(chain, account.address)
         self._rule = SendingRule(
             depth=profile.depth,
             resend_ms=profile.resend_ms,
@@ -75,8 +86,6 @@ class Pump:
         self._resting: Resting | None = None
         self.head: Block | None = None
         """The newest block when its last turn began."""
-        self.is_mending = False
-        """Nothing stops at a failed transaction, and every nonce behind it is spent on nothing."""
 
     def turn(self) -> Turn:
         """Look at everything once and act.
@@ -85,12 +94,24 @@ class Pump:
             RpcError: the chain cannot be asked; nothing was changed that would not be true.
             HaltError: a transaction failed, or the key was used by somebody else.
         """
+        return self._turned(Collected)
+
+    def mend(self) -> Turn:
+        """The same, stopping at no failed transaction: each nonce behind it is spent on nothing.
+
+        Raises:
+            RpcError: as `turn`.
+            HaltError: what is on the chain is not what was sent there.
+        """
+        return self._turned(Mending)
+
+    def _turned(self, collected: type[Collected]) -> Turn:
         self.head = head = self._chain.head()
         resting, self._resting = self._resting, None
         if resting is not None and self._is_as_before(resting, head):
             self._resting = resting
             return resting.again()
-        turn = Collected(head)
+        turn = collected(head)
         stored = self._account.next_nonce()
         rows = self._look_and_act(turn)
         outcome = turn.outcome(rows)
@@ -115,7 +136,7 @@ class Pump:
         self._forget_all_but({row.transaction.nonce for row in rows})
         next_nonce = self._chain.next_nonce(self._account.address)
         found = self._found(turn, rows, next_nonce)
-        failed = self._first_to_mend(rows)
+        failed = turn.first_to_mend(rows)
         to_send = []
         for row in rows:
             nonce = row.transaction.nonce
@@ -130,46 +151,62 @@ class Pump:
                 next_nonce=next_nonce,
                 is_behind_failed=failed is not None and nonce >= failed,
             )
-            verdict = self._ruling(row, seen)
+            verdict = self._ruling(turn, row, seen)
             self._note(turn, row, seen, verdict)
             turn.judge(nonce, seen, verdict)
-            if verdict.deed is Deed.HALT and self.is_mending and failed is None:
+            if verdict.deed is Deed.HALT and turn.is_mending and failed is None:
                 failed = nonce
             may_go = seen.is_behind_failed or not turn.is_held
-            if verdict.deed in _SENDING and may_go and self._has_room(nonce, next_nonce):
+            has_room = nonce < next_nonce + self._profile.in_flight_max
+            if verdict.deed in _SENDING and may_go and has_room:
                 to_send.append((row, verdict))
             if turn.halt:
                 break
+        self._act(turn, to_send)
+        turn.complaints += self._gaps.fill(head, rows, next_nonce)
+        return rows
+
+    def _act(self, turn: Collected, to_send: list[tuple[OutboxRow, Ruling]]) -> None:
         self._write(turn)
         if turn.halt:
             raise HaltError(turn.halt, fix=turn.halt_fix)
         self._send(turn, to_send)
-        return rows
 
     def _forget_missing(self, nonce: int) -> None:
         """Its receipt is there: it was not spent by somebody else."""
         if known := self._remembered.get(nonce):
             self._remembered[nonce] = replace(known, vanished_at_ms=None)
 
-    def _ruling(self, row: OutboxRow, seen: Sighting) -> Ruling:
+    def _ruling(self, turn: Collected, row: OutboxRow, seen: Sighting) -> Ruling:
         nonce, now_ms = row.transaction.nonce, monotonic_ms()
         known = self._remembered.get(nonce) or Pending(
             nonce=nonce, attempts=tuple(each.attempt for each in row.attempts)
         )
         pending = remembered(replace(known, state=row.state, block=row.block), seen, now_ms)
         self._remembered[nonce] = pending
-        return ruling(pending, seen, self._rule, now_ms)
+        found = ruling(pending, seen, self._rule, now_ms)
+        is_foreign = found.deed is Deed.HALT and seen.found is None
+        return self._traced(turn, row, found) if is_foreign else found
+
+    def _traced(self, turn: Collected, row: OutboxRow, foreign: Ruling) -> Ruling:
+        """Halt for somebody else's nonce only where its block does not hold what was sent."""
+        whose, words = self._tracer.trace(row, turn.head)
+        if whose is not Whose.OURS:
+            return Ruling(Deed.HALT, f"{foreign.reason} ({words})")
+        transaction = row.transaction
+        turn.complaints.append(f"{transaction.purpose} ({transaction.nonce}) waits: {words}")
+        return Ruling(Deed.WAIT, words)
 
     def _note(self, turn: Collected, row: OutboxRow, seen: Sighting, verdict: Ruling) -> None:
         """Take down what a ruling changes in what is stored."""
         place = seen.found
         block = place.block if place else None
         if verdict.deed is Deed.HALT:
-            if not self.is_mending:
-                turn.halt = _last_words(row, verdict.reason)
-                turn.halt_fix = _FOREIGN_FIX if block is None else ""
+            if not turn.is_mending:
+                turn.halt = last_words(row, verdict.reason)
+                turn.halt_fix = FOREIGN_FIX if block is None else ""
             if (row.state, row.block) != (TransactionState.FAILED, block):
-                turn.progress.append(_progress(row, TransactionState.FAILED, place))
+                turn.progress.append(progressed(row, TransactionState.FAILED, place))
         elif verdict.deed is Deed.NOTE_MISSING:
             self._move(turn, row, TransactionState.WAITING, None)
             self._remembered.pop(row.transaction.nonce, None)
@@ -181,7 +218,7 @@ class Pump:
     def _move(
         self, turn: Collected, row: OutboxRow, state: TransactionState, place: Found | None
     ) -> None:
-        turn.progress.append(_progress(row, state, place))
+        turn.progress.append(progressed(row, state, place))
         turn.states[row.transaction.nonce] = state
         if state is TransactionState.WAITING:
             turn.moves.append((row, Move.MISSING))
@@ -254,7 +291,7 @@ class Pump:
         turn.complaints.append(
             f"a reorganisation undid {len(undone)} final transactions: they are sent again"
         )
-        turn.progress += [_progress(row, TransactionState.WAITING, None) for row in undone]
+        turn.progress += [progressed(row, TransactionState.WAITING, None) for row in undone]
         turn.moves += [(row, Move.UNDONE) for row in undone]
         self._write(turn)
 
@@ -266,13 +303,6 @@ class Pump:
             if row.block
             and is_undone(row.block, turn.head.number, turn.canonical_hash(row.block.number))
         ]
-
-    def _first_to_mend(self, rows: tuple[OutboxRow, ...]) -> int | None:
-        failed = [row.transaction.nonce for row in rows if row.state is TransactionState.FAILED]
-        return min(failed) if failed and self.is_mending else None
-
-    def _has_room(self, nonce: int, next_nonce: int) -> bool:
-        return nonce < next_nonce + self._profile.in_flight_max
 
     def _send(self, turn: Collected, wanted: list[tuple[OutboxRow, Ruling]]) -> None:
         outgoing = [
@@ -366,25 +396,5 @@ _COMPLAINED = frozenset(
 )
 
 
-def _last_words(row: OutboxRow, reason: str) -> str:
-    transaction = row.transaction
-    names = ", ".join("0x" + each.attempt.hash.hex() for each in row.attempts)
-    return (
-        f"transaction {transaction.nonce} of {transaction.account.address} "
-        f"({transaction.purpose}, {names}): {reason}. Nothing is sent behind it"
-    )
-
-
 def _is_mined(row: OutboxRow) -> bool:
     return row.state is TransactionState.MINED
-
-
-def _progress(row: OutboxRow, state: TransactionState, place: Found | None) -> Progress:
-    mined_ms = row.mined_ms
-    block, mined_hash = (place.block, place.hash) if place else (None, None)
-    if block is None:
-        mined_ms = None
-    elif mined_ms is None:
-        mined_ms = unix_ms()
-    is_sent = row.is_sent or block is not None
-    return Progress(row.transaction.nonce, state, is_sent, block, mined_ms, mined_hash)

@@ -1,6 +1,6 @@
 """Signs what is due: batches of receipts, closes of epochs, payments. Sends nothing itself."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -62,7 +62,9 @@ class _Doubt(NamedTuple):
 class _Plan:
     """What one turn signs, stored in one transaction."""
 
-    def __init__(self) -> None:
+    def __init__(self, over: Collection[JobId]) -> None:
+        self.over = over
+        """Jobs of which nothing new is recorded any more: what they have is closed and paid."""
         self.intents: list[Intent] = []
         self.batches: list[tuple[int, BatchRecord]] = []
         self.epochs: dict[Key, Epoch] = {}
@@ -96,15 +98,17 @@ class Sealer:
         self.short: set[JobId] = set()
         """Jobs of which this process has found an epoch closed short."""
         self.is_reconcile_due = True
-        """Whether the chain may count other receipts than were sealed: at a start, and when it
-        passed over a part of a batch."""
+        """Whether the chain may count other receipts than were sealed: at a start, when it passed
+        over a part of a batch, or a turn broke off that may have found that, and when a job is
+        over, whose last may have been forced in."""
 
-    def turn(self, head: Block, in_flight: int) -> int:
+    def turn(self, head: Block, in_flight: int, over: frozenset[JobId] = frozenset()) -> int:
         """Seal what is due.
 
         Args:
             head: The newest block.
             in_flight: Transactions in no block.
+            over: Jobs of which the ledger records nothing new any more.
 
         Returns:
             How many transactions were sealed.
@@ -112,11 +116,11 @@ class Sealer:
         Raises:
             RpcError: the chain cannot be asked; nothing was sealed.
         """
-        plan = _Plan()
+        plan = _Plan(over)
         records = [one for one in self._outbox.epochs() if self._is_open(one.epoch.job_id)]
         if self.is_reconcile_due and not in_flight:
             self._reconcile(plan, {one.epoch.job_id for one in records}, head)
-        if not plan.rewinds and self._is_any_due(records, in_flight):
+        if not plan.rewinds and self._is_any_due(plan, records, in_flight):
             self._seal_receipts(plan, in_flight)
         else:
             plan.sees_all = False
@@ -151,13 +155,18 @@ class Sealer:
             self._opened.add(job_id)
         return job_id in self._opened
 
-    def _is_any_due(self, records: Sequence[EpochRecord], in_flight: int) -> bool:
+    def _is_any_due(self, plan: _Plan, records: Sequence[EpochRecord], in_flight: int) -> bool:
         """Whether receipts are to be looked at one by one. Cheap, for most turns find none due.
 
         Never false where `_reason` would be given for a group: a job's receipts are at least as
         many and as old as those of any of its epochs.
         """
-        counts = self._outbox.waiting_counts()
+        counts = {
+            job_id: count
+            for job_id, count in self._outbox.waiting_counts().items()
+            if job_id not in plan.over
+        }
+        records = [one for one in records if one.epoch.job_id not in plan.over]
         now_ms = monotonic_ms()
         self._job_since = {job_id: self._job_since.get(job_id, now_ms) for job_id in counts}
         if any(record.is_left and not record.epoch.is_ended for record in records):
@@ -179,7 +188,7 @@ class Sealer:
 
     def _seal_receipts(self, plan: _Plan, in_flight: int) -> None:
         """Seal receipts that have waited enough."""
-        unsealed = self._outbox.unsealed(_AT_ONCE)
+        unsealed = self._outbox.unsealed(_AT_ONCE, without=plan.over)
         plan.sees_all = len(unsealed) < _AT_ONCE
         for job_id, receipts in by_job(unsealed):
             if not self._is_open(job_id):
@@ -240,7 +249,8 @@ class Sealer:
         key = (record.epoch.job_id, record.epoch.number)
         before = epoch = plan.epochs.get(key, record.epoch)
         is_all_sealed = plan.sees_all and not plan.rewinds and key not in plan.waiting
-        if record.is_left and is_all_sealed and not epoch.is_ended:
+        takes_no_more = epoch.job_id in plan.over and not plan.rewinds
+        if (takes_no_more or (record.is_left and is_all_sealed)) and not epoch.is_ended:
             epoch = transition(epoch, EpochEnded())
         if epoch.is_count_due:
             epoch = transition(epoch, self._payments.counted(epoch, head))

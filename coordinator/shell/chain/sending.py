@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from coordinator.core.settlement.acts import taken_in
 from coordinator.core.settlement.epoch import Epoch, Part
 from coordinator.core.settlement.fees import Fee, FeeRule, higher_fee, opening_fee
 from coordinator.core.settlement.sending import Attempt
@@ -23,9 +24,12 @@ from hypergpu.chain.gas import TRANSFER
 from hypergpu.chain.ledger import ContractCall
 from hypergpu.chain.profiles import ChainProfile
 from hypergpu.chain.rpc.answers import Block
+from hypergpu.chain.sent.acts import Act
 from hypergpu.chain.signer import Draft, Signer
 from hypergpu.ids import Address, JobId
 from hypergpu.units import Milliseconds
+
+_ACT = "act/"
 
 
 class Intent(NamedTuple):
@@ -65,6 +69,30 @@ class Account:
         self._first_nonce = 0
         self._least_nonce = 0
         self._suggested_tip_wei = 0
+        self._acts: tuple[Act, ...] = ()
+
+    def take_in(self, acts: Sequence[Act], used: int, final: int) -> None:
+        """Take what an operator's commands have signed into the outbox, as far as it follows on.
+
+        Args:
+            acts: All of the account.
+            used: How many nonces are used on the chain.
+            final: How many were as deep as makes them final.
+        """
+        self._acts = tuple(acts)
+        stored = self._outbox.next_nonce(self.name)
+        nonces = taken_in(stored, used, final, {act.draft.nonce for act in acts})
+        if rows := [_act_row(self.name, self.acts_at(nonce)) for nonce in nonces]:
+            self._outbox.write(OutboxChange(account=self.name, sealed=tuple(rows)))
+
+    @property
+    def acts(self) -> tuple[Act, ...]:
+        """All that an operator's commands had signed when they were taken in."""
+        return self._acts
+
+    def acts_at(self, nonce: int) -> list[Act]:
+        """What an operator's commands have signed with a nonce."""
+        return [act for act in self._acts if act.draft.nonce == nonce]
 
     def begin_at(self, nonce: int, suggested_tip_wei: int) -> None:
         """What the chain says before the account's first transaction from here.
@@ -161,18 +189,28 @@ class Account:
         fee = higher_fee(newest, base_fee_wei, self._fee_rule)
         if fee is None:
             return None
-        return self._voided(row, fee) if newest.is_void else self._signed(row.transaction, fee)
+        if newest.is_void:
+            return self._voided(row.transaction.nonce, fee)
+        return self._signed(row.transaction, fee)
 
     def void(self, row: OutboxRow, base_fee_wei: int) -> SignedAttempt:
         """What spends a transaction's nonce on nothing, for a higher fee as far as that may be."""
-        newest = row.attempts[-1].attempt
-        fee = higher_fee(newest, base_fee_wei, self._fee_rule)
-        return self._voided(row, fee or Fee(newest.max_fee_wei, newest.tip_wei))
+        return self.nothing(row.transaction.nonce, base_fee_wei, row.attempts[-1].attempt)
 
-    def _voided(self, row: OutboxRow, fee: Fee) -> SignedAttempt:
-        gas = TRANSFER * self._profile.gas_percent // 100
-        signed = self._signed(replace(row.transaction, to=self.address, call=b"", gas=gas), fee)
-        return replace(signed, attempt=replace(signed.attempt, is_void=True))
+    def nothing(self, nonce: int, base_fee_wei: int, before: Attempt | None) -> SignedAttempt:
+        """What spends a nonce on nothing: in place of ``before``, as `void`, or for a first fee."""
+        if before is None:
+            fee = opening_fee(base_fee_wei, self._suggested_tip_wei, self._fee_rule)
+            return self._voided(nonce, fee)
+        fee = higher_fee(before, base_fee_wei, self._fee_rule) or Fee(
+            before.max_fee_wei, before.tip_wei
+        )
+        return self._voided(nonce, fee)
+
+    def _voided(self, nonce: int, fee: Fee) -> SignedAttempt:
+        nothing = ContractCall(b"", TRANSFER)
+        row = self._row(nonce, Intent(f"void/{nonce}", self.address, nothing), fee)
+        return replace(row.attempts[0], attempt=replace(row.attempts[0].attempt, is_void=True))
 
     def _row(self, nonce: int, intent: Intent, fee: Fee) -> OutboxRow:
         gas = intent.what.gas * self._gas_percent // 100
@@ -208,6 +246,30 @@ class Account:
         )
         signed = self._signer.sign(draft)
         return SignedAttempt(Attempt(signed.hash, fee.max_fee_wei, fee.tip_wei), signed.raw)
+
+
+def is_act(transaction: SealedTransaction) -> bool:
+    """Whether an operator's command has signed it: nothing that is settled builds on it."""
+    return transaction.purpose.startswith(_ACT)
+
+
+def _act_row(account: AccountName, acts: Sequence[Act]) -> OutboxRow:
+    """What was signed with one nonce, the newest last."""
+    newest = acts[-1]
+    transaction = SealedTransaction(
+        account=account,
+        nonce=newest.draft.nonce,
+        purpose=f"{_ACT}{newest.what}/{newest.draft.nonce}",
+        to=newest.draft.to,
+        call=newest.draft.call,
+        gas=newest.draft.gas,
+        sealed_ms=unix_ms(),
+    )
+    attempts = tuple(
+        SignedAttempt(Attempt(act.hash, act.draft.max_fee_wei, act.draft.tip_wei), act.raw)
+        for act in acts
+    )
+    return OutboxRow(transaction=transaction, attempts=attempts)
 
 
 def unix_ms() -> Milliseconds:

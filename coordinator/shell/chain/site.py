@@ -1,21 +1,20 @@
 """The ledger on its chain: where it lies, what it says, and whether it is the one it should be."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from coordinator.core.settlement.epoch import Epoch
 from coordinator.shell.journal.ledger.interface import Outbox
-from coordinator.shell.journal.ledger.records import AccountName
+from coordinator.shell.journal.ledger.records import AccountName, SealedTransaction
 from hypergpu.chain.artifacts import artifact
 from hypergpu.chain.ledger import (
     CONTRACT,
     EpochOnChain,
     JobOnChain,
-    LedgerCalls,
     NodeAccount,
     Share,
 )
-from hypergpu.chain.profiles import ChainProfile
+from hypergpu.chain.profiles import WINDOW_S_LEAST, ChainProfile
+from hypergpu.chain.reading.ledger import LedgerReader
 from hypergpu.chain.recognition import recognised
 from hypergpu.chain.rpc.answers import Block
 from hypergpu.chain.rpc.chain import EvmChain, is_of_contract
@@ -29,8 +28,6 @@ DEPLOY_TOKEN = "deploy/token"
 DEPLOY_LEDGER = "deploy/ledger"
 _HEAD_BYTES = 64
 _NAMED_BY = "HYPERGPU_COORDINATOR_LEDGER_CONTRACT"
-_WINDOW_S_LEAST = 30
-"""The ledger's own least, `Roles.SHORTEST_WINDOW`."""
 
 
 class LedgerSite:
@@ -44,7 +41,8 @@ class LedgerSite:
         profile: ChainProfile,
         contract: bytes,
     ) -> None:
-        self.calls = LedgerCalls()
+        self._reader = LedgerReader(chain, contract)
+        self.calls = self._reader.calls
         self.profile = profile
         self.contract = contract
         self.window_s = profile.window_s
@@ -115,19 +113,25 @@ class LedgerSite:
                 Reason.LEDGER_WRONG,
                 f"the ledger at {where} has other code than this version's",
             )
-        (window_s,) = self._ask("CHALLENGE_WINDOW", at)
-        if window_s < _WINDOW_S_LEAST:
+        window_s = self._reader.window_s(at)
+        if window_s < WINDOW_S_LEAST:
             raise RpcGarbledError(
                 f"the chain's RPC says that the ledger's window is {window_s} s, which none is"
             )
         self.window_s = window_s
+
+    def bond(self, at: Block) -> tuple[int, int]:
+        """This account's bond at a block, and the least that jobs are opened on."""
+        posted, *_ = self._reader.asked(at, "bondOf", address_bytes(self.account.address))
+        (least,) = self._reader.asked(at, "MINIMUM_BOND")
+        return int(posted), int(least)
 
     def token(self, at: Block | None = None) -> bytes:
         """The address of the token that the ledger pays in."""
         made_here = deployed_address(self._outbox, self.account, DEPLOY_TOKEN)
         if made_here is not None:
             return made_here
-        (address,) = self._ask("TOKEN", at)
+        (address,) = self._reader.asked(at, "TOKEN")
         if not int(address, 16):
             raise RpcGarbledError("the chain's RPC says that the ledger pays in no token")
         return address_bytes(Address(address))
@@ -154,6 +158,19 @@ class LedgerSite:
         # Empty where the ledger itself is not mined yet.
         return bool(paused) and bool(abi.answer("paused", paused)[0]), found
 
+    def is_opened_by(self, opening: SealedTransaction, at: Block) -> bool:
+        """Whether a transaction's job is open at a block as that opens it.
+
+        Nobody else can have opened it: its key is of this account.
+        """
+        if opening.job_id is None or opening.purpose != opening_purpose(opening.job_id):
+            return False
+        call = self.calls.abi.call("getJob", word_bytes(self.job_key(opening.job_id)))
+        (answer,) = self._chain.reads(self.contract, [call], at.hash)
+        if isinstance(answer, RpcRefusedError) or self._job(opening.job_id, answer) is None:
+            return False
+        return self.calls.is_opened_by(opening.call, answer)
+
     def _job(self, job_id: JobId, answer: bytes | RpcRefusedError) -> JobOnChain | None:
         if isinstance(answer, RpcRefusedError):
             if not is_of_contract(answer):
@@ -174,12 +191,7 @@ class LedgerSite:
         self, job_id: JobId, wanted: Sequence[tuple[int, NodeId]], at: Block
     ) -> list[Share]:
         """Shares at a block, by epoch and node, in the order given: in one request, if they fit."""
-        job = word_bytes(self.job_key(job_id))
-        calls = [
-            self.calls.abi.call("getContribution", job, number, address_bytes(node))
-            for number, node in wanted
-        ]
-        return [self.calls.share(answer) for answer in self._reads(calls, at)]
+        return self._reader.shares(self.job_key(job_id), wanted, at)
 
     def epoch(self, epoch: Epoch, at: Block | None = None) -> EpochOnChain:
         """An epoch as it stands at a block, or the newest."""
@@ -188,17 +200,13 @@ class LedgerSite:
 
     def epochs(self, job_id: JobId, numbers: Sequence[int], at: Block | None) -> list[EpochOnChain]:
         """A job's epochs as they stand at a block, in the order of their numbers given."""
-        job = word_bytes(self.job_key(job_id))
-        calls = [self.calls.abi.call("getEpoch", job, number) for number in numbers]
-        return [self.calls.epoch(answer) for answer in self._reads(calls, at)]
+        return self._reader.epochs(self.job_key(job_id), numbers, at)
 
     def accounts(
         self, job_id: JobId, nodes: Sequence[NodeId], at: Block | None = None
     ) -> list[NodeAccount]:
         """What the ledger says of nodes in a job at a block, or the newest."""
-        job = word_bytes(self.job_key(job_id))
-        calls = [self.calls.abi.call("getAccount", job, address_bytes(node)) for node in nodes]
-        return [self.calls.account(answer) for answer in self._reads(calls, at)]
+        return self._reader.accounts(self.job_key(job_id), nodes, at)
 
     def counted(self, job_id: JobId, nodes: Sequence[NodeId], at: Block | None = None) -> list[int]:
         """How many receipts of each node the ledger has recorded."""
@@ -219,18 +227,6 @@ class LedgerSite:
                 f"the chain's RPC at {self._chain.where} has block {head.number} and not {number}"
             )
         return found
-
-    def _ask(self, name: str, at: Block | None) -> tuple[Any, ...]:
-        call = self.calls.abi.call(name)
-        return self.calls.abi.answer(name, self._chain.read(self.contract, call, _hash(at)))
-
-    def _reads(self, calls: Sequence[bytes], at: Block | None) -> list[bytes]:
-        answers = []
-        for answer in self._chain.reads(self.contract, calls, _hash(at)):
-            if isinstance(answer, RpcRefusedError):
-                raise answer
-            answers.append(answer)
-        return answers
 
 
 def _hash(at: Block | None) -> bytes | None:

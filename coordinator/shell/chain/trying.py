@@ -15,6 +15,7 @@ from coordinator.shell.chain.site import LedgerSite
 from coordinator.shell.journal.ledger.interface import Outbox
 from coordinator.shell.journal.ledger.records import OutboxRow
 from hypergpu.chain.abi import Abi
+from hypergpu.chain.moments import texts
 from hypergpu.chain.rpc.answers import Block, Inclusion
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.trial import OwnCall, tried
@@ -30,8 +31,8 @@ _BEFORE_MOST = 64
 """Calls of the same block that are made again before one that failed in it."""
 
 
-class OrderRefused(NamedTuple):
-    """An order that the ledger would not take as things stand."""
+class HeldOrder(NamedTuple):
+    """An order that is not signed, since the ledger would refuse it as things stand."""
 
     order: JobOrder
     height: int
@@ -128,7 +129,7 @@ class Foresight:
 
     def _meant(self, said: bytes) -> Refused:
         name, values = self._told(said)
-        return refused_with(name, values, said)
+        return refused_with(name, texts(values), said)
 
     def _told(self, said: bytes) -> tuple[str, dict[str, Any]]:
         calls = self._site.calls

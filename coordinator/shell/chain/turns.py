@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from coordinator.core.settlement.epoch import Move
 from coordinator.core.settlement.sending import Deed, Found, Ruling, Sighting, TransactionState
+from coordinator.shell.chain.sending import unix_ms
 from coordinator.shell.journal.ledger.records import OutboxRow, Progress
 from hypergpu.chain.rpc.answers import Block, Event
 from hypergpu.units import Milliseconds
@@ -47,6 +48,9 @@ class Resting(NamedTuple):
 
 class Collected:
     """What is collected during a turn, to be written at once."""
+
+    is_mending = False
+    """Whether nonces behind a failed transaction are spent on nothing, rather than waited for."""
 
     def __init__(self, head: Block) -> None:
         self.head = head
@@ -92,6 +96,11 @@ class Collected:
             if is_there and block.number > self.head.number:
                 self.is_behind, self.is_clear = True, False
 
+    def first_to_mend(self, rows: tuple[OutboxRow, ...]) -> int | None:
+        """The nonce from which on nothing is sent as it was signed; None: all is."""
+        failed = [row.transaction.nonce for row in rows if row.state is TransactionState.FAILED]
+        return min(failed) if failed and self.is_mending else None
+
     def judge(self, nonce: int, seen: Sighting, verdict: Ruling) -> None:
         """Note whether a transaction is where only a block or time can change anything."""
         if seen.found is None:
@@ -114,3 +123,31 @@ class Collected:
             events=tuple(self.events),
             is_behind=self.is_behind,
         )
+
+
+class Mending(Collected):
+    """The same, of a turn that stops at no failed transaction."""
+
+    is_mending = True
+
+
+def last_words(row: OutboxRow, reason: str) -> str:
+    """Why sending stops at a transaction."""
+    transaction = row.transaction
+    names = ", ".join("0x" + each.attempt.hash.hex() for each in row.attempts)
+    return (
+        f"transaction {transaction.nonce} of {transaction.account.address} "
+        f"({transaction.purpose}, {names}): {reason}. Nothing is sent behind it"
+    )
+
+
+def progressed(row: OutboxRow, state: TransactionState, place: Found | None) -> Progress:
+    """What is stored of a transaction that is in a state now, and where."""
+    mined_ms = row.mined_ms
+    block, mined_hash = (place.block, place.hash) if place else (None, None)
+    if block is None:
+        mined_ms = None
+    elif mined_ms is None:
+        mined_ms = unix_ms()
+    is_sent = row.is_sent or block is not None
+    return Progress(row.transaction.nonce, state, is_sent, block, mined_ms, mined_hash)

@@ -68,7 +68,10 @@ class JobJournal(Protocol):
         """Forget every row and snapshot behind ``head``, which becomes the job's end."""
 
     def remove_job(self, job_id: JobId) -> None:
-        """Forget the job wholly, its request ids too. Receipts stay: what they say is owed."""
+        """Forget the job wholly, its request ids too. Receipts stay: what they say is owed.
+
+        The job has left every epoch then, and the last that it has is its last.
+        """
 
     def request(self, request_id: str) -> RequestClaim | None:
         """Who took a request id."""

@@ -121,6 +121,7 @@ class MemoryJournal(MemoryRegistry, MemoryLedger):
             self._claims = {
                 name: claim for name, claim in self._claims.items() if claim.job_id != job_id
             }
+            self._leave_all(job_id)
 
     def request(self, request_id: str) -> RequestClaim | None:
         with self._lock:

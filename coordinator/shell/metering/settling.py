@@ -13,8 +13,10 @@ from msgspec.structs import replace
 
 from coordinator.config import Settings
 from coordinator.core.job import ENDED, Job, LedgerSays, Phase
-from coordinator.core.metering.accounts import owed_beyond, settled_at_most
+from coordinator.core.metering.accounts import owed_beyond, settled_at_most, voucher_holders
+from coordinator.core.metering.budget import beyond_ledger, coming_cost, round_cost
 from coordinator.core.settlement.sealing import Metering, SealingRule
+from coordinator.shell.chain.escrow import Advanced
 from coordinator.shell.chain.founding import JobOrder, fill_account
 from coordinator.shell.chain.pipeline import Pipeline, PipelineState
 from coordinator.shell.chain.settler import SettlingOptions
@@ -25,6 +27,7 @@ from coordinator.shell.metering.local_chain import LocalChain
 from hypergpu.chain.keylock import usual_locks
 from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
+from hypergpu.chain.sent.acts import ActFile
 from hypergpu.chain.signer import Signer
 from hypergpu.ids import Address, Digest, JobId, NodeId
 from hypergpu.ledger.terms import Terms
@@ -38,8 +41,9 @@ log = structlog.get_logger()
 
 _FOLDER = "chain"
 _LOOK_EACH_S = 1.0
-_SHORT_LOOKS = 3
-"""The chain and the journal are read one after the other: a shortage must be seen so often."""
+_UNPAID_LOOKS = 3
+"""In so many blocks too little must be left: chain and journal are read one after the other."""
+_BETWEEN_ROUNDS = frozenset({Phase.WAITING, Phase.PLANNING})
 _NONE = Digest("0" * 64)
 _NAMED_BY = {
     Reason.CHAIN_WRONG: "name that chain's own RPC: HYPERGPU_COORDINATOR_CHAIN_URL=URL; or the"
@@ -56,8 +60,8 @@ _DEPOSIT_LOOK_EACH_S = 0.1
 _ANSWER_WITHIN_S = 3.0
 _LEDGER_WITHIN_S = 10.0
 _FIRST_TURN_WITHIN_S = 2.0
-Short = Callable[[JobId, str], Awaitable[None]]
-"""Told of a job that cannot be paid for any longer."""
+Pause = Callable[[JobId, str], Awaitable[None]]
+"""Of a job that cannot be paid for any longer, with the reason."""
 
 
 class HasJob(Protocol):
@@ -100,11 +104,12 @@ class Settling:
                 rule=SealingRule(metering=Metering(settings.metering)),
                 contract=contract,
                 lock_folder=usual_locks(),
+                acts=ActFile(settings.data_dir, profile.chain_id),
                 retries_failed=settings.retry_failed,
             ),
         )
         self._ordered: dict[JobId, JobOrder] = {}
-        self._short: dict[JobId, tuple[int, int]] = {}
+        self._unpaid: dict[JobId, tuple[int, int]] = {}
         self._raising: dict[JobId, int] = {}
         """Escrows that are being paid in, and are in no spec yet."""
         self._owed_at: dict[JobId, tuple[int, dict[NodeId, int]]] = {}
@@ -203,8 +208,13 @@ class Settling:
         self._pipeline.wake()
 
     def order(self, job: Job) -> None:
-        """See that a job that pays is open on the ledger with its escrow. Cheap: say it often."""
-        self._order(job)
+        """See that a job that pays is open on the ledger with its escrow. Cheap: say it often.
+
+        Said before a voucher is handed out, it has the escrow's reading find what that one took.
+        """
+        if self._order(job) is not None:
+            advanced = Advanced(round_cost(job), voucher_holders(job))
+            self._pipeline.escrow.expect(job.job_id, advanced)
 
     async def check(self, job_id: JobId, spec: JobSpec, terms: Terms) -> None:
         """See that the ledger would take a new job's escrow, as far as its chain answers soon.
@@ -216,12 +226,12 @@ class Settling:
             return
         asked = self._pipeline.ask(_order_of(job_id, spec, terms.domain))
         try:
-            refused = await asyncio.wait_for(asyncio.wrap_future(asked), _ANSWER_WITHIN_S)
+            held = await asyncio.wait_for(asyncio.wrap_future(asked), _ANSWER_WITHIN_S)
         except TimeoutError:
             return
-        if refused is not None:
-            fix = f"{refused.fix}, and submit it again"
-            raise RefusalError(Reason.ESCROW_SHORT, refused.why, fix=fix)
+        if held is not None:
+            fix = f"{held.fix}, and submit it again"
+            raise RefusalError(Reason.ESCROW_SHORT, held.why, fix=fix)
 
     async def deposit(self, job: Job, escrow: int, *, within_s: float = _DEPOSIT_WITHIN_S) -> None:
         """See an escrow into a block, so that no work counts on it before it is there.
@@ -244,9 +254,9 @@ class Settling:
         job_id, escrow = order.job_id, order.escrow
         give_up_at_s = monotonic() + within_s
         while not await asyncio.to_thread(self._pipeline.is_funded, job_id, escrow):
-            refused = self._pipeline.refused.get(job_id)
-            if refused is not None and refused.order == order:
-                raise RefusalError(Reason.ESCROW_SHORT, refused.why, fix=refused.fix)
+            held = self._pipeline.held.get(job_id)
+            if held is not None and held.order == order:
+                raise RefusalError(Reason.ESCROW_SHORT, held.why, fix=held.fix)
             if self.state.halted or monotonic() >= give_up_at_s:
                 raise RefusalError(
                     Reason.ESCROW_SHORT,
@@ -298,66 +308,65 @@ class Settling:
                 counted[node] = max(had, counted.get(node, 0))
             self._owed_at[job.job_id] = (reading.height, counted)
         left = max(0, reading.left - owed_beyond(job, counted))
-        return LedgerSays(Wei(left), reading.height)
+        says = LedgerSays(Wei(left), reading.height)
+        if reading.ending is None:
+            return says
+        if reading.is_over:
+            return replace(says, closed=reading.ending.over)
+        return replace(says, ending=reading.ending.announced)
+
+    def ending(self, job_id: JobId) -> tuple[str, str]:
+        """A job's announced end for a list of jobs, and in full; empty: none is known."""
+        reading = self._pipeline.escrow.reading(job_id)
+        if reading is None or reading.ending is None:
+            return "", ""
+        said = reading.ending.over if reading.is_over else reading.ending.announced
+        return reading.ending.brief, ". ".join(filter(None, [said, reading.unrecorded]))
 
     def _is_shut(self, job: Job) -> bool:
-        refused = self._pipeline.refused.get(job.job_id)
-        return bool(self.state.halted) or (refused is not None and not refused.is_passing)
+        held = self._pipeline.held.get(job.job_id)
+        return bool(self.state.halted) or (held is not None and not held.is_passing)
 
     def _why_shut(self, job: Job) -> str:
         """Why nobody is going to be paid for a job that is not open on the ledger."""
-        refused = self._pipeline.refused.get(job.job_id)
-        if refused is None or self.state.halted:
+        held = self._pipeline.held.get(job.job_id)
+        if held is None or self.state.halted:
             return (
                 f"{job.job_id} is not open on the ledger, and settling has stopped:"
                 f" {self.state.halted}"
             )
-        return f"{refused.why}. Fix: {refused.fix}, and resume the job"
+        return f"{held.why}. Fix: {held.fix}, and resume the job"
 
-    def shortage(self, job: Job) -> str:
-        """Why the ledger does not cover what the job's present round may cost; empty: it does.
+    def unpaid(self, job: Job) -> str:
+        """Why nobody is going to be paid for the rest of the job's open round; empty: it is.
 
-        A shortage counts once it was seen in several blocks.
+        That the ledger has too little left counts once it was seen in several blocks. An opening
+        that is on its way is waited for, unless the ledger would refuse it or settling has stopped.
         """
-        pay, round_ = job.spec.pay, job.round
-        if round_ is None or not _is_earning(job):
+        _, ending = self.ending(job.job_id)
+        if ending and job.phase in _BETWEEN_ROUNDS:
+            return ending
+        says = self.says(job) if _is_earning(job) else None
+        why = beyond_ledger(job, says, coming_cost(job))
+        if says is None or not why:
             # Who resumes it has raised the escrow, and that may take some blocks.
-            self._short.pop(job.job_id, None)
+            self._unpaid.pop(job.job_id, None)
             return ""
-        samples = sum(
-            run.count for part in round_.participants.values() for run in part.shard.ranges
-        )
-        why = self._pipeline.escrow.shortage(job.job_id, pay.most_for(samples))
-        reading = self._pipeline.escrow.reading(job.job_id)
-        if not why or reading is None:
-            self._short.pop(job.job_id, None)
-            return ""
-        height, looks = self._short.get(job.job_id, (-1, 0))
-        if reading.height > height:
+        if says.closed:
+            return why
+        height, looks = self._unpaid.get(job.job_id, (-1, 0))
+        if says.height > height:
             looks += 1
-        self._short[job.job_id] = (reading.height, looks)
-        return why if looks >= _SHORT_LOOKS else ""
+        self._unpaid[job.job_id] = (says.height, looks)
+        return why if looks >= _UNPAID_LOOKS else ""
 
-    async def unopened(self, job: Job) -> str:
-        """Why nobody is going to be paid for the job's present round; empty: its ledger can.
-
-        An opening that is on its way is waited for, unless the ledger would refuse it or settling
-        has stopped.
-        """
-        is_read = self._pipeline.escrow.reading(job.job_id) is not None
-        if is_read or not _is_earning(job) or not self._is_shut(job):
-            return ""
-        if await asyncio.to_thread(self._pipeline.is_opened, job.job_id):
-            return ""
-        return self._why_shut(job)
-
-    async def watch(self, rooms: Mapping[JobId, HasJob], short: Short) -> None:
+    async def watch(self, rooms: Mapping[JobId, HasJob], pause: Pause) -> None:
         """Order what is to be open, and report jobs that the ledger does not pay for."""
         while True:
             for room in list(rooms.values()):
                 self.order(room.job)
-                if why := self.shortage(room.job) or await self.unopened(room.job):
-                    await short(room.job.job_id, why)
+                if why := self.unpaid(room.job):
+                    await pause(room.job.job_id, why)
             await asyncio.sleep(_LOOK_EACH_S)
 
 

@@ -100,6 +100,11 @@ class Roster:
         """Why the node takes no further work; empty when it does."""
         return self._draining.get(node, "")
 
+    @property
+    def at_work(self) -> int:
+        """How many nodes are connected and take work."""
+        return sum(node not in self._draining for node in self.sessions)
+
     def name_of(self, node: NodeId) -> str:
         """What the node's owner calls it; empty before it dials in."""
         return self._names.get(node, "")

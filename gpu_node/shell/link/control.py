@@ -277,11 +277,17 @@ class ControlLink:
         try:
             assignment = assignment_value(message)
         except RefusalError as refused:
-            log.warning("an assignment cannot be read", reason=refused.detail)
-            back = node_pb2.HandBack(lease=message.lease, reason=refused.detail)
-            self.send(node_pb2.ControlRequest(hand_back=back))
-            return
-        self._report(ShardAssigned(at_ms=at_ms, assignment=assignment))
+            self._hand_back(message.lease, refused.detail)
+        else:
+            if changed := self.earnings.changed_terms(assignment):
+                self._hand_back(message.lease, changed)
+            else:
+                self._report(ShardAssigned(at_ms=at_ms, assignment=assignment))
+
+    def _hand_back(self, lease: node_pb2.Lease, reason: str) -> None:
+        log.warning("an assignment is not taken", reason=reason)
+        back = node_pb2.HandBack(lease=lease, reason=reason)
+        self.send(node_pb2.ControlRequest(hand_back=back))
 
     async def _write(self, call: ControlCall) -> None:
         outbox = self._outbox

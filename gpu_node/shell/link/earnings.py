@@ -1,7 +1,7 @@
 """Receipts and vouchers off the wire into the wallet. What is wrong is said and not kept."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 import structlog
 
@@ -11,9 +11,12 @@ from gpu_node.shell.state.wallet import Wallet
 from hypergpu.ids import JobId, NodeId
 from hypergpu.refusal import RefusalError
 from hypergpu.v1 import receipt_pb2
-from hypergpu.wire.ledger import receipt_value, voucher_value
+from hypergpu.wire.ledger import receipt_message, receipt_value, voucher_value
 
 log = structlog.get_logger()
+
+_SHOWN_MOST = 1_000
+"""About 500 KB."""
 
 
 class Earnings:
@@ -24,17 +27,24 @@ class Earnings:
         self._wallet = Wallet(places, node)
         self._node = node
 
-    def held(self) -> Iterable[receipt_pb2.ReceiptsHeld]:
-        """How many receipts the node has, for a hello."""
-        return [
-            receipt_pb2.ReceiptsHeld(job_id=job_id, count=count)
-            for job_id, count in self._wallet.held().items()
-        ]
+    def held(self) -> Iterator[receipt_pb2.ReceiptsHeld]:
+        """How many receipts the node has, for a hello; of the jobs at work last, the last too."""
+        held = self._wallet.held()
+        for place, job in enumerate(held, start=1):
+            message = receipt_pb2.ReceiptsHeld(job_id=job.job_id, count=job.receipts)
+            if job.newest is not None and place > len(held) - _SHOWN_MOST:
+                message.newest.CopyFrom(receipt_message(job.newest))
+            yield message
+
+    def changed_terms(self, assignment: Assignment) -> str:
+        """Why no work is done for the terms of an assignment; empty: it is."""
+        return self._wallet.changed_terms(assignment.lease.job_id, assignment.terms)
 
     async def agree(self, assignment: Assignment) -> None:
         """Remember the terms of work that is about to be sent.
 
         Raises:
+            RefusalError: REQUEST_INVALID, the job's terms were others before.
             OSError: the disk fails.
         """
         await asyncio.to_thread(self._wallet.agree, assignment.lease.job_id, assignment.terms)

@@ -1,5 +1,7 @@
 """What a node must not forget, on disk: its memory, its nonce and whom it joined."""
 
+import socket
+
 import msgspec
 
 from gpu_node.core.memory import Memory
@@ -33,7 +35,7 @@ def load_memory(places: Places) -> Memory:
         return Memory()
     try:
         return msgspec.json.decode(places.memory.read_bytes(), type=Memory)
-    except msgspec.MsgspecError as broken:
+    except (msgspec.MsgspecError, UnicodeError) as broken:
         detail = f"{places.memory} is damaged: delete it with {places.jobs} to start fresh"
         raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
 
@@ -53,7 +55,7 @@ def load_coordinator(places: Places) -> Coordinator | None:
         return None
     try:
         return msgspec.json.decode(places.coordinator.read_bytes(), type=Coordinator)
-    except msgspec.MsgspecError as broken:
+    except (msgspec.MsgspecError, UnicodeError) as broken:
         detail = f"{places.coordinator} is damaged: join again"
         raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
 
@@ -63,11 +65,22 @@ def save_coordinator(places: Places, coordinator: Coordinator) -> None:
     write_durably(places.coordinator, msgspec.json.encode(coordinator))
 
 
+def kept_name(places: Places, given: str) -> str:
+    """What the node is called: what is given, which is remembered; else what was. Blocks."""
+    if given:
+        write_durably(places.name, given.encode())
+        return given
+    try:
+        return places.name.read_text("utf-8") or socket.gethostname()
+    except (OSError, UnicodeDecodeError):
+        return socket.gethostname()
+
+
 def load_ready(places: Places, kind: str) -> Ready | None:
     """What a worker of this kind said it can do the last time; None when that is not known."""
     try:
         ready = msgspec.json.decode(places.worker.read_bytes(), type=Ready)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, UnicodeError):
         return None
     return ready if ready.kind == kind else None
 

@@ -6,8 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Self
 
-from hypergpu.ids import JobId
+from hypergpu.ids import Address, JobId
 from hypergpu.refusal import Reason, RefusalError
+
+OWNER_MARK = "@"
+"""In the name of a job's folder of receipts: between its id and who signs for it."""
 
 
 class Places:
@@ -22,6 +25,7 @@ class Places:
         self.coordinator = root / "coordinator.json"
         self.memory = root / "memory.json"
         self.worker = root / "worker.json"
+        self.name = root / "name"
         self.nonce = root / "nonce"
         self.blobs = root / "blobs"
         self.datasets = root / "datasets"
@@ -60,13 +64,13 @@ class Places:
 
     def job(self, job_id: JobId) -> Path:
         """The folder of one job's end states and updates."""
-        if Path(job_id).name != job_id or job_id in {"", ".", ".."}:
+        if Path(job_id).name != job_id or job_id in {"", ".", ".."} or OWNER_MARK in job_id:
             raise RefusalError(Reason.REQUEST_INVALID, f"{job_id[:80]!r} is no job's id")
         return self.jobs / job_id
 
-    def ledger_of(self, job_id: JobId) -> Path:
-        """The folder of one job's receipts and voucher."""
-        return self.ledger / self.job(job_id).name
+    def ledger_of(self, job_id: JobId, coordinator: Address) -> Path:
+        """The folder of the receipts and the voucher that a coordinator signs for a job."""
+        return self.ledger / f"{self.job(job_id).name}{OWNER_MARK}{coordinator}"
 
     def update(self, job_id: JobId, round_number: int) -> Path:
         """The update of one round."""

@@ -1,14 +1,18 @@
 """What a node can show for its work: receipts and vouchers, checked before they are kept.
 
-Each job has a folder that outlives the job::
+Each job has a folder that outlives the job. It is named by the job's id and by who signs for it, so
+that no coordinator reaches what another one owes::
 
     terms.json      for whom and where its work counts, as it was agreed when the work was done
     receipts.jsonl  signed receipts with their contributions, a line each, in order, none left out
     voucher.json    the newest voucher
     conflict.json   a receipt under a number that another one has: only a coordinator that cheats
                     signs one, and the two together prove it
+    receipts.rest.jsonl
+                    what a damaged receipts.jsonl held behind its first missing or unreadable line
 
-A line that was not written to its end is cut off: its receipt is asked for again.
+From the first line on that is cut, damaged or missing, receipts are asked for again. What lies
+behind it is put aside and still counts, for its coordinator may be gone.
 """
 
 import os
@@ -20,12 +24,12 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from gpu_node.shell.state.places import Places
+from gpu_node.shell.state.places import OWNER_MARK, Places
 from hypergpu.files.durable import write_durably
-from hypergpu.ids import JobId, NodeId
+from hypergpu.ids import JobId, JobKey, NodeId
 from hypergpu.ledger.receipt import ReceiptCheck, SignedReceipt, Signers
 from hypergpu.ledger.terms import Terms, separator_of
-from hypergpu.ledger.typed import signer
+from hypergpu.ledger.typed import Domain, signer
 from hypergpu.ledger.voucher import SignedVoucher, no_voucher, voucher_fault
 from hypergpu.refusal import Reason, RefusalError
 
@@ -33,8 +37,10 @@ log = structlog.get_logger()
 
 TERMS_FILE = "terms.json"
 RECEIPTS_FILE = "receipts.jsonl"
+REST_FILE = "receipts.rest.jsonl"
 VOUCHER_FILE = "voucher.json"
 CONFLICT_FILE = "conflict.json"
+_FIX_OF_TERMS = "take what it owes: hypergpu ledger claim; and ask its operator why they changed"
 _lines = msgspec.json.Decoder(SignedReceipt)
 
 
@@ -46,35 +52,69 @@ class Kept(NamedTuple):
     voucher: SignedVoucher | None
 
 
+class Standing(NamedTuple):
+    """How far the receipts of one job go."""
+
+    job_id: JobId
+    receipts: int
+    newest: SignedReceipt | None
+    """The last of them."""
+
+
+class _Job:
+    """What is kept of one job, in memory, and where the rest of it lies."""
+
+    def __init__(self, job_id: JobId, folder: Path, kept: Kept) -> None:
+        self.job_id = job_id
+        self.folder = folder
+        self.terms = kept.terms
+        self.voucher = kept.voucher
+        self.count = len(kept.receipts)
+        self.newest = kept.receipts[-1] if kept.receipts else None
+
+
 class Wallet:
-    """Keeps what the coordinator signs for one node. Any thread may call; calls block."""
+    """Keeps what coordinators sign for one node. Any thread may call; calls block."""
 
     def __init__(self, places: Places, node: NodeId) -> None:
-        self._root = places.ledger
         self._node = node
         self._lock = threading.Lock()
-        self._terms: dict[JobId, Terms] = {}
-        self._counts: dict[JobId, int] = {}
-        self._vouchers: dict[JobId, SignedVoucher] = {}
+        self._jobs: dict[JobKey, _Job] = {}
+        """Those that were written to last come last."""
         self._places = places
-        for folder in sorted(self._root.iterdir()) if self._root.is_dir() else ():
-            self._load(JobId(folder.name), folder)
+        root = places.ledger
+        folders = list(root.iterdir()) if root.is_dir() else []
+        for folder in sorted(folders, key=lambda each: (each.stat().st_mtime_ns, each.name)):
+            self._load(folder)
 
-    def held(self) -> dict[JobId, int]:
-        """How many receipts there are of each job."""
+    def held(self) -> tuple[Standing, ...]:
+        """What there is of each job; those that were written to last come last."""
         with self._lock:
-            return dict(self._counts)
+            return tuple(Standing(job.job_id, job.count, job.newest) for job in self._jobs.values())
+
+    def changed_terms(self, job_id: JobId, terms: Terms) -> str:
+        """Why no work is done for these terms; empty: the job is new, or they are its own."""
+        with self._lock:
+            return self._changed_terms(job_id, terms)
 
     def agree(self, job_id: JobId, terms: Terms) -> None:
-        """Remember what the work of a job is done for, before it is sent."""
+        """Remember what the work of a job is done for, before it is sent.
+
+        Raises:
+            RefusalError: REQUEST_INVALID, the job's terms were others before; those stay.
+            OSError: the disk fails.
+        """
         with self._lock:
-            if terms == Terms() or self._terms.get(job_id) == terms:
+            if terms == Terms():
                 return
-            folder = self._places.ledger_of(job_id)
+            if changed := self._changed_terms(job_id, terms):
+                raise RefusalError(Reason.REQUEST_INVALID, changed, fix=_FIX_OF_TERMS)
+            if terms.job in self._jobs:
+                return
+            folder = self._places.ledger_of(job_id, terms.coordinator)
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_durably(folder / TERMS_FILE, msgspec.json.encode(terms))
-            self._terms[job_id] = terms
-            self._counts.setdefault(job_id, 0)
+            self._load(folder)
 
     def take(self, job_id: JobId, receipts: Iterable[SignedReceipt]) -> None:
         """Keep receipts that are sound and follow on; repeated ones are passed over.
@@ -86,26 +126,28 @@ class Wallet:
                 before it are kept.
             OSError: the disk fails.
         """
+        given = tuple(receipts)
+        if not given:
+            return
         with self._lock:
-            terms = self._agreed(job_id)
-            signers = Signers(
-                coordinator=terms.coordinator, domain=terms.domain, made_in=terms.domain
-            )
+            job = self._agreed(job_id, given[0].receipt.job)
+            domain = job.terms.domain
+            signers = Signers(coordinator=job.terms.coordinator, domain=domain, made_in=domain)
             check = ReceiptCheck(signers)
             sound: list[SignedReceipt] = []
             again: list[SignedReceipt] = []
             fault = ""
-            for signed in receipts:
-                wanted = self._counts[job_id] + len(sound)
+            for signed in given:
+                wanted = job.count + len(sound)
                 if signed.receipt.sequence < wanted:
                     again.append(signed)
                     continue
-                if fault := self._fault(check, signed, terms, wanted):
+                if fault := self._fault(check, signed, job.terms, wanted):
                     break
                 sound.append(signed)
-            self._append(job_id, sound)
+            _append(job, sound)
             if again:
-                self._compare(job_id, again, terms)
+                self._compare(job, again)
         if fault:
             detail = f"a receipt of {job_id} is not kept: {fault}"
             raise RefusalError(Reason.SIGNATURE_INVALID, detail)
@@ -118,32 +160,41 @@ class Wallet:
             OSError: the disk fails.
         """
         with self._lock:
-            terms, before = self._agreed(job_id), self._vouchers.get(job_id)
-            held = before.voucher if before else no_voucher(terms.job, self._node)
+            job = self._agreed(job_id, signed.voucher.job)
+            held = job.voucher.voucher if job.voucher else no_voucher(job.terms.job, self._node)
             if signed.voucher == held:
                 return
             fault = voucher_fault(
                 signed,
-                separator=separator_of(terms.domain),
-                coordinator=terms.coordinator,
+                separator=separator_of(job.terms.domain),
+                coordinator=job.terms.coordinator,
                 held=held,
             )
             if fault:
                 detail = f"a voucher of {job_id} is not kept: {fault}"
                 raise RefusalError(Reason.SIGNATURE_INVALID, detail)
-            path = self._places.ledger_of(job_id) / VOUCHER_FILE
-            write_durably(path, msgspec.json.encode(signed))
-            self._vouchers[job_id] = signed
+            write_durably(job.folder / VOUCHER_FILE, msgspec.json.encode(signed))
+            job.voucher = signed
 
-    def _compare(self, job_id: JobId, again: Iterable[SignedReceipt], terms: Terms) -> None:
+    def _changed_terms(self, job_id: JobId, terms: Terms) -> str:
+        job = self._jobs.get(terms.job)
+        if job is None or job.terms == terms:
+            return ""
+        return (
+            f"{job_id} counts on {_shown(job.terms.domain)} by what this node has of it, and now it"
+            f" is to count on {_shown(terms.domain)}: what it owes already would be lost"
+        )
+
+    def _compare(self, job: _Job, again: Iterable[SignedReceipt]) -> None:
         """Keep the first receipt that contradicts one of the same number."""
-        folder = self._places.ledger_of(job_id)
-        kept, path = kept_in(folder), folder / CONFLICT_FILE
+        kept, path = kept_in(job.folder), job.folder / CONFLICT_FILE
         if kept is None or path.exists():
             return
-        separator = separator_of(terms.domain)
+        terms, separator = job.terms, separator_of(job.terms.domain)
         for signed in again:
             receipt = signed.receipt
+            if receipt.sequence >= len(kept.receipts):
+                continue  # The file was damaged since: it is mended at the next start.
             if receipt == kept.receipts[receipt.sequence].receipt:
                 continue
             is_ours = (receipt.job, receipt.node) == (terms.job, self._node)
@@ -151,7 +202,7 @@ class Wallet:
                 write_durably(path, msgspec.json.encode(signed))
                 log.error(
                     "the coordinator signed two receipts for one number",
-                    job_id=job_id,
+                    job_id=job.job_id,
                     sequence=receipt.sequence,
                     fix="hypergpu ledger dispute",
                 )
@@ -165,50 +216,88 @@ class Wallet:
             return "it is for another job or node"
         return check.fault(signed)
 
-    def _agreed(self, job_id: JobId) -> Terms:
-        terms = self._terms.get(job_id)
-        if terms is None:
+    def _agreed(self, job_id: JobId, key: JobKey) -> _Job:
+        """The job that something is signed for."""
+        mine = [job for job in self._jobs.values() if job.job_id == job_id]
+        if not mine:
             detail = f"this node agreed to no terms of {job_id[:80]!r}"
             raise RefusalError(Reason.SIGNATURE_INVALID, detail)
-        return terms
+        if key not in {job.terms.job for job in mine}:
+            detail = f"something signed for {job_id} is not kept: it is for another job or node"
+            raise RefusalError(Reason.SIGNATURE_INVALID, detail)
+        return self._jobs[key]
 
-    def _append(self, job_id: JobId, sound: list[SignedReceipt]) -> None:
-        if not sound:
-            return
-        path = self._places.ledger_of(job_id) / RECEIPTS_FILE
-        mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        with os.fdopen(os.open(path, mode, 0o600), "ab") as file:
-            before = file.tell()
-            try:
-                file.write(msgspec.json.Encoder().encode_lines(sound))
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                os.ftruncate(file.fileno(), before)
-                raise
-        self._counts[job_id] += len(sound)
-
-    def _load(self, job_id: JobId, folder: Path) -> None:
+    def _load(self, folder: Path) -> None:
         kept = kept_in(folder)
         if kept is None:
             log.error("what a job owes cannot be read and rests", folder=str(folder))
             return
-        self._terms[job_id] = kept.terms
-        self._counts[job_id] = len(kept.receipts)
-        if kept.voucher is not None:
-            self._vouchers[job_id] = kept.voucher
-        whole = sum(len(msgspec.json.encode(each)) + 1 for each in kept.receipts)
-        path = folder / RECEIPTS_FILE
-        if path.exists() and path.stat().st_size != whole:
-            log.warning("receipts are cut back to the last whole one", file=str(path))
-            os.truncate(path, whole)
+        job_id = JobId(folder.name.partition(OWNER_MARK)[0])
+        if kept.terms.job in self._jobs:
+            log.error("what a job owes lies in two folders, one rests", folder=str(folder))
+            return
+        if OWNER_MARK not in folder.name:
+            folder = self._moved(folder, job_id, kept.terms)
+        self._jobs[kept.terms.job] = _Job(job_id, folder, kept)
+        _cut_back(folder, kept)
+
+    def _moved(self, folder: Path, job_id: JobId, terms: Terms) -> Path:
+        """Name a folder as they are named now: an older version left its owner out."""
+        try:
+            return folder.rename(self._places.ledger_of(job_id, terms.coordinator))
+        except OSError as broken:
+            log.warning("a folder keeps its older name", folder=str(folder), reason=str(broken))
+            return folder
+
+
+def _append(job: _Job, sound: list[SignedReceipt]) -> None:
+    if not sound:
+        return
+    path = job.folder / RECEIPTS_FILE
+    mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    with os.fdopen(os.open(path, mode, 0o600), "ab") as file:
+        before = file.tell()
+        try:
+            file.write(msgspec.json.Encoder().encode_lines(sound))
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            os.ftruncate(file.fileno(), before)
+            raise
+    job.count += len(sound)
+    job.newest = sound[-1]
+
+
+def _cut_back(folder: Path, kept: Kept) -> None:
+    """Leave the receipts that follow on in their file, and put aside what lies behind them."""
+    path, rest = folder / RECEIPTS_FILE, folder / REST_FILE
+    whole = sum(len(msgspec.json.encode(each)) + 1 for each in kept.receipts)
+    if not path.exists() or path.stat().st_size == whole:
+        return
+    behind, _, _ = path.read_bytes()[whole:].rpartition(b"\n")
+    if behind:
+        before = rest.read_bytes() if rest.exists() else b""
+        write_durably(rest, before + behind + b"\n")
+    log.warning(
+        "receipts are damaged: those that are missing are asked for again",
+        file=str(path),
+        kept=len(kept.receipts),
+        put_aside=len(behind.splitlines()),
+    )
+    os.truncate(path, whole)
+
+
+def _shown(domain: Domain) -> str:
+    if not domain.chain_id:
+        return "no chain"
+    return f"chain {domain.chain_id}, contract {domain.contract}"
 
 
 def kept_in(folder: Path) -> Kept | None:
-    """What is kept of one job, up to the first line that is no receipt; None without its terms."""
+    """What is kept of one job, up to the first line that is not the next; None: it has no terms."""
     try:
         terms = msgspec.json.decode((folder / TERMS_FILE).read_bytes(), type=Terms)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, UnicodeError):
         return None
     try:
         lines = (folder / RECEIPTS_FILE).read_bytes().split(b"\n")
@@ -217,14 +306,17 @@ def kept_in(folder: Path) -> Kept | None:
     receipts: list[SignedReceipt] = []
     for line in lines[:-1]:
         try:
-            receipts.append(_lines.decode(line))
-        except msgspec.MsgspecError:
+            signed = _lines.decode(line)
+        except (msgspec.MsgspecError, UnicodeError):
             break
+        if signed.receipt.sequence != len(receipts) or msgspec.json.encode(signed) != line:
+            break
+        receipts.append(signed)
     return Kept(terms, tuple(receipts), _voucher(folder / VOUCHER_FILE))
 
 
 def _voucher(path: Path) -> SignedVoucher | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=SignedVoucher)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, UnicodeError):
         return None

@@ -1,9 +1,10 @@
 """A chain inside this process: eth-tester with py-evm. For tests: a block for each transaction."""
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hypergpu.chain.rpc.client import Call
+from hypergpu.chain.rpc.client import Call, Pace
 from hypergpu.chain.rpc.errors import RpcRefusedError
 
 _REFUSED = -32000
@@ -15,6 +16,7 @@ class InProcessRpc:
     """Speaks as an RPC does, with a chain that begins here and ends with this object."""
 
     where = "eth-tester"
+    pace = Pace()
 
     def __init__(self, chain_id: int) -> None:
         """Start the chain: about 0.3 s.
@@ -22,9 +24,12 @@ class InProcessRpc:
         Args:
             chain_id: That its transactions must name; py-evm's own is 131277322940537.
         """
+        # py-evm raises the limit so far that text nested without end would overflow the C stack.
+        depth_max = sys.getrecursionlimit()
         from eth_tester import EthereumTester, PyEVMBackend
 
         self._tester = EthereumTester(PyEVMBackend())
+        sys.setrecursionlimit(depth_max)
         self._chain_id = chain_id
         self._methods: dict[str, Callable[..., object]] = {
             "eth_chainId": lambda: hex(self._chain_id),
@@ -49,6 +54,9 @@ class InProcessRpc:
 
     def batch(self, calls: Sequence[Call]) -> list[object | RpcRefusedError]:
         return [self._outcome(call) for call in calls]
+
+    def wait(self, _seconds: float) -> None:
+        """It never asks for fewer calls."""
 
     def close(self) -> None:
         """Nothing is held."""

@@ -15,6 +15,8 @@ NONE = "none"
 _FOLDER = Path(__file__).parent
 Count = Annotated[int, Meta(ge=0)]
 Some = Annotated[int, Meta(ge=1)]
+WINDOW_S_LEAST = 30
+"""The ledger's own least, `Roles.SHORTEST_WINDOW`."""
 
 
 class ChainProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,7 +27,7 @@ class ChainProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Between blocks; 0: a block for each transaction."""
     depth: Count
     """Blocks on top of a transaction's own that make it final."""
-    window_s: Annotated[int, Meta(ge=30, le=2**32 - 1)]
+    window_s: Annotated[int, Meta(ge=WINDOW_S_LEAST, le=2**32 - 1)]
     """Challenge window of a ledger that is deployed here; at least 30."""
     in_flight_max: Some
     """Transactions of one account that the chain's pool holds for sure."""
@@ -44,6 +46,8 @@ class ChainProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A public RPC; empty: the operator names one."""
     requests_per_s: Count = 0
     """That its public RPC bears; 0: no limit."""
+    log_blocks_max: Some = 100
+    """Blocks whose events its RPC gives at once; a range that it refuses is halved."""
     gas_percent: Annotated[int, Meta(ge=100)] = 100
     """Of the gas formula, which was measured on Ethereum's prices."""
     is_local: bool = False
@@ -56,7 +60,7 @@ class ChainProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def pace(self) -> Pace:
         """How much its RPC bears."""
-        return Pace(self.batch_max, self.requests_per_s)
+        return Pace(self.batch_max, self.requests_per_s, self.log_blocks_max)
 
 
 def profile_names() -> tuple[str, ...]:
@@ -74,6 +78,6 @@ def chain_profile(name: str) -> ChainProfile:
     if name not in profile_names():
         raise RefusalError(
             Reason.REQUEST_INVALID,
-            f"there is no chain {name!r}; there are {', '.join((NONE, *profile_names()))}",
+            f"there is no chain {name!r}; known by name are {', '.join(profile_names())}",
         )
     return msgspec.toml.decode((_FOLDER / f"{name}.toml").read_bytes(), type=ChainProfile)

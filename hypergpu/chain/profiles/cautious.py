@@ -16,6 +16,8 @@ _FIGURES = ChainProfile(
     # Some RPCs take no batches at all.
     batch_max=1,
     requests_per_s=10,
+    # As Monad's, the fewest of those that are known.
+    log_blocks_max=100,
     transaction_gas_max=16_777_216,
     # At least; the chain is asked what it suggests.
     tip_wei=100_000_000,

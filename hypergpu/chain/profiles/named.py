@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from hypergpu.chain.profiles import NONE, ChainProfile, chain_profile, profile_names
+from hypergpu.chain.profiles import ChainProfile, chain_profile, profile_names
 from hypergpu.chain.profiles.cautious import assumptions, cautious_profile
 from hypergpu.chain.profiles.described import SUFFIX, described_profile
 from hypergpu.chain.rpc.chain import EvmChain
@@ -36,7 +36,7 @@ def named_chain(chain: str, chain_url: str, asked: Callable[[str], int]) -> Name
 
     Args:
         chain: A name, a file that ends in ``.toml``, or an RPC's address.
-        chain_url: Its RPC, where that is not its profile's own.
+        chain_url: Its RPC, where that is neither its profile's own nor the address.
         asked: Finds out of which chain an address is, as `asked_chain_id` does.
 
     Raises:
@@ -44,8 +44,9 @@ def named_chain(chain: str, chain_url: str, asked: Callable[[str], int]) -> Name
             profile is; CHAIN_UNREACHABLE, an address does not answer.
     """
     if chain.startswith(ADDRESSES):
-        profile, warning = profile_of(asked(chain))
-        return NamedChain(profile, chain, warning)
+        url = chain_url or chain
+        profile, warning = profile_of(asked(url))
+        return NamedChain(profile, url, warning)
     profile = _profile(chain)
     url = chain_url or profile.rpc_url
     if not url and chain != ANVIL:
@@ -106,7 +107,6 @@ def _profile(chain: str) -> ChainProfile:
         transport_to(chain)
     if chain.endswith(SUFFIX):
         return described_profile(Path(chain).expanduser())
-    known = ", ".join((NONE, *profile_names()))
-    detail = f"there is no chain {chain!r}; there are {known}"
+    detail = f"there is no chain {chain!r}; known by name are {', '.join(profile_names())}"
     fix = f"name one ({NAMED_BY}), the address of its RPC, or the file of a profile: ./FILE.toml"
     raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)

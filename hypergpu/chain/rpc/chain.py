@@ -130,7 +130,7 @@ class EvmChain:
 
     def code(self, address: bytes, block: bytes | None = None) -> bytes:
         """A contract's code; empty where there is none. ``block`` as for `read`."""
-        return octets(self.rpc.call(Call("eth_getCode", (_hex(address), _at(block)))))
+        return octets(self.rpc.call(Call("eth_getCode", (_hex(address), block_asked(block)))))
 
     def tip_wei(self) -> int:
         """The tip that the chain suggests; 0 where it has no opinion."""
@@ -153,13 +153,13 @@ class EvmChain:
                 at its height.
         """
         asked = {"to": _hex(contract), "data": _hex(call)}
-        return octets(self.rpc.call(Call("eth_call", (asked, _at(block)))))
+        return octets(self.rpc.call(Call("eth_call", (asked, block_asked(block)))))
 
     def reads(
         self, contract: bytes, calls: Sequence[bytes], block: bytes | None = None
     ) -> list[bytes | RpcRefusedError]:
         """Several as `read`, at once; one that reverted is given back as its refusal."""
-        at = _at(block)
+        at = block_asked(block)
         asked = [
             Call("eth_call", ({"to": _hex(contract), "data": _hex(each)}, at)) for each in calls
         ]
@@ -207,7 +207,8 @@ def _reception(answer: object, name: bytes) -> Sent:
     return Sent(Reception.REFUSED, answer.message)
 
 
-def _at(block: bytes | None) -> str | dict[str, object]:
+def block_asked(block: bytes | None) -> str | dict[str, object]:
+    """How an RPC is asked about a block by its hash (EIP-1898); None: the newest."""
     return "latest" if block is None else {"blockHash": _hex(block), "requireCanonical": True}
 
 

@@ -18,6 +18,9 @@ REQUEST_BYTES_MAX = 1_500_000
 """Anvil and several providers take two megabytes at most."""
 # -32005 is the standard's "limit exceeded", -32029 and 429 what providers answer as well.
 _LIMITED_CODES = frozenset({-32005, -32029, 429})
+LOGS = "eth_getLogs"
+# Several say so too of a range of blocks that is too wide, where no waiting helps.
+_RATE_WORDS = ("rate", "too many requests", "request count", "per second", "capacity", "quota")
 _SHOWN = 200
 _WORDS_MAX = 10_000
 
@@ -33,6 +36,7 @@ class Rpc(Protocol):
     """A chain's RPC, however it is reached."""
 
     where: str
+    pace: "Pace"
 
     def call(self, call: Call) -> object:
         """The result of one call.
@@ -48,6 +52,9 @@ class Rpc(Protocol):
             RpcError: the batch as a whole failed; some of it may have taken effect.
         """
 
+    def wait(self, seconds: float, /) -> object:
+        """Let some seconds pass before something is asked again."""
+
     def close(self) -> None:
         """Let go of connections."""
 
@@ -59,6 +66,8 @@ class Pace(NamedTuple):
     """Calls in one request; 1 for those that take no batches."""
     requests_per_s: int = 0
     """0: no limit."""
+    log_blocks_max: int = 100
+    """Blocks whose logs one call may ask for."""
 
 
 class _Refusal(msgspec.Struct):
@@ -91,19 +100,19 @@ class HttpRpc:
         transport: Transport,
         pace: Pace | None = None,
         *,
-        pause: Callable[[float], object] = time.sleep,
+        wait: Callable[[float], object] = time.sleep,
     ) -> None:
         """Speak through ``transport``.
 
         Args:
             transport: Carries the bytes.
             pace: What the RPC bears.
-            pause: Waits for some seconds; a pipeline gives one that ends early when it stops.
+            wait: Waits for some seconds; a pipeline gives one that ends early when it stops.
         """
         self.where = transport.where
         self._transport = transport
-        self._pace = pace or Pace()
-        self._pause = pause
+        self.pace = pace or Pace()
+        self.wait = wait
         self._next_id = 1
         self._next_at_s = 0.0
 
@@ -125,7 +134,7 @@ class HttpRpc:
         self._transport.close()
 
     def _batched(self, part: list[tuple[Call, int, bytes]]) -> list[object | RpcRefusedError]:
-        if self._pace.batch_max == 1:
+        if self.pace.batch_max == 1:
             ((call, number, body),) = part
             answer = self._decoded(self._post(body), _Answer)
             return [self._outcome(call, number, answer)]
@@ -156,7 +165,7 @@ class HttpRpc:
         for call in calls:
             number, body = self._numbered(call)
             is_full = size_bytes + len(body) > REQUEST_BYTES_MAX
-            if part and (is_full or len(part) >= self._pace.batch_max):
+            if part and (is_full or len(part) >= self.pace.batch_max):
                 yield part
                 part, size_bytes = [], 0
             part.append((call, number, body))
@@ -165,9 +174,9 @@ class HttpRpc:
             yield part
 
     def _post(self, body: bytes) -> bytes:
-        if self._pace.requests_per_s:
-            self._pause(max(0.0, self._next_at_s - time.monotonic()))
-            self._next_at_s = time.monotonic() + 1 / self._pace.requests_per_s
+        if self.pace.requests_per_s:
+            self.wait(max(0.0, self._next_at_s - time.monotonic()))
+            self._next_at_s = time.monotonic() + 1 / self.pace.requests_per_s
         return self._transport.post(body)
 
     def _decoded(self, answer: bytes, wanted: Any) -> Any:
@@ -180,7 +189,7 @@ class HttpRpc:
         self, call: Call, number: int | None, answer: _Answer
     ) -> "object | RpcRefusedError":
         if answer.error is not None:
-            if answer.error.code in _LIMITED_CODES:
+            if _is_limited(call, answer.error):
                 raise RpcLimitedError(
                     f"the chain's RPC at {self.where} asks for fewer calls: "
                     f"{answer.error.message[:_SHOWN]}"
@@ -196,3 +205,11 @@ class HttpRpc:
 
     def _garbled(self, what: str) -> RpcGarbledError:
         return RpcGarbledError(f"the chain's RPC at {self.where} answered {what}")
+
+
+def _is_limited(call: Call, error: _Refusal) -> bool:
+    """Whether an RPC asks for fewer calls."""
+    if error.code not in _LIMITED_CODES:
+        return False
+    words = error.message.lower()
+    return call.method != LOGS or any(each in words for each in _RATE_WORDS)

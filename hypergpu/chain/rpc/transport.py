@@ -154,6 +154,7 @@ def _cause(error: HTTPError) -> str:
         "ConnectTimeoutError": "no connection in time",
         "NameResolutionError": "its name is not known",
         "NewConnectionError": "nobody listens there",
+        "ProtocolError": "what listens there speaks no HTTP, or hung up",
         "ReadTimeoutError": "no answer in time",
         "SSLError": "its certificate is not valid",
     }

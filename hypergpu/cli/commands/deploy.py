@@ -1,23 +1,16 @@
 """`hypergpu ledger key` and `hypergpu ledger deploy`: what a coordinator needs on a chain first."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hypergpu.cli.commands.options import AsJson, NoConfirmation
+from hypergpu.cli.commands.options import (
+    AsJson,
+    DataDir,
+    NoConfirmation,
+    OperatorsPassphraseFile,
+)
 
-_DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="The coordinator's, which holds its key.")
-]
-_PassphraseFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--passphrase-file",
-        envvar="HYPERGPU_COORDINATOR_PASSPHRASE_FILE",
-        help="Opens the key; else the file beside its folder.",
-    ),
-]
 _Chain = Annotated[
     str,
     typer.Option(
@@ -26,7 +19,7 @@ _Chain = Annotated[
 ]
 _ChainUrl = Annotated[
     str,
-    typer.Option("--chain-url", envvar="HYPERGPU_COORDINATOR_CHAIN_URL", help="RPC of the chain."),
+    typer.Option("--chain-url", help="RPC of the chain; else the setting chain_url."),
 ]
 
 
@@ -34,8 +27,8 @@ def key(
     *,
     chain: _Chain = "",
     chain_url: _ChainUrl = "",
-    data_dir: _DataDir = None,
-    passphrase_file: _PassphraseFile = None,
+    data_dir: DataDir = None,
+    passphrase_file: OperatorsPassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the address of this machine's coordinator, whose key is made where there is none."""
@@ -74,8 +67,8 @@ def deploy(  # noqa: PLR0913 - each is an option
     ] = "",
     chain: _Chain = "",
     chain_url: _ChainUrl = "",
-    data_dir: _DataDir = None,
-    passphrase_file: _PassphraseFile = None,
+    data_dir: DataDir = None,
+    passphrase_file: OperatorsPassphraseFile = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what it takes, and what is lacking.")
     ] = False,

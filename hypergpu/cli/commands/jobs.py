@@ -150,10 +150,15 @@ def resume(job: JobName = None, *, address: Address = None, token_file: TokenFil
     """Go on with a paused job."""
     from hypergpu.cli.output import say
     from hypergpu.cli.remote.calls import connect
+    from hypergpu.refusal import Reason, RefusalError
 
     with connect(address, token_file) as coordinator:
         job_id = _found(coordinator, job)
         coordinator.resume(job_id)
+        after = coordinator.job(job_id).job
+    if after.phase == "paused":
+        detail = f"{job_id} is paused again at once: {after.reason}"
+        raise RefusalError(Reason.JOB_PHASE, detail, fix="mend that as said, then resume it again")
     say(f"{job_id} goes on")
 
 
@@ -215,11 +220,14 @@ def rm(
 ) -> None:
     """Delete an ended job with its journal and blobs."""
     from hypergpu.cli.figures import size
-    from hypergpu.cli.output import confirm, say
+    from hypergpu.cli.ledger.showing import owed_by
+    from hypergpu.cli.output import confirm, note, say
     from hypergpu.cli.remote.calls import connect
 
     with connect(address, token_file) as coordinator:
         job_id = _found(coordinator, job)
+        if owed := owed_by(coordinator, job_id):
+            note(owed)
         confirm(f"delete {job_id} and its models?", yes=yes)
         freed = coordinator.remove(job_id)
     say(f"{job_id} removed, {size(freed)} freed")

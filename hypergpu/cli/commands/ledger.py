@@ -9,8 +9,10 @@ from hypergpu.cli.commands.app import group
 from hypergpu.cli.commands.options import (
     Address,
     AsJson,
+    DataDir,
     JobName,
     NoConfirmation,
+    OperatorsPassphraseFile,
     TokenFile,
 )
 
@@ -74,6 +76,7 @@ def verify(
     token_file: TokenFile = None,
 ) -> None:
     """Check every receipt of a job or a file, and that accounts and chain follow from them."""
+    from hypergpu.cli.figures import several
     from hypergpu.cli.ledger.proof.files import verified_file
     from hypergpu.cli.ledger.showing import verification_of
     from hypergpu.cli.ledger.verifying import verdict_lines
@@ -94,7 +97,8 @@ def verify(
         for line in verdict_lines(found):
             say(line)
     if not found.is_sound:
-        detail = f"{found.job}: {len(found.faults)} things are wrong with its receipts or its pay"
+        wrong = several(len(found.faults), "fault")
+        detail = f"{found.job}: {wrong} in its receipts or its pay"
         raise RefusalError(Reason.SIGNATURE_INVALID, detail, fix="show them to its nodes")
 
 
@@ -257,23 +261,11 @@ def enforce(
     )
 
 
-_DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="The coordinator's, which holds its key.")
-]
-_OperatorsPassphraseFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--passphrase-file",
-        envvar="HYPERGPU_COORDINATOR_PASSPHRASE_FILE",
-        help="Opens the key; else the file beside its folder.",
-    ),
-]
 _OperatorsChain = Annotated[
     str,
     typer.Option(
         "--chain-url",
-        envvar="HYPERGPU_COORDINATOR_CHAIN_URL",
-        help="RPC of the chain; else that of the setting chain.",
+        help="RPC of the chain; else the setting chain_url, or that of the setting chain.",
     ),
 ]
 _Contract = Annotated[
@@ -296,8 +288,8 @@ def bond(
     *,
     chain_url: _OperatorsChain = "",
     ledger_contract: _Contract,
-    data_dir: _DataDir = None,
-    passphrase_file: _OperatorsPassphraseFile = None,
+    data_dir: DataDir = None,
+    passphrase_file: OperatorsPassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
     """See that this machine's coordinator has its bond, without which a ledger opens no job."""
@@ -316,8 +308,8 @@ def unbond(
     *,
     chain_url: _OperatorsChain = "",
     ledger_contract: _Contract,
-    data_dir: _DataDir = None,
-    passphrase_file: _OperatorsPassphraseFile = None,
+    data_dir: DataDir = None,
+    passphrase_file: OperatorsPassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask for the coordinator's bond back; run again once its wait is over, it is taken."""
@@ -333,24 +325,21 @@ def unbond(
 
 @app.command()
 def reclaim(  # noqa: PLR0913 - each is an option
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id, whole.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id or the beginning of it.")],
     *,
     chain_url: _OperatorsChain = "",
     ledger_contract: _Contract,
     yes: NoConfirmation = False,
-    data_dir: _DataDir = None,
-    passphrase_file: _OperatorsPassphraseFile = None,
+    data_dir: DataDir = None,
+    passphrase_file: OperatorsPassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
     """End a job on the ledger; run again once its wait is over, its free escrow is taken."""
     from hypergpu.cli.ledger.errand import as_operator
     from hypergpu.cli.output import confirm
-    from hypergpu.ids import JobId
 
     as_operator(
-        lambda operator: operator.reclaim(
-            JobId(job), agree=lambda question: confirm(question, yes=yes)
-        ),
+        lambda operator: operator.reclaim(job, lambda question: confirm(question, yes=yes)),
         whose=(data_dir, passphrase_file, ledger_contract),
         chain_url=chain_url,
         as_json=as_json,

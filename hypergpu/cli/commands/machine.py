@@ -33,9 +33,10 @@ def up(  # noqa: PLR0913 - each is an option
     """Start a coordinator here and print the line that nodes join with."""
     from hypergpu.cli.machine.up import Listen, SettlingBy
     from hypergpu.cli.machine.up import up as run
-    from hypergpu.cli.settings import resolved
+    from hypergpu.cli.settings import chain_meant, resolved
 
     settings = resolved({"data_dir": str(data_dir) if data_dir else None})
+    chain, chain_url = chain_meant(settings)
     at = Listen(
         data_dir=Path(settings["data_dir"].value).expanduser().resolve(),
         listen=listen or ("127.0.0.1" if plaintext else ""),
@@ -43,9 +44,14 @@ def up(  # noqa: PLR0913 - each is an option
         node_port=node_port,
         advertise=tuple(advertise or ()),
         is_plaintext=plaintext,
-        settling=SettlingBy(settings["chain"].value, retries_failed=retry_failed),
+        settling=SettlingBy(retries_failed=retry_failed),
     )
-    raise typer.Exit(run(at))
+    # An RPC's address may hold a secret: every user of the machine sees what options say.
+    environment = {
+        "HYPERGPU_COORDINATOR_CHAIN": chain,
+        "HYPERGPU_COORDINATOR_CHAIN_URL": chain_url,
+    }
+    raise typer.Exit(run(at, environment))
 
 
 def join(

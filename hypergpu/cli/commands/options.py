@@ -1,6 +1,7 @@
 """Options that many commands share."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,6 +26,17 @@ JobName = Annotated[
     ),
 ]
 NoConfirmation = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="The coordinator's, which holds its key.")
+]
+OperatorsPassphraseFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--passphrase-file",
+        envvar="HYPERGPU_COORDINATOR_PASSPHRASE_FILE",
+        help="Opens the key; else the file beside its folder.",
+    ),
+]
 YEAR_S = 31_536_000
 
 

@@ -24,6 +24,7 @@ def export(
     token_file: TokenFile = None,
 ) -> None:
     """Write all receipts of a job into a file, by which anybody verifies it without you."""
+    from hypergpu.cli.figures import several
     from hypergpu.cli.ledger.proof.files import exported
     from hypergpu.cli.output import say, say_json
     from hypergpu.cli.remote.calls import connect
@@ -35,7 +36,7 @@ def export(
     if as_json:
         say_json(made)
         return
-    say(f"{made.file}: {made.receipts} receipts of {made.job}")
+    say(f"{made.file}: {several(made.receipts, 'receipt')} of {made.job}")
     url = " --chain-url URL" if made.chain_id else ""
     say(f"whoever has it checks it without you: hypergpu ledger verify --file FILE{url}")
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import NamedTuple
 
+from hypergpu.cli.figures import several
 from hypergpu.cli.ledger.account import LedgerView
 
 _IN_A_BLOCK = ("mined", "final")
@@ -31,6 +32,6 @@ def said_of_metering(counted: Recorded) -> str:
     if not counted.transactions:
         return ""
     return (
-        f"contributions were recorded by {counted.transactions} transactions, at least"
+        f"contributions were recorded by {several(counted.transactions, 'transaction')}, at least"
         f" {counted.epoch_least} an epoch"
     )

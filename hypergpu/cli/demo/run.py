@@ -17,7 +17,7 @@ from hypergpu.cli.demo.stakes import stake_before_work
 from hypergpu.cli.demo.summary import FILE_NAME, Summary, summary_lines, summary_of, write_summary
 from hypergpu.cli.failure import usage_error
 from hypergpu.cli.figures import span
-from hypergpu.cli.ledger.showing import ledger_of
+from hypergpu.cli.ledger.account import ledger_view
 from hypergpu.cli.output import is_rich, say, say_table
 from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.cli.remote.export import Order, export_model
@@ -108,7 +108,8 @@ def _ordered(
 ) -> Ordered:
     """Create the job, then let its nodes stake and join: a share that is due finds its stake."""
     job_id = coordinator.create_job(spec_json(chosen.spec), None)
-    stake_before_work(ledger_of(coordinator, job_id), [cluster.state_of(name) for name in names])
+    owed = ledger_view(job_id, coordinator.ledger(job_id))
+    stake_before_work(owed, [cluster.state_of(name) for name in names])
     cluster.start_nodes({name: {} for name in names})
     return Ordered(job_id, chosen)
 

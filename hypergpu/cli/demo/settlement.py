@@ -8,7 +8,7 @@ from hypergpu.cli.demo.job import METERINGS
 from hypergpu.cli.demo.metered import Recorded, recorded, said_of_metering
 from hypergpu.cli.demo.stakes import said_of_stakes
 from hypergpu.cli.failure import usage_error
-from hypergpu.cli.ledger.account import LedgerView
+from hypergpu.cli.ledger.account import LedgerView, paid_in_all
 from hypergpu.cli.ledger.showing import ledger_of, say_ledger, verification_of
 from hypergpu.cli.ledger.verifying import verdict_lines
 from hypergpu.cli.machine.up import SettlingBy
@@ -94,7 +94,7 @@ def settled(coordinator: Coordinator, job_id: str) -> Settled:
     if not found.is_sound:
         raise RefusalError(Reason.DEMO_MISSED, f"the pay is not sound: {found.faults[0]}")
     earned = sum(int(node.earned) for node in view.nodes)
-    paid = _paid(view)
+    paid = paid_in_all(view)
     if view.chain is not None and paid != earned:
         why = view.chain.halted or view.chain.complaint or "the chain has not got so far"
         raise RefusalError(Reason.DEMO_MISSED, f"{paid} of {earned} was paid: {why}")
@@ -113,7 +113,7 @@ def _waited(coordinator: Coordinator, job_id: str) -> LedgerView:
         view = ledger_of(coordinator, job_id)
         is_settled = view.is_over and not view.unmeasured_rounds
         if view.chain is not None:
-            is_settled &= _paid(view) == sum(int(node.earned) for node in view.nodes)
+            is_settled &= paid_in_all(view) == sum(int(node.earned) for node in view.nodes)
         is_halted = view.chain is not None and view.chain.halted
         if is_settled or is_halted or time.monotonic() > give_up_at_s:
             return view
@@ -121,9 +121,3 @@ def _waited(coordinator: Coordinator, job_id: str) -> LedgerView:
             is_told = True
             say("pay takes some blocks; without stake, until the challenge window of 30 s is over")
         time.sleep(_LOOK_EACH_S)
-
-
-def _paid(view: LedgerView) -> int | None:
-    if any(node.paid is None for node in view.nodes):
-        return None
-    return sum(int(node.paid or 0) for node in view.nodes)

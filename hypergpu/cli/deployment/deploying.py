@@ -1,17 +1,20 @@
 """Makes a ledger with the coordinator's key, exactly one however often it is asked.
 
-The signed bytes are kept before they are sent, and whatever takes their place has their nonce.
+The signed bytes are kept before they are sent, as every act of the coordinator's key, and whatever
+takes their place has their nonce.
 Where a contract comes to lie follows from the nonce: of several signings comes one ledger at most.
 """
 
-import time
+from pathlib import Path
 
 import msgspec
 
-from hypergpu.chain.profiles import ChainProfile
 from hypergpu.chain.rpc.answers import Inclusion
-from hypergpu.chain.rpc.chain import EvmChain, Reception
-from hypergpu.chain.signer import Draft, Signer, contract_address
+from hypergpu.chain.rpc.chain import Reception
+from hypergpu.chain.sent.acts import ActFile, act_of
+from hypergpu.chain.sent.included import included
+from hypergpu.chain.signer import Draft, contract_address
+from hypergpu.cli.deployment.ground import Ground
 from hypergpu.cli.deployment.offer import Offer, creation
 from hypergpu.cli.deployment.options import LedgerOptions
 from hypergpu.cli.deployment.record import Attempt, Record, RecordFile
@@ -19,10 +22,8 @@ from hypergpu.ids import Address
 from hypergpu.ledger.typed import address_bytes
 from hypergpu.refusal import Reason, RefusalError
 
-_WAIT_S_LEAST = 120.0
-_WAIT_BLOCKS = 20
-_LOOK_EACH_S = 0.2
 _ON_ITS_WAY = frozenset({Reception.TAKEN, Reception.KNOWN})
+_WHAT = "deploy"
 _AGAIN = "for another one beside it: --again"
 
 
@@ -55,14 +56,17 @@ class Deployed(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/de
 class Deployment:
     """One chain, one key, and what was signed for it before."""
 
-    def __init__(
-        self, chain: EvmChain, signer: Signer, profile: ChainProfile, file: RecordFile
-    ) -> None:
-        self._chain = chain
-        self._signer = signer
-        self._profile = profile
-        self._file = file
-        self.own = Address(signer.node_id)
+    def __init__(self, ground: Ground, folder: Path) -> None:
+        """Read nothing yet.
+
+        Args:
+            ground: The chain and the key.
+            folder: The coordinator's.
+        """
+        self._chain, self._profile, self._signer = ground
+        self._file = RecordFile(folder, self._profile.chain_id)
+        self._acts = ActFile(folder, self._profile.chain_id)
+        self.own = Address(self._signer.node_id)
 
     def refuse_second(self, options: LedgerOptions) -> None:
         """See that no other ledger was made or is on its way.
@@ -74,7 +78,7 @@ class Deployment:
         before = self._file.newest(self.own)
         if before is None:
             return
-        name = f"0x{before.newest.hash}"
+        name = before.newest.name
         if self._is_made(before):
             detail = (
                 f"{self.own} has made the ledger {before.address} on chain"
@@ -109,24 +113,24 @@ class Deployment:
         """
         record = self._signed(offer, options)
         newest = record.newest
-        ((reception, words),) = self._chain.send([newest.signed])
-        name = f"0x{newest.hash}"
+        reception, words = self._acts.hand_over(newest.act, self._chain)
         if reception not in _ON_ITS_WAY and self._place(record) is None:
-            detail = f"the chain does not take {name}: {reception.value}: {words}"
+            detail = f"the chain does not take {newest.name}: {reception.value}: {words}"
             fix = "mend that, and run it again: it goes on with the same ledger"
             raise RefusalError(Reason.CHAIN_WRONG, detail, fix=fix)
-        place = self._waited(record)
+        fix = "run it again: it goes on with the same ledger, and offers more where fees have risen"
+        place = included(self._chain, self._profile, record.hashes, fix=fix)
         if not place.is_success:
             detail = f"0x{place.hash.hex()} failed in block {place.block_number}: nothing was made"
             raise RefusalError(Reason.CHAIN_WRONG, detail, fix="run it again with more gas money")
-        (mined,) = [each for each in record.attempts if each.signed.hash == place.hash]
+        (mined,) = [each for each in record.attempts if each.act.hash == place.hash]
         told = self._told(record.address, offer, mined.options)
         return msgspec.structs.replace(
             told,
-            hash=f"0x{mined.hash}",
+            hash=mined.name,
             block=place.block_number,
             gas=place.gas_used,
-            fee_wei=str(place.gas_used * mined.max_fee_wei),
+            fee_wei=str(place.gas_used * mined.act.draft.max_fee_wei),
         )
 
     def _signed(self, offer: Offer, options: LedgerOptions) -> Record:
@@ -136,10 +140,11 @@ class Deployment:
         attempts: tuple[Attempt, ...] = ()
         if before is not None and before.nonce == nonce:
             newest, attempts = before.newest, before.attempts
-            is_enough = newest.max_fee_wei * 2 > offer.max_fee_wei
+            offered = newest.act.draft
+            is_enough = offered.max_fee_wei * 2 > offer.max_fee_wei
             if newest.options == options and is_enough:
                 return before
-            offer = offer.above(newest.max_fee_wei, newest.tip_wei)
+            offer = offer.above(offered.max_fee_wei, offered.tip_wei)
         draft = Draft(
             chain_id=self._profile.chain_id,
             nonce=nonce,
@@ -149,10 +154,7 @@ class Deployment:
             max_fee_wei=offer.max_fee_wei,
             tip_wei=offer.tip_wei,
         )
-        signed = self._signer.sign(draft)
-        attempt = Attempt(
-            signed.hash.hex(), signed.raw.hex(), offer.max_fee_wei, offer.tip_wei, options
-        )
+        attempt = Attempt(act_of(self._signer, draft, _WHAT), options)
         record = Record(
             coordinator=self.own,
             nonce=nonce,
@@ -161,17 +163,6 @@ class Deployment:
         )
         self._file.keep(record)
         return record
-
-    def _waited(self, record: Record) -> Inclusion:
-        within_s = max(_WAIT_S_LEAST, _WAIT_BLOCKS * self._profile.block_ms / 1000)
-        deadline_s = time.monotonic() + within_s
-        while time.monotonic() < deadline_s:
-            if (place := self._place(record)) is not None:
-                return place
-            time.sleep(_LOOK_EACH_S)
-        detail = f"0x{record.newest.hash} is in no block after {within_s:g} s"
-        fix = "run it again: it goes on with the same ledger, and offers more where fees have risen"
-        raise RefusalError(Reason.CHAIN_UNREACHABLE, detail, fix=fix)
 
     def _is_made(self, record: Record) -> bool:
         return bool(self._chain.code(address_bytes(record.address)))

@@ -21,14 +21,12 @@ from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.errors import RpcError
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.chain.signer import Signer
-from hypergpu.cli.settings import resolved
+from hypergpu.cli.ledger.holding import COORDINATOR_KEY_FILE, coordinator_key, opened
+from hypergpu.cli.settings import chain_meant, resolved
 from hypergpu.ids import Address
-from hypergpu.keys.keyfile import passphrase_beside, stored_address, stored_secret
-from hypergpu.keys.passphrase import passphrase_of_file
+from hypergpu.keys.keyfile import stored_address
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
-
-_KEY_FILE = Path("identity/coordinator.key")
 
 
 class Place(NamedTuple):
@@ -48,7 +46,8 @@ class Place(NamedTuple):
     @property
     def is_on_chain(self) -> bool:
         """Whether a chain is named that is there without a coordinator."""
-        return bool(self.chain_url) or self._setting not in {NONE, ANVIL}
+        chain, chain_url = self._meant
+        return bool(chain_url) or chain not in {NONE, ANVIL}
 
     def named(self) -> NamedChain:
         """The chain that is meant, one that is there.
@@ -56,19 +55,21 @@ class Place(NamedTuple):
         Raises:
             RefusalError: as `named_chain`; ARGUMENT_INVALID, none is named.
         """
-        chain = self.chain_url if self._setting == NONE and self.chain_url else self._setting
+        chain, chain_url = self._meant
+        if chain == NONE:
+            chain = chain_url or NONE
         fix = f"name one that is there: {NAMED_BY}, or --chain-url URL"
         if chain == NONE:
             raise RefusalError(Reason.ARGUMENT_INVALID, "no chain is named", fix=fix)
-        found = named_chain(chain, self.chain_url, asked_chain_id)
+        found = named_chain(chain, chain_url, asked_chain_id)
         if not found.url:
             detail = f"the chain {chain} is started by the coordinator, which makes its own ledger"
             raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
         return found
 
     @property
-    def _setting(self) -> str:
-        return resolved({"chain": self.chain or None})["chain"].value
+    def _meant(self) -> tuple[str, str]:
+        return chain_meant(resolved({"chain": self.chain, "chain_url": self.chain_url}))
 
 
 class Ground(NamedTuple):
@@ -96,7 +97,7 @@ def key_view(place: Place) -> KeyView:
     Raises:
         RefusalError: the key, its folder or the chain refuses.
     """
-    path = place.folder / _KEY_FILE
+    path = place.folder / COORDINATOR_KEY_FILE
     if not path.exists():
         opened_key(place)
     own = Address(stored_address(path))
@@ -130,6 +131,19 @@ def ground(place: Place, found: NamedChain) -> Iterator[Ground]:
 
 
 @contextmanager
+def looked_at(place: Place, found: NamedChain) -> Iterator[Ground]:
+    """The same, for who sends nothing: the coordinator may run, and no key is made.
+
+    Raises:
+        RefusalError: CHAIN_WRONG, the RPC is of another chain; CHAIN_UNREACHABLE, the chain does
+            not answer; the key refuses, or there is none.
+    """
+    signer = Signer(coordinator_key(place.folder, place.passphrase_file))
+    with chain_at(found) as chain:
+        yield Ground(chain, found.profile, signer)
+
+
+@contextmanager
 def chain_at(found: NamedChain) -> Iterator[EvmChain]:
     """The chain itself, seen to be the one that its profile is for.
 
@@ -160,16 +174,11 @@ def opened_key(place: Place) -> IdentityKey:
     Raises:
         RefusalError: FILE_UNUSABLE, it cannot be made, or does not open.
     """
-    folder, path = place.folder, place.folder / _KEY_FILE
+    folder, path = place.folder, place.folder / COORDINATOR_KEY_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as broken:
         detail = f"nothing can be kept in {folder}: {broken.strerror}"
         fix = "choose a folder that you may write: --data-dir FOLDER"
         raise RefusalError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
-    passphrase = (
-        passphrase_beside(folder, path)
-        if place.passphrase_file is None
-        else passphrase_of_file(place.passphrase_file)
-    )
-    return IdentityKey(stored_secret(path, passphrase))
+    return opened(folder, path, place.passphrase_file)

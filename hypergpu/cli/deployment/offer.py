@@ -8,7 +8,7 @@ from hypergpu.chain.artifacts import artifact
 from hypergpu.chain.ledger import CONTRACT, TOKEN
 from hypergpu.chain.profiles import ChainProfile
 from hypergpu.chain.rpc.answers import quantity
-from hypergpu.chain.rpc.chain import EvmChain
+from hypergpu.chain.rpc.chain import EvmChain, is_of_contract
 from hypergpu.chain.rpc.client import Call
 from hypergpu.chain.rpc.errors import RpcGarbledError, RpcRefusedError
 from hypergpu.cli.deployment.options import LedgerOptions, faults
@@ -23,8 +23,6 @@ _RAISED_PERCENT = 125
 """Pools want 10 to 12.5 % more for a replacement."""
 _CURRENCY_DIGITS = 18
 _SHOWN_DIGITS = 9
-# What clients say where the call itself fails, and not the asking for it.
-_REVERTED = ("revert", "opcode", "invalid")
 
 
 class Offer(NamedTuple):
@@ -71,7 +69,7 @@ def offer_on(
     Raises:
         RpcError: the chain cannot be asked.
     """
-    lacks = [Lack(Reason.ARGUMENT_INVALID, each, "correct it") for each in faults(options)]
+    lacks = [Lack(Reason.ARGUMENT_INVALID, *each) for each in faults(options)]
     lacks += token_lacks(chain, profile.chain_id, options.token)
     limit, refused = gas.DEPLOY_LEDGER, ""
     if not lacks:
@@ -130,8 +128,7 @@ def _estimated(
     try:
         found = quantity(chain.rpc.call(Call("eth_estimateGas", (asked,))))
     except RpcRefusedError as refused:
-        words = refused.message.lower()
-        is_its_fault = any(each in words for each in _REVERTED)
+        is_its_fault = is_of_contract(refused)
         return formula, f"the chain would refuse it: {refused.message}" if is_its_fault else ""
     return found * _SPARE_PERCENT // 100, ""
 

@@ -1,23 +1,20 @@
 """What a ledger is made with, once and for all, and what of it does not fit."""
 
-import re
 from typing import NamedTuple
 
 import msgspec
 
+from hypergpu.chain.addresses import address_of
+from hypergpu.chain.profiles import WINDOW_S_LEAST
 from hypergpu.ids import Address
-from hypergpu.keys.keccak import keccak
+from hypergpu.ledger.pay import AMOUNT_MOST
 from hypergpu.ledger.typed import address_bytes
-from hypergpu.refusal import Reason, RefusalError
 
 NOBODY = Address("0x" + 40 * "0")
-WINDOW_S_LEAST = 30
-AMOUNT_MAX = 2**96 - 1
 _QUORUM_MAX = 255
 _SECONDS_MAX = 2**32 - 1
 _DAY_S = 86_400
-_UPPER_FROM = 8
-_ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}", re.ASCII)
+_NOT_BELOW = "seconds, the window at least"
 
 
 class LedgerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,25 +83,39 @@ def options_of(given: Given, own: Address, window_s: int) -> LedgerOptions:
     )
 
 
-def faults(options: LedgerOptions) -> list[str]:
+class Fault(NamedTuple):
     """What the ledger would refuse, in words."""
-    arbiters, quorum = options.arbiters, options.quorum
-    found = {
-        f"--window {options.window_s} is not in the range from {WINDOW_S_LEAST} to"
-        f" {_SECONDS_MAX} seconds": not WINDOW_S_LEAST <= options.window_s <= _SECONDS_MAX,
-        f"--unbonding {options.unbonding_s} is not in the range from the window,"
-        f" {options.window_s}, to {_SECONDS_MAX} seconds": not options.window_s
-        <= options.unbonding_s
-        <= _SECONDS_MAX,
-        f"--minimum-bond {options.minimum_bond} is more than 2^96 - 1": options.minimum_bond
-        > AMOUNT_MAX,
-        f"--quorum {quorum} is not in the range from 1 to {min(len(arbiters), _QUORUM_MAX)}, the"
-        " number of arbiters": not 1 <= quorum <= min(len(arbiters), _QUORUM_MAX),
-        "an --arbiter is named twice": len(set(arbiters)) < len(arbiters),
-        "an --arbiter is nobody (0x0): it can sign nothing": NOBODY in arbiters,
-        "the --treasury is nobody (0x0)": options.treasury == NOBODY,
-    }
-    return [words for words, is_so in found.items() if is_so]
+
+    what: str
+    fix: str
+
+
+def faults(options: LedgerOptions) -> list[Fault]:
+    """Everything about the options that the ledger would refuse."""
+    arbiters = options.arbiters
+    in_ranges = (
+        ("--window", options.window_s, WINDOW_S_LEAST, _SECONDS_MAX, "seconds"),
+        ("--unbonding", options.unbonding_s, options.window_s, _SECONDS_MAX, _NOT_BELOW),
+        ("--minimum-bond", options.minimum_bond, 0, AMOUNT_MOST, "smallest units"),
+        ("--quorum", options.quorum, 1, min(len(arbiters), _QUORUM_MAX), "of the arbiters"),
+    )
+    found = [
+        Fault(
+            f"{option} {given} is not in the range from {least} to {most} {what}",
+            f"{option} from {least} to {most}",
+        )
+        for option, given, least, most, what in in_ranges
+        if not least <= given <= most
+    ]
+    if len(set(arbiters)) < len(arbiters):
+        found.append(Fault("an --arbiter is named twice", "name each --arbiter once"))
+    if NOBODY in arbiters:
+        what = "an --arbiter is nobody (0x0): it can sign nothing"
+        found.append(Fault(what, "name an --arbiter that has a key"))
+    if options.treasury == NOBODY:
+        fix = "name a --treasury, or leave it out: then it is the coordinator"
+        found.append(Fault("the --treasury is nobody (0x0)", fix))
+    return found
 
 
 def remarks(options: LedgerOptions, own: Address, final_s: int) -> list[str]:
@@ -129,29 +140,3 @@ def remarks(options: LedgerOptions, own: Address, final_s: int) -> list[str]:
         ),
     }
     return [words for words, is_so in found.items() if is_so]
-
-
-def address_of(text: str, what: str) -> Address:
-    """An address as people write it; where its letters differ in case they are its checksum.
-
-    Raises:
-        RefusalError: ARGUMENT_INVALID, it is none, or mistyped.
-    """
-    if not _ADDRESS.fullmatch(text):
-        detail = f"{what} {text!r} is no address: 0x and 40 hex digits"
-        raise RefusalError(Reason.ARGUMENT_INVALID, detail)
-    digits = text[2:]
-    is_mixed = digits not in {digits.lower(), digits.upper()}
-    if is_mixed and digits != _with_checksum(digits.lower()):
-        detail = f"{what} {text} is mistyped: its capital letters do not fit it (EIP-55)"
-        raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix="copy it once more")
-    return Address(text.lower())
-
-
-def _with_checksum(digits: str) -> str:
-    """EIP-55: a letter is a capital where the hash of the digits has 8 or more."""
-    told = keccak(digits.encode()).hex()
-    return "".join(
-        each.upper() if int(mark, 16) >= _UPPER_FROM else each
-        for each, mark in zip(digits, told, strict=False)
-    )

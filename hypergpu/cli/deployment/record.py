@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from hypergpu.chain.signer import Signed
+from hypergpu.chain.sent.acts import Act
 from hypergpu.cli.deployment.options import LedgerOptions
 from hypergpu.files.durable import write_durably
 from hypergpu.ids import Address
@@ -17,16 +17,13 @@ _FOLDER = "chain"
 class Attempt(msgspec.Struct, frozen=True):
     """One signing. All of a record have its nonce: a block takes one of them."""
 
-    hash: str
-    raw: str
-    max_fee_wei: int
-    tip_wei: int
+    act: Act
     options: LedgerOptions
 
     @property
-    def signed(self) -> Signed:
-        """As it is sent."""
-        return Signed(bytes.fromhex(self.hash), bytes.fromhex(self.raw))
+    def name(self) -> str:
+        """Its hash, as people have it."""
+        return f"0x{self.act.hash.hex()}"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +43,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def hashes(self) -> Sequence[bytes]:
         """Of every signing."""
-        return [attempt.signed.hash for attempt in self.attempts]
+        return [attempt.act.hash for attempt in self.attempts]
 
 
 class RecordFile:

@@ -4,10 +4,9 @@ from typing import NamedTuple
 
 from hypergpu.chain.profiles.named import NamedChain
 from hypergpu.cli.deployment.deploying import Deployed, Deployment
-from hypergpu.cli.deployment.ground import KeyView, Place, ground, key_view
+from hypergpu.cli.deployment.ground import KeyView, Place, ground, key_view, looked_at
 from hypergpu.cli.deployment.offer import Offer, currency, offer_on, refuse_lacking
 from hypergpu.cli.deployment.options import Given, LedgerOptions, options_of, remarks
-from hypergpu.cli.deployment.record import RecordFile
 from hypergpu.cli.output import confirm, note, say, say_json
 
 
@@ -42,9 +41,9 @@ def deploy(place: Place, given: Given, manner: Manner) -> None:
     found = place.named()
     if found.warning:
         note(f"warning: {found.warning}")
-    with ground(place, found) as here:
-        file = RecordFile(place.folder, found.profile.chain_id)
-        deployment = Deployment(here.chain, here.signer, here.profile, file)
+    here_by = looked_at if manner.is_dry else ground
+    with here_by(place, found) as here:
+        deployment = Deployment(here, place.folder)
         options = options_of(given, deployment.own, found.profile.window_s)
         if not manner.is_again:
             deployment.refuse_second(options)
@@ -91,8 +90,7 @@ def _say_done(done: Deployed) -> None:
         f"it is final once {done.final_after} blocks are on top; then name it for this coordinator:"
     )
     note(f"  export HYPERGPU_COORDINATOR_LEDGER_CONTRACT={done.address}")
-    note("and post the bond: hypergpu ledger bond. If it has settled jobs on this chain before,")
-    note("start it next with: hypergpu up --retry-failed")
+    note("and post the bond: hypergpu ledger bond")
 
 
 def _key_words(view: KeyView) -> str:

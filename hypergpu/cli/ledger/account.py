@@ -6,28 +6,22 @@ from typing import NamedTuple
 import msgspec
 
 from hypergpu.chain.moments import moment
+from hypergpu.cli.figures import several
 from hypergpu.cli.ledger.tiers.standing import PayView
 from hypergpu.cli.output import Column
 from hypergpu.ids import Address, NodeId
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.ledger import terms_value
 
-COLUMNS = (
+_COLUMNS = (
     Column("node"),
-    Column("name"),
+    Column("name", folds=True),
     Column("contributions", is_number=True),
     Column("samples", is_number=True),
     Column("quality", is_number=True),
     Column("earned", is_number=True),
-    Column("voucher", is_number=True),
-    Column("paid", is_number=True),
 )
-TRANSACTION_COLUMNS = (
-    Column("transaction"),
-    Column("for"),
-    Column("state"),
-    Column("block", is_number=True),
-)
+_VOUCHER, _PAID = Column("voucher", is_number=True), Column("paid", is_number=True)
 
 
 class NodeAccountView(msgspec.Struct, frozen=True):
@@ -185,8 +179,11 @@ def ledger_lines(view: LedgerView, decimals: int) -> list[str]:
         lines += [
             f"unit price   {shown(view.unit_price, decimals)} for a score of 1,000,000",
             f"escrow       {shown(view.escrow, decimals)}",
-            f"spent        {shown(view.spent, decimals)} by epochs that are over",
+            f"spent        {shown(view.spent, decimals)} by epochs that are over, paid or not yet",
         ]
+        paid = paid_in_all(view)
+        if paid is not None:
+            lines.append(f"paid         {shown(str(paid), decimals)} by now")
     else:
         lines.append("pay          none: receipts alone")
     if view.chain is not None:
@@ -194,30 +191,65 @@ def ledger_lines(view: LedgerView, decimals: int) -> list[str]:
         where = f"of {chain.url}" if chain.url else "by an RPC that the coordinator does not name"
         lines.append(
             f"settlement   block {chain.height} {where},"
-            f" {chain.waiting} transactions in no block, {chain.mined} not final"
+            f" {several(chain.waiting, 'transaction')} in no block, {chain.mined} not final"
         )
         if wrong := chain.halted or chain.complaint:
             lines.append(f"             {wrong}")
     if view.unmeasured_rounds:
-        lines.append(f"unmeasured   {view.unmeasured_rounds} rounds")
+        lines.append(f"unmeasured   {several(view.unmeasured_rounds, 'round')}")
     return lines
 
 
-def rows(nodes: Sequence[NodeAccountView], decimals: int) -> list[list[str]]:
-    """The table of `COLUMNS`."""
-    return [
+def columns(view: LedgerView) -> tuple[Column, ...]:
+    """What is told of each node; where no chain was asked, what is promised instead of paid."""
+    return (*_COLUMNS, _VOUCHER if paid_in_all(view) is None else _PAID)
+
+
+def rows(view: LedgerView) -> list[list[str]]:
+    """The table of `columns`, in whole units, with the sums of several nodes below."""
+    table = [
         [
             node.id[:10],
             node.name,
             str(node.contributions),
             str(node.samples),
-            f"{node.quality_bps / 100:.1f}%",
-            shown(node.earned, decimals),
-            shown(node.vouched, decimals),
-            "" if node.paid is None else shown(node.paid, decimals),
+            _percent(node.quality_bps),
+            node.earned,
+            node.vouched if node.paid is None else node.paid,
         ]
-        for node in nodes
+        for node in view.nodes
     ]
+    return [*table, _totals(view.nodes)] if len(table) > 1 else table
+
+
+def _totals(nodes: Sequence[NodeAccountView]) -> list[str]:
+    samples = sum(node.samples for node in nodes)
+    weighed = sum(node.samples * node.quality_bps for node in nodes)
+    return [
+        "total",
+        "",
+        str(sum(node.contributions for node in nodes)),
+        str(samples),
+        _percent(weighed // samples if samples else 0),
+        str(sum(int(node.earned) for node in nodes)),
+        str(sum(int(node.vouched if node.paid is None else node.paid) for node in nodes)),
+    ]
+
+
+def _percent(bps: int) -> str:
+    return f"{bps / 100:.1f}%"
+
+
+def paid_in_all(view: LedgerView) -> int | None:
+    """To all nodes; None: no chain was asked."""
+    if any(node.paid is None for node in view.nodes):
+        return None
+    return sum(int(node.paid or 0) for node in view.nodes)
+
+
+def unpaid(view: LedgerView) -> int:
+    """What nodes have earned and not been paid yet; all of it where no chain was asked."""
+    return sum(max(0, int(node.earned) - int(node.paid or 0)) for node in view.nodes)
 
 
 def waiting_lines(nodes: Sequence[NodeAccountView], decimals: int) -> Iterator[str]:
@@ -234,14 +266,6 @@ def waiting_lines(nodes: Sequence[NodeAccountView], decimals: int) -> Iterator[s
                 f"{whose}: {shown(str(node.credit), decimals)} is credit, which the token refused"
                 " to transfer; the node takes it: hypergpu ledger claim"
             )
-
-
-def transaction_rows(transactions: Sequence[TransactionView]) -> list[list[str]]:
-    """The table of `TRANSACTION_COLUMNS`."""
-    return [
-        [row.hash, row.purpose, row.state, str(row.block) if row.block else ""]
-        for row in transactions
-    ]
 
 
 def shown(amount: str, decimals: int) -> str:

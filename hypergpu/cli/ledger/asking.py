@@ -4,7 +4,7 @@ from hypergpu.chain.profiles import NONE
 from hypergpu.chain.profiles.named import NAMED_BY, asked_chain_id, named_chain, profile_of
 from hypergpu.cli.ledger.account import ledger_view
 from hypergpu.cli.remote.calls import connect
-from hypergpu.cli.settings import resolved
+from hypergpu.cli.settings import chain_meant, resolved
 from hypergpu.ledger.typed import Domain
 from hypergpu.refusal import Reason, RefusalError
 
@@ -36,9 +36,9 @@ def operators_rpc(given: str) -> str:
         RefusalError: ARGUMENT_INVALID, no chain is named, or one that a coordinator starts itself;
             or as `named_chain`.
     """
-    if given:
-        return given
-    setting = resolved({})["chain"].value
+    setting, chain_url = chain_meant(resolved({"chain_url": given}))
+    if chain_url:
+        return chain_url
     if setting == NONE:
         fix = f"name it: {NAMED_BY}, or --chain-url URL"
         raise RefusalError(Reason.ARGUMENT_INVALID, "no chain is named", fix=fix)

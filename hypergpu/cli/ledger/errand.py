@@ -1,30 +1,33 @@
 """One thing that a node does on its ledger, from its files to what is said of it."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from hypergpu.chain.addresses import address_of
 from hypergpu.chain.keylock import KeyLock, usual_locks
 from hypergpu.chain.moments import moment
+from hypergpu.chain.sent.acts import ActFile
 from hypergpu.cli.ledger.account import shown
 from hypergpu.cli.ledger.acts.account import AccountOnChain
 from hypergpu.cli.ledger.acts.claiming import claimed
 from hypergpu.cli.ledger.acts.done import Done
 from hypergpu.cli.ledger.acts.enforcing import enforced
 from hypergpu.cli.ledger.acts.node import NodeOnChain
-from hypergpu.cli.ledger.acts.operating import OperatorOnChain
+from hypergpu.cli.ledger.acts.operating import OperatorOnChain, OwnFolder
 from hypergpu.cli.ledger.asking import nodes_rpc, operators_rpc
 from hypergpu.cli.ledger.holding import (
     coordinator_key,
     held_of,
     held_on_ledger,
+    jobs_of,
     node_key,
     on_chain,
 )
 from hypergpu.cli.ledger.reading import job_fact, ledger_at, standings, token_decimals
-from hypergpu.cli.ledger.wallet import KEY_FILE
+from hypergpu.cli.ledger.repeated import repeats
+from hypergpu.cli.ledger.wallet import KEY_FILE, MENDED_BY, OWNER_MARK
 from hypergpu.cli.output import note, say, say_json
 from hypergpu.cli.settings import resolved
 from hypergpu.ids import Address, NodeId
@@ -38,7 +41,6 @@ Whose = tuple[Path | None, Path | None, str | None]
 """State folder, passphrase file and job; None: the usual ones."""
 Operators = tuple[Path | None, Path | None, str]
 """Data folder and passphrase file, None: the usual ones; and the ledger."""
-_ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}", re.ASCII)
 
 
 class Disputed(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/disputed/1"):
@@ -76,7 +78,11 @@ class Disputed(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/di
         lacking = self.receipts - self.recorded
         parts = [f"{self._shown(self.paid)} was paid for {self.recorded} recorded receipts"]
         if lacking > 0:
-            parts.append(f"{lacking} more wait for an epoch that is not closed")
+            parts.append(
+                f"{lacking} more are not recorded yet, which can be disputed once their epoch is"
+                " closed, a later one is being recorded, the job's end is announced, or nothing is"
+                " recorded for a challenge window"
+            )
         if self.voided != "0":
             voided = self._shown(self.voided)
             parts.append(f"arbiters voided {voided}, which only they can answer for")
@@ -109,10 +115,13 @@ def disputed(state_dir: Path, job: str | None, *, chain_url: str, out: Path) -> 
         fact = job_fact(chain, terms.domain, terms.job)
         has = standings(chain, terms.domain, terms.job, [node])[node]
         decimals = token_decimals(chain, terms.domain)
+    if held.incomplete:
+        note(f"what {held.job_id} shows is less than it was: {held.incomplete}. {MENDED_BY}")
     made = disputes(fact, held.receipts, vouchers, node=node, signers=signers)
     files = []
+    of_job = f"dispute-{held.job_id}{OWNER_MARK}{terms.coordinator}-{node[:10]}"
     for number, dispute in enumerate(made):
-        path = out / f"dispute-{held.job_id}-{number}-{dispute.claim.value}.json"
+        path = out / f"{of_job}-{number}-{dispute.claim.value}.json"
         try:
             out.mkdir(parents=True, exist_ok=True)
             path.write_bytes(encoded_dispute(dispute))
@@ -140,6 +149,7 @@ def disputed(state_dir: Path, job: str | None, *, chain_url: str, out: Path) -> 
     )
 
 
+@repeats("--state-dir")
 def on_ledger(
     errand: Callable[[NodeOnChain], Done], *, whose: Whose, chain_url: str, as_json: bool
 ) -> None:
@@ -157,6 +167,7 @@ def on_ledger(
     _say(done, as_json=as_json)
 
 
+@repeats("--state-dir")
 def claim_job(to: str | None, *, whose: Whose, chain_url: str, as_json: bool) -> None:
     """Take what the node of this machine is owed for a job.
 
@@ -165,15 +176,16 @@ def claim_job(to: str | None, *, whose: Whose, chain_url: str, as_json: bool) ->
     """
     given, _, job = whose
     held = on_chain(held_of(_state_dir(given), job))
-    payee = None if to is None else _address(to, "--to")
+    payee = None if to is None else address_of(to, "--to")
     on_ledger(
         lambda node: claimed(node, held, payee),
-        whose=(*whose[:2], held.job_id),
+        whose=whose,
         chain_url=chain_url,
         as_json=as_json,
     )
 
 
+@repeats("--data-dir")
 def as_operator(
     errand: Callable[[OperatorOnChain], Done], *, whose: Operators, chain_url: str, as_json: bool
 ) -> None:
@@ -185,36 +197,29 @@ def as_operator(
     """
     given, passphrase_file, contract = whose
     settings = resolved({"data_dir": str(given) if given else None})
-    ledger = _address(contract, "--ledger-contract")
-    key = coordinator_key(Path(settings["data_dir"].value).expanduser(), passphrase_file)
+    ledger = address_of(contract, "--ledger-contract")
+    folder = Path(settings["data_dir"].value).expanduser()
+    key = coordinator_key(folder, passphrase_file)
     with ledger_at(operators_rpc(chain_url)) as chain:
         domain = Domain(chain.chain_id(), ledger)
         lock = _sole_use(domain, Address(key.node_id))
         try:
-            account = OperatorOnChain(chain, key, domain)
-            done = errand(account)
+            own = OwnFolder(ActFile(folder, domain.chain_id), jobs_of(folder))
+            done = errand(OperatorOnChain(chain, key, domain, own))
         finally:
             lock.release()
     _say(done, as_json=as_json)
-    if done.hashes:
-        note("if it has settled jobs before, start it next with: hypergpu up --retry-failed")
 
 
 def _sole_use(domain: Domain, address: Address) -> KeyLock:
     try:
         return KeyLock(usual_locks(), domain.chain_id, address)
     except RefusalError as used:
-        fix = "end the coordinator first, and start it afterwards with: hypergpu up --retry-failed"
+        fix = "end the coordinator first, and start it afterwards with: hypergpu up"
         raise RefusalError(used.reason, used.detail, fix=fix) from used
 
 
-def _address(text: str, option: str) -> Address:
-    if not _ADDRESS.fullmatch(text):
-        fix = f"name it like this: {option} 0x and 40 hex digits"
-        raise RefusalError(Reason.ARGUMENT_INVALID, f"{text!r} is no address", fix=fix)
-    return Address(text.lower())
-
-
+@repeats("--state-dir")
 def enforce_bundle(bundle: Path, *, whose: Whose, chain_url: str, as_json: bool) -> None:
     """Have a ledger act on a bundle, whoever made it, by the key of this machine's node.
 

@@ -1,19 +1,21 @@
 """What a node's folder holds of one job, and the keys in folders of this machine."""
 
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from hypergpu.cli.ledger.stored import stored_receipts
 from hypergpu.cli.ledger.wallet import (
     CONFLICT_FILE,
     KEY_FILE,
-    LEDGER_FOLDER,
-    RECEIPTS_FILE,
     TERMS_FILE,
     VOUCHER_FILE,
-    kept_receipts,
+    job_folders,
+    job_of,
 )
+from hypergpu.ids import JobId
 from hypergpu.keys.keyfile import passphrase_beside, stored_secret
 from hypergpu.keys.passphrase import passphrase_of_file
 from hypergpu.ledger.receipt import SignedReceipt
@@ -23,6 +25,7 @@ from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 
 COORDINATOR_KEY_FILE = Path("identity/coordinator.key")
+JOBS_FOLDER = "jobs"
 
 
 class Held(NamedTuple):
@@ -33,6 +36,8 @@ class Held(NamedTuple):
     receipts: list[SignedReceipt]
     """In order; behind them one that contradicts another, if the coordinator signed such a one."""
     voucher: SignedVoucher | None
+    incomplete: str = ""
+    """What is missing of the receipts; empty: nothing."""
 
 
 def node_key(state_dir: Path, passphrase_file: Path | None = None) -> IdentityKey:
@@ -45,7 +50,7 @@ def node_key(state_dir: Path, passphrase_file: Path | None = None) -> IdentityKe
     if not path.exists():
         detail = f"there is no node's key in {state_dir}"
         raise RefusalError(Reason.FILE_UNUSABLE, detail, fix="name its folder: --state-dir")
-    return _opened(state_dir, path, passphrase_file)
+    return opened(state_dir, path, passphrase_file)
 
 
 def coordinator_key(data_dir: Path, passphrase_file: Path | None = None) -> IdentityKey:
@@ -59,10 +64,16 @@ def coordinator_key(data_dir: Path, passphrase_file: Path | None = None) -> Iden
         detail = f"there is no coordinator's key in {data_dir}"
         fix = "name its folder: --data-dir; the first hypergpu up makes folder and key"
         raise RefusalError(Reason.FILE_UNUSABLE, detail, fix=fix)
-    return _opened(data_dir, path, passphrase_file)
+    return opened(data_dir, path, passphrase_file)
 
 
-def _opened(folder: Path, path: Path, passphrase_file: Path | None) -> IdentityKey:
+def jobs_of(data_dir: Path) -> list[JobId]:
+    """Jobs whose files a coordinator's folder has."""
+    return sorted(JobId(path.name) for path in (data_dir / JOBS_FOLDER).glob("job-*"))
+
+
+def opened(folder: Path, path: Path, passphrase_file: Path | None) -> IdentityKey:
+    """A key by its passphrase file, or by the one beside its folder; made where there is none."""
     passphrase = (
         passphrase_of_file(passphrase_file)
         if passphrase_file is not None
@@ -78,7 +89,7 @@ def held_on_ledger(state_dir: Path, job: str | None) -> Held:
         RefusalError: as `held_of` and `on_chain`.
     """
     if job is None:
-        held = [held_of(state_dir, folder.name) for folder in _folders(state_dir)]
+        held = [held_of(state_dir, folder.name) for folder in job_folders(state_dir)]
         there = [each for each in held if each.terms.domain.chain_id]
         if len({each.terms.domain for each in there}) == 1:
             return there[-1]
@@ -102,17 +113,21 @@ def held_of(state_dir: Path, job: str | None) -> Held:
 
     Args:
         state_dir: Of the node.
-        job: Its id, or the beginning of it with or without its ``job-``.
+        job: Its id, or the beginning of it with or without its ``job-``; where several coordinators
+            have a job of that id, with ``@`` and the address that signs for it.
 
     Raises:
         RefusalError: JOB_UNKNOWN, it holds nothing of it, or of several; FILE_UNUSABLE, a file is
             damaged.
     """
-    folders = _folders(state_dir)
+    folders = job_folders(state_dir)
     meant = [folder for folder in folders if job is None or folder.name == job]
+    meant = meant or [folder for folder in folders if job_of(folder) == job]
     meant = meant or [folder for folder in folders if job and _begins(folder.name, job)]
     if len(meant) != 1:
-        names = ", ".join(folder.name for folder in folders) or "nothing"
+        ids = Counter(job_of(folder) for folder in folders)
+        named = [job_of(each) if ids[job_of(each)] == 1 else each.name for each in folders]
+        names = ", ".join(named) or "nothing"
         detail = f"the wallet in {state_dir} holds {names}: name one job of it"
         raise RefusalError(Reason.JOB_UNKNOWN, detail, fix="see hypergpu node wallet")
     folder = meant[0]
@@ -121,18 +136,15 @@ def held_of(state_dir: Path, job: str | None) -> Held:
         path = folder / VOUCHER_FILE
         stored = path.read_bytes() if path.exists() else None
         voucher = None if stored is None else msgspec.json.decode(stored, type=SignedVoucher)
-        receipts = kept_receipts(folder / RECEIPTS_FILE)
+        kept = stored_receipts(folder, voucher.voucher.sequence if voucher else 0)
+        receipts = kept.receipts
         if (folder / CONFLICT_FILE).exists():
             stored = (folder / CONFLICT_FILE).read_bytes()
             receipts.append(msgspec.json.decode(stored, type=SignedReceipt))
-    except (OSError, msgspec.MsgspecError) as broken:
+    except (OSError, msgspec.MsgspecError, UnicodeError) as broken:
         raise RefusalError(Reason.FILE_UNUSABLE, f"{folder}: {broken}") from broken
-    return Held(folder.name, terms, receipts, voucher)
+    return Held(job_of(folder), terms, receipts, voucher, kept.damage)
 
 
 def _begins(job_id: str, given: str) -> bool:
     return job_id.startswith(given) or job_id.removeprefix("job-").startswith(given)
-
-
-def _folders(state_dir: Path) -> list[Path]:
-    return sorted(path.parent for path in (state_dir / LEDGER_FOLDER).glob(f"*/{TERMS_FILE}"))

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 
 from hypergpu.chain.abi import Abi
 from hypergpu.chain.artifacts import artifact
-from hypergpu.chain.history import JobReader
 from hypergpu.chain.ledger import CONTRACT, LedgerCalls
+from hypergpu.chain.profiles.named import profile_of
+from hypergpu.chain.reading.history import JobReader
 from hypergpu.chain.recognition import recognised
 from hypergpu.chain.rpc.answers import octets
 from hypergpu.chain.rpc.chain import EvmChain
@@ -14,6 +15,7 @@ from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.errors import RpcError, RpcGarbledError, RpcRefusedError
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.cli.ledger.account import Standing
+from hypergpu.cli.transfer import counted
 from hypergpu.ids import Address, JobKey, NodeId
 from hypergpu.ledger.audit.facts import JobFact
 from hypergpu.ledger.terms import Terms
@@ -25,24 +27,25 @@ _DECIMALS_MAX = 36
 
 @contextmanager
 def ledger_at(url: str) -> Iterator[EvmChain]:
-    """A chain by its RPC.
+    """A chain by its RPC, which is asked as much at a time as its profile says.
 
     Raises:
         RefusalError: CHAIN_UNREACHABLE, it does not answer; ARGUMENT_INVALID, that is no address.
     """
     try:
-        rpc = HttpRpc(HttpTransport(url))
+        transport = HttpTransport(url)
     except ValueError as wrong:
         fix = "name it like this: --chain-url http://127.0.0.1:8545"
         raise RefusalError(Reason.ARGUMENT_INVALID, str(wrong), fix=fix) from None
     try:
-        yield EvmChain(rpc)
+        profile, _ = profile_of(EvmChain(HttpRpc(transport)).chain_id())
+        yield EvmChain(HttpRpc(transport, profile.pace))
     except RpcError as broken:
         # Most name the RPC themselves; a key in its address is said by none.
-        where = "" if rpc.where in str(broken) else f"{rpc.where}: "
+        where = "" if transport.where in str(broken) else f"{transport.where}: "
         raise RefusalError(Reason.CHAIN_UNREACHABLE, f"{where}{broken}") from None
     finally:
-        rpc.close()
+        transport.close()
 
 
 def settled_on(chain: EvmChain, terms: Terms, openings: Sequence[str]) -> Domain | None:
@@ -76,7 +79,29 @@ def job_fact(chain: EvmChain, ledger: Domain, job: JobKey) -> JobFact:
         RpcError: the chain cannot be asked.
     """
     recognised(chain, ledger)
-    return JobReader(chain, ledger).fact(job)
+    with counted("reading the job's blocks") as report:
+        return JobReader(chain, ledger, job, report).fact()
+
+
+def second_look(chain: EvmChain, fact: JobFact) -> JobFact:
+    """The same again, at the same block, before anybody is accused by it.
+
+    An RPC may answer by a block that it is just making, or by another machine's state. What was
+    read first stands where it has forgotten how that block was.
+
+    Raises:
+        RefusalError: CHAIN_UNREACHABLE, the block was reorganised away meanwhile.
+        RpcError: the chain cannot be asked.
+    """
+    (block,) = chain.blocks([fact.block])
+    if block is None or block.hash.hex() != fact.block_hash:
+        detail = f"block {fact.block} was reorganised away while the job was read"
+        raise RefusalError(Reason.CHAIN_UNREACHABLE, detail, fix="run it again")
+    with counted("reading the job's blocks once more") as report:
+        try:
+            return JobReader(chain, fact.domain, fact.job, report).fact(block)
+        except RpcRefusedError:
+            return fact
 
 
 def token_decimals(chain: EvmChain, ledger: Domain) -> int:

@@ -5,18 +5,20 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from hypergpu.cli.ledger.account import (
-    COLUMNS,
-    TRANSACTION_COLUMNS,
     LedgerView,
+    columns,
     ledger_lines,
     ledger_view,
+    paid_in_all,
     rows,
-    transaction_rows,
+    unpaid,
     waiting_lines,
     with_standings,
 )
+from hypergpu.cli.ledger.tiers.standing import PayView
 from hypergpu.cli.ledger.tiers.table import COLUMNS as PAY_COLUMNS
-from hypergpu.cli.ledger.tiers.table import pay_lines, pay_rows
+from hypergpu.cli.ledger.tiers.table import due_lines, pay_lines, pay_rows
+from hypergpu.cli.ledger.transactions import transaction_lines
 from hypergpu.cli.ledger.verifying import (
     Verification,
     audited,
@@ -24,8 +26,9 @@ from hypergpu.cli.ledger.verifying import (
     received,
     verified,
 )
-from hypergpu.cli.output import note, say, say_table
+from hypergpu.cli.output import note, say, say_whole_table
 from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.ledger.receipt import SignedReceipt
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.wire.ledger import terms_value
 
@@ -40,6 +43,7 @@ _NOT_FOUND = (
     "what was recorded and paid is not known: the job is signed for no chain, and no block of the"
     " one that its coordinator has holds the opening that it names,"
 )
+_NOT_YET = "nothing is recorded or paid: the opening of the job is in no block yet, by the ledger"
 _NOT_OPENED = (
     "nothing is recorded or paid: the job is signed for no chain, and its coordinator has not"
     " opened it on the one it has"
@@ -95,27 +99,66 @@ def verification_of(coordinator: Coordinator, job_id: str, chain_url: str = "") 
     """
     answer = coordinator.ledger(job_id)
     view, terms = ledger_view(job_id, answer), terms_value(answer.terms)
-    receipts = received(coordinator.receipts(job_id))
-    found = verified(view, terms, receipts)
     if view.unit_price == "0":
-        return found
+        return _told_of(coordinator, job_id)[0]
     url = chain_url or (view.chain.url if view.chain is not None else "")
     if not url and view.chain is not None:
         raise RefusalError(Reason.CHAIN_UNREACHABLE, _NOT_NAMED, fix=_NAME_ONE)
     if not url:
-        return not_audited(found, _NO_CHAIN)
-    from hypergpu.cli.ledger.reading import job_fact, ledger_at, settled_on
+        return not_audited(_told_of(coordinator, job_id)[0], _NO_CHAIN)
+    from hypergpu.cli.ledger.reading import job_fact, ledger_at, second_look, settled_on
 
     with ledger_at(url) as chain:
         ledger = settled_on(chain, terms, openings(view))
         if ledger is None:
-            return not_audited(found, f"{_unopened(openings(view))} (chain {chain.chain_id()})")
-        fact = job_fact(chain, ledger, terms.job)
-        return audited(found, fact, receipts, signed_for=terms.domain)
+            why = f"{_unopened(openings(view))} (chain {chain.chain_id()})"
+            return not_audited(_told_of(coordinator, job_id)[0], why)
+        # Before the receipts: a job that goes on meanwhile then has all that the chain knows.
+        try:
+            fact = job_fact(chain, ledger, terms.job)
+        except RefusalError as unknown:
+            if unknown.reason is not Reason.JOB_UNKNOWN:
+                raise
+            return not_audited(_told_of(coordinator, job_id)[0], f"{_NOT_YET} {ledger.contract}")
+        found, receipts = _told_of(coordinator, job_id)
+        whole = audited(found, fact, receipts, signed_for=terms.domain)
+        if len(whole.faults) == len(found.faults):
+            return whole
+        return audited(found, second_look(chain, fact), receipts, signed_for=terms.domain)
+
+
+def _told_of(coordinator: Coordinator, job_id: str) -> tuple[Verification, list[SignedReceipt]]:
+    """A job's receipts, held against the accounts of before and after they were read."""
+    before = coordinator.ledger(job_id)
+    receipts = received(coordinator.receipts(job_id))
+    view, later = (ledger_view(job_id, told) for told in (before, coordinator.ledger(job_id)))
+    return verified(view, terms_value(before.terms), receipts, later), receipts
 
 
 def _unopened(opened_by: Sequence[str]) -> str:
     return f"{_NOT_FOUND} {' or '.join(opened_by)}" if opened_by else _NOT_OPENED
+
+
+def owed_by(coordinator: Coordinator, job_id: str) -> str:
+    """What a job owes its nodes still, for whoever is about to remove it; empty: nothing.
+
+    A job that no ledger can have opened has paid nothing, whether its chain answers or not.
+    """
+    try:
+        if coordinator.ledger(job_id).unit_price in {"", "0"}:
+            return ""
+        view = ledger_of(coordinator, job_id)
+    except RefusalError:
+        # An unreadable job has no accounts.
+        return ""
+    left = unpaid(view)
+    if not left:
+        return ""
+    keep = f"Keep its receipts before: hypergpu ledger export {job_id} FILE"
+    if paid_in_all(view) is None and (view.chain_id or openings(view)):
+        see = f"hypergpu ledger show {job_id} --chain-url URL"
+        return f"its nodes have earned {left}; what of it is paid is not known: {see}. {keep}"
+    return f"{left} that its nodes have earned is not paid yet. {keep}"
 
 
 def openings(view: LedgerView) -> list[str]:
@@ -136,18 +179,25 @@ def say_ledger(
     for line in ledger_lines(view, decimals):
         say(line)
     say()
-    say_table(COLUMNS, rows(view.nodes, decimals), empty="nobody has worked for it yet")
+    say_whole_table(columns(view), rows(view), empty="nobody has worked for it yet")
     for line in waiting_lines(view.nodes, decimals):
         say(line)
     if view.transactions:
         newest = view.transactions[-transactions_most:]
         say()
-        say_table(TRANSACTION_COLUMNS, transaction_rows(newest), empty="")
+        say("transactions, in the order of their nonces")
+        for line in transaction_lines(view.job, newest):
+            say(line)
         if older := len(view.transactions) - len(newest):
-            say(f"and {older} older transactions: see --all")
+            say(f"and {older} older: see --all")
     if view.pay is not None:
         say()
-        for line in pay_lines(view.pay):
-            say(line)
-        names = {node.id: node.name for node in view.nodes}
-        say_table(PAY_COLUMNS, pay_rows(view.pay, names), empty="")
+        _say_pay(view.pay)
+
+
+def _say_pay(pay: PayView) -> None:
+    for line in pay_lines(pay):
+        say(line)
+    say_whole_table(PAY_COLUMNS, pay_rows(pay), empty="")
+    for line in due_lines(pay):
+        say(line)

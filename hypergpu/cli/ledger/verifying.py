@@ -1,10 +1,11 @@
 """Checks a job's accounts from its receipts alone: whoever has them needs to trust nobody."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from hypergpu.chain.moments import moment
+from hypergpu.cli.figures import several
 from hypergpu.cli.ledger.account import LedgerView
 from hypergpu.ids import JobId, NodeId
 from hypergpu.ledger.audit.facts import JobFact
@@ -13,7 +14,7 @@ from hypergpu.ledger.audit.verify import verify
 from hypergpu.ledger.pay import PRICED_SCORE, score
 from hypergpu.ledger.receipt import ReceiptCheck, SignedReceipt, Signers
 from hypergpu.ledger.terms import Terms
-from hypergpu.ledger.typed import Domain
+from hypergpu.ledger.typed import Domain, Receipt
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.ledger import receipt_value
 
@@ -31,9 +32,13 @@ class Verification(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergp
     open: list[str] = []
     """What has not happened yet, by the chain."""
     batches: int | None = None
-    """That the chain recorded; None: no chain was asked."""
+    """That the chain recorded and that were checked; None: no chain was asked."""
+    newer: int = 0
+    """Receipts that the chain has recorded since the file was written: it does not hold them."""
     block: int | None = None
     """Of the chain, that all of it holds for."""
+    file_block: int | None = None
+    """That the file is of; None: it names none that the chain has, or no chain was asked."""
     file: str = ""
     """That the receipts were read from; empty: the coordinator told them, and what it owes."""
 
@@ -49,9 +54,21 @@ def received(pages: Iterable[job_pb2.ListReceiptsResponse]) -> list[SignedReceip
     ]
 
 
-def verified(view: LedgerView, terms: Terms, receipts: Sequence[SignedReceipt]) -> Verification:
-    """Recompute everything that the coordinator says of a job."""
-    faults = [*receipt_faults(terms, receipts), *_account_faults(view, receipts)]
+def verified(
+    view: LedgerView,
+    terms: Terms,
+    receipts: Sequence[SignedReceipt],
+    later: LedgerView | None = None,
+) -> Verification:
+    """Recompute everything that the coordinator says of a job.
+
+    Args:
+        view: What it said before it gave the receipts.
+        terms: Of the job.
+        receipts: All that it gave.
+        later: What it said after that; None: nothing has changed since.
+    """
+    faults = [*receipt_faults(terms, receipts), *_account_faults(view, later or view, receipts)]
     if not terms.is_of(JobId(view.job)):
         faults.insert(0, f"the key {terms.job} is not that of {view.job} and {terms.coordinator}")
     return Verification(
@@ -69,6 +86,7 @@ def audited(
     receipts: Sequence[SignedReceipt],
     *,
     signed_for: Domain | None = None,
+    newer_from: int | None = None,
 ) -> Verification:
     """The same with what the chain says: every batch, score, pool and payment is made again.
 
@@ -77,8 +95,9 @@ def audited(
         fact: What the chain says.
         receipts: All of the job.
         signed_for: See `verify`.
+        newer_from: See `verify`.
     """
-    verdict = verify(fact, receipts, signed_for=signed_for)
+    verdict = verify(fact, receipts, signed_for=signed_for, newer_from=newer_from)
     wrong = [f"chain: {finding.kind.value}: {finding.said}" for finding in verdict.wrong]
     return msgspec.structs.replace(
         found,
@@ -86,12 +105,13 @@ def audited(
         faults=[*found.faults, *wrong],
         open=[f"{finding.said}{_when(finding, fact.time_s)}" for finding in verdict.open],
         batches=verdict.batches,
+        newer=verdict.newer,
         block=fact.block,
     )
 
 
 def not_audited(found: Verification, why: str) -> Verification:
-    """The same with why no chain was asked."""
+    """The same with why something was not checked."""
     return msgspec.structs.replace(found, open=[*found.open, why])
 
 
@@ -114,15 +134,32 @@ def verdict_lines(found: Verification) -> list[str]:
     """What was found, in words."""
     lines = _cut(found.faults)
     if found.is_sound:
-        pay = ", and so is the pay" if found.batches is not None or not found.file else ""
-        lines.append(f"{found.receipts} receipts of {found.nodes} nodes are sound{pay}")
-        if found.batches is not None:
-            lines.append(
-                f"the chain recorded them in {found.batches} batches, whose roots and sums are"
-                f" those of the receipts; every score, pool and payment of it follows from them"
-                f" (block {found.block})"
-            )
+        is_paid = not found.newer and (found.batches is not None or not found.file)
+        of_nodes = f"{several(found.receipts, 'receipt')} of {several(found.nodes, 'node')}"
+        are = "is" if found.receipts == 1 else "are"
+        lines.append(f"{of_nodes} {are} sound{', and so is the pay' if is_paid else ''}")
+        lines += _audited_lines(found) if found.batches is not None else ()
     return [*lines, *_cut([f"not yet: {text}" for text in found.open])]
+
+
+def _audited_lines(found: Verification) -> Iterator[str]:
+    """What was held against the chain, and what was not."""
+    batches = several(found.batches or 0, "batch", "es")
+    if not found.newer:
+        yield (
+            f"the chain recorded them in {batches}, whose roots and sums are those of the receipts;"
+            f" every score, pool and payment of it follows from them (block {found.block})"
+        )
+        return
+    yield (
+        f"audited: {batches} of which the file holds every receipt, whose roots and sums are those"
+        f" of the receipts (block {found.block})"
+    )
+    yield (
+        f"not audited: {several(found.newer, 'receipt')} that the chain has recorded since block"
+        f" {found.file_block}, of which the file is, with the batches that hold them; what scores,"
+        " pools and payments rest on them is as the chain says it: export the receipts again"
+    )
 
 
 def receipt_faults(terms: Terms, receipts: Sequence[SignedReceipt]) -> Iterable[str]:
@@ -147,13 +184,22 @@ def receipt_faults(terms: Terms, receipts: Sequence[SignedReceipt]) -> Iterable[
             yield f"{name}: {fault}"
 
 
-def _account_faults(view: LedgerView, receipts: Sequence[SignedReceipt]) -> Iterable[str]:
-    """What the coordinator says that it owes, beside what its receipts add up to."""
-    price = int(view.unit_price)
+def _account_faults(
+    view: LedgerView, later: LedgerView, receipts: Sequence[SignedReceipt]
+) -> Iterable[str]:
+    """What the coordinator says that it owes, beside what its receipts add up to.
+
+    A job may go on meanwhile: what was owed first is held against as many receipts as there were.
+    """
+    price, by_node = int(view.unit_price), _by_node(receipts)
+    first, last = ({node.id: node.contributions for node in told.nodes} for told in (view, later))
+    for name in first | last:
+        least, most = first.get(name, 0), last.get(name, 0)
+        there = len(by_node.get(name, ()))
+        if not least <= there <= most:
+            yield f"{name}: {most if there > most else least} receipts are told, {there} there"
     for node in view.nodes:
-        own = [signed.receipt for signed in receipts if signed.receipt.node == node.id]
-        if len(own) != node.contributions:
-            yield f"{node.id}: {node.contributions} receipts are told, {len(own)} there"
+        own = by_node.get(node.id, [])[: node.contributions]
         total = sum(score(each.samples, each.quality_bps) for each in own)
         most = -(-price * total // PRICED_SCORE)
         epochs = len({each.epoch for each in own})
@@ -163,3 +209,11 @@ def _account_faults(view: LedgerView, receipts: Sequence[SignedReceipt]) -> Iter
             yield f"{node.id}: its voucher of {node.vouched} is less than the {node.earned} earned"
     if sum(int(node.earned) for node in view.nodes) > int(view.escrow):
         yield f"more is earned than the escrow of {view.escrow}"
+
+
+def _by_node(receipts: Iterable[SignedReceipt]) -> dict[NodeId, list[Receipt]]:
+    """Each node's receipts, in the order of their numbers."""
+    own: dict[NodeId, list[Receipt]] = {}
+    for signed in receipts:
+        own.setdefault(signed.receipt.node, []).append(signed.receipt)
+    return own

@@ -5,12 +5,14 @@ from pathlib import Path
 import msgspec
 
 from hypergpu.cli.ledger.account import shown
+from hypergpu.cli.ledger.stored import stored_receipts
 from hypergpu.cli.output import Column
 from hypergpu.keys.keyfile import is_encrypted, stored_address
 from hypergpu.ledger import pay
-from hypergpu.ledger.receipt import ReceiptCheck, SignedReceipt, Signers
+from hypergpu.ledger.receipt import ReceiptCheck, Signers
 from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.voucher import SignedVoucher
+from hypergpu.refusal import Reason, RefusalError
 
 COLUMNS = (
     Column("job"),
@@ -24,9 +26,14 @@ COLUMNS = (
 KEY_FILE = "identity.key"
 """The daemon's names for its files; see docs/node.md."""
 LEDGER_FOLDER, TERMS_FILE = "ledger", "terms.json"
-RECEIPTS_FILE, VOUCHER_FILE = "receipts.jsonl", "voucher.json"
+VOUCHER_FILE = "voucher.json"
 CONFLICT_FILE = "conflict.json"
-_lines = msgspec.json.Decoder(SignedReceipt)
+OWNER_MARK = "@"
+"""A job's folder is named by its id, this, and who signs for it; older ones by the id alone."""
+MENDED_BY = (
+    "A node that starts asks its coordinator for what is missing: hypergpu join; if that is gone,"
+    " put back a copy of the folder"
+)
 
 
 class WalletJob(msgspec.Struct, frozen=True):
@@ -45,6 +52,12 @@ class WalletJob(msgspec.Struct, frozen=True):
     vouched: str
     damaged: str = ""
     """Why its files cannot be read; the figures are 0 then. Empty: they can."""
+    missing: int = 0
+    """Receipts that the others and the newest voucher show to be missing."""
+    unreadable: int = 0
+    """Lines of its receipts that are none."""
+    incomplete: str = ""
+    """The same in words, with the numbers that are missing; empty: all are there."""
 
 
 class WalletView(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/wallet/1"):
@@ -65,12 +78,15 @@ def wallet_view(state_dir: Path) -> WalletView:
         RefusalError: FILE_UNUSABLE, the key is missing or damaged.
     """
     key = state_dir / KEY_FILE
-    folders = sorted((state_dir / LEDGER_FOLDER).glob(f"*/{TERMS_FILE}"))
+    if not key.exists():
+        detail = f"there is no node's key in {state_dir}"
+        fix = "name its folder: --state-dir FOLDER; or become a node: hypergpu join TOKEN"
+        raise RefusalError(Reason.FILE_UNUSABLE, detail, fix=fix)
     return WalletView(
         node=stored_address(key),
         key_file=str(key),
         is_encrypted=is_encrypted(key),
-        jobs=[_job(path.parent) for path in folders],
+        jobs=[_job(folder) for folder in job_folders(state_dir)],
     )
 
 
@@ -78,7 +94,15 @@ def wallet_lines(view: WalletView) -> list[str]:
     """Whose key it is and where it lies, and what cannot be told."""
     how = "encrypted" if view.is_encrypted else "plain: encrypted when the daemon starts again"
     damaged = [f"damaged: {job.job}: {job.damaged}" for job in view.jobs if job.damaged]
-    return [f"node  {view.node}", f"key   {view.key_file} ({how})", *damaged, *_tiers(view)]
+    lacking = [_lacking(job) for job in view.jobs if job.incomplete]
+    whose = [f"node  {view.node}", f"key   {view.key_file} ({how})"]
+    return [*whose, *damaged, *lacking, *_tiers(view)]
+
+
+def _lacking(job: WalletJob) -> str:
+    """What is not there of a job's receipts, and how it comes back."""
+    sound = job.receipts - job.unsound
+    return f"incomplete: {job.job}: {sound} receipts are sound; {job.incomplete}. {MENDED_BY}"
 
 
 def _tiers(view: WalletView) -> list[str]:
@@ -108,30 +132,45 @@ def wallet_rows(view: WalletView, decimals: int) -> list[list[str]]:
     ]
 
 
+def job_of(folder: Path) -> str:
+    """Whose folder it is."""
+    return folder.name.partition(OWNER_MARK)[0]
+
+
+def job_folders(state_dir: Path) -> list[Path]:
+    """Where a node keeps what it holds, by job."""
+    found = [path.parent for path in (state_dir / LEDGER_FOLDER).glob(f"*/{TERMS_FILE}")]
+    return sorted(found, key=lambda folder: (job_of(folder), folder.name))
+
+
 def _job(folder: Path) -> WalletJob:
     try:
         terms = msgspec.json.decode((folder / TERMS_FILE).read_bytes(), type=Terms)
-        receipts = kept_receipts(folder / RECEIPTS_FILE)
         path = folder / VOUCHER_FILE
         signed = (
             msgspec.json.decode(path.read_bytes(), type=SignedVoucher) if path.exists() else None
         )
+        stored = stored_receipts(folder, signed.voucher.sequence if signed else 0)
     except (OSError, msgspec.MsgspecError, UnicodeError) as broken:
-        return _damaged(folder.name, str(broken))
+        return _damaged(job_of(folder), str(broken))
     signers = Signers(coordinator=terms.coordinator, domain=terms.domain, made_in=terms.domain)
     check = ReceiptCheck(signers)
-    plain = [signed.receipt for signed in receipts]
+    receipts = stored.receipts
+    plain = [each.receipt for each in receipts]
     return WalletJob(
-        job=folder.name,
+        job=job_of(folder),
         key=terms.job,
         coordinator=terms.coordinator,
         chain_id=terms.domain.chain_id,
         contract=terms.domain.contract,
         receipts=len(receipts),
-        unsound=sum(bool(check.fault(signed)) for signed in receipts),
+        unsound=sum(bool(check.fault(each)) for each in receipts),
         samples=sum(one.samples for one in plain),
         score=str(sum(pay.score(one.samples, one.quality_bps) for one in plain)),
         vouched=str(signed.voucher.amount if signed else 0),
+        missing=stored.missing_count,
+        unreadable=stored.unreadable,
+        incomplete=stored.damage,
     )
 
 
@@ -149,11 +188,3 @@ def _damaged(job: str, why: str) -> WalletJob:
         vouched="0",
         damaged=why,
     )
-
-
-def kept_receipts(path: Path) -> list[SignedReceipt]:
-    """The receipts in a file; the daemon may be writing its last line at this moment."""
-    if not path.exists():
-        return []
-    whole, _, _ = path.read_bytes().rpartition(b"\n")
-    return [_lines.decode(line) for line in whole.splitlines()]

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -53,6 +54,8 @@ class Ready(msgspec.Struct, frozen=True):
     operator_token_file: str
     chain: ReadyChain | None = None
     """None: nothing settles."""
+    unsettled: str = ""
+    """Of jobs that a chain should settle, where none is named."""
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -164,12 +167,17 @@ def join_token(ready: Ready, *, ttl_s: int, uses: int, label: str) -> str:
         return coordinator.create_token(Role.NODE, ttl_s=ttl_s, uses=uses, label=label).token
 
 
-def up(at: Listen) -> int:
-    """Run a coordinator until it is told to end; returns its exit status."""
+def up(at: Listen, environment: Mapping[str, str]) -> int:
+    """Run a coordinator until it is told to end; returns its exit status.
+
+    Args:
+        at: Where, with what.
+        environment: Added to ours for it.
+    """
     is_first = not at.data_dir.exists()
     log = _made_log(at.data_dir)
     begin = log.stat().st_size if log.exists() else 0
-    child = start(coordinator_command(at), log=log, is_read=True)
+    child = start(coordinator_command(at), log=log, is_read=True, environment=environment)
     signal_passed_on(child)
     try:
         ready = wait_until_ready(child)
@@ -181,8 +189,9 @@ def up(at: Listen) -> int:
             shutil.rmtree(at.data_dir, ignore_errors=True)
         raise
     except BaseException:
-        _say_tail(log, begin)
+        # First: whoever read us may be gone, and then nothing can be said.
         kill_group(child)
+        _say_tail(log, begin)
         raise
     repeat(child, note)
     status = exit_status(child)
@@ -245,6 +254,7 @@ def _greet(ready: Ready, folder: Path, log: Path) -> None:
     for line in (
         f"the coordinator is up at {addresses}",
         *(_chain_lines(ready.chain) if ready.chain else ()),
+        *([f"note: {ready.unsettled}"] if ready.unsettled else ()),
         "",
         f"on each machine that is to train, paste this line (good for {hours} hours):",
         "",

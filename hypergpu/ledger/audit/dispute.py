@@ -32,7 +32,7 @@ class Claim(Enum):
     UNDERPAID = "underpaid"
     """The chain counts less for an epoch than the receipts recorded in it give."""
     UNRECORDED = "unrecorded"
-    """Countersigned receipts of a closed epoch are not on the chain."""
+    """Countersigned receipts are not on the chain: see `JobFact.leaves_out`."""
     EQUIVOCATION = "equivocation"
     """The coordinator signed two different receipts under one number."""
     VOUCHER = "voucher"
@@ -101,17 +101,19 @@ def disputes(
             by_epoch.setdefault(known.epochs[node, sequence], []).append(sequence)
         else:
             missing.append(sequence)
-    for epoch in fact.epochs:
-        proven = [_proven(own[one], trees) for one in by_epoch.get(epoch.number, ())]
-        late = [own[one] for one in missing if own[one].receipt.epoch == epoch.number]
+    late_in = {own[one].receipt.epoch for one in missing}
+    left_out = {epoch for epoch in late_in if fact.leaves_out(epoch)}
+    for epoch in sorted({one.number for one in fact.epochs} | left_out):
+        proven = [_proven(own[one], trees) for one in by_epoch.get(epoch, ())]
+        late = [own[one] for one in missing if own[one].receipt.epoch == epoch]
         template = Dispute(
             claim=Claim.UNDERPAID,
             job=fact.job,
             node=node,
-            epoch=epoch.number,
+            epoch=epoch,
             signers=signers,
             receipts=tuple(proven),
-            chain=chain_says(fact, node, epoch.number),
+            chain=chain_says(fact, node, epoch),
         )
         unproven = tuple(map(ProvenReceipt, late))
         made += [template, replace(template, claim=Claim.UNRECORDED, receipts=unproven)]
@@ -157,7 +159,7 @@ def decoded_dispute(content: bytes, *, source: str) -> Dispute:
         raise RefusalError(Reason.FILE_UNUSABLE, what)
     try:
         return msgspec.json.decode(content, type=Dispute)
-    except msgspec.MsgspecError as broken:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as broken:
         raise RefusalError(Reason.FILE_UNUSABLE, f"{source} is no dispute: {broken}") from broken
 
 

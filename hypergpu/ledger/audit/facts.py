@@ -31,6 +31,8 @@ class BatchFact(msgspec.Struct, frozen=True, kw_only=True):
     """The packed bytes, or the words of the sums, from the transaction."""
     skipped: tuple[NodeId, ...] = ()
     """Nodes whose part was left out, from the events."""
+    block: int = 0
+    """That recorded it; 0: not known."""
 
     def parts(self) -> tuple[tuple[NodeId, int, int], ...]:
         """Node, first sequence and count of receipts of each part.
@@ -70,6 +72,8 @@ class ForcedFact(msgspec.Struct, frozen=True):
     node: NodeId
     sequence: int
     epoch: int
+    block: int = 0
+    """That recorded it; 0: not known."""
 
 
 class EpochFact(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +83,12 @@ class EpochFact(msgspec.Struct, frozen=True, kw_only=True):
     total_score: int
     pool: Wei
     is_swept: bool = False
+    opened_at_s: int = 0
+    """When something was first recorded in it, by the chain's clock; 0: nothing was."""
     closed_at_s: int = 0
     """By the chain's clock; 0: not known."""
+    closed_by: str = ""
+    """Whose transaction closed it: anybody may, once it has long been open; empty: not known."""
 
 
 class ShareFact(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,12 +134,51 @@ class JobFact(msgspec.Struct, frozen=True, kw_only=True):
     """Of the block."""
     window_s: int = 0
     """The challenge window; 0: not known."""
+    unbonding_s: int = 0
+    """How long an epoch stays open to the coordinator and the job's owner alone; 0: not known."""
+    ends_at_s: int = 0
+    """When its owner may take back what is free; 0: its end is not announced."""
+    recorded_at_s: int = 0
+    """When the newest batch came, or the job was opened; 0: not known."""
     batches: tuple[BatchFact, ...] = ()
     """By ``seq``, from 0."""
     forced: tuple[ForcedFact, ...] = ()
     epochs: tuple[EpochFact, ...] = ()
     shares: tuple[ShareFact, ...] = ()
     accounts: tuple[AccountFact, ...] = ()
+
+    def closed_for_good(self) -> frozenset[int]:
+        """Closed epochs whose receipts are all due: the coordinator closed them or a later one.
+
+        What comes after a stranger has closed an epoch goes into the next one that is open.
+        """
+        last = max((epoch.number for epoch in self.epochs if self._is_own(epoch)), default=-1)
+        return frozenset(epoch.number for epoch in self.epochs if epoch.number <= last)
+
+    def leaves_out(self, epoch: int) -> bool:
+        """Whether receipts of an epoch that are not recorded count as left out.
+
+        They do once the epoch is closed or the job's end announced, once a later epoch is being
+        recorded than the one they go into, or when nothing was for a challenge window. Until then
+        they may be on their way.
+        """
+        is_closed = epoch in self.closed_for_good()
+        goes_into = epoch + any(closed.number == epoch for closed in self.epochs)
+        is_behind = any(batch.epoch > goes_into for batch in self.batches)
+        silent_s = self.time_s - self.recorded_at_s if self.recorded_at_s else 0
+        is_silent = bool(self.window_s) and silent_s >= self.window_s
+        return is_closed or is_behind or is_silent or bool(self.ends_at_s)
+
+    def _is_own(self, epoch: EpochFact) -> bool:
+        """Whether the coordinator closed an epoch, or the job's owner, whom it has let in.
+
+        The owner may be a contract, or another key of the coordinator's: when it was closed tells
+        them from strangers, who sent the transaction does not.
+        """
+        is_over = bool(self.ends_at_s) and epoch.closed_at_s >= self.ends_at_s - self.window_s
+        is_late = epoch.closed_at_s >= epoch.opened_at_s + self.unbonding_s
+        is_anybodys = bool(epoch.opened_at_s) and (is_over or is_late)
+        return not is_anybodys or epoch.closed_by in {"", self.coordinator}
 
     def window_ends_s(self, epoch: EpochFact) -> int:
         """From when a share of an epoch is paid without stake and can be voided no more.

@@ -47,7 +47,7 @@ def claim_text(dispute: Dispute) -> str:
         case Claim.UNRECORDED:
             return (
                 f"{len(numbers)} receipts from number {min(numbers)} on, which the coordinator"
-                f" signed for epoch {dispute.epoch}, are not recorded, and the epoch is closed"
+                f" signed for epoch {dispute.epoch}, are not recorded"
             )
         case Claim.EQUIVOCATION:
             return f"the coordinator signed two different receipts under number {numbers[0]}"
@@ -77,14 +77,16 @@ def _chain_faults(dispute: Dispute, fact: JobFact) -> Iterator[str]:
         told, found = getattr(quoted, name), getattr(says, name)
         if told != found:
             yield f"its {name} is {found} by the ledger, the bundle quotes {told}"
-    if dispute.claim in _OF_AN_EPOCH and dispute.epoch not in {one.number for one in fact.epochs}:
-        yield f"epoch {dispute.epoch} is not closed by that block"
+    if dispute.claim is Claim.UNRECORDED and not fact.leaves_out(dispute.epoch):
+        yield f"epoch {dispute.epoch} is still being recorded by that block: nothing is left out"
     if dispute.claim is Claim.UNDERPAID:
         yield from _root_faults(dispute, fact)
 
 
 def _root_faults(dispute: Dispute, fact: JobFact) -> Iterator[str]:
     """Receipts that were not recorded in the epoch, or lie under a root that nobody submitted."""
+    if dispute.epoch not in {one.number for one in fact.epochs}:
+        yield f"epoch {dispute.epoch} is not closed by that block"
     signed = [one.signed for one in dispute.receipts]
     places = recorded(fact, signed, dispute.signers).epochs
     roots = {batch.root for batch in fact.batches}

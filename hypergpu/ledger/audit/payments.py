@@ -1,5 +1,6 @@
 """Scores, pools, rewards, payments and the escrow, recomputed from the receipts."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from hypergpu.ids import NodeId
@@ -22,7 +23,8 @@ def payment_findings(
     yield from faults
     closed = {epoch.number: epoch for epoch in fact.epochs}
     yield from _unrecorded(fact, known)
-    scores = _scores(known)
+    yield from _newer_findings(known)
+    scores = _scores(fact, known)
     yield from _share_findings(fact, closed, scores)
     for epoch in fact.epochs:
         own = sum(score for (number, _), score in scores.items() if number == epoch.number)
@@ -33,17 +35,30 @@ def payment_findings(
     yield from _escrow_findings(fact)
 
 
-def _scores(known: Recorded) -> dict[tuple[int, NodeId], int]:
+def _newer_findings(known: Recorded) -> Iterator[Finding]:
+    unread = Counter(known.epochs[number] for number in known.newer & known.epochs.keys())
+    for epoch, count in sorted(unread.items()):
+        what = (
+            f"{count} receipts of epoch {epoch} on the chain are newer than those given: their"
+            " roots, sums and scores are not checked"
+        )
+        yield Finding(Kind.OPEN, what, epoch=epoch)
+
+
+def _scores(fact: JobFact, known: Recorded) -> dict[tuple[int, NodeId], int]:
+    """What receipts give; the chain's own word where some of them are newer than those given."""
+    told = {(share.epoch, share.node): share.score for share in fact.shares}
     summed: dict[tuple[int, NodeId], int] = {}
     for number, epoch in known.epochs.items():
         signed = known.receipts.get(number)
         own = pay.score(signed.receipt.samples, signed.receipt.quality_bps) if signed else 0
         summed[epoch, number[0]] = summed.get((epoch, number[0]), 0) + own
-    return summed
+    unread = {(known.epochs[number], number[0]) for number in known.newer & known.epochs.keys()}
+    return summed | {place: told.get(place, 0) for place in unread}
 
 
 def _unrecorded(fact: JobFact, known: Recorded) -> Iterator[Finding]:
-    closed = {epoch.number for epoch in fact.epochs}
+    closed = fact.closed_for_good()
     counted = {account.node: account.counted for account in fact.accounts}
     waiting: dict[tuple[NodeId, int], list[int]] = {}
     for (node, sequence), signed in sorted(known.receipts.items()):

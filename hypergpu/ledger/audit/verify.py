@@ -19,6 +19,9 @@ class Verdict(msgspec.Struct, frozen=True):
     receipts: int
     """Sound ones that were given."""
     batches: int
+    """That all receipts were given of."""
+    newer: int
+    """Receipts on the chain that are newer than those given."""
     findings: tuple[Finding, ...]
 
     @property
@@ -38,6 +41,7 @@ def verify(
     vouchers: Iterable[SignedVoucher] = (),
     *,
     signed_for: Domain | None = None,
+    newer_from: int | None = None,
 ) -> Verdict:
     """Recompute everything that the chain says of a job from its receipts.
 
@@ -50,9 +54,14 @@ def verify(
         vouchers: Any that are held.
         signed_for: The domain of both signatures of a receipt, by the job's terms: none at all for
             a job that was created without a chain; None: the ledger that it is settled on.
+        newer_from: The first block that may hold receipts which are not among those given, since
+            they were read before: what is behind the last one given of its node is told as newer
+            then, and is no withheld one. None: they were read after the chain was.
     """
     domain = fact.domain if signed_for is None else signed_for
     signers = Signers(coordinator=fact.coordinator, domain=domain, made_in=domain)
-    known = recorded(fact, receipts, signers)
+    known = recorded(fact, receipts, signers, newer_from=newer_from)
     findings = (*known.findings, *payment_findings(fact, known, vouchers))
-    return Verdict(len(known.receipts), len(fact.batches), findings)
+    return Verdict(
+        len(known.receipts), len(fact.batches) - known.unread, len(known.newer), findings
+    )

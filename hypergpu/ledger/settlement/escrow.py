@@ -87,12 +87,24 @@ class Escrow:
         return amount
 
     @atomic
+    def allow_owner(self, caller: Address, owner: Address) -> None:
+        """Let an account open jobs on the caller's bond."""
+        self.state.allowed_owners.setdefault(caller, set()).add(owner)
+
+    @atomic
+    def disallow_owner(self, caller: Address, owner: Address) -> None:
+        """Let an account open no more jobs on the caller's bond."""
+        self.state.allowed_owners.setdefault(caller, set()).discard(owner)
+
+    @atomic
     def open_job(self, caller: Address, key: JobKey, terms: JobTerms, escrow: int) -> None:
         """Open a job. ``key`` is that of the caller and his salt."""
         require(not self.state.is_paused, "EnforcedPause")
         is_sound = int(terms.coordinator, 16) and terms.guaranteed_bps <= 10_000 and terms.epochs
         require(is_sound, "BadTerms")
         require(key not in self.state.jobs, "JobExists")
+        allowed = self.state.allowed_owners.get(terms.coordinator, set())
+        require(caller in {terms.coordinator, *allowed}, "OwnerNotAllowed")
         bond = self._bond(terms.coordinator)
         require(bond.amount >= self.options.minimum_bond, "BondMissing")
         bond.release_at_s = 0

@@ -120,9 +120,10 @@ class TrainingLedger(Stakes):
         """Freeze an epoch's scores and reserve its pool."""
         job, epoch = self.job(key), self.epoch(key, number)
         require(not epoch.closed_at_s, "EpochIsClosed")
-        if caller not in {job.terms.coordinator, job.owner} and not job.ends_at_s:
+        if caller not in {job.terms.coordinator, job.owner}:
             require(epoch.opened_at_s, "NotCoordinator")
-            require(self.now_s >= epoch.opened_at_s + self.options.unbonding_s, "TooEarly")
+            is_late = self.now_s >= epoch.opened_at_s + self.options.unbonding_s
+            require(is_late or self._is_over(job), "TooEarly")
         price, free = Wei(job.terms.unit_price), Wei(job.free)
         epoch.pool = pay.pool(price, epoch.total_score, free)
         epoch.closed_at_s = self.now_s
@@ -195,6 +196,8 @@ class TrainingLedger(Stakes):
             returned = share.paid
             account.earned -= reward
             account.advance += reward - share.paid
+            if account.is_barred:
+                returned += self._stop_claim(account)
             self._seize_locked(node, share.paid, share.paid_in)
         share.state, share.paid = ShareState.VOID, 0
         self._release(key, returned)
@@ -205,12 +208,8 @@ class TrainingLedger(Stakes):
     def void_voucher(self, key: JobKey, node: Address) -> int:
         """Return what shares have not made good of a pending claim; refuse vouchers from now on."""
         account = self.account(key, node)
-        returned = 0
-        if self.now_s < account.release_at_s:
-            returned = min(account.pending, account.advance)
-            account.pending -= returned
-            account.advance -= returned
-            self._release(key, returned)
+        returned = self._stop_claim(account)
+        self._release(key, returned)
         account.is_barred = True
         return returned
 
@@ -229,6 +228,14 @@ class TrainingLedger(Stakes):
         self._push(caller, slashed // PROVERS_PART)
         self._push(self.options.treasury, slashed - slashed // PROVERS_PART)
         return slashed
+
+    def _stop_claim(self, account: Account) -> int:
+        if self.now_s >= account.release_at_s:
+            return 0
+        returned = min(account.pending, account.advance)
+        account.pending -= returned
+        account.advance -= returned
+        return returned
 
     def _record(self, key: JobKey, epoch: int, totals: NodeTotals) -> None:
         node = Address(totals.node)

@@ -158,6 +158,8 @@ class State(msgspec.Struct, kw_only=True):
     """Accounts that the token transfers nothing to."""
     credit: dict[Address, int] = {}
     bonds: dict[Address, Bond] = {}
+    allowed_owners: dict[Address, set[Address]] = {}
+    """Who may open jobs on a coordinator's bond, besides itself."""
     stakes: dict[Address, Stake] = {}
     registered: int = 0
     jobs: dict[JobKey, Job] = {}

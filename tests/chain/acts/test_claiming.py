@@ -2,11 +2,15 @@
 
 from typing import Any
 
+from gpu_node.shell.state.places import Places
+from gpu_node.shell.state.wallet import Wallet
 from hypergpu.chain.moments import moment
+from hypergpu.ids import Address
+from hypergpu.ledger.terms import terms_of
 from hypergpu.refusal import Reason
 from tests.chain.acts.hands import EACH, NODE, WINDOW_S, Hands, refused, told
 from tests.chain.ground import ESCROW, JOB, Ground
-from tests.signed_receipts import Work, node_key, receipt_record
+from tests.signed_receipts import COORDINATOR, Work, node_key, receipt_record
 
 OTHER = node_key(77)
 REFUSES = "0x5f5ffd"
@@ -103,6 +107,44 @@ def test_shares_that_nobody_pays_are_taken_and_the_voucher_claims_only_the_rest(
     assert hands.has() == 3 * EACH
 
 
+def left_open(ground: Ground, hands: Hands) -> None:
+    """The coordinator is gone; its ledger has two receipts of the node in an open epoch."""
+    ground.ask("evm_setAutomine", False)
+    ground.earn(0, range(2))
+    ground.rest()
+    ground.crash()
+    ground.ask("evm_setAutomine", True)
+    works = [Work(node=NODE, sequence=number) for number in range(2)]
+    hands.hold(*(receipt_record(JOB, work, domain=hands.domain).signed for work in works))
+
+
+def test_an_epoch_that_its_coordinator_left_open_is_closed_once_anyone_may(
+    ground: Ground, hands: Hands
+) -> None:
+    left_open(ground, hands)
+    early = claim(hands)
+    assert early["said"].startswith("epoch 0 is open: if its coordinator does not close it, this")
+    assert early["hashes"] == []
+    ground.ask("evm_increaseTime", early["ready_at_s"] - ground.chain.head().time_s)
+    ground.mine()
+    closing = claim(hands)
+    told_so = "epoch 0, which its coordinator had left open, was closed; "
+    assert closing["said"].startswith(f"{told_so}{2 * EACH} (0.00{2 * EACH}) for epoch 0 can be")
+    hands.pass_time()
+    assert claim(hands)["amounts"]["shares"] == str(2 * EACH)
+    assert hands.has() == 2 * EACH
+
+
+def test_no_epoch_is_closed_where_the_voucher_brings_as_much(ground: Ground, hands: Hands) -> None:
+    left_open(ground, hands)
+    hands.vouch(2 * EACH)
+    assert len(claim(hands)["hashes"]) == 1
+    hands.pass_time()
+    assert len(claim(hands)["hashes"]) == 1
+    assert "nothing is left to be claimed" in claim(hands)["said"]
+    assert hands.has() == 2 * EACH
+
+
 def test_credit_that_the_token_refused_is_taken_by_the_node_or_elsewhere(
     ground: Ground, hands: Hands
 ) -> None:
@@ -155,6 +197,19 @@ def test_an_escrow_with_less_than_the_voucher_pays_what_it_has_and_then_says_so(
     assert f"the escrow of {JOB} has nothing left to claim it from" in said
     assert hands.has() == ESCROW
     assert "Fix: wait until its owner raises it" in said
+
+
+def test_a_job_whose_id_another_coordinator_has_too_is_claimed_by_who_signs_for_it(
+    hands: Hands,
+) -> None:
+    hands.vouch(EACH)
+    with Places(hands.node) as places:
+        others = terms_of(Address(OTHER.node_id), JOB, hands.domain)
+        Wallet(places, NODE.node_id).agree(JOB, others)
+    said = refused(hands.as_node("claim", JOB), Reason.JOB_UNKNOWN)
+    whole = f"{JOB}@{COORDINATOR.node_id}"
+    assert whole in said
+    assert claim(hands, whole)["amounts"]["redeemed"] == str(EACH)
 
 
 def test_wrong_use_is_refused_with_what_mends_it(hands: Hands, ground: Ground) -> None:

@@ -1,16 +1,16 @@
-"""An operator's bond and escrow come back by the commands alone, and settling goes on beside."""
+"""An operator's bond and escrow come back by the commands alone."""
 
 import pytest
-from msgspec.structs import replace
 
 from hypergpu.chain.keylock import KeyLock, usual_locks
 from hypergpu.chain.moments import moment
-from hypergpu.ids import Address, JobId
+from hypergpu.ids import Address
 from hypergpu.refusal import Reason
 from tests.chain.acts.hands import EACH, WINDOW_S, Hands, refused, told
-from tests.chain.ground import ESCROW, JOB, NODES, ORDER, PROFILE, Ground
+from tests.chain.ground import ESCROW, JOB, NODES, PROFILE, Ground
 from tests.signed_receipts import COORDINATOR, node_key
 
+NEVER_OPENED = "job-0b0000000000"
 BOND = 1_000_000
 """What a ledger of the ground asks for."""
 
@@ -28,6 +28,8 @@ def ended(ground: Ground, hands: Hands) -> Hands:
     ground.settle()
     ground.crash()
     ground.ask("evm_setAutomine", True)
+    for job_id in (JOB, NEVER_OPENED):
+        (hands.data / "jobs" / job_id).mkdir(parents=True)
     return hands
 
 
@@ -47,8 +49,9 @@ def test_a_bond_is_made_as_high_as_it_is_to_be_and_no_higher(ended: Hands) -> No
 def test_an_ended_jobs_escrow_and_then_the_bond_come_back_to_the_last_unit(ended: Hands) -> None:
     said = refused(ended.as_operator("unbond"), Reason.ARGUMENT_INVALID)
     assert said == (
-        f"error 6002: jobs of {COORDINATOR.node_id} count on its bond of {shown(BOND)}, 1 in all."
-        " Fix: end each first, also where its escrow is empty: hypergpu ledger reclaim JOB\n"
+        f"error 6002: jobs of {COORDINATOR.node_id} count on its bond of {shown(BOND)}, 1 in all:"
+        f" {JOB}. Fix: end each first, also where its escrow is empty:"
+        f" hypergpu ledger reclaim JOB --data-dir {ended.data}\n"
     )
     said = refused(ended.as_operator("reclaim", JOB), Reason.ARGUMENT_INVALID)
     assert said.startswith(f"error 6002: end {JOB} on the ledger for good, in {WINDOW_S} s? ")
@@ -59,7 +62,7 @@ def test_an_ended_jobs_escrow_and_then_the_bond_come_back_to_the_last_unit(ended
     ends_at_s = ended.ground.chain.head().time_s + 2 * WINDOW_S
     assert (first["ready_at_s"], first["amounts"]) == (ends_at_s, {"free": str(free)})
     assert f"until {moment(ends_at_s - WINDOW_S)} and ends at {moment(ends_at_s)}" in first["said"]
-    early = told(ended.as_operator("reclaim", JOB, "--json"))
+    early = told(ended.as_operator("reclaim", "00000", "--json"))
     assert (early["hashes"], early["ready_at_s"]) == ([], ends_at_s)
 
     ended.pass_time(2 * WINDOW_S)
@@ -86,21 +89,6 @@ def test_an_ended_jobs_escrow_and_then_the_bond_come_back_to_the_last_unit(ended
     assert f"{COORDINATOR.node_id} has no bond on {ended.contract}" in said
 
 
-def test_settling_goes_on_after_the_operator_has_used_the_key(ended: Hands, ground: Ground) -> None:
-    posted = ended.as_operator("bond", str(2 * BOND))
-    assert posted.exit_code == 0
-    assert "start it next with: hypergpu up --retry-failed" in posted.stderr
-    ground.ask("evm_setAutomine", False)
-    ground.mine(PROFILE.depth)
-    ground.retry_failed()
-    ground.rest()
-    second = JobId("job-00000000000b")
-    ground.turn(replace(ORDER, job_id=second))
-    ground.rest()
-    assert ground.settler.site.job(second) is not None
-    ground.check_exact(2)
-
-
 def test_a_coordinator_that_runs_is_not_robbed_of_its_nonces(ended: Hands) -> None:
     held = KeyLock(usual_locks(), PROFILE.chain_id, Address(COORDINATOR.node_id))
     said = refused(ended.as_operator("bond", str(2 * BOND)), Reason.FOLDER_UNUSABLE)
@@ -112,8 +100,11 @@ def test_a_coordinator_that_runs_is_not_robbed_of_its_nonces(ended: Hands) -> No
 
 def test_a_job_a_key_or_a_ledger_that_is_not_there_is_told(ended: Hands) -> None:
     said = refused(ended.as_operator("reclaim", "job-0", "--yes"), Reason.JOB_UNKNOWN)
-    assert f"{ended.contract} knows no job-0 of {COORDINATOR.node_id}: " in said
+    assert f"'job-0' may be {JOB}, {NEVER_OPENED}" in said
+    said = refused(ended.as_operator("reclaim", "job-f", "--yes"), Reason.JOB_UNKNOWN)
+    assert f"{ended.contract} knows no job-f of {COORDINATOR.node_id}: " in said
     assert "UnknownJob(job 0x" in said
+    assert f"this folder has the files of {JOB}, {NEVER_OPENED}; or another folder" in said
     contract, ended.contract = ended.contract, Address("0x" + "ab" * 20)
     said = refused(ended.as_operator("bond"), Reason.LEDGER_WRONG)
     assert f"there is no contract at 0x{'ab' * 20} on chain 31337" in said

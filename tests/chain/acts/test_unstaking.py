@@ -81,7 +81,8 @@ def test_staking_twice_by_mistake_is_refused_and_no_amount_is_guessed(hands: Han
         "it is registered already, as node 1: nothing was sent",
     )
     said = refused(hands.as_node("register", "--stake", "5"), Reason.ARGUMENT_INVALID)
-    assert said.endswith("Fix: add to its stake: hypergpu ledger stake 5\n")
+    fix = f"Fix: add to its stake: hypergpu ledger stake 5 --state-dir {hands.node}"
+    assert said.endswith(f"{fix}\n")
     more = told(hands.as_node("stake", "5", "--json"))
     assert more["amounts"] == {"added": "5", "staked": str(STAKE + 5)}
     for wrong in ("0", "-1", "1.5", "some"):
@@ -94,6 +95,6 @@ def test_who_never_registered_is_told_how(hands: Hands) -> None:
     said = refused(hands.as_node("stake", "5"), Reason.ARGUMENT_INVALID)
     assert said == (
         f"error 6002: {NODE.node_id} is not registered on {hands.contract}. Fix: register it with"
-        " its stake: hypergpu ledger register --stake 5\n"
+        f" its stake: hypergpu ledger register --stake 5 --state-dir {hands.node}\n"
     )
     assert hands.nonce == 0

@@ -33,6 +33,7 @@ from tests.properties.ledger.town import (
     forced,
     payees,
     person,
+    second_id,
     together,
     voucher,
 )
@@ -45,6 +46,15 @@ JOB_BYTES = bytes.fromhex(JOB)
 NOTHING = bytes(32)
 FOREVER = 2**256 - 1
 GAS = hex(15_000_000)
+ON_CHAIN = (
+    TERMS.coordinator,
+    NOTHING,
+    NOTHING,
+    TERMS.epochs,
+    TERMS.unit_price,
+    TERMS.guaranteed_bps,
+    TERMS.spend_limit,
+)
 VERDICT = "bytes32 job,uint32 epoch,address node,uint128 penalty,bytes32 evidence"
 VOUCHER_VERDICT = "bytes32 job,address node,bytes32 evidence"
 Sending = tuple[IdentityKey, str, tuple[Any, ...]]
@@ -83,16 +93,8 @@ class ContractTown:
             self._send(one, self.token, TOKEN_ABI.call("mint", one.address, PURSE))
             self._send(one, self.token, TOKEN_ABI.call("approve", self.ledger, FOREVER))
         self.tell(COORDINATOR, "postBond", 1_500)
-        terms = (
-            TERMS.coordinator,
-            NOTHING,
-            NOTHING,
-            TERMS.epochs,
-            TERMS.unit_price,
-            TERMS.guaranteed_bps,
-            TERMS.spend_limit,
-        )
-        self.tell(OWNER, "openJob", keccak(JOB_ID.encode()), terms, ESCROW)
+        self.tell(COORDINATOR, "allowOwner", OWNER.address, True)
+        self.tell(OWNER, "openJob", keccak(JOB_ID.encode()), ON_CHAIN, ESCROW)
         for node in NODES[:2]:
             self.tell(node, "registerNode", NOTHING, 20_000)
 
@@ -258,6 +260,11 @@ def pausing(_: ContractTown, __: Town, action: Action) -> Sending:
     return ADMIN, action.name, ()
 
 
+def allow(_: ContractTown, town: Town, action: Action) -> Sending:
+    values = (town.node(action).address, action.name == "allow")
+    return PEOPLE[action.who], "allowOwner", values
+
+
 def release(_: ContractTown, town: Town, action: Action) -> Sending:
     return PEOPLE[action.who], "releaseVoucher", (JOB_BYTES, town.node(action).address)
 
@@ -275,6 +282,8 @@ CALLS: "dict[str, Callable[[ContractTown, Town, Action], Sending]]" = {
     "void": void,
     "bar": bar,
     "equivocate": equivocate,
+    "allow": allow,
+    "disallow": allow,
     "pause": pausing,
     "unpause": pausing,
 }
@@ -286,6 +295,7 @@ MONEY: dict[str, Any] = {
     "limit": lambda action: ("raiseSpendLimit", (JOB_BYTES, action.amount)),
     "announce": lambda _: ("requestReclaim", (JOB_BYTES,)),
     "reclaim": lambda _: ("reclaim", (JOB_BYTES,)),
+    "open": lambda action: ("openJob", (keccak(second_id(action).encode()), ON_CHAIN, 0)),
     "retire": lambda _: ("retireJob", (JOB_BYTES,)),
     "unbond": lambda _: ("unbond", ()),
     "take_bond": lambda _: ("withdrawBond", ()),

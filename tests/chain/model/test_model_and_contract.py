@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hypergpu.chain.history import JobReader
 from hypergpu.chain.local.anvil import AnvilOptions, running_anvil
+from hypergpu.chain.reading.history import JobReader
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import Call, HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
@@ -72,9 +72,19 @@ def lived(contract: ContractTown, town: Town, history: list[Action]) -> None:
 
 
 def read(contract: ContractTown) -> JobFact:
-    """What the chain says of the job; the block aside."""
-    fact = JobReader(EvmChain(contract.rpc), contract.domain).fact(JOB)
-    return replace(fact, block=0, block_hash="", time_s=0)
+    """What the chain says of the job; blocks, and who sent what, aside."""
+    fact = JobReader(EvmChain(contract.rpc), contract.domain, JOB).fact()
+    return replace(
+        fact,
+        block=0,
+        block_hash="",
+        time_s=0,
+        ends_at_s=0,
+        recorded_at_s=0,
+        batches=tuple(replace(batch, block=0) for batch in fact.batches),
+        forced=tuple(replace(forced, block=0) for forced in fact.forced),
+        epochs=tuple(replace(epoch, closed_by="") for epoch in fact.epochs),
+    )
 
 
 @given(history=st.lists(actions, max_size=40))

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.core.settlement.sending import TransactionState
-from coordinator.shell.chain.founding import is_funded
+from coordinator.shell.chain.founding import funded_at
 from coordinator.shell.chain.pump import HaltError
 from hypergpu.chain import gas
 from hypergpu.ids import JobId
@@ -57,7 +57,7 @@ def test_an_opening_that_fails_twice_has_an_approval_each_time(
     assert starts > 1
     assert approvals(ground, f"open/{ONE.job_id}") == starts
     assert (free(ground, ONE.job_id), free(ground, TWO.job_id)) == (1_000, 500)
-    assert is_funded(ground.journal, ground.settler.site.account, ONE.job_id, 1_000)
+    assert funded_at(ground.journal, ground.settler.site.account, ONE.job_id, 1_000) is not None
 
 
 def test_a_deposit_that_failed_is_approved_again_and_made_once(

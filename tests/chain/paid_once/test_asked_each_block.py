@@ -57,7 +57,7 @@ def test_a_tight_job_costs_requests_that_do_not_grow_with_its_epochs(
     ground: Ground, rpc: MisbehavingRpc
 ) -> None:
     ground.opened(replace(ORDER, escrow=(EPOCHS + 2) * ROUND - 1))
-    assert ground.escrow.shortage(JOB, 2 * ROUND) == ""
+    ground.expect(ROUND)
     for number in range(EPOCHS):
         ground.earn(number, [number])
         ground.end(number)
@@ -73,7 +73,7 @@ def test_shares_are_asked_for_of_nodes_that_are_ahead_alone_and_in_one_request(
     ground: Ground, rpc: MisbehavingRpc
 ) -> None:
     ground.opened(replace(ORDER, escrow=4 * ROUND))
-    assert ground.escrow.shortage(JOB, 2 * ROUND) == ""
+    ground.expect(ROUND)
     ground.earn(0, [0])
     ground.end(0)
     ground.earn(1, [1])
@@ -88,7 +88,7 @@ def test_a_job_that_is_over_and_settled_is_asked_for_no_more(
     ground: Ground, rpc: MisbehavingRpc
 ) -> None:
     ground.opened(replace(ORDER, escrow=ROUND))
-    assert ground.escrow.shortage(JOB, ROUND) == ""
+    ground.expect(ROUND)
     ground.earn(0, [0])
     ground.end(0, is_last=True)
     ground.settle()

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from coordinator.core.settlement.epoch import EpochState
 from coordinator.core.settlement.sending import TransactionState
-from coordinator.shell.chain.founding import is_funded
+from coordinator.shell.chain.founding import funded_at
 from coordinator.shell.chain.pump import HaltError
 from hypergpu.ledger.typed import word_bytes
 from hypergpu.refusal import Reason, RefusalError
@@ -200,7 +200,9 @@ def test_an_escrow_whose_nonce_somebody_else_used_is_signed_again_in_its_order(
     ground.retry_failed()
     ground.trust_rpc()
     ground.until(
-        lambda _turn: is_funded(ground.journal, ground.settler.site.account, JOB, 2 * ESCROW)
+        lambda _turn: (
+            funded_at(ground.journal, ground.settler.site.account, JOB, 2 * ESCROW) is not None
+        )
     )
     job = ground.settler.site.job(JOB)
     assert job is not None

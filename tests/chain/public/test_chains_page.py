@@ -20,8 +20,10 @@ from tests.chain.public.faucet import CHAIN_ID, Faucet, environment, public_chai
 
 PAGE = (ROOT / "docs/chains.md").read_text("utf-8")
 JOB_FILE = PAGE.split("```toml\n")[1].split("```")[0]
-BOND, ESCROW = 1_000_000, 6_400_000
+NODES = 2
+BOND, ESCROW = 1_000_000, 6_400_000 * NODES
 SOMEBODY, SOMEBODY_ELSE = "0x" + "a1" * 20, "0x" + "b2" * 20
+JOINED_WITHIN_S = 60.0
 PAID_WITHIN_S = 200.0
 DEEP = 65
 """Blocks at once: one more than makes something final."""
@@ -83,7 +85,7 @@ class Reader:
         return child
 
     def up(self, line: str) -> None:
-        """Start the coordinator, and a node with what it prints."""
+        """Start the coordinator, and nodes with what it prints."""
         child = self.started(f"{line} --listen 127.0.0.1 --port 0 --node-port 0")
         printed, token = [], ""
         for each in child.stdout or ():
@@ -92,10 +94,14 @@ class Reader:
                 token = each.split()[-1]
                 break
         self.said[line] = "".join(printed)
-        node = self.started("hypergpu join - --worker numpy --state-dir node")
-        assert node.stdin is not None
-        node.stdin.write(f"{token}\n")
-        node.stdin.close()
+        for number in range(NODES):
+            node = self.started(f"hypergpu join - --worker numpy --state-dir node-{number}")
+            assert node.stdin is not None
+            node.stdin.write(f"{token}\n")
+            node.stdin.close()
+        deadline_s = time.monotonic() + JOINED_WITHIN_S
+        while len(json.loads(self.ran("hypergpu node ls --json"))["nodes"]) < NODES:
+            assert time.monotonic() < deadline_s
 
     def paid(self, line: str) -> dict[str, Any]:
         """Let the chain go on until the job is paid; what `ledger show` says then."""
@@ -151,9 +157,11 @@ def test_the_page_leads_from_an_empty_key_to_a_paid_job(tmp_path: Path) -> None:
                 reader.faucet.give_tokens(printed.strip(), BOND + ESCROW)
             elif found := re.search(r"the ledger is at (0x[0-9a-f]{40}) on chain 4242", printed):
                 reader.know("LEDGER", found[1])
-        (node,) = view["nodes"]
-        assert int(node["paid"]) == int(node["earned"]) > 0
-        assert reader.faucet.tokens_of(node["id"]) == int(node["paid"])
+        # The job starts with one node, and its escrow is for both.
+        assert (len(view["nodes"]), view["escrow"]) == (NODES, str(ESCROW))
+        for node in view["nodes"]:
+            assert int(node["paid"]) == int(node["earned"]) > 0
+            assert reader.faucet.tokens_of(node["id"]) == int(node["paid"])
         assert view["chain_id"] == CHAIN_ID
         assert "chain 4242 has no profile; assumed: block_ms = 12000" in reader.said["hypergpu up"]
         assert "the bond is 1000000 (1.000000)" in reader.said["hypergpu ledger bond"]

@@ -20,7 +20,7 @@ from hypergpu.chain.rpc.client import Call
 from hypergpu.cli.main import app
 from hypergpu.ids import Address
 from hypergpu.ledger.typed import Domain
-from hypergpu.refusal import Reason
+from hypergpu.refusal import Reason, RefusalError
 from tests.chain.misbehaving_rpc import Answer, MisbehavingRpc, misbehaving
 from tests.chain.public.faucet import CHAIN_ID, Faucet, environment, public_chain
 
@@ -220,8 +220,9 @@ def test_everything_that_is_lacking_is_said_at_once(shop: Shop) -> None:
     assert told.exit_code == Reason.ARGUMENT_INVALID.exit_code
     for words in (
         "--window 3 is not in the range from 30 to",
-        "--unbonding 2 is not in the range from the window, 3,",
-        "--quorum 3 is not in the range from 1 to 2, the number of arbiters",
+        "--unbonding 2 is not in the range from 3 to 4294967295 seconds, the window at least",
+        "--quorum 3 is not in the range from 1 to 2 of the arbiters",
+        "Fix: --window from 30 to 4294967295; --unbonding from 3 to 4294967295; --quorum from 1",
         "an --arbiter is named twice",
         "the --treasury is nobody",
         f"the token 0x{'11' * 20} is no contract on chain 4242",
@@ -229,6 +230,17 @@ def test_everything_that_is_lacking_is_said_at_once(shop: Shop) -> None:
     ):
         assert words in told.stderr
     assert shop.sent.count == 0
+
+
+def test_what_a_ledger_would_take_is_told_while_the_coordinator_runs(funded: Shop) -> None:
+    held = KeyLock(usual_locks(), CHAIN_ID, Address(funded.key()))
+    told = funded.deploy("--dry-run")
+    assert "nothing is lacking; it would lie at 0x" in told.stdout
+    assert funded.deploy("--yes").exit_code == Reason.FOLDER_UNUSABLE.exit_code
+    held.release()
+    elsewhere = funded.deploy("--dry-run", "--data-dir", str(funded.folder / "typo"))
+    assert "there is no coordinator's key in " in elsewhere.stderr
+    assert not (funded.folder / "typo").exists()
 
 
 def test_a_contract_that_is_no_token_is_refused(funded: Shop) -> None:
@@ -262,11 +274,16 @@ def test_a_mistyped_address_is_refused(shop: Shop) -> None:
     assert told.exit_code == Reason.ARGUMENT_INVALID.exit_code
     assert "its capital letters do not fit it (EIP-55)" in told.stderr
     told = shop.deploy("--treasury", "0x12")
-    assert "--treasury '0x12' is no address" in told.stderr
+    assert "'0x12' is no address. Fix: name it like this: --treasury 0x" in told.stderr
 
 
 def test_a_coordinator_takes_an_address_with_its_checksum() -> None:
     assert Settings(ledger_contract=SOMEBODY).ledger_contract == SOMEBODY.lower()
+    with pytest.raises(RefusalError, match="its capital letters do not fit it"):
+        Settings(ledger_contract=SOMEBODY[:-1] + "D")
+    with pytest.raises(RefusalError, match="'0x12' is no address") as refused:
+        Settings(ledger_contract="0x12")
+    assert "HYPERGPU_COORDINATOR_LEDGER_CONTRACT 0x and 40 hex digits" in refused.value.fix
 
 
 def test_nothing_is_made_before_somebody_has_said_yes(funded: Shop) -> None:

@@ -32,7 +32,7 @@ def up(folder: Path, **variables: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("named", "reason", "words", "fix"),
     [
-        ("mars", Reason.ARGUMENT_INVALID, "there is no chain 'mars'; there are none,", BY_NAME),
+        ("mars", Reason.ARGUMENT_INVALID, "there is no chain 'mars'; known by name are", BY_NAME),
         ("./not.toml", Reason.FILE_UNUSABLE, "not.toml: it cannot be read", "docs/chains.md"),
         (NOBODY, Reason.CHAIN_UNREACHABLE, f"RPC at {NOBODY} did not answer", BY_NAME),
         ("ws://127.0.0.1:9", Reason.ARGUMENT_INVALID, "begins with http://", "name it like this"),
@@ -60,6 +60,7 @@ def test_up_takes_a_profile_of_ones_own_and_holds_the_chain_against_it(tmp_path:
         assert "Fix: name that chain's own RPC: HYPERGPU_COORDINATOR_CHAIN_URL=URL" in told
         (tmp_path / "mine.toml").write_text(PROFILE.replace("4243", "4242"), "utf-8")
         status, told = up(tmp_path, HYPERGPU_CHAIN="./mine.toml", **url)
-        assert "has nothing to pay gas with on chain 4242" in told
+        assert status == Reason.LEDGER_WRONG.exit_code
+        assert "no ledger is named for chain 4242. Fix: name one of this version: " in told
     finally:
         anvil.stop()

@@ -104,8 +104,8 @@ def test_a_job_that_is_not_open_when_its_ledger_is_paused_goes_on_and_is_opened_
     desk.opened(JOB)
     desk.set_paused(is_paused=True)
     desk.settling.order(OTHER)
-    assert "the ledger's guardian has paused it. Fix: ask its guardian" in desk.turn()
-    assert asyncio.run(desk.settling.unopened(OTHER)) == ""
+    assert "the ledger's guardian has paused it. Fix: what is due is paid" in desk.turn()
+    assert desk.settling.unpaid(OTHER) == ""
     assert desk.settling.says(OTHER) == LedgerSays()
     desk.set_paused(is_paused=False)
     assert desk.opened(OTHER) == ESCROW

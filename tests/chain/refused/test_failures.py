@@ -7,7 +7,7 @@ from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.pump import HaltError
 from hypergpu.chain import gas
 from hypergpu.ids import JobId
-from tests.chain.ground import ESCROW, JOB, NODES, ORDER, Ground
+from tests.chain.ground import JOB, ORDER, Ground
 from tests.chain.refused.tokens import REFUSES, WrongToken, set_paused
 
 OTHER = JobId("job-00000000000c")
@@ -85,7 +85,7 @@ def test_an_opening_that_its_token_refuses_in_a_block_is_left_aside_until_it_doe
     ground.rest()
     # Made once, for one deposit.
     assert free(ground, OTHER) == 500
-    assert ground.settler.turn([]).refused == {}
+    assert ground.settler.turn([]).held == {}
 
 
 def test_an_opening_that_is_refused_again_is_not_signed_again_by_a_start_that_retries(
@@ -117,20 +117,3 @@ def test_an_opening_that_is_refused_again_is_not_signed_again_by_a_start_that_re
     ground.turn(SECOND)
     ground.rest()
     assert free(ground, OTHER) == 500
-
-
-def test_a_close_beyond_a_spend_limit_stops_settling_and_says_what_was_refused(
-    ground: Ground,
-) -> None:
-    ground.opened(replace(ORDER, spend_limit=7))
-    ground.earn(0, range(2))
-    ground.end(0, is_last=True)
-    with pytest.raises(HaltError, match=f"close/{JOB}/0") as caught:
-        ground.settle()
-    each = 2 * 320 * 9_000 * 1_000 // 10**6
-    assert caught.value.detail.endswith(
-        "Nothing is sent behind it. It failed since a contract refused it with"
-        f" SpendLimitExceeded(spendable 7, wanted {each * len(NODES)})"
-    )
-    assert caught.value.fix == "mend that; then start once with: hypergpu up --retry-failed"
-    assert free(ground, JOB) == ESCROW

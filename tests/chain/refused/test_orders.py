@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from coordinator.shell.chain.founding import JobOrder, is_funded
+from coordinator.shell.chain.founding import JobOrder, funded_at
 from hypergpu.ids import JobId
 from tests.chain.ground import ESCROW, JOB, ORDER, PROFILE, Ground
 from tests.chain.refused.tokens import (
@@ -42,17 +42,17 @@ def complaint(ground: Ground, order: JobOrder) -> str:
     before = ground.journal.next_nonce(ground.settler.site.account)
     result = ground.settler.turn([order])
     assert ground.journal.next_nonce(ground.settler.site.account) == before
-    refused = result.refused[order.job_id]
-    assert refused.order == order
+    held = result.held[order.job_id]
+    assert held.order == order
     (said,) = result.turn.complaints
-    assert said == refused.complaint
+    assert said == held.complaint
     return said
 
 
 def goes_on(ground: Ground, job_id: JobId, escrow: int) -> None:
     ground.until(lambda _turn: free(ground, job_id) == escrow)
     ground.rest()
-    assert ground.settler.turn([]).refused == {}
+    assert ground.settler.turn([]).held == {}
     assert free(ground, job_id) == escrow
 
 
@@ -72,13 +72,13 @@ def test_a_raise_without_the_tokens_for_it_waits_for_them(ground: Ground) -> Non
     assert said == (
         f"the escrow of {JOB} cannot be raised to {ESCROW + 70} on the ledger:"
         f" {COORDINATOR.node_id} has 0 of the ledger's token left, and 70 are needed."
-        f" Fix: send it 70 more{AGAIN}"
+        f" Fix: send {COORDINATOR.node_id} 70 more of the ledger's token{AGAIN}"
     )
     settles(ground)
     left = free(ground, JOB)
     give(ground, 70)
     goes_on(ground, JOB, left + 70)
-    assert is_funded(ground.journal, ground.settler.site.account, JOB, ESCROW + 70)
+    assert funded_at(ground.journal, ground.settler.site.account, JOB, ESCROW + 70) is not None
 
 
 def test_a_second_job_without_the_tokens_for_its_escrow_waits_and_the_first_is_paid(
@@ -89,7 +89,8 @@ def test_a_second_job_without_the_tokens_for_its_escrow_waits_and_the_first_is_p
     give(ground, 499)
     assert complaint(ground, SECOND) == (
         f"{OTHER} cannot be opened on the ledger with an escrow of 500: {COORDINATOR.node_id} has"
-        f" 499 of the ledger's token left, and 500 are needed. Fix: send it 1 more{AGAIN}"
+        " 499 of the ledger's token left, and 500 are needed."
+        f" Fix: send {COORDINATOR.node_id} 1 more of the ledger's token{AGAIN}"
     )
     settles(ground)
     give(ground, 1)
@@ -102,7 +103,7 @@ def test_two_orders_of_one_turn_are_not_given_the_same_tokens(ground: Ground) ->
     give(ground, 700)
     third = replace(SECOND, job_id=JobId("job-00000000000d"))
     result = ground.settler.turn([SECOND, third])
-    assert list(result.refused) == [third.job_id]
+    assert list(result.held) == [third.job_id]
     assert "has 200 of the ledger's token left, and 500 are needed" in str(result.turn.complaints)
     give(ground, 300)
     goes_on(ground, third.job_id, 500)
@@ -168,9 +169,10 @@ def test_a_job_that_comes_while_the_ledger_is_paused_is_opened_behind_the_pause(
     ground.opened()
     set_paused(ground, is_paused=True)
     result = ground.settler.turn([SECOND])
-    assert result.refused[OTHER].complaint == (
+    assert result.held[OTHER].complaint == (
         f"{OTHER} cannot be opened on the ledger with an escrow of 500: the ledger's guardian has"
-        f" paused it. Fix: ask its guardian{AGAIN}"
+        " paused it. Fix: what is due is paid in a pause too: wait until the guardian ends it"
+        f"{AGAIN}"
     )
     set_paused(ground, is_paused=False)
     goes_on(ground, OTHER, 500)

@@ -40,7 +40,7 @@ def test_a_refusal_without_a_word_and_without_its_code_keeps_no_order_waiting(
     ground.opened()
     rpc.script = tries_none({"code": -32000, "message": message})
     result = ground.settler.turn([SECOND])
-    assert (dict(result.refused), result.turn.complaints) == ({}, ())
+    assert (dict(result.held), result.turn.complaints) == ({}, ())
     ground.rest()
     job = ground.settler.site.job(SECOND.job_id)
     assert job is not None
@@ -53,4 +53,4 @@ def test_a_refusal_without_a_word_and_with_its_code_is_one(
     ground.opened()
     rpc.script = tries_none({"code": 3, "message": "execution reverted"})
     result = ground.settler.turn([SECOND])
-    assert "a contract refused it without a word" in result.refused[SECOND.job_id].why
+    assert "a contract refused it without a word" in result.held[SECOND.job_id].why

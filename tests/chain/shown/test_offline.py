@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -17,12 +18,20 @@ from hypergpu.ledger.audit.dispute import (
     encoded_dispute,
 )
 from hypergpu.ledger.audit.facts import JobFact
-from hypergpu.ledger.receipt import FILE_BYTES_MAX, ReceiptFile, SignedReceipt, Signers, encoded
-from hypergpu.ledger.typed import Domain, Voucher, sign
+from hypergpu.ledger.receipt import (
+    FILE_BYTES_MAX,
+    AsOf,
+    ReceiptFile,
+    SignedReceipt,
+    Signers,
+    encoded,
+)
+from hypergpu.ledger.typed import Domain, Voucher, sign, word_bytes
 from hypergpu.ledger.voucher import SignedVoucher
 from hypergpu.refusal import Reason
 from hypergpu.units import Wei
-from tests.chain.ground import JOB, NODES, Ground
+from tests.chain.ground import JOB, NODES, PROFILE, Ground
+from tests.chain.misbehaving_rpc import Answer, misbehaving
 from tests.signed_receipts import COORDINATOR, Work, receipt_record
 
 VICTIM = NODES[0]
@@ -76,7 +85,7 @@ def test_a_file_of_receipts_and_the_chain_are_all_that_it_takes(settled: Ground)
     assert ended.exit_code == 0, ended.output
     first, second = ended.stdout.splitlines()
     assert first == "4 receipts of 4 nodes are sound, and so is the pay"
-    assert second.startswith("the chain recorded them in 1 batches")
+    assert second.startswith("the chain recorded them in 1 batch, whose")
 
 
 def test_without_a_chain_a_file_says_what_was_not_checked(settled: Ground) -> None:
@@ -90,12 +99,74 @@ def test_without_a_chain_a_file_says_what_was_not_checked(settled: Ground) -> No
 
 
 def test_a_file_that_lacks_a_receipt_is_found_out_by_the_chain(settled: Ground) -> None:
-    path = written(settled, ReceiptFile(signers_of(settled), kept(settled)[1:]))
+    file = ReceiptFile(signers_of(settled), kept(settled)[1:], as_of=head_of(settled))
+    path = written(settled, file)
     alone = ledger("verify", "--file", str(path))
     assert alone.exit_code == 0
     ended = ledger("verify", "--file", str(path), "--chain-url", settled.url)
     assert ended.exit_code == Reason.SIGNATURE_INVALID.exit_code
     assert "1 of its 4 receipts are not among those given" in ended.stdout
+
+
+def head_of(ground: Ground) -> AsOf:
+    head = ground.chain.head()
+    return AsOf(head.number, head.hash.hex())
+
+
+def test_a_file_of_before_the_last_receipts_is_told_as_older_and_what_was_not_audited(
+    ground: Ground,
+) -> None:
+    ground.opened()
+    ground.earn(0, range(1))
+    ground.rest()
+    as_of = head_of(ground)
+    path = written(ground, ReceiptFile(signers_of(ground), kept(ground), as_of=as_of))
+    ground.earn(0, range(1, 3))
+    ground.end(0, is_last=True)
+    ground.settle()
+    ended = ledger("verify", "--file", str(path), "--chain-url", ground.url)
+    assert ended.exit_code == 0, ended.output
+    sound, audited, not_audited, *_ = ended.stdout.splitlines()
+    assert sound == "4 receipts of 4 nodes are sound"
+    assert audited.startswith("audited: 1 batch of which the file holds every receipt")
+    since = f"not audited: 8 receipts that the chain has recorded since block {as_of.block}"
+    assert not_audited.startswith(since)
+    assert "of epoch 0 on the chain are newer than those given" in ended.stdout
+
+
+@pytest.mark.parametrize("names", ["no block", "a made-up hash", "a block that is not there yet"])
+def test_a_file_of_no_block_of_the_chain_lacks_whatever_it_does_not_hold(
+    settled: Ground, names: str
+) -> None:
+    first = head_of(settled)
+    as_of = {
+        "no block": None,
+        "a made-up hash": AsOf(1, "ab" * 32),
+        "a block that is not there yet": AsOf(first.block + 100, first.hash),
+    }[names]
+    path = written(settled, ReceiptFile(signers_of(settled), kept(settled)[:1], as_of=as_of))
+    ended = ledger("verify", "--file", str(path), "--chain-url", settled.url)
+    assert ended.exit_code == Reason.SIGNATURE_INVALID.exit_code
+    assert "3 of its 4 receipts are not among those given" in ended.stdout
+    assert "sound" not in ended.stdout
+    assert "not yet: the file names no block that this chain has" in ended.stdout
+
+
+def test_what_somebody_else_closed_the_epoch_of_is_open_and_not_wrong(ground: Ground) -> None:
+    ground.opened()
+    ground.earn(0, range(1))
+    ground.rest()
+    ground.ask("evm_setAutomine", True)
+    ground.ask("evm_increaseTime", 10 * PROFILE.window_s)
+    job = word_bytes(ground.settler.site.job_key(JOB))
+    ground.act_as(NODES[1], ground.settler.site.calls.abi.call("closeEpoch", job, 0))
+    ground.earn(0, range(1, 2))
+    path = written(ground, ReceiptFile(signers_of(ground), kept(ground)))
+    (closed,) = fact_of(ground).epochs
+    assert closed.closed_by == NODES[1].address
+    ended = ledger("verify", "--file", str(path), "--chain-url", ground.url)
+    assert ended.exit_code == 0, ended.output
+    assert "epoch 0: 1 receipts from number 1 on are not on the chain yet" in ended.stdout
 
 
 def test_a_coordinator_that_is_not_the_jobs_is_found_out_by_the_chain(settled: Ground) -> None:
@@ -252,3 +323,40 @@ def test_what_was_mended_since_is_said(settled: Ground) -> None:
     assert after.exit_code == 0
     assert "since then it was mended, by block" in after.stdout
     assert "receipt 1 is among the 2 that are counted" in after.stdout
+
+
+def test_an_rpc_without_the_bundles_block_is_told_from_one_without_the_job(
+    settled: Ground,
+) -> None:
+    path = bundle(settled, unpaid_voucher(settled))
+
+    def forgets(calls: list[dict[str, Any]], truth: bytes) -> Answer | None:
+        if not any(call["method"] == "eth_call" for call in calls):
+            return None
+        error = {"code": -32602, "message": "BlockOutOfRangeError: block height is 9"}
+        answers = json.loads(truth)
+        for answer in answers if isinstance(answers, list) else [answers]:
+            answer.pop("result", None)
+            answer["error"] = error
+        return Answer(json.dumps(answers).encode())
+
+    with misbehaving(settled.url) as rpc:
+        rpc.script = lambda calls, truth: (
+            forgets(calls, truth)
+            if any(isinstance(call["params"][-1], dict) for call in calls if call["params"])
+            else None
+        )
+        ended = ledger("check", path, "--chain-url", rpc.url)
+    assert ended.exit_code == Reason.CHAIN_UNREACHABLE.exit_code, ended.output
+    assert "does not say how block" in ended.stderr
+    assert "an archive node: --chain-url URL" in ended.stderr
+
+
+def test_a_bundle_whose_signatures_are_wrong_needs_no_chain_to_be_told(settled: Ground) -> None:
+    made = unpaid_voucher(settled)
+    assert made.voucher is not None
+    more = replace(made.voucher.voucher, amount=Wei(10**13))
+    path = bundle(settled, replace(made, voucher=replace(made.voucher, voucher=more)))
+    ended = ledger("check", path, "--chain-url", "http://127.0.0.1:1")
+    assert ended.exit_code == Reason.SIGNATURE_INVALID.exit_code
+    assert f"the coordinator {COORDINATOR.address} did not sign the voucher" in ended.stdout

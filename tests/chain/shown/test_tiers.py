@@ -10,6 +10,8 @@ from tests.signed_receipts import COORDINATOR
 
 SHARE = 320 * 9_000 * UNIT_PRICE // 10**6
 VOUCHED = 3 * SHARE
+FOR_CERTAIN = SHARE - 1
+"""Of a share while its epoch is open: its pool and it are still to be rounded down."""
 FIRST = NODES[0]
 
 
@@ -50,8 +52,8 @@ def test_pay_goes_from_tier_to_tier_and_says_when(ground: Ground) -> None:
 
     ground.earn(0, range(1))
     ground.rest()
-    assert figures(ground) == (VOUCHED, SHARE, 0, 0, 0)
-    assert first(ground).due == [Due(str(SHARE), "epoch 0", None)]
+    assert figures(ground) == (VOUCHED, FOR_CERTAIN, 0, 0, 0)
+    assert first(ground).due == [Due(str(FOR_CERTAIN), "epoch 0", None)]
 
     ground.end(0)
     ground.rest()
@@ -71,7 +73,7 @@ def test_a_claim_is_pending_and_not_paid_until_somebody_releases_it(ground: Grou
     ground.earn(0, range(1))
     ground.rest()
     claim(ground, VOUCHED)
-    assert figures(ground) == (VOUCHED, SHARE, 0, 0, VOUCHED)
+    assert figures(ground) == (VOUCHED, FOR_CERTAIN, 0, 0, VOUCHED)
     claimed_s = pay_of(ground).time_s
     # The share of the open epoch is in the claim already.
     assert first(ground).due == [Due(str(VOUCHED), CLAIM, claimed_s + PROFILE.window_s)]

@@ -44,6 +44,12 @@ def processes_in(folder: Path) -> list[int]:
     ]
 
 
+TRANSACTION = re.compile(
+    r"^(0x[0-9a-f]{64})\n  (\w+)(?:, block (\d+))?: (\w+ \w+ \w+.*)$", re.MULTILINE
+)
+"""Its hash, its state, its block, and what it is for."""
+
+
 def columns(line: str) -> list[str]:
     return re.split(r" {2,}", line.strip())
 
@@ -57,40 +63,42 @@ def table_under(said: str, *titles: str) -> list[dict[str, str]]:
     return [dict(zip_longest(names, columns(row), fillvalue="")) for row in rows]
 
 
-def units(amount: str) -> int:
-    """Of an amount with its decimals behind it."""
-    found = re.fullmatch(r"(\d+) \((\d+\.\d{6})\)", amount)
-    assert found is not None, amount
+def units(said: str, name: str) -> int:
+    """Of the line of this name: an amount with its decimals behind it."""
+    found = re.search(rf"^{name} +(\d+) \((\d+\.\d{{6}})\)", said, re.MULTILINE)
+    assert found is not None, name
     assert int(found[1]) == int(found[2].replace(".", ""))
     return int(found[1])
 
 
 def check_pay(said: str, summary: dict[str, Any]) -> None:
     """The end says who has done what, and that it is paid by transactions in blocks."""
-    nodes = table_under(said, "NODE", "NAME")
-    assert sum(int(node["CONTRIBUTIONS"]) for node in nodes) == summary["receipts"]
+    *nodes, _ = table_under(said, "NODE", "NAME")
     assert all(0 < float(node["QUALITY"].removesuffix("%")) <= 100 for node in nodes)
     assert all(node["EARNED"] == node["PAID"] for node in nodes)
-    assert all(units(node["VOUCHER"]) >= units(node["EARNED"]) for node in nodes)
-    spent = re.search(r"^spent +(.*) by epochs that are over$", said, re.MULTILINE)
-    assert spent is not None
-    paid = [units(node["PAID"]) for node in nodes]
-    assert sum(paid) == summary["paid"] == summary["earned"] == units(spent[1])
+    paid = [int(node["PAID"]) for node in nodes]
     assert min(paid) > 0
+    assert sum(paid) == summary["paid"] == summary["earned"] == units(said, "spent")
+    total = re.search(r"^total +(\d+) +\d+ +[\d.]+% +(\d+) +(\d+)$", said, re.MULTILINE)
+    assert total is not None
+    assert [int(sum_) for sum_ in total.groups()] == [summary["receipts"], sum(paid), sum(paid)]
+    assert units(said, "paid") == sum(paid)
+    tiers = table_under(said, "NODE", "T0 VOUCHED")
+    assert [int(node["T2 PAID"]) for node in tiers] == paid
+    assert all(int(node["T0 VOUCHED"]) >= int(node["T1 RECORDED"]) for node in tiers)
 
-    transactions = table_under(said, "TRANSACTION", "FOR")
-    hashes = {row["TRANSACTION"] for row in transactions}
+    transactions = TRANSACTION.findall(said)
+    hashes = {name for name, *_ in transactions}
     assert len(hashes) == len(transactions)
-    assert all(re.fullmatch(r"0x[0-9a-f]{64}", each) for each in hashes)
-    kinds = Counter(row["FOR"].partition("/")[0] for row in transactions)
+    kinds = Counter(what.split()[0] for *_, what in transactions)
     # Dust may still be on its way back into the escrow.
-    paying = [row for row in transactions if not row["FOR"].startswith("sweep/")]
-    assert all(row["STATE"] in {"mined", "final"} and int(row["BLOCK"]) for row in paying)
-    assert kinds["batch"] == summary["transactions"]
-    assert kinds["open"] == 1
-    assert kinds["close"] == kinds["pay"] > 0
+    paying = [row for row in transactions if not row[3].startswith("gives ")]
+    assert all(state in {"mined", "final"} and int(block) for _, state, block, _ in paying)
+    assert kinds["records"] == summary["transactions"]
+    assert kinds["opens"] == 1
+    assert kinds["closes"] == kinds["pays"] > 0
 
-    count, batches = summary["receipts"], kinds["batch"]
+    count, batches = summary["receipts"], kinds["records"]
     verdict = said.partition("$ hypergpu ledger verify\n")[2].splitlines()
     assert verdict[0] == f"{count} receipts of 5 nodes are sound, and so is the pay"
     assert verdict[1].startswith(f"the chain recorded them in {batches} batches, whose roots and")
@@ -118,7 +126,9 @@ def test_demo_kills_a_node_and_still_learns(tmp_path: Path) -> None:
     assert summary["receipts"] == summary["updates_accepted"]
     assert summary["paid"] == summary["earned"] > 0
     check_pay(ended.stdout, summary)
-    assert {row["NAME"] for row in table_under(ended.stdout, "NODE", "NAME")} == set(PROFILES)
+    *rows, _ = table_under(ended.stdout, "NODE", "NAME")
+    assert {row["NAME"] for row in rows} == set(PROFILES)
+    assert "is not known" not in ended.stdout + ended.stderr
     assert summary["transactions"] >= 10
     assert re.search(
         r"^paid against stake: 10 epochs, none of which waited", ended.stdout, re.MULTILINE

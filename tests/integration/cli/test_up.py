@@ -1,12 +1,14 @@
 """Starts of `hypergpu up` beside another one, after another one, and those that cannot succeed."""
 
 import contextlib
+import os
 import socket
 import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hypergpu.refusal import Reason
@@ -50,6 +52,24 @@ def join_line(said: list[str]) -> str:
 
 def profile(folder: Path) -> dict[str, str]:
     return tomllib.loads((folder / "config" / "hypergpu" / "up.toml").read_text("utf-8"))
+
+
+def test_no_coordinator_outlives_an_up_that_nobody_reads(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [*PROGRAM, "up", *ANYWHERE]
+    subprocess.run(
+        words,
+        check=False,
+        stdout=writing,
+        stderr=writing,
+        timeout=60,
+        env=home(tmp_path),
+        cwd=tmp_path,
+    )
+    os.close(writing)
+    commands = (each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"]))
+    assert [words for words in commands if any(str(tmp_path) in word for word in words)] == []
 
 
 def test_second_coordinator_leaves_the_profile_to_the_one_that_runs(tmp_path: Path) -> None:

@@ -72,6 +72,15 @@ async def test_a_join_takes_its_token_from_stdin_and_may_end_there(
         assert "coordinator  127.0.0.1" in (await ended(process))[1]
 
 
+@pytest.mark.parametrize("command", [("show",), ("passphrase", "--new", "new.txt")])
+async def test_what_only_looks_makes_no_node(tmp_path: Path, command: tuple[str, ...]) -> None:
+    async with node(tmp_path / "typo", *command) as process:
+        status, text = await ended(process)
+    assert status == Reason.NODE_NOT_JOINED.exit_code
+    assert f"there is no node's key in {tmp_path / 'typo'}" in text
+    assert not (tmp_path / "typo").exists()
+
+
 async def test_a_token_of_another_authority_ends_the_daemon(there: Served, tmp_path: Path) -> None:
     there.service.join_refusal = RefusalError(Reason.TOKEN_EXPIRED, "it ran out")
     token = tmp_path / "token"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpu_node.core.events import (
     Connected,
@@ -24,15 +25,18 @@ from gpu_node.shell.link.post import Post
 from gpu_node.shell.state.files import load_coordinator, save_coordinator
 from gpu_node.shell.state.keys import identity_key
 from gpu_node.shell.state.places import Places
+from gpu_node.shell.state.wallet import Wallet
 from gpu_node.shell.translate import assignment_value, lease_message
 from hypergpu.digest import digest_of
-from hypergpu.ids import Digest
+from hypergpu.ids import Address, Digest
+from hypergpu.ledger.terms import Terms, terms_of
+from hypergpu.ledger.typed import Domain
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey, JoinClaim, node_id_of, verify
 from hypergpu.token import Role
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.ledger import terms_message
+from hypergpu.wire.ledger import receipt_message, terms_message
 from hypergpu.wire.protocol import PROTOCOL
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan
@@ -45,6 +49,7 @@ from tests.integration.node.node_service import (
     served,
     terms_for,
 )
+from tests.signed_receipts import COORDINATOR, Work, receipt_record
 from tests.unit.node.node_states import lease
 
 CAPABILITIES = node_pb2.Capabilities(device="cpu", worker="null")
@@ -148,6 +153,19 @@ async def test_the_first_message_is_a_hello_with_what_is_being_worked_on(desk: D
     assert hello.capabilities == CAPABILITIES
 
 
+async def test_a_hello_shows_the_last_receipt_of_each_job(desk: Desk) -> None:
+    work = Work(node=desk.identity, sequence=0)
+    signed = receipt_record(HELD.job_id, work).signed
+    with_it = Wallet(desk.places, desk.identity.node_id)
+    with_it.agree(HELD.job_id, terms_of(Address(COORDINATOR.node_id), HELD.job_id, Domain()))
+    with_it.take(HELD.job_id, [signed])
+    link = ControlLink(desk.access, CAPABILITIES, desk.post, timeout_ms=TIMEOUT_MS)
+    link.open(())
+    (held,) = (await desk.service.next_said("hello")).receipts
+    assert (held.job_id, held.count, held.newest) == (HELD.job_id, 1, receipt_message(signed))
+    await link.close()
+
+
 async def test_a_hello_says_that_the_worker_is_starting_until_it_is_ready(desk: Desk) -> None:
     desk.link.worker_starts()
     await connect(desk)
@@ -201,6 +219,21 @@ async def test_an_assignment_that_cannot_be_read_is_handed_back(desk: Desk) -> N
     back = await desk.service.next_said("hand_back")
     assert back.lease == lease_message(HELD)
     assert "REQUEST_INVALID" not in back.reason
+
+
+async def test_work_for_other_terms_than_its_job_had_is_handed_back(desk: Desk) -> None:
+    await connect(desk)
+    agreed = terms_for(HELD.job_id)
+    others = Terms(agreed.job, agreed.coordinator, Domain(1, Address("0x" + "99" * 20)))
+    assigned = node_pb2.Assignment(lease=lease_message(HELD), terms=terms_message(others, epoch=0))
+    for digest in (assigned.model.blob.digest, assigned.model.layout):
+        digest.value = bytes(32)
+    first = replace(assignment_value(assigned), terms=agreed)
+    await desk.link.earnings.agree(first)
+    desk.say(assignment=assigned)
+    back = await desk.service.next_said("hand_back")
+    assert back.lease == lease_message(HELD)
+    assert "is to count on chain 1, contract 0x99" in back.reason
 
 
 async def test_what_the_node_says_last_still_arrives(desk: Desk) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -32,6 +32,7 @@ from tests.properties.ledger.town import (
     JOB,
     NODES,
     STRANGER,
+    UNBONDING_S,
     WINDOW_S,
     Action,
     Town,
@@ -175,6 +176,86 @@ def test_receipts_that_were_changed_or_kept_back_are_found() -> None:
     assert {one.kind for one in verify(FACT, rest).wrong} >= {Kind.BATCH, Kind.SCORE}
 
 
+def placed(fact: JobFact) -> JobFact:
+    """Each batch in a block of its own: the first in 10, the second in 11."""
+    batches = tuple(replace(one, block=10 + one.seq) for one in fact.batches)
+    return replace(fact, batches=batches)
+
+
+OLDER = [one for one in PAID.receipts if one.receipt.epoch == 0]
+
+
+def test_receipts_that_were_read_before_the_chain_lack_what_is_newer_and_are_sound() -> None:
+    fact = placed(FACT)
+    for newer_from in (0, 10, 11):
+        verdict = verify(fact, OLDER, newer_from=newer_from)
+        assert verdict.wrong == ()
+        assert (verdict.batches, verdict.newer) == (1, 6)
+        (finding,) = verdict.open
+        assert "6 receipts of epoch 1 on the chain are newer than those given" in finding.text
+    assert {one.kind for one in verify(fact, OLDER).wrong} == {Kind.BATCH, Kind.SCORE, Kind.PAY}
+
+
+def test_what_was_there_to_be_given_is_missed_however_old_the_receipts_are_said_to_be() -> None:
+    fact = placed(FACT)
+    # The block that they are of had recorded it, or a later one of the same node is there.
+    assert {one.kind for one in verify(fact, OLDER, newer_from=12).wrong} >= {Kind.BATCH}
+    first, *rest = PAID.receipts
+    assert {one.kind for one in verify(fact, rest, newer_from=0).wrong} >= {Kind.BATCH}
+    assert first.receipt.sequence == 0
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_no_age_hides_a_figure_of_what_was_given(cheat: str) -> None:
+    change, kind = CHEATS[cheat]
+    verdict = verify(change(placed(FACT)), PAID.receipts, newer_from=0)
+    assert kind in {finding.kind for finding in verdict.wrong}
+
+
+def closed_by(fact: JobFact, *who: str, after_s: int = UNBONDING_S) -> JobFact:
+    """With each epoch closed so long after its first record."""
+    epochs = tuple(
+        replace(one, closed_by=each, closed_at_s=one.opened_at_s + after_s)
+        for one, each in zip(fact.epochs, who, strict=True)
+    )
+    return replace(fact, epochs=epochs)
+
+
+OWN, OTHER = COORDINATOR.address, STRANGER.address
+
+
+@pytest.mark.parametrize(
+    ("fact", "kind"),
+    [
+        (closed_by(FACT, OTHER, OTHER), Kind.OPEN),
+        (closed_by(FACT, OWN, OTHER), Kind.UNRECORDED),
+        (closed_by(FACT, OTHER, OWN), Kind.UNRECORDED),
+        (closed_by(FACT, OTHER, OTHER, after_s=UNBONDING_S - 1), Kind.UNRECORDED),
+        (replace(closed_by(FACT, OTHER, OTHER), unbonding_s=0), Kind.OPEN),
+    ],
+    ids=["strangers", "the first", "the last", "before anybody may", "nobody knows when"],
+)
+def test_what_came_after_a_strangers_close_waits_for_the_coordinators_next_one(
+    fact: JobFact, kind: Kind
+) -> None:
+    (finding,) = verify(fact, [*PAID.receipts, other_receipt(4)]).findings
+    assert (finding.kind, finding.node) == (kind, NODES[0].node_id)
+
+
+@pytest.mark.parametrize(("early_s", "good"), [(1, {0, 1}), (0, set())])
+def test_anybody_may_close_in_the_window_before_the_jobs_end(early_s: int, good: set[int]) -> None:
+    closed = closed_by(FACT, OTHER, OTHER, after_s=10)
+    over_s = closed.epochs[0].closed_at_s + early_s
+    assert replace(closed, ends_at_s=over_s + WINDOW_S).closed_for_good() == good
+
+
+def test_what_strangers_closed_is_left_out_once_the_epoch_after_the_next_is_recorded() -> None:
+    fact = replace(closed_by(FACT, OTHER, OTHER), recorded_at_s=FACT.time_s)
+    assert not fact.leaves_out(0)
+    last = replace(fact.batches[-1], seq=2, epoch=2)
+    assert replace(fact, batches=(*fact.batches, last)).leaves_out(0)
+
+
 def other_receipt(sequence: int, amount: int = 77) -> SignedReceipt:
     return PAID.signed(NODES[0], sequence, Action("work", epoch=0, amount=amount))
 
@@ -193,6 +274,24 @@ def test_a_receipt_that_never_reached_the_chain_is_found() -> None:
     assert bundle.claim is Claim.UNRECORDED
     counted = replace(bundle, chain=replace(bundle.chain, counted=5))
     assert "among the 5 that are counted" in dispute_fault(counted)
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_left_out"),
+    [
+        ({}, False),
+        ({"time_s": 1_000 + WINDOW_S - 1}, False),
+        ({"time_s": 1_000 + WINDOW_S}, True),
+        ({"ends_at_s": 5_000}, True),
+        ({"epochs": FACT.epochs}, True),
+        ({"batches": FACT.batches}, True),
+    ],
+)
+def test_receipts_of_an_open_epoch_are_left_out_once_they_cannot_be_on_their_way(
+    changed: dict[str, object], *, is_left_out: bool
+) -> None:
+    fresh = replace(FACT, epochs=(), batches=FACT.batches[:1], time_s=1_000, recorded_at_s=1_000)
+    assert replace(fresh, **changed).leaves_out(0) is is_left_out
 
 
 def signed_voucher(amount: int, *, by: object = COORDINATOR) -> SignedVoucher:
@@ -358,6 +457,8 @@ def test_a_voucher_that_the_escrow_no_longer_covers_is_a_dispute() -> None:
 
 
 @given(content=st.binary(max_size=200))
+@example(content=b'{"x":' + b"[" * 100_000)
+@example(content=b'{"claim":"\xff"}')
 def test_bytes_from_outside_are_no_dispute(content: bytes) -> None:
     with pytest.raises(RefusalError, match="is no dispute"):
         decoded_dispute(content, source="f")

@@ -5,11 +5,18 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hypergpu.ids import JobKey, NodeId
 from hypergpu.ledger import pay
 from hypergpu.ledger.typed import Domain, Voucher, sign
-from hypergpu.ledger.voucher import SignedVoucher, next_amount, no_voucher, voucher_fault
+from hypergpu.ledger.voucher import (
+    RECEIPTS_MOST,
+    SignedVoucher,
+    next_amount,
+    no_voucher,
+    voucher_fault,
+)
 from hypergpu.signature import IdentityKey
 from hypergpu.units import BasisPoints, Samples, Wei
 from tests.properties.ledger.statements import keys, vouchers
@@ -93,11 +100,11 @@ def test_worthless_updates_are_advanced_once() -> None:
     assert held == 10
 
 
-@given(voucher=vouchers, key=keys, other=keys)
+@given(voucher=vouchers, sequence=st.integers(0, RECEIPTS_MOST), key=keys, other=keys)
 def test_a_node_takes_no_voucher_but_its_coordinators(
-    voucher: Voucher, key: IdentityKey, other: IdentityKey
+    voucher: Voucher, sequence: int, key: IdentityKey, other: IdentityKey
 ) -> None:
-    separator = Domain().separator()
+    voucher, separator = replace(voucher, sequence=sequence), Domain().separator()
     held = no_voucher(voucher.job, voucher.node)
     signed = SignedVoucher(voucher, sign(key, separator, voucher))
 
@@ -112,6 +119,8 @@ def test_a_node_takes_no_voucher_but_its_coordinators(
         job=voucher.job, node=voucher.node, sequence=voucher.sequence, amount=Wei(2**128)
     )
     assert "less than" in fault(signed, key, richer)
+    beyond = replace(voucher, sequence=RECEIPTS_MOST + 1)
+    assert "at most" in fault(SignedVoucher(beyond, sign(key, separator, beyond)), key)
     assert "another job" in fault(signed, key, no_voucher(JobKey("ab" * 32), voucher.node))
 
 

@@ -150,12 +150,21 @@ def spaced(content: bytes) -> bytes:
 
 DAMAGES: list[tuple[Callable[[bytes], bytes], str]] = [
     (lambda _: b"", "line 1: it is no header"),
+    (lambda content: content.replace(b'"format":"', b'"format":"\xff'), "line 1: it is no head"),
+    (
+        lambda content: content.replace(b'"receipt":{"job":"', b'"receipt":{"job":"\xff'),
+        "no receipt",
+    ),
     (lambda content: content[:-9], "line 3: it is no receipt"),
     (lambda content: content[: content.index(b"\n") + 1], "2 receipts are announced, 0 there"),
     (lambda content: content.replace(b'"samples":640', b'"samples":"640"'), "line 2: it is no rec"),
     (
         lambda content: content.replace(b'"epoch":', b'"extra":1,"epoch":'),
         "not in their order or encoding",
+    ),
+    (
+        lambda content: content.replace(b"\n{", b'\n{"x":' + b"[" * 3000, 1),
+        "line 2: it is no receipt",
     ),
     (lambda content: content.replace(b"\n{", b"\n" + b" " * 5000 + b"{", 1), "line 2: it has 6"),
     (other_format, "its format is 'hypergpu-receipts/9'"),

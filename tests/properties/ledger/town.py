@@ -83,7 +83,8 @@ likely = st.sampled_from(
 )
 RARE = (
     "force sweep redeem redeem release void bar stake stake unstake take_stake fund limit announce"
-    " reclaim retire unbond take_bond bond pause unpause equivocate aggregate_again"
+    " reclaim retire unbond take_bond bond allow disallow open pause unpause equivocate"
+    " aggregate_again"
 )
 rare = st.sampled_from(RARE.split())
 actions = st.builds(
@@ -112,6 +113,7 @@ class Town:
         for one in PEOPLE:
             self.ledger.state.balances[one.address] = PURSE
         self.ledger.post_bond(COORDINATOR.address, 1_500)
+        self.ledger.allow_owner(COORDINATOR.address, OWNER.address)
         self.ledger.open_job(OWNER.address, JOB, TERMS, ESCROW)
         for node in NODES[:2]:
             self.ledger.register_node(node.address, 20_000)
@@ -225,6 +227,7 @@ class Town:
             digest=job.digest,
             time_s=ledger.now_s,
             window_s=OPTIONS.window_s,
+            unbonding_s=OPTIONS.unbonding_s,
             batches=tuple(self.batches),
             forced=tuple(self.forced),
             epochs=tuple(
@@ -233,6 +236,7 @@ class Town:
                     total_score=one.total_score,
                     pool=Wei(one.pool),
                     is_swept=one.is_swept,
+                    opened_at_s=one.opened_at_s,
                     closed_at_s=one.closed_at_s,
                 )
                 for (_, number), one in sorted(state.epochs.items())
@@ -334,6 +338,14 @@ def retired(town: Town, _: Action) -> None:
     town.ledger.retire_job(JOB)
 
 
+def second_id(action: Action) -> JobId:
+    return JobId(f"job-{action.epoch:012x}")
+
+
+def opened(town: Town, action: Action) -> None:
+    town.ledger.open_job(who(action), job_key(who(action), second_id(action)), TERMS, 0)
+
+
 def pausing(town: Town, action: Action) -> None:
     if action.name == "pause":
         town.ledger.pause()
@@ -374,6 +386,9 @@ DEEDS: dict[str, Callable[[Town, Action], object]] = {
     "announce": lambda town, a: town.ledger.request_reclaim(who(a), JOB),
     "reclaim": reclaimed,
     "retire": retired,
+    "allow": lambda town, a: town.ledger.allow_owner(who(a), town.node(a).address),
+    "disallow": lambda town, a: town.ledger.disallow_owner(who(a), town.node(a).address),
+    "open": opened,
     "unbond": lambda town, a: town.ledger.unbond(who(a)),
     "take_bond": lambda town, a: town.ledger.withdraw_bond(who(a)),
     "bond": lambda town, a: town.ledger.post_bond(who(a), a.amount),

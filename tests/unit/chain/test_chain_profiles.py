@@ -31,7 +31,7 @@ def test_chains_are_told_apart_by_their_ids() -> None:
 
 
 def test_an_unknown_chain_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(RefusalError, match="there is no chain 'mars'; there are none, anvil"):
+    with pytest.raises(RefusalError, match="there is no chain 'mars'; known by name are anvil"):
         chain_profile("mars")
 
 
@@ -108,6 +108,17 @@ def test_a_profile_without_an_rpc_asks_for_one_by_the_settings_of_up(tmp_path: P
     with pytest.raises(RefusalError, match="has no RPC of its own") as refused:
         named_chain(str(path), "", nobody)
     assert "HYPERGPU_COORDINATOR_CHAIN_URL=URL" in refused.value.fix
+
+
+def test_an_rpc_that_is_named_beside_an_address_is_asked_instead_of_it() -> None:
+    asked: list[str] = []
+
+    def of_mine(url: str) -> int:
+        asked.append(url)
+        return 77
+
+    found = named_chain("http://127.0.0.1:1", "http://127.0.0.1:2", of_mine)
+    assert (asked, found.url) == (["http://127.0.0.1:2"], "http://127.0.0.1:2")
 
 
 def test_an_address_of_another_protocol_is_refused_and_not_repeated() -> None:

@@ -130,12 +130,12 @@ def test_a_rate_limit_is_told_apart_from_a_refusal() -> None:
 
 
 def test_calls_are_paced() -> None:
-    pauses: list[float] = []
-    rpc = HttpRpc(Answering(result("0x1")), Pace(requests_per_s=10), pause=pauses.append)
+    waits: list[float] = []
+    rpc = HttpRpc(Answering(result("0x1")), Pace(requests_per_s=10), wait=waits.append)
     for _ in range(3):
         rpc.call(Call("one"))
-    assert pauses[0] == 0.0
-    assert all(0.05 < pause <= 0.1 for pause in pauses[1:])
+    assert waits[0] == 0.0
+    assert all(0.05 < wait <= 0.1 for wait in waits[1:])
 
 
 GARBLED: dict[str, Callable[[Any], Any]] = {

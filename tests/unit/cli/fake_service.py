@@ -105,6 +105,7 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
         self.domain = Domain()
         """The ledger that the job counts on."""
         self.chain_url = ""
+        self.earned = "0"
         """By which it is settled; empty: no chain is."""
 
     def _note(self, name: str, context: grpc.ServicerContext) -> None:
@@ -166,9 +167,9 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
     def ResumeJob(
         self, request: job_pb2.ResumeJobRequest, context: grpc.ServicerContext
     ) -> job_pb2.ResumeJobResponse:
-        refuse(
-            context, grpc.StatusCode.FAILED_PRECONDITION, "JOB_PHASE", 2003, "the job is not paused"
-        )
+        if self.jobs[0].phase != "paused":
+            code = grpc.StatusCode.FAILED_PRECONDITION
+            refuse(context, code, "JOB_PHASE", 2003, "the job is not paused")
         return job_pb2.ResumeJobResponse()
 
     def StopJob(
@@ -255,7 +256,9 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
             escrow="3000000",
             spent="0",
             nodes=[
-                job_pb2.LedgerNode(node_id=NODE, name="attic", score="0", earned="0", vouched="0")
+                job_pb2.LedgerNode(
+                    node_id=NODE, name="attic", score="0", earned=self.earned, vouched="0"
+                )
             ],
         )
 

@@ -7,6 +7,8 @@ import msgspec
 import pytest
 
 from hypergpu.cli.settings import write_profile
+from hypergpu.ids import Address
+from hypergpu.ledger.typed import Domain
 from hypergpu.refusal import Reason
 from tests.unit.cli.conftest import Hypergpu
 from tests.unit.cli.fake_service import JOB, NODE, SECRET, FakeService, operator_token, serving
@@ -201,6 +203,15 @@ def test_refusal_ends_in_its_number_detail_fix_and_exit_status(hypergpu: Hypergp
     assert ended.stderr == "error 2003: the job is not paused. Fix: do as the test says\n"
 
 
+def test_a_job_that_is_paused_again_at_once_does_not_go_on(
+    hypergpu: Hypergpu, service: FakeService
+) -> None:
+    service.jobs[0].phase, service.jobs[0].reason = "paused", "its escrow is too small"
+    ended = hypergpu("job", "resume")
+    assert (ended.exit_code, ended.stdout) == (12, "")
+    assert f"{service.jobs[0].job_id} is paused again at once: its escrow is too" in ended.stderr
+
+
 def test_reason_of_a_newer_coordinator_keeps_its_number_and_fix(hypergpu: Hypergpu) -> None:
     ended = hypergpu("token", "revoke", "1" * 12)
     assert ended.exit_code == 19
@@ -322,3 +333,30 @@ def test_group_without_a_command_shows_its_help(alone: Hypergpu) -> None:
     ended = alone("job")
     assert ended.exit_code == 2
     assert "Usage: hypergpu job [OPTIONS] COMMAND" in ended.stdout
+
+
+def test_who_removes_a_job_is_told_what_it_owes_still(
+    service: FakeService, hypergpu: Hypergpu
+) -> None:
+    service.earned = "700"
+    ended = hypergpu("job", "rm", "first", "--yes")
+    assert ended.exit_code == 0
+    assert ended.stderr == (
+        "700 that its nodes have earned is not paid yet. Keep its receipts before:"
+        f" hypergpu ledger export {JOB} FILE\n"
+    )
+
+
+@pytest.mark.parametrize("chain_url", ["", "http://127.0.0.1:9"])
+def test_what_a_job_owes_is_not_known_where_its_chain_does_not_say(
+    service: FakeService, hypergpu: Hypergpu, chain_url: str
+) -> None:
+    service.earned, service.chain_url = "700", chain_url
+    service.domain = Domain(31337, Address("0x" + "c0" * 20))
+    ended = hypergpu("job", "rm", "first", "--yes")
+    assert ended.exit_code == 0
+    assert ended.stderr.endswith(
+        "its nodes have earned 700; what of it is paid is not known: hypergpu ledger show"
+        f" {JOB} --chain-url URL. Keep its receipts before: hypergpu ledger export {JOB} FILE\n"
+    )
+    assert "is not paid yet" not in ended.stderr

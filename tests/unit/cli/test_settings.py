@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.cli.settings import Setting, resolved, timeout_s
+from hypergpu.cli.settings import Setting, chain_meant, resolved, timeout_s
 from hypergpu.refusal import Reason, RefusalError
 from tests.unit.cli.conftest import Hypergpu
 
@@ -41,6 +41,31 @@ def test_flag_wins_over_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("HYPERGPU_ADDRESS", "b:1")
     assert resolved({"address": "a:1"})["address"] == Setting("a:1", "flag")
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags", "meant"),
+    [
+        ({"CHAIN": "http://a"}, {"chain_url": "http://b"}, "http://b"),
+        ({"CHAIN": "http://a", "COORDINATOR_CHAIN_URL": "http://b"}, {}, "http://b"),
+        ({"COORDINATOR_CHAIN_URL": "http://b"}, {"chain": "http://a"}, ""),
+        ({"COORDINATOR_CHAIN_URL": "http://b"}, {"chain": "base-sepolia"}, "http://b"),
+        ({"COORDINATOR_CHAIN_URL": "http://b"}, {"chain_url": "http://c"}, "http://c"),
+        ({"CHAIN": "http://a"}, {}, ""),
+    ],
+)
+def test_of_two_addresses_of_an_rpc_the_one_of_the_stronger_origin_counts(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    environment: dict[str, str],
+    flags: dict[str, str],
+    meant: str,
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("CHAIN", "COORDINATOR_CHAIN_URL"):
+        monkeypatch.setenv(f"HYPERGPU_{name}", environment.get(name, ""))
+    found = resolved(flags)
+    assert chain_meant(found) == (found["chain"].value, meant)
 
 
 def test_file_wins_over_what_up_left(alone: Hypergpu, tmp_path: Path) -> None:

@@ -29,6 +29,11 @@ def test_word_without_key_or_value_is_refused(word: str) -> None:
         parameter_words([word])
 
 
+def test_a_word_that_is_nested_without_end_is_text() -> None:
+    deep = "[" * 100_000
+    assert parameter_words([f"name={deep}"]) == {"name": f'"{deep}"'}
+
+
 def test_same_key_twice_is_refused() -> None:
     with pytest.raises(JobFileError, match="given twice"):
         parameter_words(["lr=1", "inner.learning_rate=2"])
@@ -57,7 +62,9 @@ def test_every_settable_key_can_be_set_to_what_it_is(key: str) -> None:
         ("zzz", "1", "Fix: a running job takes training.rounds"),
         ("lr", "0", "inner.learning_rate: 0.0 is outside (0, 100]"),
         ("lr", '"a"', "give a number, for example 0.001"),
-        ("lr", "{", "is not JSON"),
+        ("lr", "{", "is not the JSON of a value"),
+        ("lr", "[" * 100_000, "is not the JSON of a value"),
+        ("lr", '{"a":' * 100_000, "is not the JSON of a value"),
         ("deadline", "60", 'say the unit, for example "60s"'),
         ("quorum", "2", "round.quorum: 2.0 is outside (0, 1]"),
     ],

@@ -320,6 +320,11 @@ def test_wire_text_that_is_no_spec_is_refused() -> None:
         parse_spec_json('{"workload": "digits-softmax", "x": 1}')
 
 
+def test_a_file_that_is_nested_without_end_is_refused() -> None:
+    text = f"name = {'[' * 100_000}"
+    assert only_problem_of(text).startswith("job.toml: it is nested too deeply")
+
+
 @pytest.mark.parametrize(
     ("text", "place"),
     [('name = "a"\nrounds = = 3\n', "job.toml:2"), ('\n\nname = "a', "job.toml:3")],

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hypergpu.jobfile import JobFileError, parse_job, with_parameters
+from hypergpu.jobfile import JobFileError, covering, parse_job, with_parameters
 from hypergpu.ledger.pay import AMOUNT_MOST
 from hypergpu.spec import JobSpec, Pay, Training
 
@@ -26,6 +26,17 @@ def test_the_escrow_is_what_the_stated_work_costs_at_most() -> None:
     spec = parse_job(f"{HEAD}nodes = 3\n[pay]\nunit_price = 7\n")
     assert spec.stated_samples == 600
     assert spec.escrow == 42
+
+
+def test_the_escrow_covers_every_node_that_is_there_as_the_job_is_made() -> None:
+    spec = parse_job(f"{HEAD}nodes = 3\n[pay]\nunit_price = 7\n")
+    assert [covering(spec, nodes).escrow for nodes in (0, 3, 4, 6)] == [42, 42, 56, 84]
+    named = parse_job(f"{HEAD}[pay]\nunit_price = 7\nescrow = 60\n")
+    assert covering(named, 6) == named
+    # A plan divides the same work among more nodes.
+    planned = parse_job(f'strategy = "aware"\n{HEAD}[pay]\nunit_price = 7\n')
+    assert covering(planned, 6) == planned
+    assert covering(parse_job(HEAD), 6).escrow == 0
 
 
 def test_what_a_job_says_of_its_escrow_holds() -> None:
@@ -54,6 +65,11 @@ def test_pay_settings_without_a_price_are_refused(key: str) -> None:
         f"job.toml:7 [pay] {name}: {name} does nothing where nothing is paid."
         f" Fix: set unit_price in [pay], or remove {name}"
     )
+
+
+def test_an_escrow_that_no_ledger_holds_is_the_one_thing_that_is_wrong() -> None:
+    said = only_problem_of(f"{HEAD}[pay]\nunit_price = 1000\nescrow = {10**30}\n")
+    assert said.startswith("job.toml:8 [pay] escrow: ")
 
 
 def test_an_escrow_below_the_first_round_is_refused() -> None:

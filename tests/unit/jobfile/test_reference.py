@@ -1,6 +1,7 @@
 """docs/jobs.md says what the code does, and the examples are jobs."""
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -88,3 +89,10 @@ def test_example_is_a_job(path: Path) -> None:
 
 def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 5
+
+
+def test_the_readme_submits_a_job_that_one_node_can_begin_and_five_are_paid_for() -> None:
+    (name,) = re.findall(r"job submit (examples/\S+)", (ROOT / "README.md").read_text("utf-8"))
+    job = read_job_file(ROOT / name)
+    assert job.training.nodes == 1
+    assert job.pay.escrow == job.pay.most_for(5 * job.stated_samples) > 0

@@ -1,3 +1,4 @@
+import socket
 from pathlib import Path
 
 import pytest
@@ -6,7 +7,13 @@ from hypothesis import strategies as st
 
 from gpu_node.core.memory import Memory, Start, with_finished
 from gpu_node.shell.link.bulk import fetched, submitted
-from gpu_node.shell.state.files import load_memory, save_memory
+from gpu_node.shell.state.files import (
+    kept_name,
+    load_coordinator,
+    load_memory,
+    load_ready,
+    save_memory,
+)
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.training import forget_unfinished
 from hypergpu.ids import JobId
@@ -47,11 +54,32 @@ def test_memory_outlives_the_daemon_word_for_word(tmp_path: Path) -> None:
         assert load_memory(places) == memory
 
 
-def test_a_damaged_memory_is_refused_with_the_fix(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b'{"jobs": ', b'{"jobs":{"\xff":{}}}'])
+def test_a_damaged_memory_is_refused_with_the_fix(tmp_path: Path, content: bytes) -> None:
     with Places(tmp_path) as places:
-        places.memory.write_text('{"jobs": ')
+        places.memory.write_bytes(content)
         with pytest.raises(RefusalError, match="delete it with"):
             load_memory(places)
+
+
+def test_who_the_node_joined_is_asked_again_where_its_file_is_no_text(tmp_path: Path) -> None:
+    with Places(tmp_path) as places:
+        places.coordinator.write_bytes(b'{"address":"\xff"}')
+        with pytest.raises(RefusalError, match="join again"):
+            load_coordinator(places)
+
+
+def test_a_worker_that_is_no_text_is_as_none(tmp_path: Path) -> None:
+    with Places(tmp_path) as places:
+        places.worker.write_bytes(b'{"type":"Ready","device":"\xff"}')
+        assert load_ready(places, "numpy") is None
+
+
+def test_a_node_is_called_what_it_was_told_the_last_time(tmp_path: Path) -> None:
+    with Places(tmp_path) as places:
+        assert kept_name(places, "") == socket.gethostname()
+        assert kept_name(places, "attic") == kept_name(places, "") == "attic"
+        assert kept_name(places, "cellar") == kept_name(places, "") == "cellar"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../up"])

@@ -1,5 +1,7 @@
 """What a node keeps of what the coordinator signs: only what is sound, and all of it."""
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +10,15 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_node.shell.state.places import Places
-from gpu_node.shell.state.wallet import CONFLICT_FILE, RECEIPTS_FILE, Wallet, kept_in
+from gpu_node.shell.state.wallet import (
+    CONFLICT_FILE,
+    RECEIPTS_FILE,
+    TERMS_FILE,
+    VOUCHER_FILE,
+    Wallet,
+    kept_in,
+)
+from hypergpu.cli.ledger.stored import stored_receipts
 from hypergpu.digest import digest_of
 from hypergpu.ids import Address, JobId, JobKey, Keccak
 from hypergpu.ledger.receipt import SignedReceipt
@@ -36,10 +46,15 @@ SEPARATOR = TERMS.domain.separator()
 
 
 def receipt(
-    sequence: int, *, signer: IdentityKey = COORDINATOR, node: IdentityKey = NODE
+    sequence: int,
+    *,
+    signer: IdentityKey = COORDINATOR,
+    node: IdentityKey = NODE,
+    terms: Terms = TERMS,
 ) -> SignedReceipt:
+    separator = terms.domain.separator()
     made = Contribution(
-        job=TERMS.job,
+        job=terms.job,
         epoch=0,
         round=sequence,
         node=node.node_id,
@@ -54,7 +69,7 @@ def receipt(
         nonce=sequence + 1,
     )
     said = Receipt(
-        job=TERMS.job,
+        job=terms.job,
         epoch=0,
         round=sequence,
         node=node.node_id,
@@ -66,15 +81,17 @@ def receipt(
     )
     return SignedReceipt(
         receipt=said,
-        signature=sign(signer, SEPARATOR, said),
+        signature=sign(signer, separator, said),
         contribution=made,
-        contribution_signature=sign(node, SEPARATOR, made),
+        contribution_signature=sign(node, separator, made),
     )
 
 
-def voucher(sequence: int, amount: int, signer: IdentityKey = COORDINATOR) -> SignedVoucher:
-    said = Voucher(job=TERMS.job, node=NODE.node_id, sequence=sequence, amount=Wei(amount))
-    return SignedVoucher(said, sign(signer, SEPARATOR, said))
+def voucher(
+    sequence: int, amount: int, signer: IdentityKey = COORDINATOR, terms: Terms = TERMS
+) -> SignedVoucher:
+    said = Voucher(job=terms.job, node=NODE.node_id, sequence=sequence, amount=Wei(amount))
+    return SignedVoucher(said, sign(signer, terms.domain.separator(), said))
 
 
 @pytest.fixture
@@ -90,12 +107,17 @@ def wallet(places: Places) -> Wallet:
     return wallet
 
 
+def counts(wallet: Wallet) -> dict[JobId, int]:
+    """How many receipts there are of each job."""
+    return {held.job_id: held.receipts for held in wallet.held()}
+
+
 def test_receipts_are_there_after_a_restart(places: Places, wallet: Wallet) -> None:
     wallet.take(JOB, [receipt(0), receipt(1)])
     wallet.take(JOB, [receipt(2)])
     wallet.take_voucher(JOB, voucher(3, 70))
-    assert Wallet(places, NODE.node_id).held() == {JOB: 3}
-    kept = kept_in(places.ledger_of(JOB))
+    assert counts(Wallet(places, NODE.node_id)) == {JOB: 3}
+    kept = kept_in(places.ledger_of(JOB, TERMS.coordinator))
     assert kept is not None
     assert kept.terms == TERMS
     assert kept.receipts == (receipt(0), receipt(1), receipt(2))
@@ -105,7 +127,7 @@ def test_receipts_are_there_after_a_restart(places: Places, wallet: Wallet) -> N
 def test_a_receipt_that_is_held_already_is_passed_over(wallet: Wallet) -> None:
     wallet.take(JOB, [receipt(0), receipt(1)])
     wallet.take(JOB, [receipt(0), receipt(1), receipt(2)])
-    assert wallet.held() == {JOB: 3}
+    assert counts(wallet) == {JOB: 3}
 
 
 def other(signed: SignedReceipt, *, signer: IdentityKey = COORDINATOR) -> SignedReceipt:
@@ -117,33 +139,33 @@ def other(signed: SignedReceipt, *, signer: IdentityKey = COORDINATOR) -> Signed
 def test_a_second_receipt_of_one_number_is_kept_as_a_proof(places: Places, wallet: Wallet) -> None:
     wallet.take(JOB, [receipt(0), receipt(1)])
     wallet.take(JOB, [receipt(0), other(receipt(1)), receipt(2)])
-    assert wallet.held() == {JOB: 3}
-    path = places.ledger_of(JOB) / CONFLICT_FILE
+    assert counts(wallet) == {JOB: 3}
+    path = places.ledger_of(JOB, TERMS.coordinator) / CONFLICT_FILE
     proof = path.read_bytes()
     assert msgspec.json.decode(proof, type=SignedReceipt) == other(receipt(1))
     wallet.take(JOB, [other(receipt(0))])
     assert path.read_bytes() == proof
-    assert Wallet(places, NODE.node_id).held() == {JOB: 3}
+    assert counts(Wallet(places, NODE.node_id)) == {JOB: 3}
 
 
 def test_what_the_coordinator_did_not_sign_proves_nothing(places: Places, wallet: Wallet) -> None:
     wallet.take(JOB, [receipt(0)])
     elsewhere = receipt(0, node=STRANGER)
     wallet.take(JOB, [receipt(0), other(receipt(0), signer=STRANGER), elsewhere])
-    assert not (places.ledger_of(JOB) / CONFLICT_FILE).exists()
+    assert not (places.ledger_of(JOB, TERMS.coordinator) / CONFLICT_FILE).exists()
 
 
 def test_a_receipt_behind_a_gap_is_not_kept(wallet: Wallet) -> None:
     with pytest.raises(RefusalError, match="it is number 1 where 0 is next"):
         wallet.take(JOB, [receipt(1)])
-    assert wallet.held() == {JOB: 0}
+    assert counts(wallet) == {JOB: 0}
 
 
 def test_what_is_sound_before_a_fault_is_kept(wallet: Wallet) -> None:
     forged = receipt(1, signer=STRANGER)
     with pytest.raises(RefusalError, match="did not sign it"):
         wallet.take(JOB, [receipt(0), forged, receipt(2)])
-    assert wallet.held() == {JOB: 1}
+    assert counts(wallet) == {JOB: 1}
 
 
 def test_anothers_receipt_is_not_kept(wallet: Wallet) -> None:
@@ -172,12 +194,66 @@ def test_work_for_nobody_has_no_folder(places: Places) -> None:
 
 def test_a_line_that_was_not_written_to_its_end_is_cut_off(places: Places, wallet: Wallet) -> None:
     wallet.take(JOB, [receipt(0), receipt(1)])
-    path = places.ledger_of(JOB) / RECEIPTS_FILE
+    path = places.ledger_of(JOB, TERMS.coordinator) / RECEIPTS_FILE
     path.write_bytes(path.read_bytes()[:-9])
     again = Wallet(places, NODE.node_id)
-    assert again.held() == {JOB: 1}
+    assert counts(again) == {JOB: 1}
     again.take(JOB, [receipt(1)])
-    assert Wallet(places, NODE.node_id).held() == {JOB: 2}
+    assert counts(Wallet(places, NODE.node_id)) == {JOB: 2}
+
+
+@pytest.mark.parametrize("damage", ["a line is missing", "a line is damaged", "one comes twice"])
+def test_a_damaged_file_is_mended_by_asking_again_and_loses_nothing(
+    places: Places, wallet: Wallet, damage: str
+) -> None:
+    wallet.agree(JOB, TERMS)
+    made = [receipt(number) for number in range(4)]
+    wallet.take(JOB, made)
+    folder = places.ledger_of(JOB, TERMS.coordinator)
+    path = folder / RECEIPTS_FILE
+    lines = path.read_bytes().splitlines(keepends=True)
+    instead = {"a line is missing": b"", "a line is damaged": b"{\xff\n"}.get(damage, lines[0])
+    path.write_bytes(b"".join([lines[0], instead, *lines[2:]]))
+
+    mended = Wallet(places, NODE.node_id)
+    assert counts(mended) == {JOB: 1}
+    stored = stored_receipts(folder, 4)
+    assert [one.receipt.sequence for one in stored.receipts] == [0, 2, 3]
+    assert stored.missing == (range(1, 2),)
+    mended.take(JOB, made[1:])
+    assert counts(mended) == counts(Wallet(places, NODE.node_id)) == {JOB: 4}
+    assert path.read_bytes() == b"".join(lines)
+    assert stored_receipts(folder, 4).damage == ""
+    assert len(stored_receipts(folder, 4).receipts) == 4
+
+
+NOT_TEXT = b'{"job":"\xff"}'
+"""As a bad block of a disk leaves it."""
+
+
+def test_terms_that_are_no_text_rest_and_the_other_jobs_are_loaded(
+    places: Places, wallet: Wallet
+) -> None:
+    wallet.take(JOB, [receipt(0)])
+    wallet.agree(JOB, OTHERS)
+    path = places.ledger_of(JOB, OTHERS.coordinator) / TERMS_FILE
+    path.write_bytes(NOT_TEXT)
+    assert [held.receipts for held in Wallet(places, NODE.node_id).held()] == [1]
+    assert path.read_bytes() == NOT_TEXT
+
+
+def test_a_voucher_that_is_no_text_is_as_none_and_the_next_one_is_kept(
+    places: Places, wallet: Wallet
+) -> None:
+    wallet.take(JOB, [receipt(0)])
+    folder = places.ledger_of(JOB, TERMS.coordinator)
+    (folder / VOUCHER_FILE).write_bytes(b'{"voucher":{"job":"\xff"}}')
+    again = Wallet(places, NODE.node_id)
+    assert counts(again) == {JOB: 1}
+    again.take_voucher(JOB, voucher(1, 70))
+    kept = kept_in(folder)
+    assert kept is not None
+    assert kept.voucher == voucher(1, 70)
 
 
 def test_a_voucher_that_is_worth_less_is_not_kept(wallet: Wallet) -> None:
@@ -193,3 +269,80 @@ def test_a_voucher_of_somebody_else_is_not_kept(wallet: Wallet) -> None:
     foreign = replace(voucher(3, 70), voucher=replace(voucher(3, 70).voucher, job=JobKey("1" * 64)))
     with pytest.raises(RefusalError, match="another job or node"):
         wallet.take_voucher(JOB, foreign)
+
+
+def test_a_voucher_for_more_receipts_than_a_ledger_counts_is_not_kept(wallet: Wallet) -> None:
+    wallet.take_voucher(JOB, voucher(2**48 - 1, 70))
+    for sequence in (2**48, 2**63, 2**64 - 1):
+        with pytest.raises(RefusalError, match=f"it is for {sequence} receipts, a ledger counts"):
+            wallet.take_voucher(JOB, voucher(sequence, 71))
+
+
+ELSEWHERE = terms_of(Address(COORDINATOR.node_id), JOB, Domain(1, Address("0x" + "99" * 20)))
+"""The same job, which is now to count on another ledger."""
+OTHERS = terms_of(Address(STRANGER.node_id), JOB, TERMS.domain)
+"""Another coordinator's job of the same id."""
+
+
+def test_terms_that_change_are_refused_and_the_voucher_stays(
+    places: Places, wallet: Wallet
+) -> None:
+    wallet.take(JOB, [receipt(0)])
+    wallet.take_voucher(JOB, voucher(1, 70))
+    with pytest.raises(RefusalError, match=r"counts on chain 31337.* is to count on chain 1,"):
+        wallet.agree(JOB, ELSEWHERE)
+    with pytest.raises(RefusalError, match="did not sign it"):
+        wallet.take_voucher(JOB, voucher(1, 71, terms=ELSEWHERE))
+    kept = kept_in(places.ledger_of(JOB, TERMS.coordinator))
+    assert kept is not None
+    assert (kept.terms, kept.voucher) == (TERMS, voucher(1, 70))
+    assert Wallet(places, NODE.node_id).changed_terms(JOB, ELSEWHERE)
+    assert wallet.changed_terms(JOB, TERMS) == wallet.changed_terms(JOB, OTHERS) == ""
+
+
+def test_two_coordinators_with_one_job_id_never_touch_each_others(
+    places: Places, wallet: Wallet
+) -> None:
+    wallet.take(JOB, [receipt(0), receipt(1)])
+    wallet.take_voucher(JOB, voucher(2, 70))
+    wallet.agree(JOB, OTHERS)
+    wallet.take(JOB, [receipt(0, signer=STRANGER, terms=OTHERS)])
+    wallet.take_voucher(JOB, voucher(1, 9, STRANGER, OTHERS))
+    assert [held.receipts for held in wallet.held()] == [2, 1]
+    for terms, receipts, amount in ((TERMS, 2, 70), (OTHERS, 1, 9)):
+        kept = kept_in(places.ledger_of(JOB, terms.coordinator))
+        assert kept is not None
+        assert kept.voucher is not None
+        assert (kept.terms, len(kept.receipts)) == (terms, receipts)
+        assert kept.voucher.voucher.amount == amount
+    assert sorted(held.receipts for held in Wallet(places, NODE.node_id).held()) == [1, 2]
+
+
+def test_a_folder_that_an_older_version_named_is_moved_with_all_that_is_in_it(
+    places: Places, wallet: Wallet
+) -> None:
+    wallet.take(JOB, [receipt(0), receipt(1)])
+    wallet.take_voucher(JOB, voucher(2, 70))
+    now = places.ledger_of(JOB, TERMS.coordinator)
+    now.rename(places.ledger / JOB)
+
+    again = Wallet(places, NODE.node_id)
+    again.take(JOB, [receipt(2)])
+    assert counts(again) == {JOB: 3}
+    assert list(places.ledger.iterdir()) == [now]
+    kept = kept_in(now)
+    assert kept is not None
+    assert (len(kept.receipts), kept.voucher) == (3, voucher(2, 70))
+
+
+def test_a_folder_of_an_older_name_beside_its_new_one_stays_as_it_is(
+    places: Places, wallet: Wallet
+) -> None:
+    wallet.take(JOB, [receipt(0)])
+    old = places.ledger / JOB
+    shutil.copytree(places.ledger_of(JOB, TERMS.coordinator), old)
+    os.utime(old, (0, 0))
+    again = Wallet(places, NODE.node_id)
+    again.take(JOB, [receipt(1)])
+    assert counts(again) == {JOB: 2}
+    assert len(list(places.ledger.iterdir())) == 2

@@ -2,7 +2,9 @@
 
 Two guards, each enough by itself, keep anything from being paid twice. The nonce of each is spent
 on something else, so deep that its block stays; and the ledger's sequence stands where their first
-batch did, so that none of their batches is recorded there.
+batch did, so that none of their batches is recorded there. Where an RPC cannot tell what a nonce is
+spent on, the ledger tells of batches and openings; of other deposits nothing does, and nothing is
+signed again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,8 +16,10 @@ from coordinator.core.settlement.mending import Kept, remade
 from coordinator.core.settlement.refused import Failure
 from coordinator.core.settlement.sending import IN_A_BLOCK, TransactionState
 from coordinator.shell.chain.founding import approval_again
-from coordinator.shell.chain.pump import HaltError
-from coordinator.shell.chain.sending import Account, Intent, Sealing
+from coordinator.shell.chain.mending.ended import ended_before
+from coordinator.shell.chain.mending.receiptless import Receiptless
+from coordinator.shell.chain.pump import FOREIGN_FIX, HaltError
+from coordinator.shell.chain.sending import Account, Intent, Sealing, is_act
 from coordinator.shell.chain.site import DEPLOY_LEDGER, DEPLOY_TOKEN, LedgerSite
 from coordinator.shell.chain.trying import Foresight
 from coordinator.shell.journal.ledger.interface import Outbox
@@ -39,6 +43,11 @@ _SWEPT = (
     "somebody else has swept the dust of epoch {} of {} into its job's escrow, as anybody may:"
     " nothing of it is left to be done"
 )
+_BY_ACT = (
+    "an operator's command has used nonce {} before {}, which waited for a block: it is signed"
+    " again"
+)
+_ACT = "{} of an operator's command failed: it is not sent again, and nothing else waits for it"
 _LATER = "{} was refused, since {}: it goes again once that is over"
 _ONE_JOB = "{} is left aside, since {} was refused: {}. Other jobs are settled as ever"
 
@@ -59,6 +68,7 @@ class Mender:
         self._outbox = outbox
         self._site = site
         self._foresight = foresight
+        self._receiptless = Receiptless(chain, account, outbox, site)
 
     def mends_itself(self, head: Block) -> str:
         """Why what failed needs no operator: it is settled otherwise, goes later, or is one job's.
@@ -74,6 +84,10 @@ class Mender:
         if why := self._done_by_others(head):
             return why
         first = next(iter(self._failed()), None)
+        if why := self._of_acts(first):
+            return why
+        if why := ended_before(first, self._site, self._outbox, head):
+            return why
         failure = self._failure(first)
         if first is None or failure is None:
             return ""
@@ -86,6 +100,32 @@ class Mender:
         again = self._with_approvals([first])
         refused = self._foresight.refused([_own_call(each) for each in again], head)
         return _ONE_JOB.format(job_id, first.transaction.purpose, refused.words) if refused else ""
+
+    def _of_acts(self, first: OutboxRow | None) -> str:
+        """What failed because of an operator's commands, in words; or empty."""
+        if first is None:
+            return ""
+        if first.block is not None:
+            return _ACT.format(first.transaction.purpose) if is_act(first.transaction) else ""
+        if not self._receiptless.is_by_act(first):
+            return ""
+        return _BY_ACT.format(first.transaction.nonce, first.transaction.purpose)
+
+    def check_foreign(self) -> None:
+        """See that nothing failed because somebody else has used its nonce.
+
+        Raises:
+            HaltError: something did.
+            RpcError: the chain cannot be asked.
+        """
+        for row in self._failed():
+            if row.block is None and not self._receiptless.is_by_act(row):
+                raise HaltError(
+                    f"nonce {row.transaction.nonce} of {self._account.name.address}"
+                    f" ({row.transaction.purpose}) was used by a transaction that this coordinator"
+                    " did not sign",
+                    fix=FOREIGN_FIX,
+                )
 
     def explained(self, halt: HaltError) -> HaltError:
         """The same halt with what the contract said, as far as that can be found out."""
@@ -137,7 +177,7 @@ class Mender:
         Raises:
             RpcError: the chain cannot be asked; nothing was changed.
             RefusalError: LEDGER_AHEAD, the ledger has recorded what was to be given up;
-                SENDING_HALTED, it made the ledger itself.
+                SENDING_HALTED, it made the ledger itself, or may be a deposit that took effect.
         """
         failed = self._failed()
         if not failed:
@@ -145,9 +185,18 @@ class Mender:
         deep = max(0, head.number - self._site.profile.depth)
         if self._chain.next_nonce(self._account.address, deep) <= failed[-1].transaction.nonce:
             return None
+        lost = self._receiptless.left_out(failed, head)
+        return None if lost is None else self._given_up(lost, head)
+
+    def _given_up(self, failed: Sequence[OutboxRow], head: Block) -> int:
+        if not failed:
+            return 0
         _check_founding(failed)
         if self._needs_more_gas(failed[0], head):
             self._account.use_more_gas()
+        for row in failed:
+            if is_act(row.transaction):
+                log.warning("a command's transaction is given up", what=row.transaction.purpose)
         given_up = {row.transaction.nonce for row in failed}
         epochs: list[Epoch] = []
         rewinds: list[Rewind] = []
@@ -165,9 +214,12 @@ class Mender:
         return self._outbox.transactions(self._account.name, states=[TransactionState.FAILED])
 
     def _again(self, failed: Sequence[OutboxRow], head: Block) -> list[Intent | OutboxRow]:
-        """What is signed once more: what belongs to no epoch, unless its job's is refused now."""
+        """What is signed once more: what belongs to no epoch, unless its job's is refused now.
+
+        Nor what an operator's command signed: who gave it sees what came of it, and gives it again.
+        """
         found: list[Intent | OutboxRow] = []
-        rows = [row for row in failed if not row.transaction.part]
+        rows = [row for row in failed if not (row.transaction.part or is_act(row.transaction))]
         for job_id in dict.fromkeys(row.transaction.job_id for row in rows):
             of_job = [row for row in rows if row.transaction.job_id == job_id]
             again = self._with_approvals(of_job)
@@ -195,7 +247,8 @@ class Mender:
     def _needs_more_gas(self, first: OutboxRow, head: Block) -> bool:
         """Whether it may have failed for want of gas: it was in a block, and as it was meant."""
         is_void = first.attempts[-1].attempt.is_void
-        if first.block is None or is_void or self._done_by_others(head):
+        is_alone = is_void or is_act(first.transaction)
+        if first.block is None or is_alone or self._done_by_others(head):
             return False
         failure = self._failure(first)
         return failure is None or failure.is_starved

@@ -1,13 +1,13 @@
 """Reads what redeemed vouchers have paid of a job ahead of its shares."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from coordinator.core.settlement.epoch import Epoch, EpochState
 from coordinator.core.settlement.shortfall import ShortEpoch
 from coordinator.shell.chain.site import LedgerSite
 from coordinator.shell.journal.ledger.interface import Outbox
-from hypergpu.chain.ledger import SHARE_DUE, EpochOnChain, NodeAccount, Share
+from hypergpu.chain.ledger import EpochOnChain, NodeAccount, Share
 from hypergpu.chain.rpc.answers import Block
 from hypergpu.ids import JobId, NodeId
 from hypergpu.ledger.advance import NodeMoney
@@ -78,15 +78,29 @@ class AdvanceReader:
         self._worths: dict[JobId, tuple[int, Mapping[NodeId, int]]] = {}
         """What nodes' receipts weigh, and how many receipts that counts."""
 
-    def read(self, site: LedgerSite, job_id: JobId, unit_price: int, at: Block) -> Advances:
+    def read(
+        self,
+        site: LedgerSite,
+        job_id: JobId,
+        unit_price: int,
+        at: Block,
+        holders: Collection[NodeId],
+    ) -> Advances:
         """Ask for every node of a job.
+
+        Args:
+            site: The ledger.
+            job_id: Which.
+            unit_price: Its own.
+            at: As of which block.
+            holders: Of vouchers: before its first receipt no other record names a node.
 
         Raises:
             RpcError: the chain cannot be asked.
         """
         records = self._outbox.epochs(is_final_too=True)
         of_job = [one.epoch for one in records if one.epoch.job_id == job_id]
-        nodes = sorted(self._outbox.sealed_counts(job_id))
+        nodes = sorted({*self._outbox.sealed_counts(job_id), *holders})
         accounts = dict(zip(nodes, site.accounts(job_id, nodes, at), strict=True))
         every = self._closed(site, of_job, accounts, unit_price, at)
         found = {
@@ -163,7 +177,9 @@ def _come_to(
     epoch: Epoch, on_chain: EpochOnChain, shares: Mapping[NodeId, Share], unit_price: int
 ) -> _Closed:
     worth = _worth(on_chain, unit_price)
-    due = {node: share.reward for node, share in shares.items() if share.state == SHARE_DUE}
+    due = {
+        node: share.reward for node, share in shares.items() if share.state == ShareState.DUE.value
+    }
     if on_chain.pool >= worth:
         return _Closed(due, {}, None)
     rest = {

@@ -6,7 +6,7 @@ from coordinator.core.settlement.counting import SeenEpoch, SeenShare, doubt, un
 from coordinator.core.settlement.epoch import Epoch, PaymentsCounted
 from coordinator.shell.chain.site import LedgerSite
 from coordinator.shell.journal.ledger.interface import Outbox
-from hypergpu.chain.ledger import SHARE_DUE, EpochOnChain, Share
+from hypergpu.chain.ledger import EpochOnChain, Share
 from hypergpu.chain.rpc.answers import Block
 from hypergpu.chain.rpc.errors import RpcGarbledError
 from hypergpu.ids import NodeId
@@ -39,7 +39,7 @@ class Payments:
         return tuple(
             node
             for node, share in zip(epoch.nodes, shares, strict=True)
-            if share.state == SHARE_DUE
+            if share.state == ShareState.DUE.value
         )
 
     def _counted_at(self, epoch: Epoch, at: Block, *, is_deep: bool) -> PaymentsCounted:
@@ -49,7 +49,7 @@ class Payments:
             raise RpcGarbledError(f"the chain's RPC does not know {epoch.job_id}, and its epochs")
         worth = job.unit_price * on_chain.total_score // PRICED_SCORE
         return PaymentsCounted(
-            deferred=sum(share.state == SHARE_DUE for share in shares),
+            deferred=sum(share.state == ShareState.DUE.value for share in shares),
             window_ends_s=on_chain.closed_at_s + self._site.window_s,
             is_whole=sum(share.score for share in shares) == on_chain.total_score,
             short=max(0, worth - on_chain.pool),
@@ -67,7 +67,8 @@ class Payments:
         sent = self._sent(epoch, missing) if missing else {}
         if why := doubt(epoch, seen, each, sent):
             raise RpcGarbledError(
-                f"the chain's RPC gave what cannot be of block {at.number}: {why}"
+                f"the chain's RPC is behind at block {at.number}, or the chain was put back and is"
+                f" being sent what it lacks: {why}"
             )
         return shares, on_chain
 

@@ -4,7 +4,7 @@ Receipts come in with the rows of the job that earned them (`JobJournal.append`)
 receipts and transactions stay: what was earned is owed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from coordinator.core.settlement.sending import TransactionState
@@ -44,14 +44,22 @@ class Outbox(Protocol):
     def waiting_counts(self) -> Mapping[JobId, int]:
         """How many receipts are in no batch, by job; none where none. Cost grows with the nodes."""
 
-    def unsealed(self, limit: int) -> tuple[UnsealedReceipt, ...]:
-        """Receipts in no batch, by job, node and sequence. Cost grows with them, not with all."""
+    def unsealed(
+        self, limit: int, *, without: Collection[JobId] = ()
+    ) -> tuple[UnsealedReceipt, ...]:
+        """Receipts in no batch, by job, node and sequence; none of the jobs named.
+
+        Cost grows with them, not with all.
+        """
 
     def epochs(self, *, is_final_too: bool = False) -> tuple[EpochRecord, ...]:
         """Epochs on their way, by job and number: not final, or not left by their job yet.
 
         Those that are final too when asked for.
         """
+
+    def has_ended(self, job_id: JobId) -> bool:
+        """Whether the job has left its last epoch. Cheap: reads none of what its epochs hold."""
 
     def transactions(
         self, account: AccountName, *, states: Sequence[TransactionState], limit: int = 0

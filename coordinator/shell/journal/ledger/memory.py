@@ -1,7 +1,7 @@
 """The pay half of the journal that forgets."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -81,11 +81,14 @@ class MemoryLedger:
                     counts[key[0]] = counts.get(key[0], 0) + waiting
         return counts
 
-    def unsealed(self, limit: int) -> tuple[UnsealedReceipt, ...]:
+    def unsealed(
+        self, limit: int, *, without: Collection[JobId] = ()
+    ) -> tuple[UnsealedReceipt, ...]:
         with self._ledger_lock:
             waiting = [
                 UnsealedReceipt.of(record)
                 for key in sorted(self._receipts)
+                if key[0] not in without
                 for record in self._receipts[key][self._shelves.sealed.get(key, 0) :]
             ]
         return tuple(waiting[:limit])
@@ -97,6 +100,11 @@ class MemoryLedger:
                 for _, record in sorted(self._shelves.epochs.items())
                 if is_final_too or not record.is_left or record.epoch.state is not EpochState.FINAL
             )
+
+    def has_ended(self, job_id: JobId) -> bool:
+        with self._ledger_lock:
+            epochs = self._shelves.epochs.items()
+            return any(record.is_last for (of_job, _), record in epochs if of_job == job_id)
 
     def transactions(
         self, account: AccountName, *, states: Sequence[TransactionState], limit: int = 0
@@ -220,6 +228,11 @@ class MemoryLedger:
         self._shelves.epochs[end.job_id, end.number] = replace(
             known, is_left=True, is_last=known.is_last or end.is_last
         )
+
+    def _leave_all(self, job_id: JobId) -> None:
+        numbers = sorted(number for of_job, number in self._shelves.epochs if of_job == job_id)
+        for number in numbers:
+            self._leave(EpochEnd(job_id, number, is_last=number == numbers[-1]))
 
 
 def _give_up(shelves: _Shelves, change: OutboxChange) -> None:

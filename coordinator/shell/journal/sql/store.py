@@ -28,7 +28,7 @@ from coordinator.shell.journal.records import (
 )
 from coordinator.shell.journal.sql.database import Database
 from coordinator.shell.journal.sql.engine import journal_url
-from coordinator.shell.journal.sql.ledger.keeping import keep_earnings
+from coordinator.shell.journal.sql.ledger.keeping import keep_earnings, leave_all
 from coordinator.shell.journal.sql.ledger.reading import SqlLedger
 from coordinator.shell.journal.sql.registry import SqlRegistry
 from coordinator.shell.journal.sql.tables import ENTRIES, JOBS, REQUESTS, SNAPSHOTS
@@ -124,6 +124,7 @@ class SqlJournal(SqlRegistry, SqlLedger):
         with self._database.writer() as connection:
             for table in (ENTRIES, SNAPSHOTS, REQUESTS, JOBS):
                 connection.execute(delete(table).where(table.c.job_id == job_id))
+            leave_all(connection, job_id)
 
     def request(self, request_id: str) -> RequestClaim | None:
         wanted = select(REQUESTS).where(REQUESTS.c.request_id == request_id)

@@ -26,7 +26,7 @@ async def judge(parts: Parts, room: Room, command: JudgeUpdates) -> None:
         event = await _measured(parts, room, command)
     except RefusalError as refused:
         log.warning("updates were not judged", job_id=room.job.job_id, reason=str(refused))
-        event = _unknown(command, told(refused))
+        event = not_judged(command.round, told(refused))
     failpoint("judge.done")
     reason = await parts.driver.insist(room.job.job_id, event)
     if reason:
@@ -35,7 +35,7 @@ async def judge(parts: Parts, room: Room, command: JudgeUpdates) -> None:
 
 async def _measured(parts: Parts, room: Room, command: JudgeUpdates) -> UpdatesJudged:
     if room.layout is None:
-        return _unknown(command, "the model's layout is lost")
+        return not_judged(command.round, "the model's layout is lost")
     blobs = (command.base, command.made, *(update.blob for update in command.updates))
     base, made, *paths = await asyncio.to_thread(
         lambda: [parts.blobs.path(blob.digest) for blob in blobs]
@@ -72,5 +72,6 @@ async def _measured(parts: Parts, room: Room, command: JudgeUpdates) -> UpdatesJ
     )
 
 
-def _unknown(command: JudgeUpdates, reason: str) -> UpdatesJudged:
-    return UpdatesJudged(at_ms=Milliseconds(0), round=command.round, reason=reason)
+def not_judged(round_number: int, reason: str) -> UpdatesJudged:
+    """What stands for the answer where nothing can be measured."""
+    return UpdatesJudged(at_ms=Milliseconds(0), round=round_number, reason=reason)

@@ -16,6 +16,7 @@ from coordinator.shell.runtime.acts.perform import assign
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.roster import Session
 from coordinator.shell.servicers.access import NodeGate
+from coordinator.shell.servicers.node.held import of_this_coordinator, pause_what_is_older
 from coordinator.shell.servicers.wire.handlers import Requests
 from coordinator.shell.servicers.wire.versions import (
     refuse_other_version,
@@ -60,6 +61,8 @@ async def _opened(parts: Parts, gate: NodeGate, node: NodeId, requests: Requests
     hello = first.hello
     refuse_other_version(hello.version)
     capabilities = translate.capabilities_value(hello.capabilities)
+    held = of_this_coordinator(parts, hello.receipts)
+    await pause_what_is_older(parts, node, held)
     session = Session(node, capabilities, hello.version.software[:_REASON_LENGTH_MAX])
     session.send(_welcome(parts, node))
     parts.roster.connect(session)
@@ -68,7 +71,7 @@ async def _opened(parts: Parts, gate: NodeGate, node: NodeId, requests: Requests
         parts.readings.starts(node)
     log.info("a node is connected", node=node, software=session.software, ours=SOFTWARE)
     _resume(parts, session, hello.working)
-    parts.post.greeted(session, {JobId(each.job_id): each.count for each in hello.receipts})
+    parts.post.greeted(session, {job_id: each.count for job_id, each in held.items()})
     parts.staffing.review()
     return session
 

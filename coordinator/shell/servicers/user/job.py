@@ -26,6 +26,7 @@ from coordinator.shell.runtime.acts.datasets import (
     packed_manifest,
     remove_layout,
 )
+from coordinator.shell.runtime.acts.judging import not_judged
 from coordinator.shell.runtime.acts.perform import begin_again
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.recovery import load_layout
@@ -36,7 +37,7 @@ from coordinator.shell.servicers.user import exporting, owing, watching
 from coordinator.shell.servicers.wire.handlers import Caller, Requests
 from hypergpu.digest import digest_of
 from hypergpu.ids import JobId
-from hypergpu.jobfile import parse_spec_json, spec_json, with_parameters
+from hypergpu.jobfile import covering, parse_spec_json, spec_json, with_parameters
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.spec import JobSpec
 from hypergpu.units import Milliseconds
@@ -85,6 +86,7 @@ class JobServicer:
                 detail = f"request_id {request_id!r} belongs to {known.job_id}, which differs"
                 raise RefusalError(Reason.REQUEST_INVALID, detail)
             return known.job_id
+        spec = covering(spec, self._parts.roster.at_work)
         job_id = JobId(f"job-{secrets.token_hex(6)}")
         files = manifest_digests(manifest) if manifest is not None else frozenset()
         pinned = [*files, *([digest_of(packed)] if manifest is not None else [])]
@@ -129,7 +131,7 @@ class JobServicer:
         room = self._room(request.job_id)
         job = room.job
         answer = job_pb2.GetJobResponse(
-            job=_summary(room),
+            job=self._summary(room),
             spec_json=spec_json(job.next_spec or job.spec),
             participants=watching.participants(self._parts.roster, room.job),
         )
@@ -142,7 +144,7 @@ class JobServicer:
     ) -> job_pb2.ListJobsResponse:
         driver = self._parts.driver
         resting = [translate.resting_summary(*each) for each in driver.unreadable.items()]
-        rooms = [_summary(room) for room in driver.rooms.values()]
+        rooms = [self._summary(room) for room in driver.rooms.values()]
         return job_pb2.ListJobsResponse(jobs=[*resting, *rooms])
 
     async def pause_job(
@@ -155,6 +157,8 @@ class JobServicer:
         self, request: job_pb2.ResumeJobRequest, caller: Caller
     ) -> job_pb2.ResumeJobResponse:
         room = self._room(request.job_id)
+        if room.why_older:
+            raise RefusalError(Reason.JOB_PHASE, room.why_older)
         if room.is_given_up:
             await load_layout(self._parts, room)
         await self._change(request.job_id, JobResumed(at_ms=_NOW))
@@ -191,19 +195,31 @@ class JobServicer:
         if job_id in driver.unreadable:
             del driver.unreadable[job_id]
         else:
-            self._close_ended(self._room(job_id))
+            await self._measure_ended(self._room(job_id))
+            self._close(self._room(job_id))
         await driver.in_writer(self._parts.journal.remove_job, job_id)
         await asyncio.to_thread(self._delete_files, job_id)
         freed_bytes = await collect(self._parts)
         log.info("a job was removed", job_id=job_id, freed_bytes=freed_bytes)
         return job_pb2.RemoveJobResponse(freed_bytes=freed_bytes)
 
-    def _close_ended(self, room: Room) -> None:
+    async def _measure_ended(self, room: Room) -> None:
+        """Make the receipts that still wait for a judge, by what is known without it."""
         job = room.job
         if job.phase not in ENDED:
             detail = f"{job.job_id} is {job.phase.value}: stop it first (hypergpu job stop)"
             raise RefusalError(Reason.JOB_PHASE, detail)
-        del self._parts.driver.rooms[job.job_id]
+        refused = ""
+        for waiting in job.metering.unmeasured:
+            given_up = not_judged(waiting.number, "the job is removed")
+            # The judge may answer first: then this is refused, and nothing is left to be done.
+            refused = await self._parts.driver.submit(job.job_id, given_up)
+        if left := room.job.metering.unmeasured:
+            detail = f"{len(left)} rounds of {job.job_id} have no receipts yet: {refused}"
+            raise RefusalError(Reason.JOB_PHASE, detail, fix="remove it again later")
+
+    def _close(self, room: Room) -> None:
+        del self._parts.driver.rooms[room.job.job_id]
         room.close()
         room.wake()
 
@@ -249,6 +265,13 @@ class JobServicer:
     ) -> AsyncIterator[job_pb2.ListReceiptsResponse]:
         return owing.receipts(self._parts, self._room(request.job_id))
 
+    def _summary(self, room: Room) -> job_pb2.JobSummary:
+        message = translate.job_summary(room.job, room.now_ms())
+        if self._parts.settling is not None:
+            brief, _ = self._parts.settling.ending(room.job.job_id)
+            message.reason = "; ".join(filter(None, [brief, message.reason]))
+        return message
+
     def _room(self, job_id: str) -> Room:
         room = self._parts.driver.rooms.get(JobId(job_id))
         if why := self._parts.driver.unreadable.get(JobId(job_id)):
@@ -263,7 +286,3 @@ class JobServicer:
         self._room(job_id)
         if reason := await self._parts.driver.submit(JobId(job_id), event):
             raise RefusalError(Reason.JOB_PHASE, reason)
-
-
-def _summary(room: Room) -> job_pb2.JobSummary:
-    return translate.job_summary(room.job, room.now_ms())

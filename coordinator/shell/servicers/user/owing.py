@@ -35,7 +35,10 @@ async def accounts(parts: Parts, room: Room) -> job_pb2.GetLedgerResponse:
     )
     by_node: dict[NodeId, list[ReceiptRecord]] = {node: [] for node in job.members}
     for record in kept:
-        by_node.setdefault(record.signed.receipt.node, []).append(record)
+        receipt = record.signed.receipt
+        # The journal may have gone on since the job was looked at: its accounts know less then.
+        if receipt.sequence < account_of(job.metering, receipt.node).receipts:
+            by_node.setdefault(receipt.node, []).append(record)
     for node, own in by_node.items():
         receipts = [record.signed.receipt for record in own]
         answer.nodes.add(
@@ -48,23 +51,25 @@ async def accounts(parts: Parts, room: Room) -> job_pb2.GetLedgerResponse:
             vouched=str(account_of(job.metering, node).vouched),
         )
     if parts.settling is not None:
-        answer.chain.CopyFrom(_chain_message(parts.settling))
+        answer.chain.CopyFrom(_chain_message(parts.settling, job.job_id))
         rows = await asyncio.to_thread(_transactions, parts, parts.settling, job.job_id)
         answer.transactions.extend(rows)
     return answer
 
 
-def _chain_message(settling: "Settling") -> job_pb2.ChainState:
+def _chain_message(settling: "Settling", job_id: JobId) -> job_pb2.ChainState:
     # What talks to a chain is an extra: it is there where something settles.
     from hypergpu.chain.rpc.transport import open_address
 
     state = settling.state
+    _, ending = settling.ending(job_id)
+    told = [ending, *(each for each in [state.complaint] if each not in ending)]
     return job_pb2.ChainState(
         url=open_address(settling.url),
         height=state.height,
         waiting=state.waiting,
         mined=state.mined,
-        complaint=state.complaint,
+        complaint="; ".join(filter(None, told)),
         halted=state.halted,
     )
 

@@ -1,19 +1,26 @@
 """Takes what a node is owed for a job, without anybody's help: every part that is to be had now."""
 
 from collections.abc import Iterator
+from functools import cached_property
 
-from hypergpu.chain.ledger import SHARE_DUE, NodeAccount
+from hypergpu.chain.ledger import EpochOnChain, JobOnChain, NodeAccount, Share
 from hypergpu.chain.moments import moment
 from hypergpu.cli.ledger.acts.done import Done
 from hypergpu.cli.ledger.acts.node import NodeOnChain
 from hypergpu.cli.ledger.holding import Held
 from hypergpu.ids import Address
+from hypergpu.ledger.pay import earned_at_least
+from hypergpu.ledger.settlement.state import ShareState
 from hypergpu.ledger.typed import Voucher, address_bytes, chain_form, word_bytes
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.units import Wei
 
 
 def claimed(node: NodeOnChain, held: Held, to: Address | None = None) -> Done:
     """Release what a voucher claimed, take shares that are due and credit, redeem what is new.
+
+    Epochs that nobody closed are closed before that, where the ledger lets the node and shares of
+    them come to more than the voucher.
 
     Args:
         node: Whose key is at hand.
@@ -27,8 +34,9 @@ def claimed(node: NodeOnChain, held: Held, to: Address | None = None) -> Done:
     claim = _Claim(node, held)
     try:
         claim.release()
+        claim.close()
         claim.take_shares()
-        claim.withdraw(to or Address(node.node))
+        claim.withdraw(to or Address(node.owner))
         claim.redeem()
     except RefusalError as refused:
         if not claim.hashes:
@@ -60,14 +68,29 @@ class _Claim:
         call = self._node.calls.abi.call("releaseVoucher", self._job, self._node.address)
         self._taken("released", "of an earlier claim", call, "releaseVoucher", account.pending)
 
+    def close(self) -> None:
+        """Close what the coordinator left open, where that brings more than the voucher."""
+        if self._worth() <= self._promised():
+            return
+        for epoch, _, held in self._due():
+            if held.closed_at_s:
+                continue
+            call = self._node.calls.close(self._held.terms.job, epoch).call
+            try:
+                self._node.foreseen(call, "closeEpoch")
+            except RefusalError as refused:
+                self._tell_open(epoch, held, refused)
+                continue
+            self.hashes.append(self._node.acted(call, "closeEpoch"))
+            self.parts.append(f"epoch {epoch}, which its coordinator had left open, was closed")
+
     def take_shares(self) -> None:
         """Have shares of closed epochs paid that nobody has paid yet."""
-        for epoch, closed_at_s in self._due():
-            share = self._node.calls.share(
-                self._node.asked("getContribution", self._job, epoch, self._node.address)
-            )
-            call = self._node.calls.pay(self._held.terms.job, epoch, [self._node.node]).call
-            final_at_s = closed_at_s + self._node.number("CHALLENGE_WINDOW")
+        for epoch, share, held in self._due():
+            if not held.closed_at_s:
+                continue
+            call = self._node.calls.pay(self._held.terms.job, epoch, [self._node.owner]).call
+            final_at_s = held.closed_at_s + self._node.number("CHALLENGE_WINDOW")
             is_final = final_at_s <= self._node.now_s
             if not is_final and not int.from_bytes(self._node.foreseen(call, "pay")):
                 shown = self._node.shown(share.reward)
@@ -130,22 +153,17 @@ class _Claim:
         self._amounts.setdefault("credit", self._node.credit())
         amounts = {name: str(amount) for name, amount in self._amounts.items()}
         ready_at_s = min(self._ready_at_s, default=None)
-        return Done(self._node.node, self.hashes, "; ".join(self.parts), amounts, ready_at_s)
+        return Done(self._node.owner, self.hashes, "; ".join(self.parts), amounts, ready_at_s)
 
     def _redeem(self, voucher: Voucher, left: int) -> None:
-        job = self._node.calls.job(self._node.asked("getJob", self._job))
+        job = self._on_ledger()
         shown = self._node.shown
         if not job.spendable:
             detail = (
                 f"{shown(left)} of the voucher is not paid, and the escrow of"
                 f" {self._held.job_id} has nothing left to claim it from"
             )
-            fix = (
-                "wait until its owner raises it; or show it to others: hypergpu ledger dispute"
-                if not job.free
-                else "wait for the next challenge window: the job's owner has set a limit for each"
-            )
-            raise RefusalError(Reason.ESCROW_SHORT, detail, fix=fix)
+            raise RefusalError(Reason.ESCROW_SHORT, detail, fix=self._fix_of_short(job))
         signature = self._held.voucher.signature if self._held.voucher else b""
         fields = (self._job, address_bytes(voucher.node), voucher.sequence, voucher.amount)
         call = self._node.calls.abi.call("redeemVoucher", fields, chain_form(signature))
@@ -158,6 +176,18 @@ class _Claim:
             rest = shown(left - account.pending)
             self.parts.append(f"the escrow had no more: {rest} of the voucher is still to be had")
 
+    def _fix_of_short(self, job: JobOnChain) -> str:
+        """What is to be done where nothing of the escrow may be had."""
+        if job.free:
+            return "wait for the next challenge window: the job's owner has set a limit for each"
+        over_at_s = job.ends_at_s - self._node.number("CHALLENGE_WINDOW")
+        if job.ends_at_s and over_at_s <= self._node.now_s:
+            return (
+                f"show it to others: hypergpu ledger dispute. The job ended on {moment(over_at_s)},"
+                " and nothing comes into its escrow any more but what others give back"
+            )
+        return "wait until its owner raises it; or show it to others: hypergpu ledger dispute"
+
     def _taken(self, name: str, what: str, call: bytes, function: str, amount: int) -> None:
         """Have an amount paid, and see whether the token let it through to the wallet."""
         credit = self._node.credit()
@@ -166,6 +196,17 @@ class _Claim:
         is_credit = self._node.credit() > credit
         where = "became credit, the token refused it" if is_credit else "was paid"
         self.parts.append(f"{self._node.shown(amount)} {what} {where}")
+
+    def _tell_open(self, epoch: int, held: EpochOnChain, refused: RefusalError) -> None:
+        from_s = held.opened_at_s + self._node.number("UNBONDING")
+        if from_s <= self._node.now_s:
+            self.parts.append(f"epoch {epoch} stays open: {refused.detail}")
+            return
+        self._ready_at_s.append(from_s)
+        self.parts.append(
+            f"epoch {epoch} is open: if its coordinator does not close it, this does from"
+            f" {moment(from_s)} on"
+        )
 
     def _tell_pending(self, account: NodeAccount) -> None:
         self._ready_at_s.append(account.release_at_s)
@@ -181,16 +222,35 @@ class _Claim:
             f" the newest voucher is for {self._node.shown(voucher.amount)}"
         )
 
-    def _due(self) -> Iterator[tuple[int, int]]:
-        """Closed epochs in which a share of the node is due, and when each was closed."""
-        calls, node = self._node.calls, self._node
-        for epoch in sorted({signed.receipt.epoch for signed in self._held.receipts}):
-            share = calls.share(node.asked("getContribution", self._job, epoch, node.address))
-            if share.state != SHARE_DUE:
-                continue
-            held = calls.epoch(node.asked("getEpoch", self._job, epoch))
-            if held.closed_at_s:
-                yield epoch, held.closed_at_s
+    def _due(self) -> Iterator[tuple[int, Share, EpochOnChain]]:
+        """Epochs, open or closed, in which a share of the node is recorded and not paid."""
+        of_job = self._node.shares(self._held.terms.job, self._recorded_in)
+        for epoch, (share, held) in of_job.items():
+            if share.state == ShareState.DUE.value:
+                yield epoch, share, held
+
+    @cached_property
+    def _recorded_in(self) -> tuple[int, ...]:
+        own = {signed.receipt.epoch for signed in self._held.receipts}
+        return self._node.recorded_in(self._held.terms.job, own)
+
+    def _worth(self) -> int:
+        """What the node's recorded receipts come to at least, once all epochs are closed."""
+        price = Wei(self._on_ledger().unit_price)
+        due = (
+            share.reward if held.closed_at_s else earned_at_least(price, share.score)
+            for _, share, held in self._due()
+        )
+        return self._account().earned + sum(due)
+
+    def _promised(self) -> int:
+        """What it has, and what its voucher brings."""
+        account = self._account()
+        vouched = self._held.voucher.voucher.amount if self._held.voucher else 0
+        return max(account.paid + account.pending, vouched)
+
+    def _on_ledger(self) -> JobOnChain:
+        return self._node.calls.job(self._node.asked("getJob", self._job))
 
     def _account(self) -> NodeAccount:
         return self._node.in_job(self._held.terms.job)

@@ -2,6 +2,7 @@
 
 from hypergpu.cli.ledger.acts.account import AccountOnChain
 from hypergpu.cli.ledger.acts.done import Done
+from hypergpu.cli.transfer import counted
 from hypergpu.ledger.audit.dispute import Claim, Dispute, dispute_fault
 from hypergpu.ledger.typed import address_bytes, word_bytes
 from hypergpu.refusal import Reason, RefusalError
@@ -32,23 +33,22 @@ def _recorded(anybody: AccountOnChain, dispute: Dispute) -> Done:
         (one.signed for one in dispute.receipts), key=lambda signed: signed.receipt.sequence
     )
     job, node = word_bytes(dispute.job), address_bytes(dispute.node)
-    counted = anybody.calls.account(anybody.asked("getAccount", job, node)).counted
-    missing = [signed for signed in receipts if signed.receipt.sequence >= counted]
+    following = anybody.calls.account(anybody.asked("getAccount", job, node)).counted
+    missing = [signed for signed in receipts if signed.receipt.sequence >= following]
     if not missing:
         said = f"all {len(receipts)} receipts are recorded by now: nothing was sent"
-        return Done(anybody.node, [], said)
+        return Done(anybody.owner, [], said)
     first = missing[0].receipt.sequence
-    if first != counted:
-        detail = f"receipt {counted} of {dispute.node} comes next, the bundle begins with {first}"
+    if first != following:
+        detail = f"receipt {following} of {dispute.node} comes next, the bundle begins with {first}"
         fix = "enforce the bundle of the epoch before it first"
         raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
     epoch = _first_open(anybody, job, missing[-1].receipt.epoch)
-    hashes = [
-        anybody.acted(anybody.calls.record_one(signed, epoch).call, "submitContribution")
-        for signed in missing
-    ]
+    calls = [anybody.calls.record_one(signed, epoch).call for signed in missing]
+    with counted("recording receipts") as report:
+        hashes = anybody.acted_each(calls, "submitContribution", report)
     said = f"{len(missing)} receipts of {dispute.node} are recorded, to be paid with epoch {epoch}"
-    return Done(anybody.node, hashes, said)
+    return Done(anybody.owner, hashes, said)
 
 
 def _first_open(anybody: AccountOnChain, job: bytes, epoch: int) -> int:
@@ -65,8 +65,8 @@ def _shown(anybody: AccountOnChain, dispute: Dispute) -> Done:
     bond, *_ = anybody.calls.abi.answer("bondOf", answer)
     if not bond:
         said = f"the coordinator {coordinator} has no bond to lose any more: nothing was sent"
-        return Done(anybody.node, [], said)
+        return Done(anybody.owner, [], said)
     call = anybody.calls.prove_equivocation([one.signed for one in dispute.receipts])
     name = anybody.acted(call, "proveEquivocation")
     said = f"the coordinator {coordinator} lost its bond of {bond}, a tenth of it to you"
-    return Done(anybody.node, [name], said)
+    return Done(anybody.owner, [name], said)

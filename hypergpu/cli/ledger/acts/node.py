@@ -1,9 +1,12 @@
 """What a node does on the ledger by itself: registers, stakes, and takes its stake back."""
 
-from hypergpu.chain.ledger import NodeAccount
+from collections.abc import Iterable, Sequence
+
+from hypergpu.chain.ledger import EpochOnChain, NodeAccount, Share
 from hypergpu.chain.moments import moment
 from hypergpu.cli.ledger.acts.account import AccountOnChain
 from hypergpu.cli.ledger.acts.done import Done
+from hypergpu.cli.ledger.acts.whereabouts import Seen, next_to_see
 from hypergpu.ids import JobKey
 from hypergpu.ledger.typed import word_bytes
 from hypergpu.refusal import Reason, RefusalError
@@ -21,16 +24,16 @@ class NodeOnChain(AccountOnChain):
         number = self._registered_as()
         if number and not stake:
             said = f"it is registered already, as node {number}: nothing was sent"
-            return Done(self.node, [], said)
+            return Done(self.owner, [], said)
         if number:
-            detail = f"{self.node} is registered already, as node {number}"
+            detail = f"{self.owner} is registered already, as node {number}"
             fix = f"add to its stake: hypergpu ledger stake {stake}"
             raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
         hashes = self.provided(stake) if stake else []
         call = self.calls.abi.call("registerNode", bytes(32), stake)
         hashes.append(self.acted(call, "registerNode"))
         said = f"registered with a stake of {self.shown(stake)}"
-        return Done(self.node, hashes, said, {"staked": str(stake)})
+        return Done(self.owner, hashes, said, {"staked": str(stake)})
 
     def stake(self, amount: int) -> Done:
         """Add to the node's stake: its shares are paid at once as far as that covers them.
@@ -39,14 +42,14 @@ class NodeOnChain(AccountOnChain):
             RefusalError: ARGUMENT_INVALID, it is not registered, or has not so much of the token.
         """
         if not self._registered_as():
-            detail = f"{self.node} is not registered on {self.domain.contract}"
+            detail = f"{self.owner} is not registered on {self.domain.contract}"
             fix = f"register it with its stake: hypergpu ledger register --stake {amount}"
             raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
         hashes = self.provided(amount)
         hashes.append(self.acted(self.calls.abi.call("stake", amount), "stake"))
         staked, *_ = self.stakes()
         said = f"staked {self.shown(amount)}, {self.shown(staked)} in all"
-        return Done(self.node, hashes, said, {"added": str(amount), "staked": str(staked)})
+        return Done(self.owner, hashes, said, {"added": str(amount), "staked": str(staked)})
 
     def unstake(self, amount: int | None) -> Done:
         """Ask for stake back, or take what was asked for once its wait is over.
@@ -62,7 +65,7 @@ class NodeOnChain(AccountOnChain):
             return self._taken(unbonding, release_at_s)
         free = staked - locked
         if not staked:
-            detail = f"{self.node} has no stake on {self.domain.contract}"
+            detail = f"{self.owner} has no stake on {self.domain.contract}"
             fix = "name the node and the job it staked for; hypergpu ledger stake AMOUNT stakes"
             raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
         wanted = free if amount is None else amount
@@ -82,7 +85,7 @@ class NodeOnChain(AccountOnChain):
             f" again from {moment(release_at_s)} on to take it. {self.shown(staked)} stays staked"
         )
         amounts = {"unbonding": str(unbonding), "staked": str(staked)}
-        return Done(self.node, [name], said, amounts, release_at_s)
+        return Done(self.owner, [name], said, amounts, release_at_s)
 
     def _taken(self, unbonding: int, release_at_s: int) -> Done:
         """What was asked for before. Asking for more would start its wait anew."""
@@ -93,13 +96,13 @@ class NodeOnChain(AccountOnChain):
                 f"{self.shown(unbonding)} is unbonding until {moment(release_at_s)}: nothing was"
                 " sent; run this again from then on to take it"
             )
-            return Done(self.node, [], said, amounts, release_at_s)
+            return Done(self.owner, [], said, amounts, release_at_s)
         credit = self.credit()
         name = self.acted(self.calls.abi.call("withdrawStake"), "withdrawStake")
         where = "is in the wallet" if self.credit() == credit else "became credit, see `claim`"
         said = f"{self.shown(unbonding)} of stake {where}; {self.shown(staked)} stays staked"
         amounts = {"withdrawn": str(unbonding), "staked": str(staked)}
-        return Done(self.node, [name], said, amounts)
+        return Done(self.owner, [name], said, amounts)
 
     def _registered_as(self) -> int:
         """The node's number on the ledger; 0: it has none."""
@@ -121,3 +124,29 @@ class NodeOnChain(AccountOnChain):
     def in_job(self, job: JobKey) -> NodeAccount:
         """The node in a job."""
         return self.calls.account(self.asked("getAccount", word_bytes(job), self.address))
+
+    def shares(self, job: JobKey, epochs: Sequence[int]) -> dict[int, tuple[Share, EpochOnChain]]:
+        """The node's share of each of these epochs of a job, and the epoch."""
+        name = word_bytes(job)
+        shares = self.asked_each("getContribution", [(name, one, self.address) for one in epochs])
+        held = self.asked_each("getEpoch", [(name, one) for one in epochs])
+        return {
+            number: (self.calls.share(share), self.calls.epoch(epoch))
+            for number, share, epoch in zip(epochs, shares, held, strict=True)
+        }
+
+    def recorded_in(self, job: JobKey, own: Iterable[int]) -> tuple[int, ...]:
+        """The epochs of a job that hold receipts of the node.
+
+        Args:
+            job: Its key.
+            own: The epochs that its receipts name.
+        """
+        counted = self.in_job(job).counted
+        seen: dict[int, Seen] = {}
+        wanted = sorted(own)
+        while wanted:
+            for number, (share, epoch) in self.shares(job, wanted).items():
+                seen[number] = Seen(share.receipts, bool(epoch.closed_at_s))
+            wanted = next_to_see(seen, counted)
+        return tuple(sorted(number for number, epoch in seen.items() if epoch.receipts))

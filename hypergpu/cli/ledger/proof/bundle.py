@@ -1,11 +1,13 @@
 """A dispute's bundle in the hands of a third party: who is right, by it and by the chain."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hypergpu.chain.moments import moment
 from hypergpu.cli.ledger.proof.files import file_content
+from hypergpu.cli.transfer import counted
 from hypergpu.ledger.audit.dispute import (
     BYTES_MAX,
     Claim,
@@ -16,6 +18,10 @@ from hypergpu.ledger.audit.dispute import (
 from hypergpu.ledger.audit.facts import JobFact
 from hypergpu.ledger.audit.looked_up import chain_faults, claim_text, since
 from hypergpu.refusal import Reason, RefusalError
+
+if TYPE_CHECKING:
+    from hypergpu.chain.reading.history import JobReader
+    from hypergpu.chain.rpc.answers import Block
 
 _ENFORCEABLE = frozenset({Claim.UNRECORDED, Claim.EQUIVOCATION})
 
@@ -118,9 +124,8 @@ def _checked(dispute: Dispute, faults: list[str], *, is_right: bool | None) -> B
 def _facts(dispute: Dispute, chain_url: str) -> tuple[JobFact, JobFact]:
     """What the chain says at the bundle's block, and at its newest."""
     # What talks to a chain is an extra, and slow to import.
-    from hypergpu.chain.history import JobReader
+    from hypergpu.chain.reading.history import JobReader
     from hypergpu.chain.recognition import recognised
-    from hypergpu.chain.rpc.errors import RpcRefusedError
     from hypergpu.cli.ledger.reading import ledger_at
 
     with ledger_at(chain_url) as chain:
@@ -129,14 +134,18 @@ def _facts(dispute: Dispute, chain_url: str) -> tuple[JobFact, JobFact]:
         if block is None:
             detail = f"{chain.where} has no block {dispute.chain.block} yet"
             raise RefusalError(Reason.CHAIN_WRONG, detail, fix="ask an RPC that is not behind")
-        reader = JobReader(chain, dispute.signers.domain)
-        try:
-            then = reader.fact(dispute.job, at=block)
-        except RpcRefusedError as refused:
-            detail = (
-                f"{chain.where} does not say how block {block.number} of {moment(block.time_s)}"
-                f" was: {refused}"
-            )
-            fix = "name an RPC that keeps the state of old blocks, an archive node: --chain-url URL"
-            raise RefusalError(Reason.CHAIN_UNREACHABLE, detail, fix=fix) from None
-        return then, reader.fact(dispute.job)
+        with counted("reading the job's blocks") as report:
+            reader = JobReader(chain, dispute.signers.domain, dispute.job, report)
+            return _at(reader, block, chain.where), reader.fact()
+
+
+def _at(reader: "JobReader", block: "Block", where: str) -> JobFact:
+    from hypergpu.chain.rpc.errors import RpcRefusedError
+
+    try:
+        return reader.fact(block)
+    except RpcRefusedError as refused:
+        told = f"how block {block.number} of {moment(block.time_s)} was: {refused}"
+        fix = "name an RPC that keeps the state of old blocks, an archive node: --chain-url URL"
+        detail = f"{where} does not say {told}"
+        raise RefusalError(Reason.CHAIN_UNREACHABLE, detail, fix=fix) from None

@@ -1,8 +1,10 @@
 """Receipts published as a file: whoever has it audits the job without its coordinator."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from hypergpu.cli.ledger.account import ledger_view
 from hypergpu.cli.ledger.showing import openings
@@ -13,11 +15,14 @@ from hypergpu.cli.ledger.verifying import (
     receipt_faults,
     received,
 )
+from hypergpu.cli.output import note
 from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.files.durable import SHARED, write_durably
+from hypergpu.ledger.audit.facts import JobFact
 from hypergpu.ledger.receipt import (
     FILE_BYTES_MAX,
     FORMAT,
+    AsOf,
     ReceiptFile,
     Signers,
     decoded,
@@ -28,6 +33,9 @@ from hypergpu.ledger.typed import Domain
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.wire.ledger import terms_value
 
+if TYPE_CHECKING:
+    from hypergpu.chain.rpc.chain import EvmChain
+
 _NO_CHAIN = (
     "no chain was asked: roots, sums, scores, pools and payments are not checked, nor whether the"
     " file holds every receipt; name an RPC of chain {chain_id}: --chain-url URL"
@@ -35,6 +43,10 @@ _NO_CHAIN = (
 _NO_LEDGER = (
     "the receipts are signed for no chain, and the file names no ledger that pays for them: what"
     " was recorded and paid is not checked, nor whether the file holds every receipt"
+)
+_NO_BLOCK = (
+    "the file names no block that this chain has, so that whatever it does not hold counts as"
+    " missing: if it is only older than the chain, export the receipts again"
 )
 
 
@@ -49,6 +61,8 @@ class ReceiptsExported(
     chain_id: int
     """0: the file names no ledger."""
     contract: str
+    block: int | None = None
+    """Whose records the file is sure to hold; None: no chain was asked."""
 
 
 def exported(
@@ -60,26 +74,25 @@ def exported(
         coordinator: Has them.
         job_id: Of the job.
         path: The file; another export's is replaced.
-        chain_url: RPC of the chain, for a job that was signed for none; empty: the one that the
-            coordinator names.
+        chain_url: RPC of the chain, for the block that the file is of, and for a job that was
+            signed for no chain; empty: the one that the coordinator names.
 
     Raises:
         RefusalError: FILE_PRESENT, something else is there; FILE_UNUSABLE, it cannot be written;
             ARGUMENT_INVALID, there is no receipt, or there are too many for a file;
-            CHAIN_UNREACHABLE, the chain that pays for the job does not answer.
+            CHAIN_UNREACHABLE, the chain does not answer, and nothing else names the job's ledger.
     """
     _refuse_others(path)
     answer = coordinator.ledger(job_id)
     view, terms = ledger_view(job_id, answer), terms_value(answer.terms)
+    url = chain_url or (view.chain.url if view.chain is not None else "")
+    # Before the receipts: what is on the chain by then, they hold.
+    settled_on, as_of = _chain_of(terms, openings(view), url) if url else (None, None)
     receipts = tuple(received(coordinator.receipts(job_id)))
     if not receipts:
         raise RefusalError(Reason.ARGUMENT_INVALID, f"{job_id} has no receipts yet")
-    url = chain_url or (view.chain.url if view.chain is not None else "")
-    settled_on = None
-    if not terms.domain.chain_id and url:
-        settled_on = _ledger(terms, openings(view), url)
     signers = Signers(coordinator=terms.coordinator, domain=terms.domain, made_in=terms.domain)
-    content = encoded(ReceiptFile(signers, receipts, settled_on))
+    content = encoded(ReceiptFile(signers, receipts, settled_on, as_of))
     if len(content) > FILE_BYTES_MAX:
         detail = f"{len(content)} bytes of receipts are more than the {FILE_BYTES_MAX} of a file"
         raise RefusalError(Reason.ARGUMENT_INVALID, detail)
@@ -89,7 +102,14 @@ def exported(
         detail = f"{path} cannot be written: {broken.strerror}"
         raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
     ledger = settled_on or terms.domain
-    return ReceiptsExported(job_id, str(path), len(receipts), ledger.chain_id, ledger.contract)
+    return ReceiptsExported(
+        job=job_id,
+        file=str(path),
+        receipts=len(receipts),
+        chain_id=ledger.chain_id,
+        contract=ledger.contract,
+        block=as_of.block if as_of is not None else None,
+    )
 
 
 def verified_file(path: Path, chain_url: str = "") -> Verification:
@@ -127,11 +147,22 @@ def verified_file(path: Path, chain_url: str = "") -> Verification:
     if not chain_url:
         return not_audited(found, _NO_CHAIN.format(chain_id=ledger.chain_id))
     # What talks to a chain is an extra, and slow to import.
-    from hypergpu.cli.ledger.reading import job_fact, ledger_at
+    from hypergpu.cli.ledger.reading import job_fact, ledger_at, second_look
+
+    def held_against(fact: JobFact) -> Verification:
+        domain = file.signers.domain
+        told = audited(found, fact, ordered, signed_for=domain, newer_from=newer_from)
+        return replace(told, file_block=None if newer_from is None else newer_from - 1)
 
     with ledger_at(chain_url) as chain:
         fact = job_fact(chain, ledger, job)
-    return audited(found, fact, ordered, signed_for=file.signers.domain)
+        newer_from = _after(chain, file.as_of)
+        whole = held_against(fact)
+        if len(whole.faults) == len(found.faults):
+            return whole
+        again = held_against(second_look(chain, fact))
+        is_whole = newer_from is not None or len(again.faults) == len(found.faults)
+        return again if is_whole else not_audited(again, _NO_BLOCK)
 
 
 def file_content(path: Path, most: int) -> bytes:
@@ -168,8 +199,32 @@ def _beginning(path: Path, size: int) -> bytes:
         return b""
 
 
-def _ledger(terms: Terms, opened_by: list[str], url: str) -> Domain | None:
+def _chain_of(terms: Terms, opened_by: list[str], url: str) -> tuple[Domain | None, AsOf | None]:
+    """The ledger that pays for what was signed for none, and the newest block."""
     from hypergpu.cli.ledger.reading import ledger_at, settled_on
 
-    with ledger_at(url) as chain:
-        return settled_on(chain, terms, opened_by)
+    try:
+        with ledger_at(url) as chain:
+            head = chain.head()
+            if not terms.domain.chain_id:
+                return settled_on(chain, terms, opened_by), AsOf(head.number, head.hash.hex())
+            if terms.domain.chain_id == chain.chain_id():
+                return None, AsOf(head.number, head.hash.hex())
+            why = f"the RPC is of chain {chain.chain_id()}"
+    except RefusalError as unreachable:
+        if not terms.domain.chain_id:
+            raise
+        why = unreachable.detail
+    note(
+        "the file does not say of which block it is, and what is recorded after it will count as"
+        f" missing: {why}"
+    )
+    return None, None
+
+
+def _after(chain: "EvmChain", as_of: AsOf | None) -> int | None:
+    """The first block that may hold what a file does not; None: its own is not on the chain."""
+    if as_of is None:
+        return None
+    (block,) = chain.blocks([as_of.block])
+    return as_of.block + 1 if block is not None and block.hash.hex() == as_of.hash else None

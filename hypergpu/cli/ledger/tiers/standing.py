@@ -1,12 +1,14 @@
 """How far each node's pay is, computed from what the ledger says of its shares at one block."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from hypergpu.ids import NodeId
-from hypergpu.ledger.pay import PRICED_SCORE
+from hypergpu.ledger.audit.facts import AccountFact, ShareFact
+from hypergpu.ledger.pay import earned_at_least
 from hypergpu.ledger.settlement.state import ShareState
+from hypergpu.units import Wei
 
 TIERS = {
     "T0": "vouched: promised by the newest voucher",
@@ -59,36 +61,6 @@ class PayView(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[NodeTiers]
 
 
-class ToldEpoch(msgspec.Struct, frozen=True):
-    """An epoch as the ledger tells it."""
-
-    number: int
-    closed_at_s: int
-    """0: it is open."""
-
-
-class ToldShare(msgspec.Struct, frozen=True):
-    """A node's share of an epoch as the ledger tells it."""
-
-    epoch: ToldEpoch
-    state: ShareState
-    score: int
-    reward: int
-    """0 while the epoch is open."""
-    paid: int
-
-
-class ToldAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """A node in a job as the ledger tells it."""
-
-    counted: int = 0
-    earned: int = 0
-    paid: int = 0
-    pending: int = 0
-    release_at_s: int = 0
-    voided: int = 0
-
-
 class Clock(msgspec.Struct, frozen=True):
     """When it is, by the chain, and how long a challenge window is."""
 
@@ -97,9 +69,9 @@ class Clock(msgspec.Struct, frozen=True):
 
 
 def node_tiers(
-    node: NodeId,
-    account: ToldAccount,
-    shares: Sequence[ToldShare],
+    account: AccountFact,
+    shares: Sequence[ShareFact],
+    closed: Mapping[int, int],
     *,
     unit_price: int,
     vouched: int,
@@ -108,15 +80,18 @@ def node_tiers(
     """How far a node's pay is.
 
     Args:
-        node: Whose.
         account: Of the node in the job.
         shares: Of the node, by epoch, ascending.
+        closed: When each of their epochs was closed; 0: it is open.
         unit_price: Of the job.
         vouched: By its newest voucher.
         clock: Of the chain.
     """
     waiting = [one for one in shares if one.state is ShareState.DUE]
-    worth = [_worth(one, unit_price) for one in waiting]
+    worth = [
+        one.reward if closed[one.epoch] else earned_at_least(Wei(unit_price), one.score)
+        for one in waiting
+    ]
     # What vouchers took beyond settled shares is made good by the next ones.
     ahead = max(0, account.paid + account.pending - account.earned)
     due: list[Due] = []
@@ -124,16 +99,18 @@ def node_tiers(
         left = max(0, amount - ahead)
         ahead = max(0, ahead - amount)
         if left:
-            due.append(_due_share(share.epoch, left, clock.window_s))
+            closed_at_s = closed[share.epoch]
+            at_s = closed_at_s + clock.window_s if closed_at_s else None
+            due.append(Due(str(left), f"epoch {share.epoch}", at_s))
     if account.pending:
         due.append(Due(str(account.pending), CLAIM, account.release_at_s))
     voidable = sum(
         one.paid
         for one in shares
-        if one.state is ShareState.PAID and one.epoch.closed_at_s + clock.window_s > clock.now_s
+        if one.state is ShareState.PAID and closed[one.epoch] + clock.window_s > clock.now_s
     )
     return NodeTiers(
-        id=node,
+        id=account.node,
         vouched=str(vouched),
         recorded=str(account.earned + account.voided + sum(worth)),
         receipts_recorded=account.counted,
@@ -143,13 +120,3 @@ def node_tiers(
         voided=str(account.voided),
         due=due,
     )
-
-
-def _worth(share: ToldShare, unit_price: int) -> int:
-    """What a share comes to; of an open epoch what it comes to where the escrow suffices."""
-    return share.reward if share.epoch.closed_at_s else unit_price * share.score // PRICED_SCORE
-
-
-def _due_share(epoch: ToldEpoch, amount: int, window_s: int) -> Due:
-    at_s = epoch.closed_at_s + window_s if epoch.closed_at_s else None
-    return Due(str(amount), f"epoch {epoch.number}", at_s)

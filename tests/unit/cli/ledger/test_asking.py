@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from hypergpu.chain.profiles import chain_profile
+from hypergpu.cli.deployment.ground import Place
 from hypergpu.cli.ledger.asking import nodes_rpc, operators_rpc
 from hypergpu.ids import Address
 from hypergpu.ledger.typed import Domain
@@ -13,14 +14,14 @@ from tests.unit.cli.fake_service import JOB, FakeService, operator_token, servin
 
 BASE = chain_profile("base-sepolia")
 LEDGER = Address("0x" + "ab" * 20)
-MINE = "http://127.0.0.1:8545"
+MINE = "http://127.0.0.1:9"
 
 
 @pytest.fixture(autouse=True)
 def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine knows no coordinator and no chain."""
-    for name in ("HYPERGPU_CHAIN", "HYPERGPU_ADDRESS", "HYPERGPU_TOKEN", "HYPERGPU_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("CHAIN", "COORDINATOR_CHAIN_URL", "ADDRESS", "TOKEN", "TOKEN_FILE"):
+        monkeypatch.delenv(f"HYPERGPU_{name}", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("HYPERGPU_CONFIG", str(tmp_path / "config.toml"))
 
@@ -48,6 +49,20 @@ def test_an_operator_asks_whom_the_coordinator_is_to_ask(monkeypatch: pytest.Mon
     monkeypatch.setenv("HYPERGPU_CHAIN", "anvil")
     with pytest.raises(RefusalError, match="is started by the coordinator, which posts its bond"):
         operators_rpc("")
+
+
+@pytest.mark.parametrize("named", ["flag", "environment"])
+def test_the_rpc_that_an_operator_names_counts_before_the_address_that_names_the_chain(
+    monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    monkeypatch.setenv("HYPERGPU_CHAIN", "http://127.0.0.1:1")
+    if named == "environment":
+        monkeypatch.setenv("HYPERGPU_COORDINATOR_CHAIN_URL", MINE)
+    given = MINE if named == "flag" else ""
+    assert operators_rpc(given) == MINE
+    # Nobody answers there: it is asked, and no other.
+    with pytest.raises(RefusalError, match=r"127\.0\.0\.1:9 "):
+        Place(chain_url=given).named()
 
 
 def test_a_node_beside_its_coordinator_asks_what_that_asks_for_the_same_ledger(

@@ -6,8 +6,9 @@ from eth_abi.abi import encode
 from hypergpu.chain.artifacts import artifact
 from hypergpu.chain.ledger import CONTRACT, TOKEN, LedgerCalls
 from hypergpu.chain.rpc.errors import RpcRefusedError
-from hypergpu.cli.ledger.acts.refused import FIXES, refusal
+from hypergpu.cli.ledger.acts.refused import refusal
 from hypergpu.keys.keccak import keccak
+from hypergpu.ledger.refused import MEANINGS
 
 CALLS = LedgerCalls()
 ERRORS = {
@@ -36,14 +37,14 @@ def test_every_error_is_named_with_its_values_and_a_fix(name: str) -> None:
     assert "{" not in told.fix
 
 
-def test_no_fix_is_for_an_error_that_is_gone() -> None:
-    assert FIXES.keys() == ERRORS.keys()
+def test_no_meaning_is_of_an_error_that_is_gone() -> None:
+    assert MEANINGS.keys() == ERRORS.keys()
 
 
 def test_a_time_is_written_as_one() -> None:
     told = refusal(CALLS, "reclaim", reverted("TooEarly"))
     assert told.detail == "the ledger refuses reclaim: TooEarly(until 1970-01-01 00:00:07 UTC)"
-    assert told.fix == "run it again from 1970-01-01 00:00:07 UTC on"
+    assert told.fix == "wait until 1970-01-01 00:00:07 UTC"
 
 
 @pytest.mark.parametrize("words", [b"", b"1234", bytes(100)])

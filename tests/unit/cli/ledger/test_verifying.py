@@ -4,7 +4,14 @@ import pytest
 from msgspec.structs import replace
 
 from hypergpu.chain.moments import moment
-from hypergpu.cli.ledger.account import LedgerView, NodeAccountView, ledger_lines, rows, shown
+from hypergpu.cli.ledger.account import (
+    LedgerView,
+    NodeAccountView,
+    columns,
+    ledger_lines,
+    rows,
+    shown,
+)
 from hypergpu.cli.ledger.verifying import Verification, audited, verdict_lines, verified
 from hypergpu.ids import Address
 from hypergpu.ledger.packing import totals_words
@@ -54,6 +61,23 @@ def faults(receipts: list[SignedReceipt], view: LedgerView = VIEW) -> list[str]:
 def test_sound_receipts_and_the_accounts_that_follow_from_them_are_sound() -> None:
     found = verified(VIEW, TERMS, RECEIPTS)
     assert (found.is_sound, found.receipts, found.nodes) == (True, 3, 1)
+
+
+def test_a_job_that_goes_on_while_it_is_read_is_sound() -> None:
+    first = replace(VIEW, nodes=[replace(ACCOUNT, contributions=2, earned="1800", vouched="1800")])
+    assert verified(first, TERMS, RECEIPTS, VIEW).faults == []
+    later = replace(VIEW, nodes=[replace(ACCOUNT, contributions=9)])
+    assert verified(first, TERMS, RECEIPTS, later).faults == []
+
+
+def test_what_is_told_is_given_whether_a_job_goes_on_or_not() -> None:
+    later = replace(VIEW, nodes=[replace(ACCOUNT, contributions=9)])
+    (fault,) = verified(VIEW, TERMS, RECEIPTS[:2], later).faults[:1]
+    assert fault == f"{ACCOUNT.id}: 3 receipts are told, 2 there"
+    fewer = replace(VIEW, nodes=[replace(ACCOUNT, contributions=2, earned="1800")])
+    assert verified(fewer, TERMS, RECEIPTS, fewer).faults == [
+        f"{ACCOUNT.id}: 2 receipts are told, 3 there"
+    ]
 
 
 def test_a_missing_receipt_is_found() -> None:
@@ -166,9 +190,30 @@ def test_amounts_are_whole_numbers_with_their_decimals_beside_them() -> None:
     assert shown("7", 0) == "7"
 
 
+def test_one_of_a_thing_is_told_as_one() -> None:
+    first, second = verdict_lines(replace(SOUND, receipts=1, nodes=1, batches=1, block=7))
+    assert first == "1 receipt of 1 node is sound, and so is the pay"
+    assert second.startswith("the chain recorded them in 1 batch, whose roots")
+
+
 def test_the_table_tells_each_nodes_mean_quality_and_pay() -> None:
-    (row,) = rows(VIEW.nodes, 0)
-    assert row[1:] == ["home", "3", "300", "90.0%", "2700", "2700", "2000"]
+    (row,) = rows(VIEW)
+    assert row[1:] == ["home", "3", "300", "90.0%", "2700", "2000"]
+    assert [column.title for column in columns(VIEW)][-2:] == ["earned", "paid"]
+
+
+def test_where_no_chain_was_asked_the_voucher_is_told_and_nothing_of_payments() -> None:
+    unasked = replace(VIEW, nodes=[replace(ACCOUNT, paid=None, vouched="2800")])
+    (row,) = rows(unasked)
+    assert row[-2:] == ["2700", "2800"]
+    assert [column.title for column in columns(unasked)][-2:] == ["earned", "voucher"]
+    assert not any(line.startswith("paid ") for line in ledger_lines(unasked, 0))
+
+
+def test_the_last_row_sums_up_several_nodes() -> None:
+    other = replace(ACCOUNT, samples=100, quality_bps=5_000, earned="500", paid="0")
+    *_, total = rows(replace(VIEW, nodes=[ACCOUNT, other]))
+    assert total == ["total", "", "6", "400", "80.0%", "3200", "2000"]
 
 
 def test_a_job_that_pays_nothing_says_so() -> None:

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -13,7 +14,15 @@ from hypergpu.cli.ledger.holding import held_of
 from hypergpu.cli.ledger.wallet import wallet_view
 from hypergpu.cli.main import app
 from hypergpu.refusal import Reason, RefusalError
-from tests.unit.node.test_wallet import COORDINATOR, JOB, NODE, TERMS, receipt, voucher
+from tests.unit.node.test_wallet import (
+    COORDINATOR,
+    JOB,
+    NODE,
+    OTHERS,
+    TERMS,
+    receipt,
+    voucher,
+)
 
 
 def wallet_folder(root: Path) -> Path:
@@ -25,6 +34,11 @@ def wallet_folder(root: Path) -> Path:
         wallet.take(JOB, [receipt(0), receipt(1)])
         wallet.take_voucher(JOB, voucher(2, 1_500))
         return places.root
+
+
+def kept(folder: Path) -> Path:
+    """Where the job's receipts lie."""
+    return Places(folder).ledger_of(JOB, TERMS.coordinator)
 
 
 def test_a_wallet_shows_key_receipts_and_voucher(tmp_path: Path) -> None:
@@ -44,25 +58,74 @@ def test_a_wallet_shows_key_receipts_and_voucher(tmp_path: Path) -> None:
 
 def test_a_receipt_that_was_altered_counts_as_unsound(tmp_path: Path) -> None:
     folder = wallet_folder(tmp_path)
-    path = folder / "ledger" / JOB / "receipts.jsonl"
+    path = kept(folder) / "receipts.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"quality_bps":9000', b'"quality_bps":9999', 1))
     assert wallet_view(folder).jobs[0].unsound == 1
 
 
 def test_a_last_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     folder = wallet_folder(tmp_path)
-    path = folder / "ledger" / JOB / "receipts.jsonl"
+    path = kept(folder) / "receipts.jsonl"
     path.write_bytes(path.read_bytes()[:-5])
     assert wallet_view(folder).jobs[0].receipts == 1
 
 
-@pytest.mark.parametrize("name", ["voucher.json", "receipts.jsonl", "terms.json"])
+def lines_of(folder: Path) -> list[bytes]:
+    return (kept(folder) / "receipts.jsonl").read_bytes().splitlines(keepends=True)
+
+
+def test_a_receipt_that_is_missing_is_told_by_its_number(tmp_path: Path) -> None:
+    folder = wallet_folder(tmp_path)
+    (kept(folder) / "receipts.jsonl").write_bytes(lines_of(folder)[1])
+    (job,) = wallet_view(folder).jobs
+    assert (job.receipts, job.unsound, job.missing, job.unreadable) == (1, 0, 1, 0)
+    assert job.incomplete == "1 receipts are missing: number 0"
+    held = held_of(folder, None)
+    assert [each.receipt.sequence for each in held.receipts] == [1]
+    assert held.incomplete == job.incomplete
+
+
+def test_a_file_that_was_cut_is_told_by_what_the_voucher_counts(tmp_path: Path) -> None:
+    folder = wallet_folder(tmp_path)
+    (kept(folder) / "receipts.jsonl").write_bytes(lines_of(folder)[0][:50])
+    (job,) = wallet_view(folder).jobs
+    assert (job.receipts, job.missing) == (0, 2)
+    printed = CliRunner().invoke(app, ["node", "wallet", "--state-dir", str(folder)])
+    assert f"incomplete: {JOB}: 0 receipts are sound; 2 receipts are missing: numbers 0 to 1." in (
+        printed.output
+    )
+    assert "asks its coordinator for what is missing" in printed.output
+
+
+def test_a_voucher_for_more_receipts_than_there_can_be_is_told_and_stays_of_use(
+    tmp_path: Path,
+) -> None:
+    folder = wallet_folder(tmp_path)
+    most = 2**64 - 1
+    (kept(folder) / "voucher.json").write_bytes(msgspec.json.encode(voucher(most, 1_500)))
+    (job,) = wallet_view(folder).jobs
+    assert (job.receipts, job.missing, job.vouched) == (2, most - 2, "1500")
+    held = held_of(folder, JOB)
+    assert held.voucher == voucher(most, 1_500)
+    assert held.incomplete == f"{most - 2} receipts are missing: numbers 2 to {most - 1}"
+
+
+def test_a_line_that_is_no_receipt_is_told_and_the_others_count(tmp_path: Path) -> None:
+    folder = wallet_folder(tmp_path)
+    second = lines_of(folder)[1]
+    (kept(folder) / "receipts.jsonl").write_bytes(b"{\xff\n" + second)
+    (job,) = wallet_view(folder).jobs
+    assert (job.receipts, job.unreadable, job.missing) == (1, 1, 1)
+    assert job.incomplete == "1 lines are unreadable; 1 receipts are missing: number 0"
+
+
+@pytest.mark.parametrize("name", ["voucher.json", "terms.json"])
 def test_a_job_with_a_damaged_file_is_named_and_the_others_are_told(
     tmp_path: Path, name: str
 ) -> None:
     folder = wallet_folder(tmp_path)
     broken = folder / "ledger" / "job-0000000000ff"
-    shutil.copytree(folder / "ledger" / JOB, broken)
+    shutil.copytree(kept(folder), broken)
     (broken / name).write_bytes(b"{\xff\n")
     sound, damaged = wallet_view(folder).jobs
     assert (sound.job, sound.receipts, sound.vouched, sound.damaged) == (JOB, 2, "1500", "")
@@ -73,6 +136,17 @@ def test_a_job_with_a_damaged_file_is_named_and_the_others_are_told(
     assert f"damaged: {broken.name}: " in printed.output
     assert "a voucher is T0 vouched" in printed.output
     assert any(line.startswith(JOB) for line in printed.output.splitlines())
+
+
+@pytest.mark.parametrize("name", ["voucher.json", "terms.json", "conflict.json"])
+def test_who_names_a_job_with_a_file_that_is_no_text_is_told_the_folder(
+    tmp_path: Path, name: str
+) -> None:
+    folder = wallet_folder(tmp_path)
+    said = {"voucher.json": b'{"voucher":{"job":"\xff"}}', "terms.json": b'{"job":"\xff"}'}
+    (kept(folder) / name).write_bytes(said.get(name, b'{"receipt":{"job":"\xff"}}'))
+    with pytest.raises(RefusalError, match=f"FILE_UNUSABLE.*{JOB}"):
+        held_of(folder, JOB)
 
 
 def test_a_wallet_without_its_key_is_refused(tmp_path: Path) -> None:
@@ -100,11 +174,32 @@ def test_a_beginning_that_several_jobs_have_names_none_and_a_whole_id_its_own(
 ) -> None:
     folder = wallet_folder(tmp_path)
     longer = f"{JOB}0"
-    shutil.copytree(folder / "ledger" / JOB, folder / "ledger" / longer)
+    shutil.copytree(kept(folder), kept(folder).with_name(f"{longer}@{TERMS.coordinator}"))
     with pytest.raises(RefusalError, match=f"holds {JOB}, {longer}: name one"):
         held_of(folder, "0000")
     assert held_of(folder, JOB).job_id == JOB
     assert held_of(folder, longer).job_id == longer
+
+
+def test_a_folder_that_an_older_version_named_is_read(tmp_path: Path) -> None:
+    folder = wallet_folder(tmp_path)
+    kept(folder).rename(folder / "ledger" / JOB)
+    (job,) = wallet_view(folder).jobs
+    assert (job.job, job.receipts, job.vouched) == (JOB, 2, "1500")
+    held = held_of(folder, JOB)
+    assert (held.job_id, len(held.receipts)) == (JOB, 2)
+
+
+def test_jobs_of_one_id_are_told_apart_by_who_signs_for_them(tmp_path: Path) -> None:
+    folder = wallet_folder(tmp_path)
+    with Places(folder) as places:
+        Wallet(places, NODE.node_id).agree(JOB, OTHERS)
+    first, second = sorted(f"{JOB}@{terms.coordinator}" for terms in (TERMS, OTHERS))
+    assert [job.job for job in wallet_view(folder).jobs] == [JOB, JOB]
+    with pytest.raises(RefusalError, match=f"holds {first}, {second}: name one"):
+        held_of(folder, JOB)
+    held = held_of(folder, f"{JOB}@{OTHERS.coordinator}")
+    assert (held.job_id, held.terms, held.receipts) == (JOB, OTHERS, [])
 
 
 def test_the_command_prints_the_wallet(tmp_path: Path) -> None:

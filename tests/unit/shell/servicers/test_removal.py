@@ -1,3 +1,4 @@
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -7,13 +8,15 @@ from coordinator.core.events import JobStopped
 from coordinator.shell.blobs.interface import Blobs
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import Entry
+from coordinator.shell.runtime.acts.judging import not_judged
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.recovery import replayed
 from coordinator.shell.servicers.user.job import JobServicer
 from hypergpu.ids import JobId
-from hypergpu.refusal import RefusalError
+from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import job_pb2
+from tests.unit.shell.servicers.paid_rounds import stopped_before_its_judge
 from tests.unit.shell.whole_shell import JOB, driving, parts_in, prepared_job
 
 NOBODY: Any = None
@@ -86,3 +89,44 @@ async def test_data_that_a_job_which_cannot_be_read_may_need_outlives_a_removal(
 
     assert parts.journal.jobs() == (OTHER,)
     assert len(list(parts.datasets_dir.iterdir())) == 1
+
+
+async def test_what_a_job_owes_for_rounds_that_wait_for_a_judge_is_signed_before_it_goes(
+    tmp_path: Path,
+) -> None:
+    parts = parts_in(tmp_path)
+    async with driving(parts):
+        await stopped_before_its_judge(parts)
+        (waiting,) = parts.driver.rooms[JOB].job.metering.unmeasured
+        assert len(parts.journal.receipts(JOB)) == 1
+
+        await remove(parts, JOB)
+        assert await parts.driver.submit(JOB, not_judged(waiting.number, "late")) != ""
+
+    assert [one.signed.receipt.round for one in parts.journal.receipts(JOB)] == [0, 1]
+    epochs = [(one.epoch.number, one.is_left, one.is_last) for one in parts.journal.epochs()]
+    assert epochs == [(0, True, True)]
+    assert parts.journal.jobs() == ()
+
+
+async def test_a_job_that_goes_on_is_not_removed(tmp_path: Path) -> None:
+    parts = parts_in(tmp_path)
+    async with driving(parts):
+        await prepared_job(parts)
+        with pytest.raises(RefusalError, match="stop it first") as refused:
+            await remove(parts, JOB)
+    assert refused.value.reason is Reason.JOB_PHASE
+    assert parts.journal.jobs() == (JOB,)
+
+
+async def test_a_removal_that_is_asked_for_twice_is_done_once(tmp_path: Path) -> None:
+    parts = parts_in(tmp_path)
+    async with driving(parts):
+        await stopped_before_its_judge(parts)
+        first, second = await asyncio.gather(
+            remove(parts, JOB), remove(parts, JOB), return_exceptions=True
+        )
+    assert isinstance(first, int)
+    assert isinstance(second, RefusalError)
+    assert second.reason is Reason.JOB_UNKNOWN
+    assert len(parts.journal.receipts(JOB)) == 2

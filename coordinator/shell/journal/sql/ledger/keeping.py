@@ -45,6 +45,14 @@ def keep_earnings(connection: Connection, earnings: Earnings) -> None:
         _leave(connection, end)
 
 
+def leave_all(connection: Connection, job_id: JobId) -> None:
+    """Leave every epoch of a job in a transaction that is open."""
+    wanted = select(EPOCHS.c.number).where(EPOCHS.c.job_id == job_id).order_by(EPOCHS.c.number)
+    numbers = connection.scalars(wanted).all()
+    for number in numbers:
+        _leave(connection, EpochEnd(job_id, number, is_last=number == numbers[-1]))
+
+
 def _count(connection: Connection, records: Sequence[ReceiptRecord]) -> None:
     """Count receipts for their nodes, refusing what is not a node's next."""
     known = _kept(connection, {(one.job_id, one.signed.receipt.node) for one in records})

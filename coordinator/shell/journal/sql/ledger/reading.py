@@ -1,6 +1,6 @@
 """Receipts, epochs and the outbox in SQL, written in the journal's own transactions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 from sqlalchemy import ColumnElement, and_, func, not_, select
@@ -96,13 +96,15 @@ class SqlLedger:
             rows = connection.execute(wanted).all()
         return {JobId(job_id): int(count) for job_id, count in rows}
 
-    def unsealed(self, limit: int) -> tuple[UnsealedReceipt, ...]:
+    def unsealed(
+        self, limit: int, *, without: Collection[JobId] = ()
+    ) -> tuple[UnsealedReceipt, ...]:
         columns = [RECEIPTS.c[name] for name in UnsealedReceipt._fields]
         counts = RECEIPT_COUNTS
         wanted = (
             select(*columns)
             .select_from(counts.join(RECEIPTS, _OF_NODE))
-            .where(counts.c.sealed < counts.c.kept)
+            .where(counts.c.sealed < counts.c.kept, counts.c.job_id.not_in(without))
             .order_by(counts.c.job_id, counts.c.node, RECEIPTS.c.sequence)
             .limit(limit)
         )
@@ -119,6 +121,11 @@ class SqlLedger:
         return tuple(
             EpochRecord(_epochs.decode(row.body_json), row.is_left, row.is_last) for row in rows
         )
+
+    def has_ended(self, job_id: JobId) -> bool:
+        wanted = select(EPOCHS.c.number).where(EPOCHS.c.job_id == job_id, EPOCHS.c.is_last)
+        with self._ledger_database.reader() as connection:
+            return connection.execute(wanted.limit(1)).first() is not None
 
     def transactions(
         self, account: AccountName, *, states: Sequence[TransactionState], limit: int = 0

@@ -1,0 +1,1 @@
+"""Who has used the nonces of an account, and which nobody will."""

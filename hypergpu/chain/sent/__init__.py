@@ -1,0 +1,1 @@
+"""What is sent without a journal: kept beforehand, and waited for."""

@@ -1,0 +1,70 @@
+"""A job that pays, with one node, in a coordinator that runs nowhere: round by round."""
+
+from coordinator.core.events import (
+    AggregateReady,
+    JobCreated,
+    JobStopped,
+    ModelInitialised,
+    NodeJoined,
+    UpdateReceived,
+    UpdatesJudged,
+)
+from coordinator.core.job import BlobRef, Model, Update
+from coordinator.shell.runtime.parts import Parts
+from hypergpu.digest import digest_of
+from hypergpu.spec import JobSpec, Pay, Training
+from hypergpu.units import Bytes, Milliseconds, Samples
+from tests.unit.shell.whole_shell import JOB, NODE
+
+NOW = Milliseconds(0)
+PAYS = JobSpec(
+    workload="digits-softmax",
+    training=Training(rounds=5, inner_steps=1, batch_size=100, nodes=1),
+    pay=Pay(unit_price=1_000_000, escrow=10**12, rounds_per_epoch=5, judged=1),
+)
+
+
+def model(rounds: int) -> Model:
+    return Model(rounds, BlobRef(digest_of(b"model %d" % rounds), Bytes(8)))
+
+
+async def one_round(parts: Parts, number: int) -> None:
+    """An update comes in and is folded; what a judge finds of it is still to come."""
+    round_ = parts.driver.rooms[JOB].job.round
+    assert round_ is not None
+    update = Update(
+        BlobRef(digest_of(b"%d" % number), Bytes(4)),
+        samples=Samples(0),
+        inner_steps=0,
+        nonce=1 + number,
+        signature=bytes(65),
+    )
+    lease = round_.participants[NODE].lease
+    for event in (
+        UpdateReceived(at_ms=NOW, node=NODE, round=number, lease=lease, update=update),
+        AggregateReady(at_ms=NOW, round=number, model=model(number + 1), agreements={NODE: 0.5}),
+    ):
+        assert await parts.driver.submit(JOB, event) == ""
+
+
+async def judged(parts: Parts, number: int) -> None:
+    """The judge answers: the round has its receipt."""
+    event = UpdatesJudged(at_ms=NOW, round=number, base_loss=1.0, made_loss=0.5, losses={NODE: 0.5})
+    assert await parts.driver.submit(JOB, event) == ""
+
+
+async def begun(parts: Parts) -> None:
+    """A job in round 0."""
+    created = JobCreated(at_ms=NOW, job_id=JOB, spec=PAYS, terms=parts.ledger.terms(JOB, PAYS.pay))
+    first = ModelInitialised(at_ms=NOW, model=model(0), partition_sizes=(Samples(1000),))
+    for event in (created, first, NodeJoined(at_ms=NOW, node=NODE)):
+        assert await parts.driver.submit(JOB, event) == ""
+
+
+async def stopped_before_its_judge(parts: Parts) -> None:
+    """A job of two rounds whose second is not measured."""
+    await begun(parts)
+    await one_round(parts, 0)
+    await judged(parts, 0)
+    await one_round(parts, 1)
+    assert await parts.driver.submit(JOB, JobStopped(at_ms=NOW)) == ""
