@@ -195,7 +195,7 @@ class Ground:
         self.mine()
 
     def act_as(self, key: IdentityKey, call: bytes) -> None:
-        """Have somebody else call the ledger, and see that it takes effect."""
+        """Have somebody call the ledger without the settler, and see that it takes effect."""
         self.ask("anvil_setBalance", key.node_id, hex(10**18))
         name = self.send_as(key, call)
         self.mine()

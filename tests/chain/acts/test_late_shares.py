@@ -18,7 +18,7 @@ def test_a_share_of_a_later_epoch_than_its_receipts_own_is_closed_and_claimed(
     hands.hold(signed)
     # The coordinator closes epochs without it, and anybody forces it into the next.
     for epoch in range(later):
-        ground.send_as(COORDINATOR, site.calls.close(site.job_key(JOB), epoch).call)
+        ground.act_as(COORDINATOR, site.calls.close(site.job_key(JOB), epoch).call)
     ground.act_as(OTHER, site.calls.record_one(signed, later).call)
 
     waiting = told(hands.as_node("claim", "--json"))

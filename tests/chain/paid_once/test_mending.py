@@ -248,8 +248,8 @@ def test_nonces_are_left_out_behind_what_failed(ground: Ground) -> None:
     ground.opened()
     failed_alone(ground)
     for _ in range(5):
-        ground.send_as(COORDINATOR)
-    ground.mine(1 + PROFILE.depth)
+        ground.spend_nonce()
+    ground.mine(PROFILE.depth)
     ground.retry_failed()
     ground.trust_rpc()
     ground.settle()
