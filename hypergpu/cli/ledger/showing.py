@@ -58,13 +58,20 @@ def ledger_of(coordinator: Coordinator, job_id: str, chain_url: str = "") -> Led
         job_id: Whose.
         chain_url: RPC of the chain; empty: the one that the coordinator names.
     """
+    view, why = _asked_of(coordinator, job_id, chain_url)
+    if why:
+        name_one = f". {_NAME_ONE}" if why == _NOT_NAMED else ""
+        note(f"what was paid is not known: {why}{name_one}")
+    return view
+
+
+def _asked_of(coordinator: Coordinator, job_id: str, chain_url: str) -> tuple[LedgerView, str]:
+    """The same, and why its chain does not say what was paid; empty: it does, or there is none."""
     answer = coordinator.ledger(job_id)
     view, terms = ledger_view(job_id, answer), terms_value(answer.terms)
     url = chain_url or (view.chain.url if view.chain is not None else "")
     if not url:
-        if view.chain is not None:
-            note(f"what was paid is not known: {_NOT_NAMED}. {_NAME_ONE}")
-        return view
+        return view, "" if view.chain is None else _NOT_NAMED
     # What talks to a chain is an extra, and slow to import.
     from hypergpu.chain.recognition import recognised
     from hypergpu.cli.ledger.reading import ledger_at, settled_on, standings
@@ -74,16 +81,15 @@ def ledger_of(coordinator: Coordinator, job_id: str, chain_url: str = "") -> Led
         with ledger_at(url) as chain:
             ledger = settled_on(chain, terms, openings(view))
             if ledger is None:
-                return view
+                return view, ""
             recognised(chain, ledger)
             nodes = [node.id for node in view.nodes]
             vouched = {node.id: int(node.vouched) for node in view.nodes}
             pay = PayReader(chain, ledger).pay(terms.job, vouched, _epochs(view))
             told = with_standings(view, standings(chain, ledger, terms.job, nodes))
-            return replace(told, pay=pay)
+            return replace(told, pay=pay), ""
     except RefusalError as unreachable:
-        note(f"what was paid is not known: {unreachable.detail}")
-        return view
+        return view, unreachable.detail
 
 
 def verification_of(coordinator: Coordinator, job_id: str, chain_url: str = "") -> Verification:
@@ -147,7 +153,7 @@ def owed_by(coordinator: Coordinator, job_id: str) -> str:
     try:
         if coordinator.ledger(job_id).unit_price in {"", "0"}:
             return ""
-        view = ledger_of(coordinator, job_id)
+        view, why = _asked_of(coordinator, job_id, "")
     except RefusalError:
         # An unreadable job has no accounts.
         return ""
@@ -157,7 +163,8 @@ def owed_by(coordinator: Coordinator, job_id: str) -> str:
     keep = f"Keep its receipts before: hypergpu ledger export {job_id} FILE"
     if paid_in_all(view) is None and (view.chain_id or openings(view)):
         see = f"hypergpu ledger show {job_id} --chain-url URL"
-        return f"its nodes have earned {left}; what of it is paid is not known: {see}. {keep}"
+        told = f"its nodes have earned {left}; what of it is paid is not known"
+        return f"{told}: {why}. See it: {see}. {keep}" if why else f"{told}: {see}. {keep}"
     return f"{left} that its nodes have earned is not paid yet. {keep}"
 
 

@@ -104,9 +104,9 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
         self.authorizations: set[str] = set()
         self.domain = Domain()
         """The ledger that the job counts on."""
-        self.chain_url = ""
+        self.chain_url: str | None = None
+        """By which it is settled; None: no chain is, empty: it is not handed out."""
         self.earned = "0"
-        """By which it is settled; empty: no chain is."""
 
     def _note(self, name: str, context: grpc.ServicerContext) -> None:
         self.called.append(name)
@@ -250,7 +250,7 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
     ) -> job_pb2.GetLedgerResponse:
         self._note("GetLedger", context)
         return job_pb2.GetLedgerResponse(
-            chain=job_pb2.ChainState(url=self.chain_url) if self.chain_url else None,
+            chain=None if self.chain_url is None else job_pb2.ChainState(url=self.chain_url),
             terms=terms_message(terms_of(COORDINATOR, JobId(JOB), self.domain), 0),
             unit_price="1000",
             escrow="3000000",

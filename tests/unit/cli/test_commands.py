@@ -347,16 +347,26 @@ def test_who_removes_a_job_is_told_what_it_owes_still(
     )
 
 
-@pytest.mark.parametrize("chain_url", ["", "http://127.0.0.1:9"])
+@pytest.mark.parametrize(
+    ("chain_url", "why"),
+    [
+        (None, ""),
+        ("", "the coordinator does not say by which RPC it reaches its chain: "),
+        ("http://127.0.0.1:9", "the chain's RPC at http://127.0.0.1:9 did not answer: "),
+    ],
+)
 def test_what_a_job_owes_is_not_known_where_its_chain_does_not_say(
-    service: FakeService, hypergpu: Hypergpu, chain_url: str
+    service: FakeService, hypergpu: Hypergpu, chain_url: str | None, why: str
 ) -> None:
     service.earned, service.chain_url = "700", chain_url
     service.domain = Domain(31337, Address("0x" + "c0" * 20))
     ended = hypergpu("job", "rm", "first", "--yes")
     assert ended.exit_code == 0
+    told = f"its nodes have earned 700; what of it is paid is not known: {why}"
+    assert ended.stderr.startswith(told)
     assert ended.stderr.endswith(
-        "its nodes have earned 700; what of it is paid is not known: hypergpu ledger show"
-        f" {JOB} --chain-url URL. Keep its receipts before: hypergpu ledger export {JOB} FILE\n"
+        f"hypergpu ledger show {JOB} --chain-url URL. Keep its receipts before:"
+        f" hypergpu ledger export {JOB} FILE\n"
     )
-    assert "is not paid yet" not in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert ended.stderr.count("--chain-url") == 1
