@@ -16,6 +16,7 @@ from OpenSSL import SSL
 from hypergpu.digest import digest_of
 from hypergpu.ids import Digest
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.units import several
 
 TLS_NAME = "hypergpu-coordinator"
 """A name that every coordinator's certificate carries, whatever address it was dialled at."""
@@ -59,7 +60,8 @@ def fetch_authority(address: str, expected: Digest, *, timeout_s: float = 10.0) 
     for der, pem in chain:
         if digest_of(der) == expected:
             return pem
-    detail = f"{address} presents {len(chain)} certificates, none of them is CA {expected[:16]}..."
+    found = several(len(chain), "certificate")
+    detail = f"{address} presents {found}, none of them is CA {expected[:16]}..."
     raise RefusalError(Reason.AUTHORITY_MISMATCH, detail)
 
 

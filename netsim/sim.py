@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from statistics import median
 
+from hypergpu.units import several
 from netsim.refusal import RefusedError
 from netsim.world.simulation import Outcome, Simulation
 from netsim.world.sizes import Sizes
@@ -57,11 +58,12 @@ def _told(outcome: Outcome) -> list[str]:
         round_ms = outcome.round_ms[job_id]
         if round_ms:
             lines.append(
-                f"{job_id}: {len(round_ms)} rounds in {outcome.virtual_ms / 1000:.1f} s, each "
-                f"{min(round_ms) / 1000:.1f} to {max(round_ms) / 1000:.1f} s, "
+                f"{job_id}: {several(len(round_ms), 'round')} in {outcome.virtual_ms / 1000:.1f} s,"
+                f" each {min(round_ms) / 1000:.1f} to {max(round_ms) / 1000:.1f} s, "
                 f"half of them under {median(round_ms) / 1000:.1f} s"
             )
-        lines.append(f"{job_id}: {outcome.refused[job_id]} updates refused; journal {journal}")
+        refused = several(outcome.refused[job_id], "update")
+        lines.append(f"{job_id}: {refused} refused; journal {journal}")
     for node, took in outcome.transfers.items():
         if took.downloads_ms and took.uploads_ms:
             down, up = median(took.downloads_ms), median(took.uploads_ms)
@@ -82,7 +84,8 @@ def _report(worlds: list[World]) -> int:
             _say(f"seed {world.seed}: {violation}")
             _say(f"  again: python -m netsim.sim --seed {world.seed}")
     seconds = time.monotonic() - started
-    _say(f"{len(worlds)} worlds, {rounds} rounds, {deeds} deeds in {seconds:.1f} s")
+    done = ((len(worlds), "world"), (rounds, "round"), (deeds, "deed"))
+    _say(f"{', '.join(several(*each) for each in done)} in {seconds:.1f} s")
     _say(f"{len(worlds) - failed} passed, {failed} failed")
     return 1 if failed else 0
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from hypergpu.ids import JobId, NodeId
+from hypergpu.units import several
 
 
 class JobDemand(msgspec.Struct, frozen=True):
@@ -119,7 +120,8 @@ def _lend(
             continue
         neediest = max(able, key=lambda demand: missing[demand.job_id])
         job_id = neediest.job_id
-        moves.append(Lend(offer.node, job_id, f"free, and {job_id} is due {shares[job_id]} nodes"))
+        due = f"free, and {job_id} is due {several(shares[job_id], 'node')}"
+        moves.append(Lend(offer.node, job_id, due))
         missing[job_id] -= 1
     return moves, missing
 

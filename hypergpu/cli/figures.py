@@ -13,11 +13,6 @@ def size(count: int) -> str:
     return f"{count} B"
 
 
-def several(count: int, what: str, ending: str = "s") -> str:
-    """So many of something: ``1 batch``, ``2 batches``."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}{ending}"
-
-
 def span(seconds: float) -> str:
     """A duration."""
     if seconds < 10:

@@ -8,6 +8,7 @@ from hypergpu.jobfile.problem import JobFileError, Problem, listed, nearest
 from hypergpu.jobfile.strategies import overlap_problems, strategy_problems
 from hypergpu.jobfile.workload import workload_problems
 from hypergpu.spec import JobSpec
+from hypergpu.units import several
 
 
 def checked_spec(spec: JobSpec) -> JobSpec:
@@ -67,11 +68,11 @@ def _choice_problems(spec: JobSpec) -> Iterator[Problem]:
 def _pair_problems(spec: JobSpec) -> Iterator[Problem]:
     training, split = spec.training, spec.data
     if split.sharding == "dirichlet" and 0 < split.partitions < training.nodes:
-        what = f"{split.partitions} partitions cannot serve {training.nodes} nodes"
+        what = f"{several(split.partitions, 'partition')} cannot serve {training.nodes} nodes"
         fix = f"set partitions to at least {training.nodes}, or to 0 for one a node"
         yield Problem("data.partitions", what, fix)
     total_steps = training.rounds * training.inner_steps
     if total_steps > 0 and spec.inner.warmup_steps >= total_steps:
-        what = f"{spec.inner.warmup_steps} steps of warm-up outlast the job"
+        what = f"a warm-up of {several(spec.inner.warmup_steps, 'step')} outlasts the job"
         fix = f"stay below rounds x inner_steps = {total_steps}"
         yield Problem("inner.warmup_steps", what, fix)

@@ -14,6 +14,7 @@ from hypergpu.keys.keccak import keccak
 from hypergpu.ledger.pay import WHOLE_BPS
 from hypergpu.ledger.typed import Contribution, Domain, Receipt, signer, struct_hash
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.units import are, several
 
 FORMAT = "hypergpu-receipts/1"
 FILE_BYTES_MAX = 256 << 20
@@ -151,7 +152,8 @@ def decoded(content: bytes, *, source: str) -> ReceiptFile:
     if header.format != FORMAT:
         raise _unusable(source, 1, f"its format is {header.format[:40]!r}, not {FORMAT!r}")
     if header.count != len(rest):
-        raise _unusable(source, 1, f"{header.count} receipts are announced, {len(rest)} there")
+        told = f"{several(header.count, 'receipt')} {are(header.count)} announced"
+        raise _unusable(source, 1, f"{told}, {len(rest)} there")
     receipts = tuple(_decoded_lines(rest, source))
     file = ReceiptFile(header.signers, receipts, header.settled_on, header.as_of)
     if encoded(file) != content:

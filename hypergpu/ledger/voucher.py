@@ -8,7 +8,7 @@ import msgspec
 
 from hypergpu.ids import Address, JobKey, NodeId
 from hypergpu.ledger.typed import Voucher, signer
-from hypergpu.units import Wei
+from hypergpu.units import Wei, several
 
 RECEIPTS_MOST = 2**48 - 1
 """Of a node in a job: the contract's field for how many it has counted."""
@@ -52,7 +52,7 @@ def voucher_fault(
         return "it is for another job or node"
     if voucher.amount < held.amount or voucher.sequence < held.sequence:
         return (
-            f"it is worth {voucher.amount} for {voucher.sequence} receipts,"
+            f"it is worth {voucher.amount} for {several(voucher.sequence, 'receipt')},"
             f" less than {held.amount} for {held.sequence} before"
         )
     if voucher.sequence > RECEIPTS_MOST:

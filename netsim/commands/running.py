@@ -12,6 +12,7 @@ from hypergpu.cli.commands.options import YEAR_S, seconds_within
 from hypergpu.cli.machine.children import program
 from hypergpu.cli.output import note, say, say_json
 from hypergpu.digest import digest_of
+from hypergpu.units import several
 from netsim.commands.asked import FallbackOption, links_of_world, settled
 from netsim.ground.backend import Backend
 from netsim.ground.holding import held, opened
@@ -150,8 +151,8 @@ def _say_prospect(found: Prospect, *, as_json: bool) -> None:
         say_json(found)
         return
     goal = f", to {found.metric_name} {found.target:g}" if found.target else ""
-    say(f"{found.world}, seed {found.seed}, over {found.backend}: {found.nodes} nodes")
-    say(f"{found.workload} by {found.strategy}, {found.rounds} rounds at most{goal}")
+    say(f"{found.world}, seed {found.seed}, over {found.backend}: {several(found.nodes, 'node')}")
+    say(f"{found.workload} by {found.strategy}, {several(found.rounds, 'round')} at most{goal}")
 
 
 def _refuse_fallback(fallback: Fallback) -> None:
@@ -160,7 +161,7 @@ def _refuse_fallback(fallback: Fallback) -> None:
 
 
 def _run_virtually(world: WorldDescription, *, as_json: bool) -> int:
-    note(f"simulating {world.name} with {len(world.nodes)} nodes")
+    note(f"simulating {world.name} with {several(len(world.nodes), 'node')}")
     report = run_virtually(world)
     if as_json:
         say_json(report)

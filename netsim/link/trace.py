@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from hypergpu.units import Microseconds, Milliseconds
+from hypergpu.units import Microseconds, Milliseconds, several
 from netsim.link.link import STALLED_BITS_PER_S, Direction, Link
 from netsim.refusal import RefusedError
 
@@ -156,7 +156,7 @@ def csv_trace(raw: bytes, source: str) -> Trace:
 
 def _row(header: list[str], cells: list[str], where: str) -> TraceRow:
     if len(cells) != len(header):
-        what = f"{where}: {len(cells)} cells under {len(header)} columns"
+        what = f"{where}: {several(len(cells), 'cell')} under {several(len(header), 'column')}"
         raise RefusedError(what, "give one cell a column; an empty one keeps the link's value")
     values: dict[str, float | int] = {}
     for column, cell in zip(header, cells, strict=True):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from hypergpu.picture import svg
+from hypergpu.units import several
 from netsim.plot.lane import FAULT_WORDS, HEIGHT, LEFT, RIGHT, WIDTH, fault_width, lane_svg, x_at
 from netsim.plot.samples import sampled
 from netsim.refusal import RefusedError
@@ -67,7 +68,7 @@ def _head(world: WorldDescription, shown: int) -> Iterator[str]:
     more = f", the first {shown} shown" if shown < len(world.nodes) else ""
     yield svg.text(14, 32, world.name, style="title")
     hour = f"{int(world.starts_at_hour):02d}:{int(world.starts_at_hour * 60) % 60:02d}"
-    said = f"{len(world.nodes)} nodes{more}; begins at {hour}, seed {world.seed}"
+    said = f"{several(len(world.nodes), 'node')}{more}; begins at {hour}, seed {world.seed}"
     yield svg.text(RIGHT, 32, said, style="quiet", anchor="end")
     x = 14.0
     for style, words in (

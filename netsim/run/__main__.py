@@ -13,6 +13,7 @@ from hypergpu.cli.output import note, say, say_json
 from hypergpu.cli.show.shown import shown
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.sites import told_sites
+from hypergpu.units import several
 from netsim.refusal import RefusedError
 from netsim.run.choices import Choices, chosen_world
 from netsim.run.report import RunReport, summary_lines
@@ -64,7 +65,7 @@ def _run(options: argparse.Namespace) -> RunReport:
     )
     if options.json:
         return run_job(order, sites, SilentView())
-    title = f"{order.world.name} over {sites.backend}: {len(order.world.nodes)} nodes"
+    title = f"{order.world.name} over {sites.backend}: {several(len(order.world.nodes), 'node')}"
     with shown(title=title) as view:
         return run_job(order, sites, view)
 

@@ -9,6 +9,7 @@ from hypergpu.catalogue.registry import UnknownWorkloadError, find
 from hypergpu.cli.cluster.folder import RunFolder, require_own, run_folder
 from hypergpu.refusal import RefusalError
 from hypergpu.spec import JobSpec
+from hypergpu.units import are, several
 from netsim.refusal import RefusedError
 from netsim.worldfile import WorldDescription
 
@@ -27,7 +28,8 @@ def required_job(world: WorldDescription) -> JobSpec:
         raise RefusedError(f"the world {world.name} has no job", 'give it one: job = "JOB.toml"')
     wanted, there = world.job.training.nodes, len(world.nodes)
     if wanted > there:
-        what = f"the job of the world {world.name} wants {wanted} nodes, and there are {there}"
+        some = f"{several(wanted, 'node')}, and there {are(there)} {there}"
+        what = f"the job of the world {world.name} wants {some}"
         raise RefusedError(what, "add [[nodes]], or lower nodes in [job.training]")
     return world.job
 

@@ -7,6 +7,7 @@ import msgspec
 
 from hypergpu.cli.figures import size
 from hypergpu.cli.show.history import EvaluationPoint, Reached, RoundPoint
+from hypergpu.units import several
 from netsim.measure.network import Verdict
 
 NOTHING_TRAINED = "virtual time trains nothing: there is no metric, and no target is reached"
@@ -102,6 +103,7 @@ def _target_lines(report: RunReport) -> Iterator[str]:
         yield f"target     {report.target:g} was not reached"
         return
     yield (
-        f"target     {report.target:g} after {there.at_ms / 1000:.1f} s, {there.rounds} rounds,"
-        f" {there.samples} samples, {size(there.bytes_up)} up, {size(there.bytes_down)} down"
+        f"target     {report.target:g} after {there.at_ms / 1000:.1f} s,"
+        f" {several(there.rounds, 'round')}, {there.samples} samples,"
+        f" {size(there.bytes_up)} up, {size(there.bytes_down)} down"
     )

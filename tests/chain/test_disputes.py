@@ -122,7 +122,7 @@ def test_what_was_paid_as_it_should_be_is_said_with_its_figures(settled: Ground)
     block = settled.chain.head().number
     assert plain.stdout == (
         f"nothing about {JOB} is to be disputed: by block {block} {SHARE} (0.00{SHARE}) was"
-        " paid for 1 recorded receipts\n"
+        " paid for 1 recorded receipt\n"
     )
     assert disputed(settled, wallet) == []
 
@@ -135,7 +135,7 @@ def test_a_receipt_that_was_kept_back_is_recorded_by_anybody_and_paid(settled: G
     path = bundle_in(settled, Claim.UNRECORDED)
     done = told(enforced(settled, path))
     assert done["node"] == ANYBODY.node_id
-    assert done["said"] == (f"1 receipts of {VICTIM.node_id} are recorded, to be paid with epoch 1")
+    assert done["said"] == f"1 receipt of {VICTIM.node_id} is recorded, to be paid with epoch 1"
     assert settled.account(VICTIM.node_id).counted == 2
 
     # Nor does it need the coordinator to close the epoch and to pay.
@@ -152,7 +152,7 @@ def test_a_receipt_that_was_kept_back_is_recorded_by_anybody_and_paid(settled: G
     again = told(enforced(settled, path))
     assert (again["hashes"], again["said"]) == (
         [],
-        "all 1 receipts are recorded by now: nothing was sent",
+        "all is recorded by now, 1 receipt: nothing was sent",
     )
 
 
@@ -185,7 +185,7 @@ def test_what_is_not_recorded_yet_is_disputed_once_it_is_left_out(recording: Gro
     wallet = wallet_of(recording, signed(recording, 0), signed(recording, 1))
     assert disputed(recording, wallet) == []
     plain = ledger(recording, "dispute", "--state-dir", str(wallet))
-    assert "1 more are not recorded yet, which can be disputed once" in plain.stdout
+    assert "1 more is not recorded yet, which can be disputed once" in plain.stdout
 
     recording.ask("evm_increaseTime", PROFILE.window_s)
     recording.mine()
@@ -194,7 +194,7 @@ def test_what_is_not_recorded_yet_is_disputed_once_it_is_left_out(recording: Gro
     path = bundle_in(recording, Claim.UNRECORDED)
     assert "the node is right" in ledger(recording, "check", str(path)).stdout
     done = told(enforced(recording, path))
-    assert done["said"].endswith("are recorded, to be paid with epoch 0")
+    assert done["said"].endswith("is recorded, to be paid with epoch 0")
     assert recording.account(VICTIM.node_id).counted == 2
 
 

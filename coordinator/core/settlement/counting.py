@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from coordinator.core.settlement.epoch import Epoch
 from hypergpu.ids import NodeId
+from hypergpu.units import several
 
 
 class SeenEpoch(NamedTuple):
@@ -64,7 +65,7 @@ def doubt(
     missing = sum(sent.values())
     if missing and seen.total_score - scores >= missing:
         return (
-            f"{len(sent)} nodes have no share in {name}, and its score of {seen.total_score} holds"
-            f" {missing} of theirs"
+            f"{several(len(sent), 'node')} {'has' if len(sent) == 1 else 'have'} no share in"
+            f" {name}, and its score of {seen.total_score} holds {missing} of theirs"
         )
     return ""

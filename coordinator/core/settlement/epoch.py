@@ -26,6 +26,7 @@ from typing import NamedTuple
 import msgspec
 
 from hypergpu.ids import JobId, NodeId
+from hypergpu.units import several
 
 
 class EpochState(Enum):
@@ -263,13 +264,15 @@ def due(epoch: Epoch, chain_time_s: int, *, sweeps: int) -> Due | None:
     if not epoch.is_ended or not epoch.receipts:
         return None
     if not epoch.is_closing:
-        return Due(Part.CLOSE, f"{_name(epoch)} has ended and its {epoch.receipts} receipts are in")
+        recorded = f"with {several(epoch.receipts, 'receipt')} recorded"
+        return Due(Part.CLOSE, f"{_name(epoch)} has ended {recorded}")
     if not epoch.payment.sealed:
         return Due(Part.PAYMENT, f"{_name(epoch)} is closed")
     if epoch.counted < epoch.payment.sealed:
         return None
     if epoch.deferred and chain_time_s >= epoch.window_ends_s:
-        return Due(Part.PAYMENT, f"the window of {_name(epoch)} is over for {epoch.deferred} nodes")
+        waiting = several(epoch.deferred, "node")
+        return Due(Part.PAYMENT, f"the window of {_name(epoch)} is over for {waiting}")
     is_swept = epoch.is_swept_by_others or epoch.sweep.sealed
     is_sweepable = epoch.is_whole and not is_swept and not epoch.deferred
     if is_sweepable and len(epoch.nodes) <= sweeps:

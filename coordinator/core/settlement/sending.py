@@ -21,7 +21,7 @@ from enum import Enum
 
 import msgspec
 
-from hypergpu.units import Milliseconds
+from hypergpu.units import Milliseconds, several
 
 
 class TransactionState(Enum):
@@ -207,9 +207,8 @@ def _outside(pending: Pending, seen: Sighting, rule: SendingRule, now_ms: Millis
     is_its_turn = seen.next_nonce == pending.nonce
     since = pending.first_sent_block
     if is_its_turn and since is not None and seen.height - since >= rule.bump_blocks:
-        return Ruling(
-            Deed.BUMP, f"{seen.height - since} blocks did not take it though it was its turn"
-        )
+        passed = several(seen.height - since, "block")
+        return Ruling(Deed.BUMP, f"{passed} did not take it though it was its turn")
     ahead = pending.nonce - seen.next_nonce
     if now_ms - pending.sent_at_ms >= rule.resend_ms * (1 + ahead // rule.line_each):
         return Ruling(Deed.SEND, f"in no block after {now_ms - pending.sent_at_ms} ms")

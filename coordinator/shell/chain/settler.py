@@ -36,7 +36,7 @@ from hypergpu.chain.trial import OwnCall
 from hypergpu.ids import Address, JobId
 from hypergpu.ledger.typed import address_bytes
 from hypergpu.refusal import Reason, RefusalError
-from hypergpu.units import Milliseconds
+from hypergpu.units import Milliseconds, several
 
 log = structlog.get_logger()
 
@@ -320,9 +320,10 @@ class Settler:
         if not self._options.retries_failed or deep_nonce < next_nonce:
             raise RefusalError(
                 Reason.LEDGER_AHEAD,
-                f"chain {self._account.name.chain_id} has seen {next_nonce} transactions of "
-                f"{self._account.name.address}, {deep_nonce} of them {self._options.profile.depth}"
-                f" blocks deep; the journal knows {stored}",
+                f"chain {self._account.name.chain_id} has seen"
+                f" {several(next_nonce, 'transaction')} of {self._account.name.address},"
+                f" {deep_nonce} of them {several(self._options.profile.depth, 'block')} deep;"
+                f" the journal knows {stored}",
                 fix="use the newest journal; if this is it, stop whoever else sends with the key,"
                 " and once all are deep start with: hypergpu up --retry-failed",
             )

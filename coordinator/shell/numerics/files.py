@@ -13,13 +13,14 @@ from coordinator.shell.numerics.request import (
 )
 from coordinator.shell.numerics.streams import InputError, InputFile, OutputFile
 from hypergpu.codec import update_bytes
+from hypergpu.units import are, several
 
 
 class DamagedUpdatesError(Exception):
     """Some updates cannot be part of the sum."""
 
     def __init__(self, refused: tuple[RefusedUpdate, ...]) -> None:
-        super().__init__(f"{len(refused)} updates are damaged")
+        super().__init__(f"{several(len(refused), 'update')} {are(len(refused))} damaged")
         self.refused = refused
 
 

@@ -22,7 +22,7 @@ from hypergpu.catalogue.entry import Entry, OptionError
 from hypergpu.catalogue.registry import BuilderMissingError, build, entries
 from hypergpu.catalogue.workload import DatasetError, numpy_initial, numpy_layout
 from hypergpu.layout import Flat, Layout
-from hypergpu.units import Bytes, Milliseconds
+from hypergpu.units import Bytes, Milliseconds, several
 
 _ABILITIES = {"torch": ("torch", "numpy", "null"), "numpy": ("numpy", "null"), "null": ("null",)}
 
@@ -214,7 +214,7 @@ class _PlainEngine:
         memory_bytes = self._limits.memory_bytes or psutil.virtual_memory().total
         return Ready(
             device="cpu",
-            device_name=f"CPU, {psutil.cpu_count()} threads",
+            device_name=f"CPU, {several(psutil.cpu_count() or 1, 'thread')}",
             memory_bytes=Bytes(memory_bytes),
             kind=kind,
             workloads=workloads,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from hypergpu.units import Bytes
+from hypergpu.units import Bytes, several
 
 
 class Device(NamedTuple):
@@ -32,7 +32,8 @@ def chosen_device() -> Device:
     memory_bytes = Bytes(psutil.virtual_memory().total)
     if torch.backends.mps.is_available() and _computes("mps"):
         return Device("mps", "Apple GPU", memory_bytes, has_bf16=False)
-    return Device("cpu", f"CPU, {psutil.cpu_count()} threads", memory_bytes, has_bf16=False)
+    threads = several(psutil.cpu_count() or 1, "thread")
+    return Device("cpu", f"CPU, {threads}", memory_bytes, has_bf16=False)
 
 
 def _computes(kind: str) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from hypergpu.chain.rpc.errors import RpcGarbledError
+from hypergpu.units import several
 
 HASH_BYTES = 32
 ADDRESS_BYTES = 20
@@ -126,7 +127,7 @@ def inclusion(value: object, transaction: bytes) -> Inclusion:
     if found.events and not found.is_success:
         raise RpcGarbledError(
             f"the chain's RPC says that transaction 0x{transaction.hex()} failed, and gives"
-            f" {len(found.events)} events of it: what fails has none"
+            f" {several(len(found.events), 'event')} of it: what fails has none"
         )
     return found
 

@@ -76,13 +76,13 @@ def verify(
     token_file: TokenFile = None,
 ) -> None:
     """Check every receipt of a job or a file, and that accounts and chain follow from them."""
-    from hypergpu.cli.figures import several
     from hypergpu.cli.ledger.proof.files import verified_file
     from hypergpu.cli.ledger.showing import verification_of
     from hypergpu.cli.ledger.verifying import verdict_lines
     from hypergpu.cli.output import say, say_json
     from hypergpu.cli.remote.calls import connect
     from hypergpu.refusal import Reason, RefusalError
+    from hypergpu.units import several
 
     if file is not None:
         if job is not None:

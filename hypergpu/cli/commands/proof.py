@@ -24,11 +24,11 @@ def export(
     token_file: TokenFile = None,
 ) -> None:
     """Write all receipts of a job into a file, by which anybody verifies it without you."""
-    from hypergpu.cli.figures import several
     from hypergpu.cli.ledger.proof.files import exported
     from hypergpu.cli.output import say, say_json
     from hypergpu.cli.remote.calls import connect
     from hypergpu.cli.remote.naming import job_named
+    from hypergpu.units import several
 
     with connect(address, token_file) as coordinator:
         job_id = job_named(coordinator.jobs(), job)

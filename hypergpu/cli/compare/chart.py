@@ -9,6 +9,7 @@ from hypergpu.cli.compare.curves import Amount, Level, levels, moved_bytes, seco
 from hypergpu.cli.compare.outcome import EXTRAPOLATED
 from hypergpu.cli.figures import size, span
 from hypergpu.picture import svg
+from hypergpu.units import are, several
 
 PAGE = (1040.0, 470.0)
 _PANEL = (420.0, 300.0)
@@ -131,7 +132,7 @@ def _head(comparison: Comparison) -> Iterator[str]:
         yield svg.text(x + 34, 64, words)
         x += 64 + 6.6 * len(words)
     if invalid := sum(each.runs_invalid for each in comparison.strategies):
-        words = f"{invalid} runs are INVALID: their links were not as asked"
+        words = f"{several(invalid, 'run')} {are(invalid)} INVALID: links were not as asked"
         yield svg.text(PAGE[0] - 20, 64, words, anchor="end")
 
 

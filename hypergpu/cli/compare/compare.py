@@ -16,6 +16,7 @@ from hypergpu.cli.compare.table import outcome_text
 from hypergpu.cli.failure import usage_error
 from hypergpu.jobfile import read_job_file
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.units import several
 
 JSON_NAME = "compare.json"
 CHART_NAME = "compare.svg"
@@ -91,7 +92,7 @@ def _told(errand: Errand, report: Report) -> str:
     doubt = "" if report.verdict.is_valid else "; INVALID"
     steps = max(0, len(report.rounds) - 1)
     spent_ms = report.rounds[-1].ended_ms - report.rounds[0].ended_ms if steps else 0
-    return f"{steps} steps in {spent_ms / 1000:.1f} s{doubt}"
+    return f"{several(steps, 'step')} in {spent_ms / 1000:.1f} s{doubt}"
 
 
 def _comparison(

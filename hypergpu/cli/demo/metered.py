@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import NamedTuple
 
-from hypergpu.cli.figures import several
 from hypergpu.cli.ledger.account import LedgerView
+from hypergpu.units import several
 
 _IN_A_BLOCK = ("mined", "final")
 

@@ -13,6 +13,7 @@ from hypergpu.keys.keyfile import passphrase_beside, stored_secret
 from hypergpu.ledger.typed import Domain, address_bytes
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
+from hypergpu.units import several
 
 if TYPE_CHECKING:
     from hypergpu.chain.rpc.chain import EvmChain
@@ -60,7 +61,8 @@ def said_of_stakes(view: LedgerView) -> str:
     # One that passed somebody over is followed by another when the window is over.
     if not paid or not all(purpose.endswith("/0") for purpose in paid):
         return ""
-    return f"paid against stake: {len(paid)} epochs, none of which waited for the challenge window"
+    epochs = several(len(paid), "epoch")
+    return f"paid against stake: {epochs}, none of which waited for the challenge window"
 
 
 def _made_key(folder: Path) -> IdentityKey:

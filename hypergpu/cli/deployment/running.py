@@ -8,6 +8,7 @@ from hypergpu.cli.deployment.ground import KeyView, Place, ground, key_view, loo
 from hypergpu.cli.deployment.offer import Offer, currency, offer_on, refuse_lacking
 from hypergpu.cli.deployment.options import Given, LedgerOptions, options_of, remarks
 from hypergpu.cli.output import confirm, note, say, say_json
+from hypergpu.units import are, several
 
 
 class Manner(NamedTuple):
@@ -86,9 +87,8 @@ def _say_done(done: Deployed) -> None:
     say(f"the ledger is at {done.address} on chain {done.chain_id}")
     fee = currency(int(done.fee_wei))
     say(f"transaction {done.hash} in block {done.block}: gas {done.gas}, {fee} at most")
-    note(
-        f"it is final once {done.final_after} blocks are on top; then name it for this coordinator:"
-    )
+    on_top = f"{several(done.final_after, 'block')} {are(done.final_after)} on top"
+    note(f"it is final once {on_top}; then name it for this coordinator:")
     note(f"  export HYPERGPU_COORDINATOR_LEDGER_CONTRACT={done.address}")
     note("and post the bond: hypergpu ledger bond")
 

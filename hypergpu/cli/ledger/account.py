@@ -6,10 +6,10 @@ from typing import NamedTuple
 import msgspec
 
 from hypergpu.chain.moments import moment
-from hypergpu.cli.figures import several
 from hypergpu.cli.ledger.tiers.standing import PayView
 from hypergpu.cli.output import Column
 from hypergpu.ids import Address, NodeId
+from hypergpu.units import several
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.ledger import terms_value
 

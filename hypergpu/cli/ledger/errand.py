@@ -36,6 +36,7 @@ from hypergpu.ledger.audit.dispute import decoded_dispute, disputes, encoded_dis
 from hypergpu.ledger.receipt import Signers
 from hypergpu.ledger.typed import Domain
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.units import are, several
 
 Whose = tuple[Path | None, Path | None, str | None]
 """State folder, passphrase file and job; None: the usual ones."""
@@ -76,12 +77,13 @@ class Disputed(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/di
     def said(self) -> str:
         """Where the node stands, in words."""
         lacking = self.receipts - self.recorded
-        parts = [f"{self._shown(self.paid)} was paid for {self.recorded} recorded receipts"]
+        recorded = several(self.recorded, "recorded receipt")
+        parts = [f"{self._shown(self.paid)} was paid for {recorded}"]
         if lacking > 0:
             parts.append(
-                f"{lacking} more are not recorded yet, which can be disputed once their epoch is"
-                " closed, a later one is being recorded, the job's end is announced, or nothing is"
-                " recorded for a challenge window"
+                f"{lacking} more {are(lacking)} not recorded yet, which can be disputed once the"
+                " epoch is closed, a later one is being recorded, the job's end is announced, or"
+                " nothing is recorded for a challenge window"
             )
         if self.voided != "0":
             voided = self._shown(self.voided)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from hypergpu.ledger.receipt import SignedReceipt
+from hypergpu.units import are, several
 
 RECEIPTS_FILE, REST_FILE = "receipts.jsonl", "receipts.rest.jsonl"
 """The daemon's names; the second holds what lay behind a damage of the first."""
@@ -32,12 +33,13 @@ class Stored(NamedTuple):
     @property
     def damage(self) -> str:
         """What is not here; empty: nothing."""
-        parts = [f"{self.unreadable} lines are unreadable"] if self.unreadable else []
+        lost, count = self.unreadable, self.missing_count
+        parts = [f"{several(lost, 'line')} {are(lost)} unreadable"] if lost else []
         if self.missing:
             more = len(self.missing) - _SHOWN
             named = ", ".join(_named(each) for each in self.missing[:_SHOWN])
-            rest = f" and {more} more ranges" if more > 0 else ""
-            parts.append(f"{self.missing_count} receipts are missing: {named}{rest}")
+            rest = f" and {several(more, 'more range')}" if more > 0 else ""
+            parts.append(f"{several(count, 'receipt')} {are(count)} missing: {named}{rest}")
         return "; ".join(parts)
 
 

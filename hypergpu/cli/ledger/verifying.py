@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from hypergpu.chain.moments import moment
-from hypergpu.cli.figures import several
 from hypergpu.cli.ledger.account import LedgerView
 from hypergpu.ids import JobId, NodeId
 from hypergpu.ledger.audit.facts import JobFact
@@ -15,6 +14,7 @@ from hypergpu.ledger.pay import PRICED_SCORE, score
 from hypergpu.ledger.receipt import ReceiptCheck, SignedReceipt, Signers
 from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.typed import Domain, Receipt
+from hypergpu.units import are, several
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.ledger import receipt_value
 
@@ -136,8 +136,8 @@ def verdict_lines(found: Verification) -> list[str]:
     if found.is_sound:
         is_paid = not found.newer and (found.batches is not None or not found.file)
         of_nodes = f"{several(found.receipts, 'receipt')} of {several(found.nodes, 'node')}"
-        are = "is" if found.receipts == 1 else "are"
-        lines.append(f"{of_nodes} {are} sound{', and so is the pay' if is_paid else ''}")
+        pay = ", and so is the pay" if is_paid else ""
+        lines.append(f"{of_nodes} {are(found.receipts)} sound{pay}")
         lines += _audited_lines(found) if found.batches is not None else ()
     return [*lines, *_cut([f"not yet: {text}" for text in found.open])]
 
@@ -197,7 +197,8 @@ def _account_faults(
         least, most = first.get(name, 0), last.get(name, 0)
         there = len(by_node.get(name, ()))
         if not least <= there <= most:
-            yield f"{name}: {most if there > most else least} receipts are told, {there} there"
+            told = most if there > most else least
+            yield f"{name}: {several(told, 'receipt')} {are(told)} told, {there} there"
     for node in view.nodes:
         own = by_node.get(node.id, [])[: node.contributions]
         total = sum(score(each.samples, each.quality_bps) for each in own)

@@ -13,6 +13,7 @@ from hypergpu.ledger.receipt import ReceiptCheck, Signers
 from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.voucher import SignedVoucher
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.units import are, several
 
 COLUMNS = (
     Column("job"),
@@ -102,7 +103,8 @@ def wallet_lines(view: WalletView) -> list[str]:
 def _lacking(job: WalletJob) -> str:
     """What is not there of a job's receipts, and how it comes back."""
     sound = job.receipts - job.unsound
-    return f"incomplete: {job.job}: {sound} receipts are sound; {job.incomplete}. {MENDED_BY}"
+    told = f"{several(sound, 'receipt')} {are(sound)} sound"
+    return f"incomplete: {job.job}: {told}; {job.incomplete}. {MENDED_BY}"
 
 
 def _tiers(view: WalletView) -> list[str]:

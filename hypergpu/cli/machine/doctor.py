@@ -34,6 +34,7 @@ from hypergpu.cli.machine.congestion import (
 from hypergpu.cli.machine.probe import TorchFound
 from hypergpu.cli.settings import Setting, resolved
 from hypergpu.refusal import RefusalError
+from hypergpu.units import several
 from hypergpu.wire.congestion import controls
 
 PROBE_TIMEOUT_S = 180
@@ -159,7 +160,7 @@ def _coordinator_check() -> Check:
 
     try:
         with connect() as coordinator:
-            count = len(coordinator.jobs())
-            return Check("coordinator", OK, f"{coordinator.address} answers, {count} jobs")
+            jobs = several(len(coordinator.jobs()), "job")
+            return Check("coordinator", OK, f"{coordinator.address} answers, {jobs}")
     except RefusalError as refused:
         return Check("coordinator", WARN, refused.detail, refused.fix)

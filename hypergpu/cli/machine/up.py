@@ -24,6 +24,7 @@ from hypergpu.cli.remote.connection import Target
 from hypergpu.cli.settings import write_profile
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.token import Role, parse_token
+from hypergpu.units import several
 
 CALL_TIMEOUT_S = 20.0
 LOG_NAME = "coordinator.log"
@@ -256,7 +257,7 @@ def _greet(ready: Ready, folder: Path, log: Path) -> None:
         *(_chain_lines(ready.chain) if ready.chain else ()),
         *([f"note: {ready.unsettled}"] if ready.unsettled else ()),
         "",
-        f"on each machine that is to train, paste this line (good for {hours} hours):",
+        f"on each machine that is to train, paste this line (good for {several(hours, 'hour')}):",
         "",
         f"    hypergpu join {join_by.token}",
         "",

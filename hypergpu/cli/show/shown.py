@@ -9,6 +9,7 @@ from hypergpu.cli.output import console, is_rich, say, say_json_line
 from hypergpu.cli.remote.views import EventLine
 from hypergpu.cli.show.progress import Progress, note_of
 from hypergpu.cli.show.screen import headline, round_text, rounds_of, screen
+from hypergpu.units import several
 
 
 class View(Protocol):
@@ -76,7 +77,8 @@ def evaluation_text(event: EventLine) -> str:
     fields = event.body
     name = fields.get("metric_name") or "metric"
     metric, loss = (score(_number(fields.get(key))) for key in ("metric", "loss"))
-    return f"  after {fields.get('round')} rounds: {name} {metric}, held-out loss {loss}"
+    rounds = several(int(_number(fields.get("round")) or 0), "round")
+    return f"  after {rounds}: {name} {metric}, held-out loss {loss}"
 
 
 def _number(value: object) -> float | None:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from hypergpu.cli.figures import score, size, span
 from hypergpu.cli.output import Column
+from hypergpu.units import several
 
 if TYPE_CHECKING:
     from hypergpu.cli.remote.views import JobDetail, JobView, TokenView
@@ -64,12 +65,12 @@ def _cut(reason: str) -> str:
 def job_lines(detail: "JobDetail") -> list[str]:
     """The head of `job show`."""
     job = detail.job
-    workload = detail.spec.get("workload", "?")
+    workload, nodes = detail.spec.get("workload", "?"), several(job.nodes, "node")
     return [
         f"{job.id}  {job.name}".rstrip(),
         f"  phase     {job.phase}: {job.reason}",
         f"  workload  {workload}",
-        f"  round     {job.round} of {job.rounds}, {job.nodes} nodes, {job.samples} samples",
+        f"  round     {job.round} of {job.rounds}, {nodes}, {several(job.samples, 'sample')}",
         f"  loss      {score(job.loss)}   {job.metric_name or 'metric'} {score(job.metric)}",
         f"  updates   {job.updates_accepted} accepted, {job.updates_refused} refused",
         f"  traffic   {size(job.bytes_up)} up, {size(job.bytes_down)} down",

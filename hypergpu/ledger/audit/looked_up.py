@@ -8,6 +8,7 @@ from hypergpu.ledger import pay
 from hypergpu.ledger.audit.dispute import ChainSays, Claim, Dispute, chain_says, dispute_fault
 from hypergpu.ledger.audit.facts import JobFact
 from hypergpu.ledger.audit.recorded import recorded
+from hypergpu.units import are, several
 
 _OF_AN_EPOCH = frozenset({Claim.UNDERPAID, Claim.UNRECORDED})
 _FIELDS = tuple(name for name in ChainSays.__struct_fields__ if name not in {"block", "block_hash"})
@@ -41,13 +42,14 @@ def claim_text(dispute: Dispute) -> str:
             )
             due = pay.reward(says.pool, score, says.total_score)
             return (
-                f"{len(numbers)} receipts recorded in epoch {dispute.epoch} give a score of {score}"
-                f" and {due} of its pool; the ledger counts {says.score} and {says.reward}"
+                f"the score of {several(len(numbers), 'receipt')} recorded in epoch"
+                f" {dispute.epoch} is {score}, and {due} of its pool is due for it; the ledger"
+                f" counts {says.score} and {says.reward}"
             )
         case Claim.UNRECORDED:
             return (
-                f"{len(numbers)} receipts from number {min(numbers)} on, which the coordinator"
-                f" signed for epoch {dispute.epoch}, are not recorded"
+                f"{several(len(numbers), 'receipt')} from number {min(numbers)} on, which the"
+                f" coordinator signed for epoch {dispute.epoch}, {are(len(numbers))} not recorded"
             )
         case Claim.EQUIVOCATION:
             return f"the coordinator signed two different receipts under number {numbers[0]}"

@@ -12,7 +12,7 @@ from hypergpu.ledger.audit.recorded import Recorded
 from hypergpu.ledger.settlement.state import ShareState
 from hypergpu.ledger.typed import Voucher, signer
 from hypergpu.ledger.voucher import SignedVoucher
-from hypergpu.units import Wei
+from hypergpu.units import Wei, are, several
 
 
 def payment_findings(
@@ -39,8 +39,8 @@ def _newer_findings(known: Recorded) -> Iterator[Finding]:
     unread = Counter(known.epochs[number] for number in known.newer & known.epochs.keys())
     for epoch, count in sorted(unread.items()):
         what = (
-            f"{count} receipts of epoch {epoch} on the chain are newer than those given: their"
-            " roots, sums and scores are not checked"
+            f"{several(count, 'receipt')} of epoch {epoch} on the chain {are(count)} newer than"
+            " those given: what their batches say is not checked"
         )
         yield Finding(Kind.OPEN, what, epoch=epoch)
 
@@ -71,12 +71,13 @@ def _unrecorded(fact: JobFact, known: Recorded) -> Iterator[Finding]:
         else:
             waiting.setdefault((node, epoch), []).append(sequence)
     for (node, epoch), missing in waiting.items():
-        what = f"{len(missing)} receipts from number {missing[0]} on are not on the chain yet"
+        those = f"{several(len(missing), 'receipt')} from number {missing[0]} on"
+        what = f"{those} {are(len(missing))} not on the chain yet"
         yield Finding(Kind.OPEN, what, node, epoch)
     for node, count in counted.items():
         found = sum(number[0] == node for number in known.epochs)
         if found != count:
-            what = f"the chain counts {count} receipts, its batches hold {found}"
+            what = f"the chain counts {several(count, 'receipt')}, its batches hold {found}"
             yield Finding(Kind.BATCH, what, node)
 
 

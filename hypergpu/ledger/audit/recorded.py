@@ -18,6 +18,7 @@ from hypergpu.ledger.packing import (
 )
 from hypergpu.ledger.receipt import ReceiptCheck, SignedReceipt, Signers, leaf
 from hypergpu.ledger.typed import Receipt, struct_hash
+from hypergpu.units import are, several
 
 Number = tuple[NodeId, int]
 """A node and a sequence: names a receipt within its job."""
@@ -141,7 +142,8 @@ def _batch_findings(
     if lacking and not missing:
         return  # It can be checked by whoever has newer receipts.
     if missing:
-        yield _batch(batch, f"{missing} of its {len(numbers)} receipts are not among those given")
+        whole = several(len(numbers), "receipt")
+        yield _batch(batch, f"{missing} of its {whole} {are(missing)} not among those given")
         return
     members = [held[number].receipt for number in numbers]
     if any(receipt.epoch > batch.epoch for receipt in members):

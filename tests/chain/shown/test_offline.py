@@ -105,7 +105,7 @@ def test_a_file_that_lacks_a_receipt_is_found_out_by_the_chain(settled: Ground) 
     assert alone.exit_code == 0
     ended = ledger("verify", "--file", str(path), "--chain-url", settled.url)
     assert ended.exit_code == Reason.SIGNATURE_INVALID.exit_code
-    assert "1 of its 4 receipts are not among those given" in ended.stdout
+    assert "1 of its 4 receipts is not among those given" in ended.stdout
 
 
 def head_of(ground: Ground) -> AsOf:
@@ -166,7 +166,7 @@ def test_what_somebody_else_closed_the_epoch_of_is_open_and_not_wrong(ground: Gr
     assert closed.closed_by == NODES[1].address
     ended = ledger("verify", "--file", str(path), "--chain-url", ground.url)
     assert ended.exit_code == 0, ended.output
-    assert "epoch 0: 1 receipts from number 1 on are not on the chain yet" in ended.stdout
+    assert "epoch 0: 1 receipt from number 1 on is not on the chain yet" in ended.stdout
 
 
 def test_a_coordinator_that_is_not_the_jobs_is_found_out_by_the_chain(settled: Ground) -> None:
@@ -274,7 +274,7 @@ def test_a_node_cannot_make_up_a_share_that_was_counted_too_low(settled: Ground)
     path = bundle(settled, underpaid(settled, replace(fact, shares=tuple(shares))))
     alone = ledger("check", path)
     assert alone.exit_code == 0
-    assert "1 receipts recorded in epoch 0 give a score of 2880000" in alone.stdout
+    assert "the score of 1 receipt recorded in epoch 0 is 2880000" in alone.stdout
     ended = ledger("check", path, "--chain-url", settled.url)
     assert ended.exit_code == Reason.SIGNATURE_INVALID.exit_code
     assert "its score is 2880000 by the ledger, the bundle quotes 2879999" in ended.stdout

@@ -229,7 +229,7 @@ def test_unknown_word_names_the_words_there_are(text: str, expected: str) -> Non
         ),
         (
             "[training]\nrounds = 2\ninner_steps = 5\n[inner]\nwarmup_steps = 10\n",
-            "10 steps of warm-up outlast the job. Fix: stay below rounds x inner_steps = 10",
+            "a warm-up of 10 steps outlasts the job. Fix: stay below rounds x inner_steps = 10",
         ),
         (
             '[data]\npath = "photos"\n',

@@ -25,7 +25,7 @@ NONE = SeenShare(is_recorded=False, score=0, reward=0, paid=0)
         (CLOSED._replace(total_score=50), (SHARE, NONE), {TWO: 50}, ""),
         (CLOSED._replace(total_score=99), (SHARE, NONE), {TWO: 50}, ""),
         (CLOSED, (NONE, SHARE), {ONE: 0}, ""),
-        (CLOSED, (SHARE, NONE), {TWO: 50}, "1 nodes have no share"),
+        (CLOSED, (SHARE, NONE), {TWO: 50}, "1 node has no share"),
         (CLOSED._replace(closed_at_s=0), (SHARE, SHARE), {}, "is open, and a block holds what"),
         (CLOSED._replace(total_score=99), (SHARE, SHARE), {}, "has a score of 99, and its shares"),
         (CLOSED._replace(pool=49), (SHARE, SHARE), {}, "a pool of 49, and its shares are 50"),

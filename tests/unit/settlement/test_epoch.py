@@ -86,7 +86,7 @@ def test_a_block_that_stays_is_asked_once_all_of_an_epoch_is_final() -> None:
     passed_over = after(PaymentsCounted(1, 500, is_whole=True, is_deep=True), epoch=ALL_FINAL)
     assert not passed_over.is_check_due
     assert due(passed_over, 500, sweeps=0) == Due(
-        Part.PAYMENT, f"the window of epoch 4 of {JOB} is over for 1 nodes"
+        Part.PAYMENT, f"the window of epoch 4 of {JOB} is over for 1 node"
     )
     # Asked again of the newest block, nobody was: that does not yet make it final.
     recounted = after(PaymentsCounted(0, 500, is_whole=True), epoch=passed_over)

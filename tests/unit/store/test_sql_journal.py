@@ -205,7 +205,7 @@ def test_a_truncated_database_is_found_and_what_is_left_goes_on(path: Path) -> N
     filled(path, 400)
     os.truncate(path, path.stat().st_size * 3 // 4)
     journal = SqlJournal(str(path))
-    assert re.search("was damaged.*rows were saved.*damaged-1", journal.findings[0])
+    assert re.search("was damaged.*rows could be saved.*damaged-1", journal.findings[0])
     assert 0 < survived(journal) < 400
     assert path.with_name(path.name + ".damaged-1").exists()
 
@@ -243,7 +243,7 @@ def test_a_tail_that_sqlite_drops_without_a_word_is_found(path: Path) -> None:
     path.write_bytes(database)
     wal.write_bytes(log[: len(log) // 2])
     again = SqlJournal(str(path))
-    assert re.search(r"lost its last \d+ transactions", again.findings[0])
+    assert re.search(r"lost \d+ transactions? at its end", again.findings[0])
     assert 0 < survived(again) < 50
 
 

@@ -19,7 +19,7 @@ from hypergpu.codec import decode_parameters
 from hypergpu.dataset.sampling import stream_indices
 from hypergpu.digest import digest_of
 from hypergpu.layout import Flat
-from hypergpu.units import Milliseconds, Samples
+from hypergpu.units import Milliseconds, Samples, several
 from tests.conformance.worker_process import Desk, Subject, changed
 
 STEPS, BEGUN, BATCH = 4, 3, 16
@@ -106,7 +106,8 @@ def test_a_worker_takes_only_the_steps_that_it_has_not_taken(desk: Desk, taken: 
     early = workshop.train(request(desk, 1), heard(counts, lines))
     assert len(counts) == STEPS - taken
     assert (early.inner_steps, early.samples) == (STEPS, 64)
-    assert lines == ([f"round 1 was begun {taken} inner steps early"] if taken else [])
+    told = f"round 1 was begun {several(taken, 'inner step')} early"
+    assert lines == ([told] if taken else [])
     assert early.update_digest == digest_of(Path(request(desk, 1).update_path).read_bytes())
     again = Workshop("numpy", Limits(1, 0)).train(request(desk, 1), heard([], []))
     assert again.update_digest == early.update_digest

@@ -7,6 +7,7 @@ from coordinator.shell.journal.ledger.interface import Outbox
 from coordinator.shell.journal.ledger.records import OutboxRow
 from hypergpu.chain.moments import moment
 from hypergpu.chain.rpc.answers import Block
+from hypergpu.units import several
 
 
 def ended_before(first: OutboxRow | None, site: LedgerSite, outbox: Outbox, head: Block) -> str:
@@ -34,7 +35,7 @@ def ended_before(first: OutboxRow | None, site: LedgerSite, outbox: Outbox, head
     of_batch = [one.spans for one in outbox.batches(job_id, since=nonce) if one.nonce == nonce]
     receipts = sum(span.receipts for spans in of_batch for span in spans)
     return (
-        f"{first.transaction.purpose} with {receipts} receipts was refused, since {job_id} has"
-        f" ended on the ledger, on {moment(ending.recorded_until_s)}: it is given up, and other"
-        " jobs are settled as ever"
+        f"{first.transaction.purpose} with {several(receipts, 'receipt')} was refused, since"
+        f" {job_id} has ended on the ledger, on {moment(ending.recorded_until_s)}: it is given up,"
+        " and other jobs are settled as ever"
     )

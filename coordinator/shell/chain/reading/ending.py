@@ -5,6 +5,7 @@ from typing import NamedTuple
 from hypergpu.chain.ledger import JobOnChain
 from hypergpu.chain.moments import moment
 from hypergpu.ids import JobId
+from hypergpu.units import several
 
 
 class Ending(NamedTuple):
@@ -50,9 +51,10 @@ class Ending(NamedTuple):
             worth: Of all together, in the token's smallest unit.
         """
         return (
-            f"{receipts} of the receipts of {self.job_id}, worth {worth} together, were not"
-            f" recorded before {moment(self.recorded_until_s)}, when it ended on the ledger, and"
-            " are given up. Fix: have their nodes redeem their vouchers with hypergpu ledger claim"
+            f"what was left of {self.job_id}, {several(receipts, 'receipt')} worth {worth}"
+            f" together, was not recorded before {moment(self.recorded_until_s)}, when it ended on"
+            " the ledger, and is given up. Fix: have its nodes redeem their vouchers with hypergpu"
+            " ledger claim"
             f" before {moment(self.ends_at_s)}, when its owner may take back the rest"
         )
 

@@ -22,6 +22,7 @@ from coordinator.shell.journal.ledger.records import (
 from coordinator.shell.journal.records import JournalConflictError
 from hypergpu.ids import JobId, NodeId
 from hypergpu.ledger import pay
+from hypergpu.units import several
 
 Key = tuple[JobId, NodeId]
 
@@ -177,8 +178,8 @@ class MemoryLedger:
                 key = (rewind.job_id, rewind.node)
                 if rewind.sequence > len(self._receipts.get(key, [])):
                     raise JournalConflictError(
-                        f"the chain counts {rewind.sequence} receipts of {rewind.node} in "
-                        f"{rewind.job_id}, more than there are"
+                        f"the chain counts {several(rewind.sequence, 'receipt')} of"
+                        f" {rewind.node} in {rewind.job_id}, more than there are"
                     )
                 shelves.sealed[key] = rewind.sequence
             for batch in change.batches:

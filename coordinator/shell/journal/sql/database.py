@@ -21,6 +21,7 @@ from coordinator.shell.journal.sql.salvage import salvaged
 from coordinator.shell.journal.sql.schema import upgrade
 from coordinator.shell.journal.sql.tables import COMMITS
 from coordinator.shell.journal.sql.witness import Witness
+from hypergpu.units import several
 
 
 class Database:
@@ -61,8 +62,8 @@ class Database:
         promised = self._witness.number() if self._witness else 0
         if promised > stored:
             finding = (
-                f"the journal at {self.where} lost its last {promised - stored} transactions: its "
-                "write-ahead log was cut off or damaged. It goes on from what is left"
+                f"the journal at {self.where} lost {several(promised - stored, 'transaction')} at"
+                " its end: its write-ahead log was cut off or damaged. It goes on from what is left"
             )
             self.findings += (finding,)
         return max(stored, promised)

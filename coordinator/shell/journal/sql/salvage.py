@@ -16,6 +16,7 @@ from coordinator.shell.journal.records import JournalUnreadableError
 from coordinator.shell.journal.sql.engine import make_engine
 from coordinator.shell.journal.sql.schema import upgrade
 from coordinator.shell.journal.sql.tables import COMMITS, ENTRIES, JOBS, METADATA
+from hypergpu.units import several
 
 _HEADER_BYTES = 100
 _SMALL_BYTES = 64 << 20
@@ -50,8 +51,8 @@ def salvaged(path: Path) -> tuple[str, ...]:
             path.with_name(path.name + companion).rename(aside.with_name(aside.name + companion))
     fresh.rename(path)
     finding = (
-        f"the journal {path} was damaged ({problem}): {rows} rows were saved, "
-        f"the damaged file is kept as {aside.name}"
+        f"the journal {path} was damaged ({problem}): {several(rows, 'row')} could be"
+        f" saved, the damaged file is kept as {aside.name}"
     )
     return (finding,)
 

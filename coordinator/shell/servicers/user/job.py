@@ -40,7 +40,7 @@ from hypergpu.ids import JobId
 from hypergpu.jobfile import covering, parse_spec_json, spec_json, with_parameters
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.spec import JobSpec
-from hypergpu.units import Milliseconds
+from hypergpu.units import Milliseconds, are, several
 from hypergpu.v1 import job_pb2, tensor_pb2
 
 log = structlog.get_logger()
@@ -118,8 +118,8 @@ class JobServicer:
         async with self._parts.pins.collecting:
             absent = await asyncio.to_thread(missing)
         if absent:
-            count = len(manifest.entries)
-            detail = f"{len(absent)} of {count} files are missing, such as {absent[0]}"
+            wanted = several(len(manifest.entries), "file")
+            detail = f"{len(absent)} of {wanted} {are(len(absent))} missing, such as {absent[0]}"
             raise RefusalError(Reason.MANIFEST_INVALID, detail)
         blob = await asyncio.to_thread(blobs.put, packed, keep_s=_KEEP_MANIFEST_S)
         failpoint("create.stored")
@@ -215,7 +215,8 @@ class JobServicer:
             # The judge may answer first: then this is refused, and nothing is left to be done.
             refused = await self._parts.driver.submit(job.job_id, given_up)
         if left := room.job.metering.unmeasured:
-            detail = f"{len(left)} rounds of {job.job_id} have no receipts yet: {refused}"
+            unmeasured = several(len(left), "round")
+            detail = f"receipts of {unmeasured} of {job.job_id} are still to come: {refused}"
             raise RefusalError(Reason.JOB_PHASE, detail, fix="remove it again later")
 
     def _close(self, room: Room) -> None:

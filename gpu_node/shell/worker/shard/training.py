@@ -23,7 +23,7 @@ from hypergpu.codec import decode_parameters, encode_update
 from hypergpu.digest import digest_of
 from hypergpu.files.durable import fill_durably
 from hypergpu.layout import Flat, Float32s, Layout
-from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.units import Bytes, Milliseconds, Samples, several
 
 _PROGRESS_INTERVAL_S = 0.25
 
@@ -107,7 +107,8 @@ def _begun(
     if wanted is None or kept is None or kept.model is None:
         return None
     if warm is not None:
-        watch.log(f"round {request.round} was begun {warm.steps_taken} inner steps early")
+        early = several(warm.steps_taken, "inner step")
+        watch.log(f"round {request.round} was begun {early} early")
     beginning = warm or Beginning(wanted, trainer, batches_of(wanted, trainer), kept)
     due_s = time.monotonic() + _PROGRESS_INTERVAL_S
     while not beginning.is_done:
@@ -180,7 +181,8 @@ def _train(
 
 
 def _not_finite(what: str, steps: int) -> str:
-    return f"{what} is not finite after {steps} inner steps. Fix: lower inner.learning_rate"
+    taken = several(steps, "inner step")
+    return f"{what} is not finite after {taken}. Fix: lower inner.learning_rate"
 
 
 def _end_state_before(request: Train, layout: Layout, watch: Watch) -> EndState | None:

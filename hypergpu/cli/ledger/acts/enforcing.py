@@ -6,6 +6,7 @@ from hypergpu.cli.transfer import counted
 from hypergpu.ledger.audit.dispute import Claim, Dispute, dispute_fault
 from hypergpu.ledger.typed import address_bytes, word_bytes
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.units import are, several
 
 
 def enforced(anybody: AccountOnChain, dispute: Dispute) -> Done:
@@ -36,7 +37,8 @@ def _recorded(anybody: AccountOnChain, dispute: Dispute) -> Done:
     following = anybody.calls.account(anybody.asked("getAccount", job, node)).counted
     missing = [signed for signed in receipts if signed.receipt.sequence >= following]
     if not missing:
-        said = f"all {len(receipts)} receipts are recorded by now: nothing was sent"
+        count = len(receipts)
+        said = f"all is recorded by now, {several(count, 'receipt')}: nothing was sent"
         return Done(anybody.owner, [], said)
     first = missing[0].receipt.sequence
     if first != following:
@@ -47,7 +49,8 @@ def _recorded(anybody: AccountOnChain, dispute: Dispute) -> Done:
     calls = [anybody.calls.record_one(signed, epoch).call for signed in missing]
     with counted("recording receipts") as report:
         hashes = anybody.acted_each(calls, "submitContribution", report)
-    said = f"{len(missing)} receipts of {dispute.node} are recorded, to be paid with epoch {epoch}"
+    told = f"{several(len(missing), 'receipt')} of {dispute.node} {are(len(missing))} recorded"
+    said = f"{told}, to be paid with epoch {epoch}"
     return Done(anybody.owner, hashes, said)
 
 

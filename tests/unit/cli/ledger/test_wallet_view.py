@@ -79,7 +79,7 @@ def test_a_receipt_that_is_missing_is_told_by_its_number(tmp_path: Path) -> None
     (kept(folder) / "receipts.jsonl").write_bytes(lines_of(folder)[1])
     (job,) = wallet_view(folder).jobs
     assert (job.receipts, job.unsound, job.missing, job.unreadable) == (1, 0, 1, 0)
-    assert job.incomplete == "1 receipts are missing: number 0"
+    assert job.incomplete == "1 receipt is missing: number 0"
     held = held_of(folder, None)
     assert [each.receipt.sequence for each in held.receipts] == [1]
     assert held.incomplete == job.incomplete
@@ -116,7 +116,7 @@ def test_a_line_that_is_no_receipt_is_told_and_the_others_count(tmp_path: Path) 
     (kept(folder) / "receipts.jsonl").write_bytes(b"{\xff\n" + second)
     (job,) = wallet_view(folder).jobs
     assert (job.receipts, job.unreadable, job.missing) == (1, 1, 1)
-    assert job.incomplete == "1 lines are unreadable; 1 receipts are missing: number 0"
+    assert job.incomplete == "1 line is unreadable; 1 receipt is missing: number 0"
 
 
 @pytest.mark.parametrize("name", ["voucher.json", "terms.json"])

@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("shape impossible.toml", 16, "impossible.toml", "loss_percent"),
         ("run negative.toml", 16, "negative.toml", "up_mbit_s"),
         ("run jobless.toml", 16, "has no job", "job = "),
-        ("run waiting.toml", 16, "wants 9 nodes, and there are 1", "[[nodes]]"),
+        ("run waiting.toml", 16, "wants 9 nodes, and there is 1", "[[nodes]]"),
         ("run lying.toml", 16, "lie of a", "--backend world"),
         ("run small.toml --worker null", 16, "null worker cannot train", "--worker numpy"),
         ("run small.toml --worker jax", 16, 'no worker "jax"', "numpy"),

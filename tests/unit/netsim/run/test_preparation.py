@@ -40,7 +40,7 @@ def test_a_world_without_a_job_is_refused() -> None:
 
 def test_a_job_that_waits_for_more_nodes_than_there_are_is_refused() -> None:
     assert required_job(world(1)).training.nodes == 1
-    with pytest.raises(RefusedError, match="wants 2 nodes, and there are 1"):
+    with pytest.raises(RefusedError, match="wants 2 nodes, and there is 1"):
         required_job(world(2))
 
 

@@ -22,7 +22,7 @@ def test_a_job_that_finished_is_told_with_its_own_phase() -> None:
 
 
 def test_a_job_that_would_wait_for_ever_is_refused() -> None:
-    with pytest.raises(RefusedError, match="wants 2 nodes, and there are 1"):
+    with pytest.raises(RefusedError, match="wants 2 nodes, and there is 1"):
         run_virtually(world(2))
 
 

@@ -76,7 +76,7 @@ async def test_a_job_that_lacks_a_file_leaves_no_pins(tmp_path: Path) -> None:
     file = parts.blobs.put(b"a user's file")
     absent = BlobRef(Digest("0" * 64), Bytes(1))
     async with driving(parts):
-        with pytest.raises(RefusalError, match="1 of 2 files are missing, such as 1"):
+        with pytest.raises(RefusalError, match="1 of 2 files is missing, such as 1"):
             await JobServicer(parts).create_job(request(file, absent), CALLER)
     assert parts.pins.all() == frozenset()
 

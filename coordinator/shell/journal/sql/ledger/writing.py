@@ -27,6 +27,7 @@ from coordinator.shell.journal.sql.tables import (
     TRANSACTIONS,
 )
 from hypergpu.ids import JobId, NodeId
+from hypergpu.units import several
 
 _PURPOSES_AT_ONCE = 500
 # Written for many rows at once: a statement a row takes most of a pipeline's time.
@@ -200,8 +201,8 @@ def _rewind(connection: Connection, rewind: Rewind) -> None:
     )
     if moved.rowcount != 1:
         raise JournalConflictError(
-            f"the chain counts {rewind.sequence} receipts of {rewind.node} in {rewind.job_id}, "
-            "more than there are"
+            f"the chain counts {several(rewind.sequence, 'receipt')} of {rewind.node} in"
+            f" {rewind.job_id}, more than there are"
         )
 
 
