@@ -23,7 +23,7 @@ from hypergpu.refusal import Reason, RefusalError
 from hypergpu.spec import JobSpec
 from hypergpu.token import Role
 from hypergpu.v1 import job_pb2
-from netsim.ground.proxied import free_ports
+from hypergpu.wire.ports import free_ports
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {
@@ -97,7 +97,7 @@ class CoordinatorProcess:
     def terminate(self) -> int:
         """SIGTERM; gives the exit status."""
         self.child.send_signal(signal.SIGTERM)
-        status = self.child.wait(timeout=90)
+        status = self.child.wait(timeout=240)
         self._closed()
         return status
 
@@ -163,7 +163,7 @@ class NodeProcess:
     def terminate(self) -> int:
         """SIGTERM; gives the exit status."""
         self.child.send_signal(signal.SIGTERM)
-        return self.child.wait(timeout=90)
+        return self.child.wait(timeout=240)
 
     def end(self) -> None:
         """Leave nothing behind."""

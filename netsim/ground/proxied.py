@@ -1,13 +1,10 @@
 """Links through proxies on loopback: every node dials an address of its own in 127.0.0.0/8."""
 
-import itertools
-import random
-import socket
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
-from pathlib import Path
+from contextlib import asynccontextmanager
 
 from hypergpu.sites import Site, Sites
+from hypergpu.wire.ports import free_ports
 from netsim.ground.backend import Backend
 from netsim.ground.interface import Links
 from netsim.link.link import Link
@@ -17,7 +14,6 @@ from netsim.proxy.process import ProxyProcess
 from netsim.refusal import RefusedError
 
 NODES_MAX = 250 * 250
-_FIRST, _LAST = 20_000, 32_000
 
 
 class ProxyGround:
@@ -52,46 +48,6 @@ class ProxyGround:
 def node_address(number: int) -> str:
     """The loopback address at which the node of this number, from 0, finds the coordinator."""
     return f"127.77.{number // 250}.{number % 250 + 1}"
-
-
-def free_ports(count: int) -> tuple[int, ...]:
-    """Ports that nobody has now, TCP or UDP, at any address.
-
-    The kernel gives them to no connection meanwhile, unless all below its own are taken.
-    """
-    last = min(_LAST, _first_ephemeral() - 1)
-    candidates = list(range(_FIRST, last + 1))
-    random.SystemRandom().shuffle(candidates)
-    found = tuple(itertools.islice(filter(_is_free, candidates), count))
-    return found if len(found) == count else _ephemeral_ports(count)
-
-
-def _first_ephemeral() -> int:
-    try:
-        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text("ascii").split()[0])
-    except (OSError, ValueError, IndexError):
-        return _LAST + 1
-
-
-def _is_free(port: int) -> bool:
-    """Whether it can be had at every address, which includes those that nodes dial."""
-    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-        with socket.socket(socket.AF_INET, kind) as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                return False
-    return True
-
-
-def _ephemeral_ports(count: int) -> tuple[int, ...]:
-    with ExitStack() as held:
-        ports: list[int] = []
-        while len(ports) < count:
-            taken = held.enter_context(socket.socket())
-            taken.bind((LOOPBACK, 0))
-            ports.append(taken.getsockname()[1])
-    return tuple(ports)
 
 
 @asynccontextmanager

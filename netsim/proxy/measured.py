@@ -1,9 +1,9 @@
 """Proxies as a network that can be measured like every other."""
 
-import socket
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
+from hypergpu.wire.ports import free_ports
 from netsim.link.link import Link
 from netsim.link.shape import COORDINATOR_LINK, Shape, Way
 from netsim.measure.lateness import Lateness
@@ -28,7 +28,7 @@ async def measured(
 ) -> AsyncIterator[ProgramNetwork]:
     """Open one node's proxy, in a process of its own, only to measure through it."""
     # TCP and UDP under one number each, so that a path is one address whatever is measured.
-    up, down, dialled_up, dialled_down = _free_ports(4)
+    up, down, dialled_up, dialled_down = free_ports(4)
     forwards = tuple(
         Forward(target_port=port, port=dialled, protocol=protocol, dialler=dialler)
         for port, dialled, dialler in (
@@ -75,11 +75,3 @@ def _path(port: int, dialled: int) -> MeasuredPath:
         receiver=(LOOPBACK, port),
         target=(LOOPBACK, dialled),
     )
-
-
-def _free_ports(count: int) -> tuple[int, ...]:
-    with ExitStack() as held:
-        found = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in found:
-            each.bind((LOOPBACK, 0))
-        return tuple(int(each.getsockname()[1]) for each in found)

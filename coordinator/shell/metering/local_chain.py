@@ -13,7 +13,7 @@ from pathlib import Path
 
 import structlog
 
-from hypergpu.chain.local.anvil import Anvil, AnvilOptions, free_port, is_port_freed
+from hypergpu.chain.local.anvil import Anvil, AnvilOptions, is_port_freed
 from hypergpu.chain.local.state_file import StateKeeper
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import HttpRpc
@@ -21,6 +21,7 @@ from hypergpu.chain.rpc.errors import RpcError
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.files.durable import write_durably
 from hypergpu.refusal import RefusalError
+from hypergpu.wire.ports import free_ports
 
 log = structlog.get_logger()
 
@@ -28,7 +29,7 @@ STATE_FILE = "anvil.json"
 LOG_FILE = "anvil.log"
 PORT_FILE = "anvil.port"
 _LOOK_EACH_S = 0.2
-_FREE_WITHIN_S = 5.0
+_FREE_WITHIN_S = 20.0
 """An Anvil whose coordinator was killed is ending meanwhile."""
 _PORT_MOST = 65_535
 _REST_MOST_S = 30.0
@@ -77,7 +78,7 @@ class LocalChain:
         last = _last_port(file)
         if last and is_port_freed(last, _FREE_WITHIN_S):
             return last
-        chosen = free_port()
+        (chosen,) = free_ports(1)
         if last:
             self.note = f"the chain's port {last} is taken by another program; it has {chosen}"
             log.warning("the local chain has another port", last=last, now=chosen)

@@ -21,14 +21,15 @@ from hypergpu.chain.rpc.client import Call, HttpRpc
 from hypergpu.chain.rpc.errors import RpcError
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.wire.ports import free_ports
 
 VARIABLE = "HYPERGPU_ANVIL"
 """Names the program where it lies elsewhere than in ``node_modules``."""
 CHAIN_ID = 31337
 _LOOPBACK = "127.0.0.1"
-_READY_WITHIN_S = 20.0
+_READY_WITHIN_S = 60.0
 _POLL_S = 0.02
-_STOP_WITHIN_S = 20.0
+_STOP_WITHIN_S = 60.0
 _LOG_SHOWN_BYTES = 2_000
 
 # Ends Anvil when the pipe to this shell is closed, which the system does for us however we end.
@@ -75,7 +76,7 @@ class Anvil:
             options: How it runs; a port of 0 is chosen now and stays.
             log: Where its output is appended.
         """
-        port = options.port or free_port()
+        port = options.port or free_ports(1)[0]
         self.options = msgspec.structs.replace(options, port=port)
         self.url = f"http://{_LOOPBACK}:{port}"
         self._log = log
@@ -206,13 +207,6 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
     if process.stdin is not None:
         process.stdin.close()
     process.wait()
-
-
-def free_port() -> int:
-    """A port that nobody listens on here."""
-    with socket.socket() as free:
-        free.bind((_LOOPBACK, 0))
-        return int(free.getsockname()[1])
 
 
 def is_port_freed(port: int, within_s: float) -> bool:

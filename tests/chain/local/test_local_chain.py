@@ -1,6 +1,7 @@
 """A local chain that keeps ending: what is said of it, and that it is there again in the end."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,24 @@ def is_there_again(local: LocalChain) -> None:
     chain = EvmChain(HttpRpc(HttpTransport(local.url)))
     assert chain.chain_id() == CHAIN_ID
     chain.rpc.close()
+
+
+def test_a_chain_that_was_killed_is_told_of_until_its_coordinator_has_what_it_needs(
+    tmp_path: Path,
+) -> None:
+    said: list[str] = []
+    local = LocalChain(
+        tmp_path, CHAIN_ID, port=0, provide=lambda _chain: said.append(local.complaint)
+    )
+    local.start()
+    process = local._anvil._process
+    assert process is not None
+    os.killpg(process.pid, signal.SIGKILL)
+    while not said:
+        os.sched_yield()
+    is_there_again(local)
+    local.stop()
+    assert said == ["the local chain ended by itself; it is started again with its kept state"]
 
 
 def test_a_chain_whose_log_cannot_be_written_is_tried_until_it_can(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from hypergpu.refusal import Reason
 from hypergpu.token import parse_token
+from hypergpu.wire.ports import free_ports
 from tests.integration.cli.conftest import JOIN, PROGRAM, Ended, ended, home, start
 
 ANYWHERE = ["--listen", "127.0.0.1", "--port", "0", "--node-port", "0"]
@@ -40,7 +41,7 @@ def failed(folder: Path, *words: str) -> Ended:
         capture_output=True,
         check=False,
         text=True,
-        timeout=60,
+        timeout=240,
         env=home(folder),
         cwd=folder,
     )
@@ -63,7 +64,7 @@ def test_no_coordinator_outlives_an_up_that_nobody_reads(tmp_path: Path) -> None
         check=False,
         stdout=writing,
         stderr=writing,
-        timeout=60,
+        timeout=240,
         env=home(tmp_path),
         cwd=tmp_path,
     )
@@ -151,8 +152,7 @@ def test_folder_in_use_is_one_line_and_stays(tmp_path: Path) -> None:
 
 
 def test_node_port_is_told_from_the_main_one(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     with up(tmp_path, "--node-port", str(port)):
         told = failed(tmp_path, "node", "ls", "--address", f"127.0.0.1:{port}")
     assert told.returncode == Reason.COORDINATOR_UNREACHABLE.exit_code

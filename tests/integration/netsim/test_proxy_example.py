@@ -3,7 +3,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from netsim.ground.proxied import free_ports
+from hypergpu.wire.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
 
