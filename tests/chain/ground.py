@@ -35,6 +35,8 @@ ESCROW = 10**9
 UNIT_PRICE = 1_000
 NODES = [node_key(number) for number in range(4)]
 TURNS_MOST = 200
+WITHIN_S = 60.0
+"""For an answer of a chain that says nothing, or is kept from the processor."""
 WAITING = [TransactionState.WAITING]
 RULE = SealingRule(metering=Metering.BATCHED, interval_ms=0, in_flight_max=256)
 PROFILE = replace(chain_profile("anvil"), resend_ms=0)
@@ -49,6 +51,17 @@ ORDER = JobOrder(
 )
 
 
+class TimelessAnvil(Anvil):
+    """Its clock stands still but for `Ground.let_pass`, however long a test takes."""
+
+    def start(self) -> None:
+        """Start it, and stop its clock."""
+        super().start()
+        rpc = HttpRpc(HttpTransport(self.url, timeout_s=WITHIN_S))
+        rpc.call(Call("anvil_setBlockTimestampInterval", (0,)))
+        rpc.close()
+
+
 class Ground:
     """An Anvil that makes a block when it is asked to, and a journal that outlives settlers."""
 
@@ -59,7 +72,7 @@ class Ground:
         self.options = SettlingOptions(profile=PROFILE, rule=RULE, lock_folder=folder)
         self.rarely_blocks = 1
         self.url = anvil.url
-        self.chain = EvmChain(HttpRpc(HttpTransport(anvil.url)))
+        self.chain = EvmChain(HttpRpc(HttpTransport(anvil.url, timeout_s=WITHIN_S)))
         self._settler: Settler | None = None
 
     def ask(self, method: str, *parameters: object) -> object:
@@ -67,15 +80,20 @@ class Ground:
         return self.chain.rpc.call(Call(method, parameters))
 
     def mine(self, blocks: int = 1) -> None:
-        """Make some blocks."""
+        """Make some blocks, in no time."""
         for _ in range(blocks):
             self.ask("evm_mine")
+
+    def let_pass(self, seconds: int) -> None:
+        """Have the next block come so much later than the newest one."""
+        self.ask("evm_setNextBlockTimestamp", self.chain.head().time_s + seconds)
 
     @property
     def settler(self) -> Settler:
         """The one that runs; another after `crash`."""
         if self._settler is None:
-            rpc = HttpRpc(HttpTransport(self.url, timeout_s=2.0), PROFILE.pace)
+            self._transport = HttpTransport(self.url, timeout_s=WITHIN_S)
+            rpc = HttpRpc(self._transport, PROFILE.pace)
             account = Account(Signer(COORDINATOR), self.journal, self.options.profile)
             self.escrow = EscrowBook(self.journal, rarely_blocks=self.rarely_blocks)
             self._settler = Settler(rpc, account, self.journal, self.options, self.escrow)
@@ -100,6 +118,10 @@ class Ground:
         """Let the half minute be over for which a missing receipt may be the RPC's fault."""
         pump = self.settler._pump
         pump._rule = replace(pump._rule, foreign_ms=0)
+
+    def lose_patience(self) -> None:
+        """Have the settler that runs wait for no answer that does not come at once."""
+        self._transport._timeout_s = 0.2
 
     def turn(self, *orders: JobOrder) -> Turn:
         """One turn."""
@@ -161,7 +183,7 @@ class Ground:
         """Go on until every epoch is final, past the window that nodes without stake wait for."""
         while self.journal.epochs() or self.journal.unsealed(1):
             self.rest()
-            self.ask("evm_increaseTime", PROFILE.window_s + 1)
+            self.let_pass(PROFILE.window_s + 1)
             self.mine()
 
     def send_as(self, key: IdentityKey, call: bytes = b"", *, nonce: int | None = None) -> bytes:
@@ -246,7 +268,7 @@ class Ground:
 @contextmanager
 def hand_made(folder: Path) -> Iterator[Ground]:
     """A ground for as long as the block lasts."""
-    anvil = Anvil(AnvilOptions(block_time_s=0), log=folder / "anvil.log")
+    anvil = TimelessAnvil(AnvilOptions(block_time_s=0), log=folder / "anvil.log")
     anvil.start()
     ground = Ground(folder, anvil)
     try:

@@ -113,7 +113,7 @@ class MisbehavingRpc:
         request = urllib.request.Request(  # noqa: S310  the address is the test's own
             self._chain_url, data=body, headers={"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
             content: bytes = response.read()
         return content
 
@@ -255,7 +255,7 @@ FAULTS: dict[str, tuple[Script, type[RpcError] | None, str]] = {
     "a failure that did something": (
         lies_about("eth_getTransactionReceipt", renamed("status", "0x0")),
         RpcGarbledError,
-        r"failed, and gives \d+ events of it",
+        r"failed, and gives \d+ events? of it",
     ),
     "a failure that is none in the next answer": (
         once(lies_about("eth_getTransactionReceipt", lambda told: told | NOTHING_DONE)),

@@ -42,6 +42,8 @@ def test_an_rpc_that_goes_wrong_is_named_and_nothing_is_lost_or_paid_twice(
     ground.earn(0, range(2))
     ground.end(0, is_last=True)
     rpc.script = script
+    if fault == "silent":
+        ground.lose_patience()
     if error is None:
         assert words in take_turns(ground, 4)
     else:

@@ -145,7 +145,7 @@ def test_a_receipt_that_was_kept_back_is_recorded_by_anybody_and_paid(settled: G
         site.calls.abi.call("closeEpoch", job, 1),
         site.calls.abi.call("distributePayments", job, 1, [address_bytes(VICTIM.node_id)]),
     ):
-        settled.ask("evm_increaseTime", UNBONDING_S + 1)
+        settled.let_pass(UNBONDING_S + 1)
         settled.act_as(ANYBODY, call)
     assert settled.wallet(address_bytes(VICTIM.node_id)) == 2 * SHARE
     assert disputed(settled, wallet) == []
@@ -187,7 +187,7 @@ def test_what_is_not_recorded_yet_is_disputed_once_it_is_left_out(recording: Gro
     plain = ledger(recording, "dispute", "--state-dir", str(wallet))
     assert "1 more is not recorded yet, which can be disputed once" in plain.stdout
 
-    recording.ask("evm_increaseTime", PROFILE.window_s)
+    recording.let_pass(PROFILE.window_s)
     recording.mine()
     (bundle,) = disputed(recording, wallet)
     assert (bundle.claim, bundle.epoch) == (Claim.UNRECORDED, 0)

@@ -25,7 +25,7 @@ from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 from hypergpu.spec import Pay
 from hypergpu.units import Bytes, Wei
-from tests.chain.ground import JOB, NODES, TURNS_MOST, Ground
+from tests.chain.ground import JOB, NODES, TURNS_MOST, WITHIN_S, Ground
 from tests.scenarios.test_metering import FREE, PAID, training, with_both
 from tests.signed_receipts import COORDINATOR
 
@@ -57,7 +57,7 @@ def test_a_chain_that_is_away_for_an_hour_only_delays(ground: Ground) -> None:
     ground.crash()
     ground.anvil.stop()
     pipeline = Pipeline(
-        lambda: HttpRpc(HttpTransport(ground.url, timeout_s=2.0)),
+        lambda: HttpRpc(HttpTransport(ground.url, timeout_s=WITHIN_S)),
         Signer(COORDINATOR),
         ground.journal,
         ground.options,
@@ -65,7 +65,8 @@ def test_a_chain_that_is_away_for_an_hour_only_delays(ground: Ground) -> None:
     pipeline.start()
     epochs = earned_for_an_hour(ground, pipeline)
     ground.anvil.start()
-    ground.ask("evm_increaseTime", AN_HOUR_S)
+    ground.let_pass(AN_HOUR_S)
+    ground.mine()
     state = settled_by(ground, pipeline)
     pipeline.stop()
     assert (state.failures, state.complaint) == (0, "")
@@ -91,9 +92,9 @@ def earned_for_an_hour(ground: Ground, pipeline: Pipeline) -> int:
 
 
 def settled_by(ground: Ground, pipeline: Pipeline) -> PipelineState:
-    """Make blocks until every epoch is final, with more time between them than passes here."""
+    """Make blocks, two seconds apart, until every epoch is final."""
     for _ in range(TURNS_MOST):
-        ground.ask("evm_increaseTime", 2)
+        ground.let_pass(2)
         ground.mine()
         state = turned(lambda: pipeline.state, pipeline.wake)
         if not ground.journal.epochs():
@@ -104,7 +105,7 @@ def settled_by(ground: Ground, pipeline: Pipeline) -> PipelineState:
 def settling_on(ground: Ground, key: IdentityKey, journal: MemoryJournal) -> Settling:
     settings = Settings(data_dir=ground.folder / "new", chain="anvil", chain_url=ground.url)
     settling = Settling(settings, key, journal)
-    settling.start()
+    settling.start(least_s=WITHIN_S)
     return settling
 
 
@@ -166,7 +167,7 @@ def test_a_coordinator_that_starts_without_its_bond_is_told_before_a_job_is_refu
     ):
         ground.crash()
         settling = Settling(settings, key, journal)
-        settling.start()
+        settling.start(least_s=WITHIN_S)
         notes.append(settling.state.note)
         settling.stop()
     assert notes[0].startswith("the coordinator's bond on the ledger is 0, and no job that pays")

@@ -22,7 +22,7 @@ from hypergpu.ledger.terms import Terms, terms_of
 from hypergpu.ledger.typed import Domain
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
-from tests.chain.ground import JOB, PROFILE, Ground
+from tests.chain.ground import JOB, PROFILE, WITHIN_S, Ground
 from tests.integration.cli.conftest import PROGRAM, Ended, home
 from tests.signed_receipts import COORDINATOR, node_key
 
@@ -47,7 +47,7 @@ def refusal_of(
         data_dir=folder, chain=chain, chain_url=chain_url, ledger_contract=ledger_contract
     )
     with pytest.raises(RefusalError) as refused:
-        Settling(settings, IdentityKey.generate(), MemoryJournal()).start()
+        Settling(settings, IdentityKey.generate(), MemoryJournal()).start(least_s=WITHIN_S)
     return refused.value
 
 
@@ -58,7 +58,7 @@ def up(folder: Path, **variables: str) -> Ended:
         capture_output=True,
         check=False,
         text=True,
-        timeout=60,
+        timeout=240,
         env=home(folder) | variables,
         cwd=folder,
     )

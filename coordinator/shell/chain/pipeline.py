@@ -152,6 +152,10 @@ class Pipeline:
         reading = self.escrow.reading(job_id)
         return block is not None and (reading is None or reading.height >= block)
 
+    def has_signed(self) -> bool:
+        """Whether anything was ever signed for the account. Blocks: reads the journal."""
+        return self._outbox.next_nonce(self.account.name) is not None
+
     def is_opened(self, job_id: JobId) -> bool:
         """Whether a block has opened the job on the ledger. Blocks: reads the journal."""
         opening = self._outbox.transaction_for(self.account.name, opening_purpose(job_id))

@@ -54,11 +54,11 @@ _NAMED_BY = {
 """Whoever starts a coordinator with such a chain is told at once; nothing of it can come right."""
 
 
-_DEPOSIT_WITHIN_S = 15.0
+_DEPOSIT_WITHIN_S = 40.0
 """Less than a caller waits for an answer."""
 _DEPOSIT_LOOK_EACH_S = 0.1
-_ANSWER_WITHIN_S = 3.0
-_LEDGER_WITHIN_S = 10.0
+_ANSWER_WITHIN_S = 15.0
+_LEDGER_WITHIN_S = 30.0
 _FIRST_TURN_WITHIN_S = 2.0
 Pause = Callable[[JobId, str], Awaitable[None]]
 """Of a job that cannot be paid for any longer, with the reason."""
@@ -177,8 +177,11 @@ class Settling:
         """What whoever started the coordinator is to know of its chain; empty: nothing."""
         return "" if self._local is None else self._local.note
 
-    def start(self) -> None:
+    def start(self, *, least_s: float = 0.0) -> None:
         """Begin. Blocks until the ledger is known, or the chain turns out not to answer.
+
+        Args:
+            least_s: A chain that says nothing at all is waited for so long at least.
 
         Raises:
             RefusalError: MACHINE_UNFIT, Anvil is not installed or does not start; CHAIN_WRONG or
@@ -186,10 +189,11 @@ class Settling:
         """
         if self._local is not None:
             self._local.start()
-        # What is created from now on is to be signed for the ledger; one that is known can wait.
-        within_s = _LEDGER_WITHIN_S if self._pipeline.domain is None else _FIRST_TURN_WITHIN_S
+        # What is created from now on is to be signed for the ledger, and one that is only named may
+        # be none; one that was settled on before can wait.
+        within_s = _FIRST_TURN_WITHIN_S if self._pipeline.has_signed() else _LEDGER_WITHIN_S
         self._pipeline.start()
-        self._pipeline.wait_for_first_turn(within_s)
+        self._pipeline.wait_for_first_turn(max(within_s, least_s))
         refusal = self.state.refusal
         if refusal is not None and refusal.reason in _NAMED_BY:
             self.stop()

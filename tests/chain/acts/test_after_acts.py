@@ -19,14 +19,13 @@ from hypergpu.chain.signer import Draft, Signer
 from hypergpu.ids import Address, JobId
 from hypergpu.refusal import Reason, RefusalError
 from tests.chain.acts.hands import Hands, refused, told
-from tests.chain.ground import JOB, ORDER, PROFILE, WAITING, Ground
+from tests.chain.ground import JOB, ORDER, PROFILE, WAITING, WITHIN_S, Ground
 from tests.chain.misbehaving_rpc import misbehaving
 from tests.chain.public.faucet import environment
 from tests.signed_receipts import COORDINATOR
 
 BOND = "2000000"
 SECOND = replace(ORDER, job_id=JobId("job-00000000000b"))
-WITHIN_S = 60.0
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def test_a_coordinator_takes_its_operators_transactions_for_its_own(
     for folder, halted in ((hands.node, Reason.LEDGER_AHEAD.name), (hands.data, "")):
         settings = Settings(data_dir=folder, chain="anvil", chain_url=ground.url)
         settling = Settling(settings, COORDINATOR, ground.journal)
-        settling.start()
+        settling.start(least_s=WITHIN_S)
         settling.stop()
         assert settling.state.halted.startswith(halted)
         assert bool(settling.state.halted) == bool(halted)

@@ -15,7 +15,7 @@ from hypergpu.chain.sent.acts import ActFile
 from hypergpu.ids import JobId
 from hypergpu.refusal import Reason
 from tests.chain.acts.hands import EACH, WINDOW_S, Hands, refused, told
-from tests.chain.ground import JOB, NODES, ORDER, PROFILE, Ground
+from tests.chain.ground import JOB, NODES, ORDER, PROFILE, WITHIN_S, Ground
 from tests.chain.test_long_faults import turned
 from tests.scenarios.test_metering import PAID, training
 from tests.signed_receipts import COORDINATOR, Work, receipt_record
@@ -62,7 +62,7 @@ def settle_other(ground: Ground) -> None:
     ground.journal.append([], (), Earnings((receipt,), ends))
     for _ in range(3):
         ground.rest()
-        ground.ask("evm_increaseTime", WINDOW_S + 1)
+        ground.let_pass(WINDOW_S + 1)
         ground.mine()
     states = [one.state for one in ground.epochs() if one.job_id == OTHER.job_id]
     assert states == [EpochState.FINAL]
@@ -106,7 +106,7 @@ def test_a_coordinator_that_starts_again_begins_no_round_and_pauses_an_open_one_
     ground.crash()
     settings = Settings(data_dir=hands.data, chain="anvil", chain_url=ground.url)
     settling = Settling(settings, COORDINATOR, ground.journal)
-    settling.start()
+    settling.start(least_s=WITHIN_S)
     job = replace(training(PAID), job_id=JOB)
     waits = replace(job, phase=Phase.WAITING, round=None)
     says = settling.says(job)

@@ -23,7 +23,7 @@ def test_a_share_of_a_later_epoch_than_its_receipts_own_is_closed_and_claimed(
 
     waiting = told(hands.as_node("claim", "--json"))
     assert waiting["said"].startswith(f"epoch {later} is open: if its coordinator does not close")
-    ground.ask("evm_increaseTime", waiting["ready_at_s"] - ground.chain.head().time_s)
+    ground.let_pass(waiting["ready_at_s"] - ground.chain.head().time_s)
     ground.mine()
     closing = told(hands.as_node("claim", "--json"))
     assert f"epoch {later}, which its coordinator had left open, was closed" in closing["said"]

@@ -29,7 +29,7 @@ def said_until_settled(ground: Ground) -> set[str]:
     said: set[str] = set()
     for _ in range(TURNS_MOST):
         said |= set(ground.turn().complaints)
-        ground.ask("evm_increaseTime", 5)
+        ground.let_pass(5)
         ground.mine()
         if not ground.journal.epochs() and not ground.journal.unsealed(1):
             return said
@@ -45,7 +45,7 @@ def outgrown(ground: Ground) -> None:
     ground.opened()
     ground.earn(0, range(2))
     ground.rest()
-    ground.ask("evm_increaseTime", PROFILE.window_s + 1)
+    ground.let_pass(PROFILE.window_s + 1)
 
 
 @pytest.mark.parametrize("is_over", [False, True])

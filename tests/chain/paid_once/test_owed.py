@@ -45,7 +45,7 @@ def test_an_epoch_that_somebody_else_has_closed_is_owed_no_more(ground: Ground) 
     ground.earn(0, range(2))
     before = reading(ground)
     assert (ESCROW - before.free, before.owed) == (0, 2 * len(NODES) * EACH)
-    ground.ask("evm_increaseTime", PROFILE.window_s + 1)
+    ground.let_pass(PROFILE.window_s + 1)
     site = ground.settler.site
     close = site.calls.abi.call("closeEpoch", word_bytes(site.job_key(JOB)), 0)
     ground.act_as(STRANGER, close)

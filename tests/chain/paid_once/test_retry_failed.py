@@ -1,5 +1,6 @@
 """An operator whose settling stopped at a failed transaction starts once with --retry-failed."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,13 +8,22 @@ from msgspec.structs import replace
 
 from coordinator.config import Settings
 from coordinator.core.settlement.sending import TransactionState
+from coordinator.shell.chain.pipeline import PipelineState
 from coordinator.shell.metering.settling import Settling
 from hypergpu.refusal import Reason
-from tests.chain.ground import PROFILE, Ground
+from tests.chain.ground import PROFILE, TURNS_MOST, WITHIN_S, Ground
 from tests.signed_receipts import COORDINATOR
 
-BLOCKS_MOST = 3_000
 LATER = [TransactionState.WAITING, TransactionState.MINED, TransactionState.FAILED]
+
+
+def turned(settling: Settling) -> PipelineState:
+    """What it says after its next turn, or has said since it stopped."""
+    before = settling.state
+    settling.wake()
+    while (now := settling.state) is before and not now.halted:
+        os.sched_yield()
+    return now
 
 
 def started(ground: Ground, *, retry_failed: bool) -> str:
@@ -23,15 +33,15 @@ def started(ground: Ground, *, retry_failed: bool) -> str:
         data_dir=ground.folder, chain="anvil", chain_url=ground.url, retry_failed=retry_failed
     )
     settling = Settling(settings, COORDINATOR, ground.journal)
-    settling.start()
+    settling.start(least_s=WITHIN_S)
     try:
-        for _ in range(BLOCKS_MOST):
-            settling.wake()
-            ground.mine()
-            if settling.state.halted or not ground.journal.transactions(
+        for _ in range(TURNS_MOST):
+            state = turned(settling)
+            if state.halted or not ground.journal.transactions(
                 settling.account, states=LATER, limit=1
             ):
-                return settling.state.halted
+                return state.halted
+            ground.mine()
     finally:
         settling.stop()
     raise AssertionError(f"neither settled nor stopped: {settling.state}")

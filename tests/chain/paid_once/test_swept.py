@@ -17,7 +17,7 @@ def sweep_sealed(ground: Ground) -> None:
         ground.turn()
         if ground.epochs()[0].sweep.sealed:
             break
-        ground.ask("evm_increaseTime", 5)
+        ground.let_pass(5)
         ground.mine()
     assert not ground.epochs()[0].sweep.sent
 

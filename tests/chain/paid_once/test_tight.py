@@ -24,7 +24,7 @@ from hypergpu.ledger.typed import (
 )
 from hypergpu.signature import IdentityKey
 from hypergpu.units import Wei
-from tests.chain.ground import JOB, NODES, ORDER, PROFILE, Ground
+from tests.chain.ground import JOB, NODES, ORDER, PROFILE, WITHIN_S, Ground
 from tests.scenarios.test_metering import PAID, folded, sent
 from tests.signed_receipts import COORDINATOR
 from tests.unit.job_states import after, at, model
@@ -54,7 +54,7 @@ def redeem(ground: Ground, node: IdentityKey, amount: int) -> None:
 def claim(ground: Ground, node: IdentityKey, amount: int) -> None:
     """Have a node redeem its voucher and be paid, once that one's window is over."""
     redeem(ground, node, amount)
-    ground.ask("evm_increaseTime", PROFILE.window_s + 1)
+    ground.let_pass(PROFILE.window_s + 1)
     site = ground.settler.site
     names = (word_bytes(site.job_key(JOB)), address_bytes(node.node_id))
     ground.act_as(node, site.calls.abi.call("releaseVoucher", *names))
@@ -222,7 +222,7 @@ def says(ground: Ground, job: Job) -> int | None:
     ground.crash()
     settling = Settling(settings, COORDINATOR, ground.journal)
     settling.order(job)
-    settling.start()
+    settling.start(least_s=WITHIN_S)
     found = settling.says(job)
     settling.stop()
     ground.turn()
@@ -247,7 +247,7 @@ def test_what_was_redeemed_comes_back_with_shares_that_wait_for_their_window(
     # Both its advance and the whole pool have left what is free.
     assert (reading.free, reading.owed, reading.coming) == (3 * EACH, 0, EACH)
     assert reading.left == next_costs
-    ground.ask("evm_increaseTime", PROFILE.window_s + 1)
+    ground.let_pass(PROFILE.window_s + 1)
     ground.mine()
     ground.rest()
     looked(ground)
@@ -264,7 +264,7 @@ def test_the_rest_of_a_short_epoch_is_owed_before_new_work(ground: Ground) -> No
     ground.end(0)
     while not all(epoch.state is EpochState.FINAL for epoch in ground.epochs()):
         ground.rest()
-        ground.ask("evm_increaseTime", PROFILE.window_s + 1)
+        ground.let_pass(PROFILE.window_s + 1)
         ground.mine()
     looked(ground)
     reading = ground.escrow.reading(JOB)

@@ -23,8 +23,8 @@ JOB_FILE = PAGE.split("```toml\n")[1].split("```")[0]
 NODES = 2
 BOND, ESCROW = 1_000_000, 6_400_000 * NODES
 SOMEBODY, SOMEBODY_ELSE = "0x" + "a1" * 20, "0x" + "b2" * 20
-JOINED_WITHIN_S = 60.0
-PAID_WITHIN_S = 200.0
+JOINED_WITHIN_S = 240.0
+PAID_WITHIN_S = 240.0
 DEEP = 65
 """Blocks at once: one more than makes something final."""
 
@@ -57,7 +57,7 @@ class Reader:
             capture_output=True,
             check=False,
             text=True,
-            timeout=150,
+            timeout=240,
             env=self._environment,
             cwd=self.folder,
         )
@@ -120,7 +120,7 @@ class Reader:
         """Ask everything to end that goes on."""
         for child in reversed(self._children):
             child.send_signal(signal.SIGTERM)
-            child.wait(60)
+            child.wait(240)
             for stream in (child.stdin, child.stdout):
                 if stream is not None:
                     stream.close()

@@ -21,7 +21,7 @@ def up(folder: Path, **variables: str) -> tuple[int, str]:
         capture_output=True,
         check=False,
         text=True,
-        timeout=60,
+        timeout=240,
         env=environment(folder) | variables,
         cwd=folder,
     )

@@ -14,7 +14,7 @@ from hypergpu.ids import JobId
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 from hypergpu.units import Bytes, Wei
-from tests.chain.ground import Ground
+from tests.chain.ground import WITHIN_S, Ground
 from tests.chain.refused.tokens import PAUSED_SLOT
 from tests.chain.test_long_faults import turned, until_opened
 from tests.scenarios.test_metering import PAID, training
@@ -65,7 +65,7 @@ def test_a_raise_that_came_too_late_is_not_paid_in_by_a_later_start_of_the_chain
     with pytest.raises(RefusalError, match="is not on the ledger yet") as late:
         asyncio.run(desk.settling.deposit(JOB, ESCROW + 200, within_s=0))
     assert late.value.reason is Reason.ESCROW_SHORT
-    desk.settling.start()
+    desk.settling.start(least_s=WITHIN_S)
     assert desk.opened(JOB) == ESCROW
     desk.settling.stop()
 
@@ -74,7 +74,7 @@ def test_who_wants_less_before_anything_is_signed_pays_in_less(ground: Ground) -
     desk = Desk(ground)
     desk.settling.order(with_escrow(2**96 + 5))
     desk.settling.order(JOB)
-    desk.settling.start()
+    desk.settling.start(least_s=WITHIN_S)
     assert desk.opened(JOB) == ESCROW
     # What is there stays there.
     desk.settling.order(with_escrow(ESCROW - 100))
@@ -86,10 +86,10 @@ def test_who_wants_less_before_anything_is_signed_pays_in_less(ground: Ground) -
 def test_a_raise_that_was_refused_leaves_nothing_behind(ground: Ground) -> None:
     desk = Desk(ground)
     desk.settling.order(JOB)
-    desk.settling.start()
+    desk.settling.start(least_s=WITHIN_S)
     desk.opened(JOB)
     with pytest.raises(RefusalError, match="96 bits") as refused:
-        asyncio.run(desk.settling.deposit(JOB, 2**96 + ESCROW + 5))
+        asyncio.run(desk.settling.deposit(JOB, 2**96 + ESCROW + 5, within_s=WITHIN_S))
     assert refused.value.reason is Reason.ESCROW_SHORT
     assert desk.turn() == ""
     desk.settling.stop()
@@ -100,7 +100,7 @@ def test_a_job_that_is_not_open_when_its_ledger_is_paused_goes_on_and_is_opened_
 ) -> None:
     desk = Desk(ground)
     desk.settling.order(JOB)
-    desk.settling.start()
+    desk.settling.start(least_s=WITHIN_S)
     desk.opened(JOB)
     desk.set_paused(is_paused=True)
     desk.settling.order(OTHER)

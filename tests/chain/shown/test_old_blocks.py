@@ -24,7 +24,6 @@ WHOLE = Pace(log_blocks_max=10**6)
 NARROW = Pace(batch_max=5, log_blocks_max=20)
 OLD = 2_000
 AT_ONCE = 250
-SECOND = "0x1"
 
 
 class History:
@@ -48,8 +47,11 @@ class History:
 
 
 def empty(ground: Ground, blocks: int) -> None:
+    """Make empty blocks, a second apart."""
+    ground.ask("anvil_setBlockTimestampInterval", 1)
     for _ in range(0, blocks, AT_ONCE):
-        ground.ask("anvil_mine", hex(AT_ONCE), SECOND)
+        ground.ask("anvil_mine", hex(AT_ONCE))
+    ground.ask("anvil_setBlockTimestampInterval", 0)
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,7 @@ def test_a_claim_is_pending_and_not_paid_until_somebody_releases_it(ground: Grou
     claimed_s = pay_of(ground).time_s
     # The share of the open epoch is in the claim already.
     assert first(ground).due == [Due(str(VOUCHED), CLAIM, claimed_s + PROFILE.window_s)]
-    ground.ask("evm_increaseTime", PROFILE.window_s + 1)
+    ground.let_pass(PROFILE.window_s + 1)
     ground.mine()
     assert figures(ground)[2:] == (0, 0, VOUCHED)
     job = word_bytes(ground.settler.site.job_key(JOB))
