@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from hypergpu.v1.node_pb2_grpc import NodeServiceAsyncStub
 
 CHUNK_BYTES = 512 << 10
+NOBODY_LOST = ("--lost-after-ms", "300000")
+"""A coordinator's flags: a node reduced to its wire has no heartbeat."""
 
 
 def reason_of(broken: Any) -> str:
@@ -90,7 +92,7 @@ class WireNode:
             signature=self.key.sign(claim),
         )
         stub = async_stub(self._main)
-        return await stub.Join(request, metadata=(PROTOCOL_ENTRY,), timeout=60)
+        return await stub.Join(request, metadata=(PROTOCOL_ENTRY,), timeout=240)
 
     def control(
         self, workloads: Iterable[tuple[str, int]], working: Iterable[node_pb2.Lease] = ()
@@ -157,7 +159,7 @@ class WireNode:
                 chunk = tensor_pb2.Chunk(offset=start, payload=payload)
                 yield node_pb2.SubmitUpdateRequest(chunk=chunk)
 
-        call = self.stub.SubmitUpdate(messages(), metadata=self.metadata, timeout=60)
+        call = self.stub.SubmitUpdate(messages(), metadata=self.metadata, timeout=240)
         return await call
 
     async def query(self, header: node_pb2.UpdateHeader) -> node_pb2.QueryUploadResponse:
@@ -165,12 +167,12 @@ class WireNode:
         request = node_pb2.QueryUploadRequest(
             lease=header.lease, digest=header.digest, stripe=header.stripe, stripes=header.stripes
         )
-        return await self.stub.QueryUpload(request, metadata=self.metadata, timeout=60)
+        return await self.stub.QueryUpload(request, metadata=self.metadata, timeout=240)
 
     async def fetch(self, digest: tensor_pb2.Digest, offset: int = 0, end: int = 0) -> bytes:
         """A blob from ``offset`` on, up to ``end`` where it is given."""
         request = node_pb2.FetchBlobRequest(digest=digest, offset=offset, end=end)
-        call = self.stub.FetchBlob(request, metadata=self.metadata, timeout=60)
+        call = self.stub.FetchBlob(request, metadata=self.metadata, timeout=240)
         return b"".join([message.chunk.payload async for message in call])
 
     def hang_up(self) -> None:

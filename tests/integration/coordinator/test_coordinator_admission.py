@@ -10,7 +10,7 @@ from hypergpu.spec import Codec, JobSpec, Training
 from hypergpu.v1 import node_pb2, tensor_pb2
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan
-from tests.node_client import CHUNK_BYTES, WireNode, assigned, async_stub, reason_of
+from tests.node_client import CHUNK_BYTES, NOBODY_LOST, WireNode, assigned, async_stub, reason_of
 from tests.processes import Cluster
 
 PARAMETERS = 1 << 20
@@ -57,7 +57,7 @@ class Submission:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("admission")
-    with Cluster(folder, "--read-timeout-ms", "1000") as cluster:
+    with Cluster(folder, "--read-timeout-ms", "4000", *NOBODY_LOST) as cluster:
         yield cluster
 
 
@@ -193,7 +193,7 @@ async def test_a_silent_upload_is_closed(submission: Submission) -> None:
         yield node_pb2.SubmitUpdateRequest(chunk=chunk)
         await asyncio.Event().wait()
 
-    call = submission.node.stub.SubmitUpdate(half(), metadata=submission.node.metadata, timeout=60)
+    call = submission.node.stub.SubmitUpdate(half(), metadata=submission.node.metadata, timeout=240)
     with pytest.raises(grpc.aio.AioRpcError) as broken:
         await call
     assert reason_of(broken.value) == "STREAM_SILENT"
@@ -205,7 +205,7 @@ async def test_a_chunk_over_a_slow_line_may_take_longer_than_a_call(
     update = submission.update
     await submission.node.submit(submission.header(), update, stop_at=7 * CHUNK_BYTES)
     node_port = int(submission.cluster.coordinator.node_address.rpartition(":")[2])
-    async with Proxies(plan(node_port, node=link(1, 2))) as proxies:
+    async with Proxies(plan(node_port, node=link(1, 0.8))) as proxies:
         host, port = proxies.address("node")
         async with grpc.aio.insecure_channel(f"{host}:{port}") as channel:
             submission.node.stub = async_stub(channel)

@@ -19,7 +19,7 @@ from hypergpu.ledger.voucher import no_voucher, voucher_fault
 from hypergpu.spec import Codec, JobSpec, Pay, Training
 from hypergpu.v1 import node_pb2, receipt_pb2
 from hypergpu.wire.ledger import receipt_value, terms_value, voucher_value
-from tests.node_client import WireNode, assigned, contribution, reason_of
+from tests.node_client import NOBODY_LOST, WireNode, assigned, contribution, reason_of
 from tests.processes import Cluster
 
 PARAMETERS = 4096
@@ -93,7 +93,7 @@ class Earner:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("receipts")) as cluster:
+    with Cluster(tmp_path_factory.mktemp("receipts"), *NOBODY_LOST) as cluster:
         yield cluster
 
 

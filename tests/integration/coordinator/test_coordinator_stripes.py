@@ -12,7 +12,7 @@ from hypergpu.ids import JobId
 from hypergpu.spec import Codec, JobSpec, Training
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.stripes import Stripe
-from tests.node_client import CHUNK_BYTES, WireNode, assigned, reason_of
+from tests.node_client import CHUNK_BYTES, NOBODY_LOST, WireNode, assigned, reason_of
 from tests.processes import Cluster
 
 PARAMETERS = 1 << 20
@@ -76,7 +76,7 @@ class Submission:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("stripes")
-    with Cluster(folder, "--read-timeout-ms", "1000") as cluster:
+    with Cluster(folder, *NOBODY_LOST) as cluster:
         yield cluster
 
 

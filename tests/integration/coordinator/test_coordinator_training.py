@@ -176,25 +176,32 @@ def test_a_job_without_its_workload_is_refused(cluster: Cluster) -> None:
         cluster.submit(JobSpec(workload="digits-sofmax"))
 
 
-def test_a_paused_job_rests_and_goes_on_where_it_was(cluster: Cluster) -> None:
+def test_a_paused_job_rests_and_goes_on_where_it_was(cluster: Cluster, tmp_path: Path) -> None:
     undisturbed = cluster.finished(cluster.submit(QUICK))
-    job_id = cluster.submit(QUICK)
-    cluster.wait_for(job_id, is_round(1))
-    with cluster.coordinator.client() as client:
-        client.pause(job_id)
-        assert client.job(job_id).job.phase == "paused"
-        client.resume(job_id)
+    with Cluster(tmp_path) as slow:
+        # It is not done by the time that it is to be paused.
+        slow.add_nodes(2, settings={"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": "500"})
+        job_id = slow.submit(QUICK)
+        slow.wait_for(job_id, is_round(1))
+        with slow.coordinator.client() as client:
+            client.pause(job_id)
+            assert client.job(job_id).job.phase == "paused"
+            client.resume(job_id)
 
-    assert cluster.finished(job_id).model == undisturbed.model
+        assert slow.finished(job_id).model == undisturbed.model
 
 
 def test_changed_parameters_hold_from_the_next_round_on(cluster: Cluster) -> None:
     job_id = cluster.submit(LONG)
-    recorded = cluster.wait_for(job_id, is_round(1))
+    cluster.wait_for(job_id, is_round(1))
     with cluster.coordinator.client() as client:
-        client.change(job_id, {"training.rounds": str(recorded.fields["round"] + 20)})
+        client.pause(job_id)
+        rounds = client.job(job_id).job.round + 20
+        client.change(job_id, {"training.rounds": str(rounds)})
+        client.resume(job_id)
 
-    assert cluster.finished(job_id).phase == "finished"
+    job = cluster.finished(job_id)
+    assert (job.phase, job.round) == ("finished", rounds)
 
 
 def test_a_stopped_job_can_be_removed(cluster: Cluster) -> None:
@@ -301,7 +308,7 @@ def test_sigterm_ends_the_coordinator_in_good_order_while_it_trains(
 
 def test_a_second_coordinator_in_the_same_folder_is_refused(small_cluster: Cluster) -> None:
     first = small_cluster.coordinator.child
-    status = small_cluster.coordinator.launch().wait(timeout=60)
+    status = small_cluster.coordinator.launch().wait(timeout=240)
     small_cluster.coordinator.end()
 
     assert status == 15

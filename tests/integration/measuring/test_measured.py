@@ -60,11 +60,11 @@ class Desk:
             probe_token=probe_token,
         )
         self.link.open(())
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             assert isinstance(await self.post.next(), Connected)
 
     async def measured(self) -> node_pb2.Measured:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             said = await self.service.next_said("measured")
         assert isinstance(said, node_pb2.Measured)
         return said
@@ -97,11 +97,12 @@ async def test_a_node_reports_trains_that_came_back(desk: Desk) -> None:
     echo = Echo(ProbeTokens(), lambda _: True)
     await echo.open(HOST, 0)
     await desk.connect(echo.port, echo.token(NODE))
-    while not (report := await desk.measured()).trains:
-        pass
+    report = await desk.measured()
+    # All of one is lost where this process was kept from the processor for a second.
+    while all(train.lost == PACKETS for train in report.trains):
+        report = await desk.measured()
     echo.close()
     assert (report.trains[0].sent, report.is_probing_blocked) == (PACKETS, False)
-    assert report.trains[0].lost < PACKETS
 
 
 async def test_datagrams_that_get_nowhere_are_blocked_and_count_for_nothing(desk: Desk) -> None:
@@ -133,7 +134,7 @@ async def test_what_was_measured_before_a_break_is_told_after_it(desk: Desk) -> 
     await desk.connect()
     await desk.measured()
     desk.service.to_say.put_nowait(None)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         assert isinstance(await desk.post.next(), LinkLost)
     found = Transfer(Direction.UP, Bytes(1 << 20), Microseconds(9_000), 1)
     desk.link.prober.findings.transferred(found)

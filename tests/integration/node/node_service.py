@@ -30,10 +30,10 @@ from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_ENTRY
 
 Context = Any
 CHUNK_BYTES = 64 << 10
-TIMEOUT_MS = Milliseconds(5_000)
+TIMEOUT_MS = Milliseconds(60_000)
 SECRET = "s" * 24
 WELCOME = node_pb2.Welcome(
-    version=node_pb2.Version(protocol=PROTOCOL, software="test"), heartbeat_interval_ms=200
+    version=node_pb2.Version(protocol=PROTOCOL, software="test"), heartbeat_interval_ms=20_000
 )
 
 

@@ -79,7 +79,7 @@ async def test_a_shard_that_kills_its_worker_is_handed_back_and_the_next_job_is_
 
 
 async def test_a_worker_that_hangs_in_training_is_ended_and_started_again(desk: Desk) -> None:
-    desk.settings = desk.settings.model_copy(update={"progress_limit_ms": 2_000})
+    desk.settings = desk.settings.model_copy(update={"progress_limit_ms": 8_000})
     async with desk.daemon(desk.there.token):
         desk.assign(0, 1, samples=400_000)
         await desk.service.next_said("progress")
