@@ -61,7 +61,7 @@ def known_settings() -> Mapping[str, Known]:
         "address": Known("HYPERGPU_ADDRESS", "", "host:port; else the token's addresses"),
         "token": Known("HYPERGPU_TOKEN", "", "a user's or operator's token", is_secret=True),
         "token_file": Known("HYPERGPU_TOKEN_FILE", "", "the file that holds the token"),
-        "timeout_s": Known("HYPERGPU_TIMEOUT_S", "20", "deadline of one call"),
+        "timeout_s": Known("HYPERGPU_TIMEOUT_S", "60", "deadline of one call"),
         "data_dir": Known(
             "HYPERGPU_DATA_DIR", str(shared / "coordinator"), "what `up` keeps, journal and blobs"
         ),

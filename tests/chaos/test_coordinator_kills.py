@@ -120,7 +120,7 @@ def check_pay(events: list[Happening]) -> None:
 def death_at(cluster: Cluster, failpoint: str) -> int:
     """Start with a failpoint armed and wait until it kills; gives the exit status."""
     child = cluster.coordinator.launch(failpoints=failpoint)
-    return child.wait(timeout=60)
+    return child.wait(timeout=240)
 
 
 def test_a_kill_at_every_failpoint_of_training_changes_nothing(
@@ -151,7 +151,7 @@ def test_a_kill_at_every_failpoint_before_training_changes_nothing(
         # Its death may come while the call is under way or after its answer.
         with contextlib.suppress(RefusalError):
             run.submit()
-        assert cluster.coordinator.child.wait(timeout=60) == -signal.SIGKILL, name
+        assert cluster.coordinator.child.wait(timeout=240) == -signal.SIGKILL, name
     cluster.coordinator.end()
     cluster.coordinator.start()
     run.submit()

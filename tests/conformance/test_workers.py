@@ -346,7 +346,7 @@ def test_partitions_of_a_skewed_split_train_different_samples(worker: Worker, de
 def test_stop_ends_the_process(kind: str) -> None:
     with spawned(kind) as worker:
         worker.say(Stop())
-        assert worker.process.wait(timeout=60) == 0
+        assert worker.process.wait(timeout=240) == 0
 
 
 @pytest.mark.parametrize("kind", ["numpy", "null"])
@@ -354,7 +354,7 @@ def test_a_closed_pipe_ends_the_process(kind: str) -> None:
     with spawned(kind) as worker:
         assert worker.process.stdin is not None
         worker.process.stdin.close()
-        assert worker.process.wait(timeout=60) == 0
+        assert worker.process.wait(timeout=240) == 0
 
 
 def residual(desk: Desk, round: int) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
@@ -395,7 +395,7 @@ def test_a_first_model_too_large_to_draw_is_fatal_to_the_worker(
         assert isinstance(reply, NotDrawn)
         assert reply.is_fatal
         assert "out of memory" in reply.reason
-        assert worker.process.wait(timeout=60) == 1
+        assert worker.process.wait(timeout=240) == 1
 
 
 @too_large
@@ -410,7 +410,7 @@ def test_running_out_of_memory_is_fatal_to_the_worker_and_says_the_fix(
         assert isinstance(reply, Failed)
         assert reply.is_fatal
         assert "out of memory" in reply.reason
-        assert worker.process.wait(timeout=60) == 1
+        assert worker.process.wait(timeout=240) == 1
 
 
 @pytest.mark.parametrize("subject", SUBJECTS[1:], ids=named)

@@ -19,7 +19,7 @@ from hypergpu.digest import digest_of
 from hypergpu.ids import Digest
 from hypergpu.refusal import Reason, RefusalError
 
-END_WITHIN_S = 30.0
+END_WITHIN_S = 60.0
 _ERROR = re.compile(r"^(?:\x1b\[\d+m)?error (\d+): (.*?)\.? Fix: (.*?)(?:\x1b\[0m)?$")
 _STATE = "state"
 """What a run leaves beside its logs: the models of a job that nobody will go on with."""

@@ -18,7 +18,7 @@ from hypergpu.refusal import Reason, RefusalError
 from hypergpu.sites import Sites
 
 _DECIMALS = 6
-_WITHIN_S = 75.0
+_WITHIN_S = 200.0
 """The challenge window of a local ledger is 30 s, and its transactions take some blocks."""
 _LOOK_EACH_S = 0.5
 _LOOPBACK = "127."

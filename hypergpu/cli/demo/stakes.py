@@ -18,7 +18,7 @@ from hypergpu.units import several
 if TYPE_CHECKING:
     from hypergpu.chain.rpc.chain import EvmChain
 
-_THERE_WITHIN_S = 30.0
+_THERE_WITHIN_S = 120.0
 _LOOK_EACH_S = 0.1
 
 

@@ -13,7 +13,7 @@ from hypergpu.token import Role, Token, parse_token
 
 TOKEN_VARIABLE = "HYPERGPU_JOIN_TOKEN"
 NAME_VARIABLE = "HYPERGPU_NODE_NAME"
-CHECK_WITHIN_S = 5.0
+CHECK_WITHIN_S = 15.0
 WORTHLESS = frozenset({Reason.TOKEN_INVALID, Reason.TOKEN_REVOKED, Reason.AUTHORITY_MISMATCH})
 SPENT = frozenset({Reason.TOKEN_EXPIRED, Reason.TOKEN_USED_UP})
 LINE = "hypergpu join "

@@ -9,7 +9,7 @@ from hypergpu.cli.settings import profile
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.token import parse_token
 
-ANSWER_WITHIN_S = 3.0
+ANSWER_WITHIN_S = 15.0
 
 
 def living_owner(token_file: str) -> str:

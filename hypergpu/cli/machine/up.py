@@ -26,7 +26,7 @@ from hypergpu.refusal import Reason, RefusalError
 from hypergpu.token import Role, parse_token
 from hypergpu.units import several
 
-CALL_TIMEOUT_S = 20.0
+CALL_TIMEOUT_S = 60.0
 LOG_NAME = "coordinator.log"
 LOG_BYTES_MAX = 10_000_000
 TAIL_LINES = 15

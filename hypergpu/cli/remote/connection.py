@@ -20,6 +20,8 @@ from hypergpu.refusal import Reason, RefusalError
 from hypergpu.token import Role, Token, parse_token
 
 CONNECT_TIMEOUT_S = 5.0
+HANDSHAKE_TIMEOUT_S = 20.0
+"""Of a coordinator that is there, and busy."""
 OPTIONS = (
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.keepalive_time_ms", 30_000),
@@ -109,7 +111,7 @@ def check_who_answers(to: Target) -> None:
     if not to.token.authority:
         return
     try:
-        pem = fetch_authority(to.address, to.token.authority, timeout_s=CONNECT_TIMEOUT_S)
+        pem = fetch_authority(to.address, to.token.authority, timeout_s=HANDSHAKE_TIMEOUT_S)
     except RefusalError as refused:
         # Of nobody listening, the call that failed says more.
         if refused.reason is Reason.AUTHORITY_MISMATCH:
@@ -130,7 +132,7 @@ def _hangs_up(address: str, pem: bytes) -> bool:
     context.set_alpn_protocols(["h2"])
     try:
         with (
-            socket.create_connection(split_address(address), CONNECT_TIMEOUT_S) as plain,
+            socket.create_connection(split_address(address), HANDSHAKE_TIMEOUT_S) as plain,
             context.wrap_socket(plain, server_hostname=TLS_NAME) as secured,
         ):
             return secured.recv(1) == b""
@@ -162,7 +164,7 @@ def _authority(address: str, expected: Digest) -> bytes:
             return pem
     except (OSError, ValueError):
         pass
-    pem = fetch_authority(address, expected, timeout_s=CONNECT_TIMEOUT_S)
+    pem = fetch_authority(address, expected, timeout_s=HANDSHAKE_TIMEOUT_S)
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_bytes(pem)

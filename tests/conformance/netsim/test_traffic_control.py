@@ -32,7 +32,7 @@ from netsim.tc.traffic_control import TrafficControl
 
 ROOT = Path(__file__).parents[3]
 MBIT = 1_000_000
-TIMEOUT_S = 60
+TIMEOUT_S = 240
 ETH_P_ALL = 3
 SLOTS = 20
 OURS = f"test{os.getpid()}"

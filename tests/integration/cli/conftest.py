@@ -14,7 +14,7 @@ import pytest
 Ended = subprocess.CompletedProcess[str]
 Run = Callable[..., Ended]
 PROGRAM = [sys.executable, "-m", "hypergpu.cli"]
-END_WITHIN_S = 90
+END_WITHIN_S = 240
 JOIN = "hypergpu join "
 
 
@@ -98,7 +98,7 @@ def hypergpu(folder: Path, join_line: str) -> Run:
             capture_output=True,
             check=False,
             text=True,
-            timeout=120,
+            timeout=240,
             env=home(folder),
             cwd=folder,
         )

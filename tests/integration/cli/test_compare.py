@@ -133,7 +133,7 @@ def test_an_interrupted_comparison_leaves_no_program_and_says_what_is_kept(files
             pass
         os.kill(running.pid, signal.SIGINT)
         rest = running.stderr.read()
-    assert running.wait(90) == 130
+    assert running.wait(240) == 130
     assert "the same command goes on from there" in rest
     assert processes_in(files) == []
 

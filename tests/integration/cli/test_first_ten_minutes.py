@@ -108,7 +108,7 @@ def test_joined_node_shows_its_token_to_nobody(join_line: str, folder: Path) -> 
         shown = psutil.Process(guest.pid).cmdline()
         guest.terminate()
         guest.stderr.read()
-    assert guest.wait(90) == 0
+    assert guest.wait(240) == 0
     assert "gpu_node" in shown
     assert not any("hgpu1." in word for word in shown)
 
@@ -149,7 +149,7 @@ def test_drained_node_leaves_and_its_program_ends(hypergpu: Run, nodes: Nodes) -
     ended = hypergpu("node", "drain", node)
     assert ended.returncode == 0, ended.stderr
     with ThreadPoolExecutor(len(nodes)) as waiting:
-        done = [waiting.submit(child.wait, 90) for child in nodes]
+        done = [waiting.submit(child.wait, 240) for child in nodes]
         first, _ = wait(done, return_when=FIRST_COMPLETED)
         for child in nodes:
             child.terminate()

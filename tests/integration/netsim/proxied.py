@@ -9,7 +9,7 @@ from netsim.link.link import Direction, Link
 from netsim.proxy.messages import LOOPBACK, UNLIMITED, Forward, Plan, Protocol, Proxied
 
 FREE = Link(up=UNLIMITED, down=UNLIMITED)
-TIMEOUT_S = 60
+TIMEOUT_S = 240
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 

@@ -13,7 +13,7 @@ BACKENDS = ("proxy", *(["tunnel"] if can_tunnel() else []))
 NETSIM = [sys.executable, "-P", "-m", "netsim"]
 OURS = f"shaped{os.getpid()}"
 """A node's name, and so part of a namespace's, that no other run has."""
-END_WITHIN_S = 120
+END_WITHIN_S = 240
 FAR_RTT_MS = 120
 _NODE = '[[nodes]]\nname = "{}"\nrtt_ms = {}\nup_mbit_s = 20\ndown_mbit_s = 20\n'
 

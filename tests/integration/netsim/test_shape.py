@@ -28,7 +28,7 @@ from tests.integration.netsim.shaped import (
 DIAL = """
 import socket, sys, time
 began_s = time.monotonic()
-with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=60) as server:
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=240) as server:
     server.sendall(b"x")
     server.recv(1)
 print(time.monotonic() - began_s)

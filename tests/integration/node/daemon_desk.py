@@ -94,5 +94,5 @@ class Desk:
 
     async def update(self) -> Digest:
         """The digest of the next update that arrives whole."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             return await self.service.arrived.get()

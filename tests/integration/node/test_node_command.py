@@ -41,7 +41,7 @@ async def node(folder: Path, *arguments: str, **environment: str) -> AsyncIterat
 
 async def ended(process: Process, stdin: str = "") -> tuple[int, str]:
     """Exit status and what was written, both streams together."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         out, err = await process.communicate(stdin.encode())
     assert process.returncode is not None
     return process.returncode, (out + err).decode()
@@ -131,7 +131,7 @@ async def test_a_sigterm_before_the_worker_is_ready_ends_the_daemon(
         assert process.stdin is not None
         assert process.stderr is not None
         process.stdin.write(token_text(there.token).encode() + b"\n")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             assert b"a worker was started" in await process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         status, _ = await ended(process)
@@ -178,6 +178,6 @@ async def test_a_worker_that_hangs_while_it_starts_is_ended(there: Served, tmp_p
         assert (await there.service.next_said("hello")).is_starting
         await there.service.next_said("worker_ready")
         assert process.stderr is not None
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while b"it was not ready within 1 s" not in await process.stderr.readline():
                 pass

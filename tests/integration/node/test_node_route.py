@@ -31,7 +31,7 @@ async def holder(tunnel: Tunnel, *arguments: str) -> Any:
     child = await asyncio.create_subprocess_exec(
         *tunnel.host("node").command(command), stdout=asyncio.subprocess.PIPE
     )
-    out, _ = await asyncio.wait_for(child.communicate(), 60)
+    out, _ = await asyncio.wait_for(child.communicate(), 240)
     return json.loads(out)
 
 

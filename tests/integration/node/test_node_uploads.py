@@ -186,6 +186,6 @@ async def test_what_one_window_carries_goes_unasked_and_still_meets_its_refusal(
         yield submitted(0, memoryview(bytes(bulk_bytes)))
 
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await desk.calls.submit(messages(), 5.0, bulk_bytes)
+        await desk.calls.submit(messages(), 240.0, bulk_bytes)
     assert refusal_in(refused.value) is not None
     assert ("bulk" in taken) == sends_bulk_unasked

@@ -34,7 +34,7 @@ class Listener:
         return worker
 
     async def death(self) -> str:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             return await self.deaths.get()
 
 
@@ -83,7 +83,7 @@ async def test_a_killed_worker_is_mourned_and_the_next_request_spawns_another() 
     os.kill(first, signal.SIGKILL)
     assert await listener.death() == "it was ended by SIGKILL"
     await worker.train(REQUEST)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         reply = await listener.replies.get()
     assert worker.process_id not in {None, first}
     assert isinstance(reply, Ready)
@@ -106,7 +106,7 @@ async def test_a_worker_that_writes_nonsense_is_ended() -> None:
 
 async def test_a_worker_that_floods_its_pipe_is_ended() -> None:
     worker = Listener().hold(script("import sys; sys.stdout.write('x' * 2_000_000); input()"))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         with pytest.raises(RefusalError, match="not understood"):
             await worker.ready()
 
@@ -126,7 +126,7 @@ async def test_a_death_is_heard_while_what_the_worker_started_holds_its_log(tmp_
     waiting = asyncio.ensure_future(worker.ready())
     with await asyncio.to_thread(ended.open) as reader:
         with await asyncio.to_thread(held.open, "w"):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 with pytest.raises(RefusalError, match="it left with status 3"):
                     await waiting
         assert worker.process_id is None
@@ -145,7 +145,7 @@ async def test_a_worker_that_starts_after_all_is_told_apart_from_one_that_never_
     worker = WorkerProcess(script(text), os.environ)
     with Places(tmp_path / "node") as places:
         trainer = Trainer(places, worker, report=events.put_nowait, send=lambda _: None)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             await trainer.start_worker()
             failed = await events.get()
             await trainer.start_worker()

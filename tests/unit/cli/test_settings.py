@@ -21,7 +21,7 @@ def row_of(output: str, name: str) -> list[str]:
 
 def test_default_counts_when_nobody_says_anything(alone: Hypergpu) -> None:
     assert row_of(alone("config", "show", "--origin").stdout, "timeout_s")[1::2] == [
-        "20",
+        "60",
         "default",
     ]
 

@@ -111,7 +111,7 @@ async def test_job_time_goes_on_from_the_last_journalled_event(driven: Driven) -
     await driven.driver.submit(JOB, failed)
     last_ms = driven.journal.read(JOB).entries[-1].at_ms
 
-    assert 0 <= replayed(driven.journal).rooms[JOB].now_ms() - last_ms < 5_000
+    assert 0 <= replayed(driven.journal).rooms[JOB].now_ms() - last_ms < 100_000
 
 
 async def test_a_request_is_claimed_with_the_event_it_caused(driven: Driven) -> None:
@@ -136,6 +136,6 @@ async def test_what_arrived_just_before_the_end_is_written_and_the_driver_ends()
     verdict = driven.driver.submit(JOB, CREATED)
     driven.driver.close()
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         await running
     assert verdict.result() == ""

@@ -30,14 +30,14 @@ class SlowJournal(MemoryJournal):
     ) -> None:
         if any(entry.kind == NodeJoined.__name__ for entry in entries):
             self.is_joining.set()
-            assert self.may_write.wait(60)
+            assert self.may_write.wait(240)
         super().append(entries, claims, earnings)
 
 
 async def test_a_node_lost_while_its_join_is_written_is_lost_to_its_job(tmp_path: Path) -> None:
     journal = SlowJournal()
     parts = parts_in(tmp_path, journal)
-    async with driving(parts), asyncio.timeout(60):
+    async with driving(parts), asyncio.timeout(240):
         room = await prepared_job(parts)
         connected(parts)
         staffing = asyncio.create_task(parts.staffing.run())
@@ -53,7 +53,7 @@ async def test_a_node_lost_while_its_join_is_written_is_lost_to_its_job(tmp_path
 async def test_a_node_drained_while_its_join_is_written_leaves(tmp_path: Path) -> None:
     journal = SlowJournal()
     parts = parts_in(tmp_path, journal)
-    async with driving(parts), asyncio.timeout(60):
+    async with driving(parts), asyncio.timeout(240):
         room = await prepared_job(parts)
         connected(parts)
         staffing = asyncio.create_task(parts.staffing.run())

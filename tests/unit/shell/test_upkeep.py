@@ -81,7 +81,7 @@ async def test_an_upload_is_thrown_away_once_its_lease_has_ended(tmp_path: Path)
     parts = parts._replace(quarantine=quarantine)
     collector = Collector(parts)
     collecting = asyncio.create_task(collector.run())
-    async with driving(parts), asyncio.timeout(60):
+    async with driving(parts), asyncio.timeout(240):
         await prepared_job(parts)
         assert not await parts.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
         quarantine.open("update", BLOB, owner=OWNER).append(0, CONTENT[:120])
