@@ -183,3 +183,10 @@ class RefusalError(Exception):
         super().__init__(f"{reason.name} ({reason.number}): {detail}. Fix: {self.fix}")
         self.reason = reason
         self.detail = detail
+
+    @property
+    def told(self) -> str:
+        """For people who look on: one sentence about it and one fix, without name and number."""
+        if "Fix: " in self.detail:
+            return self.detail
+        return f"{self.detail}. Fix: {self.fix}"

@@ -175,7 +175,7 @@ class Pipeline:
                 if error.reason is not Reason.DISK_FULL:
                     self._halt(error)
                     break
-                wait_ms = self._rest(str(error))
+                wait_ms = self._rest(error.told)
             except Exception as broken:
                 # A thread that dies says nothing to anybody.
                 log.exception("settling broke")
@@ -245,7 +245,8 @@ class Pipeline:
     def _halt(self, error: Exception) -> None:
         log.critical("nothing is settled any more", reason=str(error))
         refusal = error if isinstance(error, RefusalError) else None
-        self.state = self.state._replace(halted=str(error), complaint=str(error), refusal=refusal)
+        why = str(error) if refusal is None else refusal.told
+        self.state = self.state._replace(halted=why, complaint=why, refusal=refusal)
 
     def _wait_ms(self) -> int:
         each = self._options.profile.block_ms // _TURNS_A_BLOCK

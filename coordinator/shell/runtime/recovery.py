@@ -15,7 +15,7 @@ from coordinator.shell.runtime import rows
 from coordinator.shell.runtime.acts.datasets import manifest_digests, stored_manifest
 from coordinator.shell.runtime.acts.layouts import stored_layout
 from coordinator.shell.runtime.acts.perform import pause, perform_outstanding
-from coordinator.shell.runtime.acts.preparation import layout_made_again, told
+from coordinator.shell.runtime.acts.preparation import layout_made_again
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
 from hypergpu.ids import JobId
@@ -80,7 +80,7 @@ async def take_up(parts: Parts, room: Room) -> None:
     try:
         damage = await _checked(parts, room)
     except Exception as broken:
-        why = told(broken) if isinstance(broken, RefusalError) else repr(broken)
+        why = broken.told if isinstance(broken, RefusalError) else repr(broken)
         log.exception("a job cannot be taken up", job_id=room.job.job_id)
         damage = ""
         if is_open:

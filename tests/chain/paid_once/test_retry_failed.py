@@ -10,7 +10,6 @@ from coordinator.config import Settings
 from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.pipeline import PipelineState
 from coordinator.shell.metering.settling import Settling
-from hypergpu.refusal import Reason
 from tests.chain.ground import PROFILE, TURNS_MOST, WITHIN_S, Ground
 from tests.signed_receipts import COORDINATOR
 
@@ -60,7 +59,7 @@ def test_what_failed_is_settled_once_after_a_start_that_retries_it(
     ground.options = replace(ground.options, profile=PROFILE)
 
     halted = started(ground, retry_failed=False)
-    assert halted.startswith(f"{Reason.SENDING_HALTED.name} (8005): transaction ")
+    assert halted.startswith("transaction ")
     assert "it failed in block" in halted
     assert "It failed since it ran out of gas: it used 131200 of 131200. Fix: start once" in halted
     assert "hypergpu up --retry-failed" in halted

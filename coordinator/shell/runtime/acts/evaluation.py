@@ -9,7 +9,7 @@ from coordinator.core.commands import EvaluateModel
 from coordinator.core.events import EvaluationFailed, EvaluationReady
 from coordinator.shell.evaluator.messages import Evaluate
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.runtime.acts.preparation import data_dir, told
+from coordinator.shell.runtime.acts.preparation import data_dir
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
 from hypergpu.refusal import RefusalError
@@ -24,7 +24,7 @@ async def evaluate(parts: Parts, room: Room, command: EvaluateModel) -> None:
         event = await _measured(parts, room, command)
     except RefusalError as refused:
         log.warning("an evaluation failed", job_id=room.job.job_id, reason=str(refused))
-        event = _failed(command, told(refused))
+        event = _failed(command, refused.told)
     failpoint("evaluate.done")
     reason = await parts.driver.insist(room.job.job_id, event)
     if reason:

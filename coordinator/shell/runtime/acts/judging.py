@@ -8,7 +8,7 @@ from coordinator.core.commands import JudgeUpdates
 from coordinator.core.events import UpdatesJudged
 from coordinator.shell.evaluator import messages
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.runtime.acts.preparation import data_dir, told
+from coordinator.shell.runtime.acts.preparation import data_dir
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
 from hypergpu.refusal import RefusalError
@@ -26,7 +26,7 @@ async def judge(parts: Parts, room: Room, command: JudgeUpdates) -> None:
         event = await _measured(parts, room, command)
     except RefusalError as refused:
         log.warning("updates were not judged", job_id=room.job.job_id, reason=str(refused))
-        event = not_judged(command.round, told(refused))
+        event = not_judged(command.round, refused.told)
     failpoint("judge.done")
     reason = await parts.driver.insist(room.job.job_id, event)
     if reason:

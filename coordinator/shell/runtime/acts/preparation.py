@@ -39,7 +39,7 @@ async def initialise(parts: Parts, room: Room, command: InitialiseModel) -> None
                 )
                 await asyncio.sleep(_RETRY_S)
                 continue
-            event = PreparationFailed(at_ms=Milliseconds(0), reason=told(refused))
+            event = PreparationFailed(at_ms=Milliseconds(0), reason=refused.told)
             await parts.driver.insist(command.job_id, event)
         return
 
@@ -62,13 +62,6 @@ async def _initialise(parts: Parts, room: Room, command: InitialiseModel) -> Non
         parts.pins.drop([blob.digest])
     if reason:
         log.info("a first model came too late", job_id=command.job_id, reason=reason)
-
-
-def told(refused: RefusalError) -> str:
-    """A refusal for people who look at the job: one sentence about it and one fix."""
-    if "Fix: " in refused.detail:
-        return refused.detail
-    return f"{refused.detail}. Fix: {refused.fix}"
 
 
 async def layout_made_again(parts: Parts, job: Job) -> Layout:
