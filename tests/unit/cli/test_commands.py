@@ -246,7 +246,7 @@ def test_token_in_use_is_not_revoked_by_accident(service: FakeService, hypergpu:
             {"HYPERGPU_TIMEOUT_S": "soon"},
             (
                 "timeout_s is 'soon' (from env), not a number of seconds."
-                " Fix: give seconds, for example HYPERGPU_TIMEOUT_S=20"
+                " Fix: give seconds, for example HYPERGPU_TIMEOUT_S=60"
             ),
         ),
         (
