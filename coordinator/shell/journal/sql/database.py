@@ -16,7 +16,7 @@ from coordinator.shell.journal.sql.engine import (
     reading,
     sqlite_path,
 )
-from coordinator.shell.journal.sql.lock import FileLock, lock_database
+from coordinator.shell.journal.sql.lock import FileLock, lock_database, unlock_database
 from coordinator.shell.journal.sql.salvage import salvaged
 from coordinator.shell.journal.sql.schema import upgrade
 from coordinator.shell.journal.sql.tables import COMMITS
@@ -53,6 +53,7 @@ class Database:
             self._writer = opening.enter_context(self._engine.connect())
             if not is_sqlite(url):
                 lock_database(self._writer, self.where)
+                opening.callback(unlock_database, self._writer)
             upgrade(self._writer, self.where)
             self._commits = self._count_commits()
 

@@ -2,17 +2,19 @@
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from sqlalchemy import text
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.shell.journal.records import JournalLockedError
 
 # Keyed by schema: coordinators may share a database when each has a schema of its own.
-_TRY_LOCK = text(
-    "SELECT pg_try_advisory_lock(hashtextextended('hypergpu journal ' || current_schema(), 0))"
-)
+_KEY = "hashtextextended('hypergpu journal ' || current_schema(), 0)"
+_TRY_LOCK = text(f"SELECT pg_try_advisory_lock({_KEY})")
+_UNLOCK = text(f"SELECT pg_advisory_unlock({_KEY})")
 
 
 class FileLock:
@@ -59,3 +61,12 @@ def lock_database(connection: Connection, where: str) -> None:
             f"the journal at {where} is in use by another coordinator: "
             "stop that one, or give this one a database or a schema of its own"
         )
+
+
+def unlock_database(connection: Connection) -> None:
+    """Give it back now: the server notices a closed connection when it comes to that."""
+    # A lost connection has no lock any more, and must not be made again.
+    if not connection.invalidated:
+        with suppress(SQLAlchemyError):
+            connection.scalar(_UNLOCK)
+            connection.commit()
