@@ -151,8 +151,10 @@ def test_an_escrow_that_is_not_on_the_ledger_is_told_until_it_is_there(ground: G
 
 
 def test_a_coordinator_that_starts_without_its_bond_is_told_before_a_job_is_refused(
-    ground: Ground,
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Others use the same key in other processes.
+    monkeypatch.setenv("HOME", str(ground.folder))
     ground.opened()
     settings = Settings(
         data_dir=ground.folder / "new",
