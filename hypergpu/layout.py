@@ -155,7 +155,7 @@ def layout_from_json(text: bytes | str) -> Layout:
         raise LayoutError(f"a layout of {len(text)} bytes is over the limit of {JSON_BYTES_MAX}")
     try:
         layout = msgspec.json.decode(text, type=Layout)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeError) as error:
         raise LayoutError(f"not a layout: {error}") from error
     _refuse_out_of_bounds(layout)
     if list(layout.tensors) != sorted(layout.tensors, key=_order):

@@ -59,7 +59,7 @@ def told_sites(environment: Mapping[str, str] = os.environ) -> Sites | None:
         return None
     try:
         return msgspec.json.decode(text, type=Sites)
-    except msgspec.MsgspecError as broken:
+    except (msgspec.MsgspecError, UnicodeError) as broken:
         fix = "leave it as `hypergpu netsim shape` set it"
         detail = f"{SITES_VARIABLE}: {broken}"
         raise RefusalError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken

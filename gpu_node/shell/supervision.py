@@ -202,7 +202,7 @@ class WorkerProcess:
         try:
             while (payload := await next_frame(process.stdout)) is not None:
                 self._hear(decode_reply(payload))
-        except (FrameError, msgspec.MsgspecError) as broken:
+        except (FrameError, msgspec.MsgspecError, UnicodeError) as broken:
             self._kill(f"it is not understood: {broken}")
 
     async def _ended(self, process: Process) -> None:

@@ -76,7 +76,7 @@ def _taken(key: str, text: str) -> tuple[str, Scalar] | Problem:
         return _not_settable(key)
     try:
         value = _value.decode(text)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeError):
         return Problem(key, f"{text[:80]!r} is not the JSON of a value", "send one value as JSON")
     table, _, name = target.partition(".")
     taken = duration_ms(value) if key in DURATIONS else converted(value, KEYS[table][name])
@@ -98,6 +98,6 @@ def _not_settable(key: str) -> Problem:
 def _as_json(value: str) -> str:
     try:
         _value.decode(value)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeError):
         return json.dumps(value)
     return value

@@ -23,7 +23,7 @@ def test_a_program_that_is_told_nothing_has_no_sites() -> None:
     assert told_sites({SITES_VARIABLE: ""}) is None
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '{"backend": 7}', "null"])
+@pytest.mark.parametrize("text", ["{", "{}", '{"backend": 7}', "null", '{"backend": "\udcff"}'])
 def test_altered_sites_are_refused_with_the_variable_named(text: str) -> None:
     with pytest.raises(RefusalError, match=SITES_VARIABLE) as refused:
         told_sites({SITES_VARIABLE: text})

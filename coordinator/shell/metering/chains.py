@@ -49,5 +49,5 @@ def _chain_id(url: str, known_file: Path) -> int:
 def _known(file: Path) -> _Known | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=_Known)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, UnicodeError):
         return None

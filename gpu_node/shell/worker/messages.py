@@ -207,10 +207,10 @@ def encode(message: Request | Reply) -> bytes:
 
 
 def decode_request(payload: bytes) -> Request:
-    """What the daemon said. Raises `msgspec.ValidationError` for anything else."""
+    """What the daemon said. Raises `MsgspecError` or `UnicodeError` for anything else."""
     return _requests.decode(payload)
 
 
 def decode_reply(payload: bytes) -> Reply:
-    """What the worker said. Raises `msgspec.ValidationError` for anything else."""
+    """What the worker said. Raises `MsgspecError` or `UnicodeError` for anything else."""
     return _replies.decode(payload)

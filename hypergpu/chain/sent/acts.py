@@ -77,7 +77,7 @@ class ActFile:
             return msgspec.json.decode(self.path.read_bytes(), type=list[Act])
         except FileNotFoundError:
             return []
-        except (OSError, msgspec.MsgspecError) as broken:
+        except (OSError, msgspec.MsgspecError, UnicodeError) as broken:
             raise RefusalError(Reason.FILE_UNUSABLE, f"{self.path}: {broken}") from broken
 
     def _write(self, acts: list[Act]) -> None:

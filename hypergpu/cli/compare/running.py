@@ -85,7 +85,7 @@ def kept_report(errand: Errand, key: Digest, folder: Path) -> Report | None:
     """The report of an earlier run with the same inputs; None when there is none."""
     try:
         found = msgspec.json.decode(Place(folder / errand.name).report.read_bytes(), type=Kept)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, UnicodeError):
         return None
     return found.report if found.key == key else None
 

@@ -90,5 +90,5 @@ class RecordFile:
             return msgspec.json.decode(self.path.read_bytes(), type=list[Record])
         except FileNotFoundError:
             return []
-        except (OSError, msgspec.MsgspecError) as broken:
+        except (OSError, msgspec.MsgspecError, UnicodeError) as broken:
             raise RefusalError(Reason.FILE_UNUSABLE, f"{self.path}: {broken}") from broken

@@ -24,7 +24,7 @@ def joined_host(state_dir: Path) -> str:
     try:
         kept = (state_dir / "coordinator.json").read_bytes()
         return split_address(msgspec.json.decode(kept, type=_Joined).address)[0]
-    except (OSError, msgspec.MsgspecError, RefusalError):
+    except (OSError, msgspec.MsgspecError, UnicodeError, RefusalError):
         return ""
 
 

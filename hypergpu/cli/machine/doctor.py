@@ -92,7 +92,7 @@ def torch_found() -> TorchFound:
         return TorchFound(failure=f"a kernel did not return within {PROBE_TIMEOUT_S} s")
     try:
         return msgspec.json.decode(ended.stdout, type=TorchFound)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError):
         lines = ended.stderr.decode("utf-8", "replace").strip().splitlines()
         last = lines[-1] if lines else "it printed nothing"
         return TorchFound(failure=f"the probe died with status {ended.returncode}: {last}")

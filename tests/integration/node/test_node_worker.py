@@ -16,9 +16,11 @@ from gpu_node.shell.supervision import (
     worker_kind,
 )
 from gpu_node.shell.training import Trainer
-from gpu_node.shell.worker.messages import Ready, Reply, Train
+from gpu_node.shell.worker.messages import Ready, Reply, Train, encode
+from hypergpu.frames import frame
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.refusal import RefusalError
+from hypergpu.units import Bytes
 
 
 class Listener:
@@ -43,6 +45,7 @@ def script(text: str) -> tuple[str, ...]:
     return (sys.executable, "-c", text)
 
 
+READY = Ready(device="cpu", device_name="??", memory_bytes=Bytes(1), kind="numpy", workloads={})
 REQUEST = Train(
     job_id=JobId("job-a"),
     round=0,
@@ -96,9 +99,15 @@ async def test_a_worker_that_never_gets_ready_says_why() -> None:
         await worker.ready()
 
 
-async def test_a_worker_that_writes_nonsense_is_ended() -> None:
+NO_TEXT = frame(encode(READY).replace(b"??", b"\xff\xff"))
+
+
+@pytest.mark.parametrize("written", [b"hello, this is not a frame", NO_TEXT])
+async def test_a_worker_that_writes_nonsense_is_ended(written: bytes) -> None:
     listener = Listener()
-    worker = listener.hold(script("print('hello, this is not a frame', flush=True); input()"))
+    worker = listener.hold(
+        script(f"import sys; sys.stdout.buffer.write({written!r}); sys.stdout.flush(); input()")
+    )
     with pytest.raises(RefusalError, match="not understood"):
         await worker.ready()
     assert "not understood" in await listener.death()

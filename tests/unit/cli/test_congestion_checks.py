@@ -68,6 +68,8 @@ def test_the_host_is_the_one_that_the_node_joined(tmp_path: Path) -> None:
     kept = '{"address": "[2001:db8::1]:7701", "is_plaintext": false, "certificate_life_s": 1}'
     (tmp_path / "coordinator.json").write_text(kept)
     assert joined_host(tmp_path) == "2001:db8::1"
+    (tmp_path / "coordinator.json").write_bytes(b'{"address": "\xff"}')
+    assert joined_host(tmp_path) == ""
 
 
 def test_this_kernel_tells_what_its_connections_get() -> None:

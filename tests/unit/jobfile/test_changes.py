@@ -34,6 +34,12 @@ def test_a_word_that_is_nested_without_end_is_text() -> None:
     assert parameter_words([f"name={deep}"]) == {"name": f'"{deep}"'}
 
 
+def test_a_word_that_is_no_text_is_refused_as_a_value() -> None:
+    words = parameter_words(["lr=\udcff"])
+    assert words == {"inner.learning_rate": '"\\udcff"'}
+    assert "is not the JSON of a value" in problem_of(words)
+
+
 def test_same_key_twice_is_refused() -> None:
     with pytest.raises(JobFileError, match="given twice"):
         parameter_words(["lr=1", "inner.learning_rate=2"])

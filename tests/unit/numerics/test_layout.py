@@ -65,6 +65,7 @@ def test_json_round_trips_to_the_same_layout() -> None:
         (b'{"tensors":[{"name":"w","shape":[68719476737],"kind":"parameter"}]}', "out of bounds"),
         (b'{"tensors":[{"name":"w","shape":[1,1,1,1,1,1,1,1,1],"kind":"integer"}]}', "dimensions"),
         (b'{"tensors":[{"name":"","shape":[1],"kind":"integer"}]}', "characters"),
+        (b'{"tensors":[{"name":"\xff","shape":[1],"kind":"integer"}]}', "not a layout: .*utf-8"),
     ],
 )
 def test_unsound_json_is_refused_with_what_is_wrong(text: bytes, complaint: str) -> None:

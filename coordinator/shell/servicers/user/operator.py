@@ -164,5 +164,5 @@ class OperatorServicer:
 def _stored_capabilities(record: NodeRecord) -> Capabilities:
     try:
         return msgspec.json.decode(record.capabilities_json, type=Capabilities)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeError):
         return Capabilities()

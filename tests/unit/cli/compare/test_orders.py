@@ -1,8 +1,12 @@
 """What is run for a comparison, and what of it is refused."""
 
+from pathlib import Path
+
 import pytest
 
 from hypergpu.cli.compare.order import all_errands, checked_order, errands, strategy_words
+from hypergpu.cli.compare.running import Place, kept_report
+from hypergpu.digest import digest_of
 from hypergpu.refusal import RefusalError
 from tests.unit.cli.compare.given import ORDER
 
@@ -55,3 +59,12 @@ def test_what_names_nothing_is_refused(
 ) -> None:
     with pytest.raises(RefusalError, match=said):
         checked_order(ORDER._replace(strategies=strategies, backend=backend))
+
+
+@pytest.mark.parametrize("kept", [b"", b"{}", b'{"key": "\xff"}'])
+def test_a_kept_report_that_cannot_be_read_is_made_again(tmp_path: Path, kept: bytes) -> None:
+    (errand, *_) = all_errands(ORDER)
+    place = Place(tmp_path / errand.name)
+    place.folder.mkdir()
+    place.report.write_bytes(kept)
+    assert kept_report(errand, digest_of(b"inputs"), tmp_path) is None
