@@ -44,8 +44,12 @@ class Follower:
         self._next_sequence = from_sequence
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._is_over = threading.Event()
-        self.is_complete = False
-        """The coordinator has closed the stream: nothing more will happen."""
+        self._is_complete = False
+
+    @property
+    def has_told_all(self) -> bool:
+        """The coordinator has closed the stream, so that nothing more comes, and all was taken."""
+        return self._is_complete and self._inbox.empty()
 
     def start(self) -> None:
         """Begin to read. The thread dies with the process."""
@@ -75,11 +79,11 @@ class Follower:
         while not self._is_over.is_set():
             try:
                 for message in self._coordinator.watch(self._job_id, self._next_sequence):
-                    away_since_s, pause_s, self.is_complete = None, 0.2, False
+                    away_since_s, pause_s, self._is_complete = None, 0.2, False
                     if message.HasField("event"):
                         self._next_sequence = message.event.sequence + 1
                     self._inbox.put(message)
-                self.is_complete = True
+                self._is_complete = True
             except grpc.RpcError as broken:
                 now_s = time.monotonic()
                 away_since_s = now_s if away_since_s is None else away_since_s
@@ -123,7 +127,7 @@ class Watched:
     def has_ended(self) -> bool:
         """The job is over and everything journalled has been shown."""
         job = self.progress.job
-        is_told = self._follower.is_complete and self._quiet_ticks > 0
+        is_told = self._follower.has_told_all and self._quiet_ticks > 0
         is_over = job is not None and job.phase in ENDED
         return is_over and (is_told or self._quiet_ticks >= QUIET_TICKS)
 

@@ -1,13 +1,15 @@
 """A watch across an absence of the coordinator."""
 
+import os
+
 import pytest
 
 from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.cli.remote.connection import Target
 from hypergpu.cli.show.shown import PlainView
-from hypergpu.cli.show.watch import Watched
+from hypergpu.cli.show.watch import Follower, Watched
 from hypergpu.token import parse_token
-from tests.unit.cli.fake_service import JOB, FakeService, operator_token, serving
+from tests.unit.cli.fake_service import EVENTS, JOB, FakeService, operator_token, serving
 
 TICKS_MOST = 40
 
@@ -37,3 +39,22 @@ def test_absence_is_told_once_and_so_is_the_return(
         watched.close()
     assert lines.count("  lost the coordinator, trying again") == 1
     assert lines.count("  the coordinator is back") == 1
+
+
+def test_a_stream_that_is_closed_has_not_told_all_while_something_of_it_is_untaken(
+    service: FakeService,
+) -> None:
+    with (
+        serving(service) as port,
+        Coordinator(Target(f"127.0.0.1:{port}", parse_token(operator_token(port)), 60.0)) as there,
+    ):
+        follower = Follower(there, JOB)
+        follower.start()
+        taken = [next(follower.messages(60.0)) for _ in EVENTS[1:]]
+        while not follower._is_complete:
+            os.sched_yield()
+        assert not follower.has_told_all
+        taken += follower.messages(60.0)
+        assert follower.has_told_all
+        follower.stop()
+    assert [message.event.sequence for message in taken] == list(range(len(EVENTS)))
