@@ -27,7 +27,7 @@ def listening_url() -> str | None:
         for database in ("test", "postgres"):
             address = f"{user}@127.0.0.1:{PORT}/{database}"
             try:
-                psycopg.connect(f"postgresql://{address}", connect_timeout=3).close()
+                psycopg.connect(f"postgresql://{address}", connect_timeout=20).close()
             except psycopg.OperationalError:
                 continue
             return f"postgresql+psycopg://{address}"

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from hypergpu.cli.demo.lines import PROFILES
 from tests.integration.cli.conftest import PROGRAM, home
 
+pytestmark = pytest.mark.timeout(1200)
 SHORT = ["demo", "--short", "--worker", "numpy", "--nodes", "5"]
 KEYS = {
     "accuracy",
