@@ -2,22 +2,26 @@ import contextlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hypergpu.spec import Evaluation, JobSpec, Training
 from hypergpu.v1 import job_pb2
 from tests.processes import Cluster, Happening, json_lines
 
-ROUNDS = 30
+MORE = 15
+"""Rounds behind the one in which a job is killed."""
 AT_ONCE = {"HYPERGPU_NODE_RECONNECT_CAP_MS": "200"}
 """A node dials again as soon as it may."""
 SPEC = JobSpec(
     workload="digits-softmax",
-    training=Training(rounds=ROUNDS, inner_steps=20, nodes=2),
+    training=Training(rounds=100_000, inner_steps=20, nodes=2),
     evaluation=Evaluation(every=2),
 )
+"""It is not done by the time that it is to be killed, and is made shorter after that."""
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +31,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+Undamaged = Callable[[int], bytes]
+
+
 @pytest.fixture(scope="module")
-def undamaged_digest(cluster: Cluster) -> bytes:
-    return cluster.finished(cluster.submit(SPEC)).model.value
+def undamaged(cluster: Cluster) -> Undamaged:
+    """The digest of the model after so many rounds that nobody disturbed."""
+
+    @cache
+    def digest(rounds: int) -> bytes:
+        training = replace(SPEC.training, rounds=rounds)
+        return cluster.finished(cluster.submit(replace(SPEC, training=training))).model.value
+
+    return digest
 
 
 def flip(path: Path) -> None:
@@ -87,30 +101,33 @@ def killed_under_way(cluster: Cluster) -> str:
 
 
 def resumed(cluster: Cluster, job_id: str) -> job_pb2.JobSummary:
-    """The job after a restart, at its end."""
-    cluster.coordinator.start()
+    """A paused job some rounds later, at its end."""
     with cluster.coordinator.client() as client:
+        rounds = client.job(job_id).job.round + MORE
+        client.change(job_id, {"training.rounds": str(rounds)})
         client.resume(job_id)
-    return cluster.finished(job_id)
+    job = cluster.finished(job_id)
+    assert (job.phase, job.round) == ("finished", rounds)
+    return job
 
 
 @pytest.mark.parametrize("damage", [flip, truncate, remove])
 @pytest.mark.parametrize("which", ["blob", "outer_state", "delta"])
 def test_a_damaged_current_model_is_made_again_bit_for_bit(
-    which: str, damage: Callable[[Path], None], cluster: Cluster, undamaged_digest: bytes
+    which: str, damage: Callable[[Path], None], cluster: Cluster, undamaged: Undamaged
 ) -> None:
     job_id = killed_under_way(cluster)
     damage(current_blob(cluster, job_id, which))
 
+    cluster.coordinator.start()
     ended = resumed(cluster, job_id)
-    assert ended.phase == "finished"
-    assert ended.model.value == undamaged_digest
+    assert ended.model.value == undamaged(ended.round)
     kinds = [happening.kind for happening in cluster.events(job_id)]
     assert kinds.count("ModelLost") == 1
 
 
 def test_a_damaged_end_of_the_journal_is_cut_off_and_told(
-    cluster: Cluster, undamaged_digest: bytes
+    cluster: Cluster, undamaged: Undamaged
 ) -> None:
     job_id = killed_under_way(cluster)
     with journal(cluster) as rows:
@@ -123,4 +140,7 @@ def test_a_damaged_end_of_the_journal_is_cut_off_and_told(
     cut = [line for line in json_lines(cluster.coordinator.log) if "cut back" in line["event"]]
     assert [line["job_id"] for line in cut] == [job_id]
     # With the row of the pause all after it is lost, such as an evaluation that ended late.
-    assert cluster.finished(job_id).model.value == undamaged_digest
+    with cluster.coordinator.client() as client:
+        client.pause(job_id)
+    ended = resumed(cluster, job_id)
+    assert ended.model.value == undamaged(ended.round)

@@ -121,6 +121,7 @@ def test_a_job_that_takes_too_long_is_given_up_and_nothing_runs_on(world: Path) 
 
 
 def test_a_run_that_is_told_to_end_ends_its_programs(world: Path) -> None:
+    world.write_text(WORLD.replace("rounds = 3", "rounds = 1000"), "utf-8")
     running = run(world, "--worker", "numpy")
     assert running.stdout is not None
     for line in running.stdout:
