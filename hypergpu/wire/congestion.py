@@ -17,7 +17,7 @@ FOR_ALL = f"sysctl -w net.ipv4.tcp_congestion_control={BBR}"
 WITHOUT = "use a kernel with tcp_bbr: Linux 4.9 or later, its modules installed"
 _SETTINGS = Path("/proc/sys/net/ipv4")
 _MODULES = Path("/lib/modules")
-_IP_TIMEOUT_S = 5.0
+_IP_TIMEOUT_S = 20.0
 _KEPT_METRICS = ("mtu", "advmss", "initcwnd", "initrwnd")
 """What a route that goes before another one has to have of it."""
 
