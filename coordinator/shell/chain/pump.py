@@ -9,8 +9,6 @@ from msgspec.structs import replace
 
 from coordinator.core.settlement.epoch import Epoch, Move, Part, PartMoved, transition
 from coordinator.core.settlement.sending import (
-    Attempt,
-    BlockName,
     Deed,
     Found,
     Pending,
@@ -18,12 +16,12 @@ from coordinator.core.settlement.sending import (
     SendingRule,
     Sighting,
     TransactionState,
-    is_undone,
     remembered,
     ruling,
 )
 from coordinator.shell.chain.nonces.filling import GapFiller
 from coordinator.shell.chain.nonces.tracing import NonceTracer, Whose
+from coordinator.shell.chain.reading.places import Places
 from coordinator.shell.chain.sending import Account
 from coordinator.shell.chain.turns import (
     Collected,
@@ -37,12 +35,11 @@ from coordinator.shell.clock import monotonic_ms
 from coordinator.shell.journal.ledger.interface import Outbox
 from coordinator.shell.journal.ledger.records import OutboxChange, OutboxRow, Progress
 from hypergpu.chain.profiles import ChainProfile
-from hypergpu.chain.rpc.answers import Block, Inclusion
+from hypergpu.chain.rpc.answers import Block
 from hypergpu.chain.rpc.chain import EvmChain, Reception
-from hypergpu.chain.rpc.errors import RpcGarbledError
 from hypergpu.ids import JobId
 from hypergpu.refusal import Reason, RefusalError
-from hypergpu.units import Milliseconds
+from hypergpu.units import Milliseconds, several
 
 _WATCHED_FINALS = 512
 """How many final transactions are looked at again after a reorganisation that was too deep."""
@@ -73,6 +70,7 @@ class Pump:
         self._account = account
         self._outbox = outbox
         self._profile = profile
+        self._places = Places(chain)
         self._gaps = GapFiller(chain, account, outbox, profile)
         self._tracer = NonceTracer(chain, account.address)
         self._rule = SendingRule(
@@ -135,7 +133,7 @@ class Pump:
         rows = self._outbox.transactions(self._account.name, states=states, limit=_AT_ONCE)
         self._forget_all_but({row.transaction.nonce for row in rows})
         next_nonce = self._chain.next_nonce(self._account.address)
-        found = self._found(turn, rows, next_nonce)
+        found = self._places.found(turn, rows, next_nonce)
         failed = turn.first_to_mend(rows)
         to_send = []
         for row in rows:
@@ -231,57 +229,14 @@ class Pump:
         if state is TransactionState.FINAL:
             turn.moves.append((row, Move.FINISHED))
 
-    def _found(
-        self, turn: Collected, rows: tuple[OutboxRow, ...], next_nonce: int
-    ) -> dict[int, Found]:
-        """Where the transactions lie now, by nonce.
-
-        One in a block that is still there needs no receipt again, and one whose nonce is not used
-        has none.
-        """
-        self._look_at(turn, {row.block.number for row in rows if row.block and _is_mined(row)})
-        found: dict[int, Found] = {}
-        asked: list[tuple[int, Attempt]] = []
-        for row in rows:
-            nonce, block = row.transaction.nonce, row.block
-            if _is_mined(row) and block and turn.canonical_hash(block.number) == block.hash:
-                found[nonce] = Found(block, is_success=True, hash=row.mined_hash)
-            elif nonce < next_nonce:
-                asked += [(nonce, each.attempt) for each in row.attempts]
-        places = self._chain.inclusions([attempt.hash for _, attempt in asked])
-        self._look_at(turn, {place.block_number for place in places if place is not None})
-        for (nonce, attempt), place in zip(asked, places, strict=True):
-            if place is not None:
-                self._check_place(turn, place)
-                block = BlockName(place.block_number, place.block_hash)
-                is_success = place.is_success and not attempt.is_void
-                found[nonce] = Found(block, is_success, attempt.hash)
-                is_ahead = block.number > turn.head.number
-                turn.events += () if is_ahead else place.events
-        return found
-
-    def _check_place(self, turn: Collected, place: Inclusion) -> None:
-        block = turn.blocks.get(place.block_number)
-        is_same = block is not None and block.hash == place.block_hash
-        if block is not None and is_same and place.hash not in block.transactions:
-            raise RpcGarbledError(
-                f"the chain's RPC at {self._chain.where} says that transaction "
-                f"0x{place.hash.hex()} is in block {block.number}, which does not hold it"
-            )
-
-    def _look_at(self, turn: Collected, numbers: set[int]) -> None:
-        wanted = sorted(numbers - turn.blocks.keys())
-        found = self._chain.blocks(wanted)
-        turn.blocks |= {block.number: block for block in found if block is not None}
-
     def _watch_finals(self, turn: Collected) -> None:
         """Take back what a reorganisation undid that was deeper than the profile's depth."""
         newest = self._outbox.newest_final(self._account.name, 1)
-        if not self._undone(turn, newest):
+        if not self._places.undone(turn, newest):
             turn.look_behind(newest)
             return
         finals = self._outbox.newest_final(self._account.name, _WATCHED_FINALS)
-        undone = self._undone(turn, finals)
+        undone = self._places.undone(turn, finals)
         if len(undone) == _WATCHED_FINALS:
             raise HaltError(
                 f"none of the last {_WATCHED_FINALS} final transactions is on the chain at "
@@ -289,20 +244,12 @@ class Pump:
                 fix=_OTHER_CHAIN_FIX,
             )
         turn.complaints.append(
-            f"a reorganisation undid {len(undone)} final transactions: they are sent again"
+            f"a reorganisation undid {several(len(undone), 'final transaction')}:"
+            " the same bytes are sent again"
         )
         turn.progress += [progressed(row, TransactionState.WAITING, None) for row in undone]
         turn.moves += [(row, Move.UNDONE) for row in undone]
         self._write(turn)
-
-    def _undone(self, turn: Collected, finals: tuple[OutboxRow, ...]) -> list[OutboxRow]:
-        self._look_at(turn, {row.block.number for row in finals if row.block})
-        return [
-            row
-            for row in finals
-            if row.block
-            and is_undone(row.block, turn.head.number, turn.canonical_hash(row.block.number))
-        ]
 
     def _send(self, turn: Collected, wanted: list[tuple[OutboxRow, Ruling]]) -> None:
         outgoing = [
@@ -394,7 +341,3 @@ _SENDING = frozenset({Deed.SEND, Deed.BUMP, Deed.VOID})
 _COMPLAINED = frozenset(
     {Reception.FEE_TOO_LOW, Reception.UNFUNDED, Reception.POOL_FULL, Reception.REFUSED}
 )
-
-
-def _is_mined(row: OutboxRow) -> bool:
-    return row.state is TransactionState.MINED

@@ -1,6 +1,6 @@
 """Takes what a node is owed for a job, without anybody's help: every part that is to be had now."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from hypergpu.chain.ledger import EpochOnChain, JobOnChain, NodeAccount, Share
@@ -70,9 +70,10 @@ class _Claim:
 
     def close(self) -> None:
         """Close what the coordinator left open, where that brings more than the voucher."""
-        if self._worth() <= self._promised():
+        due = list(self._due())
+        if self._worth(due) <= self._promised():
             return
-        for epoch, _, held in self._due():
+        for epoch, _, held in due:
             if held.closed_at_s:
                 continue
             call = self._node.calls.close(self._held.terms.job, epoch).call
@@ -234,14 +235,14 @@ class _Claim:
         own = {signed.receipt.epoch for signed in self._held.receipts}
         return self._node.recorded_in(self._held.terms.job, own)
 
-    def _worth(self) -> int:
+    def _worth(self, due: Sequence[tuple[int, Share, EpochOnChain]]) -> int:
         """What the node's recorded receipts come to at least, once all epochs are closed."""
         price = Wei(self._on_ledger().unit_price)
-        due = (
+        rewards = (
             share.reward if held.closed_at_s else earned_at_least(price, share.score)
-            for _, share, held in self._due()
+            for _, share, held in due
         )
-        return self._account().earned + sum(due)
+        return self._account().earned + sum(rewards)
 
     def _promised(self) -> int:
         """What it has, and what its voucher brings."""
