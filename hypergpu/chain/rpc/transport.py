@@ -1,5 +1,6 @@
 """One HTTP connection to an RPC: a body goes out, a body of bounded size comes back in time."""
 
+import ipaddress
 import time
 from typing import Protocol
 
@@ -53,7 +54,10 @@ class HttpTransport:
         Raises:
             ValueError: it is no such address; the address is not repeated.
         """
-        self.where = _where(_parsed(url))
+        parsed = _parsed(url)
+        self.where = _where(parsed)
+        self.is_loopback = _is_loopback(parsed.host or "")
+        """Whether it is this machine that answers, or passes on what it is asked."""
         self._url = url
         self._timeout_s = timeout_s
         self._answer_bytes_max = answer_bytes_max
@@ -145,6 +149,13 @@ def _parsed(url: str) -> Url:
 
 def _where(parsed: Url) -> str:
     return f"{parsed.scheme}://{(parsed.netloc or '').rpartition('@')[2]}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _cause(error: HTTPError) -> str:

@@ -29,6 +29,9 @@ _DECIMALS_MAX = 36
 def ledger_at(url: str) -> Iterator[EvmChain]:
     """A chain by its RPC, which is asked as much at a time as its profile says.
 
+    How many calls a second it bears is assumed of a chain without a profile, since nobody knows
+    whose RPC it is; one on this machine is its owner's, and asked as fast as it answers.
+
     Raises:
         RefusalError: CHAIN_UNREACHABLE, it does not answer; ARGUMENT_INVALID, that is no address.
     """
@@ -38,8 +41,10 @@ def ledger_at(url: str) -> Iterator[EvmChain]:
         fix = "name it like this: --chain-url http://127.0.0.1:8545"
         raise RefusalError(Reason.ARGUMENT_INVALID, str(wrong), fix=fix) from None
     try:
-        profile, _ = profile_of(EvmChain(HttpRpc(transport)).chain_id())
-        yield EvmChain(HttpRpc(transport, profile.pace))
+        profile, assumed = profile_of(EvmChain(HttpRpc(transport)).chain_id())
+        is_own = bool(assumed) and transport.is_loopback
+        pace = profile.pace._replace(requests_per_s=0) if is_own else profile.pace
+        yield EvmChain(HttpRpc(transport, pace))
     except RpcError as broken:
         # Most name the RPC themselves; a key in its address is said by none.
         where = "" if transport.where in str(broken) else f"{transport.where}: "
