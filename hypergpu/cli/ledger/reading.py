@@ -9,7 +9,7 @@ from hypergpu.chain.ledger import CONTRACT, LedgerCalls
 from hypergpu.chain.profiles.named import profile_of
 from hypergpu.chain.reading.history import JobReader
 from hypergpu.chain.recognition import recognised
-from hypergpu.chain.rpc.answers import octets
+from hypergpu.chain.rpc.answers import Block, octets
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.errors import RpcError, RpcGarbledError, RpcRefusedError
@@ -86,6 +86,20 @@ def job_fact(chain: EvmChain, ledger: Domain, job: JobKey) -> JobFact:
     recognised(chain, ledger)
     with counted("reading the job's blocks") as report:
         return JobReader(chain, ledger, job, report).fact()
+
+
+def final_block(chain: EvmChain) -> Block:
+    """The newest that no reorganisation takes back, by the chain's profile.
+
+    Raises:
+        RpcError: the chain cannot be asked, or does not have it.
+    """
+    profile, _ = profile_of(chain.chain_id())
+    number = max(0, chain.head().number - profile.depth)
+    (block,) = chain.blocks([number])
+    if block is None:
+        raise RpcGarbledError(f"the chain's RPC at {chain.where} does not give block {number}")
+    return block
 
 
 def second_look(chain: EvmChain, fact: JobFact) -> JobFact:

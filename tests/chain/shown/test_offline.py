@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
-from hypergpu.cli.ledger.reading import job_fact
+from hypergpu.cli.ledger.reading import final_block, job_fact
 from hypergpu.cli.main import app
 from hypergpu.ledger.audit.dispute import (
     Claim,
@@ -111,6 +111,14 @@ def test_a_file_that_lacks_a_receipt_is_found_out_by_the_chain(settled: Ground) 
 def head_of(ground: Ground) -> AsOf:
     head = ground.chain.head()
     return AsOf(head.number, head.hash.hex())
+
+
+def test_a_file_is_of_a_block_that_a_reorganisation_leaves_alone(settled: Ground) -> None:
+    head, final = settled.chain.head(), final_block(settled.chain)
+    assert final.number == head.number - PROFILE.depth
+    settled.ask("anvil_reorg", PROFILE.depth, [])
+    assert settled.chain.blocks([final.number]) == [final]
+    assert settled.chain.blocks([head.number]) != [head]
 
 
 def test_a_file_of_before_the_last_receipts_is_told_as_older_and_what_was_not_audited(

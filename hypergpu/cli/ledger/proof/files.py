@@ -200,16 +200,17 @@ def _beginning(path: Path, size: int) -> bytes:
 
 
 def _chain_of(terms: Terms, opened_by: list[str], url: str) -> tuple[Domain | None, AsOf | None]:
-    """The ledger that pays for what was signed for none, and the newest block."""
-    from hypergpu.cli.ledger.reading import ledger_at, settled_on
+    """The ledger that pays for what was signed for none, and the newest block that is final."""
+    from hypergpu.cli.ledger.reading import final_block, ledger_at, settled_on
 
     try:
         with ledger_at(url) as chain:
-            head = chain.head()
+            final = final_block(chain)
+            as_of = AsOf(final.number, final.hash.hex())
             if not terms.domain.chain_id:
-                return settled_on(chain, terms, opened_by), AsOf(head.number, head.hash.hex())
+                return settled_on(chain, terms, opened_by), as_of
             if terms.domain.chain_id == chain.chain_id():
-                return None, AsOf(head.number, head.hash.hex())
+                return None, as_of
             why = f"the RPC is of chain {chain.chain_id()}"
     except RefusalError as unreachable:
         if not terms.domain.chain_id:
