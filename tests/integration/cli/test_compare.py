@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.integration.cli.conftest import PROGRAM, home
-from tests.integration.cli.test_demo import processes_in
+from tests.integration.cli.left import processes_left
 
 MANUAL = (Path(__file__).parents[3] / "docs" / "compare.md").read_text("utf-8")
 WORLD = """
@@ -137,7 +137,7 @@ def test_an_interrupted_comparison_leaves_no_program_and_says_what_is_kept(files
         rest = running.stderr.read()
     assert running.wait(240) == 130
     assert "the same command goes on from there" in rest
-    assert processes_in(files) == []
+    assert processes_left(files) == []
 
 
 @pytest.mark.parametrize(

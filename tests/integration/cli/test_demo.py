@@ -9,11 +9,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from hypergpu.cli.demo.lines import PROFILES
 from tests.integration.cli.conftest import PROGRAM, home
+from tests.integration.cli.left import processes_in, processes_left
 
 pytestmark = pytest.mark.timeout(1200)
 SHORT = ["demo", "--short", "--worker", "numpy", "--nodes", "5"]
@@ -35,15 +35,6 @@ KEYS = {
     "transactions",
     "transactions_epoch_least",
 }
-
-
-def processes_in(folder: Path) -> list[int]:
-    """Living processes that were told to use a path in ``folder``."""
-    return [
-        process.pid
-        for process in psutil.process_iter(["cmdline"])
-        if any(str(folder) in word for word in process.info["cmdline"] or ())
-    ]
 
 
 TRANSACTION = re.compile(
@@ -140,7 +131,7 @@ def test_demo_kills_a_node_and_still_learns(tmp_path: Path) -> None:
     assert re.search(r"^measured: .*home-cable killed", ended.stdout, re.MULTILINE)
     assert re.search(r"SIGKILL to home-cable .*\n(.*\n)*.*home-cable started again", ended.stdout)
     assert (out / "model" / "model.safetensors").exists()
-    assert processes_in(tmp_path) == []
+    assert processes_left(tmp_path) == []
 
 
 def test_demo_meters_each_contribution_by_a_transaction_of_its_own(tmp_path: Path) -> None:
@@ -177,4 +168,4 @@ def test_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
         demo.send_signal(signal.SIGINT)
         demo.stdout.read()
     assert demo.wait(240) == 130
-    assert processes_in(tmp_path) == []
+    assert processes_left(tmp_path) == []

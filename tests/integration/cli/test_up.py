@@ -8,13 +8,13 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from hypergpu.refusal import Reason
 from hypergpu.token import parse_token
 from hypergpu.wire.ports import free_ports
 from tests.integration.cli.conftest import JOIN, PROGRAM, Ended, ended, home, start
+from tests.integration.cli.left import processes_left
 
 ANYWHERE = ["--listen", "127.0.0.1", "--port", "0", "--node-port", "0"]
 
@@ -69,8 +69,7 @@ def test_no_coordinator_outlives_an_up_that_nobody_reads(tmp_path: Path) -> None
         cwd=tmp_path,
     )
     os.close(writing)
-    commands = (each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"]))
-    assert [words for words in commands if any(str(tmp_path) in word for word in words)] == []
+    assert processes_left(tmp_path) == []
 
 
 def test_second_coordinator_leaves_the_profile_to_the_one_that_runs(tmp_path: Path) -> None:
