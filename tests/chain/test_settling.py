@@ -1,8 +1,14 @@
+from collections.abc import Collection
+
 import pytest
 from msgspec.structs import replace
 
 from coordinator.core.settlement.epoch import EpochState
 from coordinator.core.settlement.sealing import Metering, SealingRule
+from coordinator.shell.chain.pump import HaltError
+from coordinator.shell.journal.ledger.records import UnsealedReceipt
+from coordinator.shell.journal.sql.store import SqlJournal
+from hypergpu.ids import JobId
 from tests.chain.ground import ESCROW, JOB, NODES, ORDER, Ground
 
 
@@ -77,6 +83,50 @@ def test_a_nodes_unpaid_share_waits_for_its_window_and_says_so(ground: Ground) -
     assert epoch.state is EpochState.CONFIRMED
     assert epoch.deferred == len(NODES)
     assert epoch.window_ends_s > ground.chain.head().time_s
+
+
+@pytest.mark.parametrize("metering", Metering)
+@pytest.mark.parametrize("is_sealed_between", [False, True])
+def test_a_round_that_was_measured_after_rounds_of_the_next_epoch_is_settled_all_the_same(
+    ground: Ground, metering: Metering, *, is_sealed_between: bool
+) -> None:
+    ground.options = replace(ground.options, rule=replace(ground.options.rule, metering=metering))
+    ground.opened()
+    ground.earn(0, [0])
+    ground.earn(1, [1])
+    if is_sealed_between:
+        ground.rest()
+    ground.earn(0, [2])
+    ground.end(0)
+    ground.earn(1, [3])
+    ground.end(1, is_last=True)
+    ground.settle()
+    ground.check_exact(4)
+
+
+class StaleJournal(SqlJournal):
+    """Tells for ever which receipts waited when it first told of any."""
+
+    told: tuple[UnsealedReceipt, ...] = ()
+
+    def unsealed(
+        self, limit: int, *, without: Collection[JobId] = ()
+    ) -> tuple[UnsealedReceipt, ...]:
+        self.told = self.told or super().unsealed(limit, without=without)
+        return self.told
+
+
+def test_what_does_not_follow_on_what_was_sealed_stops_settling_loudly(ground: Ground) -> None:
+    ground.opened()
+    ground.crash()
+    ground.journal.close()
+    ground.journal = StaleJournal(str(ground.folder / "journal.sqlite3"))
+    ground.earn(0, [0])
+    ground.rest()
+    ground.earn(0, [1])
+    with pytest.raises(HaltError, match=r"receipts 0 to 0 .* not the next to be sealed") as halted:
+        ground.turn()
+    assert halted.value.fix.startswith("keep the data folder")
 
 
 @pytest.mark.parametrize("is_over", [False, True])

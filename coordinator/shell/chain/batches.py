@@ -1,7 +1,7 @@
 """Puts receipts that wait into batches, and batches into calls of the ledger."""
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from coordinator.core.settlement.epoch import Epoch
@@ -33,19 +33,23 @@ def groups(unsealed: Sequence[UnsealedReceipt], epochs: Sequence[EpochRecord]) -
     """Sort what waits of one job by the epoch that it is settled in, earliest first.
 
     A receipt whose own epoch is closed goes into the next that is not, once the job has begun that,
-    and into one behind the last where the job is over. No receipt of a node goes into an earlier
-    epoch than the ones before it.
+    and into one behind the last where the job is over. None goes into an earlier epoch than one
+    before it of its node: a round that a slow evaluator measured late has receipts with numbers
+    behind those of later rounds, which may be of later epochs.
 
     Args:
-        unsealed: Of one job.
+        unsealed: Of one job, a node's in order.
         epochs: Every epoch of the job, final ones too.
     """
     known = {record.epoch.number: record for record in epochs}
     ended = [number for number, record in known.items() if record.epoch.is_ended]
     first_open = max(ended, default=-1) + 1
+    reached: dict[NodeId, int] = {}
     sorted_in: dict[int, list[UnsealedReceipt]] = {}
     for receipt in unsealed:
-        sorted_in.setdefault(max(receipt.epoch, first_open), []).append(receipt)
+        number = max(receipt.epoch, reached.get(receipt.node, first_open))
+        reached[receipt.node] = number
+        sorted_in.setdefault(number, []).append(receipt)
     is_over = any(record.is_last for record in epochs)
     found = []
     for number, receipts in sorted(sorted_in.items()):
@@ -76,10 +80,16 @@ def parted(
 
 
 def spans(receipts: Sequence[UnsealedReceipt]) -> tuple[Span, ...]:
-    """What a batch adds for each node, by node."""
+    """What a batch adds for each node, by node.
+
+    Raises:
+        ValueError: a node's receipts do not follow on each other.
+    """
     found = []
     for node, of_node in groupby(receipts, key=lambda one: one.node):
         each = list(of_node)
+        if any(later.sequence != one.sequence + 1 for one, later in pairwise(each)):
+            raise ValueError(f"receipts of {node} do not follow on each other")
         weights = [score(Samples(one.samples), BasisPoints(one.quality_bps)) for one in each]
         samples = sum(one.samples for one in each)
         found.append(Span(node, each[0].sequence, len(each), samples, sum(weights)))

@@ -23,6 +23,7 @@ from coordinator.shell.chain.batches import (
     groups,
     parted,
 )
+from coordinator.shell.chain.pump import HaltError
 from coordinator.shell.chain.reading.payments import Payments
 from coordinator.shell.chain.sending import Account, Intent, Sealing
 from coordinator.shell.chain.site import LedgerSite
@@ -34,6 +35,7 @@ from coordinator.shell.journal.ledger.records import (
     Rewind,
     UnsealedReceipt,
 )
+from coordinator.shell.journal.records import JournalConflictError
 from hypergpu.chain.gas import NODES_MAX
 from hypergpu.chain.ledger import ContractCall
 from hypergpu.chain.rpc.answers import Block
@@ -115,6 +117,8 @@ class Sealer:
 
         Raises:
             RpcError: the chain cannot be asked; nothing was sealed.
+            HaltError: what is due does not follow on what was sealed before;
+                nothing was sealed.
         """
         plan = _Plan(over)
         records = [one for one in self._outbox.epochs() if self._is_open(one.epoch.job_id)]
@@ -126,9 +130,21 @@ class Sealer:
             plan.sees_all = False
         self._advance_each(plan, records, head)
         if not plan.is_empty():
-            sealing = Sealing(tuple(plan.batches), tuple(plan.epochs.values()), tuple(plan.rewinds))
-            self._account.seal(plan.intents, head, sealing)
+            self._store(plan, head)
         return len(plan.intents)
+
+    def _store(self, plan: _Plan, head: Block) -> None:
+        sealing = Sealing(tuple(plan.batches), tuple(plan.epochs.values()), tuple(plan.rewinds))
+        try:
+            self._account.seal(plan.intents, head, sealing)
+        except JournalConflictError as error:
+            if plan.rewinds:
+                raise  # The chain counts what the journal lacks: its RPC may say otherwise later.
+            raise HaltError(
+                f"{error}: trying again cannot mend that",
+                fix="keep the data folder as it is and report this: receipts are kept, and settled"
+                " by a version that can",
+            ) from None
 
     @property
     def complaints(self) -> tuple[str, ...]:

@@ -1,3 +1,5 @@
+import pytest
+
 from coordinator.core.settlement.epoch import Epoch, EpochEnded, transition
 from coordinator.core.settlement.sealing import Metering
 from coordinator.shell.chain.batches import groups, parted, spans
@@ -31,6 +33,13 @@ def test_one_whose_epoch_is_closed_goes_into_the_next_with_its_nodes_later_ones(
     assert [receipt.sequence for receipt in found[0].receipts] == [0, 1]
 
 
+def test_one_of_a_round_that_was_measured_late_goes_with_those_numbered_before_it() -> None:
+    late = [waiting(1, 0, 0), waiting(1, 1, 1), waiting(1, 2, 0), waiting(2, 0, 0)]
+    found = groups(late, [record(0), record(1)])
+    numbers = [[(each.node[-1], each.sequence) for each in group.receipts] for group in found]
+    assert numbers == [[("1", 0), ("2", 0)], [("1", 1), ("1", 2)]]
+
+
 def test_one_that_comes_after_the_last_epoch_gets_an_epoch_of_its_own() -> None:
     (late,) = groups([waiting(1, 0, 0)], [record(0, ended=True, last=True)])
     assert (late.epoch.number, late.is_left) == (1, True)
@@ -52,3 +61,8 @@ def test_a_nodes_receipts_stay_in_order_across_batches() -> None:
 def test_a_span_sums_what_a_node_did() -> None:
     (span,) = spans([waiting(1, 4), waiting(1, 5)])
     assert (span.first, span.receipts, span.samples, span.score) == (4, 2, 200, 2 * 900_000)
+
+
+def test_a_span_has_no_gap() -> None:
+    with pytest.raises(ValueError, match="do not follow on each other"):
+        spans([waiting(1, 4), waiting(1, 6)])
