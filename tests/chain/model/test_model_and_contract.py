@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, event, given, settings
 from msgspec.structs import replace
 
 from hypergpu.chain.local.anvil import AnvilOptions, running_anvil
@@ -17,8 +16,9 @@ from hypergpu.ledger.audit.facts import JobFact
 from hypergpu.ledger.audit.verify import verify
 from hypergpu.ledger.settlement.state import RevertedError
 from tests.chain.model.contract_town import ContractTown, RevertedOnChainError
+from tests.properties.ledger.lives import histories, reached
 from tests.properties.ledger.test_audit import HONEST
-from tests.properties.ledger.town import JOB, PEOPLE, TERMS, WINDOW_S, Action, Town, actions, done
+from tests.properties.ledger.town import JOB, PEOPLE, TERMS, WINDOW_S, Action, Town, done
 
 START_S = 2_000_000_000
 
@@ -87,13 +87,15 @@ def read(contract: ContractTown) -> JobFact:
     )
 
 
-@given(history=st.lists(actions, max_size=40))
+@given(history=histories)
 @settings(
     max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], print_blob=True
 )
 def test_they_agree_whatever_anybody_does(both: Both, history: list[Action]) -> None:
     contract, town = both.fresh()
     lived(contract, town, history)
+    for name, count in reached(town)._asdict().items():
+        event(f"{name}: {bool(count)}")
     verdict = verify(town.fact(), town.receipts, town.vouchers)
     assert [one for one in verdict.wrong if one.kind not in HONEST] == []
 

@@ -27,6 +27,7 @@ from hypergpu.ledger.typed import Domain, Voucher, sign
 from hypergpu.ledger.voucher import SignedVoucher
 from hypergpu.refusal import RefusalError
 from hypergpu.units import Samples, Wei
+from tests.properties.ledger.lives import histories
 from tests.properties.ledger.town import (
     COORDINATOR,
     JOB,
@@ -36,7 +37,6 @@ from tests.properties.ledger.town import (
     WINDOW_S,
     Action,
     Town,
-    actions,
     done,
 )
 
@@ -48,7 +48,7 @@ SIGNERS = Signers(coordinator=COORDINATOR.address, domain=DOMAIN, made_in=DOMAIN
 HONEST = {Kind.UNRECORDED, Kind.POOL}
 
 
-@given(history=st.lists(actions, max_size=40))
+@given(history=histories)
 @settings(max_examples=100)
 def test_whatever_the_contract_allows_adds_up(history: list[Action]) -> None:
     town = Town(1_800_000_000, DOMAIN)

@@ -4,12 +4,12 @@ import copy
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hypergpu.ids import NodeId
 from hypergpu.ledger.settlement.state import LEDGER, RevertedError, ShareState
 from hypergpu.ledger.typed import Domain, Voucher
 from hypergpu.units import Wei
+from tests.properties.ledger.lives import Reached, histories, reached
 from tests.properties.ledger.town import (
     ESCROW,
     JOB,
@@ -20,7 +20,6 @@ from tests.properties.ledger.town import (
     WINDOW_S,
     Action,
     Town,
-    actions,
     done,
 )
 
@@ -50,7 +49,7 @@ def reserved(town: Town) -> int:
     return held
 
 
-@given(history=st.lists(actions, max_size=60))
+@given(history=histories)
 @settings(max_examples=200)
 def test_what_the_ledger_holds_is_what_it_owes(history: list[Action]) -> None:
     town = lived(history)
@@ -66,7 +65,7 @@ def test_what_the_ledger_holds_is_what_it_owes(history: list[Action]) -> None:
     assert all(one.advance >= 0 <= one.pending for one in state.accounts.values())
 
 
-@given(history=st.lists(actions, max_size=60))
+@given(history=histories)
 def test_what_was_put_in_is_free_taken_back_reserved_or_paid(history: list[Action]) -> None:
     town = lived(history)
     accounts = town.ledger.state.accounts.values()
@@ -76,7 +75,7 @@ def test_what_was_put_in_is_free_taken_back_reserved_or_paid(history: list[Actio
     assert town.deposited >= ESCROW
 
 
-@given(history=st.lists(actions, max_size=60))
+@given(history=histories)
 def test_every_share_is_paid_once_however_often_it_is_asked_for(history: list[Action]) -> None:
     town = lived(history)
     ledger = town.ledger
@@ -89,6 +88,19 @@ def test_every_share_is_paid_once_however_often_it_is_asked_for(history: list[Ac
             before = dict(ledger.state.balances)
             assert ledger.distribute_payments(JOB, number, payees + payees) == 0
             assert ledger.state.balances == before
+
+
+def test_most_histories_get_to_shares_that_are_rounded_and_paid() -> None:
+    ends: list[Reached] = []
+
+    @given(history=histories)
+    @settings(max_examples=200, derandomize=True, database=None)
+    def live(history: list[Action]) -> None:
+        ends.append(reached(lived(history)))
+
+    live()
+    for name in Reached._fields:
+        assert sum(getattr(end, name) > 0 for end in ends) > len(ends) / 2, name
 
 
 def test_a_whole_life() -> None:
