@@ -19,9 +19,9 @@ QUICK = JobSpec(
     training=Training(rounds=6, inner_steps=5, nodes=2),
     evaluation=Evaluation(every=3),
 )
-FEW_LONG_ROUNDS = JobSpec(
+LONG_ROUNDS = JobSpec(
     workload="digits-softmax",
-    training=Training(rounds=4, inner_steps=4_000, nodes=1),
+    training=Training(rounds=100_000, inner_steps=4_000, nodes=1),
 )
 LONG = JobSpec(
     workload="digits-softmax",
@@ -53,6 +53,16 @@ def is_round(number: int) -> Callable[[Happening], bool]:
 def has_updates(count: int) -> Callable[[Happening], bool]:
     """Whether a happening is the record of a round with so many updates."""
     return lambda event: event.kind == "RoundRecorded" and event.fields["updates"] == count
+
+
+def shortened(cluster: Cluster, job_id: str, more: int) -> int:
+    """Let a job end so many rounds from where it is; gives its rounds."""
+    with cluster.coordinator.client() as client:
+        client.pause(job_id)
+        rounds = client.job(job_id).job.round + more
+        client.change(job_id, {"training.rounds": str(rounds)})
+        client.resume(job_id)
+    return int(rounds)
 
 
 def test_two_nodes_train_a_job_to_its_end(cluster: Cluster) -> None:
@@ -194,11 +204,7 @@ def test_a_paused_job_rests_and_goes_on_where_it_was(cluster: Cluster, tmp_path:
 def test_changed_parameters_hold_from_the_next_round_on(cluster: Cluster) -> None:
     job_id = cluster.submit(LONG)
     cluster.wait_for(job_id, is_round(1))
-    with cluster.coordinator.client() as client:
-        client.pause(job_id)
-        rounds = client.job(job_id).job.round + 20
-        client.change(job_id, {"training.rounds": str(rounds)})
-        client.resume(job_id)
+    rounds = shortened(cluster, job_id, 20)
 
     job = cluster.finished(job_id)
     assert (job.phase, job.round) == ("finished", rounds)
@@ -256,17 +262,18 @@ def test_the_only_node_told_to_leave_in_a_round_ends_the_job_once_it_is_back(
 ) -> None:
     settings = {"HYPERGPU_NODE_DRAIN_LIMIT_MS": drain_limit_ms}
     (node,) = small_cluster.add_nodes(1, settings=settings)
-    undisturbed = small_cluster.finished(small_cluster.submit(FEW_LONG_ROUNDS))
-    job_id = small_cluster.submit(FEW_LONG_ROUNDS)
+    job_id = small_cluster.submit(LONG_ROUNDS)
     small_cluster.wait_for(job_id, is_round(0))
 
     assert node.terminate() == 0
     assert small_cluster.job(job_id).job.phase not in ENDED
     node.run()
 
+    rounds = shortened(small_cluster, job_id, 2)
     job = small_cluster.finished(job_id)
-    assert (job.phase, job.round) == ("finished", 4)
-    assert job.model == undisturbed.model
+    assert (job.phase, job.round) == ("finished", rounds)
+    few = replace(LONG_ROUNDS, training=replace(LONG_ROUNDS.training, rounds=rounds))
+    assert job.model == small_cluster.finished(small_cluster.submit(few)).model
 
 
 def test_a_node_on_which_no_worker_starts_leaves_and_is_used_again_once_one_does(
