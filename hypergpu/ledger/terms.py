@@ -24,6 +24,22 @@ class Terms(msgspec.Struct, frozen=True):
         return self.job == job_key(self.coordinator, job_id)
 
 
+def kept_terms(content: bytes, job_id: JobId) -> Terms:
+    """A job's terms as a file has them.
+
+    Raises:
+        ValueError: it has none, or another job's, and why.
+    """
+    try:
+        terms = msgspec.json.decode(content, type=Terms)
+        separator_of(terms.domain)
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as broken:
+        raise ValueError(f"these are no terms: {broken}") from broken
+    if not terms.is_of(job_id):
+        raise ValueError(f"these are no terms of {job_id}")
+    return terms
+
+
 @lru_cache
 def separator_of(domain: Domain) -> bytes:
     """`Domain.separator`, computed once for each."""

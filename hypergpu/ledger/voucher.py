@@ -7,6 +7,7 @@ voucher cannot be paid twice, and one that was lost costs nothing.
 import msgspec
 
 from hypergpu.ids import Address, JobKey, NodeId
+from hypergpu.ledger.terms import Terms, separator_of
 from hypergpu.ledger.typed import Voucher, signer
 from hypergpu.units import Wei, several
 
@@ -19,6 +20,9 @@ class SignedVoucher(msgspec.Struct, frozen=True):
 
     voucher: Voucher
     signature: bytes
+
+
+_vouchers = msgspec.json.Decoder(SignedVoucher)
 
 
 def next_amount(previous: Wei, earned: Wei, advanced: Wei) -> Wei:
@@ -60,6 +64,23 @@ def voucher_fault(
     if signer(separator, voucher, signed.signature) != coordinator:
         return f"the coordinator {coordinator} did not sign it"
     return ""
+
+
+def kept_voucher(content: bytes, terms: Terms) -> SignedVoucher:
+    """A voucher as a file has it, where that is still what the job's coordinator signed.
+
+    Raises:
+        ValueError: it is not, and why.
+    """
+    try:
+        signed = _vouchers.decode(content)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as broken:
+        raise ValueError(f"it is no voucher: {broken}") from broken
+    if signed.voucher.job != terms.job:
+        raise ValueError("it is for another job")
+    if signer(separator_of(terms.domain), signed.voucher, signed.signature) != terms.coordinator:
+        raise ValueError(f"the coordinator {terms.coordinator} did not sign it")
+    return signed
 
 
 def no_voucher(job: JobKey, node: NodeId) -> Voucher:

@@ -16,7 +16,7 @@ from hypergpu.cli.demo.settlement import settled
 from hypergpu.cli.ledger.holding import coordinator_key, held_of
 from hypergpu.cli.ledger.reading import ledger_at
 from hypergpu.cli.ledger.showing import ledger_of, verification_of
-from hypergpu.cli.ledger.wallet import VOUCHER_FILE
+from hypergpu.cli.ledger.stored import VOUCHER_FILE
 from hypergpu.cli.main import app
 from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.ledger.terms import separator_of

@@ -28,10 +28,14 @@ class Earnings:
         self._node = node
 
     def held(self) -> Iterator[receipt_pb2.ReceiptsHeld]:
-        """How many receipts the node has, for a hello; of the jobs at work last, the last too."""
+        """How many receipts the node has, for a hello; of the jobs at work last, the last too.
+
+        One less of a job whose voucher is to come again, with its last receipt.
+        """
         held = self._wallet.held()
         for place, job in enumerate(held, start=1):
-            message = receipt_pb2.ReceiptsHeld(job_id=job.job_id, count=job.receipts)
+            count = job.receipts - job.lacks_voucher
+            message = receipt_pb2.ReceiptsHeld(job_id=job.job_id, count=count)
             if job.newest is not None and place > len(held) - _SHOWN_MOST:
                 message.newest.CopyFrom(receipt_message(job.newest))
             yield message

@@ -10,9 +10,12 @@ that no coordinator reaches what another one owes::
                     signs one, and the two together prove it
     receipts.rest.jsonl
                     what a damaged receipts.jsonl held behind its first missing or unreadable line
+    voucher.damaged-1.json
+                    what lay as voucher.json and was no voucher that the coordinator signed
 
 From the first line on that is cut, damaged or missing, receipts are asked for again. What lies
-behind it is put aside and still counts, for its coordinator may be gone.
+behind it is put aside and still counts, for its coordinator may be gone. A voucher comes with each
+receipt: who lacks its voucher asks for its last receipt again.
 """
 
 import os
@@ -24,6 +27,17 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
+from gpu_node.shell.state.kept import (
+    CONFLICT_FILE,
+    DAMAGED_VOUCHERS,
+    RECEIPTS_FILE,
+    TERMS_FILE,
+    VOUCHER_FILE,
+    Kept,
+    job_of,
+    kept_in,
+    put_damaged_aside,
+)
 from gpu_node.shell.state.places import OWNER_MARK, Places
 from hypergpu.files.durable import write_durably
 from hypergpu.ids import JobId, JobKey, NodeId
@@ -35,21 +49,11 @@ from hypergpu.refusal import Reason, RefusalError
 
 log = structlog.get_logger()
 
-TERMS_FILE = "terms.json"
-RECEIPTS_FILE = "receipts.jsonl"
-REST_FILE = "receipts.rest.jsonl"
-VOUCHER_FILE = "voucher.json"
-CONFLICT_FILE = "conflict.json"
 _FIX_OF_TERMS = "take what it owes: hypergpu ledger claim; and ask its operator why they changed"
-_lines = msgspec.json.Decoder(SignedReceipt)
-
-
-class Kept(NamedTuple):
-    """What a node holds of one job."""
-
-    terms: Terms
-    receipts: tuple[SignedReceipt, ...]
-    voucher: SignedVoucher | None
+_FIX_OF_SIGNED = (
+    "ask its operator whether its key or its journal was put back from a copy; what this node"
+    " holds stays good"
+)
 
 
 class Standing(NamedTuple):
@@ -59,6 +63,8 @@ class Standing(NamedTuple):
     receipts: int
     newest: SignedReceipt | None
     """The last of them."""
+    lacks_voucher: bool = False
+    """The voucher was damaged or lost, and none has come since."""
 
 
 class _Job:
@@ -71,6 +77,9 @@ class _Job:
         self.voucher = kept.voucher
         self.count = len(kept.receipts)
         self.newest = kept.receipts[-1] if kept.receipts else None
+        is_lost = bool(kept.terms.domain.chain_id) or any(folder.glob(DAMAGED_VOUCHERS))
+        self.lacks_voucher = kept.voucher is None and bool(kept.receipts) and is_lost
+        """Until it was asked for once: a job that pays nothing has none."""
 
 
 class Wallet:
@@ -90,7 +99,10 @@ class Wallet:
     def held(self) -> tuple[Standing, ...]:
         """What there is of each job; those that were written to last come last."""
         with self._lock:
-            return tuple(Standing(job.job_id, job.count, job.newest) for job in self._jobs.values())
+            return tuple(
+                Standing(job.job_id, job.count, job.newest, job.lacks_voucher)
+                for job in self._jobs.values()
+            )
 
     def changed_terms(self, job_id: JobId, terms: Terms) -> str:
         """Why no work is done for these terms; empty: the job is new, or they are its own."""
@@ -131,6 +143,7 @@ class Wallet:
             return
         with self._lock:
             job = self._agreed(job_id, given[0].receipt.job)
+            job.lacks_voucher = False
             domain = job.terms.domain
             signers = Signers(coordinator=job.terms.coordinator, domain=domain, made_in=domain)
             check = ReceiptCheck(signers)
@@ -150,7 +163,7 @@ class Wallet:
                 self._compare(job, again)
         if fault:
             detail = f"a receipt of {job_id} is not kept: {fault}"
-            raise RefusalError(Reason.SIGNATURE_INVALID, detail)
+            raise RefusalError(Reason.SIGNATURE_INVALID, detail, fix=_FIX_OF_SIGNED)
 
     def take_voucher(self, job_id: JobId, signed: SignedVoucher) -> None:
         """Keep a voucher that is worth as much as the one before at least.
@@ -172,9 +185,9 @@ class Wallet:
             )
             if fault:
                 detail = f"a voucher of {job_id} is not kept: {fault}"
-                raise RefusalError(Reason.SIGNATURE_INVALID, detail)
+                raise RefusalError(Reason.SIGNATURE_INVALID, detail, fix=_FIX_OF_SIGNED)
             write_durably(job.folder / VOUCHER_FILE, msgspec.json.encode(signed))
-            job.voucher = signed
+            job.voucher, job.lacks_voucher = signed, False
 
     def _changed_terms(self, job_id: JobId, terms: Terms) -> str:
         job = self._jobs.get(terms.job)
@@ -187,7 +200,7 @@ class Wallet:
 
     def _compare(self, job: _Job, again: Iterable[SignedReceipt]) -> None:
         """Keep the first receipt that contradicts one of the same number."""
-        kept, path = kept_in(job.folder), job.folder / CONFLICT_FILE
+        kept, path = kept_in(job.folder, self._node), job.folder / CONFLICT_FILE
         if kept is None or path.exists():
             return
         terms, separator = job.terms, separator_of(job.terms.domain)
@@ -228,18 +241,18 @@ class Wallet:
         return self._jobs[key]
 
     def _load(self, folder: Path) -> None:
-        kept = kept_in(folder)
+        kept = kept_in(folder, self._node)
         if kept is None:
             log.error("what a job owes cannot be read and rests", folder=str(folder))
             return
-        job_id = JobId(folder.name.partition(OWNER_MARK)[0])
+        job_id = job_of(folder)
         if kept.terms.job in self._jobs:
             log.error("what a job owes lies in two folders, one rests", folder=str(folder))
             return
         if OWNER_MARK not in folder.name:
             folder = self._moved(folder, job_id, kept.terms)
+        put_damaged_aside(folder, kept)
         self._jobs[kept.terms.job] = _Job(job_id, folder, kept)
-        _cut_back(folder, kept)
 
     def _moved(self, folder: Path, job_id: JobId, terms: Terms) -> Path:
         """Name a folder as they are named now: an older version left its owner out."""
@@ -268,55 +281,7 @@ def _append(job: _Job, sound: list[SignedReceipt]) -> None:
     job.newest = sound[-1]
 
 
-def _cut_back(folder: Path, kept: Kept) -> None:
-    """Leave the receipts that follow on in their file, and put aside what lies behind them."""
-    path, rest = folder / RECEIPTS_FILE, folder / REST_FILE
-    whole = sum(len(msgspec.json.encode(each)) + 1 for each in kept.receipts)
-    if not path.exists() or path.stat().st_size == whole:
-        return
-    behind, _, _ = path.read_bytes()[whole:].rpartition(b"\n")
-    if behind:
-        before = rest.read_bytes() if rest.exists() else b""
-        write_durably(rest, before + behind + b"\n")
-    log.warning(
-        "receipts are damaged: those that are missing are asked for again",
-        file=str(path),
-        kept=len(kept.receipts),
-        put_aside=len(behind.splitlines()),
-    )
-    os.truncate(path, whole)
-
-
 def _shown(domain: Domain) -> str:
     if not domain.chain_id:
         return "no chain"
     return f"chain {domain.chain_id}, contract {domain.contract}"
-
-
-def kept_in(folder: Path) -> Kept | None:
-    """What is kept of one job, up to the first line that is not the next; None: it has no terms."""
-    try:
-        terms = msgspec.json.decode((folder / TERMS_FILE).read_bytes(), type=Terms)
-    except (OSError, msgspec.MsgspecError, UnicodeError):
-        return None
-    try:
-        lines = (folder / RECEIPTS_FILE).read_bytes().split(b"\n")
-    except FileNotFoundError:
-        lines = []
-    receipts: list[SignedReceipt] = []
-    for line in lines[:-1]:
-        try:
-            signed = _lines.decode(line)
-        except (msgspec.MsgspecError, UnicodeError):
-            break
-        if signed.receipt.sequence != len(receipts) or msgspec.json.encode(signed) != line:
-            break
-        receipts.append(signed)
-    return Kept(terms, tuple(receipts), _voucher(folder / VOUCHER_FILE))
-
-
-def _voucher(path: Path) -> SignedVoucher | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=SignedVoucher)
-    except (OSError, msgspec.MsgspecError, UnicodeError):
-        return None

@@ -119,6 +119,8 @@ def disputed(state_dir: Path, job: str | None, *, chain_url: str, out: Path) -> 
         decimals = token_decimals(chain, terms.domain)
     if held.incomplete:
         note(f"what {held.job_id} shows is less than it was: {held.incomplete}. {MENDED_BY}")
+    if held.damaged:
+        note(held.damaged)
     made = disputes(fact, held.receipts, vouchers, node=node, signers=signers)
     files = []
     of_job = f"dispute-{held.job_id}{OWNER_MARK}{terms.coordinator}-{node[:10]}"
@@ -178,6 +180,8 @@ def claim_job(to: str | None, *, whose: Whose, chain_url: str, as_json: bool) ->
     """
     given, _, job = whose
     held = on_chain(held_of(_state_dir(given), job))
+    if held.damaged:
+        note(held.damaged)
     payee = None if to is None else address_of(to, "--to")
     on_ledger(
         lambda node: claimed(node, held, payee),

@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from hypergpu.cli.ledger.stored import stored_receipts
+from hypergpu.cli.ledger.stored import stored_receipts, stored_voucher
 from hypergpu.cli.ledger.wallet import (
     CONFLICT_FILE,
     KEY_FILE,
     TERMS_FILE,
-    VOUCHER_FILE,
     job_folders,
     job_of,
 )
@@ -38,6 +37,8 @@ class Held(NamedTuple):
     voucher: SignedVoucher | None
     incomplete: str = ""
     """What is missing of the receipts; empty: nothing."""
+    damaged: str = ""
+    """Which file holds no voucher, why, and what mends it; empty: none is damaged."""
 
 
 def node_key(state_dir: Path, passphrase_file: Path | None = None) -> IdentityKey:
@@ -133,9 +134,7 @@ def held_of(state_dir: Path, job: str | None) -> Held:
     folder = meant[0]
     try:
         terms = msgspec.json.decode((folder / TERMS_FILE).read_bytes(), type=Terms)
-        path = folder / VOUCHER_FILE
-        stored = path.read_bytes() if path.exists() else None
-        voucher = None if stored is None else msgspec.json.decode(stored, type=SignedVoucher)
+        voucher, damaged = stored_voucher(folder, terms)
         kept = stored_receipts(folder, voucher.voucher.sequence if voucher else 0)
         receipts = kept.receipts
         if (folder / CONFLICT_FILE).exists():
@@ -143,7 +142,7 @@ def held_of(state_dir: Path, job: str | None) -> Held:
             receipts.append(msgspec.json.decode(stored, type=SignedReceipt))
     except (OSError, msgspec.MsgspecError, UnicodeError) as broken:
         raise RefusalError(Reason.FILE_UNUSABLE, f"{folder}: {broken}") from broken
-    return Held(job_of(folder), terms, receipts, voucher, kept.damage)
+    return Held(job_of(folder), terms, receipts, voucher, kept.damage, damaged)
 
 
 def _begins(job_id: str, given: str) -> bool:

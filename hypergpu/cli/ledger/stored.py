@@ -1,4 +1,4 @@
-"""A node's file of receipts as it lies on the disk: what is in it, and which numbers are not."""
+"""A node's receipts and voucher as they lie on the disk: what is in the files, and what is not."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -7,10 +7,18 @@ from typing import NamedTuple
 import msgspec
 
 from hypergpu.ledger.receipt import SignedReceipt
+from hypergpu.ledger.terms import Terms
+from hypergpu.ledger.voucher import SignedVoucher, kept_voucher
 from hypergpu.units import are, several
 
 RECEIPTS_FILE, REST_FILE = "receipts.jsonl", "receipts.rest.jsonl"
 """The daemon's names; the second holds what lay behind a damage of the first."""
+VOUCHER_FILE, DAMAGED_VOUCHERS = "voucher.json", "voucher.damaged-*.json"
+"""The second is what the daemon found in the place of the first, and put aside."""
+VOUCHER_MENDED_BY = (
+    "A node that starts puts it aside and asks its coordinator for the voucher: hypergpu join; if"
+    " that is gone, put back a copy of the file"
+)
 _SHOWN = 5
 _lines = msgspec.json.Decoder(SignedReceipt)
 
@@ -67,6 +75,29 @@ def stored_receipts(folder: Path, vouched: int) -> Stored:
     receipts = _each_once(found)
     numbers = [signed.receipt.sequence for signed in receipts]
     return Stored(receipts, unreadable, tuple(_gaps(numbers, vouched)))
+
+
+class StoredVoucher(NamedTuple):
+    """The newest voucher of a job, if its file is sound."""
+
+    signed: SignedVoucher | None
+    damage: str = ""
+    """Which file holds no voucher, why, and what mends it; empty: none is damaged."""
+
+
+def stored_voucher(folder: Path, terms: Terms) -> StoredVoucher:
+    """Read a job's voucher, and see whether it is what its coordinator signed."""
+    path = folder / VOUCHER_FILE
+    if not path.exists():
+        aside = sorted(folder.glob(DAMAGED_VOUCHERS))
+        if not aside:
+            return StoredVoucher(None)
+        why = f"{aside[-1]} holds no voucher, and none has come since. {VOUCHER_MENDED_BY}"
+        return StoredVoucher(None, why)
+    try:
+        return StoredVoucher(kept_voucher(path.read_bytes(), terms))
+    except (OSError, ValueError) as broken:
+        return StoredVoucher(None, f"{path}: {broken}. {VOUCHER_MENDED_BY}")
 
 
 def _each_once(found: Sequence[SignedReceipt]) -> list[SignedReceipt]:

@@ -5,13 +5,12 @@ from pathlib import Path
 import msgspec
 
 from hypergpu.cli.ledger.account import shown
-from hypergpu.cli.ledger.stored import stored_receipts
+from hypergpu.cli.ledger.stored import stored_receipts, stored_voucher
 from hypergpu.cli.output import Column
 from hypergpu.keys.keyfile import is_encrypted, stored_address
 from hypergpu.ledger import pay
 from hypergpu.ledger.receipt import ReceiptCheck, Signers
 from hypergpu.ledger.terms import Terms
-from hypergpu.ledger.voucher import SignedVoucher
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import are, several
 
@@ -27,7 +26,6 @@ COLUMNS = (
 KEY_FILE = "identity.key"
 """The daemon's names for its files; see docs/node.md."""
 LEDGER_FOLDER, TERMS_FILE = "ledger", "terms.json"
-VOUCHER_FILE = "voucher.json"
 CONFLICT_FILE = "conflict.json"
 OWNER_MARK = "@"
 """A job's folder is named by its id, this, and who signs for it; older ones by the id alone."""
@@ -52,7 +50,7 @@ class WalletJob(msgspec.Struct, frozen=True):
     score: str
     vouched: str
     damaged: str = ""
-    """Why its files cannot be read; the figures are 0 then. Empty: they can."""
+    """Which file cannot be used, why, and what mends it; its figures are 0. Empty: all can."""
     missing: int = 0
     """Receipts that the others and the newest voucher show to be missing."""
     unreadable: int = 0
@@ -130,7 +128,7 @@ def wallet_rows(view: WalletView, decimals: int) -> list[list[str]]:
             shown(job.vouched, decimals),
         ]
         for job in view.jobs
-        if not job.damaged
+        if job.key
     ]
 
 
@@ -148,10 +146,7 @@ def job_folders(state_dir: Path) -> list[Path]:
 def _job(folder: Path) -> WalletJob:
     try:
         terms = msgspec.json.decode((folder / TERMS_FILE).read_bytes(), type=Terms)
-        path = folder / VOUCHER_FILE
-        signed = (
-            msgspec.json.decode(path.read_bytes(), type=SignedVoucher) if path.exists() else None
-        )
+        signed, damage = stored_voucher(folder, terms)
         stored = stored_receipts(folder, signed.voucher.sequence if signed else 0)
     except (OSError, msgspec.MsgspecError, UnicodeError) as broken:
         return _damaged(job_of(folder), str(broken))
@@ -170,6 +165,7 @@ def _job(folder: Path) -> WalletJob:
         samples=sum(one.samples for one in plain),
         score=str(sum(pay.score(one.samples, one.quality_bps) for one in plain)),
         vouched=str(signed.voucher.amount if signed else 0),
+        damaged=damage,
         missing=stored.missing_count,
         unreadable=stored.unreadable,
         incomplete=stored.damage,

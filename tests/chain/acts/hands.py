@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.state.wallet import Wallet
-from hypergpu.cli.ledger.wallet import VOUCHER_FILE
+from hypergpu.cli.ledger.stored import VOUCHER_FILE
 from hypergpu.cli.main import app
 from hypergpu.ids import Address
 from hypergpu.ledger.receipt import SignedReceipt

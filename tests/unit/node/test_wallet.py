@@ -9,15 +9,15 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpu_node.shell.state.places import Places
-from gpu_node.shell.state.wallet import (
+from gpu_node.shell.state.kept import (
     CONFLICT_FILE,
     RECEIPTS_FILE,
     TERMS_FILE,
     VOUCHER_FILE,
-    Wallet,
     kept_in,
 )
+from gpu_node.shell.state.places import Places
+from gpu_node.shell.state.wallet import Wallet
 from hypergpu.cli.ledger.stored import stored_receipts
 from hypergpu.digest import digest_of
 from hypergpu.ids import Address, JobId, JobKey, Keccak
@@ -117,7 +117,7 @@ def test_receipts_are_there_after_a_restart(places: Places, wallet: Wallet) -> N
     wallet.take(JOB, [receipt(2)])
     wallet.take_voucher(JOB, voucher(3, 70))
     assert counts(Wallet(places, NODE.node_id)) == {JOB: 3}
-    kept = kept_in(places.ledger_of(JOB, TERMS.coordinator))
+    kept = kept_in(places.ledger_of(JOB, TERMS.coordinator), NODE.node_id)
     assert kept is not None
     assert kept.terms == TERMS
     assert kept.receipts == (receipt(0), receipt(1), receipt(2))
@@ -251,7 +251,7 @@ def test_a_voucher_that_is_no_text_is_as_none_and_the_next_one_is_kept(
     again = Wallet(places, NODE.node_id)
     assert counts(again) == {JOB: 1}
     again.take_voucher(JOB, voucher(1, 70))
-    kept = kept_in(folder)
+    kept = kept_in(folder, NODE.node_id)
     assert kept is not None
     assert kept.voucher == voucher(1, 70)
 
@@ -293,7 +293,7 @@ def test_terms_that_change_are_refused_and_the_voucher_stays(
         wallet.agree(JOB, ELSEWHERE)
     with pytest.raises(RefusalError, match="did not sign it"):
         wallet.take_voucher(JOB, voucher(1, 71, terms=ELSEWHERE))
-    kept = kept_in(places.ledger_of(JOB, TERMS.coordinator))
+    kept = kept_in(places.ledger_of(JOB, TERMS.coordinator), NODE.node_id)
     assert kept is not None
     assert (kept.terms, kept.voucher) == (TERMS, voucher(1, 70))
     assert Wallet(places, NODE.node_id).changed_terms(JOB, ELSEWHERE)
@@ -310,7 +310,7 @@ def test_two_coordinators_with_one_job_id_never_touch_each_others(
     wallet.take_voucher(JOB, voucher(1, 9, STRANGER, OTHERS))
     assert [held.receipts for held in wallet.held()] == [2, 1]
     for terms, receipts, amount in ((TERMS, 2, 70), (OTHERS, 1, 9)):
-        kept = kept_in(places.ledger_of(JOB, terms.coordinator))
+        kept = kept_in(places.ledger_of(JOB, terms.coordinator), NODE.node_id)
         assert kept is not None
         assert kept.voucher is not None
         assert (kept.terms, len(kept.receipts)) == (terms, receipts)
@@ -330,7 +330,7 @@ def test_a_folder_that_an_older_version_named_is_moved_with_all_that_is_in_it(
     again.take(JOB, [receipt(2)])
     assert counts(again) == {JOB: 3}
     assert list(places.ledger.iterdir()) == [now]
-    kept = kept_in(now)
+    kept = kept_in(now, NODE.node_id)
     assert kept is not None
     assert (len(kept.receipts), kept.voucher) == (3, voucher(2, 70))
 

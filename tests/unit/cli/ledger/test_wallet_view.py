@@ -1,6 +1,5 @@
 """A node's wallet is read from its files alone."""
 
-import shutil
 from pathlib import Path
 
 import msgspec
@@ -13,6 +12,8 @@ from gpu_node.shell.state.wallet import Wallet
 from hypergpu.cli.ledger.holding import held_of
 from hypergpu.cli.ledger.wallet import wallet_view
 from hypergpu.cli.main import app
+from hypergpu.ids import JobId
+from hypergpu.ledger.terms import terms_of
 from hypergpu.refusal import Reason, RefusalError
 from tests.unit.node.test_wallet import (
     COORDINATOR,
@@ -119,32 +120,66 @@ def test_a_line_that_is_no_receipt_is_told_and_the_others_count(tmp_path: Path) 
     assert job.incomplete == "1 line is unreadable; 1 receipt is missing: number 0"
 
 
-@pytest.mark.parametrize("name", ["voucher.json", "terms.json"])
-def test_a_job_with_a_damaged_file_is_named_and_the_others_are_told(
-    tmp_path: Path, name: str
-) -> None:
+def beside(folder: Path, job_id: str) -> Path:
+    """Another job's folder in the wallet, with the same in it as the first has."""
+    terms = terms_of(TERMS.coordinator, JobId(job_id), TERMS.domain)
+    with Places(folder) as places:
+        wallet = Wallet(places, NODE.node_id)
+        wallet.agree(JobId(job_id), terms)
+        wallet.take(JobId(job_id), [receipt(0, terms=terms), receipt(1, terms=terms)])
+        wallet.take_voucher(JobId(job_id), voucher(2, 1_500, terms=terms))
+        return places.ledger_of(JobId(job_id), terms.coordinator)
+
+
+def test_a_job_with_damaged_terms_is_named_and_the_others_are_told(tmp_path: Path) -> None:
     folder = wallet_folder(tmp_path)
-    broken = folder / "ledger" / "job-0000000000ff"
-    shutil.copytree(kept(folder), broken)
-    (broken / name).write_bytes(b"{\xff\n")
+    broken = beside(folder, "job-0000000000ff")
+    (broken / "terms.json").write_bytes(b"{\xff\n")
     sound, damaged = wallet_view(folder).jobs
     assert (sound.job, sound.receipts, sound.vouched, sound.damaged) == (JOB, 2, "1500", "")
-    assert (damaged.job, damaged.receipts, damaged.vouched) == (broken.name, 0, "0")
+    assert (damaged.job, damaged.vouched) == ("job-0000000000ff", "0")
     assert damaged.damaged
     printed = CliRunner().invoke(app, ["node", "wallet", "--state-dir", str(folder)])
     assert printed.exit_code == 0
-    assert f"damaged: {broken.name}: " in printed.output
+    assert "damaged: job-0000000000ff: " in printed.output
     assert "a voucher is T0 vouched" in printed.output
     assert any(line.startswith(JOB) for line in printed.output.splitlines())
 
 
-@pytest.mark.parametrize("name", ["voucher.json", "terms.json", "conflict.json"])
+@pytest.mark.parametrize("damage", ["altered", "cut"])
+def test_a_damaged_voucher_is_named_and_the_receipts_beside_it_count(
+    tmp_path: Path, damage: str
+) -> None:
+    folder = wallet_folder(tmp_path)
+    path = kept(folder) / "voucher.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b":1500", b":91500") if damage == "altered" else whole[:-9])
+    (job,) = wallet_view(folder).jobs
+    assert (job.receipts, job.unsound, job.vouched) == (2, 0, "0")
+    assert job.damaged.startswith(f"{path}: ")
+    assert "asks its coordinator for the voucher: hypergpu join" in job.damaged
+    held = held_of(folder, JOB)
+    assert (held.voucher, held.damaged, len(held.receipts)) == (None, job.damaged, 2)
+    printed = CliRunner().invoke(app, ["node", "wallet", "--state-dir", str(folder)]).output
+    assert f"damaged: {JOB}: {path}: " in printed
+    assert any(line.startswith(JOB) for line in printed.splitlines())
+
+    with Places(folder) as places:
+        wallet = Wallet(places, NODE.node_id)
+        (job,) = wallet_view(folder).jobs
+        assert job.damaged.startswith(f"{kept(folder) / 'voucher.damaged-1.json'} holds no voucher")
+        wallet.take_voucher(JOB, voucher(2, 1_500))
+    (job,) = wallet_view(folder).jobs
+    assert (job.vouched, job.damaged) == ("1500", "")
+
+
+@pytest.mark.parametrize("name", ["terms.json", "conflict.json"])
 def test_who_names_a_job_with_a_file_that_is_no_text_is_told_the_folder(
     tmp_path: Path, name: str
 ) -> None:
     folder = wallet_folder(tmp_path)
-    said = {"voucher.json": b'{"voucher":{"job":"\xff"}}', "terms.json": b'{"job":"\xff"}'}
-    (kept(folder) / name).write_bytes(said.get(name, b'{"receipt":{"job":"\xff"}}'))
+    said = {"terms.json": b'{"job":"\xff"}', "conflict.json": b'{"receipt":{"job":"\xff"}}'}
+    (kept(folder) / name).write_bytes(said[name])
     with pytest.raises(RefusalError, match=f"FILE_UNUSABLE.*{JOB}"):
         held_of(folder, JOB)
 
@@ -174,7 +209,7 @@ def test_a_beginning_that_several_jobs_have_names_none_and_a_whole_id_its_own(
 ) -> None:
     folder = wallet_folder(tmp_path)
     longer = f"{JOB}0"
-    shutil.copytree(kept(folder), kept(folder).with_name(f"{longer}@{TERMS.coordinator}"))
+    beside(folder, longer)
     with pytest.raises(RefusalError, match=f"holds {JOB}, {longer}: name one"):
         held_of(folder, "0000")
     assert held_of(folder, JOB).job_id == JOB
