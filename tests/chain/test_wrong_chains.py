@@ -146,10 +146,26 @@ def test_an_address_stands_for_its_chain_also_while_that_is_away(
     tmp_path: Path, ground: Ground
 ) -> None:
     settings = Settings(data_dir=tmp_path, chain=ground.url)
-    found = chain_of(settings, tmp_path / "chain")
+    has_signed = set[int]().__contains__
+    found = chain_of(settings, tmp_path / "chain", has_signed)
     assert (found.profile.chain_id, found.url) == (PROFILE.chain_id, ground.url)
     ground.anvil.stop()
-    assert chain_of(settings, tmp_path / "chain") == found
+    assert chain_of(settings, tmp_path / "chain", has_signed) == found
+
+
+def test_a_chain_that_was_named_is_known_by_its_address_while_it_is_away(
+    tmp_path: Path, ground: Ground
+) -> None:
+    ground.mine()
+    named = Settings(data_dir=tmp_path, chain="anvil", chain_url=ground.url)
+    settling = Settling(named, IdentityKey.generate(), MemoryJournal())
+    settling.start(least_s=WITHIN_S)
+    settling.stop()
+    ground.anvil.stop()
+    by_address = Settings(data_dir=tmp_path, chain=ground.url)
+    again = Settling(by_address, IdentityKey.generate(), MemoryJournal())
+    assert (again.account.chain_id, again.warning) == (PROFILE.chain_id, "")
+    again.stop()
 
 
 def told_by(folder: Path, terms: Terms, act: str, url: str) -> str:

@@ -22,7 +22,7 @@ from coordinator.shell.chain.pipeline import Pipeline, PipelineState
 from coordinator.shell.chain.settler import SettlingOptions
 from coordinator.shell.journal.ledger.interface import Outbox
 from coordinator.shell.journal.ledger.records import AccountName
-from coordinator.shell.metering.chains import chain_of
+from coordinator.shell.metering.chains import chain_of, ledger_unknown, remember
 from coordinator.shell.metering.local_chain import LocalChain
 from hypergpu.chain.keylock import usual_locks
 from hypergpu.chain.rpc.client import HttpRpc
@@ -80,9 +80,14 @@ class Settling:
             RefusalError: as `chain_of`; FOLDER_UNUSABLE, another process sends with this key.
         """
         folder = settings.data_dir / _FOLDER
-        profile, url, self.warning = chain_of(settings, folder)
+        owner = Address(key.node_id)
+        found = chain_of(
+            settings, folder, lambda each: outbox.next_nonce(AccountName(each, owner)) is not None
+        )
+        profile, url, self.warning, self._is_assumed = found
         if self.warning:
-            log.warning("a chain is settled on that nobody has described", reason=self.warning)
+            log.warning("something is assumed of the chain", reason=self.warning)
+        self._folder = folder
         self._local: LocalChain | None = None
         if not url:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -122,7 +127,7 @@ class Settling:
         is away stops no job. Before that, a job without pay is signed for no chain.
 
         Raises:
-            RefusalError: the job pays, and CHAIN_UNREACHABLE, no ledger was ever reached;
+            RefusalError: the job pays, and CHAIN_UNREACHABLE, no ledger is known for sure;
                 SENDING_HALTED, nothing is settled any more.
         """
         if pay.unit_price and (halted := self.state.halted):
@@ -133,17 +138,11 @@ class Settling:
                 f" {halted if refusal is None else refusal.detail}",
                 fix="" if refusal is None else refusal.fix,
             )
-        domain = self._pipeline.domain
+        is_assumed = self._is_assumed and not self.state.height
+        domain = None if is_assumed else self._pipeline.domain
         if domain is None and pay.unit_price:
             why = self.state.complaint or "it has not answered yet"
-            raise RefusalError(
-                Reason.CHAIN_UNREACHABLE,
-                "a job that pays is signed for its ledger, and none is known yet on chain"
-                f" {self.account.chain_id}: {why}",
-                fix="start the chain or correct HYPERGPU_COORDINATOR_CHAIN_URL, and submit again;"
-                " or start the coordinator with a ledger that is there:"
-                " HYPERGPU_COORDINATOR_LEDGER_CONTRACT=ADDRESS",
-            )
+            raise ledger_unknown(self.account.chain_id, why, is_assumed=is_assumed)
         return domain or Domain()
 
     @property
@@ -200,6 +199,8 @@ class Settling:
             is_closer = refusal.fix != refusal.reason.value.fix
             fix = refusal.fix if is_closer else _NAMED_BY[refusal.reason]
             raise RefusalError(refusal.reason, refusal.detail, fix=fix)
+        if self.state.height:
+            remember(self._folder, self.url, self.account.chain_id)
 
     def stop(self) -> None:
         """End in good order. Blocks."""

@@ -34,5 +34,5 @@ def test_a_chain_that_is_away_is_said_to_be_whatever_is_remembered_of_it(tmp_pat
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     (tmp_path / "known.json").write_bytes(b'{"url": "\xff", "chain_id": 1}')
     with pytest.raises(RefusalError) as refused:
-        chain_of(Settings(data_dir=tmp_path, chain=url), tmp_path)
+        chain_of(Settings(data_dir=tmp_path, chain=url), tmp_path, {1}.__contains__)
     assert refused.value.reason is Reason.CHAIN_UNREACHABLE

@@ -12,7 +12,7 @@ from coordinator.shell.chain.founding import deploy
 from coordinator.shell.chain.sending import Account
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.metering.settling import Settling
-from hypergpu.chain.profiles import chain_profile
+from hypergpu.chain.profiles import ChainProfile, chain_profile
 from hypergpu.chain.rpc.answers import Block
 from hypergpu.chain.signer import Signer
 from hypergpu.ids import Address
@@ -28,9 +28,10 @@ NAMED = Address("0x" + "12" * 20)
 
 @contextmanager
 def settling_on(
-    folder: Path, url: str, journal: MemoryJournal, *, contract: str = ""
+    folder: Path, url: str, journal: MemoryJournal, *, contract: str = "", by_address: bool = False
 ) -> Iterator[Settling]:
-    settings = Settings(data_dir=folder, chain="anvil", chain_url=url, ledger_contract=contract)
+    chain, chain_url = (url, "") if by_address else ("anvil", url)
+    settings = Settings(data_dir=folder, chain=chain, chain_url=chain_url, ledger_contract=contract)
     made = Settling(settings, COORDINATOR, journal)
     try:
         yield made
@@ -45,6 +46,13 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def deployed(journal: MemoryJournal, profile: ChainProfile) -> bytes:
+    """Have the journal know of a ledger that its coordinator made."""
+    account = Account(Signer(COORDINATOR), journal, profile)
+    head = Block(1, bytes(32), bytes(32), time_s=1, base_fee_wei=1, gas_max=30_000_000)
+    return deploy(account, journal, profile, head)
 
 
 def test_a_job_that_pays_waits_for_the_first_sight_of_its_ledger(
@@ -64,9 +72,7 @@ def test_a_ledger_that_was_deployed_once_is_known_while_its_chain_is_away(
     tmp_path: Path, nobody: str
 ) -> None:
     journal = MemoryJournal()
-    account = Account(Signer(COORDINATOR), journal, PROFILE)
-    head = Block(1, bytes(32), bytes(32), time_s=1, base_fee_wei=1, gas_max=30_000_000)
-    contract = deploy(account, journal, PROFILE, head)
+    contract = deployed(journal, PROFILE)
     with settling_on(tmp_path, nobody, journal) as settling:
         settling.start()
         assert settling.domain_for(PAID) == Domain(31337, Address(f"0x{contract.hex()}"))
@@ -78,3 +84,47 @@ def test_a_ledger_that_is_named_is_known_while_its_chain_is_away(
     with settling_on(tmp_path, nobody, MemoryJournal(), contract=NAMED) as settling:
         settling.start()
         assert settling.domain_for(PAID) == Domain(31337, NAMED)
+
+
+def test_an_address_that_is_away_stands_for_the_chain_that_was_settled_on_before(
+    tmp_path: Path, nobody: str
+) -> None:
+    journal = MemoryJournal()
+    deployed(journal, PROFILE)
+    with settling_on(tmp_path, nobody, journal, by_address=True) as settling:
+        settling.start()
+        assert settling.account.chain_id == 31337
+        assert settling.warning == (
+            f"the RPC at {nobody} does not answer and was never asked of which chain it is; it is"
+            " taken for one of chain 31337, on which this coordinator has settled before"
+        )
+        # It may be of another: what is created now could be signed for the wrong one.
+        with pytest.raises(RefusalError, match="nobody has said yet that the chain is 31337: "):
+            settling.domain_for(PAID)
+        assert settling.domain_for(FREE) == Domain()
+
+
+def test_an_address_that_is_away_and_was_never_settled_on_is_refused(
+    tmp_path: Path, nobody: str
+) -> None:
+    with (
+        pytest.raises(RefusalError, match="has settled on no chain yet") as refused,
+        settling_on(tmp_path, nobody, MemoryJournal(), by_address=True),
+    ):
+        pass
+    assert refused.value.reason is Reason.CHAIN_UNREACHABLE
+    assert nobody in refused.value.detail
+
+
+def test_an_address_that_is_away_and_may_be_of_several_chains_is_refused(
+    tmp_path: Path, nobody: str
+) -> None:
+    journal = MemoryJournal()
+    for name in ("anvil", "base-sepolia"):
+        deployed(journal, chain_profile(name))
+    with (
+        pytest.raises(RefusalError, match="settled on the chains 31337, 84532") as refused,
+        settling_on(tmp_path, nobody, journal, by_address=True),
+    ):
+        pass
+    assert "HYPERGPU_CHAIN=NAME HYPERGPU_COORDINATOR_CHAIN_URL=URL" in refused.value.fix
