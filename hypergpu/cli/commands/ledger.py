@@ -49,7 +49,7 @@ def show(  # noqa: PLR0913 - each is an option
     token_file: TokenFile = None,
 ) -> None:
     """Show what a job owes each node, and how far its pay is: promised, recorded, paid, final."""
-    from hypergpu.cli.ledger.showing import TRANSACTIONS_SHOWN, ledger_of, say_ledger
+    from hypergpu.cli.ledger.showing import Listed, ledger_of, say_ledger
     from hypergpu.cli.output import say_json
     from hypergpu.cli.remote.calls import connect
 
@@ -58,8 +58,7 @@ def show(  # noqa: PLR0913 - each is an option
     if as_json:
         say_json(view)
     else:
-        most = len(view.transactions) if is_all else TRANSACTIONS_SHOWN
-        say_ledger(view, decimals, most)
+        say_ledger(view, decimals, Listed(len(view.transactions), "") if is_all else None)
 
 
 @app.command()

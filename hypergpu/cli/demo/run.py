@@ -12,7 +12,7 @@ from hypergpu.cli.cluster.folder import RunFolder, run_folder
 from hypergpu.cli.demo.job import METERINGS, Plan, plan
 from hypergpu.cli.demo.race import COLUMNS, Race, footnotes, rows
 from hypergpu.cli.demo.rivals import raced
-from hypergpu.cli.demo.settlement import chain_here, settled
+from hypergpu.cli.demo.settlement import ACCOUNTS_NAME, chain_here, settled
 from hypergpu.cli.demo.stakes import stake_before_work
 from hypergpu.cli.demo.summary import FILE_NAME, Summary, summary_lines, summary_of, write_summary
 from hypergpu.cli.failure import usage_error
@@ -38,7 +38,7 @@ VICTIM = 1
 AWAY_S = 1.0
 NEVER = 1 << 62
 """More samples than any job has."""
-_LEFT = ("state", "logs", "model", FILE_NAME)
+_LEFT = ("state", "logs", "model", FILE_NAME, ACCOUNTS_NAME)
 
 
 def demonstrate(
@@ -86,7 +86,7 @@ def demonstrate(
             rest = Trainer(cluster, coordinator)
             race = raced(chosen, trained.history, rest.train, is_short=is_short)
             _say_race(race, chosen.target, fault.victim)
-            pay = settled(coordinator, trained.job.id)
+            pay = settled(coordinator, trained.job.id, folder / ACCOUNTS_NAME)
     wall_s = time.monotonic() - started_at_s
     summary = summary_of(trained.job, nodes=nodes, wall_s=wall_s, race=race, pay=pay)
     _conclude(summary, trained.model_bytes, chosen, folder)
@@ -243,7 +243,7 @@ def _conclude(summary: Summary, model_bytes: int, chosen: Plan, folder: Path) ->
     say()
     for line in summary_lines(summary, model_bytes):
         say(line)
-    say(f"written    {path}, {folder / 'model'}")
+    say(f"written    {path}, {folder / ACCOUNTS_NAME}, {folder / 'model'}")
     if summary.accuracy < chosen.target:
         detail = f"accuracy {summary.accuracy:.4f} is below {chosen.target}"
         raise RefusalError(Reason.DEMO_MISSED, detail)

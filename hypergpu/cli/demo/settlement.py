@@ -2,14 +2,17 @@
 
 import importlib.util
 import time
+from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from hypergpu.cli.demo.job import METERINGS
 from hypergpu.cli.demo.metered import Recorded, recorded, said_of_metering
 from hypergpu.cli.demo.stakes import said_of_stakes
 from hypergpu.cli.failure import usage_error
 from hypergpu.cli.ledger.account import LedgerView, paid_in_all
-from hypergpu.cli.ledger.showing import ledger_of, say_ledger, verification_of
+from hypergpu.cli.ledger.showing import Listed, ledger_of, say_ledger, verification_of
 from hypergpu.cli.ledger.verifying import verdict_lines
 from hypergpu.cli.machine.up import SettlingBy
 from hypergpu.cli.output import say
@@ -17,7 +20,10 @@ from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.sites import Sites
 
+ACCOUNTS_NAME = "ledger.json"
+"""What `ledger show --json` tells of the demo's job."""
 _DECIMALS = 6
+_TRANSACTIONS_SHOWN = 6
 _WITHIN_S = 200.0
 """The challenge window of a local ledger is 30 s, and its transactions take some blocks."""
 _LOOK_EACH_S = 0.5
@@ -76,16 +82,21 @@ def _no_chain(sites: Sites | None) -> str:
     return ""
 
 
-def settled(coordinator: Coordinator, job_id: str) -> Settled:
+def settled(coordinator: Coordinator, job_id: str, accounts: Path) -> Settled:
     """Wait until everything is paid that is going to be, show it, and prove it from the receipts.
+
+    Args:
+        coordinator: Of the job.
+        job_id: Whose pay.
+        accounts: Gets all of it: when the demo is over, nobody can be asked any more.
 
     Raises:
         RefusalError: DEMO_MISSED, nodes were not paid to the last unit, or a receipt is unsound.
     """
     view = _waited(coordinator, job_id)
+    accounts.write_bytes(msgspec.json.format(msgspec.json.encode(view), indent=2) + b"\n")
     say()
-    # Every hash: when the demo is over, nobody can be asked for the older ones.
-    say_ledger(view, _DECIMALS, len(view.transactions))
+    say_ledger(view, _DECIMALS, Listed(_TRANSACTIONS_SHOWN, f"see {accounts}"))
     found = verification_of(coordinator, job_id)
     say()
     say("$ hypergpu ledger verify")

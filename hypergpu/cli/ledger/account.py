@@ -17,11 +17,11 @@ _COLUMNS = (
     Column("node"),
     Column("name", folds=True),
     Column("contributions", is_number=True),
-    Column("samples", is_number=True),
     Column("quality", is_number=True),
     Column("earned", is_number=True),
 )
-_VOUCHER, _PAID = Column("voucher", is_number=True), Column("paid", is_number=True)
+_UNASKED = (Column("voucher", is_number=True),)
+_ASKED = (Column("paid", is_number=True), Column("paid by"))
 
 
 class NodeAccountView(msgspec.Struct, frozen=True):
@@ -43,6 +43,8 @@ class NodeAccountView(msgspec.Struct, frozen=True):
     """By the chain's clock; None: nothing is pending."""
     credit: str | None = None
     """What the token would not transfer to it, in all jobs of the ledger, by the chain."""
+    paid_by: str | None = None
+    """Hash of the coordinator's newest transaction that paid it a share; None: none is known."""
 
 
 class Standing(NamedTuple):
@@ -126,19 +128,22 @@ def ledger_view(job_id: str, answer: job_pb2.GetLedgerResponse) -> LedgerView:
     )
 
 
-def with_standings(view: LedgerView, standings: Mapping[NodeId, Standing]) -> LedgerView:
-    """The same with what the chain says that nodes have."""
-    nodes = [_with_standing(node, standings[node.id]) for node in view.nodes]
+def with_standings(
+    view: LedgerView, standings: Mapping[NodeId, Standing], paid_by: Mapping[NodeId, str]
+) -> LedgerView:
+    """The same with what the chain says that nodes have, and by which transactions."""
+    nodes = [_with_standing(node, standings[node.id], paid_by.get(node.id)) for node in view.nodes]
     return msgspec.structs.replace(view, nodes=nodes)
 
 
-def _with_standing(node: NodeAccountView, has: Standing) -> NodeAccountView:
+def _with_standing(node: NodeAccountView, has: Standing, paid_by: str | None) -> NodeAccountView:
     return msgspec.structs.replace(
         node,
         paid=str(has.paid),
         pending=str(has.pending),
         pending_until_s=has.release_at_s if has.pending else None,
         credit=str(has.credit),
+        paid_by=paid_by,
     )
 
 
@@ -202,24 +207,26 @@ def ledger_lines(view: LedgerView, decimals: int) -> list[str]:
 
 def columns(view: LedgerView) -> tuple[Column, ...]:
     """What is told of each node; where no chain was asked, what is promised instead of paid."""
-    return (*_COLUMNS, _VOUCHER if paid_in_all(view) is None else _PAID)
+    return (*_COLUMNS, *(_UNASKED if paid_in_all(view) is None else _ASKED))
 
 
 def rows(view: LedgerView) -> list[list[str]]:
     """The table of `columns`, in whole units, with the sums of several nodes below."""
+    is_asked = paid_in_all(view) is not None
     table = [
         [
             node.id[:10],
             node.name,
             str(node.contributions),
-            str(node.samples),
             _percent(node.quality_bps),
             node.earned,
-            node.vouched if node.paid is None else node.paid,
+            *([node.paid or "0", (node.paid_by or "")[:10]] if is_asked else [node.vouched]),
         ]
         for node in view.nodes
     ]
-    return [*table, _totals(view.nodes)] if len(table) > 1 else table
+    if len(table) <= 1:
+        return table
+    return [*table, [*_totals(view.nodes), *([""] if is_asked else [])]]
 
 
 def _totals(nodes: Sequence[NodeAccountView]) -> list[str]:
@@ -229,7 +236,6 @@ def _totals(nodes: Sequence[NodeAccountView]) -> list[str]:
         "total",
         "",
         str(sum(node.contributions for node in nodes)),
-        str(samples),
         _percent(weighed // samples if samples else 0),
         str(sum(int(node.earned) for node in nodes)),
         str(sum(int(node.vouched if node.paid is None else node.paid) for node in nodes)),

@@ -1,6 +1,7 @@
 """A job's accounts from its coordinator and its chain, and the tables of them."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -50,6 +51,15 @@ _NOT_OPENED = (
 )
 
 
+class Listed(NamedTuple):
+    """Which transactions are told."""
+
+    most: int
+    """The newest so many."""
+    all_are_in: str
+    """Where the others are: a command, or a file."""
+
+
 def ledger_of(coordinator: Coordinator, job_id: str, chain_url: str = "") -> LedgerView:
     """What a job owes by its coordinator, and has paid by its chain, where that answers.
 
@@ -76,6 +86,7 @@ def _asked_of(coordinator: Coordinator, job_id: str, chain_url: str) -> tuple[Le
     from hypergpu.chain.recognition import recognised
     from hypergpu.cli.ledger.reading import ledger_at, settled_on, standings
     from hypergpu.cli.ledger.tiers.asking import PayReader
+    from hypergpu.cli.ledger.tiers.payments import last_payments
 
     try:
         with ledger_at(url) as chain:
@@ -86,7 +97,8 @@ def _asked_of(coordinator: Coordinator, job_id: str, chain_url: str) -> tuple[Le
             nodes = [node.id for node in view.nodes]
             vouched = {node.id: int(node.vouched) for node in view.nodes}
             pay = PayReader(chain, ledger).pay(terms.job, vouched, _epochs(view))
-            told = with_standings(view, standings(chain, ledger, terms.job, nodes))
+            paid_by = last_payments(chain, ledger, terms.job, nodes, payments(view))
+            told = with_standings(view, standings(chain, ledger, terms.job, nodes), paid_by)
             return replace(told, pay=pay), ""
     except RefusalError as unreachable:
         return view, unreachable.detail
@@ -174,15 +186,20 @@ def openings(view: LedgerView) -> list[str]:
     return [name for one in view.transactions if one.purpose == purpose for name in one.attempts]
 
 
+def payments(view: LedgerView) -> list[str]:
+    """The hashes of the transactions in blocks that paid a job's shares, the newest first."""
+    paying = [one for one in view.transactions if one.purpose.startswith(f"pay/{view.job}/")]
+    return [one.hash for one in reversed(paying) if one.block]
+
+
 def _epochs(view: LedgerView) -> range:
     """Those that may have been recorded in: the one after the last may hold what was forced in."""
     return range(max((one.epoch for one in view.transactions), default=0) + 2)
 
 
-def say_ledger(
-    view: LedgerView, decimals: int, transactions_most: int = TRANSACTIONS_SHOWN
-) -> None:
+def say_ledger(view: LedgerView, decimals: int, listed: Listed | None = None) -> None:
     """The sums, the nodes, the newest transactions, and how far the pay is."""
+    listed = listed or Listed(TRANSACTIONS_SHOWN, f"hypergpu ledger show {view.job} --all")
     for line in ledger_lines(view, decimals):
         say(line)
     say()
@@ -190,13 +207,13 @@ def say_ledger(
     for line in waiting_lines(view.nodes, decimals):
         say(line)
     if view.transactions:
-        newest = view.transactions[-transactions_most:]
+        newest = view.transactions[-listed.most :]
         say()
         say("transactions, in the order of their nonces")
         for line in transaction_lines(view.job, newest):
             say(line)
         if older := len(view.transactions) - len(newest):
-            say(f"and {older} older: see --all")
+            say(f"and {older} older: {listed.all_are_in}")
     if view.pay is not None:
         say()
         _say_pay(view.pay)

@@ -37,10 +37,9 @@ KEYS = {
 }
 
 
-TRANSACTION = re.compile(
-    r"^(0x[0-9a-f]{64})\n  (\w+)(?:, block (\d+))?: (\w+ \w+ \w+.*)$", re.MULTILINE
-)
-"""Its hash, its state, its block, and what it is for."""
+TRANSACTION = re.compile(r"^(0x[0-9a-f]{64})\n  \w+(?:, block \d+)?: \w+ \w+ \w+", re.MULTILINE)
+"""Its hash, then its state, its block, and what it is for."""
+TRANSACTIONS_TOLD = 6
 
 
 def columns(line: str) -> list[str]:
@@ -64,15 +63,18 @@ def units(said: str, name: str) -> int:
     return int(found[1])
 
 
-def check_pay(said: str, summary: dict[str, Any]) -> None:
+def check_pay(said: str, out: Path) -> None:
     """The end says who has done what, and that it is paid by transactions in blocks."""
+    summary, accounts = (
+        json.loads((out / name).read_text("utf-8")) for name in ("summary.json", "ledger.json")
+    )
     *nodes, _ = table_under(said, "NODE", "NAME")
     assert all(0 < float(node["QUALITY"].removesuffix("%")) <= 100 for node in nodes)
     assert all(node["EARNED"] == node["PAID"] for node in nodes)
     paid = [int(node["PAID"]) for node in nodes]
     assert min(paid) > 0
     assert sum(paid) == summary["paid"] == summary["earned"] == units(said, "spent")
-    total = re.search(r"^total +(\d+) +\d+ +[\d.]+% +(\d+) +(\d+)$", said, re.MULTILINE)
+    total = re.search(r"^total +(\d+) +[\d.]+% +(\d+) +(\d+)$", said, re.MULTILINE)
     assert total is not None
     assert [int(sum_) for sum_ in total.groups()] == [summary["receipts"], sum(paid), sum(paid)]
     assert units(said, "paid") == sum(paid)
@@ -80,18 +82,9 @@ def check_pay(said: str, summary: dict[str, Any]) -> None:
     assert [int(node["T2 PAID"]) for node in tiers] == paid
     assert all(int(node["T0 VOUCHED"]) >= int(node["T1 RECORDED"]) for node in tiers)
 
-    transactions = TRANSACTION.findall(said)
-    hashes = {name for name, *_ in transactions}
-    assert len(hashes) == len(transactions)
-    kinds = Counter(what.split()[0] for *_, what in transactions)
-    # Dust may still be on its way back into the escrow.
-    paying = [row for row in transactions if not row[3].startswith("gives ")]
-    assert all(state in {"mined", "final"} and int(block) for _, state, block, _ in paying)
-    assert kinds["records"] == summary["transactions"]
-    assert kinds["opens"] == 1
-    assert kinds["closes"] == kinds["pays"] > 0
-
-    count, batches = summary["receipts"], kinds["records"]
+    kinds = check_transactions(said, nodes, accounts, out)
+    assert kinds["batch"] == summary["transactions"]
+    count, batches = summary["receipts"], kinds["batch"]
     verdict = said.partition("$ hypergpu ledger verify\n")[2].splitlines()
     assert verdict[0] == f"{count} receipts of 5 nodes are sound, and so is the pay"
     assert verdict[1].startswith(f"the chain recorded them in {batches} batches, whose roots and")
@@ -99,6 +92,28 @@ def check_pay(said: str, summary: dict[str, Any]) -> None:
         f"contributions were recorded by {batches} transactions, at least"
         f" {summary['transactions_epoch_least']} an epoch"
     ) in verdict
+
+
+def check_transactions(
+    said: str, nodes: list[dict[str, str]], accounts: dict[str, Any], out: Path
+) -> Counter[str]:
+    """The newest are told, all are in the file, and each node's row names what paid it last."""
+    transactions = accounts["transactions"]
+    purposes = {row["hash"]: row["purpose"].split("/")[0] for row in transactions}
+    assert len(purposes) == len(transactions)
+    assert TRANSACTION.findall(said) == list(purposes)[-TRANSACTIONS_TOLD:]
+    older = len(transactions) - TRANSACTIONS_TOLD
+    assert f"\nand {older} older: see {out / 'ledger.json'}\n" in said
+    payers = [node["paid_by"] for node in accounts["nodes"]]
+    assert [node["PAID BY"] for node in nodes] == [payer[:10] for payer in payers]
+    assert {purposes[payer] for payer in payers} == {"pay"}
+    # Dust may still be on its way back into the escrow.
+    paying = [row for row in transactions if not row["purpose"].startswith("sweep/")]
+    assert all(row["state"] in {"mined", "final"} and row["block"] for row in paying)
+    kinds = Counter(purposes.values())
+    assert kinds["open"] == 1
+    assert kinds["close"] == kinds["pay"] > 0
+    return kinds
 
 
 def test_demo_kills_a_node_and_still_learns(tmp_path: Path) -> None:
@@ -118,7 +133,7 @@ def test_demo_kills_a_node_and_still_learns(tmp_path: Path) -> None:
     assert summary["sync_ratio"] > 1
     assert summary["receipts"] == summary["updates_accepted"]
     assert summary["paid"] == summary["earned"] > 0
-    check_pay(ended.stdout, summary)
+    check_pay(ended.stdout, out)
     *rows, _ = table_under(ended.stdout, "NODE", "NAME")
     assert {row["NAME"] for row in rows} == set(PROFILES)
     assert "is not known" not in ended.stdout + ended.stderr
@@ -147,7 +162,7 @@ def test_demo_meters_each_contribution_by_a_transaction_of_its_own(tmp_path: Pat
     summary = json.loads((out / "summary.json").read_text("utf-8"))
     assert summary["receipts"] == summary["transactions"] == summary["updates_accepted"]
     assert summary["transactions_epoch_least"] == summary["transactions"] >= 100
-    check_pay(ended.stdout, summary)
+    check_pay(ended.stdout, out)
 
 
 def test_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:

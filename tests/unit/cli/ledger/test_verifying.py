@@ -198,8 +198,11 @@ def test_one_of_a_thing_is_told_as_one() -> None:
 
 def test_the_table_tells_each_nodes_mean_quality_and_pay() -> None:
     (row,) = rows(VIEW)
-    assert row[1:] == ["home", "3", "300", "90.0%", "2700", "2000"]
-    assert [column.title for column in columns(VIEW)][-2:] == ["earned", "paid"]
+    assert row[1:] == ["home", "3", "90.0%", "2700", "2000", ""]
+    assert [column.title for column in columns(VIEW)][-3:] == ["earned", "paid", "paid by"]
+    payer = "0x0123456789abcdef"
+    (row,) = rows(replace(VIEW, nodes=[replace(ACCOUNT, paid_by=payer)]))
+    assert row[-1] == payer[:10]
 
 
 def test_where_no_chain_was_asked_the_voucher_is_told_and_nothing_of_payments() -> None:
@@ -213,7 +216,7 @@ def test_where_no_chain_was_asked_the_voucher_is_told_and_nothing_of_payments() 
 def test_the_last_row_sums_up_several_nodes() -> None:
     other = replace(ACCOUNT, samples=100, quality_bps=5_000, earned="500", paid="0")
     *_, total = rows(replace(VIEW, nodes=[ACCOUNT, other]))
-    assert total == ["total", "", "6", "400", "80.0%", "3200", "2000"]
+    assert total == ["total", "", "6", "80.0%", "3200", "2000", ""]
 
 
 def test_a_job_that_pays_nothing_says_so() -> None:

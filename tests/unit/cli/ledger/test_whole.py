@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from hypergpu.cli.ledger.account import LedgerView, NodeAccountView, TransactionView
-from hypergpu.cli.ledger.showing import say_ledger
+from hypergpu.cli.ledger.showing import Listed, say_ledger
 from hypergpu.cli.ledger.tiers.standing import TIERS, NodeTiers, PayView
 from hypergpu.ids import NodeId
 from tests.unit.cli.ledger.test_verifying import VIEW
@@ -16,7 +16,7 @@ from tests.unit.node.test_wallet import JOB
 
 NAMES = ("home-fibre", "lte-moving", "home-dsl", "starlink", "a-machine-behind-seven-hills")
 TITLES = (
-    *("node", "name", "contributions", "samples", "quality", "earned", "paid"),
+    *("node", "name", "contributions", "quality", "earned", "paid", "paid by"),
     *("T0 vouched", "T1 recorded", "T2 paid", "T3 final", "due"),
 )
 PURPOSES = (
@@ -29,6 +29,7 @@ PURPOSES = (
     f"sweep/{JOB}/0",
 )
 HASHES = [f"0x{number:064x}" for number in range(1, len(PURPOSES) + 1)]
+PAYER = HASHES[5][:4] + 60 * "b"
 USUAL, LONG = "76160000", "7616" + 18 * "0"
 """Amounts of tokens with 6 and with 18 decimals."""
 
@@ -44,7 +45,7 @@ def ledger(amount: str) -> LedgerView:
     """A job whose five nodes are paid so much each."""
     ids = [NodeId(f"0x{number:040x}") for number in range(len(NAMES))]
     accounts = [
-        NodeAccountView(node, name, 11, 7_616, 10_000, amount, amount, amount)
+        NodeAccountView(node, name, 11, 7_616, 10_000, amount, amount, amount, paid_by=PAYER)
         for node, name in zip(ids, NAMES, strict=True)
     ]
     tiers = [
@@ -102,6 +103,7 @@ def test_a_terminal_cuts_no_title_no_amount_and_no_hash(
     ] == HASHES
     assert len(re.findall(rf"(?<!\S){amount}(?!\S)", said)) == 5 * 6
     assert str(5 * int(amount)) in said
+    assert len(re.findall(rf"(?<!\S){PAYER[:10]}(?!\S)", said)) == len(NAMES)
     assert "\u2026" not in said
 
 
@@ -111,7 +113,7 @@ def test_usual_amounts_are_in_tables_no_wider_than_the_terminal(
 ) -> None:
     lines = told(ledger(USUAL), width, monkeypatch).splitlines()
     (titles,) = [line for line in lines if line.startswith("node ") and "earned" in line]
-    assert titles.split() == ["node", "name", *TITLES[2:7]]
+    assert re.split(" {2,}", titles.strip()) == [*TITLES[:7]]
     tables = [line for line in lines if USUAL in line or line.startswith(("node", "total"))]
     assert max(len(line.rstrip()) for line in [*tables, *HASHES]) <= width
 
@@ -126,7 +128,8 @@ def test_a_pipe_gets_each_row_on_one_line(capsys: pytest.CaptureFixture[str]) ->
     say_ledger(ledger(USUAL), 6)
     lines = capsys.readouterr().out.splitlines()
     (titles,) = [line for line in lines if "CONTRIBUTIONS" in line]
-    assert titles.split() == ["NODE", "NAME", *(title.upper() for title in TITLES[2:7])]
+    assert re.split(" {2,}", titles) == [title.upper() for title in TITLES[:7]]
+    assert len([line for line in lines if line.endswith(f"  {PAYER[:10]}")]) == len(NAMES)
     (total,) = [line for line in lines if line.startswith("total")]
     assert total.split()[-2:] == [str(5 * int(USUAL))] * 2
     assert f"paid         {5 * int(USUAL)} (380.800000) by now" in lines
@@ -155,10 +158,14 @@ def test_the_newest_transactions_are_listed_and_the_others_counted(
     view = replace(VIEW, transactions=rows)
     say_ledger(view, 0)
     said = capsys.readouterr().out
-    assert "and 280 older: see --all" in said
+    assert f"and 280 older: hypergpu ledger show {JOB} --all\n" in said
     assert "records batch 280\n" in said
     assert "records batch 279\n" not in said
-    say_ledger(view, 0, len(rows))
+    say_ledger(view, 0, Listed(len(rows), ""))
     said = capsys.readouterr().out
     assert "records batch 0\n" in said
     assert "--all" not in said
+    say_ledger(view, 0, Listed(6, "see demo-out/ledger.json"))
+    said = capsys.readouterr().out
+    assert "and 294 older: see demo-out/ledger.json\n" in said
+    assert said.count("records batch") == 6
