@@ -24,8 +24,8 @@ _ChainOfJob = Annotated[
 ]
 app = group("See what jobs owe their nodes, and check it.")
 Decimals = Annotated[
-    int,
-    typer.Option("--decimals", min=0, max=36, help="Of the token: amounts are shown with them."),
+    int | None,
+    typer.Option("--decimals", min=0, max=36, help="To show amounts with; else the token's."),
 ]
 
 
@@ -43,7 +43,7 @@ def show(  # noqa: PLR0913 - each is an option
     is_all: Annotated[
         bool, typer.Option("--all", help="Every transaction, not the newest alone.")
     ] = False,
-    decimals: Decimals = 6,
+    decimals: Decimals = None,
     as_json: AsJson = False,
     address: Address = None,
     token_file: TokenFile = None,

@@ -22,7 +22,6 @@ from hypergpu.sites import Sites
 
 ACCOUNTS_NAME = "ledger.json"
 """What `ledger show --json` tells of the demo's job."""
-_DECIMALS = 6
 _TRANSACTIONS_SHOWN = 6
 _WITHIN_S = 200.0
 """The challenge window of a local ledger is 30 s, and its transactions take some blocks."""
@@ -96,7 +95,7 @@ def settled(coordinator: Coordinator, job_id: str, accounts: Path) -> Settled:
     view = _waited(coordinator, job_id)
     accounts.write_bytes(msgspec.json.format(msgspec.json.encode(view), indent=2) + b"\n")
     say()
-    say_ledger(view, _DECIMALS, Listed(_TRANSACTIONS_SHOWN, f"see {accounts}"))
+    say_ledger(view, listed=Listed(_TRANSACTIONS_SHOWN, f"see {accounts}"))
     found = verification_of(coordinator, job_id)
     say()
     say("$ hypergpu ledger verify")

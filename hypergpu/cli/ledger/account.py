@@ -102,6 +102,8 @@ class LedgerView(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/
     chain: ChainView | None
     pay: PayView | None = None
     """How far it is, by the chain; None when it was not asked."""
+    decimals: int | None = None
+    """Of the token, by the chain; None when it was not asked."""
 
 
 def ledger_view(job_id: str, answer: job_pb2.GetLedgerResponse) -> LedgerView:
@@ -176,12 +178,13 @@ def _node_view(node: job_pb2.LedgerNode) -> NodeAccountView:
     )
 
 
-def ledger_lines(view: LedgerView, decimals: int) -> list[str]:
-    """The sums, in words."""
+def ledger_lines(view: LedgerView, decimals: int | None) -> list[str]:
+    """The sums, in words; amounts alone where the token's decimals are not known."""
     terms = "no chain" if not view.chain_id else f"chain {view.chain_id}, {view.contract}"
     lines = [f"job          {view.job}, signed for by {view.coordinator} ({terms})"]
     if view.unit_price != "0":
         lines += [
+            f"token        {_said_of(decimals)}",
             f"unit price   {shown(view.unit_price, decimals)} for a score of 1,000,000",
             f"escrow       {shown(view.escrow, decimals)}",
             f"spent        {shown(view.spent, decimals)} by epochs that are over, paid or not yet",
@@ -258,7 +261,7 @@ def unpaid(view: LedgerView) -> int:
     return sum(max(0, int(node.earned) - int(node.paid or 0)) for node in view.nodes)
 
 
-def waiting_lines(nodes: Sequence[NodeAccountView], decimals: int) -> Iterator[str]:
+def waiting_lines(nodes: Sequence[NodeAccountView], decimals: int | None) -> Iterator[str]:
     """What nodes have on the ledger that is not in their wallets yet."""
     for node in nodes:
         whose = f"{node.id[:10]} ({node.name})" if node.name else node.id[:10]
@@ -274,7 +277,13 @@ def waiting_lines(nodes: Sequence[NodeAccountView], decimals: int) -> Iterator[s
             )
 
 
-def shown(amount: str, decimals: int) -> str:
+def _said_of(decimals: int | None) -> str:
+    if decimals is None:
+        return "its decimals are not known, as no chain was asked: name them with --decimals N"
+    return f"of {several(decimals, 'decimal')}; amounts are whole numbers of its smallest unit"
+
+
+def shown(amount: str, decimals: int | None) -> str:
     """A whole number of the smallest unit with its decimals: ``1500000 (1.500000)``."""
     if not decimals:
         return amount

@@ -84,7 +84,7 @@ def _asked_of(coordinator: Coordinator, job_id: str, chain_url: str) -> tuple[Le
         return view, "" if view.chain is None else _NOT_NAMED
     # What talks to a chain is an extra, and slow to import.
     from hypergpu.chain.recognition import recognised
-    from hypergpu.cli.ledger.reading import ledger_at, settled_on, standings
+    from hypergpu.cli.ledger.reading import ledger_at, settled_on, standings, token_decimals
     from hypergpu.cli.ledger.tiers.asking import PayReader
     from hypergpu.cli.ledger.tiers.payments import last_payments
 
@@ -99,7 +99,7 @@ def _asked_of(coordinator: Coordinator, job_id: str, chain_url: str) -> tuple[Le
             pay = PayReader(chain, ledger).pay(terms.job, vouched, _epochs(view))
             paid_by = last_payments(chain, ledger, terms.job, nodes, payments(view))
             told = with_standings(view, standings(chain, ledger, terms.job, nodes), paid_by)
-            return replace(told, pay=pay), ""
+            return replace(told, pay=pay, decimals=token_decimals(chain, ledger)), ""
     except RefusalError as unreachable:
         return view, unreachable.detail
 
@@ -197,8 +197,15 @@ def _epochs(view: LedgerView) -> range:
     return range(max((one.epoch for one in view.transactions), default=0) + 2)
 
 
-def say_ledger(view: LedgerView, decimals: int, listed: Listed | None = None) -> None:
-    """The sums, the nodes, the newest transactions, and how far the pay is."""
+def say_ledger(view: LedgerView, decimals: int | None = None, listed: Listed | None = None) -> None:
+    """The sums, the nodes, the newest transactions, and how far the pay is.
+
+    Args:
+        view: Of a job.
+        decimals: To show amounts with; None: those of the token, where they are known.
+        listed: Which transactions; None: as `hypergpu ledger show` does.
+    """
+    decimals = view.decimals if decimals is None else decimals
     listed = listed or Listed(TRANSACTIONS_SHOWN, f"hypergpu ledger show {view.job} --all")
     for line in ledger_lines(view, decimals):
         say(line)

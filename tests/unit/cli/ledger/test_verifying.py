@@ -12,6 +12,7 @@ from hypergpu.cli.ledger.account import (
     rows,
     shown,
 )
+from hypergpu.cli.ledger.showing import say_ledger
 from hypergpu.cli.ledger.verifying import Verification, audited, verdict_lines, verified
 from hypergpu.ids import Address
 from hypergpu.ledger.packing import totals_words
@@ -187,7 +188,33 @@ def test_no_more_is_printed_than_people_read_and_json_has_all_of_it() -> None:
 def test_amounts_are_whole_numbers_with_their_decimals_beside_them() -> None:
     assert shown("1500000", 6) == "1500000 (1.500000)"
     assert shown("7", 6) == "7 (0.000007)"
-    assert shown("7", 0) == "7"
+    assert shown("7", 0) == shown("7", None) == "7"
+
+
+@pytest.mark.parametrize(
+    ("decimals", "token", "escrow"),
+    [
+        (6, "of 6 decimals; amounts", "3000 (0.003000)"),
+        (18, "of 18 decimals; amounts", "3000 (0.000000000000003000)"),
+        (1, "of 1 decimal; amounts", "3000 (300.0)"),
+        (0, "of 0 decimals; amounts", "3000"),
+        (None, "its decimals are not known, as no chain was asked", "3000"),
+    ],
+)
+def test_amounts_stand_with_the_tokens_own_decimals(
+    decimals: int | None, token: str, escrow: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say_ledger(replace(VIEW, decimals=decimals))
+    told = capsys.readouterr().out.splitlines()
+    assert any(line.startswith(f"token        {token}") for line in told)
+    assert f"escrow       {escrow}" in told
+
+
+def test_decimals_that_are_given_go_before_the_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    say_ledger(replace(VIEW, decimals=18), 2)
+    told = capsys.readouterr().out.splitlines()
+    assert "escrow       3000 (30.00)" in told
+    assert any(line.startswith("token        of 2 decimals") for line in told)
 
 
 def test_one_of_a_thing_is_told_as_one() -> None:
