@@ -214,7 +214,10 @@ class Coordinator:
         local = (
             host if is_loopback(host) or host in addresses else dialled_hosts(self._settings)[-1]
         )
-        jobs = [room.job for room in self._parts.driver.rooms.values()]
+        jobs, journal = (
+            [room.job for room in self._parts.driver.rooms.values()],
+            self._parts.journal,
+        )
         ready = Ready(
             address=joined_address(local, self._listeners.port),
             addresses=addresses,
@@ -223,7 +226,7 @@ class Coordinator:
             authority=self._digest,
             process_id=os.getpid(),
             chain=_ready_chain(self._parts.settling) if self._parts.settling else None,
-            unsettled="" if self._parts.settling else unsettled(jobs, self._parts.journal),
+            unsettled="" if self._parts.settling else unsettled(jobs, journal, self._settings),
         )
         sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
         sys.stdout.flush()

@@ -31,12 +31,11 @@ def up(  # noqa: PLR0913 - each is an option
     ] = False,
 ) -> None:
     """Start a coordinator here and print the line that nodes join with."""
-    from hypergpu.cli.machine.up import Listen, SettlingBy
+    from hypergpu.cli.machine.up import Listen, SettlingBy, settled_by
     from hypergpu.cli.machine.up import up as run
-    from hypergpu.cli.settings import chain_meant, resolved
+    from hypergpu.cli.settings import resolved
 
     settings = resolved({"data_dir": str(data_dir) if data_dir else None})
-    chain, chain_url = chain_meant(settings)
     at = Listen(
         data_dir=Path(settings["data_dir"].value).expanduser().resolve(),
         listen=listen or ("127.0.0.1" if plaintext else ""),
@@ -46,12 +45,7 @@ def up(  # noqa: PLR0913 - each is an option
         is_plaintext=plaintext,
         settling=SettlingBy(retries_failed=retry_failed),
     )
-    # An RPC's address may hold a secret: every user of the machine sees what options say.
-    environment = {
-        "HYPERGPU_COORDINATOR_CHAIN": chain,
-        "HYPERGPU_COORDINATOR_CHAIN_URL": chain_url,
-    }
-    raise typer.Exit(run(at, environment))
+    raise typer.Exit(run(at, settled_by(settings)))
 
 
 def join(

@@ -1,5 +1,6 @@
 """`hypergpu up`: the coordinator as a child in the foreground, and what to do with it."""
 
+import os
 import shutil
 import subprocess
 import threading
@@ -21,7 +22,7 @@ from hypergpu.cli.machine.profile import living_owner
 from hypergpu.cli.output import note, say
 from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.cli.remote.connection import Target
-from hypergpu.cli.settings import write_profile
+from hypergpu.cli.settings import Setting, chain_meant, known_settings, write_profile
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.token import Role, parse_token
 from hypergpu.units import several
@@ -117,6 +118,31 @@ def _settling_arguments(by: SettlingBy) -> list[str]:
         *(["--metering", by.metering] if by.metering else []),
         *(["--retry-failed"] if by.retries_failed else []),
     ]
+
+
+def settled_by(found: Mapping[str, Setting]) -> dict[str, str]:
+    """What the coordinator's environment says of its chain. An RPC's address may hold a secret:
+    every user of the machine sees what options say.
+
+    Args:
+        found: The command line's settings.
+
+    Raises:
+        RefusalError: ARGUMENT_INVALID, no chain is named, and something of one is.
+    """
+    chain, chain_url = chain_meant(found)
+    of_chain = [f"HYPERGPU_COORDINATOR_{name}" for name in ("CHAIN", "LEDGER_CONTRACT")]
+    named = [name for name in of_chain if os.environ.get(name)]
+    if chain_url:
+        named.append(f"{known_settings()['chain_url'].environment} (chain_url)")
+    if named and found["chain"].origin == "default":
+        raise RefusalError(
+            Reason.ARGUMENT_INVALID,
+            f"no chain is named, and nothing would be settled by {' and '.join(named)} alone",
+            fix="name the chain: HYPERGPU_CHAIN=NAME, or HYPERGPU_CHAIN=URL of its RPC; to settle"
+            " on none: HYPERGPU_CHAIN=none",
+        )
+    return {"HYPERGPU_COORDINATOR_CHAIN": chain, "HYPERGPU_COORDINATOR_CHAIN_URL": chain_url}
 
 
 def wait_until_ready(child: subprocess.Popen[str], within_s: float | None = None) -> Ready:

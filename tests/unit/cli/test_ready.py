@@ -6,8 +6,17 @@ from pathlib import Path
 import pytest
 
 from hypergpu.cli.machine.children import start
-from hypergpu.cli.machine.up import Listen, SettlingBy, coordinator_command, wait_until_ready
+from hypergpu.cli.machine.up import (
+    Listen,
+    SettlingBy,
+    coordinator_command,
+    settled_by,
+    wait_until_ready,
+)
+from hypergpu.cli.settings import resolved
 from hypergpu.refusal import RefusalError
+
+OF_A_CHAIN = ["CHAIN_URL", "LEDGER_CONTRACT"]
 
 
 def test_a_coordinator_that_never_says_it_serves_is_killed() -> None:
@@ -23,3 +32,30 @@ def test_up_has_its_coordinator_settle_again_what_failed_when_it_is_told_to() ->
     assert coordinator_command(at)[-3:] == ["--chain", "anvil", "--retry-failed"]
     plain = Listen(data_dir=Path("data"), settling=SettlingBy("anvil"))
     assert coordinator_command(plain)[-2:] == ["--chain", "anvil"]
+
+
+@pytest.fixture
+def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HYPERGPU_CONFIG", str(tmp_path / "none.toml"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("CHAIN", "COORDINATOR_CHAIN", *(f"COORDINATOR_{each}" for each in OF_A_CHAIN)):
+        monkeypatch.delenv(f"HYPERGPU_{name}", raising=False)
+
+
+@pytest.mark.usefixtures("nothing_set")
+@pytest.mark.parametrize("name", ["CHAIN", *OF_A_CHAIN])
+def test_up_refuses_what_would_settle_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"HYPERGPU_COORDINATOR_{name}", "http://127.0.0.1:8545")
+    with pytest.raises(RefusalError, match=f"nothing would be settled by .*_{name} ") as refused:
+        settled_by(resolved())
+    assert "HYPERGPU_CHAIN=NAME" in refused.value.fix
+    monkeypatch.setenv("HYPERGPU_CHAIN", "none")
+    assert settled_by(resolved())["HYPERGPU_COORDINATOR_CHAIN"] == "none"
+
+
+@pytest.mark.usefixtures("nothing_set")
+def test_up_without_anything_of_a_chain_settles_on_none() -> None:
+    assert settled_by(resolved()) == {
+        "HYPERGPU_COORDINATOR_CHAIN": "none",
+        "HYPERGPU_COORDINATOR_CHAIN_URL": "",
+    }
