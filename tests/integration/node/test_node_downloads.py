@@ -420,9 +420,9 @@ def _slowly(address: str, mbit_s: float) -> Proxies:
 @pytest.mark.parametrize("connections", [1, 2])
 async def test_a_piece_may_take_longer_than_a_small_call(desk: Desk, connections: int) -> None:
     blob = blob_value(desk.service.put(CONTENT[: 4 * CHUNK_BYTES]))
-    async with _slowly(desk.address, 2) as proxies:
+    async with _slowly(desk.address, 0.2) as proxies:
         host, port = proxies.address("node")
-        lines = Lines(lambda: open_calls(f"{host}:{port}", timeout_ms=Milliseconds(1_000)))
+        lines = Lines(lambda: open_calls(f"{host}:{port}", timeout_ms=Milliseconds(2_000)))
         async with lines.over(desk.calls, connections + 1) as calls:
             first, *others = calls.further
             path = await desk.download.fetch(first.beside(tuple(others)), blob)
