@@ -35,6 +35,8 @@ ENVIRONMENT = {
     "HYPERGPU_NODE_RECONNECT_CAP_MS": "1000",
 }
 ENDED = {"finished", "stopped", "failed"}
+UNREAD = Path(os.devnull)
+"""For what a command writes and a test does not read."""
 _TRIES = 200
 
 

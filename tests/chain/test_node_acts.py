@@ -25,7 +25,7 @@ from hypergpu.ledger.voucher import SignedVoucher
 from hypergpu.refusal import Reason
 from hypergpu.spec import Evaluation, JobSpec, Pay, Training
 from hypergpu.units import Wei
-from tests.processes import Cluster, Happening
+from tests.processes import UNREAD, Cluster, Happening
 
 SPEC = JobSpec(
     workload="digits-softmax",
@@ -97,7 +97,7 @@ def test_a_node_with_a_stake_is_paid_without_waiting_for_the_window(
     second = cluster.submit(SPEC)
     assert cluster.finished(second).phase == "finished"
     with cluster.coordinator.client() as client:
-        paid = settled(client, second)
+        paid = settled(client, second, UNREAD)
         purposes = [row.purpose for row in ledger_of(client, second).transactions]
     assert paid.paid == paid.earned > 0
     assert f"pay/{second}/0/0" in purposes
@@ -179,7 +179,7 @@ def test_a_node_that_redeems_pauses_no_job_that_has_escrow_left(
         client.change(job_id, {"pay.escrow": str(12 * ROUND)})
         client.resume(job_id)
         assert cluster.finished(job_id).phase == "finished"
-        paid = settled(client, job_id)
+        paid = settled(client, job_id, UNREAD)
         assert verification_of(client, job_id).faults == []
     assert paid.paid == paid.earned == 8 * ROUND
 

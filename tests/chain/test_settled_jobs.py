@@ -15,7 +15,7 @@ from hypergpu.cli.ledger.showing import ledger_of, verification_of
 from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.refusal import RefusalError
 from hypergpu.spec import Evaluation, JobSpec, Pay, Training
-from tests.processes import Cluster
+from tests.processes import UNREAD, Cluster
 
 SPEC = JobSpec(
     workload="digits-softmax",
@@ -47,7 +47,7 @@ def soon_settled(client: Coordinator, job_id: str) -> Settled:
     rpc = HttpRpc(HttpTransport(chain.url))
     rpc.call(Call("anvil_setBlockTimestampInterval", (10,)))
     rpc.close()
-    return settled(client, job_id)
+    return settled(client, job_id, UNREAD)
 
 
 def test_what_a_job_earns_is_paid_to_the_last_unit(cluster: Cluster, tmp_path: Path) -> None:

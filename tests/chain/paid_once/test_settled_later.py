@@ -10,7 +10,7 @@ from hypergpu.cli.demo.settlement import settled
 from hypergpu.cli.ledger.showing import ledger_of, verification_of
 from hypergpu.cli.ledger.verifying import verdict_lines
 from tests.chain.test_settled_jobs import SPEC, soon_settled
-from tests.processes import Cluster
+from tests.processes import UNREAD, Cluster
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_a_job_of_no_chain_is_audited_against_the_one_that_settles_it(
     job_id = cluster.submit(SPEC)
     assert cluster.finished(job_id).phase == "finished"
     with cluster.coordinator.client() as client:
-        settled(client, job_id)
+        settled(client, job_id, UNREAD)
         before = verification_of(client, job_id)
     assert (before.is_sound, before.batches) == (True, None)
     assert verdict_lines(before)[-1] == (

@@ -22,6 +22,7 @@ from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.wire.ports import free_ports
 from tests.integration.cli.conftest import PROGRAM, ended, home, start
 from tests.integration.cli.test_up import ANYWHERE, join_line, profile, up
+from tests.processes import UNREAD
 
 SETTLED = re.compile(
     r"jobs that pay are settled on chain 31337 at (http://127\.0\.0\.1:\d+), "
@@ -142,7 +143,7 @@ def test_a_chain_that_is_killed_comes_back_and_everything_is_paid_once(folder: P
             anvil_at(url).kill()
             until_well(client, job_id, folder, 2)
             pass_time(url)
-            paid = settled(client, job_id)
+            paid = settled(client, job_id, UNREAD)
             view, found = ledger_of(client, job_id), verification_of(client, job_id)
     assert (paid.receipts, paid.paid) == (48, paid.earned)
     assert paid.earned == int(view.spent) > 0
