@@ -251,8 +251,10 @@ def test_what_was_never_on_a_chain_has_nothing_to_be_disputed_there(ground: Grou
     refused = ledger(ground, "dispute", "--state-dir", str(folder))
     assert refused.exit_code == Reason.ARGUMENT_INVALID.exit_code
     assert refused.stderr == (
-        f"error 6002: {JOB} counts on no chain: its coordinator had none when it was created."
-        " Fix: see hypergpu node wallet\n"
+        f"error 6002: {JOB} was signed for no chain: a ledger acts on no receipt of it, whichever"
+        " settles it later. Fix: see what that recorded and paid: hypergpu ledger verify"
+        f" {JOB}; have its shares paid: hypergpu ledger claim {JOB} --chain-url URL"
+        " --ledger-contract ADDRESS\n"
     )
 
 

@@ -120,6 +120,14 @@ _Chain = Annotated[
     str,
     typer.Option("--chain-url", help="RPC of the chain; else a public one, or the coordinator's."),
 ]
+_Ledger = Annotated[
+    str,
+    typer.Option(
+        "--ledger-contract",
+        metavar="ADDRESS",
+        help="That settles the job, where it was signed for none; else as the coordinator says.",
+    ),
+]
 _Held = Annotated[
     str | None,
     typer.Argument(
@@ -129,76 +137,83 @@ _Held = Annotated[
 
 
 @app.command()
-def register(
+def register(  # noqa: PLR0913 - each is an option
     job: _Held = None,
     *,
     chain_url: _Chain = "",
+    ledger_contract: _Ledger = "",
     stake_amount: Annotated[int, typer.Option("--stake", min=0, help="In smallest units.")] = 0,
     state_dir: _StateDir = None,
     passphrase_file: _PassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Register this machine's node on the ledger of its jobs, with a stake if one is named."""
+    from hypergpu.cli.ledger.acts.meant import Where
     from hypergpu.cli.ledger.errand import on_ledger
 
     on_ledger(
         lambda node: node.register(stake_amount),
         whose=(state_dir, passphrase_file, job),
-        chain_url=chain_url,
+        where=Where(chain_url, ledger_contract),
         as_json=as_json,
     )
 
 
 @app.command()
-def stake(
+def stake(  # noqa: PLR0913 - each is an option
     amount: Annotated[int, typer.Argument(min=1, help="In the token's smallest unit.")],
     job: _Held = None,
     *,
     chain_url: _Chain = "",
+    ledger_contract: _Ledger = "",
     state_dir: _StateDir = None,
     passphrase_file: _PassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Add to the stake of this machine's node: its shares are paid at once as far as it covers."""
+    from hypergpu.cli.ledger.acts.meant import Where
     from hypergpu.cli.ledger.errand import on_ledger
 
     on_ledger(
         lambda node: node.stake(amount),
         whose=(state_dir, passphrase_file, job),
-        chain_url=chain_url,
+        where=Where(chain_url, ledger_contract),
         as_json=as_json,
     )
 
 
 @app.command()
-def unstake(
+def unstake(  # noqa: PLR0913 - each is an option
     amount: Annotated[
         str, typer.Argument(metavar="AMOUNT|all", help="In the token's smallest unit.")
     ],
     job: _Held = None,
     *,
     chain_url: _Chain = "",
+    ledger_contract: _Ledger = "",
     state_dir: _StateDir = None,
     passphrase_file: _PassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask for stake back; run again once its wait is over, it is taken."""
+    from hypergpu.cli.ledger.acts.meant import Where
     from hypergpu.cli.ledger.errand import on_ledger
 
     wanted = _amount_or_all(amount)
     on_ledger(
         lambda node: node.unstake(wanted),
         whose=(state_dir, passphrase_file, job),
-        chain_url=chain_url,
+        where=Where(chain_url, ledger_contract),
         as_json=as_json,
     )
 
 
 @app.command()
-def claim(
+def claim(  # noqa: PLR0913 - each is an option
     job: _Held = None,
     *,
     chain_url: _Chain = "",
+    ledger_contract: _Ledger = "",
     to: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="For what the token refused to transfer before."),
@@ -208,10 +223,11 @@ def claim(
     as_json: AsJson = False,
 ) -> None:
     """Take what a job owes this machine's node, and redeem its voucher: without a coordinator."""
+    from hypergpu.cli.ledger.acts.meant import Where
     from hypergpu.cli.ledger.errand import claim_job
 
     whose = (state_dir, passphrase_file, job)
-    claim_job(to, whose=whose, chain_url=chain_url, as_json=as_json)
+    claim_job(to, whose=whose, where=Where(chain_url, ledger_contract), as_json=as_json)
 
 
 @app.command()

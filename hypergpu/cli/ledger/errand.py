@@ -14,16 +14,15 @@ from hypergpu.cli.ledger.acts.account import AccountOnChain
 from hypergpu.cli.ledger.acts.claiming import claimed
 from hypergpu.cli.ledger.acts.done import Done
 from hypergpu.cli.ledger.acts.enforcing import enforced
+from hypergpu.cli.ledger.acts.meant import Where, counts_nowhere, held_meant, ledger_meant
 from hypergpu.cli.ledger.acts.node import NodeOnChain
 from hypergpu.cli.ledger.acts.operating import OperatorOnChain, OwnFolder
 from hypergpu.cli.ledger.asking import nodes_rpc, operators_rpc
 from hypergpu.cli.ledger.holding import (
     coordinator_key,
     held_of,
-    held_on_ledger,
     jobs_of,
     node_key,
-    on_chain,
 )
 from hypergpu.cli.ledger.reading import job_fact, ledger_at, standings, token_decimals
 from hypergpu.cli.ledger.repeated import repeats
@@ -109,7 +108,9 @@ def disputed(state_dir: Path, job: str | None, *, chain_url: str, out: Path) -> 
     Raises:
         RefusalError: the wallet, the chain or the disk refuses.
     """
-    held = on_chain(held_of(state_dir, job))
+    held = held_of(state_dir, job)
+    if not held.terms.domain.chain_id:
+        raise counts_nowhere(held)
     node, terms = NodeId(stored_address(state_dir / KEY_FILE)), held.terms
     signers = Signers(coordinator=terms.coordinator, domain=terms.domain, made_in=terms.domain)
     vouchers = [held.voucher] if held.voucher is not None else []
@@ -155,7 +156,7 @@ def disputed(state_dir: Path, job: str | None, *, chain_url: str, out: Path) -> 
 
 @repeats("--state-dir")
 def on_ledger(
-    errand: Callable[[NodeOnChain], Done], *, whose: Whose, chain_url: str, as_json: bool
+    errand: Callable[[NodeOnChain], Done], *, whose: Whose, where: Where, as_json: bool
 ) -> None:
     """Open the node's key, reach the ledger of its jobs, act, and say what came of it.
 
@@ -164,29 +165,29 @@ def on_ledger(
     """
     given, passphrase_file, job = whose
     state_dir = _state_dir(given)
-    held = held_on_ledger(state_dir, job)
+    held = held_meant(state_dir, job)
     key = node_key(state_dir, passphrase_file)
-    with ledger_at(nodes_rpc(chain_url, held.terms.domain, held.job_id)) as chain:
-        done = errand(NodeOnChain(chain, key, held.terms.domain))
+    with ledger_meant(held, where) as (chain, ledger):
+        done = errand(NodeOnChain(chain, key, ledger))
     _say(done, as_json=as_json)
 
 
 @repeats("--state-dir")
-def claim_job(to: str | None, *, whose: Whose, chain_url: str, as_json: bool) -> None:
+def claim_job(to: str | None, *, whose: Whose, where: Where, as_json: bool) -> None:
     """Take what the node of this machine is owed for a job.
 
     Raises:
         RefusalError: the key, the wallet, the chain or the contract refuses.
     """
     given, _, job = whose
-    held = on_chain(held_of(_state_dir(given), job))
+    held = held_of(_state_dir(given), job)
     if held.damaged:
         note(held.damaged)
     payee = None if to is None else address_of(to, "--to")
     on_ledger(
         lambda node: claimed(node, held, payee),
         whose=whose,
-        chain_url=chain_url,
+        where=where,
         as_json=as_json,
     )
 

@@ -51,7 +51,8 @@ class _Claim:
 
     def __init__(self, node: NodeOnChain, held: Held) -> None:
         self._node = node
-        self._held = held
+        # A voucher that was signed for no chain is worth nothing to any ledger.
+        self._held = held if held.terms.domain.chain_id else held._replace(voucher=None)
         self._job = word_bytes(held.terms.job)
         self.hashes: list[str] = []
         self.parts: list[str] = []
@@ -135,7 +136,11 @@ class _Claim:
         if self._held.voucher is None:
             if not self.parts:
                 detail = f"this node holds no voucher of {self._held.job_id}, and nothing is due"
-                raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix="see hypergpu node wallet")
+                fix = "see hypergpu node wallet"
+                if not self._held.terms.domain.chain_id:
+                    detail += f" on {self._node.domain.contract}; the job was signed for no chain"
+                    fix = "wait until its coordinator settles it there: hypergpu ledger show"
+                raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
             return
         voucher = self._held.voucher.voucher
         left = voucher.amount - account.paid - account.pending - account.voided
