@@ -98,13 +98,23 @@ def _run(flags: dict[str, Any]) -> int:
     except (JournalError, AuthorityError) as unusable:
         return _refused(RefusalError(Reason.FOLDER_UNUSABLE, str(unusable)))
     except ValidationError as wrong:
-        said = ((".".join(map(str, each["loc"])), each["msg"]) for each in wrong.errors())
-        detail = "; ".join(f"{name}: {what}" for name, what in said)
-        return _refused(RefusalError(Reason.ARGUMENT_INVALID, detail))
+        return _refused(_invalid(wrong))
     except ExceptionGroup as broken:
         structlog.get_logger().critical("the coordinator broke", exc_info=broken)
         return 1
     return 0
+
+
+def _invalid(wrong: Any) -> Any:
+    """What is wrong with the settings, and how each is set."""
+    from hypergpu.refusal import Reason, RefusalError
+
+    said = ((".".join(map(str, each["loc"])), each["msg"]) for each in wrong.errors())
+    detail = "; ".join(f"{name}: {what}" for name, what in said)
+    names = sorted({str(each["loc"][0]).upper() for each in wrong.errors() if each["loc"]})
+    named = " and ".join(f"HYPERGPU_COORDINATOR_{name}" for name in names)
+    fix = f"correct {named or 'its settings'}, or the flag: see hypergpu-coordinator --help"
+    return RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
 
 
 def _refused(refused: Any) -> int:

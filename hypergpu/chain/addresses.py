@@ -17,7 +17,9 @@ def address_of(text: str, what: str) -> Address:
         RefusalError: ARGUMENT_INVALID, it is none, or mistyped.
     """
     if not (text.startswith("0x") and is_hex_address(text)):
-        fix = f"name it like this: {what} 0x and 40 hex digits"
+        # A variable of the environment, or an option.
+        between = "=" if what.isupper() else " "
+        fix = f"name it like this: {what}{between}0x and 40 hex digits"
         raise RefusalError(Reason.ARGUMENT_INVALID, f"{text!r} is no address", fix=fix)
     if is_checksum_formatted_address(text) and not is_checksum_address(text):
         detail = f"{what} {text} is mistyped: its capital letters do not fit it (EIP-55)"

@@ -60,6 +60,10 @@ def _lacking(package: str) -> RefusalError:
 def _report_usage(wrong: Any) -> int:
     message = wrong.format_message()
     command = wrong.ctx.command_path if wrong.ctx else "hypergpu"
+    option = getattr(wrong, "option_name", "")
+    if option[1:].isdecimal():
+        # Click takes the sign of a number for that of an option.
+        message = f"a number that begins with {option} is below 0, which nothing here takes"
     if message.startswith("Usage:"):  # a group without a command: its help
         typer.echo(message)
     else:

@@ -283,7 +283,7 @@ def test_a_coordinator_takes_an_address_with_its_checksum() -> None:
         Settings(ledger_contract=SOMEBODY[:-1] + "D")
     with pytest.raises(RefusalError, match="'0x12' is no address") as refused:
         Settings(ledger_contract="0x12")
-    assert "HYPERGPU_COORDINATOR_LEDGER_CONTRACT 0x and 40 hex digits" in refused.value.fix
+    assert "HYPERGPU_COORDINATOR_LEDGER_CONTRACT=0x and 40 hex digits" in refused.value.fix
 
 
 def test_nothing_is_made_before_somebody_has_said_yes(funded: Shop) -> None:

@@ -329,6 +329,15 @@ def test_wrong_usage_is_one_line_that_names_the_help(alone: Hypergpu) -> None:
     )
 
 
+def test_a_number_below_0_is_not_taken_for_an_option(alone: Hypergpu) -> None:
+    ended = alone("ledger", "stake", "-5")
+    assert ended.exit_code == 2
+    assert ended.stderr == (
+        "error 6002: a number that begins with -5 is below 0, which nothing here takes."
+        " Fix: see hypergpu ledger stake --help\n"
+    )
+
+
 def test_group_without_a_command_shows_its_help(alone: Hypergpu) -> None:
     ended = alone("job")
     assert ended.exit_code == 2

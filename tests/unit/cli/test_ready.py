@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.__main__ import main as coordinator
 from hypergpu.cli.machine.children import start
 from hypergpu.cli.machine.up import (
     Listen,
@@ -59,3 +60,11 @@ def test_up_without_anything_of_a_chain_settles_on_none() -> None:
         "HYPERGPU_COORDINATOR_CHAIN": "none",
         "HYPERGPU_COORDINATOR_CHAIN_URL": "",
     }
+
+
+def test_a_setting_that_cannot_be_is_named_as_it_is_set(capsys: pytest.CaptureFixture[str]) -> None:
+    assert coordinator(["--metering", "weekly"]) == 2
+    assert capsys.readouterr().err == (
+        "ARGUMENT_INVALID (6002): metering: Input should be 'batched', 'packed' or 'each'. Fix:"
+        " correct HYPERGPU_COORDINATOR_METERING, or the flag: see hypergpu-coordinator --help\n"
+    )
