@@ -58,7 +58,7 @@ _DEPOSIT_WITHIN_S = 40.0
 """Less than a caller waits for an answer."""
 _DEPOSIT_LOOK_EACH_S = 0.1
 _ANSWER_WITHIN_S = 15.0
-_LEDGER_WITHIN_S = 30.0
+_LEDGER_WITHIN_S = 40.0
 _FIRST_TURN_WITHIN_S = 2.0
 Pause = Callable[[JobId, str], Awaitable[None]]
 """Of a job that cannot be paid for any longer, with the reason."""

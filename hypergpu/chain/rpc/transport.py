@@ -42,7 +42,7 @@ class HttpTransport:
     """Keeps a connection open between calls; used by one thread."""
 
     def __init__(
-        self, url: str, *, timeout_s: float = 10.0, answer_bytes_max: int = ANSWER_BYTES_MAX
+        self, url: str, *, timeout_s: float = 30.0, answer_bytes_max: int = ANSWER_BYTES_MAX
     ) -> None:
         """Dial nothing yet.
 
