@@ -24,6 +24,8 @@ from hypergpu.refusal import Reason, RefusalError
 
 _COMMAND = (sys.executable, "-m", "coordinator.shell.evaluator")
 _STOP_TIMEOUT_S = 5.0
+_KILLED_WITHIN_S = 30.0
+"""On a busy machine."""
 _ANSWER_TIMEOUT_S = 3600.0
 """Far beyond any evaluation: it ends one that hangs, which every other job would wait for."""
 
@@ -101,7 +103,7 @@ class EvaluatorProcess:
         except TimeoutError:
             process.kill()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), _STOP_TIMEOUT_S)
+                await asyncio.wait_for(process.wait(), _KILLED_WITHIN_S)
 
     async def _ask(self, request: Request) -> Reply:
         async with self._turn:
