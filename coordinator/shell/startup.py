@@ -214,10 +214,8 @@ class Coordinator:
         local = (
             host if is_loopback(host) or host in addresses else dialled_hosts(self._settings)[-1]
         )
-        jobs, journal = (
-            [room.job for room in self._parts.driver.rooms.values()],
-            self._parts.journal,
-        )
+        parts = self._parts
+        jobs = [room.job for room in parts.driver.rooms.values()]
         ready = Ready(
             address=joined_address(local, self._listeners.port),
             addresses=addresses,
@@ -225,8 +223,8 @@ class Coordinator:
             operator_token_file=str(token_file),
             authority=self._digest,
             process_id=os.getpid(),
-            chain=_ready_chain(self._parts.settling) if self._parts.settling else None,
-            unsettled="" if self._parts.settling else unsettled(jobs, journal, self._settings),
+            chain=_ready_chain(parts.settling) if parts.settling else None,
+            unsettled="" if parts.settling else unsettled(jobs, parts.journal, self._settings),
         )
         sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
         sys.stdout.flush()
