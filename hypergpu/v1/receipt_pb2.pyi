@@ -194,6 +194,7 @@ class Receipts(google.protobuf.message.Message):
     JOB_ID_FIELD_NUMBER: builtins.int
     RECEIPTS_FIELD_NUMBER: builtins.int
     VOUCHER_FIELD_NUMBER: builtins.int
+    TERMS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     @property
     def receipts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Receipt]: ...
@@ -201,15 +202,20 @@ class Receipts(google.protobuf.message.Message):
     def voucher(self) -> global___Voucher:
         """What the node has earned with them; absent where nothing is paid."""
 
+    @property
+    def terms(self) -> global___Terms:
+        """Of the job, for a node that lost them; the epoch is left out."""
+
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         receipts: collections.abc.Iterable[global___Receipt] | None = ...,
         voucher: global___Voucher | None = ...,
+        terms: global___Terms | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["voucher", b"voucher"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "receipts", b"receipts", "voucher", b"voucher"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["terms", b"terms", "voucher", b"voucher"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "receipts", b"receipts", "terms", b"terms", "voucher", b"voucher"]) -> None: ...
 
 global___Receipts = Receipts
 

@@ -18,7 +18,7 @@ from coordinator.shell.runtime.room import Room
 from coordinator.shell.runtime.roster import Session
 from hypergpu.ids import JobId, NodeId
 from hypergpu.v1 import node_pb2, receipt_pb2
-from hypergpu.wire.ledger import receipt_message, voucher_message
+from hypergpu.wire.ledger import receipt_message, terms_message, voucher_message
 
 log = structlog.get_logger()
 
@@ -91,6 +91,8 @@ class ReceiptPost:
             message = receipt_pb2.Receipts(
                 job_id=job_id, receipts=[receipt_message(record.signed) for record in piece]
             )
+            if room.job.terms is not None:
+                message.terms.CopyFrom(terms_message(room.job.terms, epoch=0))
             if (voucher := self._desk.voucher(room.job, session.node)) is not None:
                 message.voucher.CopyFrom(voucher_message(voucher))
             session.send(node_pb2.ControlResponse(receipts=message))

@@ -11,7 +11,7 @@ from gpu_node.shell.state.wallet import Wallet
 from hypergpu.ids import JobId, NodeId
 from hypergpu.refusal import RefusalError
 from hypergpu.v1 import receipt_pb2
-from hypergpu.wire.ledger import receipt_message, receipt_value, voucher_value
+from hypergpu.wire.ledger import receipt_message, receipt_value, terms_value, voucher_value
 
 log = structlog.get_logger()
 
@@ -42,7 +42,10 @@ class Earnings:
 
     def changed_terms(self, assignment: Assignment) -> str:
         """Why no work is done for the terms of an assignment; empty: it is."""
-        return self._wallet.changed_terms(assignment.lease.job_id, assignment.terms)
+        try:
+            return self._wallet.changed_terms(assignment.lease.job_id, assignment.terms)
+        except (RefusalError, OSError) as unreadable:
+            return f"what is held of the job cannot be read: {unreadable}"
 
     async def agree(self, assignment: Assignment) -> None:
         """Remember the terms of work that is about to be sent.
@@ -54,15 +57,19 @@ class Earnings:
         await asyncio.to_thread(self._wallet.agree, assignment.lease.job_id, assignment.terms)
 
     async def receipts(self, message: receipt_pb2.Receipts) -> None:
-        """Keep receipts, and the voucher that came with them."""
+        """Keep receipts, and the voucher that came with them; first the terms, if they are lost."""
+        job_id = JobId(message.job_id)
         try:
             found = [receipt_value(each, self._node) for each in message.receipts]
-            await asyncio.to_thread(self._wallet.take, JobId(message.job_id), found)
+            if found and message.HasField("terms"):
+                terms = terms_value(message.terms)
+                await asyncio.to_thread(self._wallet.agree_again, job_id, terms, found[0])
+            await asyncio.to_thread(self._wallet.take, job_id, found)
         except (RefusalError, OSError, ValueError) as broken:
             log.warning("receipts were not kept", job_id=message.job_id[:80], reason=str(broken))
             return
         if message.HasField("voucher"):
-            await self.voucher(JobId(message.job_id), message.voucher)
+            await self.voucher(job_id, message.voucher)
 
     async def voucher(self, job_id: JobId, message: receipt_pb2.Voucher) -> None:
         """Keep a voucher."""

@@ -34,8 +34,10 @@ from gpu_node.shell.state.kept import (
     TERMS_FILE,
     VOUCHER_FILE,
     Kept,
+    contradiction,
     job_of,
     kept_in,
+    put_aside,
     put_damaged_aside,
 )
 from gpu_node.shell.state.places import OWNER_MARK, Places
@@ -50,6 +52,10 @@ from hypergpu.refusal import Reason, RefusalError
 log = structlog.get_logger()
 
 _FIX_OF_TERMS = "take what it owes: hypergpu ledger claim; and ask its operator why they changed"
+_FIX_OF_LOST = (
+    "none is needed while the coordinator has the job: it names them again; else put back a copy"
+    " of the file"
+)
 _FIX_OF_SIGNED = (
     "ask its operator whether its key or its journal was put back from a copy; what this node"
     " holds stays good"
@@ -121,12 +127,30 @@ class Wallet:
                 return
             if changed := self._changed_terms(job_id, terms):
                 raise RefusalError(Reason.REQUEST_INVALID, changed, fix=_FIX_OF_TERMS)
+            self._begin(job_id, terms)
+
+    def agree_again(self, job_id: JobId, terms: Terms, receipt: SignedReceipt) -> None:
+        """Take a job up again whose terms were lost. Terms that are known stay as they are.
+
+        Args:
+            job_id: Of the job.
+            terms: As its coordinator names them now.
+            receipt: Of the job. That this node signed its work for those very terms proves them.
+
+        Raises:
+            RefusalError: SIGNATURE_INVALID, they are not proven, or contradict what is held.
+            OSError: the disk fails.
+        """
+        with self._lock:
             if terms.job in self._jobs:
                 return
-            folder = self._places.ledger_of(job_id, terms.coordinator)
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_durably(folder / TERMS_FILE, msgspec.json.encode(terms))
-            self._load(folder)
+            fault = "" if terms.is_of(job_id) else "they are another job's"
+            fault = fault or self._fault(_check(terms), receipt, terms, receipt.receipt.sequence)
+            if fault := fault or self._changed_terms(job_id, terms):
+                detail = f"the terms of {job_id[:80]!r} are not taken up again: {fault}"
+                raise RefusalError(Reason.SIGNATURE_INVALID, detail, fix=_FIX_OF_SIGNED)
+            self._begin(job_id, terms)
+            log.warning("a job's terms were lost and are as its coordinator says", job_id=job_id)
 
     def take(self, job_id: JobId, receipts: Iterable[SignedReceipt]) -> None:
         """Keep receipts that are sound and follow on; repeated ones are passed over.
@@ -144,9 +168,7 @@ class Wallet:
         with self._lock:
             job = self._agreed(job_id, given[0].receipt.job)
             job.lacks_voucher = False
-            domain = job.terms.domain
-            signers = Signers(coordinator=job.terms.coordinator, domain=domain, made_in=domain)
-            check = ReceiptCheck(signers)
+            check = _check(job.terms)
             sound: list[SignedReceipt] = []
             again: list[SignedReceipt] = []
             fault = ""
@@ -191,12 +213,33 @@ class Wallet:
 
     def _changed_terms(self, job_id: JobId, terms: Terms) -> str:
         job = self._jobs.get(terms.job)
-        if job is None or job.terms == terms:
+        if job is None:
+            return self._contradiction(job_id, terms)
+        if job.terms == terms:
             return ""
         return (
             f"{job_id} counts on {_shown(job.terms.domain)} by what this node has of it, and now it"
             f" is to count on {_shown(terms.domain)}: what it owes already would be lost"
         )
+
+    def _contradiction(self, job_id: JobId, terms: Terms) -> str:
+        """The same of a job whose own terms were lost, by the receipts that lie there."""
+        folder = self._places.ledger_of(job_id, terms.coordinator)
+        if not (fault := contradiction(folder, terms)):
+            return ""
+        return f"the receipts in {folder} were made for other terms than these: {fault}"
+
+    def _begin(self, job_id: JobId, terms: Terms) -> None:
+        """Write the terms of a job that has none, and load what lies there."""
+        if terms.job in self._jobs:
+            return
+        folder = self._places.ledger_of(job_id, terms.coordinator)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / TERMS_FILE
+        if path.exists():
+            put_aside(path)
+        write_durably(path, msgspec.json.encode(terms))
+        self._load(folder)
 
     def _compare(self, job: _Job, again: Iterable[SignedReceipt]) -> None:
         """Keep the first receipt that contradicts one of the same number."""
@@ -243,7 +286,11 @@ class Wallet:
     def _load(self, folder: Path) -> None:
         kept = kept_in(folder, self._node)
         if kept is None:
-            log.error("what a job owes cannot be read and rests", folder=str(folder))
+            log.error(
+                "a job's terms cannot be read: what it owes rests",
+                file=str(folder / TERMS_FILE),
+                fix=_FIX_OF_LOST,
+            )
             return
         job_id = job_of(folder)
         if kept.terms.job in self._jobs:
@@ -261,6 +308,11 @@ class Wallet:
         except OSError as broken:
             log.warning("a folder keeps its older name", folder=str(folder), reason=str(broken))
             return folder
+
+
+def _check(terms: Terms) -> ReceiptCheck:
+    domain = terms.domain
+    return ReceiptCheck(Signers(coordinator=terms.coordinator, domain=domain, made_in=domain))
 
 
 def _append(job: _Job, sound: list[SignedReceipt]) -> None:

@@ -10,9 +10,9 @@ from hypergpu.cli.ledger.stored import stored_receipts, stored_voucher
 from hypergpu.cli.ledger.wallet import (
     CONFLICT_FILE,
     KEY_FILE,
-    TERMS_FILE,
     job_folders,
     job_of,
+    terms_in,
 )
 from hypergpu.ids import JobId
 from hypergpu.keys.keyfile import passphrase_beside, stored_secret
@@ -90,7 +90,8 @@ def held_on_ledger(state_dir: Path, job: str | None) -> Held:
         RefusalError: as `held_of` and `on_chain`.
     """
     if job is None:
-        held = [held_of(state_dir, folder.name) for folder in job_folders(state_dir)]
+        sound = [each.name for each in job_folders(state_dir) if _has_terms(each)]
+        held = [held_of(state_dir, name) for name in sound]
         there = [each for each in held if each.terms.domain.chain_id]
         if len({each.terms.domain for each in there}) == 1:
             return there[-1]
@@ -122,7 +123,7 @@ def held_of(state_dir: Path, job: str | None) -> Held:
             damaged.
     """
     folders = job_folders(state_dir)
-    meant = [folder for folder in folders if job is None or folder.name == job]
+    meant = [each for each in folders if each.name == job or (job is None and _has_terms(each))]
     meant = meant or [folder for folder in folders if job_of(folder) == job]
     meant = meant or [folder for folder in folders if job and _begins(folder.name, job)]
     if len(meant) != 1:
@@ -132,8 +133,8 @@ def held_of(state_dir: Path, job: str | None) -> Held:
         detail = f"the wallet in {state_dir} holds {names}: name one job of it"
         raise RefusalError(Reason.JOB_UNKNOWN, detail, fix="see hypergpu node wallet")
     folder = meant[0]
+    terms = terms_in(folder)
     try:
-        terms = msgspec.json.decode((folder / TERMS_FILE).read_bytes(), type=Terms)
         voucher, damaged = stored_voucher(folder, terms)
         kept = stored_receipts(folder, voucher.voucher.sequence if voucher else 0)
         receipts = kept.receipts
@@ -143,6 +144,14 @@ def held_of(state_dir: Path, job: str | None) -> Held:
     except (OSError, msgspec.MsgspecError, UnicodeError) as broken:
         raise RefusalError(Reason.FILE_UNUSABLE, f"{folder}: {broken}") from broken
     return Held(job_of(folder), terms, receipts, voucher, kept.damage, damaged)
+
+
+def _has_terms(folder: Path) -> bool:
+    try:
+        terms_in(folder)
+    except RefusalError:
+        return False
+    return True
 
 
 def _begins(job_id: str, given: str) -> bool:

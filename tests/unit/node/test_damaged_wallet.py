@@ -5,16 +5,20 @@ from pathlib import Path
 import msgspec
 import pytest
 import structlog
+from msgspec.structs import replace
 
 from gpu_node.shell.link.earnings import Earnings
-from gpu_node.shell.state.kept import VOUCHER_FILE, kept_in
+from gpu_node.shell.state.kept import RECEIPTS_FILE, TERMS_FILE, VOUCHER_FILE, kept_in
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.state.wallet import Wallet
 from hypergpu.ids import JobKey
-from hypergpu.ledger.terms import terms_of
+from hypergpu.ledger.receipt import SignedReceipt
+from hypergpu.ledger.terms import Terms, terms_of
 from hypergpu.ledger.typed import Domain
 from hypergpu.ledger.voucher import SignedVoucher
 from hypergpu.refusal import RefusalError
+from hypergpu.v1 import receipt_pb2
+from hypergpu.wire.ledger import receipt_message, terms_message, voucher_message
 from tests.unit.node.test_wallet import (
     ELSEWHERE,
     JOB,
@@ -84,9 +88,7 @@ def test_each_damaged_voucher_is_kept(places: Places, wallet: Wallet) -> None:
         msgspec.json.encode(voucher(2, 70, STRANGER)),
         msgspec.json.encode(voucher(2, 70, terms=ELSEWHERE)),
         msgspec.json.encode(
-            SignedVoucher(
-                msgspec.structs.replace(voucher(2, 70).voucher, job=JobKey("1" * 64)), bytes(65)
-            )
+            SignedVoucher(replace(voucher(2, 70).voucher, job=JobKey("1" * 64)), bytes(65))
         ),
         msgspec.json.encode(voucher(2, 70)).replace(b":70", b":-70"),
         msgspec.json.encode(voucher(2, 70)).replace(b":70", b":7" + 60 * b"0"),
@@ -144,3 +146,107 @@ def test_a_voucher_that_is_refused_says_what_mends_it(wallet: Wallet) -> None:
     wallet.take_voucher(JOB, voucher(3, 70))
     with pytest.raises(RefusalError, match=r"less than 70 for 3 before\. Fix: ask its operator"):
         wallet.take_voucher(JOB, voucher(3, 69))
+
+
+def test_terms_that_were_lost_are_taken_again_by_work_that_this_node_signed_for_them(
+    places: Places, wallet: Wallet
+) -> None:
+    wallet.take(JOB, [receipt(0), receipt(1)])
+    wallet.take_voucher(JOB, voucher(2, 70))
+    path = folder_of(places) / TERMS_FILE
+    path.write_bytes(path.read_bytes()[:-9])
+    again = Wallet(places, NODE.node_id)
+    assert again.held() == ()
+    again.agree_again(JOB, TERMS, receipt(0))
+    assert [held.receipts for held in again.held()] == [2]
+    assert held_voucher(places) == voucher(2, 70)
+    assert path.with_name("terms.damaged-1.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("terms", "shown"),
+    [
+        (ELSEWHERE, receipt(0)),
+        (TERMS, receipt(0, terms=ELSEWHERE)),
+        (TERMS, receipt(0, signer=STRANGER)),
+        (TERMS, receipt(0, node=STRANGER)),
+        (replace(TERMS, job=JobKey("1" * 64)), receipt(0)),
+    ],
+)
+def test_terms_that_no_signature_of_this_node_proves_are_not_taken(
+    places: Places, terms: Terms, shown: SignedReceipt
+) -> None:
+    wallet = Wallet(places, NODE.node_id)
+    with pytest.raises(RefusalError, match="are not taken up again: "):
+        wallet.agree_again(JOB, terms, shown)
+    assert wallet.held() == ()
+    assert not places.ledger.exists()
+
+
+def test_terms_that_are_known_are_not_replaced_by_proven_ones(
+    places: Places, wallet: Wallet
+) -> None:
+    wallet.agree_again(JOB, ELSEWHERE, receipt(0, terms=ELSEWHERE))
+    kept = kept_in(folder_of(places), NODE.node_id)
+    assert kept is not None
+    assert kept.terms == TERMS
+
+
+def test_terms_are_not_replaced_by_others_than_the_receipts_that_lie_there_were_made_for(
+    places: Places, wallet: Wallet
+) -> None:
+    wallet.take(JOB, [receipt(0), receipt(1)])
+    (folder_of(places) / TERMS_FILE).unlink()
+    again = Wallet(places, NODE.node_id)
+    with pytest.raises(RefusalError, match="were made for other terms than these"):
+        again.agree_again(JOB, ELSEWHERE, receipt(0, terms=ELSEWHERE))
+    with pytest.raises(RefusalError, match="were made for other terms than these"):
+        again.agree(JOB, ELSEWHERE)
+    assert "were made for other terms" in again.changed_terms(JOB, ELSEWHERE)
+    assert again.changed_terms(JOB, TERMS) == ""
+    again.agree(JOB, TERMS)
+    assert [held.receipts for held in again.held()] == [2]
+
+
+def test_terms_that_no_receipt_was_made_for_rest_until_the_true_ones_come(
+    places: Places, wallet: Wallet
+) -> None:
+    wallet.take(JOB, [receipt(0), receipt(1)])
+    wallet.take_voucher(JOB, voucher(2, 70))
+    path = folder_of(places) / TERMS_FILE
+    path.write_bytes(path.read_bytes().replace(b":31337", b":1"))
+    again = Wallet(places, NODE.node_id)
+    assert again.held() == ()
+    assert again.changed_terms(JOB, TERMS) == ""
+    again.agree_again(JOB, TERMS, receipt(0))
+    assert [held.receipts for held in again.held()] == [2]
+    assert held_voucher(places) == voucher(2, 70)
+
+
+def test_a_damaged_receipt_does_not_keep_terms_from_being_taken_again(
+    places: Places, wallet: Wallet
+) -> None:
+    wallet.take(JOB, [receipt(0), receipt(1)])
+    (folder_of(places) / TERMS_FILE).unlink()
+    path = folder_of(places) / RECEIPTS_FILE
+    path.write_bytes(path.read_bytes().replace(b'"quality_bps":9000', b'"quality_bps":9999', 1))
+    again = Wallet(places, NODE.node_id)
+    again.agree_again(JOB, TERMS, receipt(0))
+    assert [held.receipts for held in again.held()] == [2]
+
+
+async def test_receipts_of_a_job_that_was_lost_bring_its_terms_and_its_voucher(
+    places: Places,
+) -> None:
+    message = receipt_pb2.Receipts(
+        job_id=JOB,
+        receipts=[receipt_message(receipt(0))],
+        voucher=voucher_message(voucher(1, 70)),
+    )
+    earnings = Earnings(places, NODE.node_id)
+    await earnings.receipts(message)
+    assert list(earnings.held()) == []
+    message.terms.CopyFrom(terms_message(TERMS, epoch=0))
+    await earnings.receipts(message)
+    assert [held.count for held in earnings.held()] == [1]
+    assert held_voucher(places) == voucher(1, 70)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from gpu_node.shell.state.keys import identity_key
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.state.wallet import Wallet
-from hypergpu.cli.ledger.holding import held_of
+from hypergpu.cli.ledger.holding import held_of, held_on_ledger
 from hypergpu.cli.ledger.wallet import wallet_view
 from hypergpu.cli.main import app
 from hypergpu.ids import JobId
@@ -61,7 +61,23 @@ def test_a_receipt_that_was_altered_counts_as_unsound(tmp_path: Path) -> None:
     folder = wallet_folder(tmp_path)
     path = kept(folder) / "receipts.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"quality_bps":9000', b'"quality_bps":9999', 1))
-    assert wallet_view(folder).jobs[0].unsound == 1
+    (job,) = wallet_view(folder).jobs
+    assert (job.unsound, job.unsound_numbers) == (1, (0,))
+    printed = CliRunner().invoke(app, ["node", "wallet", "--state-dir", str(folder)]).output
+    assert f"1 receipt is not what was signed: sequence 0 in {kept(folder)}/receipts" in printed
+    assert "delete their lines and start it" in printed
+
+
+def test_a_line_that_was_deleted_as_told_is_asked_for_again(tmp_path: Path) -> None:
+    folder = wallet_folder(tmp_path)
+    path = kept(folder) / "receipts.jsonl"
+    path.write_bytes(lines_of(folder)[1])
+    with Places(folder) as places:
+        wallet = Wallet(places, NODE.node_id)
+        assert [held.receipts for held in wallet.held()] == [0]
+        wallet.take(JOB, [receipt(0), receipt(1)])
+    (job,) = wallet_view(folder).jobs
+    assert (job.receipts, job.unsound, job.incomplete) == (2, 0, "")
 
 
 def test_a_last_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
@@ -131,19 +147,45 @@ def beside(folder: Path, job_id: str) -> Path:
         return places.ledger_of(JobId(job_id), terms.coordinator)
 
 
-def test_a_job_with_damaged_terms_is_named_and_the_others_are_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["no text", "missing", "another job's"])
+def test_a_job_with_damaged_terms_is_named_and_the_others_are_told(
+    tmp_path: Path, damage: str
+) -> None:
     folder = wallet_folder(tmp_path)
     broken = beside(folder, "job-0000000000ff")
-    (broken / "terms.json").write_bytes(b"{\xff\n")
+    path = broken / "terms.json"
+    other = (kept(folder) / "terms.json").read_bytes()
+    path.write_bytes(other if damage == "another job's" else b"{\xff\n")
+    if damage == "missing":
+        path.unlink()
     sound, damaged = wallet_view(folder).jobs
     assert (sound.job, sound.receipts, sound.vouched, sound.damaged) == (JOB, 2, "1500", "")
-    assert (damaged.job, damaged.vouched) == ("job-0000000000ff", "0")
-    assert damaged.damaged
+    assert (damaged.job, damaged.receipts, damaged.vouched) == ("job-0000000000ff", 2, "0")
+    assert (damaged.key, damaged.coordinator) == ("", TERMS.coordinator)
+    assert damaged.damaged.startswith(f"{path}: ")
     printed = CliRunner().invoke(app, ["node", "wallet", "--state-dir", str(folder)])
     assert printed.exit_code == 0
-    assert "damaged: job-0000000000ff: " in printed.output
+    assert f"damaged: job-0000000000ff: {path}: " in printed.output
+    assert "is told them again by its coordinator" in printed.output
     assert "a voucher is T0 vouched" in printed.output
-    assert any(line.startswith(JOB) for line in printed.output.splitlines())
+    rows = [line.split() for line in printed.output.splitlines() if line.startswith("job-")]
+    assert [row[0] for row in rows] == [JOB, "job-0000000000ff"]
+    assert "unknown" in rows[1]
+    assert held_of(folder, None).job_id == JOB
+    assert held_on_ledger(folder, None).job_id == JOB
+    with pytest.raises(RefusalError, match=f"{path}: .*Fix: A node that starts"):
+        held_of(folder, "job-0000000000ff")
+
+
+def test_terms_that_no_receipt_was_signed_for_are_named_as_what_is_damaged(tmp_path: Path) -> None:
+    folder = wallet_folder(tmp_path)
+    path = kept(folder) / "terms.json"
+    path.write_bytes(path.read_bytes().replace(b":31337", b":1"))
+    (job,) = wallet_view(folder).jobs
+    assert (job.receipts, job.unsound, job.vouched) == (2, 2, "0")
+    assert job.damaged.startswith(f"{path}: no receipt was signed for these terms. A node that")
+    printed = CliRunner().invoke(app, ["node", "wallet", "--state-dir", str(folder)]).output
+    assert "delete their lines" not in printed
 
 
 @pytest.mark.parametrize("damage", ["altered", "cut"])
