@@ -100,11 +100,9 @@ def readmit(node: _Node, *, address: Address = None, token_file: TokenFile = Non
 def wallet(
     *,
     decimals: Annotated[
-        int,
-        typer.Option(
-            "--decimals", min=0, max=36, help="Of the token: amounts are shown with them."
-        ),
-    ] = 6,
+        int | None,
+        typer.Option("--decimals", min=0, max=36, help="The token's, to show amounts with."),
+    ] = None,
     as_json: AsJson = False,
     state_dir: Annotated[
         Path | None, typer.Option("--state-dir", help="The node's key and state.")

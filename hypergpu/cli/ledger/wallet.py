@@ -149,8 +149,8 @@ def _tiers(view: WalletView) -> list[str]:
     ]
 
 
-def wallet_rows(view: WalletView, decimals: int) -> list[list[str]]:
-    """The table of `COLUMNS`."""
+def wallet_rows(view: WalletView, decimals: int | None) -> list[list[str]]:
+    """The table of `COLUMNS`; ``decimals`` of the token, which a wallet does not know."""
     return [
         [
             job.job,

@@ -42,6 +42,17 @@ def kept(folder: Path) -> Path:
     return Places(folder).ledger_of(JOB, TERMS.coordinator)
 
 
+@pytest.mark.parametrize(
+    ("asked", "amount"), [([], "1500"), (["--decimals", "18"], "1500 (0.000000000000001500)")]
+)
+def test_a_voucher_is_shown_with_the_decimals_that_are_named_alone(
+    tmp_path: Path, asked: list[str], amount: str
+) -> None:
+    command = ["node", "wallet", "--state-dir", str(wallet_folder(tmp_path)), *asked]
+    printed = CliRunner().invoke(app, command).output
+    assert printed.rstrip().endswith(f" {amount}")
+
+
 def test_a_wallet_shows_key_receipts_and_voucher(tmp_path: Path) -> None:
     folder = wallet_folder(tmp_path)
     view = wallet_view(folder)
