@@ -14,13 +14,14 @@ from hypergpu.cli.ledger.acts.account import AccountOnChain
 from hypergpu.cli.ledger.acts.claiming import claimed
 from hypergpu.cli.ledger.acts.done import Done
 from hypergpu.cli.ledger.acts.enforcing import enforced
-from hypergpu.cli.ledger.acts.meant import Where, counts_nowhere, held_meant, ledger_meant
+from hypergpu.cli.ledger.acts.meant import Where, counts_nowhere, ledger_meant
 from hypergpu.cli.ledger.acts.node import NodeOnChain
 from hypergpu.cli.ledger.acts.operating import OperatorOnChain, OwnFolder
 from hypergpu.cli.ledger.asking import nodes_rpc, operators_rpc
 from hypergpu.cli.ledger.holding import (
     coordinator_key,
     held_of,
+    held_on_ledger,
     jobs_of,
     node_key,
 )
@@ -165,7 +166,7 @@ def on_ledger(
     """
     given, passphrase_file, job = whose
     state_dir = _state_dir(given)
-    held = held_meant(state_dir, job)
+    held = held_on_ledger(state_dir, job)
     key = node_key(state_dir, passphrase_file)
     with ledger_meant(held, where) as (chain, ledger):
         done = errand(NodeOnChain(chain, key, ledger))

@@ -84,10 +84,10 @@ def opened(folder: Path, path: Path, passphrase_file: Path | None) -> IdentityKe
 
 
 def held_on_ledger(state_dir: Path, job: str | None) -> Held:
-    """What is held of a job on a ledger; of any where none is named and all share the ledger.
+    """What is held of a job; of any where none is named and all that count on one share a ledger.
 
     Raises:
-        RefusalError: as `held_of` and `on_chain`.
+        RefusalError: as `held_of`.
     """
     if job is None:
         sound = [each.name for each in job_folders(state_dir) if _has_terms(each)]
@@ -95,19 +95,7 @@ def held_on_ledger(state_dir: Path, job: str | None) -> Held:
         there = [each for each in held if each.terms.domain.chain_id]
         if len({each.terms.domain for each in there}) == 1:
             return there[-1]
-    return on_chain(held_of(state_dir, job))
-
-
-def on_chain(held: Held) -> Held:
-    """What is held of a job, if a chain settles it.
-
-    Raises:
-        RefusalError: ARGUMENT_INVALID, none does.
-    """
-    if not held.terms.domain.chain_id:
-        detail = f"{held.job_id} counts on no chain: its coordinator had none when it was created"
-        raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix="see hypergpu node wallet")
-    return held
+    return held_of(state_dir, job)
 
 
 def held_of(state_dir: Path, job: str | None) -> Held:

@@ -71,6 +71,15 @@ class Hands:
         where = ["--data-dir", str(self.data), "--ledger-contract", self.contract]
         return CliRunner().invoke(app, ["ledger", *words, *where, "--chain-url", self.ground.url])
 
+    def leave_unpaid(self, receipts: int) -> None:
+        """Have the coordinator close an epoch, and be gone before its shares may be paid."""
+        self.ground.ask("evm_setAutomine", False)
+        self.ground.earn(0, range(receipts))
+        self.ground.end(0)
+        self.ground.rest()
+        self.ground.crash()
+        self.ground.ask("evm_setAutomine", True)
+
     def pass_time(self, seconds: int = WINDOW_S + 1) -> None:
         """Let the chain's clock go on."""
         self.ground.let_pass(seconds)

@@ -95,14 +95,9 @@ def test_a_damaged_voucher_is_named_and_what_needs_none_is_taken(hands: Hands) -
 
 
 def test_shares_that_nobody_pays_are_taken_and_the_voucher_claims_only_the_rest(
-    ground: Ground, hands: Hands
+    hands: Hands,
 ) -> None:
-    ground.ask("evm_setAutomine", False)
-    ground.earn(0, range(2))
-    ground.end(0)
-    ground.rest()
-    ground.crash()
-    ground.ask("evm_setAutomine", True)
+    hands.leave_unpaid(2)
     works = [Work(node=NODE, sequence=number) for number in range(2)]
     hands.hold(*(receipt_record(JOB, work, domain=hands.domain).signed for work in works))
     hands.vouch(2 * EACH)

@@ -9,21 +9,16 @@ from hypergpu.ledger.terms import terms_of
 from hypergpu.ledger.typed import Domain
 from hypergpu.refusal import Reason
 from tests.chain.acts.hands import EACH, NODE, Hands, refused, told
-from tests.chain.ground import JOB, Ground
+from tests.chain.ground import JOB
 from tests.signed_receipts import COORDINATOR, Work, receipt_record
 
 NOWHERE = Domain()
 
 
 @pytest.fixture
-def later(ground: Ground, hands: Hands) -> Hands:
+def later(hands: Hands) -> Hands:
     """A ledger has two receipts of the node in a closed epoch; its folder names no chain."""
-    ground.ask("evm_setAutomine", False)
-    ground.earn(0, range(2))
-    ground.end(0)
-    ground.rest()
-    ground.crash()
-    ground.ask("evm_setAutomine", True)
+    hands.leave_unpaid(2)
     hands.domain = NOWHERE
     (folder,) = (hands.node / "ledger").iterdir()
     for file in folder.iterdir():

@@ -5,17 +5,15 @@ Shares of such a job are paid as all are. Its receipts and vouchers are worthles
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 from hypergpu.chain.addresses import address_of
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.cli.ledger.account import LedgerView, ledger_view
 from hypergpu.cli.ledger.asking import nodes_rpc
-from hypergpu.cli.ledger.holding import Held, held_of, held_on_ledger
+from hypergpu.cli.ledger.holding import Held
 from hypergpu.cli.ledger.reading import ledger_at, settled_on
 from hypergpu.cli.ledger.showing import openings
-from hypergpu.cli.ledger.wallet import job_folders
 from hypergpu.cli.output import note
 from hypergpu.cli.remote.calls import connect
 from hypergpu.ledger.typed import Domain
@@ -27,17 +25,6 @@ class Where(NamedTuple):
 
     chain_url: str = ""
     contract: str = ""
-
-
-def held_meant(state_dir: Path, job: str | None) -> Held:
-    """What is held of a job; of any of its ledger where none is named and all share one.
-
-    Raises:
-        RefusalError: as `held_of`.
-    """
-    if job is None and len(job_folders(state_dir)) > 1:
-        return held_on_ledger(state_dir, None)
-    return held_of(state_dir, job)
 
 
 @contextmanager
