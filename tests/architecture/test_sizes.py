@@ -1,12 +1,10 @@
 import ast
-from collections import Counter
 from pathlib import Path
 
 from tests.architecture.repository import ROOT, modules, written
 
 SOURCE = {".css", ".html", ".proto", ".py", ".sh", ".sol", ".svelte", ".ts"}
 FUNCTION_LINES = 60
-FILES_IN_A_FOLDER = 12
 README_LINES = 150
 
 
@@ -15,7 +13,7 @@ def lines(path: Path) -> int:
 
 
 def line_limit(path: Path) -> int:
-    return 600 if path.parts[0] == "tests" else 400
+    return 700 if path.parts[0] == "tests" else 500
 
 
 def test_no_source_file_is_longer_than_its_limit() -> None:
@@ -32,12 +30,6 @@ def test_no_function_is_longer_than_sixty_lines() -> None:
         and (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES
     }
     assert long == {}
-
-
-def test_no_folder_holds_more_than_twelve_files() -> None:
-    # An empty file only marks its folder as a package.
-    counts = Counter(path.parent for path in written() if (ROOT / path).stat().st_size)
-    assert {str(p): count for p, count in counts.items() if count > FILES_IN_A_FOLDER} == {}
 
 
 def test_the_readme_fits_its_limit() -> None:
