@@ -2,7 +2,7 @@
 
 import sys
 
-from hypergpu.cli.failure import report, usage_error
+from hypergpu.terminal.failure import report, usage_error
 from netsim.commands.app import app
 
 SEPARATOR = "--"

@@ -17,7 +17,7 @@ from hypergpu.cli.commands import (
     proof,
     tokens,
 )
-from hypergpu.cli.commands.app import Commands
+from hypergpu.terminal.commands import Commands
 
 app = typer.Typer(
     name="hypergpu",

@@ -4,9 +4,9 @@ from typing import Any
 
 import typer
 
-from hypergpu.cli.commands.app import Commands
-from hypergpu.cli.failure import report
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.terminal.commands import Commands
+from hypergpu.terminal.failure import report
 from netsim.commands import checking, holding, listing, plotting, running
 from netsim.ground.signals import SignalledError
 from netsim.refusal import RefusedError

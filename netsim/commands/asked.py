@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.cli.output import note
+from hypergpu.terminal.output import note
 from netsim.ground.backend import Backend
 from netsim.ground.choosing import chosen
 from netsim.ground.interface import Links

@@ -6,8 +6,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from hypergpu.cli.commands.options import seconds_within
-from hypergpu.cli.output import Column, note, say, say_json, say_table
+from hypergpu.terminal.options import seconds_within
+from hypergpu.terminal.output import Column, note, say, say_json, say_table
 from netsim.commands.asked import FallbackOption, asked_links, settled
 from netsim.ground.backend import Backend
 from netsim.ground.interface import Links

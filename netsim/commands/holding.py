@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.cli.output import note, say
 from hypergpu.sites import SITES_VARIABLE, Sites
+from hypergpu.terminal.output import note, say
 from netsim.commands.asked import FallbackOption, asked_links, settled
 from netsim.ground.backend import Backend
 from netsim.ground.holding import held, kept, opened, sites_text

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from hypergpu.cli.output import Column, say_json, say_table
+from hypergpu.terminal.output import Column, say_json, say_table
 from netsim.link import Direction
 from netsim.profiles import PROFILES, Profile
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.cli.commands.options import seconds_within
-from hypergpu.cli.output import say
+from hypergpu.terminal.options import seconds_within
+from hypergpu.terminal.output import say
 from netsim.plot import world_svg
 from netsim.refusal import RefusedError
 from netsim.worldfile import read_world_file

@@ -8,10 +8,10 @@ import msgspec
 import typer
 
 from hypergpu.catalogue.registry import find
-from hypergpu.cli.commands.options import YEAR_S, seconds_within
 from hypergpu.cli.machine.children import program
-from hypergpu.cli.output import note, say, say_json
 from hypergpu.digest import digest_of
+from hypergpu.terminal.options import YEAR_S, seconds_within
+from hypergpu.terminal.output import note, say, say_json
 from hypergpu.units import several
 from netsim.commands.asked import FallbackOption, links_of_world, settled
 from netsim.ground.backend import Backend

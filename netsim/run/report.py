@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from hypergpu.cli.figures import size
 from hypergpu.cli.show.history import EvaluationPoint, Reached, RoundPoint
+from hypergpu.terminal.figures import size
 from hypergpu.units import several
 from netsim.measure.network import Verdict
 

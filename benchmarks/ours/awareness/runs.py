@@ -14,10 +14,10 @@ from benchmarks.ours.cluster import BenchmarkError
 from hypergpu.cli.compare.order import Errand
 from hypergpu.cli.compare.outcome import Report
 from hypergpu.cli.compare.running import kept_report, prospect, ran
-from hypergpu.cli.failure import RemoteFailureError
 from hypergpu.digest import digest_of
 from hypergpu.ids import Digest
 from hypergpu.refusal import RefusalError
+from hypergpu.terminal.failure import RemoteFailureError
 from netsim.refusal import RefusedError
 from netsim.tunnel.requirements import require_machine
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.cli.commands.options import YEAR_S, AsJson, seconds_within
+from hypergpu.terminal.options import YEAR_S, AsJson, seconds_within
 
 MISSED_STATUS = 1
 SyncSteps = Annotated[
@@ -58,7 +58,7 @@ def compare(  # noqa: PLR0913 - each is an option
     from hypergpu.cli.compare.order import Order, checked_order, strategy_words
     from hypergpu.cli.compare.running import interrupt_on_term, said_in_pieces
     from hypergpu.cli.compare.told import tell
-    from hypergpu.cli.output import note
+    from hypergpu.terminal.output import note
 
     order = Order(
         job=job,

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.cli.commands.options import (
+from hypergpu.terminal.options import (
     AsJson,
     DataDir,
     NoConfirmation,

@@ -2,8 +2,8 @@
 
 import typer
 
-from hypergpu.cli.commands.app import group
-from hypergpu.cli.commands.options import AsJson
+from hypergpu.terminal.commands import group
+from hypergpu.terminal.options import AsJson
 
 config = group("See the settings.")
 
@@ -12,9 +12,9 @@ def doctor(*, as_json: AsJson = False) -> None:
     """Try what training needs on this machine; each failure comes with its fix."""
     from hypergpu.cli.machine.checks import FAIL
     from hypergpu.cli.machine.doctor import diagnosis
-    from hypergpu.cli.output import say, say_json
     from hypergpu.cli.show.verdicts import verdict_line
     from hypergpu.refusal import Reason, RefusalError
+    from hypergpu.terminal.output import say, say_json
 
     found = diagnosis()
     if as_json:
@@ -30,8 +30,8 @@ def doctor(*, as_json: AsJson = False) -> None:
 def env(*, as_json: AsJson = False) -> None:
     """Print versions, machine and settings to paste into an issue; secrets are left out."""
     from hypergpu.cli.machine.environment import environment
-    from hypergpu.cli.output import say, say_json
     from hypergpu.cli.show.verdicts import environment_lines
+    from hypergpu.terminal.output import say, say_json
 
     found = environment()
     if as_json:
@@ -54,8 +54,8 @@ def show(
 ) -> None:
     """Print the effective settings: flag > environment > file > what `up` left > default."""
     from hypergpu.cli.machine.effective import effective_settings
-    from hypergpu.cli.output import Column, say, say_json, say_table
     from hypergpu.cli.settings import config_file, known_settings
+    from hypergpu.terminal.output import Column, say, say_json, say_table
 
     found = effective_settings()
     if as_json:

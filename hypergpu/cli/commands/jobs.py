@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hypergpu.cli.commands.app import group
-from hypergpu.cli.commands.options import Address, AsJson, JobName, NoConfirmation, TokenFile
+from hypergpu.terminal.commands import group
+from hypergpu.terminal.options import Address, AsJson, JobName, NoConfirmation, TokenFile
 
 if TYPE_CHECKING:
     from hypergpu.cli.remote.calls import Coordinator
@@ -45,8 +45,8 @@ def submit(
 
 
 def _say_submitted(submitted: "object", *, as_json: bool, is_watched: bool) -> None:
-    from hypergpu.cli.output import note, say, say_json_line
     from hypergpu.cli.remote.views import Submitted
+    from hypergpu.terminal.output import note, say, say_json_line
 
     if not isinstance(submitted, Submitted):
         return
@@ -61,10 +61,10 @@ def _say_submitted(submitted: "object", *, as_json: bool, is_watched: bool) -> N
 @app.command()
 def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFile = None) -> None:
     """List the jobs."""
-    from hypergpu.cli.output import say_json, say_table
     from hypergpu.cli.remote.calls import connect
     from hypergpu.cli.remote.views import Jobs, job_view
     from hypergpu.cli.show.tables import JOB_COLUMNS, job_row
+    from hypergpu.terminal.output import say_json, say_table
 
     with connect(address, token_file) as coordinator:
         jobs = [job_view(job) for job in coordinator.jobs()]
@@ -84,10 +84,10 @@ def show(
     token_file: TokenFile = None,
 ) -> None:
     """Show one job: phase and why, figures, settings, who works on it."""
-    from hypergpu.cli.output import say, say_json, say_table
     from hypergpu.cli.remote.calls import connect
     from hypergpu.cli.remote.views import job_detail
     from hypergpu.cli.show.tables import PARTICIPANT_COLUMNS, job_lines, participant_rows
+    from hypergpu.terminal.output import say, say_json, say_table
 
     with connect(address, token_file) as coordinator:
         detail = job_detail(coordinator.job(_found(coordinator, job)))
@@ -117,10 +117,10 @@ def watch(
 
 
 def _follow(coordinator: "Coordinator", job_id: str, *, as_json: bool) -> None:
-    from hypergpu.cli.output import note
     from hypergpu.cli.show.shown import shown
     from hypergpu.cli.show.watch import follow
     from hypergpu.refusal import Reason, RefusalError
+    from hypergpu.terminal.output import note
 
     try:
         with shown(as_json=as_json) as view:
@@ -136,8 +136,8 @@ def _follow(coordinator: "Coordinator", job_id: str, *, as_json: bool) -> None:
 @app.command()
 def pause(job: JobName = None, *, address: Address = None, token_file: TokenFile = None) -> None:
     """Let the open round finish and open no other."""
-    from hypergpu.cli.output import say
     from hypergpu.cli.remote.calls import connect
+    from hypergpu.terminal.output import say
 
     with connect(address, token_file) as coordinator:
         job_id = _found(coordinator, job)
@@ -148,9 +148,9 @@ def pause(job: JobName = None, *, address: Address = None, token_file: TokenFile
 @app.command()
 def resume(job: JobName = None, *, address: Address = None, token_file: TokenFile = None) -> None:
     """Go on with a paused job."""
-    from hypergpu.cli.output import say
     from hypergpu.cli.remote.calls import connect
     from hypergpu.refusal import Reason, RefusalError
+    from hypergpu.terminal.output import say
 
     with connect(address, token_file) as coordinator:
         job_id = _found(coordinator, job)
@@ -171,8 +171,8 @@ def stop(
     token_file: TokenFile = None,
 ) -> None:
     """End a job for good, with the model it has."""
-    from hypergpu.cli.output import confirm, say
     from hypergpu.cli.remote.calls import connect
+    from hypergpu.terminal.output import confirm, say
 
     with connect(address, token_file) as coordinator:
         job_id = _found(coordinator, job)
@@ -191,11 +191,11 @@ def change(
     """Change settings from the next round on, for example: hypergpu job set lr=0.0005."""
     import msgspec
 
-    from hypergpu.cli.failure import usage_error
-    from hypergpu.cli.output import say
     from hypergpu.cli.remote.calls import connect
     from hypergpu.jobfile import parameter_words, with_parameters
     from hypergpu.spec import JobSpec
+    from hypergpu.terminal.failure import usage_error
+    from hypergpu.terminal.output import say
 
     named = None if "=" in words[0] else words[0]
     changes = parameter_words(words[1:] if named else words)
@@ -219,10 +219,10 @@ def rm(
     token_file: TokenFile = None,
 ) -> None:
     """Delete an ended job with its journal and blobs."""
-    from hypergpu.cli.figures import size
     from hypergpu.cli.ledger.showing import owed_by
-    from hypergpu.cli.output import confirm, note, say
     from hypergpu.cli.remote.calls import connect
+    from hypergpu.terminal.figures import size
+    from hypergpu.terminal.output import confirm, note, say
 
     with connect(address, token_file) as coordinator:
         job_id = _found(coordinator, job)
@@ -251,12 +251,12 @@ def export(  # noqa: PLR0913 - each is an option
     token_file: TokenFile = None,
 ) -> None:
     """Write the model as safetensors, and its card. An interrupted export goes on where it was."""
-    from hypergpu.cli.figures import size
-    from hypergpu.cli.output import say, say_json
     from hypergpu.cli.remote.calls import connect
     from hypergpu.cli.remote.export import Order, export_model
     from hypergpu.cli.remote.views import Exported
-    from hypergpu.cli.transfer import transfer
+    from hypergpu.terminal.figures import size
+    from hypergpu.terminal.output import say, say_json
+    from hypergpu.terminal.transfer import transfer
 
     with connect(address, token_file) as coordinator:
         job_id = _found(coordinator, job)

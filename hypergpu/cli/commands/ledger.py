@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hypergpu.cli.commands.app import group
-from hypergpu.cli.commands.options import (
+from hypergpu.terminal.commands import group
+from hypergpu.terminal.options import (
     Address,
     AsJson,
     DataDir,
@@ -50,8 +50,8 @@ def show(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Show what a job owes each node, and how far its pay is: promised, recorded, paid, final."""
     from hypergpu.cli.ledger.showing import Listed, ledger_of, say_ledger
-    from hypergpu.cli.output import say_json
     from hypergpu.cli.remote.calls import connect
+    from hypergpu.terminal.output import say_json
 
     with connect(address, token_file) as coordinator:
         view = ledger_of(coordinator, _found(coordinator, job), chain_url)
@@ -78,9 +78,9 @@ def verify(
     from hypergpu.cli.ledger.proof.files import verified_file
     from hypergpu.cli.ledger.showing import verification_of
     from hypergpu.cli.ledger.verifying import verdict_lines
-    from hypergpu.cli.output import say, say_json
     from hypergpu.cli.remote.calls import connect
     from hypergpu.refusal import Reason, RefusalError
+    from hypergpu.terminal.output import say, say_json
     from hypergpu.units import several
 
     if file is not None:
@@ -241,8 +241,8 @@ def dispute(
 ) -> None:
     """Write a bundle for each thing that this machine's node can prove was not paid rightly."""
     from hypergpu.cli.ledger.errand import disputed
-    from hypergpu.cli.output import say, say_json
     from hypergpu.cli.settings import resolved
+    from hypergpu.terminal.output import say, say_json
 
     settings = resolved({"state_dir": str(state_dir) if state_dir else None})
     folder = Path(settings["state_dir"].value).expanduser()
@@ -351,7 +351,7 @@ def reclaim(  # noqa: PLR0913 - each is an option
 ) -> None:
     """End a job on the ledger; run again once its wait is over, its free escrow is taken."""
     from hypergpu.cli.ledger.errand import as_operator
-    from hypergpu.cli.output import confirm
+    from hypergpu.terminal.output import confirm
 
     as_operator(
         lambda operator: operator.reclaim(job, lambda question: confirm(question, yes=yes)),

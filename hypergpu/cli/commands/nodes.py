@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.cli.commands.app import group
-from hypergpu.cli.commands.options import Address, AsJson, TokenFile
+from hypergpu.terminal.commands import group
+from hypergpu.terminal.options import Address, AsJson, TokenFile
 
 app = group("See the nodes, let them go, shut them out.")
 _Node = Annotated[str, typer.Argument(help="A node's id or its beginning.")]
@@ -15,10 +15,10 @@ _Node = Annotated[str, typer.Argument(help="A node's id or its beginning.")]
 @app.command()
 def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFile = None) -> None:
     """List the nodes with their state and why."""
-    from hypergpu.cli.output import say_json, say_table
     from hypergpu.cli.remote.calls import connect
     from hypergpu.cli.remote.views import Nodes, node_view
     from hypergpu.cli.show.nodes import NODE_COLUMNS, node_row
+    from hypergpu.terminal.output import say_json, say_table
 
     with connect(address, token_file) as coordinator:
         nodes = [node_view(node) for node in coordinator.nodes()]
@@ -38,11 +38,11 @@ def show(
     token_file: TokenFile = None,
 ) -> None:
     """Show one node: its health with the reason, and everything measured of it."""
-    from hypergpu.cli.output import say, say_json, say_table
     from hypergpu.cli.remote.calls import connect
     from hypergpu.cli.remote.naming import node_named
     from hypergpu.cli.remote.views import NodeDetail, node_view
     from hypergpu.cli.show.nodes import FIGURE_COLUMNS, figure_rows, node_lines
+    from hypergpu.terminal.output import say, say_json, say_table
 
     with connect(address, token_file) as coordinator:
         nodes = coordinator.nodes()
@@ -60,9 +60,9 @@ def show(
 @app.command()
 def drain(node: _Node, *, address: Address = None, token_file: TokenFile = None) -> None:
     """Let a node finish what it holds and leave."""
-    from hypergpu.cli.output import say
     from hypergpu.cli.remote.calls import connect
     from hypergpu.cli.remote.naming import node_named
+    from hypergpu.terminal.output import say
 
     with connect(address, token_file) as coordinator:
         node_id = node_named(coordinator.nodes(), node)
@@ -73,9 +73,9 @@ def drain(node: _Node, *, address: Address = None, token_file: TokenFile = None)
 @app.command()
 def revoke(node: _Node, *, address: Address = None, token_file: TokenFile = None) -> None:
     """Shut a node out at once, whatever certificate or token it holds."""
-    from hypergpu.cli.output import say
     from hypergpu.cli.remote.calls import connect
     from hypergpu.cli.remote.naming import node_named
+    from hypergpu.terminal.output import say
 
     with connect(address, token_file) as coordinator:
         node_id = node_named(coordinator.nodes(), node)
@@ -86,9 +86,9 @@ def revoke(node: _Node, *, address: Address = None, token_file: TokenFile = None
 @app.command()
 def readmit(node: _Node, *, address: Address = None, token_file: TokenFile = None) -> None:
     """Let a revoked node in again; it dials in once it is started."""
-    from hypergpu.cli.output import say
     from hypergpu.cli.remote.calls import connect
     from hypergpu.cli.remote.naming import node_named
+    from hypergpu.terminal.output import say
 
     with connect(address, token_file) as coordinator:
         node_id = node_named(coordinator.nodes(), node)
@@ -110,8 +110,8 @@ def wallet(
 ) -> None:
     """Show this machine's node: whose key it holds, and what it can prove that it earned."""
     from hypergpu.cli.ledger.wallet import COLUMNS, wallet_lines, wallet_rows, wallet_view
-    from hypergpu.cli.output import say, say_json, say_table
     from hypergpu.cli.settings import resolved
+    from hypergpu.terminal.output import say, say_json, say_table
 
     settings = resolved({"state_dir": str(state_dir) if state_dir else None})
     view = wallet_view(Path(settings["state_dir"].value).expanduser())

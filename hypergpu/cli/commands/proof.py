@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.cli.commands.options import Address, AsJson, TokenFile
+from hypergpu.terminal.options import Address, AsJson, TokenFile
 
 _OwnChain = Annotated[str, typer.Option("--chain-url", help="RPC of the chain that it names.")]
 
@@ -25,9 +25,9 @@ def export(
 ) -> None:
     """Write all receipts of a job into a file, by which anybody verifies it without you."""
     from hypergpu.cli.ledger.proof.files import exported
-    from hypergpu.cli.output import say, say_json
     from hypergpu.cli.remote.calls import connect
     from hypergpu.cli.remote.naming import job_named
+    from hypergpu.terminal.output import say, say_json
     from hypergpu.units import several
 
     with connect(address, token_file) as coordinator:
@@ -49,8 +49,8 @@ def check(
 ) -> None:
     """Say who is right in a dispute, by its bundle and by the chain that it names."""
     from hypergpu.cli.ledger.proof.bundle import bundle_checked, bundle_lines
-    from hypergpu.cli.output import say, say_json
     from hypergpu.refusal import Reason, RefusalError
+    from hypergpu.terminal.output import say, say_json
 
     found = bundle_checked(bundle, chain_url)
     if as_json:

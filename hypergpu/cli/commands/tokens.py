@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.cli.commands.app import group
-from hypergpu.cli.commands.options import Address, AsJson, NoConfirmation, TokenFile
+from hypergpu.terminal.commands import group
+from hypergpu.terminal.options import Address, AsJson, NoConfirmation, TokenFile
 
 app = group("Make join lines and users' tokens; revoke them.")
 
@@ -30,11 +30,11 @@ def create(
     token_file: TokenFile = None,
 ) -> None:
     """Make a token; it is shown once."""
-    from hypergpu.cli.failure import usage_error
-    from hypergpu.cli.output import note, say, say_json
     from hypergpu.cli.remote.calls import connect
     from hypergpu.cli.remote.views import TokenMade
     from hypergpu.jobfile.values import Wrong, duration_ms
+    from hypergpu.terminal.failure import usage_error
+    from hypergpu.terminal.output import note, say, say_json
     from hypergpu.token import Role
 
     ttl_ms = duration_ms(ttl)
@@ -57,10 +57,10 @@ def create(
 @app.command()
 def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFile = None) -> None:
     """List the tokens, without their secrets."""
-    from hypergpu.cli.output import say_json, say_table
     from hypergpu.cli.remote.calls import connect
     from hypergpu.cli.remote.views import Tokens, token_view
     from hypergpu.cli.show.tables import TOKEN_COLUMNS, token_row
+    from hypergpu.terminal.output import say_json, say_table
 
     with connect(address, token_file) as coordinator:
         tokens = [token_view(token) for token in coordinator.tokens()]
@@ -79,9 +79,9 @@ def revoke(
     token_file: TokenFile = None,
 ) -> None:
     """Make a token worthless. Nodes that joined with it stay."""
-    from hypergpu.cli.output import confirm, say
     from hypergpu.cli.remote.calls import connect
     from hypergpu.cli.remote.naming import token_named
+    from hypergpu.terminal.output import confirm, say
 
     with connect(address, token_file) as coordinator:
         token_id = token_named(coordinator.tokens(), token)

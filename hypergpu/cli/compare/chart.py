@@ -7,8 +7,8 @@ from typing import NamedTuple
 from hypergpu.cli.compare.comparison import Comparison
 from hypergpu.cli.compare.curves import Amount, Level, levels, moved_bytes, seconds
 from hypergpu.cli.compare.outcome import EXTRAPOLATED
-from hypergpu.cli.figures import size, span
 from hypergpu.picture import svg
+from hypergpu.terminal.figures import size, span
 from hypergpu.units import are, several
 
 PAGE = (1040.0, 470.0)

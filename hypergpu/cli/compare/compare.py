@@ -13,9 +13,9 @@ from hypergpu.cli.compare.order import Errand, Order, all_errands, errands
 from hypergpu.cli.compare.outcome import Outcome, Report, UnmeasuredError, outcome
 from hypergpu.cli.compare.running import Prospect, kept_report, key_of, prospect, ran
 from hypergpu.cli.compare.table import outcome_text
-from hypergpu.cli.failure import usage_error
 from hypergpu.jobfile import read_job_file
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.terminal.failure import usage_error
 from hypergpu.units import several
 
 JSON_NAME = "compare.json"

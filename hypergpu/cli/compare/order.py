@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hypergpu.cli.failure import usage_error
 from hypergpu.jobfile.problem import listed, nearest
 from hypergpu.spec import STRATEGIES
+from hypergpu.terminal.failure import usage_error
 
 BACKENDS = ("proxy", "tunnel", "tc")
 NAIVE = "sync"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from hypergpu.cli.compare.comparison import Comparison, Spread, Standing
 from hypergpu.cli.compare.outcome import EXTRAPOLATED, Outcome
-from hypergpu.cli.figures import score, size, span
-from hypergpu.cli.output import Column
+from hypergpu.terminal.figures import score, size, span
+from hypergpu.terminal.output import Column
 
 
 def columns(comparison: Comparison) -> tuple[Column, ...]:

@@ -3,7 +3,7 @@
 from hypergpu.cli.compare.compare import Files
 from hypergpu.cli.compare.comparison import Comparison
 from hypergpu.cli.compare.table import columns, footnotes, rows
-from hypergpu.cli.output import say, say_json, say_table
+from hypergpu.terminal.output import say, say_json, say_table
 
 
 def tell(comparison: Comparison, files: Files, *, as_json: bool) -> None:

@@ -4,8 +4,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hypergpu.cli.failure import usage_error
 from hypergpu.cli.machine.children import program
+from hypergpu.terminal.failure import usage_error
 
 NONE = "none"
 NETS = ("proxy", "tunnel", "tc", NONE)

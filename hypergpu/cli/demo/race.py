@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hypergpu.cli.figures import span
-from hypergpu.cli.output import Column
 from hypergpu.cli.show.history import History, RoundPoint, reached
+from hypergpu.terminal.figures import span
+from hypergpu.terminal.output import Column
 from hypergpu.units import Milliseconds
 
 COLUMNS = (

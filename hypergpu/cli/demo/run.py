@@ -15,10 +15,7 @@ from hypergpu.cli.demo.rivals import raced
 from hypergpu.cli.demo.settlement import ACCOUNTS_NAME, chain_here, settled
 from hypergpu.cli.demo.stakes import stake_before_work
 from hypergpu.cli.demo.summary import FILE_NAME, Summary, summary_lines, summary_of, write_summary
-from hypergpu.cli.failure import usage_error
-from hypergpu.cli.figures import span
 from hypergpu.cli.ledger.account import ledger_view
-from hypergpu.cli.output import is_rich, say, say_table
 from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.cli.remote.export import Order, export_model
 from hypergpu.cli.remote.views import JobView
@@ -31,6 +28,9 @@ from hypergpu.jobfile import spec_json
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.sites import told_sites
 from hypergpu.spec import JobSpec
+from hypergpu.terminal.failure import usage_error
+from hypergpu.terminal.figures import span
+from hypergpu.terminal.output import is_rich, say, say_table
 
 GIVE_UP_AFTER_S = 300.0
 VICTIM = 1

@@ -10,15 +10,15 @@ import msgspec
 from hypergpu.cli.demo.job import METERINGS
 from hypergpu.cli.demo.metered import Recorded, recorded, said_of_metering
 from hypergpu.cli.demo.stakes import said_of_stakes
-from hypergpu.cli.failure import usage_error
 from hypergpu.cli.ledger.account import LedgerView, paid_in_all
 from hypergpu.cli.ledger.showing import Listed, ledger_of, say_ledger, verification_of
 from hypergpu.cli.ledger.verifying import verdict_lines
 from hypergpu.cli.machine.up import SettlingBy
-from hypergpu.cli.output import say
 from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.sites import Sites
+from hypergpu.terminal.failure import usage_error
+from hypergpu.terminal.output import say
 
 ACCOUNTS_NAME = "ledger.json"
 """What `ledger show --json` tells of the demo's job."""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from hypergpu.cli.ledger.account import LedgerView
 from hypergpu.cli.ledger.wallet import KEY_FILE
-from hypergpu.cli.output import say
 from hypergpu.keys.keyfile import passphrase_beside, stored_secret
 from hypergpu.ledger.typed import Domain, address_bytes
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
+from hypergpu.terminal.output import say
 from hypergpu.units import several
 
 if TYPE_CHECKING:

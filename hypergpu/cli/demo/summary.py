@@ -6,8 +6,8 @@ import msgspec
 
 from hypergpu.cli.demo.race import Race
 from hypergpu.cli.demo.settlement import Settled
-from hypergpu.cli.figures import size, span
 from hypergpu.cli.remote.views import JobView
+from hypergpu.terminal.figures import size, span
 
 FILE_NAME = "summary.json"
 

@@ -7,7 +7,7 @@ from hypergpu.cli.deployment.deploying import Deployed, Deployment
 from hypergpu.cli.deployment.ground import KeyView, Place, ground, key_view, looked_at
 from hypergpu.cli.deployment.offer import Offer, currency, offer_on, refuse_lacking
 from hypergpu.cli.deployment.options import Given, LedgerOptions, options_of, remarks
-from hypergpu.cli.output import confirm, note, say, say_json
+from hypergpu.terminal.output import confirm, note, say, say_json
 from hypergpu.units import are, several
 
 

@@ -7,8 +7,8 @@ import msgspec
 
 from hypergpu.chain.moments import moment
 from hypergpu.cli.ledger.tiers.standing import PayView
-from hypergpu.cli.output import Column
 from hypergpu.ids import Address, NodeId
+from hypergpu.terminal.output import Column
 from hypergpu.units import several
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.ledger import terms_value

@@ -28,7 +28,6 @@ from hypergpu.cli.ledger.holding import (
 from hypergpu.cli.ledger.reading import job_fact, ledger_at, standings, token_decimals
 from hypergpu.cli.ledger.repeated import repeats
 from hypergpu.cli.ledger.wallet import KEY_FILE, MENDED_BY, OWNER_MARK
-from hypergpu.cli.output import note, say, say_json
 from hypergpu.cli.settings import resolved
 from hypergpu.ids import Address, NodeId
 from hypergpu.keys.keyfile import stored_address
@@ -36,6 +35,7 @@ from hypergpu.ledger.audit.dispute import decoded_dispute, disputes, encoded_dis
 from hypergpu.ledger.receipt import Signers
 from hypergpu.ledger.typed import Domain
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.terminal.output import note, say, say_json
 from hypergpu.units import are, several
 
 Whose = tuple[Path | None, Path | None, str | None]

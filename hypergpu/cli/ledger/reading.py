@@ -15,12 +15,12 @@ from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.errors import RpcError, RpcGarbledError, RpcRefusedError
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.cli.ledger.account import Standing
-from hypergpu.cli.transfer import counted
 from hypergpu.ids import Address, JobKey, NodeId
 from hypergpu.ledger.audit.facts import JobFact
 from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.typed import Domain, address_bytes, word_bytes
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.terminal.transfer import counted
 
 _DECIMALS_MAX = 36
 

@@ -27,10 +27,10 @@ from hypergpu.cli.ledger.verifying import (
     received,
     verified,
 )
-from hypergpu.cli.output import note, say, say_whole_table
 from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.ledger.receipt import SignedReceipt
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.terminal.output import note, say, say_whole_table
 from hypergpu.wire.ledger import terms_value
 
 TRANSACTIONS_SHOWN = 20

@@ -6,13 +6,13 @@ import msgspec
 
 from hypergpu.cli.ledger.account import shown
 from hypergpu.cli.ledger.stored import Stored, stored_receipts, stored_voucher
-from hypergpu.cli.output import Column
 from hypergpu.ids import Address, JobId, JobKey
 from hypergpu.keys.keyfile import is_encrypted, stored_address
 from hypergpu.ledger import pay
 from hypergpu.ledger.receipt import ReceiptCheck, Signers
 from hypergpu.ledger.terms import Terms, kept_terms
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.terminal.output import Column
 from hypergpu.units import are, several
 
 COLUMNS = (

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from hypergpu.cli.figures import size
 from hypergpu.cli.machine.probe import DeviceFound, TorchFound
+from hypergpu.terminal.figures import size
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 

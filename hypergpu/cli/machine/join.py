@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from hypergpu.cli.failure import RemoteFailureError, usage_error
 from hypergpu.cli.machine.children import program
-from hypergpu.cli.output import note
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.terminal.failure import RemoteFailureError, usage_error
+from hypergpu.terminal.output import note
 from hypergpu.token import Role, Token, parse_token
 
 TOKEN_VARIABLE = "HYPERGPU_JOIN_TOKEN"

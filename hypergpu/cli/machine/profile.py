@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from hypergpu.cli.failure import RemoteFailureError
 from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.cli.remote.connection import Target
 from hypergpu.cli.settings import profile
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.terminal.failure import RemoteFailureError
 from hypergpu.token import parse_token
 
 ANSWER_WITHIN_S = 15.0

@@ -19,11 +19,11 @@ from hypergpu.cli.machine.children import (
 )
 from hypergpu.cli.machine.join_line import JoinLine, standing_join_line
 from hypergpu.cli.machine.profile import living_owner
-from hypergpu.cli.output import note, say
 from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.cli.remote.connection import Target
 from hypergpu.cli.settings import Setting, chain_meant, known_settings, write_profile
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.terminal.output import note, say
 from hypergpu.token import Role, parse_token
 from hypergpu.units import several
 

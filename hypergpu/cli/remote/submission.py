@@ -4,9 +4,9 @@ from pathlib import Path
 
 from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.cli.remote.upload import Advance, listed_files, manifest, named_files, upload
-from hypergpu.cli.transfer import Shown, transfer
 from hypergpu.jobfile import data_folder, spec_json
 from hypergpu.spec import JobSpec
+from hypergpu.terminal.transfer import Shown, transfer
 
 
 def submit_file(coordinator: Coordinator, spec: JobSpec, beside: Path) -> str:

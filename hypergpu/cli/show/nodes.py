@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hypergpu.cli.figures import size, span
-from hypergpu.cli.output import Column
+from hypergpu.terminal.figures import size, span
+from hypergpu.terminal.output import Column
 
 if TYPE_CHECKING:
     from hypergpu.cli.remote.readings import EstimateView

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from hypergpu.cli.figures import short
+from hypergpu.terminal.figures import short
 
 
 class NodeShare(msgspec.Struct, frozen=True):

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from hypergpu.cli.figures import score, size, span
-from hypergpu.cli.output import Column
+from hypergpu.terminal.figures import score, size, span
+from hypergpu.terminal.output import Column
 from hypergpu.units import several
 
 if TYPE_CHECKING:

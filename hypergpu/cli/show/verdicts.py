@@ -1,9 +1,9 @@
 """Lines of `doctor` and `env`."""
 
-from hypergpu.cli.figures import size
 from hypergpu.cli.machine.checks import FAIL, OK, WARN, Check
 from hypergpu.cli.machine.environment import Environment
-from hypergpu.cli.output import is_rich
+from hypergpu.terminal.figures import size
+from hypergpu.terminal.output import is_rich
 
 _COLOURS = {OK: "32", WARN: "33", FAIL: "31"}
 _NAME_WIDTH = 12

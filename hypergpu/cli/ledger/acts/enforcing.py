@@ -2,10 +2,10 @@
 
 from hypergpu.cli.ledger.acts.account import AccountOnChain
 from hypergpu.cli.ledger.acts.done import Done
-from hypergpu.cli.transfer import counted
 from hypergpu.ledger.audit.dispute import Claim, Dispute, dispute_fault
 from hypergpu.ledger.typed import address_bytes, word_bytes
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.terminal.transfer import counted
 from hypergpu.units import are, several
 
 

@@ -7,7 +7,6 @@ import msgspec
 
 from hypergpu.chain.moments import moment
 from hypergpu.cli.ledger.proof.files import file_content
-from hypergpu.cli.transfer import counted
 from hypergpu.ledger.audit.dispute import (
     BYTES_MAX,
     Claim,
@@ -18,6 +17,7 @@ from hypergpu.ledger.audit.dispute import (
 from hypergpu.ledger.audit.facts import JobFact
 from hypergpu.ledger.audit.looked_up import chain_faults, claim_text, since
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.terminal.transfer import counted
 
 if TYPE_CHECKING:
     from hypergpu.chain.reading.history import JobReader

@@ -15,7 +15,6 @@ from hypergpu.cli.ledger.verifying import (
     receipt_faults,
     received,
 )
-from hypergpu.cli.output import note
 from hypergpu.cli.remote.calls import Coordinator
 from hypergpu.files.durable import SHARED, write_durably
 from hypergpu.ledger.audit.facts import JobFact
@@ -31,6 +30,7 @@ from hypergpu.ledger.receipt import (
 from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.typed import Domain
 from hypergpu.refusal import Reason, RefusalError
+from hypergpu.terminal.output import note
 from hypergpu.wire.ledger import terms_value
 
 if TYPE_CHECKING:

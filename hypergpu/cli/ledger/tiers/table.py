@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from hypergpu.chain.moments import moment
 from hypergpu.cli.ledger.tiers.standing import CLAIM, TIERS, Due, NodeTiers, PayView
-from hypergpu.cli.output import Column
+from hypergpu.terminal.output import Column
 
 COLUMNS = (
     Column("node"),

@@ -55,7 +55,7 @@ def error_line(number: int, what: str, fix: str) -> str:
 def _line(number: int, what: str, fix: str) -> None:
     text = error_line(number, what, fix)
     if sys.stderr.isatty():
-        from hypergpu.cli.output import is_rich
+        from hypergpu.terminal.output import is_rich
 
         text = f"\x1b[31m{text}\x1b[0m" if is_rich() else text
     sys.stderr.write(f"{text}\n")

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from hypergpu.cli.output import is_rich
+from hypergpu.terminal.output import is_rich
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn

@@ -34,7 +34,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
-        from hypergpu.cli.failure import RemoteFailureError, report
+        from hypergpu.terminal.failure import RemoteFailureError, report
 
         try:
             return super().invoke(ctx)
@@ -67,8 +67,8 @@ def _report_usage(wrong: Any) -> int:
     if message.startswith("Usage:"):  # a group without a command: its help
         typer.echo(message)
     else:
-        from hypergpu.cli.failure import error_line
         from hypergpu.refusal import Reason
+        from hypergpu.terminal.failure import error_line
 
         number = Reason.ARGUMENT_INVALID.number
         typer.echo(error_line(number, message, f"see {command} --help"), err=True)
