@@ -1,0 +1,159 @@
+"""Boundary between the coordinator and the optional package that pays for work.
+
+The coordinator loads the entry point ``payments`` of the group ``hypergpu.coordinator``. Without
+that package training works, work is signed for no chain, and no receipts are made. This file holds
+protocols and values only: neither side imports the other.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from hypergpu.ids import Address, JobId, NodeId
+from hypergpu.signature import IdentityKey
+from hypergpu.spec import Pay
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+    from hypergpu.statements.domain import Terms
+    from hypergpu.statements.receipt import SignedReceipt
+
+ENTRY_POINT_GROUP = "hypergpu.coordinator"
+ENTRY_POINT_NAME = "payments"
+
+
+class JournalRow(NamedTuple):
+    """One durable event of a job, as the journal holds it."""
+
+    sequence: int
+    """Position within the job's journal, from 0."""
+    kind: str
+    """Class name of the event."""
+    body: bytes
+    """JSON of the event."""
+
+
+class PaymentSummary(NamedTuple):
+    """Ledger that pays the coordinator's jobs, for the start line and the state page."""
+
+    chain_id: int
+    rpc_url: str
+    """Address of the chain's RPC endpoint without credentials."""
+    ledger: Address
+    notes: tuple[str, ...] = ()
+    """Sentences for the operator, each on one line."""
+
+
+class CoordinatorHost(Protocol):
+    """The part of a coordinator that the payments package may use."""
+
+    @property
+    def data_dir(self) -> Path:
+        """Folder of the coordinator's data; exists."""
+        ...
+
+    @property
+    def database_url(self) -> str:
+        """SQLAlchemy URL of the database; empty: SQLite files in ``data_dir``."""
+        ...
+
+    @property
+    def key(self) -> IdentityKey:
+        """The coordinator's signing key."""
+        ...
+
+    def jobs(self) -> tuple[JobId, ...]:
+        """All jobs, live and ended, in order of creation."""
+        ...
+
+    def rows(self, job_id: JobId, from_sequence: int, limit: int) -> Sequence[JournalRow]:
+        """Durable rows of a job's journal from a sequence on, oldest first.
+
+        Blocks on the database; safe on any thread.
+        """
+        ...
+
+    def send_receipts(
+        self, node: NodeId, job_id: JobId, receipts: Sequence["SignedReceipt"]
+    ) -> bool:
+        """Send receipts to a connected node. Call on the event loop.
+
+        Returns:
+            False where the node is not connected or its queue is full: nothing was sent.
+        """
+        ...
+
+    async def change_funding(self, job_id: JobId, funded_samples: int | None, reason: str) -> str:
+        """Journal how many samples of a job its escrow covers.
+
+        Args:
+            job_id: A job of this coordinator.
+            funded_samples: Accepted samples covered at full quality, counted from the job's
+                beginning; None: no limit is known.
+            reason: Shown to users while the job waits for funds.
+
+        Returns:
+            Why the job rejected it, for example because it has ended; empty on success.
+        """
+        ...
+
+
+class Payments(Protocol):
+    """A payments package, opened for one coordinator."""
+
+    def terms(self, job_id: JobId, pay: Pay) -> "Terms":
+        """Terms under which the work of a new job is signed.
+
+        Raises:
+            RefusalError: The job pays, and no ledger is configured.
+        """
+        ...
+
+    async def start(self) -> None:
+        """Open the database and check the chain, before the coordinator serves.
+
+        Raises:
+            RefusalError: The configuration cannot work, with the fix.
+        """
+        ...
+
+    async def run(self) -> None:
+        """Make receipts and settle them until cancelled."""
+        ...
+
+    async def stop(self) -> None:
+        """Close what `start` opened; `run` is no longer running."""
+        ...
+
+    def wake(self) -> None:
+        """Note that new rows are durable. Cheap and idempotent; call on the event loop."""
+        ...
+
+    def greet(self, node: NodeId, newest: Mapping[JobId, "SignedReceipt"]) -> None:
+        """Note that a node connected, with the newest receipt it shows of each job.
+
+        Args:
+            node: The node that dialled in, authenticated.
+            newest: Unverified receipts off the wire.
+        """
+        ...
+
+    def summary(self) -> PaymentSummary | None:
+        """The ledger in use; None where no chain is configured."""
+        ...
+
+    def add_services(self, server: "grpc.aio.Server") -> None:
+        """Register gRPC services on the user port, before the server starts.
+
+        The coordinator's interceptor authorises their calls like those of `JobService`.
+        """
+        ...
+
+
+class OpenPayments(Protocol):
+    """Signature of the object behind the entry point."""
+
+    def __call__(self, host: CoordinatorHost) -> Payments | None:
+        """Open payments for a coordinator; None where the configuration turns them off."""
+        ...
