@@ -6,7 +6,7 @@ The claim's bytes, all integers big-endian and unsigned::
     u32 length | token id, UTF-8  |  request digest[32]
 
 The domain comes first and is length-prefixed, so no other statement shares these bytes. What is
-signed is Keccak-256 of them; what is signed about work is typed data: `hypergpu.ledger.typed`. A
+signed is Keccak-256 of them; what is signed about work is typed data: `hypergpu.statements`. A
 signature is ``r[32] | s[32] | v[1]`` with v 0 or 1 and s in the lower half, so it has no second
 valid form. A node's id is the Ethereum address of its key: the last 20 bytes of Keccak-256 of the
 public key.

@@ -95,16 +95,6 @@ class JobServiceStub(object):
                 request_serializer=hypergpu_dot_v1_dot_job__pb2.WatchJobRequest.SerializeToString,
                 response_deserializer=hypergpu_dot_v1_dot_job__pb2.WatchJobResponse.FromString,
                 _registered_method=True)
-        self.GetLedger = channel.unary_unary(
-                '/hypergpu.v1.JobService/GetLedger',
-                request_serializer=hypergpu_dot_v1_dot_job__pb2.GetLedgerRequest.SerializeToString,
-                response_deserializer=hypergpu_dot_v1_dot_job__pb2.GetLedgerResponse.FromString,
-                _registered_method=True)
-        self.ListReceipts = channel.unary_stream(
-                '/hypergpu.v1.JobService/ListReceipts',
-                request_serializer=hypergpu_dot_v1_dot_job__pb2.ListReceiptsRequest.SerializeToString,
-                response_deserializer=hypergpu_dot_v1_dot_job__pb2.ListReceiptsResponse.FromString,
-                _registered_method=True)
 
 
 class JobServiceServicer(object):
@@ -188,20 +178,6 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetLedger(self, request, context):
-        """What a job owes its nodes, by its own accounts.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListReceipts(self, request, context):
-        """Every receipt of a job, node by node, in order.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -264,16 +240,6 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.WatchJob,
                     request_deserializer=hypergpu_dot_v1_dot_job__pb2.WatchJobRequest.FromString,
                     response_serializer=hypergpu_dot_v1_dot_job__pb2.WatchJobResponse.SerializeToString,
-            ),
-            'GetLedger': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetLedger,
-                    request_deserializer=hypergpu_dot_v1_dot_job__pb2.GetLedgerRequest.FromString,
-                    response_serializer=hypergpu_dot_v1_dot_job__pb2.GetLedgerResponse.SerializeToString,
-            ),
-            'ListReceipts': grpc.unary_stream_rpc_method_handler(
-                    servicer.ListReceipts,
-                    request_deserializer=hypergpu_dot_v1_dot_job__pb2.ListReceiptsRequest.FromString,
-                    response_serializer=hypergpu_dot_v1_dot_job__pb2.ListReceiptsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -601,60 +567,6 @@ class JobService(object):
             '/hypergpu.v1.JobService/WatchJob',
             hypergpu_dot_v1_dot_job__pb2.WatchJobRequest.SerializeToString,
             hypergpu_dot_v1_dot_job__pb2.WatchJobResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetLedger(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/hypergpu.v1.JobService/GetLedger',
-            hypergpu_dot_v1_dot_job__pb2.GetLedgerRequest.SerializeToString,
-            hypergpu_dot_v1_dot_job__pb2.GetLedgerResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListReceipts(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/hypergpu.v1.JobService/ListReceipts',
-            hypergpu_dot_v1_dot_job__pb2.ListReceiptsRequest.SerializeToString,
-            hypergpu_dot_v1_dot_job__pb2.ListReceiptsResponse.FromString,
             options,
             channel_credentials,
             insecure,

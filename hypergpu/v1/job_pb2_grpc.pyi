@@ -86,18 +86,6 @@ class JobServiceStub:
     ]
     """The job's journal from a sequence number on, then live."""
 
-    GetLedger: grpc.UnaryUnaryMultiCallable[
-        hypergpu.v1.job_pb2.GetLedgerRequest,
-        hypergpu.v1.job_pb2.GetLedgerResponse,
-    ]
-    """What a job owes its nodes, by its own accounts."""
-
-    ListReceipts: grpc.UnaryStreamMultiCallable[
-        hypergpu.v1.job_pb2.ListReceiptsRequest,
-        hypergpu.v1.job_pb2.ListReceiptsResponse,
-    ]
-    """Every receipt of a job, node by node, in order."""
-
 class JobServiceAsyncStub:
     """What a user says to the coordinator. Each call carries a user token in the metadata `authorization`."""
 
@@ -165,18 +153,6 @@ class JobServiceAsyncStub:
         hypergpu.v1.job_pb2.WatchJobResponse,
     ]
     """The job's journal from a sequence number on, then live."""
-
-    GetLedger: grpc.aio.UnaryUnaryMultiCallable[
-        hypergpu.v1.job_pb2.GetLedgerRequest,
-        hypergpu.v1.job_pb2.GetLedgerResponse,
-    ]
-    """What a job owes its nodes, by its own accounts."""
-
-    ListReceipts: grpc.aio.UnaryStreamMultiCallable[
-        hypergpu.v1.job_pb2.ListReceiptsRequest,
-        hypergpu.v1.job_pb2.ListReceiptsResponse,
-    ]
-    """Every receipt of a job, node by node, in order."""
 
 class JobServiceServicer(metaclass=abc.ABCMeta):
     """What a user says to the coordinator. Each call carries a user token in the metadata `authorization`."""
@@ -269,22 +245,6 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[hypergpu.v1.job_pb2.WatchJobResponse], collections.abc.AsyncIterator[hypergpu.v1.job_pb2.WatchJobResponse]]:
         """The job's journal from a sequence number on, then live."""
-
-    @abc.abstractmethod
-    def GetLedger(
-        self,
-        request: hypergpu.v1.job_pb2.GetLedgerRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[hypergpu.v1.job_pb2.GetLedgerResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.GetLedgerResponse]]:
-        """What a job owes its nodes, by its own accounts."""
-
-    @abc.abstractmethod
-    def ListReceipts(
-        self,
-        request: hypergpu.v1.job_pb2.ListReceiptsRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[hypergpu.v1.job_pb2.ListReceiptsResponse], collections.abc.AsyncIterator[hypergpu.v1.job_pb2.ListReceiptsResponse]]:
-        """Every receipt of a job, node by node, in order."""
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
 

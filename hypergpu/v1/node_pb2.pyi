@@ -272,7 +272,7 @@ class Hello(google.protobuf.message.Message):
     CAPABILITIES_FIELD_NUMBER: builtins.int
     WORKING_FIELD_NUMBER: builtins.int
     IS_STARTING_FIELD_NUMBER: builtins.int
-    RECEIPTS_FIELD_NUMBER: builtins.int
+    NEWEST_RECEIPTS_FIELD_NUMBER: builtins.int
     is_starting: builtins.bool
     """Its worker is still starting: what it could do the last time holds, work would have to wait. A `WorkerReady`
     on this stream, or the next hello, ends that.
@@ -286,8 +286,8 @@ class Hello(google.protobuf.message.Message):
         """What the node is still working on, so that a coordinator that restarted need not repeat it."""
 
     @property
-    def receipts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[hypergpu.v1.receipt_pb2.ReceiptsHeld]:
-        """What it holds of each job that it has receipts of; the coordinator sends what is missing."""
+    def newest_receipts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[hypergpu.v1.receipt_pb2.NewestReceipt]:
+        """The newest receipt of each job that it has receipts of; the coordinator sends the receipts after it."""
 
     def __init__(
         self,
@@ -296,10 +296,10 @@ class Hello(google.protobuf.message.Message):
         capabilities: global___Capabilities | None = ...,
         working: collections.abc.Iterable[global___Lease] | None = ...,
         is_starting: builtins.bool = ...,
-        receipts: collections.abc.Iterable[hypergpu.v1.receipt_pb2.ReceiptsHeld] | None = ...,
+        newest_receipts: collections.abc.Iterable[hypergpu.v1.receipt_pb2.NewestReceipt] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "is_starting", b"is_starting", "receipts", b"receipts", "version", b"version", "working", b"working"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "is_starting", b"is_starting", "newest_receipts", b"newest_receipts", "version", b"version", "working", b"working"]) -> None: ...
 
 global___Hello = Hello
 
@@ -1113,23 +1113,16 @@ class SubmitUpdateResponse(google.protobuf.message.Message):
 
     COMMITTED_OFFSET_FIELD_NUMBER: builtins.int
     IS_ACCEPTED_FIELD_NUMBER: builtins.int
-    VOUCHER_FIELD_NUMBER: builtins.int
     committed_offset: builtins.int
     """Of the stripe, or of the whole update where there are none."""
     is_accepted: builtins.bool
     """The update is accepted and durable. With several stripes one of their calls says so."""
-    @property
-    def voucher(self) -> hypergpu.v1.receipt_pb2.Voucher:
-        """With the acceptance: what the node has earned so far, this update's guaranteed part with it."""
-
     def __init__(
         self,
         *,
         committed_offset: builtins.int = ...,
         is_accepted: builtins.bool = ...,
-        voucher: hypergpu.v1.receipt_pb2.Voucher | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["voucher", b"voucher"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["committed_offset", b"committed_offset", "is_accepted", b"is_accepted", "voucher", b"voucher"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["committed_offset", b"committed_offset", "is_accepted", b"is_accepted"]) -> None: ...
 
 global___SubmitUpdateResponse = SubmitUpdateResponse

@@ -15,23 +15,24 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class Terms(google.protobuf.message.Message):
-    """What is signed about work and pay. All signatures are of secp256k1, r (32 bytes) | s (32) | v (1, 0 or 1), s in the
-    lower half, over EIP-712 typed data: keccak256(0x19 0x01 | separator | struct hash). A hash here is Keccak-256, a digest
-    BLAKE3-256. Every field of the structs below is a 32-byte word, numbers big-endian, addresses in the low 20 bytes.
+    """Statements about work that nodes and coordinators sign. All signatures are of secp256k1, r (32 bytes) | s (32) | v (1,
+    0 or 1), s in the lower half, over EIP-712 typed data: keccak256(0x19 0x01 | separator | struct hash). A hash is
+    Keccak-256, a digest BLAKE3-256. Every field of the structs below is a 32-byte word, numbers big-endian, addresses in the
+    low 20 bytes.
 
       separator    keccak(keccak("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)")
-                   | keccak("HyperGPU") | keccak("1") | chain id | contract)
+                   | keccak("HyperGPU") | keccak("2") | chain id | contract)
       contribution keccak(keccak("Contribution(bytes32 job,uint32 epoch,uint32 round,address node,bytes32 shard,"
                    "bytes32 model,bytes32 update,uint64 samples,uint32 innerSteps,uint64 computeMs,uint64 updateBytes,"
                    "uint64 lease,uint64 nonce)") | job | epoch | ... | nonce)
       receipt      keccak(keccak("Receipt(bytes32 job,uint32 epoch,uint32 round,address node,uint64 sequence,"
-                   "bytes32 contribution,uint64 samples,uint16 qualityBps,bytes32 evaluator)") | job | ... | evaluator)
-      voucher      keccak(keccak("Voucher(bytes32 job,address node,uint64 sequence,uint128 amount)") | job | ... | amount)
+                   "bytes32 contribution,uint64 samples,uint16 qualityBps,bytes32 evaluator,uint64 totalScore)")
+                   | job | ... | totalScore)
 
     job is keccak(owner's address, 32 bytes | keccak(job id)); shard is the digest of u32 partition | u32 count of ranges |
     (u64 start | u64 count of samples) for each range; evaluator is the hash of a short name.
 
-    For whom and where the work of a job counts. Chain 0 and a contract of zeros: no chain settles the job.
+    The ledger and the signer of a job's receipts. Chain 0 and a contract of zeros: no chain settles the job.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -48,7 +49,7 @@ class Terms(google.protobuf.message.Message):
     contract: builtins.bytes
     """20 bytes."""
     coordinator: builtins.bytes
-    """Who signs receipts and vouchers, 20 bytes."""
+    """The signer of receipts, 20 bytes."""
     def __init__(
         self,
         *,
@@ -64,7 +65,7 @@ global___Terms = Terms
 
 @typing.final
 class Contribution(google.protobuf.message.Message):
-    """What the node signed for one update, with all that is not in its receipt."""
+    """The fields of a node's contribution that are not in its receipt."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -83,7 +84,7 @@ class Contribution(google.protobuf.message.Message):
     lease: builtins.int
     nonce: builtins.int
     signature: builtins.bytes
-    """Of the node, over the contribution with job, epoch, round, node and samples of the receipt."""
+    """The node's, over the contribution with job, epoch, round, node and samples of the receipt."""
     @property
     def shard(self) -> hypergpu.v1.tensor_pb2.Digest: ...
     @property
@@ -110,7 +111,7 @@ global___Contribution = Contribution
 
 @typing.final
 class Receipt(google.protobuf.message.Message):
-    """The coordinator's word for one accepted update."""
+    """The coordinator's statement about one accepted update."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -122,6 +123,7 @@ class Receipt(google.protobuf.message.Message):
     SAMPLES_FIELD_NUMBER: builtins.int
     QUALITY_BPS_FIELD_NUMBER: builtins.int
     EVALUATOR_FIELD_NUMBER: builtins.int
+    TOTAL_SCORE_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
     job: builtins.bytes
     epoch: builtins.int
@@ -129,13 +131,15 @@ class Receipt(google.protobuf.message.Message):
     sequence: builtins.int
     """Dense for each node in a job, from 0."""
     samples: builtins.int
-    """As assigned, and checked."""
+    """Samples assigned and checked."""
     quality_bps: builtins.int
     """Ten-thousandths."""
     evaluator: builtins.bytes
-    """32 bytes: the hash of what measured it."""
+    """32 bytes: the hash of the name of the measurement."""
+    total_score: builtins.int
+    """Sum of samples x quality over the node's receipts in the job, this one included."""
     signature: builtins.bytes
-    """Of the coordinator."""
+    """The coordinator's."""
     @property
     def contribution(self) -> global___Contribution: ...
     def __init__(
@@ -149,99 +153,60 @@ class Receipt(google.protobuf.message.Message):
         samples: builtins.int = ...,
         quality_bps: builtins.int = ...,
         evaluator: builtins.bytes = ...,
+        total_score: builtins.int = ...,
         signature: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["contribution", b"contribution"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["contribution", b"contribution", "epoch", b"epoch", "evaluator", b"evaluator", "job", b"job", "quality_bps", b"quality_bps", "round", b"round", "samples", b"samples", "sequence", b"sequence", "signature", b"signature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["contribution", b"contribution", "epoch", b"epoch", "evaluator", b"evaluator", "job", b"job", "quality_bps", b"quality_bps", "round", b"round", "samples", b"samples", "sequence", b"sequence", "signature", b"signature", "total_score", b"total_score"]) -> None: ...
 
 global___Receipt = Receipt
 
 @typing.final
-class Voucher(google.protobuf.message.Message):
-    """All that a node earned in a job so far. The newest replaces the others; the amount never falls."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    JOB_FIELD_NUMBER: builtins.int
-    SEQUENCE_FIELD_NUMBER: builtins.int
-    AMOUNT_FIELD_NUMBER: builtins.int
-    SIGNATURE_FIELD_NUMBER: builtins.int
-    job: builtins.bytes
-    sequence: builtins.int
-    """How many receipts it counts."""
-    amount: builtins.bytes
-    """Of the token's smallest unit: 16 bytes, big-endian."""
-    signature: builtins.bytes
-    """Of the coordinator."""
-    def __init__(
-        self,
-        *,
-        job: builtins.bytes = ...,
-        sequence: builtins.int = ...,
-        amount: builtins.bytes = ...,
-        signature: builtins.bytes = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["amount", b"amount", "job", b"job", "sequence", b"sequence", "signature", b"signature"]) -> None: ...
-
-global___Voucher = Voucher
-
-@typing.final
 class Receipts(google.protobuf.message.Message):
-    """Receipts of one job and node, in order, none left out."""
+    """Receipts of one job and node, in ascending order of sequence."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
     RECEIPTS_FIELD_NUMBER: builtins.int
-    VOUCHER_FIELD_NUMBER: builtins.int
     TERMS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     @property
     def receipts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Receipt]: ...
     @property
-    def voucher(self) -> global___Voucher:
-        """What the node has earned with them; absent where nothing is paid."""
-
-    @property
     def terms(self) -> global___Terms:
-        """Of the job, for a node that lost them; the epoch is left out."""
+        """The job's terms, for a node that lost them; the epoch is omitted."""
 
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         receipts: collections.abc.Iterable[global___Receipt] | None = ...,
-        voucher: global___Voucher | None = ...,
         terms: global___Terms | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["terms", b"terms", "voucher", b"voucher"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "receipts", b"receipts", "terms", b"terms", "voucher", b"voucher"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["terms", b"terms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "receipts", b"receipts", "terms", b"terms"]) -> None: ...
 
 global___Receipts = Receipts
 
 @typing.final
-class ReceiptsHeld(google.protobuf.message.Message):
-    """How many receipts of a job a node holds: it lacks those from this sequence on."""
+class NewestReceipt(google.protobuf.message.Message):
+    """The newest receipt that a node holds of a job. A coordinator with an older journal takes it over."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
-    COUNT_FIELD_NUMBER: builtins.int
-    NEWEST_FIELD_NUMBER: builtins.int
+    RECEIPT_FIELD_NUMBER: builtins.int
     job_id: builtins.str
-    count: builtins.int
     @property
-    def newest(self) -> global___Receipt:
-        """The last of them: it tells whose job it is, and proves that it was signed. Absent where there is none."""
-
+    def receipt(self) -> global___Receipt: ...
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
-        count: builtins.int = ...,
-        newest: global___Receipt | None = ...,
+        receipt: global___Receipt | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["newest", b"newest"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["count", b"count", "job_id", b"job_id", "newest", b"newest"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["receipt", b"receipt"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "receipt", b"receipt"]) -> None: ...
 
-global___ReceiptsHeld = ReceiptsHeld
+global___NewestReceipt = NewestReceipt

@@ -8,18 +8,15 @@ from hypergpu.ledger.typed import (
     Contribution,
     Domain,
     Receipt,
-    Voucher,
     address_bytes,
     struct_hash,
     word_bytes,
 )
-from hypergpu.ledger.voucher import SignedVoucher
 from hypergpu.refusal import Reason, RefusalError
-from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples, Wei
+from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 from hypergpu.v1 import receipt_pb2, tensor_pb2
 
 _WORD_BYTES = 32
-_AMOUNT_BYTES = 16
 _ADDRESS_BYTES = 20
 
 
@@ -133,32 +130,3 @@ def receipt_value(message: receipt_pb2.Receipt, node: NodeId) -> SignedReceipt:
         contribution=contribution,
         contribution_signature=made.signature,
     )
-
-
-def voucher_message(signed: SignedVoucher) -> receipt_pb2.Voucher:
-    """A voucher on the wire."""
-    voucher = signed.voucher
-    return receipt_pb2.Voucher(
-        job=word_bytes(voucher.job),
-        sequence=voucher.sequence,
-        amount=voucher.amount.to_bytes(_AMOUNT_BYTES, "big"),
-        signature=signed.signature,
-    )
-
-
-def voucher_value(message: receipt_pb2.Voucher, node: NodeId) -> SignedVoucher:
-    """A voucher off the wire; nothing in it is checked but its sizes.
-
-    Raises:
-        RefusalError: REQUEST_INVALID, a field has another size.
-    """
-    if len(message.amount) != _AMOUNT_BYTES:
-        detail = f"an amount has {_AMOUNT_BYTES} bytes, not {len(message.amount)}"
-        raise RefusalError(Reason.REQUEST_INVALID, detail)
-    voucher = Voucher(
-        job=JobKey(word_value(message.job)),
-        node=node,
-        sequence=message.sequence,
-        amount=Wei(int.from_bytes(message.amount, "big")),
-    )
-    return SignedVoucher(voucher, message.signature)

@@ -4,10 +4,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 from hypergpu.refusal import Reason, RefusalError
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Peers refuse any other. It rises with every change after which an older peer would be refused
 later, or understood otherwise: of a message, or of the bytes that somebody signs."""
-CHANGES = {2: "nodes sign contributions as EIP-712 data of their job's ledger"}
+CHANGES = {
+    2: "nodes sign contributions as EIP-712 data of their job's ledger",
+    3: "receipts state the node's total score, and there are no vouchers",
+}
 """What each protocol brought."""
 PROTOCOL_KEY = "hypergpu-protocol"
 PROTOCOL_ENTRY = (PROTOCOL_KEY, str(PROTOCOL))

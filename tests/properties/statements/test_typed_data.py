@@ -11,24 +11,14 @@ from msgspec.structs import asdict, replace
 
 from hypergpu.ids import Digest, NodeId
 from hypergpu.keys.keccak import keccak
-from hypergpu.ledger.typed import (
-    Contribution,
-    Domain,
-    Receipt,
-    Statement,
-    Voucher,
-    chain_form,
-    is_contribution_of,
-    shard_digest,
-    sign,
-    signed_digest,
-    signer,
-    struct_hash,
-)
 from hypergpu.signature import IdentityKey
-from hypergpu.units import BasisPoints, Samples, Wei
+from hypergpu.statements.contribution import Contribution, is_signed_by, shard_digest
+from hypergpu.statements.domain import Domain
+from hypergpu.statements.receipt import Receipt
+from hypergpu.statements.signing import chain_form, sign, signed_digest, signer, struct_hash
+from hypergpu.units import BasisPoints, Samples
 from hypergpu.wire.protocol import PROTOCOL
-from tests.properties.ledger.statements import (
+from tests.properties.statements.strategies import (
     contributions,
     domains,
     keys,
@@ -43,14 +33,13 @@ TYPES = {
     "bytes32 model,bytes32 update,uint64 samples,uint32 innerSteps,uint64 computeMs,"
     "uint64 updateBytes,uint64 lease,uint64 nonce",
     "Receipt": "bytes32 job,uint32 epoch,uint32 round,address node,uint64 sequence,"
-    "bytes32 contribution,uint64 samples,uint16 qualityBps,bytes32 evaluator",
-    "Voucher": "bytes32 job,address node,uint64 sequence,uint128 amount",
+    "bytes32 contribution,uint64 samples,uint16 qualityBps,bytes32 evaluator,uint64 totalScore",
 }
 
 
-def test_what_is_signed_changes_only_together_with_the_protocol() -> None:
+def test_typed_data_changes_only_together_with_the_protocol() -> None:
     declared_types = ";".join(f"{name}({TYPES[name]})" for name in sorted(TYPES))
-    assert (PROTOCOL, keccak(declared_types.encode()).hex()[:16]) == (2, "212016cbd099edf0")
+    assert (PROTOCOL, keccak(declared_types.encode()).hex()[:16]) == (3, "7e034aaf4c31176f")
 
 
 def camel(name: str) -> str:
@@ -58,15 +47,15 @@ def camel(name: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-def declared(domain: Domain, statement: Statement) -> dict[str, Any]:
-    """The statement as wallets are shown it."""
+def declared(domain: Domain, statement: Contribution | Receipt) -> dict[str, Any]:
+    """The statement as wallets show it."""
     kind = type(statement).__name__
     fields = [field.split() for field in TYPES[kind].split(",")]
     message = {camel(name): value for name, value in asdict(statement).items()}
     return {
         "domain": {
             "name": "HyperGPU",
-            "version": "1",
+            "version": "2",
             "chainId": domain.chain_id,
             "verifyingContract": domain.contract,
         },
@@ -89,16 +78,19 @@ def declared(domain: Domain, statement: Statement) -> dict[str, Any]:
 
 @given(domain=domains, statement=statements)
 def test_statements_have_the_digests_that_wallets_compute(
-    domain: Domain, statement: Statement
+    domain: Domain, statement: Contribution | Receipt
 ) -> None:
     encoded = encode_typed_data(full_message=declared(domain, statement))
+    hashed = struct_hash(statement)
     assert encoded.header == domain.separator()
-    assert encoded.body == struct_hash(statement)
-    assert _hash_eip191_message(encoded) == signed_digest(domain.separator(), statement)
+    assert encoded.body == hashed
+    assert _hash_eip191_message(encoded) == signed_digest(domain.separator(), hashed)
 
 
 @given(domain=domains, statement=statements, key=keys)
-def test_a_wallet_and_we_sign_alike(domain: Domain, statement: Statement, key: IdentityKey) -> None:
+def test_a_wallet_and_we_sign_alike(
+    domain: Domain, statement: Contribution | Receipt, key: IdentityKey
+) -> None:
     message = encode_typed_data(full_message=declared(domain, statement))
     signature = sign(key, domain.separator(), statement)
     assert chain_form(signature) == Account.sign_message(message, key.secret).signature
@@ -108,7 +100,7 @@ def test_a_wallet_and_we_sign_alike(domain: Domain, statement: Statement, key: I
 
 @given(domain=domains, other=domains, statement=statements, key=keys)
 def test_a_signature_counts_in_its_own_domain_only(
-    domain: Domain, other: Domain, statement: Statement, key: IdentityKey
+    domain: Domain, other: Domain, statement: Contribution | Receipt, key: IdentityKey
 ) -> None:
     signature = sign(key, domain.separator(), statement)
     in_other = signer(other.separator(), statement, signature) == key.node_id
@@ -116,48 +108,49 @@ def test_a_signature_counts_in_its_own_domain_only(
 
 
 @given(first=statements, second=statements)
-def test_two_statements_never_share_a_digest(first: Statement, second: Statement) -> None:
+def test_two_statements_never_share_a_digest(
+    first: Contribution | Receipt, second: Contribution | Receipt
+) -> None:
     assert (struct_hash(first) == struct_hash(second)) == (first == second)
 
 
 @given(contribution=contributions, key=keys, other=keys)
-def test_a_contribution_is_its_own_nodes_alone(
+def test_a_contribution_counts_for_the_node_that_it_names_and_that_signed_it(
     contribution: Contribution, key: IdentityKey, other: IdentityKey
 ) -> None:
     separator = Domain().separator()
     own = replace(contribution, node=key.node_id)
-    assert is_contribution_of(key.node_id, separator, own, sign(key, separator, own))
+    assert is_signed_by(key.node_id, separator, own, sign(key, separator, own))
     foreign = replace(contribution, node=NodeId("0x" + "11" * 20))
-    assert not is_contribution_of(key.node_id, separator, foreign, sign(key, separator, foreign))
+    assert not is_signed_by(key.node_id, separator, foreign, sign(key, separator, foreign))
     if key.node_id != other.node_id:
-        signature = sign(other, separator, own)
-        assert not is_contribution_of(key.node_id, separator, own, signature)
+        assert not is_signed_by(key.node_id, separator, own, sign(other, separator, own))
 
 
 @given(statement=statements, signature=st.binary(max_size=80))
-def test_bytes_from_outside_never_raise(statement: Statement, signature: bytes) -> None:
+def test_bytes_from_outside_never_raise(
+    statement: Contribution | Receipt, signature: bytes
+) -> None:
     found = signer(Domain().separator(), statement, signature)
     assert found is None or len(signature) == 65
 
 
 @given(receipt=receipts)
-def test_what_has_no_bytes_is_nobodys(receipt: Receipt) -> None:
+def test_a_receipt_that_cannot_be_encoded_has_no_signer(receipt: Receipt) -> None:
     separator = Domain().separator()
     for broken in (
         replace(receipt, quality_bps=BasisPoints(65_536)),
         replace(receipt, round=-1),
         replace(receipt, sequence=2**64),
+        replace(receipt, total_score=2**64),
         replace(receipt, node=NodeId(receipt.node.upper())),
         replace(receipt, contribution=receipt.contribution[:-2]),
-        # bytes.fromhex would pass over the blanks and the packing would fill up with zeros.
+        # `bytes.fromhex` skips blanks, and the packing would fill up with zeros.
         replace(receipt, contribution="  " + receipt.contribution[2:]),
     ):
         with pytest.raises(ValueError, match=r"address|64 lower-case|does not fit"):
             struct_hash(broken)
         assert signer(separator, broken, bytes(65)) is None
-    voucher = Voucher(job=receipt.job, node=receipt.node, sequence=0, amount=Wei(2**128))
-    with pytest.raises(ValueError, match="does not fit"):
-        struct_hash(voucher)
 
 
 ranges = st.lists(st.tuples(u64, u64.map(Samples)), max_size=4)
@@ -178,7 +171,7 @@ def test_a_range_that_does_not_fit_is_refused() -> None:
 
 
 def test_keccak_is_ethereums() -> None:
-    # EIP-1052 names the digest of nothing.
-    nothing = "c5d2460186f7233c927e7db2dcc703c0e500b653ca82273b7bfad8045d85a470"
-    assert keccak(b"").hex() == nothing
-    assert Digest(nothing) != shard_digest(0, [])
+    # EIP-1052 gives the digest of the empty string.
+    empty = "c5d2460186f7233c927e7db2dcc703c0e500b653ca82273b7bfad8045d85a470"
+    assert keccak(b"").hex() == empty
+    assert Digest(empty) != shard_digest(0, [])

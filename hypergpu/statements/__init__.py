@@ -1,0 +1,1 @@
+"""Typed data (EIP-712) that nodes and coordinators sign about work."""
