@@ -19,12 +19,11 @@ ARTIFACTS = CONTRACTS / "artifacts"
 MODULES = ROOT / "node_modules"
 CACHE = ROOT / "build" / "contracts"
 PUBLISHED = {
-    "MerkleLedger": "MerkleLedger.sol",
     "NaiveLedger": "bench/NaiveLedger.sol",
     "TestToken": "tokens/TestToken.sol",
     "TrainingLedger": "TrainingLedger.sol",
 }
-FOLDERS = (".", "bench", "interfaces", "ledger", "libraries", "tokens")
+FOLDERS = (".", "bench", "interfaces", "ledger", "tokens")
 # Prague is what the chains of the profiles run; foundry.toml says the same.
 SETTINGS: dict[str, Any] = {
     "evmVersion": "prague",

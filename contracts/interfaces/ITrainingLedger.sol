@@ -1,34 +1,97 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-import {ISettlement} from "./ISettlement.sol";
-import {IStaking} from "./IStaking.sol";
-import {IDisputes} from "./IDisputes.sol";
+import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 
-/// @title Records accepted contributions and pays for each exactly once.
-/// @notice A contribution is known by its receipt: (job, node, sequence), the sequences of a node in a job being dense from 0.
-/// The ledger keeps one number for each (job, node), `counted`: every receipt below it is recorded, none from it on.
-/// Both ways to record a receipt start at exactly `counted` and move it, so no receipt is recorded twice, none is left out
-/// in between, and it does not matter which way comes first:
+/// @title The ledger of training jobs: it holds a job's escrow and pays each node for its accepted work, once.
+/// @notice This file is the manual; the code behind it adds nothing that a caller must know.
 ///
-/// | way | who | what is on chain |
+/// # Theory of operation
+/// A coordinator signs a receipt for each contribution that it accepts. The score of a receipt is its samples times its quality in
+/// basis points, and every receipt states `totalScore`: the sum of the node's scores in the job up to and including this one.
+/// So the newest receipt of a node alone proves everything that the node has earned in the job.
+///
+/// The ledger keeps three numbers for each node in a job, and none of them ever falls:
+///     counted   receipts recorded
+///     score     the highest total score recorded
+///     earned    units allotted so far
+///
+/// Recording anything means raising these numbers:
+///     counted' = max(counted, given count)      score' = max(score, given total score)
+///     worth    = unitPrice * score' / 1,000,000     (rounded down)
+///     delta    = min(worth - earned, free escrow)
+///     earned' += delta      free escrow -= delta      the node's share of the epoch += delta
+///
+/// Three properties follow, whatever the order of calls:
+/// 1. No unit is paid twice: `earned` never exceeds what the recorded score is worth.
+/// 2. Old news is harmless: an older receipt or an overlapping batch raises nothing. A batch of the coordinator and a receipt
+///    that its node forces in meanwhile merge by maximum.
+/// 3. Nothing is lost while the escrow is short: `worth - earned` stays open, and the next record of the node after a funding
+///    makes it good, also where it carries no higher score. Who is recorded first is served first.
+///
+/// Epochs group shares for the challenge window and for payment:
+///     epoch:  open ── closeEpoch ──▶ closed, with a challenge window from then on
+///     share:  NONE ── record ──▶ DUE ── distributePayments ──▶ PAID
+///                                 │                              │  (inside the window)
+///                                 └───── voidContribution ───────┴──▶ VOID
+///
+/// A share is paid once the window of its epoch is over, or before that against free stake of its node: the payment locks as much
+/// stake until the window is over, so a void always finds what it has to take back.
+///
+/// Each unit of the ledger's balance is a job's free escrow, a share that is due, a node's stake, or credit.
+///
+/// | who | may | may not |
 /// |---|---|---|
-/// | `submitAggregate` | coordinator | five words a node and batch; the receipts lie behind a Merkle root |
-/// | `submitContributions` | coordinator | 16 bytes a receipt, and the root |
-/// | `submitContribution` | anyone | one whole receipt with both signatures: forced inclusion |
+/// | owner of a job | open it, close epochs, take back free escrow after a notice | touch a share that is recorded |
+/// | coordinator | sign receipts, record batches, close epochs | touch stake; lower anything that is recorded |
+/// | node | register, stake, force its receipts in, close what stays open | be paid without a coordinator's signature |
+/// | anyone | fund a job, force a receipt in, pay nodes their shares | direct money anywhere but to its node |
+/// | arbiters, m of n | void a share inside its window | act after the window, take what other payments lock |
 ///
-/// An epoch of a job goes `open ──closeEpoch──▶ closed`, and then each node's share of its pool `due ──▶ paid | void`.
+/// Nobody can change the code, the token, the windows or the arbiters. Amounts are in the smallest unit of one ERC-20 token, which
+/// takes no fees and does not rebase, and have 96 bits (stake 80). A transfer that the token refuses becomes credit of the payee
+/// and never stops another payee. Times are Unix seconds.
 ///
-/// A share is paid once the challenge window after the closing is over, or before that against the node's free stake,
-/// which is then locked until the window is over. What a voucher claims is pending for a window of its own, in which arbiters
-/// may stop it, and is taken off later shares.
-interface ITrainingLedger is ISettlement, IStaking, IDisputes {
-    /// @notice The coordinator's receipt for one contribution, as it is signed (EIP-712).
-    /// @param sequence Dense for each (job, node), from 0.
-    /// @param contribution hashStruct of what the node signed.
-    /// @param samples As checked by the coordinator.
-    /// @param qualityBps In [0, 10000].
-    /// @param evaluator Who measured it.
+/// @dev Signatures are EIP-712 in the domain `HyperGPU`, version `2`, 65 bytes r, s, v with v 27 or 28, of plain accounts. Signed
+/// are the structs `Receipt` and `Verdict` below, and the node's Contribution, of which the ledger sees the hashStruct alone.
+interface ITrainingLedger {
+    /// @notice What the owner of a job states when opening it. It never changes.
+    /// @param coordinator Signs receipts and records batches.
+    /// @param model Digest of the first model.
+    /// @param dataset Digest of the dataset's description.
+    /// @param unitPrice Token units for a score of 1,000,000, which is 100 samples of full quality.
+    /// @param epochs The owner's plan: recorded, not enforced.
+    struct JobTerms {
+        address coordinator;
+        bytes32 model;
+        bytes32 dataset;
+        uint128 unitPrice;
+        uint32 epochs;
+    }
+    /// @notice A job.
+    /// @param free Escrow that is allotted to no share.
+    /// @param nextSeq The sequence number that the coordinator's next batch must carry.
+    /// @param endsAt When the owner may take `free` back; 0 while that was not requested.
+    struct Job {
+        address owner;
+        JobTerms terms;
+        uint96 free;
+        uint32 nextSeq;
+        uint40 endsAt;
+    }
+    /// @notice What a node says it is.
+    /// @param capabilities Digest of its capabilities.
+    /// @param device Name of its device's class.
+    struct NodeMeta {
+        bytes32 capabilities;
+        bytes32 device;
+        uint32 memoryMb;
+    }
+    /// @notice The coordinator's receipt for one contribution.
+    /// @param sequence Dense for each node in a job, from 0.
+    /// @param contribution hashStruct of the Contribution that the node signed.
+    /// @param evaluator Names what measured the quality.
+    /// @param totalScore Sum of samples times quality over the node's receipts in the job, this one included.
     struct Receipt {
         bytes32 job;
         uint32 epoch;
@@ -39,212 +102,221 @@ interface ITrainingLedger is ISettlement, IStaking, IDisputes {
         uint64 samples;
         uint16 qualityBps;
         bytes32 evaluator;
+        uint64 totalScore;
     }
-
-    /// @notice The coordinator's promise of everything a node has earned in a job so far, as it is signed (EIP-712).
-    /// @param sequence How many receipts it counts.
-    /// @param amount Cumulative: it never falls.
-    struct Voucher {
+    /// @notice The arbiters' decision to void a node's share of an epoch.
+    /// @param penalty The most to take from the node's stake on top, from what no payment locks.
+    /// @param evidence Digest of a document that says why.
+    struct Verdict {
         bytes32 job;
+        uint32 epoch;
         address node;
-        uint64 sequence;
-        uint128 amount;
+        uint128 penalty;
+        bytes32 evidence;
     }
-
-    /// @notice What a batch adds for one node: the receipts [firstSequence, firstSequence + receipts).
-    /// @param score Sum over the receipts of samples times quality in basis points.
-    struct NodeTotals {
-        address node;
-        uint48 firstSequence;
-        uint32 receipts;
-        uint64 samples;
-        uint80 score;
-    }
-
-    /// @notice Where a node's share of an epoch stands. `NONE`: nothing recorded.
+    /// @notice Where a node's share of an epoch stands. `NONE`: nothing was allotted in this epoch.
     enum ShareState {
         NONE,
         DUE,
         PAID,
         VOID
     }
-
-    /// @notice A node's share of an epoch.
-    /// @param reward 0 while the epoch is open.
-    /// @param paid What went to the wallet or into credit; less than `reward` where a voucher had paid before.
-    struct Contribution {
+    /// @notice A node's share of an epoch: what is due, was paid or was voided.
+    struct Share {
         ShareState state;
-        uint32 receipts;
-        uint80 score;
-        uint96 reward;
-        uint96 paid;
+        uint96 amount;
     }
-
-    /// @notice An epoch.
+    /// @notice An epoch of a job.
+    /// @param openedAt Time of its first record; 0 before that.
     /// @param closedAt 0 while it is open.
-    /// @param openedAt 0 before anything is recorded in it.
     struct Epoch {
-        uint88 totalScore;
-        uint96 pool;
-        uint32 openedAt;
-        uint32 closedAt;
-        bool swept;
+        uint40 openedAt;
+        uint40 closedAt;
     }
-
     /// @notice A node in a job.
-    /// @param counted Its recorded receipts, which is also the next sequence.
-    /// @param earned Shares that were settled and not voided.
-    /// @param paid What it got by every way, less what was slashed.
-    /// @param pending Of `paid`, what a voucher claims and the window still holds.
-    /// @param releaseAt When that may be paid.
-    /// @param voided Shares that arbiters voided.
-    /// @param isBarred Vouchers are no longer accepted.
+    /// @param counted Receipts recorded.
+    /// @param score The highest total score recorded.
+    /// @param earned Units allotted, whether due, paid or voided.
     struct Account {
-        uint48 counted;
-        uint64 samples;
+        uint32 counted;
+        uint64 score;
         uint96 earned;
-        uint96 paid;
-        uint96 pending;
-        uint40 releaseAt;
-        uint96 voided;
-        bool isBarred;
     }
-
-    /// @notice A node over several jobs.
-    /// @param id 0 for a node that never registered.
+    /// @notice A node, with its sums over some jobs.
     struct NodeMetrics {
         uint32 id;
-        bytes32 meta;
-        uint64 receipts;
-        uint128 samples;
-        uint128 earned;
-        uint128 paid;
-        uint96 staked;
-        uint96 locked;
+        NodeMeta meta;
+        uint256 staked;
+        uint256 locked;
         uint256 credit;
+        uint256 receipts;
+        uint256 score;
+        uint256 earned;
     }
 
-    /// @notice A batch was recorded.
-    /// @param digest The job's digest after it, see `digestOf`.
-    event BatchSubmitted(bytes32 indexed job, uint32 indexed epoch, uint32 seq, bytes32 root, bytes32 digest);
-    /// @notice A batch's part for one node was left out because it does not start at `counted`: somebody forced receipts in.
-    /// Nothing of it is recorded; the coordinator puts what is missing into a later batch.
-    event NodeSkipped(bytes32 indexed job, address indexed node, uint32 seq, uint256 firstSequence, uint256 counted);
-    event ContributionForced(bytes32 indexed job, address indexed node, uint32 indexed epoch, uint256 sequence, uint256 score);
-    event EpochClosed(bytes32 indexed job, uint32 indexed epoch, uint256 pool, uint256 totalScore);
-    /// @notice Shares were settled: one event for all, since each costs as much as a transfer's. The token's own events tell a
-    /// node what came to its wallet, and `Credited` what did not.
-    /// @param isFinal Whether the window was over; otherwise as much of each node's stake is locked.
-    /// @param amounts Paid or credited, in the order of `nodes`; 0 where nothing was due, nothing could be paid yet, or a
-    /// voucher had paid all of it.
-    event SharesPaid(bytes32 indexed job, uint32 indexed epoch, bool isFinal, address[] nodes, uint256[] amounts);
-    event DustSwept(bytes32 indexed job, uint32 indexed epoch, uint256 amount);
-    /// @notice A voucher's claim is pending until `releaseAt`.
-    event VoucherRedeemed(bytes32 indexed job, address indexed node, uint256 amount, uint256 releaseAt);
-    /// @notice A voucher's claim was released.
-    event VoucherPaid(bytes32 indexed job, address indexed node, uint256 amount);
+    event JobOpened(
+        bytes32 indexed job, address indexed owner, address indexed coordinator, bytes32 salt, JobTerms terms, uint256 escrow
+    );
+    event JobFunded(bytes32 indexed job, address indexed from, uint256 amount);
+    event ReclaimRequested(bytes32 indexed job, uint256 endsAt);
+    event JobReclaimed(bytes32 indexed job, address indexed owner, uint256 amount);
+    event NodeRegistered(address indexed node, uint32 indexed id, NodeMeta meta);
+    event Staked(address indexed node, uint256 amount, uint256 staked);
+    event UnstakeRequested(address indexed node, uint256 amount, uint256 releaseAt);
+    event StakeWithdrawn(address indexed node, uint256 amount);
+    /// @notice The token refused a transfer, so the amount waits for `withdrawCredit`.
+    event Credited(address indexed account, uint256 amount);
+    event CreditWithdrawn(address indexed account, address indexed to, uint256 amount);
+    /// @notice `epoch` took a batch.
+    event BatchRecorded(bytes32 indexed job, uint32 indexed epoch, uint32 seq, bytes32 root);
+    /// @notice `epoch` took a receipt, which added `amount` to the node's share.
+    event ContributionRecorded(
+        bytes32 indexed job, address indexed node, uint32 indexed epoch, uint64 sequence, uint64 totalScore, uint256 amount
+    );
+    event EpochClosed(bytes32 indexed job, uint32 indexed epoch);
+    /// @notice Each node got its amount; 0 where it was passed over.
+    event PaymentsDistributed(bytes32 indexed job, uint32 indexed epoch, address[] nodes, uint256[] amounts);
+    event ContributionVoided(
+        bytes32 indexed job, address indexed node, uint32 indexed epoch, uint256 amount, uint256 penalty, bytes32 evidence
+    );
 
-    error EpochIsClosed(uint32 epoch);
+    error BadOptions();
+    error BadTerms();
+    error UnknownJob(bytes32 job);
+    error JobExists();
+    error JobEnded(uint256 endedAt);
+    error NotOwner(address caller);
+    error NotCoordinator(address caller);
+    error WrongSequence(uint256 expected, uint256 given);
+    error AlreadyRequested();
+    error NotRequested();
+    error TooEarly(uint256 until);
+    /// @notice The token took a fee or did nothing; only what arrives in full is accepted.
+    error TransferShort(uint256 expected, uint256 received);
+    error NothingToWithdraw();
+    error AlreadyRegistered();
+    error NotRegistered();
+    error StakeLocked(uint256 available, uint256 wanted);
+    error BadSignature(address signer);
+    /// @notice The receipt adds nothing to what is recorded.
+    error NothingNew();
+    /// @notice The receipt cannot be recorded in this epoch.
+    error WrongEpoch(uint32 epoch);
     error EpochIsOpen(uint32 epoch);
-    error BadTotals(address node);
-    error BadPacking(uint256 offset);
-    error NotNext(uint256 counted, uint256 given);
-    error QualityOutOfRange(uint256 qualityBps);
-    /// @notice A sum outgrew its field: 2^32 receipts of a node in an epoch; 2^48 receipts, 2^64 samples or 2^96 units earned of a
-    /// node in a job. Nothing is recorded or paid by the call.
-    error FieldIsFull();
+    error EpochIsClosed(uint32 epoch);
     error TooManyNodes(uint256 given, uint256 most);
-    error NotAscending(address node);
-    error NodesMissing(uint256 expectedScore, uint256 givenScore);
-    error AlreadySwept();
-    error NotNode();
-    error ClaimPending(uint256 releaseAt);
-    error NothingDue();
-    error NodeIsBarred();
+    error WindowOver(uint256 closedAt);
+    error NothingToVoid();
+    error NoQuorum(uint256 valid, uint256 required);
+    /// @notice The signer is no arbiter, or does not come after the signer before.
+    error BadArbiter(address signer);
 
-    /// @notice Record one receipt. Anyone may, and needs nobody's leave: a coordinator cannot censor what it has signed.
-    /// @param receipt Must be the node's next: `receipt.sequence == counted`, otherwise `NotNext`.
+    /// @notice The one token that is paid in.
+    function TOKEN() external view returns (IERC20);
+    /// @notice Seconds from the closing of an epoch in which arbiters may void its shares. At least 30.
+    function CHALLENGE_WINDOW() external view returns (uint32);
+    /// @notice Seconds that stake waits to leave, that nodes have from the announcement of a job's end, and that an epoch is open
+    /// before anyone may close it. At least the challenge window.
+    function UNBONDING() external view returns (uint32);
+    /// @notice How many arbiters must sign a verdict.
+    function QUORUM() external view returns (uint8);
+    /// @notice Gets penalties.
+    function TREASURY() external view returns (address);
+    /// @notice Whether an account's signature counts in verdicts.
+    function isArbiter(address account) external view returns (bool);
+
+    // Jobs
+
+    /// @notice Open a job that the caller owns and put `escrow` into it, which the caller has approved for this contract.
+    /// @return job Its key. Reverts with `JobExists` for a salt that the caller used before.
+    function openJob(bytes32 salt, JobTerms calldata terms, uint256 escrow) external returns (bytes32 job);
+    /// @notice Add to a job's free escrow. Anyone may, until the job takes nothing new any more.
+    function fund(bytes32 job, uint256 amount) external;
+    /// @notice Announce that the owner takes back what is free, `UNBONDING + CHALLENGE_WINDOW` seconds from now. Nodes have
+    /// `UNBONDING` seconds of them to force their receipts in; after that nothing new is recorded and anyone may close epochs.
+    function requestReclaim(bytes32 job) external;
+    /// @notice Pay the free escrow to the owner, once the announced time has come. Voided shares that return to it later are
+    /// taken by calling again.
+    function reclaim(bytes32 job) external;
+    /// @notice A job. Reverts with `UnknownJob`.
+    function getJob(bytes32 job) external view returns (Job memory);
+    /// @notice The key of the job that `owner` opens with `salt`.
+    function jobId(address owner, bytes32 salt) external pure returns (bytes32);
+
+    // Nodes
+
+    /// @notice Register the caller as a node, with optional stake. A node that is not registered is paid all the same, after the
+    /// challenge window.
+    /// @return id Dense from 1, in the order of registration.
+    function registerNode(NodeMeta calldata meta, uint256 stakeAmount) external returns (uint32 id);
+    /// @notice Add to the caller's stake. What is unbonding stays as it is.
+    function stake(uint256 amount) external;
+    /// @notice Start unbonding stake that no payment locks. It no longer buys payment at once and can still be slashed. Asking
+    /// again adds to it and starts the wait afresh.
+    function unstake(uint256 amount) external;
+    /// @notice Pay out what has unbonded.
+    function withdrawStake() external returns (uint256 amount);
+    /// @notice Pay the caller's credit to `to`: the way to money that the token would not transfer to the caller itself.
+    function withdrawCredit(address to) external returns (uint256 amount);
+    /// @notice What waits for `withdrawCredit`.
+    function creditOf(address account) external view returns (uint256);
+    /// @notice A node's stake.
+    /// @return staked With what is locked, without what is unbonding.
+    /// @return locked What payments inside their windows lock. A lock is released after one to two windows.
+    /// @return unbonding What waits for `releaseAt`.
+    function stakeOf(address node)
+        external
+        view
+        returns (uint256 staked, uint256 locked, uint256 unbonding, uint256 releaseAt);
+    /// @notice How many nodes have registered, which is the newest id. `NodeRegistered` tells their addresses.
+    function nodeCount() external view returns (uint32);
+    /// @notice A node, with its sums over `jobs` (events tell which).
+    function getNodeMetrics(address node, bytes32[] calldata jobs) external view returns (NodeMetrics memory);
+
+    // Recording
+
+    /// @notice Record a batch of receipts by the totals of its nodes. Only the job's coordinator may.
+    /// @param epoch Where shares are added; where this epoch is closed, the first open one after it.
+    /// @param seq Must be the job's `nextSeq`: the same transaction sent twice reverts with `WrongSequence`.
+    /// @param root Merkle root over the batch's receipts, for whoever checks the totals: OpenZeppelin's tree, each leaf
+    /// `keccak256(bytes.concat(hashStruct))`.
+    /// @param entries One word a node: `address[160] counted[32] totalScore[64]`, the address highest, both numbers after this
+    /// batch. An entry that is old in part or as a whole raises what it can.
+    function submitAggregate(bytes32 job, uint32 epoch, uint32 seq, bytes32 root, bytes32[] calldata entries) external;
+    /// @notice Record the totals that one receipt states. Anyone may: a coordinator cannot censor what it has signed.
     /// @param nodeSignature The node's, over the Contribution whose hashStruct the receipt names.
-    /// @param coordinatorSignature Over the receipt.
-    /// @param epoch Where it is settled: the receipt's own epoch, or where that is closed a later one that follows on a closed
-    /// one, so that nobody opens epochs ahead of time. Not closed itself.
-    /// @dev 65 bytes r, s, v with v 27 or 28, or what an ERC-1271 wallet wants. Works while paused.
+    /// @param coordinatorSignature The coordinator's, over the receipt.
+    /// @param epoch The receipt's own, or a later one that follows on a closed one, so that nobody opens epochs ahead of time.
+    /// Where it is closed, the first open one after it is taken.
+    /// @dev Reverts with `NothingNew` where it raises nothing.
     function submitContribution(
         Receipt calldata receipt,
         bytes calldata nodeSignature,
         bytes calldata coordinatorSignature,
         uint32 epoch
     ) external;
-
-    /// @notice Record a batch with every receipt in the call data.
-    /// @param seq Must be the job's `nextSeq`; the same transaction sent twice reverts with `WrongSequence`.
-    /// @param root Of the OpenZeppelin tree over the double-hashed hashStructs of the batch's receipts.
-    /// @param packed For each node `address[20] firstSequence[6] receipts[2]` and then `receipts` times
-    /// `round[4] samples[4] qualityBps[2] contribution[6]`, all big-endian; `contribution` is the first six bytes of the hash.
-    /// @dev Receipts below `counted` are passed over, since they are recorded; a node that starts above it is skipped.
-    function submitContributions(bytes32 job, uint32 epoch, uint32 seq, bytes32 root, bytes calldata packed) external;
-
-    /// @notice Record a batch by its sums alone.
-    /// @dev A node whose `firstSequence` is not `counted` is skipped whole (`NodeSkipped`), the others are recorded.
-    function submitAggregate(bytes32 job, uint32 epoch, uint32 seq, bytes32 root, NodeTotals[] calldata totals) external;
-
-    /// @notice Close an epoch: freeze its scores and reserve `min(unitPrice * totalScore / 1e6, free)` as its pool.
-    /// @dev The coordinator or the owner may at any time; anyone may close an epoch that has a record, `UNBONDING` seconds after its
-    /// first one, or once the job takes nothing new any more.
-    /// Reverts with `SpendLimitExceeded` where the limit leaves less; an epoch that is worth more than the limit itself waits
-    /// for the owner to raise it, or for the window before the job's end, in which no limit holds (`ISettlement.requestReclaim`).
-    /// Until then vouchers pay within the limit what the epoch would.
-    function closeEpoch(bytes32 job, uint32 epoch) external returns (uint256 pool);
-
-    /// @notice A node's share of a closed epoch: `pool * score / totalScore`, rounded down. 0 while the epoch is open.
-    /// @dev Says what the share is, not whether it was paid or voided: see `getContribution`.
-    function calculateRewards(bytes32 job, uint32 epoch, address node) external view returns (uint256);
-
-    /// @notice Pay the shares of at most 250 nodes. Anyone may, as often as they like: who is paid, void or cannot be paid yet
-    /// is passed over. A transfer that the token refuses becomes credit.
-    /// @return total What was paid or credited.
-    function distributePayments(bytes32 job, uint32 epoch, address[] calldata nodes) external returns (uint256 total);
-
-    /// @notice Return what rounding left of a closed epoch's pool to the job's free escrow, once.
-    /// @param nodes Every node with a score in the epoch, in ascending order; their scores must add up to the epoch's.
-    /// @dev All of them in one call, at about 4,500 gas each. An epoch of more nodes than a transaction can name keeps its dust,
-    /// which is less than one unit a node.
-    function sweepDust(bytes32 job, uint32 epoch, address[] calldata nodes) external returns (uint256 dust);
-
-    /// @notice Claim what a voucher promises beyond everything paid, out of the job's free escrow; later shares make it good.
-    /// The caller must be the node. Needs neither coordinator nor epochs, only the coordinator's signature.
-    /// @dev It is pending for a challenge window, whatever the node's stake: `releaseVoucher` pays it then, `voidVoucher` can stop
-    /// it before. One claim at a time. Capped by what is free and by the spend limit; the same voucher then serves again.
-    /// @return amount What is pending now.
-    function redeemVoucher(Voucher calldata voucher, bytes calldata coordinatorSignature) external returns (uint256 amount);
-
-    /// @notice Pay a voucher's pending claim once its window is over. Anyone may; the node gets it.
-    function releaseVoucher(bytes32 job, address node) external;
-
-    /// @notice Show that a job's coordinator signed two different receipts for one (node, sequence), which costs it its bond:
-    /// a tenth to the caller, the rest to the treasury. Anyone may, at any time.
-    /// @dev The same proof takes each later bond of that account too: a key that was caught is worth nothing any more, and its
-    /// operator goes on with another.
-    function proveEquivocation(
-        Receipt calldata first,
-        bytes calldata firstSignature,
-        Receipt calldata second,
-        bytes calldata secondSignature
-    ) external returns (uint256 slashed);
-
-    /// @notice Sums of a node over jobs (which ones events tell). The fields beside jobs do not depend on them.
-    function getNodeMetrics(address node, bytes32[] calldata jobs) external view returns (NodeMetrics memory);
-
-    /// @notice A node's share of an epoch.
-    function getContribution(bytes32 job, uint32 epoch, address node) external view returns (Contribution memory);
-
     /// @notice A node in a job.
     function getAccount(bytes32 job, address node) external view returns (Account memory);
 
+    // Paying
+
+    /// @notice Close an epoch: its shares change no more, and its challenge window begins. The coordinator and the owner may at
+    /// any time; anyone may `UNBONDING` seconds after the epoch's first record, or once the job takes nothing new any more.
+    function closeEpoch(bytes32 job, uint32 epoch) external;
+    /// @notice Pay the shares of at most 250 nodes, each to its node. Anyone may, as often as they like: a share that is not due,
+    /// or that has to wait for the end of the window, is passed over. Where the coordinator or the owner calls and the epoch is
+    /// still open, it is closed first.
+    /// @return total What was paid or credited.
+    function distributePayments(bytes32 job, uint32 epoch, address[] calldata nodes) external returns (uint256 total);
+    /// @notice What a node gets for an epoch; 0 where arbiters voided it. It can still grow while the epoch is open.
+    function calculateRewards(bytes32 job, uint32 epoch, address node) external view returns (uint256);
+    /// @notice A node's share of an epoch.
+    function getContribution(bytes32 job, uint32 epoch, address node) external view returns (Share memory);
     /// @notice An epoch of a job.
     function getEpoch(bytes32 job, uint32 epoch) external view returns (Epoch memory);
-
-    /// @notice What all batches of a job come to: `digest' = keccak256(abi.encode(digest, seq, epoch, root, payload))` from
-    /// zero on, `payload` being the keccak256 of `packed`, or of the totals' words one after another.
-    function digestOf(bytes32 job) external view returns (bytes32);
+    /// @notice Void a node's share of a closed epoch inside its challenge window: the amount returns to the job's free escrow, out
+    /// of the stake that the payment locked where it was paid already. A penalty goes from free stake to the treasury.
+    /// @param signatures Of at least `QUORUM` arbiters over the verdict, in ascending order of their addresses.
+    /// @dev The voided amount stays part of `earned`, so it is never allotted again.
+    function voidContribution(Verdict calldata verdict, bytes[] calldata signatures) external;
 }

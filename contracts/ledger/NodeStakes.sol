@@ -2,27 +2,25 @@
 pragma solidity 0.8.37;
 
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
-import {IStaking} from "../interfaces/IStaking.sol";
-import {Stake} from "../libraries/StakeLocks.sol";
+import {Stake} from "./StakeLocks.sol";
 import {JobEscrow} from "./JobEscrow.sol";
 
 /// @title The register of nodes, and their stake.
-abstract contract NodeStakes is JobEscrow, IStaking {
+abstract contract NodeStakes is JobEscrow {
     using SafeCast for uint256;
 
     struct Registration {
-        bytes32 meta;
+        Stake stake;
         uint32 id;
         uint96 unbonding;
         uint40 releaseAt;
-        Stake stake;
+        NodeMeta meta;
     }
 
-    /// @inheritdoc IStaking
     uint32 public nodeCount;
     mapping(address node => Registration) internal _registrations;
 
-    function registerNode(bytes32 meta, uint256 stakeAmount) external nonReentrant whenNotPaused returns (uint32 id) {
+    function registerNode(NodeMeta calldata meta, uint256 stakeAmount) external nonReentrant returns (uint32 id) {
         Registration storage registration = _registrations[msg.sender];
         if (registration.id != 0) revert AlreadyRegistered();
         id = ++nodeCount;
@@ -32,16 +30,16 @@ abstract contract NodeStakes is JobEscrow, IStaking {
         if (stakeAmount != 0) _addStake(stakeAmount);
     }
 
-    function stake(uint256 amount) external nonReentrant whenNotPaused {
+    function stake(uint256 amount) external nonReentrant {
         if (_registrations[msg.sender].id == 0) revert NotRegistered();
         _addStake(amount);
     }
 
     function unstake(uint256 amount) external {
         Registration storage registration = _registrations[msg.sender];
-        Stake held = _stakeNow(registration);
-        if (amount > held.free()) revert StakeLocked(held.free(), amount);
-        registration.stake = held.withStaked(held.staked() - amount);
+        Stake memory now_ = _stakeNow(registration);
+        if (amount > now_.free()) revert StakeLocked(now_.free(), amount);
+        registration.stake.staked -= amount.toUint80();
         registration.unbonding += amount.toUint96();
         registration.releaseAt = _after(UNBONDING);
         emit UnstakeRequested(msg.sender, amount, registration.releaseAt);
@@ -58,20 +56,16 @@ abstract contract NodeStakes is JobEscrow, IStaking {
     }
 
     function stakeOf(address node)
-        external
+        public
         view
         returns (uint256 staked, uint256 locked, uint256 unbonding, uint256 releaseAt)
     {
         Registration storage registration = _registrations[node];
-        Stake held = _stakeNow(registration);
-        return (held.staked(), held.locked(), registration.unbonding, registration.releaseAt);
+        Stake memory now_ = _stakeNow(registration);
+        return (now_.staked, now_.locked(), registration.unbonding, registration.releaseAt);
     }
 
-    function _stakeNow(Registration storage registration) internal view returns (Stake) {
-        return registration.stake.inPeriod(_stakePeriod());
-    }
-
-    /// @dev The period as stakes store it, modulo 2^16.
+    /// @dev Challenge windows since 1970, modulo 2^16 as stakes store it.
     function _stakePeriod() internal view returns (uint16) {
         unchecked {
             // forge-lint: disable-next-line(unsafe-typecast)
@@ -80,39 +74,45 @@ abstract contract NodeStakes is JobEscrow, IStaking {
     }
 
     /// @dev Lock `amount` of a node's stake for a payment in its window; false where too little of it is free.
-    function _tryLock(address node, uint256 amount, uint16 period) internal returns (bool) {
-        Registration storage registration = _registrations[node];
-        Stake held = registration.stake.inPeriod(period);
-        if (amount > held.free()) return false;
-        registration.stake = held.lock(amount);
+    function _tryLock(address node, uint96 amount, uint16 period) internal returns (bool) {
+        Stake storage kept = _registrations[node].stake;
+        Stake memory now_ = kept.inPeriod(period);
+        if (amount > now_.free()) return false;
+        kept.recent = now_.recent + uint80(amount);
+        if (kept.period != period) (kept.older, kept.period) = (now_.older, period);
         return true;
     }
 
-    /// @dev Take back a payment from the stake that it locked.
-    function _seizeLocked(address node, uint256 amount, uint16 paidIn) internal {
-        Registration storage registration = _registrations[node];
-        registration.stake = _stakeNow(registration).seize(amount, paidIn);
+    /// @dev Take back a payment from the stake that it locked: in the stake's present period or the one before.
+    function _seizeLocked(address node, uint96 amount, uint16 paidIn) internal {
+        Stake memory now_ = _stakeNow(_registrations[node]);
+        now_.staked -= uint80(amount);
+        if (paidIn == now_.period) now_.recent -= uint80(amount);
+        else now_.older -= uint80(amount);
+        _registrations[node].stake = now_;
     }
 
     /// @dev Take a penalty from what no payment locks: free stake first, then what is unbonding.
     /// @return taken `most`, or all there is.
     function _seizeFree(address node, uint256 most) internal returns (uint256 taken) {
         Registration storage registration = _registrations[node];
-        Stake held = _stakeNow(registration);
-        uint256 fromStake = most < held.free() ? most : held.free();
-        registration.stake = held.withStaked(held.staked() - fromStake);
-        uint256 rest = most - fromStake;
-        uint256 fromUnbonding = rest < registration.unbonding ? rest : registration.unbonding;
+        uint256 fromStake = _stakeNow(registration).free();
+        if (most < fromStake) fromStake = most;
+        uint256 fromUnbonding = registration.unbonding;
+        if (most - fromStake < fromUnbonding) fromUnbonding = most - fromStake;
+        registration.stake.staked -= fromStake.toUint80();
         registration.unbonding -= fromUnbonding.toUint96();
         return fromStake + fromUnbonding;
     }
 
+    function _stakeNow(Registration storage registration) private view returns (Stake memory) {
+        return registration.stake.inPeriod(_stakePeriod());
+    }
+
     function _addStake(uint256 amount) private {
-        Registration storage registration = _registrations[msg.sender];
-        Stake held = _stakeNow(registration);
-        uint256 sum = amount + held.staked();
-        registration.stake = held.withStaked(sum.toUint80());
-        emit Staked(msg.sender, amount, sum);
+        Stake storage kept = _registrations[msg.sender].stake;
+        kept.staked += amount.toUint80();
+        emit Staked(msg.sender, amount, kept.staked);
         _pull(amount);
     }
 }

@@ -2,49 +2,40 @@
 pragma solidity 0.8.37;
 
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
-import {EIP712} from "@openzeppelin/contracts/utils/cryptography/EIP712.sol";
-import {SignatureChecker} from "@openzeppelin/contracts/utils/cryptography/SignatureChecker.sol";
+import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
 import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
-import {Pausable} from "@openzeppelin/contracts/utils/Pausable.sol";
+import {EIP712} from "@openzeppelin/contracts/utils/cryptography/EIP712.sol";
+import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {ReentrancyGuardTransient} from "@openzeppelin/contracts/utils/ReentrancyGuardTransient.sol";
-import {ISettlement} from "../interfaces/ISettlement.sol";
+import {ITrainingLedger} from "../interfaces/ITrainingLedger.sol";
 
-/// @param token The one token of the ledger: an allow list with one entry, since another token is another ledger.
-/// @param window Seconds in which arbiters may void.
-/// @param unbonding Seconds; at least `window`.
-/// @param minimumBond What a coordinator must post.
-/// @param quorum How many arbiters decide.
-/// @param treasury Gets penalties and bonds.
-/// @param guardian May pause new work, and nothing else.
+/// @notice See the getters of the same names in `ITrainingLedger`; `window` is `CHALLENGE_WINDOW`.
 struct LedgerOptions {
     IERC20 token;
     uint32 window;
     uint32 unbonding;
-    uint96 minimumBond;
     uint8 quorum;
     address treasury;
-    address guardian;
     address[] arbiters;
 }
 
-/// @title Who may do what, the typed-data domain, and the quorum of arbiters.
-abstract contract Roles is ISettlement, EIP712, Pausable, ReentrancyGuardTransient {
-    string private constant NAME = "HyperGPU";
-    string private constant VERSION = "1";
-    uint32 private constant SHORTEST_WINDOW = 30;
+/// @title What is fixed at deployment, signatures, and money in and out.
+abstract contract Roles is ITrainingLedger, EIP712, ReentrancyGuardTransient {
+    using SafeERC20 for IERC20;
+    using SafeCast for uint256;
 
     /// @dev Block times may be off by seconds, so no window is shorter than thirty.
+    uint32 private constant SHORTEST_WINDOW = 30;
+
     IERC20 public immutable TOKEN;
     uint32 public immutable CHALLENGE_WINDOW;
     uint32 public immutable UNBONDING;
-    uint96 public immutable MINIMUM_BOND;
     uint8 public immutable QUORUM;
     address public immutable TREASURY;
-    address public immutable GUARDIAN;
-
     mapping(address account => bool) public isArbiter;
+    mapping(address account => uint256) public creditOf;
 
-    constructor(LedgerOptions memory options) EIP712(NAME, VERSION) {
+    constructor(LedgerOptions memory options) EIP712("HyperGPU", "2") {
         if (
             options.window < SHORTEST_WINDOW || options.unbonding < options.window || options.treasury == address(0)
                 || options.quorum == 0 || options.quorum > options.arbiters.length
@@ -53,43 +44,40 @@ abstract contract Roles is ISettlement, EIP712, Pausable, ReentrancyGuardTransie
         TOKEN = options.token;
         CHALLENGE_WINDOW = options.window;
         UNBONDING = options.unbonding;
-        MINIMUM_BOND = options.minimumBond;
         QUORUM = options.quorum;
         TREASURY = options.treasury;
-        GUARDIAN = options.guardian;
         for (uint256 i = 0; i < options.arbiters.length; ++i) {
             if (isArbiter[options.arbiters[i]]) revert BadOptions();
             isArbiter[options.arbiters[i]] = true;
         }
     }
 
-    /// @inheritdoc EIP712
-    /// @dev The inherited one can also read long names from storage, which is 600 bytes of code for nothing here.
-    function eip712Domain()
-        public
-        view
-        override
-        returns (bytes1, string memory, string memory, uint256, address, bytes32, uint256[] memory)
-    {
-        return (hex"0f", NAME, VERSION, block.chainid, address(this), 0, new uint256[](0));
+    function withdrawCredit(address to) external nonReentrant returns (uint256 amount) {
+        amount = creditOf[msg.sender];
+        if (amount == 0) revert NothingToWithdraw();
+        creditOf[msg.sender] = 0;
+        emit CreditWithdrawn(msg.sender, to, amount);
+        TOKEN.safeTransfer(to, amount);
     }
 
-    function pause() external {
-        if (msg.sender != GUARDIAN) revert NotGuardian();
-        _pause();
+    /// @dev Take exactly `amount` from the caller. A token that takes a fee or lies is refused.
+    function _pull(uint256 amount) internal {
+        uint256 before = TOKEN.balanceOf(address(this));
+        TOKEN.safeTransferFrom(msg.sender, address(this), amount);
+        uint256 received = TOKEN.balanceOf(address(this)) - before;
+        if (received != amount) revert TransferShort(amount, received);
     }
 
-    function unpause() external {
-        if (msg.sender != GUARDIAN) revert NotGuardian();
-        _unpause();
+    /// @dev Pay, or keep as credit what the token refuses to transfer: one payee must not stop the others.
+    function _push(address to, uint256 amount) internal {
+        if (amount == 0 || TOKEN.trySafeTransfer(to, amount)) return;
+        creditOf[to] += amount;
+        emit Credited(to, amount);
     }
 
-    /// @dev The key first, whatever code its account has by now: a key that delegates (EIP-7702) takes nothing back.
     function _requireSigned(address signer, bytes32 structHash, bytes calldata signature) internal view {
-        bytes32 digest = _hashTypedDataV4(structHash);
-        (address key,,) = ECDSA.tryRecoverCalldata(digest, signature); // Zero for a bad signature.
-        if (key == signer && key != address(0)) return;
-        if (!SignatureChecker.isValidERC1271SignatureNowCalldata(signer, digest, signature)) revert BadSignature(signer);
+        (address key,,) = ECDSA.tryRecoverCalldata(_hashTypedDataV4(structHash), signature); // Zero for a bad signature.
+        if (key != signer || key == address(0)) revert BadSignature(signer);
     }
 
     /// @dev Ascending signers cannot be counted twice.
@@ -102,5 +90,14 @@ abstract contract Roles is ISettlement, EIP712, Pausable, ReentrancyGuardTransie
             if (!isArbiter[signer] || signer <= last) revert BadArbiter(signer);
             last = signer;
         }
+    }
+
+    function _requireReached(uint256 moment) internal view {
+        if (block.timestamp < moment) revert TooEarly(moment);
+    }
+
+    /// @dev Time in `duration` seconds, as it is stored.
+    function _after(uint256 duration) internal view returns (uint40) {
+        return (block.timestamp + duration).toUint40();
     }
 }
