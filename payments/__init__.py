@@ -1,0 +1,1 @@
+"""Receipts, rewards and settlement of jobs: an optional plugin of the coordinator."""

@@ -1,0 +1,1 @@
+"""The rules of pay as pure functions: no clock, no chain, no database."""

@@ -1,0 +1,188 @@
+"""Receipts as a pure fold of a job's journal.
+
+The same rows give the same receipts on every replay, none twice: a round gives a node a receipt
+only if it is after the node's last receipted round. A journal that was cut back, or an older copy
+of one, therefore repeats no receipt: receipts that were signed before and are shown again by their
+nodes are taken over with `adopt`, and the rounds they cover give nothing a second time.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from hypergpu.ids import JobId, Keccak, NodeId
+from hypergpu.statements.contribution import Contribution, contribution_hash
+from hypergpu.statements.domain import Terms, keccak_of
+from hypergpu.statements.receipt import Receipt
+from hypergpu.units import Samples, Wei
+from payments.core.facts import (
+    ChangedFact,
+    CreatedFact,
+    EndedFact,
+    Fact,
+    MeasuredFact,
+    MeasuredWork,
+)
+
+
+class NodeTally(msgspec.Struct, frozen=True, array_like=True):
+    """Receipts of one node in one job."""
+
+    count: int = 0
+    total_score: int = 0
+    last_round: int = -1
+    """Newest round with a receipt."""
+    samples: int = 0
+
+
+class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
+    """Pay of one job, as far as its journal was folded."""
+
+    job_id: JobId
+    terms: Terms
+    unit_price: Wei
+    escrow: Wei
+    """As the job states it now."""
+    rounds_per_epoch: int
+    planned_epochs: int
+    nodes: dict[NodeId, NodeTally] = {}
+    last_round: int = -1
+    """Newest measured round."""
+    measured_samples: Samples = Samples(0)
+    """Samples of all measured updates, with and without a receipt."""
+    ended_epochs: int = 0
+    """Epochs below this take no more receipts."""
+    is_over: bool = False
+
+    @property
+    def total_score(self) -> int:
+        """Sum of all nodes' total scores."""
+        return sum(tally.total_score for tally in self.nodes.values())
+
+
+class UnsignedReceipt(NamedTuple):
+    """A receipt that the coordinator has to sign."""
+
+    receipt: Receipt
+    contribution: Contribution
+    contribution_signature: bytes
+
+
+class Folded(NamedTuple):
+    """Result of folding one row."""
+
+    state: LedgerState
+    receipts: tuple[UnsignedReceipt, ...] = ()
+    ended_epochs: tuple[int, ...] = ()
+    """Epochs that this row ended, in ascending order."""
+
+
+def fold(state: LedgerState | None, fact: Fact) -> Folded:
+    """Fold one row of a job's journal.
+
+    Args:
+        state: None before the job's first row.
+        fact: The next row that pay depends on.
+
+    Raises:
+        ValueError: The job's first fact is not its creation.
+    """
+    match fact:
+        case CreatedFact():
+            return Folded(state or _created(fact))
+        case _ if state is None:
+            raise ValueError("the first fact of a job is its creation")
+        case ChangedFact(spec=spec):
+            return Folded(replace(state, escrow=Wei(spec.escrow)))
+        case MeasuredFact():
+            return _measured(state, fact)
+        case EndedFact():
+            return _with_ended_epochs(
+                replace(state, is_over=True), -(-(state.last_round + 1) // state.rounds_per_epoch)
+            )
+
+
+def adopt(state: LedgerState, receipt: Receipt) -> LedgerState:
+    """Take over a receipt that this coordinator signed and its journal no longer knows.
+
+    Idempotent, and independent of the order of receipts.
+
+    Args:
+        state: The job's pay.
+        receipt: One whose signatures were checked against the job's terms.
+    """
+    if receipt.job != state.terms.job:
+        return state
+    tally = state.nodes.get(receipt.node, NodeTally())
+    adopted = replace(
+        tally,
+        count=max(tally.count, receipt.sequence + 1),
+        total_score=max(tally.total_score, receipt.total_score),
+        last_round=max(tally.last_round, receipt.round),
+    )
+    if adopted == tally:
+        return state
+    return replace(state, nodes={**state.nodes, receipt.node: adopted})
+
+
+def _created(fact: CreatedFact) -> LedgerState:
+    spec = fact.spec
+    return LedgerState(
+        job_id=fact.job_id,
+        terms=fact.terms,
+        unit_price=Wei(spec.pay.unit_price),
+        escrow=Wei(spec.escrow),
+        rounds_per_epoch=spec.pay.rounds_per_epoch,
+        planned_epochs=-(-spec.training.rounds // spec.pay.rounds_per_epoch),
+    )
+
+
+def _measured(state: LedgerState, fact: MeasuredFact) -> Folded:
+    if fact.round <= state.last_round:
+        return Folded(state)
+    nodes = dict(state.nodes)
+    receipts = []
+    for work in fact.updates:
+        made = work.contribution
+        tally = nodes.get(made.node, NodeTally())
+        if made.round <= tally.last_round:
+            continue
+        receipt = _receipt(work, tally)
+        nodes[made.node] = NodeTally(
+            receipt.sequence + 1,
+            receipt.total_score,
+            made.round,
+            tally.samples + made.samples,
+        )
+        receipts.append(UnsignedReceipt(receipt, made, work.signature))
+    samples = sum(work.contribution.samples for work in fact.updates)
+    state = replace(
+        state,
+        nodes=nodes,
+        last_round=fact.round,
+        measured_samples=Samples(state.measured_samples + samples),
+    )
+    ended = _with_ended_epochs(state, (fact.round + 1) // state.rounds_per_epoch)
+    return ended._replace(receipts=tuple(receipts))
+
+
+def _receipt(work: MeasuredWork, tally: NodeTally) -> Receipt:
+    made = work.contribution
+    return Receipt(
+        job=made.job,
+        epoch=made.epoch,
+        round=made.round,
+        node=made.node,
+        sequence=tally.count,
+        contribution=Keccak(contribution_hash(made).hex()),
+        samples=made.samples,
+        quality_bps=work.quality_bps,
+        evaluator=keccak_of(work.evaluator),
+        total_score=tally.total_score + made.samples * work.quality_bps,
+    )
+
+
+def _with_ended_epochs(state: LedgerState, ended: int) -> Folded:
+    newly = tuple(range(state.ended_epochs, ended))
+    return Folded(replace(state, ended_epochs=max(state.ended_epochs, ended)), (), newly)
