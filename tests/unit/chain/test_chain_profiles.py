@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.house.tree import ROOT
 from hypergpu.chain.profiles import chain_profile, profile_names
 from hypergpu.chain.profiles.cautious import cautious_profile
 from hypergpu.chain.profiles.described import described_profile
 from hypergpu.chain.profiles.named import named_chain, profile_of
 from hypergpu.refusal import Reason, RefusalError
-from tests.architecture.repository import ROOT
 
 OF_THE_MANUAL = (ROOT / "docs/chains.md").read_text("utf-8").split("```toml\n")[-1].split("```")[0]
 """A whole profile."""

@@ -1,4 +1,4 @@
-"""The files of the checkout as the architecture tests see them: tracked, or new and not ignored."""
+"""The files of a checkout: tracked, or new and not ignored."""
 
 import ast
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GENERATED = {Path("hypergpu/v1"), Path("benchmarks/results")}
-"""Stubs of the wire, and what benchmarks found."""
+"""Stubs of the wire, and the benchmarks' results."""
 
 
 @cache
@@ -19,14 +19,18 @@ def files() -> tuple[Path, ...]:
     return tuple(sorted(path for path in set(paths) if (ROOT / path).is_file()))
 
 
-def written() -> list[Path]:
+def is_handwritten(path: Path) -> bool:
+    return GENERATED.isdisjoint(path.parents)
+
+
+def handwritten_files() -> list[Path]:
     """Return the files that people write."""
-    return [path for path in files() if GENERATED.isdisjoint(path.parents)]
+    return [path for path in files() if is_handwritten(path)]
 
 
-def listed(found: list[str]) -> str:
+def one_per_line(findings: list[str]) -> str:
     """Return findings one a line, which pytest does not cut."""
-    return "\n" + "\n".join(found)
+    return "\n" + "\n".join(findings)
 
 
 @cache
@@ -37,4 +41,4 @@ def syntax(path: Path) -> ast.Module:
 
 def modules() -> list[tuple[Path, ast.Module]]:
     """Return every hand-written Python file with its syntax tree."""
-    return [(path, syntax(path)) for path in written() if path.suffix == ".py"]
+    return [(path, syntax(path)) for path in handwritten_files() if path.suffix == ".py"]
