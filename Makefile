@@ -19,7 +19,7 @@ FORGE = "$$(ls ../node_modules/@foundry-rs/forge-*/bin/forge | head -1)"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check sim netsim-reference bench chaos proto fmt lock lint types layers schemas drift tree
+.PHONY: help setup demo test check sim bench chaos proto fmt lock lint types layers schemas drift tree
 .PHONY: static contracts contracts-audit contracts-drift contracts-gas contracts-test
 
 help: ## List the targets.
@@ -58,9 +58,6 @@ tree: setup
 
 sim: setup ## Run seeded worlds on virtual time [SEEDS=200].
 	@$(BIN)/python -m netsim.sim --seeds $(SEEDS)
-
-netsim-reference: setup ## Measure real netem in a guest under a virtual clock, twice [CELLS=NAME,...].
-	@$(BIN)/python -m netsim.reference $(if $(CELLS),--cells $(CELLS))
 
 bench: setup node_modules/.installed ## Print the tables behind the README's figures [ONLY=NAME or NAME/PART] [QUICK=1].
 	@$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick)

@@ -16,13 +16,13 @@ from hypergpu.cli.show.shown import View
 from hypergpu.cli.show.watch import Watched
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.sites import Sites
-from netsim.ground import control
+from netsim.error import NetsimError
 from netsim.measure.network import Verdict
-from netsim.refusal import RefusedError
+from netsim.network.ground import control
+from netsim.network.worldfile import COORDINATOR, NodeDescription, WorldDescription
 from netsim.run.deeds import Deed, DeedKind, deeds
 from netsim.run.preparation import held_folder, required_job
 from netsim.run.report import RunReport
-from netsim.worldfile import COORDINATOR, NodeDescription, WorldDescription
 
 _HORIZON_US = 30 * 24 * 3600 * 1_000_000
 """No job runs longer than a month."""
@@ -46,7 +46,7 @@ def run_job(order: Order, sites: Sites, view: View) -> RunReport:
 
     Raises:
         RefusalError: The coordinator did not come up, or refuses the job.
-        RefusedError: The folder is taken, the job took longer than it may, or the links are gone.
+        NetsimError: The folder is taken, the job took longer than it may, or the links are gone.
     """
     world = order.world
     spec = required_job(world)
@@ -120,7 +120,7 @@ def _followed(order: Order, watched: Watched, hand: "_Hand", user: "_User", view
             raise RefusalError(Reason.CHILD_ENDED, f"{dead[0]} ended by itself", fix=f"read {log}")
         if time.monotonic() > give_up_at_s:
             what = f"the job was not done after {order.give_up_after_s:.0f} s"
-            raise RefusedError(what, "give it longer, --give-up-after, or the world less to do")
+            raise NetsimError(what, "give it longer, --give-up-after, or the world less to do")
     return watched.progress
 
 

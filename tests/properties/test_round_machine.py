@@ -16,7 +16,7 @@ from hypergpu.ledger.terms import terms_of
 from hypergpu.ledger.typed import Domain
 from hypergpu.spec import Evaluation, JobSpec, Pay, RoundRule, Training
 from hypergpu.units import Samples
-from netsim.world.invariants import step_violations, violations
+from netsim.virtual.invariants import step_violations, violations
 from tests.unit.job_states import (
     at,
     created,

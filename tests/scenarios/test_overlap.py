@@ -10,7 +10,7 @@ from coordinator.core.transition import Step, transition
 from hypergpu.ids import NodeId
 from hypergpu.spec import JobSpec, Outer
 from hypergpu.units import Samples
-from netsim.world.invariants import violations
+from netsim.virtual.invariants import violations
 from tests.unit.job_states import (
     ALICE,
     AWARE,

@@ -16,8 +16,8 @@ from hypergpu.cli.compare.outcome import Report, Verdict
 from hypergpu.cli.show.history import RoundPoint
 from hypergpu.jobfile import parse_job
 from hypergpu.units import Milliseconds, Samples
+from netsim.network.worldfile import FaultKind, parse_world, read_world_file
 from netsim.run.deeds import refuse_unreal
-from netsim.worldfile import FaultKind, parse_world, read_world_file
 
 FILES = sorted(WORLDS.rglob("*.toml"))
 TWO_ALIKE = """

@@ -18,7 +18,7 @@ from hypergpu.digest import digest_of
 from hypergpu.ids import Digest
 from hypergpu.refusal import RefusalError
 from hypergpu.terminal.failure import RemoteFailureError
-from netsim.refusal import RefusedError
+from netsim.error import NetsimError
 from netsim.tunnel.requirements import require_machine
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +45,7 @@ class Runs:
         """
         try:
             require_machine()
-        except RefusedError as refused:
+        except NetsimError as refused:
             raise BenchmarkError(f"{refused.what}. Fix: {refused.fix}") from refused
         self._folder = folder
         self._product = product_digest()

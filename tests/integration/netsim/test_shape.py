@@ -153,7 +153,7 @@ def test_a_command_of_another_subcommand_is_refused() -> None:
 
 UNPRIVILEGED = """
 import contextlib, os
-from netsim.commands.app import app
+from netsim.cli.app import app
 def shape(*words):
     app(args=["shape", *words], prog_name="hypergpu netsim", obj=["true"])
 with contextlib.suppress(SystemExit):

@@ -7,8 +7,8 @@ from benchmarks.ours.fidelity.world import LOSSY, WORLDS, Compared, round_time_e
 from hypergpu.cli.show.history import RoundPoint
 from hypergpu.units import Milliseconds
 from netsim.measure.network import ALWAYS_VALID
+from netsim.network.worldfile import parse_world
 from netsim.run.report import RunReport
-from netsim.worldfile import parse_world
 
 
 def report(*durations_ms: int) -> RunReport:

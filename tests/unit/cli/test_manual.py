@@ -24,7 +24,7 @@ from hypergpu.cli.main import app
 from hypergpu.cli.remote import views
 from hypergpu.cli.settings import known_settings
 from hypergpu.refusal import Reason
-from netsim.commands.app import app as netsim
+from netsim.cli.app import app as netsim
 
 MANUAL = (Path(__file__).parents[3] / "docs/cli.md").read_text("utf-8")
 ANSWERS = (
