@@ -190,3 +190,18 @@ class RefusalError(Exception):
         if "Fix: " in self.detail:
             return self.detail
         return f"{self.detail}. Fix: {self.fix}"
+
+
+class RemoteFailureError(Exception):
+    """A numbered refusal by a coordinator that knows reasons this program does not."""
+
+    def __init__(self, *, number: int, detail: str, fix: str) -> None:
+        super().__init__(f"{number}: {detail}. Fix: {fix}")
+        self.number = number
+        self.detail = detail
+        self.fix = fix
+
+    @property
+    def exit_code(self) -> int:
+        """The same rule as `Reason.exit_code`."""
+        return 10 + self.number // 1000

@@ -13,10 +13,10 @@ from typing import Any, Self
 import grpc
 import msgspec
 
-from hypergpu.cli.machine.children import kill_group, program, start
-from hypergpu.cli.machine.up import Ready, operator, wait_until_ready
-from hypergpu.cli.remote.calls import Coordinator, body
-from hypergpu.cli.remote.refusals import explanation, is_away
+from hypergpu.client.calls import Coordinator, body
+from hypergpu.client.failures import explanation, is_away
+from hypergpu.cluster.coordinator import Ready, operator, wait_until_ready
+from hypergpu.cluster.processes import kill_group, program, start
 from hypergpu.ids import NodeId
 from hypergpu.jobfile import spec_json
 from hypergpu.refusal import Reason, RefusalError

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ours.cluster import BenchmarkError, Running, running
-from hypergpu.cli.remote.calls import body
+from hypergpu.client.calls import body
 from hypergpu.jobfile import spec_json
 from hypergpu.spec import Codec, Evaluation, Inner, JobSpec, Outer, Training
 

@@ -34,7 +34,8 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
-        from hypergpu.terminal.failure import RemoteFailureError, report
+        from hypergpu.refusal import RemoteFailureError
+        from hypergpu.terminal.failure import report
 
         try:
             return super().invoke(ctx)

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from hypergpu.catalogue.registry import find
-from hypergpu.cli.machine.children import program
+from hypergpu.cluster.processes import program
 from hypergpu.digest import digest_of
 from hypergpu.terminal.options import YEAR_S, seconds_within
 from hypergpu.terminal.output import note, say, say_json

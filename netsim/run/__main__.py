@@ -8,11 +8,11 @@ from types import FrameType
 
 import msgspec
 
-from hypergpu.cli.show.shown import shown
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.sites import told_sites
 from hypergpu.terminal.failure import report as explained
 from hypergpu.terminal.output import note, say, say_json
+from hypergpu.terminal.views import shown
 from hypergpu.units import several
 from netsim.error import NetsimError
 from netsim.run.choices import Choices, chosen_world

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hypergpu.catalogue.registry import UnknownWorkloadError, find
-from hypergpu.cli.cluster.folder import RunFolder, require_own, run_folder
+from hypergpu.cluster.folder import RunFolder, require_own, run_folder
 from hypergpu.refusal import RefusalError
 from hypergpu.spec import JobSpec
 from hypergpu.units import are, several

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hypergpu.cli.cluster.cluster import Cluster
-from hypergpu.cli.remote.calls import Coordinator
-from hypergpu.cli.remote.submission import submit_file
-from hypergpu.cli.show.history import History, reached
-from hypergpu.cli.show.progress import Progress, with_note
-from hypergpu.cli.show.recording import RecordingView
-from hypergpu.cli.show.shown import View
-from hypergpu.cli.show.watch import Watched
+from hypergpu.client.calls import Coordinator
+from hypergpu.client.history import History, reached
+from hypergpu.cluster.cluster import Cluster
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.sites import Sites
+from hypergpu.terminal.progress import Progress, with_note
+from hypergpu.terminal.recording import RecordingView
+from hypergpu.terminal.submission import submit_file
+from hypergpu.terminal.views import View
+from hypergpu.terminal.watch import Watched
 from netsim.error import NetsimError
 from netsim.measure.network import Verdict
 from netsim.network.ground import control

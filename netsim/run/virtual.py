@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from hypergpu.catalogue.registry import build, find
 from hypergpu.catalogue.workload import numpy_layout
-from hypergpu.cli.show.history import RoundPoint
+from hypergpu.client.history import RoundPoint
 from hypergpu.codec import update_bytes
 from hypergpu.layout import Layout
 from hypergpu.spec import SCHEMES, JobSpec

@@ -12,7 +12,7 @@ from hypergpu.cli.demo.settlement import Settled, settled
 from hypergpu.cli.ledger.account import LedgerView
 from hypergpu.cli.ledger.proof.files import exported, verified_file
 from hypergpu.cli.ledger.showing import ledger_of, verification_of
-from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.client.calls import Coordinator
 from hypergpu.refusal import RefusalError
 from hypergpu.spec import Evaluation, JobSpec, Pay, Training
 from tests.processes import UNREAD, Cluster

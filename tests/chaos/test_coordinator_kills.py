@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from hypergpu.cli.remote.upload import listed_files, manifest, named_files, upload
+from hypergpu.client.upload import listed_files, manifest, named_files, upload
 from hypergpu.jobfile import spec_json
 from hypergpu.refusal import RefusalError
 from hypergpu.spec import Evaluation, JobSpec, Pay, Training

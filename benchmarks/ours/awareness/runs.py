@@ -16,8 +16,7 @@ from hypergpu.cli.compare.outcome import Report
 from hypergpu.cli.compare.running import kept_report, prospect, ran
 from hypergpu.digest import digest_of
 from hypergpu.ids import Digest
-from hypergpu.refusal import RefusalError
-from hypergpu.terminal.failure import RemoteFailureError
+from hypergpu.refusal import RefusalError, RemoteFailureError
 from netsim.error import NetsimError
 from netsim.tunnel.requirements import require_machine
 

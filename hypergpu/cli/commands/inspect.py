@@ -54,7 +54,7 @@ def show(
 ) -> None:
     """Print the effective settings: flag > environment > file > what `up` left > default."""
     from hypergpu.cli.machine.effective import effective_settings
-    from hypergpu.cli.settings import config_file, known_settings
+    from hypergpu.client.settings import config_file, known_settings
     from hypergpu.terminal.output import Column, say, say_json, say_table
 
     found = effective_settings()

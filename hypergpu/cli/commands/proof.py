@@ -25,8 +25,8 @@ def export(
 ) -> None:
     """Write all receipts of a job into a file, by which anybody verifies it without you."""
     from hypergpu.cli.ledger.proof.files import exported
-    from hypergpu.cli.remote.calls import connect
-    from hypergpu.cli.remote.naming import job_named
+    from hypergpu.client.calls import connect
+    from hypergpu.client.selection import job_named
     from hypergpu.terminal.output import say, say_json
     from hypergpu.units import several
 

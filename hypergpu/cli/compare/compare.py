@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from hypergpu.cli.cluster.folder import RunFolder, require_own, run_folder
 from hypergpu.cli.compare.chart import comparison_svg
 from hypergpu.cli.compare.comparison import Comparison, standings
 from hypergpu.cli.compare.order import Errand, Order, all_errands, errands
 from hypergpu.cli.compare.outcome import Outcome, Report, UnmeasuredError, outcome
 from hypergpu.cli.compare.running import Prospect, kept_report, key_of, prospect, ran
 from hypergpu.cli.compare.table import outcome_text
+from hypergpu.cluster.folder import RunFolder, require_own, run_folder
 from hypergpu.jobfile import read_job_file
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.terminal.failure import usage_error

@@ -10,14 +10,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from hypergpu.cli.cluster.leash import leashed
 from hypergpu.cli.compare.order import Errand
 from hypergpu.cli.compare.outcome import Report
-from hypergpu.cli.machine.children import kill_group, program, start
+from hypergpu.cluster.leash import leashed
+from hypergpu.cluster.processes import kill_group, program, start
 from hypergpu.digest import digest_of
 from hypergpu.ids import Digest
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.terminal.failure import RemoteFailureError
+from hypergpu.refusal import Reason, RefusalError, RemoteFailureError
 
 END_WITHIN_S = 60.0
 _ERROR = re.compile(r"^(?:\x1b\[\d+m)?error (\d+): (.*?)\.? Fix: (.*?)(?:\x1b\[0m)?$")

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hypergpu.cli.machine.children import program
+from hypergpu.cluster.processes import program
 from hypergpu.terminal.failure import usage_error
 
 NONE = "none"

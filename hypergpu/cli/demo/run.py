@@ -7,8 +7,6 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from hypergpu.cli.cluster.cluster import Cluster
-from hypergpu.cli.cluster.folder import RunFolder, run_folder
 from hypergpu.cli.demo.job import METERINGS, Plan, plan
 from hypergpu.cli.demo.race import COLUMNS, Race, footnotes, rows
 from hypergpu.cli.demo.rivals import raced
@@ -16,14 +14,12 @@ from hypergpu.cli.demo.settlement import ACCOUNTS_NAME, chain_here, settled
 from hypergpu.cli.demo.stakes import stake_before_work
 from hypergpu.cli.demo.summary import FILE_NAME, Summary, summary_lines, summary_of, write_summary
 from hypergpu.cli.ledger.account import ledger_view
-from hypergpu.cli.remote.calls import Coordinator
-from hypergpu.cli.remote.export import Order, export_model
-from hypergpu.cli.remote.views import JobView
-from hypergpu.cli.show.history import History
-from hypergpu.cli.show.progress import Progress, with_note
-from hypergpu.cli.show.recording import RecordingView
-from hypergpu.cli.show.shown import shown
-from hypergpu.cli.show.watch import Watched
+from hypergpu.client.calls import Coordinator
+from hypergpu.client.export import Order, export_model
+from hypergpu.client.history import History
+from hypergpu.client.values import JobView
+from hypergpu.cluster.cluster import Cluster
+from hypergpu.cluster.folder import RunFolder, run_folder
 from hypergpu.jobfile import spec_json
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.sites import told_sites
@@ -31,6 +27,10 @@ from hypergpu.spec import JobSpec
 from hypergpu.terminal.failure import usage_error
 from hypergpu.terminal.figures import span
 from hypergpu.terminal.output import is_rich, say, say_table
+from hypergpu.terminal.progress import Progress, with_note
+from hypergpu.terminal.recording import RecordingView
+from hypergpu.terminal.views import shown
+from hypergpu.terminal.watch import Watched
 
 GIVE_UP_AFTER_S = 300.0
 VICTIM = 1

@@ -13,8 +13,8 @@ from hypergpu.cli.demo.stakes import said_of_stakes
 from hypergpu.cli.ledger.account import LedgerView, paid_in_all
 from hypergpu.cli.ledger.showing import Listed, ledger_of, say_ledger, verification_of
 from hypergpu.cli.ledger.verifying import verdict_lines
-from hypergpu.cli.machine.up import SettlingBy
-from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.client.calls import Coordinator
+from hypergpu.cluster.coordinator import SettlingBy
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.sites import Sites
 from hypergpu.terminal.failure import usage_error

@@ -22,7 +22,7 @@ from hypergpu.chain.rpc.errors import RpcError
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.chain.signer import Signer
 from hypergpu.cli.ledger.holding import COORDINATOR_KEY_FILE, coordinator_key, opened
-from hypergpu.cli.settings import chain_meant, resolved
+from hypergpu.client.settings import chain_meant, resolved
 from hypergpu.ids import Address
 from hypergpu.keys.keyfile import stored_address
 from hypergpu.refusal import Reason, RefusalError

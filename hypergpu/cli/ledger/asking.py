@@ -3,8 +3,8 @@
 from hypergpu.chain.profiles import NONE
 from hypergpu.chain.profiles.named import NAMED_BY, asked_chain_id, named_chain, profile_of
 from hypergpu.cli.ledger.account import ledger_view
-from hypergpu.cli.remote.calls import connect
-from hypergpu.cli.settings import chain_meant, resolved
+from hypergpu.client.calls import connect
+from hypergpu.client.settings import chain_meant, resolved
 from hypergpu.ledger.typed import Domain
 from hypergpu.refusal import Reason, RefusalError
 

@@ -28,7 +28,7 @@ from hypergpu.cli.ledger.holding import (
 from hypergpu.cli.ledger.reading import job_fact, ledger_at, standings, token_decimals
 from hypergpu.cli.ledger.repeated import repeats
 from hypergpu.cli.ledger.wallet import KEY_FILE, MENDED_BY, OWNER_MARK
-from hypergpu.cli.settings import resolved
+from hypergpu.client.settings import resolved
 from hypergpu.ids import Address, NodeId
 from hypergpu.keys.keyfile import stored_address
 from hypergpu.ledger.audit.dispute import decoded_dispute, disputes, encoded_dispute

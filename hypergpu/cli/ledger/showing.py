@@ -27,7 +27,7 @@ from hypergpu.cli.ledger.verifying import (
     received,
     verified,
 )
-from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.client.calls import Coordinator
 from hypergpu.ledger.receipt import SignedReceipt
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.terminal.output import note, say, say_whole_table

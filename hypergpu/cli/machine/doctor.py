@@ -23,7 +23,6 @@ from hypergpu.cli.machine.checks import (
     proxy_check,
     torch_checks,
 )
-from hypergpu.cli.machine.children import program
 from hypergpu.cli.machine.congestion import (
     control_check,
     downlink_check,
@@ -32,7 +31,8 @@ from hypergpu.cli.machine.congestion import (
     way_of,
 )
 from hypergpu.cli.machine.probe import TorchFound
-from hypergpu.cli.settings import Setting, resolved
+from hypergpu.client.settings import Setting, resolved
+from hypergpu.cluster.processes import program
 from hypergpu.refusal import RefusalError
 from hypergpu.units import several
 from hypergpu.wire.congestion import controls
@@ -156,7 +156,7 @@ def _congestion_checks(settings: dict[str, Setting], *, serves: bool) -> Iterato
 
 
 def _coordinator_check() -> Check:
-    from hypergpu.cli.remote.calls import connect
+    from hypergpu.client.calls import connect
 
     try:
         with connect() as coordinator:

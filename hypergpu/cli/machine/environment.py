@@ -10,7 +10,7 @@ import msgspec
 import psutil
 
 from hypergpu.catalogue.registry import complaints, entries
-from hypergpu.cli.settings import known_settings, resolved
+from hypergpu.client.settings import known_settings, resolved
 
 PACKAGES = (
     "hypergpu",

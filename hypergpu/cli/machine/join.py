@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from hypergpu.cli.machine.children import program
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.terminal.failure import RemoteFailureError, usage_error
+from hypergpu.cluster.processes import program
+from hypergpu.refusal import Reason, RefusalError, RemoteFailureError
+from hypergpu.terminal.failure import usage_error
 from hypergpu.terminal.output import note
 from hypergpu.token import Role, Token, parse_token
 
@@ -84,8 +84,8 @@ def check_token(token: Token, *, is_new: bool) -> None:
     Raises:
         RefusalError: The token opens nothing, or another coordinator answers.
     """
-    from hypergpu.cli.remote.calls import Coordinator
-    from hypergpu.cli.remote.connection import Target, listening
+    from hypergpu.client.calls import Coordinator
+    from hypergpu.client.connection import Target, listening
 
     try:
         with Coordinator(Target(listening(token.addresses), token, CHECK_WITHIN_S)) as coordinator:

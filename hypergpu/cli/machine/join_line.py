@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.client.calls import Coordinator
 from hypergpu.files.durable import write_durably
 from hypergpu.refusal import RefusalError
 from hypergpu.token import Role, Token, parse_token, token_text

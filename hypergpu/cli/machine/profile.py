@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from hypergpu.cli.remote.calls import Coordinator
-from hypergpu.cli.remote.connection import Target
-from hypergpu.cli.settings import profile
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.terminal.failure import RemoteFailureError
+from hypergpu.client.calls import Coordinator
+from hypergpu.client.connection import Target
+from hypergpu.client.settings import profile
+from hypergpu.refusal import Reason, RefusalError, RemoteFailureError
 from hypergpu.token import parse_token
 
 ANSWER_WITHIN_S = 15.0

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hypergpu.cli.cluster.leash import leashed
+from hypergpu.cluster.leash import leashed
 from hypergpu.sites import SITES_VARIABLE, Sites
 from netsim.measure.network import Verdict
 from netsim.network.ground.backend import Backend

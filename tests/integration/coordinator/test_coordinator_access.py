@@ -5,8 +5,8 @@ from typing import Any
 import grpc
 import pytest
 
-from hypergpu.cli.remote.calls import Coordinator
-from hypergpu.cli.remote.connection import Target
+from hypergpu.client.calls import Coordinator
+from hypergpu.client.connection import Target
 from hypergpu.refusal import Reason, RefusalError
 from hypergpu.spec import JobSpec, Training
 from hypergpu.token import Role, parse_token

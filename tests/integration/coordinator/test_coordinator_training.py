@@ -6,7 +6,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from hypergpu.cli.machine.children import kill_group
+from hypergpu.cluster.processes import kill_group
 from hypergpu.jobfile import with_strategy
 from hypergpu.refusal import RefusalError
 from hypergpu.spec import STRATEGIES, Codec, Evaluation, JobSpec, Training

@@ -176,7 +176,7 @@ def test_without_root_the_tunnel_is_refused_with_what_would_help() -> None:
 
 LEASHED = """
 import subprocess, sys
-from hypergpu.cli.cluster.leash import leashed
+from hypergpu.cluster.leash import leashed
 child = subprocess.Popen(leashed(["sh", "-c", "echo inside; exec sleep 1000"]))
 print(child.pid, flush=True)
 child.wait()

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.ours.fidelity.figures import TRIES, Measured, Repeats
 from benchmarks.ours.fidelity.world import LOSSY, WORLDS, Compared, round_time_error
-from hypergpu.cli.show.history import RoundPoint
+from hypergpu.client.history import RoundPoint
 from hypergpu.units import Milliseconds
 from netsim.measure.network import ALWAYS_VALID
 from netsim.network.worldfile import parse_world

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hypergpu.cli.settings import write_profile
+from hypergpu.client.settings import write_profile
 from hypergpu.ids import Address
 from hypergpu.ledger.typed import Domain
 from hypergpu.refusal import Reason

@@ -13,7 +13,7 @@ from hypergpu.cli.demo.race import (
     rows,
 )
 from hypergpu.cli.demo.rivals import SYNC_ROUNDS, SYNC_ROUNDS_SHORT, raced
-from hypergpu.cli.show.history import EvaluationPoint, History, RoundPoint
+from hypergpu.client.history import EvaluationPoint, History, RoundPoint
 from hypergpu.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds, Samples
 

@@ -21,8 +21,8 @@ from hypergpu.cli.machine.doctor import Diagnosis
 from hypergpu.cli.machine.effective import Settings
 from hypergpu.cli.machine.environment import Environment
 from hypergpu.cli.main import app
-from hypergpu.cli.remote import views
-from hypergpu.cli.settings import known_settings
+from hypergpu.client import values as views
+from hypergpu.client.settings import known_settings
 from hypergpu.refusal import Reason
 from netsim.cli.app import app as netsim
 

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from coordinator.__main__ import main as coordinator
-from hypergpu.cli.machine.children import start
-from hypergpu.cli.machine.up import (
+from hypergpu.cli.machine.up import settled_by
+from hypergpu.client.settings import resolved
+from hypergpu.cluster.coordinator import (
     Listen,
     SettlingBy,
     coordinator_command,
-    settled_by,
     wait_until_ready,
 )
-from hypergpu.cli.settings import resolved
+from hypergpu.cluster.processes import start
 from hypergpu.refusal import RefusalError
 
 OF_A_CHAIN = ["CHAIN_URL", "LEDGER_CONTRACT"]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.cli.cluster.folder import RunFolder, require_own, run_folder
 from hypergpu.cli.demo.run import demonstrate
+from hypergpu.cluster.folder import RunFolder, require_own, run_folder
 from hypergpu.refusal import RefusalError
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.cli.settings import Setting, chain_meant, resolved, timeout_s
+from hypergpu.client.settings import Setting, chain_meant, resolved, timeout_s
 from hypergpu.refusal import Reason, RefusalError
 from tests.unit.cli.conftest import Hypergpu
 

@@ -15,7 +15,7 @@ from hypergpu.cli.ledger.verifying import (
     receipt_faults,
     received,
 )
-from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.client.calls import Coordinator
 from hypergpu.files.durable import SHARED, write_durably
 from hypergpu.ledger.audit.facts import JobFact
 from hypergpu.ledger.receipt import (

@@ -8,7 +8,7 @@ from hypergpu.cli.demo.job import EACH, METERINGS, TRANSACTIONS_AN_EPOCH, plan
 from hypergpu.cli.demo.metered import Recorded, recorded, said_of_metering
 from hypergpu.cli.demo.settlement import chain_here
 from hypergpu.cli.ledger.account import LedgerView, TransactionView
-from hypergpu.cli.machine.up import Listen, SettlingBy, coordinator_command
+from hypergpu.cluster.coordinator import Listen, SettlingBy, coordinator_command
 from hypergpu.ids import Address
 from hypergpu.refusal import RefusalError
 from hypergpu.sites import Site, Sites

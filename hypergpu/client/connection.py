@@ -13,7 +13,7 @@ import grpc
 import msgspec
 
 from hypergpu.authority import TLS_NAME, fetch_authority, split_address
-from hypergpu.cli.settings import Setting, cache_folder, resolved, timeout_s, token_setting
+from hypergpu.client.settings import Setting, cache_folder, resolved, timeout_s, token_setting
 from hypergpu.digest import digest_of
 from hypergpu.ids import Digest
 from hypergpu.refusal import Reason, RefusalError

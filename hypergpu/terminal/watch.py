@@ -9,18 +9,18 @@ from collections.abc import Iterator
 import grpc
 import msgspec
 
-from hypergpu.cli.remote.calls import RESTARTING, Coordinator
-from hypergpu.cli.remote.refusals import explanation, is_away
-from hypergpu.cli.remote.views import event_line, job_view, participant_view
-from hypergpu.cli.show.progress import (
+from hypergpu.client.calls import RESTARTING, Coordinator
+from hypergpu.client.failures import explanation, is_away
+from hypergpu.client.values import event_line, job_view, participant_view
+from hypergpu.refusal import RefusalError
+from hypergpu.terminal.progress import (
     ENDED,
     Progress,
     with_event,
     with_job,
     with_participants,
 )
-from hypergpu.cli.show.shown import View
-from hypergpu.refusal import RefusalError
+from hypergpu.terminal.views import View
 from hypergpu.v1 import job_pb2
 
 TICK_S = 0.5

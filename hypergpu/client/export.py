@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from hypergpu.cli.remote.calls import RESTARTING, Coordinator, pause_s
-from hypergpu.cli.remote.export_target import CARD_FIELD, JOB_FIELD, check_replaceable
+from hypergpu.client.calls import RESTARTING, Coordinator, pause_s
+from hypergpu.client.export_target import CARD_FIELD, JOB_FIELD, check_replaceable
 from hypergpu.digest import (
     RunningDigest,
     digest_from_wire,

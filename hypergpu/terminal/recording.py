@@ -1,9 +1,9 @@
 """A view that remembers what a job's events tell and shows them on another view."""
 
-from hypergpu.cli.remote.views import EventLine
-from hypergpu.cli.show.history import History, extended
-from hypergpu.cli.show.progress import Progress
-from hypergpu.cli.show.shown import View
+from hypergpu.client.history import History, extended
+from hypergpu.client.values import EventLine
+from hypergpu.terminal.progress import Progress
+from hypergpu.terminal.views import View
 
 
 class RecordingView:

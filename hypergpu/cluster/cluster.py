@@ -9,9 +9,8 @@ from types import TracebackType
 
 import msgspec
 
-from hypergpu.cli.cluster.leash import leashed
-from hypergpu.cli.machine.children import kill_group, program, start
-from hypergpu.cli.machine.up import (
+from hypergpu.client.calls import Coordinator
+from hypergpu.cluster.coordinator import (
     Listen,
     Ready,
     SettlingBy,
@@ -20,7 +19,8 @@ from hypergpu.cli.machine.up import (
     operator,
     wait_until_ready,
 )
-from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.cluster.leash import leashed
+from hypergpu.cluster.processes import kill_group, program, start
 from hypergpu.sites import Site, Sites
 from hypergpu.token import parse_token, token_text
 

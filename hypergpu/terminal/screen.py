@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from hypergpu.cli.show.progress import Progress, RoundLine
 from hypergpu.terminal.figures import score, short, size, span
 from hypergpu.terminal.output import Column, rich_table
+from hypergpu.terminal.progress import Progress, RoundLine
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

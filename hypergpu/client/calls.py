@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TypeVar
 
-from hypergpu.cli.remote.connection import Target, check_who_answers, open_channel, target
-from hypergpu.cli.remote.refusals import explained
+from hypergpu.client.connection import Target, check_who_answers, open_channel, target
+from hypergpu.client.failures import explained
 from hypergpu.digest import digest_to_wire
 from hypergpu.ids import Digest
 from hypergpu.refusal import Reason, RefusalError

@@ -4,8 +4,8 @@ import math
 
 import msgspec
 
-from hypergpu.cli.remote.calls import body
-from hypergpu.cli.remote.readings import ReadingView, reading_view
+from hypergpu.client.calls import body
+from hypergpu.client.readings import ReadingView, reading_view
 from hypergpu.v1 import job_pb2, tensor_pb2
 
 

@@ -1,4 +1,4 @@
-"""`python -m hypergpu.cli.cluster.leash COMMAND` becomes the command, which dies with its starter.
+"""`python -m hypergpu.cluster.leash COMMAND` becomes the command, which dies with its starter.
 
 For processes that must not outlive a runner which is killed: the kernel sends them SIGKILL.
 """
@@ -16,7 +16,7 @@ PARENT_VARIABLE = "HYPERGPU_LEASH"
 def leashed(command: list[str]) -> list[str]:
     """What to start instead of ``command``, from the main thread of this process."""
     holder = f"{PARENT_VARIABLE}={os.getpid()}"
-    return ["env", holder, sys.executable, "-P", "-m", "hypergpu.cli.cluster.leash", *command]
+    return ["env", holder, sys.executable, "-P", "-m", "hypergpu.cluster.leash", *command]
 
 
 def main() -> None:

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from hypergpu.cli.remote.views import EventLine, JobView, ParticipantView
-from hypergpu.cli.show.plans import PlanView, plan_news, plan_view
+from hypergpu.client.values import EventLine, JobView, ParticipantView
 from hypergpu.terminal.figures import short
+from hypergpu.terminal.plans import PlanView, plan_news, plan_view
 
 ROUNDS_KEPT = 1000
 ENDED = frozenset({"finished", "stopped", "failed"})

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from hypergpu.catalogue.entry import has_reached
-from hypergpu.cli.remote.views import EventLine
+from hypergpu.client.values import EventLine
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 

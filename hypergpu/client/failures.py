@@ -7,8 +7,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.terminal.failure import RemoteFailureError
+from hypergpu.refusal import Reason, RefusalError, RemoteFailureError
 
 DETAILS_KEY = "grpc-status-details-bin"
 AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})

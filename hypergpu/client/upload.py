@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from hypergpu.cli.remote.calls import RESTARTING, Coordinator, blob_ref, pause_s
+from hypergpu.client.calls import RESTARTING, Coordinator, blob_ref, pause_s
 from hypergpu.dataset.manifest import checked_paths
 from hypergpu.digest import digest_of_file
 from hypergpu.ids import Digest

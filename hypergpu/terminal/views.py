@@ -4,11 +4,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Protocol
 
-from hypergpu.cli.remote.views import EventLine
-from hypergpu.cli.show.progress import Progress, note_of
-from hypergpu.cli.show.screen import headline, round_text, rounds_of, screen
+from hypergpu.client.values import EventLine
 from hypergpu.terminal.figures import score
 from hypergpu.terminal.output import console, is_rich, say, say_json_line
+from hypergpu.terminal.progress import Progress, note_of
+from hypergpu.terminal.screen import headline, round_text, rounds_of, screen
 from hypergpu.units import several
 
 
