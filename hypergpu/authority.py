@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from OpenSSL import SSL
 
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import several
 
 TLS_NAME = "hypergpu-coordinator"
@@ -26,12 +26,12 @@ def split_address(address: str) -> tuple[str, int]:
     """``host:port`` or ``[v6]:port`` in its two parts.
 
     Raises:
-        RefusalError: REQUEST_INVALID, it is neither.
+        HyperGPUError: REQUEST_INVALID, it is neither.
     """
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
-        raise RefusalError(Reason.REQUEST_INVALID, f"an address is host:port, not {address!r}")
+        raise HyperGPUError(Reason.REQUEST_INVALID, f"an address is host:port, not {address!r}")
     return host, int(port)
 
 
@@ -49,20 +49,20 @@ def fetch_authority(address: str, expected: Digest, *, timeout_s: float = 10.0) 
         The CA certificate, PEM.
 
     Raises:
-        RefusalError: COORDINATOR_UNREACHABLE when nobody speaks TLS there, AUTHORITY_MISMATCH when
+        HyperGPUError: COORDINATOR_UNREACHABLE when nobody speaks TLS there, AUTHORITY_MISMATCH when
             another CA answers.
     """
     try:
         chain = _presented_chain(split_address(address), timeout_s)
     except (OSError, SSL.Error) as broken:
         detail = f"no TLS connection to {address}: {_why(broken)}"
-        raise RefusalError(Reason.COORDINATOR_UNREACHABLE, detail) from broken
+        raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, detail) from broken
     for der, pem in chain:
         if digest_of(der) == expected:
             return pem
     found = several(len(chain), "certificate")
     detail = f"{address} presents {found}, none of them is CA {expected[:16]}..."
-    raise RefusalError(Reason.AUTHORITY_MISMATCH, detail)
+    raise HyperGPUError(Reason.AUTHORITY_MISMATCH, detail)
 
 
 def _presented_chain(target: tuple[str, int], timeout_s: float) -> list[tuple[bytes, bytes]]:

@@ -15,9 +15,9 @@ import numpy as np
 
 from hypergpu.compression import RECORD, Flaw, Scheme, encode_into_residual, groups, scheme_named
 from hypergpu.digest import RunningDigest
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.layout import Flat, Float32s, Layout, Octets
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Bytes
 
 _READ_BYTES = 1 << 20
@@ -133,7 +133,7 @@ def decode_update(layout: Layout, scheme: str, payload: bytes | Octets) -> Flat:
     """Read a whole update.
 
     Raises:
-        RefusalError: The size is wrong.
+        HyperGPUError: The size is wrong.
     """
     octets = _sized(layout, scheme, payload)
     sections = sections_of(layout, scheme)
@@ -158,7 +158,7 @@ def _sized(layout: Layout, scheme: str, payload: bytes | Octets) -> Octets:
     octets = np.frombuffer(payload, np.uint8)
     expected_bytes = update_bytes(layout, scheme)
     if octets.size != expected_bytes:
-        raise RefusalError(
+        raise HyperGPUError(
             Reason.UPDATE_MALFORMED, f"an update has {expected_bytes} bytes, not {octets.size}"
         )
     return octets
@@ -188,11 +188,11 @@ class IncrementalCheck:
         """Check the next bytes.
 
         Raises:
-            RefusalError: There are too many, or a record has a flaw.
+            HyperGPUError: There are too many, or a record has a flaw.
         """
         octets = np.frombuffer(piece, np.uint8)
         if self._seen_bytes + octets.size > self._total_bytes:
-            raise RefusalError(
+            raise HyperGPUError(
                 Reason.UPDATE_MALFORMED,
                 f"an update has {self._total_bytes} bytes, {self._seen_bytes + octets.size} came",
             )
@@ -203,10 +203,10 @@ class IncrementalCheck:
         """Declare the end.
 
         Raises:
-            RefusalError: Bytes are missing.
+            HyperGPUError: Bytes are missing.
         """
         if self._seen_bytes != self._total_bytes:
-            raise RefusalError(
+            raise HyperGPUError(
                 Reason.UPDATE_MALFORMED,
                 f"an update has {self._total_bytes} bytes, only {self._seen_bytes} came",
             )
@@ -244,7 +244,7 @@ class IncrementalCheck:
         count = min(left, -(-records.size // record_bytes) * RECORD)
         flaw = section.scheme.flaw(records, count)
         if flaw is not None:
-            raise RefusalError(_REASONS[flaw], f"near byte {self._seen_bytes}: {flaw.value}")
+            raise HyperGPUError(_REASONS[flaw], f"near byte {self._seen_bytes}: {flaw.value}")
 
 
 class ApplyError(Exception):

@@ -13,8 +13,8 @@ from enum import Enum
 import msgspec
 
 from hypergpu.digest import is_digest
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, TokenId
-from hypergpu.refusal import Reason, RefusalError
 
 PREFIX = "hgpu1."
 MAX_TEXT = 4096
@@ -61,20 +61,20 @@ def parse_token(text: str) -> Token:
     """Read a token that a person pasted; surrounding white space is dropped.
 
     Raises:
-        RefusalError: TOKEN_INVALID, with what is wrong but never with the secret.
+        HyperGPUError: TOKEN_INVALID, with what is wrong but never with the secret.
     """
     text = text.strip()
     if not text.startswith(PREFIX) or len(text) > MAX_TEXT:
-        raise RefusalError(Reason.TOKEN_INVALID, f"a token starts with {PREFIX!r}", fix=_PASTE)
+        raise HyperGPUError(Reason.TOKEN_INVALID, f"a token starts with {PREFIX!r}", fix=_PASTE)
     packed = text.removeprefix(PREFIX)
     try:
         raw = base64.b64decode(packed + "=" * (-len(packed) % 4), altchars=b"-_", validate=True)
         token = msgspec.json.decode(raw, type=Token)
     except (binascii.Error, ValueError, msgspec.DecodeError):
         detail = "the token was cut off or altered"
-        raise RefusalError(Reason.TOKEN_INVALID, detail, fix=_PASTE) from None
+        raise HyperGPUError(Reason.TOKEN_INVALID, detail, fix=_PASTE) from None
     if problem := _problem(token):
-        raise RefusalError(Reason.TOKEN_INVALID, problem)
+        raise HyperGPUError(Reason.TOKEN_INVALID, problem)
     return token
 
 
@@ -100,12 +100,12 @@ def parse_authorization(value: str) -> Credential:
     """Read the metadata ``authorization``.
 
     Raises:
-        RefusalError: TOKEN_INVALID, it is not ``Bearer ID.SECRET``.
+        HyperGPUError: TOKEN_INVALID, it is not ``Bearer ID.SECRET``.
     """
     scheme, _, credential = value.partition(" ")
     token_id, _, secret = credential.partition(".")
     if scheme.lower() != "bearer" or not _ID.fullmatch(token_id) or not _SECRET.fullmatch(secret):
-        raise RefusalError(
+        raise HyperGPUError(
             Reason.TOKEN_INVALID, "the metadata 'authorization' is 'Bearer ID.SECRET'"
         )
     return Credential(TokenId(token_id), secret)

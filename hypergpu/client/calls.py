@@ -11,8 +11,8 @@ from typing import TypeVar
 from hypergpu.client.connection import Target, check_who_answers, open_channel, target
 from hypergpu.client.failures import explained
 from hypergpu.digest import digest_to_wire
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.token import Role, authorization
 from hypergpu.v1 import job_pb2, job_pb2_grpc, tensor_pb2
 from hypergpu.wire.protocol import PROTOCOL_ENTRY
@@ -71,7 +71,7 @@ class Coordinator:
         try:
             with explained(self.address):
                 yield
-        except RefusalError as refused:
+        except HyperGPUError as refused:
             if refused.reason is Reason.COORDINATOR_UNREACHABLE:
                 check_who_answers(self._to)
             raise
@@ -84,7 +84,7 @@ class Coordinator:
         for idle_tries in range(1, CREATE_TRIES):
             try:
                 return self._call(self._jobs.CreateJob, request).job_id
-            except RefusalError as refused:
+            except HyperGPUError as refused:
                 if refused.reason not in RESTARTING:
                     raise
                 time.sleep(pause_s(idle_tries))
@@ -191,7 +191,7 @@ def connect(address: str | None = None, token_file: str | None = None) -> Coordi
     """A connection to the coordinator that flags, environment and files name.
 
     Raises:
-        RefusalError: None is named, none answers, or it is another than the token says.
+        HyperGPUError: None is named, none answers, or it is another than the token says.
     """
     return Coordinator(target({"address": address, "token_file": token_file}))
 

@@ -15,8 +15,8 @@ import msgspec
 from hypergpu.authority import TLS_NAME, fetch_authority, split_address
 from hypergpu.client.settings import Setting, cache_folder, resolved, timeout_s, token_setting
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.token import Role, Token, parse_token
 
 CONNECT_TIMEOUT_S = 5.0
@@ -43,13 +43,13 @@ def target(flags: Mapping[str, str | None]) -> Target:
     """The coordinator that flags, environment and files name.
 
     Raises:
-        RefusalError: None is named, the token is no token, or nobody listens there.
+        HyperGPUError: None is named, the token is no token, or nobody listens there.
     """
     found = resolved(flags)
     token = parse_token(_token_text(found))
     if token.role is Role.NODE:
         detail = "the token is one for nodes: hypergpu join takes it"
-        raise RefusalError(Reason.ROLE_FORBIDDEN, detail)
+        raise HyperGPUError(Reason.ROLE_FORBIDDEN, detail)
     named = found["address"].value
     address = listening((named,) if named else token.addresses)
     return Target(address, token, timeout_s(found))
@@ -61,13 +61,13 @@ def _token_text(found: Mapping[str, Setting]) -> str:
         return setting.value
     if not setting.value:
         detail = "no coordinator is known: no token, no token file, no `up` on this machine"
-        raise RefusalError(Reason.COORDINATOR_UNNAMED, detail)
+        raise HyperGPUError(Reason.COORDINATOR_UNNAMED, detail)
     try:
         return Path(setting.value).expanduser().read_text("utf-8")
     except (OSError, UnicodeDecodeError) as broken:
         why = broken.strerror if isinstance(broken, OSError) else "it is not text"
         detail = f"the token file {setting.value} (from {setting.origin}): {why}"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
 
 
 def listening(addresses: tuple[str, ...]) -> str:
@@ -80,7 +80,7 @@ def listening(addresses: tuple[str, ...]) -> str:
             failures.append(f"{address}: {broken.strerror or broken}")
         else:
             return address
-    raise RefusalError(
+    raise HyperGPUError(
         Reason.COORDINATOR_UNREACHABLE, f"no coordinator listens at {'; '.join(failures)}"
     )
 
@@ -89,7 +89,7 @@ def open_channel(to: Target) -> grpc.Channel:
     """A channel to the coordinator that the token names, and to no other.
 
     Raises:
-        RefusalError: AUTHORITY_MISMATCH, or no TLS; for a token without a CA, an address that is
+        HyperGPUError: AUTHORITY_MISMATCH, or no TLS; for a token without a CA, an address that is
             not this machine.
     """
     if not to.token.authority:
@@ -105,14 +105,14 @@ def check_who_answers(to: Target) -> None:
     """Look again at who listens there: the CA may have come from the cache.
 
     Raises:
-        RefusalError: AUTHORITY_MISMATCH, another coordinator than the token's;
+        HyperGPUError: AUTHORITY_MISMATCH, another coordinator than the token's;
             COORDINATOR_UNREACHABLE, it is the port for nodes.
     """
     if not to.token.authority:
         return
     try:
         pem = fetch_authority(to.address, to.token.authority, timeout_s=HANDSHAKE_TIMEOUT_S)
-    except RefusalError as refused:
+    except HyperGPUError as refused:
         # Of nobody listening, the call that failed says more.
         if refused.reason is Reason.AUTHORITY_MISMATCH:
             raise
@@ -120,7 +120,7 @@ def check_who_answers(to: Target) -> None:
     if _hangs_up(to.address, pem):
         fix = "name its main port, 7700 unless it was told another"
         detail = f"{to.address} is that coordinator's port for nodes"
-        raise RefusalError(Reason.COORDINATOR_UNREACHABLE, detail, fix=fix)
+        raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, detail, fix=fix)
 
 
 def _hangs_up(address: str, pem: bytes) -> bool:
@@ -152,7 +152,7 @@ def _check_loopback(address: str) -> None:
         is_loopback = host == "localhost"
     if not is_loopback:
         detail = f"the token names no CA, so {address} would be spoken to without encryption"
-        raise RefusalError(Reason.AUTHORITY_MISMATCH, detail)
+        raise HyperGPUError(Reason.AUTHORITY_MISMATCH, detail)
 
 
 def _authority(address: str, expected: Digest) -> bytes:

@@ -18,10 +18,10 @@ from hypergpu.digest import (
     digest_to_wire,
     running_digest_of_file,
 )
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.files.durable import SHARED, write_durably
 from hypergpu.ids import Digest
 from hypergpu.layout import Kind, Layout, LayoutError, TensorSpec, layout_from_json
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.v1 import job_pb2, tensor_pb2
 
 MODEL_NAME = "model.safetensors"
@@ -68,7 +68,7 @@ def export_model(coordinator: Coordinator, order: Order, report: Report) -> Mode
     """Fetch a model into a folder; an interrupted fetch goes on the next time.
 
     Raises:
-        RefusalError: There is no model, it arrived damaged, the folder cannot be written, or it
+        HyperGPUError: There is no model, it arrived damaged, the folder cannot be written, or it
             holds files that are not this export's to replace.
     """
     job_id, folder, which = order.job_id, order.folder, order.which
@@ -83,7 +83,7 @@ def export_model(coordinator: Coordinator, order: Order, report: Report) -> Mode
         write_durably(card, offer.card.encode("utf-8"), mode=SHARED)
         part.unlink()
     except OSError as broken:
-        raise RefusalError(Reason.FILE_UNUSABLE, f"{folder}: {broken.strerror}") from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{folder}: {broken.strerror}") from broken
     return ModelFile(model, card, offer.digest, model.stat().st_size)
 
 
@@ -100,7 +100,7 @@ def _fetch(
         started_at = request.offset
         try:
             return _fetched(coordinator, request, part, report)
-        except RefusalError as refused:
+        except HyperGPUError as refused:
             has_moved = part.exists() and part.stat().st_size > started_at
             idle_tries = 0 if has_moved else idle_tries + 1
             is_passing = refused.reason in RESTARTING
@@ -142,12 +142,12 @@ def _fetched(
         file.flush()
         os.fsync(file.fileno())
     if offer is None or running.size_bytes < offer.size_bytes:
-        raise RefusalError(Reason.COORDINATOR_UNREACHABLE, "the model's stream ended early")
+        raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, "the model's stream ended early")
     report(running.size_bytes, offer.size_bytes)
     if running.digest() != offer.digest:
         part.unlink()
         detail = f"the model arrived as {running.digest()[:16]}..., not {offer.digest[:16]}..."
-        raise RefusalError(Reason.DIGEST_MISMATCH, detail)
+        raise HyperGPUError(Reason.DIGEST_MISMATCH, detail)
     _named(part).unlink(missing_ok=True)
     return offer
 
@@ -156,10 +156,10 @@ def _offer(header: job_pb2.ExportHeader) -> _Offer:
     try:
         layout = layout_from_json(header.layout_json)
     except LayoutError as broken:
-        raise RefusalError(Reason.CALL_BROKEN, f"the model's layout: {broken}") from broken
+        raise HyperGPUError(Reason.CALL_BROKEN, f"the model's layout: {broken}") from broken
     if layout.model_bytes != header.blob.size_bytes:
         detail = f"a model of {header.blob.size_bytes} bytes with a layout of {layout.model_bytes}"
-        raise RefusalError(Reason.CALL_BROKEN, detail)
+        raise HyperGPUError(Reason.CALL_BROKEN, detail)
     digest = digest_from_wire(header.blob.digest.value)
     return _Offer(digest, header.blob.size_bytes, layout, header.model_card)
 
@@ -179,7 +179,7 @@ def _begun(
 def _append(chunk: tensor_pb2.Chunk, running: RunningDigest, file: BinaryIO) -> None:
     if chunk.offset != running.size_bytes:
         detail = f"a chunk at {chunk.offset} where {running.size_bytes} was due"
-        raise RefusalError(Reason.OFFSET_MISMATCH, detail)
+        raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
     file.write(chunk.payload)
     running.update(chunk.payload)
 

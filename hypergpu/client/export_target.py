@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from hypergpu.digest import digest_of
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 JOB_FIELD = "hypergpu.job"
 CARD_FIELD = "hypergpu.card"
@@ -16,15 +16,15 @@ def check_replaceable(model: Path, card: Path, job_id: str) -> None:
     """Refuse to write over what is not ours.
 
     Raises:
-        RefusalError: FILE_PRESENT, with the file and whose it is.
+        HyperGPUError: FILE_PRESENT, with the file and whose it is.
     """
     written = _written(model) if model.exists() else {}
     if model.exists() and written.get(JOB_FIELD) != job_id:
         whose = f"{written[JOB_FIELD]}'s model" if JOB_FIELD in written else "no export's"
-        raise RefusalError(Reason.FILE_PRESENT, f"{model} is there already and is {whose}")
+        raise HyperGPUError(Reason.FILE_PRESENT, f"{model} is there already and is {whose}")
     if card.exists() and written.get(CARD_FIELD) != digest_of(card.read_bytes()):
         detail = f"{card} is there already and is not as an export of {job_id} left it"
-        raise RefusalError(Reason.FILE_PRESENT, detail)
+        raise HyperGPUError(Reason.FILE_PRESENT, detail)
 
 
 def _written(model: Path) -> dict[str, object]:

@@ -7,7 +7,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from hypergpu.refusal import Reason, RefusalError, RemoteFailureError
+from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 
 DETAILS_KEY = "grpc-status-details-bin"
 AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
@@ -18,7 +18,7 @@ def explained(address: str) -> Iterator[None]:
     """Turn a failed call inside into the refusal that the coordinator meant.
 
     Raises:
-        RefusalError: The coordinator's numbered reason, or what the broken call amounts to.
+        HyperGPUError: The coordinator's numbered reason, or what the broken call amounts to.
         RemoteFailureError: A numbered reason that this version does not know.
     """
     try:
@@ -34,14 +34,16 @@ def explanation(broken: grpc.RpcError, address: str) -> Exception:
     code, details = _code(broken), _details(broken)
     if code in AWAY:
         why = "it did not answer in time" if code is grpc.StatusCode.DEADLINE_EXCEEDED else details
-        return RefusalError(Reason.COORDINATOR_UNREACHABLE, f"the coordinator at {address}: {why}")
+        return HyperGPUError(Reason.COORDINATOR_UNREACHABLE, f"the coordinator at {address}: {why}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         detail = (
             f"the coordinator at {address} does not know this call: it is older than this program,"
             " or this is its port for nodes"
         )
-        return RefusalError(Reason.VERSION_MISMATCH, detail)
-    return RefusalError(Reason.CALL_BROKEN, f"the coordinator at {address}: {code.name}: {details}")
+        return HyperGPUError(Reason.VERSION_MISMATCH, detail)
+    return HyperGPUError(
+        Reason.CALL_BROKEN, f"the coordinator at {address}: {code.name}: {details}"
+    )
 
 
 def is_away(broken: grpc.RpcError) -> bool:
@@ -78,7 +80,7 @@ def _numbered(broken: grpc.RpcError) -> Exception | None:
         return None
     if found.reason in Reason.__members__:
         detail, fix = found.metadata["detail"], found.metadata["fix"]
-        return RefusalError(Reason[found.reason], detail or status.message, fix=fix)
+        return HyperGPUError(Reason[found.reason], detail or status.message, fix=fix)
     number = found.metadata["number"]
     if not number.isdecimal():
         return None

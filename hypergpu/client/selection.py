@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.v1 import job_pb2
 
 
@@ -14,11 +14,11 @@ def job_named(jobs: Sequence[job_pb2.JobSummary], name: str | None) -> str:
         name: What the person typed.
 
     Raises:
-        RefusalError: JOB_UNKNOWN, no job is meant or several are.
+        HyperGPUError: JOB_UNKNOWN, no job is meant or several are.
     """
     if name is None:
         if not jobs:
-            raise RefusalError(Reason.JOB_UNKNOWN, "there is no job yet")
+            raise HyperGPUError(Reason.JOB_UNKNOWN, "there is no job yet")
         return jobs[-1].job_id
     if any(job.job_id == name for job in jobs):
         return name
@@ -32,7 +32,7 @@ def node_named(nodes: Sequence[job_pb2.NodeSummary], name: str) -> str:
     """The node whose id is or begins with ``name``, with or without its 0x; or that is called so.
 
     Raises:
-        RefusalError: NODE_UNKNOWN, no node is meant or several are.
+        HyperGPUError: NODE_UNKNOWN, no node is meant or several are.
     """
     bare = name.lower().removeprefix("0x")
     found = [each.node_id for each in nodes if each.node_id.removeprefix("0x").startswith(bare)]
@@ -44,7 +44,7 @@ def token_named(tokens: Sequence[job_pb2.TokenSummary], name: str) -> str:
     """The token whose id is or begins with ``name``.
 
     Raises:
-        RefusalError: TOKEN_UNKNOWN, no token is meant or several are.
+        HyperGPUError: TOKEN_UNKNOWN, no token is meant or several are.
     """
     found = [each.token_id for each in tokens if each.token_id.startswith(name)]
     return _only(found if name else [], f"token {name!r}", Reason.TOKEN_UNKNOWN)
@@ -54,4 +54,4 @@ def _only(found: Sequence[str], what: str, reason: Reason) -> str:
     if len(found) == 1:
         return found[0]
     detail = f"{what} may be {', '.join(found)}" if found else f"there is no {what}"
-    raise RefusalError(reason, detail)
+    raise HyperGPUError(reason, detail)

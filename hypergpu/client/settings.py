@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 
 class Known(NamedTuple):
@@ -84,7 +84,7 @@ def resolved(flags: Mapping[str, str | None] | None = None) -> dict[str, Setting
     """Every setting with its origin.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, the settings file is damaged or has an unknown key.
+        HyperGPUError: FILE_UNUSABLE, the settings file is damaged or has an unknown key.
     """
     known = known_settings()
     layers: list[tuple[str, Mapping[str, str]]] = [
@@ -145,11 +145,11 @@ def _file(path: Path, known: Mapping[str, Known]) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as broken:
-        raise RefusalError(Reason.FILE_UNUSABLE, f"settings file {path}: {broken}") from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"settings file {path}: {broken}") from broken
     for name in tree:
         if name not in known:
             detail = f"settings file {path}: no setting {name!r}; known: {', '.join(known)}"
-            raise RefusalError(Reason.FILE_UNUSABLE, detail)
+            raise HyperGPUError(Reason.FILE_UNUSABLE, detail)
     return {name: str(value) for name, value in tree.items()}
 
 
@@ -157,7 +157,7 @@ def profile() -> dict[str, str]:
     """What `up` left on this machine; empty when nothing is there that can be read."""
     try:
         return _file(profile_file(), known_settings())
-    except RefusalError:
+    except HyperGPUError:
         return {}
 
 
@@ -178,7 +178,7 @@ def timeout_s(found: Mapping[str, Setting]) -> float:
     """The deadline of one unary call.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, it is no positive number.
+        HyperGPUError: ARGUMENT_INVALID, it is no positive number.
     """
     setting = found["timeout_s"]
     try:
@@ -189,5 +189,5 @@ def timeout_s(found: Mapping[str, Setting]) -> float:
         detail = f"timeout_s is {setting.value!r} (from {setting.origin}), not a number of seconds"
         known = known_settings()["timeout_s"]
         fix = f"give seconds, for example {known.environment}={known.default}"
-        raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
     return seconds

@@ -11,8 +11,8 @@ import msgspec
 from hypergpu.client.calls import RESTARTING, Coordinator, blob_ref, pause_s
 from hypergpu.dataset.manifest import checked_paths
 from hypergpu.digest import digest_of_file
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.v1 import job_pb2, tensor_pb2
 
 CHUNK_BYTES = 512 << 10
@@ -39,17 +39,17 @@ def listed_files(folder: Path) -> list[Path]:
     Hidden files and folders stay at home.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, there is no such folder or nothing in it.
+        HyperGPUError: FILE_UNUSABLE, there is no such folder or nothing in it.
     """
     if not folder.is_dir():
-        raise RefusalError(Reason.FILE_UNUSABLE, f"data.path: {folder} is not a folder")
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"data.path: {folder} is not a folder")
     found = []
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [Path(place, name) for name in names if not name.startswith(".")]
     files = sorted(path for path in found if path.is_file())
     if not files:
-        raise RefusalError(Reason.FILE_UNUSABLE, f"data.path: {folder} holds no file")
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"data.path: {folder} holds no file")
     return files
 
 
@@ -57,7 +57,7 @@ def named_files(folder: Path, files: list[Path], advance: Advance) -> list[Local
     """Digest every file; reads each once.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, one cannot be read.
+        HyperGPUError: FILE_UNUSABLE, one cannot be read.
     """
     named = []
     for path in files:
@@ -65,7 +65,7 @@ def named_files(folder: Path, files: list[Path], advance: Advance) -> list[Local
             size_bytes = path.stat().st_size
             digest = digest_of_file(path)
         except OSError as broken:
-            raise RefusalError(Reason.FILE_UNUSABLE, f"{path}: {broken.strerror}") from broken
+            raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path}: {broken.strerror}") from broken
         named.append(LocalFile(path, path.relative_to(folder).as_posix(), digest, size_bytes))
         advance(size_bytes)
     return named
@@ -75,7 +75,7 @@ def manifest(files: list[LocalFile]) -> tensor_pb2.Manifest:
     """What the coordinator and the nodes know of the folder.
 
     Raises:
-        RefusalError: MANIFEST_INVALID, a file has a name that not every machine takes.
+        HyperGPUError: MANIFEST_INVALID, a file has a name that not every machine takes.
     """
     checked_paths(file.name for file in files)
     return tensor_pb2.Manifest(
@@ -90,7 +90,7 @@ def upload(coordinator: Coordinator, files: list[LocalFile], advance: Advance) -
     """Send what the coordinator does not hold; a file that occurs twice travels once.
 
     Raises:
-        RefusalError: The coordinator refuses a file or stays away.
+        HyperGPUError: The coordinator refuses a file or stays away.
     """
     sent: set[Digest] = set()
     for file in files:
@@ -118,7 +118,7 @@ def _upload_file(coordinator: Coordinator, file: LocalFile, advance: Advance) ->
             told = max(told, committed)
             if committed >= file.size_bytes:
                 return
-        except RefusalError as refused:
+        except HyperGPUError as refused:
             idle_tries += 1
             is_passing = refused.reason in RESTARTING | {Reason.OFFSET_MISMATCH}
             if not is_passing or idle_tries >= IDLE_TRIES:

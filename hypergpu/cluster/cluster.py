@@ -101,7 +101,7 @@ class Cluster:
         """Start it and wait until it serves; after a kill, over sites, on the ports it had.
 
         Raises:
-            RefusalError: CHILD_ENDED, it did not come up.
+            HyperGPUError: CHILD_ENDED, it did not come up.
         """
         command = self._coordinator_site.command(coordinator_command(self._listen))
         child = start(leashed(command), log=self._log("coordinator"), is_read=True)

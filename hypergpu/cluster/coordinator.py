@@ -9,7 +9,7 @@ import msgspec
 from hypergpu.client.calls import Coordinator
 from hypergpu.client.connection import Target
 from hypergpu.cluster.processes import exit_status, kill_group, program
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.terminal.output import note
 from hypergpu.token import Role, parse_token
 
@@ -49,7 +49,7 @@ class Refused(msgspec.Struct, frozen=True):
     fix: str
 
 
-class StartRefusedError(RefusalError):
+class StartRefusedError(HyperGPUError):
     """The coordinator said itself why it will not serve: its log adds nothing."""
 
 
@@ -109,7 +109,7 @@ def wait_until_ready(child: subprocess.Popen[str], within_s: float | None = None
 
     Raises:
         StartRefusedError: it said why not.
-        RefusalError: CHILD_ENDED, it ended, or was killed, before it was ready.
+        HyperGPUError: CHILD_ENDED, it ended, or was killed, before it was ready.
     """
     if within_s is None:
         return _read_ready(child)
@@ -134,7 +134,7 @@ def _read_ready(child: subprocess.Popen[str]) -> Ready:
         except (msgspec.DecodeError, msgspec.ValidationError):
             note(line.rstrip())
     status = exit_status(child)
-    raise RefusalError(Reason.CHILD_ENDED, f"the coordinator ended with status {status}")
+    raise HyperGPUError(Reason.CHILD_ENDED, f"the coordinator ended with status {status}")
 
 
 def operator(ready: Ready) -> Coordinator:

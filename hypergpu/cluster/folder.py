@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 
 class RunFolder(NamedTuple):
@@ -27,7 +27,7 @@ def require_own(folder: RunFolder) -> None:
     """Change nothing; refuse a folder that a run could not have for itself.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it has such names without the mark, or a run goes on in it.
+        HyperGPUError: FILE_UNUSABLE, it has such names without the mark, or a run goes on in it.
     """
     with _explained(folder):
         _require_marked(folder)
@@ -41,7 +41,7 @@ def run_folder(folder: RunFolder) -> Iterator[None]:
     """Make the folder, empty of what an earlier run left, and have it alone while the block runs.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, as above, or it cannot be written.
+        HyperGPUError: FILE_UNUSABLE, as above, or it cannot be written.
     """
     with _explained(folder):
         _require_marked(folder)
@@ -87,6 +87,6 @@ def _explained(folder: RunFolder) -> Iterator[None]:
         raise _refusal(f"nothing can be kept in {folder.path}: {broken.strerror}") from broken
 
 
-def _refusal(detail: str) -> RefusalError:
+def _refusal(detail: str) -> HyperGPUError:
     fix = "choose a folder that you may write and that is a run's alone: --out FOLDER"
-    return RefusalError(Reason.FILE_UNUSABLE, detail, fix=fix)
+    return HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix)

@@ -2,12 +2,12 @@
 
 import sys
 
-from hypergpu.refusal import Reason, RefusalError, RemoteFailureError
+from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 
 
-def usage_error(detail: str, fix: str) -> RefusalError:
+def usage_error(detail: str, fix: str) -> HyperGPUError:
     """An argument that cannot be meant."""
-    return RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+    return HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
 
 
 def report(failure: Exception) -> int:
@@ -22,7 +22,7 @@ def report(failure: Exception) -> int:
                 problem.fix,
             )
         return failure.reason.exit_code
-    if isinstance(failure, RefusalError):
+    if isinstance(failure, HyperGPUError):
         _line(failure.reason.number, failure.detail, failure.fix)
         return failure.reason.exit_code
     if isinstance(failure, RemoteFailureError):

@@ -18,7 +18,7 @@ def submit_file(coordinator: Coordinator, spec: JobSpec, beside: Path) -> str:
         beside: The job file's folder.
 
     Raises:
-        RefusalError: The data cannot be read or sent, or the coordinator refuses the job.
+        HyperGPUError: The data cannot be read or sent, or the coordinator refuses the job.
     """
     if not spec.data.path:
         return coordinator.create_job(spec_json(spec), None)

@@ -12,7 +12,7 @@ import msgspec
 from hypergpu.client.calls import RESTARTING, Coordinator
 from hypergpu.client.failures import explanation, is_away
 from hypergpu.client.values import event_line, job_view, participant_view
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
 from hypergpu.terminal.progress import (
     ENDED,
     Progress,
@@ -63,7 +63,7 @@ class Follower:
         """What has arrived, waiting at most ``timeout_s`` for the first.
 
         Raises:
-            RefusalError: The stream is refused for good.
+            HyperGPUError: The stream is refused for good.
         """
         with contextlib.suppress(queue.Empty):
             message = self._inbox.get(timeout=timeout_s)
@@ -98,7 +98,7 @@ def follow(coordinator: Coordinator, job_id: str, view: View) -> Progress:
     """Show a job from its first event until it has ended.
 
     Raises:
-        RefusalError: The job is unknown, or its coordinator stays away.
+        HyperGPUError: The job is unknown, or its coordinator stays away.
     """
     watched = Watched(coordinator, job_id, view)
     try:
@@ -160,7 +160,7 @@ class Watched:
     def _asked(self, progress: Progress) -> Progress:
         try:
             found = self._coordinator.job(self._job_id)
-        except RefusalError as refused:
+        except HyperGPUError as refused:
             # A coordinator that is being restarted is no reason to stop watching.
             if progress.job is None or refused.reason not in RESTARTING:
                 raise

@@ -4,7 +4,7 @@ from typing import Any
 
 import typer
 
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.terminal.commands import Commands
 from hypergpu.terminal.failure import report
 from netsim.cli import checking, holding, listing, plotting, running
@@ -20,7 +20,7 @@ class NetsimCommands(Commands):
         try:
             return super().invoke(ctx)
         except NetsimError as refused:
-            failure = RefusalError(Reason.NETWORK_REFUSED, refused.what, fix=refused.fix)
+            failure = HyperGPUError(Reason.NETWORK_REFUSED, refused.what, fix=refused.fix)
             raise typer.Exit(report(failure)) from refused
         except SignalledError as signalled:
             raise typer.Exit(signalled.status) from signalled

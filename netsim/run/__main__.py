@@ -8,7 +8,7 @@ from types import FrameType
 
 import msgspec
 
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.sites import told_sites
 from hypergpu.terminal.failure import report as explained
 from hypergpu.terminal.output import note, say, say_json
@@ -31,8 +31,8 @@ def main() -> int:
     try:
         found = _run(options)
     except NetsimError as refused:
-        return explained(RefusalError(Reason.NETWORK_REFUSED, refused.what, fix=refused.fix))
-    except RefusalError as refused:
+        return explained(HyperGPUError(Reason.NETWORK_REFUSED, refused.what, fix=refused.fix))
+    except HyperGPUError as refused:
         return explained(refused)
     except KeyboardInterrupt:
         return 130

@@ -52,7 +52,7 @@ def chosen_world(choices: Choices) -> WorldDescription:
 
     Raises:
         NetsimError: A file describes no world, or the choices fit no job.
-        RefusalError: The job file cannot be read, or describes no job.
+        HyperGPUError: The job file cannot be read, or describes no job.
     """
     world = read_world_file(Path(choices.world))
     spec = world.job

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hypergpu.catalogue.registry import UnknownWorkloadError, find
 from hypergpu.cluster.folder import RunFolder, require_own, run_folder
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
 from hypergpu.spec import JobSpec
 from hypergpu.units import are, several
 from netsim.error import NetsimError
@@ -89,5 +89,5 @@ def _run_folder(folder: Path) -> RunFolder:
 def _refused() -> Iterator[None]:
     try:
         yield
-    except RefusalError as refusal:
-        raise NetsimError(refusal.detail, refusal.fix) from refusal
+    except HyperGPUError as error:
+        raise NetsimError(error.detail, error.fix) from error

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hypergpu.client.calls import Coordinator
 from hypergpu.client.history import History, reached
 from hypergpu.cluster.cluster import Cluster
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.sites import Sites
 from hypergpu.terminal.progress import Progress, with_note
 from hypergpu.terminal.recording import RecordingView
@@ -45,7 +45,7 @@ def run_job(order: Order, sites: Sites, view: View) -> RunReport:
     """Start everything, train the world's job to its end, do the world's deeds meanwhile.
 
     Raises:
-        RefusalError: The coordinator did not come up, or refuses the job.
+        HyperGPUError: The coordinator did not come up, or refuses the job.
         NetsimError: The folder is taken, the job took longer than it may, or the links are gone.
     """
     world = order.world
@@ -117,7 +117,7 @@ def _followed(order: Order, watched: Watched, hand: "_Hand", user: "_User", view
             view.say(text)
         if dead := hand.dead():
             log = order.folder / "logs" / f"{dead[0]}.log"
-            raise RefusalError(Reason.CHILD_ENDED, f"{dead[0]} ended by itself", fix=f"read {log}")
+            raise HyperGPUError(Reason.CHILD_ENDED, f"{dead[0]} ended by itself", fix=f"read {log}")
         if time.monotonic() > give_up_at_s:
             what = f"the job was not done after {order.give_up_after_s:.0f} s"
             raise NetsimError(what, "give it longer, --give-up-after, or the world less to do")
@@ -140,7 +140,7 @@ class _User:
             return
         try:
             self._coordinator.resume(self._job_id)
-        except RefusalError as refused:
+        except HyperGPUError as refused:
             yield f"the job is paused ({job.reason}) and was not resumed: {refused.detail}"
         else:
             yield f"the job had paused itself ({job.reason}) and is resumed"

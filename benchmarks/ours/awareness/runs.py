@@ -15,8 +15,8 @@ from hypergpu.cli.compare.order import Errand
 from hypergpu.cli.compare.outcome import Report
 from hypergpu.cli.compare.running import kept_report, prospect, ran
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, RemoteFailureError
 from hypergpu.ids import Digest
-from hypergpu.refusal import RefusalError, RemoteFailureError
 from netsim.error import NetsimError
 from netsim.tunnel.requirements import require_machine
 
@@ -70,7 +70,7 @@ class Runs:
         sys.stderr.flush()
         try:
             report = self._report(errand, is_timed=backend == "tunnel")
-        except (RemoteFailureError, RefusalError) as failed:
+        except (RemoteFailureError, HyperGPUError) as failed:
             sys.stderr.write("failed\n")
             raise BenchmarkError(f"{name}: {failed}") from failed
         sys.stderr.write(f"{_told(report)}\n")

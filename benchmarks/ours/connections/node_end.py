@@ -33,7 +33,7 @@ from gpu_node.shell.transfer.upload import Uploader
 from gpu_node.shell.translate import capabilities_message
 from gpu_node.shell.worker.messages import Ready
 from hypergpu.digest import digest_of
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
 from hypergpu.token import parse_token
 from hypergpu.units import Bytes, Milliseconds, Samples
 
@@ -114,7 +114,7 @@ class Node:
             while True:
                 try:
                     await moving(calls, assignment)
-                except (grpc.aio.AioRpcError, RefusalError, TimeoutError) as broken:
+                except (grpc.aio.AioRpcError, HyperGPUError, TimeoutError) as broken:
                     breaks += 1
                     sys.stderr.write(f"{order}: {broken}\n")
                 else:

@@ -93,7 +93,7 @@ class UpdatesJudged(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The request cannot be met. ``reason`` names a `hypergpu.refusal.Reason`."""
+    """The request cannot be met. ``reason`` names a `hypergpu.errors.Reason`."""
 
     reason: str
     detail: str

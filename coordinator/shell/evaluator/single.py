@@ -25,7 +25,7 @@ class Singles:
         """Measure everything on the same samples.
 
         Raises:
-            RefusalError: An update does not have the size of its scheme.
+            HyperGPUError: An update does not have the size of its scheme.
             OSError: A file cannot be read.
         """
         most = request.samples_most

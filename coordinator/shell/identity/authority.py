@@ -108,7 +108,7 @@ class Authority:
         Nothing but the key is taken from the request.
 
         Raises:
-            RefusalError: REQUEST_INVALID, the request is malformed, not signed by its own key, or
+            HyperGPUError: REQUEST_INVALID, the request is malformed, not signed by its own key, or
                 of another kind than P-256.
         """
         public_key = certificate_request(request_pem)

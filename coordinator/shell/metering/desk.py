@@ -55,7 +55,7 @@ class LedgerDesk:
         """For whom and where the work of a new job counts.
 
         Raises:
-            RefusalError: it pays, on a ledger that nobody knows yet or that nothing settles on.
+            HyperGPUError: it pays, on a ledger that nobody knows yet or that nothing settles on.
         """
         return terms_of(self.address, job_id, self.domain_for(pay))
 
@@ -138,8 +138,8 @@ def coordinator_key(data_dir: Path, passphrase_file: Path | None = None) -> Iden
             the folder.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, the key or its passphrase is damaged or missing, the passphrase
-            is another one, or others can read either.
+        HyperGPUError: FILE_UNUSABLE, the key or its passphrase is damaged or missing, the
+            passphrase is another one, or others can read either.
     """
     path = data_dir / KEY_FILE
     passphrase = (

@@ -117,7 +117,7 @@ def watch(
 
 
 def _follow(coordinator: "Coordinator", job_id: str, *, as_json: bool) -> None:
-    from hypergpu.refusal import Reason, RefusalError
+    from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.terminal.output import note
     from hypergpu.terminal.views import shown
     from hypergpu.terminal.watch import follow
@@ -130,7 +130,7 @@ def _follow(coordinator: "Coordinator", job_id: str, *, as_json: bool) -> None:
         raise
     job = progress.job
     if job is not None and job.phase == "failed":
-        raise RefusalError(Reason.JOB_UNSUCCESSFUL, f"{job_id} failed: {job.reason}")
+        raise HyperGPUError(Reason.JOB_UNSUCCESSFUL, f"{job_id} failed: {job.reason}")
 
 
 @app.command()
@@ -149,7 +149,7 @@ def pause(job: JobName = None, *, address: Address = None, token_file: TokenFile
 def resume(job: JobName = None, *, address: Address = None, token_file: TokenFile = None) -> None:
     """Go on with a paused job."""
     from hypergpu.client.calls import connect
-    from hypergpu.refusal import Reason, RefusalError
+    from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.terminal.output import say
 
     with connect(address, token_file) as coordinator:
@@ -158,7 +158,7 @@ def resume(job: JobName = None, *, address: Address = None, token_file: TokenFil
         after = coordinator.job(job_id).job
     if after.phase == "paused":
         detail = f"{job_id} is paused again at once: {after.reason}"
-        raise RefusalError(Reason.JOB_PHASE, detail, fix="mend that as said, then resume it again")
+        raise HyperGPUError(Reason.JOB_PHASE, detail, fix="mend that as said, then resume it again")
     say(f"{job_id} goes on")
 
 

@@ -79,7 +79,7 @@ def verify(
     from hypergpu.cli.ledger.showing import verification_of
     from hypergpu.cli.ledger.verifying import verdict_lines
     from hypergpu.client.calls import connect
-    from hypergpu.refusal import Reason, RefusalError
+    from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.terminal.output import say, say_json
     from hypergpu.units import several
 
@@ -98,7 +98,7 @@ def verify(
     if not found.is_sound:
         wrong = several(len(found.faults), "fault")
         detail = f"{found.job}: {wrong} in its receipts or its pay"
-        raise RefusalError(Reason.SIGNATURE_INVALID, detail, fix="show them to its nodes")
+        raise HyperGPUError(Reason.SIGNATURE_INVALID, detail, fix="show them to its nodes")
 
 
 def _amount_or_all(given: str) -> int | None:

@@ -50,7 +50,7 @@ def checked_order(order: Order) -> Order:
     """The same order, once it can be meant.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, a word in it names nothing.
+        HyperGPUError: ARGUMENT_INVALID, a word in it names nothing.
     """
     for strategy in order.strategies:
         if strategy not in STRATEGIES:

@@ -20,8 +20,8 @@ from hypergpu.client.history import History
 from hypergpu.client.values import JobView
 from hypergpu.cluster.cluster import Cluster
 from hypergpu.cluster.folder import RunFolder, run_folder
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile import spec_json
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.sites import told_sites
 from hypergpu.spec import JobSpec
 from hypergpu.terminal.failure import usage_error
@@ -54,7 +54,7 @@ def demonstrate(
         metering: How receipts reach the chain.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, there is no such metering, or no chain for it; DEMO_MISSED,
+        HyperGPUError: ARGUMENT_INVALID, there is no such metering, or no chain for it; DEMO_MISSED,
             the accuracy was missed or the job did not finish; FILE_UNUSABLE, the folder has things
             of such names that no demo left.
     """
@@ -140,7 +140,7 @@ def _finished(progress: Progress) -> JobView:
     job = progress.job
     if job is None or job.phase != "finished":
         why = "unknown" if job is None else f"{job.phase}: {job.reason}"
-        raise RefusalError(Reason.DEMO_MISSED, f"the job did not finish ({why})")
+        raise HyperGPUError(Reason.DEMO_MISSED, f"the job did not finish ({why})")
     return job
 
 
@@ -155,7 +155,7 @@ class Trainer:
         """See `Train`.
 
         Raises:
-            RefusalError: DEMO_MISSED, it did not finish.
+            HyperGPUError: DEMO_MISSED, it did not finish.
         """
         job_id = self._coordinator.create_job(spec_json(spec), None)
         say()
@@ -185,9 +185,9 @@ def _followed(
                 watched.progress = with_note(watched.progress, text)
                 view.say(text)
             if dead := fault.dead():
-                raise RefusalError(Reason.DEMO_MISSED, f"{dead[0]} ended by itself")
+                raise HyperGPUError(Reason.DEMO_MISSED, f"{dead[0]} ended by itself")
             if time.monotonic() > give_up_at_s:
-                raise RefusalError(Reason.DEMO_MISSED, f"not done after {GIVE_UP_AFTER_S:.0f} s")
+                raise HyperGPUError(Reason.DEMO_MISSED, f"not done after {GIVE_UP_AFTER_S:.0f} s")
         return watched.progress
     finally:
         watched.close()
@@ -246,4 +246,4 @@ def _conclude(summary: Summary, model_bytes: int, chosen: Plan, folder: Path) ->
     say(f"written    {path}, {folder / ACCOUNTS_NAME}, {folder / 'model'}")
     if summary.accuracy < chosen.target:
         detail = f"accuracy {summary.accuracy:.4f} is below {chosen.target}"
-        raise RefusalError(Reason.DEMO_MISSED, detail)
+        raise HyperGPUError(Reason.DEMO_MISSED, detail)

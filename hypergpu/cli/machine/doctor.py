@@ -33,7 +33,7 @@ from hypergpu.cli.machine.congestion import (
 from hypergpu.cli.machine.probe import TorchFound
 from hypergpu.client.settings import Setting, resolved
 from hypergpu.cluster.processes import program
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
 from hypergpu.units import several
 from hypergpu.wire.congestion import controls
 
@@ -162,5 +162,5 @@ def _coordinator_check() -> Check:
         with connect() as coordinator:
             jobs = several(len(coordinator.jobs()), "job")
             return Check("coordinator", OK, f"{coordinator.address} answers, {jobs}")
-    except RefusalError as refused:
+    except HyperGPUError as refused:
         return Check("coordinator", WARN, refused.detail, refused.fix)

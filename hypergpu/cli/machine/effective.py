@@ -26,7 +26,7 @@ def effective_settings() -> Settings:
     """Every setting with its origin.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, the settings file is damaged.
+        HyperGPUError: FILE_UNUSABLE, the settings file is damaged.
     """
     known = known_settings()
     views = [

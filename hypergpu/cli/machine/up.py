@@ -24,7 +24,7 @@ from hypergpu.cluster.processes import (
     signal_passed_on,
     start,
 )
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.terminal.output import note, say
 from hypergpu.token import parse_token
 from hypergpu.units import several
@@ -45,7 +45,7 @@ def settled_by(found: Mapping[str, Setting]) -> dict[str, str]:
         found: The command line's settings.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, no chain is named, and something of one is.
+        HyperGPUError: ARGUMENT_INVALID, no chain is named, and something of one is.
     """
     chain, chain_url = chain_meant(found)
     of_chain = [f"HYPERGPU_COORDINATOR_{name}" for name in ("CHAIN", "LEDGER_CONTRACT")]
@@ -53,7 +53,7 @@ def settled_by(found: Mapping[str, Setting]) -> dict[str, str]:
     if chain_url:
         named.append(f"{known_settings()['chain_url'].environment} (chain_url)")
     if named and found["chain"].origin == "default":
-        raise RefusalError(
+        raise HyperGPUError(
             Reason.ARGUMENT_INVALID,
             f"no chain is named, and nothing would be settled by {' and '.join(named)} alone",
             fix="name the chain: HYPERGPU_CHAIN=NAME, or HYPERGPU_CHAIN=URL of its RPC; to settle"
@@ -104,7 +104,7 @@ def _made_log(folder: Path) -> Path:
     except OSError as broken:
         detail = f"nothing can be kept in {folder}: {broken.strerror}"
         fix = "choose a folder that you may write: --data-dir FOLDER"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
     return log
 
 

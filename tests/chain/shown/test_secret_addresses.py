@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 from hypergpu.chain.local.anvil import Anvil, AnvilOptions, running_anvil
 from hypergpu.cli.main import app
-from hypergpu.refusal import Reason
+from hypergpu.errors import Reason
 from hypergpu.spec import JobSpec, Pay, Training
 from hypergpu.token import Role
 from tests.processes import Cluster

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.refusal import Reason
+from hypergpu.errors import Reason
 from hypergpu.token import parse_token
 from hypergpu.wire.ports import free_ports
 from tests.integration.cli.conftest import JOIN, PROGRAM, Ended, ended, home, start

@@ -19,8 +19,8 @@ from hypergpu.compression import (
     scheme_named,
 )
 from hypergpu.compression.packing import pack_places, unpack_places
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.layout import Flat, Float32s, Kind, Layout, Octets, TensorSpec, layout_of
-from hypergpu.refusal import Reason, RefusalError
 
 BLOCKS = {"int8": RECORD, "int4": 256}
 ERRORS = {"int8": 0.5 / 127, "int4": 0.5 / 7}
@@ -227,8 +227,8 @@ def verdict(layout: Layout, scheme: str, pieces: list[bytes]) -> Reason | None:
         for piece in pieces:
             check.feed(piece)
         check.finish()
-    except RefusalError as refusal:
-        return refusal.reason
+    except HyperGPUError as error:
+        return error.reason
     return None
 
 

@@ -23,7 +23,7 @@ from hypergpu.cli.machine.environment import Environment
 from hypergpu.cli.main import app
 from hypergpu.client import values as views
 from hypergpu.client.settings import known_settings
-from hypergpu.refusal import Reason
+from hypergpu.errors import Reason
 from netsim.cli.app import app as netsim
 
 MANUAL = (Path(__file__).parents[3] / "docs/cli.md").read_text("utf-8")

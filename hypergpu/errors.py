@@ -1,7 +1,7 @@
-"""Every way in which one process refuses another, numbered, with the fix.
+"""The errors that processes report to each other and to people, each with a number and its fix.
 
-The number is stable: scripts and people may rely on it. The thousands digit groups reasons by who
-can mend them and decides the command line's exit code (``10 + number // 1000``).
+A number never changes its meaning: scripts may rely on it. Its thousands digit groups errors by who
+can fix them and decides the command line's exit code (``10 + number // 1000``).
 """
 
 from enum import Enum
@@ -17,7 +17,7 @@ class Explanation(NamedTuple):
 
 
 class Reason(Enum):
-    """Why a call was refused."""
+    """Why something failed or was rejected."""
 
     # 1xxx: who you are
     VERSION_MISMATCH = Explanation(1001, "FAILED_PRECONDITION", "upgrade the older side")
@@ -166,16 +166,19 @@ class Reason(Enum):
 
     @property
     def exit_code(self) -> int:
-        """Process exit status of a command that met this reason; 2 is wrong usage's everywhere."""
+        """Process exit status of a command that fails for this reason; 2 means wrong usage."""
         if self is Reason.ARGUMENT_INVALID:
             return 2
         return 10 + self.number // 1000
 
 
-class RefusalError(Exception):
-    """A refusal with its reason. ``detail`` says what was wrong, with the values.
+class HyperGPUError(Exception):
+    """An error with a numbered reason and a fix.
 
-    ``fix`` is the reason's, unless whoever refuses knows a closer one.
+    Args:
+        reason: The kind of error.
+        detail: What went wrong, with the values.
+        fix: What the reader should do, where it is known better than the reason's own fix.
     """
 
     def __init__(self, reason: Reason, detail: str, *, fix: str = "") -> None:
@@ -185,15 +188,15 @@ class RefusalError(Exception):
         self.detail = detail
 
     @property
-    def told(self) -> str:
-        """For people who look on: one sentence about it and one fix, without name and number."""
+    def message(self) -> str:
+        """The error and its fix for people, without name and number."""
         if "Fix: " in self.detail:
             return self.detail
         return f"{self.detail}. Fix: {self.fix}"
 
 
 class RemoteFailureError(Exception):
-    """A numbered refusal by a coordinator that knows reasons this program does not."""
+    """A numbered error of a coordinator that knows reasons this program does not."""
 
     def __init__(self, *, number: int, detail: str, fix: str) -> None:
         super().__init__(f"{number}: {detail}. Fix: {fix}")
@@ -203,5 +206,5 @@ class RemoteFailureError(Exception):
 
     @property
     def exit_code(self) -> int:
-        """The same rule as `Reason.exit_code`."""
+        """Exit status by the rule of `Reason.exit_code`."""
         return 10 + self.number // 1000
