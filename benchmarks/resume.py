@@ -18,7 +18,6 @@ from benchmarks.ours.history import JOB, Stage, make_history, spec_of
 from benchmarks.ours.wire import assigned_round
 from benchmarks.peers.measured import free_port
 from benchmarks.table import Table
-from hypergpu.catalogue.registry import find
 from hypergpu.cluster.coordinator import (
     Listen,
     Ready,
@@ -28,6 +27,7 @@ from hypergpu.cluster.coordinator import (
 )
 from hypergpu.cluster.processes import kill_group, start
 from hypergpu.digest import digest_of_file
+from hypergpu.workloads.registry import find
 
 PARAMETERS = 25_000_000
 SNAPSHOT_EVERY = 50

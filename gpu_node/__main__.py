@@ -23,7 +23,7 @@ from gpu_node.shell.state.places import Places
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys.keyfile import change_passphrase, passphrase_beside, stored_address
 from hypergpu.keys.passphrase import Passphrase, passphrase_of_file, passphrase_of_text
-from hypergpu.token import Token, parse_token
+from hypergpu.wire.token import Token, parse_token
 
 TOKEN_VARIABLE = "HYPERGPU_NODE_TOKEN"
 PASSPHRASE_VARIABLE = "HYPERGPU_NODE_PASSPHRASE"

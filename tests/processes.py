@@ -20,10 +20,10 @@ from hypergpu.cluster.processes import kill_group, program, start
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.jobfile import spec_json
-from hypergpu.spec import JobSpec
-from hypergpu.token import Role
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.ports import free_ports
+from hypergpu.wire.token import Role
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {

@@ -62,11 +62,11 @@ from coordinator.shell.servicers.user.job import JobServicer
 from coordinator.shell.servicers.user.operator import OperatorServicer
 from hypergpu.chain.profiles import NONE
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.files.durable import write_durably
+from hypergpu.files import write_durably
 from hypergpu.ids import Digest, JobId
 from hypergpu.signature import IdentityKey
-from hypergpu.token import Role, Token, parse_token, token_text
 from hypergpu.units import Milliseconds
+from hypergpu.wire.token import Role, Token, parse_token, token_text
 
 if TYPE_CHECKING:
     from coordinator.shell.metering.settling import Settling

@@ -22,10 +22,10 @@ from coordinator.shell.node_words import Advance, Capabilities, Offer
 from hypergpu.digest import digest_from_wire, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.token import Role
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2, tensor_pb2
 from hypergpu.wire.ledger import terms_message
+from hypergpu.wire.token import Role
 
 _LABEL_LENGTH_MAX = 200
 _WORKLOADS_MAX = 1_000

@@ -71,9 +71,9 @@ from gpu_node.shell.worker.messages import Ready
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.keys.passphrase import Passphrase
-from hypergpu.token import Token
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.token import Token
 
 log = structlog.get_logger()
 

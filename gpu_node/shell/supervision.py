@@ -32,7 +32,7 @@ from gpu_node.shell.worker.messages import (
     encode,
 )
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.frames import FrameError, frame, next_frame
+from hypergpu.wire.frames import FrameError, frame, next_frame
 
 log = structlog.get_logger()
 

@@ -13,9 +13,9 @@ from hypergpu.client.failures import explained
 from hypergpu.digest import digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.token import Role, authorization
 from hypergpu.v1 import job_pb2, job_pb2_grpc, tensor_pb2
 from hypergpu.wire.protocol import PROTOCOL_ENTRY
+from hypergpu.wire.token import Role, authorization
 
 WATCH_TIMEOUT_S = 3600.0
 """A watch is opened again after this, from where it was."""

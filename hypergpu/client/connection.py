@@ -12,12 +12,12 @@ from pathlib import Path
 import grpc
 import msgspec
 
-from hypergpu.authority import TLS_NAME, fetch_authority, split_address
 from hypergpu.client.settings import Setting, cache_folder, resolved, timeout_s, token_setting
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.token import Role, Token, parse_token
+from hypergpu.wire.authority import TLS_NAME, fetch_authority, split_address
+from hypergpu.wire.token import Role, Token, parse_token
 
 CONNECT_TIMEOUT_S = 5.0
 HANDSHAKE_TIMEOUT_S = 20.0

@@ -19,9 +19,9 @@ from hypergpu.digest import (
     running_digest_of_file,
 )
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.files.durable import SHARED, write_durably
+from hypergpu.files import SHARED, write_durably
 from hypergpu.ids import Digest
-from hypergpu.layout import Kind, Layout, LayoutError, TensorSpec, layout_from_json
+from hypergpu.tensors.layout import Kind, Layout, LayoutError, TensorSpec, layout_from_json
 from hypergpu.v1 import job_pb2, tensor_pb2
 
 MODEL_NAME = "model.safetensors"

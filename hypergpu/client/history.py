@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from hypergpu.catalogue.entry import has_reached
 from hypergpu.client.values import EventLine
 from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.workloads.entry import has_reached
 
 
 class RoundPoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from hypergpu.cluster.coordinator import (
 from hypergpu.cluster.leash import leashed
 from hypergpu.cluster.processes import kill_group, program, start
 from hypergpu.sites import Site, Sites
-from hypergpu.token import parse_token, token_text
+from hypergpu.wire.token import parse_token, token_text
 
 NOTHING = SettlingBy()
 END_WITHIN_S = 5.0

@@ -11,7 +11,7 @@ from hypergpu.client.connection import Target
 from hypergpu.cluster.processes import exit_status, kill_group, program
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.terminal.output import note
-from hypergpu.token import Role, parse_token
+from hypergpu.wire.token import Role, parse_token
 
 CALL_TIMEOUT_S = 60.0
 

@@ -21,9 +21,9 @@ from hypergpu.jobfile.schema import (
     dotted,
     tables_with,
 )
+from hypergpu.jobfile.spec import SPARSE_SCHEMES, JobSpec
 from hypergpu.jobfile.strategies import FIXED, PLANNED, unused_aware
 from hypergpu.jobfile.values import Scalar, Wrong, converted, duration_ms, spoken
-from hypergpu.spec import SPARSE_SCHEMES, JobSpec
 
 FILE_BYTES_MAX = 1 << 20
 _LINE = re.compile(r"\(at line ([0-9]+), column [0-9]+\)$")

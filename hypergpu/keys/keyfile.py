@@ -5,7 +5,7 @@ from pathlib import Path
 from coincurve import PrivateKey
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.files.durable import write_durably
+from hypergpu.files import write_durably
 from hypergpu.keys.keystore import (
     CONTENT_BYTES_MAX,
     address_of,

@@ -5,7 +5,7 @@ from pathlib import Path
 from hypergpu.client.calls import Coordinator
 from hypergpu.client.upload import Advance, listed_files, manifest, named_files, upload
 from hypergpu.jobfile import data_folder, spec_json
-from hypergpu.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.terminal.transfer import Shown, transfer
 
 

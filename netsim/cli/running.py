@@ -7,12 +7,12 @@ from typing import Annotated
 import msgspec
 import typer
 
-from hypergpu.catalogue.registry import find
 from hypergpu.cluster.processes import program
 from hypergpu.digest import digest_of
 from hypergpu.terminal.options import YEAR_S, seconds_within
 from hypergpu.terminal.output import note, say, say_json
 from hypergpu.units import several
+from hypergpu.workloads.registry import find
 from netsim.cli.asked import FallbackOption, links_of_world, settled
 from netsim.error import NetsimError
 from netsim.network.ground.backend import Backend

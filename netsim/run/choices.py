@@ -16,7 +16,7 @@ from hypergpu.jobfile import (
     with_strategy,
 )
 from hypergpu.jobfile.problem import listed, nearest
-from hypergpu.spec import STRATEGIES, JobSpec
+from hypergpu.jobfile.spec import STRATEGIES, JobSpec
 from netsim.error import NetsimError
 from netsim.link import Variation
 from netsim.network.ground.measuring import UNLIMITED

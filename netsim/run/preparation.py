@@ -5,11 +5,11 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from hypergpu.catalogue.registry import UnknownWorkloadError, find
 from hypergpu.cluster.folder import RunFolder, require_own, run_folder
 from hypergpu.errors import HyperGPUError
-from hypergpu.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import are, several
+from hypergpu.workloads.registry import UnknownWorkloadError, find
 from netsim.error import NetsimError
 from netsim.network.worldfile import WorldDescription
 

@@ -6,13 +6,13 @@ from itertools import accumulate
 
 from msgspec.structs import replace
 
-from hypergpu.catalogue.registry import build, find
-from hypergpu.catalogue.workload import numpy_layout
 from hypergpu.client.history import RoundPoint
-from hypergpu.codec import update_bytes
-from hypergpu.layout import Layout
-from hypergpu.spec import SCHEMES, JobSpec
+from hypergpu.jobfile.spec import SCHEMES, JobSpec
+from hypergpu.tensors.codec import update_bytes
+from hypergpu.tensors.layout import Layout
 from hypergpu.units import Milliseconds
+from hypergpu.workloads.registry import build, find
+from hypergpu.workloads.workload import numpy_layout
 from netsim.error import NetsimError
 from netsim.measure.network import ALWAYS_VALID, Verdict
 from netsim.network.worldfile import WorldDescription
@@ -94,6 +94,6 @@ def _layout(spec: JobSpec) -> Layout:
     if find_spec("torch") is None:
         what = f"the size of {spec.workload}'s model is not known without torch"
         raise NetsimError(what, "pip install 'hypergpu[torch]'")
-    from hypergpu.catalogue.networks.tensors import module_layout
+    from hypergpu.workloads.networks.tensors import module_layout
 
     return module_layout(build(entry, spec.options).model())

@@ -6,7 +6,7 @@ from coordinator.core.deltas import chained
 from coordinator.core.job import BlobRef, Delta, Model
 from coordinator.core.plan import decision
 from hypergpu.ids import Digest
-from hypergpu.spec import SCHEMES
+from hypergpu.jobfile.spec import SCHEMES
 from hypergpu.units import Bytes
 
 

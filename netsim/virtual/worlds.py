@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hypergpu.ids import NodeId
-from hypergpu.spec import Aware, Codec, Evaluation, JobSpec, Outer, Pay, RoundRule, Training
+from hypergpu.jobfile.spec import Aware, Codec, Evaluation, JobSpec, Outer, Pay, RoundRule, Training
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.error import NetsimError
 from netsim.link import CongestionControl, Direction, Link

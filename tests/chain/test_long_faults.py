@@ -21,9 +21,9 @@ from hypergpu.chain.signer import Signer
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
+from hypergpu.jobfile.spec import Pay
 from hypergpu.ledger.typed import address_bytes
 from hypergpu.signature import IdentityKey
-from hypergpu.spec import Pay
 from hypergpu.units import Bytes, Wei
 from tests.chain.ground import JOB, NODES, TURNS_MOST, WITHIN_S, Ground
 from tests.scenarios.test_metering import FREE, PAID, training, with_both

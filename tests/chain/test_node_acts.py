@@ -20,10 +20,10 @@ from hypergpu.cli.ledger.stored import VOUCHER_FILE
 from hypergpu.cli.main import app
 from hypergpu.client.calls import Coordinator
 from hypergpu.errors import Reason
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, Training
 from hypergpu.ledger.terms import separator_of
 from hypergpu.ledger.typed import sign
 from hypergpu.ledger.voucher import SignedVoucher
-from hypergpu.spec import Evaluation, JobSpec, Pay, Training
 from hypergpu.units import Wei
 from tests.processes import UNREAD, Cluster, Happening
 

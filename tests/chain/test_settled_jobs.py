@@ -14,7 +14,7 @@ from hypergpu.cli.ledger.proof.files import exported, verified_file
 from hypergpu.cli.ledger.showing import ledger_of, verification_of
 from hypergpu.client.calls import Coordinator
 from hypergpu.errors import HyperGPUError
-from hypergpu.spec import Evaluation, JobSpec, Pay, Training
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, Training
 from tests.processes import UNREAD, Cluster
 
 SPEC = JobSpec(

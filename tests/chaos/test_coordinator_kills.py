@@ -14,7 +14,7 @@ import pytest
 from hypergpu.client.upload import listed_files, manifest, named_files, upload
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile import spec_json
-from hypergpu.spec import Evaluation, JobSpec, Pay, Training
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, Training
 from hypergpu.v1 import job_pb2, tensor_pb2
 from tests.processes import Cluster, Happening, accepted_updates, failpoint_names
 

@@ -13,7 +13,7 @@ from coordinator.shell.evaluator.process import EvaluatorProcess
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.layout import layout_from_json
+from hypergpu.tensors.layout import layout_from_json
 
 ROOT = Path(__file__).parents[2]
 

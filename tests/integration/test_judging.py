@@ -15,11 +15,11 @@ from coordinator.shell.evaluator.messages import (
     UpdatesJudged,
 )
 from coordinator.shell.evaluator.process import EvaluatorProcess
-from hypergpu.catalogue.registry import build, find
-from hypergpu.codec import update_bytes
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError
-from hypergpu.layout import layout_from_json
+from hypergpu.tensors.codec import update_bytes
+from hypergpu.tensors.layout import layout_from_json
+from hypergpu.workloads.registry import build, find
 
 
 @pytest.fixture

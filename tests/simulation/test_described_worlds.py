@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from hypergpu.ids import JobId, NodeId
-from hypergpu.spec import JobSpec, RoundRule, Training
+from hypergpu.jobfile.spec import JobSpec, RoundRule, Training
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.error import NetsimError
 from netsim.link import NEVER_US, Direction, Link, RateShape, Variation

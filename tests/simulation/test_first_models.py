@@ -2,7 +2,7 @@
 
 from coordinator.core.job import Phase
 from hypergpu.ids import JobId
-from hypergpu.spec import JobSpec, Training
+from hypergpu.jobfile.spec import JobSpec, Training
 from netsim.virtual.simulation import Outcome, Simulation
 from netsim.virtual.sizes import Sizes
 from netsim.virtual.worlds import World

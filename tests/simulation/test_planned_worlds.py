@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from coordinator.core.job import Phase
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile import with_strategy
-from hypergpu.spec import Aware, JobSpec, Training
+from hypergpu.jobfile.spec import Aware, JobSpec, Training
 from netsim.network.worldfile.description import NodeDescription, WorldDescription
 from netsim.virtual.simulation import Outcome, Simulation
 from netsim.virtual.sizes import Sizes

@@ -1,7 +1,7 @@
 import pytest
 from msgspec.structs import replace
 
-from hypergpu.spec import JobSpec, RoundRule, Training
+from hypergpu.jobfile.spec import JobSpec, RoundRule, Training
 from hypergpu.units import Milliseconds
 from netsim.virtual.invariants import violations
 from netsim.virtual.simulation import Outcome, Simulation

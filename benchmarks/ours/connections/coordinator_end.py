@@ -10,8 +10,8 @@ from hypergpu.cluster.coordinator import Listen, coordinator_command, operator, 
 from hypergpu.cluster.leash import leashed
 from hypergpu.cluster.processes import kill_group, start
 from hypergpu.jobfile import spec_json
-from hypergpu.spec import Codec, Evaluation, Inner, JobSpec, Outer, Training
-from hypergpu.token import Role
+from hypergpu.jobfile.spec import Codec, Evaluation, Inner, JobSpec, Outer, Training
+from hypergpu.wire.token import Role
 
 PARAMETERS = 1 << 20
 SIZE_BYTES = 4 * PARAMETERS

@@ -34,8 +34,8 @@ from gpu_node.shell.translate import capabilities_message
 from gpu_node.shell.worker.messages import Ready
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError
-from hypergpu.token import parse_token
 from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.wire.token import parse_token
 
 _TIMEOUT_MS = Milliseconds(10_000)
 _CACHE_BYTES = Bytes(1 << 30)

@@ -20,14 +20,14 @@ from coordinator.shell.evaluator.messages import (
     UpdatesJudged,
 )
 from coordinator.shell.evaluator.single import Singles
-from hypergpu.catalogue.entry import Entry, OptionError, Options
-from hypergpu.catalogue.registry import BuilderMissingError, UnknownWorkloadError, build, find
-from hypergpu.catalogue.workload import DatasetError
 from hypergpu.dataset.sampling import Sharding, partition_indices
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.layout import Flat, LayoutError
+from hypergpu.tensors.layout import Flat, LayoutError
 from hypergpu.units import Bytes, Samples
+from hypergpu.workloads.entry import Entry, OptionError, Options
+from hypergpu.workloads.registry import BuilderMissingError, UnknownWorkloadError, build, find
+from hypergpu.workloads.workload import DatasetError
 
 
 class Evaluator:

@@ -1,4 +1,4 @@
-"""What the coordinator and its evaluator say to each other, as `hypergpu.frames` on stdin and
+"""What the coordinator and its evaluator say to each other, as `hypergpu.wire.frames` on stdin and
 stdout.
 
 The evaluator is `python -m coordinator.shell.evaluator`. One request is answered by one reply.

@@ -20,7 +20,7 @@ from coordinator.shell.evaluator.messages import (
     encode,
 )
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.frames import FrameError, frame, next_frame
+from hypergpu.wire.frames import FrameError, frame, next_frame
 
 _COMMAND = (sys.executable, "-m", "coordinator.shell.evaluator")
 _STOP_TIMEOUT_S = 5.0

@@ -7,9 +7,9 @@ import numpy as np
 
 from coordinator.shell.evaluator.judge import Judge
 from coordinator.shell.evaluator.messages import JudgeUpdates, UpdateFile, UpdatesJudged
-from hypergpu.codec import decode_update
 from hypergpu.ids import Digest
-from hypergpu.layout import Flat, Octets
+from hypergpu.tensors.codec import decode_update
+from hypergpu.tensors.layout import Flat, Octets
 
 _KEPT = 2
 """A round's model is the base of the next one."""

@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from coordinator.shell.identity.request import certificate_request
 from coordinator.shell.journal.records import CertificateRecord
 from hypergpu.digest import digest_of
-from hypergpu.files.durable import write_durably
+from hypergpu.files import write_durably
 from hypergpu.ids import Digest, NodeId
 
 SERVER_NAME = "hypergpu-coordinator"

@@ -11,7 +11,7 @@ from hypergpu.chain.profiles import ChainProfile, chain_profile, profile_names
 from hypergpu.chain.profiles.named import NAMED_BY, asked_chain_id, named_chain
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.files.durable import write_durably
+from hypergpu.files import write_durably
 
 _KNOWN_FILE = "known.json"
 _KNOWN_MOST = 20

@@ -9,6 +9,7 @@ from coordinator.core.job import Job
 from coordinator.core.metering.accounts import account_of
 from coordinator.shell.journal.ledger.records import Earnings, EpochEnd, ReceiptRecord
 from hypergpu.ids import Address, JobId, Keccak, NodeId
+from hypergpu.jobfile.spec import Pay
 from hypergpu.keys.keyfile import passphrase_beside, stored_secret
 from hypergpu.keys.passphrase import passphrase_of_file
 from hypergpu.ledger.receipt import SignedReceipt, leaf_of
@@ -24,7 +25,6 @@ from hypergpu.ledger.typed import (
 )
 from hypergpu.ledger.voucher import SignedVoucher
 from hypergpu.signature import IdentityKey
-from hypergpu.spec import Pay
 
 KEY_FILE = Path("identity/coordinator.key")
 

@@ -20,7 +20,7 @@ from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.errors import RpcError
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.errors import HyperGPUError
-from hypergpu.files.durable import write_durably
+from hypergpu.files import write_durably
 from hypergpu.wire.ports import free_ports
 
 log = structlog.get_logger()

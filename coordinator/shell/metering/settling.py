@@ -31,10 +31,10 @@ from hypergpu.chain.sent.acts import ActFile
 from hypergpu.chain.signer import Signer
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest, JobId, NodeId
+from hypergpu.jobfile.spec import JobSpec, Pay
 from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.typed import Domain
 from hypergpu.signature import IdentityKey
-from hypergpu.spec import JobSpec, Pay
 from hypergpu.units import Wei
 
 log = structlog.get_logger()

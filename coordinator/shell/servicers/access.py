@@ -10,9 +10,9 @@ from coordinator.shell.servicers.wire.versions import refuse_other_protocol
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.signature import is_node_id
-from hypergpu.token import Role, parse_authorization
 from hypergpu.units import Milliseconds
 from hypergpu.wire.protocol import PROTOCOL_KEY
+from hypergpu.wire.token import Role, parse_authorization
 
 NODE_KEY = "hypergpu-node"
 """Metadata that names the node when there is no TLS, which is on loopback only."""

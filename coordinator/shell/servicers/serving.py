@@ -14,7 +14,7 @@ from coordinator.shell.runtime.room import Room
 from coordinator.shell.servicers.wire import chunks
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
-from hypergpu.layout import Layout
+from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.wire.stripes import PIECE_BYTES
 

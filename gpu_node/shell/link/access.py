@@ -18,16 +18,16 @@ from gpu_node.shell.link.route import Route
 from gpu_node.shell.state.files import Coordinator, load_coordinator, save_coordinator
 from gpu_node.shell.state.keys import certificate_request_pem, tls_key_pem
 from gpu_node.shell.state.places import Places
-from hypergpu.authority import fetch_authority, split_address
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.files.durable import write_durably
+from hypergpu.files import write_durably
 from hypergpu.signature import IdentityKey, JoinClaim
-from hypergpu.token import Role, Token
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.authority import fetch_authority, split_address
 from hypergpu.wire.congestion import BBR
 from hypergpu.wire.protocol import PROTOCOL_ENTRY
+from hypergpu.wire.token import Role, Token
 
 log = structlog.get_logger()
 

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import grpc
 
-from hypergpu.authority import TLS_NAME, split_address
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.wire.authority import TLS_NAME, split_address
 
 OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.max_receive_message_length", 4 << 20),

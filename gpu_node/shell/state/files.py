@@ -9,7 +9,7 @@ from gpu_node.shell.clock import unix_ms
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.worker.messages import Ready
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.files.durable import write_durably
+from hypergpu.files import write_durably
 
 _NONCES_RESERVED = 1000
 

@@ -7,7 +7,7 @@ from cryptography.x509.oid import NameOID
 
 from gpu_node.shell.state.places import Places
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.files.durable import write_durably
+from hypergpu.files import write_durably
 from hypergpu.ids import NodeId
 from hypergpu.keys.keyfile import passphrase_beside, stored_secret
 from hypergpu.keys.passphrase import Passphrase

@@ -42,7 +42,7 @@ from gpu_node.shell.state.kept import (
 )
 from gpu_node.shell.state.places import OWNER_MARK, Places
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.files.durable import write_durably
+from hypergpu.files import write_durably
 from hypergpu.ids import JobId, JobKey, NodeId
 from hypergpu.ledger.receipt import ReceiptCheck, SignedReceipt, Signers
 from hypergpu.ledger.terms import Terms, separator_of

@@ -15,10 +15,10 @@ from gpu_node.shell.link.refusals import refusal_in, why
 from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.download import Download
 from gpu_node.shell.transfer.drawing import Drawing
-from hypergpu.codec import ApplyError, apply_delta
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.layout import JSON_BYTES_MAX, Layout, LayoutError, layout_from_json
+from hypergpu.tensors.codec import ApplyError, apply_delta
+from hypergpu.tensors.layout import JSON_BYTES_MAX, Layout, LayoutError, layout_from_json
 
 log = structlog.get_logger()
 

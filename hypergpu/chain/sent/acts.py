@@ -11,7 +11,7 @@ import msgspec
 from hypergpu.chain.rpc.chain import EvmChain, Reception, Sent
 from hypergpu.chain.signer import Draft, Signed, Signer
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.files.durable import write_durably
+from hypergpu.files import write_durably
 from hypergpu.ids import Address
 
 _FOLDER = "chain"

@@ -193,7 +193,7 @@ def change(
 
     from hypergpu.client.calls import connect
     from hypergpu.jobfile import parameter_words, with_parameters
-    from hypergpu.spec import JobSpec
+    from hypergpu.jobfile.spec import JobSpec
     from hypergpu.terminal.failure import usage_error
     from hypergpu.terminal.output import say
 

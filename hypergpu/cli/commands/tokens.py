@@ -35,7 +35,7 @@ def create(
     from hypergpu.jobfile.values import Wrong, duration_ms
     from hypergpu.terminal.failure import usage_error
     from hypergpu.terminal.output import note, say, say_json
-    from hypergpu.token import Role
+    from hypergpu.wire.token import Role
 
     ttl_ms = duration_ms(ttl)
     if isinstance(ttl_ms, Wrong):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hypergpu.jobfile.problem import listed, nearest
-from hypergpu.spec import STRATEGIES
+from hypergpu.jobfile.spec import STRATEGIES
 from hypergpu.terminal.failure import usage_error
 
 BACKENDS = ("proxy", "tunnel", "tc")

@@ -8,7 +8,7 @@ from hypergpu.cli.demo.job import Plan
 from hypergpu.cli.demo.race import Race, Runner, extrapolated_sync, measured, unknown_sync
 from hypergpu.client.history import History
 from hypergpu.jobfile import with_strategy
-from hypergpu.spec import Evaluation, JobSpec, Pay
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay
 
 SYNC_ROUNDS = 4
 SYNC_ROUNDS_SHORT = 2

@@ -22,8 +22,8 @@ from hypergpu.cluster.cluster import Cluster
 from hypergpu.cluster.folder import RunFolder, run_folder
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile import spec_json
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.sites import told_sites
-from hypergpu.spec import JobSpec
 from hypergpu.terminal.failure import usage_error
 from hypergpu.terminal.figures import span
 from hypergpu.terminal.output import is_rich, say, say_table

@@ -8,7 +8,7 @@ import msgspec
 from hypergpu.chain.sent.acts import Act
 from hypergpu.cli.deployment.options import LedgerOptions
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.files.durable import write_durably
+from hypergpu.files import write_durably
 from hypergpu.ids import Address
 
 _FOLDER = "chain"

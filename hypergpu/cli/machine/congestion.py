@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from hypergpu.authority import split_address
 from hypergpu.cli.machine.checks import OK, WARN, Check
 from hypergpu.errors import HyperGPUError
+from hypergpu.wire.authority import split_address
 from hypergpu.wire.congestion import BBR, FOR_ALL, WITHOUT, Controls, Way, way_to
 
 NODE_OPTION = f"start the node as root with --congestion-control {BBR}"

@@ -9,7 +9,7 @@ from hypergpu.cluster.processes import program
 from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 from hypergpu.terminal.failure import usage_error
 from hypergpu.terminal.output import note
-from hypergpu.token import Role, Token, parse_token
+from hypergpu.wire.token import Role, Token, parse_token
 
 TOKEN_VARIABLE = "HYPERGPU_JOIN_TOKEN"
 NAME_VARIABLE = "HYPERGPU_NODE_NAME"

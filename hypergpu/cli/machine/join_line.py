@@ -6,8 +6,8 @@ import msgspec
 
 from hypergpu.client.calls import Coordinator
 from hypergpu.errors import HyperGPUError
-from hypergpu.files.durable import write_durably
-from hypergpu.token import Role, Token, parse_token, token_text
+from hypergpu.files import write_durably
+from hypergpu.wire.token import Role, Token, parse_token, token_text
 
 FILE_NAME = "join.token"
 TTL_S = 24 * 3600

@@ -6,7 +6,7 @@ from hypergpu.client.calls import Coordinator
 from hypergpu.client.connection import Target
 from hypergpu.client.settings import profile
 from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
-from hypergpu.token import parse_token
+from hypergpu.wire.token import parse_token
 
 ANSWER_WITHIN_S = 15.0
 

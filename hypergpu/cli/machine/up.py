@@ -26,8 +26,8 @@ from hypergpu.cluster.processes import (
 )
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.terminal.output import note, say
-from hypergpu.token import parse_token
 from hypergpu.units import several
+from hypergpu.wire.token import parse_token
 
 LOG_NAME = "coordinator.log"
 LOG_BYTES_MAX = 10_000_000

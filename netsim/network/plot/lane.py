@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from hypergpu.picture import svg
+from hypergpu import svg
 from netsim.link import NEVER_US
 from netsim.network.plot.samples import Lane
 from netsim.network.worldfile import Fault, FaultKind

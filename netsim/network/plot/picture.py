@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from hypergpu.picture import svg
+from hypergpu import svg
 from hypergpu.units import several
 from netsim.error import NetsimError
 from netsim.network.plot.lane import (

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from hypergpu.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Microseconds
 from netsim.link import Link, Trace, Variation
 from netsim.network.profiles import Churn

@@ -10,7 +10,7 @@ from hypergpu.chain.rpc.client import Call, HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.cli.ledger.showing import ledger_of
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.spec import Evaluation, JobSpec, Pay, Training
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, Training
 from tests.chain.refused.tokens import PAUSED_SLOT
 from tests.chain.test_settled_jobs import soon_settled
 from tests.processes import Cluster

@@ -8,10 +8,10 @@ import pytest
 from hypergpu.client.calls import Coordinator
 from hypergpu.client.connection import Target
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.spec import JobSpec, Training
-from hypergpu.token import Role, parse_token
+from hypergpu.jobfile.spec import JobSpec, Training
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.protocol import PROTOCOL_ENTRY
+from hypergpu.wire.token import Role, parse_token
 from tests.node_client import NOBODY_LOST, WireNode, assigned, reason_of
 from tests.processes import Cluster
 

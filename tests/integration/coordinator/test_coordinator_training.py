@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from hypergpu.cluster.processes import kill_group
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile import with_strategy
-from hypergpu.spec import STRATEGIES, Codec, Evaluation, JobSpec, Training
+from hypergpu.jobfile.spec import STRATEGIES, Codec, Evaluation, JobSpec, Training
 from hypergpu.v1 import job_pb2
 from tests.processes import ENDED, ENVIRONMENT, Cluster, Happening
 

@@ -23,10 +23,10 @@ from hypergpu.ids import Address, Digest, JobId, NodeId, TokenId
 from hypergpu.ledger.terms import Terms, terms_of
 from hypergpu.ledger.typed import Contribution, Domain, is_contribution_of, shard_digest
 from hypergpu.signature import node_id_of
-from hypergpu.token import Role, Token
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
 from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_ENTRY
+from hypergpu.wire.token import Role, Token
 
 Context = Any
 CHUNK_BYTES = 64 << 10

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.token import token_text
+from hypergpu.wire.token import token_text
 from tests.integration.node.node_service import Served, served
 from tests.processes import ENVIRONMENT
 

@@ -18,11 +18,11 @@ from gpu_node.shell.transfer.datasets import Datasets, manifest_entries
 from gpu_node.shell.transfer.download import Download
 from gpu_node.shell.transfer.models import Models
 from gpu_node.shell.translate import blob_value
-from hypergpu.codec import apply_delta, encode_update
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.layout import Flat, TensorSpec, layout_of
+from hypergpu.tensors.codec import apply_delta, encode_update
+from hypergpu.tensors.layout import Flat, TensorSpec, layout_of
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.stripes import STRIPE_BYTES_MIN

@@ -33,11 +33,11 @@ from hypergpu.ids import Address, Digest
 from hypergpu.ledger.terms import Terms, terms_of
 from hypergpu.ledger.typed import Domain
 from hypergpu.signature import IdentityKey, JoinClaim, node_id_of, verify
-from hypergpu.token import Role
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.ledger import receipt_message, terms_message
 from hypergpu.wire.protocol import PROTOCOL
+from hypergpu.wire.token import Role
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan
 from tests.integration.node.node_service import (

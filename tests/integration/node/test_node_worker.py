@@ -18,9 +18,9 @@ from gpu_node.shell.supervision import (
 from gpu_node.shell.training import Trainer
 from gpu_node.shell.worker.messages import Ready, Reply, Train, encode
 from hypergpu.errors import HyperGPUError
-from hypergpu.frames import frame
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.units import Bytes
+from hypergpu.wire.frames import frame
 
 
 class Listener:

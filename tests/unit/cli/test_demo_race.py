@@ -14,7 +14,7 @@ from hypergpu.cli.demo.race import (
 )
 from hypergpu.cli.demo.rivals import SYNC_ROUNDS, SYNC_ROUNDS_SHORT, raced
 from hypergpu.client.history import EvaluationPoint, History, RoundPoint
-from hypergpu.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 FIXED = plan(5, is_short=True, worker="numpy")

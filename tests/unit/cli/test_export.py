@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from hypergpu.errors import Reason
-from hypergpu.layout import Flat, unpack
+from hypergpu.tensors.layout import Flat, unpack
 from tests.unit.cli import fake_service
 from tests.unit.cli.conftest import Hypergpu
 from tests.unit.cli.fake_service import JOB, LAYOUT, MODEL, FakeService

@@ -13,7 +13,7 @@ from hypergpu.jobfile import (
     read_job_file,
     spec_json,
 )
-from hypergpu.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec
 
 HEAD = 'workload = "digits-softmax"\n'
 

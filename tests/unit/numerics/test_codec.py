@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from hypergpu import spec
-from hypergpu.codec import (
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.jobfile import spec
+from hypergpu.tensors.codec import (
     ApplyError,
     IncrementalCheck,
     apply_delta,
@@ -15,9 +16,8 @@ from hypergpu.codec import (
     sections_of,
     update_bytes,
 )
-from hypergpu.compression import scheme_named
-from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.layout import Flat, Kind, TensorSpec, layout_of
+from hypergpu.tensors.compression import scheme_named
+from hypergpu.tensors.layout import Flat, Kind, TensorSpec, layout_of
 
 LAYOUT = layout_of(
     (

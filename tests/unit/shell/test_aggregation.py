@@ -14,9 +14,9 @@ from coordinator.shell.runtime.acts.aggregation import aggregate, folded
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
-from hypergpu.codec import encode_update, update_bytes
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest, JobId, Slot
+from hypergpu.tensors.codec import encode_update, update_bytes
 from tests.unit.numerics.fold_files import LAYOUT, random_flat
 from tests.unit.shell.whole_shell import JOB, NODE, SPEC, parts_in
 

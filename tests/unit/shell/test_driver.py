@@ -14,7 +14,7 @@ from coordinator.shell.runtime.recovery import replayed
 from coordinator.shell.runtime.room import Room
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
-from hypergpu.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Milliseconds
 
 JOB = JobId("job-000000000001")

@@ -12,8 +12,8 @@ from coordinator.shell.journal.records import CertificateRecord, NodeRecord
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId, TokenId
-from hypergpu.token import Credential, Role, Token
 from hypergpu.units import Milliseconds
+from hypergpu.wire.token import Credential, Role, Token
 
 NOW_S = 1_900_000_000
 NODE = NodeId("0x" + "a1" * 20)

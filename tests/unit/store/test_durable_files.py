@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.house.tree import ROOT, handwritten_files
-from hypergpu.files.durable import SHARED, fill_durably, write_durably
+from hypergpu.files import SHARED, fill_durably, write_durably
 
-HOME = Path("hypergpu/files/durable.py")
+HOME = Path("hypergpu/files.py")
 
 
 def test_a_file_replaces_another_and_is_its_owners_alone(tmp_path: Path) -> None:

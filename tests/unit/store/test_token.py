@@ -6,7 +6,7 @@ import pytest
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, TokenId
-from hypergpu.token import (
+from hypergpu.wire.token import (
     Credential,
     Role,
     Token,

@@ -29,7 +29,7 @@ from coordinator.shell.runtime.room import Room
 from coordinator.shell.translate import finite
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
-from hypergpu.layout import Layout
+from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 log = structlog.get_logger()

@@ -16,8 +16,8 @@ from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
-from hypergpu.layout import Layout, LayoutError, layout_from_json
-from hypergpu.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec
+from hypergpu.tensors.layout import Layout, LayoutError, layout_from_json
 from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()

@@ -26,13 +26,13 @@ from coordinator.shell.runtime.room import Room, uploader
 from coordinator.shell.servicers.uploads import Intake, leave, refuse_other_offset, take_in
 from coordinator.shell.servicers.wire.chunks import CHUNK_BYTES
 from coordinator.shell.servicers.wire.handlers import Requests
-from hypergpu.codec import IncrementalCheck, update_bytes
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.layout import Layout
+from hypergpu.jobfile.spec import SCHEMES
 from hypergpu.ledger.terms import Terms, separator_of
 from hypergpu.ledger.typed import is_contribution_of
-from hypergpu.spec import SCHEMES
+from hypergpu.tensors.codec import IncrementalCheck, update_bytes
+from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.ledger import voucher_message

@@ -21,8 +21,8 @@ from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId, TokenId
 from hypergpu.signature import JoinClaim, node_id_of, verify
-from hypergpu.token import Credential
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.token import Credential
 
 log = structlog.get_logger()
 

@@ -39,7 +39,7 @@ from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.jobfile import covering, parse_spec_json, spec_json, with_parameters
-from hypergpu.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Milliseconds, are, several
 from hypergpu.v1 import job_pb2, tensor_pb2
 

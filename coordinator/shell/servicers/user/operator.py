@@ -19,8 +19,8 @@ from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.servicers.wire.handlers import Caller
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
-from hypergpu.token import token_text
 from hypergpu.v1 import job_pb2, node_pb2
+from hypergpu.wire.token import token_text
 
 log = structlog.get_logger()
 

@@ -17,7 +17,7 @@ from hypergpu.cli.ledger.verifying import (
 )
 from hypergpu.client.calls import Coordinator
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.files.durable import SHARED, write_durably
+from hypergpu.files import SHARED, write_durably
 from hypergpu.ledger.audit.facts import JobFact
 from hypergpu.ledger.receipt import (
     FILE_BYTES_MAX,

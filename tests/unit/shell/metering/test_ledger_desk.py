@@ -11,12 +11,12 @@ from coordinator.shell.metering.desk import KEY_FILE, LedgerDesk, coordinator_ke
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
+from hypergpu.jobfile.spec import Pay
 from hypergpu.keys.keyfile import place_beside
 from hypergpu.ledger.receipt import ReceiptCheck, Signers, leaf
 from hypergpu.ledger.typed import Contribution, sign
 from hypergpu.ledger.voucher import no_voucher, voucher_fault
 from hypergpu.signature import IdentityKey
-from hypergpu.spec import Pay
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples, Wei
 from tests.scenarios.test_metering import FREE, PAID, training
 

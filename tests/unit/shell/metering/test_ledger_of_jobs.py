@@ -17,8 +17,8 @@ from hypergpu.chain.rpc.answers import Block
 from hypergpu.chain.signer import Signer
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
+from hypergpu.jobfile.spec import Pay
 from hypergpu.ledger.typed import Domain
-from hypergpu.spec import Pay
 from tests.signed_receipts import COORDINATOR
 
 PROFILE = chain_profile("anvil")

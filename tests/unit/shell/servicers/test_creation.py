@@ -14,8 +14,8 @@ from coordinator.shell.translate import blob_message
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
 from hypergpu.jobfile import spec_json
+from hypergpu.jobfile.spec import Pay
 from hypergpu.ledger.typed import Domain
-from hypergpu.spec import Pay
 from hypergpu.units import Bytes
 from hypergpu.v1 import job_pb2, tensor_pb2
 from tests.unit.shell.whole_shell import SPEC, driving, parts_in

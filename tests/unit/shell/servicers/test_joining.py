@@ -12,9 +12,9 @@ from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import TokenId
 from hypergpu.signature import IdentityKey, JoinClaim
-from hypergpu.token import Role, Token
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.protocol import PROTOCOL, SOFTWARE
+from hypergpu.wire.token import Role, Token
 
 NOW_S = 1_900_000_000
 
