@@ -9,7 +9,7 @@ WORKERS ?= 2
 CALLS ?= 20000
 
 BIN := .venv/bin
-INSTALL := -m pip install -qq --disable-pip-version-check
+INSTALL = $(BIN)/python .ci/install.py
 PROTOS = $(wildcard proto/hypergpu/v1/*.proto)
 SERVICES = $(shell grep -l '^service ' $(PROTOS))
 PROTOC = PATH="$(CURDIR)/.venv-proto/bin:$$PATH" .venv-proto/bin/python -m grpc_tools.protoc -I proto
@@ -19,13 +19,13 @@ FORGE = "$$(ls ../node_modules/@foundry-rs/forge-*/bin/forge | head -1)"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check sim netsim-reference bench chaos proto fmt lock lint types layers schemas drift tree
+.PHONY: help setup demo test check sim bench chaos proto fmt lock lint types layers schemas drift tree
 .PHONY: static contracts contracts-audit contracts-drift contracts-gas contracts-test
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: .venv/.installed ## Make .venv with everything pinned (about two minutes the first time).
+setup: .venv/.installed ## Make .venv with everything pinned (about a minute the first time).
 
 demo: setup node_modules/.installed ## Train digits on five nodes over five home lines, kill one half-way [SHORT=1] [NET=tunnel] [METERING=each].
 	@$(BIN)/hypergpu demo $(if $(SHORT),--short) $(if $(NET),--net $(NET)) $(if $(METERING),--metering $(METERING))
@@ -58,9 +58,6 @@ tree: setup
 
 sim: setup ## Run seeded worlds on virtual time [SEEDS=200].
 	@$(BIN)/python -m netsim.sim --seeds $(SEEDS)
-
-netsim-reference: setup ## Measure real netem in a guest under a virtual clock, twice [CELLS=NAME,...].
-	@$(BIN)/python -m netsim.reference $(if $(CELLS),--cells $(CELLS))
 
 bench: setup node_modules/.installed ## Print the tables behind the README's figures [ONLY=NAME or NAME/PART] [QUICK=1].
 	@$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick)
@@ -101,6 +98,7 @@ lock: setup ## Resolve every lock file afresh.
 	$(BIN)/python .ci/lock.py locks/flower.txt 'flwr==1.41.*'
 	$(BIN)/python .ci/lock.py --beside locks/dev.txt locks/hivemind.txt 'hivemind==1.1.12'
 	$(BIN)/python .ci/lock.py locks/slither.txt 'slither-analyzer==0.11.6'
+	$(BIN)/python .ci/lock.py locks/uv.txt uv
 	npm install --package-lock-only
 	@node -e 'const fs = require("fs"), lock = JSON.parse(fs.readFileSync("package-lock.json")); \
 		for (const one of Object.values(lock.packages)) delete one.funding; \
@@ -115,26 +113,25 @@ drift: .venv-proto/.installed
 	@diff -r --exclude=__init__.py --exclude=__pycache__ $(STUBS)/hypergpu/v1 hypergpu/v1 \
 		|| { echo "hypergpu/v1 differs from what the schemas give. Fix: make proto" >&2; exit 1; }
 
-.venv/.installed: locks/dev.txt pyproject.toml
+.venv/.installed: locks/dev.txt locks/uv.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later with venv was found. Fix: install" \
 		"python3.11 and python3.11-venv, or name one: make setup PYTHON=/path/to/python" >&2; exit 1; }
-	@echo "Installing the pinned packages into .venv (about two minutes the first time)"
+	@echo "Installing the pinned packages into .venv (about a minute the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python $(INSTALL) --no-deps -r locks/dev.txt
-	@$(BIN)/python $(INSTALL) --no-deps --no-build-isolation -e .
+	@$(INSTALL) .venv locks/dev.txt --editable .
 	@touch $@
 
 .venv-proto/.installed: locks/proto.txt | .venv/.installed
 	@echo "Installing the protobuf compiler into .venv-proto"
-	@test -x .venv-proto/bin/python || $(BIN)/python -m venv .venv-proto
-	@.venv-proto/bin/python $(INSTALL) --no-deps -r $<
+	@test -x .venv-proto/bin/python || $(BIN)/python -m venv --without-pip .venv-proto
+	@$(INSTALL) .venv-proto $<
 	@touch $@
 
 # Its own environment: it wants an older web3 than ours.
 .venv-slither/.installed: locks/slither.txt | .venv/.installed
 	@echo "Installing slither into .venv-slither"
-	@test -x .venv-slither/bin/python || $(BIN)/python -m venv .venv-slither
-	@.venv-slither/bin/python $(INSTALL) --no-deps -r $<
+	@test -x .venv-slither/bin/python || $(BIN)/python -m venv --without-pip .venv-slither
+	@$(INSTALL) .venv-slither $<
 	@touch $@
 
 node_modules/.installed: package-lock.json

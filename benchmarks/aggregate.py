@@ -19,11 +19,11 @@ from benchmarks.table import Table
 from coordinator.shell.numerics import FoldRequest, StoredBlob, StoredUpdate, fold
 from coordinator.shell.numerics.arithmetic import WeightedMean
 from coordinator.shell.numerics.fold import SPAN
-from hypergpu.codec import encode_update
-from hypergpu.compression import scheme_named
 from hypergpu.digest import running_digest_of_file
-from hypergpu.layout import Flat, Float32s, Layout, TensorSpec, layout_of
-from hypergpu.spec import Outer
+from hypergpu.jobfile.spec import Outer
+from hypergpu.tensors.codec import encode_update
+from hypergpu.tensors.compression import scheme_named
+from hypergpu.tensors.layout import Flat, Float32s, Layout, TensorSpec, layout_of
 from hypergpu.units import Samples
 
 SCHEMES = ("fp32", "int8", "int4")

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.table import Table
-from hypergpu.compression import Scheme, encode_into_residual, groups, scheme_named
-from hypergpu.layout import Float32s
-from hypergpu.spec import SCHEMES
+from hypergpu.jobfile.spec import SCHEMES
+from hypergpu.tensors.compression import Scheme, encode_into_residual, groups, scheme_named
+from hypergpu.tensors.layout import Float32s
 
 MEBIBYTES = 64
 SPARSE = tuple(name for name in SCHEMES if scheme_named(name).is_sparse)

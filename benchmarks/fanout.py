@@ -20,7 +20,7 @@ import psutil
 from benchmarks.ours.cluster import LOOPBACK, ONE_THREAD, BenchmarkError, running
 from benchmarks.ours.sessions import Spread
 from benchmarks.table import Table
-from hypergpu.cli.machine.children import kill_group
+from hypergpu.cluster.processes import kill_group
 
 PROCESSES = 4
 Said = TypeVar("Said")

@@ -19,14 +19,14 @@ from coordinator.shell.numerics import FoldRequest, StoredBlob, StoredUpdate, fo
 from gpu_node.shell.worker.messages import PositionRange
 from gpu_node.shell.worker.trainer.interface import OptimizerState, Start
 from gpu_node.shell.worker.trainer.torch_trainer import TorchTrainer
-from hypergpu.catalogue.networks.device import Device
-from hypergpu.catalogue.registry import build, find
-from hypergpu.codec import encode_update
 from hypergpu.dataset.sampling import Indices, stream_indices
 from hypergpu.digest import digest_of
-from hypergpu.layout import Flat, Float32s
-from hypergpu.spec import Outer
+from hypergpu.jobfile.spec import Outer
+from hypergpu.tensors.codec import encode_update
+from hypergpu.tensors.layout import Flat, Float32s
 from hypergpu.units import Bytes, Samples
+from hypergpu.workloads.networks.device import Device
+from hypergpu.workloads.registry import build, find
 
 NODES = 8
 BATCH = 32

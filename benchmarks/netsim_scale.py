@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from benchmarks.table import Table
-from netsim.world.simulation import Outcome, Simulation
-from netsim.world.worlds import World, calm_world
+from netsim.virtual.simulation import Outcome, Simulation
+from netsim.virtual.worlds import World, calm_world
 
 NODES, ROUNDS = 1000, 100
 SAME = 20

@@ -18,10 +18,16 @@ from benchmarks.ours.history import JOB, Stage, make_history, spec_of
 from benchmarks.ours.wire import assigned_round
 from benchmarks.peers.measured import free_port
 from benchmarks.table import Table
-from hypergpu.catalogue.registry import find
-from hypergpu.cli.machine.children import kill_group, start
-from hypergpu.cli.machine.up import Listen, Ready, coordinator_command, operator, wait_until_ready
+from hypergpu.cluster.coordinator import (
+    Listen,
+    Ready,
+    coordinator_command,
+    operator,
+    wait_until_ready,
+)
+from hypergpu.cluster.processes import kill_group, start
 from hypergpu.digest import digest_of_file
+from hypergpu.workloads.registry import find
 
 PARAMETERS = 25_000_000
 SNAPSHOT_EVERY = 50

@@ -81,7 +81,7 @@ def _run(flags: dict[str, Any]) -> int:
     from coordinator.shell.journal.records import JournalError
     from coordinator.shell.logs import configure_logs
     from coordinator.shell.startup import Coordinator
-    from hypergpu.refusal import Reason, RefusalError
+    from hypergpu.errors import HyperGPUError, Reason
 
     flags.pop("list_failpoints", None)
     if "://" in flags.get("chain", ""):
@@ -93,10 +93,10 @@ def _run(flags: dict[str, Any]) -> int:
         configure_logs()
         keep_bulk_memory()
         asyncio.run(_serve(Coordinator, settings))
-    except RefusalError as refused:
+    except HyperGPUError as refused:
         return _refused(refused)
     except (JournalError, AuthorityError) as unusable:
-        return _refused(RefusalError(Reason.FOLDER_UNUSABLE, str(unusable)))
+        return _refused(HyperGPUError(Reason.FOLDER_UNUSABLE, str(unusable)))
     except ValidationError as wrong:
         return _refused(_invalid(wrong))
     except ExceptionGroup as broken:
@@ -107,14 +107,14 @@ def _run(flags: dict[str, Any]) -> int:
 
 def _invalid(wrong: Any) -> Any:
     """What is wrong with the settings, and how each is set."""
-    from hypergpu.refusal import Reason, RefusalError
+    from hypergpu.errors import HyperGPUError, Reason
 
     said = ((".".join(map(str, each["loc"])), each["msg"]) for each in wrong.errors())
     detail = "; ".join(f"{name}: {what}" for name, what in said)
     names = sorted({str(each["loc"][0]).upper() for each in wrong.errors() if each["loc"]})
     named = " and ".join(f"HYPERGPU_COORDINATOR_{name}" for name in names)
     fix = f"correct {named or 'its settings'}, or the flag: see hypergpu-coordinator --help"
-    return RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+    return HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
 
 
 def _refused(refused: Any) -> int:

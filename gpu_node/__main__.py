@@ -20,10 +20,10 @@ from gpu_node.shell.logs import set_up_logs
 from gpu_node.shell.runtime import Runtime
 from gpu_node.shell.state.files import load_coordinator
 from gpu_node.shell.state.places import Places
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys.keyfile import change_passphrase, passphrase_beside, stored_address
 from hypergpu.keys.passphrase import Passphrase, passphrase_of_file, passphrase_of_text
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.token import Token, parse_token
+from hypergpu.wire.token import Token, parse_token
 
 TOKEN_VARIABLE = "HYPERGPU_NODE_TOKEN"
 PASSPHRASE_VARIABLE = "HYPERGPU_NODE_PASSPHRASE"
@@ -104,7 +104,7 @@ def run(
         set_up_logs(settings.log_level)
         with Places(settings.state_dir) as places:
             if load_coordinator(places) is None:
-                raise RefusalError(Reason.NODE_NOT_JOINED, f"{places.root} holds no certificate")
+                raise HyperGPUError(Reason.NODE_NOT_JOINED, f"{places.root} holds no certificate")
             _serve(Runtime(settings, places, passphrase=_passphrase(settings)))
 
 
@@ -171,7 +171,7 @@ def _settings(**flags: Any) -> Settings:
     """Flags first, then the environment.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, with the setting and what is wrong with it.
+        HyperGPUError: ARGUMENT_INVALID, with the setting and what is wrong with it.
     """
     try:
         return Settings(**{name: value for name, value in flags.items() if value is not None})
@@ -179,19 +179,19 @@ def _settings(**flags: Any) -> Settings:
         problems = "; ".join(
             f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in invalid.errors()
         )
-        raise RefusalError(Reason.ARGUMENT_INVALID, problems) from invalid
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, problems) from invalid
 
 
 def _refuse_keyless(places: Places) -> None:
     """See that a node has been here: what only looks makes none.
 
     Raises:
-        RefusalError: NODE_NOT_JOINED, none has.
+        HyperGPUError: NODE_NOT_JOINED, none has.
     """
     if not places.identity.exists():
         detail = f"there is no node's key in {places.root}"
         fix = "name its folder: --state-dir FOLDER; hypergpu-node join --token-file FILE makes one"
-        raise RefusalError(Reason.NODE_NOT_JOINED, detail, fix=fix)
+        raise HyperGPUError(Reason.NODE_NOT_JOINED, detail, fix=fix)
 
 
 def _passphrase(settings: Settings) -> Passphrase | None:
@@ -200,7 +200,7 @@ def _passphrase(settings: Settings) -> Passphrase | None:
     It leaves the environment, which the worker inherits.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it cannot be used.
+        HyperGPUError: FILE_UNUSABLE, it cannot be used.
     """
     text = os.environ.pop(PASSPHRASE_VARIABLE, "")
     if settings.passphrase_file is not None:
@@ -212,7 +212,7 @@ def _token(source: str | None) -> Token:
     """The join token, which never travels as an argument: others can read those.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, FILE_UNUSABLE or TOKEN_INVALID.
+        HyperGPUError: ARGUMENT_INVALID, FILE_UNUSABLE or TOKEN_INVALID.
     """
     if source == "-":
         return parse_token(sys.stdin.readline())
@@ -220,11 +220,11 @@ def _token(source: str | None) -> Token:
         try:
             return parse_token(Path(source).expanduser().read_text("utf-8"))
         except (OSError, UnicodeDecodeError) as broken:
-            raise RefusalError(Reason.FILE_UNUSABLE, f"{source}: {broken}") from broken
+            raise HyperGPUError(Reason.FILE_UNUSABLE, f"{source}: {broken}") from broken
     if text := os.environ.get(TOKEN_VARIABLE):
         return parse_token(text)
     detail = f"no token: name a file with --token-file, or set {TOKEN_VARIABLE}"
-    raise RefusalError(Reason.ARGUMENT_INVALID, detail)
+    raise HyperGPUError(Reason.ARGUMENT_INVALID, detail)
 
 
 @contextlib.contextmanager
@@ -232,7 +232,7 @@ def _explained() -> Iterator[None]:
     """Turn a refusal into a line on stderr and its exit status."""
     try:
         yield
-    except RefusalError as refused:
+    except HyperGPUError as refused:
         typer.echo(f"hypergpu-node: {refused.detail}\nfix: {refused.fix}", err=True)
         raise typer.Exit(refused.reason.exit_code) from refused
 

@@ -10,8 +10,8 @@ from typing import Literal, Protocol
 
 from blake3 import blake3
 
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Bytes
 
 WIRE_BYTES = 32
@@ -88,10 +88,10 @@ def parse_digest(text: str) -> Digest:
     """Check a digest that came as text.
 
     Raises:
-        RefusalError: REQUEST_INVALID, it is not 64 lower-case hex digits.
+        HyperGPUError: REQUEST_INVALID, it is not 64 lower-case hex digits.
     """
     if not is_digest(text):
-        raise RefusalError(
+        raise HyperGPUError(
             Reason.REQUEST_INVALID, f"a digest is 64 lower-case hex digits, not {text[:80]!r}"
         )
     return Digest(text)
@@ -101,10 +101,10 @@ def digest_from_wire(value: bytes) -> Digest:
     """Check a digest that came as bytes.
 
     Raises:
-        RefusalError: REQUEST_INVALID, it is not 32 bytes long.
+        HyperGPUError: REQUEST_INVALID, it is not 32 bytes long.
     """
     if len(value) != WIRE_BYTES:
-        raise RefusalError(Reason.REQUEST_INVALID, f"a digest is 32 bytes, not {len(value)}")
+        raise HyperGPUError(Reason.REQUEST_INVALID, f"a digest is 32 bytes, not {len(value)}")
     return Digest(value.hex())
 
 

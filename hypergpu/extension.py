@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from hypergpu.ids import Address, JobId, NodeId
+from hypergpu.jobfile.spec import Pay
 from hypergpu.signature import IdentityKey
-from hypergpu.spec import Pay
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -106,7 +106,7 @@ class Payments(Protocol):
         """Terms under which the work of a new job is signed.
 
         Raises:
-            RefusalError: The job pays, and no ledger is configured.
+            HyperGPUError: The job pays, and no ledger is configured.
         """
         ...
 
@@ -114,7 +114,7 @@ class Payments(Protocol):
         """Open the database and check the chain, before the coordinator serves.
 
         Raises:
-            RefusalError: The configuration cannot work, with the fix.
+            HyperGPUError: The configuration cannot work, with the fix.
         """
         ...
 

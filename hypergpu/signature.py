@@ -18,9 +18,9 @@ import msgspec
 from coincurve import PrivateKey, PublicKey
 
 from hypergpu.digest import WIRE_BYTES, digest_to_wire
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest, NodeId, TokenId
 from hypergpu.keys.keccak import address_text, keccak
-from hypergpu.refusal import Reason, RefusalError
 
 SECRET_BYTES = 32
 PUBLIC_KEY_BYTES = 64
@@ -84,12 +84,12 @@ def node_id_of(public_key: bytes) -> NodeId:
     """The id that a public key gives.
 
     Raises:
-        RefusalError: SIGNATURE_INVALID, the bytes are not a point of the curve.
+        HyperGPUError: SIGNATURE_INVALID, the bytes are not a point of the curve.
     """
     try:
         PublicKey(_UNCOMPRESSED + public_key)
     except ValueError:
-        raise RefusalError(
+        raise HyperGPUError(
             Reason.SIGNATURE_INVALID, "the public key is not an uncompressed secp256k1 point"
         ) from None
     return NodeId(address_text(public_key))

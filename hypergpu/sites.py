@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 SITES_VARIABLE = "NETSIM_SITES"
 """Holds `Sites` as JSON."""
@@ -39,7 +39,7 @@ class Sites(msgspec.Struct, frozen=True, kw_only=True):
     ports: tuple[int, ...] = ()
     """Of the coordinator, which alone are forwarded; empty: all are."""
     control: str = ""
-    """Path of the Unix socket that takes requests; see `netsim.ground.control`."""
+    """Path of the Unix socket that takes requests; see `netsim.network.ground.control`."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def told_sites(environment: Mapping[str, str] = os.environ) -> Sites | None:
     """What this program was told of its links; None when nobody holds any open for it.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, the variable was altered.
+        HyperGPUError: FILE_UNUSABLE, the variable was altered.
     """
     text = environment.get(SITES_VARIABLE, "")
     if not text:
@@ -62,4 +62,4 @@ def told_sites(environment: Mapping[str, str] = os.environ) -> Sites | None:
     except (msgspec.MsgspecError, UnicodeError) as broken:
         fix = "leave it as `hypergpu netsim shape` set it"
         detail = f"{SITES_VARIABLE}: {broken}"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken

@@ -3,7 +3,7 @@
 import sys
 
 from hypergpu.terminal.failure import report, usage_error
-from netsim.commands.app import app
+from netsim.cli.app import app
 
 SEPARATOR = "--"
 TAKES_A_COMMAND = "shape"

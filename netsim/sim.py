@@ -8,11 +8,11 @@ from pathlib import Path
 from statistics import median
 
 from hypergpu.units import several
-from netsim.refusal import RefusedError
-from netsim.world.simulation import Outcome, Simulation
-from netsim.world.sizes import Sizes
-from netsim.world.worlds import World, calm_world, described_world, random_world
-from netsim.worldfile import read_world_file
+from netsim.error import NetsimError
+from netsim.network.worldfile import read_world_file
+from netsim.virtual.simulation import Outcome, Simulation
+from netsim.virtual.sizes import Sizes
+from netsim.virtual.worlds import World, calm_world, described_world, random_world
 
 
 def main() -> int:
@@ -42,7 +42,7 @@ def _arguments() -> argparse.Namespace:
 def _described(path: Path, sizes: Sizes) -> int:
     try:
         world = described_world(read_world_file(path), sizes)
-    except RefusedError as refused:
+    except NetsimError as refused:
         _say(str(refused))
         return 2
     outcome = Simulation(world).run()

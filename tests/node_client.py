@@ -11,11 +11,11 @@ from hypergpu.digest import digest_of, digest_to_wire
 from hypergpu.ids import Digest, JobKey, TokenId
 from hypergpu.ledger.typed import Contribution, shard_digest, sign
 from hypergpu.signature import IdentityKey, JoinClaim
-from hypergpu.token import parse_token
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc, receipt_pb2, tensor_pb2
 from hypergpu.wire.ledger import terms_value
 from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_ENTRY
+from hypergpu.wire.token import parse_token
 
 if TYPE_CHECKING:
     from hypergpu.v1.node_pb2_grpc import NodeServiceAsyncStub

@@ -13,17 +13,17 @@ from typing import Any, Self
 import grpc
 import msgspec
 
-from hypergpu.cli.machine.children import kill_group, program, start
-from hypergpu.cli.machine.up import Ready, operator, wait_until_ready
-from hypergpu.cli.remote.calls import Coordinator, body
-from hypergpu.cli.remote.refusals import explanation, is_away
+from hypergpu.client.calls import Coordinator, body
+from hypergpu.client.failures import explanation, is_away
+from hypergpu.cluster.coordinator import Ready, operator, wait_until_ready
+from hypergpu.cluster.processes import kill_group, program, start
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.jobfile import spec_json
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.spec import JobSpec
-from hypergpu.token import Role
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.ports import free_ports
+from hypergpu.wire.token import Role
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {
@@ -256,7 +256,7 @@ def _patience() -> Iterator[None]:
     except grpc.RpcError as broken:
         if not is_away(broken):
             raise explanation(broken, "the coordinator") from broken
-    except RefusalError as refused:
+    except HyperGPUError as refused:
         if refused.reason not in {Reason.COORDINATOR_UNREACHABLE, Reason.NOT_READY}:
             raise
 

@@ -6,16 +6,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from hypergpu.cli.machine.children import kill_group, program, start
-from hypergpu.cli.machine.up import (
+from hypergpu.client.calls import Coordinator
+from hypergpu.cluster.coordinator import (
     Listen,
     Ready,
     coordinator_command,
     operator,
     wait_until_ready,
 )
-from hypergpu.cli.remote.calls import Coordinator
-from hypergpu.token import Role
+from hypergpu.cluster.processes import kill_group, program, start
+from hypergpu.wire.token import Role
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """As the peers' processes are started: more threads than cores wait for one another."""

@@ -28,15 +28,15 @@ from coordinator.shell.numerics import FoldRequest, FoldResult, StoredBlob, Stor
 from coordinator.shell.runtime.acts.layouts import save_layout
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.room import Room
-from hypergpu.catalogue.registry import build, find
-from hypergpu.catalogue.workload import numpy_layout
-from hypergpu.codec import encode_update
 from hypergpu.digest import digest_of
 from hypergpu.ids import JobId, NodeId
-from hypergpu.layout import Flat, Layout
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Training
 from hypergpu.signature import IdentityKey
-from hypergpu.spec import Evaluation, JobSpec, Training
+from hypergpu.tensors.codec import encode_update
+from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.workloads.registry import build, find
+from hypergpu.workloads.workload import numpy_layout
 
 JOB = JobId("long-job")
 _NOW = Milliseconds(0)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ours.cluster import BenchmarkError, Running, running
-from hypergpu.cli.remote.calls import body
+from hypergpu.client.calls import body
 from hypergpu.jobfile import spec_json
-from hypergpu.spec import Codec, Evaluation, Inner, JobSpec, Outer, Training
+from hypergpu.jobfile.spec import Codec, Evaluation, Inner, JobSpec, Outer, Training
 
 WARM_UP_ROUNDS = 3
 """The first rounds start workers, send a new model whole and touch memory for the first time."""

@@ -22,9 +22,9 @@ from gpu_node.shell.link.control import ROUND_TRIP
 from gpu_node.shell.runtime import Runtime
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.worker.messages import Ready
-from hypergpu.token import parse_token
 from hypergpu.units import Bytes
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.token import parse_token
 
 BARE = "/bare/echo"
 INTERVAL_S = 5.0

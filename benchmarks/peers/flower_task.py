@@ -50,8 +50,8 @@ class Training:
         import torch
 
         from coordinator.shell.evaluator.torch_judge import TorchJudge
-        from hypergpu.catalogue.registry import build, find
         from hypergpu.jobfile import read_job_file
+        from hypergpu.workloads.registry import build, find
 
         torch.set_num_threads(1)
         self.task = task
@@ -65,7 +65,7 @@ class Training:
 
     def flat(self, parameters: Any) -> Any:
         """A model of these parameters."""
-        from hypergpu.layout import Flat
+        from hypergpu.tensors.layout import Flat
 
         model = Flat.empty(self.judge.layout)
         model.parameters[:] = parameters
@@ -87,8 +87,8 @@ class Learner:
     def __init__(self, training: Training, rank: int) -> None:
         from gpu_node.shell.worker.trainer.paced import Pace, PacedTrainer
         from gpu_node.shell.worker.trainer.torch_trainer import TorchTrainer
-        from hypergpu.catalogue.networks.device import Device
         from hypergpu.units import Bytes
+        from hypergpu.workloads.networks.device import Device
 
         self._training, self._rank = training, rank
         device = Device("cpu", "CPU", Bytes(0), has_bf16=False)
@@ -108,7 +108,7 @@ class Learner:
     def trained(self, parameters: Any, number: int) -> Any:
         """The parameters after the inner steps of round ``number``, which counts from 1."""
         from gpu_node.shell.worker.trainer.interface import Start
-        from hypergpu.layout import Flat
+        from hypergpu.tensors.layout import Flat
 
         inner, seed = self._training.spec.inner, self._training.task.seed
         model = self._training.flat(parameters)

@@ -77,8 +77,8 @@ def python_of(environment: str) -> Path:
     python, stamp = folder / "bin" / "python", folder / ".installed"
     if not stamp.exists() or stamp.stat().st_mtime < lock.stat().st_mtime:
         print(f"Installing {environment} into {folder.relative_to(ROOT)}", file=sys.stderr)
-        venv.create(folder, with_pip=True)
-        install = [str(python), "-m", "pip", "install", "-qq", "--no-deps", "-r", str(lock)]
+        venv.create(folder)
+        install = [sys.executable, str(ROOT / ".ci" / "install.py"), str(folder), str(lock)]
         subprocess.run(install, check=True)
         if environment in BORROWS_OUR_PACKAGES:
             _lend_our_packages(folder)

@@ -6,8 +6,8 @@ from coordinator.core.events import EpochEnded, RoundMetered, RoundRecorded
 from coordinator.core.job import Ahead, BlobRef, JudgedUpdate, Model, Shard
 from coordinator.core.plan.decision import NodePlan, PlanRequest
 from hypergpu.ids import Digest, JobId, NodeId, Slot
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.ledger.terms import Terms
-from hypergpu.spec import JobSpec
 from hypergpu.units import Milliseconds, Samples
 
 

@@ -5,8 +5,8 @@ import msgspec
 from coordinator.core.job import BlobRef, DueReceipt, LedgerSays, Model, Update
 from coordinator.core.plan.decision import RoundPlan
 from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.ledger.terms import Terms
-from hypergpu.spec import JobSpec
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples, Wei
 
 

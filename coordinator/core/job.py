@@ -6,10 +6,10 @@ import msgspec
 
 from coordinator.core.plan.decision import NodePlan, PlanMemory
 from hypergpu.ids import Digest, JobId, NodeId, Slot
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.ledger.quality import Trial
 from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.typed import Contribution
-from hypergpu.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds, Samples, Wei
 
 

@@ -7,7 +7,7 @@ third and the first pass of these points. Without it a pass costs a look-up in a
 import os
 import signal
 
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 VARIABLE = "HYPERGPU_FAILPOINTS"
 
@@ -48,12 +48,12 @@ def arm(text: str) -> None:
     """Read `NAME:COUNT,...`; COUNT may be left out and is 1 then.
 
     Raises:
-        RefusalError: REQUEST_INVALID, a name is unknown or a count is not a positive number.
+        HyperGPUError: REQUEST_INVALID, a name is unknown or a count is not a positive number.
     """
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, _, count = entry.partition(":")
         if name not in NAMES or not (count or "1").isdecimal() or int(count or "1") < 1:
-            raise RefusalError(
+            raise HyperGPUError(
                 Reason.REQUEST_INVALID,
                 f"{VARIABLE} has {entry!r}; it takes NAME:COUNT with a name of --list-failpoints",
             )

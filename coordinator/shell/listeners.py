@@ -24,7 +24,7 @@ from coordinator.shell.servicers.user.job import JobServicer
 from coordinator.shell.servicers.user.operator import OperatorServicer
 from coordinator.shell.servicers.wire.chunks import upload_parser
 from coordinator.shell.servicers.wire.handlers import generic_handler
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.v1 import job_pb2, node_pb2
 
 MESSAGE_BYTES_MAX = 4 << 20
@@ -70,7 +70,7 @@ class Listeners:
         """Take both ports. What is called before `start` waits.
 
         Raises:
-            RefusalError: ADDRESS_UNUSABLE, a port is taken or the address is not this machine's.
+            HyperGPUError: ADDRESS_UNUSABLE, a port is taken or the address is not this machine's.
         """
         settings, authority = self._settings, self._authority
         if authority is None:
@@ -144,7 +144,7 @@ def _bound(
             return server.add_insecure_port(address)
         return server.add_secure_port(address, credentials)
     except RuntimeError as error:
-        raise RefusalError(Reason.ADDRESS_UNUSABLE, f"{address} cannot be bound") from error
+        raise HyperGPUError(Reason.ADDRESS_UNUSABLE, f"{address} cannot be bound") from error
 
 
 def joined_address(host: str, port: int) -> str:
@@ -174,7 +174,7 @@ def check_hosts(hosts: Iterable[str]) -> None:
     """Refuse what nobody could dial, before tokens and the certificate name it.
 
     Raises:
-        RefusalError: ADDRESS_UNUSABLE, one is neither a name nor an address.
+        HyperGPUError: ADDRESS_UNUSABLE, one is neither a name nor an address.
     """
     for host in hosts:
         try:
@@ -183,7 +183,7 @@ def check_hosts(hosts: Iterable[str]) -> None:
             if not _HOST.fullmatch(host):
                 detail = f"--advertise {host!r} is no host"
                 fix = "give a name or an address without a port: --advertise gpu.example.org"
-                raise RefusalError(Reason.ADDRESS_UNUSABLE, detail, fix=fix) from None
+                raise HyperGPUError(Reason.ADDRESS_UNUSABLE, detail, fix=fix) from None
 
 
 def dialled_hosts(settings: Settings) -> tuple[str, ...]:

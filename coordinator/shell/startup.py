@@ -61,12 +61,12 @@ from coordinator.shell.servicers.node.servicer import NodeServicer
 from coordinator.shell.servicers.user.job import JobServicer
 from coordinator.shell.servicers.user.operator import OperatorServicer
 from hypergpu.chain.profiles import NONE
-from hypergpu.files.durable import write_durably
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.files import write_durably
 from hypergpu.ids import Digest, JobId
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
-from hypergpu.token import Role, Token, parse_token, token_text
 from hypergpu.units import Milliseconds
+from hypergpu.wire.token import Role, Token, parse_token, token_text
 
 if TYPE_CHECKING:
     from coordinator.shell.metering.settling import Settling
@@ -115,13 +115,13 @@ class Coordinator:
         """Open everything on disk and replay the journal. Blocks.
 
         Raises:
-            RefusalError: plaintext is asked for beyond loopback, a host to advertise is none, or
+            HyperGPUError: plaintext is asked for beyond loopback, a host to advertise is none, or
                 the folder cannot be made.
             JournalError: another coordinator runs here, or the journal cannot be read.
         """
         if settings.plaintext and not is_loopback(settings.listen):
             detail = f"--plaintext needs a loopback address, not --listen {settings.listen}"
-            raise RefusalError(Reason.ADDRESS_UNUSABLE, detail)
+            raise HyperGPUError(Reason.ADDRESS_UNUSABLE, detail)
         check_hosts(settings.advertise)
         _make_folder(settings.data_dir)
         self._settings = settings
@@ -244,7 +244,7 @@ class Coordinator:
     def _known_operator_token(self, path: Path) -> Token | None:
         try:
             token = parse_token(path.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError, RefusalError):
+        except (OSError, UnicodeDecodeError, HyperGPUError):
             return None
         known = {record.token_id: record for record in self._tokens.tokens()}.get(token.id)
         is_good = known is not None and known.role is Role.OPERATOR and not known.is_revoked
@@ -346,14 +346,14 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as broken:
         detail = f"the folder {folder} cannot be made: {broken.strerror}"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
 
 
 def _settling(settings: Settings, key: IdentityKey, journal: SqlJournal) -> "Settling":
     """What settles on a chain.
 
     Raises:
-        RefusalError: MACHINE_UNFIT, the packages for that are not installed; the chain is unknown,
+        HyperGPUError: MACHINE_UNFIT, the packages for that are not installed; the chain is unknown,
             or another process sends with this key.
     """
     try:
@@ -361,7 +361,7 @@ def _settling(settings: Settings, key: IdentityKey, journal: SqlJournal) -> "Set
     except ModuleNotFoundError as missing:
         detail = f"settling on a chain needs the package {missing.name}"
         fix = "install the extra: pip install 'hypergpu[chain]'; or run with HYPERGPU_CHAIN=none"
-        raise RefusalError(Reason.MACHINE_UNFIT, detail, fix=fix) from missing
+        raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix) from missing
     return Settling(settings, key, journal)
 
 

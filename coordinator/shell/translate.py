@@ -20,12 +20,12 @@ from coordinator.core.job import (
 from coordinator.shell.journal.records import Entry, TokenRecord
 from coordinator.shell.node_words import Advance, Capabilities, Offer
 from hypergpu.digest import digest_from_wire, digest_to_wire
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.token import Role
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2, tensor_pb2
 from hypergpu.wire.ledger import terms_message
+from hypergpu.wire.token import Role
 
 _LABEL_LENGTH_MAX = 200
 _WORKLOADS_MAX = 1_000
@@ -46,7 +46,7 @@ def digest_value(message: tensor_pb2.Digest) -> Digest:
     """A digest off the wire.
 
     Raises:
-        RefusalError: REQUEST_INVALID, it is not 32 bytes.
+        HyperGPUError: REQUEST_INVALID, it is not 32 bytes.
     """
     return digest_from_wire(message.value)
 
@@ -60,7 +60,7 @@ def blob_value(message: tensor_pb2.BlobRef) -> BlobRef:
     """A blob's name off the wire.
 
     Raises:
-        RefusalError: REQUEST_INVALID, its digest is not 32 bytes.
+        HyperGPUError: REQUEST_INVALID, its digest is not 32 bytes.
     """
     return BlobRef(digest_value(message.digest), Bytes(message.size_bytes))
 
@@ -184,7 +184,7 @@ def offer_value(header: node_pb2.UpdateHeader, node: NodeId) -> Offer:
     """What a node wants to send.
 
     Raises:
-        RefusalError: REQUEST_INVALID, the digest is not 32 bytes.
+        HyperGPUError: REQUEST_INVALID, the digest is not 32 bytes.
     """
     return Offer(
         job_id=JobId(header.lease.job_id),
@@ -207,11 +207,11 @@ def capabilities_value(message: node_pb2.Capabilities) -> Capabilities:
     """What a node says it can do.
 
     Raises:
-        RefusalError: REQUEST_INVALID, it names more workloads than anybody has.
+        HyperGPUError: REQUEST_INVALID, it names more workloads than anybody has.
     """
     if len(message.workloads) > _WORKLOADS_MAX:
         detail = f"{len(message.workloads)} workloads are named, at most {_WORKLOADS_MAX} may be"
-        raise RefusalError(Reason.REQUEST_INVALID, detail)
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail)
     return Capabilities(
         device=message.device[:_LABEL_LENGTH_MAX],
         device_name=message.device_name[:_LABEL_LENGTH_MAX],

@@ -31,7 +31,7 @@ from gpu_node.shell.transfer.download import Download
 from gpu_node.shell.transfer.drawing import Drawing
 from gpu_node.shell.transfer.models import Models
 from gpu_node.shell.transfer.upload import Uploader
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 log = structlog.get_logger()
 
@@ -160,7 +160,7 @@ class Errands:
                 model = await self._models.bring(over, assignment)
             if self._download.received_bytes > before:
                 await asyncio.to_thread(self._cache.trim)
-        except (grpc.aio.AioRpcError, RefusalError, TimeoutError, OSError) as broken:
+        except (grpc.aio.AioRpcError, HyperGPUError, TimeoutError, OSError) as broken:
             has_progressed = self._download.received_bytes > before
             return _fetch_ended(lease, broken, has_progressed=has_progressed)
         self.inputs = {lease: Inputs(model, dataset)}
@@ -172,7 +172,7 @@ class Errands:
         try:
             async with self._link.lines.over(calls, assignment.connections) as over:
                 await self._uploader.send(over, assignment, update)
-        except (grpc.aio.AioRpcError, RefusalError, OSError) as broken:
+        except (grpc.aio.AioRpcError, HyperGPUError, OSError) as broken:
             return await self._upload_ended(lease, update, broken)
         return UpdateAccepted(at_ms=monotonic_ms(), lease=lease)
 
@@ -181,7 +181,7 @@ class Errands:
         if refused is not None and refused.reason is Reason.DIGEST_MISMATCH:
             try:
                 await self._uploader.refuse_damaged(lease, update)
-            except (RefusalError, OSError) as damaged:
+            except (HyperGPUError, OSError) as damaged:
                 return UpdateRefused(at_ms=monotonic_ms(), lease=lease, reason=why(damaged))
             refused = None
         if refused is not None and refused.reason in _VOID:
@@ -196,10 +196,10 @@ class Errands:
         )
 
 
-def _refusal(broken: Exception) -> RefusalError | None:
+def _refusal(broken: Exception) -> HyperGPUError | None:
     if isinstance(broken, grpc.aio.AioRpcError):
         return refusal_in(broken)
-    return broken if isinstance(broken, RefusalError) else None
+    return broken if isinstance(broken, HyperGPUError) else None
 
 
 def _fetch_ended(lease: Lease, broken: Exception, *, has_progressed: bool) -> Event:

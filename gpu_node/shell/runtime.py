@@ -68,12 +68,12 @@ from gpu_node.shell.transfer.drawing import Drawing
 from gpu_node.shell.transfer.upload import Uploader
 from gpu_node.shell.translate import capabilities_message, lease_message
 from gpu_node.shell.worker.messages import Ready
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.keys.passphrase import Passphrase
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.token import Token
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.token import Token
 
 log = structlog.get_logger()
 
@@ -149,7 +149,7 @@ class Runtime:
         """Trade the token for a certificate, and nothing else.
 
         Raises:
-            RefusalError: It did not succeed, with the reason.
+            HyperGPUError: It did not succeed, with the reason.
         """
         try:
             applicant = self._applicant(self._capable(await self._learned()))
@@ -165,7 +165,7 @@ class Runtime:
                 training only.
 
         Raises:
-            RefusalError: WORKER_UNUSABLE, it never got ready on the first start.
+            HyperGPUError: WORKER_UNUSABLE, it never got ready on the first start.
         """
         await asyncio.to_thread(_forget_strangers, self._places, self._session.memory)
         known = ready or await asyncio.to_thread(load_ready, self._places, self._kind)
@@ -206,7 +206,7 @@ class Runtime:
         ending = asyncio.get_running_loop().call_later(limit_s, self._worker.end, why)
         try:
             found = await self._learned()
-        except RefusalError as refused:
+        except HyperGPUError as refused:
             log.warning("the worker will be started again", reason=refused.detail)
             found = known
         finally:
@@ -279,13 +279,13 @@ class Runtime:
 
     def _given_token(self) -> Token:
         if self._token is None:
-            raise RefusalError(Reason.NODE_NOT_JOINED, f"{self._places.root} holds no certificate")
+            raise HyperGPUError(Reason.NODE_NOT_JOINED, f"{self._places.root} holds no certificate")
         return self._token
 
     async def _join(self, applicant: Applicant) -> None:
         try:
             await join(applicant, self._given_token())
-        except RefusalError as refused:
+        except HyperGPUError as refused:
             failed = JoinFailed if refused.reason in _JOIN_TRIED_AGAIN else JoinRefused
             self._post.event(failed(at_ms=monotonic_ms(), reason=str(refused)))
         else:

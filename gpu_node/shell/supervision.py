@@ -31,8 +31,8 @@ from gpu_node.shell.worker.messages import (
     decode_reply,
     encode,
 )
-from hypergpu.frames import FrameError, frame, next_frame
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.wire.frames import FrameError, frame, next_frame
 
 log = structlog.get_logger()
 
@@ -101,7 +101,7 @@ class WorkerProcess:
         """Spawn the worker and learn what it can do.
 
         Raises:
-            RefusalError: WORKER_UNUSABLE, it died before it was ready.
+            HyperGPUError: WORKER_UNUSABLE, it died before it was ready.
         """
         self._ready = asyncio.get_running_loop().create_future()
         await self._spawned()
@@ -124,7 +124,7 @@ class WorkerProcess:
         """Make a job's first model, once the worker is done with what it has in hand.
 
         Raises:
-            RefusalError: WORKER_UNUSABLE, it died first.
+            HyperGPUError: WORKER_UNUSABLE, it died first.
         """
         answer: asyncio.Future[DrawingReply] = asyncio.get_running_loop().create_future()
         self._drawing[request.number] = answer
@@ -243,11 +243,11 @@ class WorkerProcess:
         for lease in tuple(self._impatience):
             self._calm(lease)
         if self._ready is not None and not self._ready.done():
-            refusal = RefusalError(Reason.WORKER_UNUSABLE, f"the worker never got ready: {reason}")
+            refusal = HyperGPUError(Reason.WORKER_UNUSABLE, f"the worker never got ready: {reason}")
             self._ready.set_exception(refusal)
         for answer in self._drawing.values():
             if not answer.done():
-                died = RefusalError(Reason.WORKER_UNUSABLE, f"the worker died: {reason}")
+                died = HyperGPUError(Reason.WORKER_UNUSABLE, f"the worker died: {reason}")
                 answer.set_exception(died)
         tell = log.info if self._ears is _DEAF else log.warning
         tell("the worker ended", reason=reason)

@@ -18,10 +18,10 @@ from gpu_node.core.assignment import (
 )
 from gpu_node.shell.worker.messages import Ready
 from hypergpu.digest import digest_from_wire, digest_to_wire
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId, Slot
 from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.typed import Contribution, shard_digest
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, tensor_pb2
 from hypergpu.wire.ledger import terms_value
@@ -39,7 +39,7 @@ def refuse_other_version(theirs: node_pb2.Version) -> None:
     """Refuse a coordinator of another protocol.
 
     Raises:
-        RefusalError: VERSION_MISMATCH, with the command that upgrades the older side.
+        HyperGPUError: VERSION_MISMATCH, with the command that upgrades the older side.
     """
     who = f"the coordinator ({theirs.software})"
     refuse_other_protocol(theirs.protocol, who, there="where the coordinator runs", here="here")
@@ -79,7 +79,7 @@ def blob_value(message: tensor_pb2.BlobRef) -> BlobRef:
     """A blob's name off the wire.
 
     Raises:
-        RefusalError: REQUEST_INVALID, its digest is not 32 bytes.
+        HyperGPUError: REQUEST_INVALID, its digest is not 32 bytes.
     """
     return BlobRef(digest_from_wire(message.digest.value), Bytes(message.size_bytes))
 
@@ -88,7 +88,7 @@ def assignment_value(message: node_pb2.Assignment) -> Assignment:
     """Work off the wire.
 
     Raises:
-        RefusalError: REQUEST_INVALID, a digest, the workload's options or the terms are malformed.
+        HyperGPUError: REQUEST_INVALID, a digest, the workload's options or the terms are malformed.
     """
     has_accepted = message.HasField("last_accepted")
     return Assignment(
@@ -156,7 +156,7 @@ def _options_value(text: str) -> dict[str, str | int | float | bool]:
     try:
         return _options.decode(text or "{}")
     except msgspec.MsgspecError as broken:
-        raise RefusalError(
+        raise HyperGPUError(
             Reason.REQUEST_INVALID, f"the workload's options are malformed: {broken}"
         ) from broken
 
@@ -177,7 +177,7 @@ def _terms(message: node_pb2.Assignment) -> Terms:
     terms, job_id = terms_value(message.terms), JobId(message.lease.job_id)
     if terms != Terms() and not terms.is_of(job_id):
         detail = f"the terms of {job_id[:80]!r} name another job"
-        raise RefusalError(Reason.REQUEST_INVALID, detail)
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail)
     return terms
 
 

@@ -2,8 +2,8 @@
 
 from eth_utils.address import is_checksum_address, is_checksum_formatted_address, is_hex_address
 
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
-from hypergpu.refusal import Reason, RefusalError
 
 
 def address_of(text: str, what: str) -> Address:
@@ -14,14 +14,14 @@ def address_of(text: str, what: str) -> Address:
         what: It is for, such as an option.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, it is none, or mistyped.
+        HyperGPUError: ARGUMENT_INVALID, it is none, or mistyped.
     """
     if not (text.startswith("0x") and is_hex_address(text)):
         # A variable of the environment, or an option.
         between = "=" if what.isupper() else " "
         fix = f"name it like this: {what}{between}0x and 40 hex digits"
-        raise RefusalError(Reason.ARGUMENT_INVALID, f"{text!r} is no address", fix=fix)
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, f"{text!r} is no address", fix=fix)
     if is_checksum_formatted_address(text) and not is_checksum_address(text):
         detail = f"{what} {text} is mistyped: its capital letters do not fit it (EIP-55)"
-        raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix="copy it once more")
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="copy it once more")
     return Address(text.lower())

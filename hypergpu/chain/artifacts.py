@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 _PLACES = (
     Path(__file__).parent / "compiled",
@@ -37,13 +37,13 @@ def artifact(name: str) -> Artifact:
     """Read a compiled contract by its name.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it is not there.
+        HyperGPUError: FILE_UNUSABLE, it is not there.
     """
     for folder in _PLACES:
         path = folder / f"{name}.json"
         if path.is_file():
             return msgspec.json.decode(path.read_bytes(), type=Artifact)
-    raise RefusalError(
+    raise HyperGPUError(
         Reason.FILE_UNUSABLE,
         f"the compiled contract {name} is not installed",
         fix="in a clone: make contracts; else install hypergpu again",

@@ -4,8 +4,8 @@ import fcntl
 import os
 from pathlib import Path
 
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
-from hypergpu.refusal import Reason, RefusalError
 
 
 class KeyLock:
@@ -15,7 +15,7 @@ class KeyLock:
         """Take the lock.
 
         Raises:
-            RefusalError: FOLDER_UNUSABLE, another process sends with this key.
+            HyperGPUError: FOLDER_UNUSABLE, another process sends with this key.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{chain_id}-{address}.lock"
@@ -49,7 +49,7 @@ def _locked(path: Path) -> int:
         holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
         os.close(descriptor)
         chain_id, _, address = path.stem.partition("-")
-        raise RefusalError(
+        raise HyperGPUError(
             Reason.FOLDER_UNUSABLE,
             f"the key of {address} is used on chain {chain_id} by another "
             f"process ({holder or 'unknown'})",

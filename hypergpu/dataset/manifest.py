@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 ENTRIES_MAX = 100_000
 PATH_BYTES_MAX = 1024
@@ -15,13 +15,13 @@ def checked_paths(texts: Iterable[str]) -> tuple[PurePosixPath, ...]:
     """The paths of a manifest's entries in their order, fit to be made in any folder.
 
     Raises:
-        RefusalError: MANIFEST_INVALID, a path is none, leads elsewhere, occurs twice or lies below
+        HyperGPUError: MANIFEST_INVALID, a path is none, leads elsewhere, occurs twice or lies below
             another one's file; or there are too many.
     """
     paths = tuple(_checked_path(text) for text in texts)
     if len(paths) > ENTRIES_MAX:
         detail = f"{len(paths)} files are over the limit of {ENTRIES_MAX}"
-        raise RefusalError(Reason.MANIFEST_INVALID, detail)
+        raise HyperGPUError(Reason.MANIFEST_INVALID, detail)
     files: set[PurePosixPath] = set()
     for path in paths:
         if path in files:
@@ -53,5 +53,5 @@ def _checked_path(text: str) -> PurePosixPath:
     return PurePosixPath(text)
 
 
-def _invalid(path: str, why: str) -> RefusalError:
-    return RefusalError(Reason.MANIFEST_INVALID, f"path {path[:80]!r} {why}")
+def _invalid(path: str, why: str) -> HyperGPUError:
+    return HyperGPUError(Reason.MANIFEST_INVALID, f"path {path[:80]!r} {why}")

@@ -1,4 +1,4 @@
-"""Job files: TOML into a validated `hypergpu.spec.JobSpec`, and a running job's changes alike.
+"""Job files: TOML into a validated `JobSpec`, and changes of a running job.
 
 The command line reads files with it and the coordinator judges specs and changes with it, so both
 refuse the same things in the same words. It reads no file itself except in `read_job_file`.

@@ -8,8 +8,8 @@ import msgspec
 from hypergpu.jobfile.problem import JobFileError, Problem, listed, nearest
 from hypergpu.jobfile.rules import spec_problems
 from hypergpu.jobfile.schema import ALIASES, DURATIONS, KEYS
+from hypergpu.jobfile.spec import SETTABLE, JobSpec
 from hypergpu.jobfile.values import Scalar, Wrong, converted, duration_ms
-from hypergpu.spec import SETTABLE, JobSpec
 
 _value: msgspec.json.Decoder[Scalar] = msgspec.json.Decoder(Scalar)
 """Refuses at its first sign what is nested."""

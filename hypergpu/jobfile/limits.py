@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from hypergpu.spec import SCHEMES, SPARSE_SCHEMES, STRATEGIES
+from hypergpu.jobfile.spec import SCHEMES, SPARSE_SCHEMES, STRATEGIES
 
 
 class Limit(msgspec.Struct, frozen=True):

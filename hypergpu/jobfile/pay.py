@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from hypergpu.jobfile.limits import LIMITS
 from hypergpu.jobfile.problem import Problem
+from hypergpu.jobfile.spec import JobSpec, Pay
 from hypergpu.ledger.pay import AMOUNT_MOST
-from hypergpu.spec import JobSpec, Pay
 
 
 def pay_problems(spec: JobSpec) -> Iterator[Problem]:

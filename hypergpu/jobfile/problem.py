@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -22,7 +22,7 @@ class Problem(msgspec.Struct, frozen=True):
         return f"{self.where or self.key}: {self.what}. Fix: {self.fix}"
 
 
-class JobFileError(RefusalError):
+class JobFileError(HyperGPUError):
     """Settings that no job can have. ``problems`` holds all of them."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:

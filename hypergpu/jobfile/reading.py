@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.places import Places
 from hypergpu.jobfile.problem import JobFileError, Problem, listed, nearest
 from hypergpu.jobfile.rules import checked_spec, spec_problems
@@ -20,10 +21,9 @@ from hypergpu.jobfile.schema import (
     dotted,
     tables_with,
 )
+from hypergpu.jobfile.spec import SPARSE_SCHEMES, JobSpec
 from hypergpu.jobfile.strategies import FIXED, PLANNED, unused_aware
 from hypergpu.jobfile.values import Scalar, Wrong, converted, duration_ms, spoken
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.spec import SPARSE_SCHEMES, JobSpec
 
 FILE_BYTES_MAX = 1 << 20
 _LINE = re.compile(r"\(at line ([0-9]+), column [0-9]+\)$")
@@ -33,16 +33,16 @@ def read_job_file(path: Path) -> JobSpec:
     """Read and validate a job file.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it cannot be read.
+        HyperGPUError: FILE_UNUSABLE, it cannot be read.
         JobFileError: It describes no job; all problems at once.
     """
     try:
         raw = path.read_bytes()
     except OSError as broken:
         detail = f"the job file {path} cannot be read: {broken.strerror}"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
     if len(raw) > FILE_BYTES_MAX:
-        raise RefusalError(Reason.FILE_UNUSABLE, f"{path} is too large for a job file")
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path} is too large for a job file")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as broken:

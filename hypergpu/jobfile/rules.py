@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from hypergpu.jobfile.limits import CHOICES, LIMITS, NAME_LENGTH_MOST
 from hypergpu.jobfile.pay import pay_problems
 from hypergpu.jobfile.problem import JobFileError, Problem, listed, nearest
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.jobfile.strategies import overlap_problems, strategy_problems
 from hypergpu.jobfile.workload import workload_problems
-from hypergpu.spec import JobSpec
 from hypergpu.units import several
 
 

@@ -1,11 +1,11 @@
-"""The job file's tables and keys, read off `hypergpu.spec` so that the two cannot drift apart."""
+"""The tables and keys of a job file, derived from `JobSpec` so that the two cannot differ."""
 
 from collections.abc import Mapping
 
 import msgspec
 
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.jobfile.values import Scalar
-from hypergpu.spec import JobSpec
 
 TOP = ""
 """The table name of keys above the first ``[table]``."""

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 
 from hypergpu.jobfile.problem import Problem
+from hypergpu.jobfile.spec import SPARSE_SCHEMES, Aware, JobSpec
 from hypergpu.jobfile.values import Scalar
-from hypergpu.spec import SPARSE_SCHEMES, Aware, JobSpec
 
 _PLAIN: Mapping[str, Scalar] = {
     "outer.learning_rate": 1.0,

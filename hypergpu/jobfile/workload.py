@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from hypergpu.catalogue.entry import Entry, OptionError, complete_options
-from hypergpu.catalogue.registry import UnknownWorkloadError, entries, find
 from hypergpu.jobfile.problem import Problem, listed, nearest
-from hypergpu.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec
+from hypergpu.workloads.entry import Entry, OptionError, complete_options
+from hypergpu.workloads.registry import UnknownWorkloadError, entries, find
 
 
 def workload_problems(spec: JobSpec) -> Iterator[Problem]:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from coincurve import PrivateKey
 
-from hypergpu.files.durable import write_durably
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.files import write_durably
 from hypergpu.keys.keystore import (
     CONTENT_BYTES_MAX,
     address_of,
@@ -19,7 +20,6 @@ from hypergpu.keys.passphrase import (
     made_passphrase,
     refuse_shared,
 )
-from hypergpu.refusal import Reason, RefusalError
 
 _PLAIN_DIGITS = 64
 
@@ -31,7 +31,7 @@ def stored_secret(path: Path, passphrase: Passphrase) -> bytes:
     place. Takes about a second for a passphrase that somebody thought up.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, the file cannot be read or written, others can read it, it is
+        HyperGPUError: FILE_UNUSABLE, the file cannot be read or written, others can read it, it is
             damaged, or the passphrase is another one.
     """
     try:
@@ -46,7 +46,7 @@ def stored_secret(path: Path, passphrase: Passphrase) -> bytes:
             return plain
     except OSError as broken:
         what = f"the key {path} cannot be used: {broken.strerror}"
-        raise RefusalError(Reason.FILE_UNUSABLE, what) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what) from broken
     return decrypted(keystore_of(content, source=str(path)), passphrase, source=str(path))
 
 
@@ -54,13 +54,13 @@ def is_encrypted(path: Path) -> bool:
     """Whether there is a key that needs a passphrase; a damaged one is taken to need one.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it cannot be read.
+        HyperGPUError: FILE_UNUSABLE, it cannot be read.
     """
     try:
         return path.exists() and _plain_secret(_content(path)) is None
     except OSError as broken:
         what = f"the key {path} cannot be used: {broken.strerror}"
-        raise RefusalError(Reason.FILE_UNUSABLE, what) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what) from broken
 
 
 def passphrase_beside(folder: Path, key: Path) -> Passphrase:
@@ -70,7 +70,7 @@ def passphrase_beside(folder: Path, key: Path) -> Passphrase:
     for a key that has one, which would only hide that it is lost.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it is missing, can be neither read nor made, others can read
+        HyperGPUError: FILE_UNUSABLE, it is missing, can be neither read nor made, others can read
             it, or it would be lost with whatever the folder is mounted on.
     """
     path = place_beside(folder)
@@ -78,7 +78,7 @@ def passphrase_beside(folder: Path, key: Path) -> Passphrase:
         return kept_passphrase(path)
     if folder.is_mount() and not path.exists():
         what = f"{folder} is a volume of its own: a passphrase beside it would be lost without it"
-        raise RefusalError(Reason.FILE_UNUSABLE, what, fix=NAME_A_FILE)
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what, fix=NAME_A_FILE)
     return made_passphrase(path)
 
 
@@ -92,13 +92,13 @@ def stored_address(path: Path) -> str:
     """Whose key a file holds, which it tells without its passphrase.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it is not there, cannot be read or is damaged.
+        HyperGPUError: FILE_UNUSABLE, it is not there, cannot be read or is damaged.
     """
     try:
         content = _content(path)
     except OSError as broken:
         what = f"the key {path} cannot be used: {broken.strerror}"
-        raise RefusalError(Reason.FILE_UNUSABLE, what) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what) from broken
     plain = _plain_secret(content)
     if plain is not None:
         return address_of(plain)
@@ -109,14 +109,14 @@ def change_passphrase(path: Path, old: Passphrase, new: Passphrase) -> None:
     """Encrypt the key in a file under another passphrase.
 
     Raises:
-        RefusalError: as `stored_secret`.
+        HyperGPUError: as `stored_secret`.
     """
     secret = stored_secret(path, old)
     try:
         write_durably(path, encrypted(secret, new))
     except OSError as broken:
         what = f"the key {path} cannot be written: {broken.strerror}"
-        raise RefusalError(Reason.FILE_UNUSABLE, what) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what) from broken
 
 
 def _content(path: Path) -> bytes:

@@ -12,9 +12,9 @@ from coincurve import PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys.keccak import address_text, keccak
 from hypergpu.keys.passphrase import Passphrase
-from hypergpu.refusal import Reason, RefusalError
 
 CONTENT_BYTES_MAX = 8192
 SECRET_BYTES = 32
@@ -85,7 +85,7 @@ def keystore_of(content: bytes, *, source: str) -> Keystore:
     """Read a file's content without opening it.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it is no keystore of version 3 with scrypt and AES-128-CTR, or
+        HyperGPUError: FILE_UNUSABLE, it is no keystore of version 3 with scrypt and AES-128-CTR, or
             asks for more memory than 512 MiB.
     """
     if len(content) > CONTENT_BYTES_MAX:
@@ -118,7 +118,7 @@ def decrypted(keystore: Keystore, passphrase: Passphrase, *, source: str) -> byt
     """Open a keystore: the key's 32 bytes.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, the passphrase is another one, or the file was altered.
+        HyperGPUError: FILE_UNUSABLE, the passphrase is another one, or the file was altered.
     """
     crypto = keystore.crypto
     stretched = _stretched(passphrase, crypto.kdfparams)
@@ -127,7 +127,7 @@ def decrypted(keystore: Keystore, passphrase: Passphrase, *, source: str) -> byt
     if not secrets.compare_digest(mac, bytes.fromhex(crypto.mac)):
         what = f"the passphrase from {passphrase.source} does not open {source}"
         fix = "give the passphrase that it was made with; or restore the file, if it was altered"
-        raise RefusalError(Reason.FILE_UNUSABLE, what, fix=fix)
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what, fix=fix)
     secret = _ciphered(stretched, bytes.fromhex(crypto.cipherparams.iv), ciphertext)
     try:
         address = address_of(secret)
@@ -158,6 +158,6 @@ def _ciphered(stretched: bytes, iv: bytes, text: bytes) -> bytes:
     return encryptor.update(text) + encryptor.finalize()
 
 
-def _unusable(source: str, why: str) -> RefusalError:
+def _unusable(source: str, why: str) -> HyperGPUError:
     fix = f"restore {source} from a backup; without one its owner is lost: delete it and join again"
-    return RefusalError(Reason.FILE_UNUSABLE, f"the key {source} is damaged: {why}", fix=fix)
+    return HyperGPUError(Reason.FILE_UNUSABLE, f"the key {source} is damaged: {why}", fix=fix)

@@ -9,7 +9,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 TERMINAL = Path("-")
 """Stands for: ask whoever sits there."""
@@ -46,12 +46,12 @@ def passphrase_of_text(text: str, source: str) -> Passphrase:
     """A passphrase that came as text, as from the environment. Blanks at its ends do not count.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it is empty or longer than 4,096 bytes.
+        HyperGPUError: FILE_UNUSABLE, it is empty or longer than 4,096 bytes.
     """
     octets = text.strip().encode()
     if not octets or len(octets) > _BYTES_MAX:
         what = f"the passphrase from {source} has {len(octets)} bytes, not 1 to {_BYTES_MAX}"
-        raise RefusalError(Reason.FILE_UNUSABLE, what, fix="give one line of text")
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what, fix="give one line of text")
     return Passphrase(octets, source, is_made=False)
 
 
@@ -59,7 +59,7 @@ def passphrase_of_file(path: Path) -> Passphrase:
     """A passphrase that an operator keeps in a file, or types where ``path`` is `TERMINAL`.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it cannot be read, others can read it, or it is no line of
+        HyperGPUError: FILE_UNUSABLE, it cannot be read, others can read it, or it is no line of
             text; or there is nobody to ask.
     """
     if path == TERMINAL:
@@ -71,7 +71,7 @@ def kept_passphrase(path: Path) -> Passphrase:
     """The passphrase in a file that was made for it.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it cannot be read, or others can read it.
+        HyperGPUError: FILE_UNUSABLE, it cannot be read, or others can read it.
     """
     return Passphrase(_read(path).strip().encode(), str(path), is_made=True)
 
@@ -83,7 +83,7 @@ def made_passphrase(path: Path) -> Passphrase:
     nothing.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, the file can be neither read nor made, or others can read it.
+        HyperGPUError: FILE_UNUSABLE, the file can be neither read nor made, or others can read it.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -91,7 +91,7 @@ def made_passphrase(path: Path) -> Passphrase:
         return kept_passphrase(path)
     except OSError as broken:
         what = f"no passphrase can be kept in {path}: {broken.strerror}"
-        raise RefusalError(Reason.FILE_UNUSABLE, what, fix=NAME_A_FILE) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what, fix=NAME_A_FILE) from broken
     text = secrets.token_hex(_MADE_BYTES)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(f"{text}\n")
@@ -104,12 +104,12 @@ def refuse_shared(path: Path, what: str) -> None:
     """Refuse a secret that others can read.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, they can.
+        HyperGPUError: FILE_UNUSABLE, they can.
     """
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         detail = f"others can read {what} {path} (mode {mode:o})"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail, fix=f"chmod 600 {path}")
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=f"chmod 600 {path}")
 
 
 def _read(path: Path) -> str:
@@ -119,10 +119,10 @@ def _read(path: Path) -> str:
             return file.read(_BYTES_MAX + 2).decode()
     except OSError as broken:
         what = f"the passphrase {path} cannot be read: {broken.strerror}"
-        raise RefusalError(Reason.FILE_UNUSABLE, what) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what) from broken
     except UnicodeDecodeError as broken:
         what = f"the passphrase {path} is no text"
-        raise RefusalError(Reason.FILE_UNUSABLE, what, fix="give one line of text") from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what, fix="give one line of text") from broken
 
 
 def _asked() -> Passphrase:
@@ -130,5 +130,5 @@ def _asked() -> Passphrase:
         os.close(os.open("/dev/tty", os.O_RDWR))
     except OSError as broken:
         what = "there is no terminal to ask for the passphrase on"
-        raise RefusalError(Reason.FILE_UNUSABLE, what, fix=NAME_A_FILE) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what, fix=NAME_A_FILE) from broken
     return passphrase_of_text(getpass.getpass("Passphrase of the key: "), "the terminal")

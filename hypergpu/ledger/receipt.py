@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 import msgspec
 
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
 from hypergpu.keys.keccak import keccak
 from hypergpu.ledger.pay import WHOLE_BPS
 from hypergpu.ledger.typed import Contribution, Domain, Receipt, signer, struct_hash
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import are, several
 
 FORMAT = "hypergpu-receipts/1"
@@ -139,11 +139,11 @@ def decoded(content: bytes, *, source: str) -> ReceiptFile:
         source: What to call it in the refusal.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it is too large, or not what `encoded` writes.
+        HyperGPUError: FILE_UNUSABLE, it is too large, or not what `encoded` writes.
     """
     if len(content) > FILE_BYTES_MAX:
         what = f"{source} has {len(content)} bytes, at most {FILE_BYTES_MAX} are read"
-        raise RefusalError(Reason.FILE_UNUSABLE, what)
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what)
     head, *rest = content.splitlines() or [b""]
     try:
         header = _headers.decode(head)
@@ -171,5 +171,5 @@ def _decoded_lines(lines: list[bytes], source: str) -> Iterable[SignedReceipt]:
             raise _unusable(source, number, f"it is no receipt: {broken}") from broken
 
 
-def _unusable(source: str, line: int, why: str) -> RefusalError:
-    return RefusalError(Reason.FILE_UNUSABLE, f"{source}, line {line}: {why}")
+def _unusable(source: str, line: int, why: str) -> HyperGPUError:
+    return HyperGPUError(Reason.FILE_UNUSABLE, f"{source}, line {line}: {why}")

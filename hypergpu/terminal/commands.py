@@ -6,7 +6,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
 
 # Typer exports no name for what click calls a usage error, only what is derived from it.
 UsageError: Any = typer.BadParameter.__bases__[0]
@@ -34,11 +34,12 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
-        from hypergpu.terminal.failure import RemoteFailureError, report
+        from hypergpu.errors import RemoteFailureError
+        from hypergpu.terminal.failure import report
 
         try:
             return super().invoke(ctx)
-        except (RefusalError, RemoteFailureError) as failure:
+        except (HyperGPUError, RemoteFailureError) as failure:
             raise typer.Exit(report(failure)) from failure
         except ModuleNotFoundError as missing:
             package = (missing.name or "").partition(".")[0]
@@ -49,12 +50,12 @@ class Commands(TyperGroup):
             raise typer.Exit(130) from None
 
 
-def _lacking(package: str) -> RefusalError:
-    from hypergpu.refusal import Reason
+def _lacking(package: str) -> HyperGPUError:
+    from hypergpu.errors import Reason
 
     detail = f"this needs the package {package}"
     fix = "install the extra: pip install 'hypergpu[chain]', in a clone pip install '.[chain]'"
-    return RefusalError(Reason.MACHINE_UNFIT, detail, fix=fix)
+    return HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix)
 
 
 def _report_usage(wrong: Any) -> int:
@@ -67,7 +68,7 @@ def _report_usage(wrong: Any) -> int:
     if message.startswith("Usage:"):  # a group without a command: its help
         typer.echo(message)
     else:
-        from hypergpu.refusal import Reason
+        from hypergpu.errors import Reason
         from hypergpu.terminal.failure import error_line
 
         number = Reason.ARGUMENT_INVALID.number

@@ -2,27 +2,12 @@
 
 import sys
 
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 
 
-class RemoteFailureError(Exception):
-    """A numbered refusal by a coordinator that knows reasons this program does not."""
-
-    def __init__(self, *, number: int, detail: str, fix: str) -> None:
-        super().__init__(f"{number}: {detail}. Fix: {fix}")
-        self.number = number
-        self.detail = detail
-        self.fix = fix
-
-    @property
-    def exit_code(self) -> int:
-        """The same rule as `Reason.exit_code`."""
-        return 10 + self.number // 1000
-
-
-def usage_error(detail: str, fix: str) -> RefusalError:
+def usage_error(detail: str, fix: str) -> HyperGPUError:
     """An argument that cannot be meant."""
-    return RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+    return HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
 
 
 def report(failure: Exception) -> int:
@@ -37,7 +22,7 @@ def report(failure: Exception) -> int:
                 problem.fix,
             )
         return failure.reason.exit_code
-    if isinstance(failure, RefusalError):
+    if isinstance(failure, HyperGPUError):
         _line(failure.reason.number, failure.detail, failure.fix)
         return failure.reason.exit_code
     if isinstance(failure, RemoteFailureError):

@@ -54,17 +54,17 @@ def confirm(question: str, *, yes: bool) -> None:
     """Ask before something that cannot be undone; ``yes`` has answered already.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, nobody is there to answer.
+        HyperGPUError: ARGUMENT_INVALID, nobody is there to answer.
     """
     import typer
 
-    from hypergpu.refusal import Reason, RefusalError
+    from hypergpu.errors import HyperGPUError, Reason
 
     if yes:
         return
     if not sys.stdin.isatty():
         detail = f"{question} Nobody is there to answer"
-        raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix="answer beforehand: --yes")
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="answer beforehand: --yes")
     if not typer.confirm(question):
         raise typer.Exit(1)
 

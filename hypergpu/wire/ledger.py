@@ -1,6 +1,7 @@
 """Terms, contributions, receipts and vouchers on the wire: what both ends must read alike."""
 
 from hypergpu.digest import digest_from_wire
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobKey, Keccak, NodeId
 from hypergpu.ledger.receipt import SignedReceipt
 from hypergpu.ledger.terms import Terms
@@ -12,7 +13,6 @@ from hypergpu.ledger.typed import (
     struct_hash,
     word_bytes,
 )
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 from hypergpu.v1 import receipt_pb2, tensor_pb2
 
@@ -35,7 +35,7 @@ def terms_value(message: receipt_pb2.Terms) -> Terms:
     """A job's terms off the wire.
 
     Raises:
-        RefusalError: REQUEST_INVALID, a field has another size.
+        HyperGPUError: REQUEST_INVALID, a field has another size.
     """
     domain = Domain(message.chain_id, address_value(message.contract))
     return Terms(JobKey(word_value(message.job)), address_value(message.coordinator), domain)
@@ -45,11 +45,11 @@ def word_value(octets: bytes) -> str:
     """A 32-byte word off the wire.
 
     Raises:
-        RefusalError: REQUEST_INVALID, it has another size.
+        HyperGPUError: REQUEST_INVALID, it has another size.
     """
     if len(octets) != _WORD_BYTES:
         detail = f"a hash has {_WORD_BYTES} bytes, not {len(octets)}"
-        raise RefusalError(Reason.REQUEST_INVALID, detail)
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail)
     return octets.hex()
 
 
@@ -57,11 +57,11 @@ def address_value(octets: bytes) -> Address:
     """An address off the wire.
 
     Raises:
-        RefusalError: REQUEST_INVALID, it has another size.
+        HyperGPUError: REQUEST_INVALID, it has another size.
     """
     if len(octets) != _ADDRESS_BYTES:
         detail = f"an address has {_ADDRESS_BYTES} bytes, not {len(octets)}"
-        raise RefusalError(Reason.REQUEST_INVALID, detail)
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail)
     return Address("0x" + octets.hex())
 
 
@@ -95,7 +95,7 @@ def receipt_value(message: receipt_pb2.Receipt, node: NodeId) -> SignedReceipt:
     """A receipt off the wire; nothing in it is checked but its sizes.
 
     Raises:
-        RefusalError: REQUEST_INVALID, a field has another size.
+        HyperGPUError: REQUEST_INVALID, a field has another size.
     """
     made = message.contribution
     contribution = Contribution(

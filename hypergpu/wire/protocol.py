@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 PROTOCOL = 3
 """Peers refuse any other. It rises with every change after which an older peer would be refused
@@ -38,7 +38,7 @@ def refuse_other_protocol(theirs: int, who: str, *, there: str, here: str) -> No
         here: Where this program does.
 
     Raises:
-        RefusalError: VERSION_MISMATCH, with what changed and the command for the older side.
+        HyperGPUError: VERSION_MISMATCH, with what changed and the command for the older side.
     """
     if theirs == PROTOCOL:
         return
@@ -47,4 +47,4 @@ def refuse_other_protocol(theirs: int, who: str, *, there: str, here: str) -> No
     since = f" (since {min(theirs, PROTOCOL) + 1} {change})" if change else ""
     # Nodes log the detail alone: it must hold the command too.
     detail = f"{who} speaks protocol {theirs}, {SOFTWARE} speaks {PROTOCOL}{since}; {upgrade}"
-    raise RefusalError(Reason.VERSION_MISMATCH, detail, fix=upgrade)
+    raise HyperGPUError(Reason.VERSION_MISMATCH, detail, fix=upgrade)

@@ -1,8 +1,8 @@
 """Terms, contributions and receipts on the wire, as both ends read them."""
 
 from hypergpu.digest import digest_from_wire
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobKey, Keccak, NodeId
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.statements.contribution import Contribution, contribution_hash
 from hypergpu.statements.domain import Domain, Terms, address_bytes, word_bytes
 from hypergpu.statements.receipt import Receipt, SignedReceipt
@@ -28,7 +28,7 @@ def terms_value(message: receipt_pb2.Terms) -> Terms:
     """A job's terms from the wire.
 
     Raises:
-        RefusalError: REQUEST_INVALID, a field has another size.
+        HyperGPUError: REQUEST_INVALID, a field has another size.
     """
     domain = Domain(message.chain_id, address_value(message.contract))
     return Terms(JobKey(word_value(message.job)), address_value(message.coordinator), domain)
@@ -38,11 +38,11 @@ def word_value(octets: bytes) -> str:
     """A 32-byte word from the wire.
 
     Raises:
-        RefusalError: REQUEST_INVALID, it has another size.
+        HyperGPUError: REQUEST_INVALID, it has another size.
     """
     if len(octets) != _WORD_BYTES:
         detail = f"a hash has {_WORD_BYTES} bytes, not {len(octets)}"
-        raise RefusalError(Reason.REQUEST_INVALID, detail)
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail)
     return octets.hex()
 
 
@@ -50,11 +50,11 @@ def address_value(octets: bytes) -> Address:
     """An address from the wire.
 
     Raises:
-        RefusalError: REQUEST_INVALID, it has another size.
+        HyperGPUError: REQUEST_INVALID, it has another size.
     """
     if len(octets) != _ADDRESS_BYTES:
         detail = f"an address has {_ADDRESS_BYTES} bytes, not {len(octets)}"
-        raise RefusalError(Reason.REQUEST_INVALID, detail)
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail)
     return Address("0x" + octets.hex())
 
 
@@ -89,7 +89,7 @@ def receipt_value(message: receipt_pb2.Receipt, node: NodeId) -> SignedReceipt:
     """A receipt from the wire; only the sizes of its fields are checked.
 
     Raises:
-        RefusalError: REQUEST_INVALID, a field has another size.
+        HyperGPUError: REQUEST_INVALID, a field has another size.
     """
     made = message.contribution
     contribution = Contribution(

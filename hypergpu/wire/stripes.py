@@ -2,7 +2,7 @@
 
 import msgspec
 
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 STRIPES_MAX = 16
 STRIPE_BYTES_MIN = 10 << 10
@@ -35,17 +35,17 @@ def stripe_from_wire(index: int, count: int, size_bytes: int) -> Stripe:
     """The stripe that a peer names, of an update of ``size_bytes``.
 
     Raises:
-        RefusalError: REQUEST_INVALID, there is no such stripe, or they are too many or too small.
+        HyperGPUError: REQUEST_INVALID, there is no such stripe, or they are too many or too small.
     """
     count = count or 1
     if index >= count:
-        raise RefusalError(Reason.REQUEST_INVALID, f"there is no stripe {index} of {count}")
+        raise HyperGPUError(Reason.REQUEST_INVALID, f"there is no stripe {index} of {count}")
     if count > most_stripes(size_bytes):
         detail = (
             f"{count} stripes of {size_bytes} bytes: at most {STRIPES_MAX} are taken, of"
             f" {STRIPE_BYTES_MIN} bytes at least"
         )
-        raise RefusalError(Reason.REQUEST_INVALID, detail)
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail)
     return Stripe(index, count)
 
 

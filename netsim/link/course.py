@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import msgspec
 
 from hypergpu.units import Microseconds, Milliseconds
+from netsim.error import NetsimError
 from netsim.link.episodes import Episodes, EpisodeTimes
 from netsim.link.link import STALLED_BITS_PER_S, Direction, Link, most_loss
 from netsim.link.rate import NEVER_US, RateProcess, RateShape
 from netsim.link.trace import Trace, replayed
-from netsim.refusal import RefusedError
 
 
 class Variation(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class Variation(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.delay_step_us < 0 or self.delay_step_every_ms < 1:
             what = f"steps of {self.delay_step_us} us each {self.delay_step_every_ms} ms"
-            raise RefusedError(what, "give 0 us or more, each 1 ms or more")
+            raise NetsimError(what, "give 0 us or more, each 1 ms or more")
 
 
 class LinkCourse:

@@ -6,14 +6,14 @@ from typing import NamedTuple
 import msgspec
 
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.refusal import RefusedError
+from netsim.error import NetsimError
 
 
 class Episodes(msgspec.Struct, frozen=True, kw_only=True):
     """One spell in each stretch of ``every_ms``.
 
     Raises:
-        RefusedError: No link can have such spells.
+        NetsimError: No link can have such spells.
     """
 
     every_ms: Milliseconds
@@ -33,10 +33,10 @@ class Episodes(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 < self.least_ms <= self.most_ms < self.every_ms:
             what = f"spells of {self.least_ms} to {self.most_ms} ms in each {self.every_ms} ms"
-            raise RefusedError(what, "give 0 < least <= most < every")
+            raise NetsimError(what, "give 0 < least <= most < every")
         if not 0 <= self.loss_factor <= 10_000 or self.delay_us < 0:
             what = f"a spell with loss factor {self.loss_factor:g} and delay {self.delay_us} us"
-            raise RefusedError(what, "give a factor in [0, 10000] and a delay of 0 or more")
+            raise NetsimError(what, "give a factor in [0, 10000] and a delay of 0 or more")
 
 
 class Spell(NamedTuple):

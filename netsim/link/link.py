@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.refusal import RefusedError
+from netsim.error import NetsimError
 
 STALLED_BITS_PER_S = 1
 """The rate of a link in a gap: what waits goes on waiting. Zero is taken: it means no limit."""
@@ -25,7 +25,7 @@ class Direction(msgspec.Struct, frozen=True, kw_only=True):
     """One way of a link, from one end's queue to the other end.
 
     Raises:
-        RefusedError: No link can be like that.
+        NetsimError: No link can be like that.
     """
 
     delay_us: Microseconds
@@ -51,7 +51,7 @@ class Direction(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for what, fix in _contradictions(self):
-            raise RefusedError(what, fix)
+            raise NetsimError(what, fix)
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,8 +22,8 @@ import math
 import random
 from typing import NamedTuple
 
+from netsim.error import NetsimError
 from netsim.link.link import most_loss
-from netsim.refusal import RefusedError
 
 PAUSE_US = 20_000
 STEP_US = 1_000
@@ -44,11 +44,11 @@ def transitions(loss: float, burst_packets: float) -> Transitions:
     """The chain's probabilities for a mean loss and a mean burst.
 
     Raises:
-        RefusedError: No chain has these means.
+        NetsimError: No chain has these means.
     """
     if not (burst_packets >= 1 and 0 <= loss < 1 and loss <= most_loss(burst_packets)):
         what = f"no link loses {loss:g} of its packets in bursts of {burst_packets:g}"
-        raise RefusedError(what, "give a loss below burst / (1 + burst) and a burst of 1 or more")
+        raise NetsimError(what, "give a loss below burst / (1 + burst) and a burst of 1 or more")
     r = 1 / burst_packets
     return Transitions(p=r * loss / (1 - loss), r=r)
 
@@ -74,7 +74,7 @@ class LossChain:
         """Go on with another loss; the state is kept.
 
         Raises:
-            RefusedError: No chain has these means.
+            NetsimError: No chain has these means.
         """
         self._p, self._r = transitions(loss, burst_packets)
         self._loss = loss

@@ -5,9 +5,9 @@ import math
 import msgspec
 
 from hypergpu.units import Milliseconds
+from netsim.error import NetsimError
 from netsim.link.link import STALLED_BITS_PER_S
 from netsim.link.noise import CORRELATION_MOST, CorrelatedNoise
-from netsim.refusal import RefusedError
 
 NEVER_US = 1 << 62
 HOUR_US = 3_600_000_000
@@ -19,7 +19,7 @@ class RateShape(msgspec.Struct, frozen=True, kw_only=True):
     """Factors on a rate. The default leaves it constant.
 
     Raises:
-        RefusedError: No rate can be like that.
+        NetsimError: No rate can be like that.
     """
 
     every_ms: Milliseconds = Milliseconds(1000)
@@ -35,14 +35,14 @@ class RateShape(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.every_ms < 1:
-            raise RefusedError(f"every_ms is {self.every_ms}", "give 1 or more")
+            raise NetsimError(f"every_ms is {self.every_ms}", "give 1 or more")
         if not 0 <= self.variation <= 10:
-            raise RefusedError(f"variation is {self.variation:g}", "give a ratio in [0, 10]")
+            raise NetsimError(f"variation is {self.variation:g}", "give a ratio in [0, 10]")
         if not 0 <= self.correlation <= CORRELATION_MOST:
             what = f"correlation is {self.correlation:g}"
-            raise RefusedError(what, f"give a number in [0, {CORRELATION_MOST}]")
+            raise NetsimError(what, f"give a number in [0, {CORRELATION_MOST}]")
         if not all(0 <= factor <= 1000 for factor in (*self.factors, self.evening)):
-            raise RefusedError("a factor on the rate is outside [0, 1000]", "correct it")
+            raise NetsimError("a factor on the rate is outside [0, 1000]", "correct it")
 
     @property
     def changes_by_step(self) -> bool:

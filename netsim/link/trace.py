@@ -12,8 +12,8 @@ from typing import Literal
 import msgspec
 
 from hypergpu.units import Microseconds, Milliseconds, several
+from netsim.error import NetsimError
 from netsim.link.link import STALLED_BITS_PER_S, Direction, Link
-from netsim.refusal import RefusedError
 
 TRACE_BYTES_MAX = 16 << 20
 ROWS_MAX = 1_000_000
@@ -57,7 +57,7 @@ def replayed(link: Link, row: TraceRow) -> Link:
     """The link as a row has it.
 
     Raises:
-        RefusedError: The row makes the link impossible, for example jitter above its delay.
+        NetsimError: The row makes the link impossible, for example jitter above its delay.
     """
     both = {
         name: value
@@ -84,7 +84,7 @@ def mahimahi_trace(
     The chances of each ``bin_ms`` become one rate, so that the volume of every bin is kept.
 
     Raises:
-        RefusedError: It is not such a file; says the line.
+        NetsimError: It is not such a file; says the line.
     """
     times_ms = [
         _millisecond(line, f"{source}:{number}")
@@ -93,10 +93,10 @@ def mahimahi_trace(
     ]
     _ordered(times_ms, source)
     if not times_ms or not times_ms[-1]:
-        raise RefusedError(f"{source} holds no time above 0", "give one millisecond a line")
+        raise NetsimError(f"{source} holds no time above 0", "give one millisecond a line")
     period_ms = times_ms[-1]
     if period_ms > ROWS_MAX * bin_ms:
-        raise RefusedError(f"{source} lasts {period_ms} ms", f"end it by {ROWS_MAX * bin_ms} ms")
+        raise NetsimError(f"{source} lasts {period_ms} ms", f"end it by {ROWS_MAX * bin_ms} ms")
     # The last chance ends the loop: it belongs to the last bin, not to the next loop's first.
     counts = Counter(min(time_ms, period_ms - 1) // bin_ms for time_ms in times_ms)
     rows = []
@@ -130,14 +130,14 @@ def csv_trace(raw: bytes, source: str) -> Trace:
     the one before it; then the table begins again. A table of one row never changes.
 
     Raises:
-        RefusedError: It is not such a file; says the line.
+        NetsimError: It is not such a file; says the line.
     """
     lines = [line for _, line in _lines(raw, source)]
     reader = csv.reader(io.StringIO("\n".join(lines)))
     header = [cell.strip() for cell in next(reader, [])]
     for column in header:
         if column not in _COLUMNS or header.count(column) > 1 or "time_s" not in header:
-            raise RefusedError(
+            raise NetsimError(
                 f'{source}:1: the columns "{", ".join(header)}" are none of a trace',
                 f"give time_s and any of {', '.join(list(_COLUMNS)[1:])}, each once",
             )
@@ -148,7 +148,7 @@ def csv_trace(raw: bytes, source: str) -> Trace:
     ]
     _ordered([row.at_us for row in rows], source, is_strict=True)
     if not rows or rows[0].at_us:
-        raise RefusedError(f"{source} does not begin at time_s 0", "add a row for time 0")
+        raise NetsimError(f"{source} does not begin at time_s 0", "add a row for time 0")
     last_us = rows[-1].at_us
     lasting_us = last_us - rows[-2].at_us if len(rows) > 1 else 1_000_000
     return Trace(tuple(rows), Microseconds(last_us + lasting_us))
@@ -157,14 +157,14 @@ def csv_trace(raw: bytes, source: str) -> Trace:
 def _row(header: list[str], cells: list[str], where: str) -> TraceRow:
     if len(cells) != len(header):
         what = f"{where}: {several(len(cells), 'cell')} under {several(len(header), 'column')}"
-        raise RefusedError(what, "give one cell a column; an empty one keeps the link's value")
+        raise NetsimError(what, "give one cell a column; an empty one keeps the link's value")
     values: dict[str, float | int] = {}
     for column, cell in zip(header, cells, strict=True):
         field, taken, most = _COLUMNS[column]
         if cell.strip():
             values[field] = taken(_number(cell, most, f"{where}: {column}"))
     if "at_us" not in values:
-        raise RefusedError(f"{where}: time_s is empty", "say when the row begins")
+        raise NetsimError(f"{where}: time_s is empty", "say when the row begins")
     return msgspec.convert(values, TraceRow)
 
 
@@ -174,27 +174,27 @@ def _number(cell: str, most: float, where: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 <= number <= most:
-        raise RefusedError(f'{where} is "{cell.strip()[:40]}"', f"give a number in [0, {most:g}]")
+        raise NetsimError(f'{where} is "{cell.strip()[:40]}"', f"give a number in [0, {most:g}]")
     return number
 
 
 def _millisecond(line: str, where: str) -> Milliseconds:
     word = line.strip()
     if not (word.isascii() and word.isdecimal() and len(word) <= 10):
-        raise RefusedError(f'{where}: "{word[:40]}" is no millisecond', "give one whole number")
+        raise NetsimError(f'{where}: "{word[:40]}" is no millisecond', "give one whole number")
     return Milliseconds(int(word))
 
 
 def _lines(raw: bytes, source: str) -> Iterator[tuple[int, str]]:
     if len(raw) > TRACE_BYTES_MAX:
         what = f"{source} has {len(raw)} bytes, more than {TRACE_BYTES_MAX}"
-        raise RefusedError(what, "cut the trace; it is played in a loop")
+        raise NetsimError(what, "cut the trace; it is played in a loop")
     try:
         lines = raw.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as broken:
-        raise RefusedError(f"{source}: byte {broken.start} is no text", "save it as text") from None
+        raise NetsimError(f"{source}: byte {broken.start} is no text", "save it as text") from None
     if len(lines) > ROWS_MAX:
-        raise RefusedError(f"{source} has more than {ROWS_MAX} lines", "cut the trace")
+        raise NetsimError(f"{source} has more than {ROWS_MAX} lines", "cut the trace")
     return enumerate(lines, start=1)
 
 
@@ -203,7 +203,7 @@ def _ordered(
 ) -> None:
     for number, (before, after) in enumerate(itertools.pairwise(times), start=2):
         if after < before or (is_strict and after == before):
-            raise RefusedError(f"{source}: row {number} is not after row {number - 1}", "sort it")
+            raise NetsimError(f"{source}: row {number} is not after row {number - 1}", "sort it")
 
 
 def _begins(row: TraceRow) -> int:

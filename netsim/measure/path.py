@@ -9,9 +9,9 @@ from typing import TypeVar
 import msgspec
 
 from hypergpu.units import Microseconds
+from netsim.error import NetsimError
 from netsim.measure.programs import Bins, Trips
 from netsim.measure.statistics import NS_PER_S, Arrivals
-from netsim.refusal import RefusedError
 
 Found = TypeVar("Found")
 Command = Callable[[Sequence[str]], list[str]]
@@ -103,7 +103,7 @@ async def _receiving(
         heard = await asyncio.wait_for(receiver.stdout.readline(), START_S)
         if heard != b"ready\n":
             what = f"the measuring end could not listen at {address}:{port}"
-            raise RefusedError(what, "see its words on standard error; is the port taken?")
+            raise NetsimError(what, "see its words on standard error; is the port taken?")
         yield receiver
 
 
@@ -125,7 +125,7 @@ async def _run(command: Sequence[str], limit_s: float) -> bytes:
         line = await asyncio.wait_for(process.stdout.readline(), limit_s)
         if not line:
             what = f"the measuring end ended without a result: {' '.join(command)}"
-            raise RefusedError(what, "see its words on standard error")
+            raise NetsimError(what, "see its words on standard error")
         return line
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from netsim.refusal import RefusedError
+from netsim.error import NetsimError
 
 COORDINATOR = "coordinator"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -36,10 +36,10 @@ def require_names(nodes: Iterable[str]) -> None:
     """Refuse names that cannot be part of a namespace's, and the coordinator's own."""
     for name in nodes:
         if name == COORDINATOR:
-            raise RefusedError("a node is named coordinator", "give it another name")
+            raise NetsimError("a node is named coordinator", "give it another name")
         if not NAME.fullmatch(name):
             fix = "use letters, digits, dots, dashes and underscores, at most 64"
-            raise RefusedError(f"a node cannot be named {name!r}", fix)
+            raise NetsimError(f"a node cannot be named {name!r}", fix)
 
 
 def write_settings() -> None:

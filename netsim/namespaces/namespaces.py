@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from netsim.refusal import RefusedError
+from netsim.error import NetsimError
 
 FOLDER = Path("/run/netns")
 CLONE_NEWNET = 0x40000000
@@ -22,7 +22,7 @@ def require_free(names: Sequence[str]) -> None:
     """Refuse names that exist; a run's own leftovers are gone by then."""
     for name in names:
         if (FOLDER / name).exists():
-            raise RefusedError(
+            raise NetsimError(
                 f"a network namespace {name!r} exists and was not made by netsim",
                 f"remove it: ip netns delete {name}",
             )
@@ -108,7 +108,7 @@ def ip_batch(lines: Sequence[str]) -> None:
     """Run lines of ``ip`` in one process, in the caller's namespace.
 
     Raises:
-        RefusedError: One of them failed; those before it stay done.
+        NetsimError: One of them failed; those before it stay done.
     """
     outcome = subprocess.run(
         ["ip", "-batch", "-"],
@@ -118,7 +118,7 @@ def ip_batch(lines: Sequence[str]) -> None:
     )
     if outcome.returncode:
         said = outcome.stderr.decode(errors="replace").strip().replace("\n", "; ")
-        raise RefusedError(
+        raise NetsimError(
             f"ip refused {lines[0]!r} or a line after it: {said}",
             "run as root on a kernel with network namespaces, or use the proxy",
         )

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from netsim.error import NetsimError
 from netsim.namespaces import namespaces
-from netsim.refusal import RefusedError
 
 RECORDS = Path("/run/netsim")
 SLOTS = 1000
@@ -70,7 +70,7 @@ def claim() -> Claim:
     try:
         RECORDS.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise RefusedError(f"{RECORDS} cannot be made: {error}", "make /run writable") from error
+        raise NetsimError(f"{RECORDS} cannot be made: {error}", "make /run writable") from error
     for slot in range(SLOTS):
         path = RECORDS / f"{slot}.json"
         descriptor = _locked(path)
@@ -78,9 +78,7 @@ def claim() -> Claim:
             claimed = Claim(slot, path, descriptor)
             claimed.remove_everything()
             return claimed
-    raise RefusedError(
-        f"all {SLOTS} slots in {RECORDS} are taken", "end other runs of netsim first"
-    )
+    raise NetsimError(f"all {SLOTS} slots in {RECORDS} are taken", "end other runs of netsim first")
 
 
 def clean() -> list[str]:

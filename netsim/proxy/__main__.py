@@ -17,7 +17,8 @@ from typing import Any, TextIO
 
 import msgspec
 
-from netsim.answering import Failed
+from netsim.child import Failed
+from netsim.error import NetsimError
 from netsim.proxy.messages import (
     Answer,
     Done,
@@ -30,7 +31,6 @@ from netsim.proxy.messages import (
     SetLink,
 )
 from netsim.proxy.proxies import Proxies
-from netsim.refusal import RefusedError
 
 _LINE_BYTES_MAX = 64 << 20
 """A plan with long traces."""
@@ -66,7 +66,7 @@ async def _serve(text: bytes, out: TextIO) -> int:
             _say(out, Opened(ports=ports))
             while line := await lines.get():
                 _say(out, _answer(proxies, line))
-    except RefusedError as refused:
+    except NetsimError as refused:
         _say(out, Failed(refused.what, refused.fix))
         return 2
     return 0
@@ -80,7 +80,7 @@ def _require_files(plan: Plan) -> None:
         soft = hard
     needed = _FILES + _FILES_A_FORWARD * sum(len(node.forwards) for node in plan.nodes)
     if soft != resource.RLIM_INFINITY and needed > soft:
-        raise RefusedError(
+        raise NetsimError(
             f"{len(plan.nodes)} proxied nodes take {needed} open files, and {soft} are allowed",
             f"raise the limit (ulimit -Hn {needed}) or proxy fewer nodes",
         )
@@ -98,7 +98,7 @@ def _answer(proxies: Proxies, line: bytes) -> Answer:
                 proxies.become(name, condition)
             case Reset(name):
                 proxies.reset(name)
-    except RefusedError as refused:
+    except NetsimError as refused:
         return Failed(refused.what, refused.fix)
     return Done()
 
@@ -107,7 +107,7 @@ def _decoded(text: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RefusedError(
+        raise NetsimError(
             f"the proxy was told what it does not understand: {error}", _FIX
         ) from error
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 import msgspec
 
 from hypergpu.units import Bytes, Microseconds
-from netsim.answering import Failed
+from netsim.child import Failed
 from netsim.link.course import Variation
 from netsim.link.link import Direction, Link
 from netsim.link.shape import COORDINATOR_LINK

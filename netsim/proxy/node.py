@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from coordinator.core.transfer.path import CongestionControl, Path
 from hypergpu.units import Bytes
+from netsim.error import NetsimError
 from netsim.link.course import LinkCourse
 from netsim.link.jitter import WanderingDelay
 from netsim.link.link import STALLED_BITS_PER_S, Direction, Link
@@ -31,7 +32,6 @@ from netsim.proxy.messages import (
     Proxied,
 )
 from netsim.proxy.side import BUFFER_BYTES
-from netsim.refusal import RefusedError
 
 _BACKLOG = 128
 _AT_ONCE = 32
@@ -94,7 +94,7 @@ class ProxiedNode:
         """Listen, and follow the link's course from now on.
 
         Raises:
-            RefusedError: A port or the address cannot be had.
+            NetsimError: A port or the address cannot be had.
         """
         self._listen()
         self._follow()
@@ -120,7 +120,7 @@ class ProxiedNode:
         """Do something else to what crosses.
 
         Raises:
-            RefusedError: A port was taken by somebody else in the meantime.
+            NetsimError: A port was taken by somebody else in the meantime.
         """
         if condition is self._condition:
             return
@@ -248,7 +248,7 @@ class ProxiedNode:
                 bound = _bound(self._plan.listen, port, is_stream=is_stream)
             except OSError as error:
                 self._stop_listening()
-                raise RefusedError(
+                raise NetsimError(
                     f"{self._plan.name}'s proxy cannot listen on {self._plan.listen}:{port}:"
                     f" {error.strerror or error}",
                     "give a free port (0 takes one) and an address of this machine's loopback",

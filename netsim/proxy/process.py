@@ -3,7 +3,8 @@
 from types import TracebackType
 from typing import Self
 
-from netsim.answering import ANSWER_S, START_S, AnsweringChild
+from netsim.child import ANSWER_S, START_S, AnsweringChild
+from netsim.error import NetsimError
 from netsim.link.link import Link
 from netsim.proxy.messages import (
     Answer,
@@ -16,7 +17,6 @@ from netsim.proxy.messages import (
     SetLink,
     Statistics,
 )
-from netsim.refusal import RefusedError
 
 
 class ProxyProcess:
@@ -63,7 +63,7 @@ class ProxyProcess:
         """Where a node's proxy listens, in the order of its forwards."""
         if name not in self._ports:
             known = ", ".join(self._ports)
-            raise RefusedError(f"there is no proxy for {name!r}", f"name one of {known}")
+            raise NetsimError(f"there is no proxy for {name!r}", f"name one of {known}")
         return self._ports[name]
 
     def address(self, name: str) -> tuple[str, int]:

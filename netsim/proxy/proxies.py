@@ -14,11 +14,11 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
+from netsim.error import NetsimError
 from netsim.link.link import Link
 from netsim.proxy.clock import LoopClock
 from netsim.proxy.messages import Condition, Plan, Statistics
 from netsim.proxy.node import Middle, ProxiedNode
-from netsim.refusal import RefusedError
 
 
 class Proxies:
@@ -36,7 +36,7 @@ class Proxies:
         names = [node.name for node in plan.nodes]
         for name in names:
             if names.count(name) > 1:
-                raise RefusedError(f"two nodes are named {name!r}", "name each node differently")
+                raise NetsimError(f"two nodes are named {name!r}", "name each node differently")
 
     async def __aenter__(self) -> Self:
         self._clock = LoopClock(asyncio.get_running_loop())
@@ -75,7 +75,7 @@ class Proxies:
         """Let a node's link do something else to what crosses it.
 
         Raises:
-            RefusedError: A port was taken by somebody else while the node was disconnected.
+            NetsimError: A port was taken by somebody else while the node was disconnected.
         """
         self._node(name).become(condition)
 
@@ -117,7 +117,7 @@ class Proxies:
             raise _not_open()
         if name not in self._nodes:
             known = ", ".join(self._nodes)
-            raise RefusedError(f"there is no proxy for {name!r}", f"name one of {known}")
+            raise NetsimError(f"there is no proxy for {name!r}", f"name one of {known}")
         self._clock.catch_up()
         return self._nodes[name]
 
@@ -130,5 +130,5 @@ class Proxies:
         self._nodes = {}
 
 
-def _not_open() -> RefusedError:
-    return RefusedError("the proxies are not open", "use them inside `async with Proxies(...)`")
+def _not_open() -> NetsimError:
+    return NetsimError("the proxies are not open", "use them inside `async with Proxies(...)`")

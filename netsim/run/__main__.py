@@ -8,13 +8,13 @@ from types import FrameType
 
 import msgspec
 
-from hypergpu.cli.show.shown import shown
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.sites import told_sites
 from hypergpu.terminal.failure import report as explained
 from hypergpu.terminal.output import note, say, say_json
+from hypergpu.terminal.views import shown
 from hypergpu.units import several
-from netsim.refusal import RefusedError
+from netsim.error import NetsimError
 from netsim.run.choices import Choices, chosen_world
 from netsim.run.report import RunReport, summary_lines
 from netsim.run.running import Order, run_job
@@ -30,9 +30,9 @@ def main() -> int:
     signal.signal(signal.SIGHUP, _leave)
     try:
         found = _run(options)
-    except RefusedError as refused:
-        return explained(RefusalError(Reason.NETWORK_REFUSED, refused.what, fix=refused.fix))
-    except RefusalError as refused:
+    except NetsimError as refused:
+        return explained(HyperGPUError(Reason.NETWORK_REFUSED, refused.what, fix=refused.fix))
+    except HyperGPUError as refused:
         return explained(refused)
     except KeyboardInterrupt:
         return 130
@@ -54,7 +54,7 @@ def _run(options: argparse.Namespace) -> RunReport:
     sites = told_sites()
     if sites is None:
         fix = "start this with: hypergpu netsim run WORLD.toml"
-        raise RefusedError("no links are held open for this program", fix)
+        raise NetsimError("no links are held open for this program", fix)
     choices = msgspec.json.decode(options.choices, type=Choices)
     order = Order(
         world=chosen_world(choices),

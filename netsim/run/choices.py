@@ -16,12 +16,12 @@ from hypergpu.jobfile import (
     with_strategy,
 )
 from hypergpu.jobfile.problem import listed, nearest
-from hypergpu.spec import STRATEGIES, JobSpec
-from netsim.ground.measuring import UNLIMITED
+from hypergpu.jobfile.spec import STRATEGIES, JobSpec
+from netsim.error import NetsimError
 from netsim.link import Variation
-from netsim.profiles import profile
-from netsim.refusal import RefusedError
-from netsim.worldfile import NodeDescription, WorldDescription, read_world_file
+from netsim.network.ground.measuring import UNLIMITED
+from netsim.network.profiles import profile
+from netsim.network.worldfile import NodeDescription, WorldDescription, read_world_file
 
 NEAR = "lan"
 """The profile of a network that is out of the way."""
@@ -51,8 +51,8 @@ def chosen_world(choices: Choices) -> WorldDescription:
     """The world with everything chosen in it.
 
     Raises:
-        RefusedError: A file describes no world, or the choices fit no job.
-        RefusalError: The job file cannot be read, or describes no job.
+        NetsimError: A file describes no world, or the choices fit no job.
+        HyperGPUError: The job file cannot be read, or describes no job.
     """
     world = read_world_file(Path(choices.world))
     spec = world.job
@@ -91,7 +91,7 @@ def _chosen_job(spec: JobSpec, choices: Choices) -> JobSpec:
     except JobFileError as wrong:
         problem = wrong.problems[0]
         said = "; ".join(_said(choices))
-        raise RefusedError(f"{problem.key} with {said}: {problem.what}", problem.fix) from None
+        raise NetsimError(f"{problem.key} with {said}: {problem.what}", problem.fix) from None
 
 
 def _said(choices: Choices) -> Iterator[str]:
@@ -108,12 +108,12 @@ def by_strategy(spec: JobSpec, strategy: str) -> JobSpec:
     evaluations lie as many samples apart.
 
     Raises:
-        RefusedError: There is no such strategy.
+        NetsimError: There is no such strategy.
     """
     if strategy not in STRATEGIES:
         meant = nearest(strategy, STRATEGIES)
         fix = f'did you mean "{meant}"?' if meant else f"choose one of {listed(STRATEGIES)}"
-        raise RefusedError(f'there is no strategy "{strategy}"', fix)
+        raise NetsimError(f'there is no strategy "{strategy}"', fix)
     changed = with_strategy(spec, strategy)
     factor = max(1, spec.training.inner_steps // changed.training.inner_steps)
     rounds = min(spec.training.rounds * factor, int(LIMITS["training.rounds"].most))

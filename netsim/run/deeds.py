@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from netsim.error import NetsimError
 from netsim.link import NEVER_US, Variation
-from netsim.refusal import RefusedError
-from netsim.worldfile import Fault, FaultKind, WorldCourse, WorldDescription
+from netsim.network.worldfile import Fault, FaultKind, WorldCourse, WorldDescription
 
 _ONLY_VIRTUAL = {
     FaultKind.SLOW_DISK: "no disk of this machine is slowed down",
@@ -61,12 +61,12 @@ def refuse_unreal(world: WorldDescription) -> None:
     """Refuse a world with faults that real programs cannot be given.
 
     Raises:
-        RefusedError: Names the first such fault and why.
+        NetsimError: Names the first such fault and why.
     """
     for fault in world.faults:
         if why := _ONLY_VIRTUAL.get(fault.kind):
             what = f"{fault.kind} of {fault.target} cannot be had with real programs: {why}"
-            raise RefusedError(what, "run this world in virtual time: --backend world")
+            raise NetsimError(what, "run this world in virtual time: --backend world")
 
 
 def deeds(world: WorldDescription, until_us: int) -> Iterator[Deed]:

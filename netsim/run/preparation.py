@@ -5,13 +5,13 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from hypergpu.catalogue.registry import UnknownWorkloadError, find
-from hypergpu.cli.cluster.folder import RunFolder, require_own, run_folder
-from hypergpu.refusal import RefusalError
-from hypergpu.spec import JobSpec
+from hypergpu.cluster.folder import RunFolder, require_own, run_folder
+from hypergpu.errors import HyperGPUError
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import are, several
-from netsim.refusal import RefusedError
-from netsim.worldfile import WorldDescription
+from hypergpu.workloads.registry import UnknownWorkloadError, find
+from netsim.error import NetsimError
+from netsim.network.worldfile import WorldDescription
 
 WORKERS = ("null", "numpy", "torch")
 """Each trains what those before it train."""
@@ -22,15 +22,15 @@ def required_job(world: WorldDescription) -> JobSpec:
     """A world's job.
 
     Raises:
-        RefusedError: It has none, or one that would wait for more nodes for ever.
+        NetsimError: It has none, or one that would wait for more nodes for ever.
     """
     if world.job is None:
-        raise RefusedError(f"the world {world.name} has no job", 'give it one: job = "JOB.toml"')
+        raise NetsimError(f"the world {world.name} has no job", 'give it one: job = "JOB.toml"')
     wanted, there = world.job.training.nodes, len(world.nodes)
     if wanted > there:
         some = f"{several(wanted, 'node')}, and there {are(there)} {there}"
         what = f"the job of the world {world.name} wants {some}"
-        raise RefusedError(what, "add [[nodes]], or lower nodes in [job.training]")
+        raise NetsimError(what, "add [[nodes]], or lower nodes in [job.training]")
     return world.job
 
 
@@ -38,31 +38,31 @@ def require_worker(spec: JobSpec, worker: str) -> None:
     """Refuse a worker that cannot train a job: its nodes would never be taken for it.
 
     Raises:
-        RefusedError: Names the worker that can.
+        NetsimError: Names the worker that can.
     """
     if worker not in (AUTO, *WORKERS):
         fix = f"choose one of {', '.join((AUTO, *reversed(WORKERS)))}"
-        raise RefusedError(f'there is no worker "{worker}"', fix)
+        raise NetsimError(f'there is no worker "{worker}"', fix)
     try:
         entry = find(spec.workload)
     except UnknownWorkloadError as unknown:
-        raise RefusedError(str(unknown), "name one of them in the job's workload") from unknown
+        raise NetsimError(str(unknown), "name one of them in the job's workload") from unknown
     has_torch = find_spec("torch") is not None
     kind = ("torch" if has_torch else "numpy") if worker == AUTO else worker
     if WORKERS.index(kind) < WORKERS.index(entry.kind):
         what = f"the {kind} worker cannot train {entry.name}, which needs {entry.kind}"
         fix = f"--worker {entry.kind}, or another workload in the world's job"
-        raise RefusedError(what, fix)
+        raise NetsimError(what, fix)
     if kind == "torch" and not has_torch:
         fix = "pip install 'hypergpu[torch]', or --worker numpy where the workload allows it"
-        raise RefusedError("torch is not installed", fix)
+        raise NetsimError("torch is not installed", fix)
 
 
 def require_free_folder(folder: Path) -> None:
     """Refuse, without touching anything, a folder that a run could not have for itself.
 
     Raises:
-        RefusedError: It has things of these names that no run left, or a run goes on in it.
+        NetsimError: It has things of these names that no run left, or a run goes on in it.
     """
     with _refused():
         require_own(_run_folder(folder))
@@ -73,7 +73,7 @@ def held_folder(folder: Path) -> Iterator[None]:
     """Make the folder of a run, empty of an earlier run's things, and hold it for the block.
 
     Raises:
-        RefusedError: As above, or it cannot be written.
+        NetsimError: As above, or it cannot be written.
     """
     with ExitStack() as held:
         with _refused():
@@ -89,5 +89,5 @@ def _run_folder(folder: Path) -> RunFolder:
 def _refused() -> Iterator[None]:
     try:
         yield
-    except RefusalError as refusal:
-        raise RefusedError(refusal.detail, refusal.fix) from refusal
+    except HyperGPUError as error:
+        raise NetsimError(error.detail, error.fix) from error

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from hypergpu.cli.show.history import EvaluationPoint, Reached, RoundPoint
+from hypergpu.client.history import EvaluationPoint, Reached, RoundPoint
 from hypergpu.terminal.figures import size
 from hypergpu.units import several
 from netsim.measure.network import Verdict

@@ -6,23 +6,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hypergpu.cli.cluster.cluster import Cluster
-from hypergpu.cli.remote.calls import Coordinator
-from hypergpu.cli.remote.submission import submit_file
-from hypergpu.cli.show.history import History, reached
-from hypergpu.cli.show.progress import Progress, with_note
-from hypergpu.cli.show.recording import RecordingView
-from hypergpu.cli.show.shown import View
-from hypergpu.cli.show.watch import Watched
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.client.calls import Coordinator
+from hypergpu.client.history import History, reached
+from hypergpu.cluster.cluster import Cluster
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.sites import Sites
-from netsim.ground import control
+from hypergpu.terminal.progress import Progress, with_note
+from hypergpu.terminal.recording import RecordingView
+from hypergpu.terminal.submission import submit_file
+from hypergpu.terminal.views import View
+from hypergpu.terminal.watch import Watched
+from netsim.error import NetsimError
 from netsim.measure.network import Verdict
-from netsim.refusal import RefusedError
+from netsim.network.ground import control
+from netsim.network.worldfile import COORDINATOR, NodeDescription, WorldDescription
 from netsim.run.deeds import Deed, DeedKind, deeds
 from netsim.run.preparation import held_folder, required_job
 from netsim.run.report import RunReport
-from netsim.worldfile import COORDINATOR, NodeDescription, WorldDescription
 
 _HORIZON_US = 30 * 24 * 3600 * 1_000_000
 """No job runs longer than a month."""
@@ -45,8 +45,8 @@ def run_job(order: Order, sites: Sites, view: View) -> RunReport:
     """Start everything, train the world's job to its end, do the world's deeds meanwhile.
 
     Raises:
-        RefusalError: The coordinator did not come up, or refuses the job.
-        RefusedError: The folder is taken, the job took longer than it may, or the links are gone.
+        HyperGPUError: The coordinator did not come up, or refuses the job.
+        NetsimError: The folder is taken, the job took longer than it may, or the links are gone.
     """
     world = order.world
     spec = required_job(world)
@@ -117,10 +117,10 @@ def _followed(order: Order, watched: Watched, hand: "_Hand", user: "_User", view
             view.say(text)
         if dead := hand.dead():
             log = order.folder / "logs" / f"{dead[0]}.log"
-            raise RefusalError(Reason.CHILD_ENDED, f"{dead[0]} ended by itself", fix=f"read {log}")
+            raise HyperGPUError(Reason.CHILD_ENDED, f"{dead[0]} ended by itself", fix=f"read {log}")
         if time.monotonic() > give_up_at_s:
             what = f"the job was not done after {order.give_up_after_s:.0f} s"
-            raise RefusedError(what, "give it longer, --give-up-after, or the world less to do")
+            raise NetsimError(what, "give it longer, --give-up-after, or the world less to do")
     return watched.progress
 
 
@@ -140,7 +140,7 @@ class _User:
             return
         try:
             self._coordinator.resume(self._job_id)
-        except RefusalError as refused:
+        except HyperGPUError as refused:
             yield f"the job is paused ({job.reason}) and was not resumed: {refused.detail}"
         else:
             yield f"the job had paused itself ({job.reason}) and is resumed"

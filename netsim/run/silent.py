@@ -1,7 +1,7 @@
 """A view for machines: they get the report at the end and nothing before."""
 
-from hypergpu.cli.remote.views import EventLine
-from hypergpu.cli.show.progress import Progress
+from hypergpu.client.values import EventLine
+from hypergpu.terminal.progress import Progress
 
 
 class SilentView:

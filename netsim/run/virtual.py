@@ -6,21 +6,21 @@ from itertools import accumulate
 
 from msgspec.structs import replace
 
-from hypergpu.catalogue.registry import build, find
-from hypergpu.catalogue.workload import numpy_layout
-from hypergpu.cli.show.history import RoundPoint
-from hypergpu.codec import update_bytes
-from hypergpu.layout import Layout
-from hypergpu.spec import SCHEMES, JobSpec
+from hypergpu.client.history import RoundPoint
+from hypergpu.jobfile.spec import SCHEMES, JobSpec
+from hypergpu.tensors.codec import update_bytes
+from hypergpu.tensors.layout import Layout
 from hypergpu.units import Milliseconds
+from hypergpu.workloads.registry import build, find
+from hypergpu.workloads.workload import numpy_layout
+from netsim.error import NetsimError
 from netsim.measure.network import ALWAYS_VALID, Verdict
-from netsim.refusal import RefusedError
+from netsim.network.worldfile import WorldDescription
 from netsim.run.preparation import required_job
 from netsim.run.report import NOTHING_TRAINED, RunReport
-from netsim.world.simulation import Simulation
-from netsim.world.sizes import Sizes
-from netsim.world.worlds import described_world
-from netsim.worldfile import WorldDescription
+from netsim.virtual.simulation import Simulation
+from netsim.virtual.sizes import Sizes
+from netsim.virtual.worlds import described_world
 
 WORLD = "world"
 _BROKEN = Verdict(is_valid=False, sentence="INVALID: the world broke, its figures mean nothing")
@@ -30,7 +30,7 @@ def run_virtually(world: WorldDescription) -> RunReport:
     """Simulate a world's job to its end. Equal worlds give equal reports.
 
     Raises:
-        RefusedError: The world has no job or too few nodes for it, or its model cannot be built
+        NetsimError: The world has no job or too few nodes for it, or its model cannot be built
             here.
     """
     spec = required_job(world)
@@ -75,7 +75,7 @@ def job_sizes(spec: JobSpec) -> Sizes:
     """What a participant moves in a round of this job.
 
     Raises:
-        RefusedError: The model takes torch, which is not installed.
+        NetsimError: The model takes torch, which is not installed.
     """
     layout = _layout(spec)
     is_whole = spec.codec.down == "fp32"
@@ -93,7 +93,7 @@ def _layout(spec: JobSpec) -> Layout:
         return numpy_layout(build(entry, spec.options))
     if find_spec("torch") is None:
         what = f"the size of {spec.workload}'s model is not known without torch"
-        raise RefusedError(what, "pip install 'hypergpu[torch]'")
-    from hypergpu.catalogue.networks.tensors import module_layout
+        raise NetsimError(what, "pip install 'hypergpu[torch]'")
+    from hypergpu.workloads.networks.tensors import module_layout
 
     return module_layout(build(entry, spec.options).model())

@@ -14,9 +14,9 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from hypergpu.units import Microseconds
+from netsim.error import NetsimError
 from netsim.link.link import CongestionControl
 from netsim.namespaces import namespaces, ownership
-from netsim.refusal import RefusedError
 from netsim.tc import kernel, netem_message
 from netsim.tc.apart import apart
 from netsim.tc.choice import Lack
@@ -51,7 +51,7 @@ def capabilities() -> Capabilities:
     """Try every part. Needs root; leaves nothing behind.
 
     Raises:
-        RefusedError: Not even a namespace can be made.
+        NetsimError: Not even a namespace can be made.
     """
     require_root()
     netem_message.install()
@@ -72,7 +72,7 @@ def require_root() -> None:
     """Refuse everybody else before anything is made."""
     if os.geteuid() != 0:
         fix = "use sudo, or use the proxy, which needs nothing"
-        raise RefusedError("tc needs root for network namespaces", fix)
+        raise NetsimError("tc needs root for network namespaces", fix)
 
 
 def _tried_in(scratch: str) -> Capabilities:

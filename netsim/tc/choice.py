@@ -5,7 +5,7 @@ from enum import StrEnum
 
 import msgspec
 
-from netsim.refusal import RefusedError
+from netsim.error import NetsimError
 from netsim.tc.plan import Need
 
 
@@ -41,7 +41,7 @@ def choose(needs: Iterable[Need], lacks: Sequence[Lack], fallback: Fallback) -> 
     """Decide. A world has one network: half of it in the tunnel would not reach the rest.
 
     Raises:
-        RefusedError: A need is lacking and no fallback was asked for.
+        NetsimError: A need is lacking and no fallback was asked for.
     """
     why = {lack.part: lack.why for lack in lacks}
     missing = [need for need in needs if need.part in why]
@@ -52,6 +52,6 @@ def choose(needs: Iterable[Need], lacks: Sequence[Lack], fallback: Fallback) -> 
     reason = f"{first.why}{more}, and this kernel lacks {first.part}: {why[first.part]}"
     if fallback is Fallback.TUNNEL:
         return Choice(network=Network.TUNNEL, reason=reason)
-    raise RefusedError(
+    raise NetsimError(
         reason, "ask for the fallback to the tunnel (--fallback tunnel), or use another kernel"
     )

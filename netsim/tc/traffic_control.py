@@ -17,11 +17,11 @@ from typing import Self
 import msgspec
 from pyroute2.netlink.exceptions import NetlinkError
 
+from netsim.error import NetsimError
 from netsim.link.link import Link
 from netsim.link.shape import COORDINATOR_LINK
 from netsim.namespaces import namespaces, ownership
 from netsim.namespaces.host import COORDINATOR, Host, require_names
-from netsim.refusal import RefusedError
 from netsim.tc import kernel
 from netsim.tc.capabilities import capabilities, require_root
 from netsim.tc.choice import Fallback, choose
@@ -110,7 +110,7 @@ class TrafficControl:
         try:
             kernel.make(self._plan)
         except NetlinkError as error:
-            raise RefusedError(
+            raise NetsimError(
                 f"the kernel refused a part of the network: {error.args[-1]}",
                 "run `hypergpu netsim check` to see what this kernel can do, or use the tunnel",
             ) from error
@@ -119,14 +119,14 @@ class TrafficControl:
     def _made(self) -> Plan:
         if self._plan is None:
             fix = "use it inside `async with TrafficControl(...)`"
-            raise RefusedError("the network is not open", fix)
+            raise NetsimError("the network is not open", fix)
         return self._plan
 
     def _port(self, name: str) -> Port:
         self._made()
         if name not in self._ports:
             fix = f"name one of {', '.join(self._ports)}"
-            raise RefusedError(f"the network has no host {name!r}", fix)
+            raise NetsimError(f"the network has no host {name!r}", fix)
         return self._ports[name]
 
     def _remove(self) -> None:
@@ -159,4 +159,4 @@ def require_kernel(links: Mapping[str, Link]) -> None:
 
 def _require_few(links: Mapping[str, Link]) -> None:
     if len(links) >= MOST_HOSTS:
-        raise RefusedError(f"{len(links)} nodes are more than addresses", f"ask for {MOST_HOSTS}")
+        raise NetsimError(f"{len(links)} nodes are more than addresses", f"ask for {MOST_HOSTS}")

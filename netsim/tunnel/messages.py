@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from netsim.answering import Failed
+from netsim.child import Failed
 from netsim.link.shape import Shape
 from netsim.measure.lateness import Lateness
 from netsim.tunnel.device import Host

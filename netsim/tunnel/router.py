@@ -16,12 +16,12 @@ from contextlib import suppress
 
 import msgspec
 
-from netsim.answering import Failed
+from netsim.child import Failed
+from netsim.error import NetsimError
 from netsim.link.rate import NEVER_US
 from netsim.link.shape import Shape, Way
 from netsim.measure.lateness import LatenessCounter, allowed_us
 from netsim.namespaces.ownership import Claim
-from netsim.refusal import RefusedError
 from netsim.tunnel import device
 from netsim.tunnel.messages import (
     Answer,
@@ -280,7 +280,7 @@ def main() -> None:
         gc.disable()  # Nothing in the loop makes cycles, and a collection takes milliseconds.
         answer(Done(time.monotonic_ns()))
         router.run()
-    except RefusedError as error:
+    except NetsimError as error:
         answer(Failed(error.what, error.fix))
     finally:
         owned.remove_everything()

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from netsim.answering import ANSWER_S, START_S, AnsweringChild
+from netsim.child import ANSWER_S, START_S, AnsweringChild
+from netsim.error import NetsimError
 from netsim.link.link import Link
 from netsim.link.shape import COORDINATOR_LINK, Shape
 from netsim.namespaces import namespaces, ownership
 from netsim.namespaces.host import COORDINATOR, Host, require_names
-from netsim.refusal import RefusedError
 from netsim.tunnel import device
 from netsim.tunnel.messages import (
     Answer,
@@ -97,7 +97,7 @@ class Tunnel:
         """Return a node, or ``coordinator``."""
         if name not in self._hosts:
             known = ", ".join(self._hosts)
-            raise RefusedError(f"the tunnel has no host {name!r}", f"name one of {known}")
+            raise NetsimError(f"the tunnel has no host {name!r}", f"name one of {known}")
         return self._hosts[name]
 
     def address(self, name: str) -> str:
@@ -109,7 +109,7 @@ class Tunnel:
         """The process that is the internet."""
         pid = self._router.process_id
         if pid is None:
-            raise RefusedError("the tunnel is not open", "use it inside `async with Tunnel(...)`")
+            raise NetsimError("the tunnel is not open", "use it inside `async with Tunnel(...)`")
         return pid
 
     async def set(self, name: str, link: Link | Shape) -> int:

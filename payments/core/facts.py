@@ -7,7 +7,7 @@ two packages share no code. Unknown kinds and unknown fields are skipped.
 import msgspec
 
 from hypergpu.ids import JobId
-from hypergpu.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.statements.contribution import Contribution
 from hypergpu.statements.domain import Terms
 from hypergpu.units import BasisPoints

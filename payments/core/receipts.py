@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.statements.domain import Terms
 from hypergpu.statements.receipt import SignedReceipt
 from hypergpu.units import Wei
@@ -61,11 +61,11 @@ def decode_file(content: bytes, *, source: str) -> ReceiptFile:
         source: Name of the file in errors.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it is too large, or not what `encode_file` writes.
+        HyperGPUError: FILE_UNUSABLE, it is too large, or not what `encode_file` writes.
     """
     if len(content) > FILE_BYTES_MAX:
         detail = f"{source} has {len(content)} bytes, at most {FILE_BYTES_MAX} are read"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail)
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail)
     first, *rest = content.splitlines() or [b""]
     try:
         header = _headers.decode(first)
@@ -94,5 +94,5 @@ def _decode_lines(lines: list[bytes], source: str) -> Iterable[SignedReceipt]:
             raise _unusable(source, number, f"no receipt: {broken}") from broken
 
 
-def _unusable(source: str, line: int, why: str) -> RefusalError:
-    return RefusalError(Reason.FILE_UNUSABLE, f"{source}, line {line}: {why}")
+def _unusable(source: str, line: int, why: str) -> HyperGPUError:
+    return HyperGPUError(Reason.FILE_UNUSABLE, f"{source}, line {line}: {why}")

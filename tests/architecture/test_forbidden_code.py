@@ -2,7 +2,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.architecture.repository import ROOT, listed, modules, written
+from benchmarks.house.tree import ROOT, handwritten_files, modules, one_per_line
 
 PICKLERS = {
     "_pickle",
@@ -45,7 +45,7 @@ def test_nothing_imports_a_pickler() -> None:
         for name in imported(tree)
         if name.partition(".")[0] in PICKLERS
     ]
-    assert not found, listed(found)
+    assert not found, one_per_line(found)
 
 
 def test_nothing_calls_a_loader_that_unpickles() -> None:
@@ -54,7 +54,7 @@ def test_nothing_calls_a_loader_that_unpickles() -> None:
         for path, tree in modules()
         for name in {*dotted(tree), *imported(tree)} & UNPICKLING_CALLS
     ]
-    assert not found, listed(found)
+    assert not found, one_per_line(found)
 
 
 def test_no_test_sleeps_skips_or_patches() -> None:
@@ -64,7 +64,7 @@ def test_no_test_sleeps_skips_or_patches() -> None:
         if path.parts[0] == "tests"
         for name in {*dotted(tree), *imported(tree)} & IN_TESTS
     ]
-    assert not found, listed(found)
+    assert not found, one_per_line(found)
 
 
 def test_the_coordinator_waits_for_what_happens_and_sleeps_for_nothing() -> None:
@@ -73,11 +73,11 @@ def test_the_coordinator_waits_for_what_happens_and_sleeps_for_nothing() -> None
         for path, tree in modules()
         if path.parts[0] == "coordinator" and "time.sleep" in dotted(tree)
     ]
-    assert not found, listed(found)
+    assert not found, one_per_line(found)
 
 
 def test_no_lock_file_names_an_address() -> None:
-    locks = [path for path in written() if any(path.match(pattern) for pattern in LOCKS)]
+    locks = [path for path in handwritten_files() if any(path.match(pattern) for pattern in LOCKS)]
     assert locks
     assert [str(p) for p in locks if "://" in (ROOT / p).read_text(encoding="utf-8")] == []
 
@@ -85,12 +85,14 @@ def test_no_lock_file_names_an_address() -> None:
 def test_only_an_issue_may_be_left_to_do() -> None:
     words = ("TO" + "DO", "FIX" + "ME", "X" * 3)
     sources = [
-        path for path in written() if path.suffix in {".proto", ".py", ".sol", ".svelte", ".ts"}
+        path
+        for path in handwritten_files()
+        if path.suffix in {".proto", ".py", ".sol", ".svelte", ".ts"}
     ]
     found = [
         str(p) for p in sources if any(w in (ROOT / p).read_text(encoding="utf-8") for w in words)
     ]
-    assert not found, listed(found)
+    assert not found, one_per_line(found)
 
 
 def test_the_root_package_stays_empty() -> None:

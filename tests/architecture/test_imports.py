@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.architecture.repository import ROOT
+from benchmarks.house.tree import ROOT
 
 LISTING = "import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
 HEAVY = {"alembic", "sklearn", "sqlalchemy", "torch", "torchvision"}

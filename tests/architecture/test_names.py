@@ -3,7 +3,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.architecture.repository import listed, modules, written
+from benchmarks.house.tree import handwritten_files, modules, one_per_line
 
 NAMELESS_PLACES = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
 NAMELESS_VALUES = {"data", "flag", "info", "obj"}
@@ -14,7 +14,7 @@ def test_no_file_or_folder_has_a_name_that_says_nothing() -> None:
     def words(path: Path) -> set[str]:
         return {Path(part).stem.lower() for part in path.parts}
 
-    assert [str(path) for path in written() if words(path) & NAMELESS_PLACES] == []
+    assert [str(path) for path in handwritten_files() if words(path) & NAMELESS_PLACES] == []
 
 
 def bound_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -39,7 +39,7 @@ def test_no_parameter_or_variable_has_a_name_that_says_nothing() -> None:
         for line, name in bound_names(tree)
         if name in NAMELESS_VALUES and line not in field_lines(tree)
     ]
-    assert not found, listed(found)
+    assert not found, one_per_line(found)
 
 
 def test_no_function_only_says_that_it_does_something() -> None:
@@ -50,7 +50,7 @@ def test_no_function_only_says_that_it_does_something() -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and NAMELESS_DEEDS.match(node.name)
     ]
-    assert not found, listed(found)
+    assert not found, one_per_line(found)
 
 
 def test_the_glossary_explains_each_word_once() -> None:

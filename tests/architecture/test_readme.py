@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.architecture.repository import ROOT, files
+from benchmarks.house.tree import ROOT, files
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ANVIL = "node_modules/.installed"

@@ -8,8 +8,8 @@ from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.pump import HaltError
 from hypergpu.chain.keylock import KeyLock
 from hypergpu.chain.rpc.errors import RpcLimitedError, RpcUnreachableError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
-from hypergpu.refusal import Reason, RefusalError
 from tests.chain.ground import PROFILE, Ground
 from tests.chain.misbehaving_rpc import FAULTS, MisbehavingRpc, misbehaving
 from tests.signed_receipts import COORDINATOR, node_key
@@ -220,7 +220,7 @@ def test_a_key_that_is_used_elsewhere_is_noticed(ground: Ground) -> None:
     ground.send_as(COORDINATOR)
     ground.mine()
     ground.crash()
-    with pytest.raises(RefusalError, match="has seen") as caught:
+    with pytest.raises(HyperGPUError, match="has seen") as caught:
         ground.turn()
     assert caught.value.reason is Reason.LEDGER_AHEAD
 
@@ -250,7 +250,7 @@ def test_a_transaction_that_fails_stops_everything_behind_it(ground: Ground) -> 
 
 def test_a_wrong_chain_is_refused_before_anything_is_signed(ground: Ground) -> None:
     ground.options = replace(ground.options, profile=replace(PROFILE, chain_id=10_143))
-    with pytest.raises(RefusalError, match="is of chain 31337, not of 10143") as caught:
+    with pytest.raises(HyperGPUError, match="is of chain 31337, not of 10143") as caught:
         ground.turn()
     assert caught.value.reason is Reason.CHAIN_WRONG
 
@@ -266,7 +266,7 @@ def test_a_ledger_that_is_not_there_or_another_contract_is_refused(
     address = "0x" + ground.settler.site.token().hex() if contract == "token" else contract
     ground.crash()
     ground.options = replace(ground.options, contract=Address(address))
-    with pytest.raises(RefusalError, match=words) as caught:
+    with pytest.raises(HyperGPUError, match=words) as caught:
         ground.turn()
     assert caught.value.reason is Reason.LEDGER_WRONG
 
@@ -278,7 +278,7 @@ def test_what_is_no_ledger_is_told_before_a_nonce_that_somebody_else_has_used(
     token = Address("0x" + ground.settler.site.token().hex())
     ground.spend_nonce()
     ground.start_with(contract=token)
-    with pytest.raises(RefusalError, match="is no training ledger") as caught:
+    with pytest.raises(HyperGPUError, match="is no training ledger") as caught:
         ground.turn()
     assert caught.value.reason is Reason.LEDGER_WRONG
 
@@ -293,14 +293,14 @@ def test_a_ledger_with_other_code_is_refused(ground: Ground) -> None:
     ground.ask("anvil_setCode", contract, "0x" + code.hex())
     ground.crash()
     ground.options = replace(ground.options, contract=Address(contract))
-    with pytest.raises(RefusalError, match="has other code than this version's"):
+    with pytest.raises(HyperGPUError, match="has other code than this version's"):
         ground.turn()
 
 
 def test_a_key_has_one_writer(ground: Ground) -> None:
     name = PROFILE.chain_id, Address(node_key(1).node_id)
     held = KeyLock(ground.folder, *name)
-    with pytest.raises(RefusalError, match="is used on chain 31337 by another process"):
+    with pytest.raises(HyperGPUError, match="is used on chain 31337 by another process"):
         KeyLock(ground.folder, *name)
     held.release()
     KeyLock(ground.folder, *name).release()

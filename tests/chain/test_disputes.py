@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.state.wallet import Wallet
 from hypergpu.cli.main import app
+from hypergpu.errors import Reason
 from hypergpu.ids import Address
 from hypergpu.ledger.audit.dispute import Claim, Dispute, decoded_dispute, dispute_fault
 from hypergpu.ledger.receipt import SignedReceipt
@@ -30,7 +31,6 @@ from hypergpu.ledger.typed import (
     sign,
     word_bytes,
 )
-from hypergpu.refusal import Reason
 from hypergpu.signature import IdentityKey
 from hypergpu.units import Wei
 from tests.chain.ground import JOB, NODES, PROFILE, Ground

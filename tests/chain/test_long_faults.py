@@ -19,11 +19,11 @@ from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.chain.signer import Signer
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
+from hypergpu.jobfile.spec import Pay
 from hypergpu.ledger.typed import address_bytes
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
-from hypergpu.spec import Pay
 from hypergpu.units import Bytes, Wei
 from tests.chain.ground import JOB, NODES, TURNS_MOST, WITHIN_S, Ground
 from tests.scenarios.test_metering import FREE, PAID, training, with_both
@@ -235,7 +235,7 @@ def test_a_job_that_settling_stopped_before_it_was_open_is_told_and_no_other(
     # The next round's decision is given the same.
     says = [settling.says(one) for one in (opened, unopened, replace(unopened, spec=FREE))]
     assert says == [LedgerSays(), LedgerSays(closed=why), None]
-    with pytest.raises(RefusalError, match="while nothing is settled: chain 31337 has") as refused:
+    with pytest.raises(HyperGPUError, match="while nothing is settled: chain 31337 has") as refused:
         settling.domain_for(PAID.pay)
     assert refused.value.reason is Reason.SENDING_HALTED
     assert "hypergpu up --retry-failed" in refused.value.fix

@@ -18,12 +18,12 @@ from hypergpu.cli.ledger.reading import ledger_at
 from hypergpu.cli.ledger.showing import ledger_of, verification_of
 from hypergpu.cli.ledger.stored import VOUCHER_FILE
 from hypergpu.cli.main import app
-from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.client.calls import Coordinator
+from hypergpu.errors import Reason
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, Training
 from hypergpu.ledger.terms import separator_of
 from hypergpu.ledger.typed import sign
 from hypergpu.ledger.voucher import SignedVoucher
-from hypergpu.refusal import Reason
-from hypergpu.spec import Evaluation, JobSpec, Pay, Training
 from hypergpu.units import Wei
 from tests.processes import UNREAD, Cluster, Happening
 

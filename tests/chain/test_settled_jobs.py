@@ -12,9 +12,9 @@ from hypergpu.cli.demo.settlement import Settled, settled
 from hypergpu.cli.ledger.account import LedgerView
 from hypergpu.cli.ledger.proof.files import exported, verified_file
 from hypergpu.cli.ledger.showing import ledger_of, verification_of
-from hypergpu.cli.remote.calls import Coordinator
-from hypergpu.refusal import RefusalError
-from hypergpu.spec import Evaluation, JobSpec, Pay, Training
+from hypergpu.client.calls import Coordinator
+from hypergpu.errors import HyperGPUError
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, Training
 from tests.processes import UNREAD, Cluster
 
 SPEC = JobSpec(
@@ -62,7 +62,7 @@ def test_what_a_job_earns_is_paid_to_the_last_unit(cluster: Cluster, tmp_path: P
         # Another block may have come meanwhile.
         assert replace(exported(client, job_id, path), block=made.block) == made
         path.with_name("other").write_text("mine")
-        with pytest.raises(RefusalError, match="FILE_PRESENT"):
+        with pytest.raises(HyperGPUError, match="FILE_PRESENT"):
             exported(client, job_id, path.with_name("other"))
     assert view.chain is not None
     offline = verified_file(path, view.chain.url)
@@ -146,7 +146,7 @@ def test_a_job_stops_before_work_that_its_escrow_does_not_cover_and_goes_on_with
         assert 0 < sum(int(node.vouched) for node in at_pause.nodes) <= SMALL_ESCROW
         assert sum(node.samples for node in at_pause.nodes) == 2 * 320
         refused = spec.pay.most_for(320 * 60)
-        with pytest.raises(RefusalError, match=r"training\.rounds must be more"):
+        with pytest.raises(HyperGPUError, match=r"training\.rounds must be more"):
             client.change(job_id, {"pay.escrow": str(refused), "training.rounds": "1"})
         client.change(job_id, {"pay.escrow": str(spec.pay.most_for(320 * 6))})
         client.resume(job_id)

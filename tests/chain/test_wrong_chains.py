@@ -16,11 +16,11 @@ from gpu_node.shell.state.places import Places
 from gpu_node.shell.state.wallet import Wallet
 from hypergpu.chain.local.anvil import Anvil, AnvilOptions, running_anvil
 from hypergpu.cli.main import app
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
 from hypergpu.keys.keyfile import stored_address
 from hypergpu.ledger.terms import Terms, terms_of
 from hypergpu.ledger.typed import Domain
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 from tests.chain.ground import JOB, PROFILE, WITHIN_S, Ground
 from tests.integration.cli.conftest import PROGRAM, Ended, home
@@ -41,12 +41,12 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Anvil]:
 
 def refusal_of(
     folder: Path, chain: str, chain_url: str = "", ledger_contract: str = ""
-) -> RefusalError:
+) -> HyperGPUError:
     """Why a coordinator with these settings does not start."""
     settings = Settings(
         data_dir=folder, chain=chain, chain_url=chain_url, ledger_contract=ledger_contract
     )
-    with pytest.raises(RefusalError) as refused:
+    with pytest.raises(HyperGPUError) as refused:
         Settling(settings, IdentityKey.generate(), MemoryJournal()).start(least_s=WITHIN_S)
     return refused.value
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hypergpu.spec import Evaluation, JobSpec, Training
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Training
 from hypergpu.v1 import job_pb2
 from tests.processes import Cluster, Happening, json_lines
 

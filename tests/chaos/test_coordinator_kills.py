@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import pytest
 
-from hypergpu.cli.remote.upload import listed_files, manifest, named_files, upload
+from hypergpu.client.upload import listed_files, manifest, named_files, upload
+from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile import spec_json
-from hypergpu.refusal import RefusalError
-from hypergpu.spec import Evaluation, JobSpec, Pay, Training
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, Training
 from hypergpu.v1 import job_pb2, tensor_pb2
 from tests.processes import Cluster, Happening, accepted_updates, failpoint_names
 
@@ -149,7 +149,7 @@ def test_a_kill_at_every_failpoint_before_training_changes_nothing(
         cluster.coordinator.end()
         cluster.coordinator.start(failpoints=name)
         # Its death may come while the call is under way or after its answer.
-        with contextlib.suppress(RefusalError):
+        with contextlib.suppress(HyperGPUError):
             run.submit()
         assert cluster.coordinator.child.wait(timeout=240) == -signal.SIGKILL, name
     cluster.coordinator.end()

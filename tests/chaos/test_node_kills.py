@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.catalogue.registry import build, find
-from hypergpu.catalogue.workload import numpy_layout
-from hypergpu.codec import update_bytes
 from hypergpu.digest import digest_of, digest_to_wire
-from hypergpu.token import token_text
+from hypergpu.tensors.codec import update_bytes
 from hypergpu.v1 import node_pb2, tensor_pb2
 from hypergpu.wire.ledger import terms_message
+from hypergpu.wire.token import token_text
+from hypergpu.workloads.registry import build, find
+from hypergpu.workloads.workload import numpy_layout
 from tests.integration.node.node_service import NodeService, Served, served, terms_for
 from tests.integration.node.test_node_command import node
 

@@ -12,7 +12,7 @@ from coordinator.shell.blobs.memory import MemoryBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from hypergpu.digest import digest_of
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes
 
 QUOTA_BYTES = 1000
@@ -54,8 +54,8 @@ def written(blobs: Blobs, content: bytes) -> Path:
     return path
 
 
-def refusal(reason: Reason) -> pytest.RaisesExc[RefusalError]:
-    return pytest.RaisesExc(RefusalError, check=lambda error: error.reason is reason)
+def refusal(reason: Reason) -> pytest.RaisesExc[HyperGPUError]:
+    return pytest.RaisesExc(HyperGPUError, check=lambda error: error.reason is reason)
 
 
 def test_a_blob_is_named_by_its_bytes(blobs: Blobs) -> None:
@@ -108,7 +108,7 @@ def test_a_path_holds_exactly_the_blob(blobs: Blobs) -> None:
 
 def test_a_missing_blob_is_refused_by_name(blobs: Blobs) -> None:
     for ask in (blobs.open, blobs.path, blobs.sync):
-        with pytest.raises(RefusalError, match=BLOB.digest) as caught:
+        with pytest.raises(HyperGPUError, match=BLOB.digest) as caught:
             ask(BLOB.digest)
         assert caught.value.reason is Reason.BLOB_UNKNOWN
     assert blobs.size(BLOB.digest) is None
@@ -164,7 +164,7 @@ def test_an_open_blob_is_read_to_its_end_when_it_is_collected(blobs: Blobs) -> N
 
 def test_the_quota_refuses_with_its_figures(blobs: Blobs) -> None:
     blobs.put(bytes(900))
-    with pytest.raises(RefusalError, match="900 of the quota of 1000") as caught:
+    with pytest.raises(HyperGPUError, match="900 of the quota of 1000") as caught:
         blobs.put(CONTENT)
     assert caught.value.reason is Reason.DISK_FULL
     assert blobs.size(BLOB.digest) is None

@@ -9,7 +9,7 @@ from coordinator.shell.journal.records import (
     UpdateCount,
 )
 from hypergpu.ids import NodeId, TokenId
-from hypergpu.token import Role
+from hypergpu.wire.token import Role
 from tests.conformance.journal_stores import JournalStore
 
 NODE = NodeId("0x" + "a1" * 20)

@@ -13,7 +13,7 @@ from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.blobs.stripes import StripeUpload
 from hypergpu.digest import digest_of
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes
 from hypergpu.wire.stripes import Stripe
 
@@ -45,8 +45,8 @@ def quarantine(tmp_path: Path, blobs: Blobs, space: Space) -> Quarantine:
     return Quarantine(tmp_path, blobs, space)
 
 
-def refusal(reason: Reason) -> pytest.RaisesExc[RefusalError]:
-    return pytest.RaisesExc(RefusalError, check=lambda error: error.reason is reason)
+def refusal(reason: Reason) -> pytest.RaisesExc[HyperGPUError]:
+    return pytest.RaisesExc(HyperGPUError, check=lambda error: error.reason is reason)
 
 
 def whole(blobs: Blobs, blob: BlobRef = BLOB) -> bytes:

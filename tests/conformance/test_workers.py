@@ -20,10 +20,10 @@ from gpu_node.shell.worker.messages import (
     PositionRange,
     Stop,
 )
-from hypergpu.codec import IncrementalCheck
-from hypergpu.compression import scheme_named
 from hypergpu.digest import digest_of
-from hypergpu.layout import Layout
+from hypergpu.tensors.codec import IncrementalCheck
+from hypergpu.tensors.compression import scheme_named
+from hypergpu.tensors.layout import Layout
 from hypergpu.units import Samples
 from tests.conformance.worker_process import (
     SUBJECTS,

@@ -24,12 +24,12 @@ from gpu_node.shell.worker.messages import (
     decode_reply,
     encode,
 )
-from hypergpu.catalogue.registry import build, find
-from hypergpu.catalogue.workload import numpy_layout
-from hypergpu.frames import frame, read_frame
 from hypergpu.ids import Digest, JobId, Slot
-from hypergpu.layout import Flat, Layout, pack
+from hypergpu.tensors.layout import Flat, Layout, pack
 from hypergpu.units import Samples
+from hypergpu.wire.frames import frame, read_frame
+from hypergpu.workloads.registry import build, find
+from hypergpu.workloads.workload import numpy_layout
 
 
 class Subject(NamedTuple):
@@ -168,7 +168,7 @@ def _write_model(path: Path, subject: Subject) -> Layout:
     if entry.kind == "torch":
         import torch
 
-        from hypergpu.catalogue.networks.tensors import module_layout, store_module
+        from hypergpu.workloads.networks.tensors import module_layout, store_module
 
         torch.manual_seed(0)
         module = workload.model()
@@ -193,6 +193,6 @@ def decoded(
     desk: Desk, payload: bytes, codec: str = "int4"
 ) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
     """The pseudo-gradient an update says."""
-    from hypergpu.codec import decode_parameters
+    from hypergpu.tensors.codec import decode_parameters
 
     return decode_parameters(desk.layout, codec, payload)

@@ -11,9 +11,9 @@ import pytest
 from coordinator.shell.evaluator.messages import Evaluate, Evaluated, Initialise, Initialised
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.layout import layout_from_json
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.tensors.layout import layout_from_json
 
 ROOT = Path(__file__).parents[2]
 
@@ -134,7 +134,7 @@ async def test_what_cannot_be_made_is_refused_with_its_reason(
         "layout_path": str(tmp_path / "layout"),
         **fields,
     }
-    with pytest.raises(RefusalError, match=detail) as caught:
+    with pytest.raises(HyperGPUError, match=detail) as caught:
         await evaluator.initialise(Initialise(**wanted))  # type: ignore[arg-type]
     assert caught.value.reason is reason
 
@@ -148,7 +148,7 @@ async def test_a_model_of_another_layout_is_not_measured(
         model_path=str(tmp_path / "model"),
         layout_digest=Digest("0" * 64),
     )
-    with pytest.raises(RefusalError, match="makes another model"):
+    with pytest.raises(HyperGPUError, match="makes another model"):
         await evaluator.evaluate(request)
 
 
@@ -158,7 +158,7 @@ async def test_a_model_that_is_not_finite_has_no_score(
     request = initialise(tmp_path)
     made = await evaluator.initialise(request)
     np.full(650, np.nan, np.float32).tofile(tmp_path / "model")
-    with pytest.raises(RefusalError) as caught:
+    with pytest.raises(HyperGPUError) as caught:
         await evaluated(evaluator, tmp_path, request, made)
     assert caught.value.reason is Reason.UPDATE_NOT_FINITE
 
@@ -171,7 +171,7 @@ async def test_without_torch_a_torch_workload_is_refused_and_a_numpy_one_is_not(
     )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     evaluator = EvaluatorProcess(environment=environment)
-    with pytest.raises(RefusalError) as caught:
+    with pytest.raises(HyperGPUError) as caught:
         await evaluator.initialise(initialise(tmp_path, "digits-cnn"))
     assert caught.value.reason is Reason.TORCH_MISSING
     await evaluator.initialise(initialise(tmp_path, "digits-softmax"))
@@ -194,7 +194,7 @@ async def test_an_evaluator_that_cannot_start_is_refused_and_not_tried_for_ever(
     tmp_path: Path,
 ) -> None:
     evaluator = EvaluatorProcess((sys.executable, "-c", "raise SystemExit(3)"))
-    with pytest.raises(RefusalError, match="died twice"):
+    with pytest.raises(HyperGPUError, match="died twice"):
         await evaluator.initialise(initialise(tmp_path))
 
 
@@ -215,7 +215,7 @@ async def test_an_evaluator_that_floods_its_pipe_is_ended(tmp_path: Path) -> Non
     flood = "import sys; sys.stdout.write('x' * 2_000_000); input()"
     evaluator = EvaluatorProcess((sys.executable, "-c", flood))
     async with asyncio.timeout(240):
-        with pytest.raises(RefusalError, match="died twice"):
+        with pytest.raises(HyperGPUError, match="died twice"):
             await evaluator.initialise(initialise(tmp_path))
     assert evaluator.process_id is None
 

@@ -15,11 +15,11 @@ from coordinator.shell.evaluator.messages import (
     UpdatesJudged,
 )
 from coordinator.shell.evaluator.process import EvaluatorProcess
-from hypergpu.catalogue.registry import build, find
-from hypergpu.codec import update_bytes
 from hypergpu.digest import digest_of
-from hypergpu.layout import layout_from_json
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
+from hypergpu.tensors.codec import update_bytes
+from hypergpu.tensors.layout import layout_from_json
+from hypergpu.workloads.registry import build, find
 
 
 @pytest.fixture
@@ -133,5 +133,5 @@ async def test_an_update_of_another_size_is_refused(
     evaluator: EvaluatorProcess, round_: Round
 ) -> None:
     short = round_.update("short", np.zeros(round_.count - 1))
-    with pytest.raises(RefusalError, match="an update has"):
+    with pytest.raises(HyperGPUError, match="an update has"):
         await evaluator.judge(round_.request(short))

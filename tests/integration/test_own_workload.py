@@ -11,9 +11,9 @@ import pytest
 from coordinator.shell.evaluator.messages import Evaluate, Evaluated, Initialise
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from gpu_node.shell.worker.messages import PositionRange, Train
-from hypergpu.codec import decode_parameters
 from hypergpu.ids import JobId, Slot
-from hypergpu.layout import Float32s, layout_from_json
+from hypergpu.tensors.codec import decode_parameters
+from hypergpu.tensors.layout import Float32s, layout_from_json
 from hypergpu.units import Samples
 from tests.conformance.worker_process import spawned
 

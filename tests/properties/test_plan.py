@@ -18,7 +18,7 @@ from coordinator.core.plan.ladder import Family, byte_budget, level
 from coordinator.core.plan.planning import plan_round
 from coordinator.core.plan.spreading import Bounds, own_steps
 from hypergpu.ids import NodeId, Slot
-from hypergpu.spec import SCHEMES, SPARSE_SCHEMES, Aware, JobSpec
+from hypergpu.jobfile.spec import SCHEMES, SPARSE_SCHEMES, Aware, JobSpec
 from hypergpu.units import Milliseconds, Samples
 from tests.unit.plan.fleet import SIZES, Truth, known, names, spec, total_samples
 

@@ -12,11 +12,11 @@ from coordinator.core.job import Job, Work
 from coordinator.core.round.outstanding import outstanding
 from coordinator.core.transition import refusal, transition
 from hypergpu.ids import Address, JobId, NodeId
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, RoundRule, Training
 from hypergpu.ledger.terms import terms_of
 from hypergpu.ledger.typed import Domain
-from hypergpu.spec import Evaluation, JobSpec, Pay, RoundRule, Training
 from hypergpu.units import Samples
-from netsim.world.invariants import step_violations, violations
+from netsim.virtual.invariants import step_violations, violations
 from tests.unit.job_states import (
     at,
     created,

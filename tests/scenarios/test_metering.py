@@ -18,9 +18,9 @@ from coordinator.core.metering.budget import beyond_ledger, coming_cost, round_c
 from coordinator.core.round.outstanding import outstanding
 from coordinator.core.transition import refusal, transition
 from hypergpu.ids import Address, JobId, NodeId
+from hypergpu.jobfile.spec import JobSpec, Pay
 from hypergpu.ledger.terms import terms_of
 from hypergpu.ledger.typed import Domain
-from hypergpu.spec import JobSpec, Pay
 from hypergpu.units import Wei
 from tests.unit.job_states import ALICE, BOB, SPEC, after, at, evaluation_ready, model, update
 

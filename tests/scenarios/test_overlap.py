@@ -8,9 +8,9 @@ from coordinator.core.job import Ahead, Job, Phase, SampleRange, Shard, Work
 from coordinator.core.round.outstanding import outstanding
 from coordinator.core.transition import Step, transition
 from hypergpu.ids import NodeId
-from hypergpu.spec import JobSpec, Outer
+from hypergpu.jobfile.spec import JobSpec, Outer
 from hypergpu.units import Samples
-from netsim.world.invariants import violations
+from netsim.virtual.invariants import violations
 from tests.unit.job_states import (
     ALICE,
     AWARE,

@@ -15,7 +15,7 @@ from coordinator.core.commands import (
 from coordinator.core.job import Job, Phase, SampleRange
 from coordinator.core.round.outstanding import outstanding
 from coordinator.core.transition import Step, refusal, transition
-from hypergpu.spec import Codec, Evaluation, Outer
+from hypergpu.jobfile.spec import Codec, Evaluation, Outer
 from hypergpu.units import Samples
 from tests.unit.job_states import (
     ALICE,

@@ -11,7 +11,7 @@ import pytest
 from coordinator.core.plan.decision import NodeResult, PlanMemory, PlanRequest
 from coordinator.core.plan.planning import plan_round
 from hypergpu.ids import NodeId, Slot
-from hypergpu.spec import Aware, JobSpec
+from hypergpu.jobfile.spec import Aware, JobSpec
 from hypergpu.units import Milliseconds, Samples
 from tests.unit.plan.fleet import SIZES, Truth, known, overlapping, spec, total_samples
 

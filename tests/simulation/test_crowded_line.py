@@ -4,9 +4,9 @@ from coordinator.core.measure.reading import Direction, Steps, Transfer
 from coordinator.core.plan.decision import PlanRequest, RoundPlan
 from hypergpu.ids import NodeId, Slot
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
-from netsim.world.agenda import Agenda
-from netsim.world.measuring import Gauges
-from netsim.world.sizes import Sizes
+from netsim.virtual.agenda import Agenda
+from netsim.virtual.measuring import Gauges
+from netsim.virtual.sizes import Sizes
 from tests.simulation.test_planned_worlds import AWARE, SCHEMES
 
 NODES = {NodeId("a"): Slot(0), NodeId("b"): Slot(1)}

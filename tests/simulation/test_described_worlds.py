@@ -7,15 +7,15 @@ import pytest
 from msgspec.structs import replace
 
 from hypergpu.ids import JobId, NodeId
-from hypergpu.spec import JobSpec, RoundRule, Training
+from hypergpu.jobfile.spec import JobSpec, RoundRule, Training
 from hypergpu.units import Microseconds, Milliseconds
+from netsim.error import NetsimError
 from netsim.link import NEVER_US, Direction, Link, RateShape, Variation
-from netsim.profiles import Churn, Span, SpanKind, profile
-from netsim.refusal import RefusedError
-from netsim.world.simulation import Outcome, Simulation
-from netsim.world.sizes import Sizes
-from netsim.world.worlds import COORDINATOR_LINK, World, described_world
-from netsim.worldfile.description import Fault, FaultKind, NodeDescription, WorldDescription
+from netsim.network.profiles import Churn, Span, SpanKind, profile
+from netsim.network.worldfile.description import Fault, FaultKind, NodeDescription, WorldDescription
+from netsim.virtual.simulation import Outcome, Simulation
+from netsim.virtual.sizes import Sizes
+from netsim.virtual.worlds import COORDINATOR_LINK, World, described_world
 
 SECOND_US = 1_000_000
 JOB = JobId("job-0")
@@ -79,8 +79,8 @@ def test_twenty_runs_of_a_world_with_everything_in_it_give_one_journal() -> None
 @pytest.mark.parametrize("seed", [1, 12345])
 def test_the_order_of_hashes_changes_nothing(seed: int) -> None:
     program = (
-        "from netsim.world.simulation import Simulation\n"
-        "from netsim.world.worlds import random_world\n"
+        "from netsim.virtual.simulation import Simulation\n"
+        "from netsim.virtual.worlds import random_world\n"
         "print(sorted(Simulation(random_world(7)).run().journals.items()))"
     )
     said = [
@@ -213,7 +213,7 @@ def test_churn_takes_nodes_away_and_brings_them_back() -> None:
 
 
 def test_a_world_without_a_job_is_refused_with_the_fix() -> None:
-    with pytest.raises(RefusedError, match="two has no job"):
+    with pytest.raises(NetsimError, match="two has no job"):
         described_world(replace(TWO, job=None), Sizes())
 
 

@@ -2,10 +2,10 @@
 
 from coordinator.core.job import Phase
 from hypergpu.ids import JobId
-from hypergpu.spec import JobSpec, Training
-from netsim.world.simulation import Outcome, Simulation
-from netsim.world.sizes import Sizes
-from netsim.world.worlds import World
+from hypergpu.jobfile.spec import JobSpec, Training
+from netsim.virtual.simulation import Outcome, Simulation
+from netsim.virtual.sizes import Sizes
+from netsim.virtual.worlds import World
 
 SIZES = Sizes(model=510_000, update=510_000, whole=4_000_000)
 JOB = JobId("job-0")

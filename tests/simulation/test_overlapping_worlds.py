@@ -6,10 +6,10 @@ from msgspec.structs import replace
 from coordinator.core.job import Phase
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile import with_strategy
-from hypergpu.spec import JobSpec, Outer, Training
-from netsim.world.simulation import Outcome, Simulation
-from netsim.world.worlds import COORDINATOR_LINK, Faults, World
-from netsim.worldfile.description import NodeDescription, WorldDescription
+from hypergpu.jobfile.spec import JobSpec, Outer, Training
+from netsim.network.worldfile.description import NodeDescription, WorldDescription
+from netsim.virtual.simulation import Outcome, Simulation
+from netsim.virtual.worlds import COORDINATOR_LINK, Faults, World
 from tests.simulation.test_planned_worlds import world
 
 JOB = JobId("job-0")

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from coordinator.core.job import Phase
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile import with_strategy
-from hypergpu.spec import Aware, JobSpec, Training
-from netsim.world.simulation import Outcome, Simulation
-from netsim.world.sizes import Sizes
-from netsim.world.worlds import COORDINATOR_LINK, Faults, World
-from netsim.worldfile.description import NodeDescription, WorldDescription
+from hypergpu.jobfile.spec import Aware, JobSpec, Training
+from netsim.network.worldfile.description import NodeDescription, WorldDescription
+from netsim.virtual.simulation import Outcome, Simulation
+from netsim.virtual.sizes import Sizes
+from netsim.virtual.worlds import COORDINATOR_LINK, Faults, World
 
 SCHEMES = {
     "fp32": 4_000_000,

@@ -1,8 +1,8 @@
 from functools import partial
 
 from hypergpu.units import Bytes, Milliseconds
-from netsim.world.agenda import Agenda
-from netsim.world.sharing import Move, SharedLink
+from netsim.virtual.agenda import Agenda
+from netsim.virtual.sharing import Move, SharedLink
 
 MEGABYTE = Bytes(1_000_000)
 WIRE_BITS = 8 * 1.037 * MEGABYTE

@@ -1,11 +1,11 @@
 import pytest
 from msgspec.structs import replace
 
-from hypergpu.spec import JobSpec, RoundRule, Training
+from hypergpu.jobfile.spec import JobSpec, RoundRule, Training
 from hypergpu.units import Milliseconds
-from netsim.world.invariants import violations
-from netsim.world.simulation import Outcome, Simulation
-from netsim.world.worlds import Faults, World, calm_world, random_world
+from netsim.virtual.invariants import violations
+from netsim.virtual.simulation import Outcome, Simulation
+from netsim.virtual.worlds import Faults, World, calm_world, random_world
 from tests.unit.job_states import training
 
 SPEC = JobSpec(

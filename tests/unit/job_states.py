@@ -6,8 +6,8 @@ from coordinator.core.job import BlobRef, Job, Model, Phase, Update
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.transition import transition
 from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.jobfile.spec import Evaluation, JobSpec, RoundRule, Training
 from hypergpu.ledger.terms import Terms
-from hypergpu.spec import Evaluation, JobSpec, RoundRule, Training
 from hypergpu.units import Bytes, Milliseconds, Samples, Wei
 
 ALICE, BOB, CAROL = NodeId("alice"), NodeId("bob"), NodeId("carol")

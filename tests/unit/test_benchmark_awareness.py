@@ -13,11 +13,11 @@ from benchmarks.ours.awareness.runs import WORLDS
 from benchmarks.ours.awareness.work import computing_share, summed_throughput, throughput
 from benchmarks.table.parts import Figures, figures_of
 from hypergpu.cli.compare.outcome import Report, Verdict
-from hypergpu.cli.show.history import RoundPoint
+from hypergpu.client.history import RoundPoint
 from hypergpu.jobfile import parse_job
 from hypergpu.units import Milliseconds, Samples
+from netsim.network.worldfile import FaultKind, parse_world, read_world_file
 from netsim.run.deeds import refuse_unreal
-from netsim.worldfile import FaultKind, parse_world, read_world_file
 
 FILES = sorted(WORLDS.rglob("*.toml"))
 TWO_ALIKE = """

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.shell import listeners
 from gpu_node.shell.link import channels
-from hypergpu.cli.remote import connection
+from hypergpu.client import connection
 
 Options = dict[str, str | int]
 SERVED: Options = dict(listeners.OPTIONS)

@@ -3,7 +3,7 @@ import io
 
 import pytest
 
-from hypergpu.frames import FRAME_BYTES_MAX, FrameError, frame, next_frame, read_frame
+from hypergpu.wire.frames import FRAME_BYTES_MAX, FrameError, frame, next_frame, read_frame
 
 
 def fed(octets: bytes) -> asyncio.StreamReader:

@@ -3,12 +3,12 @@ from pathlib import PurePosixPath
 import pytest
 
 from hypergpu.dataset.manifest import ENTRIES_MAX, checked_paths
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 
 def refusal_of(*texts: str) -> str:
     """Why a manifest of these paths is refused."""
-    with pytest.raises(RefusalError) as refused:
+    with pytest.raises(HyperGPUError) as refused:
         checked_paths(texts)
     assert refused.value.reason is Reason.MANIFEST_INVALID
     return refused.value.detail

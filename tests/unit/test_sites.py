@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.sites import SITES_VARIABLE, Site, Sites, told_sites
 
 SITES = Sites(
@@ -25,7 +25,7 @@ def test_a_program_that_is_told_nothing_has_no_sites() -> None:
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"backend": 7}', "null", '{"backend": "\udcff"}'])
 def test_altered_sites_are_refused_with_the_variable_named(text: str) -> None:
-    with pytest.raises(RefusalError, match=SITES_VARIABLE) as refused:
+    with pytest.raises(HyperGPUError, match=SITES_VARIABLE) as refused:
         told_sites({SITES_VARIABLE: text})
     assert refused.value.reason is Reason.FILE_UNUSABLE
 

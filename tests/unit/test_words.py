@@ -2,7 +2,7 @@
 
 import pytest
 
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import are, several
 
 
@@ -26,9 +26,9 @@ def test_a_noun_may_have_another_ending() -> None:
     ],
 )
 def test_whoever_looks_on_is_told_a_sentence_and_one_fix(detail: str, fix: str, told: str) -> None:
-    assert RefusalError(Reason.SENDING_HALTED, detail, fix=fix).told == told
+    assert HyperGPUError(Reason.SENDING_HALTED, detail, fix=fix).message == told
 
 
 def test_a_refusal_that_knows_no_closer_fix_tells_its_reasons() -> None:
-    refused = RefusalError(Reason.SENDING_HALTED, "transaction 4 failed")
-    assert refused.told == f"transaction 4 failed. Fix: {Reason.SENDING_HALTED.value.fix}"
+    refused = HyperGPUError(Reason.SENDING_HALTED, "transaction 4 failed")
+    assert refused.message == f"transaction 4 failed. Fix: {Reason.SENDING_HALTED.value.fix}"

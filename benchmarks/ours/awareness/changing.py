@@ -15,7 +15,7 @@ from benchmarks.ours.awareness.figures import NotReachedError, spread, target_of
 from benchmarks.ours.awareness.jobs import Tree, job_tree, written
 from benchmarks.ours.awareness.runs import WORLDS, Runs, of_seeds
 from benchmarks.table.parts import Figures
-from hypergpu.spec import SPARSE_SCHEMES
+from hypergpu.jobfile.spec import SPARSE_SCHEMES
 
 VARYING = WORLDS / "changing" / "varying.toml"
 JOB = WORLDS / "jobs" / "digits.toml"

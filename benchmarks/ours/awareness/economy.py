@@ -8,7 +8,7 @@ from benchmarks.ours.awareness.naive import DIGITS, GRADES, reached_by_sync
 from benchmarks.ours.awareness.runs import Runs, of_seeds
 from benchmarks.table.parts import Figures
 from hypergpu.cli.compare.outcome import Report
-from hypergpu.cli.show.history import Reached
+from hypergpu.client.history import Reached
 
 PROMISED_BOTH, PROMISED_UP, PROMISED_SAMPLES = 200, 1000, 1.5
 PROMISED_ERROR = 0.25

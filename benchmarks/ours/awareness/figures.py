@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from benchmarks.ours.cluster import BenchmarkError
 from hypergpu.cli.compare.outcome import Report
-from hypergpu.cli.show.history import Reached
+from hypergpu.client.history import Reached
 
 Row = tuple[str, str, str, str, str]
 COLUMNS: Row = ("", "ours", "the other", "ratio", "promised")

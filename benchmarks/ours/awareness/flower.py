@@ -21,7 +21,7 @@ from benchmarks.ours.awareness.runs import KEPT, ROOT, TRIES, WORLDS, LateError
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.peers.seconds import python_of
 from benchmarks.table.parts import Figures
-from hypergpu.cli.show.history import EvaluationPoint, Reached, reached
+from hypergpu.client.history import EvaluationPoint, Reached, reached
 from hypergpu.digest import digest_of
 from hypergpu.jobfile import read_job_file
 from hypergpu.units import Bytes, Milliseconds, Samples

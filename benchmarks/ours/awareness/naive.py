@@ -10,7 +10,7 @@ from benchmarks.ours.awareness.figures import target_of
 from benchmarks.ours.awareness.jobs import job_tree, written
 from benchmarks.ours.awareness.runs import WORLDS, Runs
 from hypergpu.cli.compare.outcome import step_time_us
-from hypergpu.cli.show.history import Reached
+from hypergpu.client.history import Reached
 
 GRADES = WORLDS / "grades"
 VIRTUAL_STEPS = 20

@@ -6,7 +6,7 @@ from benchmarks.ours.awareness.changing import JOB, VARYING
 from benchmarks.ours.awareness.runs import Runs, of_seeds
 from benchmarks.table.parts import Figures
 from hypergpu.cli.compare.outcome import Report
-from hypergpu.cli.show.history import RoundPoint
+from hypergpu.client.history import RoundPoint
 
 ROUNDS = 40
 """Inner steps of so many of the job's rounds: lines fall and come back before they are done."""

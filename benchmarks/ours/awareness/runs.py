@@ -15,10 +15,9 @@ from hypergpu.cli.compare.order import Errand
 from hypergpu.cli.compare.outcome import Report
 from hypergpu.cli.compare.running import kept_report, prospect, ran
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, RemoteFailureError
 from hypergpu.ids import Digest
-from hypergpu.refusal import RefusalError
-from hypergpu.terminal.failure import RemoteFailureError
-from netsim.refusal import RefusedError
+from netsim.error import NetsimError
 from netsim.tunnel.requirements import require_machine
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +44,7 @@ class Runs:
         """
         try:
             require_machine()
-        except RefusedError as refused:
+        except NetsimError as refused:
             raise BenchmarkError(f"{refused.what}. Fix: {refused.fix}") from refused
         self._folder = folder
         self._product = product_digest()
@@ -71,7 +70,7 @@ class Runs:
         sys.stderr.flush()
         try:
             report = self._report(errand, is_timed=backend == "tunnel")
-        except (RemoteFailureError, RefusalError) as failed:
+        except (RemoteFailureError, HyperGPUError) as failed:
             sys.stderr.write("failed\n")
             raise BenchmarkError(f"{name}: {failed}") from failed
         sys.stderr.write(f"{_told(report)}\n")

@@ -6,8 +6,8 @@ from benchmarks.ours.awareness.figures import Row
 from benchmarks.ours.awareness.runs import WORLDS, Runs
 from benchmarks.table.parts import Figures
 from hypergpu.cli.compare.outcome import Report
-from netsim.refusal import RefusedError
-from netsim.worldfile import WorldDescription, read_world_file
+from netsim.error import NetsimError
+from netsim.network.worldfile import WorldDescription, read_world_file
 
 PROMISED_UTILISATION = {"a": 0.90, "b": 0.85, "c": 0.75}
 PROMISED_SCALING = {10: 0.90, 50: 0.60, 1000: None}
@@ -93,7 +93,7 @@ def _virtual_throughput(runs: Runs, nodes: int) -> float:
     report = runs.report(f"scaling-{nodes}", path, ["--strategy", "aware"], backend="world")
     job = _world(path).job
     if job is None:
-        raise RefusedError(f"{path} has no job", "give it one")
+        raise NetsimError(f"{path} has no job", "give it one")
     shape = job.training
     # The job ends when so many samples are trained on; virtual rounds do not say how many.
     samples = shape.rounds * shape.inner_steps * shape.batch_size * shape.nodes
@@ -106,5 +106,5 @@ def _world(path: Path) -> WorldDescription:
 
 def _job_batch(world: WorldDescription) -> int:
     if world.job is None:
-        raise RefusedError(f"{world.name} has no job", "give it one")
+        raise NetsimError(f"{world.name} has no job", "give it one")
     return world.job.training.batch_size

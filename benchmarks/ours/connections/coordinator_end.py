@@ -6,12 +6,12 @@ Run as a program where the coordinator is: says a token for nodes, and ends with
 import sys
 from pathlib import Path
 
-from hypergpu.cli.cluster.leash import leashed
-from hypergpu.cli.machine.children import kill_group, start
-from hypergpu.cli.machine.up import Listen, coordinator_command, operator, wait_until_ready
+from hypergpu.cluster.coordinator import Listen, coordinator_command, operator, wait_until_ready
+from hypergpu.cluster.leash import leashed
+from hypergpu.cluster.processes import kill_group, start
 from hypergpu.jobfile import spec_json
-from hypergpu.spec import Codec, Evaluation, Inner, JobSpec, Outer, Training
-from hypergpu.token import Role
+from hypergpu.jobfile.spec import Codec, Evaluation, Inner, JobSpec, Outer, Training
+from hypergpu.wire.token import Role
 
 PARAMETERS = 1 << 20
 SIZE_BYTES = 4 * PARAMETERS

@@ -33,9 +33,9 @@ from gpu_node.shell.transfer.upload import Uploader
 from gpu_node.shell.translate import capabilities_message
 from gpu_node.shell.worker.messages import Ready
 from hypergpu.digest import digest_of
-from hypergpu.refusal import RefusalError
-from hypergpu.token import parse_token
+from hypergpu.errors import HyperGPUError
 from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.wire.token import parse_token
 
 _TIMEOUT_MS = Milliseconds(10_000)
 _CACHE_BYTES = Bytes(1 << 30)
@@ -114,7 +114,7 @@ class Node:
             while True:
                 try:
                     await moving(calls, assignment)
-                except (grpc.aio.AioRpcError, RefusalError, TimeoutError) as broken:
+                except (grpc.aio.AioRpcError, HyperGPUError, TimeoutError) as broken:
                     breaks += 1
                     sys.stderr.write(f"{order}: {broken}\n")
                 else:

@@ -13,6 +13,7 @@ from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.fidelity.figures import Figures, Measured, Repeats, Row
 from benchmarks.ours.fidelity.transfers import Pulled
 from hypergpu.units import Microseconds, Milliseconds
+from netsim.error import NetsimError
 from netsim.link.link import CongestionControl, Direction, Link
 from netsim.link.shape import Shape
 from netsim.measure.network import Network
@@ -20,7 +21,6 @@ from netsim.namespaces.host import COORDINATOR
 from netsim.proxy.measured import measured
 from netsim.proxy.messages import LOOPBACK, Forward, Plan, Proxied
 from netsim.proxy.process import ProxyProcess
-from netsim.refusal import RefusedError
 from netsim.tunnel.requirements import require_machine
 from netsim.tunnel.tunnel import Tunnel
 
@@ -83,7 +83,7 @@ async def proxy_figures(is_quick: bool) -> Figures:
     notes = ["Proxy: TCP round trips; rates over one stream, headers counted."]
     try:
         require_machine()
-    except RefusedError as refused:
+    except NetsimError as refused:
         notes.append(f"No gRPC transfers beside the tunnel: {refused.what}.")
     else:
         runs = 1 if is_quick else RUNS

@@ -10,7 +10,7 @@ import msgspec
 
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.fidelity.figures import Figures, Measured, Repeats, Row
-from netsim.refusal import RefusedError
+from netsim.error import NetsimError
 from netsim.run.report import RunReport
 from netsim.tunnel.requirements import require_machine
 
@@ -93,7 +93,7 @@ async def world_figures(is_quick: bool) -> Figures:
     """Run every world both ways; the real way needs a machine that can build a tunnel."""
     try:
         require_machine()
-    except RefusedError as refused:
+    except NetsimError as refused:
         return Figures(rows=(), metrics={}, notes=[f"No real rounds: {refused.what}."])
     rows: list[Row] = []
     repeats = Repeats()

@@ -41,14 +41,14 @@ from gpu_node.shell.worker.messages import Ready
 from hypergpu.chain.local.anvil import AnvilOptions, running_anvil
 from hypergpu.digest import digest_of
 from hypergpu.jobfile import spec_json
+from hypergpu.jobfile.spec import Codec, Evaluation, JobSpec, Pay, Training
 from hypergpu.ledger.terms import separator_of
 from hypergpu.ledger.typed import sign
 from hypergpu.signature import IdentityKey
-from hypergpu.spec import Codec, Evaluation, JobSpec, Pay, Training
-from hypergpu.token import parse_token
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.protocol import PROTOCOL_ENTRY
+from hypergpu.wire.token import parse_token
 
 WARM_UP = 5
 AGAIN = 4

@@ -15,9 +15,9 @@ from coordinator.core.job import DueReceipt
 from coordinator.shell.chain.pipeline import Pipeline
 from coordinator.shell.journal.sql.store import SqlJournal
 from coordinator.shell.metering.desk import LedgerDesk
+from hypergpu.jobfile.spec import Pay
 from hypergpu.ledger.terms import separator_of
 from hypergpu.ledger.typed import is_contribution_of, sign
-from hypergpu.spec import Pay
 from hypergpu.units import BasisPoints, Milliseconds
 
 _AT_ONCE = 100

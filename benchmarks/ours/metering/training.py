@@ -17,9 +17,9 @@ from hypergpu.chain.local.anvil import Anvil, AnvilOptions, running_anvil
 from hypergpu.chain.rpc.client import Call, HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.cli.ledger.showing import ledger_of
-from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.client.calls import Coordinator
 from hypergpu.jobfile import spec_json
-from hypergpu.spec import Evaluation, JobSpec, Pay, Training
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, Training
 
 VOUCHER_MOST_MS = 10.0
 SLOWDOWN_MOST = 0.01

@@ -10,7 +10,7 @@ from coordinator.core.measure.reading import NodeReading
 from coordinator.core.plan.decision import NodeMemory
 from coordinator.core.plan.spreading import Bounds, bounds
 from hypergpu.ids import NodeId
-from hypergpu.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Samples
 
 _CLAMP = 2.0

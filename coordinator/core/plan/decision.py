@@ -6,7 +6,7 @@ The journal holds plans (`RoundPlanned`), never the readings that they were made
 import msgspec
 
 from hypergpu.ids import NodeId, Slot
-from hypergpu.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 

@@ -13,7 +13,7 @@ from coordinator.core.plan.decision import NodeMemory, PlanMemory, Sizes
 from coordinator.core.plan.known import Known
 from coordinator.core.plan.spreading import work_share
 from hypergpu.ids import NodeId
-from hypergpu.spec import SCHEMES, SPARSE_SCHEMES, JobSpec
+from hypergpu.jobfile.spec import SCHEMES, SPARSE_SCHEMES, JobSpec
 from hypergpu.units import Bytes
 
 FINEST = "int4"

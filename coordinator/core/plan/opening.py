@@ -18,7 +18,7 @@ from coordinator.core.plan.spreading import fitted, most_ahead
 from coordinator.core.plan.transfers import connections
 from coordinator.core.plan.wording import node_reason, opening_reason
 from hypergpu.ids import NodeId
-from hypergpu.spec import SPARSE_SCHEMES, JobSpec
+from hypergpu.jobfile.spec import SPARSE_SCHEMES, JobSpec
 from hypergpu.units import Milliseconds
 
 

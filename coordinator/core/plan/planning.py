@@ -60,7 +60,7 @@ from coordinator.core.plan.spreading import (
 from coordinator.core.plan.transfers import Upload, upload_delays
 from coordinator.core.plan.wording import node_reason, round_reason
 from hypergpu.ids import NodeId
-from hypergpu.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 _UNMEASURED_SPANS = 2

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from coordinator.core.plan.decision import NodeMemory
 from coordinator.core.plan.known import Known
 from hypergpu.ids import NodeId
-from hypergpu.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Samples
 
 _HOLD = 1.15

@@ -5,7 +5,7 @@ from coordinator.core.plan.decision import NodeResult, PlanRequest
 from coordinator.core.round.ahead import granted
 from coordinator.core.round.staff import staff
 from hypergpu.ids import NodeId
-from hypergpu.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Samples
 
 

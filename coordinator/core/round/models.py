@@ -21,8 +21,8 @@ from coordinator.core.round.membership import released
 from coordinator.core.round.outstanding import outstanding, remake
 from coordinator.core.round.rounds import Step, changed, closed, opened
 from coordinator.core.round.streams import put_back
-from hypergpu.catalogue.entry import has_reached
 from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.workloads.entry import has_reached
 
 _UNDER_WAY = frozenset(Phase) - ENDED - {Phase.PREPARING, Phase.FINISHING}
 _EVALUATIONS_WAITING = 2  # a slow evaluator skips models rather than fall behind without end

@@ -34,8 +34,8 @@ from coordinator.core.round.seeds import seed_for
 from coordinator.core.round.staff import nodes_needed, staff
 from coordinator.core.round.streams import put_back
 from hypergpu.ids import NodeId
+from hypergpu.jobfile.spec import SPARSE_SCHEMES
 from hypergpu.ledger.terms import Terms
-from hypergpu.spec import SPARSE_SCHEMES
 from hypergpu.units import Milliseconds, Samples
 
 _ROUNDING = 1e-9  # 0.55 * 20 is a little more than 11 in floating point

@@ -20,8 +20,8 @@ from coordinator.shell.blobs.interface import KEEP_S, Collected, Usage
 from coordinator.shell.blobs.space import Space, disk_full_refused
 from coordinator.shell.blobs.spares import Spares
 from hypergpu.digest import digest_of, digest_of_file, is_digest
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Bytes
 
 
@@ -179,7 +179,9 @@ class DiskBlobs:
         target = self._path(blob.digest)
         try:
             if path.stat().st_size != blob.size_bytes:
-                raise RefusalError(Reason.DIGEST_MISMATCH, f"{path} is not {blob.size_bytes} bytes")
+                raise HyperGPUError(
+                    Reason.DIGEST_MISMATCH, f"{path} is not {blob.size_bytes} bytes"
+                )
             if is_durable:
                 sync_file(path)
             with self._placing:
@@ -272,5 +274,5 @@ def _write(path: Path, content: bytes) -> None:
         os.close(descriptor)
 
 
-def _unknown(digest: Digest, why: str) -> RefusalError:
-    return RefusalError(Reason.BLOB_UNKNOWN, f"blob {digest[:80]}: {why}")
+def _unknown(digest: Digest, why: str) -> HyperGPUError:
+    return HyperGPUError(Reason.BLOB_UNKNOWN, f"blob {digest[:80]}: {why}")

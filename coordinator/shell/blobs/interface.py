@@ -1,7 +1,7 @@
 """What every blob store offers. Calls block: call them from a thread, in any number.
 
-A full disk, or a full quota, raises `RefusalError` (DISK_FULL) and leaves no partial blob behind.
-A blob that is missing or damaged raises `RefusalError` (BLOB_UNKNOWN).
+A full disk, or a full quota, raises `HyperGPUError` (DISK_FULL) and leaves no partial blob behind.
+A blob that is missing or damaged raises `HyperGPUError` (BLOB_UNKNOWN).
 """
 
 from pathlib import Path

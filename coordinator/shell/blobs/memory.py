@@ -9,8 +9,8 @@ from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.interface import KEEP_S, Collected, Usage
 from coordinator.shell.blobs.space import Space
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Bytes
 
 
@@ -59,7 +59,7 @@ class MemoryBlobs:
 
     def adopt(self, path: Path, blob: BlobRef, *, keep_s: int = KEEP_S) -> None:
         if path.stat().st_size != blob.size_bytes:
-            raise RefusalError(
+            raise HyperGPUError(
                 Reason.DIGEST_MISMATCH, f"{path} is not {blob.size_bytes} bytes long"
             )
         self.put(path.read_bytes(), keep_s=keep_s)
@@ -119,5 +119,5 @@ class MemoryBlobs:
         with self._lock:
             content = self._contents.get(digest)
         if content is None:
-            raise RefusalError(Reason.BLOB_UNKNOWN, f"blob {digest[:80]}: it is not stored here")
+            raise HyperGPUError(Reason.BLOB_UNKNOWN, f"blob {digest[:80]}: it is not stored here")
         return content

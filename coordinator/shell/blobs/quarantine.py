@@ -25,7 +25,7 @@ from coordinator.shell.blobs.stripes import (
 )
 from coordinator.shell.blobs.upload import Observer, Upload
 from hypergpu.digest import digest_of
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes
 from hypergpu.wire.stripes import Stripe
 
@@ -68,7 +68,7 @@ class Quarantine:
             owner: Has one upload at a time: any other one of its is thrown away.
 
         Raises:
-            RefusalError: DISK_FULL, the declared size does not fit.
+            HyperGPUError: DISK_FULL, the declared size does not fit.
         """
         path = self._path(key, owner)
         with self._lock:
@@ -176,7 +176,7 @@ class Quarantine:
         finished = attempt.path.with_name(attempt.path.name + _FINISHED)
         with self._lock:
             if self._uploads.get(attempt.path) is not attempt:
-                raise RefusalError(Reason.OFFSET_MISMATCH, "a newer upload took this one's place")
+                raise HyperGPUError(Reason.OFFSET_MISMATCH, "a newer upload took this one's place")
             # Under a name of its own nobody can write to it, while others go on during the sync.
             attempt.path.rename(finished)
             self._let_go(attempt.path)

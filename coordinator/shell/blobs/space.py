@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from coordinator.shell.blobs.interface import Usage
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes
 
 KEEP_FREE_BYTES = 64 << 20
@@ -34,7 +34,7 @@ class Space:
         """Promise space for ``size_bytes`` that are still to be written.
 
         Raises:
-            RefusalError: DISK_FULL, with the figures; nothing was promised.
+            HyperGPUError: DISK_FULL, with the figures; nothing was promised.
         """
         self._insist(self._take, size_bytes)
 
@@ -42,14 +42,14 @@ class Space:
         """Promise space for ``size_bytes`` that lie on the disk already: only the quota can refuse.
 
         Raises:
-            RefusalError: DISK_FULL, with the figures; nothing was promised.
+            HyperGPUError: DISK_FULL, with the figures; nothing was promised.
         """
         self._insist(self._take_written, size_bytes)
 
     def _insist(self, take: Callable[[int], None], size_bytes: int) -> None:
         try:
             take(size_bytes)
-        except RefusalError:
+        except HyperGPUError:
             if not self.reclaim():
                 raise
             take(size_bytes)
@@ -60,7 +60,7 @@ class Space:
             disk = os.statvfs(self._folder)
             free_bytes = disk.f_bavail * disk.f_frsize
             if free_bytes < size_bytes + self._keep_free_bytes:
-                raise RefusalError(
+                raise HyperGPUError(
                     Reason.DISK_FULL,
                     f"{size_bytes} more bytes do not fit: {free_bytes} bytes are free at "
                     f"{self._folder}, {self._keep_free_bytes} of them are kept free",
@@ -89,7 +89,7 @@ class Space:
 
     def _check_quota(self, size_bytes: int) -> None:
         if 0 < self._quota_bytes < self._used_bytes + size_bytes:
-            raise RefusalError(
+            raise HyperGPUError(
                 Reason.DISK_FULL,
                 f"{size_bytes} more bytes do not fit: {self._used_bytes} of the quota of "
                 f"{self._quota_bytes} bytes are used",
@@ -103,5 +103,5 @@ def disk_full_refused(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            raise RefusalError(Reason.DISK_FULL, f"{what}: {error.strerror}") from error
+            raise HyperGPUError(Reason.DISK_FULL, f"{what}: {error.strerror}") from error
         raise

@@ -18,7 +18,7 @@ from coordinator.shell.blobs.keeper import Keeper
 from coordinator.shell.blobs.space import disk_full_refused
 from coordinator.shell.blobs.upload import Observer
 from hypergpu.digest import FILE_STEP_BYTES, RunningDigest
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes
 from hypergpu.wire.stripes import Stripe
 
@@ -106,10 +106,10 @@ class StripedFile:
             self._check(attempt)
             if offset != self._committed[index]:
                 detail = f"{offset} came, {self._committed[index]} is next"
-                raise RefusalError(Reason.OFFSET_MISMATCH, detail)
+                raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
             if offset + len(piece) > end:
                 detail = f"byte {offset + len(piece)} came, the stripe ends at {end}"
-                raise RefusalError(Reason.UPDATE_TOO_LARGE, detail)
+                raise HyperGPUError(Reason.UPDATE_TOO_LARGE, detail)
             with disk_full_refused("the upload stopped"):
                 write_over(self._descriptor, piece, offset)
                 count = (offset + len(piece)).to_bytes(_COUNT_BYTES, "big")
@@ -140,7 +140,9 @@ class StripedFile:
         """Make what was gathered a durable blob."""
         if self.running.digest() != self.blob.digest:
             self.discard()
-            raise RefusalError(Reason.DIGEST_MISMATCH, "the bytes are not those that were declared")
+            raise HyperGPUError(
+                Reason.DIGEST_MISMATCH, "the bytes are not those that were declared"
+            )
         self._keeper.release(self, keep_s)
 
     def leave(self, attempt: "StripeUpload") -> None:
@@ -168,7 +170,7 @@ class StripedFile:
 
     def _check(self, attempt: "StripeUpload") -> None:
         if not self.is_current(attempt):
-            raise RefusalError(Reason.OFFSET_MISMATCH, "a newer upload took this one's place")
+            raise HyperGPUError(Reason.OFFSET_MISMATCH, "a newer upload took this one's place")
 
     def _close(self) -> None:
         if self.is_open:
@@ -211,7 +213,7 @@ class StripeUpload:
             the attempts one is told to `finish`.
 
         Raises:
-            RefusalError: OFFSET_MISMATCH, a newer attempt took over.
+            HyperGPUError: OFFSET_MISMATCH, a newer attempt took over.
         """
         return self._file.gather(self)
 

@@ -12,7 +12,7 @@ from coordinator.shell.blobs.interface import KEEP_S
 from coordinator.shell.blobs.keeper import Keeper
 from coordinator.shell.blobs.space import disk_full_refused
 from hypergpu.digest import FILE_STEP_BYTES, RunningDigest
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes
 
 WRITEBACK_BYTES = 2 << 20
@@ -69,17 +69,18 @@ class Upload:
         """Store the next piece. Returns the committed offset behind it.
 
         Raises:
-            RefusalError: OFFSET_MISMATCH, there is a gap, an overlap, or a newer attempt took over;
-                UPDATE_TOO_LARGE, it passes the declared size; DISK_FULL. Nothing of it is stored.
+            HyperGPUError: OFFSET_MISMATCH, there is a gap, an overlap, or a newer attempt took
+                over; UPDATE_TOO_LARGE, it passes the declared size; DISK_FULL. Nothing of it is
+            stored.
         """
         with self._lock:
             self._check_open()
             if offset != self.committed_offset:
-                raise RefusalError(
+                raise HyperGPUError(
                     Reason.OFFSET_MISMATCH, f"{offset} came, {self.committed_offset} is next"
                 )
             if offset + len(piece) > self.blob.size_bytes:
-                raise RefusalError(
+                raise HyperGPUError(
                     Reason.UPDATE_TOO_LARGE,
                     f"{offset + len(piece)} bytes came, {self.blob.size_bytes} were declared",
                 )
@@ -95,20 +96,22 @@ class Upload:
         """Check the whole and make it a durable blob.
 
         Raises:
-            RefusalError: OFFSET_MISMATCH, bytes are missing; DIGEST_MISMATCH, the bytes are not the
-                declared ones and were thrown away; DISK_FULL, the upload stays as it is.
+            HyperGPUError: OFFSET_MISMATCH, bytes are missing; DIGEST_MISMATCH, the bytes are not
+                the declared ones and were thrown away; DISK_FULL, the upload stays as it is.
         """
         with self._lock:
             self._check_open()
             if self.committed_offset < self.blob.size_bytes:
-                raise RefusalError(
+                raise HyperGPUError(
                     Reason.OFFSET_MISMATCH,
                     f"{self.committed_offset} of {self.blob.size_bytes} bytes came",
                 )
             self._close()
         if self._running.digest() != self.blob.digest:
             self._keeper.discard(self)
-            raise RefusalError(Reason.DIGEST_MISMATCH, "the bytes are not those that were declared")
+            raise HyperGPUError(
+                Reason.DIGEST_MISMATCH, "the bytes are not those that were declared"
+            )
         self._keeper.release(self, keep_s)
         return self.blob
 
@@ -140,7 +143,7 @@ class Upload:
 
     def _check_open(self) -> None:
         if self._descriptor < 0:
-            raise RefusalError(Reason.OFFSET_MISMATCH, "a newer upload took this one's place")
+            raise HyperGPUError(Reason.OFFSET_MISMATCH, "a newer upload took this one's place")
 
     def _close(self) -> None:
         if self._descriptor < 0:

@@ -25,11 +25,11 @@ from hypergpu.chain.rpc.answers import Block
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import Call
 from hypergpu.chain.signer import contract_address
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest, JobId
 from hypergpu.keys.keccak import keccak
 from hypergpu.ledger.pay import AMOUNT_MOST
 from hypergpu.ledger.typed import Domain
-from hypergpu.refusal import Reason, RefusalError
 
 LOCAL_BALANCE_WEI = 10**24
 LOCAL_BOND = 1_000_000
@@ -68,13 +68,13 @@ def fill_account(chain: EvmChain, account: Account, profile: ChainProfile) -> No
     """See that the account can pay for gas; a local chain gives it play money.
 
     Raises:
-        RefusalError: CHAIN_WRONG, it has nothing on a chain that gives nothing.
+        HyperGPUError: CHAIN_WRONG, it has nothing on a chain that gives nothing.
         RpcError: the chain cannot be asked.
     """
     if chain.balance_wei(account.address) > 0:
         return
     if not profile.is_local:
-        raise RefusalError(
+        raise HyperGPUError(
             Reason.CHAIN_WRONG,
             f"{account.name.address} has nothing to pay gas with on chain {profile.chain_id}",
             fix="send it some of the chain's currency",

@@ -26,9 +26,9 @@ from hypergpu.chain.keylock import KeyLock
 from hypergpu.chain.rpc.client import Rpc
 from hypergpu.chain.rpc.errors import RpcError, RpcLimitedError
 from hypergpu.chain.signer import Signer
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId
 from hypergpu.ledger.typed import Domain
-from hypergpu.refusal import Reason, RefusalError
 
 log = structlog.get_logger()
 
@@ -54,7 +54,7 @@ class PipelineState(NamedTuple):
     """What is wrong now; empty when nothing is."""
     halted: str = ""
     """Why nothing is settled any more; empty while all is well."""
-    refusal: RefusalError | None = None
+    refusal: HyperGPUError | None = None
     """The same, where it is a refusal."""
     note: str = ""
     """What whoever starts the coordinator is to know of the ledger; empty: nothing."""
@@ -75,7 +75,7 @@ class Pipeline:
             options: How.
 
         Raises:
-            RefusalError: FOLDER_UNUSABLE, another process sends with this key.
+            HyperGPUError: FOLDER_UNUSABLE, another process sends with this key.
         """
         self.account = Account(signer, outbox, options.profile)
         self.escrow = EscrowBook(outbox)
@@ -171,11 +171,11 @@ class Pipeline:
                 wait_ms = self._rest(str(error), asked_ms)
             except JournalError as error:
                 wait_ms = self._rest(str(error))
-            except RefusalError as error:
+            except HyperGPUError as error:
                 if error.reason is not Reason.DISK_FULL:
                     self._halt(error)
                     break
-                wait_ms = self._rest(error.told)
+                wait_ms = self._rest(error.message)
             except Exception as broken:
                 # A thread that dies says nothing to anybody.
                 log.exception("settling broke")
@@ -244,8 +244,8 @@ class Pipeline:
 
     def _halt(self, error: Exception) -> None:
         log.critical("nothing is settled any more", reason=str(error))
-        refusal = error if isinstance(error, RefusalError) else None
-        why = str(error) if refusal is None else refusal.told
+        refusal = error if isinstance(error, HyperGPUError) else None
+        why = str(error) if refusal is None else refusal.message
         self.state = self.state._replace(halted=why, complaint=why, refusal=refusal)
 
     def _wait_ms(self) -> int:

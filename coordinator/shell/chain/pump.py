@@ -37,8 +37,8 @@ from coordinator.shell.journal.ledger.records import OutboxChange, OutboxRow, Pr
 from hypergpu.chain.profiles import ChainProfile
 from hypergpu.chain.rpc.answers import Block
 from hypergpu.chain.rpc.chain import EvmChain, Reception
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Milliseconds, several
 
 _WATCHED_FINALS = 512
@@ -55,7 +55,7 @@ FOREIGN_FIX = (
 _OTHER_CHAIN_FIX = "name the RPC of the chain that was settled on, or restore that chain's state"
 
 
-class HaltError(RefusalError):
+class HaltError(HyperGPUError):
     """Sending has stopped for good: going on would build on what did not happen."""
 
     def __init__(self, detail: str, *, fix: str = "") -> None:

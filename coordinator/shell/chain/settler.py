@@ -33,9 +33,9 @@ from hypergpu.chain.rpc.client import Rpc
 from hypergpu.chain.rpc.errors import RpcRefusedError
 from hypergpu.chain.sent.acts import ActFile
 from hypergpu.chain.trial import OwnCall
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId
 from hypergpu.ledger.typed import address_bytes
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Milliseconds, several
 
 log = structlog.get_logger()
@@ -136,7 +136,7 @@ class Settler:
         Raises:
             RpcError: the chain cannot be asked now.
             HaltError: sending has stopped for good.
-            RefusalError: the ledger is not the one it should be.
+            HyperGPUError: the ledger is not the one it should be.
         """
         # What contracts said is lost with a turn that breaks off, and is not asked for again.
         is_due, self._sealer.is_reconcile_due = self._sealer.is_reconcile_due, True
@@ -272,7 +272,7 @@ class Settler:
         profile, options = self._options.profile, self._options
         found = self._chain.chain_id()
         if found != profile.chain_id:
-            raise RefusalError(
+            raise HyperGPUError(
                 Reason.CHAIN_WRONG,
                 f"the RPC at {self._chain.where} is of chain {found}, not of {profile.chain_id}",
             )
@@ -300,7 +300,7 @@ class Settler:
             if profile.is_local:
                 return None
             detail = f"no ledger is named for chain {profile.chain_id}"
-            raise RefusalError(Reason.LEDGER_WRONG, detail)
+            raise HyperGPUError(Reason.LEDGER_WRONG, detail)
         site = self._site_at(address_bytes(self._options.contract))
         site.check(self._chain.head())
         return site
@@ -318,7 +318,7 @@ class Settler:
         deep = max(0, self._chain.head().number - self._options.profile.depth)
         deep_nonce = self._chain.next_nonce(self._account.address, deep)
         if not self._options.retries_failed or deep_nonce < next_nonce:
-            raise RefusalError(
+            raise HyperGPUError(
                 Reason.LEDGER_AHEAD,
                 f"chain {self._account.name.chain_id} has seen"
                 f" {several(next_nonce, 'transaction')} of {self._account.name.address},"
@@ -338,7 +338,7 @@ class Settler:
             job = self.site.job(job_id, turn.head)
             known = self._outbox.next_batch(self._account.name, job_id)
             if job is not None and job.next_sequence > known:
-                raise RefusalError(
+                raise HyperGPUError(
                     Reason.LEDGER_AHEAD,
                     f"the ledger expects batch {job.next_sequence} of {job_id}, the journal "
                     f"knows {known}",

@@ -20,9 +20,9 @@ from hypergpu.chain.rpc.answers import Block
 from hypergpu.chain.rpc.chain import EvmChain, is_of_contract
 from hypergpu.chain.rpc.errors import RpcGarbledError, RpcRefusedError
 from hypergpu.chain.signer import contract_address
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId, JobKey, NodeId
 from hypergpu.ledger.typed import Domain, address_bytes, job_key, word_bytes
-from hypergpu.refusal import Reason, RefusalError
 
 DEPLOY_TOKEN = "deploy/token"
 DEPLOY_LEDGER = "deploy/ledger"
@@ -103,13 +103,13 @@ class LedgerSite:
         """See that the contract is a ledger of this version at a block, and learn its window.
 
         Raises:
-            RefusalError: LEDGER_WRONG, it is not there, or another one; CHAIN_WRONG.
+            HyperGPUError: LEDGER_WRONG, it is not there, or another one; CHAIN_WRONG.
             RpcError: the chain cannot be asked.
         """
         code = recognised(self._chain, self.domain, at.hash)
         if not is_code_of(artifact(CONTRACT).code, code):
             where = f"0x{self.contract.hex()} on chain {self.account.chain_id}"
-            raise RefusalError(
+            raise HyperGPUError(
                 Reason.LEDGER_WRONG,
                 f"the ledger at {where} has other code than this version's",
             )

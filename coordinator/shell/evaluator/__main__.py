@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from hypergpu.frames import frame, read_frame
+from hypergpu.wire.frames import frame, read_frame
 
 _LIBRARY_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 

@@ -20,14 +20,14 @@ from coordinator.shell.evaluator.messages import (
     UpdatesJudged,
 )
 from coordinator.shell.evaluator.single import Singles
-from hypergpu.catalogue.entry import Entry, OptionError, Options
-from hypergpu.catalogue.registry import BuilderMissingError, UnknownWorkloadError, build, find
-from hypergpu.catalogue.workload import DatasetError
 from hypergpu.dataset.sampling import Sharding, partition_indices
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.layout import Flat, LayoutError
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.tensors.layout import Flat, LayoutError
 from hypergpu.units import Bytes, Samples
+from hypergpu.workloads.entry import Entry, OptionError, Options
+from hypergpu.workloads.registry import BuilderMissingError, UnknownWorkloadError, build, find
+from hypergpu.workloads.workload import DatasetError
 
 
 class Evaluator:
@@ -46,7 +46,7 @@ class Evaluator:
             if isinstance(request, JudgeUpdates):
                 return self._judged(request)
             return self._evaluate(request)
-        except RefusalError as error:
+        except HyperGPUError as error:
             return Failed(reason=error.reason.name, detail=error.detail)
         except UnknownWorkloadError as error:
             return Failed(reason=Reason.WORKLOAD_UNKNOWN.name, detail=str(error))
@@ -84,7 +84,7 @@ class Evaluator:
         sums = judge.evaluate(model)
         loss, metric = sums.loss / sums.samples, sums.metric(entry.metric)
         if not (math.isfinite(loss) and math.isfinite(metric)):
-            raise RefusalError(
+            raise HyperGPUError(
                 Reason.UPDATE_NOT_FINITE, f"the model's loss on the held-out set is {loss}"
             )
         return Evaluated(loss=loss, metric=metric, metric_name=entry.metric)
@@ -106,7 +106,7 @@ class Evaluator:
 
 def _refuse_other_layout(judge: Judge, request: Evaluate | JudgeUpdates) -> None:
     if judge.layout.digest != request.layout_digest:
-        raise RefusalError(
+        raise HyperGPUError(
             Reason.SPEC_INVALID,
             f"workload {request.workload} now makes another model than this job's:"
             " the installed version changed",

@@ -4,7 +4,8 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from hypergpu.catalogue.workload import (
+from hypergpu.tensors.layout import Flat, Layout, unpack
+from hypergpu.workloads.workload import (
     Dataset,
     NumpyWorkload,
     Parameters,
@@ -13,7 +14,6 @@ from hypergpu.catalogue.workload import (
     numpy_initial,
     numpy_layout,
 )
-from hypergpu.layout import Flat, Layout, unpack
 
 _BATCH = 256
 

@@ -1,4 +1,4 @@
-"""What the coordinator and its evaluator say to each other, as `hypergpu.frames` on stdin and
+"""What the coordinator and its evaluator say to each other, as `hypergpu.wire.frames` on stdin and
 stdout.
 
 The evaluator is `python -m coordinator.shell.evaluator`. One request is answered by one reply.
@@ -93,7 +93,7 @@ class UpdatesJudged(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The request cannot be met. ``reason`` names a `hypergpu.refusal.Reason`."""
+    """The request cannot be met. ``reason`` names a `hypergpu.errors.Reason`."""
 
     reason: str
     detail: str

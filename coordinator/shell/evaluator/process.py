@@ -19,8 +19,8 @@ from coordinator.shell.evaluator.messages import (
     decode_reply,
     encode,
 )
-from hypergpu.frames import FrameError, frame, next_frame
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.wire.frames import FrameError, frame, next_frame
 
 _COMMAND = (sys.executable, "-m", "coordinator.shell.evaluator")
 _STOP_TIMEOUT_S = 5.0
@@ -59,7 +59,7 @@ class EvaluatorProcess:
         """Make an initial model.
 
         Raises:
-            RefusalError: It cannot be made, with the reason; NOT_READY when the process died twice
+            HyperGPUError: It cannot be made, with the reason; NOT_READY when the process died twice
             or did not answer in time.
         """
         reply = await self._ask(request)
@@ -71,7 +71,7 @@ class EvaluatorProcess:
         """Measure a model.
 
         Raises:
-            RefusalError: It cannot be measured, with the reason; NOT_READY when the process died
+            HyperGPUError: It cannot be measured, with the reason; NOT_READY when the process died
             twice or did not answer in time.
         """
         reply = await self._ask(request)
@@ -83,7 +83,7 @@ class EvaluatorProcess:
         """Measure single updates.
 
         Raises:
-            RefusalError: They cannot be measured, with the reason; NOT_READY when the process died
+            HyperGPUError: They cannot be measured, with the reason; NOT_READY when the process died
             twice or did not answer in time.
         """
         reply = await self._ask(request)
@@ -112,11 +112,11 @@ class EvaluatorProcess:
                 if reply is not None:
                     break
             else:
-                raise RefusalError(
+                raise HyperGPUError(
                     Reason.NOT_READY, "the evaluator died twice on this request; its log says why"
                 )
         if isinstance(reply, Failed):
-            raise RefusalError(Reason[reply.reason], reply.detail)
+            raise HyperGPUError(Reason[reply.reason], reply.detail)
         return reply
 
     async def _ask_once(self, request: Request) -> Reply | None:
@@ -129,7 +129,7 @@ class EvaluatorProcess:
             payload = None
         except TimeoutError:
             await self._kill(process)
-            raise RefusalError(Reason.NOT_READY, self._silence()) from None
+            raise HyperGPUError(Reason.NOT_READY, self._silence()) from None
         except asyncio.CancelledError:
             await self._kill(process)
             raise
@@ -166,5 +166,5 @@ async def _exchanged(process: Process, question: bytes) -> bytes | None:
     return await next_frame(process.stdout)
 
 
-def _unexpected(reply: Reply) -> RefusalError:
-    return RefusalError(Reason.NOT_READY, f"the evaluator answered {type(reply).__name__}")
+def _unexpected(reply: Reply) -> HyperGPUError:
+    return HyperGPUError(Reason.NOT_READY, f"the evaluator answered {type(reply).__name__}")

@@ -7,9 +7,9 @@ import numpy as np
 
 from coordinator.shell.evaluator.judge import Judge
 from coordinator.shell.evaluator.messages import JudgeUpdates, UpdateFile, UpdatesJudged
-from hypergpu.codec import decode_update
 from hypergpu.ids import Digest
-from hypergpu.layout import Flat, Octets
+from hypergpu.tensors.codec import decode_update
+from hypergpu.tensors.layout import Flat, Octets
 
 _KEPT = 2
 """A round's model is the base of the next one."""
@@ -25,7 +25,7 @@ class Singles:
         """Measure everything on the same samples.
 
         Raises:
-            RefusalError: An update does not have the size of its scheme.
+            HyperGPUError: An update does not have the size of its scheme.
             OSError: A file cannot be read.
         """
         most = request.samples_most

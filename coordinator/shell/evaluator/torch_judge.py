@@ -3,11 +3,11 @@
 import torch
 
 from coordinator.shell.evaluator.judge import batches
-from hypergpu.catalogue.networks.device import chosen_device
-from hypergpu.catalogue.networks.task import TorchWorkload
-from hypergpu.catalogue.networks.tensors import load_module, module_initial, module_layout
-from hypergpu.catalogue.workload import Sums
-from hypergpu.layout import Flat
+from hypergpu.tensors.layout import Flat
+from hypergpu.workloads.networks.device import chosen_device
+from hypergpu.workloads.networks.task import TorchWorkload
+from hypergpu.workloads.networks.tensors import load_module, module_initial, module_layout
+from hypergpu.workloads.workload import Sums
 
 
 class TorchJudge:

@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from coordinator.shell.identity.request import certificate_request
 from coordinator.shell.journal.records import CertificateRecord
 from hypergpu.digest import digest_of
-from hypergpu.files.durable import write_durably
+from hypergpu.files import write_durably
 from hypergpu.ids import Digest, NodeId
 
 SERVER_NAME = "hypergpu-coordinator"
@@ -108,7 +108,7 @@ class Authority:
         Nothing but the key is taken from the request.
 
         Raises:
-            RefusalError: REQUEST_INVALID, the request is malformed, not signed by its own key, or
+            HyperGPUError: REQUEST_INVALID, the request is malformed, not signed by its own key, or
                 of another kind than P-256.
         """
         public_key = certificate_request(request_pem)

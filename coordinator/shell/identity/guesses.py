@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 
 from coordinator.shell.identity.rate import GUESSES, Bucket, Rate, admitted, wait_ms
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Milliseconds
 
 MAX_PEERS = 4096
@@ -26,12 +26,12 @@ class Guesses:
             now_ms: Monotonic.
 
         Raises:
-            RefusalError: RATE_LIMITED, with how long to wait.
+            HyperGPUError: RATE_LIMITED, with how long to wait.
         """
         with self._lock:
             bucket = self._buckets.get(peer, Bucket())
         if left_ms := wait_ms(self._rate, bucket, now_ms):
-            raise RefusalError(
+            raise HyperGPUError(
                 Reason.RATE_LIMITED, f"too many wrong secrets from {peer}: wait {left_ms} ms"
             )
 

@@ -4,8 +4,8 @@ import threading
 
 from coordinator.shell.journal.interface import Registry
 from coordinator.shell.journal.records import CertificateRecord, NodeRecord
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
-from hypergpu.refusal import Reason, RefusalError
 
 
 class NodeDesk:
@@ -20,23 +20,23 @@ class NodeDesk:
         """Refuse a node that never joined or was revoked, whatever certificate it shows.
 
         Raises:
-            RefusalError: NODE_UNKNOWN or NODE_REVOKED.
+            HyperGPUError: NODE_UNKNOWN or NODE_REVOKED.
         """
         # One look-up in a dictionary needs no lock, and must not wait for a join's transaction.
         is_revoked = self._revoked.get(node)
         if is_revoked is None:
-            raise RefusalError(Reason.NODE_UNKNOWN, f"node {node[:64]} never joined here")
+            raise HyperGPUError(Reason.NODE_UNKNOWN, f"node {node[:64]} never joined here")
         if is_revoked:
-            raise RefusalError(Reason.NODE_REVOKED, f"node {node} was revoked")
+            raise HyperGPUError(Reason.NODE_REVOKED, f"node {node} was revoked")
 
     def check_not_revoked(self, node: NodeId) -> None:
         """Refuse a node that was revoked; one that joins for the first time passes.
 
         Raises:
-            RefusalError: NODE_REVOKED.
+            HyperGPUError: NODE_REVOKED.
         """
         if self._revoked.get(node, False):
-            raise RefusalError(Reason.NODE_REVOKED, f"node {node} was revoked")
+            raise HyperGPUError(Reason.NODE_REVOKED, f"node {node} was revoked")
 
     def admit(self, record: NodeRecord, certificate: CertificateRecord | None = None) -> None:
         """Remember a node that joined, and the certificate it is about to get."""
@@ -50,7 +50,7 @@ class NodeDesk:
         """Turn a node away from now on; certificates that it holds are void.
 
         Raises:
-            RefusalError: NODE_UNKNOWN.
+            HyperGPUError: NODE_UNKNOWN.
         """
         self._set(node, is_revoked=True)
 
@@ -58,12 +58,12 @@ class NodeDesk:
         """Take a revocation back.
 
         Raises:
-            RefusalError: NODE_UNKNOWN.
+            HyperGPUError: NODE_UNKNOWN.
         """
         self._set(node, is_revoked=False)
 
     def _set(self, node: NodeId, *, is_revoked: bool) -> None:
         with self._lock:
             if not self._registry.set_revoked(node, is_revoked=is_revoked):
-                raise RefusalError(Reason.NODE_UNKNOWN, f"node {node[:64]} never joined here")
+                raise HyperGPUError(Reason.NODE_UNKNOWN, f"node {node[:64]} never joined here")
             self._revoked[node] = is_revoked

@@ -4,7 +4,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 MAX_REQUEST_BYTES = 8192
 
@@ -13,8 +13,8 @@ def certificate_request(pem: bytes) -> ec.EllipticCurvePublicKey:
     """The key that asks to be certified.
 
     Raises:
-        RefusalError: REQUEST_INVALID, it is too large, malformed, not signed by its own key, or not
-            of P-256.
+        HyperGPUError: REQUEST_INVALID, it is too large, malformed, not signed by its own key, or
+            not of P-256.
     """
     if len(pem) > MAX_REQUEST_BYTES:
         raise _invalid(f"it has {len(pem)} bytes, at most {MAX_REQUEST_BYTES} are read")
@@ -31,5 +31,5 @@ def certificate_request(pem: bytes) -> ec.EllipticCurvePublicKey:
     return key
 
 
-def _invalid(why: str) -> RefusalError:
-    return RefusalError(Reason.REQUEST_INVALID, f"the certificate request cannot be used: {why}")
+def _invalid(why: str) -> HyperGPUError:
+    return HyperGPUError(Reason.REQUEST_INVALID, f"the certificate request cannot be used: {why}")

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from coordinator.shell.journal.interface import Registry
 from coordinator.shell.journal.records import TokenRecord
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.token import Credential, Role, Token
+from hypergpu.wire.token import Credential, Role, Token
 
 _HASH_CONTEXT = "hypergpu 2025 token secret"
 _ID_BYTES = 6
@@ -48,10 +48,10 @@ class TokenDesk:
         """Make a token. Its secret is in the answer and nowhere else.
 
         Raises:
-            RefusalError: REQUEST_INVALID, a negative time or count.
+            HyperGPUError: REQUEST_INVALID, a negative time or count.
         """
         if grant.ttl_s < 0 or grant.uses < 0:
-            raise RefusalError(Reason.REQUEST_INVALID, "ttl and uses are 0 or more")
+            raise HyperGPUError(Reason.REQUEST_INVALID, "ttl and uses are 0 or more")
         token_id = TokenId(secrets.token_hex(_ID_BYTES))
         secret = secrets.token_urlsafe(_SECRET_BYTES)
         record = TokenRecord(
@@ -78,18 +78,18 @@ class TokenDesk:
         """Void a token for good.
 
         Raises:
-            RefusalError: TOKEN_UNKNOWN.
+            HyperGPUError: TOKEN_UNKNOWN.
         """
         with self._lock:
             if not self._registry.revoke_token(token_id):
-                raise RefusalError(Reason.TOKEN_UNKNOWN, f"there is no token {token_id[:40]!r}")
+                raise HyperGPUError(Reason.TOKEN_UNKNOWN, f"there is no token {token_id[:40]!r}")
             self._tokens[token_id] = replace(self._tokens[token_id], is_revoked=True)
 
     def check(self, credential: Credential, roles: frozenset[Role], now_s: int) -> TokenRecord:
         """Judge the token of a call, in memory. An unknown id takes as long as a wrong secret.
 
         Raises:
-            RefusalError: TOKEN_INVALID, TOKEN_REVOKED, TOKEN_EXPIRED, TOKEN_USED_UP or
+            HyperGPUError: TOKEN_INVALID, TOKEN_REVOKED, TOKEN_EXPIRED, TOKEN_USED_UP or
                 ROLE_FORBIDDEN.
         """
         record = self._right(credential)
@@ -104,7 +104,7 @@ class TokenDesk:
         expired or is used up: its answer may have been lost, or it slept past its certificate.
 
         Raises:
-            RefusalError: as `check`.
+            HyperGPUError: as `check`.
         """
         record = self._right(credential)
         _check_role(record, frozenset({Role.NODE}))
@@ -118,12 +118,12 @@ class TokenDesk:
         The caller has checked the node's signature.
 
         Raises:
-            RefusalError: as `check`.
+            HyperGPUError: as `check`.
         """
         record = self.check_join(credential, node, now_s)
         with self._lock:
             if not self._registry.spend_token(record.token_id, node, now_s):
-                raise RefusalError(
+                raise HyperGPUError(
                     Reason.TOKEN_USED_UP, f"token {record.token_id} has no uses left"
                 )
             spent = self._registry.token(record.token_id) or record
@@ -136,26 +136,26 @@ class TokenDesk:
         presented = _secret_hash(credential.token_id, credential.secret)
         is_right = secrets.compare_digest(presented, record.secret_hash if record else _NOBODY)
         if record is None or not is_right:
-            raise RefusalError(Reason.TOKEN_INVALID, "the token's id or secret is wrong")
+            raise HyperGPUError(Reason.TOKEN_INVALID, "the token's id or secret is wrong")
         return record
 
 
 def _check_role(record: TokenRecord, roles: frozenset[Role]) -> None:
     if record.role not in roles:
         wanted = " or ".join(sorted(role.value for role in roles))
-        raise RefusalError(
+        raise HyperGPUError(
             Reason.ROLE_FORBIDDEN, f"this takes the role {wanted}, not {record.role.value}"
         )
 
 
 def _check_current(record: TokenRecord, now_s: int) -> None:
     if record.is_revoked:
-        raise RefusalError(Reason.TOKEN_REVOKED, f"token {record.token_id} was revoked")
+        raise HyperGPUError(Reason.TOKEN_REVOKED, f"token {record.token_id} was revoked")
     if 0 < record.expires_s <= now_s:
         late_s = now_s - record.expires_s
-        raise RefusalError(Reason.TOKEN_EXPIRED, f"token {record.token_id} expired {late_s} s ago")
+        raise HyperGPUError(Reason.TOKEN_EXPIRED, f"token {record.token_id} expired {late_s} s ago")
     if record.uses_left == 0:
-        raise RefusalError(Reason.TOKEN_USED_UP, f"token {record.token_id} has no uses left")
+        raise HyperGPUError(Reason.TOKEN_USED_UP, f"token {record.token_id} has no uses left")
 
 
 def _secret_hash(token_id: TokenId, secret: str) -> bytes:

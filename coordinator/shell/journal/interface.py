@@ -1,6 +1,6 @@
 """What every journal offers. Calls block until durable: call them from a thread, in any number.
 
-``append`` either writes everything or nothing. A full disk raises `RefusalError` (DISK_FULL) and
+``append`` either writes everything or nothing. A full disk raises `HyperGPUError` (DISK_FULL) and
 leaves the journal as it was. Any other error leaves it open whether the last call took effect: stop
 and start again, a replay finds out.
 """

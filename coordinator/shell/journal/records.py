@@ -5,7 +5,7 @@ from typing import NamedTuple
 import msgspec
 
 from hypergpu.ids import Digest, JobId, NodeId, TokenId
-from hypergpu.token import Role
+from hypergpu.wire.token import Role
 
 
 class UpdateCount(NamedTuple):

@@ -10,8 +10,8 @@ from coordinator.config import Settings
 from hypergpu.chain.profiles import ChainProfile, chain_profile, profile_names
 from hypergpu.chain.profiles.named import NAMED_BY, asked_chain_id, named_chain
 from hypergpu.chain.rpc.transport import HttpTransport
-from hypergpu.files.durable import write_durably
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.files import write_durably
 
 _KNOWN_FILE = "known.json"
 _KNOWN_MOST = 20
@@ -50,14 +50,14 @@ def chain_of(settings: Settings, folder: Path, has_signed: HasSigned) -> FoundCh
         has_signed: By the journal.
 
     Raises:
-        RefusalError: as `named_chain`.
+        HyperGPUError: as `named_chain`.
     """
     taken_for: list[int] = []
 
     def asked(url: str) -> int:
         try:
             chain_id = asked_chain_id(url)
-        except RefusalError as away:
+        except HyperGPUError as away:
             if away.reason is not Reason.CHAIN_UNREACHABLE:
                 raise
             if before := {each.url: each.chain_id for each in _known(folder)}.get(url):
@@ -88,7 +88,7 @@ def remember(folder: Path, url: str, chain_id: int) -> None:
     write_durably(folder / _KNOWN_FILE, msgspec.json.encode([*others, now][-_KNOWN_MOST:]))
 
 
-def ledger_unknown(chain_id: int, why: str, *, is_assumed: bool) -> RefusalError:
+def ledger_unknown(chain_id: int, why: str, *, is_assumed: bool) -> HyperGPUError:
     """Why a job that pays is not taken while the ledger that it is to be signed for is not known.
 
     Args:
@@ -107,14 +107,14 @@ def ledger_unknown(chain_id: int, why: str, *, is_assumed: bool) -> RefusalError
             " HYPERGPU_COORDINATOR_LEDGER_CONTRACT=ADDRESS"
         )
     detail = f"a job that pays is signed for its ledger, and {known}: {why}"
-    return RefusalError(Reason.CHAIN_UNREACHABLE, detail, fix=fix)
+    return HyperGPUError(Reason.CHAIN_UNREACHABLE, detail, fix=fix)
 
 
-def _settled_before(folder: Path, has_signed: HasSigned, away: RefusalError) -> int:
+def _settled_before(folder: Path, has_signed: HasSigned, away: HyperGPUError) -> int:
     """The one chain that an address that does not answer can be of.
 
     Raises:
-        RefusalError: there is none, or there are several.
+        HyperGPUError: there is none, or there are several.
     """
     described = {chain_profile(name).chain_id for name in profile_names()}
     kept = {each.chain_id for each in _known(folder)}
@@ -125,12 +125,12 @@ def _settled_before(folder: Path, has_signed: HasSigned, away: RefusalError) -> 
         named = ", ".join(map(str, found))
         detail = f"{away.detail}; this coordinator has settled on the chains {named}"
         fix = f"start the chain, or say which one it is: {NAMED_BY}"
-        raise RefusalError(away.reason, detail, fix=fix)
+        raise HyperGPUError(away.reason, detail, fix=fix)
     detail = (
         f"{away.detail}; this coordinator has settled on no chain yet, and what nodes earn is"
         " signed for one"
     )
-    raise RefusalError(away.reason, detail, fix=away.fix)
+    raise HyperGPUError(away.reason, detail, fix=away.fix)
 
 
 def _known(folder: Path) -> list[_Known]:

@@ -9,6 +9,7 @@ from coordinator.core.job import Job
 from coordinator.core.metering.accounts import account_of
 from coordinator.shell.journal.ledger.records import Earnings, EpochEnd, ReceiptRecord
 from hypergpu.ids import Address, JobId, Keccak, NodeId
+from hypergpu.jobfile.spec import Pay
 from hypergpu.keys.keyfile import passphrase_beside, stored_secret
 from hypergpu.keys.passphrase import passphrase_of_file
 from hypergpu.ledger.receipt import SignedReceipt, leaf_of
@@ -24,7 +25,6 @@ from hypergpu.ledger.typed import (
 )
 from hypergpu.ledger.voucher import SignedVoucher
 from hypergpu.signature import IdentityKey
-from hypergpu.spec import Pay
 
 KEY_FILE = Path("identity/coordinator.key")
 
@@ -55,7 +55,7 @@ class LedgerDesk:
         """For whom and where the work of a new job counts.
 
         Raises:
-            RefusalError: it pays, on a ledger that nobody knows yet or that nothing settles on.
+            HyperGPUError: it pays, on a ledger that nobody knows yet or that nothing settles on.
         """
         return terms_of(self.address, job_id, self.domain_for(pay))
 
@@ -138,8 +138,8 @@ def coordinator_key(data_dir: Path, passphrase_file: Path | None = None) -> Iden
             the folder.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, the key or its passphrase is damaged or missing, the passphrase
-            is another one, or others can read either.
+        HyperGPUError: FILE_UNUSABLE, the key or its passphrase is damaged or missing, the
+            passphrase is another one, or others can read either.
     """
     path = data_dir / KEY_FILE
     passphrase = (

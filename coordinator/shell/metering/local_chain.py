@@ -19,8 +19,8 @@ from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.errors import RpcError
 from hypergpu.chain.rpc.transport import HttpTransport
-from hypergpu.files.durable import write_durably
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
+from hypergpu.files import write_durably
 from hypergpu.wire.ports import free_ports
 
 log = structlog.get_logger()
@@ -88,7 +88,7 @@ class LocalChain:
         """Start it and keep it running.
 
         Raises:
-            RefusalError: MACHINE_UNFIT, Anvil is not installed or does not start.
+            HyperGPUError: MACHINE_UNFIT, Anvil is not installed or does not start.
         """
         self._anvil.start()
         self._started_at_s = time.monotonic()
@@ -122,8 +122,8 @@ class LocalChain:
         self._start_at_s = now_s + _rest_s(self._starts)
         try:
             self._anvil.start()
-        except (RefusalError, OSError) as broken:
-            why = broken.detail if isinstance(broken, RefusalError) else str(broken)
+        except (HyperGPUError, OSError) as broken:
+            why = broken.detail if isinstance(broken, HyperGPUError) else str(broken)
             self.complaint = f"the local chain ended and does not start again: {why}"
             log.warning("the local chain does not start again", reason=why)
             return

@@ -29,12 +29,12 @@ from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.chain.sent.acts import ActFile
 from hypergpu.chain.signer import Signer
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest, JobId, NodeId
+from hypergpu.jobfile.spec import JobSpec, Pay
 from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.typed import Domain
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
-from hypergpu.spec import JobSpec, Pay
 from hypergpu.units import Wei
 
 log = structlog.get_logger()
@@ -77,7 +77,7 @@ class Settling:
         """Start nothing yet.
 
         Raises:
-            RefusalError: as `chain_of`; FOLDER_UNUSABLE, another process sends with this key.
+            HyperGPUError: as `chain_of`; FOLDER_UNUSABLE, another process sends with this key.
         """
         folder = settings.data_dir / _FOLDER
         owner = Address(key.node_id)
@@ -127,12 +127,12 @@ class Settling:
         is away stops no job. Before that, a job without pay is signed for no chain.
 
         Raises:
-            RefusalError: the job pays, and CHAIN_UNREACHABLE, no ledger is known for sure;
+            HyperGPUError: the job pays, and CHAIN_UNREACHABLE, no ledger is known for sure;
                 SENDING_HALTED, nothing is settled any more.
         """
         if pay.unit_price and (halted := self.state.halted):
             refusal = self.state.refusal
-            raise RefusalError(
+            raise HyperGPUError(
                 Reason.SENDING_HALTED,
                 "no job that pays is taken while nothing is settled:"
                 f" {halted if refusal is None else refusal.detail}",
@@ -183,7 +183,7 @@ class Settling:
             least_s: A chain that says nothing at all is waited for so long at least.
 
         Raises:
-            RefusalError: MACHINE_UNFIT, Anvil is not installed or does not start; CHAIN_WRONG or
+            HyperGPUError: MACHINE_UNFIT, Anvil is not installed or does not start; CHAIN_WRONG or
                 LEDGER_WRONG, what answers is not what was named.
         """
         if self._local is not None:
@@ -198,7 +198,7 @@ class Settling:
             self.stop()
             is_closer = refusal.fix != refusal.reason.value.fix
             fix = refusal.fix if is_closer else _NAMED_BY[refusal.reason]
-            raise RefusalError(refusal.reason, refusal.detail, fix=fix)
+            raise HyperGPUError(refusal.reason, refusal.detail, fix=fix)
         if self.state.height:
             remember(self._folder, self.url, self.account.chain_id)
 
@@ -225,7 +225,7 @@ class Settling:
         """See that the ledger would take a new job's escrow, as far as its chain answers soon.
 
         Raises:
-            RefusalError: ESCROW_SHORT, it would not.
+            HyperGPUError: ESCROW_SHORT, it would not.
         """
         if not spec.pay.unit_price or self.state.failures:
             return
@@ -236,13 +236,13 @@ class Settling:
             return
         if held is not None:
             fix = f"{held.fix}, and submit it again"
-            raise RefusalError(Reason.ESCROW_SHORT, held.why, fix=fix)
+            raise HyperGPUError(Reason.ESCROW_SHORT, held.why, fix=fix)
 
     async def deposit(self, job: Job, escrow: int, *, within_s: float = _DEPOSIT_WITHIN_S) -> None:
         """See an escrow into a block, so that no work counts on it before it is there.
 
         Raises:
-            RefusalError: ESCROW_SHORT, the ledger would refuse it, or the chain did not take it in
+            HyperGPUError: ESCROW_SHORT, the ledger would refuse it, or the chain did not take it in
                 time; what was signed for it stays on its way, and nothing more is.
         """
         self._raising[job.job_id] = escrow
@@ -261,9 +261,9 @@ class Settling:
         while not await asyncio.to_thread(self._pipeline.is_funded, job_id, escrow):
             held = self._pipeline.held.get(job_id)
             if held is not None and held.order == order:
-                raise RefusalError(Reason.ESCROW_SHORT, held.why, fix=held.fix)
+                raise HyperGPUError(Reason.ESCROW_SHORT, held.why, fix=held.fix)
             if self.state.halted or monotonic() >= give_up_at_s:
-                raise RefusalError(
+                raise HyperGPUError(
                     Reason.ESCROW_SHORT,
                     f"an escrow of {escrow} for {job_id} is not on the ledger yet, and no work"
                     f" counts on it before: {self.state.complaint or 'no block has taken it'}",

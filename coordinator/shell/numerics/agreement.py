@@ -12,8 +12,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from hypergpu.compression import RECORD, Scheme
-from hypergpu.layout import Octets
+from hypergpu.tensors.compression import RECORD, Scheme
+from hypergpu.tensors.layout import Octets
 
 _PERIOD_MAX = 64
 _RECORDS_MIN = 4

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hypergpu.compression import GROUP, Scheme, groups
-from hypergpu.layout import Float32s, Octets
-from hypergpu.spec import Outer
+from hypergpu.jobfile.spec import Outer
+from hypergpu.tensors.compression import GROUP, Scheme, groups
+from hypergpu.tensors.layout import Float32s, Octets
 from hypergpu.units import Samples
 
 

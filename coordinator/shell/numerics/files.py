@@ -12,7 +12,7 @@ from coordinator.shell.numerics.request import (
     Reuse,
 )
 from coordinator.shell.numerics.streams import InputError, InputFile, OutputFile
-from hypergpu.codec import update_bytes
+from hypergpu.tensors.codec import update_bytes
 from hypergpu.units import are, several
 
 

@@ -27,7 +27,7 @@ from coordinator.shell.numerics.request import (
 )
 from coordinator.shell.numerics.streams import InputError, Ring
 from coordinator.shell.numerics.sweep import Sweep
-from hypergpu.compression import GROUP, RECORD
+from hypergpu.tensors.compression import GROUP, RECORD
 
 SPAN = 8 * GROUP
 """Values in a span: 1 MiB of float32."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from hypergpu.ids import Digest
-from hypergpu.layout import Layout
-from hypergpu.spec import Outer
+from hypergpu.jobfile.spec import Outer
+from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Samples
 
 Reuse = Callable[[Path, int], bool]

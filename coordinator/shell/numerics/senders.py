@@ -8,8 +8,8 @@ updates sent is halved, for otherwise that sender would decide it. See docs/deci
 import numpy as np
 import numpy.typing as npt
 
-from hypergpu.compression import GROUP, Scheme, TopK, groups
-from hypergpu.layout import Float32s, Octets
+from hypergpu.tensors.compression import GROUP, Scheme, TopK, groups
+from hypergpu.tensors.layout import Float32s, Octets
 
 _LONE_SHARE = np.float32(0.5)
 

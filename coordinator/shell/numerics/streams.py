@@ -18,7 +18,7 @@ import numpy as np
 from coordinator.shell.numerics.request import FoldedFile
 from hypergpu.digest import RunningDigest
 from hypergpu.ids import Digest
-from hypergpu.layout import Float32s, Octets
+from hypergpu.tensors.layout import Float32s, Octets
 
 _CATCH_UP_BYTES = 1 << 20
 

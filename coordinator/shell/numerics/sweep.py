@@ -15,9 +15,9 @@ from coordinator.shell.numerics.files import FoldInputs, FoldOutputs
 from coordinator.shell.numerics.request import FoldRequest
 from coordinator.shell.numerics.senders import SenderMean
 from coordinator.shell.numerics.streams import InputFile, OutputFile, Ring
-from hypergpu.codec import Section, sections_of
-from hypergpu.compression import groups
-from hypergpu.layout import Float32s
+from hypergpu.tensors.codec import Section, sections_of
+from hypergpu.tensors.compression import groups
+from hypergpu.tensors.layout import Float32s
 
 
 class _Span(NamedTuple):

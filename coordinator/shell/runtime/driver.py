@@ -29,9 +29,9 @@ from coordinator.shell.journal.ledger.records import NO_EARNINGS, Earnings
 from coordinator.shell.journal.records import Entry, JournalConflictError, RequestClaim
 from coordinator.shell.runtime import rows
 from coordinator.shell.runtime.room import Room
+from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
 from hypergpu.ledger.terms import Terms
-from hypergpu.refusal import RefusalError
 from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()
@@ -165,7 +165,7 @@ class Driver:
 
         Returns:
             Why the machine refused it, or an empty string once it is durable and acted on. Raises
-            `RefusalError` when the journal had no room for it.
+            `HyperGPUError` when the journal had no room for it.
         """
         room = self.rooms.get(job_id)
         now_ms = room.now_ms() if room else Milliseconds(0)
@@ -183,7 +183,7 @@ class Driver:
         while True:
             try:
                 return await self.submit(job_id, event)
-            except RefusalError as refused:
+            except HyperGPUError as refused:
                 log.warning("an event waits for disk space", job_id=job_id, reason=str(refused))
                 await asyncio.sleep(_RETRY_S)
 
@@ -239,7 +239,7 @@ class Driver:
             return True
         try:
             decision.earnings = await self.in_writer(self._append, decision)
-        except RefusalError as refused:
+        except HyperGPUError as refused:
             for verdict, _ in decision.verdicts:
                 if not verdict.done():
                     verdict.set_exception(refused)
@@ -296,7 +296,7 @@ class Driver:
                     room.next_sequence - 1,
                     rows.state_json(room.job),
                 )
-            except RefusalError as refused:
+            except HyperGPUError as refused:
                 log.warning("no snapshot was written", job_id=job_id, reason=str(refused))
             failpoint("snapshot.written")
 

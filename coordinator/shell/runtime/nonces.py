@@ -4,8 +4,8 @@ import asyncio
 from typing import NamedTuple
 
 from coordinator.shell.node_words import Offer
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.wire.stripes import Stripe
 
 
@@ -42,7 +42,7 @@ class Nonces:
         """The attempt that this stripe belongs to; None when its nonce is a fresh one.
 
         Raises:
-            RefusalError: NONCE_REPLAYED.
+            HyperGPUError: NONCE_REPLAYED.
         """
         mark = self._marks[offer.node]
         if offer.nonce > mark:
@@ -52,8 +52,8 @@ class Nonces:
             if stripe.index not in attempt.begun:
                 return attempt
             detail = f"stripe {stripe.index} was sent under nonce {offer.nonce} before"
-            raise RefusalError(Reason.NONCE_REPLAYED, detail)
-        raise RefusalError(Reason.NONCE_REPLAYED, f"nonce {offer.nonce} is not above {mark}")
+            raise HyperGPUError(Reason.NONCE_REPLAYED, detail)
+        raise HyperGPUError(Reason.NONCE_REPLAYED, f"nonce {offer.nonce} is not above {mark}")
 
     def begin(self, offer: Offer, stripe: Stripe, marking: "asyncio.Future[bool]") -> None:
         """Use a fresh nonce up."""

@@ -18,8 +18,8 @@ from coordinator.shell.runtime.acts.perform import pause, perform_outstanding
 from coordinator.shell.runtime.acts.preparation import layout_made_again
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
+from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
-from hypergpu.refusal import RefusalError
 from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()
@@ -80,7 +80,7 @@ async def take_up(parts: Parts, room: Room) -> None:
     try:
         damage = await _checked(parts, room)
     except Exception as broken:
-        why = broken.told if isinstance(broken, RefusalError) else repr(broken)
+        why = broken.message if isinstance(broken, HyperGPUError) else repr(broken)
         log.exception("a job cannot be taken up", job_id=room.job.job_id)
         damage = ""
         if is_open:
@@ -109,14 +109,14 @@ async def _checked(parts: Parts, room: Room) -> str:
     """Read the job's files. Returns what is wrong with its model and not reported yet.
 
     Raises:
-        RefusalError: Its layout is lost and cannot be made again.
+        HyperGPUError: Its layout is lost and cannot be made again.
     """
     job = room.job
     if job.manifest is not None:
         try:
             manifest = await asyncio.to_thread(stored_manifest, parts.blobs, job.manifest)
             room.entries_of_manifest = manifest_digests(manifest)
-        except RefusalError as missing:
+        except HyperGPUError as missing:
             log.warning("a job's manifest is damaged", job_id=job.job_id, reason=missing.detail)
     await load_layout(parts, room)
     if job.phase in ENDED or job.lost_model:
@@ -128,7 +128,7 @@ async def load_layout(parts: Parts, room: Room) -> None:
     """Find the layout of a job that has a model, or make it again.
 
     Raises:
-        RefusalError: It cannot be made again.
+        HyperGPUError: It cannot be made again.
     """
     job = room.job
     if job.model is None or room.layout is not None:
@@ -149,6 +149,6 @@ def _damage(parts: Parts, job: Job) -> str:
             continue
         try:
             parts.blobs.path(blob.digest)
-        except RefusalError as missing:
+        except HyperGPUError as missing:
             return missing.detail
     return ""

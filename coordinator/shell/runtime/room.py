@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from coordinator.core.job import Job, Work
 from coordinator.shell.clock import JobClock
 from coordinator.shell.journal.records import Entry
-from hypergpu.catalogue.registry import UnknownWorkloadError, find
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.layout import Layout
+from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds
+from hypergpu.workloads.registry import UnknownWorkloadError, find
 
 _RECENT_ENTRIES = 512
 

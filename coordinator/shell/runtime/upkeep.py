@@ -10,7 +10,7 @@ from coordinator.shell import translate
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
 from hypergpu.units import Bytes
 
 log = structlog.get_logger()
@@ -71,7 +71,7 @@ async def collect(parts: Parts) -> Bytes:
             collected = await asyncio.to_thread(
                 parts.blobs.collect, live, mark=mark, spares_older=not is_sure
             )
-        except (RefusalError, OSError) as failed:
+        except (HyperGPUError, OSError) as failed:
             log.warning("blobs were not collected", reason=str(failed))
             return Bytes(0)
     failpoint("collect.done")
@@ -94,7 +94,7 @@ async def store_ledger(parts: Parts) -> None:
     seen = {node: now_ms - (parts.roster.silent_ms(node) or 0) for node in parts.roster.sessions}
     try:
         await parts.driver.in_writer(parts.journal.keep_ledger, seen, counts)
-    except RefusalError as refused:
+    except HyperGPUError as refused:
         log.warning("counters are not stored yet", reason=str(refused))
         for node, count in counts.items():
             parts.roster.count(node, accepted=count.accepted, refused=count.refused)

@@ -7,12 +7,12 @@ from coordinator.shell.identity.rate import Bucket, Rate, admitted
 from coordinator.shell.identity.tokens import TokenDesk
 from coordinator.shell.servicers.wire.handlers import Caller
 from coordinator.shell.servicers.wire.versions import refuse_other_protocol
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import is_node_id
-from hypergpu.token import Role, parse_authorization
 from hypergpu.units import Milliseconds
 from hypergpu.wire.protocol import PROTOCOL_KEY
+from hypergpu.wire.token import Role, parse_authorization
 
 NODE_KEY = "hypergpu-node"
 """Metadata that names the node when there is no TLS, which is on loopback only."""
@@ -52,7 +52,7 @@ class TokenGate:
         try:
             credential = parse_authorization(caller.metadata.get("authorization", ""))
             self._tokens.check(credential, self._roles, unix_s())
-        except RefusalError as refused:
+        except HyperGPUError as refused:
             if refused.reason is Reason.TOKEN_INVALID:
                 self._guesses.failed(host, monotonic_ms())
             raise
@@ -77,27 +77,27 @@ class NodeGate:
         """The caller's id.
 
         Raises:
-            RefusalError: NODE_UNKNOWN, it shows none.
+            HyperGPUError: NODE_UNKNOWN, it shows none.
         """
         shown = caller.certificate_name
         if self._is_plaintext:
             shown = caller.metadata.get(NODE_KEY, "")
         if not is_node_id(shown):
-            raise RefusalError(Reason.NODE_UNKNOWN, f"{shown[:64]!r} is no node's id")
+            raise HyperGPUError(Reason.NODE_UNKNOWN, f"{shown[:64]!r} is no node's id")
         return NodeId(shown)
 
     def check(self, node: NodeId) -> None:
         """Refuse a node that never joined or was revoked.
 
         Raises:
-            RefusalError: NODE_UNKNOWN or NODE_REVOKED.
+            HyperGPUError: NODE_UNKNOWN or NODE_REVOKED.
         """
         self._nodes.check(node)
 
     def _take_header(self, node: NodeId) -> None:
         bucket = admitted(_HEADERS, self._headers.get(node, Bucket()), monotonic_ms())
         if bucket is None:
-            raise RefusalError(Reason.RATE_LIMITED, f"too many update headers from {node}")
+            raise HyperGPUError(Reason.RATE_LIMITED, f"too many update headers from {node}")
         if len(self._headers) >= _NODES_MAX:
             self._headers.clear()
         self._headers[node] = bucket
@@ -107,7 +107,7 @@ def refuse_caller_of_other_protocol(caller: Caller) -> None:
     """Refuse a caller whose metadata names another protocol, or none.
 
     Raises:
-        RefusalError: VERSION_MISMATCH, with the command that upgrades the older side.
+        HyperGPUError: VERSION_MISMATCH, with the command that upgrades the older side.
     """
     spoken = caller.metadata.get(PROTOCOL_KEY, "0")
     refuse_other_protocol(

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from grpc_health.v1 import health_pb2
 
 from coordinator.shell.servicers.wire.handlers import Caller
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 SERVICES = ("", "hypergpu.v1.NodeService", "hypergpu.v1.JobService", "hypergpu.v1.OperatorService")
 METHODS = frozenset({"Check", "Watch"})
@@ -43,7 +43,7 @@ class HealthServicer:
         self, request: health_pb2.HealthCheckRequest, caller: Caller
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         if self._watches >= WATCHES_MAX:
-            raise RefusalError(Reason.RATE_LIMITED, f"{WATCHES_MAX} watches are open: use Check")
+            raise HyperGPUError(Reason.RATE_LIMITED, f"{WATCHES_MAX} watches are open: use Check")
         self._watches += 1
         try:
             while not self._is_closed:

@@ -12,9 +12,9 @@ from coordinator.shell.blobs.interface import BlobReader
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
 from coordinator.shell.servicers.wire import chunks
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
-from hypergpu.layout import Layout
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.wire.stripes import PIECE_BYTES
 
@@ -46,22 +46,22 @@ class Span(NamedTuple):
         """Refuse what a blob of this size does not have.
 
         Raises:
-            RefusalError: OFFSET_MISMATCH.
+            HyperGPUError: OFFSET_MISMATCH.
         """
         # Both come from outside and may be larger than what a file can be asked for.
         if max(self.offset, self.end) > size_bytes:
             detail = f"it has {size_bytes} bytes, not {max(self.offset, self.end)}"
-            raise RefusalError(Reason.OFFSET_MISMATCH, detail)
+            raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
         if self.end and self.end <= self.offset:
             detail = f"a range ends behind its start: {self.offset} to {self.end}"
-            raise RefusalError(Reason.OFFSET_MISMATCH, detail)
+            raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
 
 
 async def pieces(parts: Parts, span: Span) -> AsyncIterator[tuple[int, memoryview]]:
     """A blob, or a range of it, in chunks, each with its own offset.
 
     Raises:
-        RefusalError: BLOB_UNKNOWN, it is missing or damaged; OFFSET_MISMATCH, it ends before.
+        HyperGPUError: BLOB_UNKNOWN, it is missing or damaged; OFFSET_MISMATCH, it ends before.
     """
     loop = asyncio.get_running_loop()
     reader, block = await asyncio.to_thread(_opened, parts, span)
@@ -101,7 +101,7 @@ async def fetch(parts: Parts, node: NodeId, span: Span) -> AsyncIterator[bytes]:
     """Serve a node a blob of the job that it works for.
 
     Raises:
-        RefusalError: BLOB_UNKNOWN, it may not see it or it is not there; NOT_READY, it is damaged
+        HyperGPUError: BLOB_UNKNOWN, it may not see it or it is not there; NOT_READY, it is damaged
             and is being made again, or nobody knows yet what the job consists of.
     """
     room, digest = parts.staffing.room_of(node), span.digest
@@ -110,17 +110,17 @@ async def fetch(parts: Parts, node: NodeId, span: Span) -> AsyncIterator[bytes]:
             yield answer
         return
     if room is None or not _may_see(room, digest):
-        raise RefusalError(Reason.BLOB_UNKNOWN, f"{digest} is no part of this node's work")
+        raise HyperGPUError(Reason.BLOB_UNKNOWN, f"{digest} is no part of this node's work")
     is_model = digest in _model_digests(room.job)
     try:
         async for start, payload in pieces(parts, span):
             yield chunks.fetched(start, payload)
             if is_model:
                 room.bytes_down = Bytes(room.bytes_down + payload.nbytes)
-    except RefusalError as refused:
+    except HyperGPUError as refused:
         if refused.reason is Reason.BLOB_UNKNOWN and await _is_remade(parts, room, digest):
             detail = "the model was damaged on disk and is being made again"
-            raise RefusalError(Reason.NOT_READY, detail) from refused
+            raise HyperGPUError(Reason.NOT_READY, detail) from refused
         raise
 
 
@@ -128,12 +128,12 @@ def _may_see(room: Room, digest: Digest) -> bool:
     """Whether a blob is part of the job.
 
     Raises:
-        RefusalError: NOT_READY, that is not known yet.
+        HyperGPUError: NOT_READY, that is not known yet.
     """
     if digest in _model_digests(room.job) or digest in _data_digests(room):
         return True
     if room.is_recovering:
-        raise RefusalError(Reason.NOT_READY, f"{room.job.job_id} is being taken up again")
+        raise HyperGPUError(Reason.NOT_READY, f"{room.job.job_id} is being taken up again")
     return False
 
 

@@ -13,7 +13,7 @@ from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.servicers.wire.chunks import CHUNK_BYTES, Piece
 from coordinator.shell.servicers.wire.handlers import Requests
 from hypergpu.digest import digest_of
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.patience import Patience
@@ -46,7 +46,7 @@ async def take_in(intake: Intake) -> Bytes:
         The committed offset once the stream has ended or everything is there.
 
     Raises:
-        RefusalError: a gap, too many bytes, a bad value, a silent stream, a full disk. What came
+        HyperGPUError: a gap, too many bytes, a bad value, a silent stream, a full disk. What came
             before it stays committed.
     """
     storing: asyncio.Future[None] | None = None
@@ -73,7 +73,7 @@ async def _batch(intake: Intake) -> list[Piece]:
             break
         intake.patience.came((monotonic_ms() - asked_ms) / 1000)
         if not isinstance(piece, Piece):
-            raise RefusalError(Reason.REQUEST_INVALID, "a header comes first and only once")
+            raise HyperGPUError(Reason.REQUEST_INVALID, "a header comes first and only once")
         batch.append(piece)
         held_bytes += piece.payload.nbytes
     return batch
@@ -97,7 +97,7 @@ async def receive_data(parts: Parts, requests: Requests) -> job_pb2.UploadDataRe
     timeout_ms = parts.settings.read_timeout_ms
     header = await requests.next(timeout_ms)
     if not isinstance(header, job_pb2.DataHeader):
-        raise RefusalError(Reason.REQUEST_INVALID, "the stream begins with a header")
+        raise HyperGPUError(Reason.REQUEST_INVALID, "the stream begins with a header")
     blob = translate.blob_value(header.blob)
     held = await asyncio.to_thread(held_bytes, parts, blob)
     if held == blob.size_bytes:
@@ -119,11 +119,11 @@ def refuse_other_offset(upload: Upload | StripeUpload, offset: int) -> None:
     """Refuse a stream that does not start where the stored bytes end.
 
     Raises:
-        RefusalError: OFFSET_MISMATCH, with the committed offset.
+        HyperGPUError: OFFSET_MISMATCH, with the committed offset.
     """
     if offset != upload.committed_offset:
         detail = f"{offset} came, {upload.committed_offset} is next"
-        raise RefusalError(Reason.OFFSET_MISMATCH, detail)
+        raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
 
 
 def held_bytes(parts: Parts, blob: BlobRef) -> Bytes:

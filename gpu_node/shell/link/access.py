@@ -18,16 +18,16 @@ from gpu_node.shell.link.route import Route
 from gpu_node.shell.state.files import Coordinator, load_coordinator, save_coordinator
 from gpu_node.shell.state.keys import certificate_request_pem, tls_key_pem
 from gpu_node.shell.state.places import Places
-from hypergpu.authority import fetch_authority, split_address
 from hypergpu.digest import digest_of
-from hypergpu.files.durable import write_durably
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.files import write_durably
 from hypergpu.signature import IdentityKey, JoinClaim
-from hypergpu.token import Role, Token
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.authority import fetch_authority, split_address
 from hypergpu.wire.congestion import BBR
 from hypergpu.wire.protocol import PROTOCOL_ENTRY
+from hypergpu.wire.token import Role, Token
 
 log = structlog.get_logger()
 
@@ -51,21 +51,21 @@ async def join(applicant: Applicant, token: Token) -> Coordinator:
     The CA that the address presents is checked against the token before the secret is sent.
 
     Raises:
-        RefusalError: COORDINATOR_UNREACHABLE when no address answers, AUTHORITY_MISMATCH when
+        HyperGPUError: COORDINATOR_UNREACHABLE when no address answers, AUTHORITY_MISMATCH when
             another CA does, ROLE_FORBIDDEN for another role's token, or what the coordinator says.
     """
     if token.role is not Role.NODE:
         detail = f"the token is for a {token.role.value}: a node joins with a node's token"
-        raise RefusalError(Reason.ROLE_FORBIDDEN, detail)
+        raise HyperGPUError(Reason.ROLE_FORBIDDEN, detail)
     failures: list[str] = []
     for address in token.addresses:
         try:
             return await _join_at(address, applicant, token)
-        except RefusalError as refused:
+        except HyperGPUError as refused:
             if refused.reason not in _UNTRUSTWORTHY:
                 raise
             failures.append(refused.detail)
-    raise RefusalError(Reason.COORDINATOR_UNREACHABLE, "; ".join(failures))
+    raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, "; ".join(failures))
 
 
 async def _join_at(address: str, applicant: Applicant, token: Token) -> Coordinator:
@@ -100,12 +100,12 @@ def _join_request(applicant: Applicant, token: Token) -> node_pb2.JoinRequest:
     )
 
 
-def _refusal(address: str, broken: grpc.aio.AioRpcError) -> RefusalError:
+def _refusal(address: str, broken: grpc.aio.AioRpcError) -> HyperGPUError:
     refused = refusal_in(broken)
     if refused is not None:
         return refused
     detail = f"{address}: {why(broken)}"
-    return RefusalError(Reason.COORDINATOR_UNREACHABLE, detail)
+    return HyperGPUError(Reason.COORDINATOR_UNREACHABLE, detail)
 
 
 def _keep(
@@ -113,7 +113,7 @@ def _keep(
 ) -> Coordinator:
     if response.node_id != applicant.identity.node_id:
         detail = f"{address} took this node for {response.node_id[:64]!r}"
-        raise RefusalError(Reason.SIGNATURE_INVALID, detail)
+        raise HyperGPUError(Reason.SIGNATURE_INVALID, detail)
     host, _ = split_address(address)
     shown = f"[{host}]" if ":" in host else host
     coordinator = Coordinator(
@@ -153,7 +153,7 @@ class Access:
         """Host and port of the coordinator's listener for nodes. Reads a small file.
 
         Raises:
-            RefusalError: NODE_NOT_JOINED, or FILE_UNUSABLE.
+            HyperGPUError: NODE_NOT_JOINED, or FILE_UNUSABLE.
         """
         return split_address(self._coordinator().address)
 
@@ -161,7 +161,7 @@ class Access:
         """See to the route before a dial. Blocks.
 
         Raises:
-            RefusalError: NODE_NOT_JOINED, or FILE_UNUSABLE.
+            HyperGPUError: NODE_NOT_JOINED, or FILE_UNUSABLE.
         """
         if self._route is not None:
             self._route.hold(*self.dialled)
@@ -175,7 +175,7 @@ class Access:
         """Calls over a fresh channel with the newest certificate. Reads small files.
 
         Raises:
-            RefusalError: NODE_NOT_JOINED, or FILE_UNUSABLE.
+            HyperGPUError: NODE_NOT_JOINED, or FILE_UNUSABLE.
         """
         coordinator = self._coordinator()
         channel = open_channel(coordinator.address, self._credentials(coordinator))
@@ -227,7 +227,7 @@ class Access:
         coordinator = load_coordinator(self._places)
         if coordinator is None:
             detail = f"{self._places.root} holds no certificate"
-            raise RefusalError(Reason.NODE_NOT_JOINED, detail)
+            raise HyperGPUError(Reason.NODE_NOT_JOINED, detail)
         return coordinator
 
     def _credentials(self, coordinator: Coordinator) -> Credentials | None:
@@ -241,7 +241,7 @@ class Access:
             )
         except OSError as broken:
             detail = f"{broken.filename}: {broken.strerror}: join again"
-            raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
+            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
 
     def _certificate(self) -> x509.Certificate | None:
         if self._coordinator().is_plaintext:

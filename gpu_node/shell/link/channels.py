@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import grpc
 
-from hypergpu.authority import TLS_NAME, split_address
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.wire.authority import TLS_NAME, split_address
 
 OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.max_receive_message_length", 4 << 20),
@@ -38,7 +38,7 @@ def open_channel(address: str, credentials: Credentials | None) -> grpc.aio.Chan
     """A channel to the coordinator; None is plaintext.
 
     Raises:
-        RefusalError: AUTHORITY_MISMATCH, plaintext to another machine.
+        HyperGPUError: AUTHORITY_MISMATCH, plaintext to another machine.
     """
     if credentials is None:
         refuse_distant_plaintext(address)
@@ -56,7 +56,7 @@ def refuse_distant_plaintext(address: str) -> None:
     """Refuse to speak in the clear to anything but this machine.
 
     Raises:
-        RefusalError: AUTHORITY_MISMATCH.
+        HyperGPUError: AUTHORITY_MISMATCH.
     """
     host, _ = split_address(address)
     try:
@@ -65,4 +65,4 @@ def refuse_distant_plaintext(address: str) -> None:
         is_loopback = host == "localhost"
     if not is_loopback:
         detail = f"the token names no CA, so {address} would be spoken to without encryption"
-        raise RefusalError(Reason.AUTHORITY_MISMATCH, detail)
+        raise HyperGPUError(Reason.AUTHORITY_MISMATCH, detail)

@@ -32,8 +32,8 @@ from gpu_node.shell.translate import (
     refuse_other_version,
     version_message,
 )
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 
@@ -138,7 +138,7 @@ class ControlLink:
         try:
             await asyncio.to_thread(self._access.make_way)
             calls = await self._dialled()
-        except RefusalError as refused:
+        except HyperGPUError as refused:
             self._report(LinkRefused(at_ms=monotonic_ms(), reason=why(refused)))
             return
         except TimeoutError as broken:
@@ -169,13 +169,13 @@ class ControlLink:
                 *self.prober.begin(self.send),
             ):
                 await self._listen(call, interval_ms)
-        except (grpc.aio.AioRpcError, RefusalError, TimeoutError) as broken:
+        except (grpc.aio.AioRpcError, HyperGPUError, TimeoutError) as broken:
             return self._ending(broken)
         return LinkLost(at_ms=monotonic_ms(), reason="the coordinator ended the stream")
 
     def _ending(self, broken: Exception) -> Event:
         at_ms = monotonic_ms()
-        refused = broken if isinstance(broken, RefusalError) else None
+        refused = broken if isinstance(broken, HyperGPUError) else None
         if isinstance(broken, grpc.aio.AioRpcError):
             refused = refusal_in(broken)
         if refused is not None and refused.reason in _LASTING:
@@ -199,7 +199,7 @@ class ControlLink:
             await call.write(node_pb2.ControlRequest(hello=hello))
             answer = await call.read()
         if not isinstance(answer, node_pb2.ControlResponse) or not answer.HasField("welcome"):
-            raise RefusalError(Reason.CALL_BROKEN, "the control stream began without a welcome")
+            raise HyperGPUError(Reason.CALL_BROKEN, "the control stream began without a welcome")
         refuse_other_version(answer.welcome.version)
         self.prober.welcomed(answer.welcome, self._access.dialled)
         return max(1, answer.welcome.heartbeat_interval_ms)
@@ -276,7 +276,7 @@ class ControlLink:
         self.prober.stir()
         try:
             assignment = assignment_value(message)
-        except RefusalError as refused:
+        except HyperGPUError as refused:
             self._hand_back(message.lease, refused.detail)
         else:
             if changed := self.earnings.changed_terms(assignment):
@@ -314,7 +314,7 @@ class ControlLink:
                     return
                 await asyncio.sleep(due_s)
                 await self._access.renew(calls)
-            except (grpc.aio.AioRpcError, OSError, RefusalError) as broken:
+            except (grpc.aio.AioRpcError, OSError, HyperGPUError) as broken:
                 # There is a third of its life left for a full disk to be noticed in.
                 log.warning("the certificate was not renewed", reason=why(broken))
                 await asyncio.sleep(self._renewal_retry_s)

@@ -26,7 +26,7 @@ async def first_settled(opened: Callable[[], Calls], *, again_s: float, timeout_
 
     Raises:
         TimeoutError: None has come about.
-        RefusalError: As ``opened``.
+        HyperGPUError: As ``opened``.
     """
     waiting: dict[asyncio.Task[None], Calls] = {}
     try:

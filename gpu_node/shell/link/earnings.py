@@ -8,8 +8,8 @@ import structlog
 from gpu_node.core.assignment import Assignment
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.state.wallet import Wallet
+from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId, NodeId
-from hypergpu.refusal import RefusalError
 from hypergpu.v1 import receipt_pb2
 from hypergpu.wire.ledger import receipt_message, receipt_value, terms_value, voucher_value
 
@@ -44,14 +44,14 @@ class Earnings:
         """Why no work is done for the terms of an assignment; empty: it is."""
         try:
             return self._wallet.changed_terms(assignment.lease.job_id, assignment.terms)
-        except (RefusalError, OSError) as unreadable:
+        except (HyperGPUError, OSError) as unreadable:
             return f"what is held of the job cannot be read: {unreadable}"
 
     async def agree(self, assignment: Assignment) -> None:
         """Remember the terms of work that is about to be sent.
 
         Raises:
-            RefusalError: REQUEST_INVALID, the job's terms were others before.
+            HyperGPUError: REQUEST_INVALID, the job's terms were others before.
             OSError: the disk fails.
         """
         await asyncio.to_thread(self._wallet.agree, assignment.lease.job_id, assignment.terms)
@@ -65,7 +65,7 @@ class Earnings:
                 terms = terms_value(message.terms)
                 await asyncio.to_thread(self._wallet.agree_again, job_id, terms, found[0])
             await asyncio.to_thread(self._wallet.take, job_id, found)
-        except (RefusalError, OSError, ValueError) as broken:
+        except (HyperGPUError, OSError, ValueError) as broken:
             log.warning("receipts were not kept", job_id=message.job_id[:80], reason=str(broken))
             return
         if message.HasField("voucher"):
@@ -76,5 +76,5 @@ class Earnings:
         try:
             signed = voucher_value(message, self._node)
             await asyncio.to_thread(self._wallet.take_voucher, job_id, signed)
-        except (RefusalError, OSError) as broken:
+        except (HyperGPUError, OSError) as broken:
             log.warning("a voucher was not kept", job_id=job_id[:80], reason=str(broken))

@@ -33,7 +33,7 @@ class Lines:
         """The same calls, with as many further connections for bulk as make ``connections``.
 
         Raises:
-            RefusalError: As `Access.calls`.
+            HyperGPUError: As `Access.calls`.
         """
         self._users += 1
         if self._end is not None:

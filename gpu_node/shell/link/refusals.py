@@ -4,12 +4,12 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 _DETAILS_KEY = "grpc-status-details-bin"
 
 
-def refusal_in(broken: grpc.aio.AioRpcError) -> RefusalError | None:
+def refusal_in(broken: grpc.aio.AioRpcError) -> HyperGPUError | None:
     """The coordinator's refusal; None when the call just broke."""
     packed = dict(broken.trailing_metadata() or ()).get(_DETAILS_KEY)
     if not isinstance(packed, bytes):
@@ -23,14 +23,14 @@ def refusal_in(broken: grpc.aio.AioRpcError) -> RefusalError | None:
         return None
     detail = found.metadata["detail"] or status.message
     if found.reason in Reason.__members__:
-        return RefusalError(Reason[found.reason], detail, fix=found.metadata["fix"])
+        return HyperGPUError(Reason[found.reason], detail, fix=found.metadata["fix"])
     # A newer coordinator has reasons that this node does not know: its text still says it all.
-    return RefusalError(Reason.CALL_BROKEN, f"{found.reason}: {detail}")
+    return HyperGPUError(Reason.CALL_BROKEN, f"{found.reason}: {detail}")
 
 
 def why(broken: Exception) -> str:
     """A broken call in a few words."""
-    if isinstance(broken, RefusalError):
+    if isinstance(broken, HyperGPUError):
         return f"{broken.reason.name}: {broken.detail}"
     if isinstance(broken, grpc.aio.AioRpcError):
         refused = refusal_in(broken)

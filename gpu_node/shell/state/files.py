@@ -8,8 +8,8 @@ from gpu_node.core.memory import Memory
 from gpu_node.shell.clock import unix_ms
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.worker.messages import Ready
-from hypergpu.files.durable import write_durably
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.files import write_durably
 
 _NONCES_RESERVED = 1000
 
@@ -29,7 +29,8 @@ def load_memory(places: Places) -> Memory:
     """What the node remembers; nothing on the first start.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, the file is damaged. Forgetting silently could send work twice.
+        HyperGPUError: FILE_UNUSABLE, the file is damaged. Forgetting silently could send work
+        twice.
     """
     if not places.memory.exists():
         return Memory()
@@ -37,7 +38,7 @@ def load_memory(places: Places) -> Memory:
         return msgspec.json.decode(places.memory.read_bytes(), type=Memory)
     except (msgspec.MsgspecError, UnicodeError) as broken:
         detail = f"{places.memory} is damaged: delete it with {places.jobs} to start fresh"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
 
 
 def save_memory(places: Places, memory: Memory) -> None:
@@ -49,7 +50,7 @@ def load_coordinator(places: Places) -> Coordinator | None:
     """Whom the node joined; None before the first join.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, the file is damaged.
+        HyperGPUError: FILE_UNUSABLE, the file is damaged.
     """
     if not places.coordinator.exists():
         return None
@@ -57,7 +58,7 @@ def load_coordinator(places: Places) -> Coordinator | None:
         return msgspec.json.decode(places.coordinator.read_bytes(), type=Coordinator)
     except (msgspec.MsgspecError, UnicodeError) as broken:
         detail = f"{places.coordinator} is damaged: join again"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
 
 
 def save_coordinator(places: Places, coordinator: Coordinator) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from gpu_node.shell.state.places import OWNER_MARK
-from hypergpu.files.durable import write_durably
+from hypergpu.files import write_durably
 from hypergpu.ids import JobId, NodeId
 from hypergpu.ledger.receipt import ReceiptCheck, SignedReceipt, Signers
 from hypergpu.ledger.terms import Terms, kept_terms

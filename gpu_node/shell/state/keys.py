@@ -6,11 +6,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from gpu_node.shell.state.places import Places
-from hypergpu.files.durable import write_durably
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.files import write_durably
 from hypergpu.ids import NodeId
 from hypergpu.keys.keyfile import passphrase_beside, stored_secret
 from hypergpu.keys.passphrase import Passphrase
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 
 
@@ -23,8 +23,8 @@ def identity_key(places: Places, passphrase: Passphrase | None = None) -> Identi
             that the daemon starts without anybody's doing and a copy of the folder opens nothing.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, the key or its passphrase is damaged or missing, the passphrase
-            is another one, or others can read either.
+        HyperGPUError: FILE_UNUSABLE, the key or its passphrase is damaged or missing, the
+            passphrase is another one, or others can read either.
     """
     if passphrase is None:
         passphrase = passphrase_beside(places.root, places.identity)
@@ -47,16 +47,16 @@ def certificate_request_pem(places: Places, node: NodeId) -> bytes:
     """A PKCS#10 request for the TLS key, PEM. The name is a courtesy; the issuer sets its own.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, the TLS key is damaged.
+        HyperGPUError: FILE_UNUSABLE, the TLS key is damaged.
     """
     try:
         key = serialization.load_pem_private_key(tls_key_pem(places), password=None)
     except ValueError as broken:
         detail = f"the TLS key {places.tls_key} is damaged: delete it and join again"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         detail = f"the TLS key {places.tls_key} is not of P-256: delete it and join again"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail)
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node)])
     request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
     return request.public_bytes(serialization.Encoding.PEM)

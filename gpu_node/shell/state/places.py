@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Self
 
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId
-from hypergpu.refusal import Reason, RefusalError
 
 OWNER_MARK = "@"
 """In the name of a job's folder of receipts: between its id and who signs for it."""
@@ -38,7 +38,7 @@ class Places:
         """Make the folder, readable by its owner alone, and lock it.
 
         Raises:
-            RefusalError: STATE_LOCKED, another daemon uses it; FILE_UNUSABLE, it cannot be made.
+            HyperGPUError: STATE_LOCKED, another daemon uses it; FILE_UNUSABLE, it cannot be made.
         """
         try:
             for folder in (self.root, self.blobs, self.datasets, self.jobs):
@@ -46,13 +46,13 @@ class Places:
             lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as broken:
             detail = f"the state folder {self.root} cannot be used: {broken.strerror}"
-            raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
+            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
             detail = f"another node daemon uses {self.root}"
-            raise RefusalError(Reason.STATE_LOCKED, detail) from None
+            raise HyperGPUError(Reason.STATE_LOCKED, detail) from None
         self._lock = lock
         return self
 
@@ -65,7 +65,7 @@ class Places:
     def job(self, job_id: JobId) -> Path:
         """The folder of one job's end states and updates."""
         if Path(job_id).name != job_id or job_id in {"", ".", ".."} or OWNER_MARK in job_id:
-            raise RefusalError(Reason.REQUEST_INVALID, f"{job_id[:80]!r} is no job's id")
+            raise HyperGPUError(Reason.REQUEST_INVALID, f"{job_id[:80]!r} is no job's id")
         return self.jobs / job_id
 
     def ledger_of(self, job_id: JobId, coordinator: Address) -> Path:

@@ -41,13 +41,13 @@ from gpu_node.shell.state.kept import (
     put_damaged_aside,
 )
 from gpu_node.shell.state.places import OWNER_MARK, Places
-from hypergpu.files.durable import write_durably
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.files import write_durably
 from hypergpu.ids import JobId, JobKey, NodeId
 from hypergpu.ledger.receipt import ReceiptCheck, SignedReceipt, Signers
 from hypergpu.ledger.terms import Terms, separator_of
 from hypergpu.ledger.typed import Domain, signer
 from hypergpu.ledger.voucher import SignedVoucher, no_voucher, voucher_fault
-from hypergpu.refusal import Reason, RefusalError
 
 log = structlog.get_logger()
 
@@ -119,14 +119,14 @@ class Wallet:
         """Remember what the work of a job is done for, before it is sent.
 
         Raises:
-            RefusalError: REQUEST_INVALID, the job's terms were others before; those stay.
+            HyperGPUError: REQUEST_INVALID, the job's terms were others before; those stay.
             OSError: the disk fails.
         """
         with self._lock:
             if terms == Terms():
                 return
             if changed := self._changed_terms(job_id, terms):
-                raise RefusalError(Reason.REQUEST_INVALID, changed, fix=_FIX_OF_TERMS)
+                raise HyperGPUError(Reason.REQUEST_INVALID, changed, fix=_FIX_OF_TERMS)
             self._begin(job_id, terms)
 
     def agree_again(self, job_id: JobId, terms: Terms, receipt: SignedReceipt) -> None:
@@ -138,7 +138,7 @@ class Wallet:
             receipt: Of the job. That this node signed its work for those very terms proves them.
 
         Raises:
-            RefusalError: SIGNATURE_INVALID, they are not proven, or contradict what is held.
+            HyperGPUError: SIGNATURE_INVALID, they are not proven, or contradict what is held.
             OSError: the disk fails.
         """
         with self._lock:
@@ -148,7 +148,7 @@ class Wallet:
             fault = fault or self._fault(_check(terms), receipt, terms, receipt.receipt.sequence)
             if fault := fault or self._changed_terms(job_id, terms):
                 detail = f"the terms of {job_id[:80]!r} are not taken up again: {fault}"
-                raise RefusalError(Reason.SIGNATURE_INVALID, detail, fix=_FIX_OF_SIGNED)
+                raise HyperGPUError(Reason.SIGNATURE_INVALID, detail, fix=_FIX_OF_SIGNED)
             self._begin(job_id, terms)
             log.warning("a job's terms were lost and are as its coordinator says", job_id=job_id)
 
@@ -158,7 +158,7 @@ class Wallet:
         One that says something else than the receipt before under its number is kept as a proof.
 
         Raises:
-            RefusalError: SIGNATURE_INVALID, one is not what the coordinator owes this node; those
+            HyperGPUError: SIGNATURE_INVALID, one is not what the coordinator owes this node; those
                 before it are kept.
             OSError: the disk fails.
         """
@@ -185,13 +185,13 @@ class Wallet:
                 self._compare(job, again)
         if fault:
             detail = f"a receipt of {job_id} is not kept: {fault}"
-            raise RefusalError(Reason.SIGNATURE_INVALID, detail, fix=_FIX_OF_SIGNED)
+            raise HyperGPUError(Reason.SIGNATURE_INVALID, detail, fix=_FIX_OF_SIGNED)
 
     def take_voucher(self, job_id: JobId, signed: SignedVoucher) -> None:
         """Keep a voucher that is worth as much as the one before at least.
 
         Raises:
-            RefusalError: SIGNATURE_INVALID, it is not; the one before stays.
+            HyperGPUError: SIGNATURE_INVALID, it is not; the one before stays.
             OSError: the disk fails.
         """
         with self._lock:
@@ -207,7 +207,7 @@ class Wallet:
             )
             if fault:
                 detail = f"a voucher of {job_id} is not kept: {fault}"
-                raise RefusalError(Reason.SIGNATURE_INVALID, detail, fix=_FIX_OF_SIGNED)
+                raise HyperGPUError(Reason.SIGNATURE_INVALID, detail, fix=_FIX_OF_SIGNED)
             write_durably(job.folder / VOUCHER_FILE, msgspec.json.encode(signed))
             job.voucher, job.lacks_voucher = signed, False
 
@@ -277,10 +277,10 @@ class Wallet:
         mine = [job for job in self._jobs.values() if job.job_id == job_id]
         if not mine:
             detail = f"this node agreed to no terms of {job_id[:80]!r}"
-            raise RefusalError(Reason.SIGNATURE_INVALID, detail)
+            raise HyperGPUError(Reason.SIGNATURE_INVALID, detail)
         if key not in {job.terms.job for job in mine}:
             detail = f"something signed for {job_id} is not kept: it is for another job or node"
-            raise RefusalError(Reason.SIGNATURE_INVALID, detail)
+            raise HyperGPUError(Reason.SIGNATURE_INVALID, detail)
         return self._jobs[key]
 
     def _load(self, folder: Path) -> None:

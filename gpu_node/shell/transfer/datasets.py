@@ -17,7 +17,7 @@ from gpu_node.shell.transfer.download import Download
 from gpu_node.shell.translate import blob_value
 from hypergpu.dataset.manifest import checked_paths
 from hypergpu.digest import digest_of_file
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.v1 import tensor_pb2
 
 _AT_ONCE = 8
@@ -28,13 +28,13 @@ def manifest_entries(content: bytes) -> dict[PurePosixPath, BlobRef]:
     """Read a manifest, trusting nothing in it.
 
     Raises:
-        RefusalError: MANIFEST_INVALID, it is malformed or a path leads elsewhere; REQUEST_INVALID,
+        HyperGPUError: MANIFEST_INVALID, it is malformed or a path leads elsewhere; REQUEST_INVALID,
             a digest is malformed.
     """
     try:
         manifest = tensor_pb2.Manifest.FromString(content)
     except DecodeError:
-        raise RefusalError(Reason.MANIFEST_INVALID, "the bytes are no manifest") from None
+        raise HyperGPUError(Reason.MANIFEST_INVALID, "the bytes are no manifest") from None
     paths = checked_paths(entry.path for entry in manifest.entries)
     blobs = (blob_value(entry.blob) for entry in manifest.entries)
     return dict(zip(paths, blobs, strict=True))

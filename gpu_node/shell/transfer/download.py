@@ -18,8 +18,8 @@ from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.patient import patiently
 from gpu_node.shell.transfer.ranges import Early, pieces_over, ranges_of
 from hypergpu.digest import RunningDigest, digest_of, running_digest_of_file
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.wire.patience import Patience, transfer_timeout_s
 
 log = structlog.get_logger()
@@ -32,7 +32,7 @@ class Download:
     """Fetches blobs into the cache, each digest once at a time.
 
     Calls raise `grpc.aio.AioRpcError` when the link breaks, `TimeoutError` when nothing comes, and
-    `RefusalError` for what is unknown or is not what its digest says.
+    `HyperGPUError` for what is unknown or is not what its digest says.
     """
 
     def __init__(self, cache: BlobCache, findings: Findings | None = None) -> None:
@@ -62,7 +62,7 @@ class Download:
                 if len(content) > limit_bytes:
                     break
         if digest_of(content) != digest:
-            raise RefusalError(Reason.DIGEST_MISMATCH, f"{digest} came as something else")
+            raise HyperGPUError(Reason.DIGEST_MISMATCH, f"{digest} came as something else")
         return bytes(content)
 
     async def _fetched(self, calls: Calls, blob: BlobRef) -> Path:
@@ -78,7 +78,7 @@ class Download:
             if await self._received(calls, blob, part) == blob.digest:
                 return self._cache.admit(part, blob.digest)
             part.unlink()
-        raise RefusalError(Reason.DIGEST_MISMATCH, f"{blob.digest} came as something else")
+        raise HyperGPUError(Reason.DIGEST_MISMATCH, f"{blob.digest} came as something else")
 
     async def _received(self, calls: Calls, blob: BlobRef, part: Path) -> Digest:
         """Bring what is missing of a part file; gives the digest of all of it."""
@@ -96,7 +96,7 @@ class Download:
         if running.size_bytes != blob.size_bytes:
             detail = f"{blob.digest} has {blob.size_bytes} bytes, {running.size_bytes} came"
             if running.size_bytes < blob.size_bytes:
-                raise RefusalError(Reason.CALL_BROKEN, detail)
+                raise HyperGPUError(Reason.CALL_BROKEN, detail)
         return running.digest()
 
     async def _append(self, calls: Calls, blob: BlobRef, part: "_Part") -> None:
@@ -155,11 +155,11 @@ class _Part:
         """Add the next piece."""
         if piece.offset != self._next_offset:
             detail = f"byte {piece.offset} came, {self._next_offset} is next"
-            raise RefusalError(Reason.CALL_BROKEN, detail)
+            raise HyperGPUError(Reason.CALL_BROKEN, detail)
         self._next_offset += piece.payload.nbytes
         if self._next_offset > blob.size_bytes:
             detail = f"{blob.digest} is longer than its {blob.size_bytes} bytes"
-            raise RefusalError(Reason.DIGEST_MISMATCH, detail)
+            raise HyperGPUError(Reason.DIGEST_MISMATCH, detail)
         self._batch.append(piece)
         self._held_bytes += piece.payload.nbytes
         if self._held_bytes >= _BATCH_BYTES:

@@ -14,8 +14,8 @@ from gpu_node.shell.supervision import WorkerProcess
 from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.worker.messages import Draw, NotDrawn
 from hypergpu.digest import digest_of_file
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()
@@ -52,8 +52,8 @@ class Drawing:
             found = await asyncio.to_thread(digest_of_file, made)
             if found != initial.digest:
                 detail = f"{found[:12]} was drawn here, {initial.digest[:12]} is the job's"
-                raise RefusalError(Reason.DIGEST_MISMATCH, detail)
-        except (RefusalError, OSError) as unusable:
+                raise HyperGPUError(Reason.DIGEST_MISMATCH, detail)
+        except (HyperGPUError, OSError) as unusable:
             self._out_of_reach.add(initial.digest)
             log.warning("the first model is fetched, not drawn", reason=why(unusable))
             return None
@@ -70,6 +70,6 @@ class Drawing:
         except TimeoutError:
             hangs = f"the worker drew nothing within {self._limit_s:g} s"
             self._worker.end(hangs)
-            raise RefusalError(Reason.WORKER_UNUSABLE, hangs) from None
+            raise HyperGPUError(Reason.WORKER_UNUSABLE, hangs) from None
         if isinstance(reply, NotDrawn):
-            raise RefusalError(Reason.WORKER_UNUSABLE, reply.reason)
+            raise HyperGPUError(Reason.WORKER_UNUSABLE, reply.reason)

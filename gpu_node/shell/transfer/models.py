@@ -15,10 +15,10 @@ from gpu_node.shell.link.refusals import refusal_in, why
 from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.download import Download
 from gpu_node.shell.transfer.drawing import Drawing
-from hypergpu.codec import ApplyError, apply_delta
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.layout import JSON_BYTES_MAX, Layout, LayoutError, layout_from_json
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.tensors.codec import ApplyError, apply_delta
+from hypergpu.tensors.layout import JSON_BYTES_MAX, Layout, LayoutError, layout_from_json
 
 log = structlog.get_logger()
 
@@ -65,7 +65,7 @@ class Models:
             if refusal_in(broken) is None:
                 raise
             reason = why(broken)
-        except (RefusalError, ApplyError, LayoutError, ValueError) as unusable:
+        except (HyperGPUError, ApplyError, LayoutError, ValueError) as unusable:
             reason = why(unusable)
         finally:
             self._cache.discard(delta.blob.digest for delta in missing)
@@ -118,7 +118,7 @@ class Models:
         )
         if found != digest:
             made.unlink()
-            raise RefusalError(Reason.DIGEST_MISMATCH, f"base and delta do not give {digest}")
+            raise HyperGPUError(Reason.DIGEST_MISMATCH, f"base and delta do not give {digest}")
         return made
 
     async def _layout(self, calls: Calls, digest: Digest) -> Layout:

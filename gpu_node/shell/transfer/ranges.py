@@ -10,7 +10,7 @@ from gpu_node.shell.link.bulk import Piece
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.probe.stopwatch import Stopwatch
 from gpu_node.shell.transfer.patient import patiently
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.wire.patience import Patience, transfer_timeout_s
 from hypergpu.wire.stripes import PIECE_BYTES, STRIPE_BYTES_MIN
 
@@ -41,7 +41,7 @@ async def pieces_over(
     Raises:
         grpc.aio.AioRpcError: A connection broke; what was handed on until then is in order.
         TimeoutError: A connection was silent.
-        RefusalError: CALL_BROKEN, a range was not what was asked for.
+        HyperGPUError: CALL_BROKEN, a range was not what was asked for.
     """
     fetch = _Fetch(blob, offset, early, connections=len(lines))
     async with _working(fetch, lines, stopwatch):
@@ -138,14 +138,14 @@ class _Fetch:
             async for piece in pieces:
                 if piece.offset != at or not 0 < piece.payload.nbytes <= end - at:
                     detail = f"bytes {piece.offset} on came, {at} to {end} were asked for"
-                    raise RefusalError(Reason.CALL_BROKEN, detail)
+                    raise HyperGPUError(Reason.CALL_BROKEN, detail)
                 at += piece.payload.nbytes
                 lane.moved(piece.payload.nbytes)
                 async with self._changed:
                     self._held[piece.offset] = piece
                     self._changed.notify_all()
         if at < end:
-            raise RefusalError(Reason.CALL_BROKEN, f"bytes {start} to {end} ended at {at}")
+            raise HyperGPUError(Reason.CALL_BROKEN, f"bytes {start} to {end} ended at {at}")
 
 
 def ranges_of(lines: tuple[Calls, ...], left_bytes: int) -> tuple[Calls, ...]:

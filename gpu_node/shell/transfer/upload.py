@@ -18,9 +18,9 @@ from gpu_node.shell.state.files import Nonces
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.translate import contribution, update_header
 from hypergpu.digest import digest_of_file
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ledger.terms import separator_of
 from hypergpu.ledger.typed import sign
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.patience import transfer_timeout_s
@@ -69,7 +69,7 @@ class Uploader:
 
         Raises:
             grpc.aio.AioRpcError: The call broke or was refused.
-            RefusalError: FILE_UNUSABLE when the update is damaged on this disk, CALL_BROKEN when
+            HyperGPUError: FILE_UNUSABLE when the update is damaged on this disk, CALL_BROKEN when
                 the coordinator ended the call early.
         """
         lease = assignment.lease
@@ -95,7 +95,7 @@ class Uploader:
         if not any(answer.is_accepted for answer in answers):
             arrived = min(answer.committed_offset for answer in answers)
             detail = f"not all of {update.size_bytes} bytes arrived: {arrived} in one stretch"
-            raise RefusalError(Reason.CALL_BROKEN, detail)
+            raise HyperGPUError(Reason.CALL_BROKEN, detail)
         if self._stopwatch is not None:
             # Only the answer tells that everything is there; what left earlier lay in buffers.
             committed = sum(
@@ -129,11 +129,11 @@ class Uploader:
         """After the coordinator found another digest: refuse what is damaged on this side.
 
         Raises:
-            RefusalError: FILE_UNUSABLE.
+            HyperGPUError: FILE_UNUSABLE.
         """
         path = self._places.update(lease.job_id, lease.round)
         if await asyncio.to_thread(digest_of_file, path) != update.digest:
-            raise RefusalError(Reason.FILE_UNUSABLE, f"{path} is damaged on this node's disk")
+            raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path} is damaged on this node's disk")
 
     async def _offsets(
         self, calls: Calls, lease: Lease, update: Update, stripes: tuple[Stripe, ...]
@@ -188,10 +188,10 @@ def _refuse_other_size(path: Path, update: Update) -> None:
         size_bytes = path.stat().st_size
     except OSError as broken:
         detail = f"the update {path}: {broken.strerror}"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
     if size_bytes != update.size_bytes:
         detail = f"the update {path} has {size_bytes} bytes, not {update.size_bytes}"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail)
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail)
 
 
 def _block(path: Path, offset: int, end: int) -> bytes:

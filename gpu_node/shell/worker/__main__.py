@@ -43,7 +43,7 @@ def main() -> int:
 
     from gpu_node.shell.worker.conversation import Conversation
     from gpu_node.shell.worker.workshop import Workshop
-    from hypergpu.catalogue.registry import complaints
+    from hypergpu.workloads.registry import complaints
 
     conversation = Conversation(sys.stdin.buffer, replies, sys.stderr.buffer)
     for complaint in complaints():

@@ -24,7 +24,7 @@ from gpu_node.shell.worker.messages import (
 )
 from gpu_node.shell.worker.shard.watch import ShardAbortedError, ShardError, Watch
 from gpu_node.shell.worker.workshop import Workshop
-from hypergpu.frames import FrameError, frame, read_frame
+from hypergpu.wire.frames import FrameError, frame, read_frame
 
 
 class Conversation:

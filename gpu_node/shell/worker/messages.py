@@ -1,5 +1,4 @@
-"""What the daemon and its worker say to each other, as `hypergpu.frames` on the worker's stdin and
-stdout.
+"""Messages between the daemon and its worker, framed as `hypergpu.wire.frames` says.
 
 The worker is `python -m gpu_node.shell.worker --kind torch|numpy|null`. It says `Ready` once, then
 answers every `Train` with exactly one of `Trained`, `Failed` or `Aborted`, and every `Draw` with

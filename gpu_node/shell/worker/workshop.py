@@ -18,11 +18,11 @@ from gpu_node.shell.worker.shard.watch import ShardError, Watch
 from gpu_node.shell.worker.trainer.interface import Trainer
 from gpu_node.shell.worker.trainer.numpy_trainer import NumpyTrainer
 from gpu_node.shell.worker.trainer.paced import Pace, PacedTrainer
-from hypergpu.catalogue.entry import Entry, OptionError
-from hypergpu.catalogue.registry import BuilderMissingError, build, entries
-from hypergpu.catalogue.workload import DatasetError, numpy_initial, numpy_layout
-from hypergpu.layout import Flat, Layout
+from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes, Milliseconds, several
+from hypergpu.workloads.entry import Entry, OptionError
+from hypergpu.workloads.registry import BuilderMissingError, build, entries
+from hypergpu.workloads.workload import DatasetError, numpy_initial, numpy_layout
 
 _ABILITIES = {"torch": ("torch", "numpy", "null"), "numpy": ("numpy", "null"), "null": ("null",)}
 

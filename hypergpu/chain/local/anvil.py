@@ -20,7 +20,7 @@ import msgspec
 from hypergpu.chain.rpc.client import Call, HttpRpc
 from hypergpu.chain.rpc.errors import RpcError
 from hypergpu.chain.rpc.transport import HttpTransport
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.wire.ports import free_ports
 
 VARIABLE = "HYPERGPU_ANVIL"
@@ -91,7 +91,7 @@ class Anvil:
         """Start it and return once it answers, usually after a tenth of a second.
 
         Raises:
-            RefusalError: MACHINE_UNFIT, it is not installed or does not start.
+            HyperGPUError: MACHINE_UNFIT, it is not installed or does not start.
         """
         program = anvil_program()
         self._log.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ class Anvil:
                 time.sleep(_POLL_S)
         finally:
             rpc.close()
-        raise RefusalError(
+        raise HyperGPUError(
             Reason.MACHINE_UNFIT,
             f"Anvil did not start on port {self.options.port}; its log {self._log} ends: "
             f"{_tail(self._log)}",
@@ -162,7 +162,7 @@ def anvil_program() -> Path:
     """Where Anvil lies: named by the environment, on PATH, or in a ``node_modules`` above here.
 
     Raises:
-        RefusalError: MACHINE_UNFIT, nowhere.
+        HyperGPUError: MACHINE_UNFIT, nowhere.
     """
     if named := os.environ.get(VARIABLE):
         return Path(named)
@@ -174,7 +174,7 @@ def anvil_program() -> Path:
             return program
     if found := shutil.which("anvil"):
         return Path(found)
-    raise RefusalError(
+    raise HyperGPUError(
         Reason.MACHINE_UNFIT,
         "a local chain needs Anvil, which is not installed",
         fix=f"in a clone: npm install; elsewhere name its program: {VARIABLE}=/path/to/anvil",

@@ -16,7 +16,7 @@ from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import Call, HttpRpc
 from hypergpu.chain.rpc.errors import RpcGarbledError
 from hypergpu.chain.rpc.transport import HttpTransport
-from hypergpu.files.durable import write_durably
+from hypergpu.files import write_durably
 
 _ANSWER_BYTES_MAX = 1 << 30
 _WITHIN_S = 60.0

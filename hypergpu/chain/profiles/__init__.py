@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from hypergpu.chain.rpc.client import Pace
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 NONE = "none"
 """No chain: receipts are signed and kept, and settled once one is configured."""
@@ -73,10 +73,10 @@ def chain_profile(name: str) -> ChainProfile:
     """A chain's profile.
 
     Raises:
-        RefusalError: REQUEST_INVALID, there is none of this name.
+        HyperGPUError: REQUEST_INVALID, there is none of this name.
     """
     if name not in profile_names():
-        raise RefusalError(
+        raise HyperGPUError(
             Reason.REQUEST_INVALID,
             f"there is no chain {name!r}; known by name are {', '.join(profile_names())}",
         )

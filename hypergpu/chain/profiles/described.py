@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from hypergpu.chain.profiles import ChainProfile
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 SUFFIX = ".toml"
 _MANUAL = "see docs/chains.md for a whole one"
@@ -18,7 +18,7 @@ def described_profile(path: Path) -> ChainProfile:
     """Read a profile.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it cannot be read, or something in it is wrong or missing.
+        HyperGPUError: FILE_UNUSABLE, it cannot be read, or something in it is wrong or missing.
     """
     try:
         with path.open("rb") as file:
@@ -53,5 +53,5 @@ def _misnamed(tree: dict[str, Any]) -> str:
     return "; ".join(told)
 
 
-def _unusable(path: Path, why: str) -> RefusalError:
-    return RefusalError(Reason.FILE_UNUSABLE, f"the chain profile {path}: {why}", fix=_MANUAL)
+def _unusable(path: Path, why: str) -> HyperGPUError:
+    return HyperGPUError(Reason.FILE_UNUSABLE, f"the chain profile {path}: {why}", fix=_MANUAL)

@@ -11,7 +11,7 @@ from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.errors import RpcError
 from hypergpu.chain.rpc.transport import HttpTransport
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 ANVIL = "anvil"
 """The one that is started beside a coordinator, unless its RPC is named."""
@@ -40,7 +40,7 @@ def named_chain(chain: str, chain_url: str, asked: Callable[[str], int]) -> Name
         asked: Finds out of which chain an address is, as `asked_chain_id` does.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, it is none of these, or without an RPC; FILE_UNUSABLE, the
+        HyperGPUError: ARGUMENT_INVALID, it is none of these, or without an RPC; FILE_UNUSABLE, the
             profile is; CHAIN_UNREACHABLE, an address does not answer.
     """
     if chain.startswith(ADDRESSES):
@@ -51,7 +51,7 @@ def named_chain(chain: str, chain_url: str, asked: Callable[[str], int]) -> Name
     url = chain_url or profile.rpc_url
     if not url and chain != ANVIL:
         detail = f"the chain {chain} has no RPC of its own"
-        raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=_URL_BY)
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=_URL_BY)
     if url:
         transport_to(url)
     return NamedChain(profile, url)
@@ -73,7 +73,7 @@ def asked_chain_id(url: str) -> int:
     """Which chain an RPC says that it is of. Blocks.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, it is no address; CHAIN_UNREACHABLE, it does not answer, or
+        HyperGPUError: ARGUMENT_INVALID, it is no address; CHAIN_UNREACHABLE, it does not answer, or
             is no RPC of a chain.
     """
     rpc = HttpRpc(transport_to(url))
@@ -81,7 +81,7 @@ def asked_chain_id(url: str) -> int:
         return EvmChain(rpc).chain_id()
     except RpcError as away:
         fix = f"start the chain or correct the address; or name both: {NAMED_BY}"
-        raise RefusalError(Reason.CHAIN_UNREACHABLE, str(away), fix=fix) from None
+        raise HyperGPUError(Reason.CHAIN_UNREACHABLE, str(away), fix=fix) from None
     finally:
         rpc.close()
 
@@ -90,13 +90,13 @@ def transport_to(url: str) -> HttpTransport:
     """To an address that can be dialled.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, it cannot.
+        HyperGPUError: ARGUMENT_INVALID, it cannot.
     """
     try:
         return HttpTransport(url)
     except ValueError as wrong:
         fix = "name it like this: http://127.0.0.1:8545"
-        raise RefusalError(Reason.ARGUMENT_INVALID, str(wrong), fix=fix) from None
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, str(wrong), fix=fix) from None
 
 
 def _profile(chain: str) -> ChainProfile:
@@ -109,4 +109,4 @@ def _profile(chain: str) -> ChainProfile:
         return described_profile(Path(chain).expanduser())
     detail = f"there is no chain {chain!r}; known by name are {', '.join(profile_names())}"
     fix = f"name one ({NAMED_BY}), the address of its RPC, or the file of a profile: ./FILE.toml"
-    raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+    raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)

@@ -19,6 +19,7 @@ from hypergpu.chain.rpc.chain import EvmChain, is_of_contract
 from hypergpu.chain.rpc.client import Call
 from hypergpu.chain.rpc.errors import RpcGarbledError, RpcRefusedError
 from hypergpu.chain.rpc.logs import logs
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobKey, NodeId
 from hypergpu.keys.keccak import keccak
 from hypergpu.ledger.audit.facts import (
@@ -30,7 +31,6 @@ from hypergpu.ledger.audit.facts import (
 )
 from hypergpu.ledger.packing import NodeTotals, totals_words
 from hypergpu.ledger.typed import Domain, address_bytes, word_bytes
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Samples, Wei
 
 _PACKED = "(bytes32,uint32,uint32,bytes32,bytes)"
@@ -93,7 +93,7 @@ class JobReader:
             at: The block; None: the newest.
 
         Raises:
-            RefusalError: JOB_UNKNOWN, the ledger does not know the job.
+            HyperGPUError: JOB_UNKNOWN, the ledger does not know the job.
             RpcError: the chain cannot be asked, or its answers cannot be believed.
         """
         head = at or self._chain.head()
@@ -224,7 +224,7 @@ class JobReader:
             if not is_of_contract(refused):
                 raise
             where = f"the ledger {self._domain.contract} on {self._chain.where}"
-            raise RefusalError(
+            raise HyperGPUError(
                 Reason.JOB_UNKNOWN, f"{where} does not know the job {self._job_key}: {refused}"
             ) from refused
 

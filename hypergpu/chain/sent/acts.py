@@ -10,9 +10,9 @@ import msgspec
 
 from hypergpu.chain.rpc.chain import EvmChain, Reception, Sent
 from hypergpu.chain.signer import Draft, Signed, Signer
-from hypergpu.files.durable import write_durably
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.files import write_durably
 from hypergpu.ids import Address
-from hypergpu.refusal import Reason, RefusalError
 
 _FOLDER = "chain"
 _GONE = frozenset(
@@ -53,7 +53,7 @@ class ActFile:
         """Those of a key.
 
         Raises:
-            RefusalError: FILE_UNUSABLE, the file is damaged or cannot be read.
+            HyperGPUError: FILE_UNUSABLE, the file is damaged or cannot be read.
         """
         return tuple(act for act in self._acts() if act.owner == owner)
 
@@ -61,7 +61,7 @@ class ActFile:
         """Keep an act and send it. A new one that the chain does not take is forgotten again.
 
         Raises:
-            RefusalError: FILE_UNUSABLE, it cannot be kept: nothing was sent.
+            HyperGPUError: FILE_UNUSABLE, it cannot be kept: nothing was sent.
             RpcError: nobody knows whether the chain has it: it goes again at the next start.
         """
         before = self._acts()
@@ -78,7 +78,7 @@ class ActFile:
         except FileNotFoundError:
             return []
         except (OSError, msgspec.MsgspecError, UnicodeError) as broken:
-            raise RefusalError(Reason.FILE_UNUSABLE, f"{self.path}: {broken}") from broken
+            raise HyperGPUError(Reason.FILE_UNUSABLE, f"{self.path}: {broken}") from broken
 
     def _write(self, acts: list[Act]) -> None:
         try:
@@ -86,7 +86,7 @@ class ActFile:
             write_durably(self.path, msgspec.json.encode(acts))
         except OSError as broken:
             detail = f"{self.path} cannot be written: {broken.strerror}"
-            raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
+            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
 
 
 def act_of(signer: Signer, draft: Draft, what: str) -> Act:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypergpu.chain.profiles import ChainProfile
 from hypergpu.chain.rpc.answers import Inclusion
 from hypergpu.chain.rpc.chain import EvmChain
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 _WITHIN_S_LEAST = 120.0
 _WITHIN_BLOCKS = 20
@@ -25,7 +25,7 @@ def included(
         fix: What to do when no block takes it.
 
     Raises:
-        RefusalError: CHAIN_UNREACHABLE, no block has it within two minutes, or twenty blocks.
+        HyperGPUError: CHAIN_UNREACHABLE, no block has it within two minutes, or twenty blocks.
         RpcError: the chain cannot be asked.
     """
     within_s = max(_WITHIN_S_LEAST, _WITHIN_BLOCKS * profile.block_ms / 1000)
@@ -36,4 +36,4 @@ def included(
                 return place
         time.sleep(_LOOK_EACH_S)
     detail = f"0x{hashes[-1].hex()} is in no block after {within_s:g} s"
-    raise RefusalError(Reason.CHAIN_UNREACHABLE, detail, fix=fix)
+    raise HyperGPUError(Reason.CHAIN_UNREACHABLE, detail, fix=fix)

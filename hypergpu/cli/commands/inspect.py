@@ -13,7 +13,7 @@ def doctor(*, as_json: AsJson = False) -> None:
     from hypergpu.cli.machine.checks import FAIL
     from hypergpu.cli.machine.doctor import diagnosis
     from hypergpu.cli.show.verdicts import verdict_line
-    from hypergpu.refusal import Reason, RefusalError
+    from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.terminal.output import say, say_json
 
     found = diagnosis()
@@ -24,7 +24,7 @@ def doctor(*, as_json: AsJson = False) -> None:
             say(verdict_line(check))
     failed = [check.name for check in found.checks if check.verdict == FAIL]
     if failed:
-        raise RefusalError(Reason.MACHINE_UNFIT, f"failed: {', '.join(failed)}")
+        raise HyperGPUError(Reason.MACHINE_UNFIT, f"failed: {', '.join(failed)}")
 
 
 def env(*, as_json: AsJson = False) -> None:
@@ -54,7 +54,7 @@ def show(
 ) -> None:
     """Print the effective settings: flag > environment > file > what `up` left > default."""
     from hypergpu.cli.machine.effective import effective_settings
-    from hypergpu.cli.settings import config_file, known_settings
+    from hypergpu.client.settings import config_file, known_settings
     from hypergpu.terminal.output import Column, say, say_json, say_table
 
     found = effective_settings()

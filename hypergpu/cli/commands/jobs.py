@@ -9,13 +9,13 @@ from hypergpu.terminal.commands import group
 from hypergpu.terminal.options import Address, AsJson, JobName, NoConfirmation, TokenFile
 
 if TYPE_CHECKING:
-    from hypergpu.cli.remote.calls import Coordinator
+    from hypergpu.client.calls import Coordinator
 
 app = group("Submit jobs, watch them and take their models.")
 
 
 def _found(coordinator: "Coordinator", name: str | None) -> str:
-    from hypergpu.cli.remote.naming import job_named
+    from hypergpu.client.selection import job_named
 
     return job_named(coordinator.jobs(), name)
 
@@ -30,10 +30,10 @@ def submit(
     token_file: TokenFile = None,
 ) -> None:
     """Check a job file, upload its data and create the job."""
-    from hypergpu.cli.remote.calls import connect
-    from hypergpu.cli.remote.submission import submit_file
-    from hypergpu.cli.remote.views import Submitted
+    from hypergpu.client.calls import connect
+    from hypergpu.client.values import Submitted
     from hypergpu.jobfile import check_data_folder, read_job_file
+    from hypergpu.terminal.submission import submit_file
 
     spec = read_job_file(file)
     check_data_folder(spec, file)
@@ -45,7 +45,7 @@ def submit(
 
 
 def _say_submitted(submitted: "object", *, as_json: bool, is_watched: bool) -> None:
-    from hypergpu.cli.remote.views import Submitted
+    from hypergpu.client.values import Submitted
     from hypergpu.terminal.output import note, say, say_json_line
 
     if not isinstance(submitted, Submitted):
@@ -61,9 +61,9 @@ def _say_submitted(submitted: "object", *, as_json: bool, is_watched: bool) -> N
 @app.command()
 def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFile = None) -> None:
     """List the jobs."""
-    from hypergpu.cli.remote.calls import connect
-    from hypergpu.cli.remote.views import Jobs, job_view
     from hypergpu.cli.show.tables import JOB_COLUMNS, job_row
+    from hypergpu.client.calls import connect
+    from hypergpu.client.values import Jobs, job_view
     from hypergpu.terminal.output import say_json, say_table
 
     with connect(address, token_file) as coordinator:
@@ -84,9 +84,9 @@ def show(
     token_file: TokenFile = None,
 ) -> None:
     """Show one job: phase and why, figures, settings, who works on it."""
-    from hypergpu.cli.remote.calls import connect
-    from hypergpu.cli.remote.views import job_detail
     from hypergpu.cli.show.tables import PARTICIPANT_COLUMNS, job_lines, participant_rows
+    from hypergpu.client.calls import connect
+    from hypergpu.client.values import job_detail
     from hypergpu.terminal.output import say, say_json, say_table
 
     with connect(address, token_file) as coordinator:
@@ -110,17 +110,17 @@ def watch(
     token_file: TokenFile = None,
 ) -> None:
     """Follow a job until it ends; survives restarts of the coordinator."""
-    from hypergpu.cli.remote.calls import connect
+    from hypergpu.client.calls import connect
 
     with connect(address, token_file) as coordinator:
         _follow(coordinator, _found(coordinator, job), as_json=as_json)
 
 
 def _follow(coordinator: "Coordinator", job_id: str, *, as_json: bool) -> None:
-    from hypergpu.cli.show.shown import shown
-    from hypergpu.cli.show.watch import follow
-    from hypergpu.refusal import Reason, RefusalError
+    from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.terminal.output import note
+    from hypergpu.terminal.views import shown
+    from hypergpu.terminal.watch import follow
 
     try:
         with shown(as_json=as_json) as view:
@@ -130,13 +130,13 @@ def _follow(coordinator: "Coordinator", job_id: str, *, as_json: bool) -> None:
         raise
     job = progress.job
     if job is not None and job.phase == "failed":
-        raise RefusalError(Reason.JOB_UNSUCCESSFUL, f"{job_id} failed: {job.reason}")
+        raise HyperGPUError(Reason.JOB_UNSUCCESSFUL, f"{job_id} failed: {job.reason}")
 
 
 @app.command()
 def pause(job: JobName = None, *, address: Address = None, token_file: TokenFile = None) -> None:
     """Let the open round finish and open no other."""
-    from hypergpu.cli.remote.calls import connect
+    from hypergpu.client.calls import connect
     from hypergpu.terminal.output import say
 
     with connect(address, token_file) as coordinator:
@@ -148,8 +148,8 @@ def pause(job: JobName = None, *, address: Address = None, token_file: TokenFile
 @app.command()
 def resume(job: JobName = None, *, address: Address = None, token_file: TokenFile = None) -> None:
     """Go on with a paused job."""
-    from hypergpu.cli.remote.calls import connect
-    from hypergpu.refusal import Reason, RefusalError
+    from hypergpu.client.calls import connect
+    from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.terminal.output import say
 
     with connect(address, token_file) as coordinator:
@@ -158,7 +158,7 @@ def resume(job: JobName = None, *, address: Address = None, token_file: TokenFil
         after = coordinator.job(job_id).job
     if after.phase == "paused":
         detail = f"{job_id} is paused again at once: {after.reason}"
-        raise RefusalError(Reason.JOB_PHASE, detail, fix="mend that as said, then resume it again")
+        raise HyperGPUError(Reason.JOB_PHASE, detail, fix="mend that as said, then resume it again")
     say(f"{job_id} goes on")
 
 
@@ -171,7 +171,7 @@ def stop(
     token_file: TokenFile = None,
 ) -> None:
     """End a job for good, with the model it has."""
-    from hypergpu.cli.remote.calls import connect
+    from hypergpu.client.calls import connect
     from hypergpu.terminal.output import confirm, say
 
     with connect(address, token_file) as coordinator:
@@ -191,9 +191,9 @@ def change(
     """Change settings from the next round on, for example: hypergpu job set lr=0.0005."""
     import msgspec
 
-    from hypergpu.cli.remote.calls import connect
+    from hypergpu.client.calls import connect
     from hypergpu.jobfile import parameter_words, with_parameters
-    from hypergpu.spec import JobSpec
+    from hypergpu.jobfile.spec import JobSpec
     from hypergpu.terminal.failure import usage_error
     from hypergpu.terminal.output import say
 
@@ -220,7 +220,7 @@ def rm(
 ) -> None:
     """Delete an ended job with its journal and blobs."""
     from hypergpu.cli.ledger.showing import owed_by
-    from hypergpu.cli.remote.calls import connect
+    from hypergpu.client.calls import connect
     from hypergpu.terminal.figures import size
     from hypergpu.terminal.output import confirm, note, say
 
@@ -251,9 +251,9 @@ def export(  # noqa: PLR0913 - each is an option
     token_file: TokenFile = None,
 ) -> None:
     """Write the model as safetensors, and its card. An interrupted export goes on where it was."""
-    from hypergpu.cli.remote.calls import connect
-    from hypergpu.cli.remote.export import Order, export_model
-    from hypergpu.cli.remote.views import Exported
+    from hypergpu.client.calls import connect
+    from hypergpu.client.export import Order, export_model
+    from hypergpu.client.values import Exported
     from hypergpu.terminal.figures import size
     from hypergpu.terminal.output import say, say_json
     from hypergpu.terminal.transfer import transfer

@@ -17,7 +17,7 @@ from hypergpu.terminal.options import (
 )
 
 if TYPE_CHECKING:
-    from hypergpu.cli.remote.calls import Coordinator
+    from hypergpu.client.calls import Coordinator
 
 _ChainOfJob = Annotated[
     str, typer.Option("--chain-url", help="RPC of the chain; else what the coordinator uses.")
@@ -30,7 +30,7 @@ Decimals = Annotated[
 
 
 def _found(coordinator: "Coordinator", job: str | None) -> str:
-    from hypergpu.cli.remote.naming import job_named
+    from hypergpu.client.selection import job_named
 
     return job_named(coordinator.jobs(), job)
 
@@ -50,7 +50,7 @@ def show(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Show what a job owes each node, and how far its pay is: promised, recorded, paid, final."""
     from hypergpu.cli.ledger.showing import Listed, ledger_of, say_ledger
-    from hypergpu.cli.remote.calls import connect
+    from hypergpu.client.calls import connect
     from hypergpu.terminal.output import say_json
 
     with connect(address, token_file) as coordinator:
@@ -78,8 +78,8 @@ def verify(
     from hypergpu.cli.ledger.proof.files import verified_file
     from hypergpu.cli.ledger.showing import verification_of
     from hypergpu.cli.ledger.verifying import verdict_lines
-    from hypergpu.cli.remote.calls import connect
-    from hypergpu.refusal import Reason, RefusalError
+    from hypergpu.client.calls import connect
+    from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.terminal.output import say, say_json
     from hypergpu.units import several
 
@@ -98,7 +98,7 @@ def verify(
     if not found.is_sound:
         wrong = several(len(found.faults), "fault")
         detail = f"{found.job}: {wrong} in its receipts or its pay"
-        raise RefusalError(Reason.SIGNATURE_INVALID, detail, fix="show them to its nodes")
+        raise HyperGPUError(Reason.SIGNATURE_INVALID, detail, fix="show them to its nodes")
 
 
 def _amount_or_all(given: str) -> int | None:
@@ -241,7 +241,7 @@ def dispute(
 ) -> None:
     """Write a bundle for each thing that this machine's node can prove was not paid rightly."""
     from hypergpu.cli.ledger.errand import disputed
-    from hypergpu.cli.settings import resolved
+    from hypergpu.client.settings import resolved
     from hypergpu.terminal.output import say, say_json
 
     settings = resolved({"state_dir": str(state_dir) if state_dir else None})

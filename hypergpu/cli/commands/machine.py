@@ -31,9 +31,10 @@ def up(  # noqa: PLR0913 - each is an option
     ] = False,
 ) -> None:
     """Start a coordinator here and print the line that nodes join with."""
-    from hypergpu.cli.machine.up import Listen, SettlingBy, settled_by
+    from hypergpu.cli.machine.up import settled_by
     from hypergpu.cli.machine.up import up as run
-    from hypergpu.cli.settings import resolved
+    from hypergpu.client.settings import resolved
+    from hypergpu.cluster.coordinator import Listen, SettlingBy
 
     settings = resolved({"data_dir": str(data_dir) if data_dir else None})
     at = Listen(
@@ -70,7 +71,7 @@ def join(
 ) -> None:
     """Train on this machine for a coordinator. The first Ctrl-C drains, the second stops."""
     from hypergpu.cli.machine.join import become_node
-    from hypergpu.cli.settings import resolved
+    from hypergpu.client.settings import resolved
 
     settings = resolved({"state_dir": str(state_dir) if state_dir else None})
     folder = Path(settings["state_dir"].value).expanduser()

@@ -15,9 +15,9 @@ _Node = Annotated[str, typer.Argument(help="A node's id or its beginning.")]
 @app.command()
 def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFile = None) -> None:
     """List the nodes with their state and why."""
-    from hypergpu.cli.remote.calls import connect
-    from hypergpu.cli.remote.views import Nodes, node_view
     from hypergpu.cli.show.nodes import NODE_COLUMNS, node_row
+    from hypergpu.client.calls import connect
+    from hypergpu.client.values import Nodes, node_view
     from hypergpu.terminal.output import say_json, say_table
 
     with connect(address, token_file) as coordinator:
@@ -38,10 +38,10 @@ def show(
     token_file: TokenFile = None,
 ) -> None:
     """Show one node: its health with the reason, and everything measured of it."""
-    from hypergpu.cli.remote.calls import connect
-    from hypergpu.cli.remote.naming import node_named
-    from hypergpu.cli.remote.views import NodeDetail, node_view
     from hypergpu.cli.show.nodes import FIGURE_COLUMNS, figure_rows, node_lines
+    from hypergpu.client.calls import connect
+    from hypergpu.client.selection import node_named
+    from hypergpu.client.values import NodeDetail, node_view
     from hypergpu.terminal.output import say, say_json, say_table
 
     with connect(address, token_file) as coordinator:
@@ -60,8 +60,8 @@ def show(
 @app.command()
 def drain(node: _Node, *, address: Address = None, token_file: TokenFile = None) -> None:
     """Let a node finish what it holds and leave."""
-    from hypergpu.cli.remote.calls import connect
-    from hypergpu.cli.remote.naming import node_named
+    from hypergpu.client.calls import connect
+    from hypergpu.client.selection import node_named
     from hypergpu.terminal.output import say
 
     with connect(address, token_file) as coordinator:
@@ -73,8 +73,8 @@ def drain(node: _Node, *, address: Address = None, token_file: TokenFile = None)
 @app.command()
 def revoke(node: _Node, *, address: Address = None, token_file: TokenFile = None) -> None:
     """Shut a node out at once, whatever certificate or token it holds."""
-    from hypergpu.cli.remote.calls import connect
-    from hypergpu.cli.remote.naming import node_named
+    from hypergpu.client.calls import connect
+    from hypergpu.client.selection import node_named
     from hypergpu.terminal.output import say
 
     with connect(address, token_file) as coordinator:
@@ -86,8 +86,8 @@ def revoke(node: _Node, *, address: Address = None, token_file: TokenFile = None
 @app.command()
 def readmit(node: _Node, *, address: Address = None, token_file: TokenFile = None) -> None:
     """Let a revoked node in again; it dials in once it is started."""
-    from hypergpu.cli.remote.calls import connect
-    from hypergpu.cli.remote.naming import node_named
+    from hypergpu.client.calls import connect
+    from hypergpu.client.selection import node_named
     from hypergpu.terminal.output import say
 
     with connect(address, token_file) as coordinator:
@@ -110,7 +110,7 @@ def wallet(
 ) -> None:
     """Show this machine's node: whose key it holds, and what it can prove that it earned."""
     from hypergpu.cli.ledger.wallet import COLUMNS, wallet_lines, wallet_rows, wallet_view
-    from hypergpu.cli.settings import resolved
+    from hypergpu.client.settings import resolved
     from hypergpu.terminal.output import say, say_json, say_table
 
     settings = resolved({"state_dir": str(state_dir) if state_dir else None})

@@ -25,8 +25,8 @@ def export(
 ) -> None:
     """Write all receipts of a job into a file, by which anybody verifies it without you."""
     from hypergpu.cli.ledger.proof.files import exported
-    from hypergpu.cli.remote.calls import connect
-    from hypergpu.cli.remote.naming import job_named
+    from hypergpu.client.calls import connect
+    from hypergpu.client.selection import job_named
     from hypergpu.terminal.output import say, say_json
     from hypergpu.units import several
 
@@ -49,7 +49,7 @@ def check(
 ) -> None:
     """Say who is right in a dispute, by its bundle and by the chain that it names."""
     from hypergpu.cli.ledger.proof.bundle import bundle_checked, bundle_lines
-    from hypergpu.refusal import Reason, RefusalError
+    from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.terminal.output import say, say_json
 
     found = bundle_checked(bundle, chain_url)
@@ -60,4 +60,4 @@ def check(
             say(line)
     if found.is_right is False:
         detail = f"{bundle} does not prove that something is {found.claim}: {found.faults[0]}"
-        raise RefusalError(Reason.SIGNATURE_INVALID, detail, fix="ask its node for another one")
+        raise HyperGPUError(Reason.SIGNATURE_INVALID, detail, fix="ask its node for another one")

@@ -30,12 +30,12 @@ def create(
     token_file: TokenFile = None,
 ) -> None:
     """Make a token; it is shown once."""
-    from hypergpu.cli.remote.calls import connect
-    from hypergpu.cli.remote.views import TokenMade
+    from hypergpu.client.calls import connect
+    from hypergpu.client.values import TokenMade
     from hypergpu.jobfile.values import Wrong, duration_ms
     from hypergpu.terminal.failure import usage_error
     from hypergpu.terminal.output import note, say, say_json
-    from hypergpu.token import Role
+    from hypergpu.wire.token import Role
 
     ttl_ms = duration_ms(ttl)
     if isinstance(ttl_ms, Wrong):
@@ -57,9 +57,9 @@ def create(
 @app.command()
 def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFile = None) -> None:
     """List the tokens, without their secrets."""
-    from hypergpu.cli.remote.calls import connect
-    from hypergpu.cli.remote.views import Tokens, token_view
     from hypergpu.cli.show.tables import TOKEN_COLUMNS, token_row
+    from hypergpu.client.calls import connect
+    from hypergpu.client.values import Tokens, token_view
     from hypergpu.terminal.output import say_json, say_table
 
     with connect(address, token_file) as coordinator:
@@ -79,8 +79,8 @@ def revoke(
     token_file: TokenFile = None,
 ) -> None:
     """Make a token worthless. Nodes that joined with it stay."""
-    from hypergpu.cli.remote.calls import connect
-    from hypergpu.cli.remote.naming import token_named
+    from hypergpu.client.calls import connect
+    from hypergpu.client.selection import token_named
     from hypergpu.terminal.output import confirm, say
 
     with connect(address, token_file) as coordinator:

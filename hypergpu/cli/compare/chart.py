@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from hypergpu import svg
 from hypergpu.cli.compare.comparison import Comparison
 from hypergpu.cli.compare.curves import Amount, Level, levels, moved_bytes, seconds
 from hypergpu.cli.compare.outcome import EXTRAPOLATED
-from hypergpu.picture import svg
 from hypergpu.terminal.figures import size, span
 from hypergpu.units import are, several
 

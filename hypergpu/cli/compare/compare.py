@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from hypergpu.cli.cluster.folder import RunFolder, require_own, run_folder
 from hypergpu.cli.compare.chart import comparison_svg
 from hypergpu.cli.compare.comparison import Comparison, standings
 from hypergpu.cli.compare.order import Errand, Order, all_errands, errands
 from hypergpu.cli.compare.outcome import Outcome, Report, UnmeasuredError, outcome
 from hypergpu.cli.compare.running import Prospect, kept_report, key_of, prospect, ran
 from hypergpu.cli.compare.table import outcome_text
+from hypergpu.cluster.folder import RunFolder, require_own, run_folder
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile import read_job_file
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.terminal.failure import usage_error
 from hypergpu.units import several
 
@@ -37,7 +37,7 @@ def compared(order: Order, say: Say) -> tuple[Comparison, Files]:
     """Run what has not been run, one after the other, and put it side by side.
 
     Raises:
-        RefusalError: The order, the job, the world and this machine do not fit; or a run failed.
+        HyperGPUError: The order, the job, the world and this machine do not fit; or a run failed.
     """
     read_job_file(order.job)
     require_own(RunFolder(order.out, _MARK, (_RUNS, JSON_NAME, CHART_NAME)))
@@ -123,7 +123,7 @@ def _outcome(behind: tuple[Errand, ...], reports: dict[str, Report]) -> Outcome:
         return outcome(first.strategy, first.seed, [reports[each.name] for each in behind])
     except UnmeasuredError as short:
         detail = f"{behind[-1].name}: {short}"
-        raise RefusalError(Reason.JOB_UNSUCCESSFUL, detail, fix="see its logs") from short
+        raise HyperGPUError(Reason.JOB_UNSUCCESSFUL, detail, fix="see its logs") from short
 
 
 def _written(found: Comparison, out: Path) -> Files:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from hypergpu.cli.compare.outcome import Outcome
-from hypergpu.cli.show.history import EvaluationPoint
+from hypergpu.client.history import EvaluationPoint
 
 POINTS = 160
 Amount = Callable[[EvaluationPoint], float]

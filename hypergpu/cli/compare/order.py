@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hypergpu.jobfile.problem import listed, nearest
-from hypergpu.spec import STRATEGIES
+from hypergpu.jobfile.spec import STRATEGIES
 from hypergpu.terminal.failure import usage_error
 
 BACKENDS = ("proxy", "tunnel", "tc")
@@ -50,7 +50,7 @@ def checked_order(order: Order) -> Order:
     """The same order, once it can be meant.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, a word in it names nothing.
+        HyperGPUError: ARGUMENT_INVALID, a word in it names nothing.
     """
     for strategy in order.strategies:
         if strategy not in STRATEGIES:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from hypergpu.cli.show.history import EvaluationPoint, Reached, RoundPoint
+from hypergpu.client.history import EvaluationPoint, Reached, RoundPoint
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 
 MEASURED = "measured"

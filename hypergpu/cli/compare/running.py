@@ -10,14 +10,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from hypergpu.cli.cluster.leash import leashed
 from hypergpu.cli.compare.order import Errand
 from hypergpu.cli.compare.outcome import Report
-from hypergpu.cli.machine.children import kill_group, program, start
+from hypergpu.cluster.leash import leashed
+from hypergpu.cluster.processes import kill_group, program, start
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 from hypergpu.ids import Digest
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.terminal.failure import RemoteFailureError
 
 END_WITHIN_S = 60.0
 _ERROR = re.compile(r"^(?:\x1b\[\d+m)?error (\d+): (.*?)\.? Fix: (.*?)(?:\x1b\[0m)?$")
@@ -95,7 +94,7 @@ def ran(errand: Errand, key: Digest, folder: Path) -> Report:
 
     Raises:
         RemoteFailureError: netsim refused it or gave up.
-        RefusalError: CHILD_ENDED, it ended without saying why.
+        HyperGPUError: CHILD_ENDED, it ended without saying why.
     """
     place = Place(folder / errand.name)
     place.report.unlink(missing_ok=True)
@@ -144,7 +143,7 @@ def _failure(errand: Errand, status: int, place: Place) -> Exception:
             what = f"{errand.name}: {found[2]}"
             return RemoteFailureError(number=int(found[1]), detail=what, fix=found[3])
     detail = f"{errand.name} ended with status {status} and without a report"
-    return RefusalError(Reason.CHILD_ENDED, detail, fix=f"read {place.said}")
+    return HyperGPUError(Reason.CHILD_ENDED, detail, fix=f"read {place.said}")
 
 
 def interrupt_on_term() -> None:

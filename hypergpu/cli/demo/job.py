@@ -4,7 +4,7 @@ import importlib.util
 from typing import NamedTuple
 
 from hypergpu.jobfile import parse_job
-from hypergpu.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec
 
 
 class Plan(NamedTuple):

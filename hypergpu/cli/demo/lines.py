@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hypergpu.cli.machine.children import program
+from hypergpu.cluster.processes import program
 from hypergpu.terminal.failure import usage_error
 
 NONE = "none"
@@ -21,7 +21,7 @@ def run_over_lines(net: str, nodes: int, arguments: Sequence[str]) -> None:
         arguments: Of `hypergpu demo`.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, there is no such net.
+        HyperGPUError: ARGUMENT_INVALID, there is no such net.
     """
     if net not in NETS:
         raise usage_error(f"--net {net}: there is no such net", f"choose one of {', '.join(NETS)}")

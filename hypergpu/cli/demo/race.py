@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hypergpu.cli.show.history import History, RoundPoint, reached
+from hypergpu.client.history import History, RoundPoint, reached
 from hypergpu.terminal.figures import span
 from hypergpu.terminal.output import Column
 from hypergpu.units import Milliseconds

@@ -6,9 +6,9 @@ from msgspec.structs import replace
 
 from hypergpu.cli.demo.job import Plan
 from hypergpu.cli.demo.race import Race, Runner, extrapolated_sync, measured, unknown_sync
-from hypergpu.cli.show.history import History
+from hypergpu.client.history import History
 from hypergpu.jobfile import with_strategy
-from hypergpu.spec import Evaluation, JobSpec, Pay
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay
 
 SYNC_ROUNDS = 4
 SYNC_ROUNDS_SHORT = 2

@@ -7,8 +7,6 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from hypergpu.cli.cluster.cluster import Cluster
-from hypergpu.cli.cluster.folder import RunFolder, run_folder
 from hypergpu.cli.demo.job import METERINGS, Plan, plan
 from hypergpu.cli.demo.race import COLUMNS, Race, footnotes, rows
 from hypergpu.cli.demo.rivals import raced
@@ -16,21 +14,23 @@ from hypergpu.cli.demo.settlement import ACCOUNTS_NAME, chain_here, settled
 from hypergpu.cli.demo.stakes import stake_before_work
 from hypergpu.cli.demo.summary import FILE_NAME, Summary, summary_lines, summary_of, write_summary
 from hypergpu.cli.ledger.account import ledger_view
-from hypergpu.cli.remote.calls import Coordinator
-from hypergpu.cli.remote.export import Order, export_model
-from hypergpu.cli.remote.views import JobView
-from hypergpu.cli.show.history import History
-from hypergpu.cli.show.progress import Progress, with_note
-from hypergpu.cli.show.recording import RecordingView
-from hypergpu.cli.show.shown import shown
-from hypergpu.cli.show.watch import Watched
+from hypergpu.client.calls import Coordinator
+from hypergpu.client.export import Order, export_model
+from hypergpu.client.history import History
+from hypergpu.client.values import JobView
+from hypergpu.cluster.cluster import Cluster
+from hypergpu.cluster.folder import RunFolder, run_folder
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile import spec_json
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.sites import told_sites
-from hypergpu.spec import JobSpec
 from hypergpu.terminal.failure import usage_error
 from hypergpu.terminal.figures import span
 from hypergpu.terminal.output import is_rich, say, say_table
+from hypergpu.terminal.progress import Progress, with_note
+from hypergpu.terminal.recording import RecordingView
+from hypergpu.terminal.views import shown
+from hypergpu.terminal.watch import Watched
 
 GIVE_UP_AFTER_S = 300.0
 VICTIM = 1
@@ -54,7 +54,7 @@ def demonstrate(
         metering: How receipts reach the chain.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, there is no such metering, or no chain for it; DEMO_MISSED,
+        HyperGPUError: ARGUMENT_INVALID, there is no such metering, or no chain for it; DEMO_MISSED,
             the accuracy was missed or the job did not finish; FILE_UNUSABLE, the folder has things
             of such names that no demo left.
     """
@@ -140,7 +140,7 @@ def _finished(progress: Progress) -> JobView:
     job = progress.job
     if job is None or job.phase != "finished":
         why = "unknown" if job is None else f"{job.phase}: {job.reason}"
-        raise RefusalError(Reason.DEMO_MISSED, f"the job did not finish ({why})")
+        raise HyperGPUError(Reason.DEMO_MISSED, f"the job did not finish ({why})")
     return job
 
 
@@ -155,7 +155,7 @@ class Trainer:
         """See `Train`.
 
         Raises:
-            RefusalError: DEMO_MISSED, it did not finish.
+            HyperGPUError: DEMO_MISSED, it did not finish.
         """
         job_id = self._coordinator.create_job(spec_json(spec), None)
         say()
@@ -185,9 +185,9 @@ def _followed(
                 watched.progress = with_note(watched.progress, text)
                 view.say(text)
             if dead := fault.dead():
-                raise RefusalError(Reason.DEMO_MISSED, f"{dead[0]} ended by itself")
+                raise HyperGPUError(Reason.DEMO_MISSED, f"{dead[0]} ended by itself")
             if time.monotonic() > give_up_at_s:
-                raise RefusalError(Reason.DEMO_MISSED, f"not done after {GIVE_UP_AFTER_S:.0f} s")
+                raise HyperGPUError(Reason.DEMO_MISSED, f"not done after {GIVE_UP_AFTER_S:.0f} s")
         return watched.progress
     finally:
         watched.close()
@@ -246,4 +246,4 @@ def _conclude(summary: Summary, model_bytes: int, chosen: Plan, folder: Path) ->
     say(f"written    {path}, {folder / ACCOUNTS_NAME}, {folder / 'model'}")
     if summary.accuracy < chosen.target:
         detail = f"accuracy {summary.accuracy:.4f} is below {chosen.target}"
-        raise RefusalError(Reason.DEMO_MISSED, detail)
+        raise HyperGPUError(Reason.DEMO_MISSED, detail)

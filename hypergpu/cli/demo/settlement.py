@@ -13,9 +13,9 @@ from hypergpu.cli.demo.stakes import said_of_stakes
 from hypergpu.cli.ledger.account import LedgerView, paid_in_all
 from hypergpu.cli.ledger.showing import Listed, ledger_of, say_ledger, verification_of
 from hypergpu.cli.ledger.verifying import verdict_lines
-from hypergpu.cli.machine.up import SettlingBy
-from hypergpu.cli.remote.calls import Coordinator
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.client.calls import Coordinator
+from hypergpu.cluster.coordinator import SettlingBy
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.sites import Sites
 from hypergpu.terminal.failure import usage_error
 from hypergpu.terminal.output import say
@@ -49,7 +49,7 @@ def chain_here(sites: Sites | None, metering: str) -> Chain:
     """Anvil, where it is installed and its port can be reached from here.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, there is no such metering; or it is not the usual one, and
+        HyperGPUError: ARGUMENT_INVALID, there is no such metering; or it is not the usual one, and
             no chain for it.
     """
     if metering not in METERINGS:
@@ -76,7 +76,7 @@ def _no_chain(sites: Sites | None) -> str:
 
     try:
         anvil_program()
-    except RefusalError as missing:
+    except HyperGPUError as missing:
         return missing.detail
     return ""
 
@@ -90,7 +90,7 @@ def settled(coordinator: Coordinator, job_id: str, accounts: Path) -> Settled:
         accounts: Gets all of it: when the demo is over, nobody can be asked any more.
 
     Raises:
-        RefusalError: DEMO_MISSED, nodes were not paid to the last unit, or a receipt is unsound.
+        HyperGPUError: DEMO_MISSED, nodes were not paid to the last unit, or a receipt is unsound.
     """
     view = _waited(coordinator, job_id)
     accounts.write_bytes(msgspec.json.format(msgspec.json.encode(view), indent=2) + b"\n")
@@ -102,12 +102,12 @@ def settled(coordinator: Coordinator, job_id: str, accounts: Path) -> Settled:
     for line in verdict_lines(found):
         say(line)
     if not found.is_sound:
-        raise RefusalError(Reason.DEMO_MISSED, f"the pay is not sound: {found.faults[0]}")
+        raise HyperGPUError(Reason.DEMO_MISSED, f"the pay is not sound: {found.faults[0]}")
     earned = sum(int(node.earned) for node in view.nodes)
     paid = paid_in_all(view)
     if view.chain is not None and paid != earned:
         why = view.chain.halted or view.chain.complaint or "the chain has not got so far"
-        raise RefusalError(Reason.DEMO_MISSED, f"{paid} of {earned} was paid: {why}")
+        raise HyperGPUError(Reason.DEMO_MISSED, f"{paid} of {earned} was paid: {why}")
     if said := said_of_stakes(view):
         say(said)
     counted = recorded(view)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from hypergpu.cli.ledger.account import LedgerView
 from hypergpu.cli.ledger.wallet import KEY_FILE
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys.keyfile import passphrase_beside, stored_secret
 from hypergpu.ledger.typed import Domain, address_bytes
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 from hypergpu.terminal.output import say
 from hypergpu.units import several
@@ -33,7 +33,7 @@ def stake_before_work(view: LedgerView, folders: Sequence[Path]) -> None:
         folders: The nodes' state folders; their daemons are not running.
 
     Raises:
-        RefusalError: CHAIN_UNREACHABLE, the ledger does not get into a block, or a stake does not.
+        HyperGPUError: CHAIN_UNREACHABLE, the ledger does not get into a block, or a stake does not.
     """
     if view.chain is None or not view.chain_id:
         return
@@ -77,5 +77,5 @@ def _wait_for_ledger(chain: "EvmChain", domain: Domain) -> None:
     while not chain.code(address_bytes(domain.contract)):
         if time.monotonic() > deadline_s:
             detail = f"the ledger {domain.contract} is in no block after {_THERE_WITHIN_S:g} s"
-            raise RefusalError(Reason.CHAIN_UNREACHABLE, detail)
+            raise HyperGPUError(Reason.CHAIN_UNREACHABLE, detail)
         time.sleep(_LOOK_EACH_S)

@@ -6,7 +6,7 @@ import msgspec
 
 from hypergpu.cli.demo.race import Race
 from hypergpu.cli.demo.settlement import Settled
-from hypergpu.cli.remote.views import JobView
+from hypergpu.client.values import JobView
 from hypergpu.terminal.figures import size, span
 
 FILE_NAME = "summary.json"

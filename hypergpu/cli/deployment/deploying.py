@@ -18,9 +18,9 @@ from hypergpu.cli.deployment.ground import Ground
 from hypergpu.cli.deployment.offer import Offer, creation
 from hypergpu.cli.deployment.options import LedgerOptions
 from hypergpu.cli.deployment.record import Attempt, Record, RecordFile
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
 from hypergpu.ledger.typed import address_bytes
-from hypergpu.refusal import Reason, RefusalError
 
 _ON_ITS_WAY = frozenset({Reception.TAKEN, Reception.KNOWN})
 _WHAT = "deploy"
@@ -72,7 +72,7 @@ class Deployment:
         """See that no other ledger was made or is on its way.
 
         Raises:
-            RefusalError: FILE_PRESENT, one was or is.
+            HyperGPUError: FILE_PRESENT, one was or is.
             RpcError: the chain cannot be asked.
         """
         before = self._file.newest(self.own)
@@ -85,7 +85,7 @@ class Deployment:
                 f" {self._profile.chain_id} already"
             )
             fix = f"use it: HYPERGPU_COORDINATOR_LEDGER_CONTRACT={before.address}; {_AGAIN}"
-            raise RefusalError(Reason.FILE_PRESENT, detail, fix=fix)
+            raise HyperGPUError(Reason.FILE_PRESENT, detail, fix=fix)
         if self._chain.next_nonce(self._signer.address) > before.nonce:
             if self._place(before) is not None:
                 return
@@ -93,10 +93,10 @@ class Deployment:
             fix = (
                 f"run it again, the chain's RPC may be behind; if something else was sent, {_AGAIN}"
             )
-            raise RefusalError(Reason.FILE_PRESENT, detail, fix=fix)
+            raise HyperGPUError(Reason.FILE_PRESENT, detail, fix=fix)
         if before.newest.options != options:
             detail = f"a ledger with other options is on its way: {before.address} ({name})"
-            raise RefusalError(Reason.FILE_PRESENT, detail, fix="to take its place: --again")
+            raise HyperGPUError(Reason.FILE_PRESENT, detail, fix="to take its place: --again")
 
     def foreseen(self, offer: Offer, options: LedgerOptions) -> Deployed:
         """What would be sent."""
@@ -107,7 +107,7 @@ class Deployment:
         """Make the ledger, and return once it is in a block.
 
         Raises:
-            RefusalError: CHAIN_WRONG, the chain does not take it, or it failed; CHAIN_UNREACHABLE,
+            HyperGPUError: CHAIN_WRONG, the chain does not take it, or it failed; CHAIN_UNREACHABLE,
                 no block has it yet; FILE_UNUSABLE, what is signed cannot be kept.
             RpcError: the chain cannot be asked.
         """
@@ -117,12 +117,12 @@ class Deployment:
         if reception not in _ON_ITS_WAY and self._place(record) is None:
             detail = f"the chain does not take {newest.name}: {reception.value}: {words}"
             fix = "mend that, and run it again: it goes on with the same ledger"
-            raise RefusalError(Reason.CHAIN_WRONG, detail, fix=fix)
+            raise HyperGPUError(Reason.CHAIN_WRONG, detail, fix=fix)
         fix = "run it again: it goes on with the same ledger, and offers more where fees have risen"
         place = included(self._chain, self._profile, record.hashes, fix=fix)
         if not place.is_success:
             detail = f"0x{place.hash.hex()} failed in block {place.block_number}: nothing was made"
-            raise RefusalError(Reason.CHAIN_WRONG, detail, fix="run it again with more gas money")
+            raise HyperGPUError(Reason.CHAIN_WRONG, detail, fix="run it again with more gas money")
         (mined,) = [each for each in record.attempts if each.act.hash == place.hash]
         told = self._told(record.address, offer, mined.options)
         return msgspec.structs.replace(

@@ -22,10 +22,10 @@ from hypergpu.chain.rpc.errors import RpcError
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.chain.signer import Signer
 from hypergpu.cli.ledger.holding import COORDINATOR_KEY_FILE, coordinator_key, opened
-from hypergpu.cli.settings import chain_meant, resolved
+from hypergpu.client.settings import chain_meant, resolved
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
 from hypergpu.keys.keyfile import stored_address
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 
 
@@ -53,18 +53,18 @@ class Place(NamedTuple):
         """The chain that is meant, one that is there.
 
         Raises:
-            RefusalError: as `named_chain`; ARGUMENT_INVALID, none is named.
+            HyperGPUError: as `named_chain`; ARGUMENT_INVALID, none is named.
         """
         chain, chain_url = self._meant
         if chain == NONE:
             chain = chain_url or NONE
         fix = f"name one that is there: {NAMED_BY}, or --chain-url URL"
         if chain == NONE:
-            raise RefusalError(Reason.ARGUMENT_INVALID, "no chain is named", fix=fix)
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, "no chain is named", fix=fix)
         found = named_chain(chain, chain_url, asked_chain_id)
         if not found.url:
             detail = f"the chain {chain} is started by the coordinator, which makes its own ledger"
-            raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
         return found
 
     @property
@@ -95,7 +95,7 @@ def key_view(place: Place) -> KeyView:
     """Whose key this machine's coordinator has; one is made where there is none.
 
     Raises:
-        RefusalError: the key, its folder or the chain refuses.
+        HyperGPUError: the key, its folder or the chain refuses.
     """
     path = place.folder / COORDINATOR_KEY_FILE
     if not path.exists():
@@ -114,16 +114,16 @@ def ground(place: Place, found: NamedChain) -> Iterator[Ground]:
     """Act with the coordinator's key, which nobody else uses on that chain meanwhile.
 
     Raises:
-        RefusalError: CHAIN_WRONG, the RPC is of another chain; FOLDER_UNUSABLE, the coordinator
+        HyperGPUError: CHAIN_WRONG, the RPC is of another chain; FOLDER_UNUSABLE, the coordinator
             runs; CHAIN_UNREACHABLE, the chain does not answer; the key refuses.
     """
     signer = Signer(opened_key(place))
     with chain_at(found) as chain:
         try:
             lock = KeyLock(usual_locks(), found.profile.chain_id, Address(signer.node_id))
-        except RefusalError as used:
+        except HyperGPUError as used:
             fix = "end the coordinator first, and start it afterwards with: hypergpu up"
-            raise RefusalError(used.reason, used.detail, fix=fix) from None
+            raise HyperGPUError(used.reason, used.detail, fix=fix) from None
         try:
             yield Ground(chain, found.profile, signer)
         finally:
@@ -135,7 +135,7 @@ def looked_at(place: Place, found: NamedChain) -> Iterator[Ground]:
     """The same, for who sends nothing: the coordinator may run, and no key is made.
 
     Raises:
-        RefusalError: CHAIN_WRONG, the RPC is of another chain; CHAIN_UNREACHABLE, the chain does
+        HyperGPUError: CHAIN_WRONG, the RPC is of another chain; CHAIN_UNREACHABLE, the chain does
             not answer; the key refuses, or there is none.
     """
     signer = Signer(coordinator_key(place.folder, place.passphrase_file))
@@ -148,7 +148,7 @@ def chain_at(found: NamedChain) -> Iterator[EvmChain]:
     """The chain itself, seen to be the one that its profile is for.
 
     Raises:
-        RefusalError: CHAIN_WRONG, it is another one; CHAIN_UNREACHABLE, it does not answer.
+        HyperGPUError: CHAIN_WRONG, it is another one; CHAIN_UNREACHABLE, it does not answer.
     """
     rpc = HttpRpc(HttpTransport(found.url), found.profile.pace)
     try:
@@ -158,12 +158,12 @@ def chain_at(found: NamedChain) -> Iterator[EvmChain]:
             detail = (
                 f"the RPC at {rpc.where} is of chain {chain_id}, not of {found.profile.chain_id}"
             )
-            raise RefusalError(Reason.CHAIN_WRONG, detail)
+            raise HyperGPUError(Reason.CHAIN_WRONG, detail)
         yield chain
     except RpcError as broken:
         # Most name the RPC themselves; a key in its address is said by none.
         where = "" if rpc.where in str(broken) else f"{rpc.where}: "
-        raise RefusalError(Reason.CHAIN_UNREACHABLE, f"{where}{broken}") from None
+        raise HyperGPUError(Reason.CHAIN_UNREACHABLE, f"{where}{broken}") from None
     finally:
         rpc.close()
 
@@ -172,7 +172,7 @@ def opened_key(place: Place) -> IdentityKey:
     """The coordinator's key, made where there is none.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it cannot be made, or does not open.
+        HyperGPUError: FILE_UNUSABLE, it cannot be made, or does not open.
     """
     folder, path = place.folder, place.folder / COORDINATOR_KEY_FILE
     try:
@@ -180,5 +180,5 @@ def opened_key(place: Place) -> IdentityKey:
     except OSError as broken:
         detail = f"nothing can be kept in {folder}: {broken.strerror}"
         fix = "choose a folder that you may write: --data-dir FOLDER"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
     return opened(folder, path, place.passphrase_file)

@@ -12,9 +12,9 @@ from hypergpu.chain.rpc.chain import EvmChain, is_of_contract
 from hypergpu.chain.rpc.client import Call
 from hypergpu.chain.rpc.errors import RpcGarbledError, RpcRefusedError
 from hypergpu.cli.deployment.options import LedgerOptions, faults
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
 from hypergpu.ledger.typed import address_bytes
-from hypergpu.refusal import Reason, RefusalError
 
 _BASE_FEE_TIMES = 2
 _SPARE_PERCENT = 115
@@ -87,13 +87,13 @@ def refuse_lacking(lacks: list[Lack]) -> None:
     """Say all that is lacking at once.
 
     Raises:
-        RefusalError: something is.
+        HyperGPUError: something is.
     """
     if not lacks:
         return
     fixes = list(dict.fromkeys(lack.fix for lack in lacks))
     detail = "; ".join(lack.what for lack in lacks)
-    raise RefusalError(lacks[0].reason, detail, fix="; ".join(fixes))
+    raise HyperGPUError(lacks[0].reason, detail, fix="; ".join(fixes))
 
 
 def token_lacks(chain: EvmChain, chain_id: int, token: Address) -> list[Lack]:

@@ -66,7 +66,7 @@ def options_of(given: Given, own: Address, window_s: int) -> LedgerOptions:
         window_s: The usual one of the chain.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, something is no address.
+        HyperGPUError: ARGUMENT_INVALID, something is no address.
     """
     arbiters = tuple(address_of(each, "--arbiter") for each in given.arbiters) or (own,)
     window_s = window_s if given.window_s is None else given.window_s

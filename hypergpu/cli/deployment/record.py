@@ -7,9 +7,9 @@ import msgspec
 
 from hypergpu.chain.sent.acts import Act
 from hypergpu.cli.deployment.options import LedgerOptions
-from hypergpu.files.durable import write_durably
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.files import write_durably
 from hypergpu.ids import Address
-from hypergpu.refusal import Reason, RefusalError
 
 _FOLDER = "chain"
 
@@ -62,7 +62,7 @@ class RecordFile:
         """The newest of a key.
 
         Raises:
-            RefusalError: FILE_UNUSABLE, the file is damaged or cannot be read.
+            HyperGPUError: FILE_UNUSABLE, the file is damaged or cannot be read.
         """
         own = [record for record in self._records() if record.coordinator == coordinator]
         return own[-1] if own else None
@@ -71,7 +71,7 @@ class RecordFile:
         """Keep a record; it takes the place of an earlier one of the same key and nonce.
 
         Raises:
-            RefusalError: FILE_UNUSABLE, it cannot be written.
+            HyperGPUError: FILE_UNUSABLE, it cannot be written.
         """
         others = [
             each
@@ -83,7 +83,7 @@ class RecordFile:
             write_durably(self.path, msgspec.json.encode([*others, record]))
         except OSError as broken:
             detail = f"{self.path} cannot be written: {broken.strerror}"
-            raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
+            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
 
     def _records(self) -> list[Record]:
         try:
@@ -91,4 +91,4 @@ class RecordFile:
         except FileNotFoundError:
             return []
         except (OSError, msgspec.MsgspecError, UnicodeError) as broken:
-            raise RefusalError(Reason.FILE_UNUSABLE, f"{self.path}: {broken}") from broken
+            raise HyperGPUError(Reason.FILE_UNUSABLE, f"{self.path}: {broken}") from broken

@@ -37,7 +37,8 @@ def deploy(place: Place, given: Given, manner: Manner) -> None:
     """Make a ledger, or say what making one would take.
 
     Raises:
-        RefusalError: something is lacking or does not fit; one is there already; the chain refuses.
+        HyperGPUError: something is lacking or does not fit; one is there already; the chain
+        refuses.
     """
     found = place.named()
     if found.warning:

@@ -110,7 +110,7 @@ def ledger_view(job_id: str, answer: job_pb2.GetLedgerResponse) -> LedgerView:
     """A coordinator's answer as plain data.
 
     Raises:
-        RefusalError: REQUEST_INVALID, its terms are malformed.
+        HyperGPUError: REQUEST_INVALID, its terms are malformed.
     """
     terms = terms_value(answer.terms)
     return LedgerView(

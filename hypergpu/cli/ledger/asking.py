@@ -3,10 +3,10 @@
 from hypergpu.chain.profiles import NONE
 from hypergpu.chain.profiles.named import NAMED_BY, asked_chain_id, named_chain, profile_of
 from hypergpu.cli.ledger.account import ledger_view
-from hypergpu.cli.remote.calls import connect
-from hypergpu.cli.settings import chain_meant, resolved
+from hypergpu.client.calls import connect
+from hypergpu.client.settings import chain_meant, resolved
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ledger.typed import Domain
-from hypergpu.refusal import Reason, RefusalError
 
 
 def nodes_rpc(given: str, ledger: Domain, job_id: str) -> str:
@@ -18,14 +18,14 @@ def nodes_rpc(given: str, ledger: Domain, job_id: str) -> str:
         job_id: The job.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, none is known.
+        HyperGPUError: ARGUMENT_INVALID, none is known.
     """
     profile, _ = profile_of(ledger.chain_id)
     found = given or profile.rpc_url or _of_coordinator(ledger, job_id)
     if not found:
         detail = f"no RPC of chain {ledger.chain_id} is known here"
         fix = "name one: --chain-url URL; hypergpu ledger show says which one the coordinator asks"
-        raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
     return found
 
 
@@ -33,7 +33,7 @@ def operators_rpc(given: str) -> str:
     """That of the chain that this machine's coordinator is to settle on, by its settings.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, no chain is named, or one that a coordinator starts itself;
+        HyperGPUError: ARGUMENT_INVALID, no chain is named, or one that a coordinator starts itself;
             or as `named_chain`.
     """
     setting, chain_url = chain_meant(resolved({"chain_url": given}))
@@ -41,12 +41,12 @@ def operators_rpc(given: str) -> str:
         return chain_url
     if setting == NONE:
         fix = f"name it: {NAMED_BY}, or --chain-url URL"
-        raise RefusalError(Reason.ARGUMENT_INVALID, "no chain is named", fix=fix)
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, "no chain is named", fix=fix)
     found = named_chain(setting, "", asked_chain_id)
     if not found.url:
         detail = f"the chain {setting} is started by the coordinator, which posts its bond itself"
         fix = "nothing is to be done: it is play money; else name the chain: --chain-url URL"
-        raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
     return found.url
 
 
@@ -55,7 +55,7 @@ def _of_coordinator(ledger: Domain, job_id: str) -> str:
     try:
         with connect() as coordinator:
             view = ledger_view(job_id, coordinator.ledger(job_id))
-    except RefusalError:
+    except HyperGPUError:
         return ""
     is_same = (view.chain_id, view.contract) == (ledger.chain_id, ledger.contract)
     return view.chain.url if view.chain is not None and is_same else ""

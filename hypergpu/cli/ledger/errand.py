@@ -28,13 +28,13 @@ from hypergpu.cli.ledger.holding import (
 from hypergpu.cli.ledger.reading import job_fact, ledger_at, standings, token_decimals
 from hypergpu.cli.ledger.repeated import repeats
 from hypergpu.cli.ledger.wallet import KEY_FILE, MENDED_BY, OWNER_MARK
-from hypergpu.cli.settings import resolved
+from hypergpu.client.settings import resolved
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, NodeId
 from hypergpu.keys.keyfile import stored_address
 from hypergpu.ledger.audit.dispute import decoded_dispute, disputes, encoded_dispute
 from hypergpu.ledger.receipt import Signers
 from hypergpu.ledger.typed import Domain
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.terminal.output import note, say, say_json
 from hypergpu.units import are, several
 
@@ -107,7 +107,7 @@ def disputed(state_dir: Path, job: str | None, *, chain_url: str, out: Path) -> 
     """Write a bundle for everything that a node can prove was not paid as it should be.
 
     Raises:
-        RefusalError: the wallet, the chain or the disk refuses.
+        HyperGPUError: the wallet, the chain or the disk refuses.
     """
     held = held_of(state_dir, job)
     if not held.terms.domain.chain_id:
@@ -133,7 +133,7 @@ def disputed(state_dir: Path, job: str | None, *, chain_url: str, out: Path) -> 
             path.write_bytes(encoded_dispute(dispute))
         except OSError as broken:
             detail = f"{path} cannot be written: {broken.strerror}"
-            raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
+            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
         files.append(str(path))
     own = next((each for each in fact.accounts if each.node == node), None)
     voided = own.voided if own else 0
@@ -162,7 +162,7 @@ def on_ledger(
     """Open the node's key, reach the ledger of its jobs, act, and say what came of it.
 
     Raises:
-        RefusalError: the key, the wallet, the chain or the contract refuses.
+        HyperGPUError: the key, the wallet, the chain or the contract refuses.
     """
     given, passphrase_file, job = whose
     state_dir = _state_dir(given)
@@ -178,7 +178,7 @@ def claim_job(to: str | None, *, whose: Whose, where: Where, as_json: bool) -> N
     """Take what the node of this machine is owed for a job.
 
     Raises:
-        RefusalError: the key, the wallet, the chain or the contract refuses.
+        HyperGPUError: the key, the wallet, the chain or the contract refuses.
     """
     given, _, job = whose
     held = held_of(_state_dir(given), job)
@@ -200,7 +200,7 @@ def as_operator(
     """Open the coordinator's key while no coordinator uses it, act, and say what came of it.
 
     Raises:
-        RefusalError: FOLDER_UNUSABLE, the coordinator runs; or the key, the chain or the contract
+        HyperGPUError: FOLDER_UNUSABLE, the coordinator runs; or the key, the chain or the contract
             refuses.
     """
     given, passphrase_file, contract = whose
@@ -222,9 +222,9 @@ def as_operator(
 def _sole_use(domain: Domain, address: Address) -> KeyLock:
     try:
         return KeyLock(usual_locks(), domain.chain_id, address)
-    except RefusalError as used:
+    except HyperGPUError as used:
         fix = "end the coordinator first, and start it afterwards with: hypergpu up"
-        raise RefusalError(used.reason, used.detail, fix=fix) from used
+        raise HyperGPUError(used.reason, used.detail, fix=fix) from used
 
 
 @repeats("--state-dir")
@@ -232,14 +232,14 @@ def enforce_bundle(bundle: Path, *, whose: Whose, chain_url: str, as_json: bool)
     """Have a ledger act on a bundle, whoever made it, by the key of this machine's node.
 
     Raises:
-        RefusalError: the bundle, the key, the chain or the contract refuses.
+        HyperGPUError: the bundle, the key, the chain or the contract refuses.
     """
     given, passphrase_file, _ = whose
     try:
         content = bundle.read_bytes()
     except OSError as broken:
         detail = f"{bundle} cannot be read: {broken.strerror}"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
     dispute = decoded_dispute(content, source=str(bundle))
     key, domain = node_key(_state_dir(given), passphrase_file), dispute.signers.domain
     with ledger_at(nodes_rpc(chain_url, domain, "")) as chain:

@@ -14,13 +14,13 @@ from hypergpu.cli.ledger.wallet import (
     job_of,
     terms_in,
 )
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.keys.keyfile import passphrase_beside, stored_secret
 from hypergpu.keys.passphrase import passphrase_of_file
 from hypergpu.ledger.receipt import SignedReceipt
 from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.voucher import SignedVoucher
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 
 COORDINATOR_KEY_FILE = Path("identity/coordinator.key")
@@ -45,12 +45,12 @@ def node_key(state_dir: Path, passphrase_file: Path | None = None) -> IdentityKe
     """The node's key, opened by its passphrase file, or by the one beside its folder.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, there is none, or it does not open.
+        HyperGPUError: FILE_UNUSABLE, there is none, or it does not open.
     """
     path = state_dir / KEY_FILE
     if not path.exists():
         detail = f"there is no node's key in {state_dir}"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail, fix="name its folder: --state-dir")
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix="name its folder: --state-dir")
     return opened(state_dir, path, passphrase_file)
 
 
@@ -58,13 +58,13 @@ def coordinator_key(data_dir: Path, passphrase_file: Path | None = None) -> Iden
     """The coordinator's key, as `node_key`.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, there is none, or it does not open.
+        HyperGPUError: FILE_UNUSABLE, there is none, or it does not open.
     """
     path = data_dir / COORDINATOR_KEY_FILE
     if not path.exists():
         detail = f"there is no coordinator's key in {data_dir}"
         fix = "name its folder: --data-dir; the first hypergpu up makes folder and key"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail, fix=fix)
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix)
     return opened(data_dir, path, passphrase_file)
 
 
@@ -87,7 +87,7 @@ def held_on_ledger(state_dir: Path, job: str | None) -> Held:
     """What is held of a job; of any where none is named and all that count on one share a ledger.
 
     Raises:
-        RefusalError: as `held_of`.
+        HyperGPUError: as `held_of`.
     """
     if job is None:
         sound = [each.name for each in job_folders(state_dir) if _has_terms(each)]
@@ -107,7 +107,7 @@ def held_of(state_dir: Path, job: str | None) -> Held:
             have a job of that id, with ``@`` and the address that signs for it.
 
     Raises:
-        RefusalError: JOB_UNKNOWN, it holds nothing of it, or of several; FILE_UNUSABLE, a file is
+        HyperGPUError: JOB_UNKNOWN, it holds nothing of it, or of several; FILE_UNUSABLE, a file is
             damaged.
     """
     folders = job_folders(state_dir)
@@ -119,7 +119,7 @@ def held_of(state_dir: Path, job: str | None) -> Held:
         named = [job_of(each) if ids[job_of(each)] == 1 else each.name for each in folders]
         names = ", ".join(named) or "nothing"
         detail = f"the wallet in {state_dir} holds {names}: name one job of it"
-        raise RefusalError(Reason.JOB_UNKNOWN, detail, fix="see hypergpu node wallet")
+        raise HyperGPUError(Reason.JOB_UNKNOWN, detail, fix="see hypergpu node wallet")
     folder = meant[0]
     terms = terms_in(folder)
     try:
@@ -130,14 +130,14 @@ def held_of(state_dir: Path, job: str | None) -> Held:
             stored = (folder / CONFLICT_FILE).read_bytes()
             receipts.append(msgspec.json.decode(stored, type=SignedReceipt))
     except (OSError, msgspec.MsgspecError, UnicodeError) as broken:
-        raise RefusalError(Reason.FILE_UNUSABLE, f"{folder}: {broken}") from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{folder}: {broken}") from broken
     return Held(job_of(folder), terms, receipts, voucher, kept.damage, damaged)
 
 
 def _has_terms(folder: Path) -> bool:
     try:
         terms_in(folder)
-    except RefusalError:
+    except HyperGPUError:
         return False
     return True
 

@@ -15,11 +15,11 @@ from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.errors import RpcError, RpcGarbledError, RpcRefusedError
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.cli.ledger.account import Standing
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobKey, NodeId
 from hypergpu.ledger.audit.facts import JobFact
 from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.typed import Domain, address_bytes, word_bytes
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.terminal.transfer import counted
 
 _DECIMALS_MAX = 36
@@ -33,13 +33,13 @@ def ledger_at(url: str) -> Iterator[EvmChain]:
     whose RPC it is; one on this machine is its owner's, and asked as fast as it answers.
 
     Raises:
-        RefusalError: CHAIN_UNREACHABLE, it does not answer; ARGUMENT_INVALID, that is no address.
+        HyperGPUError: CHAIN_UNREACHABLE, it does not answer; ARGUMENT_INVALID, that is no address.
     """
     try:
         transport = HttpTransport(url)
     except ValueError as wrong:
         fix = "name it like this: --chain-url http://127.0.0.1:8545"
-        raise RefusalError(Reason.ARGUMENT_INVALID, str(wrong), fix=fix) from None
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, str(wrong), fix=fix) from None
     try:
         profile, assumed = profile_of(EvmChain(HttpRpc(transport)).chain_id())
         is_own = bool(assumed) and transport.is_loopback
@@ -48,7 +48,7 @@ def ledger_at(url: str) -> Iterator[EvmChain]:
     except RpcError as broken:
         # Most name the RPC themselves; a key in its address is said by none.
         where = "" if transport.where in str(broken) else f"{transport.where}: "
-        raise RefusalError(Reason.CHAIN_UNREACHABLE, f"{where}{broken}") from None
+        raise HyperGPUError(Reason.CHAIN_UNREACHABLE, f"{where}{broken}") from None
     finally:
         transport.close()
 
@@ -79,8 +79,8 @@ def job_fact(chain: EvmChain, ledger: Domain, job: JobKey) -> JobFact:
     """A job's whole history, off the chain.
 
     Raises:
-        RefusalError: CHAIN_WRONG or LEDGER_WRONG, the ledger is not there; JOB_UNKNOWN, it does not
-            know the job.
+        HyperGPUError: CHAIN_WRONG or LEDGER_WRONG, the ledger is not there; JOB_UNKNOWN, it does
+            not know the job.
         RpcError: the chain cannot be asked.
     """
     recognised(chain, ledger)
@@ -109,13 +109,13 @@ def second_look(chain: EvmChain, fact: JobFact) -> JobFact:
     read first stands where it has forgotten how that block was.
 
     Raises:
-        RefusalError: CHAIN_UNREACHABLE, the block was reorganised away meanwhile.
+        HyperGPUError: CHAIN_UNREACHABLE, the block was reorganised away meanwhile.
         RpcError: the chain cannot be asked.
     """
     (block,) = chain.blocks([fact.block])
     if block is None or block.hash.hex() != fact.block_hash:
         detail = f"block {fact.block} was reorganised away while the job was read"
-        raise RefusalError(Reason.CHAIN_UNREACHABLE, detail, fix="run it again")
+        raise HyperGPUError(Reason.CHAIN_UNREACHABLE, detail, fix="run it again")
     with counted("reading the job's blocks once more") as report:
         try:
             return JobReader(chain, fact.domain, fact.job, report).fact(block)

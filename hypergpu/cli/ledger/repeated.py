@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -29,13 +29,13 @@ def repeats(option: str) -> Callable[[Callable[_Given, _Result]], Callable[_Give
         def called(*args: _Given.args, **given: _Given.kwargs) -> _Result:
             try:
                 return function(*args, **given)
-            except RefusalError as refused:
+            except HyperGPUError as refused:
                 whose = given.get("whose")
                 folder = whose[0] if isinstance(whose, tuple) else None
                 if not isinstance(folder, Path):
                     raise
                 fix = with_folder(refused.fix, option, folder)
-                raise RefusalError(refused.reason, refused.detail, fix=fix) from refused
+                raise HyperGPUError(refused.reason, refused.detail, fix=fix) from refused
 
         return called
 

@@ -27,9 +27,9 @@ from hypergpu.cli.ledger.verifying import (
     received,
     verified,
 )
-from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.client.calls import Coordinator
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ledger.receipt import SignedReceipt
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.terminal.output import note, say, say_whole_table
 from hypergpu.wire.ledger import terms_value
 
@@ -100,7 +100,7 @@ def _asked_of(coordinator: Coordinator, job_id: str, chain_url: str) -> tuple[Le
             paid_by = last_payments(chain, ledger, terms.job, nodes, payments(view))
             told = with_standings(view, standings(chain, ledger, terms.job, nodes), paid_by)
             return replace(told, pay=pay, decimals=token_decimals(chain, ledger)), ""
-    except RefusalError as unreachable:
+    except HyperGPUError as unreachable:
         return view, unreachable.detail
 
 
@@ -113,7 +113,7 @@ def verification_of(coordinator: Coordinator, job_id: str, chain_url: str = "") 
         chain_url: RPC of the chain; empty: the one that the coordinator uses.
 
     Raises:
-        RefusalError: CHAIN_UNREACHABLE, the chain does not answer, or nobody names an RPC of it.
+        HyperGPUError: CHAIN_UNREACHABLE, the chain does not answer, or nobody names an RPC of it.
     """
     answer = coordinator.ledger(job_id)
     view, terms = ledger_view(job_id, answer), terms_value(answer.terms)
@@ -121,7 +121,7 @@ def verification_of(coordinator: Coordinator, job_id: str, chain_url: str = "") 
         return _told_of(coordinator, job_id)[0]
     url = chain_url or (view.chain.url if view.chain is not None else "")
     if not url and view.chain is not None:
-        raise RefusalError(Reason.CHAIN_UNREACHABLE, _NOT_NAMED, fix=_NAME_ONE)
+        raise HyperGPUError(Reason.CHAIN_UNREACHABLE, _NOT_NAMED, fix=_NAME_ONE)
     if not url:
         return not_audited(_told_of(coordinator, job_id)[0], _NO_CHAIN)
     from hypergpu.cli.ledger.reading import job_fact, ledger_at, second_look, settled_on
@@ -134,7 +134,7 @@ def verification_of(coordinator: Coordinator, job_id: str, chain_url: str = "") 
         # Before the receipts: a job that goes on meanwhile then has all that the chain knows.
         try:
             fact = job_fact(chain, ledger, terms.job)
-        except RefusalError as unknown:
+        except HyperGPUError as unknown:
             if unknown.reason is not Reason.JOB_UNKNOWN:
                 raise
             return not_audited(_told_of(coordinator, job_id)[0], f"{_NOT_YET} {ledger.contract}")
@@ -166,7 +166,7 @@ def owed_by(coordinator: Coordinator, job_id: str) -> str:
         if coordinator.ledger(job_id).unit_price in {"", "0"}:
             return ""
         view, why = _asked_of(coordinator, job_id, "")
-    except RefusalError:
+    except HyperGPUError:
         # An unreadable job has no accounts.
         return ""
     left = unpaid(view)

@@ -47,7 +47,7 @@ def received(pages: Iterable[job_pb2.ListReceiptsResponse]) -> list[SignedReceip
     """Receipts off the wire.
 
     Raises:
-        RefusalError: REQUEST_INVALID, one is malformed.
+        HyperGPUError: REQUEST_INVALID, one is malformed.
     """
     return [
         receipt_value(message, NodeId(page.node_id)) for page in pages for message in page.receipts

@@ -6,12 +6,12 @@ import msgspec
 
 from hypergpu.cli.ledger.account import shown
 from hypergpu.cli.ledger.stored import Stored, stored_receipts, stored_voucher
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId, JobKey
 from hypergpu.keys.keyfile import is_encrypted, stored_address
 from hypergpu.ledger import pay
 from hypergpu.ledger.receipt import ReceiptCheck, Signers
 from hypergpu.ledger.terms import Terms, kept_terms
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.terminal.output import Column
 from hypergpu.units import are, several
 
@@ -91,13 +91,13 @@ def wallet_view(state_dir: Path) -> WalletView:
     A job whose files are damaged says so, and the others are told all the same.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, the key is missing or damaged.
+        HyperGPUError: FILE_UNUSABLE, the key is missing or damaged.
     """
     key = state_dir / KEY_FILE
     if not key.exists():
         detail = f"there is no node's key in {state_dir}"
         fix = "name its folder: --state-dir FOLDER; or become a node: hypergpu join TOKEN"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail, fix=fix)
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix)
     return WalletView(
         node=stored_address(key),
         key_file=str(key),
@@ -187,14 +187,14 @@ def terms_in(folder: Path) -> Terms:
     """What a job's folder says of whom and where its work counts.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, the file is missing or damaged.
+        HyperGPUError: FILE_UNUSABLE, the file is missing or damaged.
     """
     path = folder / TERMS_FILE
     try:
         return kept_terms(path.read_bytes(), JobId(job_of(folder)))
     except (OSError, ValueError) as broken:
         why = broken.strerror if isinstance(broken, OSError) else broken
-        raise RefusalError(Reason.FILE_UNUSABLE, f"{path}: {why}", fix=TERMS_MENDED_BY) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path}: {why}", fix=TERMS_MENDED_BY) from broken
 
 
 def _job(folder: Path) -> WalletJob:
@@ -202,7 +202,7 @@ def _job(folder: Path) -> WalletJob:
     try:
         terms = terms_in(folder)
         signed, damage = stored_voucher(folder, terms)
-    except RefusalError as unusable:
+    except HyperGPUError as unusable:
         terms = Terms(job=_UNKNOWN, coordinator=Address(folder.name.partition(OWNER_MARK)[2]))
         damage = f"{unusable.detail}. {unusable.fix}"
     try:

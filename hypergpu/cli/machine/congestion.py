@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from hypergpu.authority import split_address
 from hypergpu.cli.machine.checks import OK, WARN, Check
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
+from hypergpu.wire.authority import split_address
 from hypergpu.wire.congestion import BBR, FOR_ALL, WITHOUT, Controls, Way, way_to
 
 NODE_OPTION = f"start the node as root with --congestion-control {BBR}"
@@ -24,7 +24,7 @@ def joined_host(state_dir: Path) -> str:
     try:
         kept = (state_dir / "coordinator.json").read_bytes()
         return split_address(msgspec.json.decode(kept, type=_Joined).address)[0]
-    except (OSError, msgspec.MsgspecError, UnicodeError, RefusalError):
+    except (OSError, msgspec.MsgspecError, UnicodeError, HyperGPUError):
         return ""
 
 

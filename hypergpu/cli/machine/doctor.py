@@ -23,7 +23,6 @@ from hypergpu.cli.machine.checks import (
     proxy_check,
     torch_checks,
 )
-from hypergpu.cli.machine.children import program
 from hypergpu.cli.machine.congestion import (
     control_check,
     downlink_check,
@@ -32,8 +31,9 @@ from hypergpu.cli.machine.congestion import (
     way_of,
 )
 from hypergpu.cli.machine.probe import TorchFound
-from hypergpu.cli.settings import Setting, resolved
-from hypergpu.refusal import RefusalError
+from hypergpu.client.settings import Setting, resolved
+from hypergpu.cluster.processes import program
+from hypergpu.errors import HyperGPUError
 from hypergpu.units import several
 from hypergpu.wire.congestion import controls
 
@@ -156,11 +156,11 @@ def _congestion_checks(settings: dict[str, Setting], *, serves: bool) -> Iterato
 
 
 def _coordinator_check() -> Check:
-    from hypergpu.cli.remote.calls import connect
+    from hypergpu.client.calls import connect
 
     try:
         with connect() as coordinator:
             jobs = several(len(coordinator.jobs()), "job")
             return Check("coordinator", OK, f"{coordinator.address} answers, {jobs}")
-    except RefusalError as refused:
+    except HyperGPUError as refused:
         return Check("coordinator", WARN, refused.detail, refused.fix)

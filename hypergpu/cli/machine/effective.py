@@ -3,7 +3,7 @@
 import msgspec
 
 from hypergpu.cli.machine.environment import REDACTED, redacted
-from hypergpu.cli.settings import config_file, known_settings, resolved
+from hypergpu.client.settings import config_file, known_settings, resolved
 
 
 class SettingView(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ def effective_settings() -> Settings:
     """Every setting with its origin.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, the settings file is damaged.
+        HyperGPUError: FILE_UNUSABLE, the settings file is damaged.
     """
     known = known_settings()
     views = [

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import msgspec
 import psutil
 
-from hypergpu.catalogue.registry import complaints, entries
-from hypergpu.cli.settings import known_settings, resolved
+from hypergpu.client.settings import known_settings, resolved
+from hypergpu.workloads.registry import complaints, entries
 
 PACKAGES = (
     "hypergpu",

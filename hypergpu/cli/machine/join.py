@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from hypergpu.cli.machine.children import program
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.terminal.failure import RemoteFailureError, usage_error
+from hypergpu.cluster.processes import program
+from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
+from hypergpu.terminal.failure import usage_error
 from hypergpu.terminal.output import note
-from hypergpu.token import Role, Token, parse_token
+from hypergpu.wire.token import Role, Token, parse_token
 
 TOKEN_VARIABLE = "HYPERGPU_JOIN_TOKEN"
 NAME_VARIABLE = "HYPERGPU_NODE_NAME"
@@ -24,7 +24,7 @@ def given_token(word: str | None) -> str:
     """The join token from the command line, stdin or the environment; empty when there is none.
 
     Raises:
-        RefusalError: It is no token, or one for users.
+        HyperGPUError: It is no token, or one for users.
     """
     if word == "-":
         word = sys.stdin.readline()
@@ -34,7 +34,7 @@ def given_token(word: str | None) -> str:
     role = parse_token(text).role
     if role is not Role.NODE:
         detail = f"this token is one for a {role.value}; a join line holds one for a node"
-        raise RefusalError(Reason.ROLE_FORBIDDEN, detail)
+        raise HyperGPUError(Reason.ROLE_FORBIDDEN, detail)
     return text
 
 
@@ -45,7 +45,7 @@ def become_node(word: str | None, *, state_dir: Path, worker: str, name: str) ->
     it: other users of the machine can read arguments for as long as a process lives.
 
     Raises:
-        RefusalError: There is no token and this machine has not joined before, or it is not one.
+        HyperGPUError: There is no token and this machine has not joined before, or it is not one.
     """
     token = given_token(word)
     if not token and not has_joined(state_dir):
@@ -82,15 +82,15 @@ def check_token(token: Token, *, is_new: bool) -> None:
             token that has expired since.
 
     Raises:
-        RefusalError: The token opens nothing, or another coordinator answers.
+        HyperGPUError: The token opens nothing, or another coordinator answers.
     """
-    from hypergpu.cli.remote.calls import Coordinator
-    from hypergpu.cli.remote.connection import Target, listening
+    from hypergpu.client.calls import Coordinator
+    from hypergpu.client.connection import Target, listening
 
     try:
         with Coordinator(Target(listening(token.addresses), token, CHECK_WITHIN_S)) as coordinator:
             coordinator.jobs()
-    except RefusalError as refused:
+    except HyperGPUError as refused:
         if refused.reason in WORTHLESS or (is_new and refused.reason in SPENT):
             raise
     except RemoteFailureError:

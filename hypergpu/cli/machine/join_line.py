@@ -4,10 +4,10 @@ from pathlib import Path
 
 import msgspec
 
-from hypergpu.cli.remote.calls import Coordinator
-from hypergpu.files.durable import write_durably
-from hypergpu.refusal import RefusalError
-from hypergpu.token import Role, Token, parse_token, token_text
+from hypergpu.client.calls import Coordinator
+from hypergpu.errors import HyperGPUError
+from hypergpu.files import write_durably
+from hypergpu.wire.token import Role, Token, parse_token, token_text
 
 FILE_NAME = "join.token"
 TTL_S = 24 * 3600
@@ -45,7 +45,7 @@ def standing_join_line(coordinator: Coordinator, folder: Path, named: Token) -> 
 def _kept(path: Path) -> Token | None:
     try:
         return parse_token(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, RefusalError):
+    except (OSError, UnicodeDecodeError, HyperGPUError):
         return None
 
 

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-from hypergpu.cli.remote.calls import Coordinator
-from hypergpu.cli.remote.connection import Target
-from hypergpu.cli.settings import profile
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.terminal.failure import RemoteFailureError
-from hypergpu.token import parse_token
+from hypergpu.client.calls import Coordinator
+from hypergpu.client.connection import Target
+from hypergpu.client.settings import profile
+from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
+from hypergpu.wire.token import parse_token
 
 ANSWER_WITHIN_S = 15.0
 
@@ -30,7 +29,7 @@ def _is_alive(address: str, token_file: Path) -> bool:
         token = parse_token(token_file.read_text("utf-8"))
         with Coordinator(Target(address, token, ANSWER_WITHIN_S)) as owner:
             owner.jobs()
-    except RefusalError as refused:
+    except HyperGPUError as refused:
         return refused.reason is Reason.NOT_READY
     except (OSError, UnicodeDecodeError, RemoteFailureError):
         return False

@@ -2,122 +2,39 @@
 
 import os
 import shutil
-import subprocess
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
-from hypergpu.cli.machine.children import (
+from hypergpu.cli.machine.join_line import JoinLine, standing_join_line
+from hypergpu.cli.machine.profile import living_owner
+from hypergpu.client.settings import Setting, chain_meant, known_settings, write_profile
+from hypergpu.cluster.coordinator import (
+    Listen,
+    Ready,
+    ReadyChain,
+    StartRefusedError,
+    coordinator_command,
+    operator,
+    wait_until_ready,
+)
+from hypergpu.cluster.processes import (
     exit_status,
     kill_group,
-    program,
     repeat,
     signal_passed_on,
     start,
 )
-from hypergpu.cli.machine.join_line import JoinLine, standing_join_line
-from hypergpu.cli.machine.profile import living_owner
-from hypergpu.cli.remote.calls import Coordinator
-from hypergpu.cli.remote.connection import Target
-from hypergpu.cli.settings import Setting, chain_meant, known_settings, write_profile
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.terminal.output import note, say
-from hypergpu.token import Role, parse_token
 from hypergpu.units import several
+from hypergpu.wire.token import parse_token
 
-CALL_TIMEOUT_S = 60.0
 LOG_NAME = "coordinator.log"
 LOG_BYTES_MAX = 10_000_000
 TAIL_LINES = 15
 AGAIN = "hypergpu up"
 _CHAINS = 8
 """What the numbers of refusals for a chain's sake begin with."""
-
-
-class ReadyChain(msgspec.Struct, frozen=True):
-    """What settles the jobs that pay."""
-
-    chain_id: int
-    url: str
-    """Of its RPC, as far as it may be shown."""
-    ledger: str
-    """Its address; empty: not known yet."""
-    notes: tuple[str, ...]
-    """What people are to know of it."""
-
-
-class Ready(msgspec.Struct, frozen=True):
-    """The line a coordinator prints once it serves."""
-
-    address: str
-    """Where this machine reaches it."""
-    operator_token_file: str
-    chain: ReadyChain | None = None
-    """None: nothing settles."""
-    unsettled: str = ""
-    """Of jobs that a chain should settle, where none is named."""
-
-
-class Refused(msgspec.Struct, frozen=True):
-    """The line a coordinator prints instead when it will not serve."""
-
-    refused: str
-    """The reason's name."""
-    detail: str
-    fix: str
-
-
-class StartRefusedError(RefusalError):
-    """The coordinator said itself why it will not serve: its log adds nothing."""
-
-
-class SettlingBy(msgspec.Struct, frozen=True):
-    """What settles jobs that pay, and how."""
-
-    chain: str = ""
-    """Empty: what the coordinator is used to, which is none."""
-    metering: str = ""
-    """How receipts reach it; empty: as the coordinator is used to."""
-    retries_failed: bool = False
-    """Whether transactions that failed are signed again, once, at this start."""
-
-
-class Listen(msgspec.Struct, frozen=True):
-    """Where a coordinator is to listen, and what it keeps."""
-
-    data_dir: Path
-    listen: str = ""
-    port: int | None = None
-    node_port: int | None = None
-    advertise: tuple[str, ...] = ()
-    is_plaintext: bool = False
-    settling: SettlingBy = SettlingBy()
-
-
-def coordinator_command(at: Listen) -> list[str]:
-    """How the coordinator is started."""
-    arguments = ["--data-dir", str(at.data_dir)]
-    if at.listen:
-        arguments += ["--listen", at.listen]
-    if at.port is not None:
-        arguments += ["--port", str(at.port)]
-    if at.node_port is not None:
-        arguments += ["--node-port", str(at.node_port)]
-    for address in at.advertise:
-        arguments += ["--advertise", address]
-    if at.is_plaintext:
-        arguments.append("--plaintext")
-    return program("coordinator", *arguments, *_settling_arguments(at.settling))
-
-
-def _settling_arguments(by: SettlingBy) -> list[str]:
-    return [
-        *(["--chain", by.chain] if by.chain else []),
-        *(["--metering", by.metering] if by.metering else []),
-        *(["--retry-failed"] if by.retries_failed else []),
-    ]
 
 
 def settled_by(found: Mapping[str, Setting]) -> dict[str, str]:
@@ -128,7 +45,7 @@ def settled_by(found: Mapping[str, Setting]) -> dict[str, str]:
         found: The command line's settings.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, no chain is named, and something of one is.
+        HyperGPUError: ARGUMENT_INVALID, no chain is named, and something of one is.
     """
     chain, chain_url = chain_meant(found)
     of_chain = [f"HYPERGPU_COORDINATOR_{name}" for name in ("CHAIN", "LEDGER_CONTRACT")]
@@ -136,62 +53,13 @@ def settled_by(found: Mapping[str, Setting]) -> dict[str, str]:
     if chain_url:
         named.append(f"{known_settings()['chain_url'].environment} (chain_url)")
     if named and found["chain"].origin == "default":
-        raise RefusalError(
+        raise HyperGPUError(
             Reason.ARGUMENT_INVALID,
             f"no chain is named, and nothing would be settled by {' and '.join(named)} alone",
             fix="name the chain: HYPERGPU_CHAIN=NAME, or HYPERGPU_CHAIN=URL of its RPC; to settle"
             " on none: HYPERGPU_CHAIN=none",
         )
     return {"HYPERGPU_COORDINATOR_CHAIN": chain, "HYPERGPU_COORDINATOR_CHAIN_URL": chain_url}
-
-
-def wait_until_ready(child: subprocess.Popen[str], within_s: float | None = None) -> Ready:
-    """Read the child's ready line.
-
-    Args:
-        child: The coordinator, whose stdout is read.
-        within_s: It is killed when it says nothing for so long; None: people watch it themselves.
-
-    Raises:
-        StartRefusedError: it said why not.
-        RefusalError: CHILD_ENDED, it ended, or was killed, before it was ready.
-    """
-    if within_s is None:
-        return _read_ready(child)
-    killer = threading.Timer(within_s, kill_group, [child])
-    killer.daemon = True
-    killer.start()
-    try:
-        return _read_ready(child)
-    finally:
-        killer.cancel()
-
-
-def _read_ready(child: subprocess.Popen[str]) -> Ready:
-    lines = child.stdout or ()
-    for line in lines:
-        try:
-            said = msgspec.json.decode(line)
-            if isinstance(said, dict) and said.get("refused") in Reason.__members__:
-                why = msgspec.convert(said, Refused)
-                raise StartRefusedError(Reason[why.refused], why.detail, fix=why.fix)
-            return msgspec.convert(said, Ready)
-        except (msgspec.DecodeError, msgspec.ValidationError):
-            note(line.rstrip())
-    status = exit_status(child)
-    raise RefusalError(Reason.CHILD_ENDED, f"the coordinator ended with status {status}")
-
-
-def operator(ready: Ready) -> Coordinator:
-    """A connection with the operator's token of this machine's coordinator."""
-    token = parse_token(Path(ready.operator_token_file).read_text("utf-8"))
-    return Coordinator(Target(ready.address, token, CALL_TIMEOUT_S))
-
-
-def join_token(ready: Ready, *, ttl_s: int, uses: int, label: str) -> str:
-    """A fresh token for nodes."""
-    with operator(ready) as coordinator:
-        return coordinator.create_token(Role.NODE, ttl_s=ttl_s, uses=uses, label=label).token
 
 
 def up(at: Listen, environment: Mapping[str, str]) -> int:
@@ -236,7 +104,7 @@ def _made_log(folder: Path) -> Path:
     except OSError as broken:
         detail = f"nothing can be kept in {folder}: {broken.strerror}"
         fix = "choose a folder that you may write: --data-dir FOLDER"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
     return log
 
 

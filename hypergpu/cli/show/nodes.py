@@ -7,8 +7,8 @@ from hypergpu.terminal.figures import size, span
 from hypergpu.terminal.output import Column
 
 if TYPE_CHECKING:
-    from hypergpu.cli.remote.readings import EstimateView
-    from hypergpu.cli.remote.views import NodeView
+    from hypergpu.client.readings import EstimateView
+    from hypergpu.client.values import NodeView
 
 REASON_LENGTH = 60
 NODE_COLUMNS = (

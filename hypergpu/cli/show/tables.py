@@ -7,7 +7,7 @@ from hypergpu.terminal.output import Column
 from hypergpu.units import several
 
 if TYPE_CHECKING:
-    from hypergpu.cli.remote.views import JobDetail, JobView, TokenView
+    from hypergpu.client.values import JobDetail, JobView, TokenView
 
 JOB_COLUMNS = (
     Column("job"),

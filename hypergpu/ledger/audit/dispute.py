@@ -11,6 +11,7 @@ from enum import Enum
 import msgspec
 from msgspec.structs import replace
 
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobKey, NodeId
 from hypergpu.ledger import pay
 from hypergpu.ledger.audit.facts import BatchFact, JobFact
@@ -19,7 +20,6 @@ from hypergpu.ledger.merkle import MerkleTree, is_proven
 from hypergpu.ledger.receipt import ReceiptCheck, SignedReceipt, Signers, leaf
 from hypergpu.ledger.typed import signer, struct_hash
 from hypergpu.ledger.voucher import SignedVoucher
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Wei
 
 FORMAT = "hypergpu-dispute/1"
@@ -152,15 +152,15 @@ def decoded_dispute(content: bytes, *, source: str) -> Dispute:
     """Read a bundle.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it is too large or no bundle.
+        HyperGPUError: FILE_UNUSABLE, it is too large or no bundle.
     """
     if len(content) > BYTES_MAX:
         what = f"{source} has {len(content)} bytes, at most {BYTES_MAX} are read"
-        raise RefusalError(Reason.FILE_UNUSABLE, what)
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what)
     try:
         return msgspec.json.decode(content, type=Dispute)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as broken:
-        raise RefusalError(Reason.FILE_UNUSABLE, f"{source} is no dispute: {broken}") from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{source} is no dispute: {broken}") from broken
 
 
 def _receipts_fault(dispute: Dispute) -> str:

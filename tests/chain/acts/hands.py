@@ -11,12 +11,12 @@ from gpu_node.shell.state.places import Places
 from gpu_node.shell.state.wallet import Wallet
 from hypergpu.cli.ledger.stored import VOUCHER_FILE
 from hypergpu.cli.main import app
+from hypergpu.errors import Reason
 from hypergpu.ids import Address
 from hypergpu.ledger.receipt import SignedReceipt
 from hypergpu.ledger.terms import separator_of, terms_of
 from hypergpu.ledger.typed import Voucher, address_bytes, sign
 from hypergpu.ledger.voucher import SignedVoucher
-from hypergpu.refusal import Reason
 from hypergpu.signature import IdentityKey
 from hypergpu.units import Wei
 from tests.chain.ground import JOB, NODES, PROFILE, Ground

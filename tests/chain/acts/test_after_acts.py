@@ -16,8 +16,8 @@ from coordinator.shell.metering.settling import Settling
 from hypergpu.chain.rpc.chain import Reception
 from hypergpu.chain.sent.acts import ActFile, act_of
 from hypergpu.chain.signer import Draft, Signer
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId
-from hypergpu.refusal import Reason, RefusalError
 from tests.chain.acts.hands import Hands, refused, told
 from tests.chain.ground import JOB, ORDER, PROFILE, WAITING, WITHIN_S, Ground
 from tests.chain.misbehaving_rpc import misbehaving
@@ -243,7 +243,7 @@ def test_somebody_elses_nonce_beside_a_commands_is_still_told_loudly(
     if not is_before:
         ground.spend_nonce()
     ground.mine(PROFILE.depth)
-    with pytest.raises(RefusalError) as ahead:
+    with pytest.raises(HyperGPUError) as ahead:
         ground.turn()
     assert ahead.value.reason is Reason.LEDGER_AHEAD
     # What is known for the operator's own is taken in first.

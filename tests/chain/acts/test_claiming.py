@@ -5,9 +5,9 @@ from typing import Any
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.state.wallet import Wallet
 from hypergpu.chain.moments import moment
+from hypergpu.errors import Reason
 from hypergpu.ids import Address
 from hypergpu.ledger.terms import terms_of
-from hypergpu.refusal import Reason
 from tests.chain.acts.hands import EACH, NODE, WINDOW_S, Hands, refused, told
 from tests.chain.ground import ESCROW, JOB, Ground
 from tests.signed_receipts import COORDINATOR, Work, node_key, receipt_record

@@ -12,8 +12,8 @@ from coordinator.shell.journal.ledger.records import Earnings, EpochEnd
 from coordinator.shell.metering.settling import Settling
 from hypergpu.chain.moments import moment
 from hypergpu.chain.sent.acts import ActFile
+from hypergpu.errors import Reason
 from hypergpu.ids import JobId
-from hypergpu.refusal import Reason
 from tests.chain.acts.hands import EACH, WINDOW_S, Hands, refused, told
 from tests.chain.ground import JOB, NODES, ORDER, PROFILE, WITHIN_S, Ground
 from tests.chain.test_long_faults import turned

@@ -4,8 +4,8 @@ import pytest
 
 from hypergpu.chain.keylock import KeyLock, usual_locks
 from hypergpu.chain.moments import moment
+from hypergpu.errors import Reason
 from hypergpu.ids import Address
-from hypergpu.refusal import Reason
 from tests.chain.acts.hands import EACH, WINDOW_S, Hands, refused, told
 from tests.chain.ground import ESCROW, JOB, NODES, PROFILE, Ground
 from tests.signed_receipts import COORDINATOR, node_key

@@ -4,10 +4,10 @@ import pytest
 
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.state.wallet import Wallet
+from hypergpu.errors import Reason
 from hypergpu.ids import Address
 from hypergpu.ledger.terms import terms_of
 from hypergpu.ledger.typed import Domain
-from hypergpu.refusal import Reason
 from tests.chain.acts.hands import EACH, NODE, Hands, refused, told
 from tests.chain.ground import JOB
 from tests.signed_receipts import COORDINATOR, Work, receipt_record

@@ -1,7 +1,7 @@
 """Stake comes back: asked for once, waited for, and taken, whatever is repeated meanwhile."""
 
 from hypergpu.chain.moments import moment
-from hypergpu.refusal import Reason
+from hypergpu.errors import Reason
 from tests.chain.acts.hands import EACH, NODE, WINDOW_S, Hands, refused, told
 from tests.chain.ground import Ground
 

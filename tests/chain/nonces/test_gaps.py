@@ -9,8 +9,8 @@ from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.pump import HaltError
 from hypergpu.chain.sent.acts import ActFile, act_of
 from hypergpu.chain.signer import Draft, Signer
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
-from hypergpu.refusal import Reason, RefusalError
 from tests.chain.ground import PROFILE, Ground
 from tests.chain.misbehaving_rpc import MisbehavingRpc, lies_about, misbehaving
 from tests.chain.paid_once.test_mending import SCANT, said_until_settled
@@ -32,7 +32,7 @@ def passed_over(ground: Ground, rpc: MisbehavingRpc, too_many: int) -> int:
     used = ground.chain.next_nonce(Signer(COORDINATOR).address)
     rpc.script = lies_about("eth_getTransactionCount", lambda told: hex(int(told, 16) + too_many))
     ground.crash()
-    with pytest.raises(RefusalError) as refused:
+    with pytest.raises(HyperGPUError) as refused:
         ground.turn()
     assert refused.value.reason is Reason.LEDGER_AHEAD
     ground.retry_failed()

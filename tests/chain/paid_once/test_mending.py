@@ -7,8 +7,8 @@ from coordinator.core.settlement.epoch import EpochState
 from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.founding import funded_at
 from coordinator.shell.chain.pump import HaltError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ledger.typed import word_bytes
-from hypergpu.refusal import Reason, RefusalError
 from tests.chain.ground import ESCROW, JOB, NODES, ORDER, PROFILE, TURNS_MOST, WAITING, Ground
 from tests.signed_receipts import COORDINATOR, node_key
 
@@ -219,7 +219,7 @@ def test_nonces_that_somebody_else_has_spent_are_left_out_once_they_are_deep(
     for _ in range(3):
         ground.spend_nonce()
     ground.retry_failed()
-    with pytest.raises(RefusalError, match=r"has seen \d+ transactions") as caught:
+    with pytest.raises(HyperGPUError, match=r"has seen \d+ transactions") as caught:
         ground.turn()
     assert caught.value.reason is Reason.LEDGER_AHEAD
     ground.mine(PROFILE.depth)
@@ -267,7 +267,7 @@ def test_a_batch_that_the_ledger_has_and_the_journal_has_not_is_never_signed_aga
     ground.act_as(COORDINATOR, call)
     ground.mine(PROFILE.depth)
     ground.retry_failed()
-    with pytest.raises(RefusalError, match="the ledger expects batch 1 of") as caught:
+    with pytest.raises(HyperGPUError, match="the ledger expects batch 1 of") as caught:
         ground.until(lambda _turn: False)
     assert caught.value.reason is Reason.LEDGER_AHEAD
     assert ground.journal.batches(JOB) == ()

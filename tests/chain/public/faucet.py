@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.house.tree import ROOT
 from hypergpu.chain.artifacts import artifact
 from hypergpu.chain.gas import DEPLOY_TOKEN, MINT, TRANSFER
 from hypergpu.chain.ledger import TOKEN, ContractCall, LedgerCalls
@@ -17,7 +18,6 @@ from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.chain.signer import Draft, Signer
 from hypergpu.ids import Address
 from hypergpu.signature import IdentityKey
-from tests.architecture.repository import ROOT
 
 CHAIN_ID = 4242
 STRANGER = IdentityKey(

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.house.tree import ROOT
 from hypergpu.chain.profiles import chain_profile, profile_names
 from hypergpu.chain.profiles.cautious import cautious_profile
-from tests.architecture.repository import ROOT
 from tests.chain.misbehaving_rpc import MisbehavingRpc, misbehaving
 from tests.chain.public.faucet import CHAIN_ID, Faucet, environment, public_chain
 

@@ -18,9 +18,9 @@ from hypergpu.chain.profiles.cautious import cautious_profile
 from hypergpu.chain.recognition import recognised
 from hypergpu.chain.rpc.client import Call
 from hypergpu.cli.main import app
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
 from hypergpu.ledger.typed import Domain
-from hypergpu.refusal import Reason, RefusalError
 from tests.chain.misbehaving_rpc import Answer, MisbehavingRpc, misbehaving
 from tests.chain.public.faucet import CHAIN_ID, Faucet, environment, public_chain
 
@@ -279,9 +279,9 @@ def test_a_mistyped_address_is_refused(shop: Shop) -> None:
 
 def test_a_coordinator_takes_an_address_with_its_checksum() -> None:
     assert Settings(ledger_contract=SOMEBODY).ledger_contract == SOMEBODY.lower()
-    with pytest.raises(RefusalError, match="its capital letters do not fit it"):
+    with pytest.raises(HyperGPUError, match="its capital letters do not fit it"):
         Settings(ledger_contract=SOMEBODY[:-1] + "D")
-    with pytest.raises(RefusalError, match="'0x12' is no address") as refused:
+    with pytest.raises(HyperGPUError, match="'0x12' is no address") as refused:
         Settings(ledger_contract="0x12")
     assert "HYPERGPU_COORDINATOR_LEDGER_CONTRACT=0x and 40 hex digits" in refused.value.fix
 

@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
-from hypergpu.refusal import Reason, RefusalError
 from tests.chain.ground import PROFILE, Ground
 from tests.signed_receipts import COORDINATOR
 
@@ -38,7 +38,7 @@ def test_what_is_owed_waits_for_gas_money_and_is_paid_once_there_is_some(public:
 
 def test_a_start_without_gas_money_says_whom_to_send_some(public: Ground) -> None:
     left_with(public, 0)
-    with pytest.raises(RefusalError) as refused:
+    with pytest.raises(HyperGPUError) as refused:
         public.turn()
     assert refused.value.reason is Reason.CHAIN_WRONG
     assert COORDINATOR.node_id in refused.value.detail

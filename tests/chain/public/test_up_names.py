@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hypergpu.chain.local.anvil import Anvil, AnvilOptions
-from hypergpu.refusal import Reason
+from hypergpu.errors import Reason
 from tests.chain.public.faucet import CHAIN_ID, environment
 from tests.chain.public.test_deploying import PROFILE
 

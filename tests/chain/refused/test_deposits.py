@@ -10,8 +10,8 @@ from coordinator.core.job import BlobRef, Job, LedgerSays, Model
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.metering.settling import Settling
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 from hypergpu.units import Bytes, Wei
 from tests.chain.ground import WITHIN_S, Ground
@@ -62,7 +62,7 @@ def test_a_raise_that_came_too_late_is_not_paid_in_by_a_later_start_of_the_chain
     desk = Desk(ground)
     desk.settling.order(JOB)
     # Nobody asks the chain yet.
-    with pytest.raises(RefusalError, match="is not on the ledger yet") as late:
+    with pytest.raises(HyperGPUError, match="is not on the ledger yet") as late:
         asyncio.run(desk.settling.deposit(JOB, ESCROW + 200, within_s=0))
     assert late.value.reason is Reason.ESCROW_SHORT
     desk.settling.start(least_s=WITHIN_S)
@@ -88,7 +88,7 @@ def test_a_raise_that_was_refused_leaves_nothing_behind(ground: Ground) -> None:
     desk.settling.order(JOB)
     desk.settling.start(least_s=WITHIN_S)
     desk.opened(JOB)
-    with pytest.raises(RefusalError, match="96 bits") as refused:
+    with pytest.raises(HyperGPUError, match="96 bits") as refused:
         asyncio.run(desk.settling.deposit(JOB, 2**96 + ESCROW + 5, within_s=WITHIN_S))
     assert refused.value.reason is Reason.ESCROW_SHORT
     assert desk.turn() == ""

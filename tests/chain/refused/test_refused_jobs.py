@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from hypergpu.chain.rpc.client import Call, HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.cli.ledger.showing import ledger_of
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.spec import Evaluation, JobSpec, Pay, Training
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, Training
 from tests.chain.refused.tokens import PAUSED_SLOT
 from tests.chain.test_settled_jobs import soon_settled
 from tests.processes import Cluster
@@ -51,7 +51,7 @@ def test_a_job_is_refused_while_its_ledger_is_paused_and_taken_behind_the_pause(
     with cluster.coordinator.client() as client:
         soon_settled(client, before)
     set_paused(cluster, before, is_paused=True)
-    with pytest.raises(RefusalError, match="the ledger's guardian has paused it") as refused:
+    with pytest.raises(HyperGPUError, match="the ledger's guardian has paused it") as refused:
         cluster.submit(SPEC)
     assert refused.value.reason is Reason.ESCROW_SHORT
     assert "and submit it again" in refused.value.fix
@@ -65,7 +65,7 @@ def test_a_price_that_no_escrow_holds_is_refused_and_the_next_job_is_paid(
 ) -> None:
     training = replace(SPEC.training, rounds=100_000)
     pay = replace(SPEC.pay, unit_price=9 * 10**23)
-    with pytest.raises(RefusalError, match="the ledger holds an escrow of at most") as refused:
+    with pytest.raises(HyperGPUError, match="the ledger holds an escrow of at most") as refused:
         cluster.submit(replace(SPEC, training=training, pay=pay))
     assert refused.value.reason is Reason.SPEC_INVALID
     assert cluster.finished(cluster.submit(SPEC)).phase == "finished"

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from hypergpu.cli.ledger.reading import final_block, job_fact
 from hypergpu.cli.main import app
+from hypergpu.errors import Reason
 from hypergpu.ledger.audit.dispute import (
     Claim,
     Dispute,
@@ -28,7 +29,6 @@ from hypergpu.ledger.receipt import (
 )
 from hypergpu.ledger.typed import Domain, Voucher, sign, word_bytes
 from hypergpu.ledger.voucher import SignedVoucher
-from hypergpu.refusal import Reason
 from hypergpu.units import Wei
 from tests.chain.ground import JOB, NODES, PROFILE, Ground
 from tests.chain.misbehaving_rpc import Answer, misbehaving

@@ -13,9 +13,9 @@ from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.client import LOGS, HttpRpc, Pace
 from hypergpu.chain.rpc.errors import RpcGarbledError
 from hypergpu.chain.rpc.transport import HttpTransport
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobKey
 from hypergpu.ledger.audit.facts import JobFact
-from hypergpu.refusal import Reason, RefusalError
 from tests.chain.ground import JOB, Ground, hand_made
 from tests.chain.misbehaving_rpc import Answer, MisbehavingRpc, misbehaving, with_results
 
@@ -154,7 +154,7 @@ def test_what_happens_while_it_is_read_belongs_to_it(old: History) -> None:
 
 
 def test_an_unknown_job_is_refused_before_anything_is_read(old: History) -> None:
-    with pytest.raises(RefusalError) as refused:
+    with pytest.raises(HyperGPUError) as refused:
         old.reader(NARROW, JobKey("ab" * 32)).fact()
     assert refused.value.reason is Reason.JOB_UNKNOWN
     assert old.logs_asked == 0

@@ -8,9 +8,9 @@ from typer.testing import CliRunner, Result
 
 from hypergpu.chain.local.anvil import Anvil, AnvilOptions, running_anvil
 from hypergpu.cli.main import app
-from hypergpu.refusal import Reason
-from hypergpu.spec import JobSpec, Pay, Training
-from hypergpu.token import Role
+from hypergpu.errors import Reason
+from hypergpu.jobfile.spec import JobSpec, Pay, Training
+from hypergpu.wire.token import Role
 from tests.processes import Cluster
 
 SPEC = JobSpec(

@@ -16,12 +16,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
 from hypergpu.units import Microseconds
+from netsim.error import NetsimError
 from netsim.link.link import Direction, Link
 from netsim.link.shape import Shape
 from netsim.link.trace import Trace
 from netsim.measure.network import Claim, Network
 from netsim.proxy.measured import measured
-from netsim.refusal import RefusedError
 from netsim.tc.capabilities import capabilities
 from netsim.tc.measured import claims
 from netsim.tc.measured import network as queue_network
@@ -86,7 +86,7 @@ class QueueBackend:
     def __init__(self) -> None:
         try:
             self.claims = claims(capabilities().lacks)
-        except RefusedError:
+        except NetsimError:
             self.claims = frozenset()
 
     @asynccontextmanager
@@ -102,7 +102,7 @@ def can_tunnel() -> bool:
     """Whether this machine can build a tunnel. CI must, so there every test of it runs."""
     try:
         require_machine()
-    except RefusedError:
+    except NetsimError:
         return bool(os.environ.get("CI"))
     return True
 

@@ -14,16 +14,16 @@ import psutil
 import pytest
 
 from hypergpu.units import Microseconds
-from netsim.ground.backend import Backend
-from netsim.ground.choosing import Chosen, chosen
-from netsim.ground.interface import Links
-from netsim.ground.queued import queue_ground
+from netsim.error import NetsimError
 from netsim.link.course import Variation
 from netsim.link.link import CongestionControl, Direction, Link
 from netsim.link.shape import Shape
 from netsim.measure.statistics import Arrivals
 from netsim.namespaces import namespaces, ownership
-from netsim.refusal import RefusedError
+from netsim.network.ground.backend import Backend
+from netsim.network.ground.choosing import Chosen, chosen
+from netsim.network.ground.interface import Links
+from netsim.network.ground.queued import queue_ground
 from netsim.tc.capabilities import capabilities
 from netsim.tc.choice import Fallback
 from netsim.tc.measured import network
@@ -156,7 +156,7 @@ async def test_a_delay_is_delivered_or_refused_with_what_the_kernel_lacks() -> N
     lacks = {lack.part for lack in capabilities().lacks}
     control = TrafficControl({"a": link(delay_ms=25)}, FREE)
     if "netem" in lacks:
-        with pytest.raises(RefusedError) as refused:
+        with pytest.raises(NetsimError) as refused:
             await control.__aenter__()
         assert refused.value.what.startswith("a has a delay of 25 ms on its way up")
         assert "this kernel lacks netem" in refused.value.what
@@ -181,12 +181,12 @@ def test_what_was_tried_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("name", ["coordinator", "a b", "", "../a", "x" * 65])
 def test_a_node_with_an_impossible_name_is_refused(name: str) -> None:
-    with pytest.raises(RefusedError, match="a node"):
+    with pytest.raises(NetsimError, match="a node"):
         TrafficControl({name: FREE})
 
 
 async def test_a_closed_network_says_that_it_is() -> None:
-    with pytest.raises(RefusedError, match="not open"):
+    with pytest.raises(NetsimError, match="not open"):
         await TrafficControl({"a": FREE}).cut("a")
 
 
@@ -194,7 +194,7 @@ async def test_a_namespace_that_exists_is_refused_and_kept() -> None:
     foreign = [f"netsim-{slot}-{OURS}" for slot in range(SLOTS)]
     namespaces.create(foreign)
     try:
-        with pytest.raises(RefusedError, match=f"netsim-[0-9]+-{OURS}"):
+        with pytest.raises(NetsimError, match=f"netsim-[0-9]+-{OURS}"):
             await TrafficControl({OURS: FREE}, FREE).__aenter__()
         assert present() == set(foreign)
     finally:
@@ -288,7 +288,7 @@ def test_a_run_removes_what_one_left_that_was_killed_with_its_guard(
 
 
 async def test_a_link_that_changes_by_itself_is_refused() -> None:
-    with pytest.raises(RefusedError, match="the link of a changes by itself"):
+    with pytest.raises(NetsimError, match="the link of a changes by itself"):
         await queue_ground(grounded(CHANGING)).__aenter__()
 
 
@@ -299,7 +299,7 @@ async def test_programs_are_told_where_they_run() -> None:
         child = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
         out, _ = await asyncio.wait_for(child.communicate(), TIMEOUT_S)
         assert (await ground.verdict()).is_valid
-        with pytest.raises(RefusedError, match="no connection of a to reset"):
+        with pytest.raises(NetsimError, match="no connection of a to reset"):
             await ground.reset("a")
     assert "10.77.0.2/16" in out.decode()
     assert ground.sites.nodes["a"].dials == "10.77.0.1"
@@ -325,6 +325,6 @@ def test_links_that_change_by_themselves_fall_to_the_tunnel_with_the_reason() ->
 
 
 def test_without_the_wish_to_fall_back_they_are_refused_with_the_option() -> None:
-    with pytest.raises(RefusedError, match="changes by itself") as refused:
+    with pytest.raises(NetsimError, match="changes by itself") as refused:
         chosen(Backend.TC, grounded(CHANGING), Fallback.REFUSE)
     assert "--fallback tunnel" in refused.value.fix

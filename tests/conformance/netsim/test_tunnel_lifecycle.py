@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from hypergpu.units import Microseconds
+from netsim.error import NetsimError
 from netsim.link.link import CongestionControl, Direction, Link
 from netsim.measure.network import Network
 from netsim.namespaces import namespaces, ownership
-from netsim.refusal import RefusedError
 from netsim.tunnel.measured import network
 from netsim.tunnel.tunnel import Tunnel
 
@@ -102,10 +102,10 @@ async def test_a_question_that_was_given_up_leaves_no_answer_for_the_next() -> N
 async def test_an_answer_that_came_too_late_is_given_to_nobody() -> None:
     async with Tunnel({"a": link()}, link(), answer_s=0.2) as tunnel:
         os.kill(tunnel.router_pid, signal.SIGSTOP)
-        with pytest.raises(RefusedError, match="without an answer for too long"):
+        with pytest.raises(NetsimError, match="without an answer for too long"):
             await tunnel.statistics()
         os.kill(tunnel.router_pid, signal.SIGCONT)
-        with pytest.raises(RefusedError, match="without an answer for too long"):
+        with pytest.raises(NetsimError, match="without an answer for too long"):
             await tunnel.cut("a")
 
 
@@ -150,7 +150,7 @@ async def test_nothing_is_left_after_an_error_inside() -> None:
 async def test_a_router_that_is_gone_is_told_and_nothing_is_left() -> None:
     async with Tunnel({OURS: link()}, link()) as tunnel:
         os.kill(tunnel.router_pid, signal.SIGKILL)
-        with pytest.raises(RefusedError, match="router is gone"):
+        with pytest.raises(NetsimError, match="router is gone"):
             await tunnel.statistics()
     assert present() == set()
 
@@ -244,7 +244,7 @@ async def test_a_namespace_that_is_not_ours_is_refused_and_left_alone() -> None:
     foreign = [f"netsim-{slot}-{OURS}" for slot in range(SLOTS)]
     namespaces.create(foreign)
     try:
-        with pytest.raises(RefusedError, match=f"ip netns delete netsim-[0-9]+-{OURS}"):
+        with pytest.raises(NetsimError, match=f"ip netns delete netsim-[0-9]+-{OURS}"):
             async with Tunnel({"b": link(), OURS: link()}, link()):
                 pass
         assert present() == set(foreign)
@@ -253,19 +253,19 @@ async def test_a_namespace_that_is_not_ours_is_refused_and_left_alone() -> None:
 
 
 def test_the_name_of_a_node_must_be_one_of_a_namespace() -> None:
-    with pytest.raises(RefusedError, match="cannot be named"):
+    with pytest.raises(NetsimError, match="cannot be named"):
         Tunnel({"../x": link()})
-    with pytest.raises(RefusedError, match="named coordinator"):
+    with pytest.raises(NetsimError, match="named coordinator"):
         Tunnel({"coordinator": link()})
 
 
 def test_without_root_the_tunnel_is_refused_before_anything_is_made() -> None:
     program = (
         "import os\n"
-        "from netsim.refusal import RefusedError\n"
+        "from netsim.error import NetsimError\n"
         "from netsim.tunnel.requirements import require_machine\n"
         "os.setuid(65534)\n"
-        "try:\n    require_machine()\nexcept RefusedError as error:\n    print(error)\n"
+        "try:\n    require_machine()\nexcept NetsimError as error:\n    print(error)\n"
     )
     child = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True

@@ -3,9 +3,9 @@
 import time
 from pathlib import Path
 
-from hypergpu.cli.cluster.cluster import Cluster
-from hypergpu.cli.show.watch import Watched
+from hypergpu.cluster.cluster import Cluster
 from hypergpu.jobfile import parse_job, spec_json
+from hypergpu.terminal.watch import Watched
 from netsim.run.silent import SilentView
 
 TRAINED_WITHIN_S = 240.0

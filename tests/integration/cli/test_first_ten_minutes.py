@@ -10,11 +10,11 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from hypergpu.authority import fetch_authority
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.token import parse_token
+from hypergpu.wire.authority import fetch_authority
+from hypergpu.wire.token import parse_token
 from tests.integration.cli.conftest import JOB_FILE, JOIN, PROGRAM, Run, home
 
 Lines = list[dict[str, Any]]
@@ -29,7 +29,7 @@ def test_ca_in_the_join_line_is_the_one_that_answers(join_line: str) -> None:
 
 def test_another_ca_is_refused_before_the_secret_leaves(join_line: str) -> None:
     token = parse_token(join_line.rsplit(maxsplit=1)[-1])
-    with pytest.raises(RefusalError, match="none of them is CA") as caught:
+    with pytest.raises(HyperGPUError, match="none of them is CA") as caught:
         fetch_authority(token.addresses[0], Digest(digest_of(b"another CA")))
     assert caught.value.reason is Reason.AUTHORITY_MISMATCH
 

@@ -17,8 +17,8 @@ from hypergpu.chain.rpc.client import Call, HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.cli.demo.settlement import settled
 from hypergpu.cli.ledger.showing import ledger_of, verification_of
-from hypergpu.cli.machine.up import Ready, operator
-from hypergpu.cli.remote.calls import Coordinator
+from hypergpu.client.calls import Coordinator
+from hypergpu.cluster.coordinator import Ready, operator
 from hypergpu.wire.ports import free_ports
 from tests.integration.cli.conftest import PROGRAM, ended, home, start
 from tests.integration.cli.test_up import ANYWHERE, join_line, profile, up

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.refusal import Reason
-from hypergpu.token import parse_token
+from hypergpu.errors import Reason
 from hypergpu.wire.ports import free_ports
+from hypergpu.wire.token import parse_token
 from tests.integration.cli.conftest import JOIN, PROGRAM, Ended, ended, home, start
 from tests.integration.cli.left import processes_left
 

@@ -5,13 +5,13 @@ from typing import Any
 import grpc
 import pytest
 
-from hypergpu.cli.remote.calls import Coordinator
-from hypergpu.cli.remote.connection import Target
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.spec import JobSpec, Training
-from hypergpu.token import Role, parse_token
+from hypergpu.client.calls import Coordinator
+from hypergpu.client.connection import Target
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.jobfile.spec import JobSpec, Training
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.protocol import PROTOCOL_ENTRY
+from hypergpu.wire.token import Role, parse_token
 from tests.node_client import NOBODY_LOST, WireNode, assigned, reason_of
 from tests.processes import Cluster
 
@@ -47,7 +47,7 @@ def test_a_user_may_list_jobs_and_not_nodes(cluster: Cluster) -> None:
         text = operator.create_token(Role.USER, ttl_s=60, uses=0, label="test").token
     with client_with(cluster, text) as user:
         user.jobs()
-        with pytest.raises(RefusalError) as refused:
+        with pytest.raises(HyperGPUError) as refused:
             user.nodes()
     assert refused.value.reason is Reason.ROLE_FORBIDDEN
 
@@ -56,7 +56,7 @@ def test_a_revoked_token_opens_nothing(cluster: Cluster) -> None:
     with cluster.coordinator.client() as operator:
         created = operator.create_token(Role.USER, ttl_s=60, uses=0, label="test")
         operator.revoke_token(created.token_id)
-    with client_with(cluster, created.token) as user, pytest.raises(RefusalError) as refused:
+    with client_with(cluster, created.token) as user, pytest.raises(HyperGPUError) as refused:
         user.jobs()
     assert refused.value.reason is Reason.TOKEN_REVOKED
 
@@ -136,7 +136,7 @@ async def test_a_revoked_node_is_shut_out_at_once_until_it_is_admitted_again(
 
 
 def test_an_unknown_node_cannot_be_revoked(cluster: Cluster) -> None:
-    with cluster.coordinator.client() as operator, pytest.raises(RefusalError) as refused:
+    with cluster.coordinator.client() as operator, pytest.raises(HyperGPUError) as refused:
         operator.revoke_node("0x0")
     assert refused.value.reason is Reason.NODE_UNKNOWN
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hypergpu.ids import JobId
-from hypergpu.spec import Codec, JobSpec, Training
+from hypergpu.jobfile.spec import Codec, JobSpec, Training
 from hypergpu.v1 import node_pb2, tensor_pb2
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan

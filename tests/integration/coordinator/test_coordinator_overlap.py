@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from hypergpu.spec import Codec, Evaluation, JobSpec, Outer, RoundRule, Training
+from hypergpu.jobfile.spec import Codec, Evaluation, JobSpec, Outer, RoundRule, Training
 from tests.processes import Cluster, Happening, accepted_updates
 
 ROUNDS = 8

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hypergpu.jobfile import with_strategy
-from hypergpu.spec import JobSpec, Training
+from hypergpu.jobfile.spec import JobSpec, Training
 from hypergpu.v1 import node_pb2
 from tests.node_client import NOBODY_LOST, WireNode
 from tests.processes import Cluster, Happening

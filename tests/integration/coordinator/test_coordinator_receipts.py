@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from hypergpu.cli.ledger.account import ledger_view
 from hypergpu.cli.ledger.verifying import received, verified
 from hypergpu.ids import JobId
+from hypergpu.jobfile.spec import Codec, JobSpec, Pay, Training
 from hypergpu.ledger.receipt import ReceiptCheck, SignedReceipt, Signers
 from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.typed import sign
 from hypergpu.ledger.voucher import no_voucher, voucher_fault
-from hypergpu.spec import Codec, JobSpec, Pay, Training
 from hypergpu.v1 import node_pb2, receipt_pb2
 from hypergpu.wire.ledger import receipt_value, terms_value, voucher_value
 from tests.node_client import NOBODY_LOST, WireNode, assigned, contribution, reason_of

@@ -6,10 +6,10 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from hypergpu.cli.machine.children import kill_group
+from hypergpu.cluster.processes import kill_group
+from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile import with_strategy
-from hypergpu.refusal import RefusalError
-from hypergpu.spec import STRATEGIES, Codec, Evaluation, JobSpec, Training
+from hypergpu.jobfile.spec import STRATEGIES, Codec, Evaluation, JobSpec, Training
 from hypergpu.v1 import job_pb2
 from tests.processes import ENDED, ENVIRONMENT, Cluster, Happening
 
@@ -176,13 +176,13 @@ def test_the_same_request_twice_is_one_job(cluster: Cluster) -> None:
         jobs = {client._call(client._jobs.CreateJob, request).job_id for _ in range(2)}
         assert len(jobs) == 1
         request.spec_json = request.spec_json.replace("1", "2", 1)
-        with pytest.raises(RefusalError, match="differs"):
+        with pytest.raises(HyperGPUError, match="differs"):
             client._call(client._jobs.CreateJob, request)
     cluster.finished(jobs.pop())
 
 
 def test_a_job_without_its_workload_is_refused(cluster: Cluster) -> None:
-    with pytest.raises(RefusalError, match="digits-softmax"):
+    with pytest.raises(HyperGPUError, match="digits-softmax"):
         cluster.submit(JobSpec(workload="digits-sofmax"))
 
 
@@ -214,11 +214,11 @@ def test_a_stopped_job_can_be_removed(cluster: Cluster) -> None:
     job_id = cluster.submit(LONG)
     cluster.wait_for(job_id, is_round(0))
     with cluster.coordinator.client() as client:
-        with pytest.raises(RefusalError, match="stop it first"):
+        with pytest.raises(HyperGPUError, match="stop it first"):
             client.remove(job_id)
         client.stop(job_id)
         client.remove(job_id)
-        with pytest.raises(RefusalError, match="there is no job"):
+        with pytest.raises(HyperGPUError, match="there is no job"):
             client.job(job_id)
 
 

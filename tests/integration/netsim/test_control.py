@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from hypergpu.sites import Sites
-from netsim.commands.asked import links_of_profiles
-from netsim.ground import control
-from netsim.ground.backend import Backend
-from netsim.ground.holding import opened, told
-from netsim.profiles import PROFILES
-from netsim.refusal import RefusedError
+from netsim.cli.asked import links_of_profiles
+from netsim.error import NetsimError
+from netsim.network.ground import control
+from netsim.network.ground.backend import Backend
+from netsim.network.ground.holding import opened, told
+from netsim.network.profiles import PROFILES
 from tests.integration.netsim.shaped import BACKENDS
 
 SERVE = """
@@ -82,10 +82,10 @@ async def test_a_cut_link_is_silent_until_it_is_healed(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_what_cannot_be_done_is_refused_and_the_links_stay(backend: str) -> None:
     async with lan(backend) as sites:
-        with pytest.raises(RefusedError, match="nobody"):
+        with pytest.raises(NetsimError, match="nobody"):
             await control.asked(sites.control, control.Cut("nobody"))
         if backend != Backend.PROXY:
-            with pytest.raises(RefusedError, match="no connection of lan"):
+            with pytest.raises(NetsimError, match="no connection of lan"):
                 await control.asked(sites.control, control.Reset("lan"))
         await control.asked(sites.control, control.SetLink("lan", PROFILES["D"].link))
         answer = await control.asked(sites.control, control.ReadVerdict())
@@ -123,5 +123,5 @@ async def test_an_impossible_link_is_refused_at_once_and_the_next_request_heard(
 async def test_links_that_are_closed_do_not_answer() -> None:
     async with lan() as sites:
         path = sites.control
-    with pytest.raises(RefusedError, match="do not answer"):
+    with pytest.raises(NetsimError, match="do not answer"):
         await control.asked(path, control.ReadVerdict())

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from hypergpu.sites import Sites
-from netsim.ground import control
+from netsim.network.ground import control
 from tests.integration.netsim.shaped import BACKENDS, END_WITHIN_S
 
 ROOT = Path(__file__).parents[3]

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from netsim.error import NetsimError
 from netsim.proxy.messages import LOOPBACK, Condition, Forward, Plan, Protocol, Proxied
 from netsim.proxy.proxies import Proxies
-from netsim.refusal import RefusedError
 from tests.integration.netsim.proxied import FREE, TIMEOUT_S, Dialled, echo, link, plan, target
 
 MIB = 1 << 20
@@ -230,7 +230,7 @@ async def test_a_node_whose_port_was_taken_comes_back_when_it_is_free_again() ->
         address = proxies.address("a")
         proxies.disconnect("a")
         with socket.create_server(address):
-            with pytest.raises(RefusedError, match="a's proxy cannot listen"):
+            with pytest.raises(NetsimError, match="a's proxy cannot listen"):
                 proxies.heal("a")
             assert proxies.statistics().nodes["a"].condition is Condition.DISCONNECTED
         proxies.heal("a")
@@ -326,16 +326,16 @@ async def test_a_port_that_is_taken_is_refused_and_nothing_is_left_open() -> Non
         taken = Proxied(name="b", link=link(), forwards=(Forward(target_port=1, port=port),))
         free = Proxied(name="a", link=link(), forwards=(Forward(target_port=1),))
         proxies = Proxies(Plan(nodes=(free, taken)))
-        with pytest.raises(RefusedError, match=f"b's proxy cannot listen on {LOOPBACK}:{port}"):
+        with pytest.raises(NetsimError, match=f"b's proxy cannot listen on {LOOPBACK}:{port}"):
             async with proxies:
                 pass
-        with pytest.raises(RefusedError, match="not open"):
+        with pytest.raises(NetsimError, match="not open"):
             proxies.ports("a")
 
 
 def test_two_nodes_cannot_share_a_name() -> None:
     node = Proxied(name="a", link=link(), forwards=())
-    with pytest.raises(RefusedError, match="two nodes are named 'a'"):
+    with pytest.raises(NetsimError, match="two nodes are named 'a'"):
         Proxies(Plan(nodes=(node, node)))
 
 

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from hypergpu.units import Microseconds
-from netsim.answering import Failed
+from netsim.child import Failed
+from netsim.error import NetsimError
 from netsim.link.link import STALLED_BITS_PER_S, Link
 from netsim.link.trace import Trace, TraceRow
 from netsim.proxy.messages import UNLIMITED, Condition, Forward, Plan, Protocol, Proxied
 from netsim.proxy.process import ProxyProcess
-from netsim.refusal import RefusedError
 from tests.integration.netsim.proxied import FREE, TIMEOUT_S, Dialled, link, plan, target
 
 PROGRAM = [sys.executable, "-P", "-m", "netsim.proxy"]
@@ -43,7 +43,7 @@ async def test_a_process_of_proxies_does_what_it_is_told() -> None:
 
 async def test_a_refusal_comes_back_in_words() -> None:
     async with target() as port, ProxyProcess(plan(port, a=link())) as proxies:
-        with pytest.raises(RefusedError, match=r"no proxy for 'z'. Fix: name one of a"):
+        with pytest.raises(NetsimError, match=r"no proxy for 'z'. Fix: name one of a"):
             await proxies.cut("z")
         async with Dialled(*proxies.address("a")) as dialled:
             assert await dialled.asked(b"still here") == b"still here"
@@ -52,7 +52,7 @@ async def test_a_refusal_comes_back_in_words() -> None:
 async def test_a_port_that_is_taken_is_refused_at_the_start() -> None:
     async with target() as port:
         taken = Proxied(name="a", link=link(), forwards=(Forward(target_port=1, port=port),))
-        with pytest.raises(RefusedError, match="cannot listen"):
+        with pytest.raises(NetsimError, match="cannot listen"):
             async with ProxyProcess(Plan(nodes=(taken,))):
                 pass
 
@@ -97,10 +97,10 @@ async def test_an_answer_that_came_too_late_is_given_to_nobody() -> None:
     async with target() as port, ProxyProcess(plan(port, a=link()), answer_s=0.2) as proxies:
         assert proxies.pid is not None
         os.kill(proxies.pid, signal.SIGSTOP)
-        with pytest.raises(RefusedError, match="without an answer for too long"):
+        with pytest.raises(NetsimError, match="without an answer for too long"):
             await proxies.statistics()
         os.kill(proxies.pid, signal.SIGCONT)
-        with pytest.raises(RefusedError, match="without an answer for too long"):
+        with pytest.raises(NetsimError, match="without an answer for too long"):
             await proxies.cut("a")
 
 
@@ -145,7 +145,7 @@ async def test_a_process_that_was_killed_is_told_in_words() -> None:
     async with target() as port, ProxyProcess(plan(port, a=link())) as proxies:
         assert proxies.pid is not None
         os.kill(proxies.pid, signal.SIGKILL)
-        with pytest.raises(RefusedError, match="process is gone"):
+        with pytest.raises(NetsimError, match="process is gone"):
             await proxies.statistics()
 
 

@@ -153,7 +153,7 @@ def test_a_command_of_another_subcommand_is_refused() -> None:
 
 UNPRIVILEGED = """
 import contextlib, os
-from netsim.commands.app import app
+from netsim.cli.app import app
 def shape(*words):
     app(args=["shape", *words], prog_name="hypergpu netsim", obj=["true"])
 with contextlib.suppress(SystemExit):
@@ -176,7 +176,7 @@ def test_without_root_the_tunnel_is_refused_with_what_would_help() -> None:
 
 LEASHED = """
 import subprocess, sys
-from hypergpu.cli.cluster.leash import leashed
+from hypergpu.cluster.leash import leashed
 child = subprocess.Popen(leashed(["sh", "-c", "echo inside; exec sleep 1000"]))
 print(child.pid, flush=True)
 child.wait()

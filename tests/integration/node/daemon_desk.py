@@ -9,15 +9,15 @@ from gpu_node.config import Settings
 from gpu_node.core.commands import Leave
 from gpu_node.shell.runtime import Runtime
 from gpu_node.shell.worker.messages import Ready
-from hypergpu.catalogue.registry import build, find
-from hypergpu.catalogue.workload import numpy_layout
 from hypergpu.digest import digest_to_wire
 from hypergpu.ids import Digest, JobId
-from hypergpu.layout import Flat
-from hypergpu.token import Token
+from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes
 from hypergpu.v1 import node_pb2, tensor_pb2
 from hypergpu.wire.ledger import terms_message
+from hypergpu.wire.token import Token
+from hypergpu.workloads.registry import build, find
+from hypergpu.workloads.workload import numpy_layout
 from tests.integration.node.node_service import NodeService, Served, places_in, terms_for
 
 JOB = JobId("job-000000000001")

@@ -18,15 +18,15 @@ from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.channels import open_channel
 from gpu_node.shell.state.places import Places
 from hypergpu.digest import digest_from_wire, digest_of, digest_to_wire
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest, JobId, NodeId, TokenId
 from hypergpu.ledger.terms import Terms, terms_of
 from hypergpu.ledger.typed import Contribution, Domain, is_contribution_of, shard_digest
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import node_id_of
-from hypergpu.token import Role, Token
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
 from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_ENTRY
+from hypergpu.wire.token import Role, Token
 
 Context = Any
 CHUNK_BYTES = 64 << 10
@@ -55,9 +55,9 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self.kill_after_bytes: int | None = None
         """`kill` is called once an upload has brought so many bytes."""
         self.kill: Callable[[], None] = lambda: None
-        self.refusal: RefusalError | None = None
+        self.refusal: HyperGPUError | None = None
         """What the next update or control stream meets."""
-        self.join_refusal: RefusalError | None = None
+        self.join_refusal: HyperGPUError | None = None
         self.heartbeat = asyncio.Event()
         self.offsets: list[int] = []
         self.asked_bytes = 0
@@ -91,7 +91,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     ) -> AsyncIterator[node_pb2.FetchBlobResponse]:
         content = self.blobs.get(digest_from_wire(request.digest.value))
         if content is None:
-            await abort(context, RefusalError(Reason.BLOB_UNKNOWN, "it is not here"))
+            await abort(context, HyperGPUError(Reason.BLOB_UNKNOWN, "it is not here"))
             return
         self.offsets.append(request.offset)
         if (may_break := self.breaking.pop(request.offset, None)) is not None:

@@ -18,11 +18,11 @@ from gpu_node.shell.transfer.datasets import Datasets, manifest_entries
 from gpu_node.shell.transfer.download import Download
 from gpu_node.shell.transfer.models import Models
 from gpu_node.shell.translate import blob_value
-from hypergpu.codec import apply_delta, encode_update
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.layout import Flat, TensorSpec, layout_of
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.tensors.codec import apply_delta, encode_update
+from hypergpu.tensors.layout import Flat, TensorSpec, layout_of
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.stripes import STRIPE_BYTES_MIN
@@ -111,7 +111,7 @@ async def test_a_broken_download_over_a_discarded_file_keeps_only_its_own_bytes(
 
 async def test_a_blob_that_comes_as_something_else_is_refused(desk: Desk) -> None:
     desk.service.blobs[BLOB.digest] = CONTENT[:-1] + b"x"
-    with pytest.raises(RefusalError, match="DIGEST_MISMATCH"):
+    with pytest.raises(HyperGPUError, match="DIGEST_MISMATCH"):
         await desk.fetch()
     assert not desk.cache.part(BLOB.digest).exists()
 
@@ -288,7 +288,7 @@ async def test_a_dataset_becomes_a_folder_of_its_files(desk: Desk) -> None:
 async def test_a_dataset_file_that_is_not_what_its_digest_says_is_refused(desk: Desk) -> None:
     listing = manifest(desk.service, {"a.txt": b"honest"})
     desk.service.blobs[digest_of(b"honest")] = b"forged"
-    with pytest.raises(RefusalError, match="DIGEST_MISMATCH"):
+    with pytest.raises(HyperGPUError, match="DIGEST_MISMATCH"):
         await Datasets(desk.cache, desk.download).bring(desk.calls, listing)
     assert not desk.cache.dataset(listing.digest).exists()
 
@@ -309,7 +309,7 @@ def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
     entry = tensor_pb2.ManifestEntry(
         path=path, blob=tensor_pb2.BlobRef(digest=tensor_pb2.Digest(value=bytes(32)))
     )
-    with pytest.raises(RefusalError) as refused:
+    with pytest.raises(HyperGPUError) as refused:
         manifest_entries(tensor_pb2.Manifest(entries=[entry]).SerializeToString())
     assert refused.value.reason is Reason.MANIFEST_INVALID
 
@@ -318,7 +318,7 @@ def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
 def test_paths_that_exclude_each_other_are_refused(paths: tuple[str, ...]) -> None:
     blob = tensor_pb2.BlobRef(digest=tensor_pb2.Digest(value=bytes(32)))
     entries = [tensor_pb2.ManifestEntry(path=path, blob=blob) for path in paths]
-    with pytest.raises(RefusalError, match="MANIFEST_INVALID"):
+    with pytest.raises(HyperGPUError, match="MANIFEST_INVALID"):
         manifest_entries(tensor_pb2.Manifest(entries=entries).SerializeToString())
 
 
@@ -402,10 +402,10 @@ async def test_connections_that_cannot_all_be_opened_leave_none_behind(desk: Des
         try:
             return next(opened)
         except StopIteration:
-            raise RefusalError(Reason.FILE_UNUSABLE, "the certificate is gone") from None
+            raise HyperGPUError(Reason.FILE_UNUSABLE, "the certificate is gone") from None
 
     lines = Lines(open_one)
-    with pytest.raises(RefusalError, match="FILE_UNUSABLE"):
+    with pytest.raises(HyperGPUError, match="FILE_UNUSABLE"):
         async with lines.over(desk.calls, 3):
             pass
     assert lines._end is not None

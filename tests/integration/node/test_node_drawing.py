@@ -16,13 +16,13 @@ from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.drawing import Drawing
 from gpu_node.shell.translate import blob_value
 from gpu_node.shell.worker.messages import Ready, encode
-from hypergpu.codec import apply_delta, encode_update
-from hypergpu.frames import frame
 from hypergpu.ids import Digest
-from hypergpu.layout import Flat
-from hypergpu.spec import Evaluation, JobSpec, Training
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Training
+from hypergpu.tensors.codec import apply_delta, encode_update
+from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
+from hypergpu.wire.frames import frame
 from tests.integration.node.daemon_desk import Desk, message_of
 from tests.integration.node.node_service import places_in, served
 from tests.processes import Cluster, json_lines

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hypergpu.cli.ledger.wallet import wallet_view
-from hypergpu.spec import Codec, JobSpec, Pay, Training
+from hypergpu.jobfile.spec import Codec, JobSpec, Pay, Training
 from tests.processes import Cluster, NodeProcess
 
 ROUNDS = 3

@@ -28,16 +28,16 @@ from gpu_node.shell.state.places import Places
 from gpu_node.shell.state.wallet import Wallet
 from gpu_node.shell.translate import assignment_value, lease_message
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest
 from hypergpu.ledger.terms import Terms, terms_of
 from hypergpu.ledger.typed import Domain
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey, JoinClaim, node_id_of, verify
-from hypergpu.token import Role
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.ledger import receipt_message, terms_message
 from hypergpu.wire.protocol import PROTOCOL
+from hypergpu.wire.token import Role
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan
 from tests.integration.node.node_service import (
@@ -117,7 +117,7 @@ async def test_a_join_is_signed_by_the_key_whose_id_the_node_bears(desk: Desk) -
 async def test_the_secret_is_not_sent_to_another_authority(secured: Desk) -> None:
     token = msgspec.structs.replace(secured.there.token, authority=Digest("ab" * 32))
     secured.there = secured.there._replace(token=token)
-    with pytest.raises(RefusalError) as refused:
+    with pytest.raises(HyperGPUError) as refused:
         await secured.join()
     assert refused.value.reason is Reason.AUTHORITY_MISMATCH
     assert secured.service.joins == []
@@ -134,14 +134,14 @@ async def test_a_join_goes_on_to_the_next_address(secured: Desk) -> None:
 async def test_a_join_that_reaches_nobody_says_where_it_tried(secured: Desk) -> None:
     token = msgspec.structs.replace(secured.there.token, addresses=("127.0.0.1:1",))
     secured.there = secured.there._replace(token=token)
-    with pytest.raises(RefusalError, match=r"COORDINATOR_UNREACHABLE.*127\.0\.0\.1:1"):
+    with pytest.raises(HyperGPUError, match=r"COORDINATOR_UNREACHABLE.*127\.0\.0\.1:1"):
         await secured.join()
 
 
 async def test_a_users_token_does_not_make_a_node(secured: Desk) -> None:
     token = msgspec.structs.replace(secured.there.token, role=Role.USER)
     secured.there = secured.there._replace(token=token)
-    with pytest.raises(RefusalError, match="ROLE_FORBIDDEN"):
+    with pytest.raises(HyperGPUError, match="ROLE_FORBIDDEN"):
         await secured.join()
 
 
@@ -251,7 +251,7 @@ async def test_a_stream_that_ends_is_a_lost_link(desk: Desk) -> None:
 
 
 async def test_a_refused_stream_says_why(desk: Desk) -> None:
-    desk.service.refusal = RefusalError(Reason.NODE_REVOKED, "it was revoked")
+    desk.service.refusal = HyperGPUError(Reason.NODE_REVOKED, "it was revoked")
     desk.link.open(())
     event = await desk.event()
     assert isinstance(event, LinkRefused)
@@ -396,7 +396,7 @@ async def test_keys_are_readable_by_their_owner_alone(secured: Desk) -> None:
     for path in (secured.places.identity, secured.places.tls_key):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     secured.places.identity.chmod(0o640)
-    with pytest.raises(RefusalError, match="chmod 600"):
+    with pytest.raises(HyperGPUError, match="chmod 600"):
         identity_key(secured.places)
 
 
@@ -407,7 +407,7 @@ async def test_the_identity_outlives_the_daemon(secured: Desk) -> None:
 def test_two_daemons_never_share_a_state_folder(tmp_path: Path) -> None:
     with (
         places_in(tmp_path),
-        pytest.raises(RefusalError, match="STATE_LOCKED"),
+        pytest.raises(HyperGPUError, match="STATE_LOCKED"),
         places_in(tmp_path),
     ):
         pass
@@ -417,7 +417,7 @@ def test_nothing_but_this_machine_is_spoken_to_in_the_clear() -> None:
     for address in ("127.0.0.1:7700", "localhost:7700", "[::1]:7700"):
         refuse_distant_plaintext(address)
     for address in ("10.0.0.1:7700", "example.org:7700"):
-        with pytest.raises(RefusalError, match="AUTHORITY_MISMATCH"):
+        with pytest.raises(HyperGPUError, match="AUTHORITY_MISMATCH"):
             refuse_distant_plaintext(address)
 
 

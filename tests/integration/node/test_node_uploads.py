@@ -15,7 +15,7 @@ from gpu_node.shell.state.files import Nonces
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.transfer.upload import Uploader
 from hypergpu.digest import digest_of
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.signature import IdentityKey
 from hypergpu.units import Bytes, Samples
 from hypergpu.v1 import node_pb2
@@ -97,14 +97,14 @@ async def test_an_update_that_is_accepted_already_is_not_sent_again(desk: Desk) 
 
 async def test_a_missing_update_is_refused_before_anything_is_sent(desk: Desk) -> None:
     desk.path.unlink()
-    with pytest.raises(RefusalError, match="FILE_UNUSABLE"):
+    with pytest.raises(HyperGPUError, match="FILE_UNUSABLE"):
         await desk.send()
     assert desk.service.nonces == []
 
 
 async def test_an_update_damaged_on_disk_is_known_by_its_digest(desk: Desk) -> None:
     desk.path.write_bytes(b"x" + CONTENT[1:])
-    with pytest.raises(RefusalError, match="damaged"):
+    with pytest.raises(HyperGPUError, match="damaged"):
         await desk.uploader.refuse_damaged(LEASE, UPDATE)
 
 
@@ -176,7 +176,7 @@ async def test_each_stripe_goes_on_where_it_broke_off_under_a_fresh_nonce(desk: 
 async def test_what_one_window_carries_goes_unasked_and_still_meets_its_refusal(
     desk: Desk, bulk_bytes: int, *, sends_bulk_unasked: bool
 ) -> None:
-    desk.service.refusal = RefusalError(Reason.LEASE_STALE, "another round is open")
+    desk.service.refusal = HyperGPUError(Reason.LEASE_STALE, "another round is open")
     taken: list[str] = []
 
     async def messages() -> AsyncIterator[bytes]:

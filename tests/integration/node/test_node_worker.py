@@ -17,10 +17,10 @@ from gpu_node.shell.supervision import (
 )
 from gpu_node.shell.training import Trainer
 from gpu_node.shell.worker.messages import Ready, Reply, Train, encode
-from hypergpu.frames import frame
+from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest, JobId, Slot
-from hypergpu.refusal import RefusalError
 from hypergpu.units import Bytes
+from hypergpu.wire.frames import frame
 
 
 class Listener:
@@ -95,7 +95,7 @@ async def test_a_killed_worker_is_mourned_and_the_next_request_spawns_another() 
 
 async def test_a_worker_that_never_gets_ready_says_why() -> None:
     worker = Listener().hold(script("import sys; sys.exit(3)"))
-    with pytest.raises(RefusalError, match="it left with status 3"):
+    with pytest.raises(HyperGPUError, match="it left with status 3"):
         await worker.ready()
 
 
@@ -108,7 +108,7 @@ async def test_a_worker_that_writes_nonsense_is_ended(written: bytes) -> None:
     worker = listener.hold(
         script(f"import sys; sys.stdout.buffer.write({written!r}); sys.stdout.flush(); input()")
     )
-    with pytest.raises(RefusalError, match="not understood"):
+    with pytest.raises(HyperGPUError, match="not understood"):
         await worker.ready()
     assert "not understood" in await listener.death()
 
@@ -116,7 +116,7 @@ async def test_a_worker_that_writes_nonsense_is_ended(written: bytes) -> None:
 async def test_a_worker_that_floods_its_pipe_is_ended() -> None:
     worker = Listener().hold(script("import sys; sys.stdout.write('x' * 2_000_000); input()"))
     async with asyncio.timeout(240):
-        with pytest.raises(RefusalError, match="not understood"):
+        with pytest.raises(HyperGPUError, match="not understood"):
             await worker.ready()
 
 
@@ -136,7 +136,7 @@ async def test_a_death_is_heard_while_what_the_worker_started_holds_its_log(tmp_
     with await asyncio.to_thread(ended.open) as reader:
         with await asyncio.to_thread(held.open, "w"):
             async with asyncio.timeout(240):
-                with pytest.raises(RefusalError, match="it left with status 3"):
+                with pytest.raises(HyperGPUError, match="it left with status 3"):
                     await waiting
         assert worker.process_id is None
         assert await asyncio.to_thread(reader.read) == ""
@@ -169,7 +169,7 @@ async def test_a_worker_that_starts_after_all_is_told_apart_from_one_that_never_
 
 
 async def test_a_program_that_is_missing_is_a_death_too() -> None:
-    with pytest.raises(RefusalError, match="cannot be started"):
+    with pytest.raises(HyperGPUError, match="cannot be started"):
         await Listener().hold(("/nowhere/python",)).ready()
 
 
@@ -183,7 +183,7 @@ async def test_the_loop_goes_on_while_a_worker_holds_its_own_lock() -> None:
     process_id = worker.process_id
     assert process_id is not None
     os.kill(process_id, signal.SIGKILL)
-    with pytest.raises(RefusalError):
+    with pytest.raises(HyperGPUError):
         await waiting
 
 

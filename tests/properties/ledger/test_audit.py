@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from hypergpu.errors import HyperGPUError
 from hypergpu.ids import NodeId
 from hypergpu.ledger import pay
 from hypergpu.ledger.audit.dispute import (
@@ -25,7 +26,6 @@ from hypergpu.ledger.receipt import SignedReceipt, Signers
 from hypergpu.ledger.settlement.state import RevertedError
 from hypergpu.ledger.typed import Domain, Voucher, sign
 from hypergpu.ledger.voucher import SignedVoucher
-from hypergpu.refusal import RefusalError
 from hypergpu.units import Samples, Wei
 from tests.properties.ledger.lives import histories
 from tests.properties.ledger.town import (
@@ -460,5 +460,5 @@ def test_a_voucher_that_the_escrow_no_longer_covers_is_a_dispute() -> None:
 @example(content=b'{"x":' + b"[" * 100_000)
 @example(content=b'{"claim":"\xff"}')
 def test_bytes_from_outside_are_no_dispute(content: bytes) -> None:
-    with pytest.raises(RefusalError, match="is no dispute"):
+    with pytest.raises(HyperGPUError, match="is no dispute"):
         decoded_dispute(content, source="f")

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest, JobKey, Keccak, NodeId
 from hypergpu.ledger.receipt import (
     FORMAT,
@@ -20,7 +21,6 @@ from hypergpu.ledger.receipt import (
     order,
 )
 from hypergpu.ledger.typed import Contribution, Domain, Receipt, keccak_of, sign, struct_hash
-from hypergpu.refusal import RefusalError
 from hypergpu.signature import IdentityKey
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 from tests.properties.ledger.statements import contributions, domains, receipts
@@ -180,13 +180,13 @@ def test_a_damaged_file_is_refused_with_its_line(
     two = (signed(), signed(replace(RECEIPT, sequence=1)))
     content = encoded(ReceiptFile(SIGNERS, two))
     assert decoded(content, source="f").receipts == two
-    with pytest.raises(RefusalError, match=why):
+    with pytest.raises(HyperGPUError, match=why):
         decoded(damage(content), source="f")
 
 
 @given(content=st.binary(max_size=200))
 def test_bytes_from_outside_are_refused_and_nothing_else(content: bytes) -> None:
-    with pytest.raises(RefusalError, match="FILE_UNUSABLE"):
+    with pytest.raises(HyperGPUError, match="FILE_UNUSABLE"):
         decoded(content, source="f")
 
 

@@ -4,13 +4,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypergpu import spec
-from hypergpu.codec import (
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.jobfile import spec
+from hypergpu.tensors.codec import (
     IncrementalCheck,
     decode_parameters,
     encode_update,
 )
-from hypergpu.compression import (
+from hypergpu.tensors.compression import (
     GROUP,
     RECORD,
     Flaw,
@@ -18,9 +19,8 @@ from hypergpu.compression import (
     encode_into_residual,
     scheme_named,
 )
-from hypergpu.compression.packing import pack_places, unpack_places
-from hypergpu.layout import Flat, Float32s, Kind, Layout, Octets, TensorSpec, layout_of
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.tensors.layout import Flat, Float32s, Kind, Layout, Octets, TensorSpec, layout_of
+from hypergpu.tensors.packing import pack_places, unpack_places
 
 BLOCKS = {"int8": RECORD, "int4": 256}
 ERRORS = {"int8": 0.5 / 127, "int4": 0.5 / 7}
@@ -227,8 +227,8 @@ def verdict(layout: Layout, scheme: str, pieces: list[bytes]) -> Reason | None:
         for piece in pieces:
             check.feed(piece)
         check.finish()
-    except RefusalError as refusal:
-        return refusal.reason
+    except HyperGPUError as error:
+        return error.reason
     return None
 
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.shell.numerics import FoldRequest, FoldResult, OuterRule, StoredUpdate, fold
-from hypergpu.codec import decode_parameters, encode_update
-from hypergpu.compression import RECORD, TopK, scheme_named
-from hypergpu.layout import Flat, Float32s
-from hypergpu.spec import SCHEMES, Outer
+from hypergpu.jobfile.spec import SCHEMES, Outer
+from hypergpu.tensors.codec import decode_parameters, encode_update
+from hypergpu.tensors.compression import RECORD, TopK, scheme_named
+from hypergpu.tensors.layout import Flat, Float32s
 from tests.unit.numerics.fold_files import (
     LAYOUT,
     Setting,

@@ -4,11 +4,11 @@ import pytest
 
 from benchmarks.ours.fidelity.figures import TRIES, Measured, Repeats
 from benchmarks.ours.fidelity.world import LOSSY, WORLDS, Compared, round_time_error
-from hypergpu.cli.show.history import RoundPoint
+from hypergpu.client.history import RoundPoint
 from hypergpu.units import Milliseconds
 from netsim.measure.network import ALWAYS_VALID
+from netsim.network.worldfile import parse_world
 from netsim.run.report import RunReport
-from netsim.worldfile import parse_world
 
 
 def report(*durations_ms: int) -> RunReport:

@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.house.tree import ROOT
 from hypergpu.chain.profiles import chain_profile, profile_names
 from hypergpu.chain.profiles.cautious import cautious_profile
 from hypergpu.chain.profiles.described import described_profile
 from hypergpu.chain.profiles.named import named_chain, profile_of
-from hypergpu.refusal import Reason, RefusalError
-from tests.architecture.repository import ROOT
+from hypergpu.errors import HyperGPUError, Reason
 
 OF_THE_MANUAL = (ROOT / "docs/chains.md").read_text("utf-8").split("```toml\n")[-1].split("```")[0]
 """A whole profile."""
@@ -31,7 +31,7 @@ def test_chains_are_told_apart_by_their_ids() -> None:
 
 
 def test_an_unknown_chain_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(RefusalError, match="there is no chain 'mars'; known by name are anvil"):
+    with pytest.raises(HyperGPUError, match="there is no chain 'mars'; known by name are anvil"):
         chain_profile("mars")
 
 
@@ -89,7 +89,7 @@ def test_what_is_wrong_in_a_profile_is_said(
     assert before in OF_THE_MANUAL
     path = tmp_path / "mine.toml"
     path.write_text(OF_THE_MANUAL.replace(before, after), "utf-8")
-    with pytest.raises(RefusalError) as refused:
+    with pytest.raises(HyperGPUError) as refused:
         described_profile(path)
     assert refused.value.reason is Reason.FILE_UNUSABLE
     assert refused.value.detail.startswith(f"the chain profile {path}: ")
@@ -98,14 +98,14 @@ def test_what_is_wrong_in_a_profile_is_said(
 
 def test_a_profile_that_is_not_there_is_said(tmp_path: Path) -> None:
     path = tmp_path / "none.toml"
-    with pytest.raises(RefusalError, match="it cannot be read: No such file or directory"):
+    with pytest.raises(HyperGPUError, match="it cannot be read: No such file or directory"):
         named_chain(str(path), "", nobody)
 
 
 def test_a_profile_without_an_rpc_asks_for_one_by_the_settings_of_up(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(OF_THE_MANUAL.replace("rpc_url", "# rpc_url"), "utf-8")
-    with pytest.raises(RefusalError, match="has no RPC of its own") as refused:
+    with pytest.raises(HyperGPUError, match="has no RPC of its own") as refused:
         named_chain(str(path), "", nobody)
     assert "HYPERGPU_COORDINATOR_CHAIN_URL=URL" in refused.value.fix
 
@@ -122,6 +122,6 @@ def test_an_rpc_that_is_named_beside_an_address_is_asked_instead_of_it() -> None
 
 
 def test_an_address_of_another_protocol_is_refused_and_not_repeated() -> None:
-    with pytest.raises(RefusalError, match="begins with http:// or https://") as refused:
+    with pytest.raises(HyperGPUError, match="begins with http:// or https://") as refused:
         named_chain("wss://rpc.example.org/v3/SECRET", "", nobody)
     assert "SECRET" not in str(refused.value)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hypergpu.chain.keylock import KeyLock
+from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Address
-from hypergpu.refusal import RefusalError
 
 NAME = (31337, Address("0x" + "12" * 20))
 WRITERS = 6
@@ -45,7 +45,7 @@ def test_of_many_that_come_and_go_one_has_the_key_at_a_time(tmp_path: Path) -> N
         for _ in range(TRIES):
             try:
                 held = KeyLock(tmp_path, *NAME)
-            except RefusalError:
+            except HyperGPUError:
                 continue
             holders.append(writer)
             for _ in range(STEPS):
@@ -68,6 +68,6 @@ def test_a_file_that_somebody_else_put_there_is_not_taken_away(tmp_path: Path) -
     path.unlink()
     second = KeyLock(tmp_path, *NAME)
     first.release()
-    with pytest.raises(RefusalError, match="by another process"):
+    with pytest.raises(HyperGPUError, match="by another process"):
         KeyLock(tmp_path, *NAME)
     second.release()

@@ -13,13 +13,13 @@ from google.rpc import error_details_pb2, status_pb2
 
 from hypergpu.digest import digest_of, digest_to_wire
 from hypergpu.ids import Address, Digest, JobId, TokenId
-from hypergpu.layout import Kind, TensorSpec, layout_of
 from hypergpu.ledger.terms import terms_of
 from hypergpu.ledger.typed import Domain
-from hypergpu.token import Role, Token, token_text
+from hypergpu.tensors.layout import Kind, TensorSpec, layout_of
 from hypergpu.v1 import job_pb2, job_pb2_grpc, node_pb2, tensor_pb2
 from hypergpu.wire.ledger import terms_message
 from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_KEY
+from hypergpu.wire.token import Role, Token, token_text
 
 SECRET = "s" * 32
 JOB = "job-0123456789ab"

@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hypergpu.cli.settings import write_profile
+from hypergpu.client.settings import write_profile
+from hypergpu.errors import Reason
 from hypergpu.ids import Address
 from hypergpu.ledger.typed import Domain
-from hypergpu.refusal import Reason
 from tests.unit.cli.conftest import Hypergpu
 from tests.unit.cli.fake_service import JOB, NODE, SECRET, FakeService, operator_token, serving
 

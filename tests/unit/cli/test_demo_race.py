@@ -13,8 +13,8 @@ from hypergpu.cli.demo.race import (
     rows,
 )
 from hypergpu.cli.demo.rivals import SYNC_ROUNDS, SYNC_ROUNDS_SHORT, raced
-from hypergpu.cli.show.history import EvaluationPoint, History, RoundPoint
-from hypergpu.spec import JobSpec
+from hypergpu.client.history import EvaluationPoint, History, RoundPoint
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 FIXED = plan(5, is_short=True, worker="numpy")

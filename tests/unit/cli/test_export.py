@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from hypergpu.layout import Flat, unpack
-from hypergpu.refusal import Reason
+from hypergpu.errors import Reason
+from hypergpu.tensors.layout import Flat, unpack
 from tests.unit.cli import fake_service
 from tests.unit.cli.conftest import Hypergpu
 from tests.unit.cli.fake_service import JOB, LAYOUT, MODEL, FakeService

@@ -21,10 +21,10 @@ from hypergpu.cli.machine.doctor import Diagnosis
 from hypergpu.cli.machine.effective import Settings
 from hypergpu.cli.machine.environment import Environment
 from hypergpu.cli.main import app
-from hypergpu.cli.remote import views
-from hypergpu.cli.settings import known_settings
-from hypergpu.refusal import Reason
-from netsim.commands.app import app as netsim
+from hypergpu.client import values as views
+from hypergpu.client.settings import known_settings
+from hypergpu.errors import Reason
+from netsim.cli.app import app as netsim
 
 MANUAL = (Path(__file__).parents[3] / "docs/cli.md").read_text("utf-8")
 ANSWERS = (

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from coordinator.__main__ import main as coordinator
-from hypergpu.cli.machine.children import start
-from hypergpu.cli.machine.up import (
+from hypergpu.cli.machine.up import settled_by
+from hypergpu.client.settings import resolved
+from hypergpu.cluster.coordinator import (
     Listen,
     SettlingBy,
     coordinator_command,
-    settled_by,
     wait_until_ready,
 )
-from hypergpu.cli.settings import resolved
-from hypergpu.refusal import RefusalError
+from hypergpu.cluster.processes import start
+from hypergpu.errors import HyperGPUError
 
 OF_A_CHAIN = ["CHAIN_URL", "LEDGER_CONTRACT"]
 
@@ -23,7 +23,7 @@ OF_A_CHAIN = ["CHAIN_URL", "LEDGER_CONTRACT"]
 def test_a_coordinator_that_never_says_it_serves_is_killed() -> None:
     child = start([sys.executable, "-c", "import time; time.sleep(600)"], is_read=True)
     assert child.stdout is not None
-    with child.stdout, pytest.raises(RefusalError, match="ended with status 137"):
+    with child.stdout, pytest.raises(HyperGPUError, match="ended with status 137"):
         wait_until_ready(child, 0.5)
     assert child.poll() == -9
 
@@ -47,7 +47,7 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["CHAIN", *OF_A_CHAIN])
 def test_up_refuses_what_would_settle_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"HYPERGPU_COORDINATOR_{name}", "http://127.0.0.1:8545")
-    with pytest.raises(RefusalError, match=f"nothing would be settled by .*_{name} ") as refused:
+    with pytest.raises(HyperGPUError, match=f"nothing would be settled by .*_{name} ") as refused:
         settled_by(resolved())
     assert "HYPERGPU_CHAIN=NAME" in refused.value.fix
     monkeypatch.setenv("HYPERGPU_CHAIN", "none")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.cli.cluster.folder import RunFolder, require_own, run_folder
 from hypergpu.cli.demo.run import demonstrate
-from hypergpu.refusal import RefusalError
+from hypergpu.cluster.folder import RunFolder, require_own, run_folder
+from hypergpu.errors import HyperGPUError
 
 
 def of(path: Path) -> RunFolder:
@@ -25,9 +25,9 @@ def test_what_an_earlier_run_left_is_removed_and_nothing_else(tmp_path: Path) ->
 
 def test_a_folder_with_such_names_and_no_mark_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
-    with pytest.raises(RefusalError, match="is not of a run"), run_folder(of(tmp_path)):
+    with pytest.raises(HyperGPUError, match="is not of a run"), run_folder(of(tmp_path)):
         pass
-    with pytest.raises(RefusalError, match="is not of a run"):
+    with pytest.raises(HyperGPUError, match="is not of a run"):
         require_own(of(tmp_path))
     assert [each.name for each in tmp_path.iterdir()] == ["state"]
 
@@ -36,9 +36,9 @@ def test_a_folder_in_which_a_run_goes_on_is_refused_and_kept(tmp_path: Path) -> 
     folder = of(tmp_path)
     with run_folder(folder):
         (tmp_path / "state").mkdir()
-        with pytest.raises(RefusalError, match="a run is going on in"), run_folder(folder):
+        with pytest.raises(HyperGPUError, match="a run is going on in"), run_folder(folder):
             pass
-        with pytest.raises(RefusalError, match="a run is going on in"):
+        with pytest.raises(HyperGPUError, match="a run is going on in"):
             require_own(folder)
         assert (tmp_path / "state").exists()
     require_own(folder)
@@ -47,6 +47,6 @@ def test_a_folder_in_which_a_run_goes_on_is_refused_and_kept(tmp_path: Path) -> 
 
 def test_the_demo_keeps_the_model_of_somebody_else(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    with pytest.raises(RefusalError, match="model is there and is not of a run"):
+    with pytest.raises(HyperGPUError, match="model is there and is not of a run"):
         demonstrate(tmp_path, nodes=3, is_short=True, worker="numpy")
     assert (tmp_path / "model").exists()

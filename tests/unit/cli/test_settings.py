@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.cli.settings import Setting, chain_meant, resolved, timeout_s
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.client.settings import Setting, chain_meant, resolved, timeout_s
+from hypergpu.errors import HyperGPUError, Reason
 from tests.unit.cli.conftest import Hypergpu
 
 
@@ -97,5 +97,5 @@ def test_token_is_never_shown(alone: Hypergpu) -> None:
 
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "nan"])
 def test_deadline_of_calls_must_be_a_time(value: str) -> None:
-    with pytest.raises(RefusalError, match="not a number of seconds"):
+    with pytest.raises(HyperGPUError, match="not a number of seconds"):
         timeout_s({"timeout_s": Setting(value, "env")})

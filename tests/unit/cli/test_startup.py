@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hypergpu.cli.main import app
-from netsim.commands.app import app as netsim
+from netsim.cli.app import app as netsim
 
 MANUAL = (Path(__file__).parents[3] / "docs/cli.md").read_text("utf-8")
 HEAVY = ("grpc", "torch", "numpy", "sqlalchemy", "rich", "msgspec", "cryptography", "asyncio")

@@ -3,7 +3,7 @@
 import pytest
 
 from hypergpu.jobfile import JobFileError, parameter_words, parse_job, with_parameters
-from hypergpu.spec import SETTABLE
+from hypergpu.jobfile.spec import SETTABLE
 
 SPEC = parse_job('workload = "digits-softmax"\n[training]\nrounds = 10\n')
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile import (
     JobFileError,
     check_data_folder,
@@ -12,8 +13,7 @@ from hypergpu.jobfile import (
     read_job_file,
     spec_json,
 )
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec
 
 HEAD = 'workload = "digits-softmax"\n'
 
@@ -294,7 +294,7 @@ def test_broken_toml_says_where() -> None:
 
 
 def test_unreadable_file_is_refused_with_its_path(tmp_path: Path) -> None:
-    with pytest.raises(RefusalError, match=r"absent\.toml cannot be read") as caught:
+    with pytest.raises(HyperGPUError, match=r"absent\.toml cannot be read") as caught:
         read_job_file(tmp_path / "absent.toml")
     assert caught.value.reason is Reason.FILE_UNUSABLE
 

@@ -3,8 +3,8 @@
 import pytest
 
 from hypergpu.jobfile import JobFileError, covering, parse_job, with_parameters
+from hypergpu.jobfile.spec import JobSpec, Pay, Training
 from hypergpu.ledger.pay import AMOUNT_MOST
-from hypergpu.spec import JobSpec, Pay, Training
 
 HEAD = 'workload = "digits-softmax"\n[training]\nrounds = 4\ninner_steps = 5\nbatch_size = 10\n'
 

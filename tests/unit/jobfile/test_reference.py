@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hypergpu.catalogue.entries import BUILT_IN
-from hypergpu.catalogue.entry import Option
 from hypergpu.jobfile import LIMITS, parse_job, read_job_file
 from hypergpu.jobfile.limits import CHOICES
 from hypergpu.jobfile.schema import ALIASES, KEYS, TOP, default_of, dotted
-from hypergpu.spec import SETTABLE, JobSpec
+from hypergpu.jobfile.spec import SETTABLE, JobSpec
+from hypergpu.workloads.entries import BUILT_IN
+from hypergpu.workloads.entry import Option
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = (ROOT / "docs/jobs.md").read_text("utf-8")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from hypergpu.catalogue.entry import has_reached
 from hypergpu.jobfile import JobFileError, checked_spec, parse_job, with_parameters, with_strategy
-from hypergpu.spec import STRATEGIES, Aware, JobSpec
+from hypergpu.jobfile.spec import STRATEGIES, Aware, JobSpec
+from hypergpu.workloads.entry import has_reached
 
 HEAD = 'workload = "digits-softmax"\n'
 

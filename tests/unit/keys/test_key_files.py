@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from eth_account import Account
 
+from hypergpu.errors import HyperGPUError
 from hypergpu.keys.keyfile import (
     change_passphrase,
     is_encrypted,
@@ -25,7 +26,6 @@ from hypergpu.keys.passphrase import (
     passphrase_of_file,
     passphrase_of_text,
 )
-from hypergpu.refusal import RefusalError
 from hypergpu.signature import IdentityKey
 
 KEY = IdentityKey(bytes.fromhex("ac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80"))
@@ -74,7 +74,7 @@ def test_a_plain_key_of_an_older_version_is_taken_over(tmp_path: Path) -> None:
     assert stored_secret(path, light()) == KEY.secret
     assert KEY.secret.hex() not in path.read_text()
     assert stored_secret(path, light()) == KEY.secret
-    with pytest.raises(RefusalError, match="does not open"):
+    with pytest.raises(HyperGPUError, match="does not open"):
         stored_secret(path, light("another"))
 
 
@@ -90,17 +90,19 @@ def test_a_key_says_whether_it_needs_a_passphrase(tmp_path: Path) -> None:
     assert stored_address(path) == KEY.node_id
     path.write_text("damaged")
     assert is_encrypted(path)
-    with pytest.raises(RefusalError, match="it is no keystore"):
+    with pytest.raises(HyperGPUError, match="it is no keystore"):
         stored_address(path)
     path.unlink()
-    with pytest.raises(RefusalError, match="No such file"):
+    with pytest.raises(HyperGPUError, match="No such file"):
         stored_address(path)
 
 
 def test_another_passphrase_is_refused_and_said_where_it_came_from(tmp_path: Path) -> None:
     stored_secret(tmp_path / "key", light())
     wrong = Passphrase(b"wrong", "/etc/passphrase", is_made=False)
-    with pytest.raises(RefusalError, match=r"from /etc/passphrase does not open .*/key") as refused:
+    with pytest.raises(
+        HyperGPUError, match=r"from /etc/passphrase does not open .*/key"
+    ) as refused:
         stored_secret(tmp_path / "key", wrong)
     assert "wrong" not in str(refused.value)
 
@@ -109,7 +111,7 @@ def test_a_passphrase_can_be_changed(tmp_path: Path) -> None:
     secret = stored_secret(tmp_path / "key", light())
     change_passphrase(tmp_path / "key", light(), light("another"))
     assert stored_secret(tmp_path / "key", light("another")) == secret
-    with pytest.raises(RefusalError, match="does not open"):
+    with pytest.raises(HyperGPUError, match="does not open"):
         change_passphrase(tmp_path / "key", light(), light("another"))
 
 
@@ -150,7 +152,7 @@ def test_a_damaged_key_is_refused_with_what_is_wrong(tmp_path: Path, damage: str
     path = tmp_path / "key"
     path.write_bytes(damaged)
     path.chmod(0o600)
-    with pytest.raises(RefusalError, match=why):
+    with pytest.raises(HyperGPUError, match=why):
         stored_secret(path, light())
     assert path.read_bytes() == damaged
 
@@ -159,7 +161,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "key"
     stored_secret(path, light())
     path.chmod(0o644)
-    with pytest.raises(RefusalError, match=r"others can read the key .*\(mode 644\)") as refused:
+    with pytest.raises(HyperGPUError, match=r"others can read the key .*\(mode 644\)") as refused:
         stored_secret(path, light())
     assert refused.value.fix == f"chmod 600 {path}"
 
@@ -175,7 +177,7 @@ def test_a_passphrase_is_made_once(tmp_path: Path) -> None:
 
 
 def test_where_no_passphrase_can_be_kept_the_fix_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RefusalError, match="no passphrase can be kept in") as refused:
+    with pytest.raises(HyperGPUError, match="no passphrase can be kept in") as refused:
         made_passphrase(tmp_path / "missing" / "passphrase")
     assert "--passphrase-file" in refused.value.fix
 
@@ -203,12 +205,12 @@ def test_a_file_that_holds_no_passphrase_is_refused(
     path = tmp_path / "passphrase"
     path.write_bytes(octets)
     path.chmod(mode)
-    with pytest.raises(RefusalError, match=why):
+    with pytest.raises(HyperGPUError, match=why):
         passphrase_of_file(path)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RefusalError, match="cannot be read: No such file"):
+    with pytest.raises(HyperGPUError, match="cannot be read: No such file"):
         passphrase_of_file(tmp_path / "missing")
 
 
@@ -216,10 +218,10 @@ ASK = """
 import sys
 from pathlib import Path
 from hypergpu.keys.passphrase import passphrase_of_file
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
 try:
     print(len(passphrase_of_file(Path("-")).octets))
-except RefusalError as refused:
+except HyperGPUError as refused:
     print(refused.detail)
 """
 

@@ -5,6 +5,7 @@ from statistics import correlation, fmean, pstdev
 import pytest
 
 from hypergpu.units import Microseconds, Milliseconds
+from netsim.error import NetsimError
 from netsim.link import (
     NEVER_US,
     STALLED_BITS_PER_S,
@@ -15,7 +16,6 @@ from netsim.link import (
     RateShape,
     WanderingDelay,
 )
-from netsim.refusal import RefusedError
 
 SECOND_US = 1_000_000
 HOUR_US = 3600 * SECOND_US
@@ -95,7 +95,7 @@ def test_evening_lasts_from_eighteen_to_twenty_three() -> None:
     "fields", [{"every_ms": 0}, {"variation": -1}, {"correlation": 1.0}, {"factors": (-1.0,)}]
 )
 def test_rate_that_cannot_be_is_refused(fields: dict[str, int]) -> None:
-    with pytest.raises(RefusedError):
+    with pytest.raises(NetsimError):
         RateShape(**fields)  # type: ignore[arg-type]
 
 
@@ -141,5 +141,5 @@ def test_regular_spells_begin_on_the_mark() -> None:
 
 
 def test_spells_longer_than_their_stretch_are_refused() -> None:
-    with pytest.raises(RefusedError, match="least <= most < every"):
+    with pytest.raises(NetsimError, match="least <= most < every"):
         Episodes(every_ms=Milliseconds(10), least_ms=Milliseconds(5), most_ms=Milliseconds(10))

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from hypergpu.units import Microseconds
+from netsim.error import NetsimError
 from netsim.link import Direction
-from netsim.refusal import RefusedError
 
 
 def direction(**fields: Any) -> Direction:
@@ -31,7 +31,7 @@ def direction(**fields: Any) -> Direction:
     ],
 )
 def test_impossible_link_is_refused(fields: dict[str, float], said: str) -> None:
-    with pytest.raises(RefusedError, match=said):
+    with pytest.raises(NetsimError, match=said):
         direction(**fields)
 
 

@@ -5,8 +5,8 @@ from itertools import groupby
 
 import pytest
 
+from netsim.error import NetsimError
 from netsim.link import LossChain, loss_events_per_packet, transitions
-from netsim.refusal import RefusedError
 
 PACKETS = 20_000
 
@@ -89,5 +89,5 @@ def test_closed_forms_follow_from_loss_and_burst() -> None:
 
 @pytest.mark.parametrize(("loss", "burst"), [(0.6, 1), (-0.1, 1), (0.1, 0.5), (1.0, 3)])
 def test_chain_that_cannot_be_is_refused(loss: float, burst: float) -> None:
-    with pytest.raises(RefusedError, match="no link loses"):
+    with pytest.raises(NetsimError, match="no link loses"):
         transitions(loss, burst)

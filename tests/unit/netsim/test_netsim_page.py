@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from netsim.link import LinkCourse, Variation
-from netsim.profiles import CHURN_CLASSES, PROFILES, Profile
-from netsim.worldfile import FaultKind, WorldCourse, parse_world
+from netsim.network.profiles import CHURN_CLASSES, PROFILES, Profile
+from netsim.network.worldfile import FaultKind, WorldCourse, parse_world
 
 PAGE = (Path(__file__).parents[3] / "docs" / "netsim" / "README.md").read_text("utf-8")
 

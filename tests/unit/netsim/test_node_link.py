@@ -3,8 +3,8 @@ import random
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from netsim.link import Direction, Link, LinkCourse
 from netsim.link.course import Variation
-from netsim.world.agenda import Agenda
-from netsim.world.node_link import CoordinatorLine, NodeLink, Way
+from netsim.virtual.agenda import Agenda
+from netsim.virtual.node_link import CoordinatorLine, NodeLink, Way
 
 FAST = Direction(delay_us=Microseconds(10_000), bits_per_s=100_000_000)
 LINK = Link(up=FAST, down=FAST)

@@ -5,9 +5,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from netsim.plot import LANES_MAX, world_svg
-from netsim.refusal import RefusedError
-from netsim.worldfile import parse_world, read_world_file
+from netsim.error import NetsimError
+from netsim.network.plot import LANES_MAX, world_svg
+from netsim.network.worldfile import parse_world, read_world_file
 
 WORLDS = Path(__file__).parents[3] / "examples" / "worlds"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -51,5 +51,5 @@ def test_unlimited_link_without_loss_says_so() -> None:
 
 
 def test_picture_of_no_time_is_refused() -> None:
-    with pytest.raises(RefusedError, match="above 0"):
+    with pytest.raises(NetsimError, match="above 0"):
         world_svg(read_world_file(WORLDS / "five-homes.toml"), 0)

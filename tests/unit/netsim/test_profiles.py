@@ -6,8 +6,9 @@ from statistics import fmean
 
 import pytest
 
+from netsim.error import NetsimError
 from netsim.link import LinkCourse, RateShape, Variation
-from netsim.profiles import (
+from netsim.network.profiles import (
     CHURN_CLASSES,
     PROFILES,
     Profile,
@@ -17,7 +18,6 @@ from netsim.profiles import (
     churn_class,
     profile,
 )
-from netsim.refusal import RefusedError
 
 DAY_US = 86_400_000_000
 
@@ -61,7 +61,7 @@ def test_steady_profiles_never_change() -> None:
     ],
 )
 def test_unknown_profile_is_answered_with_what_was_meant(name: str, meant: str) -> None:
-    with pytest.raises(RefusedError, match=meant):
+    with pytest.raises(NetsimError, match=meant):
         profile(name)
 
 
@@ -118,5 +118,5 @@ def test_speed_makes_hours_minutes() -> None:
     ],
 )
 def test_span_that_cannot_be_is_refused(fields: dict[str, float]) -> None:
-    with pytest.raises(RefusedError):
+    with pytest.raises(NetsimError):
         Span(**fields)  # type: ignore[arg-type]

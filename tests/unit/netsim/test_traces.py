@@ -3,6 +3,7 @@
 import pytest
 
 from hypergpu.units import Microseconds
+from netsim.error import NetsimError
 from netsim.link import (
     STALLED_BITS_PER_S,
     Direction,
@@ -13,7 +14,6 @@ from netsim.link import (
     mahimahi_trace,
 )
 from netsim.link.trace import TRACE_BYTES_MAX
-from netsim.refusal import RefusedError
 
 WAY = Direction(delay_us=Microseconds(20_000), bits_per_s=1_000_000)
 LINK = Link(up=WAY, down=WAY)
@@ -68,7 +68,7 @@ def test_csv_sets_what_it_names_and_leaves_the_rest() -> None:
     ],
 )
 def test_wrong_table_is_refused_with_its_line(raw: bytes, said: str) -> None:
-    with pytest.raises(RefusedError, match=said):
+    with pytest.raises(NetsimError, match=said):
         csv_trace(raw, "t.csv")
 
 
@@ -83,5 +83,5 @@ def test_wrong_table_is_refused_with_its_line(raw: bytes, said: str) -> None:
     ],
 )
 def test_wrong_packet_trace_is_refused_with_its_line(raw: bytes, said: str) -> None:
-    with pytest.raises(RefusedError, match=said):
+    with pytest.raises(NetsimError, match=said):
         mahimahi_trace(raw, "t.up", way="up")

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from netsim.worldfile import WorldCourse, link_state, parse_world
+from netsim.network.worldfile import WorldCourse, link_state, parse_world
 
 SECOND_US = 1_000_000
 WORLD = parse_world(

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from netsim.error import NetsimError
 from netsim.link import NEVER_US, RateShape
-from netsim.profiles import PROFILES, churn_class
-from netsim.refusal import RefusedError
-from netsim.worldfile import FaultKind, WorldDescription, parse_world, read_world_file
+from netsim.network.profiles import PROFILES, churn_class
+from netsim.network.worldfile import FaultKind, WorldDescription, parse_world, read_world_file
 
 WORLDS = Path(__file__).parents[3] / "examples" / "worlds"
 HOME = '[[nodes]]\nname = "attic"\nprofile = "home-cable"\n'
@@ -137,7 +137,7 @@ def test_each_kind_of_fault_knows_its_numbers() -> None:
     ],
 )
 def test_wrong_file_is_refused_with_place_and_fix(text: str, said: str) -> None:
-    with pytest.raises(RefusedError, match=said):
+    with pytest.raises(NetsimError, match=said):
         parsed(text)
 
 
@@ -156,7 +156,7 @@ def test_wrong_file_is_refused_with_place_and_fix(text: str, said: str) -> None:
     ],
 )
 def test_wrong_fault_is_refused_with_place_and_fix(fault: str, said: str) -> None:
-    with pytest.raises(RefusedError, match=said):
+    with pytest.raises(NetsimError, match=said):
         parsed(f"{HOME}[[faults]]\n{fault}\n")
 
 
@@ -174,10 +174,10 @@ def test_trace_that_makes_the_link_impossible_is_refused(tmp_path: Path) -> None
     (tmp_path / "a.csv").write_text("time_s,delay_ms\n0,30\n1,1\n")
     path = tmp_path / "w.toml"
     path.write_text(f'{HOME}trace = "a.csv"\n')
-    with pytest.raises(RefusedError, match="exceeds the delay"):
+    with pytest.raises(NetsimError, match="exceeds the delay"):
         read_world_file(path)
 
 
 def test_missing_world_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match="cannot be read: No such file"):
+    with pytest.raises(NetsimError, match="cannot be read: No such file"):
         read_world_file(tmp_path / "none.toml")

@@ -11,12 +11,12 @@ from gpu_node.shell.link.earnings import Earnings
 from gpu_node.shell.state.kept import RECEIPTS_FILE, TERMS_FILE, VOUCHER_FILE, kept_in
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.state.wallet import Wallet
+from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobKey
 from hypergpu.ledger.receipt import SignedReceipt
 from hypergpu.ledger.terms import Terms, terms_of
 from hypergpu.ledger.typed import Domain
 from hypergpu.ledger.voucher import SignedVoucher
-from hypergpu.refusal import RefusalError
 from hypergpu.v1 import receipt_pb2
 from hypergpu.wire.ledger import receipt_message, terms_message, voucher_message
 from tests.unit.node.test_wallet import (
@@ -144,7 +144,7 @@ def test_a_job_without_a_chain_that_never_had_a_voucher_is_not_asked_for_one(
 
 def test_a_voucher_that_is_refused_says_what_mends_it(wallet: Wallet) -> None:
     wallet.take_voucher(JOB, voucher(3, 70))
-    with pytest.raises(RefusalError, match=r"less than 70 for 3 before\. Fix: ask its operator"):
+    with pytest.raises(HyperGPUError, match=r"less than 70 for 3 before\. Fix: ask its operator"):
         wallet.take_voucher(JOB, voucher(3, 69))
 
 
@@ -177,7 +177,7 @@ def test_terms_that_no_signature_of_this_node_proves_are_not_taken(
     places: Places, terms: Terms, shown: SignedReceipt
 ) -> None:
     wallet = Wallet(places, NODE.node_id)
-    with pytest.raises(RefusalError, match="are not taken up again: "):
+    with pytest.raises(HyperGPUError, match="are not taken up again: "):
         wallet.agree_again(JOB, terms, shown)
     assert wallet.held() == ()
     assert not places.ledger.exists()
@@ -198,9 +198,9 @@ def test_terms_are_not_replaced_by_others_than_the_receipts_that_lie_there_were_
     wallet.take(JOB, [receipt(0), receipt(1)])
     (folder_of(places) / TERMS_FILE).unlink()
     again = Wallet(places, NODE.node_id)
-    with pytest.raises(RefusalError, match="were made for other terms than these"):
+    with pytest.raises(HyperGPUError, match="were made for other terms than these"):
         again.agree_again(JOB, ELSEWHERE, receipt(0, terms=ELSEWHERE))
-    with pytest.raises(RefusalError, match="were made for other terms than these"):
+    with pytest.raises(HyperGPUError, match="were made for other terms than these"):
         again.agree(JOB, ELSEWHERE)
     assert "were made for other terms" in again.changed_terms(JOB, ELSEWHERE)
     assert again.changed_terms(JOB, TERMS) == ""

@@ -3,7 +3,7 @@ import re
 from pathlib import Path
 
 from gpu_node.config import Settings
-from hypergpu.refusal import Reason
+from hypergpu.errors import Reason
 
 ROOT = Path(__file__).parents[3]
 MANUAL = (ROOT / "docs/node.md").read_text("utf-8")

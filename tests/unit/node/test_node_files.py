@@ -16,8 +16,8 @@ from gpu_node.shell.state.files import (
 )
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.training import forget_unfinished
+from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
-from hypergpu.refusal import RefusalError
 from hypergpu.v1 import node_pb2, tensor_pb2
 from tests.unit.node.node_states import JOB, assignment, update
 
@@ -58,14 +58,14 @@ def test_memory_outlives_the_daemon_word_for_word(tmp_path: Path) -> None:
 def test_a_damaged_memory_is_refused_with_the_fix(tmp_path: Path, content: bytes) -> None:
     with Places(tmp_path) as places:
         places.memory.write_bytes(content)
-        with pytest.raises(RefusalError, match="delete it with"):
+        with pytest.raises(HyperGPUError, match="delete it with"):
             load_memory(places)
 
 
 def test_who_the_node_joined_is_asked_again_where_its_file_is_no_text(tmp_path: Path) -> None:
     with Places(tmp_path) as places:
         places.coordinator.write_bytes(b'{"address":"\xff"}')
-        with pytest.raises(RefusalError, match="join again"):
+        with pytest.raises(HyperGPUError, match="join again"):
             load_coordinator(places)
 
 
@@ -84,7 +84,7 @@ def test_a_node_is_called_what_it_was_told_the_last_time(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../up"])
 def test_a_jobs_id_never_leads_out_of_the_state_folder(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RefusalError, match="no job's id"):
+    with pytest.raises(HyperGPUError, match="no job's id"):
         Places(tmp_path).job(JobId(name))
 
 

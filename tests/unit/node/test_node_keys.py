@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 from gpu_node.__main__ import app
 from gpu_node.shell.state.keys import identity_key
 from gpu_node.shell.state.places import Places
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys.keyfile import place_beside
 from hypergpu.keys.passphrase import Passphrase, passphrase_of_file
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 
 GIVEN = Passphrase(b"given", "the test", is_made=True)
@@ -34,7 +34,7 @@ def test_a_copy_of_the_folder_alone_opens_nothing(tmp_path: Path) -> None:
     places = folder(tmp_path)
     identity_key(places)
     stolen = Places(places.root.rename(tmp_path / "copy"))
-    with pytest.raises(RefusalError, match=r"copy\.passphrase cannot be read: No such file"):
+    with pytest.raises(HyperGPUError, match=r"copy\.passphrase cannot be read: No such file"):
         identity_key(stolen)
     assert not place_beside(stolen.root).exists()
 
@@ -44,7 +44,7 @@ def test_a_given_passphrase_is_kept_nowhere(tmp_path: Path) -> None:
     key = identity_key(places, GIVEN)
     assert identity_key(places, GIVEN).secret == key.secret
     assert not place_beside(places.root).exists()
-    with pytest.raises(RefusalError, match="cannot be read"):
+    with pytest.raises(HyperGPUError, match="cannot be read"):
         identity_key(places)
 
 
@@ -58,7 +58,7 @@ def test_a_plain_key_is_encrypted_at_the_next_start(tmp_path: Path) -> None:
 
 
 def test_a_volume_of_its_own_is_given_a_passphrase_by_hand() -> None:
-    with pytest.raises(RefusalError, match="is a volume of its own") as refused:
+    with pytest.raises(HyperGPUError, match="is a volume of its own") as refused:
         identity_key(Places(Path("/proc")))
     assert "--passphrase-file" in refused.value.fix
 
@@ -68,7 +68,7 @@ def test_a_key_that_belongs_to_a_lost_passphrase_is_not_written_over(tmp_path: P
     identity_key(places)
     before = places.identity.read_bytes()
     place_beside(places.root).write_text("another\n")
-    with pytest.raises(RefusalError, match=r"from .*node\.passphrase does not open"):
+    with pytest.raises(HyperGPUError, match=r"from .*node\.passphrase does not open"):
         identity_key(places)
     assert places.identity.read_bytes() == before
 

@@ -20,6 +20,7 @@ from gpu_node.shell.state.places import Places
 from gpu_node.shell.state.wallet import Wallet
 from hypergpu.cli.ledger.stored import stored_receipts
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Address, JobId, JobKey, Keccak
 from hypergpu.ledger.receipt import SignedReceipt
 from hypergpu.ledger.terms import Terms, terms_of
@@ -33,7 +34,6 @@ from hypergpu.ledger.typed import (
     struct_hash,
 )
 from hypergpu.ledger.voucher import SignedVoucher
-from hypergpu.refusal import RefusalError
 from hypergpu.signature import IdentityKey
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples, Wei
 
@@ -156,20 +156,20 @@ def test_what_the_coordinator_did_not_sign_proves_nothing(places: Places, wallet
 
 
 def test_a_receipt_behind_a_gap_is_not_kept(wallet: Wallet) -> None:
-    with pytest.raises(RefusalError, match="it is number 1 where 0 is next"):
+    with pytest.raises(HyperGPUError, match="it is number 1 where 0 is next"):
         wallet.take(JOB, [receipt(1)])
     assert counts(wallet) == {JOB: 0}
 
 
 def test_what_is_sound_before_a_fault_is_kept(wallet: Wallet) -> None:
     forged = receipt(1, signer=STRANGER)
-    with pytest.raises(RefusalError, match="did not sign it"):
+    with pytest.raises(HyperGPUError, match="did not sign it"):
         wallet.take(JOB, [receipt(0), forged, receipt(2)])
     assert counts(wallet) == {JOB: 1}
 
 
 def test_anothers_receipt_is_not_kept(wallet: Wallet) -> None:
-    with pytest.raises(RefusalError, match="another job or node"):
+    with pytest.raises(HyperGPUError, match="another job or node"):
         wallet.take(JOB, [receipt(0, node=STRANGER)])
 
 
@@ -178,12 +178,12 @@ def test_a_receipt_for_an_update_that_this_node_did_not_sign_is_not_kept(wallet:
     made = replace(sound.contribution, samples=Samples(200))
     said = replace(sound.receipt, contribution=Keccak(struct_hash(made).hex()))
     signature = sign(COORDINATOR, SEPARATOR, said)
-    with pytest.raises(RefusalError, match="did not sign its contribution"):
+    with pytest.raises(HyperGPUError, match="did not sign its contribution"):
         wallet.take(JOB, [replace(sound, contribution=made, receipt=said, signature=signature)])
 
 
 def test_nothing_is_kept_of_a_job_without_terms(places: Places) -> None:
-    with pytest.raises(RefusalError, match="agreed to no terms"):
+    with pytest.raises(HyperGPUError, match="agreed to no terms"):
         Wallet(places, NODE.node_id).take(JOB, [receipt(0)])
 
 
@@ -258,23 +258,23 @@ def test_a_voucher_that_is_no_text_is_as_none_and_the_next_one_is_kept(
 
 def test_a_voucher_that_is_worth_less_is_not_kept(wallet: Wallet) -> None:
     wallet.take_voucher(JOB, voucher(3, 70))
-    with pytest.raises(RefusalError, match="less than 70 for 3 before"):
+    with pytest.raises(HyperGPUError, match="less than 70 for 3 before"):
         wallet.take_voucher(JOB, voucher(3, 69))
     wallet.take_voucher(JOB, voucher(3, 70))
 
 
 def test_a_voucher_of_somebody_else_is_not_kept(wallet: Wallet) -> None:
-    with pytest.raises(RefusalError, match="did not sign it"):
+    with pytest.raises(HyperGPUError, match="did not sign it"):
         wallet.take_voucher(JOB, voucher(3, 70, STRANGER))
     foreign = replace(voucher(3, 70), voucher=replace(voucher(3, 70).voucher, job=JobKey("1" * 64)))
-    with pytest.raises(RefusalError, match="another job or node"):
+    with pytest.raises(HyperGPUError, match="another job or node"):
         wallet.take_voucher(JOB, foreign)
 
 
 def test_a_voucher_for_more_receipts_than_a_ledger_counts_is_not_kept(wallet: Wallet) -> None:
     wallet.take_voucher(JOB, voucher(2**48 - 1, 70))
     for sequence in (2**48, 2**63, 2**64 - 1):
-        with pytest.raises(RefusalError, match=f"it is for {sequence} receipts, a ledger counts"):
+        with pytest.raises(HyperGPUError, match=f"it is for {sequence} receipts, a ledger counts"):
             wallet.take_voucher(JOB, voucher(sequence, 71))
 
 
@@ -289,9 +289,9 @@ def test_terms_that_change_are_refused_and_the_voucher_stays(
 ) -> None:
     wallet.take(JOB, [receipt(0)])
     wallet.take_voucher(JOB, voucher(1, 70))
-    with pytest.raises(RefusalError, match=r"counts on chain 31337.* is to count on chain 1,"):
+    with pytest.raises(HyperGPUError, match=r"counts on chain 31337.* is to count on chain 1,"):
         wallet.agree(JOB, ELSEWHERE)
-    with pytest.raises(RefusalError, match="did not sign it"):
+    with pytest.raises(HyperGPUError, match="did not sign it"):
         wallet.take_voucher(JOB, voucher(1, 71, terms=ELSEWHERE))
     kept = kept_in(places.ledger_of(JOB, TERMS.coordinator), NODE.node_id)
     assert kept is not None

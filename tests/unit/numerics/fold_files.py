@@ -9,10 +9,10 @@ import torch
 from blake3 import blake3
 
 from coordinator.shell.numerics import FoldRequest, FoldResult, OuterRule, StoredBlob, StoredUpdate
-from hypergpu.codec import decode_update, encode_update
 from hypergpu.ids import Digest
-from hypergpu.layout import Flat, Float32s, Kind, Layout, TensorSpec, layout_of
-from hypergpu.spec import Outer
+from hypergpu.jobfile.spec import Outer
+from hypergpu.tensors.codec import decode_update, encode_update
+from hypergpu.tensors.layout import Flat, Float32s, Kind, Layout, TensorSpec, layout_of
 from hypergpu.units import Samples
 
 LAYOUT = layout_of(

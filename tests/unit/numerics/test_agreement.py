@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from coordinator.shell.numerics.agreement import Agreement
-from hypergpu.compression import RECORD, scheme_named
+from hypergpu.tensors.compression import RECORD, scheme_named
 
 FP32 = scheme_named("fp32")
 VALUES = 40 * RECORD

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from hypergpu import spec
-from hypergpu.codec import (
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.jobfile import spec
+from hypergpu.tensors.codec import (
     ApplyError,
     IncrementalCheck,
     apply_delta,
@@ -15,9 +16,8 @@ from hypergpu.codec import (
     sections_of,
     update_bytes,
 )
-from hypergpu.compression import scheme_named
-from hypergpu.layout import Flat, Kind, TensorSpec, layout_of
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.tensors.compression import scheme_named
+from hypergpu.tensors.layout import Flat, Kind, TensorSpec, layout_of
 
 LAYOUT = layout_of(
     (
@@ -91,7 +91,7 @@ def test_encoding_changes_neither_pseudo_gradient_nor_residual() -> None:
 def test_an_update_whose_places_do_not_ascend_is_malformed() -> None:
     payload = encode_update(LAYOUT, "topk64", update()).payload
     payload[4:7] = 0  # The first two places of the first record: both 0.
-    with pytest.raises(RefusalError, match="do not ascend") as refusal:
+    with pytest.raises(HyperGPUError, match="do not ascend") as refusal:
         IncrementalCheck(LAYOUT, "topk64").feed(payload.tobytes())
     assert refusal.value.reason is Reason.UPDATE_MALFORMED
 
@@ -100,7 +100,7 @@ def test_a_place_past_the_end_of_a_short_record_is_malformed() -> None:
     payload = encode_update(LAYOUT, "topk16", update()).payload
     last_places = slice(64 + 4, 64 + 4 + 18)  # 12 places of the last record, 2,945 values long.
     payload[last_places.stop - 1] = 0xFF
-    with pytest.raises(RefusalError) as refusal:
+    with pytest.raises(HyperGPUError) as refusal:
         IncrementalCheck(LAYOUT, "topk16").feed(payload.tobytes())
     assert refusal.value.reason is Reason.UPDATE_MALFORMED
 
@@ -108,7 +108,7 @@ def test_a_place_past_the_end_of_a_short_record_is_malformed() -> None:
 @pytest.mark.parametrize("change_bytes", [-1, 1])
 def test_an_update_of_the_wrong_size_is_not_decoded(change_bytes: int) -> None:
     payload = b"\0" * (update_bytes(LAYOUT, "int8") + change_bytes)
-    with pytest.raises(RefusalError) as refusal:
+    with pytest.raises(HyperGPUError) as refusal:
         decode_update(LAYOUT, "int8", payload)
     assert refusal.value.reason is Reason.UPDATE_MALFORMED
 
@@ -117,7 +117,7 @@ def test_an_update_of_the_wrong_size_is_not_decoded(change_bytes: int) -> None:
 def test_the_check_refuses_a_byte_too_many_at_once(scheme: str) -> None:
     check = IncrementalCheck(LAYOUT, scheme)
     check.feed(encode_update(LAYOUT, scheme, update()).payload.tobytes())
-    with pytest.raises(RefusalError) as refusal:
+    with pytest.raises(HyperGPUError) as refusal:
         check.feed(b"\0")
     assert refusal.value.reason is Reason.UPDATE_MALFORMED
 
@@ -126,7 +126,7 @@ def test_the_check_refuses_a_byte_too_many_at_once(scheme: str) -> None:
 def test_the_check_refuses_an_early_end(scheme: str) -> None:
     check = IncrementalCheck(LAYOUT, scheme)
     check.feed(encode_update(LAYOUT, scheme, update()).payload.tobytes()[:-1])
-    with pytest.raises(RefusalError) as refusal:
+    with pytest.raises(HyperGPUError) as refusal:
         check.finish()
     assert refusal.value.reason is Reason.UPDATE_MALFORMED
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from hypergpu.codec import encode_update
-from hypergpu.layout import Flat, Kind, TensorSpec, layout_of
-from hypergpu.spec import SCHEMES
+from hypergpu.jobfile.spec import SCHEMES
+from hypergpu.tensors.codec import encode_update
+from hypergpu.tensors.layout import Flat, Kind, TensorSpec, layout_of
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "updates.json"
 LAYOUT = layout_of(

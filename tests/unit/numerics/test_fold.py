@@ -14,10 +14,10 @@ from coordinator.shell.numerics import (
     StoredUpdate,
     fold,
 )
-from hypergpu.codec import apply_delta, encode_update, update_bytes
 from hypergpu.ids import Digest
-from hypergpu.layout import Flat, TensorSpec, layout_of
-from hypergpu.spec import SCHEMES, Outer
+from hypergpu.jobfile.spec import SCHEMES, Outer
+from hypergpu.tensors.codec import apply_delta, encode_update, update_bytes
+from hypergpu.tensors.layout import Flat, TensorSpec, layout_of
 from hypergpu.units import Samples
 from tests.unit.numerics.fold_files import (
     LAYOUT,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from hypergpu.layout import (
+from hypergpu.tensors.layout import (
     LARGE_MIN,
     Flat,
     Kind,

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from hypergpu import spec
-from hypergpu.compression import RECORD, Flaw, encode_into_residual, scheme_named
-from hypergpu.layout import Float32s, Octets
+from hypergpu.jobfile import spec
+from hypergpu.tensors.compression import RECORD, Flaw, encode_into_residual, scheme_named
+from hypergpu.tensors.layout import Float32s, Octets
 
 INTEGER_SCHEMES = ("int8", "int4")
 SPARSE_SCHEMES = ("topk256", "topk64", "topk16")

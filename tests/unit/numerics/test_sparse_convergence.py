@@ -12,10 +12,10 @@ import numpy.typing as npt
 from sklearn.datasets import load_digits
 
 from coordinator.shell.numerics import FoldRequest, OuterRule, StoredBlob, StoredUpdate, fold
-from hypergpu.codec import encode_update
 from hypergpu.digest import digest_of
-from hypergpu.layout import Flat, Float32s, TensorSpec, layout_of
-from hypergpu.spec import Outer
+from hypergpu.jobfile.spec import Outer
+from hypergpu.tensors.codec import encode_update
+from hypergpu.tensors.layout import Flat, Float32s, TensorSpec, layout_of
 from hypergpu.units import Samples
 
 FEATURES, CLASSES = 512, 10

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from coordinator.shell.numerics import FoldRequest, OuterRule, StoredUpdate, fold
-from hypergpu.codec import decode_parameters, encode_update
-from hypergpu.compression import RECORD, TopK, scheme_named
-from hypergpu.layout import Float32s, Octets
-from hypergpu.spec import Outer
+from hypergpu.jobfile.spec import Outer
+from hypergpu.tensors.codec import decode_parameters, encode_update
+from hypergpu.tensors.compression import RECORD, TopK, scheme_named
+from hypergpu.tensors.layout import Float32s, Octets
 from tests.unit.numerics.fold_files import (
     LAYOUT,
     Setting,

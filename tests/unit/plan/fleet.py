@@ -25,7 +25,7 @@ from coordinator.core.plan.planning import plan_round
 from coordinator.core.transfer.path import CongestionControl, Path
 from coordinator.core.transfer.rounds import transfer_us
 from hypergpu.ids import NodeId, Slot
-from hypergpu.spec import Aware, Data, JobSpec, RoundRule, Training
+from hypergpu.jobfile.spec import Aware, Data, JobSpec, RoundRule, Training
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 
 PARAMETERS = 1_000_000

@@ -13,7 +13,7 @@ from coordinator.core.plan.balance import (
 from coordinator.core.plan.decision import NodeMemory
 from coordinator.core.plan.spreading import Bounds
 from hypergpu.ids import NodeId
-from hypergpu.spec import Aware, JobSpec
+from hypergpu.jobfile.spec import Aware, JobSpec
 from hypergpu.units import Samples
 from tests.unit.plan.fleet import spec
 

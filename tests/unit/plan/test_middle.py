@@ -17,9 +17,9 @@ from coordinator.core.plan.middle import (
 )
 from coordinator.core.plan.spreading import fitted
 from coordinator.shell.numerics.agreement import Agreement
-from hypergpu.compression import scheme_named
 from hypergpu.ids import NodeId, Slot
-from hypergpu.spec import Inner
+from hypergpu.jobfile.spec import Inner
+from hypergpu.tensors.compression import scheme_named
 from hypergpu.units import Milliseconds, Samples
 from tests.unit.plan.fleet import names, spec, total_samples
 

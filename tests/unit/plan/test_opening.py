@@ -1,6 +1,6 @@
 import pytest
 
-from hypergpu.spec import SPARSE_SCHEMES, Aware
+from hypergpu.jobfile.spec import SPARSE_SCHEMES, Aware
 from tests.unit.plan.fleet import Fleet, Truth, names, spec
 
 FAST = Truth(50, 1000, 1000, 10)

@@ -14,7 +14,7 @@ from coordinator.core.plan.decision import (
 from coordinator.core.plan.participation import Part, absentees, parts, remembered
 from coordinator.core.plan.planning import plan_round
 from hypergpu.ids import NodeId, Slot
-from hypergpu.spec import Aware
+from hypergpu.jobfile.spec import Aware
 from hypergpu.units import Milliseconds, Samples
 from tests.unit.plan.fleet import SIZES, Truth, known, names, spec
 

@@ -14,9 +14,9 @@ from coordinator.shell.runtime.acts.aggregation import aggregate, folded
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
-from hypergpu.codec import encode_update, update_bytes
+from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest, JobId, Slot
-from hypergpu.refusal import RefusalError
+from hypergpu.tensors.codec import encode_update, update_bytes
 from tests.unit.numerics.fold_files import LAYOUT, random_flat
 from tests.unit.shell.whole_shell import JOB, NODE, SPEC, parts_in
 
@@ -61,7 +61,7 @@ def test_a_fold_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
     command = closed_round(parts)
     work = parts.blobs.work_path("any").parent
 
-    with pytest.raises(RefusalError, match="DISK_FULL"):
+    with pytest.raises(HyperGPUError, match="DISK_FULL"):
         folded(parts, LAYOUT, command)
     assert list(work.iterdir()) == []
     assert parts.pins.all() == frozenset()

@@ -10,7 +10,7 @@ from gpu_node.shell.translate import assignment_value
 from hypergpu.ids import Digest, JobId
 from hypergpu.units import Samples
 from hypergpu.v1 import node_pb2
-from netsim.world.translation import assigned
+from netsim.virtual.translation import assigned
 from tests.unit.job_states import ALICE, BOB, after, at, node_plan, planned, planning
 
 LAYOUT = Digest("0d" * 32)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.shell.servicers.wire import chunks
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
 from hypergpu.v1 import job_pb2, node_pb2, tensor_pb2
 
 OFFSETS = st.integers(0, 2**63)
@@ -35,7 +35,7 @@ def test_no_bytes_at_all_break_the_parser(raw: bytes) -> None:
     parse = chunks.upload_parser(node_pb2.SubmitUpdateRequest)
     try:
         parsed = parse(raw)
-    except RefusalError:
+    except HyperGPUError:
         with pytest.raises(DecodeError):
             node_pb2.SubmitUpdateRequest.FromString(raw)
         return

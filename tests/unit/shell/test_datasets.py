@@ -13,7 +13,7 @@ from coordinator.shell.runtime.acts.datasets import (
 )
 from coordinator.shell.translate import blob_message
 from hypergpu.digest import digest_of
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
 from hypergpu.v1 import tensor_pb2
 
 
@@ -72,7 +72,7 @@ def test_a_dataset_that_lacks_a_file_leaves_nothing_behind(
 ) -> None:
     stored = blobs.put(packed_manifest(manifest(blobs, {"a": b"1", "b": b"2"})))
     blobs.path(digest_of(b"2")).unlink()
-    with pytest.raises(RefusalError, match="BLOB_UNKNOWN"):
+    with pytest.raises(HyperGPUError, match="BLOB_UNKNOWN"):
         laid_out(blobs, stored, tmp_path / "datasets")
     assert list((tmp_path / "datasets").iterdir()) == []
 
@@ -97,5 +97,5 @@ def test_a_removed_dataset_is_gone(blobs: DiskBlobs, tmp_path: Path) -> None:
 
 def test_a_manifest_whose_paths_make_no_folder_is_refused() -> None:
     entries = [tensor_pb2.ManifestEntry(path=path) for path in ("a", "a/b")]
-    with pytest.raises(RefusalError, match="MANIFEST_INVALID"):
+    with pytest.raises(HyperGPUError, match="MANIFEST_INVALID"):
         packed_manifest(tensor_pb2.Manifest(entries=entries))

@@ -12,9 +12,9 @@ from coordinator.shell.journal.records import Entry, RequestClaim
 from coordinator.shell.runtime.driver import Decision, Driver
 from coordinator.shell.runtime.recovery import replayed
 from coordinator.shell.runtime.room import Room
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Milliseconds
 
 JOB = JobId("job-000000000001")
@@ -34,7 +34,7 @@ class FullJournal(MemoryJournal):
         earnings: Earnings = NO_EARNINGS,
     ) -> None:
         if self.is_full:
-            raise RefusalError(Reason.DISK_FULL, "no space")
+            raise HyperGPUError(Reason.DISK_FULL, "no space")
         super().append(entries, claims, earnings)
 
 
@@ -89,7 +89,7 @@ async def test_an_event_of_an_unknown_job_is_answered(driven: Driven) -> None:
 async def test_a_full_disk_changes_nothing_and_is_told(driven: Driven) -> None:
     await driven.driver.submit(JOB, CREATED)
     driven.journal.is_full = True
-    with pytest.raises(RefusalError, match="no space"):
+    with pytest.raises(HyperGPUError, match="no space"):
         await driven.driver.submit(JOB, JobPaused(at_ms=NOW))
     assert driven.driver.rooms[JOB].job.phase is Phase.PREPARING
 

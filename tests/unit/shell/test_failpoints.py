@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.shell.failpoints import NAMES, arm
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
 
 ROOT = Path(__file__).parents[3]
 
@@ -34,7 +34,7 @@ def test_a_point_that_is_not_armed_is_passed() -> None:
 
 @pytest.mark.parametrize("text", ["nowhere", "act.done:0", "act.done:x", "act.done:-1"])
 def test_a_wrong_activation_is_refused(text: str) -> None:
-    with pytest.raises(RefusalError, match="list-failpoints"):
+    with pytest.raises(HyperGPUError, match="list-failpoints"):
         arm(text)
 
 

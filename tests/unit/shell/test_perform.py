@@ -20,9 +20,9 @@ from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.runtime.acts.perform import begin_again, perform, perform_outstanding
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.jobfile import with_strategy
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Milliseconds, Samples
 from tests.unit.numerics.fold_files import LAYOUT
 from tests.unit.shell.whole_shell import JOB, NODE, SPEC, driving, parts_in, prepared_job
@@ -74,7 +74,7 @@ async def until(room: Room, is_so: Callable[[], bool]) -> None:
 
 
 async def test_a_command_that_breaks_is_performed_again(tmp_path: Path) -> None:
-    refused = RefusalError(Reason.SPEC_INVALID, "the data is odd. Fix: look at it")
+    refused = HyperGPUError(Reason.SPEC_INVALID, "the data is odd. Fix: look at it")
     evaluator = BreakingEvaluator(MemoryError(), refused)
     evaluator.may_go_on.set()
     parts = parts_in(tmp_path)._replace(evaluator=evaluator)

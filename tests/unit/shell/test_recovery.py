@@ -15,8 +15,8 @@ from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.recovery import replayed, take_up
 from coordinator.shell.runtime.upkeep import collect
 from coordinator.shell.translate import blob_message
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import tensor_pb2
 from tests.unit.shell.whole_shell import JOB, SPEC, driving, parts_in, prepared_job
@@ -28,7 +28,7 @@ class RefusingEvaluator(EvaluatorProcess):
     """Has no torch."""
 
     async def initialise(self, request: Initialise) -> Initialised:
-        raise RefusalError(Reason.TORCH_MISSING, "torch is not installed")
+        raise HyperGPUError(Reason.TORCH_MISSING, "torch is not installed")
 
 
 def started(folder: Path, journal: MemoryJournal, evaluator: EvaluatorProcess) -> Parts:

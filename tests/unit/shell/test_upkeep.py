@@ -11,8 +11,8 @@ from coordinator.shell.journal.records import NodeRecord, UpdateCount
 from coordinator.shell.runtime.room import uploader
 from coordinator.shell.runtime.upkeep import Collector, store_ledger
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Bytes, Milliseconds
 from tests.unit.shell.whole_shell import JOB, NODE, driving, parts_in, prepared_job
 
@@ -43,7 +43,7 @@ class FullJournal(MemoryJournal):
         self, last_seen_ms: Mapping[NodeId, int], updates: Mapping[NodeId, UpdateCount]
     ) -> None:
         if self.is_full:
-            raise RefusalError(Reason.DISK_FULL, "no space")
+            raise HyperGPUError(Reason.DISK_FULL, "no space")
         super().keep_ledger(last_seen_ms, updates)
 
 

@@ -27,8 +27,8 @@ from coordinator.shell.runtime.roster import Roster, Session
 from coordinator.shell.runtime.staffing import Staffing
 from hypergpu.digest import digest_of
 from hypergpu.ids import JobId, NodeId
+from hypergpu.jobfile.spec import JobSpec, Training
 from hypergpu.signature import IdentityKey
-from hypergpu.spec import JobSpec, Training
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 JOB = JobId("job-000000000001")

@@ -15,8 +15,8 @@ from coordinator.shell.blobs.space import Space
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.journal.sql.store import SqlJournal
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
-from hypergpu.refusal import RefusalError
 from hypergpu.units import Bytes
 
 JOB = JobId("job-00000000000a")
@@ -36,7 +36,7 @@ def say(words: str) -> None:
 def refused(write: Callable[[], object]) -> bool:
     try:
         write()
-    except RefusalError as error:
+    except HyperGPUError as error:
         say(error.reason.name)
         return True
     return False

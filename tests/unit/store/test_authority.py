@@ -11,8 +11,8 @@ from cryptography.x509.oid import NameOID
 
 from coordinator.shell.identity.authority import NODE_CERTIFICATE_S, Authority, AuthorityError
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
-from hypergpu.refusal import Reason, RefusalError
 
 NOW_S = 1_900_000_000
 DAY_S = 24 * 3600
@@ -128,7 +128,7 @@ def test_a_node_certificate_lasts_a_day_and_a_clocks_error(authority: Authority)
     ],
 )
 def test_other_requests_are_refused(authority: Authority, pem: bytes, problem: str) -> None:
-    with pytest.raises(RefusalError, match=problem) as caught:
+    with pytest.raises(HyperGPUError, match=problem) as caught:
         authority.issue(NODE, pem, NOW_S)
     assert caught.value.reason is Reason.REQUEST_INVALID
 
@@ -144,7 +144,7 @@ def test_a_request_that_another_key_signed_is_refused(authority: Authority) -> N
         other.public_key().public_bytes(serialization.Encoding.X962, point),
     )
     forged = x509.load_der_x509_csr(swapped).public_bytes(serialization.Encoding.PEM)
-    with pytest.raises(RefusalError, match="not signed by its own key"):
+    with pytest.raises(HyperGPUError, match="not signed by its own key"):
         authority.issue(NODE, forged, NOW_S)
 
 

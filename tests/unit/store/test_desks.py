@@ -10,10 +10,10 @@ from coordinator.shell.identity.tokens import TokenDesk, TokenGrant
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import CertificateRecord, NodeRecord
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId, TokenId
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.token import Credential, Role, Token
 from hypergpu.units import Milliseconds
+from hypergpu.wire.token import Credential, Role, Token
 
 NOW_S = 1_900_000_000
 NODE = NodeId("0x" + "a1" * 20)
@@ -43,8 +43,8 @@ def shown(token: Token) -> Credential:
     return Credential(token.id, token.secret)
 
 
-def refusal(reason: Reason) -> pytest.RaisesExc[RefusalError]:
-    return pytest.RaisesExc(RefusalError, check=lambda error: error.reason is reason)
+def refusal(reason: Reason) -> pytest.RaisesExc[HyperGPUError]:
+    return pytest.RaisesExc(HyperGPUError, check=lambda error: error.reason is reason)
 
 
 def test_a_token_opens_its_own_door(desk: TokenDesk) -> None:
@@ -80,7 +80,7 @@ def test_a_wrong_secret_and_an_unknown_id_get_the_same_answer(desk: TokenDesk) -
 
 def test_another_role_is_refused_by_name(desk: TokenDesk) -> None:
     token = made(desk, role=Role.USER)
-    with pytest.raises(RefusalError, match="takes the role operator, not user"):
+    with pytest.raises(HyperGPUError, match="takes the role operator, not user"):
         desk.check(shown(token), frozenset({Role.OPERATOR}), NOW_S)
 
 
@@ -207,7 +207,7 @@ def test_who_guesses_is_stopped_before_the_secret_is_looked_at() -> None:
     for _ in range(GUESSES.burst):
         guesses.check("192.0.2.7", Milliseconds(5000))
         guesses.failed("192.0.2.7", Milliseconds(5000))
-    with pytest.raises(RefusalError, match="wait 6000 ms") as caught:
+    with pytest.raises(HyperGPUError, match="wait 6000 ms") as caught:
         guesses.check("192.0.2.7", Milliseconds(5000))
     assert caught.value.reason is Reason.RATE_LIMITED
     guesses.check("192.0.2.8", Milliseconds(5000))
@@ -220,7 +220,7 @@ def test_a_thousand_guesses_a_second_get_ten_a_minute() -> None:
     for now_ms in range(60_000):
         try:
             guesses.check("192.0.2.7", Milliseconds(now_ms))
-        except RefusalError:
+        except HyperGPUError:
             continue
         guesses.failed("192.0.2.7", Milliseconds(now_ms))
         tried += 1

@@ -12,7 +12,7 @@ from hypergpu.digest import (
     parse_digest,
     running_digest_of_file,
 )
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 # The first test vector of the BLAKE3 paper: no input at all.
 EMPTY = "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
@@ -51,7 +51,7 @@ def test_a_digest_survives_the_wire() -> None:
 
 @pytest.mark.parametrize("size", [0, 31, 33])
 def test_other_sizes_are_refused_from_the_wire(size: int) -> None:
-    with pytest.raises(RefusalError, match=f"32 bytes, not {size}") as caught:
+    with pytest.raises(HyperGPUError, match=f"32 bytes, not {size}") as caught:
         digest_from_wire(bytes(size))
     assert caught.value.reason is Reason.REQUEST_INVALID
 
@@ -59,7 +59,7 @@ def test_other_sizes_are_refused_from_the_wire(size: int) -> None:
 @pytest.mark.parametrize("text", ["", EMPTY[:-1], EMPTY.upper(), EMPTY + "\n", "../" + EMPTY[3:]])
 def test_text_that_is_no_digest_is_refused(text: str) -> None:
     assert not is_digest(text)
-    with pytest.raises(RefusalError, match="64 lower-case hex digits"):
+    with pytest.raises(HyperGPUError, match="64 lower-case hex digits"):
         parse_digest(text)
 
 

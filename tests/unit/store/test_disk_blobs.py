@@ -8,7 +8,7 @@ from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from hypergpu.digest import digest_of
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes
 
 CONTENT = bytes(range(256)) * 100
@@ -38,7 +38,7 @@ def test_a_damaged_blob_is_never_served(tmp_path: Path, damage: str) -> None:
     path.write_bytes(DAMAGES[damage](CONTENT))
     blobs = restarted(tmp_path)
     for ask in (blobs.open, blobs.path):
-        with pytest.raises(RefusalError) as caught:
+        with pytest.raises(HyperGPUError) as caught:
             ask(BLOB.digest)
         assert caught.value.reason is Reason.BLOB_UNKNOWN
     assert "was damaged on disk" in blobs.findings[0]
@@ -50,7 +50,7 @@ def test_a_damaged_blob_is_kept_aside_and_can_be_stored_again(tmp_path: Path) ->
     restarted(tmp_path).put(CONTENT)
     (tmp_path / "blobs" / BLOB.digest[:2] / BLOB.digest).write_bytes(b"damaged")
     blobs = restarted(tmp_path)
-    with pytest.raises(RefusalError, match="were damaged"):
+    with pytest.raises(HyperGPUError, match="were damaged"):
         blobs.open(BLOB.digest)
     assert [path.read_bytes() for path in (tmp_path / "damaged").iterdir()] == [b"damaged"]
     blobs.put(CONTENT)
@@ -84,7 +84,7 @@ def test_a_durable_blob_is_not_replaced_by_one_that_is_not(tmp_path: Path) -> No
 @pytest.mark.parametrize("digest", ["", "../../etc/passwd", BLOB.digest.upper()])
 def test_a_name_that_is_no_digest_reaches_no_file(tmp_path: Path, digest: str) -> None:
     blobs = restarted(tmp_path)
-    with pytest.raises(RefusalError, match="no digest"):
+    with pytest.raises(HyperGPUError, match="no digest"):
         blobs.open(BlobRef(digest, Bytes(0)).digest)  # type: ignore[arg-type]
 
 

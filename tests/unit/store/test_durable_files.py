@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.files.durable import SHARED, fill_durably, write_durably
-from tests.architecture.repository import ROOT, written
+from benchmarks.house.tree import ROOT, handwritten_files
+from hypergpu.files import SHARED, fill_durably, write_durably
 
-HOME = Path("hypergpu/files/durable.py")
+HOME = Path("hypergpu/files.py")
 
 
 def test_a_file_replaces_another_and_is_its_owners_alone(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_nobody_else_syncs_a_folder_after_a_rename() -> None:
     folders = re.compile(r"O_DIRECTORY|os\.open\([^)]*(parent|folder)")
     others = {
         str(path)
-        for path in written()
+        for path in handwritten_files()
         if path.suffix == ".py"
         and path.parts[0] in {"hypergpu", "coordinator", "gpu_node"}
         and "os.fsync" in (text := (ROOT / path).read_text("utf-8"))

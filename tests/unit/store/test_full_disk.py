@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.shell.blobs.space import Space
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
 
 ROOT = Path(__file__).parents[3]
 
@@ -36,5 +36,5 @@ def test_an_upload_that_hits_the_end_of_the_disk_goes_on_where_it_was(tmp_path: 
 
 
 def test_the_last_free_bytes_are_left_to_the_journal(tmp_path: Path) -> None:
-    with pytest.raises(RefusalError, match="are kept free"):
+    with pytest.raises(HyperGPUError, match="are kept free"):
         Space(tmp_path, keep_free_bytes=2**60).take(1)

@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest, NodeId, TokenId
-from hypergpu.refusal import RefusalError
 from hypergpu.signature import (
     IdentityKey,
     JoinClaim,
@@ -93,7 +93,7 @@ def test_a_secret_outside_the_group_is_refused(secret: bytes) -> None:
 
 @pytest.mark.parametrize("public_key", [b"", bytes(64), b"\x01" * 64, b"\x01" * 65])
 def test_a_public_key_off_the_curve_is_refused(public_key: bytes) -> None:
-    with pytest.raises(RefusalError, match="not an uncompressed secp256k1 point"):
+    with pytest.raises(HyperGPUError, match="not an uncompressed secp256k1 point"):
         node_id_of(public_key)
 
 

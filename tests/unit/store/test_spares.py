@@ -10,7 +10,7 @@ from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
 from hypergpu.digest import digest_of
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
 from hypergpu.units import Bytes
 
 SIZE_BYTES = SPARE_BYTES_MIN
@@ -115,7 +115,7 @@ def test_a_newer_attempt_takes_over_what_an_older_one_stored(store: Store) -> No
     older.append(0, NEW[:HALF])
     newer = store.quarantine.open("key", BLOB)
     assert newer.committed_offset == HALF
-    with pytest.raises(RefusalError):
+    with pytest.raises(HyperGPUError):
         older.append(HALF, NEW[HALF:])
     newer.append(HALF, NEW[HALF:])
     newer.finish()

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, TokenId
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.token import (
+from hypergpu.wire.token import (
     Credential,
     Role,
     Token,
@@ -66,13 +66,13 @@ def test_a_token_without_an_authority_is_for_plaintext() -> None:
     ],
 )
 def test_a_broken_token_is_refused_with_its_fault(text: str, problem: str) -> None:
-    with pytest.raises(RefusalError, match=problem) as caught:
+    with pytest.raises(HyperGPUError, match=problem) as caught:
         parse_token(text)
     assert caught.value.reason is Reason.TOKEN_INVALID
 
 
 def test_no_refusal_shows_the_secret() -> None:
-    with pytest.raises(RefusalError) as caught:
+    with pytest.raises(HyperGPUError) as caught:
         parse_token(changed(id="x"))
     assert TOKEN.secret not in str(caught.value)
 
@@ -83,5 +83,5 @@ def test_a_credential_survives_the_metadata() -> None:
 
 @pytest.mark.parametrize("value", ["", "Bearer", "Bearer x", "Basic a.b", "Bearer 0123456789ab."])
 def test_other_metadata_is_refused(value: str) -> None:
-    with pytest.raises(RefusalError, match="Bearer ID"):
+    with pytest.raises(HyperGPUError, match="Bearer ID"):
         parse_authorization(value)

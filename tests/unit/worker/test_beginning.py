@@ -14,12 +14,12 @@ from gpu_node.shell.worker.shard.watch import Watch
 from gpu_node.shell.worker.trainer.interface import Start
 from gpu_node.shell.worker.trainer.numpy_trainer import NumpyTrainer
 from gpu_node.shell.worker.workshop import Workshop
-from hypergpu.catalogue.registry import build, find
-from hypergpu.codec import decode_parameters
 from hypergpu.dataset.sampling import stream_indices
 from hypergpu.digest import digest_of
-from hypergpu.layout import Flat
+from hypergpu.tensors.codec import decode_parameters
+from hypergpu.tensors.layout import Flat
 from hypergpu.units import Milliseconds, Samples, several
+from hypergpu.workloads.registry import build, find
 from tests.conformance.worker_process import Desk, Subject, changed
 
 STEPS, BEGUN, BATCH = 4, 3, 16

@@ -5,12 +5,12 @@ from torch import nn
 
 from gpu_node.shell.worker.trainer.interface import Start
 from gpu_node.shell.worker.trainer.torch_trainer import TorchTrainer
-from hypergpu.catalogue.networks.device import Device, chosen_device
-from hypergpu.catalogue.networks.task import Classification
-from hypergpu.catalogue.networks.tensors import store_module
-from hypergpu.catalogue.workload import ArraySamples, Dataset
-from hypergpu.layout import Flat
+from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes
+from hypergpu.workloads.networks.device import Device, chosen_device
+from hypergpu.workloads.networks.task import Classification
+from hypergpu.workloads.networks.tensors import store_module
+from hypergpu.workloads.workload import ArraySamples, Dataset
 
 CPU = Device("cpu", "CPU", Bytes(0), has_bf16=False)
 INPUTS = np.linspace(-1, 3, 64, dtype=np.float32).reshape(16, 4)

@@ -29,8 +29,8 @@ from hypergpu.chain.rpc.answers import Block
 from hypergpu.chain.rpc.chain import EvmChain
 from hypergpu.chain.rpc.errors import RpcError, RpcGarbledError
 from hypergpu.chain.trial import OwnCall
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
-from hypergpu.refusal import Reason, RefusalError
 
 log = structlog.get_logger()
 
@@ -176,7 +176,7 @@ class Mender:
 
         Raises:
             RpcError: the chain cannot be asked; nothing was changed.
-            RefusalError: LEDGER_AHEAD, the ledger has recorded what was to be given up;
+            HyperGPUError: LEDGER_AHEAD, the ledger has recorded what was to be given up;
                 SENDING_HALTED, it made the ledger itself, or may be a deposit that took effect.
         """
         failed = self._failed()
@@ -275,7 +275,7 @@ class Mender:
         recorded = 0 if job is None else job.next_sequence
         known = max((batch.sequence + 1 for batch in kept if batch.sequence is not None), default=0)
         if recorded != known:
-            raise RefusalError(
+            raise HyperGPUError(
                 Reason.LEDGER_AHEAD,
                 f"the ledger expects batch {recorded} of {job_id}, and the journal knows of "
                 f"{known} that are recorded: nothing of the job is signed again",
@@ -331,7 +331,7 @@ def _kept(row: OutboxRow, batch: BatchRecord | None) -> Kept:
 def _check_founding(failed: Iterable[OutboxRow]) -> None:
     for row in failed:
         if row.transaction.purpose in {DEPLOY_TOKEN, DEPLOY_LEDGER}:
-            raise RefusalError(
+            raise HyperGPUError(
                 Reason.SENDING_HALTED,
                 f"transaction {row.transaction.nonce} ({row.transaction.purpose}) is not signed "
                 "again: what it makes has its address by its nonce",

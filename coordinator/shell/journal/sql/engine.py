@@ -9,7 +9,7 @@ from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from coordinator.shell.journal.records import JournalError
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 BUSY_TIMEOUT_MS = 30_000
 _READ_ONLY = "hypergpu_read_only"
@@ -69,12 +69,12 @@ def sqlite_path(url: URL) -> Path:
     return Path(str(url.database))
 
 
-def disk_full(error: DBAPIError, where: str) -> RefusalError | None:
+def disk_full(error: DBAPIError, where: str) -> HyperGPUError | None:
     """The refusal that a database error stands for; None when it is about something else."""
     cause = error.orig
     code = getattr(cause, "sqlite_errorcode", None)
     if code in _SQLITE_FULL or getattr(cause, "sqlstate", None) == _POSTGRES_DISK_FULL:
-        return RefusalError(Reason.DISK_FULL, f"the journal at {where} cannot grow: {cause}")
+        return HyperGPUError(Reason.DISK_FULL, f"the journal at {where} cannot grow: {cause}")
     return None
 
 

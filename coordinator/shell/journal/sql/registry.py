@@ -20,7 +20,7 @@ from coordinator.shell.journal.records import (
 from coordinator.shell.journal.sql.database import Database
 from coordinator.shell.journal.sql.tables import CERTIFICATES, JOINS, NODES, NONCES, TOKENS
 from hypergpu.ids import NodeId, TokenId
-from hypergpu.token import Role
+from hypergpu.wire.token import Role
 
 _OF_NODE = update(NODES).where(NODES.c.node == bindparam("of_node"))
 _SEEN = _OF_NODE.values(last_seen_ms=bindparam("seen_ms"))

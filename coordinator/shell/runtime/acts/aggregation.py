@@ -27,9 +27,9 @@ from coordinator.shell.numerics.request import (
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
 from coordinator.shell.translate import finite
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
-from hypergpu.layout import Layout
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 log = structlog.get_logger()
@@ -90,7 +90,7 @@ async def _outcome(parts: Parts, room: Room, command: Aggregate) -> Outcome | No
         except BaseDamagedError as damaged:
             await _report_lost(parts, room, command, str(damaged))
             return None
-        except (RefusalError, OSError) as failed:
+        except (HyperGPUError, OSError) as failed:
             log.warning("a fold waits", job_id=room.job.job_id, reason=str(failed))
             await asyncio.sleep(_RETRY_S)
 
@@ -135,7 +135,7 @@ def folded(parts: Parts, layout: Layout, command: Aggregate) -> Outcome:
     """Fold once, into blobs that the caller unpins. Blocks.
 
     Raises:
-        RefusalError: DISK_FULL; nothing is left behind.
+        HyperGPUError: DISK_FULL; nothing is left behind.
         BaseDamagedError: The model before is missing or damaged.
         OSError: The disk fails.
     """
@@ -198,7 +198,7 @@ def _usable(
     for update in updates:
         try:
             path = parts.blobs.path(update.blob.digest)
-        except RefusalError as missing:
+        except HyperGPUError as missing:
             if missing.reason is not Reason.BLOB_UNKNOWN:
                 raise
             refused.append((update.node, missing.detail))
@@ -212,7 +212,7 @@ def _usable(
 def _base(parts: Parts, blob: BlobRef) -> StoredBlob:
     try:
         return StoredBlob(parts.blobs.path(blob.digest), blob.digest)
-    except RefusalError as missing:
+    except HyperGPUError as missing:
         if missing.reason is not Reason.BLOB_UNKNOWN:
             raise
         stored = StoredBlob(parts.blobs.work_path(blob.digest), blob.digest)
@@ -255,7 +255,7 @@ def _sync(parts: Parts, digests: Iterable[Digest]) -> str:
     for digest in digests:
         try:
             parts.blobs.sync(digest)
-        except RefusalError as refused:
+        except HyperGPUError as refused:
             if refused.reason is not Reason.BLOB_UNKNOWN:
                 why = refused.detail
         except OSError as failed:

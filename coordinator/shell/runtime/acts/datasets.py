@@ -13,8 +13,8 @@ from coordinator.shell.blobs.interface import Blobs
 from coordinator.shell.blobs.space import disk_full_refused
 from hypergpu.dataset.manifest import checked_paths
 from hypergpu.digest import digest_from_wire
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.v1 import tensor_pb2
 
 MANIFEST_BYTES_MAX = 3 << 20
@@ -26,14 +26,14 @@ def packed_manifest(manifest: tensor_pb2.Manifest) -> bytes:
     """A manifest's canonical bytes: entries by path, protobuf's deterministic encoding.
 
     Raises:
-        RefusalError: MANIFEST_INVALID, its paths make no folder, or it is too large.
+        HyperGPUError: MANIFEST_INVALID, its paths make no folder, or it is too large.
     """
     checked_paths(entry.path for entry in manifest.entries)
     entries = sorted(manifest.entries, key=lambda entry: entry.path)
     packed = tensor_pb2.Manifest(entries=entries).SerializeToString(deterministic=True)
     if len(packed) > MANIFEST_BYTES_MAX:
         detail = f"the manifest has {len(packed)} bytes, over the limit of {MANIFEST_BYTES_MAX}"
-        raise RefusalError(Reason.MANIFEST_INVALID, detail)
+        raise HyperGPUError(Reason.MANIFEST_INVALID, detail)
     return packed
 
 
@@ -41,7 +41,7 @@ def manifest_digests(manifest: tensor_pb2.Manifest) -> frozenset[Digest]:
     """The files that a manifest names.
 
     Raises:
-        RefusalError: a digest is malformed.
+        HyperGPUError: a digest is malformed.
     """
     return frozenset(digest_from_wire(entry.blob.digest.value) for entry in manifest.entries)
 
@@ -50,12 +50,12 @@ def stored_manifest(blobs: Blobs, manifest: BlobRef) -> tensor_pb2.Manifest:
     """Read a manifest back. Blocks.
 
     Raises:
-        RefusalError: BLOB_UNKNOWN, it is missing or damaged.
+        HyperGPUError: BLOB_UNKNOWN, it is missing or damaged.
     """
     try:
         return tensor_pb2.Manifest.FromString(blobs.path(manifest.digest).read_bytes())
     except DecodeError:
-        raise RefusalError(Reason.BLOB_UNKNOWN, f"{manifest.digest} is no manifest") from None
+        raise HyperGPUError(Reason.BLOB_UNKNOWN, f"{manifest.digest} is no manifest") from None
 
 
 def laid_out(blobs: Blobs, manifest: BlobRef, datasets_dir: Path) -> Path:
@@ -64,7 +64,7 @@ def laid_out(blobs: Blobs, manifest: BlobRef, datasets_dir: Path) -> Path:
     Several threads may make the same one at once: the first to finish gives it its name.
 
     Raises:
-        RefusalError: BLOB_UNKNOWN, a file is missing or damaged; DISK_FULL; MANIFEST_INVALID, an
+        HyperGPUError: BLOB_UNKNOWN, a file is missing or damaged; DISK_FULL; MANIFEST_INVALID, an
             earlier version took a manifest whose paths make no folder.
     """
     folder = datasets_dir / manifest.digest

@@ -12,7 +12,7 @@ from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.acts.preparation import data_dir
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
 from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()
@@ -22,9 +22,9 @@ async def evaluate(parts: Parts, room: Room, command: EvaluateModel) -> None:
     """Answer the command with `EvaluationReady` or `EvaluationFailed`."""
     try:
         event = await _measured(parts, room, command)
-    except RefusalError as refused:
+    except HyperGPUError as refused:
         log.warning("an evaluation failed", job_id=room.job.job_id, reason=str(refused))
-        event = _failed(command, refused.told)
+        event = _failed(command, refused.message)
     failpoint("evaluate.done")
     reason = await parts.driver.insist(room.job.job_id, event)
     if reason:

@@ -11,7 +11,7 @@ from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.acts.preparation import data_dir
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
 from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()
@@ -24,9 +24,9 @@ async def judge(parts: Parts, room: Room, command: JudgeUpdates) -> None:
     """Answer the command with `UpdatesJudged`, also when nothing can be measured."""
     try:
         event = await _measured(parts, room, command)
-    except RefusalError as refused:
+    except HyperGPUError as refused:
         log.warning("updates were not judged", job_id=room.job.job_id, reason=str(refused))
-        event = not_judged(command.round, refused.told)
+        event = not_judged(command.round, refused.message)
     failpoint("judge.done")
     reason = await parts.driver.insist(room.job.job_id, event)
     if reason:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from hypergpu.files.durable import write_durably
-from hypergpu.layout import Layout, LayoutError, layout_from_json
+from hypergpu.files import write_durably
+from hypergpu.tensors.layout import Layout, LayoutError, layout_from_json
 
 _SUFFIX = ".layout.json"
 

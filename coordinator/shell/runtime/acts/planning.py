@@ -13,9 +13,9 @@ from coordinator.core.plan.planning import plan_round
 from coordinator.core.plan.transfers import payload_bits_per_s
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
-from hypergpu.codec import update_bytes
-from hypergpu.layout import Layout
-from hypergpu.spec import SCHEMES
+from hypergpu.jobfile.spec import SCHEMES
+from hypergpu.tensors.codec import update_bytes
+from hypergpu.tensors.layout import Layout
 from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()

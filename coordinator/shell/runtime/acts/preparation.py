@@ -14,10 +14,10 @@ from coordinator.shell.runtime.acts.datasets import laid_out
 from coordinator.shell.runtime.acts.layouts import save_layout
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
-from hypergpu.layout import Layout, LayoutError, layout_from_json
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec
+from hypergpu.tensors.layout import Layout, LayoutError, layout_from_json
 from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()
@@ -32,14 +32,14 @@ async def initialise(parts: Parts, room: Room, command: InitialiseModel) -> None
     while True:
         try:
             await _initialise(parts, room, command)
-        except RefusalError as refused:
+        except HyperGPUError as refused:
             if refused.reason in _WAITED_OUT:
                 log.warning(
                     "a job waits to be prepared", job_id=command.job_id, reason=str(refused)
                 )
                 await asyncio.sleep(_RETRY_S)
                 continue
-            event = PreparationFailed(at_ms=Milliseconds(0), reason=refused.told)
+            event = PreparationFailed(at_ms=Milliseconds(0), reason=refused.message)
             await parts.driver.insist(command.job_id, event)
         return
 
@@ -68,7 +68,7 @@ async def layout_made_again(parts: Parts, job: Job) -> Layout:
     """The layout of a job whose file is lost, built anew.
 
     Raises:
-        RefusalError: It cannot be built, or not stored.
+        HyperGPUError: It cannot be built, or not stored.
     """
     made, model_path = await _made(parts, job.job_id, job.spec, job.manifest)
     model_path.unlink(missing_ok=True)
@@ -102,7 +102,7 @@ async def data_dir(parts: Parts, manifest: BlobRef | None) -> str:
     """The folder of the job's own data; empty when it has none.
 
     Raises:
-        RefusalError: a file is missing or damaged.
+        HyperGPUError: a file is missing or damaged.
     """
     if manifest is None:
         return ""
@@ -113,4 +113,4 @@ def _layout(made: Initialised) -> Layout:
     try:
         return layout_from_json(made.layout_json)
     except LayoutError as error:
-        raise RefusalError(Reason.WORKLOAD_UNKNOWN, f"its layout is unusable: {error}") from error
+        raise HyperGPUError(Reason.WORKLOAD_UNKNOWN, f"its layout is unusable: {error}") from error

@@ -26,13 +26,13 @@ from coordinator.shell.runtime.room import Room, uploader
 from coordinator.shell.servicers.uploads import Intake, leave, refuse_other_offset, take_in
 from coordinator.shell.servicers.wire.chunks import CHUNK_BYTES
 from coordinator.shell.servicers.wire.handlers import Requests
-from hypergpu.codec import IncrementalCheck, update_bytes
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.layout import Layout
+from hypergpu.jobfile.spec import SCHEMES
 from hypergpu.ledger.terms import Terms, separator_of
 from hypergpu.ledger.typed import is_contribution_of
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.spec import SCHEMES
+from hypergpu.tensors.codec import IncrementalCheck, update_bytes
+from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.ledger import voucher_message
@@ -60,11 +60,11 @@ async def submit_update(
         of the stripes of one update the call that completes it says so.
 
     Raises:
-        RefusalError: it is not accepted, with the reason.
+        HyperGPUError: it is not accepted, with the reason.
     """
     header = await requests.next(parts.settings.read_timeout_ms)
     if not isinstance(header, node_pb2.UpdateHeader):
-        raise RefusalError(Reason.REQUEST_INVALID, "the stream begins with a header")
+        raise HyperGPUError(Reason.REQUEST_INVALID, "the stream begins with a header")
     offer = translate.offer_value(header, node)
     room = _room(parts, offer.job_id)
     scheme = _assigned_scheme(room.job, node, offer.lease)
@@ -138,13 +138,13 @@ def is_accepted(job: Job, node: NodeId, lease: int, digest: Digest) -> bool:
 def _room(parts: Parts, job_id: JobId) -> Room:
     room = parts.driver.rooms.get(job_id)
     if room is None:
-        raise RefusalError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:80]!r}")
+        raise HyperGPUError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:80]!r}")
     return room
 
 
 def _layout(room: Room) -> Layout:
     if room.layout is None:
-        raise RefusalError(Reason.NOT_READY, f"{room.job.job_id} is being taken up again")
+        raise HyperGPUError(Reason.NOT_READY, f"{room.job.job_id} is being taken up again")
     return room.layout
 
 
@@ -162,14 +162,14 @@ def _refuse_other_size(layout: Layout, offer: Offer, scheme: str) -> None:
         sizes = " or ".join(map(str, expected))
         detail = f"an update of {offer.job_id} ({scheme or 'any scheme'}) has {sizes} bytes,"
         detail += f" not {offer.size_bytes}"
-        raise RefusalError(Reason.UPDATE_TOO_LARGE, detail)
+        raise HyperGPUError(Reason.UPDATE_TOO_LARGE, detail)
 
 
 async def _attempt(parts: Parts, offer: Offer, stripe: Stripe) -> Attempt | None:
     """The attempt that a stripe belongs to; None for the first one, whose nonce is fresh.
 
     Raises:
-        RefusalError: NONCE_REPLAYED.
+        HyperGPUError: NONCE_REPLAYED.
     """
     if not parts.nonces.knows(offer.node):
         parts.nonces.learn(offer.node, await asyncio.to_thread(parts.journal.nonce, offer.node))
@@ -196,7 +196,7 @@ async def _refuse_used_meanwhile(marking: "asyncio.Future[bool]", offer: Offer) 
     """The journal has the last word."""
     # Shielded: other stripes wait for it too.
     if not await asyncio.shield(marking):
-        raise RefusalError(Reason.NONCE_REPLAYED, f"nonce {offer.nonce} was used meanwhile")
+        raise HyperGPUError(Reason.NONCE_REPLAYED, f"nonce {offer.nonce} was used meanwhile")
 
 
 def _received(header: node_pb2.UpdateHeader, offer: Offer, scheme: str) -> UpdateReceived:
@@ -227,7 +227,7 @@ def _refuse_unsigned(job: Job, received: UpdateReceived) -> None:
     separator = separator_of((job.terms or Terms()).domain)
     if not is_contribution_of(node, separator, signed, update.signature):
         detail = "the signature does not cover this update of this work: sign what was assigned"
-        raise RefusalError(Reason.SIGNATURE_INVALID, detail)
+        raise HyperGPUError(Reason.SIGNATURE_INVALID, detail)
 
 
 async def _refuse_void_lease(parts: Parts, room: Room, received: UpdateReceived) -> None:
@@ -236,7 +236,7 @@ async def _refuse_void_lease(parts: Parts, room: Room, received: UpdateReceived)
     reason = _void_reason(room.job, received)
     if reason is Reason.UPDATE_LATE:
         await _note_refusal(parts, room, received, why)
-    raise RefusalError(reason, why)
+    raise HyperGPUError(reason, why)
 
 
 def _void_reason(job: Job, received: UpdateReceived) -> Reason:
@@ -289,7 +289,7 @@ async def _stored(parts: Parts, room: Room, requests: Requests, arrival: Arrival
         if committed == arrival.stripe.end(received.update.blob.size_bytes):
             failpoint("upload.complete")
             is_whole = await asyncio.to_thread(_finished, upload, check)
-    except RefusalError as refused:
+    except HyperGPUError as refused:
         if refused.reason in _WRONG_CONTENT:
             await asyncio.to_thread(upload.discard)
             await _note_refusal(parts, room, received, refused.detail)
@@ -340,6 +340,6 @@ async def _accept(parts: Parts, room: Room, received: UpdateReceived) -> None:
         return  # Two streams brought the same bytes; the other was first.
     if why:
         await _note_refusal(parts, room, received, why)
-        raise RefusalError(_void_reason(room.job, received), why)
+        raise HyperGPUError(_void_reason(room.job, received), why)
     failpoint("upload.accepted")
     parts.roster.count(received.node, accepted=1)

@@ -22,8 +22,8 @@ from coordinator.shell.servicers.wire.versions import (
     refuse_other_version,
     version_message,
 )
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.protocol import SOFTWARE
@@ -57,7 +57,7 @@ async def _opened(parts: Parts, gate: NodeGate, node: NodeId, requests: Requests
     first = await requests.next(parts.settings.read_timeout_ms)
     gate.check(node)  # It may have been revoked before it said hello.
     if first is None or first.WhichOneof("message") != "hello":
-        raise RefusalError(Reason.REQUEST_INVALID, "a control stream begins with a hello")
+        raise HyperGPUError(Reason.REQUEST_INVALID, "a control stream begins with a hello")
     hello = first.hello
     refuse_other_version(hello.version)
     capabilities = translate.capabilities_value(hello.capabilities)
@@ -156,7 +156,7 @@ async def _hear_of_work(parts: Parts, node: NodeId, message: node_pb2.ControlReq
             reason = message.draining.reason[:_REASON_LENGTH_MAX]
             await parts.staffing.drain(node, reason or "the node is draining")
         case _:
-            raise RefusalError(Reason.REQUEST_INVALID, "an empty control message")
+            raise HyperGPUError(Reason.REQUEST_INVALID, "an empty control message")
 
 
 def _note_progress(parts: Parts, node: NodeId, progress: node_pb2.Progress) -> None:

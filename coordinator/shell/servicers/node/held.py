@@ -26,7 +26,7 @@ async def pause_what_is_older(parts: Parts, node: NodeId, held: Held) -> None:
     """Pause jobs of which the node holds receipts that the journal does not have, for good.
 
     Raises:
-        RefusalError: REQUEST_INVALID, a receipt is malformed.
+        HyperGPUError: REQUEST_INVALID, a receipt is malformed.
     """
     for job_id, each in held.items():
         room = parts.driver.rooms.get(job_id)

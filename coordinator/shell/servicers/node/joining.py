@@ -18,11 +18,11 @@ from coordinator.shell.servicers.access import peer_host
 from coordinator.shell.servicers.wire.handlers import Caller
 from coordinator.shell.servicers.wire.versions import refuse_other_version, version_message
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId, TokenId
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import JoinClaim, node_id_of, verify
-from hypergpu.token import Credential
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.token import Credential
 
 log = structlog.get_logger()
 
@@ -55,14 +55,14 @@ class Joins:
         """Admit a node.
 
         Raises:
-            RefusalError: the version, the token, the signature or the request will not do.
+            HyperGPUError: the version, the token, the signature or the request will not do.
         """
         refuse_other_version(request.version)
         host = peer_host(caller.peer)
         self._guesses.check(host, monotonic_ms())
         try:
             return await asyncio.to_thread(self._join, request)
-        except RefusalError as refused:
+        except HyperGPUError as refused:
             if refused.reason in _GUESSES:
                 self._guesses.failed(host, monotonic_ms())
             raise
@@ -75,7 +75,7 @@ class Joins:
         claim = JoinClaim(credential.token_id, digest_of(request.certificate_request))
         if not verify(node, claim, request.signature):
             detail = "the signature is not the public key's over this request"
-            raise RefusalError(Reason.SIGNATURE_INVALID, detail)
+            raise HyperGPUError(Reason.SIGNATURE_INVALID, detail)
         self._nodes.check_not_revoked(node)
         record = _record(node, request)
         issued = self._issued(node, request.certificate_request)
@@ -101,7 +101,9 @@ class Joins:
     ) -> node_pb2.RenewCertificateResponse:
         issued = self._issued(node, request.certificate_request)
         if issued is None:
-            raise RefusalError(Reason.REQUEST_INVALID, "this coordinator runs without certificates")
+            raise HyperGPUError(
+                Reason.REQUEST_INVALID, "this coordinator runs without certificates"
+            )
         self._registry.record_certificate(issued.record)
         return node_pb2.RenewCertificateResponse(
             certificate=issued.pem, certificate_expires_unix_s=issued.record.expires_s

@@ -9,8 +9,8 @@ from coordinator.shell.servicers.node import admission
 from coordinator.shell.servicers.wire.chunks import Piece
 from coordinator.shell.servicers.wire.handlers import Requests
 from hypergpu.digest import digest_from_wire
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 
@@ -54,7 +54,7 @@ async def submit_measured(
         metered = MeteredRequests(requests, arrived)
         try:
             answer = await admission.submit_update(parts, node, metered)
-        except RefusalError as refused:
+        except HyperGPUError as refused:
             if refused.reason in _WRONG_CONTENT:
                 parts.readings.refused(node)
             raise

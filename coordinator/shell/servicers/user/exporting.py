@@ -8,8 +8,8 @@ from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
 from coordinator.shell.servicers.serving import Span, pieces
 from coordinator.shell.servicers.wire import chunks
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile import spec_json
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.v1 import job_pb2
 
 
@@ -19,7 +19,7 @@ async def export(
     """Header, then chunks from the offset that the caller holds of this very model."""
     model = _chosen(room.job, request.which or "latest")
     if room.layout is None:
-        raise RefusalError(Reason.NOT_READY, "the job is being taken up again")
+        raise HyperGPUError(Reason.NOT_READY, "the job is being taken up again")
     header = job_pb2.ExportHeader(
         blob=translate.blob_message(model.blob),
         layout_json=room.layout.to_json().decode(),
@@ -36,11 +36,11 @@ async def export(
 def _chosen(job: Job, which: str) -> Model:
     if which not in {"latest", "best"}:
         detail = f"which is 'latest' or 'best', not {which[:40]!r}"
-        raise RefusalError(Reason.REQUEST_INVALID, detail)
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail)
     model = job.model if which == "latest" else job.best_model
     if model is None:
         why = "no model yet" if which == "latest" else "no evaluated model yet"
-        raise RefusalError(Reason.MODEL_MISSING, f"{job.job_id} has {why}")
+        raise HyperGPUError(Reason.MODEL_MISSING, f"{job.job_id} has {why}")
     return model
 
 

@@ -36,10 +36,10 @@ from coordinator.shell.servicers import uploads
 from coordinator.shell.servicers.user import exporting, owing, watching
 from coordinator.shell.servicers.wire.handlers import Caller, Requests
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.jobfile import covering, parse_spec_json, spec_json, with_parameters
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Milliseconds, are, several
 from hypergpu.v1 import job_pb2, tensor_pb2
 
@@ -61,7 +61,7 @@ class JobServicer:
         self, request: job_pb2.CreateJobRequest, caller: Caller
     ) -> job_pb2.CreateJobResponse:
         if not 0 < len(request.request_id) <= _REQUEST_ID_LENGTH_MAX:
-            raise RefusalError(Reason.REQUEST_INVALID, "request_id must have 1 to 128 characters")
+            raise HyperGPUError(Reason.REQUEST_INVALID, "request_id must have 1 to 128 characters")
         spec = parse_spec_json(request.spec_json)
         manifest = request.manifest if request.HasField("manifest") else None
         creating = asyncio.create_task(self._created_in_turn(request.request_id, spec, manifest))
@@ -84,7 +84,7 @@ class JobServicer:
         if known is not None:
             if known.fingerprint != fingerprint:
                 detail = f"request_id {request_id!r} belongs to {known.job_id}, which differs"
-                raise RefusalError(Reason.REQUEST_INVALID, detail)
+                raise HyperGPUError(Reason.REQUEST_INVALID, detail)
             return known.job_id
         spec = covering(spec, self._parts.roster.at_work)
         job_id = JobId(f"job-{secrets.token_hex(6)}")
@@ -120,7 +120,7 @@ class JobServicer:
         if absent:
             wanted = several(len(manifest.entries), "file")
             detail = f"{len(absent)} of {wanted} {are(len(absent))} missing, such as {absent[0]}"
-            raise RefusalError(Reason.MANIFEST_INVALID, detail)
+            raise HyperGPUError(Reason.MANIFEST_INVALID, detail)
         blob = await asyncio.to_thread(blobs.put, packed, keep_s=_KEEP_MANIFEST_S)
         failpoint("create.stored")
         return blob
@@ -158,7 +158,7 @@ class JobServicer:
     ) -> job_pb2.ResumeJobResponse:
         room = self._room(request.job_id)
         if room.why_older:
-            raise RefusalError(Reason.JOB_PHASE, room.why_older)
+            raise HyperGPUError(Reason.JOB_PHASE, room.why_older)
         if room.is_given_up:
             await load_layout(self._parts, room)
         await self._change(request.job_id, JobResumed(at_ms=_NOW))
@@ -181,7 +181,7 @@ class JobServicer:
             change = ParametersChanged(at_ms=_NOW, spec=spec)
             # What is paid in for a change that is refused stays on the ledger.
             if reason := refusal(room.job, change):
-                raise RefusalError(Reason.JOB_PHASE, reason)
+                raise HyperGPUError(Reason.JOB_PHASE, reason)
             if self._parts.settling is not None and spec.escrow > before.escrow:
                 await self._parts.settling.deposit(room.job, spec.escrow)
             await self._change(request.job_id, change)
@@ -208,7 +208,7 @@ class JobServicer:
         job = room.job
         if job.phase not in ENDED:
             detail = f"{job.job_id} is {job.phase.value}: stop it first (hypergpu job stop)"
-            raise RefusalError(Reason.JOB_PHASE, detail)
+            raise HyperGPUError(Reason.JOB_PHASE, detail)
         refused = ""
         for waiting in job.metering.unmeasured:
             given_up = not_judged(waiting.number, "the job is removed")
@@ -217,7 +217,7 @@ class JobServicer:
         if left := room.job.metering.unmeasured:
             unmeasured = several(len(left), "round")
             detail = f"receipts of {unmeasured} of {job.job_id} are still to come: {refused}"
-            raise RefusalError(Reason.JOB_PHASE, detail, fix="remove it again later")
+            raise HyperGPUError(Reason.JOB_PHASE, detail, fix="remove it again later")
 
     def _close(self, room: Room) -> None:
         del self._parts.driver.rooms[room.job.job_id]
@@ -278,12 +278,12 @@ class JobServicer:
         if why := self._parts.driver.unreadable.get(JobId(job_id)):
             detail = f"{job_id} was journalled by another version, which can go on with it: {why}"
             fix = "start that version again, or remove the job: hypergpu job rm"
-            raise RefusalError(Reason.VERSION_MISMATCH, detail, fix=fix)
+            raise HyperGPUError(Reason.VERSION_MISMATCH, detail, fix=fix)
         if room is None:
-            raise RefusalError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:80]!r}")
+            raise HyperGPUError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:80]!r}")
         return room
 
     async def _change(self, job_id: str, event: Event) -> None:
         self._room(job_id)
         if reason := await self._parts.driver.submit(JobId(job_id), event):
-            raise RefusalError(Reason.JOB_PHASE, reason)
+            raise HyperGPUError(Reason.JOB_PHASE, reason)

@@ -17,10 +17,10 @@ from coordinator.shell.measuring.reports import reading_message
 from coordinator.shell.node_words import Capabilities
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.servicers.wire.handlers import Caller
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.token import token_text
 from hypergpu.v1 import job_pb2, node_pb2
+from hypergpu.wire.token import token_text
 
 log = structlog.get_logger()
 
@@ -102,7 +102,7 @@ class OperatorServicer:
     ) -> job_pb2.DrainNodeResponse:
         node = NodeId(request.node_id)
         if node not in self._parts.roster.sessions:
-            raise RefusalError(Reason.NODE_UNKNOWN, f"node {node[:64]} is not connected")
+            raise HyperGPUError(Reason.NODE_UNKNOWN, f"node {node[:64]} is not connected")
         reason = "drained by its operator"
         self._parts.roster.send(node, node_pb2.ControlResponse(drain=node_pb2.Drain(reason=reason)))
         await self._parts.staffing.drain(node, reason)
@@ -131,9 +131,9 @@ class OperatorServicer:
     ) -> job_pb2.CreateTokenResponse:
         role = translate.role_value(request.role)
         if role is None:
-            raise RefusalError(Reason.REQUEST_INVALID, "the role is node, user or operator")
+            raise HyperGPUError(Reason.REQUEST_INVALID, "the role is node, user or operator")
         if request.ttl_s > _TTL_S_MAX:
-            raise RefusalError(Reason.REQUEST_INVALID, f"ttl_s is at most {_TTL_S_MAX}")
+            raise HyperGPUError(Reason.REQUEST_INVALID, f"ttl_s is at most {_TTL_S_MAX}")
         grant = TokenGrant(role, request.ttl_s, request.uses, request.label[:_LABEL_LENGTH_MAX])
         token = await asyncio.to_thread(
             self._tokens.create,

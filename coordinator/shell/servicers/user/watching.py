@@ -10,8 +10,8 @@ from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
 from coordinator.shell.runtime.roster import Roster
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId, Slot
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.v1 import job_pb2
 
 _PAGE_ENTRIES = 500
@@ -80,7 +80,7 @@ async def _entries(parts: Parts, room: Room, following: int) -> Sequence[Entry]:
         parts.journal.read, room.job.job_id, following, limit=_PAGE_ENTRIES
     )
     if not reading.entries and reading.damage is not None:
-        raise RefusalError(Reason.JOURNAL_DAMAGED, reading.damage.reason)
+        raise HyperGPUError(Reason.JOURNAL_DAMAGED, reading.damage.reason)
     return reading.entries
 
 

@@ -16,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.servicers.wire.refusals import abort
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 
 ADMITTED_KEY = "hypergpu-admitted"
 log = structlog.get_logger()
@@ -45,7 +45,7 @@ class Gate(Protocol):
         """Return when the caller may go on.
 
         Raises:
-            RefusalError: it may not.
+            HyperGPUError: it may not.
         """
 
 
@@ -60,13 +60,13 @@ class Requests:
         """The next message; None when the client has no more.
 
         Raises:
-            RefusalError: STREAM_SILENT after ``timeout_ms``; REQUEST_INVALID, it does not parse.
+            HyperGPUError: STREAM_SILENT after ``timeout_ms``; REQUEST_INVALID, it does not parse.
         """
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 raw = await self._context.read()
         except TimeoutError:
-            raise RefusalError(Reason.STREAM_SILENT, f"nothing came for {timeout_ms} ms") from None
+            raise HyperGPUError(Reason.STREAM_SILENT, f"nothing came for {timeout_ms} ms") from None
         return None if raw is grpc.aio.EOF else self._parse(raw)
 
     async def admit(self) -> None:
@@ -124,7 +124,7 @@ def parser(message: type[Message]) -> Parser:
             return message.FromString(raw)
         except DecodeError:
             name = message.DESCRIPTOR.name
-            raise RefusalError(Reason.REQUEST_INVALID, f"the bytes are no {name}") from None
+            raise HyperGPUError(Reason.REQUEST_INVALID, f"the bytes are no {name}") from None
 
     return parse
 
@@ -162,8 +162,8 @@ def _answering(
             await gate.admit(caller)
             answer = await act(argument(raw, context), caller)
             return answer.SerializeToString()
-        except RefusalError as refusal:
-            return await abort(context, refusal)
+        except HyperGPUError as error:
+            return await abort(context, error)
         except Exception as error:  # noqa: BLE001  a call that breaks ends alone, and is logged once
             return await _broken(context, name, error)
 
@@ -180,8 +180,8 @@ def _streaming(
             async for answer in act(argument(raw, context), caller):
                 yield answer if isinstance(answer, bytes) else answer.SerializeToString()
                 failpoint("serve.chunk")
-        except RefusalError as refusal:
-            await abort(context, refusal)
+        except HyperGPUError as error:
+            await abort(context, error)
         except Exception as error:  # noqa: BLE001  as above
             await _broken(context, name, error)
 

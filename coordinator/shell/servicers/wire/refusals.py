@@ -6,7 +6,7 @@ import grpc
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
 
 DOMAIN = "hypergpu"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -14,7 +14,7 @@ DETAILS_KEY = "grpc-status-details-bin"
 _CODES = {code.name: code for code in grpc.StatusCode}
 
 
-def rich_status(refusal: RefusalError) -> status_pb2.Status:
+def rich_status(refusal: HyperGPUError) -> status_pb2.Status:
     """The refusal as `google.rpc.Status` with an `ErrorInfo` of number, detail and fix."""
     details = error_details_pb2.ErrorInfo(
         reason=refusal.reason.name,
@@ -32,7 +32,7 @@ def rich_status(refusal: RefusalError) -> status_pb2.Status:
 
 
 async def abort(
-    context: "grpc.aio.ServicerContext[bytes, bytes]", refusal: RefusalError
+    context: "grpc.aio.ServicerContext[bytes, bytes]", refusal: HyperGPUError
 ) -> NoReturn:
     """End the call with the refusal."""
     await context.abort(

@@ -14,7 +14,7 @@ def refuse_other_version(theirs: node_pb2.Version) -> None:
     """Refuse a peer of another protocol.
 
     Raises:
-        RefusalError: VERSION_MISMATCH, with the command that upgrades the older side.
+        HyperGPUError: VERSION_MISMATCH, with the command that upgrades the older side.
     """
     refuse_other_protocol(theirs.protocol, theirs.software or "it")
 

@@ -16,7 +16,7 @@ from gpu_node.shell.worker.messages import Train
 from gpu_node.shell.worker.shard.batches import Batches
 from gpu_node.shell.worker.shard.end_state import EndState
 from gpu_node.shell.worker.trainer.interface import OptimizerState, Start, Trainer
-from hypergpu.layout import Flat
+from hypergpu.tensors.layout import Flat
 
 _READ_INTERVAL_S = 0.25
 

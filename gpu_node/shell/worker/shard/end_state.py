@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from hypergpu.files.durable import fill_durably
+from hypergpu.files import fill_durably
 from hypergpu.ids import Digest
-from hypergpu.layout import Flat, Float32s, Octets
+from hypergpu.tensors.layout import Flat, Float32s, Octets
 
 _GENERATIONS = 2
 

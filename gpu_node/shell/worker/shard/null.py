@@ -11,10 +11,10 @@ import numpy as np
 
 from gpu_node.shell.worker.messages import Train, Trained
 from gpu_node.shell.worker.shard.watch import ShardError, Watch
-from hypergpu.codec import encode_update, sections_of
-from hypergpu.compression import RECORD
 from hypergpu.digest import digest_of
-from hypergpu.layout import Flat, Float32s, Layout, Octets
+from hypergpu.tensors.codec import encode_update, sections_of
+from hypergpu.tensors.compression import RECORD
+from hypergpu.tensors.layout import Flat, Float32s, Layout, Octets
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 _TILE = 1 << 18

@@ -19,10 +19,10 @@ from gpu_node.shell.worker.shard.end_state import (
 )
 from gpu_node.shell.worker.shard.watch import ShardError, Watch
 from gpu_node.shell.worker.trainer.interface import Start, Trainer
-from hypergpu.codec import decode_parameters, encode_update
 from hypergpu.digest import digest_of
-from hypergpu.files.durable import fill_durably
-from hypergpu.layout import Flat, Float32s, Layout
+from hypergpu.files import fill_durably
+from hypergpu.tensors.codec import decode_parameters, encode_update
+from hypergpu.tensors.layout import Flat, Float32s, Layout
 from hypergpu.units import Bytes, Milliseconds, Samples, several
 
 _PROGRESS_INTERVAL_S = 0.25

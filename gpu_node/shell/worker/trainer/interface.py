@@ -6,8 +6,8 @@ from typing import NamedTuple, Protocol, SupportsFloat
 import numpy as np
 from numpy.typing import NDArray
 
-from hypergpu.catalogue.workload import Samples
-from hypergpu.layout import Flat, Layout
+from hypergpu.tensors.layout import Flat, Layout
+from hypergpu.workloads.workload import Samples
 
 OptimizerState = Mapping[str, NDArray[np.float32]]
 

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_node.shell.worker.trainer.interface import Start
-from hypergpu.catalogue.workload import NumpyWorkload, Parameters, Samples, numpy_layout
-from hypergpu.layout import Flat, Layout, unpack
+from hypergpu.tensors.layout import Flat, Layout, unpack
+from hypergpu.workloads.workload import NumpyWorkload, Parameters, Samples, numpy_layout
 
 _BETA1 = 0.9
 _BETA2 = 0.999

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_node.shell.worker.trainer.interface import Start, Trainer
-from hypergpu.catalogue.workload import Samples
-from hypergpu.layout import Flat, Layout
+from hypergpu.tensors.layout import Flat, Layout
+from hypergpu.workloads.workload import Samples
 
 
 class Pace(NamedTuple):

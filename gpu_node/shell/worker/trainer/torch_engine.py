@@ -6,13 +6,13 @@ from gpu_node.shell.worker.limits import Limits, cap_memory
 from gpu_node.shell.worker.messages import Draw, Ready, Train
 from gpu_node.shell.worker.trainer.interface import Trainer
 from gpu_node.shell.worker.trainer.torch_trainer import TorchTrainer
-from hypergpu.catalogue.entry import Entry
-from hypergpu.catalogue.networks.device import chosen_device
-from hypergpu.catalogue.networks.task import TorchWorkload
-from hypergpu.catalogue.networks.tensors import module_initial
-from hypergpu.catalogue.registry import build
-from hypergpu.layout import Flat
+from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes
+from hypergpu.workloads.entry import Entry
+from hypergpu.workloads.networks.device import chosen_device
+from hypergpu.workloads.networks.task import TorchWorkload
+from hypergpu.workloads.networks.tensors import module_initial
+from hypergpu.workloads.registry import build
 
 
 class TorchEngine:

@@ -7,11 +7,11 @@ import torch
 from numpy.typing import NDArray
 
 from gpu_node.shell.worker.trainer.interface import OptimizerState, Start
-from hypergpu.catalogue.networks.device import Device
-from hypergpu.catalogue.networks.task import TorchWorkload
-from hypergpu.catalogue.networks.tensors import load_module, module_layout, store_module
-from hypergpu.catalogue.workload import Samples
-from hypergpu.layout import Flat, Layout
+from hypergpu.tensors.layout import Flat, Layout
+from hypergpu.workloads.networks.device import Device
+from hypergpu.workloads.networks.task import TorchWorkload
+from hypergpu.workloads.networks.tensors import load_module, module_layout, store_module
+from hypergpu.workloads.workload import Samples
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 

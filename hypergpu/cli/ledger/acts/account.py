@@ -18,9 +18,9 @@ from hypergpu.chain.signer import Draft, Signer
 from hypergpu.cli.ledger.account import shown
 from hypergpu.cli.ledger.acts.refused import refusal
 from hypergpu.cli.ledger.reading import token_decimals
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, NodeId
 from hypergpu.ledger.typed import Domain, address_bytes
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 
 GAS = 400_000
@@ -37,7 +37,7 @@ class AccountOnChain:
         """See that the ledger is the one that was meant.
 
         Raises:
-            RefusalError: CHAIN_WRONG, the RPC is of another chain; LEDGER_WRONG, the ledger is not
+            HyperGPUError: CHAIN_WRONG, the RPC is of another chain; LEDGER_WRONG, the ledger is not
                 there, or another version's.
             RpcError: the chain cannot be asked.
         """
@@ -83,7 +83,7 @@ class AccountOnChain:
         """What a function of the ledger gives that changes nothing.
 
         Raises:
-            RefusalError: ARGUMENT_INVALID, the ledger refuses to say.
+            HyperGPUError: ARGUMENT_INVALID, the ledger refuses to say.
         """
         (answer,) = self.asked_each(name, [arguments])
         return answer
@@ -107,7 +107,7 @@ class AccountOnChain:
             to: The contract; empty: the ledger.
 
         Raises:
-            RefusalError: ARGUMENT_INVALID, the contract would refuse it.
+            HyperGPUError: ARGUMENT_INVALID, the contract would refuse it.
         """
         asked = {
             "from": self.owner,
@@ -126,7 +126,7 @@ class AccountOnChain:
             The transaction's hash, once it is in a block.
 
         Raises:
-            RefusalError: the ledger refuses it, or it gets into no block.
+            HyperGPUError: the ledger refuses it, or it gets into no block.
         """
         return self._sent(self._contract, call, what)
 
@@ -144,7 +144,7 @@ class AccountOnChain:
             The transactions' hashes, once all are in blocks.
 
         Raises:
-            RefusalError: as `acted`; what is in a block by then stays.
+            HyperGPUError: as `acted`; what is in a block by then stays.
         """
         hashes: list[str] = []
         for start in range(0, len(calls), self._profile.in_flight_max):
@@ -165,7 +165,7 @@ class AccountOnChain:
         """Let the ledger take an amount; on a local chain the play money is made first.
 
         Raises:
-            RefusalError: ARGUMENT_INVALID, the account has less of the token.
+            HyperGPUError: ARGUMENT_INVALID, the account has less of the token.
         """
         token, hashes = address_bytes(self.token), []
         lacking = amount - self._of_token("balanceOf", self.address)
@@ -176,7 +176,7 @@ class AccountOnChain:
                     f" {self.token}, {self.shown(amount)} is wanted"
                 )
                 fix = f"send it {self.shown(lacking)} more of that token"
-                raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+                raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
             minted = self.calls.mint(Address(self.owner), lacking)
             hashes.append(self._sent(token, minted.call, "mint"))
         if self._of_token("allowance", self.address, self._contract) < amount:
@@ -199,7 +199,7 @@ class AccountOnChain:
         """Send one transaction and wait until it is in a block.
 
         Raises:
-            RefusalError: ARGUMENT_INVALID, the contract refuses it; CHAIN_WRONG, the account has
+            HyperGPUError: ARGUMENT_INVALID, the contract refuses it; CHAIN_WRONG, the account has
                 nothing to pay gas with; CHAIN_UNREACHABLE, it gets into no block.
         """
         self._fill()
@@ -224,16 +224,16 @@ class AccountOnChain:
         """Send one transaction: its hash, once the chain has taken it.
 
         Raises:
-            RefusalError: CHAIN_WRONG or CHAIN_UNREACHABLE, it does not.
+            HyperGPUError: CHAIN_WRONG or CHAIN_UNREACHABLE, it does not.
         """
         name, (reception, words) = self._handed_over(draft, what)
         if reception is Reception.UNFUNDED:
             detail = f"{self.owner} cannot pay the gas of {what}: {words}"
-            raise RefusalError(Reason.CHAIN_WRONG, detail, fix=_FUND)
+            raise HyperGPUError(Reason.CHAIN_WRONG, detail, fix=_FUND)
         if reception not in {Reception.TAKEN, Reception.KNOWN}:
             detail = f"the chain does not take {what}: {words}"
             fix = f"wait until what {self.owner} sent before is in a block, then run it again"
-            raise RefusalError(Reason.CHAIN_UNREACHABLE, detail, fix=fix)
+            raise HyperGPUError(Reason.CHAIN_UNREACHABLE, detail, fix=fix)
         return name
 
     def _handed_over(self, draft: Draft, what: str) -> tuple[bytes, Sent]:
@@ -249,7 +249,7 @@ class AccountOnChain:
         if not found.is_success:
             detail = f"{what} failed in {name}"
             fix = "run it again: it says what is wrong now"
-            raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
         return name
 
     def _fill(self) -> None:
@@ -258,5 +258,5 @@ class AccountOnChain:
             return
         if self.domain.chain_id != LOCAL_CHAIN_ID:
             detail = f"{self.owner} has nothing to pay gas with on chain {self.domain.chain_id}"
-            raise RefusalError(Reason.CHAIN_WRONG, detail, fix=_FUND)
+            raise HyperGPUError(Reason.CHAIN_WRONG, detail, fix=_FUND)
         self._chain.rpc.call(Call("anvil_setBalance", (self.owner, hex(_LOCAL_WEI))))

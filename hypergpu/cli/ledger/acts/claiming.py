@@ -8,11 +8,11 @@ from hypergpu.chain.moments import moment
 from hypergpu.cli.ledger.acts.done import Done
 from hypergpu.cli.ledger.acts.node import NodeOnChain
 from hypergpu.cli.ledger.holding import Held
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
 from hypergpu.ledger.pay import earned_at_least
 from hypergpu.ledger.settlement.state import ShareState
 from hypergpu.ledger.typed import Voucher, address_bytes, chain_form, word_bytes
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Wei
 
 
@@ -28,7 +28,7 @@ def claimed(node: NodeOnChain, held: Held, to: Address | None = None) -> Done:
         to: Where credit goes; None: to the node itself.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, there is nothing to be claimed, or the ledger refuses it;
+        HyperGPUError: ARGUMENT_INVALID, there is nothing to be claimed, or the ledger refuses it;
             ESCROW_SHORT, the job's escrow has nothing left. It says what was done before that.
     """
     claim = _Claim(node, held)
@@ -38,11 +38,11 @@ def claimed(node: NodeOnChain, held: Held, to: Address | None = None) -> Done:
         claim.take_shares()
         claim.withdraw(to or Address(node.owner))
         claim.redeem()
-    except RefusalError as refused:
+    except HyperGPUError as refused:
         if not claim.hashes:
             raise
         detail = f"{refused.detail}; before that: {'; '.join(claim.parts + claim.hashes)}"
-        raise RefusalError(refused.reason, detail, fix=refused.fix) from refused
+        raise HyperGPUError(refused.reason, detail, fix=refused.fix) from refused
     return claim.done()
 
 
@@ -80,7 +80,7 @@ class _Claim:
             call = self._node.calls.close(self._held.terms.job, epoch).call
             try:
                 self._node.foreseen(call, "closeEpoch")
-            except RefusalError as refused:
+            except HyperGPUError as refused:
                 self._tell_open(epoch, held, refused)
                 continue
             self.hashes.append(self._node.acted(call, "closeEpoch"))
@@ -117,7 +117,7 @@ class _Claim:
         shown = self._node.shown(credit)
         try:
             self._node.foreseen(call, "withdraw")
-        except RefusalError as refused:
+        except HyperGPUError as refused:
             self._amounts["credit"] = credit
             self.parts.append(
                 f"{shown} stays credit, the token refuses to transfer it to {to}: name another"
@@ -140,7 +140,7 @@ class _Claim:
                 if not self._held.terms.domain.chain_id:
                     detail += f" on {self._node.domain.contract}; the job was signed for no chain"
                     fix = "wait until its coordinator settles it there: hypergpu ledger show"
-                raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+                raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
             return
         voucher = self._held.voucher.voucher
         left = voucher.amount - account.paid - account.pending - account.voided
@@ -169,7 +169,7 @@ class _Claim:
                 f"{shown(left)} of the voucher is not paid, and the escrow of"
                 f" {self._held.job_id} has nothing left to claim it from"
             )
-            raise RefusalError(Reason.ESCROW_SHORT, detail, fix=self._fix_of_short(job))
+            raise HyperGPUError(Reason.ESCROW_SHORT, detail, fix=self._fix_of_short(job))
         signature = self._held.voucher.signature if self._held.voucher else b""
         fields = (self._job, address_bytes(voucher.node), voucher.sequence, voucher.amount)
         call = self._node.calls.abi.call("redeemVoucher", fields, chain_form(signature))
@@ -203,7 +203,7 @@ class _Claim:
         where = "became credit, the token refused it" if is_credit else "was paid"
         self.parts.append(f"{self._node.shown(amount)} {what} {where}")
 
-    def _tell_open(self, epoch: int, held: EpochOnChain, refused: RefusalError) -> None:
+    def _tell_open(self, epoch: int, held: EpochOnChain, refused: HyperGPUError) -> None:
         from_s = held.opened_at_s + self._node.number("UNBONDING")
         if from_s <= self._node.now_s:
             self.parts.append(f"epoch {epoch} stays open: {refused.detail}")

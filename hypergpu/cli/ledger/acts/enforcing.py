@@ -2,9 +2,9 @@
 
 from hypergpu.cli.ledger.acts.account import AccountOnChain
 from hypergpu.cli.ledger.acts.done import Done
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ledger.audit.dispute import Claim, Dispute, dispute_fault
 from hypergpu.ledger.typed import address_bytes, word_bytes
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.terminal.transfer import counted
 from hypergpu.units import are, several
 
@@ -13,19 +13,19 @@ def enforced(anybody: AccountOnChain, dispute: Dispute) -> Done:
     """Record receipts that were left out, or show two of one number.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, the bundle proves nothing, or nothing that a ledger acts on,
-            or the ledger refuses it.
+        HyperGPUError: ARGUMENT_INVALID, the bundle proves nothing, or nothing that a ledger acts
+            on, or the ledger refuses it.
     """
     if fault := dispute_fault(dispute):
         detail = f"the bundle does not prove that something is {dispute.claim.value}: {fault}"
-        raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix="ask for another one")
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="ask for another one")
     if dispute.claim is Claim.UNRECORDED:
         return _recorded(anybody, dispute)
     if dispute.claim is Claim.EQUIVOCATION:
         return _shown(anybody, dispute)
     detail = f"a ledger cannot act on the claim {dispute.claim.value!r} by itself"
     fix = "show it to the ledger's arbiters, who look it up: hypergpu ledger check BUNDLE"
-    raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+    raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
 
 
 def _recorded(anybody: AccountOnChain, dispute: Dispute) -> Done:
@@ -44,7 +44,7 @@ def _recorded(anybody: AccountOnChain, dispute: Dispute) -> Done:
     if first != following:
         detail = f"receipt {following} of {dispute.node} comes next, the bundle begins with {first}"
         fix = "enforce the bundle of the epoch before it first"
-        raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
     epoch = _first_open(anybody, job, missing[-1].receipt.epoch)
     calls = [anybody.calls.record_one(signed, epoch).call for signed in missing]
     with counted("recording receipts") as report:

@@ -14,9 +14,9 @@ from hypergpu.cli.ledger.asking import nodes_rpc
 from hypergpu.cli.ledger.holding import Held
 from hypergpu.cli.ledger.reading import ledger_at, settled_on
 from hypergpu.cli.ledger.showing import openings
-from hypergpu.cli.remote.calls import connect
+from hypergpu.client.calls import connect
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ledger.typed import Domain
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.terminal.output import note
 
 
@@ -32,7 +32,7 @@ def ledger_meant(held: Held, where: Where) -> Iterator[tuple[EvmChain, Domain]]:
     """The ledger of a job, and its chain.
 
     Raises:
-        RefusalError: ARGUMENT_INVALID, the job is another ledger's, or nobody says which it is; as
+        HyperGPUError: ARGUMENT_INVALID, the job is another ledger's, or nobody says which it is; as
             `nodes_rpc` and `ledger_at`.
     """
     named = address_of(where.contract, "--ledger-contract") if where.contract else None
@@ -40,7 +40,7 @@ def ledger_meant(held: Held, where: Where) -> Iterator[tuple[EvmChain, Domain]]:
     if ledger.chain_id:
         if named not in {None, ledger.contract}:
             detail = f"{held.job_id} is signed for the ledger {ledger.contract}, not for {named}"
-            raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix="leave out --ledger-contract")
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="leave out --ledger-contract")
         with ledger_at(nodes_rpc(where.chain_url, ledger, held.job_id)) as chain:
             yield chain, ledger
         return
@@ -63,7 +63,7 @@ def ledger_meant(held: Held, where: Where) -> Iterator[tuple[EvmChain, Domain]]:
         yield chain, found
 
 
-def counts_nowhere(held: Held) -> RefusalError:
+def counts_nowhere(held: Held) -> HyperGPUError:
     """Why nothing can be shown to a ledger of a job that was signed for none."""
     detail = (
         f"{held.job_id} was signed for no chain: a ledger acts on no receipt of it, whichever"
@@ -73,10 +73,10 @@ def counts_nowhere(held: Held) -> RefusalError:
         f"see what that recorded and paid: hypergpu ledger verify {held.job_id}; have its shares"
         f" paid: hypergpu ledger claim {held.job_id} --chain-url URL --ledger-contract ADDRESS"
     )
-    return RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+    return HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
 
 
-def _unknown(held: Held, why: str) -> RefusalError:
+def _unknown(held: Held, why: str) -> HyperGPUError:
     detail = (
         f"{held.job_id} was signed for no chain, and its coordinator, if it is reached from here,"
         f" does not say which settles it: {why}"
@@ -85,7 +85,7 @@ def _unknown(held: Held, why: str) -> RefusalError:
         "name both: --chain-url URL --ledger-contract ADDRESS; `up` says them where the coordinator"
         " runs. Until one settles the job, nothing of it can be paid"
     )
-    return RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+    return HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
 
 
 def _told(held: Held) -> LedgerView | None:
@@ -93,6 +93,6 @@ def _told(held: Held) -> LedgerView | None:
     try:
         with connect() as coordinator:
             view = ledger_view(held.job_id, coordinator.ledger(held.job_id))
-    except RefusalError:
+    except HyperGPUError:
         return None
     return view if view.key == held.terms.job else None

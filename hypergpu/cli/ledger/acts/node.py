@@ -7,9 +7,9 @@ from hypergpu.chain.moments import moment
 from hypergpu.cli.ledger.acts.account import AccountOnChain
 from hypergpu.cli.ledger.acts.done import Done
 from hypergpu.cli.ledger.acts.whereabouts import Seen, next_to_see
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobKey
 from hypergpu.ledger.typed import word_bytes
-from hypergpu.refusal import Reason, RefusalError
 
 
 class NodeOnChain(AccountOnChain):
@@ -19,7 +19,7 @@ class NodeOnChain(AccountOnChain):
         """Register the node, with a stake if it is more than 0.
 
         Raises:
-            RefusalError: ARGUMENT_INVALID, it is registered, and more stake is another command's.
+            HyperGPUError: ARGUMENT_INVALID, it is registered, and more stake is another command's.
         """
         number = self._registered_as()
         if number and not stake:
@@ -28,7 +28,7 @@ class NodeOnChain(AccountOnChain):
         if number:
             detail = f"{self.owner} is registered already, as node {number}"
             fix = f"add to its stake: hypergpu ledger stake {stake}"
-            raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
         hashes = self.provided(stake) if stake else []
         call = self.calls.abi.call("registerNode", bytes(32), stake)
         hashes.append(self.acted(call, "registerNode"))
@@ -39,12 +39,12 @@ class NodeOnChain(AccountOnChain):
         """Add to the node's stake: its shares are paid at once as far as that covers them.
 
         Raises:
-            RefusalError: ARGUMENT_INVALID, it is not registered, or has not so much of the token.
+            HyperGPUError: ARGUMENT_INVALID, it is not registered, or has not so much of the token.
         """
         if not self._registered_as():
             detail = f"{self.owner} is not registered on {self.domain.contract}"
             fix = f"register it with its stake: hypergpu ledger register --stake {amount}"
-            raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
         hashes = self.provided(amount)
         hashes.append(self.acted(self.calls.abi.call("stake", amount), "stake"))
         staked, *_ = self.stakes()
@@ -58,7 +58,7 @@ class NodeOnChain(AccountOnChain):
             amount: None: all that no payment locks.
 
         Raises:
-            RefusalError: ARGUMENT_INVALID, there is no stake, or so much of it is not free.
+            HyperGPUError: ARGUMENT_INVALID, there is no stake, or so much of it is not free.
         """
         staked, locked, unbonding, release_at_s = self.stakes()
         if unbonding:
@@ -67,7 +67,7 @@ class NodeOnChain(AccountOnChain):
         if not staked:
             detail = f"{self.owner} has no stake on {self.domain.contract}"
             fix = "name the node and the job it staked for; hypergpu ledger stake AMOUNT stakes"
-            raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
         wanted = free if amount is None else amount
         if wanted > free or not free:
             detail = (
@@ -77,7 +77,7 @@ class NodeOnChain(AccountOnChain):
             window_s = self.number("CHALLENGE_WINDOW")
             least = f"ask for at most {self.shown(free)}, or " if free else ""
             fix = f"{least}wait: what was paid is unlocked within {2 * window_s} s"
-            raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
         name = self.acted(self.calls.abi.call("unstake", wanted), "unstake")
         staked, _, unbonding, release_at_s = self.stakes()
         said = (

@@ -13,9 +13,9 @@ from hypergpu.chain.sent.acts import ActFile, act_of
 from hypergpu.chain.signer import Draft
 from hypergpu.cli.ledger.acts.account import AccountOnChain
 from hypergpu.cli.ledger.acts.done import Done
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId
 from hypergpu.ledger.typed import Domain, job_key, word_bytes
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey
 
 _AGAIN = "run this again from then on to take it"
@@ -44,14 +44,14 @@ class OperatorOnChain(AccountOnChain):
             amount: None: what the ledger asks of a coordinator.
 
         Raises:
-            RefusalError: ARGUMENT_INVALID, it is too little, or the account lacks tokens.
+            HyperGPUError: ARGUMENT_INVALID, it is too little, or the account lacks tokens.
         """
         least = self.number("MINIMUM_BOND")
         wanted = least if amount is None else amount
         if wanted < least:
             detail = f"a bond of {self.shown(wanted)} opens no job"
             fix = f"post at least {self.shown(least)}"
-            raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
         posted, _, release_at_s = self._bond()
         hashes: list[str] = []
         if posted < wanted:
@@ -68,13 +68,13 @@ class OperatorOnChain(AccountOnChain):
         """Ask for the bond back, or take it once its wait is over.
 
         Raises:
-            RefusalError: ARGUMENT_INVALID, there is none, or jobs count on it.
+            HyperGPUError: ARGUMENT_INVALID, there is none, or jobs count on it.
         """
         posted, jobs, release_at_s = self._bond()
         if not posted:
             detail = f"{self.owner} has no bond on {self.domain.contract}"
             fix = "name the coordinator's folder and its ledger: --data-dir, --ledger-contract"
-            raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
         if jobs:
             named = ", ".join(self._counting())
             detail = (
@@ -82,7 +82,7 @@ class OperatorOnChain(AccountOnChain):
                 + (f": {named}" if named else "")
             )
             fix = "end each first, also where its escrow is empty: hypergpu ledger reclaim JOB"
-            raise RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
         amounts = {"bond": str(posted)}
         if not release_at_s:
             name = self.acted(self.calls.abi.call("unbond"), "unbond")
@@ -107,21 +107,21 @@ class OperatorOnChain(AccountOnChain):
             agree: Asked before the end is announced, which nobody can take back.
 
         Raises:
-            RefusalError: JOB_UNKNOWN, the ledger knows no such job of this key, or several are
+            HyperGPUError: JOB_UNKNOWN, the ledger knows no such job of this key, or several are
                 meant.
         """
         job_id = self._named(given)
         job = word_bytes(job_key(Address(self.owner), job_id))
         try:
             held = self.calls.job(self.asked("getJob", job))
-        except RefusalError as unknown:
+        except HyperGPUError as unknown:
             detail = f"{self.domain.contract} knows no {job_id} of {self.owner}: {unknown.detail}"
             known = ", ".join(self._jobs) or "those of no job"
             fix = (
                 f"name it by its id or the beginning of it: this folder has the files of {known};"
                 " or another folder or ledger: --data-dir, --ledger-contract"
             )
-            raise RefusalError(Reason.JOB_UNKNOWN, detail, fix=fix) from unknown
+            raise HyperGPUError(Reason.JOB_UNKNOWN, detail, fix=fix) from unknown
         if not held.ends_at_s:
             return self._announced(job_id, job, held.free, agree)
         if self.now_s < held.ends_at_s:
@@ -142,7 +142,7 @@ class OperatorOnChain(AccountOnChain):
         if given in self._jobs or not begun:
             return JobId(given)
         if len(begun) > 1:
-            raise RefusalError(Reason.JOB_UNKNOWN, f"{given!r} may be {', '.join(begun)}")
+            raise HyperGPUError(Reason.JOB_UNKNOWN, f"{given!r} may be {', '.join(begun)}")
         return begun[0]
 
     def _counting(self) -> Iterator[JobId]:
@@ -151,7 +151,7 @@ class OperatorOnChain(AccountOnChain):
             job = word_bytes(job_key(Address(self.owner), job_id))
             try:
                 self.foreseen(self.calls.abi.call("retireJob", job), "retireJob")
-            except RefusalError as refused:
+            except HyperGPUError as refused:
                 if any(f": {name}(" in refused.detail for name in ("AlreadyRetired", "UnknownJob")):
                     continue
             yield job_id
@@ -203,7 +203,7 @@ class OperatorOnChain(AccountOnChain):
     def _is_taken(self, call: bytes, what: str) -> bool:
         try:
             self.foreseen(call, what)
-        except RefusalError:
+        except HyperGPUError:
             return False
         return True
 

@@ -3,11 +3,11 @@
 from hypergpu.chain.ledger import LedgerCalls
 from hypergpu.chain.moments import texts
 from hypergpu.chain.rpc.errors import RpcRefusedError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ledger.refused import meaning
-from hypergpu.refusal import Reason, RefusalError
 
 
-def refusal(calls: LedgerCalls, what: str, refused: RpcRefusedError) -> RefusalError:
+def refusal(calls: LedgerCalls, what: str, refused: RpcRefusedError) -> HyperGPUError:
     """Which error it was, with its values and what mends it.
 
     Args:
@@ -19,10 +19,10 @@ def refusal(calls: LedgerCalls, what: str, refused: RpcRefusedError) -> RefusalE
     if told is None:
         detail = f"the ledger refuses {what}: {refused.message}"
         fix = "see that it is the ledger and the chain that were meant"
-        return RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+        return HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
     name, values = told[0], texts(told[1])
     shown = ", ".join(f"{each} {text}" for each, text in values.items())
     detail = f"the ledger refuses {what}: {name}({shown})"
     found = meaning(name, values)
     fix = "see docs/pay/settling.md" if found is None else found.fix
-    return RefusalError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+    return HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)

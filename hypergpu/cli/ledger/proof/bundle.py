@@ -7,6 +7,7 @@ import msgspec
 
 from hypergpu.chain.moments import moment
 from hypergpu.cli.ledger.proof.files import file_content
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ledger.audit.dispute import (
     BYTES_MAX,
     Claim,
@@ -16,7 +17,6 @@ from hypergpu.ledger.audit.dispute import (
 )
 from hypergpu.ledger.audit.facts import JobFact
 from hypergpu.ledger.audit.looked_up import chain_faults, claim_text, since
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.terminal.transfer import counted
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def bundle_checked(path: Path, chain_url: str = "") -> BundleChecked:
         chain_url: RPC of the chain; empty: what the bundle quotes of it is taken as it stands.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it is no bundle; CHAIN_WRONG, LEDGER_WRONG or JOB_UNKNOWN, the
+        HyperGPUError: FILE_UNUSABLE, it is no bundle; CHAIN_WRONG, LEDGER_WRONG or JOB_UNKNOWN, the
             chain is another one; CHAIN_UNREACHABLE, it does not answer, or not for that block.
     """
     dispute = decoded_dispute(file_content(path, BYTES_MAX), source=str(path))
@@ -133,7 +133,7 @@ def _facts(dispute: Dispute, chain_url: str) -> tuple[JobFact, JobFact]:
         (block,) = chain.blocks([dispute.chain.block])
         if block is None:
             detail = f"{chain.where} has no block {dispute.chain.block} yet"
-            raise RefusalError(Reason.CHAIN_WRONG, detail, fix="ask an RPC that is not behind")
+            raise HyperGPUError(Reason.CHAIN_WRONG, detail, fix="ask an RPC that is not behind")
         with counted("reading the job's blocks") as report:
             reader = JobReader(chain, dispute.signers.domain, dispute.job, report)
             return _at(reader, block, chain.where), reader.fact()
@@ -148,4 +148,4 @@ def _at(reader: "JobReader", block: "Block", where: str) -> JobFact:
         told = f"how block {block.number} of {moment(block.time_s)} was: {refused}"
         fix = "name an RPC that keeps the state of old blocks, an archive node: --chain-url URL"
         detail = f"{where} does not say {told}"
-        raise RefusalError(Reason.CHAIN_UNREACHABLE, detail, fix=fix) from None
+        raise HyperGPUError(Reason.CHAIN_UNREACHABLE, detail, fix=fix) from None

@@ -15,8 +15,9 @@ from hypergpu.cli.ledger.verifying import (
     receipt_faults,
     received,
 )
-from hypergpu.cli.remote.calls import Coordinator
-from hypergpu.files.durable import SHARED, write_durably
+from hypergpu.client.calls import Coordinator
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.files import SHARED, write_durably
 from hypergpu.ledger.audit.facts import JobFact
 from hypergpu.ledger.receipt import (
     FILE_BYTES_MAX,
@@ -29,7 +30,6 @@ from hypergpu.ledger.receipt import (
 )
 from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.typed import Domain
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.terminal.output import note
 from hypergpu.wire.ledger import terms_value
 
@@ -78,7 +78,7 @@ def exported(
             signed for no chain; empty: the one that the coordinator names.
 
     Raises:
-        RefusalError: FILE_PRESENT, something else is there; FILE_UNUSABLE, it cannot be written;
+        HyperGPUError: FILE_PRESENT, something else is there; FILE_UNUSABLE, it cannot be written;
             ARGUMENT_INVALID, there is no receipt, or there are too many for a file;
             CHAIN_UNREACHABLE, the chain does not answer, and nothing else names the job's ledger.
     """
@@ -90,17 +90,17 @@ def exported(
     settled_on, as_of = _chain_of(terms, openings(view), url) if url else (None, None)
     receipts = tuple(received(coordinator.receipts(job_id)))
     if not receipts:
-        raise RefusalError(Reason.ARGUMENT_INVALID, f"{job_id} has no receipts yet")
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, f"{job_id} has no receipts yet")
     signers = Signers(coordinator=terms.coordinator, domain=terms.domain, made_in=terms.domain)
     content = encoded(ReceiptFile(signers, receipts, settled_on, as_of))
     if len(content) > FILE_BYTES_MAX:
         detail = f"{len(content)} bytes of receipts are more than the {FILE_BYTES_MAX} of a file"
-        raise RefusalError(Reason.ARGUMENT_INVALID, detail)
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail)
     try:
         write_durably(path, content, mode=SHARED)
     except OSError as broken:
         detail = f"{path} cannot be written: {broken.strerror}"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
     ledger = settled_on or terms.domain
     return ReceiptsExported(
         job=job_id,
@@ -120,14 +120,14 @@ def verified_file(path: Path, chain_url: str = "") -> Verification:
         chain_url: RPC of the chain; empty: none is asked, and what so stays open is said.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it cannot be read, is too large, or no file of one job's
+        HyperGPUError: FILE_UNUSABLE, it cannot be read, is too large, or no file of one job's
             receipts; or the chain refuses.
     """
     file = decoded(file_content(path, FILE_BYTES_MAX), source=str(path))
     jobs = {signed.receipt.job for signed in file.receipts}
     if len(jobs) != 1:
         detail = f"{path} holds receipts of {len(jobs)} jobs, not of one"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail)
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail)
     (job,) = jobs
     ordered = sorted(file.receipts, key=lambda one: (one.receipt.node, one.receipt.sequence))
     faults = list(
@@ -169,26 +169,26 @@ def file_content(path: Path, most: int) -> bytes:
     """A file's bytes; one that is too large is not read.
 
     Raises:
-        RefusalError: FILE_UNUSABLE, it cannot be read or is too large.
+        HyperGPUError: FILE_UNUSABLE, it cannot be read or is too large.
     """
     try:
         size = path.stat().st_size
         if size > most:
             detail = f"{path} has {size} bytes, at most {most} are read"
-            raise RefusalError(Reason.FILE_UNUSABLE, detail)
+            raise HyperGPUError(Reason.FILE_UNUSABLE, detail)
         with path.open("rb") as file:
             # It may grow meanwhile, or be no file that has a size.
             return file.read(most + 1)
     except OSError as broken:
         detail = f"{path} cannot be read: {broken.strerror}"
-        raise RefusalError(Reason.FILE_UNUSABLE, detail) from broken
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
 
 
 def _refuse_others(path: Path) -> None:
     """Refuse to write over what no export left there."""
     begins = f'{{"format":"{FORMAT}"'.encode()
     if path.exists() and (not path.is_file() or _beginning(path, len(begins)) != begins):
-        raise RefusalError(Reason.FILE_PRESENT, f"{path} is there already and holds no receipts")
+        raise HyperGPUError(Reason.FILE_PRESENT, f"{path} is there already and holds no receipts")
 
 
 def _beginning(path: Path, size: int) -> bytes:
@@ -212,7 +212,7 @@ def _chain_of(terms: Terms, opened_by: list[str], url: str) -> tuple[Domain | No
             if terms.domain.chain_id == chain.chain_id():
                 return None, as_of
             why = f"the RPC is of chain {chain.chain_id()}"
-    except RefusalError as unreachable:
+    except HyperGPUError as unreachable:
         if not terms.domain.chain_id:
             raise
         why = unreachable.detail

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from hypergpu.cli.compare.order import Order
 from hypergpu.cli.compare.outcome import Report, Verdict
-from hypergpu.cli.show.history import EvaluationPoint, RoundPoint, reached
+from hypergpu.client.history import EvaluationPoint, RoundPoint, reached
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 TARGET = 0.9

@@ -7,7 +7,7 @@ import pytest
 from hypergpu.cli.compare.order import all_errands, checked_order, errands, strategy_words
 from hypergpu.cli.compare.running import Place, kept_report
 from hypergpu.digest import digest_of
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
 from tests.unit.cli.compare.given import ORDER
 
 
@@ -57,7 +57,7 @@ def test_words_are_parted_by_commas() -> None:
 def test_what_names_nothing_is_refused(
     strategies: tuple[str, ...], backend: str, said: str
 ) -> None:
-    with pytest.raises(RefusalError, match=said):
+    with pytest.raises(HyperGPUError, match=said):
         checked_order(ORDER._replace(strategies=strategies, backend=backend))
 
 

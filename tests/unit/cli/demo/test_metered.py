@@ -8,9 +8,9 @@ from hypergpu.cli.demo.job import EACH, METERINGS, TRANSACTIONS_AN_EPOCH, plan
 from hypergpu.cli.demo.metered import Recorded, recorded, said_of_metering
 from hypergpu.cli.demo.settlement import chain_here
 from hypergpu.cli.ledger.account import LedgerView, TransactionView
-from hypergpu.cli.machine.up import Listen, SettlingBy, coordinator_command
+from hypergpu.cluster.coordinator import Listen, SettlingBy, coordinator_command
+from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Address
-from hypergpu.refusal import RefusalError
 from hypergpu.sites import Site, Sites
 
 
@@ -77,7 +77,7 @@ def test_the_coordinator_is_told_how_to_meter() -> None:
 
 
 def test_a_metering_that_there_is_not_is_refused() -> None:
-    with pytest.raises(RefusalError, match="--metering all: there is none") as refused:
+    with pytest.raises(HyperGPUError, match="--metering all: there is none") as refused:
         chain_here(None, "all")
     assert refused.value.fix == "choose one of batched, packed, each"
 
@@ -90,6 +90,6 @@ def test_what_needs_a_chain_is_refused_where_there_is_none(metering: str) -> Non
         assert chain.settling == SettlingBy()
         assert chain.note.endswith("in a network of its own: receipts without a chain")
         return
-    with pytest.raises(RefusalError, match=f"--metering {metering} needs a chain") as refused:
+    with pytest.raises(HyperGPUError, match=f"--metering {metering} needs a chain") as refused:
         chain_here(elsewhere, metering)
     assert "the coordinator is in a network of its own" in refused.value.fix

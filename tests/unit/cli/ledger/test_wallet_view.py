@@ -12,9 +12,9 @@ from gpu_node.shell.state.wallet import Wallet
 from hypergpu.cli.ledger.holding import held_of, held_on_ledger
 from hypergpu.cli.ledger.wallet import wallet_view
 from hypergpu.cli.main import app
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.ledger.terms import terms_of
-from hypergpu.refusal import Reason, RefusalError
 from tests.unit.node.test_wallet import (
     COORDINATOR,
     JOB,
@@ -184,7 +184,7 @@ def test_a_job_with_damaged_terms_is_named_and_the_others_are_told(
     assert "unknown" in rows[1]
     assert held_of(folder, None).job_id == JOB
     assert held_on_ledger(folder, None).job_id == JOB
-    with pytest.raises(RefusalError, match=f"{path}: .*Fix: A node that starts"):
+    with pytest.raises(HyperGPUError, match=f"{path}: .*Fix: A node that starts"):
         held_of(folder, "job-0000000000ff")
 
 
@@ -233,14 +233,14 @@ def test_who_names_a_job_with_a_file_that_is_no_text_is_told_the_folder(
     folder = wallet_folder(tmp_path)
     said = {"terms.json": b'{"job":"\xff"}', "conflict.json": b'{"receipt":{"job":"\xff"}}'}
     (kept(folder) / name).write_bytes(said[name])
-    with pytest.raises(RefusalError, match=f"FILE_UNUSABLE.*{JOB}"):
+    with pytest.raises(HyperGPUError, match=f"FILE_UNUSABLE.*{JOB}"):
         held_of(folder, JOB)
 
 
 def test_a_wallet_without_its_key_is_refused(tmp_path: Path) -> None:
     folder = wallet_folder(tmp_path)
     (folder / "identity.key").write_text("{")
-    with pytest.raises(RefusalError, match="FILE_UNUSABLE"):
+    with pytest.raises(HyperGPUError, match="FILE_UNUSABLE"):
         wallet_view(folder)
 
 
@@ -253,7 +253,7 @@ def test_a_job_of_the_wallet_is_named_by_the_beginning_of_its_id(
 
 @pytest.mark.parametrize("given", ["", "job-1", "1", "b-0"])
 def test_a_job_that_the_wallet_does_not_hold_is_told(tmp_path: Path, given: str) -> None:
-    with pytest.raises(RefusalError, match="name one job of it"):
+    with pytest.raises(HyperGPUError, match="name one job of it"):
         held_of(wallet_folder(tmp_path), given)
 
 
@@ -263,7 +263,7 @@ def test_a_beginning_that_several_jobs_have_names_none_and_a_whole_id_its_own(
     folder = wallet_folder(tmp_path)
     longer = f"{JOB}0"
     beside(folder, longer)
-    with pytest.raises(RefusalError, match=f"holds {JOB}, {longer}: name one"):
+    with pytest.raises(HyperGPUError, match=f"holds {JOB}, {longer}: name one"):
         held_of(folder, "0000")
     assert held_of(folder, JOB).job_id == JOB
     assert held_of(folder, longer).job_id == longer
@@ -284,7 +284,7 @@ def test_jobs_of_one_id_are_told_apart_by_who_signs_for_them(tmp_path: Path) -> 
         Wallet(places, NODE.node_id).agree(JOB, OTHERS)
     first, second = sorted(f"{JOB}@{terms.coordinator}" for terms in (TERMS, OTHERS))
     assert [job.job for job in wallet_view(folder).jobs] == [JOB, JOB]
-    with pytest.raises(RefusalError, match=f"holds {first}, {second}: name one"):
+    with pytest.raises(HyperGPUError, match=f"holds {first}, {second}: name one"):
         held_of(folder, JOB)
     held = held_of(folder, f"{JOB}@{OTHERS.coordinator}")
     assert (held.job_id, held.terms, held.receipts) == (JOB, OTHERS, [])

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hypergpu.cli.remote.views import EventLine
-from hypergpu.cli.show.history import EvaluationPoint, History, extended, reached
+from hypergpu.client.history import EvaluationPoint, History, extended, reached
+from hypergpu.client.values import EventLine
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 BEGAN_AT_MS = 700_000

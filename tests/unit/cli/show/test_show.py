@@ -5,11 +5,11 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from hypergpu.cli.remote.views import EventLine, ParticipantView, job_view
-from hypergpu.cli.show.progress import Progress, note_of, with_event, with_job, with_participants
-from hypergpu.cli.show.screen import bar, screen
+from hypergpu.client.values import EventLine, ParticipantView, job_view
 from hypergpu.terminal.figures import short, size, span
 from hypergpu.terminal.output import Column, plain_table
+from hypergpu.terminal.progress import Progress, note_of, with_event, with_job, with_participants
+from hypergpu.terminal.screen import bar, screen
 from tests.unit.cli.fake_service import EVENTS, NODE, summary
 
 PARTICIPANT = ParticipantView(NODE, 0, "pending", 5, 20, 0.7, "", "attic")

@@ -4,11 +4,11 @@ import os
 
 import pytest
 
-from hypergpu.cli.remote.calls import Coordinator
-from hypergpu.cli.remote.connection import Target
-from hypergpu.cli.show.shown import PlainView
-from hypergpu.cli.show.watch import Follower, Watched
-from hypergpu.token import parse_token
+from hypergpu.client.calls import Coordinator
+from hypergpu.client.connection import Target
+from hypergpu.terminal.views import PlainView
+from hypergpu.terminal.watch import Follower, Watched
+from hypergpu.wire.token import parse_token
 from tests.unit.cli.fake_service import EVENTS, JOB, FakeService, operator_token, serving
 
 TICKS_MOST = 40

@@ -1,6 +1,6 @@
+from netsim.network.worldfile import WorldCourse, parse_world
 from netsim.proxy.messages import Proxied
 from netsim.proxy.node import course_of
-from netsim.worldfile import WorldCourse, parse_world
 
 WORLD = parse_world('seed = 3\n[[nodes]]\nname = "van"\nprofile = "lte-moving"\n', source="w.toml")
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from hypergpu.jobfile import JobFileError, parse_job
+from netsim.error import NetsimError
 from netsim.link import Variation
-from netsim.refusal import RefusedError
 from netsim.run.choices import Choices, by_strategy, chosen_world, data_listing
 from netsim.run.preparation import required_job
 
@@ -80,14 +80,14 @@ def test_other_strategies_keep_the_rounds(strategy: str) -> None:
 
 
 def test_a_strategy_that_is_none_is_answered_with_what_was_meant(world: str) -> None:
-    with pytest.raises(RefusedError, match=r'no strategy "diloko".*did you mean "diloco"'):
+    with pytest.raises(NetsimError, match=r'no strategy "diloko".*did you mean "diloco"'):
         chosen_world(Choices(world=world, strategy="diloko"))
-    with pytest.raises(RefusedError, match="choose one of sync, fedavg, diloco"):
+    with pytest.raises(NetsimError, match="choose one of sync, fedavg, diloco"):
         chosen_world(Choices(world=world, strategy="x"))
 
 
 def test_a_choice_that_no_job_can_have_is_named(world: str) -> None:
-    with pytest.raises(RefusedError, match=r"--target 2.*never above 1"):
+    with pytest.raises(NetsimError, match=r"--target 2.*never above 1"):
         chosen_world(Choices(world=world, target=2))
 
 

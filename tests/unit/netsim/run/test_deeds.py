@@ -2,9 +2,9 @@
 
 import pytest
 
-from netsim.refusal import RefusedError
+from netsim.error import NetsimError
+from netsim.network.worldfile import WorldDescription, parse_world
 from netsim.run.deeds import Deed, DeedKind, deeds, refuse_unreal
-from netsim.worldfile import WorldDescription, parse_world
 
 SECOND_US = 1_000_000
 NODES = """
@@ -71,7 +71,7 @@ def test_a_slow_device_is_slow_and_then_as_before() -> None:
 
 
 def test_a_device_without_a_step_floor_cannot_become_slow() -> None:
-    with pytest.raises(RefusedError, match="a has a slow device") as refused:
+    with pytest.raises(NetsimError, match="a has a slow device") as refused:
         world(fault("slow_device", "a", "2s", "factor = 3"))
     assert "step_floor_ms" in refused.value.fix
 
@@ -115,7 +115,7 @@ def test_equal_worlds_have_equal_deeds() -> None:
     ],
 )
 def test_what_real_programs_cannot_be_given_is_refused(kind: str, more: str, why: str) -> None:
-    with pytest.raises(RefusedError, match=f"{kind} of a .*{why}") as refused:
+    with pytest.raises(NetsimError, match=f"{kind} of a .*{why}") as refused:
         refuse_unreal(world(fault(kind, "a", "1s", more)))
     assert "--backend world" in refused.value.fix
 

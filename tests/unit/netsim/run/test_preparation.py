@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from hypergpu.jobfile import parse_job
-from netsim.refusal import RefusedError
+from netsim.error import NetsimError
+from netsim.network.worldfile import WorldDescription, parse_world
 from netsim.run.preparation import (
     held_folder,
     require_free_folder,
     require_worker,
     required_job,
 )
-from netsim.worldfile import WorldDescription, parse_world
 
 HAS_TORCH = find_spec("torch") is not None
 NODE = '[[nodes]]\nprofile = "lan"\n'
@@ -28,19 +28,19 @@ def refusal(workload: str, worker: str) -> str:
     spec = parse_job(f'workload = "{workload}"', source="test")
     try:
         require_worker(spec, worker)
-    except RefusedError as refused:
+    except NetsimError as refused:
         return str(refused)
     return ""
 
 
 def test_a_world_without_a_job_is_refused() -> None:
-    with pytest.raises(RefusedError, match="the world home has no job"):
+    with pytest.raises(NetsimError, match="the world home has no job"):
         required_job(parse_world(NODE, source="test", name="home"))
 
 
 def test_a_job_that_waits_for_more_nodes_than_there_are_is_refused() -> None:
     assert required_job(world(1)).training.nodes == 1
-    with pytest.raises(RefusedError, match="wants 2 nodes, and there is 1"):
+    with pytest.raises(NetsimError, match="wants 2 nodes, and there is 1"):
         required_job(world(2))
 
 
@@ -87,16 +87,16 @@ def test_a_folder_of_an_earlier_run_is_emptied_of_what_it_left(tmp_path: Path) -
 def test_a_folder_in_which_a_run_goes_on_is_refused_and_kept(tmp_path: Path) -> None:
     with held_folder(tmp_path):
         (tmp_path / "logs").mkdir()
-        with pytest.raises(RefusedError, match="a run is going on in"):
+        with pytest.raises(NetsimError, match="a run is going on in"):
             require_free_folder(tmp_path)
-        with pytest.raises(RefusedError, match="a run is going on in"), held_folder(tmp_path):
+        with pytest.raises(NetsimError, match="a run is going on in"), held_folder(tmp_path):
             pass
         assert (tmp_path / "logs").exists()
 
 
 def test_a_folder_with_somebody_elses_logs_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
-    with pytest.raises(RefusedError, match="is not of a run"):
+    with pytest.raises(NetsimError, match="is not of a run"):
         require_free_folder(tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == ["logs"]
 
@@ -104,5 +104,5 @@ def test_a_folder_with_somebody_elses_logs_is_refused_and_kept(tmp_path: Path) -
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "out"
-    with pytest.raises(RefusedError, match=r"nothing can be kept in .*"), held_folder(out):
+    with pytest.raises(NetsimError, match=r"nothing can be kept in .*"), held_folder(out):
         pass

@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from netsim.refusal import RefusedError
+from netsim.error import NetsimError
+from netsim.network.worldfile import WorldDescription, parse_world
 from netsim.run.report import summary_lines
 from netsim.run.virtual import run_virtually
-from netsim.worldfile import WorldDescription, parse_world
 
 
 def world(nodes: int) -> WorldDescription:
@@ -22,7 +22,7 @@ def test_a_job_that_finished_is_told_with_its_own_phase() -> None:
 
 
 def test_a_job_that_would_wait_for_ever_is_refused() -> None:
-    with pytest.raises(RefusedError, match="wants 2 nodes, and there is 1"):
+    with pytest.raises(NetsimError, match="wants 2 nodes, and there is 1"):
         run_virtually(world(2))
 
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from netsim.error import NetsimError
 from netsim.link.link import CongestionControl, Link
-from netsim.refusal import RefusedError
 from netsim.tc.choice import Fallback, Lack, Network, choose
 from netsim.tc.commands import commands
 from netsim.tc.plan import MOST_HOSTS, Need, address, hardware, needs, plan, remarks
@@ -77,7 +77,7 @@ def test_a_lack_that_nobody_needs_changes_nothing() -> None:
 
 
 def test_a_lack_is_refused_with_who_needs_it_and_why() -> None:
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(NetsimError) as refused:
         choose(needs({"a": FAR}), NO_NETEM, Fallback.REFUSE)
     assert refused.value.what == (
         "a has a delay of 50 ms on its way up (and 3 more), and this kernel lacks netem:"
@@ -95,7 +95,7 @@ def test_the_tunnel_stands_in_only_when_asked_and_says_why() -> None:
 def test_a_congestion_control_that_is_missing_is_a_lack_like_others() -> None:
     link = Link(up=RATE_ONLY.up, down=RATE_ONLY.down, congestion_control=CongestionControl.BBR)
     lack = Lack(part="bbr", why="No such file or directory")
-    with pytest.raises(RefusedError, match="a's hosts use bbr, and this kernel lacks bbr"):
+    with pytest.raises(NetsimError, match="a's hosts use bbr, and this kernel lacks bbr"):
         choose(needs({"a": link}), [lack], Fallback.REFUSE)
 
 

@@ -9,14 +9,14 @@ from coordinator.core.events import EpochEnded, MeasuredUpdate, RoundMetered
 from coordinator.core.job import Account, DueReceipt
 from coordinator.shell.metering.desk import KEY_FILE, LedgerDesk, coordinator_key
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
+from hypergpu.jobfile.spec import Pay
 from hypergpu.keys.keyfile import place_beside
 from hypergpu.ledger.receipt import ReceiptCheck, Signers, leaf
 from hypergpu.ledger.typed import Contribution, sign
 from hypergpu.ledger.voucher import no_voucher, voucher_fault
-from hypergpu.refusal import RefusalError
 from hypergpu.signature import IdentityKey
-from hypergpu.spec import Pay
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples, Wei
 from tests.scenarios.test_metering import FREE, PAID, training
 
@@ -111,7 +111,7 @@ def test_the_key_may_have_a_passphrase_of_the_operators(tmp_path: Path) -> None:
     first = coordinator_key(tmp_path / "coordinator", words)
     assert coordinator_key(tmp_path / "coordinator", words).node_id == first.node_id
     assert not place_beside(tmp_path / "coordinator").exists()
-    with pytest.raises(RefusalError, match="cannot be read"):
+    with pytest.raises(HyperGPUError, match="cannot be read"):
         coordinator_key(tmp_path / "coordinator")
 
 
@@ -128,6 +128,6 @@ def test_a_damaged_key_is_named_and_not_quoted(tmp_path: Path) -> None:
     folder = tmp_path / "coordinator"
     coordinator_key(folder)
     (folder / KEY_FILE).write_text("ab" * 31 + "\n")
-    with pytest.raises(RefusalError, match="is damaged") as refused:
+    with pytest.raises(HyperGPUError, match="is damaged") as refused:
         coordinator_key(folder)
     assert "abab" not in str(refused.value)

@@ -15,10 +15,10 @@ from coordinator.shell.metering.settling import Settling
 from hypergpu.chain.profiles import ChainProfile, chain_profile
 from hypergpu.chain.rpc.answers import Block
 from hypergpu.chain.signer import Signer
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
+from hypergpu.jobfile.spec import Pay
 from hypergpu.ledger.typed import Domain
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.spec import Pay
 from tests.signed_receipts import COORDINATOR
 
 PROFILE = chain_profile("anvil")
@@ -60,7 +60,7 @@ def test_a_job_that_pays_waits_for_the_first_sight_of_its_ledger(
 ) -> None:
     with settling_on(tmp_path, nobody, MemoryJournal()) as settling:
         settling.start()
-        with pytest.raises(RefusalError, match="none is known yet on chain 31337: ") as refused:
+        with pytest.raises(HyperGPUError, match="none is known yet on chain 31337: ") as refused:
             settling.domain_for(PAID)
         assert settling.domain_for(FREE) == Domain()
     assert refused.value.reason is Reason.CHAIN_UNREACHABLE
@@ -99,7 +99,7 @@ def test_an_address_that_is_away_stands_for_the_chain_that_was_settled_on_before
             " taken for one of chain 31337, on which this coordinator has settled before"
         )
         # It may be of another: what is created now could be signed for the wrong one.
-        with pytest.raises(RefusalError, match="nobody has said yet that the chain is 31337: "):
+        with pytest.raises(HyperGPUError, match="nobody has said yet that the chain is 31337: "):
             settling.domain_for(PAID)
         assert settling.domain_for(FREE) == Domain()
 
@@ -108,7 +108,7 @@ def test_an_address_that_is_away_and_was_never_settled_on_is_refused(
     tmp_path: Path, nobody: str
 ) -> None:
     with (
-        pytest.raises(RefusalError, match="has settled on no chain yet") as refused,
+        pytest.raises(HyperGPUError, match="has settled on no chain yet") as refused,
         settling_on(tmp_path, nobody, MemoryJournal(), by_address=True),
     ):
         pass
@@ -123,7 +123,7 @@ def test_an_address_that_is_away_and_may_be_of_several_chains_is_refused(
     for name in ("anvil", "base-sepolia"):
         deployed(journal, chain_profile(name))
     with (
-        pytest.raises(RefusalError, match="settled on the chains 31337, 84532") as refused,
+        pytest.raises(HyperGPUError, match="settled on the chains 31337, 84532") as refused,
         settling_on(tmp_path, nobody, journal, by_address=True),
     ):
         pass

@@ -15,8 +15,8 @@ from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.recovery import replayed
 from hypergpu.digest import digest_of
 from hypergpu.ids import JobId, NodeId
+from hypergpu.jobfile.spec import JobSpec, Pay, Training
 from hypergpu.signature import IdentityKey
-from hypergpu.spec import JobSpec, Pay, Training
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 JOB = JobId("job-000000000001")

@@ -12,7 +12,7 @@ from coordinator.core.events import (
 from coordinator.core.job import BlobRef, Model, Update
 from coordinator.shell.runtime.parts import Parts
 from hypergpu.digest import digest_of
-from hypergpu.spec import JobSpec, Pay, Training
+from hypergpu.jobfile.spec import JobSpec, Pay, Training
 from hypergpu.units import Bytes, Milliseconds, Samples
 from tests.unit.shell.whole_shell import JOB, NODE
 

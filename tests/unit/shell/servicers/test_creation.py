@@ -11,11 +11,11 @@ from coordinator.shell.runtime.upkeep import collect
 from coordinator.shell.servicers.user.job import JobServicer
 from coordinator.shell.servicers.wire.handlers import Caller
 from coordinator.shell.translate import blob_message
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
 from hypergpu.jobfile import spec_json
+from hypergpu.jobfile.spec import Pay
 from hypergpu.ledger.typed import Domain
-from hypergpu.refusal import Reason, RefusalError
-from hypergpu.spec import Pay
 from hypergpu.units import Bytes
 from hypergpu.v1 import job_pb2, tensor_pb2
 from tests.unit.shell.whole_shell import SPEC, driving, parts_in
@@ -76,7 +76,7 @@ async def test_a_job_that_lacks_a_file_leaves_no_pins(tmp_path: Path) -> None:
     file = parts.blobs.put(b"a user's file")
     absent = BlobRef(Digest("0" * 64), Bytes(1))
     async with driving(parts):
-        with pytest.raises(RefusalError, match="1 of 2 files is missing, such as 1"):
+        with pytest.raises(HyperGPUError, match="1 of 2 files is missing, such as 1"):
             await JobServicer(parts).create_job(request(file, absent), CALLER)
     assert parts.pins.all() == frozenset()
 
@@ -105,11 +105,11 @@ async def test_a_job_whose_ledger_is_not_known_is_not_created_and_may_be_sent_ag
     file = parts.blobs.put(b"a user's file")
 
     def away(_pay: Pay) -> Domain:
-        raise RefusalError(Reason.CHAIN_UNREACHABLE, "none is known yet")
+        raise HyperGPUError(Reason.CHAIN_UNREACHABLE, "none is known yet")
 
     async with driving(parts):
         there, parts.ledger.domain_for = parts.ledger.domain_for, away
-        with pytest.raises(RefusalError, match="none is known yet"):
+        with pytest.raises(HyperGPUError, match="none is known yet"):
             await JobServicer(parts).create_job(request(file), CALLER)
         assert parts.driver.rooms == {}
         assert parts.pins.all() == frozenset()

@@ -13,7 +13,7 @@ from coordinator.shell.runtime.recovery import replayed
 from coordinator.shell.servicers.node.control import pending_assignment
 from coordinator.shell.servicers.node.held import of_this_coordinator, pause_what_is_older
 from coordinator.shell.servicers.user.job import JobServicer
-from hypergpu.refusal import RefusalError
+from hypergpu.errors import HyperGPUError
 from hypergpu.v1 import job_pb2, receipt_pb2
 from hypergpu.wire.ledger import receipt_message
 from tests.signed_receipts import Work, node_key, receipt_record
@@ -80,7 +80,7 @@ async def test_a_job_of_an_older_copy_is_paused_by_a_receipt_that_the_copy_lacks
     assert "the journal has 1 of that node: it is an older copy" in job.reason
     assert "start it with the newest journal" in job.reason
     again = JobServicer(copy).resume_job(job_pb2.ResumeJobRequest(job_id=JOB), NOBODY)
-    with pytest.raises(RefusalError, match="it is an older copy"):
+    with pytest.raises(HyperGPUError, match="it is an older copy"):
         await again
 
 
@@ -121,5 +121,5 @@ async def test_a_receipt_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
     copy = on_a_copy(parts, after_first, tmp_path / "copy")
     told = held(parts.journal.receipts(JOB)[-1])
     told.newest.evaluator = b"short"
-    with pytest.raises(RefusalError, match="a hash has 32 bytes, not 5"):
+    with pytest.raises(HyperGPUError, match="a hash has 32 bytes, not 5"):
         await hear(copy, told)

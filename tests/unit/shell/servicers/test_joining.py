@@ -9,12 +9,12 @@ from coordinator.shell.identity.tokens import TokenDesk, TokenGrant
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.servicers.node.joining import Joins
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import TokenId
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.signature import IdentityKey, JoinClaim
-from hypergpu.token import Role, Token
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.protocol import PROTOCOL, SOFTWARE
+from hypergpu.wire.token import Role, Token
 
 NOW_S = 1_900_000_000
 
@@ -50,7 +50,7 @@ class Desk:
 
     async def refused(self, request: node_pb2.JoinRequest) -> Reason:
         """Why a join is refused."""
-        with pytest.raises(RefusalError) as refused:
+        with pytest.raises(HyperGPUError) as refused:
             await self.joins.join(request, CALLER)
         return refused.value.reason
 
@@ -92,7 +92,7 @@ async def test_wrong_signatures_are_slowed_down_like_wrong_secrets() -> None:
 
 async def test_a_node_that_signs_as_before_is_told_what_changed_and_how_to_upgrade() -> None:
     desk = Desk()
-    with pytest.raises(RefusalError) as refused:
+    with pytest.raises(HyperGPUError) as refused:
         await desk.joins.join(asked(desk.token, protocol=1), CALLER)
     assert refused.value.reason is Reason.VERSION_MISMATCH
     assert refused.value.detail == (
@@ -104,7 +104,7 @@ async def test_a_node_that_signs_as_before_is_told_what_changed_and_how_to_upgra
 
 async def test_a_newer_node_is_told_that_the_coordinator_is_older() -> None:
     desk = Desk()
-    with pytest.raises(RefusalError, match="Fix: run where the coordinator runs: pip install"):
+    with pytest.raises(HyperGPUError, match="Fix: run where the coordinator runs: pip install"):
         await desk.joins.join(asked(desk.token, protocol=PROTOCOL + 1), CALLER)
 
 

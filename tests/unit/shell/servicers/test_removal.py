@@ -12,8 +12,8 @@ from coordinator.shell.runtime.acts.judging import not_judged
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.recovery import replayed
 from coordinator.shell.servicers.user.job import JobServicer
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
-from hypergpu.refusal import Reason, RefusalError
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import job_pb2
 from tests.unit.shell.servicers.paid_rounds import stopped_before_its_judge
@@ -57,7 +57,7 @@ async def test_a_job_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Pat
 
 async def test_a_job_that_cannot_be_read_names_its_removal_as_a_fix(tmp_path: Path) -> None:
     parts = with_unreadable_job(tmp_path)
-    with pytest.raises(RefusalError, match="remove the job: hypergpu job rm"):
+    with pytest.raises(HyperGPUError, match="remove the job: hypergpu job rm"):
         await JobServicer(parts).get_job(job_pb2.GetJobRequest(job_id=OTHER), NOBODY)
 
 
@@ -113,7 +113,7 @@ async def test_a_job_that_goes_on_is_not_removed(tmp_path: Path) -> None:
     parts = parts_in(tmp_path)
     async with driving(parts):
         await prepared_job(parts)
-        with pytest.raises(RefusalError, match="stop it first") as refused:
+        with pytest.raises(HyperGPUError, match="stop it first") as refused:
             await remove(parts, JOB)
     assert refused.value.reason is Reason.JOB_PHASE
     assert parts.journal.jobs() == (JOB,)
@@ -127,6 +127,6 @@ async def test_a_removal_that_is_asked_for_twice_is_done_once(tmp_path: Path) ->
             remove(parts, JOB), remove(parts, JOB), return_exceptions=True
         )
     assert isinstance(first, int)
-    assert isinstance(second, RefusalError)
+    assert isinstance(second, HyperGPUError)
     assert second.reason is Reason.JOB_UNKNOWN
     assert len(parts.journal.receipts(JOB)) == 2

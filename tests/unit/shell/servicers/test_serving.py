@@ -5,7 +5,7 @@ import pytest
 from coordinator.core.events import NodeJoined
 from coordinator.shell.servicers.serving import Span, fetch
 from hypergpu.digest import digest_of
-from hypergpu.refusal import Reason, RefusalError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Milliseconds
 from tests.unit.shell.whole_shell import JOB, NODE, driving, parts_in, prepared_job
 
@@ -23,6 +23,6 @@ async def test_an_unknown_blob_is_unknown_only_once_the_job_is_taken_up(
         room = await prepared_job(parts)
         await parts.driver.submit(JOB, NodeJoined(at_ms=Milliseconds(0), node=NODE))
     room.is_recovering = is_recovering
-    with pytest.raises(RefusalError) as refused:
+    with pytest.raises(HyperGPUError) as refused:
         await anext(fetch(parts, NODE, Span(digest_of(b"of the manifest"))))
     assert refused.value.reason is reason

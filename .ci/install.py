@@ -1,0 +1,94 @@
+"""Install the packages of lock files into an environment, with uv where it works, else with pip.
+
+uv installs them several times faster and keeps a cache, but does not read pip's configuration: this
+hands it the indexes, wheels and certificates that the user configured for pip.
+"""
+
+import argparse
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+UV_LOCK = Path(__file__).parents[1] / "locks" / "uv.txt"
+PIP_OPTIONS = ["install", "-qq", "--disable-pip-version-check", "--no-deps"]
+# pip's setting, uv's variable, and what uv puts between several values.
+SETTINGS = (
+    ("index-url", "UV_DEFAULT_INDEX", ""),
+    ("extra-index-url", "UV_INDEX", " "),
+    ("find-links", "UV_FIND_LINKS", ","),
+    ("trusted-host", "UV_INSECURE_HOST", " "),
+    ("no-index", "UV_NO_INDEX", ""),
+    ("cert", "SSL_CERT_FILE", ""),
+    ("default-timeout", "UV_HTTP_TIMEOUT", ""),
+    ("timeout", "UV_HTTP_TIMEOUT", ""),
+)
+
+
+def main() -> int:
+    """Install each lock, then the project where ``--editable`` is given; returns 0 or exits."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("environment", type=Path, help="its folder")
+    parser.add_argument("locks", type=Path, nargs="*")
+    parser.add_argument("--editable", type=Path, metavar="PROJECT")
+    options = parser.parse_args()
+    python = options.environment / "bin" / "python"
+    arguments = [word for lock in options.locks for word in ("-r", str(lock))]
+    install(python, arguments)
+    if options.editable:
+        install(python, ["--no-build-isolation", "-e", str(options.editable)])
+    return 0
+
+
+def install(python: Path, arguments: list[str]) -> None:
+    """Install into the environment of ``python``; no dependency is added.
+
+    Raises:
+        SystemExit: pip failed too.
+    """
+    uv = bootstrapped_uv()
+    if uv is not None:
+        command = [uv, "pip", "install", "-q", "--no-deps", "--python", str(python), *arguments]
+        if not subprocess.run(command, check=False, env=uv_environment()).returncode:
+            return
+        print("uv could not install the packages: pip is tried", file=sys.stderr)
+    pip = [sys.executable, "-m", "pip", "--python", str(python), *PIP_OPTIONS, *arguments]
+    if status := subprocess.run(pip, check=False).returncode:
+        sys.exit(status)
+
+
+def bootstrapped_uv() -> str | None:
+    """Path of the pinned uv beside this interpreter, installed by pip first; None: it has no uv."""
+    command = [sys.executable, "-m", "pip", *PIP_OPTIONS, "-r", str(UV_LOCK)]
+    has_uv = subprocess.run(command, check=False, capture_output=True).returncode == 0
+    uv = Path(sys.executable).with_name("uv")
+    return str(uv) if has_uv and uv.exists() else None
+
+
+def uv_environment() -> dict[str, str]:
+    """Our environment, with pip's settings in uv's variables where the user set none of them."""
+    # pip takes the best version that any index has, uv the first index that knows the name.
+    found = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+    configured = dict(pip_settings())
+    for name, variable, separator in SETTINGS:
+        values = configured.get(name, "").split()
+        if values and values != ["0"]:
+            found[variable] = separator.join(values) if separator else values[0]
+    return {**found, **os.environ}
+
+
+def pip_settings() -> Iterator[tuple[str, str]]:
+    """Yield pip's settings by name, the environment's last: they count."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listing = subprocess.run(command, check=False, capture_output=True, text=True).stdout
+    parts = [line.partition("=") for line in listing.splitlines()]
+    for key, _, value in sorted(parts, key=lambda part: part[0].startswith(":env:")):
+        section, _, name = key.rpartition(".")
+        if section in ("global", "install", ":env:"):
+            yield name, str(ast.literal_eval(value))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

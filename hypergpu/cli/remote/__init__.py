@@ -1,1 +1,0 @@
-"""The coordinator as the command line sees it: connection, calls, transfers, views."""

@@ -1,0 +1,1 @@
+"""The coordinator as programs see it: JobService and OperatorService without protobuf."""

@@ -1,0 +1,176 @@
+"""A job's course as its journal tells it: rounds, evaluations, when a target was reached. Pure.
+
+Time is the journal's and counts from when the first round was opened, so that a watcher who looks
+late or seldom tells the same.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from hypergpu.client.values import EventLine
+from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.workloads.entry import has_reached
+
+
+class RoundPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One closed round."""
+
+    number: int
+    """Counts from 1."""
+    duration_ms: Milliseconds
+    ended_ms: Milliseconds = Milliseconds(0)
+    """Since the first round was opened."""
+    participants: int = 0
+    """0: not told, in virtual time."""
+    updates: int = 0
+    samples: Samples = Samples(0)
+    """Of the updates that were folded, as all counts here are of this round alone."""
+    bytes_up: Bytes = Bytes(0)
+    bytes_down: Bytes = Bytes(0)
+    inner_steps: int = 0
+    """The middle of what participants were to take; 0: not told."""
+    codecs: dict[str, int] = {}
+    """How many participants were to send in which scheme."""
+    forecast_error: float | None = None
+    """How far forecasts of finishes were off, over what they took; None: nothing was forecast."""
+
+
+class EvaluationPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The model after some rounds, judged on the held-out set."""
+
+    round: int
+    """How many rounds made the model."""
+    at_ms: Milliseconds
+    """When the model was there; judging it takes the coordinator's time, not the training's."""
+    loss: float | None
+    metric: float | None
+    """None: it was no number, as after a training that diverged."""
+    samples: Samples
+    """All until then, as the bytes are."""
+    bytes_up: Bytes
+    bytes_down: Bytes
+
+
+class Reached(msgspec.Struct, frozen=True, kw_only=True):
+    """What it took to reach a target: on the line between the evaluations before and after."""
+
+    at_ms: Milliseconds
+    rounds: int
+    """Begun until then."""
+    samples: Samples
+    bytes_up: Bytes
+    bytes_down: Bytes
+
+
+class History(msgspec.Struct, frozen=True):
+    """What the events told so far."""
+
+    began_at_ms: int | None = None
+    """Journal's time at which the first round was opened."""
+    rounds: tuple[RoundPoint, ...] = ()
+    evaluations: tuple[EvaluationPoint, ...] = ()
+    metric_name: str = ""
+
+
+def extended(history: History, event: EventLine) -> History:
+    """The history with one more event in it."""
+    if event.kind == "RoundRecorded":
+        return _with_round(history, event)
+    if event.kind == "EvaluationReady":
+        return _with_evaluation(history, event)
+    return history
+
+
+def reached(points: Sequence[EvaluationPoint], target: float, name: str) -> Reached | None:
+    """When the metric called ``name`` first was at the target or beyond; None when it never was.
+
+    Between the last evaluation below and the first at the target everything is taken to have grown
+    evenly. What the first evaluation has reached already counts from there.
+    """
+    before: EvaluationPoint | None = None
+    for point in points:
+        if point.metric is None:
+            continue
+        if has_reached(target, point.metric, name=name):
+            return _between(before, point, target)
+        before = point
+    return None
+
+
+def _between(before: EvaluationPoint | None, after: EvaluationPoint, target: float) -> Reached:
+    share = 1.0
+    if before is not None and before.metric is not None and after.metric is not None:
+        share = (target - before.metric) / (after.metric - before.metric)
+
+    def level(name: str) -> float:
+        least = getattr(before, name) if before else 0
+        return float(least + (getattr(after, name) - least) * share)
+
+    return Reached(
+        at_ms=Milliseconds(round(level("at_ms"))),
+        rounds=math.ceil(level("round") - 1e-9),
+        samples=Samples(round(level("samples"))),
+        bytes_up=Bytes(round(level("bytes_up"))),
+        bytes_down=Bytes(round(level("bytes_down"))),
+    )
+
+
+def _with_round(history: History, event: EventLine) -> History:
+    fields = event.body
+    duration_ms = _count(fields, "duration_ms")
+    began_at_ms = history.began_at_ms
+    if began_at_ms is None:
+        began_at_ms = event.at_ms - duration_ms
+    point = RoundPoint(
+        number=_count(fields, "round") + 1,
+        duration_ms=Milliseconds(duration_ms),
+        ended_ms=Milliseconds(event.at_ms - began_at_ms),
+        participants=_count(fields, "participants"),
+        updates=_count(fields, "updates"),
+        samples=Samples(_count(fields, "samples")),
+        bytes_up=Bytes(_count(fields, "bytes_up")),
+        bytes_down=Bytes(_count(fields, "bytes_down")),
+        inner_steps=_count(fields, "inner_steps"),
+        codecs=_counts(fields, "codecs"),
+        forecast_error=_score(fields, "forecast_error"),
+    )
+    return msgspec.structs.replace(
+        history, began_at_ms=began_at_ms, rounds=(*history.rounds, point)
+    )
+
+
+def _with_evaluation(history: History, event: EventLine) -> History:
+    # The model of round n is what n closed rounds made; others may have closed meanwhile.
+    number = _count(event.body, "round")
+    made_it = [each for each in history.rounds if each.number <= number]
+    point = EvaluationPoint(
+        round=number,
+        at_ms=made_it[-1].ended_ms if made_it else Milliseconds(0),
+        loss=_score(event.body, "loss"),
+        metric=_score(event.body, "metric"),
+        samples=Samples(sum(each.samples for each in made_it)),
+        bytes_up=Bytes(sum(each.bytes_up for each in made_it)),
+        bytes_down=Bytes(sum(each.bytes_down for each in made_it)),
+    )
+    name = str(event.body.get("metric_name") or history.metric_name)
+    return msgspec.structs.replace(
+        history, evaluations=(*history.evaluations, point), metric_name=name
+    )
+
+
+def _count(fields: Mapping[str, object], name: str) -> int:
+    value = fields.get(name)
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def _counts(fields: Mapping[str, object], name: str) -> dict[str, int]:
+    value = fields.get(name)
+    named = value if isinstance(value, dict) else {}
+    return {str(key): each for key, each in named.items() if isinstance(each, int)}
+
+
+def _score(fields: Mapping[str, object], name: str) -> float | None:
+    value = fields.get(name)
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,1 @@
+"""A coordinator and nodes as processes of this machine: started, watched, ended together."""

@@ -1,0 +1,216 @@
+"""A coordinator and its nodes as processes of this machine, all ended together."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from hypergpu.client.calls import Coordinator
+from hypergpu.cluster.coordinator import (
+    Listen,
+    Ready,
+    SettlingBy,
+    coordinator_command,
+    join_token,
+    operator,
+    wait_until_ready,
+)
+from hypergpu.cluster.leash import leashed
+from hypergpu.cluster.processes import kill_group, program, start
+from hypergpu.sites import Site, Sites
+from hypergpu.wire.token import parse_token, token_text
+
+NOTHING = SettlingBy()
+END_WITHIN_S = 5.0
+READY_WITHIN_S = 120.0
+_LOOPBACK = "127.0.0.1"
+_JOINED = "coordinator.json"
+"""What a node's state folder holds from the node's join on."""
+# Five workers on two cores: more threads than one each only wait for one another.
+ONE_THREAD = {"HYPERGPU_NODE_WORKER_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+class Cluster:
+    """Starts processes and owns them: leaving the block ends every one, whatever happened."""
+
+    def __init__(
+        self,
+        folder: Path,
+        worker: str,
+        sites: Sites | None = None,
+        *,
+        settling: SettlingBy = NOTHING,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            folder: Gets state and logs.
+            worker: ``torch``, ``numpy`` or ``null``.
+            sites: Where everything runs; this machine as it is when nobody holds links open.
+            settling: What settles jobs that pay.
+        """
+        self._folder = folder
+        self._worker = worker
+        self._coordinator_site = sites.coordinator if sites else Site(dials=_LOOPBACK)
+        self._node_sites = sites.nodes if sites else {}
+        self._listen = Listen(
+            data_dir=folder / "state" / "coordinator",
+            listen=self._coordinator_site.dials,
+            port=0,
+            node_port=0,
+            advertise=sites.addresses if sites else (),
+            settling=settling,
+        )
+        if sites is not None:
+            # Where nothing else listens the usual ports are free.
+            port, node_port = sites.ports[:2] or (None, None)
+            self._listen = msgspec.structs.replace(self._listen, port=port, node_port=node_port)
+        self._tokens: dict[str, str] = {}
+        self._environments: dict[str, Mapping[str, str]] = {}
+        self._nodes: dict[str, subprocess.Popen[str]] = {}
+        self._coordinator: subprocess.Popen[str] | None = None
+        self._all: list[subprocess.Popen[str]] = []
+        self._ready: Ready | None = None
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    @property
+    def logs(self) -> Path:
+        """The folder with a log of each process."""
+        return self._folder / "logs"
+
+    def state_of(self, name: str) -> Path:
+        """A node's state folder, there or not."""
+        return self._folder / "state" / name
+
+    def start_coordinator(self) -> None:
+        """Start it and wait until it serves; after a kill, over sites, on the ports it had.
+
+        Raises:
+            HyperGPUError: CHILD_ENDED, it did not come up.
+        """
+        command = self._coordinator_site.command(coordinator_command(self._listen))
+        child = start(leashed(command), log=self._log("coordinator"), is_read=True)
+        self._coordinator = child
+        self._all.append(child)
+        self._ready = wait_until_ready(child, READY_WITHIN_S)
+
+    def operator(self) -> Coordinator:
+        """A connection with the operator's token."""
+        return operator(self._served)
+
+    def start_nodes(self, nodes: Mapping[str, Mapping[str, str]]) -> None:
+        """Let nodes join through one token, all at once.
+
+        Args:
+            nodes: What each node's daemon gets in its environment, by name.
+        """
+        # Without limits: a node killed before it has joined joins again. The coordinator's state
+        # goes with the run.
+        text = join_token(self._served, ttl_s=0, uses=0, label="cluster")
+        token = parse_token(text)
+        for name, environment in nodes.items():
+            self._environments[name] = environment
+            dialled = msgspec.structs.replace(token, addresses=(self._dialled(name),))
+            self._tokens[name] = token_text(dialled)
+            self._join(name)
+
+    def kill(self, name: str) -> int:
+        """SIGKILL a node's daemon and its worker; returns the daemon's process id."""
+        return self._killed(self._nodes[name])
+
+    def restart(self, name: str) -> int:
+        """Start a killed node again from its state; returns the process id."""
+        if not (self.state_of(name) / _JOINED).exists():
+            return self._join(name)
+        return self._start_node(name, program("gpu_node", "run", *self._arguments(name)), None)
+
+    def kill_coordinator(self) -> int:
+        """SIGKILL the coordinator; returns its process id."""
+        if self._coordinator is None:
+            raise RuntimeError("start the coordinator first")
+        return self._killed(self._coordinator)
+
+    def dead(self) -> list[str]:
+        """Nodes whose daemon has ended, and ``coordinator``: by itself or killed."""
+        programs = {
+            **self._nodes,
+            **({"coordinator": self._coordinator} if self._coordinator else {}),
+        }
+        return [name for name, child in programs.items() if child.poll() is not None]
+
+    @property
+    def _served(self) -> Ready:
+        if self._ready is None:
+            raise RuntimeError("start the coordinator first")
+        return self._ready
+
+    def _dialled(self, name: str) -> str:
+        """Where a node reaches the coordinator: over its own link."""
+        site = self._node_sites.get(name)
+        _, _, port = self._served.address.rpartition(":")
+        return f"{site.dials}:{port}" if site else self._served.address
+
+    def _arguments(self, name: str) -> list[str]:
+        return ["--state-dir", str(self.state_of(name)), "--worker", self._worker]
+
+    def _join(self, name: str) -> int:
+        command = program("gpu_node", "join", "--token-file", "-", *self._arguments(name))
+        return self._start_node(name, command, self._tokens[name])
+
+    def _killed(self, child: subprocess.Popen[str]) -> int:
+        """Kill once: when it is reaped its number may become somebody else's."""
+        if child in self._all:
+            kill_group(child)
+            self._all.remove(child)
+            if child.stdout is not None:
+                child.stdout.close()
+        return child.pid
+
+    def _start_node(self, name: str, command: list[str], token: str | None) -> int:
+        site = self._node_sites.get(name)
+        child = start(
+            leashed(site.command(command) if site else command),
+            secret=token,
+            log=self._log(name),
+            environment={**ONE_THREAD, "HYPERGPU_NODE_NAME": name, **self._environments[name]},
+        )
+        self._nodes[name] = child
+        self._all.append(child)
+        return child.pid
+
+    def _log(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    def end(self) -> None:
+        """Ask every process to end, then end those that have not."""
+        living = [child for child in self._all if child.poll() is None]
+        # The second SIGTERM stops a daemon at once: nothing here is worth draining.
+        for _ in range(2):
+            for child in living:
+                if child.poll() is None:
+                    child.send_signal(signal.SIGTERM)
+        give_up_at_s = time.monotonic() + END_WITHIN_S
+        for child in living:
+            try:
+                child.wait(max(0.0, give_up_at_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                continue
+        for child in self._all:
+            kill_group(child)
+            if child.stdout is not None:
+                child.stdout.close()

@@ -1,0 +1,210 @@
+"""The errors that processes report to each other and to people, each with a number and its fix.
+
+A number never changes its meaning: scripts may rely on it. Its thousands digit groups errors by who
+can fix them and decides the command line's exit code (``10 + number // 1000``).
+"""
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class Explanation(NamedTuple):
+    """What a reason means to a person."""
+
+    number: int
+    status: str  # the gRPC status code's name
+    fix: str
+
+
+class Reason(Enum):
+    """Why something failed or was rejected."""
+
+    # 1xxx: who you are
+    VERSION_MISMATCH = Explanation(1001, "FAILED_PRECONDITION", "upgrade the older side")
+    TOKEN_INVALID = Explanation(
+        1101, "UNAUTHENTICATED", "ask for a new token: hypergpu token create"
+    )
+    TOKEN_EXPIRED = Explanation(
+        1102, "UNAUTHENTICATED", "ask for a new token: hypergpu token create"
+    )
+    TOKEN_REVOKED = Explanation(
+        1103, "UNAUTHENTICATED", "ask for a new token: hypergpu token create"
+    )
+    TOKEN_USED_UP = Explanation(
+        1104, "UNAUTHENTICATED", "ask for a new token: hypergpu token create"
+    )
+    ROLE_FORBIDDEN = Explanation(1105, "PERMISSION_DENIED", "use a token of the role that is named")
+    AUTHORITY_MISMATCH = Explanation(
+        1106,
+        "UNAUTHENTICATED",
+        "the address answers with another CA: take a fresh join line from the operator",
+    )
+    NODE_REVOKED = Explanation(
+        1107, "PERMISSION_DENIED", "ask the operator to admit the node again"
+    )
+    SIGNATURE_INVALID = Explanation(
+        1108, "UNAUTHENTICATED", "the node's identity key does not match its id"
+    )
+    RATE_LIMITED = Explanation(1109, "RESOURCE_EXHAUSTED", "wait and try again")
+    # 2xxx: jobs
+    JOB_UNKNOWN = Explanation(2001, "NOT_FOUND", "list the jobs: hypergpu job ls")
+    SPEC_INVALID = Explanation(2002, "INVALID_ARGUMENT", "correct the job file as said")
+    JOB_PHASE = Explanation(2003, "FAILED_PRECONDITION", "see its phase: hypergpu job show")
+    WORKLOAD_UNKNOWN = Explanation(2004, "INVALID_ARGUMENT", "list the workloads: hypergpu env")
+    TORCH_MISSING = Explanation(
+        2005,
+        "FAILED_PRECONDITION",
+        "install it where the coordinator runs: pip install 'hypergpu[torch]'",
+    )
+    MODEL_MISSING = Explanation(2006, "FAILED_PRECONDITION", "wait for the job's first model")
+    # 3xxx: updates
+    UPDATE_TOO_LARGE = Explanation(
+        3001, "INVALID_ARGUMENT", "the size must be the one the job's codec gives"
+    )
+    NONCE_REPLAYED = Explanation(3002, "ALREADY_EXISTS", "use a nonce above the last one")
+    LEASE_STALE = Explanation(
+        3003, "FAILED_PRECONDITION", "drop the work: its lease is no longer current"
+    )
+    UPDATE_LATE = Explanation(
+        3004, "FAILED_PRECONDITION", "its round is closed: return it to the error feedback"
+    )
+    DIGEST_MISMATCH = Explanation(3005, "DATA_LOSS", "send the bytes again from offset 0")
+    OFFSET_MISMATCH = Explanation(3006, "OUT_OF_RANGE", "go on at the committed offset")
+    UPDATE_MALFORMED = Explanation(
+        3007, "INVALID_ARGUMENT", "encode it with the job's codec and layout"
+    )
+    UPDATE_NOT_FINITE = Explanation(3008, "INVALID_ARGUMENT", "lower the inner learning rate")
+    # 4xxx: data and storage
+    BLOB_UNKNOWN = Explanation(4001, "NOT_FOUND", "it was collected, or never sent")
+    DISK_FULL = Explanation(
+        4002, "RESOURCE_EXHAUSTED", "free disk space, raise the quota or remove ended jobs"
+    )
+    MANIFEST_INVALID = Explanation(4003, "INVALID_ARGUMENT", "send every file the manifest names")
+    JOURNAL_DAMAGED = Explanation(
+        4004, "DATA_LOSS", "its older events are lost; watch from a later sequence number"
+    )
+    # 5xxx: the coordinator itself
+    NOT_READY = Explanation(
+        5001, "UNAVAILABLE", "the coordinator is starting or stopping: try again"
+    )
+    NODE_UNKNOWN = Explanation(5002, "NOT_FOUND", "list the nodes: hypergpu node ls")
+    TOKEN_UNKNOWN = Explanation(5003, "NOT_FOUND", "list the tokens: hypergpu token ls")
+    REQUEST_INVALID = Explanation(5004, "INVALID_ARGUMENT", "correct the request as said")
+    COORDINATOR_UNREACHABLE = Explanation(
+        5005,
+        "UNAVAILABLE",
+        "start it where it belongs: hypergpu up; or correct the address and port",
+    )
+    STREAM_SILENT = Explanation(
+        5006, "DEADLINE_EXCEEDED", "send each message within the time; go on where it broke off"
+    )
+    ADDRESS_UNUSABLE = Explanation(
+        5007, "FAILED_PRECONDITION", "choose another: --listen, --port, --node-port, --advertise"
+    )
+    FOLDER_UNUSABLE = Explanation(
+        5008, "FAILED_PRECONDITION", "mend it as said, or choose another folder: --data-dir FOLDER"
+    )
+    # 6xxx: the command line itself
+    COORDINATOR_UNNAMED = Explanation(
+        6001,
+        "FAILED_PRECONDITION",
+        "start one here with: hypergpu up, or name a token: --token-file FILE",
+    )
+    ARGUMENT_INVALID = Explanation(6002, "INVALID_ARGUMENT", "see the command's --help")
+    FILE_UNUSABLE = Explanation(
+        6003, "FAILED_PRECONDITION", "check the path, its permissions, and that the file is whole"
+    )
+    CHILD_ENDED = Explanation(6004, "INTERNAL", "read what it printed above, or its log")
+    MACHINE_UNFIT = Explanation(6005, "FAILED_PRECONDITION", "apply the fix of each failed check")
+    DEMO_MISSED = Explanation(6006, "INTERNAL", "read the logs in the demo's output folder")
+    CALL_BROKEN = Explanation(6007, "INTERNAL", "read the coordinator's log and try again")
+    JOB_UNSUCCESSFUL = Explanation(6008, "ABORTED", "see why: hypergpu job show")
+    FILE_PRESENT = Explanation(
+        6009, "ALREADY_EXISTS", "choose another folder: --out FOLDER; or replace it: --overwrite"
+    )
+    NETWORK_REFUSED = Explanation(
+        6010, "FAILED_PRECONDITION", "see what this machine can do: hypergpu netsim check --help"
+    )
+    # 7xxx: the node itself
+    NODE_NOT_JOINED = Explanation(
+        7001, "FAILED_PRECONDITION", "join first: hypergpu-node join --token-file FILE"
+    )
+    STATE_LOCKED = Explanation(
+        7002, "FAILED_PRECONDITION", "stop the other daemon, or set HYPERGPU_NODE_STATE_DIR"
+    )
+    WORKER_UNUSABLE = Explanation(
+        7003, "FAILED_PRECONDITION", "for torch: pip install 'hypergpu[torch]'; else read the log"
+    )
+    # 8xxx: the chain
+    CHAIN_UNREACHABLE = Explanation(
+        8001, "UNAVAILABLE", "start the chain, or correct the address of its RPC"
+    )
+    CHAIN_WRONG = Explanation(8002, "FAILED_PRECONDITION", "name an RPC of the chain that is meant")
+    LEDGER_WRONG = Explanation(
+        8003, "FAILED_PRECONDITION", "name a ledger of this version, or let one be deployed"
+    )
+    LEDGER_AHEAD = Explanation(
+        8004,
+        "FAILED_PRECONDITION",
+        "the key is used elsewhere, or the journal is an old copy: use the newest journal, or"
+        " another key",
+    )
+    SENDING_HALTED = Explanation(
+        8005,
+        "ABORTED",
+        "mend what made the transaction fail, then start once with: hypergpu up --retry-failed; it"
+        " is signed again with more gas, and then what waits behind it",
+    )
+    ESCROW_SHORT = Explanation(
+        8006, "FAILED_PRECONDITION", "raise the job's escrow: hypergpu job set pay.escrow=AMOUNT"
+    )
+
+    @property
+    def number(self) -> int:
+        """Stable four-digit number."""
+        return self.value.number
+
+    @property
+    def exit_code(self) -> int:
+        """Process exit status of a command that fails for this reason; 2 means wrong usage."""
+        if self is Reason.ARGUMENT_INVALID:
+            return 2
+        return 10 + self.number // 1000
+
+
+class HyperGPUError(Exception):
+    """An error with a numbered reason and a fix.
+
+    Args:
+        reason: The kind of error.
+        detail: What went wrong, with the values.
+        fix: What the reader should do, where it is known better than the reason's own fix.
+    """
+
+    def __init__(self, reason: Reason, detail: str, *, fix: str = "") -> None:
+        self.fix = fix or reason.value.fix
+        super().__init__(f"{reason.name} ({reason.number}): {detail}. Fix: {self.fix}")
+        self.reason = reason
+        self.detail = detail
+
+    @property
+    def message(self) -> str:
+        """The error and its fix for people, without name and number."""
+        if "Fix: " in self.detail:
+            return self.detail
+        return f"{self.detail}. Fix: {self.fix}"
+
+
+class RemoteFailureError(Exception):
+    """A numbered error of a coordinator that knows reasons this program does not."""
+
+    def __init__(self, *, number: int, detail: str, fix: str) -> None:
+        super().__init__(f"{number}: {detail}. Fix: {fix}")
+        self.number = number
+        self.detail = detail
+        self.fix = fix
+
+    @property
+    def exit_code(self) -> int:
+        """Exit status by the rule of `Reason.exit_code`."""
+        return 10 + self.number // 1000

@@ -1,1 +1,0 @@
-"""How files are written that must outlive a crash."""

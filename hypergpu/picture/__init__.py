@@ -1,1 +1,0 @@
-"""Pictures as text, for the command line and for netsim."""

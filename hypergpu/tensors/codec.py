@@ -1,0 +1,304 @@
+"""Updates and deltas as bytes, with no header.
+
+They are ``scheme(large) | small | float32 statistics | int64 integers``.
+
+Small parameters travel as bfloat16, or float32 under the scheme fp32. The size follows from layout
+and scheme alone, so nothing that a sender says is ever believed about it.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from hypergpu.digest import RunningDigest
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import Digest
+from hypergpu.tensors.compression import (
+    RECORD,
+    Flaw,
+    Scheme,
+    encode_into_residual,
+    groups,
+    scheme_named,
+)
+from hypergpu.tensors.layout import Flat, Float32s, Layout, Octets
+from hypergpu.units import Bytes
+
+_READ_BYTES = 1 << 20
+
+
+class Section(NamedTuple):
+    """A stretch of float32 values that one scheme encodes. Counts are values, offsets are bytes."""
+
+    scheme: Scheme
+    values_start: int
+    """First value among parameters and statistics, which a model holds in this order."""
+    values_count: int
+    bytes_start: int
+
+    @property
+    def values(self) -> slice:
+        """Its values within parameters and statistics."""
+        return slice(self.values_start, self.values_start + self.values_count)
+
+    @property
+    def bytes(self) -> slice:
+        """Its bytes within the update."""
+        return slice(self.bytes_start, self.bytes_end)
+
+    @property
+    def bytes_end(self) -> int:
+        """Where the next section begins."""
+        return self.bytes_start + self.scheme.encoded_bytes(self.values_count)
+
+    def bytes_of(self, start: int, count: int) -> slice:
+        """Bytes within the update of some values; ``start`` is a multiple of `RECORD` in it."""
+        encoded_bytes = self.scheme.encoded_bytes
+        first = self.bytes_start + encoded_bytes(start)
+        return slice(first, self.bytes_start + encoded_bytes(start + count))
+
+
+class Sections(NamedTuple):
+    """Where everything is in an update."""
+
+    large: Section
+    small: Section
+    statistics: Section
+    integers: slice
+    """Bytes of the integers; they end the update."""
+
+    @property
+    def floats(self) -> tuple[Section, Section, Section]:
+        """Everything but the integers."""
+        return (self.large, self.small, self.statistics)
+
+
+@cache
+def _small_scheme(scheme: str) -> Scheme:
+    return scheme_named("fp32" if scheme == "fp32" else "bf16")
+
+
+def sections_of(layout: Layout, scheme: str) -> Sections:
+    """Lay out an update or a delta.
+
+    Raises:
+        ValueError: There is no such scheme.
+    """
+    large = Section(scheme_named(scheme), 0, layout.large_count, 0)
+    small = Section(_small_scheme(scheme), layout.large_count, layout.small_count, large.bytes_end)
+    statistics = Section(
+        scheme_named("fp32"), layout.parameters_count, layout.statistics_count, small.bytes_end
+    )
+    integers_start = statistics.bytes_end
+    return Sections(
+        large, small, statistics, slice(integers_start, integers_start + 8 * layout.integers_count)
+    )
+
+
+def update_bytes(layout: Layout, scheme: str) -> Bytes:
+    """Exact size of an update, or of a delta, in bytes."""
+    return Bytes(sections_of(layout, scheme).integers.stop)
+
+
+class EncodedUpdate(NamedTuple):
+    """An update's bytes and what they left unsaid of its pseudo-gradient."""
+
+    payload: Octets
+    residual: Float32s
+
+
+def encode_update(
+    layout: Layout, scheme: str, update: Flat, residual: Float32s | None = None
+) -> EncodedUpdate:
+    """Encode a pseudo-gradient with error feedback, and statistics and integers as they are.
+
+    Args:
+        update: The pseudo-gradient as ``parameters``; statistics and integers after training.
+        residual: ``float32[parameters]`` from the update before; None is zero.
+
+    Returns:
+        The payload and the new residual. Inputs are not changed.
+    """
+    sections = sections_of(layout, scheme)
+    payload = np.empty(sections.integers.stop, np.uint8)
+    unsaid = np.zeros_like(update.parameters) if residual is None else residual.copy()
+    for section in (sections.large, sections.small):
+        gradient, there = update.parameters[section.values], payload[section.bytes]
+        if residual is None and section.scheme.is_lossless:
+            section.scheme.encode(gradient, there)  # Leaves the zeros of the residual untouched.
+        else:
+            encode_into_residual(section.scheme, gradient, unsaid[section.values], there)
+    payload[sections.statistics.bytes] = update.statistics.view(np.uint8)
+    payload[sections.integers] = update.integers.view(np.uint8)
+    return EncodedUpdate(payload, unsaid)
+
+
+def decode_update(layout: Layout, scheme: str, payload: bytes | Octets) -> Flat:
+    """Read a whole update.
+
+    Raises:
+        HyperGPUError: The size is wrong.
+    """
+    octets = _sized(layout, scheme, payload)
+    sections = sections_of(layout, scheme)
+    flat = Flat.empty(layout)
+    with np.errstate(invalid="ignore", over="ignore"):  # A refused update may say anything.
+        for section in (sections.large, sections.small):
+            section.scheme.decode(octets[section.bytes], flat.parameters[section.values])
+    flat.statistics.view(np.uint8)[:] = octets[sections.statistics.bytes]
+    flat.integers.view(np.uint8)[:] = octets[sections.integers]
+    return flat
+
+
+def decode_parameters(layout: Layout, scheme: str, payload: bytes | Octets) -> Float32s:
+    """The pseudo-gradient that an update says, ``float32[parameters]``.
+
+    A refused update goes back to its sender's residual by adding this to it.
+    """
+    return decode_update(layout, scheme, payload).parameters
+
+
+def _sized(layout: Layout, scheme: str, payload: bytes | Octets) -> Octets:
+    octets = np.frombuffer(payload, np.uint8)
+    expected_bytes = update_bytes(layout, scheme)
+    if octets.size != expected_bytes:
+        raise HyperGPUError(
+            Reason.UPDATE_MALFORMED, f"an update has {expected_bytes} bytes, not {octets.size}"
+        )
+    return octets
+
+
+_REASONS = {
+    Flaw.NOT_FINITE: Reason.UPDATE_NOT_FINITE,
+    Flaw.MALFORMED: Reason.UPDATE_MALFORMED,
+}
+
+
+class IncrementalCheck:
+    """Judge an update while its bytes arrive: the size is exact, every value finite, every record
+    well formed.
+
+    Feed it consecutive pieces of any size, then call `finish`. It holds less than one record.
+    """
+
+    def __init__(self, layout: Layout, scheme: str) -> None:
+        sections = sections_of(layout, scheme)
+        self._sections = sections.floats
+        self._total_bytes = sections.integers.stop
+        self._seen_bytes = 0
+        self._carry = bytearray()
+
+    def feed(self, piece: bytes | bytearray | memoryview) -> None:
+        """Check the next bytes.
+
+        Raises:
+            HyperGPUError: There are too many, or a record has a flaw.
+        """
+        octets = np.frombuffer(piece, np.uint8)
+        if self._seen_bytes + octets.size > self._total_bytes:
+            raise HyperGPUError(
+                Reason.UPDATE_MALFORMED,
+                f"an update has {self._total_bytes} bytes, {self._seen_bytes + octets.size} came",
+            )
+        while octets.size:
+            octets = octets[self._take(octets) :]
+
+    def finish(self) -> None:
+        """Declare the end.
+
+        Raises:
+            HyperGPUError: Bytes are missing.
+        """
+        if self._seen_bytes != self._total_bytes:
+            raise HyperGPUError(
+                Reason.UPDATE_MALFORMED,
+                f"an update has {self._total_bytes} bytes, only {self._seen_bytes} came",
+            )
+
+    def _take(self, octets: Octets) -> int:
+        """Check or keep some bytes from the front; gives how many."""
+        section = next((each for each in self._sections if self._seen_bytes < each.bytes_end), None)
+        if section is None:
+            self._seen_bytes += octets.size
+            return octets.size
+        octets = octets[: section.bytes_end - self._seen_bytes]
+        is_end = self._seen_bytes + octets.size == section.bytes_end
+        record_bytes = section.scheme.encoded_bytes(RECORD)
+        if self._carry:
+            octets = octets[: record_bytes - len(self._carry)]
+            self._carry += octets.tobytes()
+            is_end = self._seen_bytes + octets.size == section.bytes_end
+            if is_end or len(self._carry) == record_bytes:
+                end = self._seen_bytes + octets.size - section.bytes_start
+                record = np.frombuffer(bytes(self._carry), np.uint8)
+                self._judge(section, record, judged_bytes=end - record.size)
+                self._carry.clear()
+        else:
+            whole = octets if is_end else octets[: octets.size - octets.size % record_bytes]
+            judged_bytes = self._seen_bytes - section.bytes_start
+            self._judge(section, whole, judged_bytes=judged_bytes)
+            self._carry += octets[whole.size :].tobytes()
+        self._seen_bytes += octets.size
+        return octets.size
+
+    def _judge(self, section: Section, records: Octets, *, judged_bytes: int) -> None:
+        """Look at whole records, of which the first begins ``judged_bytes`` into the section."""
+        record_bytes = section.scheme.encoded_bytes(RECORD)
+        left = section.values_count - judged_bytes // record_bytes * RECORD
+        count = min(left, -(-records.size // record_bytes) * RECORD)
+        flaw = section.scheme.flaw(records, count)
+        if flaw is not None:
+            raise HyperGPUError(_REASONS[flaw], f"near byte {self._seen_bytes}: {flaw.value}")
+
+
+class ApplyError(Exception):
+    """A delta or its base cannot be read to the end."""
+
+
+def apply_delta(
+    base_path: Path, delta_path: Path, out_path: Path, *, layout: Layout, scheme: str
+) -> Digest:
+    """Write the model that a delta makes of its base, in flat memory.
+
+    The caller compares the digest, syncs and renames.
+
+    Returns:
+        The digest of the model written.
+
+    Raises:
+        ApplyError: A file has the wrong size.
+        OSError: A file cannot be read or written.
+    """
+    _refuse_wrong_size(base_path, layout.model_bytes)
+    _refuse_wrong_size(delta_path, update_bytes(layout, scheme))
+    running = RunningDigest()
+    with base_path.open("rb") as base, delta_path.open("rb") as delta, out_path.open("wb") as out:
+        for values in _changed_values(base, delta, sections_of(layout, scheme)):
+            running.update(values.view(np.uint8).data)
+            out.write(values.data)
+        while piece := delta.read(_READ_BYTES):
+            running.update(piece)
+            out.write(piece)
+    return running.digest()
+
+
+def _changed_values(base: BinaryIO, delta: BinaryIO, sections: Sections) -> Iterator[Float32s]:
+    """The parameters of ``base`` plus what ``delta`` says of them, group by group."""
+    for section in (sections.large, sections.small):
+        for here, there in groups(section.scheme, section.values_count):
+            values = np.frombuffer(base.read(4 * (here.stop - here.start)), np.float32)
+            payload = np.frombuffer(delta.read(there.stop - there.start), np.uint8)
+            changed = np.empty_like(values)
+            with np.errstate(invalid="ignore", over="ignore"):  # The digest will tell.
+                section.scheme.decode(payload, changed)
+                changed += values
+            yield changed
+
+
+def _refuse_wrong_size(path: Path, expected_bytes: int) -> None:
+    size_bytes = path.stat().st_size
+    if size_bytes != expected_bytes:
+        raise ApplyError(f"{path.name} has {size_bytes} bytes, not {expected_bytes}")

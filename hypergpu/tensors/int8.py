@@ -1,0 +1,79 @@
+"""Whole numbers in [-127, 127] times one float32 scale for each 4,096 values: 8.01 bits a value.
+
+Record: ``float32 scale | int8 codes``. The scale is the largest magnitude / 127. It is float32 and
+not float16 because late pseudo-gradients are about 1e-6: their scale, 1e-8, is zero in float16. At
+4 bytes in 4,100 the wider scale costs 0.05 %.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from hypergpu.tensors.layout import Float32s, Octets
+from hypergpu.tensors.magnitude import flushed_reciprocal, largest_magnitude
+from hypergpu.tensors.scheme import RECORD, Flaw, Scheme, groups
+
+_SCALE_BYTES = 4
+_RECORD_BYTES = _SCALE_BYTES + RECORD
+_CODE_MAX = np.float32(127)
+_SCALE_BITS_END = np.uint32((127 + 121) << 23)
+"""Bits of 2**121: any code times a scale below it is finite. Negative scales have larger bits."""
+
+
+class Int8(Scheme):
+    """Error at most half a scale. A record whose scale would be below 2**-126 becomes zero."""
+
+    name = "int8"
+
+    def encoded_bytes(self, count: int) -> int:
+        """See `Scheme`."""
+        return count + _SCALE_BYTES * -(-count // RECORD)
+
+    def encode(self, values: Float32s, out: Octets) -> None:
+        """See `Scheme`."""
+        for here, there in groups(self, values.size):
+            full, rest = divmod(here.stop - here.start, RECORD)
+            middle = there.start + full * _RECORD_BYTES
+            if full:
+                rows = values[here][: full * RECORD].reshape(full, RECORD)
+                _encode_rows(rows, out[there.start : middle].reshape(full, _RECORD_BYTES))
+            if rest:
+                _encode_rows(
+                    values[None, here.stop - rest : here.stop], out[None, middle : there.stop]
+                )
+
+    def decode(self, payload: Octets, out: Float32s) -> None:
+        """See `Scheme`."""
+        for here, there in groups(self, out.size):
+            full, rest = divmod(here.stop - here.start, RECORD)
+            middle = there.start + full * _RECORD_BYTES
+            if full:
+                rows = out[here][: full * RECORD].reshape(full, RECORD)
+                _decode_rows(payload[there.start : middle].reshape(full, _RECORD_BYTES), rows)
+            if rest:
+                _decode_rows(
+                    payload[None, middle : there.stop], out[None, here.stop - rest : here.stop]
+                )
+
+    def flaw(self, payload: Octets, count: int) -> Flaw | None:
+        """See `Scheme`. A negative scale is one too: no encoder writes one."""
+        full = payload.size // _RECORD_BYTES
+        records = payload[: full * _RECORD_BYTES].reshape(full, _RECORD_BYTES)
+        rest = payload[full * _RECORD_BYTES :]
+        scales = np.concatenate((records[:, :_SCALE_BYTES].reshape(-1), rest[:_SCALE_BYTES]))
+        return None if (scales.view(np.uint32) < _SCALE_BITS_END).all() else Flaw.NOT_FINITE
+
+
+def _encode_rows(values: Float32s, records: Octets) -> None:
+    with np.errstate(invalid="ignore"):  # What is not finite gives a scale that is not finite.
+        scales = largest_magnitude(values) / _CODE_MAX
+        reciprocals = flushed_reciprocal(scales)
+        records[:, :_SCALE_BYTES] = scales.view(np.uint8).reshape(-1, _SCALE_BYTES)
+        quotients = values * reciprocals[:, None]
+        codes: npt.NDArray[np.int8] = records[:, _SCALE_BYTES:].view(np.int8)
+        np.rint(quotients, out=codes, casting="unsafe")
+
+
+def _decode_rows(records: Octets, out: Float32s) -> None:
+    scales = records[:, :_SCALE_BYTES].copy().view(np.float32)  # [rows, 1]
+    np.copyto(out, records[:, _SCALE_BYTES:].view(np.int8))
+    np.multiply(out, scales, out=out)

@@ -1,0 +1,105 @@
+"""What every compression scheme offers: float32 vectors to bytes and back in records.
+
+A section of `count` values is a sequence of records of `RECORD` values; only the last may be
+shorter. All full records of a scheme have one size, so the bytes of values [start, start + n),
+start a multiple of `RECORD`, begin at ``encoded_bytes(start)`` whatever follows.
+
+Schemes round half to even with elementwise IEEE operations only, so that every CPU gives the same
+bits.
+"""
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+
+from hypergpu.tensors.layout import Float32s, Octets
+
+RECORD = 4096
+"""Values in a full record, for every scheme."""
+
+GROUP = 8 * RECORD
+"""Values handled at a time: 128 KiB of float32 and its temporaries stay in a core's L2 cache."""
+
+
+class Flaw(Enum):
+    """Why a payload of the right size cannot be used."""
+
+    NOT_FINITE = "a value is not finite"
+    MALFORMED = "its places do not ascend within their record"
+
+
+class Scheme(Protocol):
+    """One way to write float32 values as fewer bytes."""
+
+    @property
+    def name(self) -> str:
+        """The name that job files and deltas carry."""
+        ...
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether every value comes back with the bits that it had."""
+        return False
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether a payload names the few values that it says, and nothing of the others."""
+        return False
+
+    @property
+    def group(self) -> int:
+        """Values that it handles at a time, a multiple of `RECORD`."""
+        return GROUP
+
+    @property
+    def residual_decay(self) -> float:
+        """What remains of the residual before new values are added to it."""
+        return 1.0
+
+    def encoded_bytes(self, count: int) -> int:
+        """Exact size of ``count`` values."""
+        ...
+
+    def encode(self, values: Float32s, out: Octets) -> None:
+        """Write contiguous ``values`` to exactly ``encoded_bytes(values.size)`` bytes.
+
+        What is not finite is written so that `flaw` finds it.
+        """
+        ...
+
+    def decode(self, payload: Octets, out: Float32s) -> None:
+        """Read exactly ``encoded_bytes(out.size)`` bytes that begin at a record."""
+        ...
+
+    def values(self, payload: Octets, scratch: Float32s) -> Float32s:
+        """Like `decode` into ``scratch``, or a view of ``payload`` where that needs no work.
+
+        Reading a view instead of a copy makes folding float32 updates a third faster.
+        """
+        self.decode(payload, scratch)
+        return scratch
+
+    def encode_leaving_rest(self, total: Float32s, out: Octets, scratch: Float32s) -> None:
+        """Like `encode`, and take from ``total``, in place, what the payload says of it.
+
+        Args:
+            scratch: As many values as ``total``; its content is lost.
+        """
+        self.encode(total, out)
+        np.subtract(total, self.values(out, scratch), out=total)
+
+    def flaw(self, payload: Octets, count: int) -> Flaw | None:
+        """What is wrong with these whole records of ``count`` values; None when all is well.
+
+        Without a flaw, every value that they decode to is finite.
+        """
+        ...
+
+
+def groups(scheme: Scheme, count: int) -> Iterator[tuple[slice, slice]]:
+    """Cut a section into the scheme's groups: (values, bytes) slices."""
+    for start in range(0, count, scheme.group):
+        stop = min(start + scheme.group, count)
+        yield slice(start, stop), slice(scheme.encoded_bytes(start), scheme.encoded_bytes(stop))

@@ -1,0 +1,221 @@
+"""The largest magnitudes of each 4,096 values; the rest is not said and waits in the residual.
+
+Record of n values, of which k = ceil(n * kept / 4096) are said: ``2 bfloat16 numbers of the grid |
+12-bit places | codes``, each part padded with zeros to a whole byte. Places count within the record
+and ascend. A code is a sign above the grid's bits.
+
+Picked are the k largest magnitudes; of equal ones, those at lower places. The rule is exact on
+every CPU: a partition finds the k-th largest as an integer, and nothing depends on how it does.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hypergpu.tensors.bf16 import Uint16s
+from hypergpu.tensors.grid import EvenSteps, Fitted, Grid, TwoCentroids
+from hypergpu.tensors.layout import Float32s, Octets
+from hypergpu.tensors.packing import (
+    pack_codes,
+    pack_places,
+    packed_bytes,
+    unpack_codes,
+    unpack_places,
+)
+from hypergpu.tensors.scheme import GROUP, RECORD, Flaw, Scheme, groups
+
+Places = npt.NDArray[np.intp]
+
+_NUMBERS_BYTES = 4
+_PLACE_BITS = 12
+_MAGNITUDE_BITS = np.uint32(0x7FFF_FFFF)
+_RESIDUAL_DECAY = 0.95
+"""Of SparseLoCo (arXiv:2508.15706): what waits for long should weigh less than what is new."""
+
+
+class Entries(NamedTuple):
+    """What a payload says: at these places, in ascending order, these values."""
+
+    places: Places
+    values: Float32s
+
+
+class _Part(NamedTuple):
+    """Records of one length within a group: values and bytes of all, values said of each."""
+
+    values: slice
+    bytes: slice
+    length: int
+    said: int
+
+
+class _Said(NamedTuple):
+    """What was written of a part: flat places in it, and a row of codes and signs a record."""
+
+    places: Places
+    fitted: Fitted
+    signs: Octets
+
+
+class TopK(Scheme):
+    """Error of what is said at most the spread of the magnitudes said; of the rest, all of it."""
+
+    is_sparse = True
+    residual_decay = _RESIDUAL_DECAY
+    group = 8 * GROUP
+    """So many that what is done to the few values said is not all overhead."""
+
+    def __init__(self, kept: int, grid: Grid) -> None:
+        self._kept = kept
+        self._grid = grid
+        self._code_bits = 1 + grid.code_bits
+        self._record_bytes = self._bytes_of(RECORD)
+
+    @property
+    def name(self) -> str:
+        """See `Scheme`."""
+        return f"topk{self._kept}"
+
+    def encoded_bytes(self, count: int) -> int:
+        """See `Scheme`."""
+        full, rest = divmod(count, RECORD)
+        return full * self._record_bytes + (self._bytes_of(rest) if rest else 0)
+
+    def encode(self, values: Float32s, out: Octets) -> None:
+        """See `Scheme`."""
+        for part in self._parts(values.size):
+            self._encode_part(values[part.values], part, out[part.bytes])
+
+    def encode_leaving_rest(self, total: Float32s, out: Octets, scratch: Float32s) -> None:
+        """See `Scheme`."""
+        for part in self._parts(total.size):
+            rest = total[part.values]
+            said = self._encode_part(rest, part, out[part.bytes])
+            magnitudes = self._grid.magnitudes(said.fitted.numbers, said.fitted.codes)
+            rest[said.places] -= _signed(magnitudes, said.signs).reshape(-1)
+
+    def decode(self, payload: Octets, out: Float32s) -> None:
+        """See `Scheme`."""
+        out[:] = 0
+        for part in self._parts(out.size):
+            entries = self._entries(payload, part)
+            out[entries.places] = entries.values
+
+    def entries(self, payload: Octets, count: int) -> Entries:
+        """What ``payload`` says of ``count`` values that begin at a record.
+
+        A place past the end of a damaged payload is taken for the last.
+        """
+        parts = [self._entries(payload, part) for part in self._parts(count)]
+        if len(parts) == 1:
+            return parts[0]
+        return Entries(
+            np.concatenate([part.places for part in parts]) if parts else np.empty(0, np.intp),
+            np.concatenate([part.values for part in parts]) if parts else np.empty(0, np.float32),
+        )
+
+    def flaw(self, payload: Octets, count: int) -> Flaw | None:
+        """See `Scheme`."""
+        for part in self._parts(count):
+            numbers, places, _ = self._unpacked(payload, part)
+            if not self._grid.is_finite(numbers):
+                return Flaw.NOT_FINITE
+            if not (places[:, 1:] > places[:, :-1]).all() or (places[:, -1] >= part.length).any():
+                return Flaw.MALFORMED
+        return None
+
+    def _bytes_of(self, length: int) -> int:
+        said = self._said_of(length)
+        codes = packed_bytes(said, self._code_bits)
+        return _NUMBERS_BYTES + packed_bytes(said, _PLACE_BITS) + codes
+
+    def _said_of(self, length: int) -> int:
+        return -(-length * self._kept // RECORD)
+
+    def _parts(self, count: int) -> list[_Part]:
+        parts: list[_Part] = []
+        for here, there in groups(self, count):
+            rest = (here.stop - here.start) % RECORD
+            middle, cut = (
+                here.stop - rest,
+                there.start + self.encoded_bytes(here.stop - here.start - rest),
+            )
+            if middle > here.start:
+                full = slice(here.start, middle)
+                parts.append(_Part(full, slice(there.start, cut), RECORD, self._kept))
+            if rest:
+                short = slice(middle, here.stop)
+                parts.append(_Part(short, slice(cut, there.stop), rest, self._said_of(rest)))
+        return parts
+
+    def _encode_part(self, values: Float32s, part: _Part, out: Octets) -> _Said:
+        """Write the part's records, and say what is in them."""
+        rows, said = values.size // part.length, part.said
+        places = _largest(values.reshape(rows, part.length), said)
+        picked = values[places].view(np.uint32).reshape(rows, said)
+        with np.errstate(invalid="ignore", over="ignore"):  # The grid's numbers will tell.
+            fitted = self._grid.fit((picked & _MAGNITUDE_BITS).view(np.float32))
+        signs = (picked >> np.uint32(31)).astype(np.uint8)
+        within = places.reshape(rows, said) - part.length * np.arange(rows)[:, None]
+        records = out.reshape(rows, -1)
+        codes_start = _NUMBERS_BYTES + packed_bytes(said, _PLACE_BITS)
+        records[:, :_NUMBERS_BYTES] = fitted.numbers.view(np.uint8)
+        pack_places(within.astype(np.uint16), records[:, _NUMBERS_BYTES:codes_start])
+        codes = fitted.codes | (signs << np.uint8(self._grid.code_bits))
+        pack_codes(codes, self._code_bits, records[:, codes_start:])
+        return _Said(places, fitted, signs)
+
+    def _entries(self, payload: Octets, part: _Part) -> Entries:
+        numbers, places, codes = self._unpacked(payload, part)
+        magnitudes = self._grid.magnitudes(numbers, codes & (2**self._grid.code_bits - 1))
+        values = _signed(magnitudes, codes >> np.uint8(self._grid.code_bits))
+        flat = np.minimum(places, part.length - 1).astype(np.intp)
+        flat += np.arange(part.values.start, part.values.stop, part.length)[:, None]
+        return Entries(flat.reshape(-1), values.reshape(-1))
+
+    def _unpacked(self, payload: Octets, part: _Part) -> tuple[Uint16s, Uint16s, Octets]:
+        """Numbers, places and codes, a row for each record."""
+        records = payload[part.bytes].reshape(
+            (part.values.stop - part.values.start) // part.length, -1
+        )
+        codes_start = _NUMBERS_BYTES + packed_bytes(part.said, _PLACE_BITS)
+        numbers = records[:, :_NUMBERS_BYTES].copy().view(np.uint16)
+        places = unpack_places(records[:, _NUMBERS_BYTES:codes_start], part.said)
+        return numbers, places, unpack_codes(records[:, codes_start:], self._code_bits, part.said)
+
+
+def _signed(magnitudes: Float32s, signs: Octets) -> Float32s:
+    """Set the signs, in place."""
+    bits = magnitudes.view(np.uint32)
+    bits |= signs.astype(np.uint32) << np.uint32(31)
+    return magnitudes
+
+
+def _largest(values: Float32s, said: int) -> Places:
+    """Flat places of the ``said`` largest magnitudes of each row, ascending."""
+    rows, length = values.shape
+    step = max(1, GROUP // length)
+    found = np.empty(rows * said, np.intp)
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        places = _largest_of_few(values[start:stop], said)
+        np.add(places, start * length, out=found[start * said : stop * said])
+    return found
+
+
+def _largest_of_few(values: Float32s, said: int) -> Places:
+    length = values.shape[1]
+    magnitudes = values.view(np.uint32) & _MAGNITUDE_BITS
+    least = np.partition(magnitudes, length - said, axis=1)[:, length - said, None]
+    is_picked = magnitudes >= least
+    places = np.flatnonzero(is_picked)
+    if places.size == said * len(values):
+        return places
+    for row in np.flatnonzero(is_picked.sum(axis=1) > said):
+        ties = np.flatnonzero(magnitudes[row] == least[row])
+        is_picked[row, ties[said - np.count_nonzero(magnitudes[row] > least[row]) :]] = False
+    return np.flatnonzero(is_picked)
+
+
+TOP_K = (TopK(256, EvenSteps()), TopK(64, TwoCentroids()), TopK(16, TwoCentroids()))

@@ -1,0 +1,136 @@
+"""A watched job on a terminal, and the same in plain lines."""
+
+from typing import TYPE_CHECKING
+
+from hypergpu.terminal.figures import score, short, size, span
+from hypergpu.terminal.output import Column, rich_table
+from hypergpu.terminal.progress import Progress, RoundLine
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+ROUNDS_SHOWN = 8
+NOTES_SHOWN = 4
+_BAR_WIDTH = 18
+_ROUND_COLUMNS = (
+    Column("round", is_number=True),
+    Column("updates", is_number=True),
+    Column("loss", is_number=True),
+    Column("metric", is_number=True),
+    Column("samples/s", is_number=True),
+    Column("up", is_number=True),
+    Column("down", is_number=True),
+    Column("took", is_number=True),
+)
+_NODE_COLUMNS = (
+    Column("slot", is_number=True),
+    Column("node"),
+    Column("state"),
+    Column("inner steps"),
+    Column("loss", is_number=True),
+)
+
+
+_PLANNED_COLUMNS = (*_NODE_COLUMNS, Column("plan"))
+
+
+def bar(done: int, total: int, width: int = _BAR_WIDTH) -> str:
+    """A bar of fixed width."""
+    filled = min(width, done * width // total) if total > 0 else 0
+    return "\u2501" * filled + "\u2500" * (width - filled)
+
+
+def rounds_of(progress: Progress) -> int:
+    """How many rounds there will be; 0: the plans decide."""
+    return progress.job.rounds if progress.job and progress.plan is None else 0
+
+
+def round_text(line: RoundLine, rounds: int) -> str:
+    """A closed round in one plain line; of 0 rounds the number is not told."""
+    metric = "" if line.metric is None else f"  metric {score(line.metric)}"
+    of = f"/{rounds}" if rounds else ""
+    return (
+        f"round {line.number}{of}  loss {score(line.loss)}{metric}"
+        f"  {line.updates} of {line.participants} updates"
+        f"  {size(line.bytes_up)} up  {size(line.bytes_down)} down"
+        f"  {span(line.duration_ms / 1000)}"
+    )
+
+
+def headline(progress: Progress) -> str:
+    """Where the job is, in one line."""
+    job = progress.job
+    if job is None:
+        return "waiting for the coordinator"
+    name = f" {job.name}" if job.name else ""
+    return f"{job.id}{name}  {job.phase}: {job.reason}"
+
+
+def screen(progress: Progress, *, title: str = "") -> "RenderableType":
+    """The whole live view."""
+    from rich.console import Group
+    from rich.text import Text
+
+    job = progress.job
+    parts: list[RenderableType] = [Text(title, style="bold")] if title else []
+    parts.append(Text(headline(progress), overflow="ellipsis", no_wrap=True))
+    if job is not None:
+        parts.append(Text(_figures(progress), style="cyan"))
+    parts.append(_nodes(progress))
+    if progress.rounds:
+        parts.append(rich_table(_ROUND_COLUMNS, _round_rows(progress)))
+    parts += [Text(f"  {text}", style="yellow") for text in progress.notes[-NOTES_SHOWN:]]
+    return Group(*parts)
+
+
+def _nodes(progress: Progress) -> "RenderableType":
+    """The nodes, with the plan of each and why, where rounds are planned."""
+    rows = _node_rows(progress)
+    reasons = [each.reason for each in progress.participants]
+    if not any(reasons):
+        return rich_table(_NODE_COLUMNS, rows)
+    planned = [(*row, reason) for row, reason in zip(rows, reasons, strict=True)]
+    return rich_table(_PLANNED_COLUMNS, planned)
+
+
+def _figures(progress: Progress) -> str:
+    job = progress.job
+    if job is None:
+        return ""
+    metric = f"{job.metric_name or 'metric'} {score(job.metric)}"
+    rounds = rounds_of(progress)
+    done = f"{bar(job.round, rounds, 30)} round {job.round}/{rounds}"
+    return (
+        f"{done if rounds else f'round {job.round}, {job.samples} samples'}"
+        f"   held out: loss {score(job.loss)}, {metric}"
+        f"   {size(job.bytes_up)} up, {size(job.bytes_down)} down"
+    )
+
+
+def _node_rows(progress: Progress) -> list[tuple[str, ...]]:
+    return [
+        (
+            str(each.slot),
+            each.name or short(each.node),
+            each.state,
+            f"{bar(each.steps_done, each.steps_total)} {each.steps_done}/{each.steps_total}",
+            score(each.loss if each.steps_done else None),
+        )
+        for each in progress.participants
+    ]
+
+
+def _round_rows(progress: Progress) -> list[tuple[str, ...]]:
+    return [
+        (
+            str(line.number),
+            f"{line.updates}/{line.participants}",
+            score(line.loss),
+            score(line.metric),
+            f"{line.samples_per_s:.0f}",
+            size(line.bytes_up),
+            size(line.bytes_down),
+            span(line.duration_ms / 1000),
+        )
+        for line in progress.rounds[-ROUNDS_SHOWN:]
+    ]

@@ -1,0 +1,124 @@
+"""Where a watched job is shown: JSON lines, plain lines or a live screen."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Protocol
+
+from hypergpu.client.values import EventLine
+from hypergpu.terminal.figures import score
+from hypergpu.terminal.output import console, is_rich, say, say_json_line
+from hypergpu.terminal.progress import Progress, note_of
+from hypergpu.terminal.screen import headline, round_text, rounds_of, screen
+from hypergpu.units import several
+
+
+class View(Protocol):
+    """Shows one job."""
+
+    def event(self, event: EventLine, progress: Progress) -> None:
+        """Something happened; ``progress`` has it already."""
+
+    def refresh(self, progress: Progress) -> None:
+        """Newest figures, a few times a second."""
+
+    def say(self, text: str) -> None:
+        """Something that is in no journal; ``progress`` has it as a note already."""
+
+
+class JsonView:
+    """One line of JSON an event."""
+
+    def event(self, event: EventLine, progress: Progress) -> None:
+        """Print it as journalled."""
+        say_json_line(event)
+
+    def refresh(self, progress: Progress) -> None:
+        """Levels are not events."""
+
+    def say(self, text: str) -> None:
+        """Only events are lines."""
+
+
+class PlainView:
+    """A line for each round and for what happens to nodes."""
+
+    def __init__(self) -> None:
+        self._phase = ""
+
+    def event(self, event: EventLine, progress: Progress) -> None:
+        """Say it when it is worth a line."""
+        if event.kind == "RoundRecorded" and progress.rounds:
+            say(round_text(progress.rounds[-1], rounds_of(progress)))
+        elif event.kind == "EvaluationReady":
+            say(evaluation_text(event))
+        elif event.kind == "RoundPlanned":
+            for line in progress.plan_news:
+                say(f"  {line}")
+        elif text := note_of(event):
+            say(f"  {text}")
+
+    def say(self, text: str) -> None:
+        """A line."""
+        say(f"  {text}")
+
+    def refresh(self, progress: Progress) -> None:
+        """Say where the job is whenever that changes."""
+        job = progress.job
+        phase = job.phase if job else ""
+        # Each round is folded for a moment, which the rounds' own lines tell; of a failure the
+        # command's error tells.
+        if phase not in (self._phase, "aggregating", "failed"):
+            self._phase = phase
+            say(headline(progress))
+
+
+def evaluation_text(event: EventLine) -> str:
+    """An evaluation in one plain line."""
+    fields = event.body
+    name = fields.get("metric_name") or "metric"
+    metric, loss = (score(_number(fields.get(key))) for key in ("metric", "loss"))
+    rounds = several(int(_number(fields.get("round")) or 0), "round")
+    return f"  after {rounds}: {name} {metric}, held-out loss {loss}"
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+class LiveView:
+    """The whole screen, redrawn in place."""
+
+    def __init__(self, title: str = "") -> None:
+        from rich.live import Live
+
+        self._title = title
+        self._live = Live(console=console(), refresh_per_second=4, transient=False)
+
+    def __enter__(self) -> "LiveView":
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def event(self, event: EventLine, progress: Progress) -> None:
+        """The next refresh shows it."""
+
+    def say(self, text: str) -> None:
+        """The next refresh shows it."""
+
+    def refresh(self, progress: Progress) -> None:
+        """Draw."""
+        self._live.update(screen(progress, title=self._title))
+
+
+@contextlib.contextmanager
+def shown(*, as_json: bool = False, title: str = "") -> Iterator[View]:
+    """The view that fits where stdout goes."""
+    if as_json:
+        yield JsonView()
+    elif is_rich():
+        with LiveView(title) as live:
+            yield live
+    else:
+        yield PlainView()

@@ -1,0 +1,117 @@
+"""Networks for photographs and drawings: torchvision's, fitted to small images."""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torchvision.models import resnet18, vgg11_bn
+
+from hypergpu.workloads.entry import OptionError, Options
+from hypergpu.workloads.images.cifar import read_cifar10
+from hypergpu.workloads.images.folder import read_folder
+from hypergpu.workloads.images.mnist import read_mnist
+from hypergpu.workloads.networks.task import Classification
+
+_IMAGENET_SIDE = 96
+"""From this size on, the networks keep the first layers they have for ImageNet."""
+
+
+def _resnet18(classes: int, image_size: int) -> nn.Module:
+    model: nn.Module = resnet18(num_classes=classes)
+    if image_size < _IMAGENET_SIDE:
+        # He et al. 2016 (section 4.2): small images lose too much in the 7 x 7 stride and the
+        # pooling.
+        model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+        model.maxpool = nn.Identity()
+    return model
+
+
+def _vgg11(classes: int, image_size: int) -> nn.Module:
+    model: nn.Module = vgg11_bn(num_classes=classes)
+    if image_size < _IMAGENET_SIDE:
+        # Five poolings leave one place, for which the 120M weights of the ImageNet head are
+        # pointless.
+        model.avgpool = nn.AdaptiveAvgPool2d(1)
+        model.classifier = nn.Linear(512, classes)
+    return model
+
+
+def _centred(images: Tensor) -> Tensor:
+    """``uint8`` grey values to about [-2, 2]."""
+    return (images.float() - 127.5) / 64
+
+
+def _shifted_and_mirrored(images: Tensor) -> Tensor:
+    """Each image moved by up to an eighth and mirrored half of the time, drawn from torch's
+    generator.
+    """
+    batch, _, side, _ = images.shape
+    reach = max(side // 8, 1)
+    padded = nn.functional.pad(images, (reach, reach, reach, reach))
+    drawn = torch.randint(0, 2 * reach + 1, (batch, 2))
+    is_mirrored = torch.rand(batch) < 0.5
+    moved = [
+        padded[i, :, y : y + side, x : x + side].flip(2)
+        if is_mirrored[i]
+        else padded[i, :, y : y + side, x : x + side]
+        for i, (y, x) in enumerate(drawn.tolist())
+    ]
+    return torch.stack(moved)
+
+
+def _augmentation(options: Options) -> partial[Tensor] | None:
+    return partial(_shifted_and_mirrored) if options["augment"] else None
+
+
+def mnist_cnn(options: Options) -> Classification:
+    """Builder of ``mnist-cnn``: three convolutions, group normalisation and a hidden layer."""
+    channels = int(options["channels"])
+    if channels % 4:
+        raise OptionError(f"options.channels is {channels}; it must be a multiple of 4")
+
+    def make() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, channels, 5, padding=2, stride=2),
+            nn.GroupNorm(4, channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, 2 * channels, 3, padding=1, stride=2),
+            nn.GroupNorm(4, 2 * channels),
+            nn.ReLU(),
+            nn.Conv2d(2 * channels, 2 * channels, 3, padding=1, stride=2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32 * channels, 4 * channels),
+            nn.ReLU(),
+            nn.Linear(4 * channels, 10),
+        )
+
+    return Classification(make, read_mnist, prepare=_centred)
+
+
+def cifar10_resnet18(options: Options) -> Classification:
+    """Builder of ``cifar10-resnet18``."""
+    make = partial(_resnet18, 10, 32)
+    return Classification(make, read_cifar10, prepare=_centred, augment=_augmentation(options))
+
+
+def cifar10_vgg11(options: Options) -> Classification:
+    """Builder of ``cifar10-vgg11``."""
+    make = partial(_vgg11, 10, 32)
+    return Classification(make, read_cifar10, prepare=_centred, augment=_augmentation(options))
+
+
+def _folder(options: Options, network: str) -> Classification:
+    classes, image_size = int(options["classes"]), int(options["image_size"])
+    make = partial(_resnet18 if network == "resnet18" else _vgg11, classes, image_size)
+    read = partial(read_folder, classes=classes, image_size=image_size)
+    return Classification(make, read, prepare=_centred, augment=_augmentation(options))
+
+
+def folder_resnet18(options: Options) -> Classification:
+    """Builder of ``imagefolder-resnet18``."""
+    return _folder(options, "resnet18")
+
+
+def folder_vgg11(options: Options) -> Classification:
+    """Builder of ``imagefolder-vgg11``."""
+    return _folder(options, "vgg11")

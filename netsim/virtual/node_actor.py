@@ -1,0 +1,394 @@
+"""A virtual node: the daemon's real core, with a shell made of virtual time."""
+
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+from blake3 import blake3
+
+from coordinator.core.measure.reading import Direction, Observation, Presence, Steps, Transfer
+from gpu_node.core import commands, events
+from gpu_node.core.assignment import Ahead, Assignment, Lease, Update
+from gpu_node.core.commands import Command
+from gpu_node.core.events import Event
+from gpu_node.core.memory import Start
+from gpu_node.core.session import fresh_session, transition
+from gpu_node.core.state import Session
+from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
+from netsim.virtual.agenda import Agenda
+from netsim.virtual.measuring import SMALLEST_BYTES
+from netsim.virtual.node_link import NodeLink, Way
+from netsim.virtual.sizes import Sizes
+
+_DIAL_FAILED_MS = 50
+TRAIN_MS = 30
+"""Between a node's last input and its first step, and after its last one: files, pipes, digests.
+Fitted to rounds of a small model, 0.86 s.
+"""
+
+
+_AT_HAND_MS = 15
+"""Until a model that needs no bytes is there: found in the cache, or drawn by the worker. Measured
+with a million parameters: 12 ms.
+"""
+
+
+class Upstream(Protocol):
+    """What a virtual node needs of the virtual coordinator."""
+
+    def is_up(self) -> bool: ...
+
+    def connected(self, node: "NodeActor") -> None: ...
+
+    def disconnected(self, node: "NodeActor") -> None: ...
+
+    def update_sent(self, node: NodeId, lease: Lease, update: Update) -> str:
+        """Empty when it was accepted, else the refusal."""
+
+    def damage_found(self, node: NodeId, lease: Lease) -> str:
+        """An update's bytes are not what its digest names; the refusal."""
+
+    def handed_back(self, node: NodeId, lease: Lease, reason: str) -> None: ...
+
+    def draining(self, node: NodeId, reason: str) -> None: ...
+
+    def measured(self, node: NodeId, observation: Observation) -> None: ...
+
+
+class Ills(msgspec.Struct, frozen=True):
+    """What is wrong with a node at the moment."""
+
+    worker_death: float = 0.0
+    """Share of trainings that kill the worker process."""
+    disk_bytes_per_s: int = 0
+    """What arrives or leaves passes the disk at this rate; 0: at once."""
+    corruption: float = 0.0
+    """Share of updates that arrive with other bytes than were sent."""
+    lie: float = 1.0
+    """What the node multiplies its pseudo-gradients by."""
+
+
+class NodeActor:
+    """One node. A connection is a number; what belongs to an older one is lost on the way."""
+
+    def __init__(
+        self, node: NodeId, agenda: Agenda, upstream: Upstream, link: NodeLink, dice: random.Random
+    ) -> None:
+        self.node = node
+        self.link = link
+        self.connection = 0
+        self.is_connected = False
+        self.cuts = 0
+        """How many faults keep it from the coordinator now."""
+        self.is_alive = False
+        self.step_ms = 10.0
+        self.sizes = Sizes()
+        self.model_ms = 0
+        """What the size of the model adds to a training."""
+        self.starting_ms = 0
+        """How long its worker takes to start once it is back."""
+        self.ills = Ills()
+        self.downloads_ms: list[int] = []
+        self.uploads_ms: list[int] = []
+        self._agenda = agenda
+        self._upstream = upstream
+        self._dice = dice
+        self._life = 0
+        self._ready_ms = Milliseconds(0)
+        self._training: Lease | None = None
+        self._begun: tuple[Ahead | None, Milliseconds] = (None, Milliseconds(0))
+        """What its worker has taken up of the next round, and since when."""
+        self._models: dict[JobId, Digest] = {}
+        """Of each job, the newest model here. Survives a crash."""
+        self._session = fresh_session(node)
+
+    @property
+    def session(self) -> Session:
+        """The real core's state."""
+        return self._session
+
+    def start(self) -> None:
+        """Start the daemon with what an earlier life persisted."""
+        self._life += 1
+        self._training, self._begun = None, (None, Milliseconds(0))
+        self.is_alive = True
+        self._session = fresh_session(self.node, self._session.memory)
+        self.happened(events.Started(at_ms=self._agenda.now_ms, has_certificate=True))
+
+    def revive(self) -> None:
+        """Start the daemon if it is not there."""
+        if not self.is_alive:
+            self._ready_ms = Milliseconds(self._agenda.now_ms + self.starting_ms)
+            self.start()
+            if self.starting_ms:
+                self._later(self.starting_ms, self._ready)
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether work would wait for its worker."""
+        return self._agenda.now_ms < self._ready_ms
+
+    def _ready(self) -> None:
+        if self.is_connected:
+            now = Presence(self._agenda.now_ms, is_present=True)
+            self._say(lambda: self._upstream.measured(self.node, now))
+
+    def unplug(self, reason: str) -> None:
+        """Cut the line; it stays cut until each who unplugged it has plugged it in again."""
+        self.cuts += 1
+        self.cut(reason)
+
+    def plug(self) -> None:
+        """Take one cut back. The node dials again by itself."""
+        self.cuts -= 1
+
+    def crash(self) -> None:
+        """SIGKILL: everything but the memory is gone."""
+        self.is_alive = False
+        self._life += 1
+        self._break()
+
+    def _leave(self) -> None:
+        """End in good order: what was said last still arrives before the connection closes."""
+        self.is_alive = False
+        self._life += 1
+        self._agenda.after(
+            self.link.message_ms(Way.UP) + 1, lambda: None if self.is_alive else self._break()
+        )
+
+    def cut(self, reason: str) -> None:
+        """The connection breaks; both sides notice."""
+        if self.is_connected:
+            self._break()
+            self.happened(events.LinkLost(at_ms=self._agenda.now_ms, reason=reason))
+
+    def _break(self) -> None:
+        if self.is_connected:
+            self.is_connected = False
+            self.connection += 1
+            self.link.cut()
+            self._upstream.disconnected(self)
+
+    def happened(self, event: Event) -> None:
+        """Advance the core and do what it asks for."""
+        if not self.is_alive:
+            return
+        self._session, todo = transition(self._session, event)
+        for command in todo:
+            self._perform(command)
+
+    def told(self, make: Callable[[Milliseconds], Event]) -> None:
+        """A message of the coordinator, sent now over the present connection."""
+        connection = self.connection
+
+        def arrive() -> None:
+            if self.connection == connection:
+                self.happened(make(self._agenda.now_ms))
+
+        self._agenda.after(self.link.message_ms(Way.DOWN), arrive)
+
+    def _later(self, wait_ms: int, deed: Callable[[], None]) -> None:
+        """Something of this life: a crash before then makes it never happen."""
+        life = self._life
+        self._agenda.after(wait_ms, lambda: deed() if self._life == life else None)
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case commands.OpenLink():
+                self._later(self.link.dial_ms(), self._dial)
+            case commands.HandBack(lease=lease, reason=reason):
+                self._say(lambda: self._upstream.handed_back(self.node, lease, reason))
+            case commands.AnnounceDraining(reason=reason):
+                self._say(lambda: self._upstream.draining(self.node, reason))
+            case commands.SetTimer(timer=timer, at_ms=at_ms):
+                wait_ms = at_ms - self._agenda.now_ms
+                self._later(wait_ms, lambda: self.happened(self._fired(timer)))
+            case commands.Leave():
+                self._leave()
+            case _:
+                self._work(command)
+
+    def _work(self, command: Command) -> None:
+        match command:
+            case commands.FetchInputs(assignment=assignment):
+                self._fetch(assignment)
+            case commands.Train(assignment=assignment, start=start):
+                self._train(assignment, start)
+            case commands.AbortTraining(lease=lease):
+                self._later(1, lambda: self._aborted(lease))
+            case commands.Upload(assignment=assignment, update=update):
+                self._upload(assignment.lease, update)
+            case _:
+                pass
+
+    def _fired(self, timer: events.Timer) -> Event:
+        return events.TimerFired(at_ms=self._agenda.now_ms, timer=timer)
+
+    def _dial(self) -> None:
+        if not (self._upstream.is_up() and not self.cuts):
+            self._later(
+                _DIAL_FAILED_MS,
+                lambda: self.happened(
+                    events.LinkLost(at_ms=self._agenda.now_ms, reason="nobody answers")
+                ),
+            )
+            return
+        self.connection += 1
+        self.is_connected = True
+        self.happened(events.Connected(at_ms=self._agenda.now_ms))
+        self._upstream.connected(self)
+
+    def _say(self, deed: Callable[[], None]) -> None:
+        connection = self.connection
+        self._agenda.after(
+            self.link.message_ms(Way.UP),
+            lambda: deed() if self.connection == connection else None,
+        )
+
+    def _fetch(self, assignment: Assignment) -> None:
+        connection, lease = self.connection, assignment.lease
+        size_bytes = self._missing_bytes(assignment)
+        if not size_bytes:
+            self._later(_AT_HAND_MS, lambda: self._fetched(assignment))
+            return
+        wait_ms = self.link.message_ms(Way.UP) + self._disk_ms(size_bytes)
+        lines = assignment.connections
+
+        def arrive(took_ms: int) -> None:
+            now_ms = self._agenda.now_ms
+            if self.connection == connection:
+                self.downloads_ms.append(took_ms)
+                self._moved(Direction.DOWN, size_bytes, took_ms - wait_ms, connections=lines)
+                self._fetched(assignment)
+            else:
+                self.happened(events.FetchBroken(at_ms=now_ms, lease=lease, reason="cut off"))
+
+        self.link.move(Way.DOWN, size_bytes, arrive, wait_ms=wait_ms, connections=lines)
+
+    def _fetched(self, assignment: Assignment) -> None:
+        lease = assignment.lease
+        self._models[lease.job_id] = assignment.task.model.digest
+        self.happened(events.InputsFetched(at_ms=self._agenda.now_ms, lease=lease))
+
+    def _moved(
+        self, direction: Direction, size_bytes: Bytes, took_ms: int, *, connections: int
+    ) -> None:
+        if size_bytes >= SMALLEST_BYTES:
+            took_us = Microseconds(1000 * max(1, took_ms))
+            now_ms = self._agenda.now_ms
+            seen = Transfer(now_ms, direction, size_bytes, took_us, connections)
+            self._upstream.measured(self.node, seen)
+
+    def _missing_bytes(self, assignment: Assignment) -> Bytes:
+        """Nothing, the deltas that lead on from the newest model here, or all of it.
+
+        The job's first model is drawn by whoever needs it.
+        """
+        model, deltas, initial = assignment.task.model, assignment.deltas, assignment.initial
+        held = {self._models.get(assignment.lease.job_id), initial.digest if initial else None}
+        if model.digest in held:
+            return Bytes(0)
+        places = [place for place, delta in enumerate(deltas) if delta.base in held]
+        if not places:
+            return model.size_bytes
+        led_on = sum(delta.blob.size_bytes for delta in deltas[places[-1] :])
+        return min(model.size_bytes, Bytes(led_on))
+
+    def _disk_ms(self, size_bytes: Bytes) -> int:
+        rate = self.ills.disk_bytes_per_s
+        return -(-size_bytes * 1000 // rate) if rate else 0
+
+    def _train(self, assignment: Assignment, start: Start) -> None:
+        lease = assignment.lease
+        self._training = lease
+        full_steps = assignment.task.full_steps
+        whole_ms = Milliseconds(round(full_steps * self.step_ms) + TRAIN_MS + self.model_ms)
+        compute_ms = whole_ms - self._taken_ahead_ms(assignment, start)
+        if self._dice.random() < self.ills.worker_death:
+            self._later(compute_ms // 2, lambda: self._died(lease))
+            return
+        starting_ms = max(0, self._ready_ms - self._agenda.now_ms)
+        name = msgspec.json.encode((assignment.slot, repr(start), assignment.task, self.ills.lie))
+        digest = Digest(blake3(name).hexdigest())
+        samples = Samples(sum(range_.count for range_ in assignment.task.ranges))
+        size_bytes = self.sizes.update_bytes(assignment.task.codec)
+        update = Update(digest, size_bytes, assignment.task.inner_steps, samples)
+        self._later(starting_ms + compute_ms, lambda: self._finished(assignment, update, whole_ms))
+
+    def _taken_ahead_ms(self, assignment: Assignment, start: Start) -> int:
+        """What the worker has done of it already. Whatever it did of anything else was in vain."""
+        (taken, since_ms), self._begun = self._begun, (None, Milliseconds(0))
+        task = assignment.task
+        begun = task.begun
+        if begun is None or taken != begun or start.resume_from != begun.round - 1:
+            return 0
+        most_ms = round(task.full_steps * begun.inner_steps / task.inner_steps * self.step_ms)
+        return min(most_ms, self._agenda.now_ms - since_ms)
+
+    def _finished(self, assignment: Assignment, update: Update, took_ms: Milliseconds) -> None:
+        lease = assignment.lease
+        if self._training == lease:
+            self._training = None
+            now_ms = self._agenda.now_ms
+            self._begun = (assignment.ahead, now_ms)
+            took = Steps(now_ms, assignment.task.full_steps, took_ms)
+            self._say(lambda: self._upstream.measured(self.node, took))
+            self.happened(events.TrainingFinished(at_ms=now_ms, lease=lease, update=update))
+
+    def _died(self, lease: Lease) -> None:
+        if self._training == lease:
+            self._training = None
+            self.happened(events.WorkerDied(at_ms=self._agenda.now_ms, reason="out of memory"))
+
+    def _aborted(self, lease: Lease) -> None:
+        if self._training == lease:
+            self._training = None
+            self.happened(events.TrainingAborted(at_ms=self._agenda.now_ms, lease=lease))
+
+    def _upload(self, lease: Lease, update: Update) -> None:
+        connection = self.connection
+        held = self._session.current
+        lines = held.connections if held is not None else 1
+
+        def arrive(took_ms: int) -> None:
+            if self.connection != connection:
+                self._broken(lease, "cut off")
+                return
+            self._moved(Direction.UP, update.size_bytes, took_ms - wait_ms, connections=lines)
+            is_damaged = self._dice.random() < self.ills.corruption
+            if is_damaged:
+                refusal = self._upstream.damage_found(self.node, lease)
+            else:
+                self.uploads_ms.append(took_ms)
+                refusal = self._upstream.update_sent(self.node, lease, update)
+            answer = self._damage_answered if is_damaged else self._answered
+            self._later(self.link.message_ms(Way.DOWN), lambda: answer(connection, lease, refusal))
+
+        # The bytes follow when the coordinator has admitted the header.
+        admission_ms = self.link.message_ms(Way.UP) + self.link.message_ms(Way.DOWN)
+        wait_ms = admission_ms + self._disk_ms(update.size_bytes)
+        self.link.move(Way.UP, update.size_bytes, arrive, wait_ms=wait_ms, connections=lines)
+
+    def _damage_answered(self, connection: int, lease: Lease, refusal: str) -> None:
+        """What was sent is well: it is sent again."""
+        self._broken(lease, refusal if self.connection == connection else "cut off")
+
+    def _answered(self, connection: int, lease: Lease, refusal: str) -> None:
+        now_ms = self._agenda.now_ms
+        if self.connection != connection:
+            self._broken(lease, "cut off")
+        elif refusal:
+            self.happened(events.UpdateLate(at_ms=now_ms, lease=lease, reason=refusal))
+        else:
+            self.happened(events.UpdateAccepted(at_ms=now_ms, lease=lease))
+
+    def _broken(self, lease: Lease, reason: str) -> None:
+        now_ms = self._agenda.now_ms
+        self.happened(events.UploadBroken(at_ms=now_ms, lease=lease, reason=reason))
+
+
+def job_released(job_id: JobId, reason: str) -> Callable[[Milliseconds], Event]:
+    """The message that a node's part in a job is over."""
+    return lambda at_ms: events.JobReleased(at_ms=at_ms, job_id=job_id, reason=reason)

@@ -1,0 +1,292 @@
+"""A node's link on virtual time: messages, and transfers over it and the coordinator's own link.
+
+Times of transfers come from the transfer model. Jitter is drawn for each message by itself: in a
+world messages are farther apart than jitter remembers. Messages of one direction keep their order.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from coordinator.core.transfer.congestion import after_idling
+from coordinator.core.transfer.constants import (
+    HANDSHAKE_RTTS,
+    INITIAL_WINDOW_PACKETS,
+    STREAM_WINDOW_PACKETS,
+)
+from coordinator.core.transfer.forecast import forecast, rounded
+from coordinator.core.transfer.path import CongestionControl, Path
+from coordinator.core.transfer.rounds import Carried, Start
+from coordinator.core.transfer.window import stall_us
+from hypergpu.units import Bytes, Microseconds, Milliseconds
+from netsim.link import STALLED_BITS_PER_S, Direction, Link, LinkCourse, most_loss
+from netsim.virtual.agenda import Agenda
+from netsim.virtual.sharing import Move, SharedLink
+
+_WINDOW_STEP = 1.5
+"""Windows are told apart by so much, so that transfers share forecasts."""
+_STRETCHES_MOST = 1000
+"""A transfer that outlives this many changes of its link goes on over the last one."""
+
+
+class Way(StrEnum):
+    """A direction, as the node sees it."""
+
+    UP = "up"
+    DOWN = "down"
+
+
+class CoordinatorLine:
+    """The coordinator's own link, which all nodes share."""
+
+    def __init__(self, agenda: Agenda, link: Link) -> None:
+        self.link = link
+        self.shared = {
+            Way.UP: SharedLink(agenda, link.down.bits_per_s),
+            Way.DOWN: SharedLink(agenda, link.up.bits_per_s),
+        }
+
+    def beyond(self, link: Link) -> Link:
+        """A node's whole way: its own link and this one, with the node's own bottleneck."""
+        return msgspec.structs.replace(
+            link, up=_joined(link.up, self.link.down), down=_joined(link.down, self.link.up)
+        )
+
+
+class NodeLink:
+    """One node's way to the coordinator and back.
+
+    Args:
+        agenda: Virtual time.
+        course: The link over time.
+        dice: Jitter, and where losses fall.
+        line: The coordinator's own link.
+    """
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        course: LinkCourse,
+        dice: random.Random,
+        line: CoordinatorLine,
+    ) -> None:
+        self._agenda = agenda
+        self._course = course
+        self._dice = dice
+        self._line = line
+        self._from_us, self._until_us = 0, -1
+        self._link = line.beyond(course.at(0))
+        self._paths: dict[Way, Path] = {}
+        self._delays: dict[Way, _Delay] = {}
+        self._last_ms = {Way.UP: 0, Way.DOWN: 0}
+        self._moves: dict[Move, SharedLink] = {}
+        self._carried: dict[Way, Carried] = {}
+        """What transfers over the present connection have left."""
+        self._moved_ms = 0
+
+    def message_ms(self, way: Way) -> Milliseconds:
+        """Until a message sent now is there, which is not before those sent earlier."""
+        now_ms = self._agenda.now_ms
+        self._look(now_ms * 1000)
+        delay_us = self._delays[way].drawn_us(self._dice)
+        path = self._paths[way]
+        if path.loss and self._dice.random() < path.loss:
+            delay_us += stall_us(path)
+        if path.bits_per_s == STALLED_BITS_PER_S:
+            delay_us += self._until_us - now_ms * 1000
+        self._last_ms[way] = max(self._last_ms[way], now_ms + -(-delay_us // 1000))
+        return Milliseconds(self._last_ms[way] - now_ms)
+
+    def round_trip_us(self, dice: random.Random) -> Microseconds:
+        """Of a probe sent now."""
+        self._look(self._agenda.now_ms * 1000)
+        return Microseconds(sum(self._delays[way].drawn_us(dice) for way in Way))
+
+    def train(self, dice: random.Random, packets: int) -> tuple[int, int]:
+        """Losses and bursts of losses among datagrams sent and echoed now."""
+        self._look(self._agenda.now_ms * 1000)
+        lost = bursts = 0
+        is_bad = dict.fromkeys(Way, False)
+        was_lost = False
+        for _ in range(packets):
+            for way, path in self._paths.items():
+                ends = 1 / max(1.0, path.burst_packets)
+                chance = 1 - ends if is_bad[way] else path.events_per_packet
+                is_bad[way] = dice.random() < chance
+            is_lost = any(is_bad.values())
+            lost += is_lost
+            bursts += is_lost and not was_lost
+            was_lost = is_lost
+        return lost, bursts
+
+    @property
+    def congestion_control(self) -> str:
+        """Of the hosts at both ends."""
+        self._look(self._agenda.now_ms * 1000)
+        return self._paths[Way.UP].congestion_control.value
+
+    def dial_ms(self) -> Milliseconds:
+        """Until a connection is open: handshakes, each there and back."""
+        there_and_back = self.message_ms(Way.UP) + self.message_ms(Way.DOWN)
+        return Milliseconds(HANDSHAKE_RTTS * there_and_back)
+
+    def move(
+        self,
+        way: Way,
+        size_bytes: Bytes,
+        deed: Callable[[int], None],
+        *,
+        wait_ms: int,
+        connections: int = 1,
+    ) -> None:
+        """Move bytes and then call ``deed`` with the milliseconds that it took.
+
+        Args:
+            way: Where to.
+            size_bytes: Payload.
+            deed: Called also when the transfer is cut off, then at once.
+            wait_ms: What passes besides: a request on its way, a slow disk.
+            connections: That share the bytes equally.
+        """
+        begun_ms = self._agenda.now_ms
+        shared = self._line.shared[way]
+        own_ms = Milliseconds(wait_ms + self.transfer_ms(way, size_bytes, connections))
+
+        def moved() -> None:
+            self._moves.pop(move, None)
+            # Nothing points in circles then, and the collector has nothing to look for.
+            move.deed = _nothing
+            self._moved_ms = self._agenda.now_ms
+            deed(self._agenda.now_ms - begun_ms)
+
+        move = Move(moved)
+        self._moves[move] = shared
+        shared.begin(move, size_bytes, own_ms)
+
+    def cut(self) -> None:
+        """End all transfers now."""
+        for move, shared in list(self._moves.items()):
+            if move.is_gone:
+                continue  # It ended in this very moment, and its deed is about to be called.
+            shared.drop(move)
+            self._agenda.after(0, move.deed)
+        self._moves.clear()
+        self._carried.clear()
+
+    def transfer_ms(self, way: Way, size_bytes: Bytes, connections: int = 1) -> Milliseconds:
+        """How long the bytes would take if the coordinator's own link were without limit."""
+        begun_us = now_us = self._agenda.now_ms * 1000
+        # The last of some connections to be through is the one that counts.
+        chance = self._dice.random() ** (1 / connections)
+        part_bytes = Bytes(-(-size_bytes // connections))
+        carried = self._carried_over(way)
+        done = 0.0
+        whole_us = 0
+        for _ in range(_STRETCHES_MOST):
+            self._look(now_us)
+            path = self._paths[way]
+            is_stalled = path.bits_per_s == STALLED_BITS_PER_S
+            if not is_stalled:
+                own = _shared_out(path, connections)
+                expected = forecast(own, part_bytes, Start.IDLE, carried)
+                self._carried[way] = expected.drawn_left(chance)
+                whole_us = expected.drawn_us(chance)
+                if now_us + (1 - done) * whole_us <= self._until_us:
+                    break
+                done += (self._until_us - now_us) / whole_us
+            now_us = self._until_us
+        took_us = now_us - begun_us + round((1 - done) * whole_us)
+        return Milliseconds(-(-took_us // 1000))
+
+    def _carried_over(self, way: Way) -> Carried | None:
+        """What the time without transfers has left of the last one's window; None: it is fresh."""
+        if way not in self._carried:
+            return None
+        self._look(self._agenda.now_ms * 1000)
+        window, threshold = self._carried[way]
+        path = self._paths[way]
+        timeouts = (self._agenda.now_ms - self._moved_ms) * 1000 // path.timeout_us
+        if timeouts and path.congestion_control is not CongestionControl.BBR:
+            threshold = max(threshold, 0.75 * window)
+            window = after_idling(window, timeouts)
+        return Carried(min(_near(window), STREAM_WINDOW_PACKETS), _near(threshold))
+
+    def _look(self, now_us: int) -> None:
+        """Bring the link up to date."""
+        if self._from_us <= now_us < self._until_us:
+            return
+        link = self._link = self._line.beyond(self._course.at(now_us))
+        self._from_us = now_us
+        self._until_us = self._course.next_change_us(now_us)
+        self._paths = {
+            Way.UP: path_of(link, link.up),
+            Way.DOWN: path_of(link, link.down),
+        }
+        self._delays = {Way.UP: _Delay.of(link.up), Way.DOWN: _Delay.of(link.down)}
+
+
+def _shared_out(path: Path, connections: int) -> Path:
+    """What one of several connections has of the path: losses are its own, the rate is not."""
+    if connections == 1:
+        return path
+    return msgspec.structs.replace(path, bits_per_s=path.bits_per_s // connections)
+
+
+def path_of(link: Link, direction: Direction) -> Path:
+    """What the transfer model needs to know of a direction."""
+    path = Path(
+        rtt_us=link.rtt_us,
+        bits_per_s=direction.bits_per_s,
+        loss=direction.loss,
+        burst_packets=direction.burst_packets,
+        queue_ms=direction.queue_ms,
+        congestion_control=CongestionControl(link.congestion_control.value),
+    )
+    return path if direction.bits_per_s == STALLED_BITS_PER_S else rounded(path)
+
+
+def _joined(own: Direction, line: Direction) -> Direction:
+    if not (line.delay_us or line.jitter_us or line.loss):
+        return own
+    return msgspec.structs.replace(
+        own,
+        delay_us=own.delay_us + line.delay_us,
+        jitter_us=round(math.hypot(own.jitter_us, line.jitter_us)),
+        loss=min(1 - (1 - own.loss) * (1 - line.loss), most_loss(own.burst_packets)),
+    )
+
+
+class _Delay(NamedTuple):
+    """Lognormal with a direction's mean and spread: late more often than early."""
+
+    mean_us: int
+    sigma: float
+
+    @classmethod
+    def of(cls, direction: Direction) -> "_Delay":
+        if not direction.jitter_us or not direction.delay_us:
+            return cls(direction.delay_us, 0.0)
+        variance = math.log1p((direction.jitter_us / direction.delay_us) ** 2)
+        return cls(direction.delay_us, math.sqrt(variance))
+
+    def drawn_us(self, dice: random.Random) -> int:
+        if not self.sigma:
+            return self.mean_us
+        factor = math.exp(self.sigma * (dice.gauss(0.0, 1.0) - self.sigma / 2))
+        return round(self.mean_us * factor)
+
+
+def _nothing() -> None:
+    """The deed of a transfer that is over."""
+
+
+def _near(packets: float) -> float:
+    """The next smaller of the windows that are told apart."""
+    if math.isinf(packets):
+        return packets
+    steps = math.floor(math.log(max(packets, 1) / INITIAL_WINDOW_PACKETS, _WINDOW_STEP))
+    return float(INITIAL_WINDOW_PACKETS * _WINDOW_STEP**steps)

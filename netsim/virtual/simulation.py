@@ -1,0 +1,233 @@
+"""Runs a world: the real cores of coordinator and nodes on virtual time, checked as they go."""
+
+import gc
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import msgspec
+
+from coordinator.core import events
+from coordinator.core.job import ENDED, Job, Phase
+from gpu_node.core import events as node_events
+from hypergpu.ids import Address, Digest, JobId, NodeId
+from hypergpu.ledger.terms import terms_of
+from hypergpu.ledger.typed import Domain
+from hypergpu.units import Milliseconds
+from netsim.link import LinkCourse
+from netsim.network.worldfile.description import NodeDescription
+from netsim.virtual.agenda import Agenda, Deed
+from netsim.virtual.coordinator_actor import MODEL_BYTES_PER_S, CoordinatorActor, journal_digest
+from netsim.virtual.fault_script import FaultScript
+from netsim.virtual.invariants import step_violations, violations
+from netsim.virtual.measuring import Gauges
+from netsim.virtual.node_actor import Ills, NodeActor
+from netsim.virtual.node_link import CoordinatorLine, NodeLink
+from netsim.virtual.worlds import World, drawn_description
+
+_RESUME_EACH_MS = 60_000
+_COORDINATOR = Address("0x" + "c0" * 20)
+
+
+class Transfers(msgspec.Struct, frozen=True):
+    """What one node's transfers took that got through, in milliseconds, in order."""
+
+    downloads_ms: tuple[int, ...]
+    uploads_ms: tuple[int, ...]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a world."""
+
+    seed: int
+    violations: tuple[str, ...]
+    phases: dict[JobId, Phase]
+    reasons: dict[JobId, str]
+    """Why a job is in its phase."""
+    journals: dict[JobId, Digest]
+    models: dict[JobId, Digest | None]
+    rounds: int
+    deeds: int
+    virtual_ms: Milliseconds
+    round_ms: dict[JobId, tuple[int, ...]]
+    """How long each round took, as the journal has it: from its opening to its model."""
+    transfers: dict[NodeId, Transfers]
+    refused: dict[JobId, int]
+    """Updates that the coordinator refused."""
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep Python from looking for circles among the millions of objects of a large world.
+
+    It took a fifth of the time and found next to nothing: states are replaced, not linked.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class _BrokenError(Exception):
+    """An invariant does not hold."""
+
+
+class Simulation:
+    """One world in motion."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._description = world.description or drawn_description(world)
+        self._dice = random.Random(world.seed)
+        self._agenda = Agenda()
+        self._open_jobs = len(world.jobs)
+        self._model_ms = world.sizes.whole * 1000 // MODEL_BYTES_PER_S
+        gauges = Gauges(
+            self._agenda,
+            world.sizes.for_plans(),
+            seed=world.seed,
+            line_bits_per_s=self._description.coordinator.down.bits_per_s,
+        )
+        self._coordinator = CoordinatorActor(self._agenda, gauges, world.sizes, self._watch)
+        self._coordinator.model_ms = self._model_ms
+        self._line = CoordinatorLine(self._agenda, self._description.coordinator)
+        self._nodes = [self._node(each) for each in self._description.nodes]
+        self._script = FaultScript(self._agenda, self._description, self._coordinator, self._nodes)
+
+    def run(self) -> Outcome:
+        """Run to the end of every job, or until an invariant or the time limit breaks."""
+        self._begin()
+        broken: tuple[str, ...] = ()
+        try:
+            with _collector_paused():
+                is_over = self._agenda.run(self._is_over, self._world.limit_ms)
+            if not is_over:
+                broken = (f"never finished: {self._where()}",)
+        except (_BrokenError, AssertionError) as error:
+            broken = (str(error),)
+        jobs = self._coordinator.jobs
+        return Outcome(
+            seed=self._world.seed,
+            violations=broken,
+            phases={job_id: job.phase for job_id, job in jobs.items()},
+            reasons={job_id: job.reason for job_id, job in jobs.items()},
+            journals={
+                job_id: journal_digest(journal)
+                for job_id, journal in self._coordinator.journals.items()
+            },
+            models={
+                job_id: job.model.blob.digest if job.model else None for job_id, job in jobs.items()
+            },
+            rounds=sum(job.model.round for job in jobs.values() if job.model),
+            deeds=self._agenda.done,
+            virtual_ms=self._agenda.now_ms,
+            round_ms={job_id: tuple(each) for job_id, each in self._coordinator.round_ms.items()},
+            transfers={
+                node.node: Transfers(tuple(node.downloads_ms), tuple(node.uploads_ms))
+                for node in self._nodes
+            },
+            refused={job_id: job.tally.updates_refused for job_id, job in jobs.items()},
+        )
+
+    def _node(self, described: NodeDescription) -> NodeActor:
+        key = partial(self._description.key, entity=described.name)
+        course = LinkCourse(
+            described.link,
+            described.variation,
+            key=key("link"),
+            traces=described.traces,
+            starts_at_hour=self._description.starts_at_hour,
+        )
+        link = NodeLink(self._agenda, course, random.Random(key("transfers")), self._line)
+        dice = random.Random(key("node"))
+        node = NodeActor(NodeId(described.name), self._agenda, self._coordinator, link, dice)
+        node.step_ms = max(described.step_floor_ms, dice.randint(*self._world.step_ms))
+        node.sizes = self._world.sizes
+        node.model_ms = self._model_ms
+        node.ills = Ills(worker_death=self._world.faults.worker_death)
+        node.starting_ms = self._world.faults.starting_ms
+        return node
+
+    def _begin(self) -> None:
+        for number, spec in enumerate(self._world.jobs):
+            job_id = JobId(f"job-{number}")
+            terms = terms_of(_COORDINATOR, job_id, Domain())
+            created = events.JobCreated(
+                at_ms=Milliseconds(0), job_id=job_id, spec=spec, terms=terms
+            )
+            self._coordinator.created(created)
+        for node in self._nodes:
+            self._agenda.after(self._dice.randint(0, 500), node.start)
+            self._plan_fault(self._world.faults.link_cut_ms, partial(self._cut, node))
+            self._plan_fault(self._world.faults.node_crash_ms, partial(self._crash, node))
+            self._plan_fault(self._world.faults.drain_ms, partial(self._drain, node))
+        self._script.plan()
+        self._plan_fault(self._world.faults.coordinator_crash_ms, self._crash_coordinator)
+        self._agenda.after(_RESUME_EACH_MS, self._resume)
+
+    def _plan_fault(self, mean_ms: int, deed: Deed) -> None:
+        """A Poisson process of faults that ends when the world says so."""
+        if not mean_ms:
+            return
+        wait_ms = 1 + int(self._dice.expovariate(1 / mean_ms))
+
+        def strike() -> None:
+            deed()
+            self._plan_fault(mean_ms, deed)
+
+        if self._agenda.now_ms + wait_ms < self._world.faults_until_ms:
+            self._agenda.after(wait_ms, strike)
+
+    def _away_ms(self) -> int:
+        return self._dice.randint(1, self._world.faults.away_ms)
+
+    def _cut(self, node: NodeActor) -> None:
+        node.unplug("the line went down")
+        self._agenda.after(self._away_ms(), node.plug)
+
+    def _crash(self, node: NodeActor) -> None:
+        if not node.is_alive:
+            return
+        node.crash()
+        if node is not self._nodes[0] and self._dice.random() < self._world.faults.vanishing:
+            return
+        self._agenda.after(self._away_ms(), node.revive)
+
+    def _drain(self, node: NodeActor) -> None:
+        """Ask a node to leave; its owner starts it again once it has."""
+        node.happened(node_events.DrainRequested(at_ms=self._agenda.now_ms, reason="its owner"))
+        limit_ms = node.session.drain_limit_ms + self._away_ms()
+        self._agenda.after(limit_ms, node.revive)
+
+    def _crash_coordinator(self) -> None:
+        self._coordinator.crash(self._nodes, self._away_ms())
+
+    def _resume(self) -> None:
+        """Play the user: resume what paused itself."""
+        if self._coordinator.is_up():
+            self._coordinator.resumed_if_paused()
+        self._agenda.after(_RESUME_EACH_MS, self._resume)
+
+    def _watch(self, before: Job, after: Job) -> None:
+        if after.phase in ENDED and before.phase not in ENDED:
+            self._open_jobs -= 1
+        is_new_model = before.model is not after.model
+        if not self._world.checks_each_event and not is_new_model:
+            return
+        if broken := (*violations(after), *step_violations(before, after)):
+            raise _BrokenError(f"{after.job_id} at {after.at_ms} ms: {'; '.join(broken)}")
+
+    def _is_over(self) -> bool:
+        return self._open_jobs == 0
+
+    def _where(self) -> str:
+        places = [
+            f"{job.job_id} is {job.phase.value} ({job.reason})"
+            for job in self._coordinator.jobs.values()
+            if job.phase is not Phase.FINISHED
+        ]
+        return ", ".join(places)

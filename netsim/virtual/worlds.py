@@ -1,0 +1,211 @@
+"""A world to simulate: how many nodes and jobs, how good their links, how much goes wrong."""
+
+import random
+
+import msgspec
+from msgspec.structs import replace
+
+from hypergpu.ids import NodeId
+from hypergpu.jobfile.spec import Aware, Codec, Evaluation, JobSpec, Outer, Pay, RoundRule, Training
+from hypergpu.units import Microseconds, Milliseconds
+from netsim.error import NetsimError
+from netsim.link import CongestionControl, Direction, Link
+from netsim.network.worldfile.description import NodeDescription, WorldDescription
+from netsim.virtual.sizes import Sizes
+
+
+class Faults(msgspec.Struct, frozen=True):
+    """Mean times between drawn faults, in virtual milliseconds; 0: never. A world's own script of
+    faults comes besides.
+    """
+
+    link_cut_ms: int = 0
+    """Per node: its connection breaks and heals by itself."""
+    node_crash_ms: int = 0
+    """Per node: the daemon is killed and comes back with what it had persisted."""
+    coordinator_crash_ms: int = 0
+    """The coordinator is killed, between persisting and acting, and comes back."""
+    drain_ms: int = 0
+    """Per node: its owner asks it to drain; it leaves in good order and comes back later."""
+    vanishing: float = 0.0
+    """Share of node crashes after which the node never comes back; one node always does."""
+    worker_death: float = 0.0
+    """Share of trainings that kill the worker process."""
+    away_ms: int = 20_000
+    """Longest absence after a fault."""
+    starting_ms: int = 0
+    """How long the worker of a node that came back takes to start."""
+
+
+class World(msgspec.Struct, frozen=True):
+    """Everything a simulation depends on. Equal worlds give equal journals."""
+
+    seed: int
+    nodes: int
+    jobs: tuple[JobSpec, ...]
+    faults: Faults = Faults()
+    faults_until_ms: Milliseconds = Milliseconds(600_000)
+    """Drawn faults stop here, so that every job can be expected to end."""
+    limit_ms: Milliseconds = Milliseconds(7_200_000)
+    sizes: Sizes = Sizes()
+    step_ms: tuple[int, int] = (20, 400)
+    """Fastest and slowest inner step in the world, where a node's description sets no floor."""
+    checks_each_event: bool = True
+    """Check the invariants after every event, or only when a round closes."""
+    description: WorldDescription | None = None
+    """Links, devices, churn and the script of faults; None: links are drawn."""
+
+
+def described_world(description: WorldDescription, sizes: Sizes, *, own_step_ms: int = 20) -> World:
+    """The world of a world file.
+
+    Args:
+        description: What the file says.
+        sizes: What its job moves.
+        own_step_ms: An inner step on a machine that plays no slower device.
+
+    Raises:
+        NetsimError: It names no job.
+    """
+    if description.job is None:
+        raise NetsimError(f"the world {description.name} has no job", "add a [job] to it")
+    return World(
+        description.seed,
+        len(description.nodes),
+        (description.job,),
+        limit_ms=Milliseconds(30 * 86_400_000),
+        sizes=sizes,
+        step_ms=(own_step_ms, own_step_ms),
+        checks_each_event=False,
+        description=description,
+    )
+
+
+_DRAWN_SCHEMES = {
+    "fp32": 400_000,
+    "bf16": 200_000,
+    "int8": 100_000,
+    "int4": 51_000,
+    "topk256": 13_000,
+    "topk64": 3_000,
+    "topk16": 800,
+}
+"""Of 100,000 parameters."""
+
+
+_OVERLAPPING = 1 / 3
+"""Share of drawn jobs."""
+
+
+def random_world(seed: int) -> World:
+    """A small world in which a lot goes wrong."""
+    dice = random.Random(seed)
+    nodes = dice.randint(1, 8)
+    vanishing = dice.choice((0.0, 0.0, 0.5))
+    # A job that needs nodes to start would wait for ever for those that vanished before.
+    needed = 1 if vanishing else nodes
+    specs = tuple(_random_spec(dice, needed) for _ in range(dice.choice((1, 1, 2))))
+    eager = random.Random(f"{seed}/overlap")
+    specs = tuple(_overlapping(spec) if eager.random() < _OVERLAPPING else spec for spec in specs)
+    faults = Faults(
+        link_cut_ms=dice.choice((0, 5_000, 60_000)),
+        node_crash_ms=dice.choice((0, 20_000, 120_000)),
+        coordinator_crash_ms=dice.choice((0, 3_000, 30_000)),
+        drain_ms=dice.choice((0, 30_000)),
+        vanishing=vanishing,
+        worker_death=dice.choice((0.0, 0.05)),
+        away_ms=dice.choice((500, 5_000, 40_000)),
+    )
+    sizes = Sizes(whole=_DRAWN_SCHEMES["fp32"], schemes=_DRAWN_SCHEMES)
+    return World(seed, nodes, specs, faults, sizes=sizes)
+
+
+def _random_spec(dice: random.Random, nodes: int) -> JobSpec:
+    strategy = dice.choice(("diloco", "diloco", "aware"))
+    training = Training(
+        rounds=dice.randint(2, 30),
+        inner_steps=dice.randint(1, 40),
+        batch_size=8,
+        seed=dice.randint(0, 9),
+        nodes=dice.randint(1, nodes),
+    )
+    return JobSpec(
+        workload="digits-softmax",
+        strategy=strategy,
+        training=training,
+        codec=Codec(up="int8"),
+        round=RoundRule(
+            deadline_ms=dice.choice((0, 5_000, 20_000)) if strategy == "diloco" else 0,
+            quorum=dice.choice((0.3, 0.6, 1.0)),
+        ),
+        evaluation=Evaluation(every=dice.randint(1, 3)),
+        # Where every step is exchanged nodes have batches of their own.
+        aware=Aware(inner_steps_max=dice.choice((1, 500))) if strategy == "aware" else Aware(),
+        pay=_pay(training),
+    )
+
+
+def _overlapping(spec: JobSpec) -> JobSpec:
+    """The job with rounds that overlap."""
+    aware = replace(spec.aware, sparsest="int4") if spec.strategy == "aware" else spec.aware
+    eager = replace(spec.round, overlap="eager")
+    return replace(spec, round=eager, outer=Outer(momentum=0.5), aware=aware)
+
+
+def _pay(training: Training) -> Pay:
+    """Half of the jobs pay, with an escrow for more nodes than they state."""
+    if training.seed % 2:
+        return Pay(rounds_per_epoch=3)
+    rounds_per_epoch, judged = 1 + training.rounds % 5, training.inner_steps % 3
+    return Pay(1_000, escrow=10**12, rounds_per_epoch=rounds_per_epoch, judged=judged)
+
+
+def calm_world(seed: int, nodes: int, rounds: int) -> World:
+    """Many nodes, one job, nothing goes wrong."""
+    spec = JobSpec(
+        workload="digits-softmax",
+        training=Training(rounds=rounds, inner_steps=20, batch_size=8, seed=seed, nodes=nodes),
+        evaluation=Evaluation(every=10),
+    )
+    return World(seed, nodes, (spec,), checks_each_event=False)
+
+
+def drawn_description(world: World) -> WorldDescription:
+    """Links for a world that describes none: anything from a neighbour to a bad line far away."""
+    names = [f"node-{number:04}" for number in range(world.nodes)]
+    return WorldDescription(
+        name="drawn",
+        seed=world.seed,
+        coordinator=COORDINATOR_LINK,
+        nodes=tuple(
+            NodeDescription(
+                name=NodeId(name),
+                group="drawn",
+                link=random_link(random.Random(f"{world.seed}/link/{name}")),
+            )
+            for name in names
+        ),
+    )
+
+
+def random_link(dice: random.Random) -> Link:
+    """Few enough kinds that a thousand nodes share their forecasts."""
+    delay_us = Microseconds(1000 * dice.choice((1, 5, 10, 20, 40, 80, 150)))
+    jitter_us = Microseconds(delay_us // dice.choice((5, 10, 50)))
+    loss, burst_packets = dice.choice(((0.0, 1), (0.0, 1), (0.0002, 2), (0.002, 4), (0.01, 4)))
+    up, down = (
+        Direction(
+            delay_us=delay_us,
+            jitter_us=jitter_us,
+            loss=loss,
+            burst_packets=burst_packets,
+            bits_per_s=1_000_000 * dice.choice(mbit_s),
+        )
+        for mbit_s in ((2, 20, 100), (10, 100, 1000))
+    )
+    return Link(up=up, down=down, congestion_control=CongestionControl.CUBIC)
+
+
+_HUNDRED_MBIT = Direction(delay_us=Microseconds(0), bits_per_s=100_000_000)
+COORDINATOR_LINK = Link(up=_HUNDRED_MBIT, down=_HUNDRED_MBIT)
+"""Where no description says otherwise."""

@@ -1,0 +1,144 @@
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+
+from hypergpu.tensors.layout import Flat, Kind
+from hypergpu.workloads.entry import OptionError
+from hypergpu.workloads.networks.task import TorchWorkload
+from hypergpu.workloads.networks.tensors import load_module, module_layout, store_module
+from hypergpu.workloads.registry import build, find
+
+SMALL = {
+    "text-gpt": {"width": 16, "layers": 2, "heads": 2, "block_length": 16},
+    "imagefolder-resnet18": {"classes": 2, "image_size": 32},
+    "imagefolder-vgg11": {"classes": 2, "image_size": 32},
+}
+INPUTS = {
+    "digits-mlp": torch.zeros(2, 64),
+    "digits-cnn": torch.zeros(2, 64),
+    "text-gpt": torch.zeros(2, 16, dtype=torch.uint8),
+    "mnist-cnn": torch.zeros(2, 1, 28, 28, dtype=torch.uint8),
+    "cifar10-resnet18": torch.zeros(2, 3, 32, 32, dtype=torch.uint8),
+    "cifar10-vgg11": torch.zeros(2, 3, 32, 32, dtype=torch.uint8),
+    "imagefolder-resnet18": torch.zeros(2, 3, 32, 32, dtype=torch.uint8),
+    "imagefolder-vgg11": torch.zeros(2, 3, 32, 32, dtype=torch.uint8),
+}
+
+
+def built(name: str) -> TorchWorkload:
+    return cast(TorchWorkload, build(find(name), SMALL.get(name, {})))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_a_network_has_a_loss_with_a_gradient_for_every_parameter(name: str) -> None:
+    workload, inputs = built(name), INPUTS[name]
+    targets = inputs if name == "text-gpt" else torch.tensor([0, 1])
+    model = workload.model()
+    loss = workload.loss(model, inputs, targets)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert torch.isfinite(loss)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_evaluating_adds_up_over_samples(name: str) -> None:
+    workload, inputs = built(name), INPUTS[name]
+    targets = inputs if name == "text-gpt" else torch.tensor([0, 1])
+    model = workload.model().eval()
+    with torch.inference_mode():
+        whole = workload.evaluate(model, inputs, targets)
+        parts = [workload.evaluate(model, inputs[i : i + 1], targets[i : i + 1]) for i in (0, 1)]
+    joined = parts[0].plus(parts[1])
+    assert (joined.score, joined.samples) == (whole.score, whole.samples)
+    assert joined.loss == pytest.approx(whole.loss, rel=1e-4)
+
+
+def test_flat_vectors_bring_every_tensor_back() -> None:
+    workload = built("cifar10-resnet18")
+    torch.manual_seed(1)
+    model, other = workload.model(), workload.model()
+    model(torch.randn(4, 3, 32, 32))
+    layout = module_layout(model)
+    flat = Flat.empty(layout)
+    store_module(model, layout, flat)
+    load_module(other, layout, flat)
+    for (name, kept), loaded in zip(
+        model.state_dict().items(), other.state_dict().values(), strict=True
+    ):
+        assert torch.equal(kept, loaded), name
+
+
+def test_batch_normalisation_gives_statistics_and_integers() -> None:
+    layout = module_layout(built("cifar10-resnet18").model())
+    kinds = {tensor.name: tensor.kind for tensor in layout.tensors}
+    assert kinds["bn1.running_mean"] is Kind.STATISTIC
+    assert kinds["bn1.num_batches_tracked"] is Kind.INTEGER
+    assert kinds["bn1.weight"] is Kind.PARAMETER
+
+
+def test_the_digits_cnn_has_nearly_all_weights_in_compressed_tensors() -> None:
+    layout = module_layout(built("digits-cnn").model())
+    assert layout.large_count / layout.parameters_count > 0.95
+
+
+def test_a_byte_is_predicted_from_those_before_it_alone() -> None:
+    torch.manual_seed(0)
+    model = built("text-gpt").model().eval()
+    first = torch.arange(16)[None]
+    second = first.clone()
+    second[0, 10:] = 99
+    with torch.inference_mode():
+        difference = (model(first) - model(second)).abs().amax(dim=2)[0]
+    assert float(difference[:10].max()) == 0
+    assert float(difference[10:].min()) > 0
+
+
+def test_augmented_images_differ_only_by_the_generator_s_draw() -> None:
+    workload = built("cifar10-vgg11")
+    images = torch.arange(2 * 3 * 32 * 32).reshape(2, 3, 32, 32) % 251
+    losses = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(0)
+        model = workload.model().eval()
+        torch.manual_seed(seed)
+        losses.append(float(workload.loss(model, images, torch.tensor([0, 1])).detach()))
+    assert losses[0] == losses[1] != losses[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        ("text-gpt", {"width": 10, "heads": 4}, "heads must divide width"),
+        ("digits-cnn", {"channels": 30}, "it must be a multiple of 4"),
+        ("mnist-cnn", {"channels": 30}, "it must be a multiple of 4"),
+    ],
+)
+def test_options_that_cannot_go_together_say_so(
+    name: str, options: dict[str, int], text: str
+) -> None:
+    with pytest.raises(OptionError, match=text):
+        build(find(name), options)
+
+
+def test_the_mlp_learns_the_digits() -> None:
+    workload = built("digits-mlp")
+    torch.manual_seed(0)
+    model = workload.model()
+    dataset = workload.load("")
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    for step in range(200):
+        batch = dataset.train.batch(np.arange(step * 32, step * 32 + 32) % 1442)
+        inputs, targets = (torch.from_numpy(array) for array in batch)
+        optimizer.zero_grad()
+        workload.loss(model, inputs, targets).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    inputs, targets = (torch.from_numpy(array) for array in dataset.test.batch(np.arange(355)))
+    with torch.inference_mode():
+        assert workload.evaluate(model.eval(), inputs, targets).metric("accuracy") > 0.9

@@ -1,0 +1,54 @@
+import pytest
+
+from hypergpu.workloads.entry import Entry, Option, OptionError, Options, complete_options
+
+ENTRY = Entry(
+    name="toy",
+    version=1,
+    kind="numpy",
+    dataset="toys",
+    metric="accuracy",
+    meaning="",
+    builder="nowhere:build",
+    options=(
+        Option("width", 8, "", 4, 16),
+        Option("rate", 0.5, "", 0.0, 1.0),
+        Option("augment", default=True, meaning=""),
+        Option("shape", "round", "", choices=("round", "square")),
+    ),
+)
+
+
+def test_what_is_not_given_takes_its_default() -> None:
+    assert complete_options(ENTRY, {"width": 16}) == {
+        "width": 16,
+        "rate": 0.5,
+        "augment": True,
+        "shape": "round",
+    }
+
+
+def test_a_whole_number_is_taken_for_a_fraction() -> None:
+    assert complete_options(ENTRY, {"rate": 1})["rate"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (
+            {"widht": 8},
+            "options.widht: toy has no such option; it has: width, rate, augment, shape",
+        ),
+        ({"width": 3}, "options.width of toy is 3; it must be at least 4"),
+        ({"width": 17}, "options.width of toy is 17; it must be at most 16"),
+        ({"width": "8"}, "options.width of toy is '8', a str; it must be a int, such as 8"),
+        ({"width": True}, "options.width of toy is True, a bool; it must be a int, such as 8"),
+        ({"augment": 1}, "options.augment of toy is 1, a int; it must be a bool, such as True"),
+        ({"rate": float("nan")}, "options.rate of toy is not a number"),
+        ({"shape": "flat"}, "options.shape of toy is 'flat'; it must be one of: round, square"),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_would_be_right(given: Options, text: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        complete_options(ENTRY, given)
+    assert str(caught.value) == text
