@@ -1,0 +1,318 @@
+"""The next calls that settle a job, from its receipts and the ledger's state.
+
+Theory of operation. Totals only grow and the contract merges them by maximum, so any call may be
+repeated and nothing has to be undone. A job is opened with its escrow. When an epoch ends, batches
+state the totals of its nodes, and payments right behind them close the epoch and pay the nodes with
+stake; none waits for another, since one account's transactions are mined in order. The other nodes
+are paid when the challenge window is over. Whatever else adds to shares (receipts that nodes forced
+in, receipts that came back after a loss, escrow that arrived late) shows as a share that is due in
+an epoch that is over, and is paid when it is seen.
+
+Each call has a purpose. A purpose that is queued is not planned again, so planning is idempotent.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from hypergpu.ids import Digest, NodeId
+from hypergpu.units import Samples, Wei
+from payments.core.calls import (
+    Approve,
+    Call,
+    Distribute,
+    Entry,
+    FundJob,
+    JobView,
+    OpenJob,
+    PlannedCall,
+    Reclaim,
+    RecordBatch,
+    RecordReceipt,
+    RequestReclaim,
+)
+from payments.core.ledger import LedgerState
+from payments.core.merkle import HASH_BYTES, merkle_root
+from payments.core.rewards import funded_samples, worth
+
+NODES_PER_CALL = 100
+"""Of a batch or a payment: a new node costs about 90,000 gas, a transaction takes 16.7 million."""
+NO_RECEIPTS = bytes(HASH_BYTES)
+"""Root of a batch without receipts: it repeats totals after escrow arrived."""
+
+
+class ReceiptLine(NamedTuple):
+    """A stored receipt, as far as settlement depends on it."""
+
+    node: NodeId
+    epoch: int
+    sequence: int
+    total_score: int
+    leaf: bytes
+    """See `payments.core.merkle.leaf`."""
+
+
+class ReclaimOrder(Enum):
+    """Order of the operator about a job's free escrow."""
+
+    NONE = 0
+    ANNOUNCE = 1
+    TAKE = 2
+
+
+class JobWork(NamedTuple):
+    """Everything about a job that settlement starts from, beside the chain."""
+
+    state: LedgerState
+    model: Digest
+    """Digest of the job's first model."""
+    dataset: Digest
+    """Digest of the description of its data."""
+    lines: Sequence[ReceiptLine] = ()
+    """Receipts whose sequence is not below the node's count in ``sealed``, in any order."""
+    sealed: Mapping[NodeId, Entry] = {}
+    """Highest totals that queued batches and records of the job state."""
+    next_sequence: int = 0
+    """One more than the highest sequence of a queued batch."""
+    queued: Collection[str] = frozenset()
+    """Purposes of the job's rows in the queue, whatever became of them, without abandoned ones."""
+    pending: Collection[str] = frozenset()
+    """Those that are in no block of the view's chain."""
+    is_each: bool = False
+    """Record receipts one by one instead of in batches."""
+    reclaim: ReclaimOrder = ReclaimOrder.NONE
+
+
+class SettlementPlan(NamedTuple):
+    """Calls to queue now, in order."""
+
+    calls: tuple[PlannedCall, ...] = ()
+    waiting: str = ""
+    """Reason why the job waits for the operator, with the fix; empty: it does not."""
+
+
+class FundingLimit(NamedTuple):
+    """Work that a job's escrow covers."""
+
+    samples: Samples | None
+    """Accepted samples since the job's beginning; None: no limit."""
+    reason: str = ""
+
+
+def plan_calls(work: JobWork, view: JobView) -> SettlementPlan:
+    """The next calls for a job that pays; none where all that can be done is queued.
+
+    Args:
+        work: The job.
+        view: The ledger at the block that ``work.pending`` is of.
+    """
+    state = work.state
+    if not state.unit_price or not state.terms.domain.chain_id:
+        return SettlementPlan()
+    opening = _plan_opening(work, view)
+    if opening.waiting or view.is_closed_to_records:
+        closing = (*_payments_due(work, view), *_reclaim(work, view)) if view.is_open else ()
+        return SettlementPlan(closing, opening.waiting)
+    records = _records(work, view)
+    calls = (
+        *opening.calls,
+        *records,
+        *_top_up(work, view, has_records=bool(records)),
+        *_payments_due(work, view),
+        *_reclaim(work, view),
+    )
+    return SettlementPlan(calls)
+
+
+def funding_limit(state: LedgerState, view: JobView | None) -> FundingLimit:
+    """How much of a job's work its escrow on the ledger covers.
+
+    Args:
+        state: The job's pay so far.
+        view: The ledger; None: it was not read yet.
+    """
+    if not state.unit_price:
+        return FundingLimit(None)
+    if view is None or not view.is_open:
+        return FundingLimit(Samples(0), "the escrow is not on the ledger yet")
+    if view.ends_at_s:
+        reason = "the job's end is announced on the ledger: hypergpu ledger reclaim takes its rest"
+        return FundingLimit(state.measured_samples, reason)
+    samples = funded_samples(
+        view.capacity, state.unit_price, state.total_score, state.measured_samples
+    )
+    reason = (
+        f"the escrow on the ledger, {view.capacity}, covers {samples} samples; raise it:"
+        " hypergpu job set pay.escrow=AMOUNT"
+    )
+    return FundingLimit(samples, reason)
+
+
+def _plan_opening(work: JobWork, view: JobView) -> SettlementPlan:
+    """Open the job, or add what its escrow was raised by."""
+    state = work.state
+    job_id, escrow = state.job_id, state.escrow
+    if not view.is_open:
+        purpose = f"open/{job_id}"
+        missing = Wei(escrow)
+        call: Call = OpenJob(
+            job_id=job_id,
+            coordinator=state.terms.coordinator,
+            model=work.model,
+            dataset=work.dataset,
+            unit_price=state.unit_price,
+            epochs=state.planned_epochs,
+            escrow=escrow,
+        )
+    else:
+        purpose = f"fund/{job_id}/{escrow}"
+        missing = Wei(max(0, escrow - view.capacity))
+        call = FundJob(job=state.terms.job, amount=missing)
+    is_needless = state.is_over and (view.is_open or not state.total_score)
+    if purpose in work.queued or not missing or view.ends_at_s or is_needless:
+        return SettlementPlan()
+    if view.balance < missing:
+        reason = (
+            f"the escrow of {job_id} lacks {missing} and the coordinator's account has"
+            f" {view.balance}. Fix: send the token to {state.terms.coordinator}"
+        )
+        return SettlementPlan(waiting=reason)
+    approval = PlannedCall(f"approve/{job_id}/{escrow}", Approve(amount=missing))
+    return SettlementPlan((approval, PlannedCall(purpose, call)))
+
+
+def _records(work: JobWork, view: JobView) -> tuple[PlannedCall, ...]:
+    """Record the receipts that no queued call covers, and pay the epochs that ended."""
+    state = work.state
+    lines = [line for line in work.lines if line.sequence >= _sealed_count(work, line.node)]
+    if work.is_each:
+        return tuple(_single_records(work, lines))
+    by_epoch: dict[int, list[ReceiptLine]] = defaultdict(list)
+    for line in lines:
+        if line.epoch < state.ended_epochs or state.is_over:
+            by_epoch[line.epoch].append(line)
+    calls: list[PlannedCall] = []
+    totals = dict(work.sealed)
+    sequence = max(work.next_sequence, view.next_sequence)
+    for epoch in sorted(by_epoch):
+        nodes: dict[NodeId, list[ReceiptLine]] = defaultdict(list)
+        for line in by_epoch[epoch]:
+            nodes[line.node].append(line)
+        ordered = sorted(nodes)
+        for start in range(0, len(ordered), NODES_PER_CALL):
+            chunk = ordered[start : start + NODES_PER_CALL]
+            for node in chunk:
+                totals[node] = _raised(totals.get(node), nodes[node])
+            batch = RecordBatch(
+                job=state.terms.job,
+                epoch=epoch,
+                sequence=sequence,
+                root=merkle_root(line.leaf for node in chunk for line in nodes[node]),
+                entries=tuple(totals[node] for node in chunk),
+            )
+            calls.append(PlannedCall(f"batch/{state.job_id}/{sequence}", batch))
+            sequence += 1
+        calls.extend(_distributions(work, epoch, ordered, kind="pay"))
+    return tuple(calls)
+
+
+def _single_records(work: JobWork, lines: list[ReceiptLine]) -> Iterator[PlannedCall]:
+    state = work.state
+    for line in sorted(lines, key=lambda line: (line.epoch, line.node, line.sequence)):
+        entry = Entry(line.node, line.sequence + 1, line.total_score)
+        purpose = f"record/{state.job_id}/{line.epoch}/{line.node}/{line.sequence}"
+        if purpose not in work.queued:
+            call = RecordReceipt(job=state.terms.job, epoch=line.epoch, entry=entry)
+            yield PlannedCall(purpose, call)
+
+
+def _top_up(work: JobWork, view: JobView, *, has_records: bool) -> tuple[PlannedCall, ...]:
+    """Repeat totals that were recorded while the escrow was short, once it has something again."""
+    state = work.state
+    records = (f"batch/{state.job_id}/", f"record/{state.job_id}/")
+    if has_records or not view.free or any(each.startswith(records) for each in work.pending):
+        return ()
+    short = [
+        Entry(node, account.counted, account.total_score)
+        for node, account in sorted(view.accounts.items())
+        if worth(state.unit_price, account.total_score) > account.earned
+    ][:NODES_PER_CALL]
+    if not short:
+        return ()
+    sequence = max(work.next_sequence, view.next_sequence)
+    batch = RecordBatch(
+        job=state.terms.job,
+        epoch=state.ended_epochs,
+        sequence=sequence,
+        root=NO_RECEIPTS,
+        entries=tuple(short),
+    )
+    return (PlannedCall(f"batch/{state.job_id}/{sequence}", batch),)
+
+
+def _payments_due(work: JobWork, view: JobView) -> tuple[PlannedCall, ...]:
+    """Pay the shares that are seen to be due: epochs still open, and those out of their window."""
+    calls: list[PlannedCall] = []
+    for number, epoch in sorted(view.epochs.items()):
+        nodes = epoch.nodes_due()
+        if not nodes:
+            continue
+        if epoch.closed_at_s:
+            if view.time_s >= epoch.closed_at_s + view.window_s:
+                calls.extend(_distributions(work, number, nodes, kind="late"))
+        elif _is_epoch_over(work, view, number):
+            calls.extend(_distributions(work, number, nodes, kind="sweep"))
+    return tuple(calls)
+
+
+def _is_epoch_over(work: JobWork, view: JobView, epoch: int) -> bool:
+    """Whether no record for an open epoch is on its way or still to come."""
+    state = work.state
+    own = (f"pay/{state.job_id}/{epoch}/", f"record/{state.job_id}/{epoch}/")
+    if any(purpose.startswith(own) for purpose in work.pending):
+        return False
+    return epoch < state.ended_epochs or state.is_over or view.is_closed_to_records
+
+
+def _reclaim(work: JobWork, view: JobView) -> tuple[PlannedCall, ...]:
+    state = work.state
+    if work.reclaim is ReclaimOrder.NONE or not view.is_open:
+        return ()
+    if not view.ends_at_s:
+        call = PlannedCall(f"request-reclaim/{state.job_id}", RequestReclaim(job=state.terms.job))
+        return () if call.purpose in work.queued else (call,)
+    prefix = f"reclaim/{state.job_id}/"
+    is_pending = any(purpose.startswith(prefix) for purpose in work.pending)
+    is_due = view.time_s >= view.ends_at_s and bool(view.free)
+    if work.reclaim is not ReclaimOrder.TAKE or is_pending or not is_due:
+        return ()
+    number = sum(1 for purpose in work.queued if purpose.startswith(prefix))
+    return (PlannedCall(f"{prefix}{number}", Reclaim(job=state.terms.job)),)
+
+
+def _distributions(
+    work: JobWork, epoch: int, nodes: Sequence[NodeId], *, kind: str
+) -> Iterator[PlannedCall]:
+    state = work.state
+    for number, start in enumerate(range(0, len(nodes), NODES_PER_CALL)):
+        purpose = f"{kind}/{state.job_id}/{epoch}/{number}"
+        if purpose not in work.queued:
+            chunk = tuple(nodes[start : start + NODES_PER_CALL])
+            call = Distribute(job=state.terms.job, epoch=epoch, nodes=chunk)
+            yield PlannedCall(purpose, call)
+
+
+def _raised(entry: Entry | None, lines: Sequence[ReceiptLine]) -> Entry:
+    """A node's totals with some more of its receipts."""
+    before = entry or Entry(lines[0].node, 0, 0)
+    return Entry(
+        before.node,
+        max(before.count, *(line.sequence + 1 for line in lines)),
+        max(before.total_score, *(line.total_score for line in lines)),
+    )
+
+
+def _sealed_count(work: JobWork, node: NodeId) -> int:
+    entry = work.sealed.get(node)
+    return entry.count if entry else 0
