@@ -1,13 +1,13 @@
 """Decisions about the transactions of one signing account: what to send, raise, mark or halt.
 
 Theory of operation. Every transaction has a nonce and one or more signed variants (a raised fee
-is another hash). At each tick one block is the view of everything. A transaction whose variant is in
-a block is mined there, and final once the block is deep enough. One that is in no block is sent
-again, the same bytes, once a block, and with a higher fee after some blocks. The contract makes every
-call idempotent, so repeating is harmless and nothing is ever repaired: what cannot be (a reverted
-call whose effect the ledger does not show, a nonce that somebody else used) halts its job with a
-reason and a fix. A halt is no state of its own: it follows from the rows and is over when they
-change, for example because a reorganisation brought the transaction into another block.
+is another hash). At each tick one block is the view of everything. A transaction whose variant is
+in a block is mined there, and final once the block is deep enough. One that is in no block is
+sent again, the same bytes, once a block, and with a higher fee after some blocks. The contract
+makes every call idempotent, so repeating is harmless and nothing is ever repaired: what cannot be
+(a reverted call whose effect the ledger does not show, a nonce that somebody else used) halts its
+job with a reason and a fix. A halt is no state of its own: it follows from the rows and is over
+when they change, for example because a reorganisation brought the transaction into another block.
 
 A reorganisation has no code of its own either: a row whose recorded block left the chain is mined
 nowhere, and is looked up again.
@@ -188,7 +188,8 @@ def decide(rows: Sequence[OutboxRow], view: OutboxView, rules: OutboxRules) -> t
         actions.extend(_decide_row(row, view, rules))
     waiting = next((row for row in rows if row.inclusion is None), None)
     if waiting and view.balance_wei < (cost := waiting.variants[-1].cost_wei):
-        reason = f"the account has {view.balance_wei} wei of gas money, {waiting.purpose} may take {cost}"
+        have = f"the account has {view.balance_wei} wei of gas money"
+        reason = f"{have}, {waiting.purpose} may take {cost}"
         fix = "send the chain's coin to the account: it goes on by itself"
         actions.append(Halt(HaltKind.KEY_FUNDS, None, reason, fix))
     return tuple(actions)
