@@ -195,9 +195,17 @@ def decide(rows: Sequence[OutboxRow], view: OutboxView, rules: OutboxRules) -> t
     return tuple(actions)
 
 
-def next_nonce(rows: Sequence[OutboxRow], view: OutboxView) -> int:
-    """Nonce for a new row: after all own ones, and after a stranger's in the chain."""
-    return max([view.nonce, *(row.nonce + 1 for row in rows)])
+def next_nonce(rows: Sequence[OutboxRow], view: OutboxView) -> int | None:
+    """Nonce for a new row; None while another program's transaction on top is not final.
+
+    A row after such a transaction would wait for ever if a reorganisation dropped that one.
+
+    Args:
+        rows: All rows that are not final.
+        view: The chain.
+    """
+    nonce = max([view.final_nonce, *(row.nonce + 1 for row in rows)])
+    return None if view.nonce > nonce else nonce
 
 
 def halted_jobs(actions: Iterable[Action]) -> dict[JobId | None, Halt]:

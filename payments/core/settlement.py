@@ -114,6 +114,9 @@ def plan_calls(work: JobWork, view: JobView) -> SettlementPlan:
     if opening.waiting or view.is_closed_to_records:
         closing = (*_payments_due(work, view), *_reclaim(work, view)) if view.is_open else ()
         return SettlementPlan(closing, opening.waiting)
+    is_opening = any(isinstance(planned.call, OpenJob) for planned in opening.calls)
+    if not (view.is_open or is_opening or f"open/{state.job_id}" in work.queued):
+        return SettlementPlan()
     records = _records(work, view)
     calls = (
         *opening.calls,
