@@ -24,11 +24,7 @@ contract TrainingLedger is Recording {
         _close(job, epoch);
     }
 
-    function distributePayments(bytes32 job, uint32 epoch, address[] calldata nodes)
-        external
-        nonReentrant
-        returns (uint256 total)
-    {
+    function distributePayments(bytes32 job, uint32 epoch, address[] calldata nodes) external nonReentrant returns (uint256 total) {
         if (nodes.length > MOST_PAYEES) revert TooManyNodes(nodes.length, MOST_PAYEES);
         if (_epochs[job][epoch].closedAt == 0) {
             if (!_isCloser(_opened(job))) revert EpochIsOpen(epoch);
@@ -36,14 +32,14 @@ contract TrainingLedger is Recording {
         }
         bool isFinal = _isFinal(job, epoch);
         uint16 period = _stakePeriod();
-        mapping(address node => Cell) storage cells = _cells[job][epoch];
+        mapping(address node => uint256) storage shares = _shares[job][epoch];
         uint256[] memory amounts = new uint256[](nodes.length);
         for (uint256 i = 0; i < nodes.length; ++i) {
             address node = nodes[i];
-            Cell storage cell = cells[node];
-            uint96 amount = cell.amount;
-            if (cell.state != ShareState.DUE || !(isFinal || _tryLock(node, amount, period))) continue;
-            (cell.state, cell.paidIn) = (ShareState.PAID, period);
+            uint256 share = shares[node];
+            uint96 amount = uint96(share);
+            if (_stateOf(share) != ShareState.DUE || !(isFinal || _tryLock(node, amount, period))) continue;
+            shares[node] = _settled(share, ShareState.PAID, period);
             amounts[i] = amount;
             total += amount;
             _push(node, amount);
@@ -57,25 +53,20 @@ contract TrainingLedger is Recording {
         uint256 closedAt = _epochs[job][epoch].closedAt;
         if (closedAt == 0) revert EpochIsOpen(epoch);
         if (_isFinal(job, epoch)) revert WindowOver(closedAt);
-        Cell storage cell = _cells[job][epoch][node];
-        (uint96 amount, bool isPaid) = (cell.amount, cell.state == ShareState.PAID);
-        if (!isPaid && cell.state != ShareState.DUE) revert NothingToVoid();
-        cell.state = ShareState.VOID;
-        _jobs[job].free += amount;
-        if (isPaid) _seizeLocked(node, amount, cell.paidIn);
+        uint96 amount = _void(job, epoch, node);
         uint256 penalty = _seizeFree(node, verdict.penalty);
         emit ContributionVoided(job, node, epoch, amount, penalty, verdict.evidence);
         _push(TREASURY, penalty);
     }
 
     function calculateRewards(bytes32 job, uint32 epoch, address node) external view returns (uint256) {
-        Cell storage cell = _cells[job][epoch][node];
-        return cell.state == ShareState.VOID ? 0 : cell.amount;
+        Share memory share = getContribution(job, epoch, node);
+        return share.state == ShareState.VOID ? 0 : share.amount;
     }
 
-    function getContribution(bytes32 job, uint32 epoch, address node) external view returns (Share memory) {
-        Cell storage cell = _cells[job][epoch][node];
-        return Share(cell.state, cell.amount);
+    function getContribution(bytes32 job, uint32 epoch, address node) public view returns (Share memory) {
+        uint256 share = _shares[job][epoch][node];
+        return Share(_stateOf(share), uint96(share));
     }
 
     function getEpoch(bytes32 job, uint32 epoch) external view returns (Epoch memory) {
@@ -92,6 +83,17 @@ contract TrainingLedger is Recording {
             metrics.score += account.score;
             metrics.earned += account.earned;
         }
+    }
+
+    /// @dev Void a share that is due or paid inside the window, and return it to the job.
+    function _void(bytes32 job, uint32 epoch, address node) private returns (uint96 amount) {
+        uint256 share = _shares[job][epoch][node];
+        amount = uint96(share);
+        bool isPaid = _stateOf(share) == ShareState.PAID;
+        if (!isPaid && _stateOf(share) != ShareState.DUE) revert NothingToVoid();
+        _shares[job][epoch][node] = _settled(share, ShareState.VOID, 0);
+        _jobs[job].free += amount;
+        if (isPaid) _seizeLocked(node, amount, uint16(share >> 104));
     }
 
     function _close(bytes32 job, uint32 epoch) private {

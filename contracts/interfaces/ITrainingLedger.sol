@@ -4,9 +4,7 @@ pragma solidity 0.8.37;
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 
 /// @title The ledger of training jobs: it holds a job's escrow and pays each node for its accepted work, once.
-/// @notice This file is the manual; the code behind it adds nothing that a caller must know.
-///
-/// # Theory of operation
+/// @notice # Theory of operation
 /// A coordinator signs a receipt for each contribution that it accepts. The score of a receipt is its samples times its quality in
 /// basis points, and every receipt states `totalScore`: the sum of the node's scores in the job up to and including this one.
 /// So the newest receipt of a node alone proves everything that the node has earned in the job.
@@ -37,7 +35,6 @@ import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 ///
 /// A share is paid once the window of its epoch is over, or before that against free stake of its node: the payment locks as much
 /// stake until the window is over, so a void always finds what it has to take back.
-///
 /// Each unit of the ledger's balance is a job's free escrow, a share that is due, a node's stake, or credit.
 ///
 /// | who | may | may not |
@@ -57,8 +54,7 @@ import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 interface ITrainingLedger {
     /// @notice What the owner of a job states when opening it. It never changes.
     /// @param coordinator Signs receipts and records batches.
-    /// @param model Digest of the first model.
-    /// @param dataset Digest of the dataset's description.
+    /// @param model Digest of the first model, as `dataset` is of the dataset's description.
     /// @param unitPrice Token units for a score of 1,000,000, which is 100 samples of full quality.
     /// @param epochs The owner's plan: recorded, not enforced.
     struct JobTerms {
@@ -79,9 +75,7 @@ interface ITrainingLedger {
         uint32 nextSeq;
         uint40 endsAt;
     }
-    /// @notice What a node says it is.
-    /// @param capabilities Digest of its capabilities.
-    /// @param device Name of its device's class.
+    /// @notice What a node says it is: a digest of its capabilities, the name of its device's class, and its memory.
     struct NodeMeta {
         bytes32 capabilities;
         bytes32 device;
@@ -104,9 +98,8 @@ interface ITrainingLedger {
         bytes32 evaluator;
         uint64 totalScore;
     }
-    /// @notice The arbiters' decision to void a node's share of an epoch.
+    /// @notice The arbiters' decision to void a node's share of an epoch. `evidence` is the digest of a document that says why.
     /// @param penalty The most to take from the node's stake on top, from what no payment locks.
-    /// @param evidence Digest of a document that says why.
     struct Verdict {
         bytes32 job;
         uint32 epoch;
@@ -126,17 +119,12 @@ interface ITrainingLedger {
         ShareState state;
         uint96 amount;
     }
-    /// @notice An epoch of a job.
-    /// @param openedAt Time of its first record; 0 before that.
-    /// @param closedAt 0 while it is open.
+    /// @notice An epoch of a job: the times of its first record and of its closing, 0 before that.
     struct Epoch {
         uint40 openedAt;
         uint40 closedAt;
     }
-    /// @notice A node in a job.
-    /// @param counted Receipts recorded.
-    /// @param score The highest total score recorded.
-    /// @param earned Units allotted, whether due, paid or voided.
+    /// @notice A node in a job. `earned` is what was allotted, whether it is due, paid or void by now.
     struct Account {
         uint32 counted;
         uint64 score;
@@ -191,7 +179,7 @@ interface ITrainingLedger {
     error AlreadyRequested();
     error NotRequested();
     error TooEarly(uint256 until);
-    /// @notice The token took a fee or did nothing; only what arrives in full is accepted.
+    /// @notice The token took a fee: only what arrives in full is accepted.
     error TransferShort(uint256 expected, uint256 received);
     error NothingToWithdraw();
     error AlreadyRegistered();
@@ -220,7 +208,7 @@ interface ITrainingLedger {
     function UNBONDING() external view returns (uint32);
     /// @notice How many arbiters must sign a verdict.
     function QUORUM() external view returns (uint8);
-    /// @notice Gets penalties.
+    /// @notice Where penalties go.
     function TREASURY() external view returns (address);
     /// @notice Whether an account's signature counts in verdicts.
     function isArbiter(address account) external view returns (bool);
@@ -235,8 +223,7 @@ interface ITrainingLedger {
     /// @notice Announce that the owner takes back what is free, `UNBONDING + CHALLENGE_WINDOW` seconds from now. Nodes have
     /// `UNBONDING` seconds of them to force their receipts in; after that nothing new is recorded and anyone may close epochs.
     function requestReclaim(bytes32 job) external;
-    /// @notice Pay the free escrow to the owner, once the announced time has come. Voided shares that return to it later are
-    /// taken by calling again.
+    /// @notice Pay the free escrow to the owner, once the announced time has come; again where voided shares return to it later.
     function reclaim(bytes32 job) external;
     /// @notice A job. Reverts with `UnknownJob`.
     function getJob(bytes32 job) external view returns (Job memory);
@@ -245,8 +232,7 @@ interface ITrainingLedger {
 
     // Nodes
 
-    /// @notice Register the caller as a node, with optional stake. A node that is not registered is paid all the same, after the
-    /// challenge window.
+    /// @notice Register the caller as a node, with optional stake. A node that is not registered is paid after the window.
     /// @return id Dense from 1, in the order of registration.
     function registerNode(NodeMeta calldata meta, uint256 stakeAmount) external returns (uint32 id);
     /// @notice Add to the caller's stake. What is unbonding stays as it is.
@@ -262,12 +248,9 @@ interface ITrainingLedger {
     function creditOf(address account) external view returns (uint256);
     /// @notice A node's stake.
     /// @return staked With what is locked, without what is unbonding.
-    /// @return locked What payments inside their windows lock. A lock is released after one to two windows.
+    /// @return locked What payments lock, each for one to two windows.
     /// @return unbonding What waits for `releaseAt`.
-    function stakeOf(address node)
-        external
-        view
-        returns (uint256 staked, uint256 locked, uint256 unbonding, uint256 releaseAt);
+    function stakeOf(address node) external view returns (uint256 staked, uint256 locked, uint256 unbonding, uint256 releaseAt);
     /// @notice How many nodes have registered, which is the newest id. `NodeRegistered` tells their addresses.
     function nodeCount() external view returns (uint32);
     /// @notice A node, with its sums over `jobs` (events tell which).

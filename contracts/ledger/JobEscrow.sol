@@ -23,22 +23,21 @@ abstract contract JobEscrow is Roles {
 
     mapping(bytes32 job => JobRecord) internal _jobs;
 
-    function openJob(bytes32 salt, JobTerms calldata terms, uint256 escrow)
-        external
-        nonReentrant
-        returns (bytes32 job)
-    {
+    function openJob(bytes32 salt, JobTerms calldata terms, uint256 escrow) external nonReentrant returns (bytes32 job) {
         if (terms.coordinator == address(0)) revert BadTerms();
         job = jobId(msg.sender, salt);
-        JobRecord storage record = _jobs[job];
-        if (record.coordinator != address(0)) revert JobExists();
-        record.coordinator = terms.coordinator;
-        record.epochs = terms.epochs;
-        record.unitPrice = terms.unitPrice;
-        record.free = escrow.toUint96();
-        record.owner = msg.sender;
-        record.model = terms.model;
-        record.dataset = terms.dataset;
+        if (_jobs[job].coordinator != address(0)) revert JobExists();
+        _jobs[job] = JobRecord({
+            coordinator: terms.coordinator,
+            endsAt: 0,
+            epochs: terms.epochs,
+            unitPrice: terms.unitPrice,
+            free: escrow.toUint96(),
+            nextSeq: 0,
+            owner: msg.sender,
+            model: terms.model,
+            dataset: terms.dataset
+        });
         emit JobOpened(job, msg.sender, terms.coordinator, salt, terms, escrow);
         _pull(escrow);
     }

@@ -4,14 +4,13 @@ import os
 import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from contracts.compile import CACHE, CONTRACTS, MODULES
 
 FORGE = next((MODULES / "@foundry-rs").glob("forge-*/bin/forge"), Path("forge"))
-LEDGER, MERKLE = "InvariantsTest", "MerkleInvariantsTest"
+INVARIANTS = "InvariantsTest"
 # As many calls make one of forge's runs; foundry.toml says the same.
 DEPTH = 100
 _CALLS_EACH = 50_000
@@ -52,7 +51,7 @@ def build() -> None:
         raise RuntimeError(f"the contracts' tests do not compile: {made.stderr[-2000:]}")
 
 
-def random_calls(calls: int, invariants: str = LEDGER) -> Campaign:
+def random_calls(calls: int) -> Campaign:
     """Make about so many random calls, the same ones each time: half a second of a core a thousand.
 
     They are shared out to campaigns with a seed each, as many at a time as there are cores.
@@ -63,8 +62,7 @@ def random_calls(calls: int, invariants: str = LEDGER) -> Campaign:
     build()
     counts = [min(_CALLS_EACH, calls - begun) for begun in range(0, calls, _CALLS_EACH)]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as at_once:
-        campaign = partial(_campaign, invariants)
-        parts = list(at_once.map(campaign, range(1, len(counts) + 1), counts))
+        parts = list(at_once.map(_campaign, range(1, len(counts) + 1), counts))
     return Campaign(
         calls=sum(part.calls for part in parts),
         reverts=sum(part.reverts for part in parts),
@@ -73,13 +71,13 @@ def random_calls(calls: int, invariants: str = LEDGER) -> Campaign:
     )
 
 
-def _campaign(invariants: str, seed: int, calls: int) -> Campaign:
+def _campaign(seed: int, calls: int) -> Campaign:
     settings = {
         "FOUNDRY_FUZZ_SEED": hex(seed),
         "FOUNDRY_INVARIANT_RUNS": str(max(1, calls // DEPTH)),
-        "FOUNDRY_INVARIANT_FAILURE_PERSIST_DIR": str(CACHE / "campaigns" / f"{invariants}-{seed}"),
+        "FOUNDRY_INVARIANT_FAILURE_PERSIST_DIR": str(CACHE / "campaigns" / f"{seed}"),
     }
-    answer = forge_test("--match-contract", f"^{invariants}$", **settings)
+    answer = forge_test("--match-contract", f"^{INVARIANTS}$", **settings)
     printed = answer.stdout + answer.stderr
     said = re.search(r"invariant_.*runs: \d+, calls: (\d+), reverts: (\d+)", printed)
     if said is None:

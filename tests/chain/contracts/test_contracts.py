@@ -1,6 +1,6 @@
 """The contracts' own tests are forge's (contracts/test); here they run, and are tested themselves.
 
-Of a million random calls and of all mutants, which `make bench ONLY=contracts` has, a tenth.
+A million random calls and all mutants are `make bench ONLY=contracts`; here are some of both.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from contracts.compile import drifted, sources
-from contracts.tools.forge import LEDGER, MERKLE, build, forge_test, random_calls
+from contracts.tools.forge import build, forge_test, random_calls
 from contracts.tools.mutate import (
     EQUIVALENT,
     LEAST_PERCENT,
@@ -20,7 +20,7 @@ from contracts.tools.mutate import (
     score,
 )
 
-CALLS = 100_000
+CALLS = 20_000
 PART = 10
 pytestmark = pytest.mark.timeout(600)
 
@@ -43,23 +43,22 @@ def test_the_artifacts_are_what_the_sources_give() -> None:
 
 def test_the_contracts_behave() -> None:
     printed = printed_by("--no-match-contract", "GasTest|InvariantsTest")
-    assert "test_a_voucher_is_cumulative_and_pays_once" in printed
+    assert "test_an_undercounted_node_is_paid_in_full_by_its_newest_receipt" in printed
 
 
-@pytest.mark.parametrize(("invariants", "calls"), [(LEDGER, CALLS), (MERKLE, CALLS // 5)])
 def test_the_books_balance_after_any_calls(
-    record_property: Callable[[str, object], None], invariants: str, calls: int
+    record_property: Callable[[str, object], None],
 ) -> None:
-    campaign = random_calls(calls, invariants)
-    broken = f"{campaign.is_broken:d} of {invariants} broken"
+    campaign = random_calls(CALLS)
+    broken = f"{campaign.is_broken:d} invariants broken"
     record_property("said", f"contracts: {campaign.calls:,} random calls, {broken}")
     assert not campaign.is_broken, campaign.printed[-8000:]
-    assert (campaign.calls, campaign.reverts) == (calls, 0)
+    assert (campaign.calls, campaign.reverts) == (CALLS, 0)
 
 
 def test_gas_is_what_the_snapshots_say() -> None:
     printed = printed_by("--isolate", "--match-contract", "GasTest", "--gas-snapshot-check=true")
-    assert "test_gas_of_10000_receipts_of_10_nodes_by_their_sums" in printed
+    assert "test_gas_of_10000_receipts_of_10_nodes" in printed
 
 
 def test_a_mutant_is_one_changed_line_of_a_function() -> None:
@@ -72,7 +71,7 @@ def test_a_mutant_is_one_changed_line_of_a_function() -> None:
     }
 
 
-def test_of_ten_mutants_the_tests_notice_nine(
+def test_the_tests_notice_mutants(
     record_property: Callable[[str, object], None],
 ) -> None:
     chosen = one_of(PART, sources())
