@@ -9,8 +9,7 @@ import {World} from "./harness/World.sol";
 /// @dev Deployment, jobs and their escrow, from opening to reclaim.
 contract JobsTest is World {
     function isMade(LedgerOptions memory given) private returns (bool) {
-        string memory json = vm.readFile(string.concat(vm.envOr("HYPERGPU_ARTIFACTS", "artifacts"), "/TrainingLedger.json"));
-        return create(bytes.concat(vm.parseJsonBytes(json, ".bytecode"), abi.encode(given))) != address(0);
+        return create("TrainingLedger", abi.encode(given)) != address(0);
     }
 
     function test_options_are_kept() public view {

@@ -242,14 +242,6 @@ contract PaymentsTest is World {
         ledger.voidContribution(made, signatures);
     }
 
-    function test_a_full_quorum_and_more_are_taken() public {
-        work(0, node, 3);
-        close(0);
-        ITrainingLedger.Verdict memory made = verdict(0, node, 0);
-        ledger.voidContribution(made, quorum(made, 3));
-        assertState(0, node, ITrainingLedger.ShareState.VOID);
-    }
-
     /// @dev A coordinator records too little and vanishes: the node needs its newest receipt and nobody's help.
     function test_an_undercounted_node_is_paid_in_full_by_its_newest_receipt() public {
         record(0, node, 3, 2 * POINT);

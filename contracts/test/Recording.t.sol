@@ -77,14 +77,6 @@ contract RecordingTest is World {
         vm.assertEq(ledger.getJob(job).free, ESCROW - 6 * PRICE);
     }
 
-    function test_a_node_twice_in_a_batch_is_paid_once() public {
-        bytes32[] memory made = new bytes32[](2);
-        made[0] = entry(node, 3, 2 * POINT);
-        made[1] = made[0];
-        batch(0, made);
-        assertAccount(node, 3, 2 * POINT, 2 * PRICE);
-    }
-
     function test_the_coordinator_alone_records_batches() public {
         vm.expectRevert(abi.encodeWithSelector(ITrainingLedger.NotCoordinator.selector, OWNER));
         vm.prank(OWNER);
@@ -170,15 +162,6 @@ contract RecordingTest is World {
         assertAccount(node, 6, 7 * POINT, 7 * PRICE);
     }
 
-    function test_an_older_receipt_raises_nothing() public {
-        record(0, node, 5, 5 * POINT);
-        ITrainingLedger.Receipt memory made = receipt(node, 3, 4 * POINT);
-        bytes memory own = signature(NODE_KEY, digestOf(made.contribution));
-        bytes memory counter = countersigned(made);
-        vm.expectRevert(ITrainingLedger.NothingNew.selector);
-        ledger.submitContribution(made, own, counter, 0);
-    }
-
     function test_a_receipt_of_no_score_is_counted() public {
         force(receipt(node, 0, 0), NODE_KEY, 0);
         assertAccount(node, 1, 0, 0);
@@ -230,13 +213,6 @@ contract RecordingTest is World {
         close(5);
         ledger.submitContribution(made, own, counter, 5);
         assertShare(6, node, PRICE);
-    }
-
-    function test_a_receipt_of_a_closed_epoch_goes_to_the_next_open_one() public {
-        close(0);
-        force(receipt(node, 0, POINT), NODE_KEY, 0);
-        assertShare(1, node, PRICE);
-        vm.assertEq(ledger.getEpoch(job, 1).openedAt, block.timestamp);
     }
 
     function test_a_sequence_has_32_bits() public {

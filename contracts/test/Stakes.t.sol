@@ -107,15 +107,6 @@ contract StakesTest is World {
         assertStake(6 * PRICE, 0, 5 * PRICE);
     }
 
-    function test_a_lock_is_dropped_after_any_pause() public {
-        register(node, 10 * PRICE);
-        work(0, node, 4);
-        close(0);
-        pay(0, node);
-        vm.warp(block.timestamp + 5 * WINDOW);
-        assertStake(10 * PRICE, 0, 0);
-    }
-
     function test_locks_of_two_periods_add_up() public {
         register(node, 10 * PRICE);
         work(0, node, 4);

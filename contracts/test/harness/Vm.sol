@@ -3,34 +3,22 @@ pragma solidity 0.8.37;
 
 /// @dev The cheat codes that these tests use: forge-std is not on npm in a version that fits.
 interface Vm {
-    struct Log {
-        bytes32[] topics;
-        bytes data;
-        address emitter;
-    }
-
     function addr(uint256 key) external pure returns (address);
     function assertEq(uint256 left, uint256 right) external pure;
     function assertEq(address left, address right) external pure;
     function assertEq(bytes32 left, bytes32 right) external pure;
     function assertEq(uint256 left, uint256 right, string calldata message) external pure;
     function assertLe(uint256 left, uint256 right, string calldata message) external pure;
-    function assertTrue(bool condition) external pure;
-    function assertFalse(bool condition) external pure;
-    function assume(bool condition) external pure;
     function chainId(uint256 id) external;
     function envOr(string calldata name, string calldata otherwise) external view returns (string memory);
-    function etch(address target, bytes calldata code) external;
     function expectEmit(address emitter) external;
     function expectRevert() external;
     function expectRevert(bytes4 selector) external;
     function expectRevert(bytes calldata reason) external;
     function expectPartialRevert(bytes4 selector) external;
-    function getRecordedLogs() external returns (Log[] memory);
     function parseJsonBytes(string calldata json, string calldata key) external pure returns (bytes memory);
     function prank(address sender) external;
     function readFile(string calldata path) external view returns (string memory);
-    function recordLogs() external;
     function sign(uint256 key, bytes32 digest) external pure returns (uint8 v, bytes32 r, bytes32 s);
     function snapshotGasLastCall(string calldata group, string calldata name) external returns (uint256);
     function warp(uint256 timestamp) external;
@@ -41,23 +29,20 @@ interface Vm {
 abstract contract Cheats {
     Vm internal constant vm = Vm(address(uint160(uint256(keccak256("hevm cheat code")))));
 
-    /// @dev Make a contract from its artifact; the folder can be another one, with mutants in it.
+    /// @dev Deploy a contract from its artifact; the folder can be another one, with mutants in it.
     function deployed(string memory name, bytes memory arguments) internal returns (address made) {
-        string memory folder = vm.envOr("HYPERGPU_ARTIFACTS", "artifacts");
-        string memory json = vm.readFile(string.concat(folder, "/", name, ".json"));
-        made = create(bytes.concat(vm.parseJsonBytes(json, ".bytecode"), arguments));
+        made = create(name, arguments);
         require(made != address(0), "not deployed");
     }
 
     /// @dev Zero where the constructor reverted.
-    function create(bytes memory code) internal returns (address made) {
+    function create(string memory name, bytes memory arguments) internal returns (address made) {
+        string memory folder = vm.envOr("HYPERGPU_ARTIFACTS", "artifacts");
+        string memory json = vm.readFile(string.concat(folder, "/", name, ".json"));
+        bytes memory code = bytes.concat(vm.parseJsonBytes(json, ".bytecode"), arguments);
         assembly {
             made := create(0, add(code, 32), mload(code))
         }
-    }
-
-    function bound(uint256 value, uint256 low, uint256 high) internal pure returns (uint256) {
-        return low + value % (high - low + 1);
     }
 
     function signature(uint256 key, bytes32 digest) internal pure returns (bytes memory) {

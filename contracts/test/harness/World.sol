@@ -126,11 +126,6 @@ abstract contract World is Cheats {
         one[0] = account;
     }
 
-    function only(uint256 amount) internal pure returns (uint256[] memory one) {
-        one = new uint256[](1);
-        one[0] = amount;
-    }
-
     function pair(address one, address another) internal pure returns (address[] memory two) {
         two = new address[](2);
         (two[0], two[1]) = (one, another);
