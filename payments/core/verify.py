@@ -1,0 +1,243 @@
+"""Recompute a job's pay from its receipts and compare it with the ledger's records.
+
+Anyone can run this: it needs the receipts and any RPC. A *fault* contradicts the receipts or the
+rule; something *open* is not done yet or cannot be told from the receipts at hand.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from hypergpu.ids import JobId, NodeId
+from hypergpu.statements.receipt import Receipt, SignedReceipt, receipt_fault
+from hypergpu.units import Wei
+from payments.core.calls import AccountView, Entry, JobView, ShareState
+from payments.core.merkle import leaf, merkle_root
+from payments.core.receipts import ReceiptFile
+from payments.core.rewards import worth
+from payments.core.settlement import NO_RECEIPTS
+
+
+class BatchRecord(NamedTuple):
+    """A batch as the chain has it: the event's root and the call's entries."""
+
+    epoch: int
+    sequence: int
+    root: bytes
+    entries: tuple[Entry, ...]
+
+
+class SingleRecord(NamedTuple):
+    """A receipt that was recorded by itself."""
+
+    epoch: int
+    entry: Entry
+
+
+class LedgerRecords(NamedTuple):
+    """Everything that the ledger holds about a job, at one block."""
+
+    block: int
+    view: JobView
+    """With every node that was ever recorded, and every epoch with a record."""
+    records: Sequence[BatchRecord | SingleRecord] = ()
+    """In the chain's order."""
+
+
+class NodeFinding(msgspec.Struct, frozen=True):
+    """A node's pay by its receipts and by the ledger."""
+
+    node: NodeId
+    receipts: int
+    total_score: int
+    worth: Wei
+    """By the receipts."""
+    recorded_score: int = 0
+    allotted: Wei = Wei(0)
+    paid: Wei = Wei(0)
+    void: Wei = Wei(0)
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a check."""
+
+    job_id: JobId
+    nodes: tuple[NodeFinding, ...]
+    faults: tuple[str, ...]
+    open: tuple[str, ...]
+    block: int | None = None
+    """Block of the ledger's records; None: no chain was asked."""
+
+
+def verify(file: ReceiptFile, ledger: LedgerRecords | None = None) -> Verification:
+    """Check every receipt of a job, and that the ledger's records follow from them.
+
+    About 0.2 ms a receipt.
+
+    Args:
+        file: The job's receipts.
+        ledger: Records of the ledger that the receipts are signed for; None: receipts alone.
+    """
+    faults = list(_receipt_faults(file))
+    chains: dict[NodeId, dict[int, Receipt]] = defaultdict(dict)
+    for signed in file.receipts:
+        chains[signed.receipt.node].setdefault(signed.receipt.sequence, signed.receipt)
+    open_: list[str] = []
+    for node, own in sorted(chains.items()):
+        faults.extend(_chain_faults(node, own))
+        if missing := max(own) + 1 - len(own):
+            open_.append(f"{node}: {missing} of its {max(own) + 1} receipts are not in the file")
+    if ledger:
+        faults.extend(_ledger_faults(file, chains, ledger))
+        open_.extend(_open_records(file, chains, ledger.view))
+    view = ledger.view if ledger else None
+    nodes = sorted({*chains, *(view.accounts if view else ())})
+    return Verification(
+        job_id=file.job_id,
+        nodes=tuple(_finding(node, chains.get(node, {}), file.unit_price, view) for node in nodes),
+        faults=tuple(faults),
+        open=tuple(open_),
+        block=ledger.block if ledger else None,
+    )
+
+
+def _receipt_faults(file: ReceiptFile) -> Iterator[str]:
+    terms = file.terms
+    seen: dict[tuple[NodeId, int], SignedReceipt] = {}
+    for signed in file.receipts:
+        receipt = signed.receipt
+        name = f"{receipt.node}: receipt {receipt.sequence} of round {receipt.round}"
+        if receipt.job != terms.job:
+            yield f"{name}: it is of another job"
+        elif fault := receipt_fault(signed, terms.domain, terms.coordinator):
+            yield f"{name}: {fault}"
+        other = seen.setdefault((receipt.node, receipt.sequence), signed)
+        if other is not signed:
+            yield f"{name}: round {other.receipt.round} has the same sequence"
+
+
+def _chain_faults(node: NodeId, own: Mapping[int, Receipt]) -> Iterator[str]:
+    """Faults in the running totals of a node."""
+    for sequence in sorted(own):
+        receipt, before = own[sequence], own.get(sequence - 1)
+        if before is None and sequence:
+            continue
+        total = (before.total_score if before else 0) + receipt.score
+        if receipt.total_score != total:
+            said = f"its total score is {receipt.total_score}, the receipts give {total}"
+            yield f"{node}: receipt {sequence}: {said}"
+        if before and receipt.round <= before.round:
+            yield f"{node}: receipt {sequence}: round {receipt.round} follows {before.round}"
+
+
+def _ledger_faults(
+    file: ReceiptFile, chains: Mapping[NodeId, Mapping[int, Receipt]], ledger: LedgerRecords
+) -> Iterator[str]:
+    view = ledger.view
+    if view.is_open and view.unit_price != file.unit_price:
+        yield f"the ledger's unit price is {view.unit_price}, the job's {file.unit_price}"
+    yield from _batch_faults(chains, ledger)
+    for node, account in sorted(view.accounts.items()):
+        proven = chains.get(node, {})
+        newest = max(proven, default=-1)
+        total = proven[newest].total_score if proven else 0
+        if account.total_score > total or account.counted > newest + 1:
+            recorded = f"{account.counted} receipts of score {account.total_score} are recorded"
+            yield f"{node}: {recorded}, {newest + 1} of score {total} are proven"
+        most = worth(view.unit_price, account.total_score)
+        if account.earned > most:
+            yield f"{node}: {account.earned} is allotted for a score that is worth {most}"
+        shares = sum(
+            epoch.shares[node].amount for epoch in view.epochs.values() if node in epoch.shares
+        )
+        if shares != account.earned:
+            yield f"{node}: its shares come to {shares}, {account.earned} is allotted"
+
+
+def _batch_faults(
+    chains: Mapping[NodeId, Mapping[int, Receipt]], ledger: LedgerRecords
+) -> Iterator[str]:
+    """Check each batch's root and totals against the receipts that it covers.
+
+    A batch covers of each node the receipts after its previous batch. A coordinator that lost its
+    database goes by the ledger instead, where single records count too: both are right.
+    """
+    batched: dict[NodeId, int] = {}
+    recorded: dict[NodeId, int] = {}
+    for record in ledger.records:
+        entries = record.entries if isinstance(record, BatchRecord) else (record.entry,)
+        if isinstance(record, BatchRecord):
+            name = f"batch {record.sequence} of epoch {record.epoch}"
+            roots = {_root(chains, record.entries, counts) for counts in (batched, recorded)}
+            if record.root not in roots:
+                yield f"{name}: its root is not that of its receipts"
+            batched.update(
+                (each.node, max(each.count, batched.get(each.node, 0))) for each in entries
+            )
+        else:
+            name = f"the single record of epoch {record.epoch}"
+        for each in entries:
+            receipt = chains.get(each.node, {}).get(each.count - 1)
+            if receipt and receipt.total_score != each.total_score:
+                said = f"score {each.total_score} for {each.count} receipts of {each.node}"
+                yield f"{name}: {said}, which come to {receipt.total_score}"
+            recorded[each.node] = max(each.count, recorded.get(each.node, 0))
+
+
+def _root(
+    chains: Mapping[NodeId, Mapping[int, Receipt]],
+    entries: Sequence[Entry],
+    counts: Mapping[NodeId, int],
+) -> bytes:
+    leaves = [
+        leaf(own[sequence])
+        for entry in entries
+        if (own := chains.get(entry.node))
+        for sequence in range(counts.get(entry.node, 0), entry.count)
+        if sequence in own
+    ]
+    return merkle_root(leaves) if leaves else NO_RECEIPTS
+
+
+def _open_records(
+    file: ReceiptFile, chains: Mapping[NodeId, Mapping[int, Receipt]], view: JobView
+) -> Iterator[str]:
+    for node, own in sorted(chains.items()):
+        account = view.accounts.get(node, AccountView())
+        total = own[max(own)].total_score
+        if missing := worth(file.unit_price, total) - worth(file.unit_price, account.total_score):
+            yield f"{node}: {missing} of its work is not recorded"
+        if short := worth(file.unit_price, account.total_score) - account.earned:
+            yield f"{node}: {short} is recorded, and the escrow was short of it"
+    for number, epoch in sorted(view.epochs.items()):
+        if due := sum(epoch.shares[node].amount for node in epoch.nodes_due()):
+            state = "closed, in its window or unpaid" if epoch.closed_at_s else "open"
+            yield f"epoch {number}: {due} is due ({state})"
+
+
+def _finding(
+    node: NodeId, own: Mapping[int, Receipt], unit_price: Wei, view: JobView | None
+) -> NodeFinding:
+    total = own[max(own)].total_score if own else 0
+    account = view.accounts.get(node, AccountView()) if view else AccountView()
+    shares = (
+        [epoch.shares[node] for epoch in view.epochs.values() if node in epoch.shares]
+        if view
+        else []
+    )
+    amounts = {
+        state: Wei(sum(share.amount for share in shares if share.state is state))
+        for state in (ShareState.PAID, ShareState.VOID)
+    }
+    return NodeFinding(
+        node,
+        len(own),
+        total,
+        worth(unit_price, total),
+        account.total_score,
+        account.earned,
+        amounts[ShareState.PAID],
+        amounts[ShareState.VOID],
+    )
