@@ -207,9 +207,10 @@ def _open_records(
     for node, own in sorted(chains.items()):
         account = view.accounts.get(node, AccountView())
         total = own[max(own)].total_score
-        if missing := worth(file.unit_price, total) - worth(file.unit_price, account.total_score):
+        recorded = worth(file.unit_price, account.total_score)
+        if (missing := worth(file.unit_price, total) - recorded) > 0:
             yield f"{node}: {missing} of its work is not recorded"
-        if short := worth(file.unit_price, account.total_score) - account.earned:
+        if (short := recorded - account.earned) > 0:
             yield f"{node}: {short} is recorded, and the escrow was short of it"
     for number, epoch in sorted(view.epochs.items()):
         if due := sum(epoch.shares[node].amount for node in epoch.nodes_due()):
