@@ -44,23 +44,6 @@ def _parser() -> argparse.ArgumentParser:
         help="what this machine's line carries towards it; uploads that would crowd it wait for"
         " each other (0: not known, nobody waits)",
     )
-    parser.add_argument(
-        "--chain",
-        help="what settles jobs that pay: a name, an RPC's address, a profile's file; anvil starts"
-        " one here (default none)",
-    )
-    parser.add_argument("--chain-url", help="RPC of the chain, else its profile's own")
-    parser.add_argument("--chain-port", type=int, help="of the Anvil that is started (0: free)")
-    parser.add_argument("--ledger-contract", help="address of the ledger on the chain")
-    parser.add_argument(
-        "--metering", help="batched (default), packed, or each: a transaction for each receipt"
-    )
-    parser.add_argument(
-        "--retry-failed",
-        action="store_true",
-        default=None,
-        help="settle again what failed on the chain, once its cause is mended",
-    )
     parser.add_argument("--heartbeat-interval-ms", type=int, help="default 5000")
     parser.add_argument("--lost-after-ms", type=int, help="default 15000")
     parser.add_argument("--read-timeout-ms", type=int, help="default 10000")
@@ -84,9 +67,6 @@ def _run(flags: dict[str, Any]) -> int:
     from hypergpu.errors import HyperGPUError, Reason
 
     flags.pop("list_failpoints", None)
-    if "://" in flags.get("chain", ""):
-        # Its RPC: an option counts before the environment.
-        flags.setdefault("chain_url", "")
     try:
         arm(os.environ.get(VARIABLE, ""))
         settings = Settings(**flags)

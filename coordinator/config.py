@@ -1,19 +1,9 @@
 """Settings of the coordinator: flags first, then `HYPERGPU_COORDINATOR_*` in the environment."""
 
 from pathlib import Path
-from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
-
-
-def _ledger(given: str) -> str:
-    try:
-        from hypergpu.chain.addresses import address_of
-    except ModuleNotFoundError:
-        # Of the extra without which nothing is settled, as the start says.
-        return given
-    return address_of(given, "HYPERGPU_COORDINATOR_LEDGER_CONTRACT") if given else ""
 
 
 class Settings(BaseSettings):
@@ -56,21 +46,5 @@ class Settings(BaseSettings):
     read_timeout_ms: int = Field(default=10_000, ge=100)
     """A client stream that sends nothing for this long is closed; bulk has the time beside it that
     a piece takes."""
-    chain: str = "none"
-    """What settles the jobs that pay: a chain by name, by its RPC's address or by a profile's file,
-    ``anvil`` for one on this machine that is started with the coordinator; ``none``: receipts are
-    signed and kept."""
-    chain_url: str = ""
-    """The chain's RPC; its profile's own when empty, and of ``anvil`` the one that is started."""
-    chain_port: int = Field(default=0, ge=0, le=65535)
-    """Of the Anvil that is started; 0 takes a free one."""
-    ledger_contract: Annotated[str, BeforeValidator(_ledger)] = ""
-    """Address of the ledger; on ``anvil`` one is deployed when empty."""
-    metering: Literal["batched", "packed", "each"] = "batched"
-    """How receipts reach the chain: their sums and the root of their tree, every receipt in the
-    call data of one transaction for many, or in a transaction of its own."""
-    retry_failed: bool = False
-    """At this start, give up transactions that failed on the chain, or whose nonce somebody else
-    used, and sign afresh what they were for: once the cause is mended, settling goes on."""
     drain_timeout_ms: int = Field(default=20_000, ge=0)
     """How long SIGTERM waits for calls in flight."""

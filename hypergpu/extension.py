@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import msgspec
+
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Pay
 from hypergpu.signature import IdentityKey
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "hypergpu.coordinator"
 ENTRY_POINT_NAME = "payments"
+USER_METHODS = frozenset({"GetLedger", "ListReceipts"})
+"""Methods of PaymentsService that any user may call."""
 
 
 class JournalRow(NamedTuple):
@@ -34,7 +38,7 @@ class JournalRow(NamedTuple):
     """JSON of the event."""
 
 
-class PaymentSummary(NamedTuple):
+class PaymentSummary(msgspec.Struct, frozen=True):
     """Ledger that pays the coordinator's jobs, for the start line and the state page."""
 
     chain_id: int
@@ -113,6 +117,9 @@ class Payments(Protocol):
     async def start(self) -> None:
         """Open the database and check the chain, before the coordinator serves.
 
+        The journal may be read; `CoordinatorHost.change_funding` waits for events that are
+        processed only once this has returned.
+
         Raises:
             HyperGPUError: The configuration cannot work, with the fix.
         """
@@ -139,6 +146,10 @@ class Payments(Protocol):
         """
         ...
 
+    async def catch_up(self, job_id: JobId) -> None:
+        """Make the receipts of all durable rows of an ended job, which is about to be removed."""
+        ...
+
     def summary(self) -> PaymentSummary | None:
         """The ledger in use; None where no chain is configured."""
         ...
@@ -146,7 +157,9 @@ class Payments(Protocol):
     def add_services(self, server: "grpc.aio.Server") -> None:
         """Register gRPC services on the user port, before the server starts.
 
-        The coordinator's interceptor authorises their calls like those of `JobService`.
+        The coordinator's interceptor authorises their calls like those of `JobService`: it takes a
+        user's token for `USER_METHODS`, an operator's for all others. A method may raise
+        `HyperGPUError`; one that streams is an async generator.
         """
         ...
 

@@ -9,12 +9,13 @@ from google.rpc import error_details_pb2, status_pb2
 
 from hypergpu.digest import digest_of, digest_to_wire
 from hypergpu.ids import Digest, JobKey, TokenId
-from hypergpu.ledger.typed import Contribution, shard_digest, sign
 from hypergpu.signature import IdentityKey, JoinClaim
+from hypergpu.statements.contribution import Contribution, shard_digest
+from hypergpu.statements.signing import sign
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc, receipt_pb2, tensor_pb2
-from hypergpu.wire.ledger import terms_value
 from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_ENTRY
+from hypergpu.wire.statements import terms_value
 from hypergpu.wire.token import parse_token
 
 if TYPE_CHECKING:

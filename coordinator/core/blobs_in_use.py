@@ -19,9 +19,8 @@ def _blobs(job: Job) -> Iterator[BlobRef]:
             yield from _model_blobs(model)
     if job.best_model is not None:
         yield job.best_model.blob
-    for waiting in job.metering.unmeasured:
-        yield from (waiting.base, waiting.made)
-        yield from (update.blob for update in waiting.judged)
+    for waiting in (each for each in job.unmeasured if not each.is_ready):
+        yield from (waiting.base, waiting.made, *(update.blob for update in waiting.judged))
     for round_ in (job.round, job.closed):
         if round_ is not None:
             yield from _update_blobs(round_)

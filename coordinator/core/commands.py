@@ -2,12 +2,12 @@
 
 import msgspec
 
-from coordinator.core.events import EpochEnded, RoundMetered, RoundRecorded
+from coordinator.core.events import Record
 from coordinator.core.job import Ahead, BlobRef, JudgedUpdate, Model, Shard
 from coordinator.core.plan.decision import NodePlan, PlanRequest
 from hypergpu.ids import Digest, JobId, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.ledger.terms import Terms
+from hypergpu.statements.domain import Terms
 from hypergpu.units import Milliseconds, Samples
 
 
@@ -46,7 +46,7 @@ class AssignShard(msgspec.Struct, frozen=True):
     last_accepted: Digest | None
     reason: str
     epoch: int = 0
-    """Of the round: what is settled together."""
+    """Number of the epoch that the round is settled in."""
     terms: Terms = Terms()
     begun: Ahead | None = None
     """What the shard begins with, from the node's own end of the round before."""
@@ -125,16 +125,10 @@ class JudgeUpdates(msgspec.Struct, frozen=True):
     manifest: BlobRef | None
 
 
-class RecordPay(msgspec.Struct, frozen=True):
-    """Journal receipts, or the end of an epoch, together with the event that led to them."""
+class WriteRecord(msgspec.Struct, frozen=True):
+    """Journal a record together with the event that led to it."""
 
-    record: RoundMetered | EpochEnded
-
-
-class RecordRound(msgspec.Struct, frozen=True):
-    """Journal the round's figures together with the event that closed it."""
-
-    record: RoundRecorded
+    record: Record
 
 
 Command = (
@@ -147,6 +141,5 @@ Command = (
     | Aggregate
     | EvaluateModel
     | JudgeUpdates
-    | RecordRound
-    | RecordPay
+    | WriteRecord
 )

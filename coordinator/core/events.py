@@ -2,20 +2,19 @@
 
 import msgspec
 
-from coordinator.core.job import BlobRef, DueReceipt, LedgerSays, Model, Update
+from coordinator.core.job import BlobRef, Funding, Model, Update
 from coordinator.core.plan.decision import RoundPlan
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.ledger.terms import Terms
-from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples, Wei
+from hypergpu.statements.contribution import Contribution
+from hypergpu.statements.domain import Terms
+from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 
 
 class Happened(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """What every event carries: job time in milliseconds, and whether new work can be paid."""
+    """What every event carries: job time in milliseconds."""
 
     at_ms: Milliseconds
-    ledger: LedgerSays | None = None
-    """What was known when it happened, where it may open a round of a job that pays on a chain."""
 
 
 class JobCreated(Happened, frozen=True, tag=True):
@@ -24,8 +23,10 @@ class JobCreated(Happened, frozen=True, tag=True):
     job_id: JobId
     spec: JobSpec
     manifest: BlobRef | None = None
-    terms: Terms | None = None
-    """For whom and where its work counts."""
+    terms: Terms = Terms()
+    """For whom and on which ledger its work is signed."""
+    funding: Funding | None = None
+    """What is funded at first; None: nothing limits the job's work."""
 
 
 class ModelInitialised(Happened, frozen=True, tag=True):
@@ -143,11 +144,11 @@ class UpdatesJudged(Happened, frozen=True, tag=True):
 
     round: int
     base_loss: float | None = None
-    """Of the model that the round started from; None: nothing is known, for this reason."""
+    """Loss of the model that the round started from; None: judging was given up."""
     made_loss: float | None = None
-    """Of the model that the round made; None when it is not finite."""
+    """Loss of the model that the round made; None when it is not finite."""
     losses: dict[NodeId, float] = {}
-    """Of that model with one node's update alone. Whose is not finite is left out."""
+    """Loss of the base model with one node's update alone. Non-finite losses are omitted."""
     reason: str = ""
 
 
@@ -200,42 +201,53 @@ class RoundRecorded(Happened, frozen=True, tag=True):
 
 
 class MeasuredUpdate(msgspec.Struct, frozen=True):
-    """An update whose quality is known: with the coordinator's signature it is a receipt."""
+    """An accepted update whose quality is final."""
 
-    sequence: int
+    contribution: Contribution
+    signature: bytes
+    """The node's signature of the contribution."""
     quality_bps: BasisPoints
     evaluator: str
-    """Short name of what measured the quality."""
+    """Short name of the rule and the measurements behind the quality."""
     reason: str
     """Why the quality is what it is."""
-    due: DueReceipt
 
 
-class RoundMetered(Happened, frozen=True, tag=True):
-    """A round's receipts. The machine writes it and never reads it."""
+class RoundMeasured(Happened, frozen=True, tag=True):
+    """The quality of a round's updates is final. The machine writes it and never reads it.
+
+    Rounds follow each other in ascending order, each once. Payments are a fold of these.
+    """
 
     round: int
-    epoch: int
     updates: tuple[MeasuredUpdate, ...]
     """In slot order."""
 
 
-class EpochEnded(Happened, frozen=True, tag=True):
-    """An epoch takes no more receipts, and this is its pay. The machine never reads it."""
+class JobEnded(Happened, frozen=True, tag=True):
+    """The job has ended and no round is measured after this. The machine never reads it."""
 
-    epoch: int
-    is_last: bool
-    """No other will come."""
-    scores: dict[NodeId, int]
-    pool: Wei
-    rewards: dict[NodeId, Wei]
+    phase: str
+    """The phase that it ended in."""
+    reason: str
+
+
+class FundingChanged(Happened, frozen=True, tag=True):
+    """Payments stated how much of the job's work its escrow covers."""
+
+    funded_samples: int | None
+    """Accepted samples since the job's beginning at full quality; None: no limit is known."""
+    reason: str = ""
+    """Why it is no more, for users."""
 
 
 NodeEvent = NodeJoined | NodeLost | NodeDraining | UpdateReceived | UpdateRefused | ShardHandedBack
 """What nodes do."""
 
-ControlEvent = JobPaused | JobResumed | JobStopped | ParametersChanged | DeadlineReached
-"""What users and the clock do."""
+ControlEvent = (
+    JobPaused | JobResumed | JobStopped | ParametersChanged | FundingChanged | DeadlineReached
+)
+"""What users, payments and the clock do."""
 
 ModelEvent = (
     ModelInitialised
@@ -247,7 +259,7 @@ ModelEvent = (
 )
 """What the evaluator and the aggregation report."""
 
-Record = RoundRecorded | RoundMetered | EpochEnded
+Record = RoundRecorded | RoundMeasured | JobEnded
 """What the machine writes and never reads."""
 
 Event = JobCreated | NodeEvent | ControlEvent | ModelEvent | RoundPlanned | UpdatesJudged | Record

@@ -7,10 +7,9 @@ import msgspec
 from coordinator.core.plan.decision import NodePlan, PlanMemory
 from hypergpu.ids import Digest, JobId, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.ledger.quality import Trial
-from hypergpu.ledger.terms import Terms
-from hypergpu.ledger.typed import Contribution
-from hypergpu.units import Bytes, Milliseconds, Samples, Wei
+from hypergpu.statements.contribution import Contribution
+from hypergpu.statements.domain import Terms
+from hypergpu.units import Bytes, Milliseconds, Samples
 
 
 class Phase(Enum):
@@ -190,6 +189,11 @@ class Round(msgspec.Struct, frozen=True):
     orphans: tuple[Shard, ...] = ()
     """Shards whose participant is gone and that nobody has taken over."""
 
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that the round is settled in."""
+        return self.number // self.spec.pay.rounds_per_epoch
+
 
 class Member(msgspec.Struct, frozen=True):
     """A node that has ever joined the job. It keeps its slot when it comes back."""
@@ -224,12 +228,12 @@ class Score(msgspec.Struct, frozen=True):
     metric_name: str = ""
 
 
-class DueReceipt(msgspec.Struct, frozen=True):
-    """An accepted update of a closed round: all that its receipt will say, but for the quality."""
+class DueUpdate(msgspec.Struct, frozen=True):
+    """An accepted update of a closed round whose quality is still to be stated."""
 
     contribution: Contribution
     signature: bytes
-    """Of the node."""
+    """The node's signature of the contribution."""
     took_ms: Milliseconds
     allowed_ms: Milliseconds
     """From its assignment to the round's deadline; 0: it had none."""
@@ -245,64 +249,55 @@ class JudgedUpdate(msgspec.Struct, frozen=True):
     scheme: str
 
 
+class Judgement(msgspec.Struct, frozen=True):
+    """Losses on held-out data that a judge found for one round."""
+
+    base_loss: float | None = None
+    """Loss of the model that the round started from; None: judging was given up."""
+    made_loss: float | None = None
+    """Loss of the model that the round made; None where it is not finite."""
+    losses: dict[NodeId, float] = {}
+    """Loss of the base model with one node's update alone. Non-finite losses are omitted."""
+
+
 class UnmeasuredRound(msgspec.Struct, frozen=True):
-    """A closed round of which the quality of some updates is still being measured."""
+    """A closed round whose updates have no final quality yet.
+
+    Rounds are measured in their order: one that is judged already may wait for an earlier one.
+    """
 
     number: int
-    epoch: int
     base: BlobRef
     """The model that its updates started from."""
     made: BlobRef
     """The model that they were folded into."""
-    due: dict[NodeId, DueReceipt]
-    """In slot order."""
-    judged: tuple[JudgedUpdate, ...]
+    due: dict[NodeId, DueUpdate]
+    """Accepted updates in slot order."""
+    judged: tuple[JudgedUpdate, ...] = ()
+    """Updates that a judge measures on held-out data."""
+    judgement: Judgement | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether nothing is awaited from a judge."""
+        return not self.judged or self.judgement is not None
 
 
-class EpochScores(msgspec.Struct, frozen=True):
-    """An epoch that is not over yet: what each node's receipts in it add up to."""
+class Trial(msgspec.Struct, frozen=True):
+    """A judged update: its own reduction of the held-out loss as a part of its round's."""
 
-    number: int
-    scores: dict[NodeId, int]
-
-
-class Account(msgspec.Struct, frozen=True):
-    """What the job owes one node. Amounts are in the token's smallest units."""
-
-    receipts: int = 0
-    """The sequence of the next one."""
-    earned: Wei = Wei(0)
-    """In the epochs that are over."""
-    vouched: Wei = Wei(0)
-    """The most that a voucher said: vouchers never fall."""
+    node: NodeId
+    part: float
+    """At least 0; 1 is as much as the whole round."""
 
 
-class Metering(msgspec.Struct, frozen=True):
-    """Receipts and pay of a job so far."""
+class Funding(msgspec.Struct, frozen=True):
+    """How much of the job's work its escrow covers, as payments stated last."""
 
-    unmeasured: tuple[UnmeasuredRound, ...] = ()
-    epochs: tuple[EpochScores, ...] = ()
-    """That are not over, by number."""
-    accounts: dict[NodeId, Account] = {}
-    spent: Wei = Wei(0)
-    """By the epochs that are over."""
-    is_over: bool = False
-    """No receipt will come any more."""
-    trials: tuple[Trial, ...] = ()
-    """What judges found of updates, oldest first: a node's worth goes by it."""
-
-
-class LedgerSays(msgspec.Struct, frozen=True):
-    """What the ledger that pays a job was last heard to say of it."""
-
-    left: Wei | None = None
-    """Of its escrow there, what new work may cost; None: that is not known."""
-    height: int = 0
-    """Of the block that it is of."""
-    closed: str = ""
-    """Why no new work is going to be paid; empty: nothing is known to prevent it."""
-    ending: str = ""
-    """Why no new round is: the job's end is announced there, and has not come; empty: it is not."""
+    funded_samples: int | None
+    """Accepted samples since the job's beginning at full quality; None: no limit is known."""
+    reason: str = ""
+    """Why it is no more, for users."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -311,10 +306,8 @@ class Job(msgspec.Struct, frozen=True):
     job_id: JobId
     spec: JobSpec
     manifest: BlobRef | None = None
-    terms: Terms | None = None
-    """None for a job that an older version created: its work is signed for nobody, and has no
-    receipts.
-    """
+    terms: Terms = Terms()
+    """For whom and on which ledger its work is signed."""
     phase: Phase = Phase.PREPARING
     reason: str = "the initial model is being made"
     at_ms: Milliseconds = Milliseconds(0)
@@ -340,9 +333,14 @@ class Job(msgspec.Struct, frozen=True):
     members: dict[NodeId, Member] = {}
     streams: tuple[Stream, ...] = ()
     next_lease: int = 1
-    ledger: LedgerSays | None = None
-    """As of the last event; None: no chain settles the job."""
+    funding: Funding | None = None
+    """None: nothing limits the job's work."""
     plan_memory: PlanMemory | None = None
     """Of the newest plan that a round was opened with; the next one is made from it."""
     tally: Tally = Tally()
-    metering: Metering = Metering()
+    unmeasured: tuple[UnmeasuredRound, ...] = ()
+    """By number."""
+    trials: tuple[Trial, ...] = ()
+    """Newest results of judges, oldest first: a node's worth follows from them."""
+    is_over: bool = False
+    """`JobEnded` is journalled: no round will be measured any more."""

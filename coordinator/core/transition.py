@@ -17,8 +17,9 @@ Rules that hold in every phase:
   its stream. Samples are never dropped.
 - Members keep their slots for ever. Slots key data, seeds and the order of folding; node ids do
   not.
-- Each accepted update of a job with terms has one receipt, under the next number of its node, once
-  its round is folded and its quality is known; nothing waits for that.
+- Each accepted update is recorded with its quality once, in the order of rounds, after its round is
+  folded; training does not wait for that.
+- A round opens only if the job's funding covers it; else the job waits, with the reason.
 - A pause voids nothing that was accepted: on resume the same shards go out again under new leases.
 """
 
@@ -32,6 +33,7 @@ from coordinator.core.events import (
     EvaluationFailed,
     EvaluationReady,
     Event,
+    FundingChanged,
     JobCreated,
     JobPaused,
     JobResumed,
@@ -51,7 +53,7 @@ from coordinator.core.events import (
     UpdateRefused,
 )
 from coordinator.core.job import Job
-from coordinator.core.metering.metering import metered
+from coordinator.core.quality.records import record_quality
 from coordinator.core.round import control, membership, models
 from coordinator.core.round.legality import refusal
 from coordinator.core.round.rounds import Step, planned
@@ -79,14 +81,20 @@ def transition(job: Job | None, event: Event) -> Step:
         return _created(event)
     if refusal(job, event):
         return Step(job)
-    now = replace(job, at_ms=max(job.at_ms, event.at_ms), ledger=event.ledger)
-    step = _advanced(now, event)
-    after, records = metered(job, event, step.job)
+    step = _advanced(replace(job, at_ms=max(job.at_ms, event.at_ms)), event)
+    after, records = record_quality(job, event, step.job)
     return Step(after, (*step.commands, *records))
 
 
 def _created(event: JobCreated) -> Step:
-    job = Job(event.job_id, event.spec, event.manifest, event.terms, at_ms=event.at_ms)
+    job = Job(
+        job_id=event.job_id,
+        spec=event.spec,
+        manifest=event.manifest,
+        terms=event.terms,
+        at_ms=event.at_ms,
+        funding=event.funding,
+    )
     return Step(job, (InitialiseModel(job.job_id, job.spec, job.manifest),))
 
 
@@ -130,6 +138,8 @@ def _control_step(job: Job, event: ControlEvent) -> Step:
             return control.stopped(job)
         case ParametersChanged():
             return control.parameters_changed(job, event)
+        case FundingChanged():
+            return control.funding_changed(job, event)
 
 
 def _model_step(job: Job, event: ModelEvent) -> Step:

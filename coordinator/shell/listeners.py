@@ -24,8 +24,10 @@ from coordinator.shell.servicers.user.job import JobServicer
 from coordinator.shell.servicers.user.operator import OperatorServicer
 from coordinator.shell.servicers.wire.chunks import upload_parser
 from coordinator.shell.servicers.wire.handlers import generic_handler
+from coordinator.shell.servicers.wire.interception import ExtensionInterceptor
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.v1 import job_pb2, node_pb2
+from hypergpu.extension import USER_METHODS, Payments
+from hypergpu.v1 import job_pb2, node_pb2, payments_pb2
 
 MESSAGE_BYTES_MAX = 4 << 20
 _CALLS_MAX = 4_096
@@ -53,6 +55,7 @@ class Servicers(NamedTuple):
     operator: OperatorServicer
     nodes: NodeServicer
     node_gate: NodeGate
+    payments: Payments | None = None
 
 
 class Listeners:
@@ -61,7 +64,12 @@ class Listeners:
     def __init__(self, settings: Settings, authority: Authority | None) -> None:
         self._settings = settings
         self._authority = authority
-        self._main = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=_CALLS_MAX)
+        self._extension = ExtensionInterceptor(_service(payments_pb2, "PaymentsService"))
+        self._main = grpc.aio.server(
+            interceptors=[self._extension],
+            options=OPTIONS,
+            maximum_concurrent_rpcs=_CALLS_MAX,
+        )
         self._node = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=_NODE_CALLS_MAX)
         self.port = 0
         self.node_port = 0
@@ -103,6 +111,9 @@ class Listeners:
                 generic_handler(operator, servicers.operator, operators),
             )
         )
+        self._extension.gates = lambda name: users if name in USER_METHODS else operators
+        if servicers.payments is not None:
+            servicers.payments.add_services(self._main)
         gate = servicers.node_gate
         self._node.add_generic_rpc_handlers(
             (

@@ -6,7 +6,6 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -22,6 +21,7 @@ from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.identity.authority import Authority
 from coordinator.shell.identity.guesses import Guesses
+from coordinator.shell.identity.keys import coordinator_key
 from coordinator.shell.identity.nodes import NodeDesk
 from coordinator.shell.identity.tokens import TokenDesk, TokenGrant
 from coordinator.shell.journal.sql.store import SqlJournal
@@ -36,14 +36,12 @@ from coordinator.shell.listeners import (
 from coordinator.shell.measuring.echo import Echo
 from coordinator.shell.measuring.readings import Readings
 from coordinator.shell.measuring.tokens import ProbeTokens
-from coordinator.shell.metering.desk import LedgerDesk, coordinator_key
-from coordinator.shell.metering.unsettled import unsettled
+from coordinator.shell.payments import PaymentsHost, Pricing, load_payments
 from coordinator.shell.runtime.acts.datasets import clear_unfinished
-from coordinator.shell.runtime.acts.perform import pause, perform
+from coordinator.shell.runtime.acts.perform import perform
 from coordinator.shell.runtime.driver import Decision, Driver
 from coordinator.shell.runtime.nonces import Nonces
 from coordinator.shell.runtime.parts import DATASETS, Parts, Pins
-from coordinator.shell.runtime.post import ReceiptPost
 from coordinator.shell.runtime.recovery import replayed, take_up
 from coordinator.shell.runtime.room import Room
 from coordinator.shell.runtime.roster import Roster
@@ -60,34 +58,18 @@ from coordinator.shell.servicers.node.joining import Joins
 from coordinator.shell.servicers.node.servicer import NodeServicer
 from coordinator.shell.servicers.user.job import JobServicer
 from coordinator.shell.servicers.user.operator import OperatorServicer
-from hypergpu.chain.profiles import NONE
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.extension import PaymentSummary
 from hypergpu.files import write_durably
-from hypergpu.ids import Digest, JobId
-from hypergpu.signature import IdentityKey
+from hypergpu.ids import Address, Digest
 from hypergpu.units import Milliseconds
 from hypergpu.wire.token import Role, Token, parse_token, token_text
-
-if TYPE_CHECKING:
-    from coordinator.shell.metering.settling import Settling
 
 log = structlog.get_logger()
 
 _THREADS = 16
 OPERATOR_TOKEN = "operator.token"
 _NO_AUTHORITY = Digest("")
-
-
-class ReadyChain(msgspec.Struct, frozen=True):
-    """What settles the jobs that pay."""
-
-    chain_id: int
-    url: str
-    """Of its RPC, without what may be a secret in it."""
-    ledger: str
-    """Its address; empty: not known yet, and told on a line of its own once it is."""
-    notes: tuple[str, ...]
-    """What people are to know of it at the start."""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -102,10 +84,8 @@ class Ready(msgspec.Struct, frozen=True):
     authority: str
     """BLAKE3 of the CA's certificate; empty without TLS."""
     process_id: int
-    chain: ReadyChain | None = None
-    """None: nothing settles."""
-    unsettled: str = ""
-    """Of jobs that a chain should settle, where none is named; for people."""
+    chain: PaymentSummary | None = None
+    """Ledger that pays jobs; None: no chain is configured."""
 
 
 class Coordinator:
@@ -151,9 +131,10 @@ class Coordinator:
         node_port = self._parts.readings.node_port = self._listeners.node_port
         await self._parts.echo.open(self._settings.listen, node_port)
         self._catch_signals()
-        # Before anything else runs: what is refused here ends the start with its own words.
-        if self._parts.settling is not None:
-            await self._reach_chain(self._parts.settling)
+        # Before anything else runs: an error here ends the start with its own words.
+        payments = self._parts.pricing.payments
+        if payments is not None:
+            await payments.start()
         async with asyncio.TaskGroup() as tasks:
             driving = tasks.create_task(self._parts.driver.run(self._perform, self._drained))
             forever = [
@@ -168,11 +149,9 @@ class Coordinator:
                 tasks.create_task(take_up(self._parts, room))
                 for room in list(self._parts.driver.rooms.values())
             ]
-            if self._parts.settling is not None:
-                forever.append(self._watch_pay(tasks, self._parts.settling))
+            if payments is not None:
+                forever.append(tasks.create_task(payments.run()))
             await self._serve(hosts)
-            if self._parts.settling is not None:
-                forever.append(tasks.create_task(self._tell_ledger(self._parts.settling)))
             await self._is_stopping.wait()
             await self._leave()
             for task in forever:
@@ -202,6 +181,7 @@ class Coordinator:
             operator=operator,
             nodes=NodeServicer(self._parts, gate, joins),
             node_gate=gate,
+            payments=self._parts.pricing.payments,
         )
         token_file = self._settings.data_dir / OPERATOR_TOKEN
         await asyncio.to_thread(self._write_operator_token, token_file, addresses)
@@ -214,8 +194,7 @@ class Coordinator:
         local = (
             host if is_loopback(host) or host in addresses else dialled_hosts(self._settings)[-1]
         )
-        parts = self._parts
-        jobs = [room.job for room in parts.driver.rooms.values()]
+        payments = self._parts.pricing.payments
         ready = Ready(
             address=joined_address(local, self._listeners.port),
             addresses=addresses,
@@ -223,8 +202,7 @@ class Coordinator:
             operator_token_file=str(token_file),
             authority=self._digest,
             process_id=os.getpid(),
-            chain=_ready_chain(parts.settling) if parts.settling else None,
-            unsettled="" if parts.settling else unsettled(jobs, parts.journal, self._settings),
+            chain=None if payments is None else payments.summary(),
         )
         sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
         sys.stdout.flush()
@@ -253,39 +231,10 @@ class Coordinator:
     def _perform(self, room: Room, command: Command) -> None:
         perform(self._parts, room, command)
 
-    async def _reach_chain(self, settling: "Settling") -> None:
-        """Start the chain, or go on with the one that is there."""
-        for room in self._parts.driver.rooms.values():
-            settling.order(room.job)
-        await asyncio.to_thread(settling.start)
-        self._parts.ledger.domain_for = settling.domain_for
-        self._parts.driver.ledger_says = settling.says
-
-    def _watch_pay(self, tasks: asyncio.TaskGroup, settling: "Settling") -> "asyncio.Task[None]":
-        """Pause the jobs whose escrow runs out on the ledger."""
-
-        async def pause_unpaid(job_id: JobId, why: str) -> None:
-            if (room := self._parts.driver.rooms.get(job_id)) is not None:
-                await pause(self._parts, room, why)
-
-        return tasks.create_task(settling.watch(self._parts.driver.rooms, pause_unpaid))
-
-    async def _tell_ledger(self, settling: "Settling") -> None:
-        """Say the ledger's address to people, where the start knew none."""
-        if settling.state.contract is None:
-            ledger = await settling.ledger()
-            sys.stdout.write(f"the ledger is {ledger}, by {settling.where}\n")
-            sys.stdout.flush()
-        log.info("settling", chain=settling.account.chain_id, ledger=settling.state.contract)
-
     def _drained(self, decision: Decision) -> None:
-        if self._parts.settling is not None:
-            # Before anything is earned under another escrow.
-            for job in decision.jobs.values():
-                self._parts.settling.order(job)
-            if decision.pay:
-                self._parts.settling.wake()
-        self._parts.post.made(self._parts.roster.sessions, decision.earnings.receipts)
+        payments = self._parts.pricing.payments
+        if payments is not None and decision.concerns_payments:
+            payments.wake()
         for job_id, job in decision.jobs.items():
             room = self._parts.driver.rooms.get(job_id)
             if room is not None and job.phase in ENDED:
@@ -321,24 +270,9 @@ class Coordinator:
         self._parts.echo.close()
         await store_ledger(self._parts)
         await self._parts.evaluator.stop()
-        if self._parts.settling is not None:
-            await asyncio.to_thread(self._parts.settling.stop)
+        if self._parts.pricing.payments is not None:
+            await self._parts.pricing.payments.stop()
         self._parts.journal.close()
-
-
-def _ready_chain(settling: "Settling") -> ReadyChain:
-    state = settling.state
-    notes = [settling.warning, settling.note, state.note]
-    if state.halted:
-        notes.append(f"settling has stopped: {state.halted}")
-    elif state.complaint:
-        notes.append(f"settling waits, and is tried again and again: {state.complaint}")
-    return ReadyChain(
-        chain_id=settling.account.chain_id,
-        url=settling.where,
-        ledger=state.contract or "",
-        notes=tuple(filter(None, notes)),
-    )
 
 
 def _make_folder(folder: Path) -> None:
@@ -349,22 +283,6 @@ def _make_folder(folder: Path) -> None:
         raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
 
 
-def _settling(settings: Settings, key: IdentityKey, journal: SqlJournal) -> "Settling":
-    """What settles on a chain.
-
-    Raises:
-        HyperGPUError: MACHINE_UNFIT, the packages for that are not installed; the chain is unknown,
-            or another process sends with this key.
-    """
-    try:
-        from coordinator.shell.metering.settling import Settling
-    except ModuleNotFoundError as missing:
-        detail = f"settling on a chain needs the package {missing.name}"
-        fix = "install the extra: pip install 'hypergpu[chain]'; or run with HYPERGPU_CHAIN=none"
-        raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix) from missing
-    return Settling(settings, key, journal)
-
-
 def _opened_parts(settings: Settings) -> Parts:
     journal = SqlJournal(settings.database_url or str(settings.data_dir / "journal.sqlite"))
     for finding in journal.findings:
@@ -373,8 +291,8 @@ def _opened_parts(settings: Settings) -> Parts:
     blobs = DiskBlobs(settings.data_dir, space)
     clear_unfinished(settings.data_dir / DATASETS)
     key = coordinator_key(settings.data_dir, settings.passphrase_file)
-    ledger = LedgerDesk(key)
-    driver, roster = Driver(journal, ledger.countersigned), Roster()
+    driver, roster = Driver(journal), Roster()
+    payments = load_payments(PaymentsHost(settings, key, journal, driver, roster))
     return Parts(
         settings=settings,
         journal=journal,
@@ -388,7 +306,5 @@ def _opened_parts(settings: Settings) -> Parts:
         nonces=Nonces(),
         readings=Readings(),
         echo=Echo(ProbeTokens(), roster.sessions.__contains__),
-        ledger=ledger,
-        post=ReceiptPost(driver.rooms, journal, ledger),
-        settling=_settling(settings, key, journal) if settings.chain != NONE else None,
+        pricing=Pricing(Address(key.node_id), payments),
     )

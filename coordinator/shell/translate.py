@@ -24,7 +24,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2, tensor_pb2
-from hypergpu.wire.ledger import terms_message
+from hypergpu.wire.statements import terms_message
 from hypergpu.wire.token import Role
 
 _LABEL_LENGTH_MAX = 200

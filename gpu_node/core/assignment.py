@@ -3,7 +3,7 @@
 import msgspec
 
 from hypergpu.ids import Digest, JobId, Slot
-from hypergpu.ledger.terms import Terms
+from hypergpu.statements.domain import Terms
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 

@@ -230,7 +230,7 @@ class Runtime:
         link = ControlLink(
             self._access, capabilities, self._post, timeout_ms=timeout_ms, prober=Prober(pace)
         )
-        uploader = Uploader(self._places, self._identity, link.prober.findings, link.earnings)
+        uploader = Uploader(self._places, self._identity, link.prober.findings, link.receipts)
         cache = BlobCache(self._places, Bytes(settings.cache_bytes))
         trainer = Trainer(self._places, self._worker, report=self._post.event, send=link.send)
         limit_ms = Milliseconds(settings.first_progress_limit_ms)

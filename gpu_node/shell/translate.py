@@ -20,12 +20,12 @@ from gpu_node.shell.worker.messages import Ready
 from hypergpu.digest import digest_from_wire, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId, Slot
-from hypergpu.ledger.terms import Terms
-from hypergpu.ledger.typed import Contribution, shard_digest
+from hypergpu.statements.contribution import Contribution, shard_digest
+from hypergpu.statements.domain import Terms
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, tensor_pb2
-from hypergpu.wire.ledger import terms_value
 from hypergpu.wire.protocol import PROTOCOL, SOFTWARE, refuse_other_protocol
+from hypergpu.wire.statements import terms_value
 
 _options = msgspec.json.Decoder(dict[str, str | int | float | bool])
 
@@ -175,7 +175,7 @@ def _initial(model: tensor_pb2.ModelRef) -> InitialModel | None:
 def _terms(message: node_pb2.Assignment) -> Terms:
     """What the node is to sign under. A key that names another job could be held against it."""
     terms, job_id = terms_value(message.terms), JobId(message.lease.job_id)
-    if terms != Terms() and not terms.is_of(job_id):
+    if terms != Terms() and not terms.match(job_id):
         detail = f"the terms of {job_id[:80]!r} name another job"
         raise HyperGPUError(Reason.REQUEST_INVALID, detail)
     return terms

@@ -56,7 +56,6 @@ LIMITS: Mapping[str, Limit] = {
     "pay.unit_price": Limit(0, 1e24),
     "pay.escrow": Limit(0, 1e28),
     "pay.rounds_per_epoch": Limit(1, 1_000_000),
-    "pay.guaranteed_bps": Limit(0, 10_000),
     "pay.judged": Limit(0, 16),
 }
 

@@ -7,14 +7,14 @@ from msgspec.structs import replace
 from hypergpu.jobfile.limits import LIMITS
 from hypergpu.jobfile.problem import Problem
 from hypergpu.jobfile.spec import JobSpec, Pay
-from hypergpu.ledger.pay import AMOUNT_MOST
+from hypergpu.statements.domain import AMOUNT_MOST
 
 
 def pay_problems(spec: JobSpec) -> Iterator[Problem]:
     """Settings of ``[pay]`` that contradict each other or the work."""
     pay, training = spec.pay, spec.training
     if pay.unit_price <= 0:
-        for name in ("escrow", "guaranteed_bps", "judged"):
+        for name in ("escrow", "judged"):
             if getattr(pay, name) != getattr(Pay(), name):
                 what = f"{name} does nothing where nothing is paid"
                 yield Problem(f"pay.{name}", what, f"set unit_price in [pay], or remove {name}")

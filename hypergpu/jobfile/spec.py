@@ -114,10 +114,6 @@ class Pay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     rounds_per_epoch: int = 10
     """Rounds that are settled together."""
-    guaranteed_bps: int = 1_000
-    """Share, in 1/10,000, of what an accepted update earns at most that is owed before its quality
-    is measured.
-    """
     judged: int = 1
     """Updates of a round that are judged on held-out data, where the job pays."""
 

@@ -9,7 +9,7 @@ PROTOCOL = 3
 later, or understood otherwise: of a message, or of the bytes that somebody signs."""
 CHANGES = {
     2: "nodes sign contributions as EIP-712 data of their job's ledger",
-    3: "receipts state the node's total score, and there are no vouchers",
+    3: "receipts state the node's total score, there are no vouchers, and journals begin anew",
 }
 """What each protocol brought."""
 PROTOCOL_KEY = "hypergpu-protocol"

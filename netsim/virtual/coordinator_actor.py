@@ -257,8 +257,8 @@ class CoordinatorActor:
             case commands.JudgeUpdates():
                 verdict = judged(command)
                 self._later(EVALUATE_MS, lambda: self._answered(job_id, verdict))
-            case commands.RecordRound(record=record):
-                self.round_ms[job_id].append(record.duration_ms)
+            case commands.WriteRecord(record=events.RoundRecorded(duration_ms=duration_ms)):
+                self.round_ms[job_id].append(duration_ms)
             case _:
                 pass
 

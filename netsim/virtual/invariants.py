@@ -6,7 +6,6 @@ from itertools import pairwise
 
 from coordinator.core.blobs_in_use import live_blobs
 from coordinator.core.job import ENDED, Job, Phase, Shard, Work
-from coordinator.core.metering.accounts import account_of, earned, owed_at_most
 from coordinator.core.round.staff import staff
 
 _WITH_ROUND = frozenset({Phase.TRAINING, Phase.AGGREGATING})
@@ -35,7 +34,7 @@ def _broken(job: Job) -> Iterator[str]:
     yield from _lease_violations(job)
     yield from _grant_violations(job)
     yield from _stall_violations(job)
-    yield from _receipt_violations(job)
+    yield from _measurement_violations(job)
     if job.phase not in ENDED:
         yield from _sample_violations(job)
         if job.model is not None and job.model.blob.digest not in live_blobs(job):
@@ -80,19 +79,15 @@ def _stall_violations(job: Job) -> Iterator[str]:
         yield f"round {job.round.number} waits for nobody while {idle} are here"
 
 
-def _receipt_violations(job: Job) -> Iterator[str]:
-    """Every accepted update has its receipt, or is owed one: once."""
-    if job.terms is None:
-        return
-    metering = job.metering
-    made = sum(account.receipts for account in metering.accounts.values())
-    owed = sum(len(waiting.due) for waiting in metering.unmeasured)
-    if job.round is not None and job.phase not in ENDED:
-        owed += job.round.counts.get(Work.RECEIVED, 0)
-    if made + owed != job.tally.updates_accepted:
-        yield f"{job.tally.updates_accepted} updates, {made} receipts and {owed} owed"
-    if job.spec.pay.unit_price and owed_at_most(job) > job.spec.escrow:
-        yield f"the escrow of {job.spec.escrow} may not cover {owed_at_most(job)}"
+def _measurement_violations(job: Job) -> Iterator[str]:
+    """Rounds wait for their measurement in order, and for no longer than the job lasts."""
+    numbers = [waiting.number for waiting in job.unmeasured]
+    if numbers != sorted(set(numbers)):
+        yield f"rounds are measured out of order: {numbers}"
+    if job.is_over and (job.unmeasured or job.phase not in ENDED):
+        yield f"{job.phase.value} is over with rounds to be measured: {numbers}"
+    if job.phase in ENDED and not job.unmeasured and not job.is_over:
+        yield "the job has ended and is not over"
 
 
 def _sample_violations(job: Job) -> Iterator[str]:
@@ -141,14 +136,9 @@ def _broken_step(before: Job, after: Job) -> Iterator[str]:
 
 
 def _broken_promises(before: Job, after: Job) -> Iterator[str]:
-    for node, account in before.metering.accounts.items():
-        later = after.metering.accounts[node]
-        if later.receipts < account.receipts or later.vouched < account.vouched:
-            yield f"{node} was owed more before"
-    if after.phase in ENDED and not after.metering.unmeasured:
-        for node, account in after.metering.accounts.items():
-            rise = account.vouched - account_of(before.metering, node).vouched
-            if rise and account.vouched != earned(after, node):
-                yield f"{node} earned {earned(after, node)}, its voucher rose to {account.vouched}"
-    if before.metering.is_over and after.metering != before.metering:
-        yield "receipts were made after the last epoch"
+    known = [waiting.number for waiting in before.unmeasured]
+    added = {waiting.number for waiting in after.unmeasured} - set(known)
+    if known and added and min(added) < known[-1]:
+        yield f"rounds {sorted(added)} are measured after round {known[-1]}"
+    if before.is_over and (not after.is_over or after.unmeasured):
+        yield "a round was to be measured after the end"

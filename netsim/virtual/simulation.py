@@ -12,8 +12,7 @@ from coordinator.core import events
 from coordinator.core.job import ENDED, Job, Phase
 from gpu_node.core import events as node_events
 from hypergpu.ids import Address, Digest, JobId, NodeId
-from hypergpu.ledger.terms import terms_of
-from hypergpu.ledger.typed import Domain
+from hypergpu.statements.domain import Domain, terms_of
 from hypergpu.units import Milliseconds
 from netsim.link import LinkCourse
 from netsim.network.worldfile.description import NodeDescription

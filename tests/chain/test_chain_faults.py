@@ -1,11 +1,11 @@
 from collections.abc import Iterator
 
 import pytest
-from msgspec.structs import replace
-
 from coordinator.core.settlement.patience import MOST_MS
 from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.pump import HaltError
+from msgspec.structs import replace
+
 from hypergpu.chain.keylock import KeyLock
 from hypergpu.chain.rpc.errors import RpcLimitedError, RpcUnreachableError
 from hypergpu.errors import HyperGPUError, Reason

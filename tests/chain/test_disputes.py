@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 from eth_account import Account
+from gpu_node.shell.state.wallet import Wallet
 from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
 from gpu_node.shell.state.places import Places
-from gpu_node.shell.state.wallet import Wallet
 from hypergpu.cli.main import app
 from hypergpu.errors import Reason
 from hypergpu.ids import Address

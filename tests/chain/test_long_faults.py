@@ -5,16 +5,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
-from msgspec.structs import replace
-
-from coordinator.config import Settings
-from coordinator.core.job import BlobRef, Job, LedgerSays, Model, Phase
 from coordinator.core.settlement.patience import MOST_MS
 from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.pipeline import Pipeline, PipelineState
 from coordinator.shell.chain.pump import HaltError
-from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.metering.settling import Settling
+from msgspec.structs import replace
+from tests.scenarios.test_metering import FREE, PAID, training, with_both
+
+from coordinator.config import Settings
+from coordinator.core.job import BlobRef, Job, LedgerSays, Model, Phase
+from coordinator.shell.journal.memory import MemoryJournal
 from hypergpu.chain.rpc.client import HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.chain.signer import Signer
@@ -26,7 +27,6 @@ from hypergpu.ledger.typed import address_bytes
 from hypergpu.signature import IdentityKey
 from hypergpu.units import Bytes, Wei
 from tests.chain.ground import JOB, NODES, TURNS_MOST, WITHIN_S, Ground
-from tests.scenarios.test_metering import FREE, PAID, training, with_both
 from tests.signed_receipts import COORDINATOR
 
 AN_HOUR_S = 3_600

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from coordinator.shell.metering.chains import chain_of
+from coordinator.shell.metering.settling import Settling
 from eth_abi.abi import encode
+from gpu_node.shell.state.wallet import Wallet
 from typer.testing import CliRunner
 
 from coordinator.config import Settings
 from coordinator.shell.journal.memory import MemoryJournal
-from coordinator.shell.metering.chains import chain_of
-from coordinator.shell.metering.settling import Settling
 from gpu_node.shell.state.places import Places
-from gpu_node.shell.state.wallet import Wallet
 from hypergpu.chain.local.anvil import Anvil, AnvilOptions, running_anvil
 from hypergpu.cli.main import app
 from hypergpu.errors import HyperGPUError, Reason

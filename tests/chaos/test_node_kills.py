@@ -11,7 +11,7 @@ import pytest
 from hypergpu.digest import digest_of, digest_to_wire
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.v1 import node_pb2, tensor_pb2
-from hypergpu.wire.ledger import terms_message
+from hypergpu.wire.statements import terms_message
 from hypergpu.wire.token import token_text
 from hypergpu.workloads.registry import build, find
 from hypergpu.workloads.workload import numpy_layout

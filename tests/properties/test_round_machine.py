@@ -13,8 +13,7 @@ from coordinator.core.round.outstanding import outstanding
 from coordinator.core.transition import refusal, transition
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, RoundRule, Training
-from hypergpu.ledger.terms import terms_of
-from hypergpu.ledger.typed import Domain
+from hypergpu.statements.domain import Domain, terms_of
 from hypergpu.units import Samples
 from netsim.virtual.invariants import step_violations, violations
 from tests.unit.job_states import (
@@ -51,12 +50,12 @@ specs = st.builds(
         [
             Pay(),
             Pay(unit_price=700, rounds_per_epoch=1, judged=2),
-            Pay(unit_price=90, rounds_per_epoch=2, guaranteed_bps=10_000, escrow=10**6),
+            Pay(unit_price=90, rounds_per_epoch=2, escrow=10**6),
         ]
     ),
 )
 choices = st.lists(
-    st.tuples(st.integers(0, 23), st.sampled_from(NODES), st.integers(0, 40)),
+    st.tuples(st.integers(0, 25), st.sampled_from(NODES), st.integers(0, 40)),
     min_size=40,
     max_size=120,
 )
@@ -114,6 +113,8 @@ def _event(job: Job, choice: int, node: NodeId, at_ms: int) -> Event:
         lambda: events.ParametersChanged(at_ms=now, spec=job.spec),
         lambda: _judged(job, at_ms, place=0),
         lambda: _judged(job, at_ms, place=-1),
+        lambda: events.FundingChanged(at_ms=now, funded_samples=at_ms // 2, reason="so much"),
+        lambda: events.FundingChanged(at_ms=now, funded_samples=None),
     ]
     # Nothing else happens to a job that plans, so plans come often.
     return makers[choice]() if choice < len(makers) else _planned(job, node, at_ms)
@@ -138,7 +139,7 @@ def _planned(job: Job, skipped: NodeId, at_ms: int) -> Event:
 
 def _judged(job: Job, at_ms: int, *, place: int) -> Event:
     """What a judge says of a round that waits for it, or of one that does not."""
-    waiting = job.metering.unmeasured
+    waiting = [each for each in job.unmeasured if not each.is_ready]
     if not waiting:
         return events.UpdatesJudged(at_ms=at(at_ms), round=0, reason="the evaluator died")
     losses = {update.node: at_ms % 5 / 4 for update in waiting[place].judged if at_ms % 7}

@@ -9,9 +9,10 @@ from coordinator.core.commands import (
     AssignShard,
     CancelShard,
     PlanRound,
-    RecordRound,
     SetDeadline,
+    WriteRecord,
 )
+from coordinator.core.events import RoundRecorded
 from coordinator.core.job import Job, Phase, SampleRange
 from coordinator.core.round.outstanding import outstanding
 from coordinator.core.transition import Step, refusal, transition
@@ -37,6 +38,13 @@ from tests.unit.job_states import (
 )
 
 BOTH = {ALICE: node_plan(3, "topk64", forecast_ms=200), BOB: node_plan(1, "int8")}
+
+
+def figures(step: Step) -> RoundRecorded:
+    """The record that a step writes of its round."""
+    records = [each.record for each in step.commands if isinstance(each, WriteRecord)]
+    (record,) = [each for each in records if isinstance(each, RoundRecorded)]
+    return record
 
 
 def only(step: Step, kind: type) -> object:
@@ -335,9 +343,7 @@ def test_the_record_of_a_round_has_what_was_planned_and_how_far_off_it_was() -> 
         received(ALICE, round_=0, lease=1, at_ms=140),
     )
     step = transition(job, events.AggregateReady(at_ms=at(150), round=0, model=model(1)))
-    command = only(step, RecordRound)
-    assert isinstance(command, RecordRound)
-    record = command.record
+    record = figures(step)
     assert (record.inner_steps, record.codecs, record.resting) == (2, {"topk64": 1, "int8": 1}, 0)
     assert record.forecast_error == pytest.approx(1.0)  # 200 ms forecast, 100 taken
 
@@ -353,9 +359,7 @@ def test_forecasts_of_those_who_were_cut_count_as_off_by_at_least_what_they_were
         events.DeadlineReached(at_ms=at(1040), round=0),
     )
     step = transition(job, events.AggregateReady(at_ms=at(1100), round=0, model=model(1)))
-    command = only(step, RecordRound)
-    assert isinstance(command, RecordRound)
-    assert command.record.forecast_error == pytest.approx((0 + 0.8) / 2)
+    assert figures(step).forecast_error == pytest.approx((0 + 0.8) / 2)
 
 
 def test_a_job_is_done_when_its_work_is_done_however_few_the_rounds() -> None:

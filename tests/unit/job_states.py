@@ -7,8 +7,8 @@ from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.transition import transition
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import Evaluation, JobSpec, RoundRule, Training
-from hypergpu.ledger.terms import Terms
-from hypergpu.units import Bytes, Milliseconds, Samples, Wei
+from hypergpu.statements.domain import Terms
+from hypergpu.units import Bytes, Milliseconds, Samples
 
 ALICE, BOB, CAROL = NodeId("alice"), NodeId("bob"), NodeId("carol")
 SPEC = JobSpec(
@@ -58,7 +58,7 @@ def after(job: Job | None, *happened: Event) -> Job:
     return job
 
 
-def created(spec: JobSpec = SPEC, terms: Terms | None = None) -> Job:
+def created(spec: JobSpec = SPEC, terms: Terms = Terms()) -> Job:  # noqa: B008  frozen
     """A job that waits for its first model."""
     job_id = JobId("job-1")
     return after(None, events.JobCreated(at_ms=at(0), job_id=job_id, spec=spec, terms=terms))
@@ -204,6 +204,7 @@ def all_events() -> tuple[Event, ...]:
             reason="every expected update is there",
         ),
         events.UpdatesJudged(at_ms=now, round=0, reason="the evaluator died"),
-        events.RoundMetered(at_ms=now, round=0, epoch=0, updates=()),
-        events.EpochEnded(at_ms=now, epoch=0, is_last=False, scores={}, pool=Wei(0), rewards={}),
+        events.FundingChanged(at_ms=now, funded_samples=0, reason="the escrow is used up"),
+        events.RoundMeasured(at_ms=now, round=0, updates=()),
+        events.JobEnded(at_ms=now, phase="stopped", reason="stopped by its user"),
     )

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 
+from coordinator.shell.chain.pipeline import Pipeline
+from coordinator.shell.metering.desk import LedgerDesk
+
 from benchmarks.ours.metering.plan import COORDINATOR, JOB, QUALITY_BPS, UNIT_PRICE, Plan
 from benchmarks.ours.metering.settling import contribution_of
 from coordinator.core.events import MeasuredUpdate, RoundMetered
 from coordinator.core.job import DueReceipt
-from coordinator.shell.chain.pipeline import Pipeline
 from coordinator.shell.journal.sql.store import SqlJournal
-from coordinator.shell.metering.desk import LedgerDesk
 from hypergpu.jobfile.spec import Pay
 from hypergpu.ledger.terms import separator_of
 from hypergpu.ledger.typed import is_contribution_of, sign

@@ -1,10 +1,10 @@
-"""What users and the clock do to a job: pause, resume, stop, change settings, reach a deadline."""
+"""What users, payments and the clock do: pause, resume, stop, set, fund, reach a deadline."""
 
 from msgspec.structs import replace
 
 from coordinator.core.commands import CancelShard
-from coordinator.core.events import JobPaused, ParametersChanged
-from coordinator.core.job import Job, Participant, Phase, Round, Work
+from coordinator.core.events import FundingChanged, JobPaused, ParametersChanged
+from coordinator.core.job import Funding, Job, Participant, Phase, Round, Work
 from coordinator.core.round.membership import released
 from coordinator.core.round.rounds import (
     Step,
@@ -75,6 +75,12 @@ def stopped(job: Job) -> Step:
 def parameters_changed(job: Job, event: ParametersChanged) -> Step:
     """Let the next round take the new settings over."""
     return Step(replace(job, next_spec=event.spec))
+
+
+def funding_changed(job: Job, event: FundingChanged) -> Step:
+    """Keep what is funded; a job that waits looks again whether a round may open."""
+    job = replace(job, funding=Funding(event.funded_samples, event.reason))
+    return opened(job) if job.phase is Phase.WAITING else Step(job)
 
 
 def _participants(job: Job) -> list[tuple[NodeId, Participant]]:

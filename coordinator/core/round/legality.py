@@ -5,11 +5,12 @@ from msgspec.structs import replace
 from coordinator.core.events import (
     AggregateReady,
     DeadlineReached,
-    EpochEnded,
     EvaluationFailed,
     EvaluationReady,
     Event,
+    FundingChanged,
     JobCreated,
+    JobEnded,
     JobPaused,
     JobResumed,
     JobStopped,
@@ -20,7 +21,7 @@ from coordinator.core.events import (
     NodeLost,
     ParametersChanged,
     PreparationFailed,
-    RoundMetered,
+    RoundMeasured,
     RoundPlanned,
     RoundRecorded,
     ShardHandedBack,
@@ -29,7 +30,6 @@ from coordinator.core.events import (
     UpdatesJudged,
 )
 from coordinator.core.job import ENDED, Job, Phase, Work
-from coordinator.core.metering.accounts import owed_at_most
 from coordinator.core.round.completion import is_done, work_samples
 
 _LIVE = frozenset(Phase) - ENDED
@@ -55,10 +55,11 @@ LEGAL: dict[type, frozenset[Phase]] = {
     JobResumed: frozenset({Phase.PAUSED}),
     JobStopped: _LIVE,
     ParametersChanged: _LIVE - {Phase.FINISHING},
+    FundingChanged: _LIVE,
     UpdatesJudged: frozenset(Phase),
     RoundRecorded: frozenset(Phase),
-    RoundMetered: frozenset(Phase),
-    EpochEnded: frozenset(Phase),
+    RoundMeasured: frozenset(Phase),
+    JobEnded: frozenset(Phase),
 }
 """The phases in which an event may be legal at all. `refusal` adds what depends on the rest of the
 state.
@@ -70,6 +71,7 @@ _CANNOT: dict[type, str] = {
     JobResumed: "cannot be resumed",
     JobStopped: "cannot be stopped",
     ParametersChanged: "takes no new settings",
+    FundingChanged: "needs no more funds",
     RoundPlanned: "plans no round now",
     UpdateReceived: "takes no updates now",
     NodeJoined: "takes no nodes now",
@@ -149,7 +151,9 @@ def _model_refusal(
 
 def _evaluation_refusal(job: Job, event: EvaluationReady | EvaluationFailed | UpdatesJudged) -> str:
     if isinstance(event, UpdatesJudged):
-        is_due = any(event.round == waiting.number for waiting in job.metering.unmeasured)
+        is_due = any(
+            event.round == waiting.number and not waiting.is_ready for waiting in job.unmeasured
+        )
         return "" if is_due else f"no updates of round {event.round} are to be judged"
     waiting = {model.round for model in job.evaluating}
     return "" if event.round in waiting else f"no evaluation of round {event.round} is due"
@@ -166,10 +170,11 @@ def _round_refusal(job: Job, event: RoundPlanned | DeadlineReached) -> str:
 
 def _parameters_refusal(job: Job, event: ParametersChanged) -> str:
     """A job has a round to do, or it is over: rounds that are done cannot be taken back, nor can
-    what is owed for them.
+    an escrow that nodes have worked for.
     """
-    if event.spec.pay.unit_price and event.spec.escrow < (owed := owed_at_most(job)):
-        return f"up to {owed} is owed already: pay.escrow must be that at least"
+    before = (job.next_spec or job.spec).escrow
+    if event.spec.pay.unit_price and event.spec.escrow < before:
+        return f"pay.escrow may only be raised, from {before}: what is left goes back at the end"
     if job.model is None or not is_done(replace(job, spec=event.spec)):
         return ""
     if event.spec.strategy == "aware":

@@ -4,7 +4,7 @@ from collections import Counter
 
 from msgspec.structs import replace
 
-from coordinator.core.commands import EvaluateModel, RecordRound
+from coordinator.core.commands import EvaluateModel, WriteRecord
 from coordinator.core.events import (
     AggregateReady,
     EvaluationFailed,
@@ -15,7 +15,6 @@ from coordinator.core.events import (
     RoundRecorded,
 )
 from coordinator.core.job import ENDED, Job, Model, Participant, Phase, Round, Score, Stream, Work
-from coordinator.core.metering.metering import folded
 from coordinator.core.round.completion import is_done
 from coordinator.core.round.membership import released
 from coordinator.core.round.outstanding import outstanding, remake
@@ -62,8 +61,7 @@ def aggregated(job: Job, event: AggregateReady) -> Step:
         next_spec=None,
         tally=replace(job.tally, bytes_down=Bytes(job.tally.bytes_down + event.bytes_down)),
     )
-    record = RecordRound(_figures(job, round_, event))
-    job, metering = folded(job, event.agreements)
+    record = WriteRecord(_figures(job, round_, event))
     evaluation = _evaluation(job, event.model)
     job = evaluation.job
     if is_done(job):
@@ -72,7 +70,7 @@ def aggregated(job: Job, event: AggregateReady) -> Step:
         after = Step(replace(job, resume_to=Phase.WAITING))
     else:
         after = opened(job)
-    return Step(after.job, (record, *metering, *evaluation.commands, *after.commands))
+    return Step(after.job, (record, *evaluation.commands, *after.commands))
 
 
 def model_lost(job: Job, event: ModelLost) -> Step:

@@ -9,7 +9,7 @@ from coordinator.core.commands import (
     PlanRound,
 )
 from coordinator.core.job import Job, Phase, Work
-from coordinator.core.metering.judging import judgements
+from coordinator.core.quality.judging import judging_commands
 from coordinator.core.round.completion import plan_request
 from coordinator.core.round.folding import aggregate, folding
 from coordinator.core.round.rounds import assignment, deadline
@@ -24,7 +24,7 @@ def outstanding(job: Job) -> tuple[Command, ...]:
     """
     if job.lost_model:
         return (remake(job),)
-    return (*_phase_commands(job), *_evaluations(job), *judgements(job))
+    return (*_phase_commands(job), *_evaluations(job), *judging_commands(job))
 
 
 def remake(job: Job) -> Command:

@@ -22,8 +22,6 @@ from coordinator.core.job import (
     Stream,
     Work,
 )
-from coordinator.core.metering.budget import uncovered
-from coordinator.core.metering.contributions import epoch_of
 from coordinator.core.plan.deadline import LEAST_MS
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.plan.spreading import most_ahead
@@ -35,7 +33,6 @@ from coordinator.core.round.staff import nodes_needed, staff
 from coordinator.core.round.streams import put_back
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import SPARSE_SCHEMES
-from hypergpu.ledger.terms import Terms
 from hypergpu.units import Milliseconds, Samples
 
 _ROUNDING = 1e-9  # 0.55 * 20 is a little more than 11 in floating point
@@ -82,12 +79,9 @@ def planned(job: Job, plan: RoundPlan) -> Step:
 
 
 def _begun(job: Job, plan: RoundPlan) -> Step:
-    """Give every node of the plan its shard under a fresh lease, if it can be paid for."""
-    batch = job.spec.training.batch_size
-    samples = sum(part.inner_steps * part.batch(batch) for part in plan.nodes.values())
-    if why := uncovered(job, Samples(samples)):
-        paused = replace(job, phase=Phase.PAUSED, resume_to=Phase.WAITING, reason=why)
-        return Step(replace(paused, paused_at_ms=job.at_ms))
+    """Give every node of the plan its shard under a fresh lease, if the round is funded."""
+    if why := _unfunded(job, plan):
+        return Step(replace(job, phase=Phase.WAITING, reason=why))
     total_samples = _total_samples(job, plan.round, len(plan.nodes))
     deal = dealt(job, plan, total_samples)
     participants: dict[NodeId, Participant] = {}
@@ -121,6 +115,20 @@ def _begun(job: Job, plan: RoundPlan) -> Step:
         next_lease=lease,
     )
     return Step(job, (*deadline(job), *(assignment(job, node) for node in participants)))
+
+
+def _unfunded(job: Job, plan: RoundPlan) -> str:
+    """Why the job's funding does not cover the round; empty if it does."""
+    funding = job.funding
+    if funding is None or funding.funded_samples is None:
+        return ""
+    batch = job.spec.training.batch_size
+    samples = sum(part.inner_steps * part.batch(batch) for part in plan.nodes.values())
+    left = max(0, funding.funded_samples - job.tally.samples)
+    if samples <= left:
+        return ""
+    why = funding.reason or f"raise pay.escrow: hypergpu job set {job.job_id} pay.escrow=AMOUNT"
+    return f"round {plan.round} has {samples} samples, {left} more are funded: {why}"
 
 
 def changed(round_: Round, participants: dict[NodeId, Participant]) -> Round:
@@ -166,8 +174,8 @@ def assignment(job: Job, node: NodeId) -> AssignShard:
         deadline_at_ms=round_.deadline_at_ms,
         last_accepted=job.members[node].last_accepted,
         reason=f"round {round_.number}, slot {participant.slot}: {participant.plan.reason}",
-        epoch=epoch_of(round_),
-        terms=job.terms or Terms(),
+        epoch=round_.epoch,
+        terms=job.terms,
         begun=participant.begun,
         ahead=job.members[node].ahead,
     )

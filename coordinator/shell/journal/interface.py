@@ -8,8 +8,6 @@ and start again, a replay finds out.
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from coordinator.shell.journal.ledger.interface import Outbox, ReceiptBook
-from coordinator.shell.journal.ledger.records import NO_EARNINGS, Earnings
 from coordinator.shell.journal.records import (
     CertificateRecord,
     Entry,
@@ -27,23 +25,16 @@ from hypergpu.ids import JobId, NodeId, TokenId
 class JobJournal(Protocol):
     """Each job's events as a hash chain, with snapshots."""
 
-    def append(
-        self,
-        entries: Sequence[Entry],
-        claims: Sequence[RequestClaim] = (),
-        earnings: Earnings = NO_EARNINGS,
-    ) -> None:
+    def append(self, entries: Sequence[Entry], claims: Sequence[RequestClaim] = ()) -> None:
         """Write entries of one or several jobs in one transaction. A new job starts at sequence 0.
 
         Args:
             entries: Of each job in order.
             claims: Request ids that are taken from now on.
-            earnings: Receipts that these entries give, and epochs that they end.
 
         Raises:
-            JournalConflictError: an entry does not follow on its job's last, a request id is
-                taken, or a receipt is not its node's next. One whose epoch was left is kept, and
-                settled with the next: a journal that was cut back lives through an epoch again.
+            JournalConflictError: an entry does not follow on its job's last, or a request id is
+                taken.
         """
 
     def read(
@@ -68,10 +59,7 @@ class JobJournal(Protocol):
         """Forget every row and snapshot behind ``head``, which becomes the job's end."""
 
     def remove_job(self, job_id: JobId) -> None:
-        """Forget the job wholly, its request ids too. Receipts stay: what they say is owed.
-
-        The job has left every epoch then, and the last that it has is its last.
-        """
+        """Forget the job wholly, its request ids too."""
 
     def request(self, request_id: str) -> RequestClaim | None:
         """Who took a request id."""
@@ -148,8 +136,8 @@ class Registry(Protocol):
         """A node's certificates, oldest first."""
 
 
-class Journal(JobJournal, Registry, ReceiptBook, Outbox, Protocol):
-    """All of them in one place, so that one transaction log holds all that must survive."""
+class Journal(JobJournal, Registry, Protocol):
+    """Both in one place, so that one transaction log holds all that must survive."""
 
     def close(self) -> None:
         """Let go of files, connections and the lock."""

@@ -15,8 +15,6 @@ from coordinator.shell.journal.chain import (
     reading,
     snapshot_digest,
 )
-from coordinator.shell.journal.ledger.memory import MemoryLedger
-from coordinator.shell.journal.ledger.records import NO_EARNINGS, Earnings
 from coordinator.shell.journal.memory_registry import MemoryRegistry
 from coordinator.shell.journal.records import (
     Damage,
@@ -40,24 +38,18 @@ class StoredSnapshot(NamedTuple):
     digest: bytes
 
 
-class MemoryJournal(MemoryRegistry, MemoryLedger):
+class MemoryJournal(MemoryRegistry):
     """Every method is one critical section, as a transaction would be."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         MemoryRegistry.__init__(self, self._lock)
-        MemoryLedger.__init__(self, self._lock)
         self.rows: dict[JobId, list[StoredRow]] = {}
         self.stored_snapshots: dict[JobId, list[StoredSnapshot]] = {}
         self._heads: dict[JobId, Head] = {}
         self._claims: dict[str, RequestClaim] = {}
 
-    def append(
-        self,
-        entries: Sequence[Entry],
-        claims: Sequence[RequestClaim] = (),
-        earnings: Earnings = NO_EARNINGS,
-    ) -> None:
+    def append(self, entries: Sequence[Entry], claims: Sequence[RequestClaim] = ()) -> None:
         with self._lock:
             heads: dict[JobId, Head] = {}
             written: list[tuple[JobId, StoredRow]] = []
@@ -76,12 +68,10 @@ class MemoryJournal(MemoryRegistry, MemoryLedger):
             for claim in claims:
                 if claim.request_id in self._claims:
                     raise JournalConflictError(f"request id {claim.request_id!r} is taken")
-            self._check_earnings(earnings)
             for job_id, row in written:
                 self.rows.setdefault(job_id, []).append(row)
             self._heads |= heads
             self._claims |= {claim.request_id: claim for claim in claims}
-            self._keep_earnings(earnings)
 
     def read(
         self, job_id: JobId, from_sequence: int = 0, *, limit: int = 0, after: Head | None = None
@@ -121,7 +111,6 @@ class MemoryJournal(MemoryRegistry, MemoryLedger):
             self._claims = {
                 name: claim for name, claim in self._claims.items() if claim.job_id != job_id
             }
-            self._leave_all(job_id)
 
     def request(self, request_id: str) -> RequestClaim | None:
         with self._lock:

@@ -131,6 +131,10 @@ class JournalTooNewError(JournalError):
     """A newer hypergpu wrote this journal."""
 
 
+class JournalTooOldError(JournalError):
+    """An older hypergpu wrote this journal, in a form that is no longer read."""
+
+
 class JournalUnreadableError(JournalError):
     """The database as a whole cannot be read."""
 

@@ -11,27 +11,26 @@ from typing import NamedTuple, TypeVar
 import structlog
 from msgspec.structs import replace
 
-from coordinator.core.commands import Command, RecordPay, RecordRound
+from coordinator.core.commands import Command, WriteRecord
 from coordinator.core.events import (
     AggregateReady,
-    EpochEnded,
     Event,
     JobCreated,
-    RoundMetered,
+    JobEnded,
+    ParametersChanged,
+    RoundMeasured,
     UpdateReceived,
     UpdateRefused,
 )
-from coordinator.core.job import Job, LedgerSays
+from coordinator.core.job import Job
 from coordinator.core.transition import refusal, transition
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.interface import Journal
-from coordinator.shell.journal.ledger.records import NO_EARNINGS, Earnings
-from coordinator.shell.journal.records import Entry, JournalConflictError, RequestClaim
+from coordinator.shell.journal.records import Entry, RequestClaim
 from coordinator.shell.runtime import rows
 from coordinator.shell.runtime.room import Room
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
-from hypergpu.ledger.terms import Terms
 from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()
@@ -39,23 +38,11 @@ log = structlog.get_logger()
 SNAPSHOT_ROUNDS_MAX = 50
 """A job that evaluates less often is snapshot anyway."""
 _RETRY_S = 5.0
-_RECORDS = RecordRound | RecordPay
+_PAID_FOR = JobCreated | ParametersChanged | RoundMeasured | JobEnded
+"""Events that payments fold."""
 _WITHIN_A_ROUND = UpdateReceived | UpdateRefused
 """They come once a node and round: planning who works where after each would cost the most."""
 Result = TypeVar("Result")
-
-
-Pay = tuple[Terms, JobId, RoundMetered | EpochEnded]
-"""Receipts to be made, or an epoch to be ended, of a job with these terms."""
-Countersign = Callable[[Sequence[Pay]], Earnings]
-
-
-def _unsigned(earned: Sequence[Pay]) -> Earnings:
-    raise AssertionError(f"no key signs what {earned[0][1]} owes")
-
-
-def _no_ledger(_job: Job) -> LedgerSays | None:
-    return None
 
 
 class Arrival(NamedTuple):
@@ -74,10 +61,8 @@ class Decision:
         self.jobs: dict[JobId, Job] = {}
         self.entries: dict[JobId, list[Entry]] = {}
         self.claims: list[RequestClaim] = []
-        self.pay: list[Pay] = []
-        """What receipts are to be made of."""
-        self.earnings = NO_EARNINGS
-        """The receipts, once they are made and durable."""
+        self.concerns_payments = False
+        """Whether events are among the entries that payments fold."""
         self.commands: list[tuple[JobId, Command]] = []
         self.verdicts: list[tuple[asyncio.Future[str], str]] = []
         self.snapshots: set[JobId] = set()
@@ -114,16 +99,15 @@ def _decide(rooms: dict[JobId, Room], decision: Decision, arrival: Arrival) -> s
     if job is not None and (reason := refusal(job, event)):
         return reason
     step = transition(job, event)
-    records = [command.record for command in step.commands if isinstance(command, _RECORDS)]
+    records = [command.record for command in step.commands if isinstance(command, WriteRecord)]
     entries = decision.entries.setdefault(job_id, [])
     start = room.next_sequence if room else 0
     for row in (event, *records):
         entries.append(rows.entry(job_id, start + len(entries), row))
-        if isinstance(row, RoundMetered | EpochEnded) and step.job.terms is not None:
-            decision.pay.append((step.job.terms, job_id, row))
+        decision.concerns_payments |= isinstance(row, _PAID_FOR)
     decision.jobs[job_id] = step.job
     decision.commands += [
-        (job_id, command) for command in step.commands if not isinstance(command, _RECORDS)
+        (job_id, command) for command in step.commands if not isinstance(command, WriteRecord)
     ]
     if arrival.claim is not None:
         decision.claims.append(arrival.claim)
@@ -143,15 +127,12 @@ def _is_snapshot_due(job: Job, event: Event) -> bool:
 class Driver:
     """The loop that all events of all jobs go through."""
 
-    def __init__(self, journal: Journal, countersign: Countersign = _unsigned) -> None:
-        """Write to a journal; what nodes earned goes there under a signature."""
+    def __init__(self, journal: Journal) -> None:
+        """Write to a journal."""
         self.rooms: dict[JobId, Room] = {}
         self.unreadable: dict[JobId, str] = {}
         """Jobs that rest: why this version cannot replay them. What they need is not known."""
-        self.ledger_says: Callable[[Job], LedgerSays | None] = _no_ledger
-        """What is known of whether new work of a job can be paid, at this instant."""
         self._journal = journal
-        self._countersign = countersign
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._inbox: list[Arrival] = []
         self._arrived = asyncio.Event()
@@ -170,11 +151,7 @@ class Driver:
         room = self.rooms.get(job_id)
         now_ms = room.now_ms() if room else Milliseconds(0)
         verdict: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        says = None
-        if room is not None and not isinstance(event, _WITHIN_A_ROUND):
-            says = self.ledger_says(room.job)
-        stamped = replace(event, at_ms=now_ms, ledger=says)
-        self._inbox.append(Arrival(job_id, stamped, verdict, claim))
+        self._inbox.append(Arrival(job_id, replace(event, at_ms=now_ms), verdict, claim))
         self._arrived.set()
         return verdict
 
@@ -238,41 +215,13 @@ class Driver:
         if not entries:
             return True
         try:
-            decision.earnings = await self.in_writer(self._append, decision)
+            await self.in_writer(self._journal.append, entries, decision.claims)
         except HyperGPUError as refused:
             for verdict, _ in decision.verdicts:
                 if not verdict.done():
                     verdict.set_exception(refused)
             return False
         return True
-
-    def _append(self, decision: Decision) -> Earnings:
-        """Sign what was earned and write it with the rows. Blocks."""
-        earnings = self._countersign(decision.pay) if decision.pay else NO_EARNINGS
-        entries, claims = decision.all_entries(), decision.claims
-        try:
-            self._journal.append(entries, claims, earnings)
-        except JournalConflictError:
-            # A journal that was cut back makes receipts again. What was signed once stands.
-            fresh = self._not_made_yet(earnings)
-            if fresh == earnings:
-                raise
-            self._journal.append(entries, claims, fresh)
-            return fresh
-        return earnings
-
-    def _not_made_yet(self, earnings: Earnings) -> Earnings:
-        made = {
-            job_id: self._journal.receipt_counts(job_id)
-            for job_id in {record.job_id for record in earnings.receipts}
-        }
-        fresh = [
-            record
-            for record in earnings.receipts
-            if record.signed.receipt.sequence
-            >= made[record.job_id].get(record.signed.receipt.node, 0)
-        ]
-        return earnings._replace(receipts=tuple(fresh))
 
     def _take_over(self, decision: Decision) -> None:
         for job_id, job in decision.jobs.items():

@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from coordinator.config import Settings
 from coordinator.core.blobs_in_use import live_blobs
@@ -15,17 +15,12 @@ from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.journal.interface import Journal
 from coordinator.shell.measuring.echo import Echo
 from coordinator.shell.measuring.readings import Readings
-from coordinator.shell.metering.desk import LedgerDesk
+from coordinator.shell.payments import Pricing
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.nonces import Nonces
-from coordinator.shell.runtime.post import ReceiptPost
 from coordinator.shell.runtime.roster import Roster
 from coordinator.shell.runtime.staffing import Staffing
 from hypergpu.ids import Digest, JobId
-
-if TYPE_CHECKING:
-    # What talks to a chain is an extra: a coordinator without one needs none of it.
-    from coordinator.shell.metering.settling import Settling
 
 DATASETS = "datasets"
 """The folder of users' data within the coordinator's own."""
@@ -73,10 +68,7 @@ class Parts(NamedTuple):
     readings: Readings
     """Of every node's line and speed, made anew after a restart."""
     echo: Echo
-    ledger: LedgerDesk
-    post: ReceiptPost
-    settling: "Settling | None" = None
-    """None: no chain settles what jobs owe."""
+    pricing: Pricing
 
     def job_dir(self, job_id: JobId) -> Path:
         """Where the shell keeps files of one job; deleted with it."""

@@ -18,11 +18,6 @@ _RECENT_ENTRIES = 512
 class Room:
     """One job in this process."""
 
-    why_older = ""
-    """Why the journal is an older copy, as a node has shown since this process began: to go on
-    would sign used numbers again.
-    """
-
     def __init__(self, job: Job, next_sequence: int) -> None:
         self.job = job
         """The newest state that is persisted."""

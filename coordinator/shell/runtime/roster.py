@@ -33,6 +33,11 @@ class Session:
         else:
             self.outbox.put_nowait(message)
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether the node is slow to take messages in: bulk has to wait."""
+        return self.outbox.qsize() >= _OUTBOX_MESSAGES // 2
+
     def close(self) -> None:
         """End the stream after what is queued."""
         self.outbox.put_nowait(None)

@@ -12,12 +12,12 @@ from gpu_node.shell import translate
 from gpu_node.shell.clock import unix_ms
 from gpu_node.shell.link.calls import Calls, Metadata
 from gpu_node.shell.link.channels import Credentials, open_channel
-from gpu_node.shell.link.earnings import Earnings
 from gpu_node.shell.link.refusals import refusal_in, why
 from gpu_node.shell.link.route import Route
 from gpu_node.shell.state.files import Coordinator, load_coordinator, save_coordinator
 from gpu_node.shell.state.keys import certificate_request_pem, tls_key_pem
 from gpu_node.shell.state.places import Places
+from gpu_node.shell.state.receipts import ReceiptKeeper
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.files import write_durably
@@ -139,9 +139,9 @@ class Access:
         self._identity = identity
         self._route = Route() if congestion_control == BBR else None
 
-    def earnings(self) -> Earnings:
-        """What is kept of what the coordinator signs for this node. Reads it."""
-        return Earnings(self._places, self._identity.node_id)
+    def receipts(self) -> ReceiptKeeper:
+        """The node's receipts. Reads them."""
+        return ReceiptKeeper(self._places, self._identity.node_id)
 
     @property
     def is_joined(self) -> bool:

@@ -35,7 +35,8 @@ from gpu_node.shell.translate import (
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
-from hypergpu.v1 import node_pb2
+from hypergpu.v1 import node_pb2, receipt_pb2
+from hypergpu.wire.statements import receipt_message, receipt_value, terms_value
 
 log = structlog.get_logger()
 
@@ -87,8 +88,8 @@ class ControlLink:
         self._beat_at_s: dict[int, float] = {}
         self.prober = prober or Prober()
         """Measures the line; it learns from transfers too."""
-        self.earnings = access.earnings()
-        """What the coordinator signed for this node."""
+        self.receipts = access.receipts()
+        """Receipts that the coordinator signed for this node."""
         self.calls: Calls | None = None
         """For bulk calls; None while there is no link."""
         self.lines = Lines(lambda: access.calls(timeout_ms))
@@ -161,6 +162,7 @@ class ControlLink:
             self.calls = calls
             if was_starting and not self._is_starting:
                 self.worker_is_ready()
+            self.receipts.note_answer()
             self._report(Connected(at_ms=monotonic_ms()))
             async with beside(
                 self._write(call),
@@ -175,6 +177,8 @@ class ControlLink:
 
     def _ending(self, broken: Exception) -> Event:
         at_ms = monotonic_ms()
+        if self.calls is None:
+            self.receipts.warn_of_silence()
         refused = broken if isinstance(broken, HyperGPUError) else None
         if isinstance(broken, grpc.aio.AioRpcError):
             refused = refusal_in(broken)
@@ -193,7 +197,10 @@ class ControlLink:
             capabilities=self._capabilities,
             working=[lease_message(lease) for lease in working],
             is_starting=self._is_starting,
-            receipts=self.earnings.held(),
+            newest_receipts=[
+                receipt_pb2.NewestReceipt(job_id=job_id, receipt=receipt_message(signed))
+                for job_id, signed in self.receipts.newest()
+            ],
         )
         async with asyncio.timeout(self._patience_s()):
             await call.write(node_pb2.ControlRequest(hello=hello))
@@ -231,9 +238,18 @@ class ControlLink:
             if not isinstance(message, node_pb2.ControlResponse):
                 return
             if message.HasField("receipts"):
-                await self.earnings.receipts(message.receipts)
+                await self._keep_receipts(message.receipts)
             else:
                 self._hear(message)
+
+    async def _keep_receipts(self, message: receipt_pb2.Receipts) -> None:
+        """Keep receipts; one that is wrong is reported, and stops no work."""
+        try:
+            found = [receipt_value(each, self.receipts.node) for each in message.receipts]
+            terms = terms_value(message.terms) if message.HasField("terms") else None
+            await asyncio.to_thread(self.receipts.take, JobId(message.job_id), found, terms)
+        except (HyperGPUError, OSError, ValueError) as broken:
+            log.warning("receipts were not kept", job_id=message.job_id[:80], reason=str(broken))
 
     def _hear(self, message: node_pb2.ControlResponse) -> None:
         at_ms = monotonic_ms()
@@ -279,7 +295,7 @@ class ControlLink:
         except HyperGPUError as refused:
             self._hand_back(message.lease, refused.detail)
         else:
-            if changed := self.earnings.changed_terms(assignment):
+            if changed := self.receipts.changed_terms(assignment.lease.job_id, assignment.terms):
                 self._hand_back(message.lease, changed)
             else:
                 self._report(ShardAssigned(at_ms=at_ms, assignment=assignment))

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Self
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import Address, JobId
-
-OWNER_MARK = "@"
-"""In the name of a job's folder of receipts: between its id and who signs for it."""
+from hypergpu.ids import JobId, JobKey
+from hypergpu.statements.domain import word_bytes
 
 
 class Places:
@@ -31,7 +29,7 @@ class Places:
         self.datasets = root / "datasets"
         self.jobs = root / "jobs"
         self.ledger = root / "ledger"
-        """Receipts and vouchers, which outlive their jobs."""
+        """Receipts, which outlive their jobs: see `gpu_node.shell.state.receipts`."""
         self._lock: int | None = None
 
     def __enter__(self) -> Self:
@@ -64,13 +62,13 @@ class Places:
 
     def job(self, job_id: JobId) -> Path:
         """The folder of one job's end states and updates."""
-        if Path(job_id).name != job_id or job_id in {"", ".", ".."} or OWNER_MARK in job_id:
+        if Path(job_id).name != job_id or job_id in {"", ".", ".."}:
             raise HyperGPUError(Reason.REQUEST_INVALID, f"{job_id[:80]!r} is no job's id")
         return self.jobs / job_id
 
-    def ledger_of(self, job_id: JobId, coordinator: Address) -> Path:
-        """The folder of the receipts and the voucher that a coordinator signs for a job."""
-        return self.ledger / f"{self.job(job_id).name}{OWNER_MARK}{coordinator}"
+    def ledger_of(self, job: JobKey) -> Path:
+        """The folder of a job's receipts."""
+        return self.ledger / word_bytes(job).hex()
 
     def update(self, job_id: JobId, round_number: int) -> Path:
         """The update of one round."""

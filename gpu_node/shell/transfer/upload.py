@@ -11,17 +11,17 @@ from typing import TypeVar
 from gpu_node.core.assignment import Assignment, Lease, Update
 from gpu_node.shell.link.bulk import CHUNK_BYTES, submitted
 from gpu_node.shell.link.calls import Calls
-from gpu_node.shell.link.earnings import Earnings
 from gpu_node.shell.probe.findings import Direction, Findings
 from gpu_node.shell.probe.stopwatch import Stopwatch
 from gpu_node.shell.state.files import Nonces
 from gpu_node.shell.state.places import Places
+from gpu_node.shell.state.receipts import ReceiptKeeper
 from gpu_node.shell.translate import contribution, update_header
 from hypergpu.digest import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ledger.terms import separator_of
-from hypergpu.ledger.typed import sign
 from hypergpu.signature import IdentityKey
+from hypergpu.statements.domain import separator_of
+from hypergpu.statements.signing import sign
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.patience import transfer_timeout_s
 from hypergpu.wire.stripes import PIECE_BYTES, Stripe, most_stripes
@@ -40,10 +40,10 @@ class Uploader:
         places: Places,
         identity: IdentityKey,
         findings: Findings | None = None,
-        earnings: Earnings | None = None,
+        receipts: ReceiptKeeper | None = None,
     ) -> None:
         self._places = places
-        self._earnings = earnings or Earnings(places, identity.node_id)
+        self._receipts = receipts or ReceiptKeeper(places, identity.node_id)
         self._findings = findings or Findings()
         self._identity = identity
         self._nonces = Nonces(places)
@@ -77,25 +77,24 @@ class Uploader:
         stripes = _cut(calls.lines, update.size_bytes)
         offsets = await self._offsets(calls, lease, update, stripes)
         if offsets is None:
+            await self._count(assignment)
             return
         path = self._places.update(lease.job_id, lease.round)
         _refuse_other_size(path, update)
         nonce = await asyncio.to_thread(self._nonces.take)
         header = self._signed_header(assignment, update, nonce)
-        await self._earnings.agree(assignment)
+        await asyncio.to_thread(self._receipts.agree, lease.job_id, assignment.terms)
         self._stopwatch = None
         sending = [
             self._send(line, _headed(header, stripe, offset), path)
             for line, stripe, offset in zip(calls.lines, stripes, offsets, strict=False)
         ]
         answers = await _all_done(sending)
-        for answer in answers:
-            if answer.HasField("voucher"):
-                await self._earnings.voucher(lease.job_id, answer.voucher)
         if not any(answer.is_accepted for answer in answers):
             arrived = min(answer.committed_offset for answer in answers)
             detail = f"not all of {update.size_bytes} bytes arrived: {arrived} in one stretch"
             raise HyperGPUError(Reason.CALL_BROKEN, detail)
+        await self._count(assignment)
         if self._stopwatch is not None:
             # Only the answer tells that everything is there; what left earlier lay in buffers.
             committed = sum(
@@ -104,6 +103,12 @@ class Uploader:
             )
             self._stopwatch.moved(update.size_bytes - committed)
             self._stopwatch.stop()
+
+    async def _count(self, assignment: Assignment) -> None:
+        """Count the accepted update for the node's own records."""
+        samples = sum(run.count for run in assignment.task.ranges)
+        count = self._receipts.count_accepted
+        await asyncio.to_thread(count, assignment.terms, assignment.lease.round, samples)
 
     def _signed_header(
         self, assignment: Assignment, update: Update, nonce: int

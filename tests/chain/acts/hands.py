@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from gpu_node.shell.state.wallet import Wallet
 from typer.testing import CliRunner, Result
 
 from gpu_node.shell.state.places import Places
-from gpu_node.shell.state.wallet import Wallet
 from hypergpu.cli.ledger.stored import VOUCHER_FILE
 from hypergpu.cli.main import app
 from hypergpu.errors import Reason

@@ -5,14 +5,14 @@ import subprocess
 import threading
 
 import pytest
-from msgspec.structs import replace
-
-from coordinator.config import Settings
 from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.pump import HaltError
 from coordinator.shell.chain.sending import is_act
 from coordinator.shell.journal.ledger.records import OutboxRow
 from coordinator.shell.metering.settling import Settling
+from msgspec.structs import replace
+
+from coordinator.config import Settings
 from hypergpu.chain.rpc.chain import Reception
 from hypergpu.chain.sent.acts import ActFile, act_of
 from hypergpu.chain.signer import Draft, Signer

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from gpu_node.shell.state.places import Places
 from gpu_node.shell.state.wallet import Wallet
+
+from gpu_node.shell.state.places import Places
 from hypergpu.chain.moments import moment
 from hypergpu.errors import Reason
 from hypergpu.ids import Address

@@ -1,15 +1,16 @@
 """A job whose end is announced: what it has earned is recorded in time, and nothing else waits."""
 
 import pytest
-from msgspec.structs import replace
-
-from coordinator.config import Settings
-from coordinator.core.job import Phase
 from coordinator.core.settlement.epoch import EpochState
 from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.reading.ending import Ending
 from coordinator.shell.journal.ledger.records import Earnings, EpochEnd
 from coordinator.shell.metering.settling import Settling
+from msgspec.structs import replace
+from tests.scenarios.test_metering import PAID, training
+
+from coordinator.config import Settings
+from coordinator.core.job import Phase
 from hypergpu.chain.moments import moment
 from hypergpu.chain.sent.acts import ActFile
 from hypergpu.errors import Reason
@@ -17,7 +18,6 @@ from hypergpu.ids import JobId
 from tests.chain.acts.hands import EACH, WINDOW_S, Hands, refused, told
 from tests.chain.ground import JOB, NODES, ORDER, PROFILE, WITHIN_S, Ground
 from tests.chain.test_long_faults import turned
-from tests.scenarios.test_metering import PAID, training
 from tests.signed_receipts import COORDINATOR, Work, receipt_record
 
 OTHER = replace(ORDER, job_id=JobId("job-00000000000b"))

@@ -1,9 +1,9 @@
 """What a node does by itself for a job that was signed for no chain, and settled by one later."""
 
 import pytest
+from gpu_node.shell.state.wallet import Wallet
 
 from gpu_node.shell.state.places import Places
-from gpu_node.shell.state.wallet import Wallet
 from hypergpu.errors import Reason
 from hypergpu.ids import Address
 from hypergpu.ledger.terms import terms_of

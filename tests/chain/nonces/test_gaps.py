@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
-
 from coordinator.core.settlement.gaps import FILLS_MOST
 from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.pump import HaltError
+
 from hypergpu.chain.sent.acts import ActFile, act_of
 from hypergpu.chain.signer import Draft, Signer
 from hypergpu.errors import HyperGPUError, Reason

@@ -1,12 +1,12 @@
 """What failed is settled once, in its order, whatever went by meanwhile."""
 
 import pytest
-from msgspec.structs import replace
-
 from coordinator.core.settlement.epoch import EpochState
 from coordinator.core.settlement.sending import TransactionState
 from coordinator.shell.chain.founding import funded_at
 from coordinator.shell.chain.pump import HaltError
+from msgspec.structs import replace
+
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ledger.typed import word_bytes
 from tests.chain.ground import ESCROW, JOB, NODES, ORDER, PROFILE, TURNS_MOST, WAITING, Ground

@@ -3,12 +3,13 @@
 import asyncio
 
 import pytest
+from coordinator.shell.metering.settling import Settling
 from msgspec.structs import replace
+from tests.scenarios.test_metering import PAID, training
 
 from coordinator.config import Settings
 from coordinator.core.job import BlobRef, Job, LedgerSays, Model
 from coordinator.shell.journal.memory import MemoryJournal
-from coordinator.shell.metering.settling import Settling
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
@@ -17,7 +18,6 @@ from hypergpu.units import Bytes, Wei
 from tests.chain.ground import WITHIN_S, Ground
 from tests.chain.refused.tokens import PAUSED_SLOT
 from tests.chain.test_long_faults import turned, until_opened
-from tests.scenarios.test_metering import PAID, training
 
 JOB = replace(training(PAID), model=Model(0, BlobRef(digest_of(b"model"), Bytes(8))))
 OTHER = replace(JOB, job_id=JobId("job-0000000000ff"))

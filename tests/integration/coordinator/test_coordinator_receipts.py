@@ -18,7 +18,7 @@ from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.typed import sign
 from hypergpu.ledger.voucher import no_voucher, voucher_fault
 from hypergpu.v1 import node_pb2, receipt_pb2
-from hypergpu.wire.ledger import receipt_value, terms_value, voucher_value
+from hypergpu.wire.statements import receipt_value, terms_value, voucher_value
 from tests.node_client import NOBODY_LOST, WireNode, assigned, contribution, reason_of
 from tests.processes import Cluster
 

@@ -14,7 +14,7 @@ from hypergpu.ids import Digest, JobId
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes
 from hypergpu.v1 import node_pb2, tensor_pb2
-from hypergpu.wire.ledger import terms_message
+from hypergpu.wire.statements import terms_message
 from hypergpu.wire.token import Token
 from hypergpu.workloads.registry import build, find
 from hypergpu.workloads.workload import numpy_layout

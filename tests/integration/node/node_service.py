@@ -20,9 +20,9 @@ from gpu_node.shell.state.places import Places
 from hypergpu.digest import digest_from_wire, digest_of, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest, JobId, NodeId, TokenId
-from hypergpu.ledger.terms import Terms, terms_of
-from hypergpu.ledger.typed import Contribution, Domain, is_contribution_of, shard_digest
 from hypergpu.signature import node_id_of
+from hypergpu.statements.contribution import Contribution, is_signed_by, shard_digest
+from hypergpu.statements.domain import Domain, Terms, terms_of
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
 from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_ENTRY
@@ -330,4 +330,4 @@ def is_signed(node: NodeId, header: node_pb2.UpdateHeader, work: Assignment) -> 
         nonce=header.nonce,
     )
     separator = work.terms.domain.separator()
-    return is_contribution_of(node, separator, signed, header.signature)
+    return is_signed_by(node, separator, signed, header.signature)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from gpu_node.shell.state.wallet import Wallet
 from msgspec.structs import replace
 
 from gpu_node.core.events import (
@@ -25,18 +26,16 @@ from gpu_node.shell.link.post import Post
 from gpu_node.shell.state.files import load_coordinator, save_coordinator
 from gpu_node.shell.state.keys import identity_key
 from gpu_node.shell.state.places import Places
-from gpu_node.shell.state.wallet import Wallet
 from gpu_node.shell.translate import assignment_value, lease_message
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest
-from hypergpu.ledger.terms import Terms, terms_of
-from hypergpu.ledger.typed import Domain
 from hypergpu.signature import IdentityKey, JoinClaim, node_id_of, verify
+from hypergpu.statements.domain import Domain, Terms, terms_of
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.ledger import receipt_message, terms_message
 from hypergpu.wire.protocol import PROTOCOL
+from hypergpu.wire.statements import receipt_message, terms_message
 from hypergpu.wire.token import Role
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan

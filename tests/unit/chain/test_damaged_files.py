@@ -4,9 +4,9 @@ import socket
 from pathlib import Path
 
 import pytest
+from coordinator.shell.metering.chains import chain_of
 
 from coordinator.config import Settings
-from coordinator.shell.metering.chains import chain_of
 from hypergpu.chain.sent.acts import ActFile
 from hypergpu.cli.deployment.record import RecordFile
 from hypergpu.errors import HyperGPUError, Reason

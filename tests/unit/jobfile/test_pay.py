@@ -4,7 +4,7 @@ import pytest
 
 from hypergpu.jobfile import JobFileError, covering, parse_job, with_parameters
 from hypergpu.jobfile.spec import JobSpec, Pay, Training
-from hypergpu.ledger.pay import AMOUNT_MOST
+from hypergpu.statements.domain import AMOUNT_MOST
 
 HEAD = 'workload = "digits-softmax"\n[training]\nrounds = 4\ninner_steps = 5\nbatch_size = 10\n'
 
@@ -58,7 +58,7 @@ def test_amounts_of_tokens_with_eighteen_decimals_fit() -> None:
     assert (spec.pay.unit_price, spec.escrow) == (10**18, 10**24)
 
 
-@pytest.mark.parametrize("key", ["escrow = 5", "guaranteed_bps = 5", "judged = 2"])
+@pytest.mark.parametrize("key", ["escrow = 5", "judged = 2"])
 def test_pay_settings_without_a_price_are_refused(key: str) -> None:
     name = key.split(maxsplit=1)[0]
     assert only_problem_of(f"{HEAD}[pay]\n{key}\n") == (

@@ -6,7 +6,6 @@ import pytest
 from coordinator.core.commands import Command, InitialiseModel
 from coordinator.core.events import JobCreated, JobPaused, PreparationFailed
 from coordinator.core.job import Phase
-from coordinator.shell.journal.ledger.records import NO_EARNINGS, Earnings
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import Entry, RequestClaim
 from coordinator.shell.runtime.driver import Decision, Driver
@@ -27,15 +26,10 @@ class FullJournal(MemoryJournal):
 
     is_full = False
 
-    def append(
-        self,
-        entries: Sequence[Entry],
-        claims: Sequence[RequestClaim] = (),
-        earnings: Earnings = NO_EARNINGS,
-    ) -> None:
+    def append(self, entries: Sequence[Entry], claims: Sequence[RequestClaim] = ()) -> None:
         if self.is_full:
             raise HyperGPUError(Reason.DISK_FULL, "no space")
-        super().append(entries, claims, earnings)
+        super().append(entries, claims)
 
 
 class Driven:

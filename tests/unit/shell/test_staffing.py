@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coordinator.core.events import Event, JobPaused, NodeJoined, UpdateRefused
-from coordinator.shell.journal.ledger.records import NO_EARNINGS, Earnings
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import Entry, RequestClaim
 from coordinator.shell.runtime.driver import Arrival, decided
@@ -22,16 +21,11 @@ class SlowJournal(MemoryJournal):
         self.is_joining = threading.Event()
         self.may_write = threading.Event()
 
-    def append(
-        self,
-        entries: Sequence[Entry],
-        claims: Sequence[RequestClaim] = (),
-        earnings: Earnings = NO_EARNINGS,
-    ) -> None:
+    def append(self, entries: Sequence[Entry], claims: Sequence[RequestClaim] = ()) -> None:
         if any(entry.kind == NodeJoined.__name__ for entry in entries):
             self.is_joining.set()
             assert self.may_write.wait(240)
-        super().append(entries, claims, earnings)
+        super().append(entries, claims)
 
 
 async def test_a_node_lost_while_its_join_is_written_is_lost_to_its_job(tmp_path: Path) -> None:

@@ -16,20 +16,20 @@ from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.measuring.echo import Echo
 from coordinator.shell.measuring.readings import Readings
 from coordinator.shell.measuring.tokens import ProbeTokens
-from coordinator.shell.metering.desk import LedgerDesk
 from coordinator.shell.node_words import Capabilities
+from coordinator.shell.payments import PaymentsHost, Pricing
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.nonces import Nonces
 from coordinator.shell.runtime.parts import Parts, Pins
-from coordinator.shell.runtime.post import ReceiptPost
 from coordinator.shell.runtime.room import Room
 from coordinator.shell.runtime.roster import Roster, Session
 from coordinator.shell.runtime.staffing import Staffing
 from hypergpu.digest import digest_of
-from hypergpu.ids import JobId, NodeId
+from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, Training
 from hypergpu.signature import IdentityKey
 from hypergpu.units import Bytes, Milliseconds, Samples
+from tests.payments_double import RecordingPayments
 
 JOB = JobId("job-000000000001")
 NODE = NodeId("0x" + "a1" * 20)
@@ -43,10 +43,11 @@ def parts_in(folder: Path, journal: MemoryJournal | None = None) -> Parts:
     journal = journal or MemoryJournal()
     space = Space(folder, _QUOTA_BYTES)
     blobs = MemoryBlobs(folder, space)
-    ledger = LedgerDesk(IdentityKey.generate())
-    driver, roster = Driver(journal, ledger.countersigned), Roster()
+    key, settings = IdentityKey.generate(), Settings(data_dir=folder)
+    driver, roster = Driver(journal), Roster()
+    payments = RecordingPayments(key, PaymentsHost(settings, key, journal, driver, roster))
     return Parts(
-        settings=Settings(data_dir=folder),
+        settings=settings,
         journal=journal,
         blobs=blobs,
         quarantine=Quarantine(folder, blobs, space),
@@ -58,9 +59,14 @@ def parts_in(folder: Path, journal: MemoryJournal | None = None) -> Parts:
         nonces=Nonces(),
         readings=Readings(),
         echo=Echo(ProbeTokens(), roster.sessions.__contains__),
-        ledger=ledger,
-        post=ReceiptPost(driver.rooms, journal, ledger),
+        pricing=Pricing(Address(key.node_id), payments),
     )
+
+
+def payments_of(parts: Parts) -> RecordingPayments:
+    """The payments package of `parts_in`."""
+    assert isinstance(parts.pricing.payments, RecordingPayments)
+    return parts.pricing.payments
 
 
 @asynccontextmanager

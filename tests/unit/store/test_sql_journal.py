@@ -9,32 +9,22 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from msgspec.structs import replace
 from sqlalchemy import text
 
-from coordinator.core.settlement.epoch import Epoch, EpochState, Tally
-from coordinator.core.settlement.sending import Attempt, TransactionState
 from coordinator.shell.journal import migrations
-from coordinator.shell.journal.ledger.records import (
-    AccountName,
-    OutboxChange,
-    OutboxRow,
-    SealedTransaction,
-    SignedAttempt,
-)
 from coordinator.shell.journal.records import (
     Entry,
     JournalError,
     JournalLockedError,
     JournalTooNewError,
+    JournalTooOldError,
     JournalUnreadableError,
 )
 from coordinator.shell.journal.recovery import recover
 from coordinator.shell.journal.sql.engine import journal_url, make_engine
 from coordinator.shell.journal.sql.store import SqlJournal
 from coordinator.shell.journal.sql.tables import METADATA, SCHEMA_REVISION
-from hypergpu.ids import Address, JobId, NodeId
-from hypergpu.units import Milliseconds
+from hypergpu.ids import JobId, NodeId
 
 JOB = JobId("job-00000000000a")
 NODE = NodeId("0x" + "a1" * 20)
@@ -100,67 +90,14 @@ def test_the_code_is_written_for_the_newest_migration() -> None:
     assert ScriptDirectory.from_config(config).get_current_head() == SCHEMA_REVISION
 
 
-def test_what_an_older_version_sent_is_still_there_and_named_by_its_newest_signing(
-    path: Path,
-) -> None:
-    account = AccountName(1, Address("0x" + "ab" * 20))
-    sealed = SealedTransaction(
-        account=account, nonce=0, purpose="x", to=b"", call=b"", gas=1, sealed_ms=Milliseconds(1)
-    )
-    signings = tuple(
-        SignedAttempt(Attempt(hash=each * 32, max_fee_wei=1, tip_wei=1), b"raw")
-        for each in (b"a", b"b")
-    )
-    journal = SqlJournal(str(path))
-    row = OutboxRow(transaction=sealed, attempts=signings)
-    journal.write(OutboxChange(account=account, sealed=(row,)))
-    journal.close()
-    make_older(path)
-    journal = SqlJournal(str(path))
-    (found,) = journal.transactions(account, states=tuple(TransactionState))
-    assert (found.mined_hash, found.hash) == (None, b"b" * 32)
-    journal.close()
-
-
-def make_older(path: Path, *statements: str) -> None:
-    """Have a journal as the version before the newest migration left it."""
+def test_a_journal_of_before_protocol_3_is_refused_untouched(path: Path) -> None:
+    SqlJournal(str(path)).close()
     engine = make_engine(journal_url(str(path)))
     with engine.begin() as connection:
-        for statement in statements:
-            connection.execute(text(statement))
-        connection.execute(text("ALTER TABLE transactions DROP COLUMN mined_hash"))
-        connection.execute(text("UPDATE alembic_version SET version_num = '0002'"))
+        connection.execute(text("UPDATE alembic_version SET version_num = '0003'"))
     engine.dispose()
-
-
-def test_an_epoch_that_was_final_in_an_older_version_is_final_still(path: Path) -> None:
-    account, done = AccountName(1, Address("0x" + "ab" * 20)), Tally(1, 1, 1, 1)
-    paid = Epoch(
-        job_id=JOB,
-        number=0,
-        receipts=4,
-        nodes=(NODE,),
-        is_ended=True,
-        batch=done,
-        close=done,
-        payment=Tally(2, 2, 2, 2),
-        counted=2,
-        checked=2,
-    )
-    empty = Epoch(job_id=JOB, number=1, is_ended=True)
-    waiting = replace(paid, number=2, payment=Tally(1, 1, 1, 0), counted=1, checked=0)
-    journal = SqlJournal(str(path))
-    journal.write(OutboxChange(account=account, epochs=(paid, empty, waiting)))
-    journal.close()
-    make_older(
-        path, "UPDATE epochs SET body_json = CAST(json_remove(body_json, '$.checked') AS BLOB)"
-    )
-    journal = SqlJournal(str(path))
-    every = [record.epoch for record in journal.epochs(is_final_too=True)]
-    assert every == [paid, empty, waiting]
-    assert [epoch.state for epoch in every[:2]] == [EpochState.FINAL] * 2
-    assert [record.epoch for record in journal.epochs()] == [waiting]
-    journal.close()
+    with pytest.raises(JournalTooOldError, match=r"schema 0003.*use another folder"):
+        SqlJournal(str(path))
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://host/db", "://"])

@@ -5,9 +5,10 @@ from pathlib import Path
 from sqlalchemy import inspect, text
 from sqlalchemy.engine import Connection
 
-from coordinator.shell.journal.records import JournalTooNewError
+from coordinator.shell.journal.records import JournalTooNewError, JournalTooOldError
 from coordinator.shell.journal.sql.tables import SCHEMA_REVISION
 
+_FIRST_REVISION = "1001"
 _MIGRATIONS = Path(__file__).parent.parent / "migrations"
 
 
@@ -16,6 +17,7 @@ def upgrade(connection: Connection, where: str) -> None:
 
     Raises:
         JournalTooNewError: a newer hypergpu has been here; nothing was touched.
+        JournalTooOldError: a hypergpu of before protocol 3 has; nothing was touched.
     """
     with connection.begin():
         found = _revision(connection)
@@ -25,6 +27,11 @@ def upgrade(connection: Connection, where: str) -> None:
             raise JournalTooNewError(
                 f"a newer hypergpu wrote the journal at {where} (schema {found}, this one knows "
                 f"{SCHEMA_REVISION}). Upgrade this one: pip install --upgrade hypergpu"
+            )
+        if found is not None and found < _FIRST_REVISION:
+            raise JournalTooOldError(
+                f"a hypergpu of before protocol 3 wrote the journal at {where} (schema {found}),"
+                " which this one does not read: go on with that version, or use another folder"
             )
         _run(connection)
 

@@ -15,7 +15,6 @@ from coordinator.shell.journal.chain import (
     reading,
     snapshot_digest,
 )
-from coordinator.shell.journal.ledger.records import NO_EARNINGS, Earnings
 from coordinator.shell.journal.records import (
     Damage,
     Entry,
@@ -28,8 +27,6 @@ from coordinator.shell.journal.records import (
 )
 from coordinator.shell.journal.sql.database import Database
 from coordinator.shell.journal.sql.engine import journal_url
-from coordinator.shell.journal.sql.ledger.keeping import keep_earnings, leave_all
-from coordinator.shell.journal.sql.ledger.reading import SqlLedger
 from coordinator.shell.journal.sql.registry import SqlRegistry
 from coordinator.shell.journal.sql.tables import ENTRIES, JOBS, REQUESTS, SNAPSHOTS
 from hypergpu.ids import Digest, JobId
@@ -37,7 +34,7 @@ from hypergpu.ids import Digest, JobId
 SNAPSHOTS_KEPT = 2
 
 
-class SqlJournal(SqlRegistry, SqlLedger):
+class SqlJournal(SqlRegistry):
     """A journal in a SQLite file or a PostgreSQL database, for one coordinator at a time.
 
     Attributes:
@@ -55,15 +52,9 @@ class SqlJournal(SqlRegistry, SqlLedger):
         """
         self._database = Database(journal_url(url))
         SqlRegistry.__init__(self, self._database)
-        SqlLedger.__init__(self, self._database)
         self.findings = self._database.findings
 
-    def append(
-        self,
-        entries: Sequence[Entry],
-        claims: Sequence[RequestClaim] = (),
-        earnings: Earnings = NO_EARNINGS,
-    ) -> None:
+    def append(self, entries: Sequence[Entry], claims: Sequence[RequestClaim] = ()) -> None:
         with self._database.writer() as connection:
             known = {
                 job_id: _head(connection, job_id) for job_id in {one.job_id for one in entries}
@@ -76,7 +67,6 @@ class SqlJournal(SqlRegistry, SqlLedger):
                 heads[job_id] = following(job_id, head, entry)
                 rows.append(_row(entry, heads[job_id].chain))
             _claim(connection, claims)
-            keep_earnings(connection, earnings)
             if rows:
                 connection.execute(insert(ENTRIES), rows)
             for job_id, head in heads.items():
@@ -124,7 +114,6 @@ class SqlJournal(SqlRegistry, SqlLedger):
         with self._database.writer() as connection:
             for table in (ENTRIES, SNAPSHOTS, REQUESTS, JOBS):
                 connection.execute(delete(table).where(table.c.job_id == job_id))
-            leave_all(connection, job_id)
 
     def request(self, request_id: str) -> RequestClaim | None:
         wanted = select(REQUESTS).where(REQUESTS.c.request_id == request_id)

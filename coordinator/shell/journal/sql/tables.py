@@ -4,7 +4,6 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -12,7 +11,7 @@ from sqlalchemy import (
     Table,
 )
 
-SCHEMA_REVISION = "0003"
+SCHEMA_REVISION = "1001"
 """The migration this code is written for."""
 
 METADATA = MetaData()
@@ -114,83 +113,4 @@ COMMITS = Table(
     "commits",
     METADATA,
     Column("number", BigInteger, primary_key=True, autoincrement=False),
-)
-
-RECEIPTS = Table(
-    "receipts",
-    METADATA,
-    Column("job_id", String, primary_key=True),
-    Column("node", String, primary_key=True),
-    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
-    Column("epoch", BigInteger, nullable=False),
-    Column("round", BigInteger, nullable=False),
-    Column("samples", BigInteger, nullable=False),
-    Column("quality_bps", BigInteger, nullable=False),
-    Column("leaf", LargeBinary, nullable=False),
-    Column("contribution", LargeBinary, nullable=False),
-    Column("body_json", LargeBinary, nullable=False),
-    Index("receipts_by_epoch", "job_id", "epoch"),
-)
-
-# What is kept and what is sealed of each node's receipts in a job. Sequences are dense, so two
-# numbers say which receipts wait, whatever became of the batches they were in.
-RECEIPT_COUNTS = Table(
-    "receipt_counts",
-    METADATA,
-    Column("job_id", String, primary_key=True),
-    Column("node", String, primary_key=True),
-    Column("kept", BigInteger, nullable=False),
-    Column("sealed", BigInteger, nullable=False),
-)
-
-# The job says that it has left an epoch; the pipeline says how far it is.
-EPOCHS = Table(
-    "epochs",
-    METADATA,
-    Column("job_id", String, primary_key=True),
-    Column("number", BigInteger, primary_key=True, autoincrement=False),
-    Column("is_left", Boolean, nullable=False),
-    Column("is_last", Boolean, nullable=False),
-    Column("state", String, nullable=False),
-    Column("body_json", LargeBinary, nullable=False),
-)
-
-TRANSACTIONS = Table(
-    "transactions",
-    METADATA,
-    Column("chain_id", BigInteger, primary_key=True, autoincrement=False),
-    Column("address", String, primary_key=True),
-    Column("nonce", BigInteger, primary_key=True, autoincrement=False),
-    Column("purpose", String, nullable=False),
-    Column("state", String, nullable=False),
-    Column("is_sent", Boolean, nullable=False),
-    Column("block_number", BigInteger, nullable=True),
-    Column("block_hash", LargeBinary, nullable=True),
-    Column("mined_ms", BigInteger, nullable=True),
-    Column("body", LargeBinary, nullable=False),
-    Column("mined_hash", LargeBinary, nullable=True),
-    Index("transactions_by_purpose", "chain_id", "address", "purpose", unique=True),
-    Index("transactions_by_state", "chain_id", "address", "state"),
-)
-
-ATTEMPTS = Table(
-    "attempts",
-    METADATA,
-    Column("chain_id", BigInteger, primary_key=True, autoincrement=False),
-    Column("address", String, primary_key=True),
-    Column("nonce", BigInteger, primary_key=True, autoincrement=False),
-    Column("number", BigInteger, primary_key=True, autoincrement=False),
-    Column("body", LargeBinary, nullable=False),
-)
-
-BATCHES = Table(
-    "batches",
-    METADATA,
-    Column("chain_id", BigInteger, primary_key=True, autoincrement=False),
-    Column("address", String, primary_key=True),
-    Column("nonce", BigInteger, primary_key=True, autoincrement=False),
-    Column("job_id", String, nullable=False),
-    Column("sequence", BigInteger, nullable=True),
-    Column("body_json", LargeBinary, nullable=False),
-    Index("batches_by_job", "job_id"),
 )

@@ -15,10 +15,9 @@ from coordinator.core.commands import (
     InitialiseModel,
     JudgeUpdates,
     PlanRound,
-    RecordPay,
-    RecordRound,
     ReleaseNode,
     SetDeadline,
+    WriteRecord,
 )
 from coordinator.core.events import DeadlineReached, EvaluationFailed, JobPaused, UpdatesJudged
 from coordinator.core.job import Phase
@@ -111,7 +110,7 @@ def _perform(  # noqa: C901  one branch a command
             _start(parts, room, (_EVALUATE, command.round), evaluate(parts, room, command))
         case JudgeUpdates():
             _start(parts, room, (_JUDGE, command.round), judge(parts, room, command))
-        case RecordRound() | RecordPay():
+        case WriteRecord():
             pass  # The driver journals it with the event that caused it.
         case _:
             assert_never(command)

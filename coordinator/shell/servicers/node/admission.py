@@ -13,7 +13,7 @@ import structlog
 
 from coordinator.core.events import UpdateReceived, UpdateRefused
 from coordinator.core.job import BlobRef, Job, Phase, Update, Work
-from coordinator.core.metering.contributions import contribution_to
+from coordinator.core.quality.contributions import offered_contribution
 from coordinator.core.transition import refusal
 from coordinator.shell import translate
 from coordinator.shell.blobs.stripes import StripeUpload
@@ -29,13 +29,12 @@ from coordinator.shell.servicers.wire.handlers import Requests
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import SCHEMES
-from hypergpu.ledger.terms import Terms, separator_of
-from hypergpu.ledger.typed import is_contribution_of
+from hypergpu.statements.contribution import is_signed_by
+from hypergpu.statements.domain import separator_of
 from hypergpu.tensors.codec import IncrementalCheck, update_bytes
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.ledger import voucher_message
 from hypergpu.wire.patience import Patience
 from hypergpu.wire.stripes import PIECE_BYTES, Stripe, stripe_from_wire
 
@@ -72,7 +71,7 @@ async def submit_update(
     stripe = stripe_from_wire(header.stripe, header.stripes, offer.size_bytes)
     attempt = await _attempt(parts, offer, stripe)
     if is_accepted(room.job, node, offer.lease, offer.digest):
-        return _accepted(parts, room, offer)
+        return _accepted(offer)
     received = _received(header, offer, scheme)
     await _refuse_void_lease(parts, room, received)
     _refuse_unsigned(room.job, received)
@@ -88,15 +87,11 @@ async def submit_update(
         await _accept(parts, room, received)
     finally:
         parts.pins.drop([offer.digest])
-    return _accepted(parts, room, offer)
+    return _accepted(offer)
 
 
-def _accepted(parts: Parts, room: Room, offer: Offer) -> node_pb2.SubmitUpdateResponse:
-    """The acceptance, with what the node has earned by it."""
-    answer = node_pb2.SubmitUpdateResponse(committed_offset=offer.size_bytes, is_accepted=True)
-    if (voucher := parts.ledger.voucher(room.job, offer.node)) is not None:
-        answer.voucher.CopyFrom(voucher_message(voucher))
-    return answer
+def _accepted(offer: Offer) -> node_pb2.SubmitUpdateResponse:
+    return node_pb2.SubmitUpdateResponse(committed_offset=offer.size_bytes, is_accepted=True)
 
 
 async def query_upload(
@@ -221,11 +216,10 @@ def _received(header: node_pb2.UpdateHeader, offer: Offer, scheme: str) -> Updat
 
 
 def _refuse_unsigned(job: Job, received: UpdateReceived) -> None:
-    """Refuse what the node does not vouch for: receipts rest on its word for this very update."""
+    """Refuse an update that its node did not sign: receipts rest on that signature."""
     node, update = received.node, received.update
-    signed = contribution_to(job, node, update)
-    separator = separator_of((job.terms or Terms()).domain)
-    if not is_contribution_of(node, separator, signed, update.signature):
+    offered = offered_contribution(job, node, update)
+    if not is_signed_by(node, separator_of(job.terms.domain), offered, update.signature):
         detail = "the signature does not cover this update of this work: sign what was assigned"
         raise HyperGPUError(Reason.SIGNATURE_INVALID, detail)
 

@@ -16,7 +16,6 @@ from coordinator.shell.runtime.acts.perform import assign
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.roster import Session
 from coordinator.shell.servicers.access import NodeGate
-from coordinator.shell.servicers.node.held import of_this_coordinator, pause_what_is_older
 from coordinator.shell.servicers.wire.handlers import Requests
 from coordinator.shell.servicers.wire.versions import (
     refuse_other_version,
@@ -27,6 +26,7 @@ from hypergpu.ids import JobId, NodeId
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.protocol import SOFTWARE
+from hypergpu.wire.statements import receipt_value
 
 log = structlog.get_logger()
 
@@ -47,7 +47,6 @@ async def control(
     finally:
         _end(listening)
         parts.roster.disconnect(session)
-        parts.post.gone(session)
         _note_absence(parts, node)
         _left_for_good(parts, session)
         log.info("a node's control stream ended", node=node)
@@ -61,8 +60,9 @@ async def _opened(parts: Parts, gate: NodeGate, node: NodeId, requests: Requests
     hello = first.hello
     refuse_other_version(hello.version)
     capabilities = translate.capabilities_value(hello.capabilities)
-    held = of_this_coordinator(parts, hello.receipts)
-    await pause_what_is_older(parts, node, held)
+    newest = {
+        JobId(each.job_id): receipt_value(each.receipt, node) for each in hello.newest_receipts
+    }
     session = Session(node, capabilities, hello.version.software[:_REASON_LENGTH_MAX])
     session.send(_welcome(parts, node))
     parts.roster.connect(session)
@@ -71,7 +71,8 @@ async def _opened(parts: Parts, gate: NodeGate, node: NodeId, requests: Requests
         parts.readings.starts(node)
     log.info("a node is connected", node=node, software=session.software, ours=SOFTWARE)
     _resume(parts, session, hello.working)
-    parts.post.greeted(session, {job_id: each.count for job_id, each in held.items()})
+    if parts.pricing.payments is not None:
+        parts.pricing.payments.greet(node, newest)
     parts.staffing.review()
     return session
 

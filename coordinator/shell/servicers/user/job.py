@@ -16,7 +16,6 @@ from coordinator.core.events import (
     ParametersChanged,
 )
 from coordinator.core.job import ENDED, BlobRef
-from coordinator.core.round.legality import refusal
 from coordinator.shell import translate
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.records import RequestClaim
@@ -33,7 +32,7 @@ from coordinator.shell.runtime.recovery import load_layout
 from coordinator.shell.runtime.room import Room
 from coordinator.shell.runtime.upkeep import collect
 from coordinator.shell.servicers import uploads
-from coordinator.shell.servicers.user import exporting, owing, watching
+from coordinator.shell.servicers.user import exporting, watching
 from coordinator.shell.servicers.wire.handlers import Caller, Requests
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
@@ -93,10 +92,14 @@ class JobServicer:
         self._parts.pins.add(pinned)
         try:
             blob = await self._stored(manifest, packed) if manifest is not None else None
-            terms = self._parts.ledger.terms(job_id, spec.pay)
-            if self._parts.settling is not None:
-                await self._parts.settling.check(job_id, spec, terms)
-            event = JobCreated(at_ms=_NOW, job_id=job_id, spec=spec, manifest=blob, terms=terms)
+            event = JobCreated(
+                at_ms=_NOW,
+                job_id=job_id,
+                spec=spec,
+                manifest=blob,
+                terms=self._parts.pricing.terms(job_id, spec.pay),
+                funding=self._parts.pricing.funding(spec.pay),
+            )
             await driver.submit(job_id, event, RequestClaim(request_id, job_id, fingerprint))
             driver.rooms[job_id].entries_of_manifest = files
         finally:
@@ -157,8 +160,6 @@ class JobServicer:
         self, request: job_pb2.ResumeJobRequest, caller: Caller
     ) -> job_pb2.ResumeJobResponse:
         room = self._room(request.job_id)
-        if room.why_older:
-            raise HyperGPUError(Reason.JOB_PHASE, room.why_older)
         if room.is_given_up:
             await load_layout(self._parts, room)
         await self._change(request.job_id, JobResumed(at_ms=_NOW))
@@ -178,13 +179,7 @@ class JobServicer:
         async with room.setting:
             before = room.job.next_spec or room.job.spec
             spec = with_parameters(before, dict(request.parameters))
-            change = ParametersChanged(at_ms=_NOW, spec=spec)
-            # What is paid in for a change that is refused stays on the ledger.
-            if reason := refusal(room.job, change):
-                raise HyperGPUError(Reason.JOB_PHASE, reason)
-            if self._parts.settling is not None and spec.escrow > before.escrow:
-                await self._parts.settling.deposit(room.job, spec.escrow)
-            await self._change(request.job_id, change)
+            await self._change(request.job_id, ParametersChanged(at_ms=_NOW, spec=spec))
         return job_pb2.SetParametersResponse()
 
     async def remove_job(
@@ -204,20 +199,23 @@ class JobServicer:
         return job_pb2.RemoveJobResponse(freed_bytes=freed_bytes)
 
     async def _measure_ended(self, room: Room) -> None:
-        """Make the receipts that still wait for a judge, by what is known without it."""
+        """Have everything of an ended job measured and receipted before its rows go."""
         job = room.job
         if job.phase not in ENDED:
             detail = f"{job.job_id} is {job.phase.value}: stop it first (hypergpu job stop)"
             raise HyperGPUError(Reason.JOB_PHASE, detail)
         refused = ""
-        for waiting in job.metering.unmeasured:
-            given_up = not_judged(waiting.number, "the job is removed")
-            # The judge may answer first: then this is refused, and nothing is left to be done.
-            refused = await self._parts.driver.submit(job.job_id, given_up)
-        if left := room.job.metering.unmeasured:
+        for waiting in job.unmeasured:
+            if not waiting.is_ready:
+                given_up = not_judged(waiting.number, "the job is removed")
+                # The judge may answer first: then this is refused, and nothing is left to be done.
+                refused = await self._parts.driver.submit(job.job_id, given_up)
+        if left := room.job.unmeasured:
             unmeasured = several(len(left), "round")
-            detail = f"receipts of {unmeasured} of {job.job_id} are still to come: {refused}"
+            detail = f"the quality of {unmeasured} of {job.job_id} is still to come: {refused}"
             raise HyperGPUError(Reason.JOB_PHASE, detail, fix="remove it again later")
+        if self._parts.pricing.payments is not None:
+            await self._parts.pricing.payments.catch_up(job.job_id)
 
     def _close(self, room: Room) -> None:
         del self._parts.driver.rooms[room.job.job_id]
@@ -256,22 +254,8 @@ class JobServicer:
     ) -> AsyncIterator[job_pb2.WatchJobResponse]:
         return watching.watch(self._parts, self._room(request.job_id), request.from_sequence)
 
-    async def get_ledger(
-        self, request: job_pb2.GetLedgerRequest, caller: Caller
-    ) -> job_pb2.GetLedgerResponse:
-        return await owing.accounts(self._parts, self._room(request.job_id))
-
-    def list_receipts(
-        self, request: job_pb2.ListReceiptsRequest, caller: Caller
-    ) -> AsyncIterator[job_pb2.ListReceiptsResponse]:
-        return owing.receipts(self._parts, self._room(request.job_id))
-
     def _summary(self, room: Room) -> job_pb2.JobSummary:
-        message = translate.job_summary(room.job, room.now_ms())
-        if self._parts.settling is not None:
-            brief, _ = self._parts.settling.ending(room.job.job_id)
-            message.reason = "; ".join(filter(None, [brief, message.reason]))
-        return message
+        return translate.job_summary(room.job, room.now_ms())
 
     def _room(self, job_id: str) -> Room:
         room = self._parts.driver.rooms.get(JobId(job_id))

@@ -140,11 +140,11 @@ def _handler(method: MethodDescriptor, act: Callable[..., Any], parse: Parser, g
         return Requests(context, parse) if method.client_streaming else parse(raw)
 
     if not method.server_streaming:
-        answer = _answering(name, act, gate, argument)
+        answer = answering(name, act, gate, argument)
         if method.client_streaming:
             return grpc.stream_unary_rpc_method_handler(answer)
         return grpc.unary_unary_rpc_method_handler(answer)
-    stream = _streaming(name, act, gate, argument)
+    stream = streaming(name, act, gate, argument)
     if method.client_streaming:
         return grpc.stream_stream_rpc_method_handler(stream)
     return grpc.unary_stream_rpc_method_handler(stream)
@@ -153,9 +153,11 @@ def _handler(method: MethodDescriptor, act: Callable[..., Any], parse: Parser, g
 Argument = Callable[[Any, Context], Any]
 
 
-def _answering(
+def answering(
     name: str, act: Callable[..., Awaitable[Message]], gate: Gate, argument: Argument
 ) -> Callable[[Any, Context], Awaitable[bytes]]:
+    """Serve one answer a call, for callers whom the gate admits."""
+
     async def behaviour(raw: Any, context: Context) -> bytes:
         try:
             caller = Caller(context, name)
@@ -170,9 +172,11 @@ def _answering(
     return behaviour
 
 
-def _streaming(
+def streaming(
     name: str, act: Callable[..., AsyncIterator[Message | bytes]], gate: Gate, argument: Argument
 ) -> Callable[[Any, Context], AsyncIterator[bytes]]:
+    """Serve a stream of answers a call, for callers whom the gate admits."""
+
     async def behaviour(raw: Any, context: Context) -> AsyncIterator[bytes]:
         try:
             caller = Caller(context, name)

@@ -4,17 +4,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
-
-from gpu_node.shell.state.keys import identity_key
-from gpu_node.shell.state.places import Places
 from gpu_node.shell.state.wallet import Wallet
-from hypergpu.cli.ledger.holding import held_of, held_on_ledger
-from hypergpu.cli.ledger.wallet import wallet_view
-from hypergpu.cli.main import app
-from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import JobId
-from hypergpu.ledger.terms import terms_of
 from tests.unit.node.test_wallet import (
     COORDINATOR,
     JOB,
@@ -24,6 +14,16 @@ from tests.unit.node.test_wallet import (
     receipt,
     voucher,
 )
+from typer.testing import CliRunner
+
+from gpu_node.shell.state.keys import identity_key
+from gpu_node.shell.state.places import Places
+from hypergpu.cli.ledger.holding import held_of, held_on_ledger
+from hypergpu.cli.ledger.wallet import wallet_view
+from hypergpu.cli.main import app
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import JobId
+from hypergpu.ledger.terms import terms_of
 
 
 def wallet_folder(root: Path) -> Path:

@@ -48,14 +48,15 @@ async def one_round(parts: Parts, number: int) -> None:
 
 
 async def judged(parts: Parts, number: int) -> None:
-    """The judge answers: the round has its receipt."""
+    """The judge answers: the round is measured."""
     event = UpdatesJudged(at_ms=NOW, round=number, base_loss=1.0, made_loss=0.5, losses={NODE: 0.5})
     assert await parts.driver.submit(JOB, event) == ""
 
 
 async def begun(parts: Parts) -> None:
     """A job in round 0."""
-    created = JobCreated(at_ms=NOW, job_id=JOB, spec=PAYS, terms=parts.ledger.terms(JOB, PAYS.pay))
+    terms = parts.pricing.terms(JOB, PAYS.pay)
+    created = JobCreated(at_ms=NOW, job_id=JOB, spec=PAYS, terms=terms)
     first = ModelInitialised(at_ms=NOW, model=model(0), partition_sizes=(Samples(1000),))
     for event in (created, first, NodeJoined(at_ms=NOW, node=NODE)):
         assert await parts.driver.submit(JOB, event) == ""

@@ -14,11 +14,9 @@ from coordinator.shell.translate import blob_message
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
 from hypergpu.jobfile import spec_json
-from hypergpu.jobfile.spec import Pay
-from hypergpu.ledger.typed import Domain
 from hypergpu.units import Bytes
 from hypergpu.v1 import job_pb2, tensor_pb2
-from tests.unit.shell.whole_shell import SPEC, driving, parts_in
+from tests.unit.shell.whole_shell import SPEC, driving, parts_in, payments_of
 
 
 class Context:
@@ -104,15 +102,13 @@ async def test_a_job_whose_ledger_is_not_known_is_not_created_and_may_be_sent_ag
     parts = parts_in(tmp_path)
     file = parts.blobs.put(b"a user's file")
 
-    def away(_pay: Pay) -> Domain:
-        raise HyperGPUError(Reason.CHAIN_UNREACHABLE, "none is known yet")
-
+    payments = payments_of(parts)
+    payments.refusal = HyperGPUError(Reason.CHAIN_UNREACHABLE, "none is known yet")
     async with driving(parts):
-        there, parts.ledger.domain_for = parts.ledger.domain_for, away
         with pytest.raises(HyperGPUError, match="none is known yet"):
             await JobServicer(parts).create_job(request(file), CALLER)
         assert parts.driver.rooms == {}
         assert parts.pins.all() == frozenset()
-        parts.ledger.domain_for = there
+        payments.refusal = None
         again = await JobServicer(parts).create_job(request(file), CALLER)
     assert list(parts.driver.rooms) == [again.job_id]

@@ -17,7 +17,7 @@ from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import job_pb2
 from tests.unit.shell.servicers.paid_rounds import stopped_before_its_judge
-from tests.unit.shell.whole_shell import JOB, driving, parts_in, prepared_job
+from tests.unit.shell.whole_shell import JOB, driving, parts_in, payments_of, prepared_job
 
 NOBODY: Any = None
 """Who calls makes no difference to these methods."""
@@ -91,21 +91,17 @@ async def test_data_that_a_job_which_cannot_be_read_may_need_outlives_a_removal(
     assert len(list(parts.datasets_dir.iterdir())) == 1
 
 
-async def test_what_a_job_owes_for_rounds_that_wait_for_a_judge_is_signed_before_it_goes(
-    tmp_path: Path,
-) -> None:
+async def test_a_job_is_measured_and_receipted_before_its_rows_go(tmp_path: Path) -> None:
     parts = parts_in(tmp_path)
     async with driving(parts):
         await stopped_before_its_judge(parts)
-        (waiting,) = parts.driver.rooms[JOB].job.metering.unmeasured
-        assert len(parts.journal.receipts(JOB)) == 1
+        (waiting,) = parts.driver.rooms[JOB].job.unmeasured
 
         await remove(parts, JOB)
         assert await parts.driver.submit(JOB, not_judged(waiting.number, "late")) != ""
 
-    assert [one.signed.receipt.round for one in parts.journal.receipts(JOB)] == [0, 1]
-    epochs = [(one.epoch.number, one.is_left, one.is_last) for one in parts.journal.epochs()]
-    assert epochs == [(0, True, True)]
+    ((job_id, kinds),) = payments_of(parts).caught_up
+    assert (job_id, kinds.count("RoundMeasured"), kinds[-1]) == (JOB, 2, "JobEnded")
     assert parts.journal.jobs() == ()
 
 
@@ -129,4 +125,3 @@ async def test_a_removal_that_is_asked_for_twice_is_done_once(tmp_path: Path) ->
     assert isinstance(first, int)
     assert isinstance(second, HyperGPUError)
     assert second.reason is Reason.JOB_UNKNOWN
-    assert len(parts.journal.receipts(JOB)) == 2

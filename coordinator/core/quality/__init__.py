@@ -1,0 +1,1 @@
+"""How good accepted updates were: contributions, judging, the quality rule and its records."""

@@ -1,1 +1,0 @@
-"""From signed receipts to paid nodes: what to seal, send, send again, bump, believe and stop at."""

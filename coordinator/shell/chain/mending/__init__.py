@@ -1,1 +1,0 @@
-"""How settling goes on after transactions that never took effect."""

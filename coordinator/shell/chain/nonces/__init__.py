@@ -1,1 +1,0 @@
-"""Who has used the nonces of an account, and which nobody will."""

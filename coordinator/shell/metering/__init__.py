@@ -1,1 +1,0 @@
-"""Receipts: whose word they are, how they are kept, and how nodes get theirs."""

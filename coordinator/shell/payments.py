@@ -1,0 +1,131 @@
+"""Host of the optional payments package: loads it and gives it the coordinator's journal."""
+
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import NamedTuple
+
+from coordinator.config import Settings
+from coordinator.core.events import FundingChanged
+from coordinator.core.job import Funding
+from coordinator.shell.journal.interface import JobJournal
+from coordinator.shell.runtime.driver import Driver
+from coordinator.shell.runtime.roster import Roster
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.extension import (
+    ENTRY_POINT_GROUP,
+    ENTRY_POINT_NAME,
+    CoordinatorHost,
+    JournalRow,
+    OpenPayments,
+    Payments,
+)
+from hypergpu.ids import Address, JobId, NodeId
+from hypergpu.jobfile.spec import Pay
+from hypergpu.signature import IdentityKey
+from hypergpu.statements.domain import Domain, Terms, terms_of
+from hypergpu.statements.receipt import SignedReceipt
+from hypergpu.units import Milliseconds
+from hypergpu.v1 import node_pb2, receipt_pb2
+from hypergpu.wire.statements import receipt_message, terms_message
+
+UNFUNDED = Funding(0, "the escrow is not on the ledger yet")
+"""A paid job starts with this: its first round waits for `FundingChanged`."""
+_RECEIPTS_IN_A_MESSAGE = 100
+"""About 50 KB."""
+
+
+class PaymentsHost:
+    """`hypergpu.extension.CoordinatorHost` over this coordinator's journal, driver and roster."""
+
+    def __init__(
+        self, settings: Settings, key: IdentityKey, journal: JobJournal, driver: Driver,
+        roster: Roster,
+    ) -> None:  # fmt: skip
+        self._settings = settings
+        self._key = key
+        self._journal = journal
+        self._driver = driver
+        self._roster = roster
+
+    @property
+    def data_dir(self) -> Path:
+        return self._settings.data_dir
+
+    @property
+    def database_url(self) -> str:
+        return self._settings.database_url
+
+    @property
+    def key(self) -> IdentityKey:
+        return self._key
+
+    def jobs(self) -> tuple[JobId, ...]:
+        return tuple(self._driver.rooms)
+
+    def rows(self, job_id: JobId, from_sequence: int, limit: int) -> Sequence[JournalRow]:
+        entries = self._journal.read(job_id, from_sequence, limit=limit).entries
+        return [JournalRow(entry.sequence, entry.kind, entry.body_json) for entry in entries]
+
+    def send_receipts(self, node: NodeId, job_id: JobId, receipts: Sequence[SignedReceipt]) -> bool:
+        session = self._roster.sessions.get(node)
+        if session is None or session.is_crowded:
+            return False
+        room = self._driver.rooms.get(job_id)
+        for start in range(0, len(receipts), _RECEIPTS_IN_A_MESSAGE):
+            piece = receipts[start : start + _RECEIPTS_IN_A_MESSAGE]
+            message = receipt_pb2.Receipts(
+                job_id=job_id, receipts=[receipt_message(signed) for signed in piece]
+            )
+            if room is not None:
+                message.terms.CopyFrom(terms_message(room.job.terms, epoch=0))
+            session.send(node_pb2.ControlResponse(receipts=message))
+        return True
+
+    async def change_funding(self, job_id: JobId, funded_samples: int | None, reason: str) -> str:
+        event = FundingChanged(at_ms=Milliseconds(0), funded_samples=funded_samples, reason=reason)
+        return await self._driver.insist(job_id, event)
+
+
+class Pricing(NamedTuple):
+    """What a new job begins with, with and without the payments package."""
+
+    owner: Address
+    payments: Payments | None
+
+    def terms(self, job_id: JobId, pay: Pay) -> Terms:
+        """Terms under which the work of a new job is signed.
+
+        Raises:
+            HyperGPUError: The job pays, and nothing here can pay it.
+        """
+        if self.payments is not None:
+            return self.payments.terms(job_id, pay)
+        if pay.unit_price:
+            detail = "the job pays, and this coordinator has no payments package"
+            fix = "remove unit_price from [pay], or install it: pip install 'hypergpu[chain]'"
+            raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix)
+        return terms_of(self.owner, job_id, Domain())
+
+    def funding(self, pay: Pay) -> Funding | None:
+        """What is funded as the job is created; None: nothing limits its work."""
+        return UNFUNDED if self.payments is not None and pay.unit_price else None
+
+
+def load_payments(host: CoordinatorHost) -> Payments | None:
+    """Open the installed payments package; None where there is none, or it is turned off.
+
+    Raises:
+        HyperGPUError: MACHINE_UNFIT, the package needs another one that is not installed; or what
+            the package says of its own settings.
+    """
+    found = entry_points(group=ENTRY_POINT_GROUP, name=ENTRY_POINT_NAME)
+    for entry_point in found:
+        try:
+            open_payments: OpenPayments = entry_point.load()
+            return open_payments(host)
+        except ModuleNotFoundError as missing:
+            detail = f"paying for work needs the package {missing.name}"
+            fix = "install the extra: pip install 'hypergpu[chain]'; or set HYPERGPU_CHAIN=none"
+            raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix) from missing
+    return None
