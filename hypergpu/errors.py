@@ -152,8 +152,7 @@ class Reason(Enum):
     SENDING_HALTED = Explanation(
         8005,
         "ABORTED",
-        "mend what made the transaction fail, then start once with: hypergpu up --retry-failed; it"
-        " is signed again with more gas, and then what waits behind it",
+        "mend what made the transaction fail, then start once with: hypergpu up --retry-payments",
     )
     ESCROW_SHORT = Explanation(
         8006, "FAILED_PRECONDITION", "raise the job's escrow: hypergpu job set pay.escrow=AMOUNT"

@@ -13,7 +13,7 @@ from hypergpu.signature import IdentityKey, JoinClaim
 from hypergpu.statements.contribution import Contribution, shard_digest
 from hypergpu.statements.signing import sign
 from hypergpu.units import Bytes, Milliseconds, Samples
-from hypergpu.v1 import node_pb2, node_pb2_grpc, receipt_pb2, tensor_pb2
+from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
 from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_ENTRY
 from hypergpu.wire.statements import terms_value
 from hypergpu.wire.token import parse_token
@@ -78,8 +78,6 @@ class WireNode:
         self._nonce = 0
         self.is_starting = False
         """What its next hello says of its worker."""
-        self.held: list[receipt_pb2.ReceiptsHeld] = []
-        """The receipts that its next hello says it holds."""
 
     async def join(self, token_text: str) -> node_pb2.JoinResponse:
         """Trade a token for admission."""
@@ -109,7 +107,6 @@ class WireNode:
             ),
             working=working,
             is_starting=self.is_starting,
-            receipts=self.held,
         )
         outbox: asyncio.Queue[node_pb2.ControlRequest | None] = asyncio.Queue()
         self._outbox = outbox

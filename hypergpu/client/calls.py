@@ -13,7 +13,7 @@ from hypergpu.client.failures import explained
 from hypergpu.digest import digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.v1 import job_pb2, job_pb2_grpc, tensor_pb2
+from hypergpu.v1 import job_pb2, job_pb2_grpc, payments_pb2, payments_pb2_grpc, tensor_pb2
 from hypergpu.wire.protocol import PROTOCOL_ENTRY
 from hypergpu.wire.token import Role, authorization
 
@@ -47,6 +47,7 @@ class Coordinator:
         self._channel = open_channel(to)
         self._jobs = job_pb2_grpc.JobServiceStub(self._channel)
         self._operator = job_pb2_grpc.OperatorServiceStub(self._channel)
+        self._payments = payments_pb2_grpc.PaymentsServiceStub(self._channel)
 
     def __enter__(self) -> "Coordinator":
         return self
@@ -137,15 +138,16 @@ class Coordinator:
                 request, timeout=TRANSFER_TIMEOUT_S, metadata=self._metadata
             )
 
-    def ledger(self, job_id: str) -> job_pb2.GetLedgerResponse:
-        """What a job owes its nodes."""
-        return self._call(self._jobs.GetLedger, job_pb2.GetLedgerRequest(job_id=job_id))
+    def ledger(self, job_id: str) -> payments_pb2.GetLedgerResponse:
+        """The accounts of a job and the state of its settlement."""
+        request = payments_pb2.GetLedgerRequest(job_id=job_id)
+        return self._call(self._payments.GetLedger, request)
 
-    def receipts(self, job_id: str) -> Iterator[job_pb2.ListReceiptsResponse]:
+    def receipts(self, job_id: str) -> Iterator[payments_pb2.ListReceiptsResponse]:
         """Every receipt of a job, by node and in order."""
-        request = job_pb2.ListReceiptsRequest(job_id=job_id)
+        request = payments_pb2.ListReceiptsRequest(job_id=job_id)
         with self._explained():
-            yield from self._jobs.ListReceipts(
+            yield from self._payments.ListReceipts(
                 request, timeout=TRANSFER_TIMEOUT_S, metadata=self._metadata
             )
 

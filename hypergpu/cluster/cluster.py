@@ -55,6 +55,7 @@ class Cluster:
         """
         self._folder = folder
         self._worker = worker
+        self._settling = settling
         self._coordinator_site = sites.coordinator if sites else Site(dials=_LOOPBACK)
         self._node_sites = sites.nodes if sites else {}
         self._listen = Listen(
@@ -63,7 +64,6 @@ class Cluster:
             port=0,
             node_port=0,
             advertise=sites.addresses if sites else (),
-            settling=settling,
         )
         if sites is not None:
             # Where nothing else listens the usual ports are free.
@@ -104,7 +104,12 @@ class Cluster:
             HyperGPUError: CHILD_ENDED, it did not come up.
         """
         command = self._coordinator_site.command(coordinator_command(self._listen))
-        child = start(leashed(command), log=self._log("coordinator"), is_read=True)
+        child = start(
+            leashed(command),
+            log=self._log("coordinator"),
+            is_read=True,
+            environment=self._settling.environment(),
+        )
         self._coordinator = child
         self._all.append(child)
         self._ready = wait_until_ready(child, READY_WITHIN_S)

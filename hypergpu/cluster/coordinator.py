@@ -10,22 +10,11 @@ from hypergpu.client.calls import Coordinator
 from hypergpu.client.connection import Target
 from hypergpu.cluster.processes import exit_status, kill_group, program
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.extension import PaymentSummary
 from hypergpu.terminal.output import note
 from hypergpu.wire.token import Role, parse_token
 
 CALL_TIMEOUT_S = 60.0
-
-
-class ReadyChain(msgspec.Struct, frozen=True):
-    """What settles the jobs that pay."""
-
-    chain_id: int
-    url: str
-    """Of its RPC, as far as it may be shown."""
-    ledger: str
-    """Its address; empty: not known yet."""
-    notes: tuple[str, ...]
-    """What people are to know of it."""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -34,10 +23,8 @@ class Ready(msgspec.Struct, frozen=True):
     address: str
     """Where this machine reaches it."""
     operator_token_file: str
-    chain: ReadyChain | None = None
-    """None: nothing settles."""
-    unsettled: str = ""
-    """Of jobs that a chain should settle, where none is named."""
+    chain: PaymentSummary | None = None
+    """None: no chain is configured."""
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -54,14 +41,21 @@ class StartRefusedError(HyperGPUError):
 
 
 class SettlingBy(msgspec.Struct, frozen=True):
-    """What settles jobs that pay, and how."""
+    """How the payments package settles jobs; empty settings are its own."""
 
     chain: str = ""
-    """Empty: what the coordinator is used to, which is none."""
     metering: str = ""
-    """How receipts reach it; empty: as the coordinator is used to."""
-    retries_failed: bool = False
-    """Whether transactions that failed are signed again, once, at this start."""
+    retries_halted: bool = False
+    """Whether halted transactions are tried again at this start."""
+
+    def environment(self) -> dict[str, str]:
+        """These settings as the coordinator's environment."""
+        values = {
+            "CHAIN": self.chain,
+            "METERING": self.metering,
+            "RETRY_PAYMENTS": "1" if self.retries_halted else "",
+        }
+        return {f"HYPERGPU_COORDINATOR_{name}": value for name, value in values.items() if value}
 
 
 class Listen(msgspec.Struct, frozen=True):
@@ -73,7 +67,6 @@ class Listen(msgspec.Struct, frozen=True):
     node_port: int | None = None
     advertise: tuple[str, ...] = ()
     is_plaintext: bool = False
-    settling: SettlingBy = SettlingBy()
 
 
 def coordinator_command(at: Listen) -> list[str]:
@@ -89,15 +82,7 @@ def coordinator_command(at: Listen) -> list[str]:
         arguments += ["--advertise", address]
     if at.is_plaintext:
         arguments.append("--plaintext")
-    return program("coordinator", *arguments, *_settling_arguments(at.settling))
-
-
-def _settling_arguments(by: SettlingBy) -> list[str]:
-    return [
-        *(["--chain", by.chain] if by.chain else []),
-        *(["--metering", by.metering] if by.metering else []),
-        *(["--retry-failed"] if by.retries_failed else []),
-    ]
+    return program("coordinator", *arguments)
 
 
 def wait_until_ready(child: subprocess.Popen[str], within_s: float | None = None) -> Ready:

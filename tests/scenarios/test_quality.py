@@ -258,7 +258,7 @@ def test_an_ended_job_waits_for_its_judge_before_it_is_over() -> None:
     assert records_of(stopped.commands) == []
     gone = events.UpdatesJudged(at_ms=at(80), round=0, reason="gone")
     kinds = [type(each) for each in records_of(transition(stopped.job, gone).commands)]
-    assert kinds == [RoundMeasured, RoundMeasured, JobEnded]
+    assert kinds == [RoundMeasured, JobEnded]
 
 
 def test_a_paid_job_waits_until_its_first_round_is_funded() -> None:

@@ -25,9 +25,9 @@ def up(  # noqa: PLR0913 - each is an option
     plaintext: Annotated[
         bool, typer.Option("--plaintext", help="No TLS; only on loopback.")
     ] = False,
-    retry_failed: Annotated[
+    retry_payments: Annotated[
         bool,
-        typer.Option("--retry-failed", help="Settle again what failed on the chain, this once."),
+        typer.Option("--retry-payments", help="Try halted payments again, this once."),
     ] = False,
 ) -> None:
     """Start a coordinator here and print the line that nodes join with."""
@@ -44,9 +44,9 @@ def up(  # noqa: PLR0913 - each is an option
         node_port=node_port,
         advertise=tuple(advertise or ()),
         is_plaintext=plaintext,
-        settling=SettlingBy(retries_failed=retry_failed),
     )
-    raise typer.Exit(run(at, settled_by(settings)))
+    retry = SettlingBy(retries_halted=retry_payments)
+    raise typer.Exit(run(at, {**settled_by(settings), **retry.environment()}))
 
 
 def join(

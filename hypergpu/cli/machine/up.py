@@ -11,7 +11,6 @@ from hypergpu.client.settings import Setting, chain_meant, known_settings, write
 from hypergpu.cluster.coordinator import (
     Listen,
     Ready,
-    ReadyChain,
     StartRefusedError,
     coordinator_command,
     operator,
@@ -25,6 +24,7 @@ from hypergpu.cluster.processes import (
     start,
 )
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.extension import PaymentSummary
 from hypergpu.terminal.output import note, say
 from hypergpu.units import several
 from hypergpu.wire.token import parse_token
@@ -149,7 +149,6 @@ def _greet(ready: Ready, folder: Path, log: Path) -> None:
     for line in (
         f"the coordinator is up at {addresses}",
         *(_chain_lines(ready.chain) if ready.chain else ()),
-        *([f"note: {ready.unsettled}"] if ready.unsettled else ()),
         "",
         f"on each machine that is to train, paste this line (good for {several(hours, 'hour')}):",
         "",
@@ -167,7 +166,7 @@ def _greet(ready: Ready, folder: Path, log: Path) -> None:
         say(line)
 
 
-def _chain_lines(chain: ReadyChain) -> list[str]:
+def _chain_lines(chain: PaymentSummary) -> list[str]:
     ledger = f"by the ledger {chain.ledger}" if chain.ledger else "its ledger is not known yet"
-    settled = f"jobs that pay are settled on chain {chain.chain_id} at {chain.url}, {ledger}"
+    settled = f"jobs that pay are settled on chain {chain.chain_id} at {chain.rpc_url}, {ledger}"
     return [settled, *(f"note: {each}" for each in chain.notes)]

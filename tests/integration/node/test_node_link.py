@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from gpu_node.shell.state.wallet import Wallet
 from msgspec.structs import replace
 
 from gpu_node.core.events import (
@@ -26,12 +25,13 @@ from gpu_node.shell.link.post import Post
 from gpu_node.shell.state.files import load_coordinator, save_coordinator
 from gpu_node.shell.state.keys import identity_key
 from gpu_node.shell.state.places import Places
+from gpu_node.shell.state.receipts import ReceiptKeeper
 from gpu_node.shell.translate import assignment_value, lease_message
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest
 from hypergpu.signature import IdentityKey, JoinClaim, node_id_of, verify
-from hypergpu.statements.domain import Domain, Terms, terms_of
+from hypergpu.statements.domain import Domain, Terms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.protocol import PROTOCOL
@@ -48,7 +48,7 @@ from tests.integration.node.node_service import (
     served,
     terms_for,
 )
-from tests.signed_receipts import COORDINATOR, Work, receipt_record
+from tests.properties.statements.strategies import JOB, TERMS, Work, signed_receipt
 from tests.unit.node.node_states import lease
 
 CAPABILITIES = node_pb2.Capabilities(device="cpu", worker="null")
@@ -153,15 +153,13 @@ async def test_the_first_message_is_a_hello_with_what_is_being_worked_on(desk: D
 
 
 async def test_a_hello_shows_the_last_receipt_of_each_job(desk: Desk) -> None:
-    work = Work(node=desk.identity, sequence=0)
-    signed = receipt_record(HELD.job_id, work).signed
-    with_it = Wallet(desk.places, desk.identity.node_id)
-    with_it.agree(HELD.job_id, terms_of(Address(COORDINATOR.node_id), HELD.job_id, Domain()))
-    with_it.take(HELD.job_id, [signed])
+    signed = signed_receipt(desk.identity, Work())
+    keeper = ReceiptKeeper(desk.places, desk.identity.node_id)
+    keeper.take(JOB, [signed], TERMS)
     link = ControlLink(desk.access, CAPABILITIES, desk.post, timeout_ms=TIMEOUT_MS)
     link.open(())
-    (held,) = (await desk.service.next_said("hello")).receipts
-    assert (held.job_id, held.count, held.newest) == (HELD.job_id, 1, receipt_message(signed))
+    (shown,) = (await desk.service.next_said("hello")).newest_receipts
+    assert (shown.job_id, shown.receipt) == (JOB, receipt_message(signed))
     await link.close()
 
 
@@ -228,11 +226,11 @@ async def test_work_for_other_terms_than_its_job_had_is_handed_back(desk: Desk) 
     for digest in (assigned.model.blob.digest, assigned.model.layout):
         digest.value = bytes(32)
     first = replace(assignment_value(assigned), terms=agreed)
-    await desk.link.earnings.agree(first)
+    desk.link.receipts.agree(first.lease.job_id, first.terms)
     desk.say(assignment=assigned)
     back = await desk.service.next_said("hand_back")
     assert back.lease == lease_message(HELD)
-    assert "is to count on chain 1, contract 0x99" in back.reason
+    assert "now on chain 1, contract 0x99" in back.reason
 
 
 async def test_what_the_node_says_last_still_arrives(desk: Desk) -> None:

@@ -245,29 +245,6 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
                     self._break(context)
         self.jobs = [summary("failed" if "failing" in self.called else "finished")]
 
-    def GetLedger(
-        self, request: job_pb2.GetLedgerRequest, context: grpc.ServicerContext
-    ) -> job_pb2.GetLedgerResponse:
-        self._note("GetLedger", context)
-        return job_pb2.GetLedgerResponse(
-            chain=None if self.chain_url is None else job_pb2.ChainState(url=self.chain_url),
-            terms=terms_message(terms_of(COORDINATOR, JobId(JOB), self.domain), 0),
-            unit_price="1000",
-            escrow="3000000",
-            spent="0",
-            nodes=[
-                job_pb2.LedgerNode(
-                    node_id=NODE, name="attic", score="0", earned=self.earned, vouched="0"
-                )
-            ],
-        )
-
-    def ListReceipts(
-        self, request: job_pb2.ListReceiptsRequest, context: grpc.ServicerContext
-    ) -> Iterator[job_pb2.ListReceiptsResponse]:
-        self._note("ListReceipts", context)
-        yield from ()
-
     def ListNodes(
         self, request: job_pb2.ListNodesRequest, context: grpc.ServicerContext
     ) -> job_pb2.ListNodesResponse:

@@ -9,9 +9,7 @@ from coordinator.__main__ import main as coordinator
 from hypergpu.cli.machine.up import settled_by
 from hypergpu.client.settings import resolved
 from hypergpu.cluster.coordinator import (
-    Listen,
     SettlingBy,
-    coordinator_command,
     wait_until_ready,
 )
 from hypergpu.cluster.processes import start
@@ -28,11 +26,12 @@ def test_a_coordinator_that_never_says_it_serves_is_killed() -> None:
     assert child.poll() == -9
 
 
-def test_up_has_its_coordinator_settle_again_what_failed_when_it_is_told_to() -> None:
-    at = Listen(data_dir=Path("data"), settling=SettlingBy("anvil", retries_failed=True))
-    assert coordinator_command(at)[-3:] == ["--chain", "anvil", "--retry-failed"]
-    plain = Listen(data_dir=Path("data"), settling=SettlingBy("anvil"))
-    assert coordinator_command(plain)[-2:] == ["--chain", "anvil"]
+def test_settings_of_payments_reach_the_coordinator_by_its_environment() -> None:
+    assert SettlingBy("anvil", retries_halted=True).environment() == {
+        "HYPERGPU_COORDINATOR_CHAIN": "anvil",
+        "HYPERGPU_COORDINATOR_RETRY_PAYMENTS": "1",
+    }
+    assert SettlingBy().environment() == {}
 
 
 @pytest.fixture
@@ -63,8 +62,8 @@ def test_up_without_anything_of_a_chain_settles_on_none() -> None:
 
 
 def test_a_setting_that_cannot_be_is_named_as_it_is_set(capsys: pytest.CaptureFixture[str]) -> None:
-    assert coordinator(["--metering", "weekly"]) == 2
+    assert coordinator(["--port", "70000"]) == 2
     assert capsys.readouterr().err == (
-        "ARGUMENT_INVALID (6002): metering: Input should be 'batched', 'packed' or 'each'. Fix:"
-        " correct HYPERGPU_COORDINATOR_METERING, or the flag: see hypergpu-coordinator --help\n"
+        "ARGUMENT_INVALID (6002): port: Input should be less than or equal to 65535. Fix:"
+        " correct HYPERGPU_COORDINATOR_PORT, or the flag: see hypergpu-coordinator --help\n"
     )

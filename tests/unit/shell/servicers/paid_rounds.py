@@ -9,7 +9,7 @@ from coordinator.core.events import (
     UpdateReceived,
     UpdatesJudged,
 )
-from coordinator.core.job import BlobRef, Model, Update
+from coordinator.core.job import BlobRef, Funding, Model, Update
 from coordinator.shell.runtime.parts import Parts
 from hypergpu.digest import digest_of
 from hypergpu.jobfile.spec import JobSpec, Pay, Training
@@ -53,10 +53,10 @@ async def judged(parts: Parts, number: int) -> None:
     assert await parts.driver.submit(JOB, event) == ""
 
 
-async def begun(parts: Parts) -> None:
+async def begun(parts: Parts, funding: Funding | None = None) -> None:
     """A job in round 0."""
     terms = parts.pricing.terms(JOB, PAYS.pay)
-    created = JobCreated(at_ms=NOW, job_id=JOB, spec=PAYS, terms=terms)
+    created = JobCreated(at_ms=NOW, job_id=JOB, spec=PAYS, terms=terms, funding=funding)
     first = ModelInitialised(at_ms=NOW, model=model(0), partition_sizes=(Samples(1000),))
     for event in (created, first, NodeJoined(at_ms=NOW, node=NODE)):
         assert await parts.driver.submit(JOB, event) == ""

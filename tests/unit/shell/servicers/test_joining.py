@@ -97,7 +97,8 @@ async def test_a_node_that_signs_as_before_is_told_what_changed_and_how_to_upgra
     assert refused.value.reason is Reason.VERSION_MISMATCH
     assert refused.value.detail == (
         f"test speaks protocol 1, {SOFTWARE} speaks {PROTOCOL} (since 2 nodes sign"
-        " contributions as EIP-712 data of their job's ledger); run on that machine: pip install --upgrade hypergpu"
+        " contributions as EIP-712 data of their job's ledger);"
+        " run on that machine: pip install --upgrade hypergpu"
     )
     assert str(refused.value).endswith("Fix: run on that machine: pip install --upgrade hypergpu")
 

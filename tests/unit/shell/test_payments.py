@@ -1,0 +1,107 @@
+"""What the payments package gets of the coordinator, and a coordinator without it."""
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.core.job import Funding, Phase
+from coordinator.shell.payments import PaymentsHost, Pricing, load_payments
+from coordinator.shell.runtime.parts import Parts
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import Address, JobId, NodeId
+from hypergpu.jobfile.spec import Pay
+from hypergpu.statements.domain import Domain, terms_of
+from tests.properties.statements.strategies import Work, node_key, signed_receipt
+from tests.unit.shell.servicers.paid_rounds import begun, one_round
+from tests.unit.shell.whole_shell import (
+    JOB,
+    NODE,
+    connected,
+    driving,
+    parts_in,
+    payments_of,
+    prepared_job,
+)
+
+OWNER = Address("0x" + "c0" * 20)
+
+
+def host_of(parts: Parts) -> PaymentsHost:
+    host = payments_of(parts).host
+    assert isinstance(host, PaymentsHost)
+    return host
+
+
+async def test_the_host_gives_the_durable_rows_of_every_job(tmp_path: Path) -> None:
+    parts = parts_in(tmp_path)
+    async with driving(parts):
+        await begun(parts)
+        await one_round(parts, 0)
+        host = host_of(parts)
+        assert host.jobs() == (JOB,)
+        rows = host.rows(JOB, 0, 100)
+    assert [row.sequence for row in rows] == list(range(len(rows)))
+    assert rows[0].kind == "JobCreated"
+    assert b'"kind":"JobCreated"' in rows[0].body
+    assert host.rows(JOB, 2, 1) == rows[2:3]
+
+
+async def test_a_change_of_funding_opens_the_round_that_waited_for_it(tmp_path: Path) -> None:
+    parts = parts_in(tmp_path)
+    async with driving(parts):
+        room = await prepared_job(parts)
+        host = host_of(parts)
+        assert await host.change_funding(JOB, 7, "the escrow pays for 7 samples") == ""
+        assert room.job.funding == Funding(7, "the escrow pays for 7 samples")
+        unknown = await host.change_funding(JobId("job-none"), 7, "")
+    assert unknown == "there is no job job-none"
+
+
+async def test_a_paid_job_waits_for_its_first_funding(tmp_path: Path) -> None:
+    parts = parts_in(tmp_path)
+    async with driving(parts):
+        await begun(parts, funding=parts.pricing.funding(Pay(unit_price=1)))
+        room = parts.driver.rooms[JOB]
+        assert room.job.phase is Phase.WAITING
+        assert "the escrow is not on the ledger yet" in room.job.reason
+        assert await host_of(parts).change_funding(JOB, None, "") == ""
+        assert room.job.phase is Phase.TRAINING
+
+
+async def test_receipts_reach_a_connected_node_with_the_jobs_terms(tmp_path: Path) -> None:
+    parts = parts_in(tmp_path)
+    receipts = [signed_receipt(node_key(1), Work(round=each), sequence=each) for each in range(150)]
+    async with driving(parts):
+        await prepared_job(parts)
+        host = host_of(parts)
+        assert not host.send_receipts(NODE, JOB, receipts)
+        session = connected(parts)
+        assert host.send_receipts(NODE, JOB, receipts)
+        sent = [session.outbox.get_nowait() for _ in range(session.outbox.qsize())]
+    messages = [message.receipts for message in sent if message and message.HasField("receipts")]
+    assert [len(message.receipts) for message in messages] == [100, 50]
+    assert all(message.HasField("terms") for message in messages)
+
+
+async def test_a_node_that_reads_nothing_gets_no_receipts(tmp_path: Path) -> None:
+    parts = parts_in(tmp_path)
+    session = connected(parts)
+    one = [signed_receipt(node_key(1), Work())]
+    while not session.is_crowded:
+        assert host_of(parts).send_receipts(NODE, JOB, one)
+    assert not host_of(parts).send_receipts(NODE, JOB, one)
+    assert not host_of(parts).send_receipts(NodeId("0x" + "b2" * 20), JOB, one)
+
+
+def test_without_payments_work_is_signed_for_no_chain_and_pays_nothing() -> None:
+    pricing = Pricing(OWNER, None)
+    assert pricing.terms(JOB, Pay()) == terms_of(OWNER, JOB, Domain())
+    assert pricing.funding(Pay(unit_price=1)) is None
+    with pytest.raises(HyperGPUError, match="no payments package") as refused:
+        pricing.terms(JOB, Pay(unit_price=1))
+    assert refused.value.reason is Reason.MACHINE_UNFIT
+
+
+def test_an_absent_package_is_no_payments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.shell.payments.ENTRY_POINT_NAME", "none-of-this-name")
+    assert load_payments(host_of(parts_in(tmp_path))) is None
