@@ -2,19 +2,17 @@
 
 import os
 import sys
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 
 from hypergpu.cli.commands import (
     compare,
-    deploy,
     inspect,
     jobs,
-    ledger,
     machine,
     nodes,
-    proof,
     tokens,
 )
 from hypergpu.terminal.commands import Commands
@@ -33,11 +31,8 @@ app.command()(machine.join)
 app.add_typer(jobs.app, name="job")
 app.add_typer(nodes.app, name="node")
 app.add_typer(tokens.app, name="token")
-app.add_typer(ledger.app, name="ledger")
-ledger.app.command()(deploy.key)
-ledger.app.command()(deploy.deploy)
-ledger.app.command()(proof.export)
-ledger.app.command()(proof.check)
+for _plugin in entry_points(group="hypergpu.cli"):
+    app.add_typer(_plugin.load(), name=_plugin.name)
 app.command()(machine.demo)
 app.command(
     context_settings={

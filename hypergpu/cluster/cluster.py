@@ -24,7 +24,6 @@ from hypergpu.cluster.processes import kill_group, program, start
 from hypergpu.sites import Site, Sites
 from hypergpu.wire.token import parse_token, token_text
 
-NOTHING = SettlingBy()
 END_WITHIN_S = 5.0
 READY_WITHIN_S = 120.0
 _LOOPBACK = "127.0.0.1"
@@ -42,8 +41,6 @@ class Cluster:
         folder: Path,
         worker: str,
         sites: Sites | None = None,
-        *,
-        settling: SettlingBy = NOTHING,
     ) -> None:
         """Nothing is started yet.
 
@@ -51,11 +48,10 @@ class Cluster:
             folder: Gets state and logs.
             worker: ``torch``, ``numpy`` or ``null``.
             sites: Where everything runs; this machine as it is when nobody holds links open.
-            settling: What settles jobs that pay.
         """
         self._folder = folder
         self._worker = worker
-        self._settling = settling
+        self._settling = SettlingBy()
         self._coordinator_site = sites.coordinator if sites else Site(dials=_LOOPBACK)
         self._node_sites = sites.nodes if sites else {}
         self._listen = Listen(
@@ -97,12 +93,16 @@ class Cluster:
         """A node's state folder, there or not."""
         return self._folder / "state" / name
 
-    def start_coordinator(self) -> None:
+    def start_coordinator(self, settling: SettlingBy | None = None) -> None:
         """Start it and wait until it serves; after a kill, over sites, on the ports it had.
+
+        Args:
+            settling: How jobs are paid from now on; None: as before, at first not at all.
 
         Raises:
             HyperGPUError: CHILD_ENDED, it did not come up.
         """
+        self._settling = self._settling if settling is None else settling
         command = self._coordinator_site.command(coordinator_command(self._listen))
         child = start(
             leashed(command),
@@ -113,6 +113,11 @@ class Cluster:
         self._coordinator = child
         self._all.append(child)
         self._ready = wait_until_ready(child, READY_WITHIN_S)
+
+    @property
+    def ready(self) -> Ready:
+        """The ready line of the coordinator."""
+        return self._served
 
     def operator(self) -> Coordinator:
         """A connection with the operator's token."""

@@ -219,15 +219,12 @@ def rm(
     token_file: TokenFile = None,
 ) -> None:
     """Delete an ended job with its journal and blobs."""
-    from hypergpu.cli.ledger.showing import owed_by
     from hypergpu.client.calls import connect
     from hypergpu.terminal.figures import size
-    from hypergpu.terminal.output import confirm, note, say
+    from hypergpu.terminal.output import confirm, say
 
     with connect(address, token_file) as coordinator:
         job_id = _found(coordinator, job)
-        if owed := owed_by(coordinator, job_id):
-            note(owed)
         confirm(f"delete {job_id} and its models?", yes=yes)
         freed = coordinator.remove(job_id)
     say(f"{job_id} removed, {size(freed)} freed")

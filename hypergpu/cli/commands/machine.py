@@ -98,7 +98,7 @@ def demo(
         typer.Option(
             "--metering",
             envvar="HYPERGPU_COORDINATOR_METERING",
-            help="How work gets onto the chain: batched, packed, or each: a transaction for each"
+            help="How work gets onto the chain: batched, or each: a transaction for each"
             " contribution, 100 and more in an epoch.",
         ),
     ] = "batched",

@@ -1,6 +1,5 @@
 """`hypergpu node ...`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -94,31 +93,3 @@ def readmit(node: _Node, *, address: Address = None, token_file: TokenFile = Non
         node_id = node_named(coordinator.nodes(), node)
         coordinator.readmit_node(node_id)
     say(f"{node_id} may come back; start it again on its machine: hypergpu-node run")
-
-
-@app.command()
-def wallet(
-    *,
-    decimals: Annotated[
-        int | None,
-        typer.Option("--decimals", min=0, max=36, help="The token's, to show amounts with."),
-    ] = None,
-    as_json: AsJson = False,
-    state_dir: Annotated[
-        Path | None, typer.Option("--state-dir", help="The node's key and state.")
-    ] = None,
-) -> None:
-    """Show this machine's node: whose key it holds, and what it can prove that it earned."""
-    from hypergpu.cli.ledger.wallet import COLUMNS, wallet_lines, wallet_rows, wallet_view
-    from hypergpu.client.settings import resolved
-    from hypergpu.terminal.output import say, say_json, say_table
-
-    settings = resolved({"state_dir": str(state_dir) if state_dir else None})
-    view = wallet_view(Path(settings["state_dir"].value).expanduser())
-    if as_json:
-        say_json(view)
-        return
-    for line in wallet_lines(view):
-        say(line)
-    say()
-    say_table(COLUMNS, wallet_rows(view, decimals), empty="no receipts yet")

@@ -69,8 +69,6 @@ class _Size(NamedTuple):
 
 
 EACH = "each"
-METERINGS = ("batched", "packed", EACH)
-"""How receipts reach the chain: as the coordinator's `--metering` names it."""
 TRANSACTIONS_AN_EPOCH = 100
 """That are made at least where each contribution has its own."""
 _CONTRIBUTIONS_AN_EPOCH = 175
@@ -120,7 +118,7 @@ def plan(nodes: int, *, is_short: bool, worker: str = "", metering: str = "batch
         nodes: How many train.
         is_short: Fewer rounds.
         worker: ``torch`` or ``numpy``; when empty, torch where it is installed.
-        metering: One of `METERINGS`.
+        metering: ``batched`` or ``each``.
     """
     has_torch = importlib.util.find_spec("torch") is not None
     if (worker or ("torch" if has_torch else "numpy")) == "torch":

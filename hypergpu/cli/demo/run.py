@@ -7,13 +7,19 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from hypergpu.cli.demo.job import METERINGS, Plan, plan
+from msgspec.structs import replace
+
+from hypergpu.cli.demo.job import Plan, plan
 from hypergpu.cli.demo.race import COLUMNS, Race, footnotes, rows
 from hypergpu.cli.demo.rivals import raced
-from hypergpu.cli.demo.settlement import ACCOUNTS_NAME, chain_here, settled
-from hypergpu.cli.demo.stakes import stake_before_work
+from hypergpu.cli.demo.settlement import (
+    ACCOUNTS_NAME,
+    METERINGS,
+    check_metering,
+    settled,
+    start_with_chain,
+)
 from hypergpu.cli.demo.summary import FILE_NAME, Summary, summary_lines, summary_of, write_summary
-from hypergpu.cli.ledger.account import ledger_view
 from hypergpu.client.calls import Coordinator
 from hypergpu.client.export import Order, export_model
 from hypergpu.client.history import History
@@ -23,7 +29,7 @@ from hypergpu.cluster.folder import RunFolder, run_folder
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile import spec_json
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.sites import told_sites
+from hypergpu.sites import Sites, told_sites
 from hypergpu.terminal.failure import usage_error
 from hypergpu.terminal.figures import span
 from hypergpu.terminal.output import is_rich, say, say_table
@@ -64,20 +70,17 @@ def demonstrate(
     nodes = len(names)
     if nodes <= VICTIM:
         raise usage_error(f"{nodes} link is open", "open two or more: the demo kills a node")
-    chain = chain_here(sites, metering)
+    check_metering(metering)
     chosen = plan(nodes, is_short=is_short, worker=worker, metering=metering)
     if chosen.note:
         say(chosen.note)
     with (
         run_folder(RunFolder(folder, ".hypergpu-demo", _LEFT)),
-        Cluster(folder, chosen.worker, sites, settling=chain.settling) as cluster,
+        Cluster(folder, chosen.worker, sites) as cluster,
     ):
-        say(chain.note)
         signal.signal(signal.SIGTERM, _interrupt)
         say(f"starting a coordinator and {nodes} nodes as separate processes; logs: {folder}/logs")
-        if sites is not None:
-            say(f"each node has a line of its own ({sites.backend}): {', '.join(names)}")
-        cluster.start_coordinator()
+        chosen = _start_coordinator(cluster, sites, chosen, metering)
         with cluster.operator() as coordinator:
             ordered = _ordered(cluster, coordinator, chosen, names)
             say(f"a token let them join over TLS ({span(time.monotonic() - started_at_s)})")
@@ -86,10 +89,23 @@ def demonstrate(
             rest = Trainer(cluster, coordinator)
             race = raced(chosen, trained.history, rest.train, is_short=is_short)
             _say_race(race, chosen.target, fault.victim)
-            pay = settled(coordinator, trained.job.id, folder / ACCOUNTS_NAME)
+            pay = settled(cluster, coordinator, trained.job.id, folder / ACCOUNTS_NAME)
     wall_s = time.monotonic() - started_at_s
     summary = summary_of(trained.job, nodes=nodes, wall_s=wall_s, race=race, pay=pay)
     _conclude(summary, trained.model_bytes, chosen, folder)
+
+
+def _start_coordinator(cluster: Cluster, sites: Sites | None, chosen: Plan, metering: str) -> Plan:
+    """Start the coordinator; the plan pays nothing where this machine has no chain."""
+    if sites is not None:
+        say(f"each node has a line of its own ({sites.backend}): {', '.join(sites.nodes)}")
+    missing = start_with_chain(cluster, sites, metering)
+    if not missing:
+        say("a local chain of play money settles what the work earns: Anvil")
+        return chosen
+    say(f"{missing}: nothing is paid")
+    pay = replace(chosen.spec.pay, unit_price=0)
+    return chosen._replace(spec=replace(chosen.spec, pay=pay))
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -106,10 +122,8 @@ class Ordered(NamedTuple):
 def _ordered(
     cluster: Cluster, coordinator: Coordinator, chosen: Plan, names: Sequence[str]
 ) -> Ordered:
-    """Create the job, then let its nodes stake and join: a share that is due finds its stake."""
+    """Create the job, then let its nodes join."""
     job_id = coordinator.create_job(spec_json(chosen.spec), None)
-    owed = ledger_view(job_id, coordinator.ledger(job_id))
-    stake_before_work(owed, [cluster.state_of(name) for name in names])
     cluster.start_nodes({name: {} for name in names})
     return Ordered(job_id, chosen)
 

@@ -1,133 +1,159 @@
-"""How the demo's work is paid: a chain of play money beside it, and the proof at the end."""
+"""Pay of the demo: a local chain of play money beside it, and the proof at the end."""
 
 import importlib.util
+import os
+import subprocess
 import time
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
+from google.protobuf.json_format import MessageToJson
 
-from hypergpu.cli.demo.job import METERINGS
-from hypergpu.cli.demo.metered import Recorded, recorded, said_of_metering
-from hypergpu.cli.demo.stakes import said_of_stakes
-from hypergpu.cli.ledger.account import LedgerView, paid_in_all
-from hypergpu.cli.ledger.showing import Listed, ledger_of, say_ledger, verification_of
-from hypergpu.cli.ledger.verifying import verdict_lines
 from hypergpu.client.calls import Coordinator
-from hypergpu.cluster.coordinator import SettlingBy
+from hypergpu.cluster.cluster import Cluster
+from hypergpu.cluster.coordinator import SettlingBy, StartRefusedError
+from hypergpu.cluster.processes import program
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.sites import Sites
 from hypergpu.terminal.failure import usage_error
 from hypergpu.terminal.output import say
+from hypergpu.units import several
+from hypergpu.v1 import payments_pb2
 
+METERINGS = ("batched", "each")
+"""Ways that receipts reach the chain, as HYPERGPU_COORDINATOR_METERING names them."""
 ACCOUNTS_NAME = "ledger.json"
-"""What `ledger show --json` tells of the demo's job."""
-_TRANSACTIONS_SHOWN = 6
+"""The ledger of the demo's job, as GetLedger answers at the end."""
 _WITHIN_S = 200.0
-"""The challenge window of a local ledger is 30 s, and its transactions take some blocks."""
+"""The window of a local ledger is 30 s, and its transactions take some blocks."""
 _LOOK_EACH_S = 0.5
 _LOOPBACK = "127."
 
 
-class Chain(NamedTuple):
-    """What settles the demo's job."""
-
-    settling: SettlingBy
-    note: str
-
-
 class Settled(NamedTuple):
-    """What came of it."""
+    """Pay of the demo's job."""
 
     receipts: int
     earned: int
     paid: int | None
-    recorded: Recorded
+    """None without a chain."""
+    transactions: int
+    """Transactions that recorded contributions."""
+    epochs: int
+    """Epochs with a payment."""
 
 
-def chain_here(sites: Sites | None, metering: str) -> Chain:
-    """Anvil, where it is installed and its port can be reached from here.
+def check_metering(metering: str) -> None:
+    """Refuse a way of metering that does not exist.
 
     Raises:
-        HyperGPUError: ARGUMENT_INVALID, there is no such metering; or it is not the usual one, and
-            no chain for it.
+        HyperGPUError: ARGUMENT_INVALID, with the choices.
     """
     if metering not in METERINGS:
-        names = ", ".join(METERINGS)
-        raise usage_error(f"--metering {metering}: there is none", f"choose one of {names}")
-    missing = _no_chain(sites)
-    if missing and metering != METERINGS[0]:
+        names = " or ".join(METERINGS)
+        raise usage_error(f"--metering {metering}: there is none", f"choose {names}")
+
+
+def start_with_chain(cluster: Cluster, sites: Sites | None, metering: str) -> str:
+    """Start the coordinator with a local chain, or without one where this machine has none.
+
+    Returns:
+        Why there is no chain; empty with one.
+
+    Raises:
+        HyperGPUError: The coordinator does not start, or a metering was asked for that needs a
+            chain.
+    """
+    missing = _missing_package(sites)
+    if not missing:
+        try:
+            cluster.start_coordinator(SettlingBy("anvil", metering))
+        except StartRefusedError as refused:
+            if refused.reason is not Reason.MACHINE_UNFIT:
+                raise
+            missing = refused.detail
+        else:
+            return ""
+    if metering != METERINGS[0]:
         raise usage_error(f"--metering {metering} needs a chain", f"{missing}; or leave it out")
-    if missing:
-        return Chain(SettlingBy(), f"{missing}: receipts without a chain")
-    from hypergpu.chain.local.anvil import anvil_program
-
-    note = f"a chain of play money settles what the work earns: {anvil_program().name}"
-    return Chain(SettlingBy("anvil", metering), note)
+    cluster.start_coordinator()
+    return missing
 
 
-def _no_chain(sites: Sites | None) -> str:
-    """Why there is none here; empty: there is one."""
+def _missing_package(sites: Sites | None) -> str:
+    """Why no chain can be started here; empty if one may."""
     if sites is not None and not sites.coordinator.dials.startswith(_LOOPBACK):
         return "the coordinator is in a network of its own"
-    if importlib.util.find_spec("web3") is None:
+    if importlib.util.find_spec("web3") is None or importlib.util.find_spec("payments") is None:
         return "the extra `chain` is not installed"
-    from hypergpu.chain.local.anvil import anvil_program
-
-    try:
-        anvil_program()
-    except HyperGPUError as missing:
-        return missing.detail
     return ""
 
 
-def settled(coordinator: Coordinator, job_id: str, accounts: Path) -> Settled:
-    """Wait until everything is paid that is going to be, show it, and prove it from the receipts.
+def settled(cluster: Cluster, coordinator: Coordinator, job_id: str, accounts: Path) -> Settled:
+    """Wait until everything due is paid, show it, and verify it from the receipts.
 
     Args:
-        coordinator: Of the job.
-        job_id: Whose pay.
-        accounts: Gets all of it: when the demo is over, nobody can be asked any more.
+        cluster: The demo's processes.
+        coordinator: Connection to its coordinator.
+        job_id: The demo's job.
+        accounts: Gets the whole ledger of the job.
 
     Raises:
-        HyperGPUError: DEMO_MISSED, nodes were not paid to the last unit, or a receipt is unsound.
+        HyperGPUError: DEMO_MISSED, a node was not paid in full, or the pay does not verify.
     """
-    view = _waited(coordinator, job_id)
-    accounts.write_bytes(msgspec.json.format(msgspec.json.encode(view), indent=2) + b"\n")
-    say()
-    say_ledger(view, listed=Listed(_TRANSACTIONS_SHOWN, f"see {accounts}"))
-    found = verification_of(coordinator, job_id)
-    say()
-    say("$ hypergpu ledger verify")
-    for line in verdict_lines(found):
-        say(line)
-    if not found.is_sound:
-        raise HyperGPUError(Reason.DEMO_MISSED, f"the pay is not sound: {found.faults[0]}")
-    earned = sum(int(node.earned) for node in view.nodes)
-    paid = paid_in_all(view)
-    if view.chain is not None and paid != earned:
-        why = view.chain.halted or view.chain.complaint or "the chain has not got so far"
+    ledger = _waited(coordinator, job_id)
+    accounts.write_text(MessageToJson(ledger, always_print_fields_with_no_presence=True) + "\n")
+    _run_ledger(cluster, "show", job_id)
+    _run_ledger(cluster, "verify", job_id)
+    earned = sum(int(node.worth) for node in ledger.nodes)
+    has_chain = ledger.HasField("on_chain")
+    paid = sum(int(node.paid or 0) for node in ledger.nodes) if has_chain else None
+    if paid is not None and paid != earned:
+        why = ledger.halted or ledger.unfunded or "the chain has not got so far"
         raise HyperGPUError(Reason.DEMO_MISSED, f"{paid} of {earned} was paid: {why}")
-    if said := said_of_stakes(view):
-        say(said)
-    counted = recorded(view)
-    if said := said_of_metering(counted):
-        say(said)
-    return Settled(found.receipts, earned, paid, counted)
+    kinds = Counter(each.purpose.split("/")[0] for each in ledger.transactions)
+    recorded = kinds["batch"] + kinds["record"]
+    epochs = {share.epoch for node in ledger.nodes for share in node.shares if int(share.amount)}
+    if recorded:
+        say(f"contributions were recorded by {several(recorded, 'transaction')}")
+    receipts = sum(node.receipts for node in ledger.nodes)
+    return Settled(receipts, earned, paid, recorded, len(epochs) if has_chain else 0)
 
 
-def _waited(coordinator: Coordinator, job_id: str) -> LedgerView:
+def _run_ledger(cluster: Cluster, command: str, job_id: str) -> None:
+    """Run a command of `hypergpu ledger` as a user would; it prints for itself.
+
+    Raises:
+        HyperGPUError: DEMO_MISSED, it failed.
+    """
+    say()
+    say(f"$ hypergpu ledger {command}")
+    environment = {
+        **os.environ,
+        "HYPERGPU_ADDRESS": cluster.ready.address,
+        "HYPERGPU_TOKEN_FILE": cluster.ready.operator_token_file,
+    }
+    arguments = program("hypergpu.cli", "ledger", command, job_id)
+    ended = subprocess.run(arguments, env=environment, check=False)
+    if ended.returncode:
+        status = ended.returncode
+        raise HyperGPUError(Reason.DEMO_MISSED, f"hypergpu ledger {command} ended with {status}")
+
+
+def _waited(coordinator: Coordinator, job_id: str) -> payments_pb2.GetLedgerResponse:
     give_up_at_s = time.monotonic() + _WITHIN_S
     is_told = False
     while True:
-        view = ledger_of(coordinator, job_id)
-        is_settled = view.is_over and not view.unmeasured_rounds
-        if view.chain is not None:
-            is_settled &= paid_in_all(view) == sum(int(node.earned) for node in view.nodes)
-        is_halted = view.chain is not None and view.chain.halted
-        if is_settled or is_halted or time.monotonic() > give_up_at_s:
-            return view
+        ledger = coordinator.ledger(job_id)
+        is_settled = ledger.is_over and (not ledger.HasField("on_chain") or _is_paid(ledger))
+        if is_settled or ledger.halted or time.monotonic() > give_up_at_s:
+            return ledger
         if not is_told:
             is_told = True
-            say("pay takes some blocks; without stake, until the challenge window of 30 s is over")
+            say("pay takes some blocks; without stake it waits for the window of 30 s")
         time.sleep(_LOOK_EACH_S)
+
+
+def _is_paid(ledger: payments_pb2.GetLedgerResponse) -> bool:
+    return all(node.paid == node.worth for node in ledger.nodes)

@@ -35,8 +35,8 @@ class Summary(msgspec.Struct, frozen=True):
     """Into their wallets, by the chain; None where there is none."""
     transactions: int
     """That record contributions on the chain."""
-    transactions_epoch_least: int
-    """In the epoch with the fewest."""
+    epochs: int
+    """Epochs with a payment; 0 without a chain."""
 
 
 def summary_of(job: JobView, *, nodes: int, wall_s: float, race: Race, pay: Settled) -> Summary:
@@ -56,8 +56,8 @@ def summary_of(job: JobView, *, nodes: int, wall_s: float, race: Race, pay: Sett
         receipts=pay.receipts,
         earned=pay.earned,
         paid=pay.paid,
-        transactions=pay.recorded.transactions,
-        transactions_epoch_least=pay.recorded.epoch_least,
+        transactions=pay.transactions,
+        epochs=pay.epochs,
     )
 
 

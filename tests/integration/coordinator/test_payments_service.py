@@ -82,10 +82,11 @@ async def test_bytes_that_are_no_message_are_refused(
     channel: grpc.aio.Channel, method: str
 ) -> None:
     path = f"/{SERVICE.full_name}/{method}"
-    make: Callable[..., Any] = (
-        channel.unary_stream if method in {"ListReceipts"} else channel.unary_unary
-    )
-    call = make(path)(b"\xff\xff", metadata=USER)
+    kinds: dict[str, Callable[..., Any]] = {
+        "GetLedger": channel.unary_unary,
+        "ListReceipts": channel.unary_stream,
+    }
+    call = kinds[method](path)(b"\xff\xff", metadata=USER)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await (anext(aiter(call)) if method == "ListReceipts" else call)
     assert reason_of(refused.value) == "REQUEST_INVALID"

@@ -12,19 +12,15 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from hypergpu.digest import digest_of, digest_to_wire
-from hypergpu.ids import Address, Digest, JobId, TokenId
-from hypergpu.ledger.terms import terms_of
-from hypergpu.ledger.typed import Domain
+from hypergpu.ids import Digest, TokenId
 from hypergpu.tensors.layout import Kind, TensorSpec, layout_of
 from hypergpu.v1 import job_pb2, job_pb2_grpc, node_pb2, tensor_pb2
-from hypergpu.wire.ledger import terms_message
 from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_KEY
 from hypergpu.wire.token import Role, Token, token_text
 
 SECRET = "s" * 32
 JOB = "job-0123456789ab"
 NODE = "0x" + "ab" * 20
-COORDINATOR = Address("0x" + "c0" * 20)
 SPEC = {"workload": "digits-softmax", "name": "first", "training": {"rounds": 4}}
 CHUNK = 256
 LAYOUT = layout_of(
@@ -102,11 +98,6 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
         self.offsets: list[int] = []
         """Where transfers began."""
         self.authorizations: set[str] = set()
-        self.domain = Domain()
-        """The ledger that the job counts on."""
-        self.chain_url: str | None = None
-        """By which it is settled; None: no chain is, empty: it is not handed out."""
-        self.earned = "0"
 
     def _note(self, name: str, context: grpc.ServicerContext) -> None:
         self.called.append(name)

@@ -8,8 +8,6 @@ import pytest
 
 from hypergpu.client.settings import write_profile
 from hypergpu.errors import Reason
-from hypergpu.ids import Address
-from hypergpu.ledger.typed import Domain
 from tests.unit.cli.conftest import Hypergpu
 from tests.unit.cli.fake_service import JOB, NODE, SECRET, FakeService, operator_token, serving
 
@@ -24,8 +22,6 @@ READS = {
     "node": ["node", "show", "attic"],
     "tokens": ["token", "ls"],
     "token": ["token", "create"],
-    "ledger": ["ledger", "show"],
-    "verified": ["ledger", "verify"],
 }
 
 
@@ -329,53 +325,7 @@ def test_wrong_usage_is_one_line_that_names_the_help(alone: Hypergpu) -> None:
     )
 
 
-def test_a_number_below_0_is_not_taken_for_an_option(alone: Hypergpu) -> None:
-    ended = alone("ledger", "stake", "-5")
-    assert ended.exit_code == 2
-    assert ended.stderr == (
-        "error 6002: a number that begins with -5 is below 0, which nothing here takes."
-        " Fix: see hypergpu ledger stake --help\n"
-    )
-
-
 def test_group_without_a_command_shows_its_help(alone: Hypergpu) -> None:
     ended = alone("job")
     assert ended.exit_code == 2
     assert "Usage: hypergpu job [OPTIONS] COMMAND" in ended.stdout
-
-
-def test_who_removes_a_job_is_told_what_it_owes_still(
-    service: FakeService, hypergpu: Hypergpu
-) -> None:
-    service.earned = "700"
-    ended = hypergpu("job", "rm", "first", "--yes")
-    assert ended.exit_code == 0
-    assert ended.stderr == (
-        "700 that its nodes have earned is not paid yet. Keep its receipts before:"
-        f" hypergpu ledger export {JOB} FILE\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("chain_url", "why"),
-    [
-        (None, ""),
-        ("", "the coordinator does not say by which RPC it reaches its chain: "),
-        ("http://127.0.0.1:9", "the chain's RPC at http://127.0.0.1:9 did not answer: "),
-    ],
-)
-def test_what_a_job_owes_is_not_known_where_its_chain_does_not_say(
-    service: FakeService, hypergpu: Hypergpu, chain_url: str | None, why: str
-) -> None:
-    service.earned, service.chain_url = "700", chain_url
-    service.domain = Domain(31337, Address("0x" + "c0" * 20))
-    ended = hypergpu("job", "rm", "first", "--yes")
-    assert ended.exit_code == 0
-    told = f"its nodes have earned 700; what of it is paid is not known: {why}"
-    assert ended.stderr.startswith(told)
-    assert ended.stderr.endswith(
-        f"hypergpu ledger show {JOB} --chain-url URL. Keep its receipts before:"
-        f" hypergpu ledger export {JOB} FILE\n"
-    )
-    assert ended.stderr.count("\n") == 1
-    assert ended.stderr.count("--chain-url") == 1

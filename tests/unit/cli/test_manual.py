@@ -8,15 +8,6 @@ import typer
 from typer.core import TyperGroup
 
 from hypergpu.cli.compare.comparison import Comparison
-from hypergpu.cli.deployment.deploying import Deployed
-from hypergpu.cli.deployment.ground import KeyView
-from hypergpu.cli.ledger.account import LedgerView
-from hypergpu.cli.ledger.acts.done import Done
-from hypergpu.cli.ledger.errand import Disputed
-from hypergpu.cli.ledger.proof.bundle import BundleChecked
-from hypergpu.cli.ledger.proof.files import ReceiptsExported
-from hypergpu.cli.ledger.verifying import Verification
-from hypergpu.cli.ledger.wallet import WalletView
 from hypergpu.cli.machine.doctor import Diagnosis
 from hypergpu.cli.machine.effective import Settings
 from hypergpu.cli.machine.environment import Environment
@@ -35,17 +26,8 @@ ANSWERS = (
     views.Exported,
     views.Nodes,
     views.NodeDetail,
-    WalletView,
     views.Tokens,
     views.TokenMade,
-    LedgerView,
-    Done,
-    Disputed,
-    KeyView,
-    Deployed,
-    Verification,
-    ReceiptsExported,
-    BundleChecked,
     Comparison,
     Diagnosis,
     Environment,

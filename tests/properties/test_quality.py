@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hypergpu.ids import NodeId
-from hypergpu.ledger.quality import (
+from coordinator.core.quality.rule import (
     JUDGED_LEAST,
     TRIALS_KEPT,
     Measured,
@@ -20,6 +19,7 @@ from hypergpu.ledger.quality import (
     trial_of,
     worth_by,
 )
+from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 
 anything = st.one_of(st.none(), st.floats())

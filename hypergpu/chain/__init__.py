@@ -1,1 +1,0 @@
-"""EVM chains as everything here sees them: RPC, signer, contracts, profiles, and local ones."""

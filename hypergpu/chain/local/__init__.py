@@ -1,1 +1,0 @@
-"""Chains on this machine: Anvil as a process of its own, and one inside this process."""

@@ -1,1 +1,0 @@
-"""Asking a ledger: how it stands at one block, and what became of a job on it."""

@@ -1,1 +1,0 @@
-"""What is sent without a journal: kept beforehand, and waited for."""

@@ -1,1 +1,0 @@
-"""What a node, an operator or anybody does on a ledger, each by its own key."""

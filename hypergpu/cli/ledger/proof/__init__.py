@@ -1,1 +1,0 @@
-"""What anybody checks without the coordinator: published receipts, and bundles of disputes."""

@@ -1,1 +1,0 @@
-"""How far the pay of each node is: promised, recorded, paid, final."""
