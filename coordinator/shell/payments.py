@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import NamedTuple
 
 from coordinator.config import Settings
 from coordinator.core.events import FundingChanged
-from coordinator.core.job import Funding
 from coordinator.shell.journal.interface import JobJournal
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.roster import Roster
@@ -20,17 +18,13 @@ from hypergpu.extension import (
     OpenPayments,
     Payments,
 )
-from hypergpu.ids import Address, JobId, NodeId
-from hypergpu.jobfile.spec import Pay
+from hypergpu.ids import JobId, NodeId
 from hypergpu.signature import IdentityKey
-from hypergpu.statements.domain import Domain, Terms, terms_of
 from hypergpu.statements.receipt import SignedReceipt
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2, receipt_pb2
 from hypergpu.wire.statements import receipt_message, terms_message
 
-UNFUNDED = Funding(0, "the escrow is not on the ledger yet")
-"""A paid job starts with this: its first round waits for `FundingChanged`."""
 _RECEIPTS_IN_A_MESSAGE = 100
 """About 50 KB."""
 
@@ -85,31 +79,6 @@ class PaymentsHost:
     async def change_funding(self, job_id: JobId, funded_samples: int | None, reason: str) -> str:
         event = FundingChanged(at_ms=Milliseconds(0), funded_samples=funded_samples, reason=reason)
         return await self._driver.insist(job_id, event)
-
-
-class Pricing(NamedTuple):
-    """What a new job begins with, with and without the payments package."""
-
-    owner: Address
-    payments: Payments | None
-
-    def terms(self, job_id: JobId, pay: Pay) -> Terms:
-        """Terms under which the work of a new job is signed.
-
-        Raises:
-            HyperGPUError: The job pays, and nothing here can pay it.
-        """
-        if self.payments is not None:
-            return self.payments.terms(job_id, pay)
-        if pay.unit_price:
-            detail = "the job pays, and this coordinator has no payments package"
-            fix = "remove unit_price from [pay], or install it: pip install 'hypergpu[chain]'"
-            raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix)
-        return terms_of(self.owner, job_id, Domain())
-
-    def funding(self, pay: Pay) -> Funding | None:
-        """What is funded as the job is created; None: nothing limits its work."""
-        return UNFUNDED if self.payments is not None and pay.unit_price else None
 
 
 def load_payments(host: CoordinatorHost) -> Payments | None:

@@ -36,12 +36,13 @@ from coordinator.shell.listeners import (
 from coordinator.shell.measuring.echo import Echo
 from coordinator.shell.measuring.readings import Readings
 from coordinator.shell.measuring.tokens import ProbeTokens
-from coordinator.shell.payments import PaymentsHost, Pricing, load_payments
+from coordinator.shell.payments import PaymentsHost, load_payments
 from coordinator.shell.runtime.acts.datasets import clear_unfinished
 from coordinator.shell.runtime.acts.perform import perform
 from coordinator.shell.runtime.driver import Decision, Driver
 from coordinator.shell.runtime.nonces import Nonces
 from coordinator.shell.runtime.parts import DATASETS, Parts, Pins
+from coordinator.shell.runtime.pricing import Pricing
 from coordinator.shell.runtime.recovery import replayed, take_up
 from coordinator.shell.runtime.room import Room
 from coordinator.shell.runtime.roster import Roster

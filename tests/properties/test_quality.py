@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from coordinator.core.job import Trial
 from coordinator.core.quality.rule import (
     JUDGED_LEAST,
     TRIALS_KEPT,
     Measured,
-    Trial,
     quality_of,
     trial_of,
     worth_by,

@@ -10,6 +10,8 @@ from queue import Queue
 
 from coordinator.shell.chain.pipeline import Pipeline
 from coordinator.shell.metering.desk import LedgerDesk
+from hypergpu.ledger.terms import separator_of
+from hypergpu.ledger.typed import is_contribution_of, sign
 
 from benchmarks.ours.metering.plan import COORDINATOR, JOB, QUALITY_BPS, UNIT_PRICE, Plan
 from benchmarks.ours.metering.settling import contribution_of
@@ -17,8 +19,6 @@ from coordinator.core.events import MeasuredUpdate, RoundMetered
 from coordinator.core.job import DueReceipt
 from coordinator.shell.journal.sql.store import SqlJournal
 from hypergpu.jobfile.spec import Pay
-from hypergpu.ledger.terms import separator_of
-from hypergpu.ledger.typed import is_contribution_of, sign
 from hypergpu.units import BasisPoints, Milliseconds
 
 _AT_ONCE = 100

@@ -15,9 +15,9 @@ from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.journal.interface import Journal
 from coordinator.shell.measuring.echo import Echo
 from coordinator.shell.measuring.readings import Readings
-from coordinator.shell.payments import Pricing
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.nonces import Nonces
+from coordinator.shell.runtime.pricing import Pricing
 from coordinator.shell.runtime.roster import Roster
 from coordinator.shell.runtime.staffing import Staffing
 from hypergpu.ids import Digest, JobId

@@ -37,6 +37,12 @@ class Payments(payments_pb2_grpc.PaymentsServiceServicer):
         for number in range(2):
             yield payments_pb2.ListReceiptsResponse(node_id=str(number))
 
+    async def RequestReclaim(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise HyperGPUError(Reason.JOB_UNKNOWN, "no job ends here")
+
+    async def Reclaim(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise HyperGPUError(Reason.JOB_UNKNOWN, "no job ends here")
+
     async def RetryHalted(self, request: Any, context: Any) -> Any:  # noqa: N802
         return payments_pb2.RetryHaltedResponse(purposes=[request.job_id])
 

@@ -47,7 +47,8 @@ def test_the_newest_receipt_of_a_job_is_kept_over_restarts(places: Places) -> No
     first.take(JOB, [receipt(0), receipt(1)])
     first.take(JOB, [receipt(0)])
     assert keeper(places).newest() == ((JOB, receipt(1)),)
-    assert msgspec.json.decode(file(places, NEWEST_FILE).read_bytes(), type=SignedReceipt)
+    stored = msgspec.json.decode(file(places, NEWEST_FILE).read_bytes(), type=SignedReceipt)
+    assert stored == receipt(1)
 
 
 def test_a_receipt_that_counts_less_than_the_one_before_replaces_nothing(places: Places) -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.core.job import Funding, Phase
-from coordinator.shell.payments import PaymentsHost, Pricing, load_payments
+from coordinator.shell.payments import PaymentsHost, load_payments
 from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.pricing import Pricing
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Pay
@@ -61,11 +62,11 @@ async def test_a_paid_job_waits_for_its_first_funding(tmp_path: Path) -> None:
     parts = parts_in(tmp_path)
     async with driving(parts):
         await begun(parts, funding=parts.pricing.funding(Pay(unit_price=1)))
-        room = parts.driver.rooms[JOB]
-        assert room.job.phase is Phase.WAITING
-        assert "the escrow is not on the ledger yet" in room.job.reason
+        waiting = parts.driver.rooms[JOB].job
         assert await host_of(parts).change_funding(JOB, None, "") == ""
-        assert room.job.phase is Phase.TRAINING
+        funded = parts.driver.rooms[JOB].job
+    assert "the escrow is not on the ledger yet" in waiting.reason
+    assert (waiting.phase, funded.phase) == (Phase.WAITING, Phase.TRAINING)
 
 
 async def test_receipts_reach_a_connected_node_with_the_jobs_terms(tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ from coordinator.shell.measuring.echo import Echo
 from coordinator.shell.measuring.readings import Readings
 from coordinator.shell.measuring.tokens import ProbeTokens
 from coordinator.shell.node_words import Capabilities
-from coordinator.shell.payments import PaymentsHost, Pricing
+from coordinator.shell.payments import PaymentsHost
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.nonces import Nonces
 from coordinator.shell.runtime.parts import Parts, Pins
+from coordinator.shell.runtime.pricing import Pricing
 from coordinator.shell.runtime.room import Room
 from coordinator.shell.runtime.roster import Roster, Session
 from coordinator.shell.runtime.staffing import Staffing
