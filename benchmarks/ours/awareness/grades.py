@@ -9,7 +9,7 @@ from typing import NamedTuple
 from benchmarks.ours.awareness.figures import spread, target_of, times
 from benchmarks.ours.awareness.naive import DIGITS, GRADES, naive_step_s, named, reached_by_sync
 from benchmarks.ours.awareness.runs import WORLDS, Runs, of_seeds
-from benchmarks.table.parts import Figures, figures_of, merged
+from benchmarks.table.parts import Figures, measure_part, merge_figures
 from hypergpu.jobfile import read_job_file
 
 TEXT = WORLDS / "jobs" / "text.toml"
@@ -57,10 +57,10 @@ def grade_figures(runs: Runs, effort: Effort, *, is_quick: bool) -> Figures:
     steps = {seed: reached_by_sync(runs, seed).rounds for seed in range(1, effort.seeds + 1)}
     grades = (*PROMISED, *(() if is_quick else BESIDE))
     every = [
-        figures_of(f"grade {grade}", partial(_of_one, runs, grade, effort, steps))
+        measure_part(f"grade {grade}", partial(_of_one, runs, grade, effort, steps))
         for grade in grades
     ]
-    return merged([*every, Figures(notes=[_note(effort, list(steps.values()))])])
+    return merge_figures([*every, Figures(notes=[_note(effort, list(steps.values()))])])
 
 
 def text_figures(runs: Runs, effort: Effort) -> Figures:
