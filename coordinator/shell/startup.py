@@ -207,7 +207,12 @@ class Coordinator:
         await asyncio.to_thread(self._write_operator_token, token_file, addresses)
         await self._listeners.start(servicers, self._tokens, self._guesses)
         self._health.set_serving(is_serving=True)
-        self._announce(addresses, token_file)
+        try:
+            self._announce(addresses, token_file)
+        except HyperGPUError:
+            # Standard output takes nothing: nobody would learn where this listens.
+            await self._listeners.stop(0)
+            raise
 
     def _announce(self, addresses: tuple[str, ...], token_file: Path) -> None:
         host = self._settings.listen
@@ -346,22 +351,19 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as broken:
         detail = f"the folder {folder} cannot be made: {broken.strerror}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+        fix = "choose a folder that you may write: --data-dir FOLDER"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
 
 
 def _settling(settings: Settings, key: IdentityKey, journal: SqlJournal) -> "Settling":
     """What settles on a chain.
 
     Raises:
-        HyperGPUError: MACHINE_UNFIT, the packages for that are not installed; the chain is unknown,
-            or another process sends with this key.
+        HyperGPUError: the chain is unknown, or another process sends with this key.
+        ModuleNotFoundError: the packages for that are not installed.
     """
-    try:
-        from coordinator.shell.metering.settling import Settling
-    except ModuleNotFoundError as missing:
-        detail = f"settling on a chain needs the package {missing.name}"
-        fix = "install the extra: pip install 'hypergpu[chain]'; or run with HYPERGPU_CHAIN=none"
-        raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix) from missing
+    from coordinator.shell.metering.settling import Settling
+
     return Settling(settings, key, journal)
 
 

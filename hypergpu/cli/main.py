@@ -17,7 +17,10 @@ from hypergpu.cli.commands import (
     proof,
     tokens,
 )
+from hypergpu.errors import HyperGPUError
 from hypergpu.terminal.commands import Commands
+from hypergpu.terminal.failure import report
+from hypergpu.terminal.streams import prepare_streams
 
 app = typer.Typer(
     name="hypergpu",
@@ -76,7 +79,10 @@ def main() -> None:
     # What gRPC logs of its own accord is said again by our errors. Programs we start inherit this.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
+        prepare_streams()
         app(prog_name="hypergpu")
+    except HyperGPUError as failure:
+        sys.exit(report(failure))
     except BrokenPipeError:
         # Whoever read our output has enough of it; nothing is left to say to anybody.
         sys.stderr.close()

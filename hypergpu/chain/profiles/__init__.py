@@ -2,13 +2,15 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
 
-from hypergpu.chain.rpc.client import Pace
 from hypergpu.errors import HyperGPUError, Reason
+
+if TYPE_CHECKING:
+    from hypergpu.chain.rpc.client import Pace
 
 NONE = "none"
 """No chain: receipts are signed and kept, and settled once one is configured."""
@@ -58,8 +60,10 @@ class ChainProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Where these figures come from."""
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> "Pace":
         """How much its RPC bears."""
+        from hypergpu.chain.rpc.client import Pace
+
         return Pace(self.batch_max, self.requests_per_s, self.log_blocks_max)
 
 

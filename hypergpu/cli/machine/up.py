@@ -83,10 +83,11 @@ def up(at: Listen, environment: Mapping[str, str]) -> int:
         if is_first and refused.reason.number // 1000 != _CHAINS:
             shutil.rmtree(at.data_dir, ignore_errors=True)
         raise
-    except BaseException:
+    except BaseException as failure:
         # First: whoever read us may be gone, and then nothing can be said.
         kill_group(child)
-        _say_tail(log, begin)
+        if not isinstance(failure, HyperGPUError) or failure.reason is Reason.CHILD_ENDED:
+            _say_tail(log, begin)
         raise
     repeat(child, note)
     status = exit_status(child)
@@ -133,13 +134,20 @@ def _join_line(ready: Ready, folder: Path) -> JoinLine:
 
 def _reached_by(ready: Ready) -> str:
     """Leave the profile, unless another coordinator that runs owns it; says how to call this."""
+    option = f"--token-file {ready.operator_token_file}"
     if owner := living_owner(ready.operator_token_file):
-        option = f"--token-file {ready.operator_token_file}"
         return (
             f"commands on this machine go to the coordinator at {owner}; for this one add {option}"
         )
     values = {"address": ready.address, "token_file": ready.operator_token_file}
-    return f"commands on this machine know it from {write_profile(values)}"
+    try:
+        path = write_profile(values)
+    except OSError as broken:
+        return (
+            f"commands on this machine do not know it, since {broken.filename} cannot be written:"
+            f" {broken.strerror}. Fix: add {option}"
+        )
+    return f"commands on this machine know it from {path}"
 
 
 def _greet(ready: Ready, folder: Path, log: Path) -> None:
