@@ -144,4 +144,4 @@ def _failing_s(runs: Runs, seed: int) -> float:
     path.write_text(failing_world(seed), encoding="utf-8")
     name = f"aware-{seed}-failing"
     words = ["--strategy", "aware", "--seed", str(seed)]
-    return target_of(runs.report(name, path, words, backend="tunnel"), name).at_ms / 1000
+    return target_of(runs.cold_report(name, path, words), name).at_ms / 1000

@@ -28,7 +28,7 @@ from hypergpu.units import Bytes, Milliseconds, Samples
 
 JOB = WORLDS / "jobs" / "digits.toml"
 SCRIPTS = ROOT / "benchmarks" / "peers"
-FAR_ROUNDS = 5
+FAR_ROUNDS = 3
 FLOOR_MS = 50
 LIMIT_S = 1800
 PROMISED = 5

@@ -35,7 +35,7 @@ class Effort(NamedTuple):
 
 
 QUICK = Effort(seeds=1, steps=4, slow_steps=2)
-WHOLE = Effort(seeds=3, steps=20, slow_steps=6)
+WHOLE = Effort(seeds=3, steps=10, slow_steps=4)
 
 
 def aware_seconds(runs: Runs, grade: str, seed: int, job: Path = DIGITS) -> float:
