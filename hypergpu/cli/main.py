@@ -6,16 +6,14 @@ from typing import Annotated
 
 import typer
 
+from hypergpu.cli import job, node, token
 from hypergpu.cli.commands import (
     compare,
     deploy,
     inspect,
-    jobs,
     ledger,
     machine,
-    nodes,
     proof,
-    tokens,
 )
 from hypergpu.errors import HyperGPUError
 from hypergpu.terminal.commands import Commands
@@ -33,9 +31,9 @@ app = typer.Typer(
 )
 app.command()(machine.up)
 app.command()(machine.join)
-app.add_typer(jobs.app, name="job")
-app.add_typer(nodes.app, name="node")
-app.add_typer(tokens.app, name="token")
+app.add_typer(job.app, name="job")
+app.add_typer(node.app, name="node")
+app.add_typer(token.app, name="token")
 app.add_typer(ledger.app, name="ledger")
 ledger.app.command()(deploy.key)
 ledger.app.command()(deploy.deploy)

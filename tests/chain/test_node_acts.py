@@ -18,7 +18,7 @@ from hypergpu.cli.ledger.reading import ledger_at
 from hypergpu.cli.ledger.showing import ledger_of, verification_of
 from hypergpu.cli.ledger.stored import VOUCHER_FILE
 from hypergpu.cli.main import app
-from hypergpu.client.calls import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.errors import Reason
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, Training
 from hypergpu.ledger.terms import separator_of
@@ -162,7 +162,7 @@ def test_a_node_that_redeems_pauses_no_job_that_has_escrow_left(
     job_id, told = used_up(cluster)
     with cluster.coordinator.client() as client:
         # Nothing new is paid for by that. It comes back once all of it is in blocks.
-        client.change(job_id, {"pay.escrow": str(4 * ROUND + 1)})
+        client.set_parameters(job_id, {"pay.escrow": str(4 * ROUND + 1)})
     assert "was redeemed" in acted(cluster, anvil, "claim", job_id)["said"]
     released(cluster, anvil, job_id)
 
@@ -170,13 +170,13 @@ def test_a_node_that_redeems_pauses_no_job_that_has_escrow_left(
     with cluster.coordinator.client() as client:
         with node.frozen():
             # The epoch is still open, and what its shares are made good with is paid.
-            client.change(job_id, {"pay.escrow": str(5 * ROUND)})
+            client.set_parameters(job_id, {"pay.escrow": str(5 * ROUND)})
             client.resume(job_id)
             blocks_later(client, job_id, 8)
             assert cluster.job(job_id).job.phase != "paused"
         cluster.wait_for(job_id, lambda event: at_round(event, 5), told.sequence)
         cluster.wait_for(job_id, lambda _: cluster.job(job_id).job.phase == "paused")
-        client.change(job_id, {"pay.escrow": str(12 * ROUND)})
+        client.set_parameters(job_id, {"pay.escrow": str(12 * ROUND)})
         client.resume(job_id)
         assert cluster.finished(job_id).phase == "finished"
         paid = settled(client, job_id, UNREAD)
@@ -189,7 +189,7 @@ def test_a_job_whose_escrow_runs_short_on_the_ledger_is_paused_before_it_is_work
 ) -> None:
     job_id, told = used_up(cluster)
     with cluster.coordinator.client() as client:
-        client.change(job_id, {"pay.escrow": str(6 * ROUND)})
+        client.set_parameters(job_id, {"pay.escrow": str(6 * ROUND)})
     # What nobody has worked for is gone from the escrow.
     vouch(cluster, job_id, 6 * ROUND)
     assert "was redeemed" in acted(cluster, anvil, "claim", job_id)["said"]

@@ -12,7 +12,7 @@ from hypergpu.cli.demo.settlement import Settled, settled
 from hypergpu.cli.ledger.account import LedgerView
 from hypergpu.cli.ledger.proof.files import exported, verified_file
 from hypergpu.cli.ledger.showing import ledger_of, verification_of
-from hypergpu.client.calls import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, Training
 from tests.processes import UNREAD, Cluster
@@ -147,8 +147,8 @@ def test_a_job_stops_before_work_that_its_escrow_does_not_cover_and_goes_on_with
         assert sum(node.samples for node in at_pause.nodes) == 2 * 320
         refused = spec.pay.most_for(320 * 60)
         with pytest.raises(HyperGPUError, match=r"training\.rounds must be more"):
-            client.change(job_id, {"pay.escrow": str(refused), "training.rounds": "1"})
-        client.change(job_id, {"pay.escrow": str(spec.pay.most_for(320 * 6))})
+            client.set_parameters(job_id, {"pay.escrow": str(refused), "training.rounds": "1"})
+        client.set_parameters(job_id, {"pay.escrow": str(spec.pay.most_for(320 * 6))})
         client.resume(job_id)
     assert cluster.finished(job_id).phase == "finished"
     with cluster.coordinator.client() as client:

@@ -40,7 +40,6 @@ from gpu_node.shell.translate import (
 from gpu_node.shell.worker.messages import Ready
 from hypergpu.chain.local.anvil import AnvilOptions, running_anvil
 from hypergpu.digest import digest_of
-from hypergpu.jobfile import spec_json
 from hypergpu.jobfile.spec import Codec, Evaluation, JobSpec, Pay, Training
 from hypergpu.ledger.terms import separator_of
 from hypergpu.ledger.typed import sign
@@ -232,7 +231,7 @@ async def _session(cluster: Running, owner: AsyncExitStack, name: str, spec: Job
     applicant = Applicant(places, key, capabilities_message(_READY, name), _TIMEOUT_MS)
     coordinator = await join(applicant, token)
     with cluster.client() as client:
-        job_id = client.create_job(spec_json(spec), None)
+        job_id = client.submit(spec)
     channel = await owner.enter_async_context(open_channel(coordinator.address, None))
     metadata = (PROTOCOL_ENTRY, (NODE_KEY, key.node_id))
     session = Session(key, Calls(channel, metadata, _TIMEOUT_MS), job_id, spec.pay)

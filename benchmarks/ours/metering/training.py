@@ -17,8 +17,7 @@ from hypergpu.chain.local.anvil import Anvil, AnvilOptions, running_anvil
 from hypergpu.chain.rpc.client import Call, HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.cli.ledger.showing import ledger_of
-from hypergpu.client.calls import Coordinator
-from hypergpu.jobfile import spec_json
+from hypergpu.client import Coordinator, JobEvent
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, Training
 
 VOUCHER_MOST_MS = 10.0
@@ -103,21 +102,25 @@ def outages(folder: Path, count: int) -> tuple[Outage, ...]:
     return tuple(Outage(away, (before, after)) for before, away, after in neighbours)
 
 
+def _round_ends_ms(client: Coordinator, job_id: str) -> Iterator[int]:
+    for update in client.watch(job_id):
+        kind = update.kind if isinstance(update, JobEvent) else ""
+        if kind == "JobPaused":
+            raise BenchmarkError(f"the job was paused: {client.job(job_id).job.reason}")
+        if isinstance(update, JobEvent) and kind == "RoundRecorded":
+            yield update.at_ms
+
+
 def _spells(cluster: Running, anvil: Anvil, count: int) -> Iterator[Spell]:
     """Train through so many of them; the chain goes and comes between them."""
     rounds = count * _SPELL_ROUNDS
     process = psutil.Process(cluster.coordinator.pid)
     with cluster.client() as client:
-        job_id = client.create_job(spec_json(_spec(rounds)), None)
+        job_id = client.submit(_spec(rounds))
         ends_ms: list[int] = []
         begun_cpu_s = 0.0
-        for message in client.watch(job_id, 0):
-            kind = message.event.kind if message.HasField("event") else ""
-            if kind == "JobPaused":
-                raise BenchmarkError(f"the job was paused: {client.job(job_id).job.reason}")
-            if kind != "RoundRecorded":
-                continue
-            ends_ms.append(message.event.at_ms)
+        for at_ms in _round_ends_ms(client, job_id):
+            ends_ms.append(at_ms)
             within = len(ends_ms) % _SPELL_ROUNDS
             if within == _SETTLING_ROUNDS:
                 begun_cpu_s = _cpu_s(process)

@@ -17,7 +17,7 @@ from hypergpu.terminal.options import (
 )
 
 if TYPE_CHECKING:
-    from hypergpu.client.calls import Coordinator
+    from hypergpu.client import Coordinator
 
 _ChainOfJob = Annotated[
     str, typer.Option("--chain-url", help="RPC of the chain; else what the coordinator uses.")
@@ -30,9 +30,7 @@ Decimals = Annotated[
 
 
 def _found(coordinator: "Coordinator", job: str | None) -> str:
-    from hypergpu.client.selection import job_named
-
-    return job_named(coordinator.jobs(), job)
+    return coordinator.find_job(job)
 
 
 @app.command()
@@ -50,10 +48,10 @@ def show(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Show what a job owes each node, and how far its pay is: promised, recorded, paid, final."""
     from hypergpu.cli.ledger.showing import Listed, ledger_of, say_ledger
-    from hypergpu.client.calls import connect
+    from hypergpu.client import connect
     from hypergpu.terminal.output import say_json
 
-    with connect(address, token_file) as coordinator:
+    with connect(address, token_file=token_file) as coordinator:
         view = ledger_of(coordinator, _found(coordinator, job), chain_url)
     if as_json:
         say_json(view)
@@ -78,7 +76,7 @@ def verify(
     from hypergpu.cli.ledger.proof.files import verified_file
     from hypergpu.cli.ledger.showing import verification_of
     from hypergpu.cli.ledger.verifying import verdict_lines
-    from hypergpu.client.calls import connect
+    from hypergpu.client import connect
     from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.terminal.output import say, say_json
     from hypergpu.units import several
@@ -88,7 +86,7 @@ def verify(
             raise typer.BadParameter("a file names its job itself")
         found = verified_file(file, chain_url)
     else:
-        with connect(address, token_file) as coordinator:
+        with connect(address, token_file=token_file) as coordinator:
             found = verification_of(coordinator, _found(coordinator, job), chain_url)
     if as_json:
         say_json(found)

@@ -25,13 +25,12 @@ def export(
 ) -> None:
     """Write all receipts of a job into a file, by which anybody verifies it without you."""
     from hypergpu.cli.ledger.proof.files import exported
-    from hypergpu.client.calls import connect
-    from hypergpu.client.selection import job_named
+    from hypergpu.client import connect
     from hypergpu.terminal.output import say, say_json
     from hypergpu.units import several
 
-    with connect(address, token_file) as coordinator:
-        job_id = job_named(coordinator.jobs(), job)
+    with connect(address, token_file=token_file) as coordinator:
+        job_id = coordinator.find_job(job)
         made = exported(coordinator, job_id, file, chain_url)
     if as_json:
         say_json(made)

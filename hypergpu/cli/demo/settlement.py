@@ -13,7 +13,7 @@ from hypergpu.cli.demo.stakes import said_of_stakes
 from hypergpu.cli.ledger.account import LedgerView, paid_in_all
 from hypergpu.cli.ledger.showing import Listed, ledger_of, say_ledger, verification_of
 from hypergpu.cli.ledger.verifying import verdict_lines
-from hypergpu.client.calls import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.cluster.coordinator import SettlingBy
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.sites import Sites

@@ -3,7 +3,7 @@
 from hypergpu.chain.profiles import NONE
 from hypergpu.chain.profiles.named import NAMED_BY, asked_chain_id, named_chain, profile_of
 from hypergpu.cli.ledger.account import ledger_view
-from hypergpu.client.calls import connect
+from hypergpu.client import connect
 from hypergpu.client.settings import chain_meant, resolved
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ledger.typed import Domain

@@ -27,7 +27,7 @@ from hypergpu.cli.ledger.verifying import (
     received,
     verified,
 )
-from hypergpu.client.calls import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ledger.receipt import SignedReceipt
 from hypergpu.terminal.output import note, say, say_whole_table

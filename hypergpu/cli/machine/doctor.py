@@ -156,7 +156,7 @@ def _congestion_checks(settings: dict[str, Setting], *, serves: bool) -> Iterato
 
 
 def _coordinator_check() -> Check:
-    from hypergpu.client.calls import connect
+    from hypergpu.client import connect
 
     try:
         with connect() as coordinator:

@@ -84,7 +84,7 @@ def check_token(token: Token, *, is_new: bool) -> None:
     Raises:
         HyperGPUError: The token opens nothing, or another coordinator answers.
     """
-    from hypergpu.client.calls import Coordinator
+    from hypergpu.client import Coordinator
     from hypergpu.client.connection import Target, listening
 
     try:

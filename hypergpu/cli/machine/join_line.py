@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from hypergpu.client.calls import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.errors import HyperGPUError
 from hypergpu.files import write_durably
 from hypergpu.wire.token import Role, Token, parse_token, token_text
@@ -51,6 +51,6 @@ def _kept(path: Path) -> Token | None:
 
 def _left_s(coordinator: Coordinator, kept: Token) -> int:
     for each in coordinator.tokens():
-        if each.token_id == kept.id and not each.is_revoked:
-            return each.expires_in_s
+        if each.id == kept.id and not each.is_revoked:
+            return TTL_S if each.expires_in_s is None else each.expires_in_s
     return 0

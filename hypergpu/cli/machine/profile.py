@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from hypergpu.client.calls import Coordinator
-from hypergpu.client.connection import Target
+from hypergpu.client import Coordinator, Target
 from hypergpu.client.settings import profile
 from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 from hypergpu.wire.token import parse_token

@@ -17,7 +17,7 @@ from hypergpu.chain.rpc.client import Call, HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.cli.demo.settlement import settled
 from hypergpu.cli.ledger.showing import ledger_of, verification_of
-from hypergpu.client.calls import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.cluster.coordinator import Ready, operator
 from hypergpu.wire.ports import free_ports
 from tests.integration.cli.conftest import PROGRAM, ended, home, start

@@ -7,6 +7,7 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
+from hypergpu.cli import schemas
 from hypergpu.cli.compare.comparison import Comparison
 from hypergpu.cli.deployment.deploying import Deployed
 from hypergpu.cli.deployment.ground import KeyView
@@ -21,23 +22,23 @@ from hypergpu.cli.machine.doctor import Diagnosis
 from hypergpu.cli.machine.effective import Settings
 from hypergpu.cli.machine.environment import Environment
 from hypergpu.cli.main import app
-from hypergpu.client import values as views
+from hypergpu.client import values
 from hypergpu.client.settings import known_settings
 from hypergpu.errors import Reason
 from netsim.cli.app import app as netsim
 
 MANUAL = (Path(__file__).parents[3] / "docs/cli.md").read_text("utf-8")
 ANSWERS = (
-    views.Jobs,
-    views.JobDetail,
-    views.Submitted,
-    views.EventLine,
-    views.Exported,
-    views.Nodes,
-    views.NodeDetail,
+    schemas.Jobs,
+    values.JobDetail,
+    schemas.Submitted,
+    values.JobEvent,
+    schemas.Exported,
+    schemas.Nodes,
+    schemas.NodeDetail,
     WalletView,
-    views.Tokens,
-    views.TokenMade,
+    schemas.Tokens,
+    values.TokenMade,
     LedgerView,
     Done,
     Disputed,

@@ -14,7 +14,7 @@ from hypergpu.cli.ledger.asking import nodes_rpc
 from hypergpu.cli.ledger.holding import Held
 from hypergpu.cli.ledger.reading import ledger_at, settled_on
 from hypergpu.cli.ledger.showing import openings
-from hypergpu.client.calls import connect
+from hypergpu.client import connect
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ledger.typed import Domain
 from hypergpu.terminal.output import note

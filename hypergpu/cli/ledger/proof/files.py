@@ -15,7 +15,7 @@ from hypergpu.cli.ledger.verifying import (
     receipt_faults,
     received,
 )
-from hypergpu.client.calls import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.files import SHARED, write_durably
 from hypergpu.ledger.audit.facts import JobFact
