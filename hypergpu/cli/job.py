@@ -1,5 +1,6 @@
 """`hypergpu job`: submit, list, show, watch, pause, resume, stop, set, rm, export."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from hypergpu.terminal.options import Address, AsJson, JobName, NoConfirmation, 
 
 if TYPE_CHECKING:
     from hypergpu.client import Coordinator, JobDetail, JobView
+    from hypergpu.terminal.output import Table
 
 app = group("Submit jobs, watch them and take their models.")
 
@@ -50,13 +52,21 @@ def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFil
     """List all jobs with their phase and the reason for it."""
     from hypergpu.cli.schemas import Jobs
     from hypergpu.client import connect
-    from hypergpu.terminal.output import Column, say_json, say_table
+    from hypergpu.terminal.output import say_json, say_table
 
     with connect(address, token_file=token_file) as coordinator:
         jobs = coordinator.jobs()
     if as_json:
         say_json(Jobs(jobs))
         return
+    empty = "no jobs yet; submit one: hypergpu job submit FILE.toml"
+    say_table(*jobs_table(jobs), empty=empty)
+
+
+def jobs_table(jobs: "Sequence[JobView]") -> "Table":
+    """Columns and rows of `job ls`."""
+    from hypergpu.terminal.output import Column
+
     columns = (
         Column("job", is_required=True),
         Column("id", is_required=True),
@@ -69,8 +79,7 @@ def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFil
         Column("down", is_number=True),
         Column("why", folds=True, is_required=True),
     )
-    empty = "no jobs yet; submit one: hypergpu job submit FILE.toml"
-    say_table(columns, [_job_row(job) for job in jobs], empty=empty)
+    return columns, [_job_row(job) for job in jobs]
 
 
 def _job_row(job: "JobView") -> tuple[str, ...]:
@@ -100,7 +109,7 @@ def show(
 ) -> None:
     """Show one job: figures, settings, and the nodes of the open round."""
     from hypergpu.client import connect
-    from hypergpu.terminal.output import Column, say, say_json, say_table
+    from hypergpu.terminal.output import say, say_json, say_table
 
     with connect(address, token_file=token_file) as coordinator:
         detail = coordinator.job(coordinator.find_job(job))
@@ -110,16 +119,7 @@ def show(
     for line in _job_lines(detail):
         say(line)
     say()
-    columns = (
-        Column("node", is_required=True),
-        Column("id", is_required=True),
-        Column("state", is_required=True),
-        Column("steps", is_number=True),
-        Column("loss", is_number=True),
-        Column("slot", is_number=True),
-        Column("why", folds=True, is_required=True),
-    )
-    say_table(columns, _participant_rows(detail), empty="no round is open")
+    say_table(*participants_table(detail), empty="no round is open")
 
 
 def _job_lines(detail: "JobDetail") -> list[str]:
@@ -140,10 +140,21 @@ def _job_lines(detail: "JobDetail") -> list[str]:
     ]
 
 
-def _participant_rows(detail: "JobDetail") -> list[tuple[str, ...]]:
+def participants_table(detail: "JobDetail") -> "Table":
+    """Columns and rows of the nodes in `job show`."""
     from hypergpu.terminal.figures import name_or_id, score, short_id
+    from hypergpu.terminal.output import Column
 
-    return [
+    columns = (
+        Column("node", is_required=True),
+        Column("id", is_required=True),
+        Column("state", is_required=True),
+        Column("steps", is_number=True),
+        Column("loss", is_number=True),
+        Column("slot", is_number=True),
+        Column("why", folds=True, is_required=True),
+    )
+    rows = [
         (
             name_or_id(each.name, each.node),
             short_id(each.node),
@@ -155,6 +166,7 @@ def _participant_rows(detail: "JobDetail") -> list[tuple[str, ...]]:
         )
         for each in detail.participants
     ]
+    return columns, rows
 
 
 @app.command()

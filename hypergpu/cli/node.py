@@ -1,6 +1,6 @@
 """`hypergpu node`: list, show, drain, revoke, readmit; and the wallet of this machine's node."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,7 @@ from hypergpu.terminal.options import Address, AsJson, TokenFile
 if TYPE_CHECKING:
     from hypergpu.client import NodeView
     from hypergpu.client.values import EstimateView
+    from hypergpu.terminal.output import Table
 
 app = group("See the nodes, let them go, shut them out.")
 _Node = Annotated[str, typer.Argument(help="A node's name, or its id or the beginning of it.")]
@@ -22,13 +23,21 @@ def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFil
     """List the nodes with their state and the reason for it."""
     from hypergpu.cli.schemas import Nodes
     from hypergpu.client import connect
-    from hypergpu.terminal.output import Column, say_json, say_table
+    from hypergpu.terminal.output import say_json, say_table
 
     with connect(address, token_file=token_file) as coordinator:
         nodes = coordinator.nodes()
     if as_json:
         say_json(Nodes(nodes))
         return
+    empty = "no nodes yet; make a join line: hypergpu token create"
+    say_table(*nodes_table(nodes), empty=empty)
+
+
+def nodes_table(nodes: "Sequence[NodeView]") -> "Table":
+    """Columns and rows of `node ls`."""
+    from hypergpu.terminal.output import Column
+
     columns = (
         Column("node", is_required=True),
         Column("id", is_required=True),
@@ -46,8 +55,7 @@ def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFil
         Column("device"),
         Column("why", folds=True, is_required=True),
     )
-    empty = "no nodes yet; make a join line: hypergpu token create"
-    say_table(columns, [_node_row(node) for node in nodes], empty=empty)
+    return columns, [_node_row(node) for node in nodes]
 
 
 def _node_row(node: "NodeView") -> tuple[str, ...]:

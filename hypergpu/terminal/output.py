@@ -15,12 +15,16 @@ import msgspec
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
 
 _GAP = "  "
 _FOLD_LEAST = 18
 """A column that folds is never narrower."""
+
+
+_FOLD_ROOM = 28
+"""No further column is shown where that made a column that folds narrower than this."""
 
 
 class Column(NamedTuple):
@@ -32,6 +36,10 @@ class Column(NamedTuple):
     """Its cells may be broken where a terminal is too narrow: sentences, never names."""
     is_required: bool = False
     """Shown at every width; other columns are left out, the last first, where there is no room."""
+
+
+Table = tuple[Sequence[Column], Sequence[Sequence[str]]]
+"""Columns and rows."""
 
 
 def is_rich(stream: TextIO | None = None) -> bool:
@@ -137,8 +145,12 @@ def table_lines(
     shown = [at for at, column in enumerate(columns) if column.is_required or at == 0]
     if _sum(least, shown) > width:
         return _block_lines(columns, rows, width)
+    roomy = [
+        max(each, min(wide, _FOLD_ROOM)) if column.folds else each
+        for each, wide, column in zip(least, widths, columns, strict=True)
+    ]
     for at in range(len(columns)):
-        if at not in shown and _sum(least, [*shown, at]) <= width:
+        if at not in shown and _sum(roomy, [*shown, at]) <= width:
             shown.append(at)
     shown.sort()
     spare = width - _sum(least, shown)
@@ -204,13 +216,13 @@ def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> lis
     return lines
 
 
-def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> "Table":
+def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> "RichTable":
     """The same rows for a live view."""
     from rich import box
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for at, column in enumerate(columns):
         is_last = at == len(columns) - 1
         table.add_column(
