@@ -65,7 +65,8 @@ def test_a_profile_names_the_coordinator_too(user: Path) -> None:
         assert isinstance(coordinator.jobs(), list)
 
 
-def test_a_stream_that_is_dropped_does_not_hold_up_the_next_call(user: Path) -> None:
+@pytest.mark.usefixtures("user")
+def test_a_stream_that_is_dropped_does_not_hold_up_the_next_call() -> None:
     with connect() as coordinator:
         job = coordinator.submit("job.toml")
         first = next(coordinator.watch(job))
@@ -74,7 +75,8 @@ def test_a_stream_that_is_dropped_does_not_hold_up_the_next_call(user: Path) -> 
         assert coordinator.find_job() == job
 
 
-def test_what_an_operator_does_is_refused_to_a_user(user: Path) -> None:
+@pytest.mark.usefixtures("user")
+def test_what_an_operator_does_is_refused_to_a_user() -> None:
     with connect() as coordinator, pytest.raises(HyperGPUError) as refused:
         coordinator.nodes()
     assert refused.value.reason.name == "ROLE_FORBIDDEN"
