@@ -6,15 +6,8 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.cli import job, node, token
-from hypergpu.cli.commands import (
-    compare,
-    deploy,
-    inspect,
-    ledger,
-    machine,
-    proof,
-)
+from hypergpu.cli import job, machine, node, token
+from hypergpu.cli.commands import deploy, ledger, proof
 from hypergpu.errors import HyperGPUError
 from hypergpu.terminal.commands import Commands
 from hypergpu.terminal.failure import report
@@ -47,10 +40,10 @@ app.command(
         "help_option_names": [],
     }
 )(machine.netsim)
-app.command()(compare.compare)
-app.command()(inspect.doctor)
-app.command()(inspect.env)
-app.add_typer(inspect.config, name="config")
+app.command()(machine.compare)
+app.command()(machine.doctor)
+app.command()(machine.env)
+app.add_typer(machine.config, name="config")
 
 
 def _say_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer calls it

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.cli.machine.checks import OK, WARN
-from hypergpu.cli.machine.congestion import (
+from hypergpu.cli.checks import (
+    OK,
+    WARN,
     control_check,
     downlink_check,
     joined_host,

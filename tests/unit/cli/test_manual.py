@@ -11,6 +11,8 @@ from hypergpu.cli import schemas
 from hypergpu.cli.compare.comparison import Comparison
 from hypergpu.cli.deployment.deploying import Deployed
 from hypergpu.cli.deployment.ground import KeyView
+from hypergpu.cli.doctor import Diagnosis
+from hypergpu.cli.environment import Environment, Settings
 from hypergpu.cli.ledger.account import LedgerView
 from hypergpu.cli.ledger.acts.done import Done
 from hypergpu.cli.ledger.errand import Disputed
@@ -18,9 +20,6 @@ from hypergpu.cli.ledger.proof.bundle import BundleChecked
 from hypergpu.cli.ledger.proof.files import ReceiptsExported
 from hypergpu.cli.ledger.verifying import Verification
 from hypergpu.cli.ledger.wallet import WalletView
-from hypergpu.cli.machine.doctor import Diagnosis
-from hypergpu.cli.machine.effective import Settings
-from hypergpu.cli.machine.environment import Environment
 from hypergpu.cli.main import app
 from hypergpu.client import values
 from hypergpu.client.settings import known_settings

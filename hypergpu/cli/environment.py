@@ -1,4 +1,4 @@
-"""A block to paste into an issue: versions, machine, settings; secrets redacted."""
+"""`env` and `config show`: versions, machine and settings, with secrets redacted."""
 
 import importlib.metadata
 import os
@@ -9,7 +9,8 @@ from collections.abc import Mapping
 import msgspec
 import psutil
 
-from hypergpu.client.settings import known_settings, resolved
+from hypergpu.client.settings import config_file, known_settings, resolved
+from hypergpu.terminal.figures import size
 from hypergpu.workloads.registry import complaints, entries
 
 PACKAGES = (
@@ -97,3 +98,57 @@ def redacted(text: str) -> str:
     """The text without tokens, logins and what stands behind the hosts of web addresses."""
     bare = _LOGIN.sub(f"://{REDACTED}@", _TOKEN.sub(REDACTED, text))
     return _PATH.sub(rf"\1{REDACTED}", bare)
+
+
+def environment_lines(found: Environment) -> list[str]:
+    """The block to paste."""
+    lines = [
+        "```",
+        f"python      {found.python}",
+        f"system      {found.system}",
+        f"processors  {found.processors}, memory {size(found.memory_bytes)}",
+    ]
+    for title, rows in (
+        ("packages", found.packages),
+        ("settings", found.settings),
+        ("variables", found.variables),
+        ("workloads", found.workloads),
+    ):
+        width = max((len(name) for name in rows), default=0)
+        lines += [f"{title}:", *[f"  {name:<{width}}  {value}" for name, value in rows.items()]]
+    lines += [f"complaint: {text}" for text in found.complaints]
+    return [*lines, "```"]
+
+
+class SettingView(msgspec.Struct, frozen=True):
+    """One setting."""
+
+    name: str
+    value: str
+    origin: str
+    """``flag``, ``env``, ``file``, ``up`` or ``default``."""
+
+
+class Settings(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/config/1"):
+    """`config show`."""
+
+    file: str
+    settings: list[SettingView]
+
+
+def effective_settings() -> Settings:
+    """Every setting with its origin.
+
+    Raises:
+        HyperGPUError: FILE_UNUSABLE, the settings file is damaged.
+    """
+    known = known_settings()
+    views = [
+        SettingView(
+            name,
+            REDACTED if known[name].is_secret and found.value else redacted(found.value),
+            found.origin,
+        )
+        for name, found in resolved().items()
+    ]
+    return Settings(str(config_file()), views)

@@ -5,8 +5,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from hypergpu.cli.machine.join_line import JoinLine, standing_join_line
-from hypergpu.cli.machine.profile import living_owner
+from hypergpu.cli.join_line import JoinLine, living_owner, standing_join_line
 from hypergpu.client.settings import Setting, chain_meant, known_settings, write_profile
 from hypergpu.cluster.coordinator import (
     Listen,

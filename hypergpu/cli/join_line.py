@@ -1,16 +1,20 @@
-"""The join line of `up`: the same one at each start for as long as it is good."""
+"""The join line of `up`, the same one at each start for as long as it is good, and whose profile
+commands on this machine use.
+"""
 
 from pathlib import Path
 
 import msgspec
 
-from hypergpu.client import Coordinator
-from hypergpu.errors import HyperGPUError
+from hypergpu.client import Coordinator, Target
+from hypergpu.client.settings import profile
+from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 from hypergpu.files import write_durably
 from hypergpu.wire.token import Role, Token, parse_token, token_text
 
 FILE_NAME = "join.token"
 TTL_S = 24 * 3600
+ANSWER_WITHIN_S = 15.0
 LEAST_S = 3600
 """A line that ends sooner is hardly worth pasting: a new one is made."""
 
@@ -54,3 +58,28 @@ def _left_s(coordinator: Coordinator, kept: Token) -> int:
         if each.id == kept.id and not each.is_revoked:
             return TTL_S if each.expires_in_s is None else each.expires_in_s
     return 0
+
+
+def living_owner(token_file: str) -> str:
+    """The address of another coordinator that the profile names and that answers, else empty.
+
+    Args:
+        token_file: The operator's token of the coordinator that asks.
+    """
+    kept = profile()
+    address, owners = kept.get("address", ""), kept.get("token_file", "")
+    if not address or not owners or Path(owners) == Path(token_file):
+        return ""
+    return address if _is_alive(address, Path(owners)) else ""
+
+
+def _is_alive(address: str, token_file: Path) -> bool:
+    try:
+        token = parse_token(token_file.read_text("utf-8"))
+        with Coordinator(Target(address, token, ANSWER_WITHIN_S)) as owner:
+            owner.jobs()
+    except HyperGPUError as refused:
+        return refused.reason is Reason.NOT_READY
+    except (OSError, UnicodeDecodeError, RemoteFailureError):
+        return False
+    return True

@@ -11,32 +11,33 @@ from pathlib import Path
 
 import msgspec
 
-from hypergpu.cli.machine.checks import (
+from hypergpu.cli.checks import (
     FAIL,
     OK,
     WARN,
     Check,
     clock_check,
+    control_check,
     disk_check,
+    downlink_check,
     folder_check,
+    joined_host,
     port_check,
     proxy_check,
     torch_checks,
-)
-from hypergpu.cli.machine.congestion import (
-    control_check,
-    downlink_check,
-    joined_host,
     uplink_check,
     way_of,
 )
-from hypergpu.cli.machine.probe import TorchFound
+from hypergpu.cli.probe import TorchFound
 from hypergpu.client.settings import Setting, resolved
 from hypergpu.cluster.processes import program
 from hypergpu.errors import HyperGPUError
+from hypergpu.terminal.output import is_rich
 from hypergpu.units import several
 from hypergpu.wire.congestion import controls
 
+_COLOURS = {OK: "32", WARN: "33", FAIL: "31"}
+_NAME_WIDTH = 12
 PROBE_TIMEOUT_S = 180
 PORTS = (7700, 7701)
 PYTHON_LEAST = (3, 11)
@@ -83,7 +84,7 @@ def torch_found() -> TorchFound:
     """Run the probe in a process that may die."""
     try:
         ended = subprocess.run(
-            program("hypergpu.cli.machine.probe"),
+            program("hypergpu.cli.probe"),
             capture_output=True,
             timeout=PROBE_TIMEOUT_S,
             check=False,
@@ -164,3 +165,12 @@ def _coordinator_check() -> Check:
             return Check("coordinator", OK, f"{coordinator.address} answers, {jobs}")
     except HyperGPUError as refused:
         return Check("coordinator", WARN, refused.detail, refused.fix)
+
+
+def verdict_line(check: Check) -> str:
+    """A check with its fix, on one line."""
+    mark = f"{check.verdict:<4}"
+    if is_rich():
+        mark = f"\x1b[{_COLOURS[check.verdict]}m{mark}\x1b[0m"
+    fix = f". Fix: {check.fix}" if check.fix else ""
+    return f"{mark}  {check.name:<{_NAME_WIDTH}}{check.what}{fix}"
