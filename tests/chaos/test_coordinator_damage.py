@@ -111,7 +111,14 @@ def resumed(cluster: Cluster, job_id: str) -> JobView:
     return job
 
 
-@pytest.mark.parametrize("damage", [flip, truncate, remove])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        remove,
+        pytest.param(flip, marks=pytest.mark.full),
+        pytest.param(truncate, marks=pytest.mark.full),
+    ],
+)
 @pytest.mark.parametrize("which", ["blob", "outer_state", "delta"])
 def test_a_damaged_current_model_is_made_again_bit_for_bit(
     which: str, damage: Callable[[Path], None], cluster: Cluster, undamaged: Undamaged

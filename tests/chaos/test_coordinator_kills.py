@@ -16,7 +16,7 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.spec import Data, Evaluation, JobSpec, Pay, Training
 from tests.processes import Cluster, Happening, accepted_updates, failpoint_names
 
-KILLS = int(os.environ.get("CHAOS_KILLS", "50"))
+KILLS = int(os.environ.get("CHAOS_KILLS", "10"))
 KILLS_A_JOB = 10
 ROUNDS = 60
 ROUNDS_A_KILL = ROUNDS // (KILLS_A_JOB + 1)
@@ -120,6 +120,7 @@ def death_at(cluster: Cluster, failpoint: str) -> int:
     return child.wait(timeout=240)
 
 
+@pytest.mark.full
 def test_a_kill_at_every_failpoint_of_training_changes_nothing(
     cluster: Cluster, unkilled: Unkilled
 ) -> None:

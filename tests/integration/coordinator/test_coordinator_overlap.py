@@ -52,6 +52,7 @@ def alone_in_round(cluster: Cluster, job_id: str, number: int) -> None:
     cluster.wait_for(job_id, is_first)
 
 
+@pytest.mark.full
 def test_rounds_that_overlap_come_to_another_model(
     cluster: Cluster, undisturbed: str | None
 ) -> None:
