@@ -18,6 +18,7 @@ PROGRAMS = {
 # Root writes into any folder, unless it gives up this.
 OBEYING = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
 IS_ROOT = os.geteuid() == 0
+CAN_MOUNT = IS_ROOT and subprocess.run(["unshare", "--mount", "true"], check=False).returncode == 0
 
 
 @pytest.fixture(params=list(PROGRAMS.values()), ids=list(PROGRAMS))
@@ -53,8 +54,8 @@ def obeying(command: list[str]) -> list[str]:
 
 
 def on_small_disk(command: list[str], folder: Path, kib: int) -> list[str]:
-    """The command, with ``folder`` a disk of this size; else, without root, files of that size."""
-    if not IS_ROOT:
+    """The command, with ``folder`` a disk of this size, or else with files of at most that size."""
+    if not CAN_MOUNT:
         return ["prlimit", f"--fsize={kib * 1024}", *command]
     folder.mkdir()
     script = f'mount -t tmpfs -o size={kib}k none "$0" && exec "$@"'
@@ -78,7 +79,7 @@ def test_data_folder_of_others_is_named(tmp_path: Path) -> None:
 def test_full_disk_is_named(program: list[str], kib: int, tmp_path: Path) -> None:
     """The journal does not fit on the small disk; on the larger one, what comes after it."""
     disk = tmp_path / "disk"
-    limit = kib if IS_ROOT else 16
+    limit = kib if CAN_MOUNT else 16
     command = on_small_disk([*program, "--data-dir", str(disk / "data")], disk, limit)
     assert_one_sentence(run_to_end(command, tmp_path), Reason.DISK_FULL, "free disk space")
 
