@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import benchmarks
-from benchmarks.table import Table, merge_rows, print_table, rows_of, write_rows
-from benchmarks.table.parts import Parts, run_parts
+from benchmarks.table import ResultTable, merge_rows, print_table, rows_of, write_rows
+from benchmarks.table.parts import BenchmarkParts, run_parts
 from coordinator.shell.logs import configure_logs
 
 RESULTS = Path(__file__).parent / "results"
@@ -43,7 +43,7 @@ def run_one(name: str, part: str, *, is_quick: bool, console: Console) -> None:
     with Progress(*_COLUMNS, console=Console(stderr=True), transient=True) as progress:
         progress.add_task(f"{name}/{part}" if part else name)
 
-        def show(table: Table) -> None:
+        def show(table: ResultTable) -> None:
             if not part:
                 print_table(table, progress.console)
             if not is_quick:
@@ -58,14 +58,14 @@ def run_one(name: str, part: str, *, is_quick: bool, console: Console) -> None:
         record(name, table, is_whole=not table.is_partial)
 
 
-def record(name: str, table: Table, *, is_whole: bool) -> None:
+def record(name: str, table: ResultTable, *, is_whole: bool) -> None:
     """Write a table's figures; those of a whole run replace all earlier ones."""
     day = datetime.now(UTC).date().isoformat()
     rows = rows_of(table.metrics, f"make bench ONLY={name}", day)
     (write_rows if is_whole else merge_rows)(rows, RESULTS / f"{name}.json")
 
 
-def parts_of(module: ModuleType, *, is_quick: bool) -> Parts | None:
+def parts_of(module: ModuleType, *, is_quick: bool) -> BenchmarkParts | None:
     """Return the parts of a benchmark; None when it has none."""
     parts = getattr(module, "parts", None)
     return None if parts is None else parts(is_quick)

@@ -10,7 +10,7 @@ import rich.table
 from rich.console import Console
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True):
+class ResultTable(msgspec.Struct, frozen=True, kw_only=True):
     """One benchmark's outcome. Rows hold text, formatted as a person wants to read it."""
 
     title: str
@@ -24,7 +24,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a part of it brought no figures."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     """One measured figure, as ``benchmarks/results`` keeps it."""
 
     key: str
@@ -35,7 +35,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     command: str
 
 
-def print_table(table: Table, console: Console) -> None:
+def print_table(table: ResultTable, console: Console) -> None:
     """Print a table with rules on a terminal, and as plain aligned columns elsewhere."""
     box = rich.box.ROUNDED if console.is_terminal else None
     drawn = rich.table.Table(title=table.title, title_justify="left", box=box, pad_edge=False)
@@ -48,27 +48,27 @@ def print_table(table: Table, console: Console) -> None:
         console.print(note, style="dim", highlight=False)
 
 
-def rows_of(metrics: Mapping[str, float], command: str, date: str) -> list[Row]:
+def rows_of(metrics: Mapping[str, float], command: str, date: str) -> list[ResultRow]:
     """Return the rows of metrics that this machine measured."""
     here = machine()
     return [
-        Row(key=key, value=value, date=date, machine=here, command=command)
+        ResultRow(key=key, value=value, date=date, machine=here, command=command)
         for key, value in metrics.items()
     ]
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[ResultRow]:
     """Return the rows of a results file; none where there is no file."""
-    return msgspec.json.decode(path.read_bytes(), type=list[Row]) if path.exists() else []
+    return msgspec.json.decode(path.read_bytes(), type=list[ResultRow]) if path.exists() else []
 
 
-def merge_rows(rows: Sequence[Row], path: Path) -> None:
+def merge_rows(rows: Sequence[ResultRow], path: Path) -> None:
     """Write rows beside those that the file has of other keys."""
     merged = {row.key: row for row in (*read_rows(path), *rows)}
     write_rows(list(merged.values()), path)
 
 
-def write_rows(rows: Sequence[Row], path: Path) -> None:
+def write_rows(rows: Sequence[ResultRow], path: Path) -> None:
     """Replace a results file: indented JSON with a final newline."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=2) + b"\n")

@@ -10,7 +10,7 @@ from hypergpu.cli.probe import DeviceFound, TorchFound
 from hypergpu.errors import HyperGPUError
 from hypergpu.terminal.figures import size
 from hypergpu.wire.authority import split_address
-from hypergpu.wire.congestion import BBR, FOR_ALL, WITHOUT, Controls, Way, way_to
+from hypergpu.wire.congestion import BBR, FOR_ALL, WITHOUT, Controls, RouteSettings, way_to
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 
@@ -173,7 +173,7 @@ def joined_host(state_dir: Path) -> str:
         return ""
 
 
-def way_of(host: str) -> Way | None:
+def way_of(host: str) -> RouteSettings | None:
     """How packets get to a host; None when it cannot be told. Blocks."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -197,7 +197,7 @@ def control_check(found: Controls) -> Check:
     return Check(name, WARN, what, f"for all connections: {found.after_loading(FOR_ALL)}")
 
 
-def uplink_check(host: str, way: Way | None, found: Controls) -> Check:
+def uplink_check(host: str, way: RouteSettings | None, found: Controls) -> Check:
     """Of a node's updates: this machine is their sender."""
     name = "uplink"
     if way is None:

@@ -34,13 +34,13 @@ def create(
 ) -> None:
     """Make a token; it is shown once."""
     from hypergpu.client import connect
-    from hypergpu.jobfile.values import Wrong, duration_ms
+    from hypergpu.jobfile.values import InvalidValue, duration_ms
     from hypergpu.terminal.failure import usage_error
     from hypergpu.terminal.output import note, say, say_json
     from hypergpu.wire.token import Role
 
     ttl_ms = duration_ms(ttl)
-    if isinstance(ttl_ms, Wrong):
+    if isinstance(ttl_ms, InvalidValue):
         raise usage_error(f"--ttl: {ttl_ms.what}", ttl_ms.fix)
     with connect(token_file=token_file) as coordinator:
         made = coordinator.create_token(

@@ -21,7 +21,7 @@ from hypergpu.digest import RunningDigest, digest_of, running_digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.files import SHARED, write_durably
 from hypergpu.ids import Digest
-from hypergpu.tensors.layout import Kind, TensorSpec
+from hypergpu.tensors.layout import TensorKind, TensorSpec
 from hypergpu.v1 import job_pb2
 
 MODEL_NAME = "model.safetensors"
@@ -30,7 +30,11 @@ JOB_FIELD = "hypergpu.job"
 CARD_FIELD = "hypergpu.card"
 """Digest of the card that was written beside the model."""
 HEADER_BYTES_MAX = 64 << 20
-_ELEMENT = {Kind.PARAMETER: ("F32", 4), Kind.STATISTIC: ("F32", 4), Kind.INTEGER: ("I64", 8)}
+_ELEMENT = {
+    TensorKind.PARAMETER: ("F32", 4),
+    TensorKind.STATISTIC: ("F32", 4),
+    TensorKind.INTEGER: ("I64", 8),
+}
 
 
 class ExportedModel(msgspec.Struct, frozen=True):
@@ -189,7 +193,7 @@ def _write_safetensors(header: ModelHeader, blob: Path, target: Path, job_id: st
     Integers go first, so that every tensor is aligned to its elements.
     """
     integers_at = sum(
-        _bytes(each) for each in header.layout.tensors if each.kind is not Kind.INTEGER
+        _bytes(each) for each in header.layout.tensors if each.kind is not TensorKind.INTEGER
     )
     encoded = _header(header, job_id)
     fresh = target.with_name(f".{target.name}.tmp")
@@ -227,7 +231,7 @@ def _header(header: ModelHeader, job_id: str) -> bytes:
     }
     entries: dict[str, object] = {"__metadata__": noted}
     at = 0
-    in_file = sorted(header.layout.tensors, key=lambda each: each.kind is not Kind.INTEGER)
+    in_file = sorted(header.layout.tensors, key=lambda each: each.kind is not TensorKind.INTEGER)
     for tensor in in_file:
         end = at + _bytes(tensor)
         entries[tensor.name] = {

@@ -102,7 +102,7 @@ class Runs:
         except (RemoteFailureError, HyperGPUError) as failed:
             sys.stderr.write("failed\n")
             raise BenchmarkError(f"{name}: {failed}") from failed
-        sys.stderr.write(f"{_told(report)}\n")
+        sys.stderr.write(f"{_summary(report)}\n")
         if backend == "tunnel" and not report.verdict.is_valid:
             self.invalid.append(name)
             raise LateError(f"{name}: {report.verdict.sentence}")
@@ -152,7 +152,7 @@ def product_digest() -> Digest:
     return digest_of("\n".join(listing).encode())
 
 
-def _told(report: Report) -> str:
+def _summary(report: Report) -> str:
     seconds = report.rounds[-1].ended_ms / 1000 if report.rounds else 0.0
     doubt = "" if report.verdict.is_valid else " (INVALID)"
     there = report.to_target

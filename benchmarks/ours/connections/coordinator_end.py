@@ -9,7 +9,7 @@ from pathlib import Path
 from hypergpu.cluster.coordinator import Listen, coordinator_command, operator, wait_until_ready
 from hypergpu.cluster.leash import leashed
 from hypergpu.cluster.processes import kill_group, start
-from hypergpu.jobfile.spec import Codec, Evaluation, Inner, JobSpec, Outer, Training
+from hypergpu.jobfile.spec import CodecChoice, Evaluation, Inner, JobSpec, Outer, Training
 from hypergpu.wire.token import Role
 
 PARAMETERS = 1 << 20
@@ -23,7 +23,7 @@ SPEC = JobSpec(
     training=Training(rounds=ROUNDS, inner_steps=1, nodes=1),
     inner=Inner(),
     outer=Outer(learning_rate=1.0, momentum=0.0),
-    codec=Codec(up="fp32", down="fp32"),
+    codec=CodecChoice(up="fp32", down="fp32"),
     evaluation=Evaluation(every=ROUNDS),
 )
 

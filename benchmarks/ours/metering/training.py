@@ -10,9 +10,9 @@ from typing import NamedTuple
 import psutil
 
 from benchmarks.ours.cluster import BenchmarkError, Running, running
-from benchmarks.ours.estimates import Estimate, median_of
+from benchmarks.ours.estimates import IntervalEstimate, median_of
 from benchmarks.ours.metering.acknowledgement import AGAIN, Acknowledged, acknowledged, p99
-from benchmarks.table.parts import Figures
+from benchmarks.table.parts import PartFigures
 from hypergpu.chain.local.anvil import Anvil, AnvilOptions, running_anvil
 from hypergpu.chain.rpc.client import Call, HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
@@ -67,7 +67,7 @@ class Outage(NamedTuple):
         return self.away.cpu_s / statistics.mean(each.cpu_s for each in self.there) - 1
 
 
-def training_figures(folder: Path, effort: Effort) -> Figures:
+def training_figures(folder: Path, effort: Effort) -> PartFigures:
     """Measure both.
 
     Raises:
@@ -175,14 +175,14 @@ def _spec(rounds: int) -> JobSpec:
     )
 
 
-def _figures(effort: Effort, acks: Acknowledged, found: Sequence[Outage]) -> Figures:
+def _figures(effort: Effort, acks: Acknowledged, found: Sequence[Outage]) -> PartFigures:
     voucher = acks.added_p99_ms()
     slowdown = median_of([outage.slowdown for outage in found])
     cpu = median_of([outage.more_cpu for outage in found])
     round_ms = 1_000 * statistics.median(
         spell.round_s for outage in found for spell in outage.there
     )
-    return Figures(
+    return PartFigures(
         rows=[
             ["voucher_p99_ms", f"{_ms(voucher)} (at most 10){voucher.verdict(VOUCHER_MOST_MS)}"],
             [
@@ -213,9 +213,9 @@ def _figures(effort: Effort, acks: Acknowledged, found: Sequence[Outage]) -> Fig
     )
 
 
-def _ms(found: Estimate) -> str:
+def _ms(found: IntervalEstimate) -> str:
     return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 
-def _part(found: Estimate) -> str:
+def _part(found: IntervalEstimate) -> str:
     return f"{found.value:+.1%} [{found.low:+.1%}, {found.high:+.1%}]"

@@ -11,7 +11,7 @@ from hypergpu.cluster.processes import kill_group
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile import with_strategy
-from hypergpu.jobfile.spec import STRATEGIES, Codec, Evaluation, JobSpec, Training
+from hypergpu.jobfile.spec import STRATEGIES, CodecChoice, Evaluation, JobSpec, Training
 from tests.processes import ENVIRONMENT, Cluster, Happening
 
 QUICK = JobSpec(
@@ -104,7 +104,7 @@ def test_every_codec_trains(cluster: Cluster) -> None:
         JobSpec(
             workload="digits-softmax",
             training=Training(rounds=3, inner_steps=5, nodes=2),
-            codec=Codec(up, down),
+            codec=CodecChoice(up, down),
         )
         for up, down in (("fp32", "fp32"), ("bf16", "int8"), ("int8", "bf16"))
     ]

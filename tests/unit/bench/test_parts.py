@@ -4,30 +4,30 @@ import pytest
 
 from benchmarks.__main__ import choose
 from benchmarks.ours.cluster import BenchmarkError
-from benchmarks.table import Table
-from benchmarks.table.parts import Figures, Parts, run_parts
+from benchmarks.table import ResultTable
+from benchmarks.table.parts import BenchmarkParts, PartFigures, run_parts
 
 
-def broken() -> Figures:
+def break_off() -> PartFigures:
     raise BenchmarkError("it was late")
 
 
-def whole(**parts: Figures) -> Parts:
+def whole(**parts: PartFigures) -> BenchmarkParts:
     measures = {name: (lambda part=part: part) for name, part in parts.items()}
-    return Parts(
+    return BenchmarkParts(
         title="both",
         columns=("", "value"),
-        parts={**measures, "broken": broken},
+        parts={**measures, "broken": break_off},
         notes=lambda: ["two cores"],
     )
 
 
-ONE = Figures(rows=[("a", "1")], metrics={"a": 1.0}, notes=["of a"])
-TWO = Figures(rows=[("b", "2")], metrics={"b": 2.0})
+ONE = PartFigures(rows=[("a", "1")], metrics={"a": 1.0}, notes=["of a"])
+TWO = PartFigures(rows=[("b", "2")], metrics={"b": 2.0})
 
 
 def test_each_part_is_shown_as_it_ends_and_one_that_breaks_takes_no_other_with_it() -> None:
-    shown: list[Table] = []
+    shown: list[ResultTable] = []
     table = run_parts(whole(one=ONE, two=TWO), ["one", "broken", "two"], shown.append)
     assert [each.title for each in shown] == ["both: one", "both: broken", "both: two"]
     assert shown[0].rows == [("a", "1")]
@@ -42,7 +42,7 @@ def test_a_part_alone_leaves_the_others_out() -> None:
 
 
 def test_only_a_run_of_all_parts_is_whole() -> None:
-    every = Parts(
+    every = BenchmarkParts(
         title="both", columns=("", "value"), parts={"one": lambda: ONE, "two": lambda: TWO}
     )
     assert not run_parts(every, ["one", "two"], lambda _: None).is_partial

@@ -5,7 +5,7 @@ import msgspec
 from rich.console import Console
 
 from benchmarks.table import (
-    Table,
+    ResultTable,
     machine,
     merge_rows,
     print_table,
@@ -14,7 +14,7 @@ from benchmarks.table import (
     write_rows,
 )
 
-TABLE = Table(
+TABLE = ResultTable(
     title="seconds per round",
     columns=("system", "1M", "25M"),
     rows=(("ours", "0.031", "0.9"), ("the floor", "0.012", "0.48")),
@@ -23,14 +23,14 @@ TABLE = Table(
 )
 
 
-def printed(table: Table) -> str:
+def printed_text(table: ResultTable) -> str:
     out = io.StringIO()
     print_table(table, Console(file=out, width=100))
     return out.getvalue()
 
 
 def test_a_piped_table_is_plain_and_aligned() -> None:
-    assert [line.rstrip() for line in printed(TABLE).splitlines()] == [
+    assert [line.rstrip() for line in printed_text(TABLE).splitlines()] == [
         "seconds per round",
         "system        1M   25M",
         "ours       0.031   0.9",

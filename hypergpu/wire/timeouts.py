@@ -13,7 +13,7 @@ def transfer_timeout_s(size_bytes: int, timeout_ms: Milliseconds, *, connections
     return size_bytes * connections / SLOWEST_BYTES_PER_S + timeout_ms / 1000
 
 
-class Patience:
+class StallTimeout:
     """How long one stream may bring nothing. A piece counts only once all of it is there.
 
     The first one may take as long as over the slowest line. From then on it is known how long
@@ -27,7 +27,7 @@ class Patience:
         self._connections = connections
         self._slowest_s: float | None = None
 
-    def came(self, took_s: float) -> None:
+    def note_piece(self, took_s: float) -> None:
         """A piece came, so long after the one before it."""
         self._slowest_s = max(self._slowest_s or 0.0, took_s)
 
