@@ -14,12 +14,14 @@ PROTOS = $(wildcard proto/hypergpu/v1/*.proto)
 SERVICES = $(shell grep -l '^service ' $(PROTOS))
 PROTOC = PATH="$(CURDIR)/.venv-proto/bin:$$PATH" .venv-proto/bin/python -m grpc_tools.protoc -I proto
 STUBS := build/stubs
+# A file's tests stay together and in order; the slow ones come first.
+TESTS = $(BIN)/python .ci/with_postgres.py $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # The program itself, not its wrapper in Node.
 FORGE = "$$(ls ../node_modules/@foundry-rs/forge-*/bin/forge | head -1)"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check sim bench chaos proto fmt lock lint types layers schemas drift tree
+.PHONY: help setup demo test test-gpu wheel full check sim bench chaos proto fmt lock lint types layers schemas drift tree
 .PHONY: static contracts contracts-audit contracts-drift contracts-gas contracts-test
 
 help: ## List the targets.
@@ -30,9 +32,21 @@ setup: .venv/.installed ## Make .venv with everything pinned (about a minute the
 demo: setup node_modules/.installed ## Train digits on five nodes over five home lines, kill one half-way [SHORT=1] [NET=tunnel] [METERING=each].
 	@$(BIN)/hypergpu demo $(if $(SHORT),--short) $(if $(NET),--net $(NET)) $(if $(METERING),--metering $(METERING))
 
-# A file's tests stay together and in order; the slow ones come first.
-test: setup node_modules/.installed ## Run every test, with PostgreSQL where one listens or can be started [ARGS=...] [WORKERS=2].
-	@$(BIN)/python .ci/with_postgres.py $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+test: setup node_modules/.installed ## Run every test but the long ones, with PostgreSQL where one listens or can be started [ARGS=...] [WORKERS=2].
+	@$(TESTS) $(ARGS)
+
+test-gpu: setup ## Run the tests that need a GPU: the worker on CUDA [ARGS=...].
+	@$(BIN)/pytest tests/gpu $(ARGS)
+
+wheel: setup node_modules/.installed ## Build the wheel and use it in fresh environments, outside of this folder [ARGS=...].
+	@$(BIN)/pytest -n $(WORKERS) tests/wheel $(ARGS)
+
+# Before an issue is closed, on a clean clone. All mutants take ten minutes of a core, as does a million calls.
+full: check wheel ## Run all there is: long tests, all mutants, 200 kills, both demos [ARGS=...] [WORKERS=2].
+	@CHAOS_KILLS=$(CHAOS_KILLS) CHAOS_NODE_KILLS=50 $(TESTS) -m "" $(ARGS)
+	@$(MAKE) contracts-test PART=1 CALLS=1000000
+	@$(MAKE) demo
+	@$(MAKE) demo SHORT=1 NET=tunnel
 
 check: static tree ## Everything but the tests (with -k: all that is wrong; with -j2: two at a time).
 
@@ -63,7 +77,7 @@ bench: setup node_modules/.installed ## Print the tables behind the README's fig
 	@$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick)
 
 chaos: setup node_modules/.installed ## Kill real processes at random instants [CHAOS_KILLS=200].
-	@CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/python .ci/with_postgres.py $(BIN)/pytest tests/chaos
+	@CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/python .ci/with_postgres.py $(BIN)/pytest -m "" tests/chaos
 
 proto: .venv-proto/.installed ## Generate hypergpu/v1 from the schemas.
 	@$(PROTOC) --python_out=. --mypy_out=quiet:. $(PROTOS)
@@ -86,7 +100,6 @@ contracts-audit: .venv-slither/.installed node_modules/.installed
 contracts-gas: setup node_modules/.installed ## Measure what the contracts' transactions cost, into contracts/snapshots.
 	@cd contracts && $(FORGE) test --offline --isolate --match-contract GasTest --gas-snapshot-check=false
 
-# All mutants take ten minutes of a core, as does a million calls: make contracts-test PART=1 CALLS=1000000
 contracts-test: contracts-drift contracts-audit ## Test the contracts: forge, gas, slither, one of ten mutants [CALLS=20000] [PART=10].
 	@cd contracts && FOUNDRY_INVARIANT_RUNS=$$(( $(CALLS) / 100 )) $(FORGE) test --offline --no-match-contract GasTest
 	@cd contracts && $(FORGE) test --offline --isolate --match-contract GasTest --gas-snapshot-check=true

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 UV_LOCK = Path(__file__).parents[1] / "locks" / "uv.txt"
-PIP_OPTIONS = ["install", "-qq", "--disable-pip-version-check", "--no-deps"]
+PIP_OPTIONS = ["install", "-qq", "--disable-pip-version-check"]
+ALONE = "--no-deps"
 # pip's setting, uv's variable, and what uv puts between several values.
 SETTINGS = (
     ("index-url", "UV_DEFAULT_INDEX", ""),
@@ -28,29 +29,34 @@ SETTINGS = (
 
 
 def main() -> int:
-    """Install each lock, then the project where ``--editable`` is given; returns 0 or exits."""
+    """Install locks without what they depend on, the project, and packages with that; returns 0."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("environment", type=Path, help="its folder")
     parser.add_argument("locks", type=Path, nargs="*")
     parser.add_argument("--editable", type=Path, metavar="PROJECT")
+    parser.add_argument("--package", metavar="REQUIREMENT", help="with all that it depends on")
+    parser.add_argument("--constraint", type=Path, metavar="LOCK", help="versions of the package")
     options = parser.parse_args()
     python = options.environment / "bin" / "python"
-    arguments = [word for lock in options.locks for word in ("-r", str(lock))]
-    install(python, arguments)
+    for lock in options.locks:
+        install(python, [ALONE, "-r", str(lock)])
     if options.editable:
-        install(python, ["--no-build-isolation", "-e", str(options.editable)])
+        install(python, [ALONE, "--no-build-isolation", "-e", str(options.editable)])
+    if options.package:
+        bounds = ["-c", str(options.constraint)] if options.constraint else []
+        install(python, [*bounds, options.package])
     return 0
 
 
 def install(python: Path, arguments: list[str]) -> None:
-    """Install into the environment of ``python``; no dependency is added.
+    """Install into the environment of ``python`` what the arguments of pip and uv say.
 
     Raises:
         SystemExit: pip failed too.
     """
     uv = bootstrapped_uv()
     if uv is not None:
-        command = [uv, "pip", "install", "-q", "--no-deps", "--python", str(python), *arguments]
+        command = [uv, "pip", "install", "-q", "--python", str(python), *arguments]
         if not subprocess.run(command, check=False, env=uv_environment()).returncode:
             return
         print("uv could not install the packages: pip is tried", file=sys.stderr)
@@ -61,7 +67,7 @@ def install(python: Path, arguments: list[str]) -> None:
 
 def bootstrapped_uv() -> str | None:
     """Path of the pinned uv beside this interpreter, installed by pip first; None: it has no uv."""
-    command = [sys.executable, "-m", "pip", *PIP_OPTIONS, "-r", str(UV_LOCK)]
+    command = [sys.executable, "-m", "pip", *PIP_OPTIONS, ALONE, "-r", str(UV_LOCK)]
     has_uv = subprocess.run(command, check=False, capture_output=True).returncode == 0
     uv = Path(sys.executable).with_name("uv")
     return str(uv) if has_uv and uv.exists() else None

@@ -1,6 +1,7 @@
-"""Run benchmarks: print each table and write its metrics to ``benchmarks/results/NAME.json``.
+"""Run benchmarks: print each table and write its figures to ``benchmarks/results/NAME.json``.
 
-Of one in parts each part is shown, and its metrics are written, as it ends.
+A benchmark in parts shows each part, and writes its figures, as soon as it has run. Quick runs
+write nothing: the results hold the figures that documents quote.
 """
 
 import argparse
@@ -8,6 +9,7 @@ import importlib
 import logging
 import pkgutil
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 
@@ -15,8 +17,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import benchmarks
-from benchmarks.table import Record, Table, machine, print_table, write_record
-from benchmarks.table.parts import Parts, measured, merge_record
+from benchmarks.table import ResultTable, merge_rows, print_table, rows_of, write_rows
+from benchmarks.table.parts import BenchmarkParts, run_parts
 from coordinator.shell.logs import configure_logs
 
 RESULTS = Path(__file__).parent / "results"
@@ -31,44 +33,49 @@ def names() -> list[str]:
 
 
 def run_one(name: str, part: str, *, is_quick: bool, console: Console) -> None:
-    """Run one benchmark, or a part of it; print its table and write its record.
+    """Run one benchmark, or a part of it; print its table and write its figures.
 
     Raises:
         KeyError: It has no such part.
     """
     module = importlib.import_module(f"benchmarks.{name}")
-    command = f"make bench ONLY={name}{' QUICK=1' if is_quick else ''}"
-    path = RESULTS / f"{name}.json"
     whole = parts_of(module, is_quick=is_quick)
     with Progress(*_COLUMNS, console=Console(stderr=True), transient=True) as progress:
         progress.add_task(f"{name}/{part}" if part else name)
 
-        def ended(table: Table) -> None:
+        def show(table: ResultTable) -> None:
             if not part:
                 print_table(table, progress.console)
-            if table.metrics:
-                merge_record(Record(machine(), command, table.metrics), path)
+            if not is_quick:
+                record(name, table, is_whole=False)
 
         if whole is None:
             table = module.run(is_quick)
         else:
-            table = measured(whole, [part] if part else list(whole.parts), ended)
+            table = run_parts(whole, [part] if part else list(whole.parts), show)
     print_table(table, console)
-    if not part:
-        write_record(Record(machine(), command, table.metrics), path)
+    if not is_quick:
+        record(name, table, is_whole=not table.is_partial)
 
 
-def parts_of(module: ModuleType, *, is_quick: bool) -> Parts | None:
-    """The parts of a benchmark that has some."""
+def record(name: str, table: ResultTable, *, is_whole: bool) -> None:
+    """Write a table's figures; those of a whole run replace all earlier ones."""
+    day = datetime.now(UTC).date().isoformat()
+    rows = rows_of(table.metrics, f"make bench ONLY={name}", day)
+    (write_rows if is_whole else merge_rows)(rows, RESULTS / f"{name}.json")
+
+
+def parts_of(module: ModuleType, *, is_quick: bool) -> BenchmarkParts | None:
+    """Return the parts of a benchmark; None when it has none."""
     parts = getattr(module, "parts", None)
     return None if parts is None else parts(is_quick)
 
 
-def chosen(only: str, *, is_quick: bool) -> tuple[str, str]:
-    """A benchmark and its part, empty for all of it, out of ``NAME`` or ``NAME/PART``.
+def choose(only: str, *, is_quick: bool) -> tuple[str, str]:
+    """Split ``NAME`` or ``NAME/PART`` into a benchmark and its part, which is empty for all of it.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: There is no such benchmark or part.
     """
     name, _, part = only.partition("/")
     if name not in names():
@@ -89,7 +96,7 @@ def main() -> None:
     options = parser.parse_args()
     configure_logs(logging.WARNING)
     try:
-        wanted = [chosen(options.only, is_quick=options.quick)] if options.only else None
+        wanted = [choose(options.only, is_quick=options.quick)] if options.only else None
     except ValueError as unknown:
         parser.error(str(unknown))
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)

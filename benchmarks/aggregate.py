@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import psutil
 
-from benchmarks.table import Table
+from benchmarks.table import ResultTable
 from coordinator.shell.numerics import FoldRequest, StoredBlob, StoredUpdate, fold
 from coordinator.shell.numerics.arithmetic import WeightedMean
 from coordinator.shell.numerics.fold import SPAN
@@ -31,7 +31,7 @@ UPDATE_COUNTS = (2, 8, 32)
 WEIGHT = np.float32(0.5)
 
 
-def run(is_quick: bool) -> Table:
+def run(is_quick: bool) -> ResultTable:
     """Measure rates and peaks."""
     parameters = 4_000_000 if is_quick else 25_000_000
     rates = fold_rates(parameters, repeats=3 if is_quick else 9)
@@ -45,7 +45,7 @@ def run(is_quick: bool) -> Table:
         [f"peak, {count} updates, MB", f"{peak / 1e6:.1f}", f"{peak / model_bytes:.2f} models"]
         for count, peak in peaks.items()
     ]
-    return Table(
+    return ResultTable(
         title=f"Folding updates of {parameters / 1e6:.0f}M parameters",
         columns=("", "figure", "relative"),
         rows=rows,
@@ -129,12 +129,12 @@ def write_inputs(folder: Path, layout: Layout, scheme: str) -> None:
 def measured_fold(folder: Path, scheme: str, updates: int) -> int:
     """Fold twice, the second time with outer state; gives the growth of this process's peak."""
     layout = msgspec.json.decode((folder / "layout").read_bytes(), type=Layout)
-    update = stored(folder / "update")
+    update = stored_blob(folder / "update")
     request = FoldRequest(
         layout=layout,
         down=scheme,
         outer=Outer(),
-        base_model=stored(folder / "base"),
+        base_model=stored_blob(folder / "base"),
         outer_state=None,
         updates=(StoredUpdate(update.path, update.digest, Samples(32), scheme),) * updates,
         output_dir=folder,
@@ -149,7 +149,7 @@ def measured_fold(folder: Path, scheme: str, updates: int) -> int:
     return peak_rss_bytes() - idle_bytes
 
 
-def stored(path: Path) -> StoredBlob:
+def stored_blob(path: Path) -> StoredBlob:
     """Name a file's content, in flat memory."""
     return StoredBlob(path, running_digest_of_file(path).digest())
 

@@ -14,7 +14,7 @@ from benchmarks.ours.awareness.grades import (
 )
 from benchmarks.ours.awareness.recovery import recovery_figures
 from benchmarks.ours.awareness.runs import Runs
-from benchmarks.table.parts import Figures, Parts
+from benchmarks.table.parts import BenchmarkParts, PartFigures
 
 _NOTES = (
     "Digits CNN of 1,010,458 parameters, 8 nodes, batch 4, steps of 50 ms or more, to 97 %.",
@@ -22,12 +22,12 @@ _NOTES = (
 )
 
 
-def parts(is_quick: bool) -> Parts:
+def parts(is_quick: bool) -> BenchmarkParts:
     """Its parts; one whose target was never reached says so and has no figure."""
     runs = Runs()
     effort = QUICK if is_quick else WHOLE
 
-    def beside_flower() -> Figures:
+    def beside_flower() -> PartFigures:
         return flower_figures(aware_median_s(runs, "c", effort.seeds))
 
     def notes() -> list[str]:
@@ -36,7 +36,7 @@ def parts(is_quick: bool) -> Parts:
             said.append("Quick: without Flower, without fixed settings in a world that changes.")
         return [*said, runs.note()]
 
-    measures: dict[str, Callable[[], Figures]] = {
+    measures: dict[str, Callable[[], PartFigures]] = {
         "grades": lambda: grade_figures(runs, effort, is_quick=is_quick)
     }
     if not is_quick:
@@ -46,4 +46,4 @@ def parts(is_quick: bool) -> Parts:
             "changing": lambda: changing_figures(runs, seeds=effort.seeds),
             "recovery": lambda: recovery_figures(runs, seeds=effort.seeds),
         }
-    return Parts(title="Time to accuracy", columns=COLUMNS, parts=measures, notes=notes)
+    return BenchmarkParts(title="Time to accuracy", columns=COLUMNS, parts=measures, notes=notes)

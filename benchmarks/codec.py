@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.table import Table
+from benchmarks.table import ResultTable
 from hypergpu.jobfile.spec import SCHEMES
 from hypergpu.tensors.compression import Scheme, encode_into_residual, groups, scheme_named
 from hypergpu.tensors.layout import Float32s
@@ -18,7 +18,7 @@ MEBIBYTES = 64
 SPARSE = tuple(name for name in SCHEMES if scheme_named(name).is_sparse)
 
 
-def run(is_quick: bool) -> Table:
+def run(is_quick: bool) -> ResultTable:
     """Measure every scheme."""
     mebibytes = 16 if is_quick else MEBIBYTES
     count = mebibytes << 18
@@ -30,7 +30,7 @@ def run(is_quick: bool) -> Table:
         encoded, decoded = rates[name], rates[f"{name} decoded"]
         ratio = encoded / memcpy
         rows.append([name, f"{bits:.2f}", f"{encoded:.2f}", f"{ratio:.2f}", f"{decoded:.2f}"])
-    return Table(
+    return ResultTable(
         title=f"Encoding {mebibytes} MiB of float32 with error feedback on one core",
         columns=("scheme", "bits a value", "encode, GB/s", "of memcpy", "decode, GB/s"),
         rows=rows,

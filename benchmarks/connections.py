@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.ours.connections.coordinator_end import SIZE_BYTES
-from benchmarks.ours.connections.lane import Lane, opened
-from benchmarks.ours.connections.node_end import Order
-from benchmarks.table import Table
+from benchmarks.ours.connections.lane import TransferLane, open_lane
+from benchmarks.ours.connections.node_end import TransferOrder
+from benchmarks.table import ResultTable
 from hypergpu.units import Microseconds
 from netsim.link.link import CongestionControl, Direction, Link
 from netsim.link.shape import Way
@@ -64,7 +64,7 @@ class Cell(NamedTuple):
     way: Way
 
 
-class Column(NamedTuple):
+class Contender(NamedTuple):
     """How senders know what a line carries, and over how many connections."""
 
     control: CongestionControl
@@ -77,8 +77,8 @@ class Column(NamedTuple):
 
 
 COLUMNS = (
-    *(Column(CongestionControl.CUBIC, count) for count in COUNTS),
-    Column(CongestionControl.BBR, 1),
+    *(Contender(CongestionControl.CUBIC, count) for count in COUNTS),
+    Contender(CongestionControl.BBR, 1),
 )
 
 
@@ -86,32 +86,32 @@ class Goodputs:
     """Mbit/s of every transfer, and which of them count."""
 
     def __init__(self) -> None:
-        self._all: dict[tuple[Cell, Column], list[float]] = defaultdict(list)
+        self._all: dict[tuple[Cell, Contender], list[float]] = defaultdict(list)
         self.breaks = 0
         self.late = 0
 
-    def add(self, cell: Cell, column: Column, mbit_s: float, *, is_valid: bool) -> None:
+    def add(self, cell: Cell, column: Contender, mbit_s: float, *, is_valid: bool) -> None:
         """Take one; what moved while the router was late does not count."""
         if is_valid:
             self._all[cell, column].append(mbit_s)
         else:
             self.late += 1
 
-    def median(self, cell: Cell, column: Column) -> float | None:
+    def median(self, cell: Cell, column: Contender) -> float | None:
         """Of those that count; None where none does."""
         found = self._all.get((cell, column))
         return statistics.median(found) if found else None
 
 
-def run(is_quick: bool) -> Table:
+def run(is_quick: bool) -> ResultTable:
     """Move a model down and updates up, over every line and number of connections."""
     extent = QUICK if is_quick else FULL
     lines = extent.lines_mbit_s
     cells = [Cell(line, loss, way) for line in lines for loss in LOSSES for way in WAYS]
     goodputs = Goodputs()
     with tempfile.TemporaryDirectory() as folder:
-        carried = asyncio.run(_measured(Path(folder), cells, extent, goodputs))
-    return Table(
+        carried = asyncio.run(_measure_lines(Path(folder), cells, extent, goodputs))
+    return ResultTable(
         title=f"Goodput of {SIZE_BYTES >> 20} MiB by connections at RTT 100 ms, Mbit/s",
         columns=("", *(column.name for column in COLUMNS), "best / 1", "of the line"),
         rows=[_row(cell, goodputs, carried[cell.mbit_s]) for cell in cells],
@@ -133,7 +133,7 @@ class _Bench(NamedTuple):
 
     name: str
     control: CongestionControl
-    errands: Sequence[tuple[Cell, Column]]
+    errands: Sequence[tuple[Cell, Contender]]
 
 
 def _benches(cells: Sequence[Cell], extent: Extent) -> list[_Bench]:
@@ -155,7 +155,7 @@ def _benches(cells: Sequence[Cell], extent: Extent) -> list[_Bench]:
     return benches
 
 
-async def _measured(
+async def _measure_lines(
     folder: Path, cells: Sequence[Cell], extent: Extent, goodputs: Goodputs
 ) -> dict[int, float]:
     """Fill the goodputs; gives what each line carries, in Mbit/s."""
@@ -164,11 +164,13 @@ async def _measured(
     all_opened = asyncio.Barrier(len(benches))
     async with Tunnel(links, _link(0, LOSSES[-1]), seed=1) as tunnel:
         first = benches[0].name
-        carried = {line: await _carried(tunnel, first, line) for line in extent.lines_mbit_s}
+        carried = {
+            line: await _line_rate_mbit_s(tunnel, first, line) for line in extent.lines_mbit_s
+        }
         await tunnel.set(first, links[first])
 
         async def work(bench: _Bench) -> None:
-            async with opened(tunnel, bench.name, folder / bench.name) as lane:
+            async with open_lane(tunnel, bench.name, folder / bench.name) as lane:
                 await all_opened.wait()
                 for cell, column in bench.errands:
                     link = _link(cell.mbit_s, cell.loss, column.control)
@@ -182,18 +184,18 @@ async def _measured(
 
 
 async def _move(
-    tunnel: Tunnel, lane: Lane, errand: tuple[Cell, Column], goodputs: Goodputs
+    tunnel: Tunnel, lane: TransferLane, errand: tuple[Cell, Contender], goodputs: Goodputs
 ) -> None:
     cell, column = errand
     before = (await tunnel.statistics()).lateness
-    moved = await lane.move(Order(cell.way, column.connections))
+    moved = await lane.move(TransferOrder(cell.way, column.connections))
     added = (await tunnel.statistics()).lateness.since(before)
     mbit_s = 8 * SIZE_BYTES / moved.took_s / MBIT
     goodputs.add(cell, column, mbit_s, is_valid=added.is_valid)
     goodputs.breaks += moved.breaks
 
 
-async def _carried(tunnel: Tunnel, name: str, line_mbit_s: int) -> float:
+async def _line_rate_mbit_s(tunnel: Tunnel, name: str, line_mbit_s: int) -> float:
     """What a line lets through of a flood of full packets, headers included, in Mbit/s."""
     await tunnel.set(name, _link(line_mbit_s, LOSSES[-1]))
     offered = round(1.4 * line_mbit_s * MBIT)

@@ -7,14 +7,14 @@ from benchmarks.ours.awareness.failures import failure_figures, flower_failure_f
 from benchmarks.ours.awareness.figures import COLUMNS
 from benchmarks.ours.awareness.runs import Runs
 from benchmarks.ours.awareness.work import scaling_figures, spread_figures, utilisation_figures
-from benchmarks.table.parts import Figures, Parts
+from benchmarks.table.parts import BenchmarkParts, PartFigures
 
 
-def parts(is_quick: bool) -> Parts:
+def parts(is_quick: bool) -> BenchmarkParts:
     """Its parts; one whose target was never reached says so and has no figure."""
     runs = Runs()
     seeds, rounds = (1, 6) if is_quick else (3, 8)
-    measures: dict[str, Callable[[], Figures]] = {
+    measures: dict[str, Callable[[], PartFigures]] = {
         "economy": lambda: economy_figures(runs, seeds=seeds),
         "failures": lambda: failure_figures(runs, seeds=seeds),
         "utilisation": lambda: utilisation_figures(runs, rounds=rounds),
@@ -24,7 +24,7 @@ def parts(is_quick: bool) -> Parts:
     if not is_quick:
         measures["flower"] = flower_failure_figures
         measures["accuracy"] = lambda: accuracy_figures(runs, seeds=seeds)
-    return Parts(
+    return BenchmarkParts(
         title="What network-aware training costs",
         columns=COLUMNS,
         parts=measures,

@@ -18,8 +18,8 @@ import msgspec
 import psutil
 
 from benchmarks.ours.cluster import LOOPBACK, ONE_THREAD, BenchmarkError, running
-from benchmarks.ours.sessions import Spread
-from benchmarks.table import Table
+from benchmarks.ours.sessions import SessionSpread
+from benchmarks.table import ResultTable
 from hypergpu.cluster.processes import kill_group
 
 PROCESSES = 4
@@ -34,7 +34,7 @@ class Load(NamedTuple):
     measured_s: float
 
 
-class Outcome(NamedTuple):
+class FanoutFigures(NamedTuple):
     """Round trips in milliseconds, and shares of one core while they were measured."""
 
     trips_ms: Sequence[float]
@@ -47,14 +47,14 @@ class Outcome(NamedTuple):
         return statistics.quantiles(self.trips_ms, n=100)[hundredths - 1]
 
 
-def run(is_quick: bool) -> Table:
+def run(is_quick: bool) -> ResultTable:
     """Measure the coordinator, then the bare server."""
     load = Load(200, 4.0, 10.0) if is_quick else Load(1000, 20.0, 40.0)
     with tempfile.TemporaryDirectory() as name:
         ours = coordinator_outcome(Path(name), load)
         bare = bare_outcome(Path(name), load)
     columns = ("", "p50 ms", "p99 ms", "worst ms", "server CPU", "clients CPU", "server MB")
-    return Table(
+    return ResultTable(
         title=f"Heartbeats of {load.sessions:,} sessions in {PROCESSES} processes, every 5 s",
         columns=columns,
         rows=[_row("HyperGPU, the real daemon", ours), _row("bare grpc.aio streams", bare)],
@@ -74,7 +74,7 @@ def run(is_quick: bool) -> Table:
     )
 
 
-def _row(name: str, outcome: Outcome) -> list[str]:
+def _row(name: str, outcome: FanoutFigures) -> list[str]:
     return [
         name,
         f"{outcome.percentile_ms(50):.1f}",
@@ -86,16 +86,16 @@ def _row(name: str, outcome: Outcome) -> list[str]:
     ]
 
 
-def coordinator_outcome(folder: Path, load: Load) -> Outcome:
+def coordinator_outcome(folder: Path, load: Load) -> FanoutFigures:
     """Let daemons join a real coordinator and watch their heartbeats."""
     with running(folder, is_plaintext=True) as cluster:
         return _outcome(folder, load, cluster.coordinator, token=cluster.node_token())
 
 
-def bare_outcome(folder: Path, load: Load) -> Outcome:
+def bare_outcome(folder: Path, load: Load) -> FanoutFigures:
     """The same traffic with nothing behind it."""
-    with _spawned(folder, "echo", "--echo") as server:
-        address = f"{LOOPBACK}:{_heard(server, int)}"
+    with _run_child(folder, "echo", "--echo") as server:
+        address = f"{LOOPBACK}:{_read_message(server, int)}"
         return _outcome(folder, load, server, address=address)
 
 
@@ -106,16 +106,16 @@ def _outcome(
     *,
     address: str = "",
     token: str = "",
-) -> Outcome:
+) -> FanoutFigures:
     with ExitStack() as owner:
         names = [f"{'daemons' if token else 'bare'}-{number}" for number in range(PROCESSES)]
-        clients = [owner.enter_context(_spawned(folder, name)) for name in names]
+        clients = [owner.enter_context(_run_child(folder, name)) for name in names]
         for name, client in zip(names, clients, strict=True):
-            spread = Spread(
+            spread = SessionSpread(
                 load.sessions // PROCESSES, load.start_over_s, str(folder / name), address, token
             )
             _tell(client, msgspec.json.encode(spread).decode())
-        heard = [_heard(client, bool) for client in clients]
+        heard = [_read_message(client, bool) for client in clients]
         if not all(heard):
             raise BenchmarkError(f"a session ended; see {folder}")
         measured = [psutil.Process(each.pid) for each in (server, *clients)]
@@ -123,7 +123,7 @@ def _outcome(
         started_s = time.monotonic()
         for client in clients:
             _tell(client, str(load.measured_s))
-        trips_us = [trip for client in clients for trip in _heard(client, list[int])]
+        trips_us = [trip for client in clients for trip in _read_message(client, list[int])]
         passed_s = time.monotonic() - started_s
         shares = [
             (_cpu_s(each) - before) / passed_s
@@ -131,7 +131,7 @@ def _outcome(
         ]
         server_mb = measured[0].memory_info().rss / 1e6
     trips_ms = [trip / 1000 for trip in trips_us]
-    return Outcome(trips_ms, shares[0], sum(shares[1:]), server_mb)
+    return FanoutFigures(trips_ms, shares[0], sum(shares[1:]), server_mb)
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -140,7 +140,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 @contextmanager
-def _spawned(folder: Path, name: str, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
+def _run_child(folder: Path, name: str, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
     command = [sys.executable, "-m", "benchmarks.ours.sessions", *arguments]
     with (folder / f"{name}.log").open("wb") as log:
         child = subprocess.Popen(
@@ -168,7 +168,7 @@ def _tell(child: "subprocess.Popen[str]", line: str) -> None:
     child.stdin.flush()
 
 
-def _heard(child: "subprocess.Popen[str]", said: type[Said]) -> Said:
+def _read_message(child: "subprocess.Popen[str]", said: type[Said]) -> Said:
     line = child.stdout.readline() if child.stdout is not None else ""
     if not line:
         raise BenchmarkError("a process ended before it had said what it measured")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.table import Table
+from benchmarks.table import ResultTable
 from coordinator.shell.evaluator.torch_judge import TorchJudge
 from coordinator.shell.numerics import FoldRequest, StoredBlob, StoredUpdate, fold
 from gpu_node.shell.worker.messages import PositionRange
@@ -36,7 +36,7 @@ TARGET = 0.97
 SYNC_EVALUATED_EVERY = 5
 
 
-class Setting(NamedTuple):
+class TrainingSetting(NamedTuple):
     """One row of the table. ``inner_steps`` 1 averages gradients instead of pseudo-gradients."""
 
     name: str
@@ -45,10 +45,10 @@ class Setting(NamedTuple):
 
 
 SETTINGS = (
-    Setting("every step, fp32", 1, "fp32"),
-    Setting("H=20, fp32", 20, "fp32"),
-    Setting("H=20, int4", 20, "int4"),
-    Setting("H=50, int4", 50, "int4"),
+    TrainingSetting("every step, fp32", 1, "fp32"),
+    TrainingSetting("H=20, fp32", 20, "fp32"),
+    TrainingSetting("H=20, int4", 20, "int4"),
+    TrainingSetting("H=50, int4", 50, "int4"),
 )
 
 
@@ -85,7 +85,7 @@ class Curve(NamedTuple):
         raise ValueError(f"{TARGET:.0%} was not reached in {before.steps} inner steps")
 
 
-class Digits:
+class DigitsTrainer:
     """The workload, with one trainer that plays every node in turn."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Digits:
         return self.judge.evaluate(model).metric("accuracy")
 
 
-class Node:
+class SimulatedNode:
     """What stays on a node between rounds."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Node:
         self.residual: Float32s | None = None
 
 
-def synchronous(digits: Digits, seed: int, steps: int) -> Curve:
+def synchronous(digits: DigitsTrainer, seed: int, steps: int) -> Curve:
     """Every node sends its gradient and gets the mean back, as float32, at every step.
 
     The mean over nodes of mean gradients is the mean over the joint batch, so one step computes it.
@@ -132,7 +132,9 @@ def synchronous(digits: Digits, seed: int, steps: int) -> Curve:
     return Curve(tuple(points))
 
 
-def low_communication(digits: Digits, setting: Setting, seed: int, steps: int) -> Curve:
+def low_communication(
+    digits: DigitsTrainer, setting: TrainingSetting, seed: int, steps: int
+) -> Curve:
     """Rounds of inner steps, encoded updates, the coordinator's fold and its delta."""
     with tempfile.TemporaryDirectory() as folder:
         return Curve(tuple(_rounds(digits, setting, seed, Folder(Path(folder), steps))))
@@ -145,12 +147,14 @@ class Folder(NamedTuple):
     steps: int
 
 
-def _rounds(digits: Digits, setting: Setting, seed: int, folder: Folder) -> Iterator[Point]:
+def _rounds(
+    digits: DigitsTrainer, setting: TrainingSetting, seed: int, folder: Folder
+) -> Iterator[Point]:
     model_path = folder.path / "model"
     model_path.write_bytes(b"".join(vector.tobytes() for vector in digits.judge.initial(seed)))
     base = StoredBlob(model_path, digest_of(model_path.read_bytes()))
     outer_state: StoredBlob | None = None
-    nodes = [Node() for _ in range(NODES)]
+    nodes = [SimulatedNode() for _ in range(NODES)]
     total_bytes = 0.0
     for round in range(folder.steps // setting.inner_steps):
         before = Flat.view(digits.layout, np.fromfile(base.path, np.uint8))
@@ -182,7 +186,13 @@ def _rounds(digits: Digits, setting: Setting, seed: int, folder: Folder) -> Iter
 
 
 def _update(
-    digits: Digits, setting: Setting, before: Flat, node: Node, *, seed: int, turn: int
+    digits: DigitsTrainer,
+    setting: TrainingSetting,
+    before: Flat,
+    node: SimulatedNode,
+    *,
+    seed: int,
+    turn: int,
 ) -> bytes:
     trainer = digits.trainer
     trainer.begin(Start(before, seed, node.optimizer, WEIGHT_DECAY))
@@ -199,11 +209,11 @@ def _update(
     return encoded.payload.tobytes()
 
 
-def run(quick: bool) -> Table:
+def run(quick: bool) -> ResultTable:
     """Train every setting with every seed."""
     torch.set_num_threads(1)
     seeds, steps = (2, 150) if quick else (5, 200)
-    digits = Digits()
+    digits = DigitsTrainer()
     curves = {
         setting: [
             synchronous(digits, seed, steps)
@@ -216,7 +226,9 @@ def run(quick: bool) -> Table:
     return _table(digits, curves, seeds=seeds, steps=steps)
 
 
-def _table(digits: Digits, curves: dict[Setting, list[Curve]], *, seeds: int, steps: int) -> Table:
+def _table(
+    digits: DigitsTrainer, curves: dict[TrainingSetting, list[Curve]], *, seeds: int, steps: int
+) -> ResultTable:
     reached_steps = {name: fmean(c.crossing.steps for c in curves[name]) for name in SETTINGS}
     reached_bytes = {name: fmean(c.crossing.total_bytes for c in curves[name]) for name in SETTINGS}
     final = {name: fmean(c.points[-1].accuracy for c in curves[name]) for name in SETTINGS}
@@ -232,7 +244,7 @@ def _table(digits: Digits, curves: dict[Setting, list[Curve]], *, seeds: int, st
         for setting in SETTINGS
     ]
     best_bytes = min(reached_bytes[int4], reached_bytes[int4_long])
-    return Table(
+    return ResultTable(
         title=f"Digits CNN, {NODES} nodes: to {TARGET:.0%} held-out accuracy",
         columns=("setting", "inner steps", "bytes both ways", "fewer", f"accuracy at {steps}"),
         rows=rows,

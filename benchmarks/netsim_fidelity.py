@@ -8,15 +8,15 @@ from benchmarks.ours.fidelity.figures import Figures
 from benchmarks.ours.fidelity.proxy import proxy_figures
 from benchmarks.ours.fidelity.tunnel import tunnel_figures
 from benchmarks.ours.fidelity.world import world_figures
-from benchmarks.table import Table
+from benchmarks.table import ResultTable
 
 
-def run(is_quick: bool) -> Table:
+def run(is_quick: bool) -> ResultTable:
     """Measure every backend; each gives rows and metrics of its own."""
     measured: Sequence[Figures] = [
         asyncio.run(figures(is_quick)) for figures in (tunnel_figures, proxy_figures, world_figures)
     ]
-    return Table(
+    return ResultTable(
         title="Networks asked for and measured",
         columns=("", "asked", "measured", "error"),
         rows=[row for figures in measured for row in figures.rows],

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from benchmarks.table import Table
+from benchmarks.table import ResultTable
 from netsim.virtual.simulation import Outcome, Simulation
 from netsim.virtual.worlds import World, calm_world
 
@@ -15,12 +15,12 @@ SAME = 20
 BARE_DEEDS = 300_000
 
 
-def run(is_quick: bool) -> Table:
+def run(is_quick: bool) -> ResultTable:
     """Simulate a thousand nodes with drawn links once, and a small world twenty times."""
     bare_us = _bare_deed_us()
     rounds = ROUNDS // 5 if is_quick else ROUNDS
     # Fewer rounds take their share of the time and the whole cost of learning the links.
-    outcome, seconds = _timed(calm_world(1, NODES, rounds))
+    outcome, seconds = _timed_run(calm_world(1, NODES, rounds))
     after_us = _bare_deed_us()
     same, small_s = _digests(calm_world(2, 20, 5 if is_quick else 20))
     deed_us = seconds * 1e6 / outcome.deeds
@@ -39,7 +39,7 @@ def run(is_quick: bool) -> Table:
         ("a deed of a bare heap, us", f"{bare_us:.2f}"),
         (f"equal journals of {SAME}", f"{same}"),
     ]
-    return Table(
+    return ResultTable(
         title="A world in virtual time",
         columns=("", "measured"),
         rows=rows,
@@ -53,7 +53,7 @@ def run(is_quick: bool) -> Table:
     )
 
 
-def _timed(world: World) -> tuple[Outcome, float]:
+def _timed_run(world: World) -> tuple[Outcome, float]:
     started_s = time.monotonic()
     outcome = Simulation(world).run()
     seconds = time.monotonic() - started_s

@@ -14,10 +14,10 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from benchmarks.ours.cluster import LOOPBACK, ONE_THREAD, BenchmarkError
-from benchmarks.ours.history import JOB, Stage, make_history, spec_of
+from benchmarks.ours.history import JOB, PreparedJob, make_history, spec_of
 from benchmarks.ours.wire import assigned_round
 from benchmarks.peers.measured import free_port
-from benchmarks.table import Table
+from benchmarks.table import ResultTable
 from hypergpu.cluster.coordinator import (
     Listen,
     Ready,
@@ -34,12 +34,12 @@ SNAPSHOT_EVERY = 50
 """The fewest snapshots that a job can have, and the kill comes just before the next one."""
 
 
-class Kept(NamedTuple):
+class LongHistory(NamedTuple):
     """A data folder with a long past, and where its coordinator listens."""
 
     folder: Path
     at: Listen
-    stage: Stage
+    stage: PreparedJob
     rounds: int
 
     @property
@@ -56,11 +56,11 @@ class Resumed(NamedTuple):
     assignment: float
 
 
-def run(is_quick: bool) -> Table:
+def run(is_quick: bool) -> ResultTable:
     """Make the past once, then kill and start again, several times."""
     rounds = 149 if is_quick else 1049
     with tempfile.TemporaryDirectory() as name:
-        kept = _kept(Path(name), PARAMETERS, rounds)
+        kept = _prepare(Path(name), PARAMETERS, rounds)
         limits = [physical_limit_s(kept) for _ in range(3)]
         resumed = killed_and_started(kept, 3 if is_quick else 7)
         journal_mb = (kept.at.data_dir / "journal.sqlite").stat().st_size / 1e6
@@ -73,7 +73,7 @@ def run(is_quick: bool) -> Table:
         "a node has its assignment": (medians.assignment, least.assignment),
         "reading and digesting what is checked, nothing else": (limit_s, min(limits)),
     }
-    return Table(
+    return ResultTable(
         title=f"Seconds from SIGKILL, {rounds:,} rounds of {len(kept.stage.nodes)} nodes",
         columns=("", "median", "least"),
         rows=[[label, *(f"{seconds:.2f}" for seconds in each)] for label, each in rows.items()],
@@ -92,7 +92,7 @@ def run(is_quick: bool) -> Table:
     )
 
 
-def _kept(folder: Path, parameters: int, rounds: int) -> Kept:
+def _prepare(folder: Path, parameters: int, rounds: int) -> LongHistory:
     spec = spec_of(parameters, nodes=8, every=SNAPSHOT_EVERY)
     at = Listen(
         data_dir=folder / "coordinator",
@@ -101,26 +101,26 @@ def _kept(folder: Path, parameters: int, rounds: int) -> Kept:
         node_port=free_port(),
         is_plaintext=True,
     )
-    return Kept(folder, at, make_history(at.data_dir, spec, rounds), rounds)
+    return LongHistory(folder, at, make_history(at.data_dir, spec, rounds), rounds)
 
 
-def killed_and_started(kept: Kept, times: int) -> list[Resumed]:
+def killed_and_started(kept: LongHistory, times: int) -> list[Resumed]:
     """Start it, then kill it and start it again, so often."""
-    child = _started(kept)
+    child = _start_coordinator(kept)
     found = []
     try:
         wait_until_ready(child)
         for _ in range(times):
             killed_at_s = time.monotonic()
             _end(child)
-            child = _started(kept)
+            child = _start_coordinator(kept)
             found.append(_until_serving(kept, wait_until_ready(child), killed_at_s))
     finally:
         _end(child)
     return found
 
 
-def _started(kept: Kept) -> "subprocess.Popen[str]":
+def _start_coordinator(kept: LongHistory) -> "subprocess.Popen[str]":
     log = kept.folder / "coordinator.log"
     return start(coordinator_command(kept.at), log=log, is_read=True, environment=ONE_THREAD)
 
@@ -131,7 +131,7 @@ def _end(child: "subprocess.Popen[str]") -> None:
         child.stdout.close()
 
 
-def _until_serving(kept: Kept, ready: Ready, killed_at_s: float) -> Resumed:
+def _until_serving(kept: LongHistory, ready: Ready, killed_at_s: float) -> Resumed:
     with grpc.insecure_channel(ready.address) as channel:
         request = health_pb2.HealthCheckRequest()
         check = channel.unary_unary(
@@ -152,7 +152,7 @@ def _until_serving(kept: Kept, ready: Ready, killed_at_s: float) -> Resumed:
     return Resumed(health_s, job_s, time.monotonic() - killed_at_s)
 
 
-def physical_limit_s(kept: Kept) -> float:
+def physical_limit_s(kept: LongHistory) -> float:
     """Read and digest the newest model's files, and read every journalled row."""
     model = kept.stage.models[1]
     newest = model.newest_delta

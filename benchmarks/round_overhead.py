@@ -12,7 +12,7 @@ from typing import NamedTuple
 from benchmarks.ours.rounds import WARM_UP_ROUNDS, our_seconds
 from benchmarks.peers.measured import WARM_UP_ROUNDS as PEERS_WARM_UP_ROUNDS
 from benchmarks.peers.seconds import peer_seconds
-from benchmarks.table import Table
+from benchmarks.table import ResultTable
 
 
 class Size(NamedTuple):
@@ -78,16 +78,16 @@ CONTENDERS = (
 )
 
 
-def run(is_quick: bool) -> Table:
+def run(is_quick: bool) -> ResultTable:
     """Measure every size with every contender."""
     sizes = QUICK_SIZES if is_quick else SIZES
     contenders = [each for each in CONTENDERS if each.is_in_quick or not is_quick]
-    found = {size.name: measured(size, contenders, 1 if is_quick else TURNS) for size in sizes}
-    return Table(
+    found = {size.name: measure_turns(size, contenders, 1 if is_quick else TURNS) for size in sizes}
+    return ResultTable(
         title="Seconds per round with no training: median, least in brackets",
         columns=("", *(f"{size.parameters // 1_000_000}M, {size.nodes} nodes" for size in sizes)),
         rows=[
-            [each.name, *(shown(found[size.name][each.name]) for size in sizes)]
+            [each.name, *(median_and_least(found[size.name][each.name]) for size in sizes)]
             for each in contenders
         ],
         metrics=metrics(found),
@@ -103,7 +103,9 @@ def run(is_quick: bool) -> Table:
     )
 
 
-def measured(size: Size, contenders: Sequence[Contender], turns: int) -> dict[str, list[float]]:
+def measure_turns(
+    size: Size, contenders: Sequence[Contender], turns: int
+) -> dict[str, list[float]]:
     """Let the contenders take turns at one size; what is slow has one turn."""
     seconds: dict[str, list[float]] = {each.name: [] for each in contenders}
     for turn in range(turns):
@@ -116,7 +118,7 @@ def measured(size: Size, contenders: Sequence[Contender], turns: int) -> dict[st
     return seconds
 
 
-def shown(seconds: Sequence[float]) -> str:
+def median_and_least(seconds: Sequence[float]) -> str:
     """Median and least."""
     return f"{statistics.median(seconds):.3f} [{min(seconds):.3f}]"
 

@@ -1,9 +1,16 @@
 """`python -m coordinator`, also installed as `hypergpu-coordinator`."""
 
 import argparse
+import contextlib
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from hypergpu.errors import HyperGPUError
+from hypergpu.terminal.streams import prepare_streams
+
+if TYPE_CHECKING:
+    from coordinator.config import Settings
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,61 +61,43 @@ def _parser() -> argparse.ArgumentParser:
 def _run(flags: dict[str, Any]) -> int:
     import asyncio
 
-    import structlog
-    from pydantic import ValidationError
-
     from coordinator.config import Settings
     from coordinator.shell.failpoints import VARIABLE, arm
     from coordinator.shell.heap import keep_bulk_memory
-    from coordinator.shell.identity.authority import AuthorityError
-    from coordinator.shell.journal.records import JournalError
     from coordinator.shell.logs import configure_logs
-    from coordinator.shell.startup import Coordinator
-    from hypergpu.errors import HyperGPUError, Reason
+    from coordinator.shell.start_errors import start_error
 
     flags.pop("list_failpoints", None)
     try:
+        prepare_streams()
+        configure_logs()
         arm(os.environ.get(VARIABLE, ""))
         settings = Settings(**flags)
-        configure_logs()
         keep_bulk_memory()
-        asyncio.run(_serve(Coordinator, settings))
-    except HyperGPUError as refused:
-        return _refused(refused)
-    except (JournalError, AuthorityError) as unusable:
-        return _refused(HyperGPUError(Reason.FOLDER_UNUSABLE, str(unusable)))
-    except ValidationError as wrong:
-        return _refused(_invalid(wrong))
-    except ExceptionGroup as broken:
-        structlog.get_logger().critical("the coordinator broke", exc_info=broken)
-        return 1
+        asyncio.run(_serve(settings))
+    except Exception as failure:
+        if (error := start_error(failure)) is None:
+            raise
+        return _report(error)
     return 0
 
 
-def _invalid(wrong: Any) -> Any:
-    """What is wrong with the settings, and how each is set."""
-    from hypergpu.errors import HyperGPUError, Reason
-
-    said = ((".".join(map(str, each["loc"])), each["msg"]) for each in wrong.errors())
-    detail = "; ".join(f"{name}: {what}" for name, what in said)
-    names = sorted({str(each["loc"][0]).upper() for each in wrong.errors() if each["loc"]})
-    named = " and ".join(f"HYPERGPU_COORDINATOR_{name}" for name in names)
-    fix = f"correct {named or 'its settings'}, or the flag: see hypergpu-coordinator --help"
-    return HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
-
-
-def _refused(refused: Any) -> int:
+def _report(error: HyperGPUError) -> int:
     """Say it to people, and to whoever waits for the line that says that calls are served."""
     import msgspec
 
-    sys.stderr.write(f"{refused}\n")
-    line = {"refused": refused.reason.name, "detail": refused.detail, "fix": refused.fix}
-    sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
-    return int(refused.reason.exit_code)
+    sys.stderr.write(f"{error}\n")
+    line = {"refused": error.reason.name, "detail": error.detail, "fix": error.fix}
+    with contextlib.suppress(HyperGPUError):
+        sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+        sys.stdout.flush()
+    return error.reason.exit_code
 
 
-async def _serve(coordinator: Any, settings: Any) -> None:
-    await coordinator(settings).run()
+async def _serve(settings: "Settings") -> None:
+    from coordinator.shell.startup import Coordinator
+
+    await Coordinator(settings).run()
 
 
 if __name__ == "__main__":

@@ -21,8 +21,10 @@ from gpu_node.shell.runtime import Runtime
 from gpu_node.shell.state.files import load_coordinator
 from gpu_node.shell.state.places import Places
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.extras import missing_extra
 from hypergpu.keys.keyfile import change_passphrase, passphrase_beside, stored_address
 from hypergpu.keys.passphrase import Passphrase, passphrase_of_file, passphrase_of_text
+from hypergpu.terminal.streams import prepare_streams
 from hypergpu.wire.token import Token, parse_token
 
 TOKEN_VARIABLE = "HYPERGPU_NODE_TOKEN"
@@ -229,19 +231,31 @@ def _token(source: str | None) -> Token:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Turn a refusal into a line on stderr and its exit status."""
+    """Turn an error into a line on stderr and its exit status."""
     try:
         yield
-    except HyperGPUError as refused:
-        typer.echo(f"hypergpu-node: {refused.detail}\nfix: {refused.fix}", err=True)
-        raise typer.Exit(refused.reason.exit_code) from refused
+    except HyperGPUError as error:
+        raise typer.Exit(_report(error)) from error
+    except ModuleNotFoundError as missing:
+        if (lacking := missing_extra(missing)) is None:
+            raise
+        raise typer.Exit(_report(lacking)) from missing
+
+
+def _report(error: HyperGPUError) -> int:
+    typer.echo(f"hypergpu-node: {error.detail}\nfix: {error.fix}", err=True)
+    return error.reason.exit_code
 
 
 def main() -> None:
     """Entry point of `hypergpu-node`."""
     # What gRPC logs of its own accord is said again by our errors, and would break JSON lines.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    app()
+    try:
+        prepare_streams()
+        app()
+    except HyperGPUError as error:
+        sys.exit(_report(error))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 import sys
 
+from hypergpu.errors import HyperGPUError
 from hypergpu.terminal.failure import report, usage_error
+from hypergpu.terminal.streams import prepare_streams
 from netsim.cli.app import app
 
 SEPARATOR = "--"
@@ -20,7 +22,11 @@ def main() -> None:
             detail = f"{SEPARATOR} is for the command of {TAKES_A_COMMAND}"
             fix = f"hypergpu netsim {TAKES_A_COMMAND} PROFILE... {SEPARATOR} COMMAND"
             sys.exit(report(usage_error(detail, fix)))
-    app(args=arguments, prog_name="hypergpu netsim", obj=command)
+    try:
+        prepare_streams()
+        app(args=arguments, prog_name="hypergpu netsim", obj=command)
+    except HyperGPUError as failure:
+        sys.exit(report(failure))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,9 @@ TEST_TOOLS = ("_pytest", "hypothesis", "pluggy", "pytest", "pytest_asyncio", "py
 # Started in the background, tests and their children would ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# `make test-gpu` and `make wheel` name these folders.
+collect_ignore = ["gpu", "wheel"]
+
 settings.register_profile("hypergpu", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("hypergpu")
 

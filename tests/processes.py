@@ -10,18 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import grpc
 import msgspec
 
-from hypergpu.client.calls import Coordinator, body
-from hypergpu.client.failures import explanation, is_away
+from hypergpu.client import Coordinator, JobDetail, JobEvent, JobView
 from hypergpu.cluster.coordinator import Ready, operator, wait_until_ready
 from hypergpu.cluster.processes import kill_group, program, start
-from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
-from hypergpu.jobfile import spec_json
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.v1 import job_pb2
 from hypergpu.wire.ports import free_ports
 from hypergpu.wire.token import Role
 
@@ -34,10 +29,8 @@ ENVIRONMENT = {
     # A coordinator that is killed every other second finds its nodes there again at once.
     "HYPERGPU_NODE_RECONNECT_CAP_MS": "1000",
 }
-ENDED = {"finished", "stopped", "failed"}
 UNREAD = Path(os.devnull)
 """For what a command writes and a test does not read."""
-_TRIES = 200
 
 
 class CoordinatorProcess:
@@ -212,25 +205,19 @@ class Cluster:
     def submit(self, spec: JobSpec) -> str:
         """A new job's id."""
         with self.coordinator.client() as client:
-            return client.create_job(spec_json(spec), None)
+            return client.submit(spec)
 
-    def job(self, job_id: str) -> job_pb2.GetJobResponse:
+    def job(self, job_id: str) -> JobDetail:
         """The job as it is now."""
         with self.coordinator.client() as client:
             return client.job(job_id)
 
     def events(self, job_id: str, from_sequence: int = 0) -> Iterator["Happening"]:
         """The job's events until it ends, across any number of restarts of the coordinator."""
-        following = from_sequence
-        for _ in range(_TRIES):
-            with _patience(), self.coordinator.client() as client:
-                for message in client.watch(job_id, following):
-                    if message.HasField("event"):
-                        following = message.event.sequence + 1
-                        yield Happening.read(message.event)
-                if client.job(job_id).job.phase in ENDED:
-                    return
-        raise AssertionError(f"{job_id} did not end; see {self.folder}")
+        with self.coordinator.client() as client:
+            for update in client.watch(job_id, from_sequence):
+                if isinstance(update, JobEvent):
+                    yield Happening(update.sequence, update.kind, update.body)
 
     def wait_for(
         self, job_id: str, is_wanted: Callable[["Happening"], bool], from_sequence: int = 0
@@ -241,24 +228,11 @@ class Cluster:
                 return happening
         raise AssertionError(f"{job_id} ended without the event; see {self.folder}")
 
-    def finished(self, job_id: str) -> job_pb2.JobSummary:
+    def finished(self, job_id: str) -> JobView:
         """Follow the job to its end."""
         for _ in self.events(job_id):
             pass
         return self.job(job_id).job
-
-
-@contextlib.contextmanager
-def _patience() -> Iterator[None]:
-    """Let a coordinator be away."""
-    try:
-        yield
-    except grpc.RpcError as broken:
-        if not is_away(broken):
-            raise explanation(broken, "the coordinator") from broken
-    except HyperGPUError as refused:
-        if refused.reason not in {Reason.COORDINATOR_UNREACHABLE, Reason.NOT_READY}:
-            raise
 
 
 class Happening(msgspec.Struct, frozen=True):
@@ -267,11 +241,6 @@ class Happening(msgspec.Struct, frozen=True):
     sequence: int
     kind: str
     fields: dict[str, Any]
-
-    @classmethod
-    def read(cls, event: job_pb2.JobEvent) -> "Happening":
-        """From the wire."""
-        return cls(event.sequence, event.kind, body(event))
 
 
 def accepted_updates(events: list[Happening]) -> list[tuple[int, NodeId, int]]:

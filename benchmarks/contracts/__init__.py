@@ -1,6 +1,6 @@
 """The contracts under random calls and with mistakes put in: do the books hold, do tests notice?"""
 
-from benchmarks.table import Table
+from benchmarks.table import ResultTable
 from contracts.compile import sources
 from contracts.tools.forge import random_calls
 from contracts.tools.mutate import EQUIVALENT, one_of, score
@@ -9,12 +9,12 @@ _CALLS = 1_000_000
 _QUICK_PART = 10
 
 
-def run(is_quick: bool) -> Table:
+def run(is_quick: bool) -> ResultTable:
     """Make a million calls and judge every mutant; quick, a tenth of both."""
     part = _QUICK_PART if is_quick else 1
     campaign = random_calls(_CALLS // part)
     found = score(one_of(part, sources()))
-    return Table(
+    return ResultTable(
         title="The contracts: random calls, and mistakes put in",
         columns=("", "value"),
         rows=[

@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.house.imports import both_way_pairs, circular_modules
-from benchmarks.house.lines import Lines, count_lines
+from benchmarks.house.lines import LineCounts, count_lines
 from benchmarks.house.offenders import duplicate_classes
 from benchmarks.house.tree import ROOT, files
-from benchmarks.table import Table
+from benchmarks.table import ResultTable
 
 _BEFORE = Path(__file__).with_name("before.json")
 
@@ -17,7 +17,7 @@ class Before(msgspec.Struct, frozen=True):
     """The lines of the tree before the rebuilding."""
 
     commit: str
-    lines: Lines
+    lines: LineCounts
 
 
 def lines_before() -> Before:
@@ -25,7 +25,7 @@ def lines_before() -> Before:
     return msgspec.json.decode(_BEFORE.read_bytes(), type=Before)
 
 
-def run(is_quick: bool) -> Table:  # noqa: ARG001  # Every benchmark takes it; this one is quick.
+def run(is_quick: bool) -> ResultTable:  # noqa: ARG001  # Every benchmark takes it; this one is quick.
     """Count lines per package, and breaches of structure."""
     before = lines_before()
     old, new = before.lines, count_lines(ROOT, map(str, files()))
@@ -49,7 +49,7 @@ def run(is_quick: bool) -> Table:  # noqa: ARG001  # Every benchmark takes it; t
         ("pay, of the product", old.pay, new.pay),
         ("Solidity", old.solidity, new.solidity),
     ]
-    return Table(
+    return ResultTable(
         title="The house: lines of Python with code on them",
         columns=("package", "before", "now", "ratio"),
         rows=[_row(*count) for count in counts]

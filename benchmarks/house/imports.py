@@ -21,7 +21,7 @@ PACKAGES = (
 )
 
 
-class Pair(msgspec.Struct, frozen=True, order=True):
+class FolderPair(msgspec.Struct, frozen=True, order=True):
     """Two folders that import each other, with one import each way."""
 
     one: str
@@ -37,7 +37,7 @@ def import_graph(root: Path) -> Graph:
     return {
         str(path.relative_to(root)): {
             known[name]
-            for name in _imported(path, known)
+            for name in _imported_modules(path, known)
             if known[name] != str(path.relative_to(root))
         }
         for path in paths
@@ -50,7 +50,7 @@ def _module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _imported(path: Path, known: dict[str, str]) -> Iterator[str]:
+def _imported_modules(path: Path, known: dict[str, str]) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
@@ -63,7 +63,7 @@ def _imported(path: Path, known: dict[str, str]) -> Iterator[str]:
                     yield node.module
 
 
-def both_way_pairs(root: Path) -> list[Pair]:
+def both_way_pairs(root: Path) -> list[FolderPair]:
     """Return the folders that import each other."""
     between: dict[tuple[str, str], str] = {}
     for source, targets in import_graph(root).items():
@@ -72,7 +72,7 @@ def both_way_pairs(root: Path) -> list[Pair]:
             if folders[0] != folders[1]:
                 between.setdefault(folders, f"{source} imports {target}")
     return sorted(
-        Pair(one, other, forth, between[other, one])
+        FolderPair(one, other, forth, between[other, one])
         for (one, other), forth in between.items()
         if one < other and (other, one) in between
     )

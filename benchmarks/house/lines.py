@@ -51,7 +51,7 @@ PAY = (
 """Files of pay, in the tree before the rebuilding and in this one; keys that sign are identity."""
 
 
-class Lines(msgspec.Struct, frozen=True, kw_only=True):
+class LineCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Code lines of a tree."""
 
     packages: dict[str, int]
@@ -92,7 +92,7 @@ def solidity_lines(source: str) -> int:
     return sum(1 for line in stripped if line and not line.startswith(("//", "/*", "*")))
 
 
-def count_lines(root: Path, paths: Iterable[str]) -> Lines:
+def count_lines(root: Path, paths: Iterable[str]) -> LineCounts:
     """Count a tree.
 
     Args:
@@ -110,7 +110,7 @@ def count_lines(root: Path, paths: Iterable[str]) -> Lines:
         count = code_lines((root / name).read_text(encoding="utf-8"))
         packages[path.parts[0]] += count
         pay += count if is_pay(path) else 0
-    return Lines(packages=dict(sorted(packages.items())), pay=pay, solidity=solidity)
+    return LineCounts(packages=dict(sorted(packages.items())), pay=pay, solidity=solidity)
 
 
 def is_pay(path: PurePosixPath) -> bool:

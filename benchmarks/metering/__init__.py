@@ -9,15 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from coordinator.core.settlement.sealing import Metering
+from hypergpu.chain.local.anvil import AnvilOptions, running_anvil
+
 from benchmarks.metering.rates import Amounts, rates
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.metering.faults import Faults, Outcome, run_through
 from benchmarks.ours.metering.gas import naive, of_an_epoch
 from benchmarks.ours.metering.plan import Plan
 from benchmarks.ours.metering.training import Effort, training_figures
-from benchmarks.table.parts import Figures, Parts
-from coordinator.core.settlement.sealing import Metering
-from hypergpu.chain.local.anvil import AnvilOptions, running_anvil
+from benchmarks.table.parts import BenchmarkParts, PartFigures
 
 _NODES = 10
 _SEED = 5
@@ -49,10 +50,10 @@ FULL = Sizes(
 )
 
 
-def parts(is_quick: bool) -> Parts:
+def parts(is_quick: bool) -> BenchmarkParts:
     """Its parts, each on a chain of its own."""
     sizes = QUICK if is_quick else FULL
-    return Parts(
+    return BenchmarkParts(
         title="Receipts on Anvil, blocks of 30 M gas each second, 10 nodes",
         columns=("", "value"),
         parts={
@@ -68,15 +69,15 @@ def parts(is_quick: bool) -> Parts:
     )
 
 
-def _in_folder(measure: Callable[[Path], Figures]) -> Callable[[], Figures]:
-    def part() -> Figures:
+def _in_folder(measure: Callable[[Path], PartFigures]) -> Callable[[], PartFigures]:
+    def part() -> PartFigures:
         with tempfile.TemporaryDirectory() as name:
             return measure(Path(name))
 
     return part
 
 
-def _healthy(folder: Path, sizes: Sizes) -> Figures:
+def _healthy(folder: Path, sizes: Sizes) -> PartFigures:
     """Epochs of a second, in which each node earns five receipts; nothing goes wrong.
 
     Raises:
@@ -90,7 +91,7 @@ def _healthy(folder: Path, sizes: Sizes) -> Figures:
         "payment_p99_s": _p99(outcome.times.paid),
         "payment_final_p99_s": _p99(outcome.times.final),
     }
-    return Figures(
+    return PartFigures(
         rows=_in_seconds(seconds),
         metrics=seconds,
         notes=(
@@ -100,7 +101,7 @@ def _healthy(folder: Path, sizes: Sizes) -> Figures:
     )
 
 
-def _faulty(folder: Path, sizes: Sizes) -> Figures:
+def _faulty(folder: Path, sizes: Sizes) -> PartFigures:
     faults = sizes.faults
     outcome = _outcome(folder, sizes.receipts_through_faults // _NODES, 25, faults)
     what_went_wrong = f"{faults.kills} SIGKILLs, {faults.reorganisations} reorganisations"
@@ -110,7 +111,7 @@ def _faulty(folder: Path, sizes: Sizes) -> Figures:
         "payment_final_max_faults_s": max(outcome.times.final),
     }
     errors = len(outcome.errors)
-    return Figures(
+    return PartFigures(
         rows=[
             [f"errors after {receipts}, {what_went_wrong} of 3 and 12", f"{errors}"],
             *_in_seconds(seconds),
@@ -120,13 +121,13 @@ def _faulty(folder: Path, sizes: Sizes) -> Figures:
     )
 
 
-def _gas(folder: Path) -> Figures:
+def _gas(folder: Path) -> PartFigures:
     gas = {
         "gas_aggregate": of_an_epoch(folder / "aggregate", Metering.BATCHED, 10_000),
         "gas_packed": of_an_epoch(folder / "packed", Metering.PACKED, 1_000),
         "gas_naive": naive(folder / "naive"),
     }
-    return Figures(
+    return PartFigures(
         rows=[[name, f"{used:,.1f}"] for name, used in gas.items()],
         metrics=gas,
         notes=(

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.ours.metering.speed import Rate, end_to_end, one_by_one, presigned
-from benchmarks.table.parts import Figures
 from coordinator.core.settlement.sealing import SealingRule
+
+from benchmarks.ours.metering.speed import Rate, end_to_end, one_by_one, presigned
+from benchmarks.table.parts import PartFigures
 
 RECEIPTS_PER_BATCH = SealingRule().receipts_max
 
@@ -19,7 +20,7 @@ class Amounts(NamedTuple):
     one_by_one: int
 
 
-def rates(folder: Path, amounts: Amounts) -> Figures:
+def rates(folder: Path, amounts: Amounts) -> PartFigures:
     """Measure all three, each on a chain of its own."""
     measured = {
         "receipts_per_s": presigned(
@@ -40,7 +41,7 @@ def rates(folder: Path, amounts: Amounts) -> Figures:
         "journal into blocks.",
         "Limits: in the same run. CPU: of all threads of our process, and of Anvil's.",
     )
-    return Figures(rows=rows, metrics=_metrics(measured), notes=notes)
+    return PartFigures(rows=rows, metrics=_metrics(measured), notes=notes)
 
 
 def _rows(name: str, rate: Rate) -> list[list[str]]:

@@ -16,7 +16,7 @@ _RESAMPLES = 1_000
 _SEED = 1
 
 
-class Estimate(NamedTuple):
+class IntervalEstimate(NamedTuple):
     """What was found; with 95 % confidence it lies in [low, high]."""
 
     value: float
@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
         return " MISSED" if self.low > most else " not shown"
 
 
-def median_of(readings: Sequence[float]) -> Estimate:
+def median_of(readings: Sequence[float]) -> IntervalEstimate:
     """The median, between two of the readings: a sign test's interval.
 
     Raises:
@@ -40,10 +40,10 @@ def median_of(readings: Sequence[float]) -> Estimate:
     if count < LEAST:
         raise ValueError(f"{count} readings have no interval, {LEAST} at least do")
     found = stats.quantile_test(readings, p=0.5).confidence_interval()
-    return Estimate(float(np.median(readings)), float(found.low), float(found.high))
+    return IntervalEstimate(float(np.median(readings)), float(found.low), float(found.high))
 
 
-def resampled(figure: Callable[[Sequence[int]], float], groups: int) -> Estimate:
+def bootstrap_estimate(figure: Callable[[Sequence[int]], float], groups: int) -> IntervalEstimate:
     """A figure of groups of readings, its interval by drawing groups again (percentile bootstrap).
 
     Args:
@@ -58,4 +58,4 @@ def resampled(figure: Callable[[Sequence[int]], float], groups: int) -> Estimate
         method="percentile",
         rng=_SEED,
     ).confidence_interval
-    return Estimate(figure(range(groups)), float(found.low), float(found.high))
+    return IntervalEstimate(figure(range(groups)), float(found.low), float(found.high))

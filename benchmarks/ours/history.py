@@ -43,7 +43,7 @@ _NOW = Milliseconds(0)
 _PARTITION_SAMPLES = Samples(1 << 16)
 
 
-class Stage(NamedTuple):
+class PreparedJob(NamedTuple):
     """What the job's data folder holds."""
 
     nodes: tuple[NodeId, ...]
@@ -65,10 +65,10 @@ def spec_of(parameters: int, nodes: int, every: int) -> JobSpec:
     )
 
 
-def make_history(data_dir: Path, spec: JobSpec, rounds: int) -> Stage:
+def make_history(data_dir: Path, spec: JobSpec, rounds: int) -> PreparedJob:
     """Leave in ``data_dir`` what a coordinator leaves that dies after so many rounds."""
     data_dir.mkdir(parents=True)
-    stage = _staged(data_dir, spec, rounds)
+    stage = _prepare_folder(data_dir, spec, rounds)
     save_layout(data_dir / "jobs" / JOB, stage.layout)
     journal = SqlJournal(str(data_dir / "journal.sqlite"))
     try:
@@ -80,7 +80,7 @@ def make_history(data_dir: Path, spec: JobSpec, rounds: int) -> Stage:
     return stage
 
 
-def _staged(data_dir: Path, spec: JobSpec, rounds: int) -> Stage:
+def _prepare_folder(data_dir: Path, spec: JobSpec, rounds: int) -> PreparedJob:
     blobs = DiskBlobs(data_dir, Space(data_dir))
     entry = find(spec.workload)
     layout = numpy_layout(build(entry, spec.options))
@@ -99,7 +99,7 @@ def _staged(data_dir: Path, spec: JobSpec, rounds: int) -> Stage:
         updates=(stored,) * spec.training.nodes,
         output_dir=blobs.work_path("fold").parent,
     )
-    before = _adopted(blobs, fold(request), base, rounds - 1, spec)
+    before = _adopt_model(blobs, fold(request), base, rounds - 1, spec)
     if before.outer_state is None:
         raise AssertionError("the default outer optimizer leaves an outer state")
     state = before.outer_state.digest
@@ -112,12 +112,12 @@ def _staged(data_dir: Path, spec: JobSpec, rounds: int) -> Stage:
         updates=request.updates,
         output_dir=request.output_dir,
     )
-    newest = _adopted(blobs, fold(again), before.blob, rounds, spec)
+    newest = _adopt_model(blobs, fold(again), before.blob, rounds, spec)
     keys = (IdentityKey.generate() for _ in range(spec.training.nodes))
-    return Stage(tuple(key.node_id for key in keys), spec, layout, update, (before, newest))
+    return PreparedJob(tuple(key.node_id for key in keys), spec, layout, update, (before, newest))
 
 
-def _adopted(
+def _adopt_model(
     blobs: DiskBlobs, result: FoldResult, base: BlobRef, number: int, spec: JobSpec
 ) -> Model:
     kept = {file: BlobRef(file.digest, file.size_bytes) for file in result.files}
@@ -132,7 +132,7 @@ def _adopted(
 class _Past:
     """Answers every command with the event that a healthy world would answer with."""
 
-    def __init__(self, journal: SqlJournal, stage: Stage, rounds: int) -> None:
+    def __init__(self, journal: SqlJournal, stage: PreparedJob, rounds: int) -> None:
         self._stage = stage
         self._rounds = rounds
         self._driver = Driver(journal)

@@ -2,14 +2,11 @@
 
 import itertools
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from benchmarks.ours.cluster import BenchmarkError, Running, running
-from hypergpu.client.calls import body
-from hypergpu.jobfile import spec_json
-from hypergpu.jobfile.spec import Codec, Evaluation, Inner, JobSpec, Outer, Training
+from hypergpu.client import JobEvent
+from hypergpu.jobfile.spec import CodecChoice, Evaluation, Inner, JobSpec, Outer, Training
 
 WARM_UP_ROUNDS = 3
 """The first rounds start workers, send a new model whole and touch memory for the first time."""
@@ -23,7 +20,7 @@ def spec_of(parameters: int, nodes: int, rounds: int) -> JobSpec:
         training=Training(rounds=rounds, inner_steps=1, nodes=nodes),
         inner=Inner(),
         outer=Outer(learning_rate=1.0, momentum=0.0),
-        codec=Codec(up="fp32", down="fp32"),
+        codec=CodecChoice(up="fp32", down="fp32"),
         evaluation=Evaluation(every=rounds),
     )
 
@@ -43,20 +40,14 @@ def our_seconds(
 def trained_seconds(cluster: Running, spec: JobSpec) -> tuple[float, ...]:
     """Run a job to its end and give the seconds of each round after the warm-up."""
     with cluster.client() as client:
-        job_id = client.create_job(spec_json(spec), None)
+        job_id = client.submit(spec)
         ends_ms = [
-            int(fields["at_ms"])
-            for kind, fields in _events(client.watch(job_id, 0))
-            if kind == "RoundRecorded"
+            update.at_ms
+            for update in client.watch(job_id)
+            if isinstance(update, JobEvent) and update.kind == "RoundRecorded"
         ]
         summary = client.job(job_id).job
     if summary.phase != "finished" or len(ends_ms) != spec.training.rounds:
         raise BenchmarkError(f"the job is {summary.phase}: {summary.reason}")
     measured = ends_ms[WARM_UP_ROUNDS - 1 :]
     return tuple((after - before) / 1000 for before, after in itertools.pairwise(measured))
-
-
-def _events(messages: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    for message in messages:
-        if message.HasField("event"):
-            yield message.event.kind, body(message.event)

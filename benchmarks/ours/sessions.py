@@ -37,7 +37,7 @@ _CAPABLE = Ready(
 )
 
 
-class Spread(msgspec.Struct, frozen=True):
+class SessionSpread(msgspec.Struct, frozen=True):
     """What a process is told on its standard input, first line."""
 
     sessions: int
@@ -77,7 +77,9 @@ class RoundTrips:
         structlog.configure(processors=[take], wrapper_class=debug)
 
 
-async def daemons(spread: Spread, trips: RoundTrips, owner: ExitStack) -> list[asyncio.Task[Any]]:
+async def daemons(
+    spread: SessionSpread, trips: RoundTrips, owner: ExitStack
+) -> list[asyncio.Task[Any]]:
     """Join and run daemons, each with a state folder and a TCP connection of its own."""
     trips.hear_logs()
     token = parse_token(spread.token)
@@ -91,7 +93,7 @@ async def daemons(spread: Spread, trips: RoundTrips, owner: ExitStack) -> list[a
     return tasks
 
 
-async def streams(spread: Spread, trips: RoundTrips) -> list[asyncio.Task[Any]]:
+async def streams(spread: SessionSpread, trips: RoundTrips) -> list[asyncio.Task[Any]]:
     """Open streams on which a message of a heartbeat's size goes out and comes back."""
     tasks: list[asyncio.Task[Any]] = []
     for _ in range(spread.sessions):
@@ -118,7 +120,9 @@ async def _stream(address: str, trips: RoundTrips) -> None:
 async def serve_sessions(owner: ExitStack) -> None:
     """Open the sessions, say so, wait for the word, measure, report."""
     loop = asyncio.get_running_loop()
-    spread = msgspec.json.decode(await loop.run_in_executor(None, sys.stdin.readline), type=Spread)
+    spread = msgspec.json.decode(
+        await loop.run_in_executor(None, sys.stdin.readline), type=SessionSpread
+    )
     trips = RoundTrips(spread.sessions)
     if spread.token:
         tasks = await daemons(spread, trips, owner)

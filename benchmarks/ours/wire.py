@@ -36,7 +36,7 @@ def assigned_round(address: str, node: NodeId, workload: tuple[str, int]) -> int
     with grpc.insecure_channel(address, options=_OPTIONS) as channel:
         stub = node_pb2_grpc.NodeServiceStub(channel)
         call = stub.Control(
-            _spoken(said), metadata=metadata, timeout=_DEADLINE_S, wait_for_ready=True
+            _requests(said), metadata=metadata, timeout=_DEADLINE_S, wait_for_ready=True
         )
         try:
             for message in call:
@@ -47,7 +47,7 @@ def assigned_round(address: str, node: NodeId, workload: tuple[str, int]) -> int
     raise RuntimeError("the coordinator closed the stream without an assignment")
 
 
-def _spoken(
+def _requests(
     said: "queue.SimpleQueue[node_pb2.ControlRequest | None]",
 ) -> Iterator[node_pb2.ControlRequest]:
     while (message := said.get()) is not None:

@@ -35,7 +35,7 @@ class TimedAverage(flwr.server.strategy.FedAvg):
         return aggregate
 
 
-class Node(flwr.client.NumPyClient):
+class LeanNode(flwr.client.NumPyClient):
     """A node whose training takes no time."""
 
     def __init__(self, parameters: int, rank: int) -> None:
@@ -71,7 +71,7 @@ def main() -> None:
     if options.rank >= 0:
         flwr.client.start_client(
             server_address=options.address,
-            client=Node(options.parameters, options.rank).to_client(),
+            client=LeanNode(options.parameters, options.rank).to_client(),
             grpc_max_message_length=MESSAGE_LIMIT,
         )
         return

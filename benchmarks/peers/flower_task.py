@@ -20,7 +20,7 @@ LINKED_PORT = 9092
 """Of the hub, behind links of its own."""
 
 
-class Task(NamedTuple):
+class FlowerTask(NamedTuple):
     """What is trained; the fields are options of the command line."""
 
     packages: str
@@ -32,19 +32,19 @@ class Task(NamedTuple):
     floor_ms: int
 
 
-def task_of(words: Sequence[str]) -> tuple[Task, list[str]]:
+def task_of(words: Sequence[str]) -> tuple[FlowerTask, list[str]]:
     """Read a task's options; whatever else was given is handed back."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    for name, kind in Task.__annotations__.items():
+    for name, kind in FlowerTask.__annotations__.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, required=True)
     known, others = parser.parse_known_args(words)
-    return Task(**vars(known)), others
+    return FlowerTask(**vars(known)), others
 
 
-class Training:
+class FlowerTraining:
     """The product's workload and judge."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: FlowerTask) -> None:
         if task.packages not in sys.path:
             sys.path.append(task.packages)
         import torch
@@ -84,7 +84,7 @@ class Learner:
         rank: Which of the job's nodes it is.
     """
 
-    def __init__(self, training: Training, rank: int) -> None:
+    def __init__(self, training: FlowerTraining, rank: int) -> None:
         from gpu_node.shell.worker.trainer.paced import Pace, PacedTrainer
         from gpu_node.shell.worker.trainer.torch_trainer import TorchTrainer
         from hypergpu.units import Bytes
@@ -105,7 +105,7 @@ class Learner:
             self._training.spec.training.inner_steps * self._training.spec.training.batch_size
         )
 
-    def trained(self, parameters: Any, number: int) -> Any:
+    def train(self, parameters: Any, number: int) -> Any:
         """The parameters after the inner steps of round ``number``, which counts from 1."""
         from gpu_node.shell.worker.trainer.interface import Start
         from hypergpu.tensors.layout import Flat
@@ -134,7 +134,7 @@ class Learner:
         return indices.reshape(shape.inner_steps, shape.batch_size)
 
 
-class Ends(NamedTuple):
+class HubEnds(NamedTuple):
     """Where the hub listens, and what goes before a node's command to run it at its own end."""
 
     hub: str
@@ -143,14 +143,14 @@ class Ends(NamedTuple):
     """The prefix, and the hub's address as it is dialled from there."""
 
 
-def ends(nodes: int) -> Ends:
+def ends(nodes: int) -> HubEnds:
     """The ends of the links that netsim holds open, or of loopback when it holds none."""
     sites = json.loads(os.environ.get("NETSIM_SITES") or "null")
     if sites is None:
         hub = f"{LOOPBACK}:{free_port()}"
-        return Ends(hub, [([], hub)] * nodes)
+        return HubEnds(hub, [([], hub)] * nodes)
     far = [
         ([*site.get("prefix", [])], f"{site['dials']}:{LINKED_PORT}")
         for site in sites["nodes"].values()
     ]
-    return Ends(f"{sites['coordinator']['dials']}:{LINKED_PORT}", far[:nodes])
+    return HubEnds(f"{sites['coordinator']['dials']}:{LINKED_PORT}", far[:nodes])

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import flwr
 
-from benchmarks.peers.flower_task import Learner, Task, Training, ends, task_of
+from benchmarks.peers.flower_task import FlowerTask, FlowerTraining, Learner, ends, task_of
 from benchmarks.peers.measured import DEADLINE_S
 
 MESSAGE_LIMIT = (1 << 31) - 1
@@ -25,10 +25,10 @@ RANK = "FLOWER_RANK"
 """Set for nodes: which one it is, and where the hub is."""
 ADDRESS = "FLOWER_ADDRESS"
 CHURN = "--churn="
-"""The option that holds `Churn` as JSON."""
+"""The option that holds `NodeChurn` as JSON."""
 
 
-class Churn(NamedTuple):
+class NodeChurn(NamedTuple):
     """What is done to nodes that train; times count from the opening of the first round."""
 
     kills: Sequence[tuple[float, Sequence[int]]] = ()
@@ -45,19 +45,19 @@ class OverError(Exception):
     """There is no need to go on: the target is reached, or the time is up."""
 
 
-class Node(flwr.client.NumPyClient):
+class FlowerNode(flwr.client.NumPyClient):
     """Trains a shard a round."""
 
-    def __init__(self, task: Task, rank: int) -> None:
-        self._learner = Learner(Training(task), rank)
+    def __init__(self, task: FlowerTask, rank: int) -> None:
+        self._learner = Learner(FlowerTraining(task), rank)
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> Any:
         """Take the inner steps and answer with the parameters after them."""
-        after = self._learner.trained(parameters[0], int(config["round"]))
+        after = self._learner.train(parameters[0], int(config["round"]))
         return [after], self._learner.samples, {}
 
 
-class Nodes:
+class FlowerNodes:
     """The nodes' processes: each can be killed and started again.
 
     Args:
@@ -96,7 +96,7 @@ class Nodes:
             for rank in list(self._running):
                 self.kill(rank)
 
-    def suffer(self, churn: Churn) -> None:
+    def suffer(self, churn: NodeChurn) -> None:
         """Kill and start by the script, from now on."""
         deeds = [(at_s, self.kill, rank) for at_s, ranks in churn.kills for rank in ranks]
         deeds += [(at_s + churn.away_s, self.start, rank) for at_s, _, rank in deeds]
@@ -106,14 +106,14 @@ class Nodes:
             deed(rank)
 
 
-class Account:
+class RoundAccount:
     """What became of the rounds; every model is judged beside the rounds after it.
 
     Args:
         training: Judges.
     """
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: FlowerTraining) -> None:
         self.began_s = 0.0
         self.ends_s: list[float] = []
         self.updates: list[int] = []
@@ -128,9 +128,9 @@ class Account:
         self.updates.append(updates)
         if parameters is not None:
             self._model = flwr.common.parameters_to_ndarrays(parameters)[0]
-        self._metrics.append(self._judging.submit(self._judged, self._model, len(self.ends_s)))
+        self._metrics.append(self._judging.submit(self._judge, self._model, len(self.ends_s)))
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """All of it, once every model is judged."""
         metrics = [each.result() for each in self._metrics]
         return {
@@ -139,7 +139,7 @@ class Account:
             "updates": self.updates[: len(metrics)],
         }
 
-    def _judged(self, model: Any, number: int) -> float:
+    def _judge(self, model: Any, number: int) -> float:
         accuracy = self._training.accuracy(model)
         target, rounds = self._training.spec.evaluation.target, self._training.task.rounds
         # After the last round the run ends by itself.
@@ -159,10 +159,10 @@ class AccountedAverage(flwr.server.strategy.FedAvg):
     """
 
     def __init__(
-        self, account: Account, opened: Callable[[], None], nodes: int, **settings: Any
+        self, account: RoundAccount, start_churn: Callable[[], None], nodes: int, **settings: Any
     ) -> None:
         super().__init__(**settings)
-        self._account, self._opened, self._nodes = account, opened, nodes
+        self._account, self._opened, self._nodes = account, start_churn, nodes
 
     def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
         """Average as usual."""
@@ -179,12 +179,14 @@ class AccountedAverage(flwr.server.strategy.FedAvg):
         return super().configure_fit(server_round, parameters, client_manager)
 
 
-def serve(training: Training, churn: Churn, hub: str, nodes: Nodes) -> dict[str, Any]:
+def serve(
+    training: FlowerTraining, churn: NodeChurn, hub: str, nodes: FlowerNodes
+) -> dict[str, Any]:
     """Run the rounds: what each took since the first was opened, and how good its model is."""
-    account = Account(training)
+    account = RoundAccount(training)
     count = training.spec.training.nodes
 
-    def opened() -> None:
+    def start_churn() -> None:
         signal.setitimer(signal.ITIMER_REAL, churn.limit_s)
         threading.Thread(target=nodes.suffer, args=[churn], daemon=True).start()
 
@@ -194,7 +196,7 @@ def serve(training: Training, churn: Churn, hub: str, nodes: Nodes) -> dict[str,
 
     strategy = AccountedAverage(
         account,
-        opened,
+        start_churn,
         count,
         fraction_evaluate=0.0,
         min_fit_clients=churn.least or count,
@@ -214,14 +216,14 @@ def serve(training: Training, churn: Churn, hub: str, nodes: Nodes) -> dict[str,
         pass
     finally:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
-    return account.told()
+    return account.report()
 
 
-def be_node(task: Task, rank: int) -> None:
+def be_node(task: FlowerTask, rank: int) -> None:
     """Train for the hub until it says that it is over."""
     flwr.client.start_client(
         server_address=os.environ[ADDRESS],
-        client=Node(task, rank).to_client(),
+        client=FlowerNode(task, rank).to_client(),
         grpc_max_message_length=MESSAGE_LIMIT,
     )
 
@@ -243,10 +245,10 @@ def main() -> None:
         be_node(task, int(rank))
         return
     told = next((word for word in others if word.startswith(CHURN)), f"{CHURN}{{}}")
-    churn = Churn(**json.loads(told.removeprefix(CHURN)))
-    training = Training(task)
+    churn = NodeChurn(**json.loads(told.removeprefix(CHURN)))
+    training = FlowerTraining(task)
     hub, words = commands(training.spec.training.nodes)
-    nodes = Nodes(words)
+    nodes = FlowerNodes(words)
     try:
         print(json.dumps(serve(training, churn, hub, nodes)), flush=True)
     finally:

@@ -19,7 +19,7 @@ from benchmarks.peers.flower_deployed import (
     supernode,
     wait_for_lines,
 )
-from benchmarks.peers.flower_task import Ends, Training, ends, task_of
+from benchmarks.peers.flower_task import FlowerTraining, HubEnds, ends, task_of
 from benchmarks.peers.measured import running
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ APP = Path(__file__).parent / "flower_trained_app"
 LIMIT_S = 1500
 
 
-def commands(found: Ends, home: Path) -> list[list[str]]:
+def commands(found: HubEnds, home: Path) -> list[list[str]]:
     """What starts the hub and the nodes, which share nothing but what they send."""
     nodes = []
     for rank, (prefix, dialled) in enumerate(found.nodes):
@@ -38,7 +38,7 @@ def commands(found: Ends, home: Path) -> list[list[str]]:
     return [superlink(found.hub), *nodes]
 
 
-def outcome(training: Training, home: Path, lines: list[str]) -> dict[str, Any]:
+def outcome(training: FlowerTraining, home: Path, lines: list[str]) -> dict[str, Any]:
     """When each round ended since the first was opened, and how good its model is."""
     ends_s, updates = zip(*map(json.loads, lines), strict=True)
     models = [(home / f"{number}.f32").read_bytes() for number in range(1, len(lines) + 1)]
@@ -49,7 +49,7 @@ def outcome(training: Training, home: Path, lines: list[str]) -> dict[str, Any]:
 def main() -> None:
     """Start hub and nodes, run the app, tell of its rounds."""
     task, _ = task_of(sys.argv[1:])
-    training = Training(task)
+    training = FlowerTraining(task)
     found = ends(training.spec.training.nodes)
     # The apps import what they train from here.
     os.environ["PYTHONPATH"] = str(ROOT)

@@ -1,4 +1,4 @@
-"""What a benchmark returns: a table for people, and metrics for whoever checks our claims."""
+"""The outcome of a benchmark: a table for people, and rows of figures for the results file."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ import rich.table
 from rich.console import Console
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True):
+class ResultTable(msgspec.Struct, frozen=True, kw_only=True):
     """One benchmark's outcome. Rows hold text, formatted as a person wants to read it."""
 
     title: str
@@ -19,18 +19,23 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     rows: Sequence[Sequence[str]]
     metrics: Mapping[str, float]
     notes: Sequence[str] = ()
-    """What a reader must know to trust the figures: sizes, repeats, what was left out."""
+    """Sizes, repeats, omissions: whatever a reader must know to trust the figures."""
+    is_partial: bool = False
+    """Whether a part of it brought no figures."""
 
 
-class Record(msgspec.Struct, frozen=True):
-    """The file that a benchmark leaves in ``benchmarks/results``."""
+class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured figure, as ``benchmarks/results`` keeps it."""
 
+    key: str
+    value: float
+    date: str
+    """Day of the run, as YYYY-MM-DD."""
     machine: str
     command: str
-    metrics: Mapping[str, float]
 
 
-def print_table(table: Table, console: Console) -> None:
+def print_table(table: ResultTable, console: Console) -> None:
     """Print a table with rules on a terminal, and as plain aligned columns elsewhere."""
     box = rich.box.ROUNDED if console.is_terminal else None
     drawn = rich.table.Table(title=table.title, title_justify="left", box=box, pad_edge=False)
@@ -43,11 +48,30 @@ def print_table(table: Table, console: Console) -> None:
         console.print(note, style="dim", highlight=False)
 
 
-def write_record(record: Record, path: Path) -> None:
-    """Write the metrics as indented JSON with a final newline."""
+def rows_of(metrics: Mapping[str, float], command: str, date: str) -> list[ResultRow]:
+    """Return the rows of metrics that this machine measured."""
+    here = machine()
+    return [
+        ResultRow(key=key, value=value, date=date, machine=here, command=command)
+        for key, value in metrics.items()
+    ]
+
+
+def read_rows(path: Path) -> list[ResultRow]:
+    """Return the rows of a results file; none where there is no file."""
+    return msgspec.json.decode(path.read_bytes(), type=list[ResultRow]) if path.exists() else []
+
+
+def merge_rows(rows: Sequence[ResultRow], path: Path) -> None:
+    """Write rows beside those that the file has of other keys."""
+    merged = {row.key: row for row in (*read_rows(path), *rows)}
+    write_rows(list(merged.values()), path)
+
+
+def write_rows(rows: Sequence[ResultRow], path: Path) -> None:
+    """Replace a results file: indented JSON with a final newline."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = msgspec.json.format(msgspec.json.encode(record), indent=2)
-    path.write_bytes(text + b"\n")
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=2) + b"\n")
 
 
 def machine() -> str:

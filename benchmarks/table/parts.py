@@ -1,86 +1,84 @@
 """A benchmark in parts: each is shown and kept as it ends, and can be run alone."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
 from benchmarks.ours.cluster import BenchmarkError
-from benchmarks.table import Record, Table, write_record
+from benchmarks.table import ResultTable
 
-_BY_PARTS = ", its parts one by one"
+_MISSED = "MISSED,"
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows for people, metrics for whoever checks."""
+class PartFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of one part: rows for people, metrics for the results file."""
 
     rows: Sequence[Sequence[str]] = ()
     metrics: Mapping[str, float] = {}
     notes: Sequence[str] = ()
 
 
-class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a benchmark measures, one after another."""
+class BenchmarkParts(msgspec.Struct, frozen=True, kw_only=True):
+    """A benchmark that measures one part after another."""
 
     title: str
     columns: Sequence[str]
-    parts: Mapping[str, Callable[[], Figures]]
-    """By name; in this order."""
+    parts: Mapping[str, Callable[[], PartFigures]]
+    """Measurements by name, in the order to run them."""
     notes: Callable[[], Sequence[str]] = tuple
-    """On all of them: asked for behind the last."""
+    """Returns notes on all parts, after the last one ran."""
 
 
-def measured(whole: Parts, names: Sequence[str], ended: Callable[[Table], None]) -> Table:
-    """Measure some parts. What was never reached or broke is a note, not a figure.
+def run_parts(
+    whole: BenchmarkParts, names: Sequence[str], show: Callable[[ResultTable], None]
+) -> ResultTable:
+    """Measure some parts.
 
     Args:
         whole: The benchmark.
-        names: Of parts.
-        ended: Given each part's table as soon as it is there.
+        names: The parts to run.
+        show: Called with each part's table as soon as it is there.
     """
-    found: list[Figures] = []
+    found: list[PartFigures] = []
     for name in names:
-        part = figures_of(name, whole.parts[name])
-        ended(_table(f"{whole.title}: {name}", whole.columns, part))
+        part = measure_part(name, whole.parts[name])
+        show(_table(f"{whole.title}: {name}", whole.columns, part, is_partial=True))
         found.append(part)
-    every = merged([*found, Figures(notes=whole.notes())])
-    return _table(whole.title, whole.columns, every)
+    every = merge_figures([*found, PartFigures(notes=whole.notes())])
+    is_partial = {*names} != {*whole.parts} or any(map(_is_missed, every.notes))
+    return _table(whole.title, whole.columns, every, is_partial=is_partial)
 
 
-def _table(title: str, columns: Sequence[str], found: Figures) -> Table:
-    return Table(
-        title=title, columns=columns, rows=found.rows, metrics=found.metrics, notes=found.notes
+def measure_part(name: str, part: Callable[[], PartFigures]) -> PartFigures:
+    """Measure one part. Where it breaks, a note says so and there is no figure."""
+    try:
+        return part()
+    except BenchmarkError as error:
+        return PartFigures(notes=[f"{_MISSED} {name}: {error}"])
+
+
+def _is_missed(note: str) -> bool:
+    return note.startswith(_MISSED)
+
+
+def _table(
+    title: str, columns: Sequence[str], found: PartFigures, *, is_partial: bool
+) -> ResultTable:
+    return ResultTable(
+        title=title,
+        columns=columns,
+        rows=found.rows,
+        metrics=found.metrics,
+        notes=found.notes,
+        is_partial=is_partial,
     )
 
 
-def merged(parts: Iterable[Figures]) -> Figures:
-    """All parts, in order."""
+def merge_figures(parts: Iterable[PartFigures]) -> PartFigures:
+    """Join the figures of parts, in order."""
     every = list(parts)
-    return Figures(
+    return PartFigures(
         rows=[row for part in every for row in part.rows],
         metrics={key: value for part in every for key, value in part.metrics.items()},
         notes=[note for part in every for note in part.notes],
     )
-
-
-def figures_of(name: str, part: Callable[[], Figures]) -> Figures:
-    """A part's figures; what was never reached or broke is a note, not a figure."""
-    try:
-        return part()
-    except BenchmarkError as missed:
-        return Figures(notes=[f"MISSED, {name}: {missed}"])
-
-
-def merge_record(record: Record, path: Path) -> None:
-    """Write a part's metrics beside those of the other parts, if they are of the same effort.
-
-    Args:
-        record: Of the part, with the command for all of them.
-        path: What another machine measured there, or a quick run, is written over.
-    """
-    metrics, known = record.metrics, {record.command, record.command + _BY_PARTS}
-    if path.exists():
-        before = msgspec.json.decode(path.read_bytes(), type=Record)
-        if before.machine == record.machine and before.command in known:
-            metrics = {**before.metrics, **metrics}
-    write_record(Record(record.machine, record.command + _BY_PARTS, metrics), path)

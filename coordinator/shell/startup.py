@@ -188,7 +188,12 @@ class Coordinator:
         await asyncio.to_thread(self._write_operator_token, token_file, addresses)
         await self._listeners.start(servicers, self._tokens, self._guesses)
         self._health.set_serving(is_serving=True)
-        self._announce(addresses, token_file)
+        try:
+            self._announce(addresses, token_file)
+        except HyperGPUError:
+            # Standard output takes nothing: nobody would learn where this listens.
+            await self._listeners.stop(0)
+            raise
 
     def _announce(self, addresses: tuple[str, ...], token_file: Path) -> None:
         host = self._settings.listen
@@ -281,7 +286,8 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as broken:
         detail = f"the folder {folder} cannot be made: {broken.strerror}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+        fix = "choose a folder that you may write: --data-dir FOLDER"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
 
 
 def _opened_parts(settings: Settings) -> Parts:

@@ -7,15 +7,11 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.cli.commands import (
-    compare,
-    inspect,
-    jobs,
-    machine,
-    nodes,
-    tokens,
-)
+from hypergpu.cli import job, machine, node, token
+from hypergpu.errors import HyperGPUError
 from hypergpu.terminal.commands import Commands
+from hypergpu.terminal.failure import report
+from hypergpu.terminal.streams import prepare_streams
 
 app = typer.Typer(
     name="hypergpu",
@@ -28,9 +24,9 @@ app = typer.Typer(
 )
 app.command()(machine.up)
 app.command()(machine.join)
-app.add_typer(jobs.app, name="job")
-app.add_typer(nodes.app, name="node")
-app.add_typer(tokens.app, name="token")
+app.add_typer(job.app, name="job")
+app.add_typer(node.app, name="node")
+app.add_typer(token.app, name="token")
 for _plugin in entry_points(group="hypergpu.cli"):
     app.add_typer(_plugin.load(), name=_plugin.name)
 app.command()(machine.demo)
@@ -41,10 +37,10 @@ app.command(
         "help_option_names": [],
     }
 )(machine.netsim)
-app.command()(compare.compare)
-app.command()(inspect.doctor)
-app.command()(inspect.env)
-app.add_typer(inspect.config, name="config")
+app.command()(machine.compare)
+app.command()(machine.doctor)
+app.command()(machine.env)
+app.add_typer(machine.config, name="config")
 
 
 def _say_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer calls it
@@ -71,7 +67,10 @@ def main() -> None:
     # What gRPC logs of its own accord is said again by our errors. Programs we start inherit this.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
+        prepare_streams()
         app(prog_name="hypergpu")
+    except HyperGPUError as failure:
+        sys.exit(report(failure))
     except BrokenPipeError:
         # Whoever read our output has enough of it; nothing is left to say to anybody.
         sys.stderr.close()

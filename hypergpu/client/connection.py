@@ -3,6 +3,7 @@
 The secret travels only after the CA's digest was checked against the token.
 """
 
+import asyncio
 import ipaddress
 import socket
 import ssl
@@ -39,13 +40,13 @@ class Target(msgspec.Struct, frozen=True):
     timeout_s: float
 
 
-def target(flags: Mapping[str, str | None]) -> Target:
+def find_target(flags: Mapping[str, str | None], profile: Path | None = None) -> Target:
     """The coordinator that flags, environment and files name.
 
     Raises:
         HyperGPUError: None is named, the token is no token, or nobody listens there.
     """
-    found = resolved(flags)
+    found = resolved(flags, profile)
     token = parse_token(_token_text(found))
     if token.role is Role.NODE:
         detail = "the token is one for nodes: hypergpu join takes it"
@@ -85,7 +86,7 @@ def listening(addresses: tuple[str, ...]) -> str:
     )
 
 
-def open_channel(to: Target) -> grpc.Channel:
+async def open_channel(to: Target) -> grpc.aio.Channel:
     """A channel to the coordinator that the token names, and to no other.
 
     Raises:
@@ -94,11 +95,11 @@ def open_channel(to: Target) -> grpc.Channel:
     """
     if not to.token.authority:
         _check_loopback(to.address)
-        return grpc.insecure_channel(to.address, options=OPTIONS)
-    authority = _authority(to.address, to.token.authority)
+        return grpc.aio.insecure_channel(to.address, options=OPTIONS)
+    authority = await asyncio.to_thread(_authority, to.address, to.token.authority)
     options = (*OPTIONS, ("grpc.ssl_target_name_override", TLS_NAME))
     credentials = grpc.ssl_channel_credentials(root_certificates=authority)
-    return grpc.secure_channel(to.address, credentials, options=options)
+    return grpc.aio.secure_channel(to.address, credentials, options=options)
 
 
 def check_who_answers(to: Target) -> None:

@@ -1,40 +1,44 @@
-"""A job's model as a safetensors file with its card: fetched with resume, written whole."""
+"""A job's model as a safetensors file with its card: fetched with resume, written whole.
 
+Only files that an earlier export of the same job left, unchanged, are replaced without being told.
+"""
+
+import asyncio
+import json
 import os
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
-from hypergpu.client.calls import RESTARTING, Coordinator, pause_s
-from hypergpu.client.export_target import CARD_FIELD, JOB_FIELD, check_replaceable
-from hypergpu.digest import (
-    RunningDigest,
-    digest_from_wire,
-    digest_of,
-    digest_to_wire,
-    running_digest_of_file,
-)
+from hypergpu.client.calls import Calls
+from hypergpu.client.failures import RESTARTING, pause_s
+from hypergpu.client.translation import blob_ref, model_part
+from hypergpu.client.upload import IDLE_TRIES, Report
+from hypergpu.client.values import ModelChunk, ModelHeader
+from hypergpu.digest import RunningDigest, digest_of, running_digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.files import SHARED, write_durably
 from hypergpu.ids import Digest
-from hypergpu.tensors.layout import Kind, Layout, LayoutError, TensorSpec, layout_from_json
-from hypergpu.v1 import job_pb2, tensor_pb2
+from hypergpu.tensors.layout import TensorKind, TensorSpec
+from hypergpu.v1 import job_pb2
 
 MODEL_NAME = "model.safetensors"
 CARD_NAME = "README.md"
-IDLE_TRIES = 5
-_ELEMENT = {Kind.PARAMETER: ("F32", 4), Kind.STATISTIC: ("F32", 4), Kind.INTEGER: ("I64", 8)}
+JOB_FIELD = "hypergpu.job"
+CARD_FIELD = "hypergpu.card"
+"""Digest of the card that was written beside the model."""
+HEADER_BYTES_MAX = 64 << 20
+_ELEMENT = {
+    TensorKind.PARAMETER: ("F32", 4),
+    TensorKind.STATISTIC: ("F32", 4),
+    TensorKind.INTEGER: ("I64", 8),
+}
 
-Report = Callable[[int, int], None]
-"""Told the bytes there are and the bytes there will be."""
 
-
-class ModelFile(msgspec.Struct, frozen=True):
-    """What an export left on disk."""
+class ExportedModel(msgspec.Struct, frozen=True):
+    """Files that an export left on disk."""
 
     model: Path
     card: Path
@@ -43,140 +47,112 @@ class ModelFile(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-class _Offer(msgspec.Struct, frozen=True):
-    """The model a stream announced."""
-
-    digest: Digest
-    size_bytes: int
-    layout: Layout
-    card: str
-
-
-class Order(msgspec.Struct, frozen=True):
+class ExportOrder(msgspec.Struct, frozen=True):
     """Which model to take where."""
 
     job_id: str
     folder: Path
-    """Made when missing; gets `MODEL_NAME` and `CARD_NAME`."""
-    which: str = "latest"
-    """``latest`` or ``best``."""
-    is_overwriting: bool = False
-    """Whether files that no export of this job left may be replaced."""
+    which: str
+    may_overwrite: bool
+
+    @property
+    def part(self) -> Path:
+        """The flat bytes fetched so far."""
+        return self.folder / f".{self.job_id}-{self.which}.part"
+
+    @property
+    def part_digest(self) -> Path:
+        """Names the model that the part belongs to."""
+        return self.part.with_suffix(".digest")
 
 
-def export_model(coordinator: Coordinator, order: Order, report: Report) -> ModelFile:
+async def fetch_model(calls: Calls, order: ExportOrder, report: Report) -> ExportedModel:
     """Fetch a model into a folder; an interrupted fetch goes on the next time.
 
     Raises:
         HyperGPUError: There is no model, it arrived damaged, the folder cannot be written, or it
             holds files that are not this export's to replace.
     """
-    job_id, folder, which = order.job_id, order.folder, order.which
-    model, card = folder / MODEL_NAME, folder / CARD_NAME
+    model, card = order.folder / MODEL_NAME, order.folder / CARD_NAME
     try:
-        if not order.is_overwriting:
-            check_replaceable(model, card, job_id)
-        folder.mkdir(parents=True, exist_ok=True)
-        part = folder / f".{job_id}-{which}.part"
-        offer = _fetch(coordinator, _request(job_id, which), part, report)
-        _write_safetensors(offer, part, model, job_id)
-        write_durably(card, offer.card.encode("utf-8"), mode=SHARED)
-        part.unlink()
+        if not order.may_overwrite:
+            _require_replaceable(model, card, order.job_id)
+        order.folder.mkdir(parents=True, exist_ok=True)
+        header = await _fetch_with_resume(calls, order, report)
+        await asyncio.to_thread(_write_safetensors, header, order.part, model, order.job_id)
+        write_durably(card, header.card.encode("utf-8"), mode=SHARED)
+        order.part.unlink()
     except OSError as broken:
-        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{folder}: {broken.strerror}") from broken
-    return ModelFile(model, card, offer.digest, model.stat().st_size)
+        detail = f"{order.folder}: {broken.strerror}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+    return ExportedModel(model, card, header.digest, model.stat().st_size)
 
 
-def _request(job_id: str, which: str) -> job_pb2.ExportModelRequest:
-    return job_pb2.ExportModelRequest(job_id=job_id, which=which)
-
-
-def _fetch(
-    coordinator: Coordinator, request: job_pb2.ExportModelRequest, part: Path, report: Report
-) -> _Offer:
+async def _fetch_with_resume(calls: Calls, order: ExportOrder, report: Report) -> ModelHeader:
     idle_tries = 0
     while True:
-        _resume_from(request, part)
-        started_at = request.offset
+        request = _request(order)
         try:
-            return _fetched(coordinator, request, part, report)
+            return await _fetch(calls, request, order, report)
         except HyperGPUError as refused:
-            has_moved = part.exists() and part.stat().st_size > started_at
+            has_moved = order.part.exists() and order.part.stat().st_size > request.offset
             idle_tries = 0 if has_moved else idle_tries + 1
-            is_passing = refused.reason in RESTARTING
-            if not is_passing or idle_tries >= IDLE_TRIES:
+            if refused.reason not in RESTARTING or idle_tries >= IDLE_TRIES:
                 raise
-            time.sleep(pause_s(idle_tries))
+            await asyncio.sleep(pause_s(idle_tries))
 
 
-def _named(part: Path) -> Path:
-    return part.with_suffix(".digest")
-
-
-def _resume_from(request: job_pb2.ExportModelRequest, part: Path) -> None:
+def _request(order: ExportOrder) -> job_pb2.ExportModelRequest:
     """Ask for what is missing of the model that the part belongs to."""
+    request = job_pb2.ExportModelRequest(job_id=order.job_id, which=order.which)
     try:
-        digest = Digest(_named(part).read_text("ascii"))
-        size = part.stat().st_size
-        wire = digest_to_wire(digest)
+        digest, size = order.part_digest.read_text("ascii"), order.part.stat().st_size
+        request.digest.CopyFrom(blob_ref(Digest(digest), 0).digest)
+        request.offset = size
     except (OSError, ValueError):
-        part.unlink(missing_ok=True)
-        return
-    request.offset = size
-    request.digest.CopyFrom(tensor_pb2.Digest(value=wire))
+        order.part.unlink(missing_ok=True)
+    return request
 
 
-def _fetched(
-    coordinator: Coordinator, request: job_pb2.ExportModelRequest, part: Path, report: Report
-) -> _Offer:
-    offer: _Offer | None = None
-    running = RunningDigest()
-    with part.open("ab") as file:
-        for message in coordinator.export(request):
-            if message.HasField("header"):
-                offer = _offer(message.header)
-                running = _begun(offer, request, part, file)
-            elif offer is not None:
-                _append(message.chunk, running, file)
-                report(running.size_bytes, offer.size_bytes)
+async def _fetch(
+    calls: Calls, request: job_pb2.ExportModelRequest, order: ExportOrder, report: Report
+) -> ModelHeader:
+    header: ModelHeader | None = None
+    running, step = RunningDigest(), f"model of {order.job_id}"
+    with order.part.open("ab") as file:
+        async for message in calls.stream(calls.jobs.ExportModel, request):
+            part = model_part(message)
+            if isinstance(part, ModelHeader):
+                header = part
+                running = _kept_digest(header, request, order, file)
+            elif header is not None:
+                _append(part, running, file)
+                report(step, running.size_bytes, header.size_bytes)
         file.flush()
         os.fsync(file.fileno())
-    if offer is None or running.size_bytes < offer.size_bytes:
+    if header is None or running.size_bytes < header.size_bytes:
         raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, "the model's stream ended early")
-    report(running.size_bytes, offer.size_bytes)
-    if running.digest() != offer.digest:
-        part.unlink()
-        detail = f"the model arrived as {running.digest()[:16]}..., not {offer.digest[:16]}..."
+    if running.digest() != header.digest:
+        order.part.unlink()
+        detail = f"the model arrived as {running.digest()[:16]}..., not {header.digest[:16]}..."
         raise HyperGPUError(Reason.DIGEST_MISMATCH, detail)
-    _named(part).unlink(missing_ok=True)
-    return offer
+    order.part_digest.unlink(missing_ok=True)
+    return header
 
 
-def _offer(header: job_pb2.ExportHeader) -> _Offer:
-    try:
-        layout = layout_from_json(header.layout_json)
-    except LayoutError as broken:
-        raise HyperGPUError(Reason.CALL_BROKEN, f"the model's layout: {broken}") from broken
-    if layout.model_bytes != header.blob.size_bytes:
-        detail = f"a model of {header.blob.size_bytes} bytes with a layout of {layout.model_bytes}"
-        raise HyperGPUError(Reason.CALL_BROKEN, detail)
-    digest = digest_from_wire(header.blob.digest.value)
-    return _Offer(digest, header.blob.size_bytes, layout, header.model_card)
-
-
-def _begun(
-    offer: _Offer, request: job_pb2.ExportModelRequest, part: Path, file: BinaryIO
+def _kept_digest(
+    header: ModelHeader, request: job_pb2.ExportModelRequest, order: ExportOrder, file: BinaryIO
 ) -> RunningDigest:
-    """Keep the part when it is of this model, else start over."""
-    is_same = request.offset > 0 and request.digest.value == digest_to_wire(offer.digest)
-    if is_same and request.offset <= offer.size_bytes:
-        return running_digest_of_file(part)
+    """Digest of the part when it is of this model; else start over."""
+    is_same = request.offset > 0 and request.digest == blob_ref(header.digest, 0).digest
+    if is_same and request.offset <= header.size_bytes:
+        return running_digest_of_file(order.part)
     file.truncate(0)
-    _named(part).write_text(offer.digest, "ascii")
+    order.part_digest.write_text(header.digest, "ascii")
     return RunningDigest()
 
 
-def _append(chunk: tensor_pb2.Chunk, running: RunningDigest, file: BinaryIO) -> None:
+def _append(chunk: ModelChunk, running: RunningDigest, file: BinaryIO) -> None:
     if chunk.offset != running.size_bytes:
         detail = f"a chunk at {chunk.offset} where {running.size_bytes} was due"
         raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
@@ -184,19 +160,46 @@ def _append(chunk: tensor_pb2.Chunk, running: RunningDigest, file: BinaryIO) -> 
     running.update(chunk.payload)
 
 
-def _write_safetensors(offer: _Offer, blob: Path, target: Path, job_id: str) -> None:
-    """The flat bytes behind a safetensors header, copied in flat memory.
+def _require_replaceable(model: Path, card: Path, job_id: str) -> None:
+    """Refuse to write over what is not ours.
+
+    Raises:
+        HyperGPUError: FILE_PRESENT, with the file and whose it is.
+    """
+    written = _metadata(model) if model.exists() else {}
+    if model.exists() and written.get(JOB_FIELD) != job_id:
+        whose = f"{written[JOB_FIELD]}'s model" if JOB_FIELD in written else "no export's"
+        raise HyperGPUError(Reason.FILE_PRESENT, f"{model} is there already and is {whose}")
+    if card.exists() and written.get(CARD_FIELD) != digest_of(card.read_bytes()):
+        detail = f"{card} is there already and is not as an export of {job_id} left it"
+        raise HyperGPUError(Reason.FILE_PRESENT, detail)
+
+
+def _metadata(model: Path) -> dict[str, object]:
+    """Metadata that an export left in the file; empty for another program's file."""
+    try:
+        with model.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, HEADER_BYTES_MAX)))
+    except ValueError:
+        return {}
+    found = header.get("__metadata__") if isinstance(header, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _write_safetensors(header: ModelHeader, blob: Path, target: Path, job_id: str) -> None:
+    """Write the flat bytes behind a safetensors header, a piece at a time.
 
     Integers go first, so that every tensor is aligned to its elements.
     """
     integers_at = sum(
-        _bytes(each) for each in offer.layout.tensors if each.kind is not Kind.INTEGER
+        _bytes(each) for each in header.layout.tensors if each.kind is not TensorKind.INTEGER
     )
-    header = _header(offer, job_id)
+    encoded = _header(header, job_id)
     fresh = target.with_name(f".{target.name}.tmp")
     with fresh.open("wb") as file, blob.open("rb") as source:
-        file.write(len(header).to_bytes(8, "little"))
-        file.write(header)
+        file.write(len(encoded).to_bytes(8, "little"))
+        file.write(encoded)
         source.seek(integers_at)
         shutil.copyfileobj(source, file, 1 << 20)
         source.seek(0)
@@ -219,16 +222,16 @@ def _bytes(tensor: TensorSpec) -> int:
     return tensor.count * _ELEMENT[tensor.kind][1]
 
 
-def _header(offer: _Offer, job_id: str) -> bytes:
+def _header(header: ModelHeader, job_id: str) -> bytes:
     noted = {
         "format": "pt",
-        "hypergpu.model": offer.digest,
+        "hypergpu.model": header.digest,
         JOB_FIELD: job_id,
-        CARD_FIELD: digest_of(offer.card.encode("utf-8")),
+        CARD_FIELD: digest_of(header.card.encode("utf-8")),
     }
     entries: dict[str, object] = {"__metadata__": noted}
     at = 0
-    in_file = sorted(offer.layout.tensors, key=lambda each: each.kind is not Kind.INTEGER)
+    in_file = sorted(header.layout.tensors, key=lambda each: each.kind is not TensorKind.INTEGER)
     for tensor in in_file:
         end = at + _bytes(tensor)
         entries[tensor.name] = {

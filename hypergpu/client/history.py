@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from hypergpu.client.values import EventLine
+from hypergpu.client.values import JobEvent
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.workloads.entry import has_reached
 
@@ -29,12 +29,14 @@ class RoundPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Of the updates that were folded, as all counts here are of this round alone."""
     bytes_up: Bytes = Bytes(0)
     bytes_down: Bytes = Bytes(0)
+    loss: float | None = None
+    """Mean training loss of the round's updates; None: not told, or no number."""
     inner_steps: int = 0
-    """The middle of what participants were to take; 0: not told."""
+    """Median number of inner steps that participants were assigned; 0: not told."""
     codecs: dict[str, int] = {}
     """How many participants were to send in which scheme."""
     forecast_error: float | None = None
-    """How far forecasts of finishes were off, over what they took; None: nothing was forecast."""
+    """Error of the forecast finishes relative to the real ones; None: nothing was forecast."""
 
 
 class EvaluationPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,14 +60,14 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
 
     at_ms: Milliseconds
     rounds: int
-    """Begun until then."""
+    """Number of rounds that were open or closed by then."""
     samples: Samples
     bytes_up: Bytes
     bytes_down: Bytes
 
 
 class History(msgspec.Struct, frozen=True):
-    """What the events told so far."""
+    """Rounds and evaluations so far."""
 
     began_at_ms: int | None = None
     """Journal's time at which the first round was opened."""
@@ -74,8 +76,8 @@ class History(msgspec.Struct, frozen=True):
     metric_name: str = ""
 
 
-def extended(history: History, event: EventLine) -> History:
-    """The history with one more event in it."""
+def with_event_recorded(history: History, event: JobEvent) -> History:
+    """Add one event to the history."""
     if event.kind == "RoundRecorded":
         return _with_round(history, event)
     if event.kind == "EvaluationReady":
@@ -117,7 +119,7 @@ def _between(before: EvaluationPoint | None, after: EvaluationPoint, target: flo
     )
 
 
-def _with_round(history: History, event: EventLine) -> History:
+def _with_round(history: History, event: JobEvent) -> History:
     fields = event.body
     duration_ms = _count(fields, "duration_ms")
     began_at_ms = history.began_at_ms
@@ -132,6 +134,7 @@ def _with_round(history: History, event: EventLine) -> History:
         samples=Samples(_count(fields, "samples")),
         bytes_up=Bytes(_count(fields, "bytes_up")),
         bytes_down=Bytes(_count(fields, "bytes_down")),
+        loss=_score(fields, "loss"),
         inner_steps=_count(fields, "inner_steps"),
         codecs=_counts(fields, "codecs"),
         forecast_error=_score(fields, "forecast_error"),
@@ -141,7 +144,7 @@ def _with_round(history: History, event: EventLine) -> History:
     )
 
 
-def _with_evaluation(history: History, event: EventLine) -> History:
+def _with_evaluation(history: History, event: JobEvent) -> History:
     # The model of round n is what n closed rounds made; others may have closed meanwhile.
     number = _count(event.body, "round")
     made_it = [each for each in history.rounds if each.number <= number]
@@ -158,6 +161,12 @@ def _with_evaluation(history: History, event: EventLine) -> History:
     return msgspec.structs.replace(
         history, evaluations=(*history.evaluations, point), metric_name=name
     )
+
+
+def metric_after(history: History, number: int) -> float | None:
+    """Metric of the model that so many rounds made, if it was evaluated."""
+    found = (each.metric for each in reversed(history.evaluations) if each.round == number)
+    return next(found, None)
 
 
 def _count(fields: Mapping[str, object], name: str) -> int:

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from hypergpu.client.values import JobView, NodeView, TokenView
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.v1 import job_pb2
 
 
-def job_named(jobs: Sequence[job_pb2.JobSummary], name: str | None) -> str:
+def job_named(jobs: Sequence[JobView], name: str | None) -> str:
     """The job with this id, name or beginning of an id; without a name the newest.
 
     Args:
@@ -19,34 +19,35 @@ def job_named(jobs: Sequence[job_pb2.JobSummary], name: str | None) -> str:
     if name is None:
         if not jobs:
             raise HyperGPUError(Reason.JOB_UNKNOWN, "there is no job yet")
-        return jobs[-1].job_id
-    if any(job.job_id == name for job in jobs):
+        return jobs[-1].id
+    if any(job.id == name for job in jobs):
         return name
-    called = [job.job_id for job in jobs if job.name == name]
-    beginning = [job.job_id for job in jobs if job.job_id.removeprefix("job-").startswith(name)]
-    beginning += [job.job_id for job in jobs if name != "" and job.job_id.startswith(name)]
+    called = [job.id for job in jobs if job.name == name]
+    beginning = [job.id for job in jobs if job.id.removeprefix("job-").startswith(name)]
+    beginning += [job.id for job in jobs if name != "" and job.id.startswith(name)]
     return _only(called or sorted(set(beginning)), f"job {name!r}", Reason.JOB_UNKNOWN)
 
 
-def node_named(nodes: Sequence[job_pb2.NodeSummary], name: str) -> str:
-    """The node whose id is or begins with ``name``, with or without its 0x; or that is called so.
+def node_named(nodes: Sequence[NodeView], name: str) -> NodeView:
+    """The node called ``name``, or whose id begins with it, with or without its 0x.
 
     Raises:
         HyperGPUError: NODE_UNKNOWN, no node is meant or several are.
     """
     bare = name.lower().removeprefix("0x")
-    found = [each.node_id for each in nodes if each.node_id.removeprefix("0x").startswith(bare)]
-    called = [each.node_id for each in nodes if name and each.capabilities.name == name]
-    return _only(called or (found if bare else []), f"node {name!r}", Reason.NODE_UNKNOWN)
+    begin = [each.id for each in nodes if bare and each.id.removeprefix("0x").startswith(bare)]
+    called = [each.id for each in nodes if name and each.name == name]
+    found = _only(called or begin, f"node {name!r}", Reason.NODE_UNKNOWN)
+    return next(each for each in nodes if each.id == found)
 
 
-def token_named(tokens: Sequence[job_pb2.TokenSummary], name: str) -> str:
+def token_named(tokens: Sequence[TokenView], name: str) -> str:
     """The token whose id is or begins with ``name``.
 
     Raises:
         HyperGPUError: TOKEN_UNKNOWN, no token is meant or several are.
     """
-    found = [each.token_id for each in tokens if each.token_id.startswith(name)]
+    found = [each.id for each in tokens if each.id.startswith(name)]
     return _only(found if name else [], f"token {name!r}", Reason.TOKEN_UNKNOWN)
 
 

@@ -80,8 +80,14 @@ def known_settings() -> Mapping[str, Known]:
     }
 
 
-def resolved(flags: Mapping[str, str | None] | None = None) -> dict[str, Setting]:
+def resolved(
+    flags: Mapping[str, str | None] | None = None, profile: Path | None = None
+) -> dict[str, Setting]:
     """Every setting with its origin.
+
+    Args:
+        flags: Values that count before all others.
+        profile: A settings file to read instead of the user's.
 
     Raises:
         HyperGPUError: FILE_UNUSABLE, the settings file is damaged or has an unknown key.
@@ -90,7 +96,7 @@ def resolved(flags: Mapping[str, str | None] | None = None) -> dict[str, Setting
     layers: list[tuple[str, Mapping[str, str]]] = [
         ("flag", {name: value for name, value in (flags or {}).items() if value}),
         ("env", _environment(known)),
-        ("file", _file(config_file(), known)),
+        ("file", _file(profile or config_file(), known)),
         ("up", _file(profile_file(), known)),
     ]
     found = {name: _first(name, layers, known[name].default) for name in known}

@@ -1,14 +1,17 @@
 """A user's folder to the coordinator: a manifest of digests, then each blob with resume."""
 
+import asyncio
+import functools
 import itertools
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
 
-from hypergpu.client.calls import RESTARTING, Coordinator, blob_ref, pause_s
+from hypergpu.client.calls import TRANSFER_TIMEOUT_S, Calls
+from hypergpu.client.failures import RESTARTING, pause_s
+from hypergpu.client.translation import blob_ref
 from hypergpu.dataset.manifest import checked_paths
 from hypergpu.digest import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
@@ -17,10 +20,14 @@ from hypergpu.v1 import job_pb2, tensor_pb2
 
 CHUNK_BYTES = 512 << 10
 IDLE_TRIES = 5
-"""Tries in a row that move no byte before the upload gives up."""
+"""Tries in a row that move no byte before a transfer gives up."""
 
-Advance = Callable[[int], None]
-"""Told how many bytes were dealt with since the last call."""
+Report = Callable[[str, int, int], None]
+"""Takes a step's name, the bytes that are done and the bytes there are; from another thread."""
+
+
+def ignore(_step: str, _done: int, _total: int) -> None:
+    """A report that nobody reads."""
 
 
 class LocalFile(msgspec.Struct, frozen=True):
@@ -33,13 +40,42 @@ class LocalFile(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-def listed_files(folder: Path) -> list[Path]:
-    """Regular files below ``folder``, in an order that does not depend on the file system.
-
-    Hidden files and folders stay at home.
+async def send_folder(calls: Calls, folder: Path, report: Report) -> tensor_pb2.Manifest:
+    """Send what the coordinator does not hold of a folder; returns the folder's manifest.
 
     Raises:
-        HyperGPUError: FILE_UNUSABLE, there is no such folder or nothing in it.
+        HyperGPUError: A file cannot be read, or has a name that not every machine takes; or the
+            coordinator refuses it or stays away.
+    """
+    files = await asyncio.to_thread(_read_folder, folder, report)
+    checked_paths(file.name for file in files)
+    step, done = f"uploading {folder.name}", 0
+    total = sum(file.size_bytes for file in files)
+    sent: set[Digest] = set()
+    for file in files:
+        # A file that occurs twice travels once.
+        if file.digest not in sent:
+            sent.add(file.digest)
+            await _send_file(
+                calls, file, functools.partial(_report_from, report, step, done, total)
+            )
+        done += file.size_bytes
+        report(step, done, total)
+    entries = [
+        tensor_pb2.ManifestEntry(path=file.name, blob=blob_ref(file.digest, file.size_bytes))
+        for file in files
+    ]
+    return tensor_pb2.Manifest(entries=entries)
+
+
+def _report_from(report: Report, step: str, base: int, total: int, committed: int) -> None:
+    report(step, base + committed, total)
+
+
+def _read_folder(folder: Path, report: Report) -> list[LocalFile]:
+    """Every regular file with its digest, in an order that does not depend on the file system.
+
+    Hidden files and folders are left out.
     """
     if not folder.is_dir():
         raise HyperGPUError(Reason.FILE_UNUSABLE, f"data.path: {folder} is not a folder")
@@ -47,75 +83,35 @@ def listed_files(folder: Path) -> list[Path]:
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [Path(place, name) for name in names if not name.startswith(".")]
-    files = sorted(path for path in found if path.is_file())
-    if not files:
+    paths = sorted(path for path in found if path.is_file())
+    if not paths:
         raise HyperGPUError(Reason.FILE_UNUSABLE, f"data.path: {folder} holds no file")
+    files, done, total = [], 0, sum(path.stat().st_size for path in paths)
+    for path in paths:
+        try:
+            size_bytes, digest = path.stat().st_size, digest_of_file(path)
+        except OSError as broken:
+            raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path}: {broken.strerror}") from broken
+        files.append(LocalFile(path, path.relative_to(folder).as_posix(), digest, size_bytes))
+        done += size_bytes
+        report(f"reading {folder.name}", done, total)
     return files
 
 
-def named_files(folder: Path, files: list[Path], advance: Advance) -> list[LocalFile]:
-    """Digest every file; reads each once.
-
-    Raises:
-        HyperGPUError: FILE_UNUSABLE, one cannot be read.
-    """
-    named = []
-    for path in files:
-        try:
-            size_bytes = path.stat().st_size
-            digest = digest_of_file(path)
-        except OSError as broken:
-            raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path}: {broken.strerror}") from broken
-        named.append(LocalFile(path, path.relative_to(folder).as_posix(), digest, size_bytes))
-        advance(size_bytes)
-    return named
-
-
-def manifest(files: list[LocalFile]) -> tensor_pb2.Manifest:
-    """What the coordinator and the nodes know of the folder.
-
-    Raises:
-        HyperGPUError: MANIFEST_INVALID, a file has a name that not every machine takes.
-    """
-    checked_paths(file.name for file in files)
-    return tensor_pb2.Manifest(
-        entries=[
-            tensor_pb2.ManifestEntry(path=file.name, blob=blob_ref(file.digest, file.size_bytes))
-            for file in files
-        ]
-    )
-
-
-def upload(coordinator: Coordinator, files: list[LocalFile], advance: Advance) -> None:
-    """Send what the coordinator does not hold; a file that occurs twice travels once.
-
-    Raises:
-        HyperGPUError: The coordinator refuses a file or stays away.
-    """
-    sent: set[Digest] = set()
-    for file in files:
-        if file.digest not in sent:
-            sent.add(file.digest)
-            _upload_file(coordinator, file, advance)
-        else:
-            advance(file.size_bytes)
-
-
-def _upload_file(coordinator: Coordinator, file: LocalFile, advance: Advance) -> None:
+async def _send_file(calls: Calls, file: LocalFile, advance: Callable[[int], None]) -> None:
     blob = blob_ref(file.digest, file.size_bytes)
-    told = 0
-    idle_tries = 0
+    committed = idle_tries = 0
     while True:
         try:
-            offset = coordinator.uploaded(blob)
-            if offset > told:
-                advance(offset - told)
-                idle_tries, told = 0, offset
-            if offset >= file.size_bytes:
-                return
-            committed = coordinator.upload(_messages(file, blob, offset))
-            advance(max(0, committed - told))
-            told = max(told, committed)
+            asked = job_pb2.QueryDataRequest(blob=blob)
+            offset = (await calls.call(calls.jobs.QueryData, asked)).committed_offset
+            if offset < file.size_bytes:
+                messages = _messages(file, blob, offset)
+                sent = await calls.call(calls.jobs.UploadData, messages, TRANSFER_TIMEOUT_S)
+                offset = sent.committed_offset
+            if offset > committed:
+                committed, idle_tries = offset, 0
+                advance(committed)
             if committed >= file.size_bytes:
                 return
         except HyperGPUError as refused:
@@ -123,12 +119,12 @@ def _upload_file(coordinator: Coordinator, file: LocalFile, advance: Advance) ->
             is_passing = refused.reason in RESTARTING | {Reason.OFFSET_MISMATCH}
             if not is_passing or idle_tries >= IDLE_TRIES:
                 raise
-            time.sleep(pause_s(idle_tries))
+            await asyncio.sleep(pause_s(idle_tries))
 
 
-def _messages(
+async def _messages(
     file: LocalFile, blob: tensor_pb2.BlobRef, offset: int
-) -> Iterator[job_pb2.UploadDataRequest]:
+) -> AsyncIterator[job_pb2.UploadDataRequest]:
     yield job_pb2.UploadDataRequest(header=job_pb2.DataHeader(blob=blob, offset=offset))
     with file.path.open("rb") as source:
         source.seek(offset)

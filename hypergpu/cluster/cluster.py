@@ -9,7 +9,7 @@ from types import TracebackType
 
 import msgspec
 
-from hypergpu.client.calls import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.cluster.coordinator import (
     Listen,
     Ready,

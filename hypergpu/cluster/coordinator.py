@@ -6,8 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from hypergpu.client.calls import Coordinator
-from hypergpu.client.connection import Target
+from hypergpu.client import Coordinator, Target
 from hypergpu.cluster.processes import exit_status, kill_group, program
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentSummary

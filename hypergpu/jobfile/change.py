@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from hypergpu.jobfile.problem import JobFileError, Problem, listed, nearest
+from hypergpu.jobfile.problem import JobFileError, Problem, join_words, nearest
 from hypergpu.jobfile.rules import spec_problems
 from hypergpu.jobfile.schema import ALIASES, DURATIONS, KEYS
 from hypergpu.jobfile.spec import SETTABLE, JobSpec
-from hypergpu.jobfile.values import Scalar, Wrong, converted, duration_ms
+from hypergpu.jobfile.values import InvalidValue, Scalar, convert_value, duration_ms
 
 _value: msgspec.json.Decoder[Scalar] = msgspec.json.Decoder(Scalar)
 """Refuses at its first sign what is nested."""
@@ -51,7 +51,7 @@ def with_parameters(spec: JobSpec, changes: Mapping[str, str]) -> JobSpec:
     problems: list[Problem] = []
     changed: dict[str, dict[str, Scalar]] = {}
     for word, text in changes.items():
-        taken = _taken(ALIASES.get(word, word), text)
+        taken = _parse_change(ALIASES.get(word, word), text)
         if isinstance(taken, Problem):
             problems.append(taken)
             continue
@@ -70,7 +70,7 @@ def with_parameters(spec: JobSpec, changes: Mapping[str, str]) -> JobSpec:
     return result
 
 
-def _taken(key: str, text: str) -> tuple[str, Scalar] | Problem:
+def _parse_change(key: str, text: str) -> tuple[str, Scalar] | Problem:
     target = DURATIONS.get(key, key)
     if target not in SETTABLE:
         return _not_settable(key)
@@ -79,8 +79,8 @@ def _taken(key: str, text: str) -> tuple[str, Scalar] | Problem:
     except (msgspec.MsgspecError, UnicodeError):
         return Problem(key, f"{text[:80]!r} is not the JSON of a value", "send one value as JSON")
     table, _, name = target.partition(".")
-    taken = duration_ms(value) if key in DURATIONS else converted(value, KEYS[table][name])
-    if isinstance(taken, Wrong):
+    taken = duration_ms(value) if key in DURATIONS else convert_value(value, KEYS[table][name])
+    if isinstance(taken, InvalidValue):
         return Problem(key, taken.what, taken.fix)
     return target, taken
 
@@ -89,9 +89,9 @@ def _not_settable(key: str) -> Problem:
     table, _, name = key.rpartition(".")
     if name in KEYS.get(table, {}):
         what = "it is fixed once the job exists"
-        return Problem(key, what, f"submit a new job; a running one takes {listed(SETTABLE)}")
+        return Problem(key, what, f"submit a new job; a running one takes {join_words(SETTABLE)}")
     meant = nearest(key, (*SETTABLE, *ALIASES, *DURATIONS))
-    fix = f"did you mean {meant}?" if meant else f"a running job takes {listed(SETTABLE)}"
+    fix = f"did you mean {meant}?" if meant else f"a running job takes {join_words(SETTABLE)}"
     return Problem(key, "there is no such parameter", fix)
 
 

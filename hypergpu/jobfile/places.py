@@ -7,7 +7,7 @@ _HEADER = re.compile(r"\s*\[\s*([A-Za-z0-9_.\-\" ]+?)\s*\]\s*(?:#.*)?")
 _KEY = re.compile(r"\s*([A-Za-z0-9_\-]+|\"[^\"]*\")\s*(?:\.\s*([A-Za-z0-9_\-]+)\s*)?=")
 
 
-class Places:
+class KeyLines:
     """Lines of a job file by dotted key.
 
     A scan by line, not a TOML parser: a key inside a multi-line text can only mislead a message's
@@ -24,7 +24,7 @@ class Places:
         """``FILE:LINE [table]`` of a dotted key, as exact as can be told."""
         line = self.line(key)
         place = f"{self._source}:{line}" if line else self._source
-        return f"{place} {self._named(key)}" if key else place
+        return f"{place} {self._key_name(key)}" if key else place
 
     def line(self, key: str) -> int:
         """The line of a key, or of its table; 0 when neither is there."""
@@ -32,7 +32,7 @@ class Places:
         return self._lines.get(key) or self._lines.get(table) or 0
 
     @staticmethod
-    def _named(key: str) -> str:
+    def _key_name(key: str) -> str:
         table, _, name = key.rpartition(".")
         return f"[{table}] {name}" if table else name
 

@@ -36,6 +36,6 @@ def nearest(word: str, known: Sequence[str]) -> str:
     return close[0] if close else ""
 
 
-def listed(words: Iterable[str]) -> str:
+def join_words(words: Iterable[str]) -> str:
     """Words as people list them in a sentence."""
     return ", ".join(words) or "none"

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.jobfile.places import Places
-from hypergpu.jobfile.problem import JobFileError, Problem, listed, nearest
+from hypergpu.jobfile.places import KeyLines
+from hypergpu.jobfile.problem import JobFileError, Problem, join_words, nearest
 from hypergpu.jobfile.rules import checked_spec, spec_problems
 from hypergpu.jobfile.schema import (
     DURATIONS,
@@ -18,12 +18,12 @@ from hypergpu.jobfile.schema import (
     OPTIONS,
     SECTIONS,
     TOP,
-    dotted,
+    dotted_key,
     tables_with,
 )
 from hypergpu.jobfile.spec import SPARSE_SCHEMES, JobSpec
 from hypergpu.jobfile.strategies import FIXED, PLANNED, unused_aware
-from hypergpu.jobfile.values import Scalar, Wrong, converted, duration_ms, spoken
+from hypergpu.jobfile.values import InvalidValue, Scalar, convert_value, duration_ms, quoted_value
 
 FILE_BYTES_MAX = 1 << 20
 _LINE = re.compile(r"\(at line ([0-9]+), column [0-9]+\)$")
@@ -63,7 +63,7 @@ def check_data_folder(spec: JobSpec, file: Path) -> None:
     if not folder.is_dir():
         key = "data.path"
         fix = "correct it; a relative one begins at the job file's folder"
-        where = Places(str(file), file.read_text("utf-8")).of(key)
+        where = KeyLines(str(file), file.read_text("utf-8")).of(key)
         raise JobFileError([Problem(key, f"there is no folder {folder}", fix, where)])
 
 
@@ -93,7 +93,7 @@ def parse_job(text: str, *, source: str = "job file") -> JobSpec:
     except RecursionError as broken:
         fix = "no setting is a list of lists or a table of tables"
         raise JobFileError([Problem("", "it is nested too deeply", fix, source)]) from broken
-    return _Reader(Places(source, text)).spec(tree)
+    return _Reader(KeyLines(source, text)).spec(tree)
 
 
 def parse_spec_json(text: str) -> JobSpec:
@@ -118,7 +118,7 @@ def spec_json(spec: JobSpec) -> str:
 class _Reader:
     """Folds one TOML tree into a spec and remembers what was wrong."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: KeyLines) -> None:
         self._places = places
         self._problems: list[Problem] = []
         self._given: dict[str, dict[str, Scalar]] = {table: {} for table in KEYS}
@@ -132,14 +132,14 @@ class _Reader:
             if isinstance(value, dict):
                 self._take_table(key, value)
             elif key in SECTIONS or key == OPTIONS:
-                self._complain(key, f"it is {spoken(value)}, not a table", f"write [{key}]")
+                self._complain(key, f"it is {quoted_value(value)}, not a table", f"write [{key}]")
             else:
                 self._take(TOP, key, value)
         if "workload" not in tree:
             fix = 'add workload = "digits-cnn" on top; hypergpu env lists the workloads'
             self._complain("workload", "it is missing", fix)
         self._check_pairs()
-        spec = self._built()
+        spec = self._build_spec()
         known = {problem.key for problem in self._problems}
         for problem in spec_problems(spec):
             if problem.key not in known:
@@ -160,7 +160,7 @@ class _Reader:
         else:
             known = (*SECTIONS, OPTIONS)
             meant = nearest(table, known)
-            fix = f"did you mean [{meant}]?" if meant else f"the tables are {listed(known)}"
+            fix = f"did you mean [{meant}]?" if meant else f"the tables are {join_words(known)}"
             self._complain(table, "there is no such table", fix)
 
     def _take_options(self, rows: Mapping[str, object]) -> None:
@@ -168,16 +168,16 @@ class _Reader:
             if isinstance(value, str | int | float | bool):
                 self._options[key] = value
             else:
-                what = f"it is {spoken(value)}; options are text, numbers or true/false"
-                self._complain(dotted(OPTIONS, key), what, "give one value")
+                what = f"it is {quoted_value(value)}; options are text, numbers or true/false"
+                self._complain(dotted_key(OPTIONS, key), what, "give one value")
 
     def _take(self, table: str, key: str, value: object) -> None:
-        name = dotted(table, key)
+        name = dotted_key(table, key)
         if name in DURATIONS:
             self._take_duration(name, value)
         elif (wanted := KEYS[table].get(key)) is None:
             self._complain(name, "there is no such key", _unknown_key_fix(table, key))
-        elif isinstance(taken := converted(value, wanted), Wrong):
+        elif isinstance(taken := convert_value(value, wanted), InvalidValue):
             self._complain(name, taken.what, taken.fix)
         elif key in self._given[table]:
             self._complain(name, "it is given with a unit too", "keep one of the two")
@@ -187,7 +187,7 @@ class _Reader:
     def _take_duration(self, name: str, value: object) -> None:
         span_ms = duration_ms(value)
         table, _, key = DURATIONS[name].partition(".")
-        if isinstance(span_ms, Wrong):
+        if isinstance(span_ms, InvalidValue):
             self._complain(name, span_ms.what, span_ms.fix)
         elif key in self._given[table]:
             self._complain(name, f"{key} is given too", "keep one of the two")
@@ -233,7 +233,7 @@ class _Reader:
                 hint = "; the lightest codec allowed is sparsest in [aware]" if is_codec else ""
                 self._complain(key, what, f"remove {name}{hint}")
 
-    def _built(self) -> JobSpec:
+    def _build_spec(self) -> JobSpec:
         strategy = str(self._given[TOP].get("strategy", "diloco"))
         for key, value in FIXED.get(strategy, {}).items():
             table, _, name = key.partition(".")
@@ -258,4 +258,4 @@ def _unknown_key_fix(table: str, key: str) -> str:
     if meant := nearest(key, known):
         return f"did you mean {meant}?"
     place = f"[{table}]" if table else "the top of the file"
-    return f"the keys of {place} are {listed(known)}"
+    return f"the keys of {place} are {join_words(known)}"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from hypergpu.jobfile.limits import CHOICES, LIMITS, NAME_LENGTH_MOST
 from hypergpu.jobfile.pay import pay_problems
-from hypergpu.jobfile.problem import JobFileError, Problem, listed, nearest
+from hypergpu.jobfile.problem import JobFileError, Problem, join_words, nearest
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.jobfile.strategies import overlap_problems, strategy_problems
 from hypergpu.jobfile.workload import workload_problems
@@ -61,7 +61,7 @@ def _choice_problems(spec: JobSpec) -> Iterator[Problem]:
         value = str(_value(spec, key))
         if value not in words:
             meant = nearest(value, words)
-            fix = f'did you mean "{meant}"?' if meant else f"choose one of {listed(words)}"
+            fix = f'did you mean "{meant}"?' if meant else f"choose one of {join_words(words)}"
             yield Problem(key, f'"{value}" is unknown', fix)
 
 

@@ -69,7 +69,7 @@ NICKNAMES: Mapping[str, str] = {
 """What people coming from elsewhere write; only for hints."""
 
 
-def dotted(table: str, key: str) -> str:
+def dotted_key(table: str, key: str) -> str:
     """The one name of a key wherever it is spoken of."""
     return f"{table}.{key}" if table else key
 

@@ -43,7 +43,7 @@ class Outer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     momentum: float = 0.9
 
 
-class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CodecChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Compression schemes of updates (up) and models (down): one of `SCHEMES`."""
 
     up: str = "int4"
@@ -134,7 +134,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     training: Training = Training()
     inner: Inner = Inner()
     outer: Outer = Outer()
-    codec: Codec = Codec()
+    codec: CodecChoice = CodecChoice()
     round: RoundRule = RoundRule()
     data: Data = Data()
     evaluation: Evaluation = Evaluation()

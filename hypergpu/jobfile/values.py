@@ -13,14 +13,14 @@ _SAID = {bool: "true or false", int: "a whole number", float: "a number", str: "
 Scalar = str | int | float | bool
 
 
-class Wrong(NamedTuple):
+class InvalidValue(NamedTuple):
     """Why a value is none of the wanted type."""
 
     what: str
     fix: str
 
 
-def spoken(value: object) -> str:
+def quoted_value(value: object) -> str:
     """A value as a sentence can quote it."""
     if isinstance(value, bool):
         return f"{str(value).lower()} (true or false)"
@@ -33,7 +33,7 @@ def spoken(value: object) -> str:
     return "a list" if isinstance(value, list) else f"a {type(value).__name__}"
 
 
-def converted(value: object, wanted: type[Scalar]) -> Scalar | Wrong:
+def convert_value(value: object, wanted: type[Scalar]) -> Scalar | InvalidValue:
     """``value`` as ``wanted``, or why it is not that.
 
     A whole number passes for a number; nothing else is converted.
@@ -42,7 +42,7 @@ def converted(value: object, wanted: type[Scalar]) -> Scalar | Wrong:
         return wanted(value)
     if wanted is float and type(value) is int:
         return float(value)
-    return Wrong(f"it is {spoken(value)}, not {_SAID[wanted]}", _fix(value, wanted))
+    return InvalidValue(f"it is {quoted_value(value)}, not {_SAID[wanted]}", _fix(value, wanted))
 
 
 def _fix(value: object, wanted: type[Scalar]) -> str:
@@ -57,21 +57,25 @@ def _fix(value: object, wanted: type[Scalar]) -> str:
     return f"give {_SAID[wanted]}"
 
 
-def duration_ms(value: object) -> int | Wrong:
+def duration_ms(value: object) -> int | InvalidValue:
     """A duration such as ``"60s"`` in milliseconds, or why it is none."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return Wrong(f"{value} has no unit", f'say the unit, for example "{value}s" or "{value}ms"')
+        return InvalidValue(
+            f"{value} has no unit", f'say the unit, for example "{value}s" or "{value}ms"'
+        )
     if not isinstance(value, str):
-        return Wrong(f"it is {spoken(value)}, not a duration", 'write, for example, "60s"')
+        return InvalidValue(
+            f"it is {quoted_value(value)}, not a duration", 'write, for example, "60s"'
+        )
     if value.strip().isdecimal():
         shown = value.strip()
-        return Wrong(f'"{shown}" has no unit', f'say the unit, for example "{shown}s"')
+        return InvalidValue(f'"{shown}" has no unit', f'say the unit, for example "{shown}s"')
     found = _DURATION.fullmatch(value.strip())
     if found is None:
-        return Wrong(
+        return InvalidValue(
             f'"{value}" is not a duration', 'write a number and ms, s, m or h, for example "90s"'
         )
     span_ms = Decimal(found[1]) * _UNIT_MS[found[2]]
     if span_ms != int(span_ms):
-        return Wrong(f'"{value}" is not a whole count of milliseconds', "round it")
+        return InvalidValue(f'"{value}" is not a whole count of milliseconds', "round it")
     return int(span_ms)

@@ -2,22 +2,22 @@
 
 from collections.abc import Iterator
 
-from hypergpu.jobfile.problem import Problem, listed, nearest
+from hypergpu.jobfile.problem import Problem, join_words, nearest
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.workloads.entry import Entry, OptionError, complete_options
+from hypergpu.workloads.entry import OptionError, WorkloadEntry, complete_options
 from hypergpu.workloads.registry import UnknownWorkloadError, entries, find
 
 
 def workload_problems(spec: JobSpec) -> Iterator[Problem]:
     """An unknown workload, options that it does not have, data that it cannot take."""
     if not spec.workload:
-        fix = f"choose one of {listed(entry.name for entry in entries())}"
+        fix = f"choose one of {join_words(entry.name for entry in entries())}"
         yield Problem("workload", "it is missing", fix)
         return
     try:
         entry = find(spec.workload)
     except UnknownWorkloadError:
-        yield _unknown(spec.workload)
+        yield _unknown_workload(spec.workload)
         return
     yield from _option_problems(entry, spec)
     if entry.metric == "accuracy" and spec.evaluation.target > 1:
@@ -26,19 +26,19 @@ def workload_problems(spec: JobSpec) -> Iterator[Problem]:
     yield from _data_problems(entry, spec)
 
 
-def _unknown(workload: str) -> Problem:
+def _unknown_workload(workload: str) -> Problem:
     names = [entry.name for entry in entries()]
     meant = nearest(workload, names)
-    fix = f'did you mean "{meant}"?' if meant else f"choose one of {listed(names)}"
+    fix = f'did you mean "{meant}"?' if meant else f"choose one of {join_words(names)}"
     return Problem("workload", f'there is no workload "{workload}"', fix)
 
 
-def _option_problems(entry: Entry, spec: JobSpec) -> Iterator[Problem]:
+def _option_problems(entry: WorkloadEntry, spec: JobSpec) -> Iterator[Problem]:
     names = [option.name for option in entry.options]
     for name, value in spec.options.items():
         if name not in names:
             meant = nearest(name, names)
-            fix = f"did you mean {meant}?" if meant else f"its options are {listed(names)}"
+            fix = f"did you mean {meant}?" if meant else f"its options are {join_words(names)}"
             yield Problem(f"options.{name}", f"{entry.name} has no such option", fix)
             continue
         try:
@@ -47,7 +47,7 @@ def _option_problems(entry: Entry, spec: JobSpec) -> Iterator[Problem]:
             yield Problem(f"options.{name}", str(wrong), "correct it as said")
 
 
-def _data_problems(entry: Entry, spec: JobSpec) -> Iterator[Problem]:
+def _data_problems(entry: WorkloadEntry, spec: JobSpec) -> Iterator[Problem]:
     if spec.data.path and entry.takes_data == "never":
         what = f"{entry.name} trains on {entry.dataset} only"
         yield Problem("data.path", what, "remove path, or choose a workload that takes data")

@@ -142,7 +142,7 @@ def decode_update(layout: Layout, scheme: str, payload: bytes | Octets) -> Flat:
     Raises:
         HyperGPUError: The size is wrong.
     """
-    octets = _sized(layout, scheme, payload)
+    octets = _sized_octets(layout, scheme, payload)
     sections = sections_of(layout, scheme)
     flat = Flat.empty(layout)
     with np.errstate(invalid="ignore", over="ignore"):  # A refused update may say anything.
@@ -161,7 +161,7 @@ def decode_parameters(layout: Layout, scheme: str, payload: bytes | Octets) -> F
     return decode_update(layout, scheme, payload).parameters
 
 
-def _sized(layout: Layout, scheme: str, payload: bytes | Octets) -> Octets:
+def _sized_octets(layout: Layout, scheme: str, payload: bytes | Octets) -> Octets:
     octets = np.frombuffer(payload, np.uint8)
     expected_bytes = update_bytes(layout, scheme)
     if octets.size != expected_bytes:

@@ -38,7 +38,7 @@ class LayoutError(ValueError):
     """A layout that cannot be used. The text says which tensor and why."""
 
 
-class Kind(Enum):
+class TensorKind(Enum):
     """What a tensor is, which decides how it travels and how it is aggregated."""
 
     PARAMETER = "parameter"  # float32, trained: differences are sent and averaged
@@ -46,7 +46,7 @@ class Kind(Enum):
     INTEGER = "integer"  # int64 counters: values are sent, the lowest slot's are taken
 
 
-_KIND_ORDER = {Kind.PARAMETER: 0, Kind.STATISTIC: 2, Kind.INTEGER: 3}
+_KIND_ORDER = {TensorKind.PARAMETER: 0, TensorKind.STATISTIC: 2, TensorKind.INTEGER: 3}
 
 
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,7 +54,7 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     shape: tuple[int, ...]
-    kind: Kind = Kind.PARAMETER
+    kind: TensorKind = TensorKind.PARAMETER
 
     @property
     def count(self) -> int:
@@ -64,7 +64,7 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def is_large(self) -> bool:
         """Whether it is a parameter that the scheme compresses."""
-        return self.kind is Kind.PARAMETER and self.count >= LARGE_MIN
+        return self.kind is TensorKind.PARAMETER and self.count >= LARGE_MIN
 
 
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
@@ -88,17 +88,17 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
     @cached_property
     def parameters_count(self) -> int:
         """Elements of all parameters."""
-        return self._count_of(Kind.PARAMETER)
+        return self._count_of(TensorKind.PARAMETER)
 
     @cached_property
     def statistics_count(self) -> int:
         """Elements of all statistics."""
-        return self._count_of(Kind.STATISTIC)
+        return self._count_of(TensorKind.STATISTIC)
 
     @cached_property
     def integers_count(self) -> int:
         """Elements of all integer tensors."""
-        return self._count_of(Kind.INTEGER)
+        return self._count_of(TensorKind.INTEGER)
 
     @cached_property
     def model_bytes(self) -> Bytes:
@@ -109,7 +109,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
     @cached_property
     def offsets(self) -> tuple[int, ...]:
         """Each tensor's first element, counted within its kind (all parameters are one kind)."""
-        ends = dict.fromkeys(Kind, 0)
+        ends = dict.fromkeys(TensorKind, 0)
         starts: list[int] = []
         for tensor in self.tensors:
             starts.append(ends[tensor.kind])
@@ -125,12 +125,12 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         """Canonical JSON: no blanks, fields and tensors in their fixed order."""
         return msgspec.json.encode(self)
 
-    def _count_of(self, kind: Kind) -> int:
+    def _count_of(self, kind: TensorKind) -> int:
         return sum(tensor.count for tensor in self.tensors if tensor.kind is kind)
 
 
 def _order(tensor: TensorSpec) -> tuple[int, str]:
-    is_small_parameter = tensor.kind is Kind.PARAMETER and not tensor.is_large
+    is_small_parameter = tensor.kind is TensorKind.PARAMETER and not tensor.is_large
     return (1 if is_small_parameter else _KIND_ORDER[tensor.kind], tensor.name)
 
 
@@ -224,11 +224,11 @@ class Flat(NamedTuple):
             np.empty(layout.integers_count, np.int64),
         )
 
-    def of_kind(self, kind: Kind) -> Float32s | Int64s:
+    def of_kind(self, kind: TensorKind) -> Float32s | Int64s:
         """The vector that holds tensors of a kind."""
-        if kind is Kind.INTEGER:
+        if kind is TensorKind.INTEGER:
             return self.integers
-        return self.parameters if kind is Kind.PARAMETER else self.statistics
+        return self.parameters if kind is TensorKind.PARAMETER else self.statistics
 
 
 def pack(layout: Layout, tensors: Mapping[str, npt.NDArray[np.generic]], out: Flat) -> None:

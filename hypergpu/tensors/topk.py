@@ -41,7 +41,7 @@ class Entries(NamedTuple):
     values: Float32s
 
 
-class _Part(NamedTuple):
+class _RecordRun(NamedTuple):
     """Records of one length within a group: values and bytes of all, values said of each."""
 
     values: slice
@@ -93,7 +93,7 @@ class TopK(Scheme):
             rest = total[part.values]
             said = self._encode_part(rest, part, out[part.bytes])
             magnitudes = self._grid.magnitudes(said.fitted.numbers, said.fitted.codes)
-            rest[said.places] -= _signed(magnitudes, said.signs).reshape(-1)
+            rest[said.places] -= _set_signs(magnitudes, said.signs).reshape(-1)
 
     def decode(self, payload: Octets, out: Float32s) -> None:
         """See `Scheme`."""
@@ -118,7 +118,7 @@ class TopK(Scheme):
     def flaw(self, payload: Octets, count: int) -> Flaw | None:
         """See `Scheme`."""
         for part in self._parts(count):
-            numbers, places, _ = self._unpacked(payload, part)
+            numbers, places, _ = self._unpack(payload, part)
             if not self._grid.is_finite(numbers):
                 return Flaw.NOT_FINITE
             if not (places[:, 1:] > places[:, :-1]).all() or (places[:, -1] >= part.length).any():
@@ -133,8 +133,8 @@ class TopK(Scheme):
     def _said_of(self, length: int) -> int:
         return -(-length * self._kept // RECORD)
 
-    def _parts(self, count: int) -> list[_Part]:
-        parts: list[_Part] = []
+    def _parts(self, count: int) -> list[_RecordRun]:
+        parts: list[_RecordRun] = []
         for here, there in groups(self, count):
             rest = (here.stop - here.start) % RECORD
             middle, cut = (
@@ -143,13 +143,13 @@ class TopK(Scheme):
             )
             if middle > here.start:
                 full = slice(here.start, middle)
-                parts.append(_Part(full, slice(there.start, cut), RECORD, self._kept))
+                parts.append(_RecordRun(full, slice(there.start, cut), RECORD, self._kept))
             if rest:
                 short = slice(middle, here.stop)
-                parts.append(_Part(short, slice(cut, there.stop), rest, self._said_of(rest)))
+                parts.append(_RecordRun(short, slice(cut, there.stop), rest, self._said_of(rest)))
         return parts
 
-    def _encode_part(self, values: Float32s, part: _Part, out: Octets) -> _Said:
+    def _encode_part(self, values: Float32s, part: _RecordRun, out: Octets) -> _Said:
         """Write the part's records, and say what is in them."""
         rows, said = values.size // part.length, part.said
         places = _largest(values.reshape(rows, part.length), said)
@@ -166,15 +166,15 @@ class TopK(Scheme):
         pack_codes(codes, self._code_bits, records[:, codes_start:])
         return _Said(places, fitted, signs)
 
-    def _entries(self, payload: Octets, part: _Part) -> Entries:
-        numbers, places, codes = self._unpacked(payload, part)
+    def _entries(self, payload: Octets, part: _RecordRun) -> Entries:
+        numbers, places, codes = self._unpack(payload, part)
         magnitudes = self._grid.magnitudes(numbers, codes & (2**self._grid.code_bits - 1))
-        values = _signed(magnitudes, codes >> np.uint8(self._grid.code_bits))
+        values = _set_signs(magnitudes, codes >> np.uint8(self._grid.code_bits))
         flat = np.minimum(places, part.length - 1).astype(np.intp)
         flat += np.arange(part.values.start, part.values.stop, part.length)[:, None]
         return Entries(flat.reshape(-1), values.reshape(-1))
 
-    def _unpacked(self, payload: Octets, part: _Part) -> tuple[Uint16s, Uint16s, Octets]:
+    def _unpack(self, payload: Octets, part: _RecordRun) -> tuple[Uint16s, Uint16s, Octets]:
         """Numbers, places and codes, a row for each record."""
         records = payload[part.bytes].reshape(
             (part.values.stop - part.values.start) // part.length, -1
@@ -185,7 +185,7 @@ class TopK(Scheme):
         return numbers, places, unpack_codes(records[:, codes_start:], self._code_bits, part.said)
 
 
-def _signed(magnitudes: Float32s, signs: Octets) -> Float32s:
+def _set_signs(magnitudes: Float32s, signs: Octets) -> Float32s:
     """Set the signs, in place."""
     bits = magnitudes.view(np.uint32)
     bits |= signs.astype(np.uint32) << np.uint32(31)

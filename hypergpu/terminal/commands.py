@@ -7,12 +7,11 @@ import typer
 from typer.core import TyperGroup
 
 from hypergpu.errors import HyperGPUError
+from hypergpu.extras import missing_extra
 
 # Typer exports no name for what click calls a usage error, only what is derived from it.
 UsageError: Any = typer.BadParameter.__bases__[0]
 USAGE_STATUS = 2
-_OF_CHAINS = frozenset({"eth_abi", "eth_account", "urllib3", "web3"})
-"""Packages of the extra `chain`, without which all else runs."""
 
 
 class Commands(TyperGroup):
@@ -42,20 +41,11 @@ class Commands(TyperGroup):
         except (HyperGPUError, RemoteFailureError) as failure:
             raise typer.Exit(report(failure)) from failure
         except ModuleNotFoundError as missing:
-            package = (missing.name or "").partition(".")[0]
-            if package not in _OF_CHAINS:
+            if (lacking := missing_extra(missing)) is None:
                 raise
-            raise typer.Exit(report(_lacking(package))) from missing
+            raise typer.Exit(report(lacking)) from missing
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
-
-
-def _lacking(package: str) -> HyperGPUError:
-    from hypergpu.errors import Reason
-
-    detail = f"this needs the package {package}"
-    fix = "install the extra: pip install 'hypergpu[chain]', in a clone pip install '.[chain]'"
-    return HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix)
 
 
 def _report_usage(wrong: Any) -> int:

@@ -32,7 +32,12 @@ def report(failure: Exception) -> int:
 
 
 def error_line(number: int, what: str, fix: str) -> str:
-    """How every error reads. What ends in a question mark needs no full stop."""
+    """How every error reads. What ends in a question mark needs no full stop.
+
+    A detail with a fix of its own, as a coordinator's reasons have, gets no second one.
+    """
+    if "Fix: " in what:
+        return f"error {number}: {what}"
     ended = what.rstrip(".")
     return f"error {number}: {ended}{'' if ended.endswith('?') else '.'} Fix: {fix}"
 

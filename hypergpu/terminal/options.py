@@ -44,13 +44,13 @@ def seconds_within(least: float, most: float) -> Callable[[str | float], float]:
     """A parser of lengths of time, such as ``90s`` and ``5m``; a number alone is seconds."""
 
     def parsed(given: str | float) -> float:
-        from hypergpu.jobfile.values import Wrong, duration_ms
+        from hypergpu.jobfile.values import InvalidValue, duration_ms
 
         try:
             seconds = float(given)
         except ValueError:
             span_ms = duration_ms(given)
-            if isinstance(span_ms, Wrong):
+            if isinstance(span_ms, InvalidValue):
                 raise typer.BadParameter(f"{span_ms.what}; {span_ms.fix}") from None
             seconds = span_ms / 1000
         if not least <= seconds <= most:

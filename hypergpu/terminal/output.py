@@ -3,16 +3,28 @@
 Results go to stdout and nothing else does; notes and errors go to stderr.
 """
 
+import itertools
 import os
+import shutil
 import sys
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 import msgspec
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as RichTable
+
+
+_GAP = "  "
+_FOLD_LEAST = 18
+"""A column that folds is never narrower."""
+
+
+_FOLD_ROOM = 28
+"""No further column is shown where that made a column that folds narrower than this."""
 
 
 class Column(NamedTuple):
@@ -21,7 +33,13 @@ class Column(NamedTuple):
     title: str
     is_number: bool = False
     folds: bool = False
-    """Its cells may be broken where a terminal is too narrow: names, which nobody copies."""
+    """Its cells may be broken where a terminal is too narrow: sentences, never names."""
+    is_required: bool = False
+    """Shown at every width; other columns are left out, the last first, where there is no room."""
+
+
+Table = tuple[Sequence[Column], Sequence[Sequence[str]]]
+"""Columns and rows."""
 
 
 def is_rich(stream: TextIO | None = None) -> bool:
@@ -80,55 +98,108 @@ def say_json_line(struct: msgspec.Struct) -> None:
 
 
 def say_table(columns: Sequence[Column], rows: Iterable[Sequence[str]], *, empty: str) -> None:
-    """A table, or the sentence ``empty`` when there are no rows."""
-    kept = [tuple(row) for row in rows]
-    if not kept:
-        say(empty)
-    elif is_rich():
-        console().print(rich_table(columns, kept))
-    else:
-        for line in plain_table(columns, kept):
-            say(line)
+    """Print a table, or the sentence ``empty`` when there are no rows."""
+    _say_lines(columns, list(rows), _FOLD_LEAST, empty)
 
 
 def say_whole_table(
     columns: Sequence[Column], rows: Iterable[Sequence[str]], *, empty: str
 ) -> None:
-    """A table of which no terminal cuts anything, or the sentence ``empty`` when it has no rows.
+    """Print a table that keeps every column at every width; names in it may be folded too."""
+    _say_lines([column._replace(is_required=True) for column in columns], list(rows), 1, empty)
 
-    Where a terminal is too narrow names are folded; where that does not help, each row is told by
-    itself, a line for each column.
-    """
-    kept = [tuple(row) for row in rows]
-    if not kept:
-        say(empty)
-    elif not is_rich():
-        for line in plain_table(columns, kept):
-            say(line)
-    elif _least_width(columns, kept) <= (on := console()).width:
-        on.print(_folding_table(columns, kept))
+
+def _say_lines(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], fold_least: int, empty: str
+) -> None:
+    if not rows:
+        lines = [empty]
+    elif is_rich():
+        width = shutil.get_terminal_size().columns
+        lines = table_lines(columns, rows, width, fold_least=fold_least)
     else:
-        for line in _row_by_row(columns, kept):
-            say(line)
+        lines = plain_table(columns, rows)
+    for line in lines:
+        say(line)
 
 
-def _least_width(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
-    """Of a table whose columns are two spaces apart, as narrow as folding makes it."""
+def table_lines(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str]],
+    width: int,
+    *,
+    fold_least: int = _FOLD_LEAST,
+) -> list[str]:
+    """A table for a terminal of that width.
+
+    Columns that folding makes fit are folded. Columns that are not required are left out, the last
+    first. Where the required ones do not fit each row is a block of lines.
+    """
     widths = [
-        max(len(column.title), *(0 if column.folds else len(row[at]) for row in rows))
-        for at, column in enumerate(columns)
+        max(len(column.title), *(len(row[at]) for row in rows)) for at, column in enumerate(columns)
     ]
-    return sum(widths) + 2 * (len(widths) - 1)
+    least = [
+        min(wide, max(fold_least, len(column.title))) if column.folds else wide
+        for wide, column in zip(widths, columns, strict=True)
+    ]
+    shown = [at for at, column in enumerate(columns) if column.is_required or at == 0]
+    if _sum(least, shown) > width:
+        return _block_lines(columns, rows, width)
+    roomy = [
+        max(each, min(wide, _FOLD_ROOM)) if column.folds else each
+        for each, wide, column in zip(least, widths, columns, strict=True)
+    ]
+    for at in range(len(columns)):
+        if at not in shown and _sum(roomy, [*shown, at]) <= width:
+            shown.append(at)
+    shown.sort()
+    spare = width - _sum(least, shown)
+    for at in shown:
+        grown = min(widths[at] - least[at], spare)
+        least[at] += grown
+        spare -= grown
+    return _folded_lines([columns[at] for at in shown], rows, {at: least[at] for at in shown})
 
 
-def _row_by_row(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+def _sum(widths: Sequence[int], shown: Sequence[int]) -> int:
+    return sum(widths[at] for at in shown) + len(_GAP) * (len(shown) - 1)
+
+
+def _folded_lines(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], widths: Mapping[int, int]
+) -> list[str]:
+    lines = []
+    titles = {at: column.title for at, column in zip(widths, columns, strict=True)}
+    for cells in [titles, *({at: row[at] for at in widths} for row in rows)]:
+        folded = [
+            textwrap.wrap(cells[at], wide, break_on_hyphens=False) or [""]
+            for at, wide in widths.items()
+        ]
+        for parts in itertools.zip_longest(*folded, fillvalue=""):
+            padded = [
+                part.rjust(wide) if column.is_number else part.ljust(wide)
+                for part, wide, column in zip(parts, widths.values(), columns, strict=True)
+            ]
+            lines.append(_GAP.join(padded).rstrip())
+    return lines
+
+
+def _block_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Each row as a block: the first cell, then a line for each other cell that says something."""
     wide = max(len(column.title) for column in columns) + 2
-    return [
-        f"{column.title.ljust(wide) if at else f'- {column.title}'.ljust(wide)}  {cell}"
-        for row in rows
-        for at, (column, cell) in enumerate(zip(columns, row, strict=True))
-        if cell
-    ]
+    lines = []
+    for row in rows:
+        for at, (column, cell) in enumerate(zip(columns, row, strict=True)):
+            if at == 0 or cell not in ("", "-"):
+                title = f"{'  ' if at else ''}{column.title}".ljust(wide) + _GAP
+                lines += textwrap.wrap(
+                    cell,
+                    max(width, len(title) + _FOLD_LEAST),
+                    initial_indent=title,
+                    subsequent_indent=" " * len(title),
+                    break_on_hyphens=False,
+                )
+    return lines
 
 
 def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -145,27 +216,13 @@ def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> lis
     return lines
 
 
-def _folding_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> "Table":
+def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> "RichTable":
+    """The same rows for a live view."""
     from rich import box
-    from rich.table import Table
+    from rich.table import Table as RichTable
+    from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    for column in columns:
-        table.add_column(
-            column.title,
-            justify="right" if column.is_number else "left",
-            no_wrap=not column.folds,
-            overflow="fold",
-        )
-    return _filled(table, rows)
-
-
-def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> "Table":
-    """The same rows for a terminal."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for at, column in enumerate(columns):
         is_last = at == len(columns) - 1
         table.add_column(
@@ -174,12 +231,6 @@ def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> "Tab
             no_wrap=not is_last,
             overflow="ellipsis",
         )
-    return _filled(table, rows)
-
-
-def _filled(table: "Table", rows: Sequence[Sequence[str]]) -> "Table":
-    from rich.text import Text
-
     for row in rows:
         table.add_row(*[Text(cell) for cell in row])
     return table

@@ -1,31 +1,45 @@
-"""A job as its public events tell it: a pure fold. It knows the events' names, not the machine."""
+"""A watched job as its events tell it: a pure fold. It knows the events' names, not the machine."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
+from msgspec.structs import replace
 
-from hypergpu.client.values import EventLine, JobView, ParticipantView
+from hypergpu.client.history import History, with_event_recorded
+from hypergpu.client.values import JobEvent, JobView, ParticipantView
 from hypergpu.terminal.figures import short
-from hypergpu.terminal.plans import PlanView, plan_news, plan_view
 
-ROUNDS_KEPT = 1000
-ENDED = frozenset({"finished", "stopped", "failed"})
-"""Phases that a job does not leave."""
+NOTES_KEPT = 1000
 
 
-class RoundLine(msgspec.Struct, frozen=True):
-    """A closed round. ``number`` counts from 1, as people do."""
+class NodeShare(msgspec.Struct, frozen=True):
+    """A node's part of a round; without inner steps it rests."""
 
-    number: int
-    participants: int
-    updates: int
-    bytes_up: int
-    bytes_down: int
-    duration_ms: int
-    loss: float | None
-    samples_per_s: float
-    reason: str
-    metric: float | None = None
+    inner_steps: int = 0
+    codec: str = ""
+    reason: str = ""
+    batch_size: int = 0
+    """Of its own; 0: as the job states."""
+
+    @property
+    def work(self) -> tuple[int, int, str]:
+        """What the node is asked for."""
+        return self.inner_steps, self.batch_size, self.codec
+
+
+class PlanView(msgspec.Struct, frozen=True):
+    """A round's plan as its event tells it. ``round`` counts from 0."""
+
+    round: int = 0
+    reason: str = ""
+    nodes: dict[str, NodeShare] = {}
+    resting: dict[str, str] = {}
+    """Why a node rests, by node."""
+
+    @property
+    def shares(self) -> dict[str, NodeShare]:
+        """Every node's part, also of those that rest."""
+        return self.nodes | {node: NodeShare(reason=why) for node, why in self.resting.items()}
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -33,7 +47,7 @@ class Progress(msgspec.Struct, frozen=True):
 
     job: JobView | None = None
     participants: tuple[ParticipantView, ...] = ()
-    rounds: tuple[RoundLine, ...] = ()
+    history: History = History()
     notes: tuple[str, ...] = ()
     """What happened to nodes and the job, in people's words; newest last."""
     next_sequence: int = 0
@@ -48,96 +62,72 @@ class Progress(msgspec.Struct, frozen=True):
 def with_job(
     progress: Progress, job: JobView, participants: tuple[ParticipantView, ...]
 ) -> Progress:
-    """The newest summary, asked for beside the stream."""
-    return with_participants(msgspec.structs.replace(progress, job=job), participants)
+    """Add the newest summary, asked for beside the stream."""
+    return with_participants(replace(progress, job=job), participants)
 
 
 def with_note(progress: Progress, text: str) -> Progress:
-    """Something that the journal does not tell."""
-    return msgspec.structs.replace(progress, notes=(*progress.notes, text)[-ROUNDS_KEPT:])
+    """Add a line that the journal does not tell."""
+    return replace(progress, notes=(*progress.notes, text)[-NOTES_KEPT:])
 
 
 def with_participants(progress: Progress, participants: tuple[ParticipantView, ...]) -> Progress:
-    """Conflated progress of the open round; between rounds the last one's stays."""
+    """Add conflated progress of the open round; between rounds the last one's stays."""
     if not participants:
         return progress
     named = {each.node: each.name for each in participants if each.name}
-    names = {**progress.names, **named}
-    return msgspec.structs.replace(progress, participants=participants, names=names)
+    return replace(progress, participants=participants, names=progress.names | named)
 
 
-def with_event(progress: Progress, event: EventLine) -> Progress:
-    """One journalled event."""
-    rounds = progress.rounds
-    if event.kind == "RoundRecorded":
-        rounds = (*rounds, _round_line(event.body))[-ROUNDS_KEPT:]
-    elif event.kind == "EvaluationReady":
-        rounds = _with_metric(rounds, event.body)
-    elif event.kind == "RoundPlanned":
-        progress = _with_plan(progress, plan_view(event.body))
-    text = note_of(event)
-    told = with_note(progress, text) if text else progress
-    return msgspec.structs.replace(told, rounds=rounds, next_sequence=event.sequence + 1)
+def with_event(progress: Progress, event: JobEvent) -> Progress:
+    """Add one journalled event."""
+    if event.kind == "RoundPlanned":
+        plan = msgspec.convert(event.body.get("plan") or {}, PlanView)
+        news = tuple(_plan_news(plan, progress.plan, progress.names))
+        progress = replace(progress, plan=plan, plan_news=news)
+    if text := event_note(event):
+        progress = with_note(progress, text)
+    history = with_event_recorded(progress.history, event)
+    return replace(progress, history=history, next_sequence=event.sequence + 1)
 
 
-def _with_plan(progress: Progress, plan: PlanView) -> Progress:
-    news = tuple(plan_news(plan, progress.plan, progress.names))
-    return msgspec.structs.replace(progress, plan=plan, plan_news=news)
+def _plan_news(plan: PlanView, before: PlanView | None, names: Mapping[str, str]) -> Iterator[str]:
+    """A line for each node whose steps, batch, scheme or part changed; a first plan's reason."""
+    number = plan.round + 1
+    if before is None:
+        yield f"round {number}: {plan.reason}"
+        return
+    earlier = before.shares
+    for node, share in plan.shares.items():
+        if node not in earlier or earlier[node].work != share.work:
+            rests = "" if share.inner_steps else "rests: "
+            yield f"round {number}, {names.get(node) or short(node)}: {rests}{share.reason}"
 
 
-def _number(fields: Mapping[str, object], name: str) -> float | None:
-    value = fields.get(name)
-    return float(value) if isinstance(value, int | float) else None
+_NOTES = {
+    "NodeJoined": "node {node} joined",
+    "NodeLost": "node {node} lost: {reason}",
+    "NodeDraining": "node {node} drains: {reason}",
+    "UpdateRefused": "update of {node} refused: {reason}",
+    "ShardHandedBack": "node {node} handed its shard back: {reason}",
+    "DeadlineReached": "round {round} reached its deadline",
+    "ModelInitialised": "the initial model is ready",
+    "PreparationFailed": "the initial model could not be made",
+    "ModelLost": "the model's bytes were damaged: {reason}",
+    "EvaluationFailed": "evaluation failed: {reason}",
+    "JobPaused": "paused",
+    "JobResumed": "resumed",
+    "JobStopped": "stopped",
+    "ParametersChanged": "parameters changed",
+}
 
 
-def _count(fields: Mapping[str, object], name: str) -> int:
-    return int(_number(fields, name) or 0)
-
-
-def _round_line(fields: Mapping[str, object]) -> RoundLine:
-    return RoundLine(
-        number=_count(fields, "round") + 1,
-        participants=_count(fields, "participants"),
-        updates=_count(fields, "updates"),
-        bytes_up=_count(fields, "bytes_up"),
-        bytes_down=_count(fields, "bytes_down"),
-        duration_ms=_count(fields, "duration_ms"),
-        loss=_number(fields, "loss"),
-        samples_per_s=_number(fields, "samples_per_s") or 0.0,
-        reason=str(fields.get("reason", "")),
-    )
-
-
-def _with_metric(
-    rounds: tuple[RoundLine, ...], fields: Mapping[str, object]
-) -> tuple[RoundLine, ...]:
-    # The model of round n is what n closed rounds made.
-    number, metric = _count(fields, "round"), _number(fields, "metric")
-    return tuple(
-        msgspec.structs.replace(line, metric=metric) if line.number == number else line
-        for line in rounds
-    )
-
-
-def note_of(event: EventLine) -> str:
+def event_note(event: JobEvent) -> str:
     """An event in a sentence, when it is worth one to a watcher."""
     fields = event.body
-    node = short(str(fields.get("node", "")))
-    reason = str(fields.get("reason", ""))
-    closing = {
-        "NodeJoined": f"node {node} joined",
-        "NodeLost": f"node {node} lost: {reason}",
-        "NodeDraining": f"node {node} drains: {reason}",
-        "UpdateRefused": f"update of {node} refused: {reason}",
-        "ShardHandedBack": f"node {node} handed its shard back: {reason}",
-        "DeadlineReached": f"round {_count(fields, 'round') + 1} reached its deadline",
-        "ModelInitialised": "the initial model is ready",
-        "PreparationFailed": "the initial model could not be made",
-        "ModelLost": f"the model's bytes were damaged: {reason}",
-        "EvaluationFailed": f"evaluation failed: {reason}",
-        "JobPaused": "paused",
-        "JobResumed": "resumed",
-        "JobStopped": "stopped",
-        "ParametersChanged": "parameters changed",
-    }
-    return closing.get(event.kind, "")
+    number = fields.get("round")
+    return _NOTES.get(event.kind, "").format(
+        node=short(str(fields.get("node", ""))),
+        reason=str(fields.get("reason", "")),
+        round=number + 1 if isinstance(number, int) else 1,
+    )

@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from hypergpu.terminal.figures import score, short, size, span
+from hypergpu.client.history import RoundPoint, metric_after
+from hypergpu.terminal.figures import name_or_id, score, size, span
 from hypergpu.terminal.output import Column, rich_table
-from hypergpu.terminal.progress import Progress, RoundLine
+from hypergpu.terminal.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,14 +24,12 @@ _ROUND_COLUMNS = (
     Column("took", is_number=True),
 )
 _NODE_COLUMNS = (
-    Column("slot", is_number=True),
     Column("node"),
     Column("state"),
     Column("inner steps"),
     Column("loss", is_number=True),
+    Column("slot", is_number=True),
 )
-
-
 _PLANNED_COLUMNS = (*_NODE_COLUMNS, Column("plan"))
 
 
@@ -40,20 +39,19 @@ def bar(done: int, total: int, width: int = _BAR_WIDTH) -> str:
     return "\u2501" * filled + "\u2500" * (width - filled)
 
 
-def rounds_of(progress: Progress) -> int:
+def planned_rounds(progress: Progress) -> int:
     """How many rounds there will be; 0: the plans decide."""
     return progress.job.rounds if progress.job and progress.plan is None else 0
 
 
-def round_text(line: RoundLine, rounds: int) -> str:
-    """A closed round in one plain line; of 0 rounds the number is not told."""
-    metric = "" if line.metric is None else f"  metric {score(line.metric)}"
-    of = f"/{rounds}" if rounds else ""
+def round_text(point: RoundPoint, rounds: int) -> str:
+    """A closed round in one plain line; of 0 rounds the total is left out."""
+    total = f"/{rounds}" if rounds else ""
     return (
-        f"round {line.number}{of}  loss {score(line.loss)}{metric}"
-        f"  {line.updates} of {line.participants} updates"
-        f"  {size(line.bytes_up)} up  {size(line.bytes_down)} down"
-        f"  {span(line.duration_ms / 1000)}"
+        f"round {point.number}{total}  loss {score(point.loss)}"
+        f"  {point.updates} of {point.participants} updates"
+        f"  {size(point.bytes_up)} up  {size(point.bytes_down)} down"
+        f"  {span(point.duration_ms / 1000)}"
     )
 
 
@@ -77,7 +75,7 @@ def screen(progress: Progress, *, title: str = "") -> "RenderableType":
     if job is not None:
         parts.append(Text(_figures(progress), style="cyan"))
     parts.append(_nodes(progress))
-    if progress.rounds:
+    if progress.history.rounds:
         parts.append(rich_table(_ROUND_COLUMNS, _round_rows(progress)))
     parts += [Text(f"  {text}", style="yellow") for text in progress.notes[-NOTES_SHOWN:]]
     return Group(*parts)
@@ -98,7 +96,7 @@ def _figures(progress: Progress) -> str:
     if job is None:
         return ""
     metric = f"{job.metric_name or 'metric'} {score(job.metric)}"
-    rounds = rounds_of(progress)
+    rounds = planned_rounds(progress)
     done = f"{bar(job.round, rounds, 30)} round {job.round}/{rounds}"
     return (
         f"{done if rounds else f'round {job.round}, {job.samples} samples'}"
@@ -110,11 +108,11 @@ def _figures(progress: Progress) -> str:
 def _node_rows(progress: Progress) -> list[tuple[str, ...]]:
     return [
         (
-            str(each.slot),
-            each.name or short(each.node),
+            name_or_id(each.name, each.node),
             each.state,
             f"{bar(each.steps_done, each.steps_total)} {each.steps_done}/{each.steps_total}",
             score(each.loss if each.steps_done else None),
+            str(each.slot),
         )
         for each in progress.participants
     ]
@@ -123,14 +121,14 @@ def _node_rows(progress: Progress) -> list[tuple[str, ...]]:
 def _round_rows(progress: Progress) -> list[tuple[str, ...]]:
     return [
         (
-            str(line.number),
-            f"{line.updates}/{line.participants}",
-            score(line.loss),
-            score(line.metric),
-            f"{line.samples_per_s:.0f}",
-            size(line.bytes_up),
-            size(line.bytes_down),
-            span(line.duration_ms / 1000),
+            str(point.number),
+            f"{point.updates}/{point.participants}",
+            score(point.loss),
+            score(metric_after(progress.history, point.number)),
+            f"{1000 * point.samples / max(1, point.duration_ms):.0f}",
+            size(point.bytes_up),
+            size(point.bytes_down),
+            span(point.duration_ms / 1000),
         )
-        for line in progress.rounds[-ROUNDS_SHOWN:]
+        for point in progress.history.rounds[-ROUNDS_SHOWN:]
     ]

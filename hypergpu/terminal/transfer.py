@@ -1,54 +1,48 @@
-"""Progress of what takes a while: a bar on a terminal, nothing in a pipe."""
+"""Progress bars of what takes a while, on a terminal; nothing in a pipe."""
 
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from hypergpu.terminal.output import is_rich
 
-if TYPE_CHECKING:
-    from rich.progress import ProgressColumn
-
-Shown = Callable[[int, int], None]
-"""Takes the bytes, or what else is counted, that there are and that there will be."""
-
-
-def _unseen(_done: int, _total: int) -> None:
-    """A pipe gets results only."""
+Report = Callable[[str, int, int], None]
+"""Takes a step's name, what is done of it and what there is of it."""
 
 
 @contextlib.contextmanager
-def transfer(what: str) -> Iterator[Shown]:
-    """Show a transfer named ``what`` while the block runs."""
+def progress_bars(*, counts_bytes: bool = True) -> Iterator[Report]:
+    """Show a bar for each step that is reported while the block runs."""
     if not is_rich(sys.stderr):
-        yield _unseen
+        yield lambda _step, _done, _total: None
         return
-    from rich.progress import DownloadColumn, TransferSpeedColumn
-
-    with _bar(what, DownloadColumn(), TransferSpeedColumn()) as shown:
-        yield shown
-
-
-@contextlib.contextmanager
-def counted(what: str) -> Iterator[Shown]:
-    """Show how far something named ``what`` is while the block runs."""
-    if not is_rich(sys.stderr):
-        yield _unseen
-        return
-    from rich.progress import MofNCompleteColumn
-
-    with _bar(what, MofNCompleteColumn()) as shown:
-        yield shown
-
-
-@contextlib.contextmanager
-def _bar(what: str, *columns: "ProgressColumn") -> Iterator[Shown]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
-    named, left = TextColumn("{task.description}"), TimeRemainingColumn()
-    console = Console(stderr=True)
-    with Progress(named, BarColumn(), *columns, left, console=console) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    amounts = (DownloadColumn(), TransferSpeedColumn()) if counts_bytes else (MofNCompleteColumn(),)
+    columns = (TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def report(step: str, done: int, total: int) -> None:
+            if step not in tasks:
+                tasks[step] = progress.add_task(step, total=None)
+            progress.update(tasks[step], completed=done, total=total)
+
+        yield report
+
+
+@contextlib.contextmanager
+def counted(step: str) -> Iterator[Callable[[int, int], None]]:
+    """Show how far one step is while the block runs, in things instead of bytes."""
+    with progress_bars(counts_bytes=False) as report:
+        yield lambda done, total: report(step, done, total)

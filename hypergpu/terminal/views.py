@@ -4,18 +4,18 @@ import contextlib
 from collections.abc import Iterator
 from typing import Protocol
 
-from hypergpu.client.values import EventLine
+from hypergpu.client.values import JobEvent
 from hypergpu.terminal.figures import score
 from hypergpu.terminal.output import console, is_rich, say, say_json_line
-from hypergpu.terminal.progress import Progress, note_of
-from hypergpu.terminal.screen import headline, round_text, rounds_of, screen
+from hypergpu.terminal.progress import Progress, event_note
+from hypergpu.terminal.screen import headline, planned_rounds, round_text, screen
 from hypergpu.units import several
 
 
 class View(Protocol):
     """Shows one job."""
 
-    def event(self, event: EventLine, progress: Progress) -> None:
+    def event(self, event: JobEvent, progress: Progress) -> None:
         """Something happened; ``progress`` has it already."""
 
     def refresh(self, progress: Progress) -> None:
@@ -28,7 +28,7 @@ class View(Protocol):
 class JsonView:
     """One line of JSON an event."""
 
-    def event(self, event: EventLine, progress: Progress) -> None:
+    def event(self, event: JobEvent, progress: Progress) -> None:
         """Print it as journalled."""
         say_json_line(event)
 
@@ -45,16 +45,16 @@ class PlainView:
     def __init__(self) -> None:
         self._phase = ""
 
-    def event(self, event: EventLine, progress: Progress) -> None:
+    def event(self, event: JobEvent, progress: Progress) -> None:
         """Say it when it is worth a line."""
-        if event.kind == "RoundRecorded" and progress.rounds:
-            say(round_text(progress.rounds[-1], rounds_of(progress)))
+        if event.kind == "RoundRecorded" and progress.history.rounds:
+            say(round_text(progress.history.rounds[-1], planned_rounds(progress)))
         elif event.kind == "EvaluationReady":
             say(evaluation_text(event))
         elif event.kind == "RoundPlanned":
             for line in progress.plan_news:
                 say(f"  {line}")
-        elif text := note_of(event):
+        elif text := event_note(event):
             say(f"  {text}")
 
     def say(self, text: str) -> None:
@@ -65,14 +65,13 @@ class PlainView:
         """Say where the job is whenever that changes."""
         job = progress.job
         phase = job.phase if job else ""
-        # Each round is folded for a moment, which the rounds' own lines tell; of a failure the
-        # command's error tells.
+        # A round's own line says that it is being aggregated, the command's error that it failed.
         if phase not in (self._phase, "aggregating", "failed"):
             self._phase = phase
             say(headline(progress))
 
 
-def evaluation_text(event: EventLine) -> str:
+def evaluation_text(event: JobEvent) -> str:
     """An evaluation in one plain line."""
     fields = event.body
     name = fields.get("metric_name") or "metric"
@@ -101,7 +100,7 @@ class LiveView:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def event(self, event: EventLine, progress: Progress) -> None:
+    def event(self, event: JobEvent, progress: Progress) -> None:
         """The next refresh shows it."""
 
     def say(self, text: str) -> None:
@@ -113,7 +112,7 @@ class LiveView:
 
 
 @contextlib.contextmanager
-def shown(*, as_json: bool = False, title: str = "") -> Iterator[View]:
+def open_view(*, as_json: bool = False, title: str = "") -> Iterator[View]:
     """The view that fits where stdout goes."""
     if as_json:
         yield JsonView()

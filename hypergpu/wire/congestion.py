@@ -48,7 +48,7 @@ class Controls(NamedTuple):
         return f"{self.loading} && {command}" if self.loading else command
 
 
-class Way(NamedTuple):
+class RouteSettings(NamedTuple):
     """How packets get to an address."""
 
     address: str
@@ -112,7 +112,7 @@ def ip(address: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         raise TimeoutError("ip did not answer") from None
 
 
-def way_to(address: str) -> Way | None:
+def way_to(address: str) -> RouteSettings | None:
     """Of packets that leave now; None when there is none. Blocks.
 
     Raises:
@@ -125,7 +125,7 @@ def way_to(address: str) -> Way | None:
     metrics = [each for each in found.get("metrics", ()) if isinstance(each, dict)]
     named = [str(each["congestion"]) for each in metrics if "congestion" in each]
     kept = [(name, each[name]) for each in metrics for name in _KEPT_METRICS if name in each]
-    return Way(
+    return RouteSettings(
         address=address,
         device=str(found["dev"]),
         gateway=str(found.get("gateway", "")),

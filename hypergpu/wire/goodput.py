@@ -16,14 +16,14 @@ _OF_ROUND_TRIP = 8
 """No round trip is known better than by such a share of it."""
 
 
-class Moved(NamedTuple):
+class TransferredBytes(NamedTuple):
     """Bytes and the time that the line took for them."""
 
     size_bytes: Bytes
     took_us: Microseconds
 
 
-class Arrivals:
+class GoodputMeter:
     """One transfer where it arrives, over one stream or several that share the line.
 
     What each stream brings first was on its way, beside the others', before the clock started: only
@@ -40,7 +40,7 @@ class Arrivals:
         """When something last came, if anything did."""
         return self._last_us if self._begun else None
 
-    def arrived(self, stream: int, size_bytes: int, now_us: int) -> None:
+    def add_piece(self, stream: int, size_bytes: int, now_us: int) -> None:
         """A piece came."""
         if not self._begun:
             self._first_us = now_us
@@ -49,17 +49,17 @@ class Arrivals:
         self._begun.add(stream)
         self._last_us = now_us
 
-    def moved(self) -> Moved | None:
+    def transferred(self) -> TransferredBytes | None:
         """From the first piece to the last; None when it was too little or too soon over."""
         took_us = self._last_us - self._first_us
         if self._bytes < STREAM_BYTES_MIN or took_us < STREAM_US_MIN:
             return None
-        return Moved(Bytes(self._bytes), Microseconds(took_us))
+        return TransferredBytes(Bytes(self._bytes), Microseconds(took_us))
 
 
-def moved_whole(size_bytes: int, took_us: int, round_trip_us: int) -> Moved | None:
+def moved_whole(size_bytes: int, took_us: int, round_trip_us: int) -> TransferredBytes | None:
     """All of a transfer, its round trip taken off; None when too little is left to say anything."""
     left_us = took_us - round_trip_us
     if size_bytes < SMALLEST_BYTES or left_us < max(SHORTEST_US, round_trip_us // _OF_ROUND_TRIP):
         return None
-    return Moved(Bytes(size_bytes), Microseconds(left_us))
+    return TransferredBytes(Bytes(size_bytes), Microseconds(left_us))

@@ -1,6 +1,6 @@
 """The workloads that come with HyperGPU."""
 
-from hypergpu.workloads.entry import Entry, Option
+from hypergpu.workloads.entry import Option, WorkloadEntry
 
 _CHANNELS = Option("channels", 32, "Channels of the first convolution; a multiple of 4", 4, 512)
 _AUGMENT = Option("augment", True, "Shift and mirror training images")
@@ -8,7 +8,7 @@ _CLASSES = Option("classes", 10, "Sub-folders there are", 2, 100_000)
 _IMAGE_SIZE = Option("image_size", 64, "Side in pixels that images are resized to", 16, 512)
 
 _DIGITS = (
-    Entry(
+    WorkloadEntry(
         name="digits-softmax",
         version=1,
         kind="numpy",
@@ -17,7 +17,7 @@ _DIGITS = (
         meaning="Softmax regression on 1,797 handwritten digits; needs no torch",
         builder="hypergpu.workloads.digits.softmax:build",
     ),
-    Entry(
+    WorkloadEntry(
         name="digits-mlp",
         version=1,
         kind="torch",
@@ -27,7 +27,7 @@ _DIGITS = (
         builder="hypergpu.workloads.networks.digits:mlp",
         options=(Option("width", 256, "Units of a hidden layer", 8, 8192),),
     ),
-    Entry(
+    WorkloadEntry(
         name="digits-cnn",
         version=1,
         kind="torch",
@@ -40,7 +40,7 @@ _DIGITS = (
 )
 
 _TEXT = (
-    Entry(
+    WorkloadEntry(
         name="text-gpt",
         version=1,
         kind="torch",
@@ -62,7 +62,7 @@ _TEXT = (
 )
 
 _IMAGES = (
-    Entry(
+    WorkloadEntry(
         name="mnist-cnn",
         version=1,
         kind="torch",
@@ -72,7 +72,7 @@ _IMAGES = (
         builder="hypergpu.workloads.networks.images:mnist_cnn",
         options=(_CHANNELS,),
     ),
-    Entry(
+    WorkloadEntry(
         name="cifar10-resnet18",
         version=1,
         kind="torch",
@@ -82,7 +82,7 @@ _IMAGES = (
         builder="hypergpu.workloads.networks.images:cifar10_resnet18",
         options=(_AUGMENT,),
     ),
-    Entry(
+    WorkloadEntry(
         name="cifar10-vgg11",
         version=1,
         kind="torch",
@@ -92,7 +92,7 @@ _IMAGES = (
         builder="hypergpu.workloads.networks.images:cifar10_vgg11",
         options=(_AUGMENT,),
     ),
-    Entry(
+    WorkloadEntry(
         name="imagefolder-resnet18",
         version=1,
         kind="torch",
@@ -103,7 +103,7 @@ _IMAGES = (
         takes_data="required",
         options=(_CLASSES, _IMAGE_SIZE, _AUGMENT),
     ),
-    Entry(
+    WorkloadEntry(
         name="imagefolder-vgg11",
         version=1,
         kind="torch",
@@ -117,7 +117,7 @@ _IMAGES = (
 )
 
 _NULL = (
-    Entry(
+    WorkloadEntry(
         name="null",
         version=1,
         kind="null",
@@ -133,4 +133,4 @@ _NULL = (
     ),
 )
 
-BUILT_IN: tuple[Entry, ...] = _DIGITS + _TEXT + _IMAGES + _NULL
+BUILT_IN: tuple[WorkloadEntry, ...] = _DIGITS + _TEXT + _IMAGES + _NULL

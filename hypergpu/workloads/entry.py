@@ -26,7 +26,7 @@ class Option(msgspec.Struct, frozen=True):
     choices: tuple[str, ...] = ()
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A workload: what is trained on what. Importing one never imports torch."""
 
     name: str
@@ -61,7 +61,7 @@ def has_reached(target: float, metric: float, *, name: str) -> bool:
     return metric <= target if name in LOWER_IS_BETTER else metric >= target
 
 
-def complete_options(entry: Entry, given: Options) -> dict[str, Value]:
+def complete_options(entry: WorkloadEntry, given: Options) -> dict[str, Value]:
     """The given options checked, the others at their defaults, in the entry's order.
 
     Raises:
@@ -73,12 +73,12 @@ def complete_options(entry: Entry, given: Options) -> dict[str, Value]:
             names = ", ".join(known) or "none"
             raise OptionError(f"options.{name}: {entry.name} has no such option; it has: {names}")
     return {
-        name: _checked(entry, option, given[name]) if name in given else option.default
+        name: _check_value(entry, option, given[name]) if name in given else option.default
         for name, option in known.items()
     }
 
 
-def _checked(entry: Entry, option: Option, value: Value) -> Value:
+def _check_value(entry: WorkloadEntry, option: Option, value: Value) -> Value:
     where = f"options.{option.name} of {entry.name}"
     wanted = type(option.default)
     if wanted is float and type(value) is int:

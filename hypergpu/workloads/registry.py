@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from hypergpu.workloads.entries import BUILT_IN
-from hypergpu.workloads.entry import Entry, Options, complete_options
+from hypergpu.workloads.entry import Options, WorkloadEntry, complete_options
 
 GROUP = "hypergpu.workloads"
 
@@ -18,7 +18,7 @@ class UnknownWorkloadError(LookupError):
 class BuilderMissingError(RuntimeError):
     """The builder cannot be imported. ``module`` is what is missing, such as ``torch``."""
 
-    def __init__(self, entry: Entry, module: str) -> None:
+    def __init__(self, entry: WorkloadEntry, module: str) -> None:
         super().__init__(
             f"workload {entry.name} needs the Python module {module}, which is not installed"
         )
@@ -26,9 +26,9 @@ class BuilderMissingError(RuntimeError):
 
 
 @cache
-def _added() -> tuple[tuple[Entry, ...], tuple[str, ...]]:
+def _entries_of_packages() -> tuple[tuple[WorkloadEntry, ...], tuple[str, ...]]:
     """Entries of other packages, and why any of them are left out."""
-    found: list[Entry] = []
+    found: list[WorkloadEntry] = []
     complaints: list[str] = []
     taken = {entry.name for entry in BUILT_IN}
     for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
@@ -38,7 +38,7 @@ def _added() -> tuple[tuple[Entry, ...], tuple[str, ...]]:
         except Exception as error:  # noqa: BLE001 - another package's import may fail in any way
             complaints.append(f"{where} cannot be imported: {error!r}")
             continue
-        if not isinstance(entry, Entry) or entry.name != point.name:
+        if not isinstance(entry, WorkloadEntry) or entry.name != point.name:
             complaints.append(
                 f"{where} must be a hypergpu.workloads.entry.Entry named {point.name}"
             )
@@ -50,17 +50,17 @@ def _added() -> tuple[tuple[Entry, ...], tuple[str, ...]]:
     return tuple(found), tuple(complaints)
 
 
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[WorkloadEntry, ...]:
     """Every entry there is, built-in ones first."""
-    return BUILT_IN + _added()[0]
+    return BUILT_IN + _entries_of_packages()[0]
 
 
 def complaints() -> tuple[str, ...]:
     """What is wrong with entry points of other packages, for `hypergpu env` and logs."""
-    return _added()[1]
+    return _entries_of_packages()[1]
 
 
-def find(name: str) -> Entry:
+def find(name: str) -> WorkloadEntry:
     """The entry with the name.
 
     Raises:
@@ -73,7 +73,9 @@ def find(name: str) -> Entry:
     raise UnknownWorkloadError(f"there is no workload {name!r}; there are: {names}")
 
 
-def build(entry: Entry, options: Options) -> Any:  # Any: the entry's kind says which protocol
+def build(
+    entry: WorkloadEntry, options: Options
+) -> Any:  # Any: the entry's kind says which protocol
     """The workload, built by importing what the entry names.
 
     Raises:

@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from hypergpu.extras import missing_extra
 from hypergpu.terminal.options import seconds_within
 from hypergpu.terminal.output import Column, note, say, say_json, say_table
 from netsim.cli.asked import FallbackOption, asked_links, settled
@@ -121,6 +122,10 @@ def _hindrance(backend: Backend) -> str:
             return "; ".join(f"no {each.part}: {each.why}" for each in lacks)
     except NetsimError as refused:
         return str(refused)
+    except ModuleNotFoundError as missing:
+        if (lacking := missing_extra(missing)) is None:
+            raise
+        return lacking.message
     return ""
 
 

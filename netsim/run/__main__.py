@@ -12,7 +12,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.sites import told_sites
 from hypergpu.terminal.failure import report as explained
 from hypergpu.terminal.output import note, say, say_json
-from hypergpu.terminal.views import shown
+from hypergpu.terminal.views import open_view
 from hypergpu.units import several
 from netsim.error import NetsimError
 from netsim.run.choices import Choices, chosen_world
@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace) -> RunReport:
     if options.json:
         return run_job(order, sites, SilentView())
     title = f"{order.world.name} over {sites.backend}: {several(len(order.world.nodes), 'node')}"
-    with shown(title=title) as view:
+    with open_view(title=title) as view:
         return run_job(order, sites, view)
 
 

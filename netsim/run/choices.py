@@ -15,7 +15,7 @@ from hypergpu.jobfile import (
     read_job_file,
     with_strategy,
 )
-from hypergpu.jobfile.problem import listed, nearest
+from hypergpu.jobfile.problem import join_words, nearest
 from hypergpu.jobfile.spec import STRATEGIES, JobSpec
 from netsim.error import NetsimError
 from netsim.link import Variation
@@ -112,7 +112,7 @@ def by_strategy(spec: JobSpec, strategy: str) -> JobSpec:
     """
     if strategy not in STRATEGIES:
         meant = nearest(strategy, STRATEGIES)
-        fix = f'did you mean "{meant}"?' if meant else f"choose one of {listed(STRATEGIES)}"
+        fix = f'did you mean "{meant}"?' if meant else f"choose one of {join_words(STRATEGIES)}"
         raise NetsimError(f'there is no strategy "{strategy}"', fix)
     changed = with_strategy(spec, strategy)
     factor = max(1, spec.training.inner_steps // changed.training.inner_steps)

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hypergpu.client.calls import Coordinator
-from hypergpu.client.history import History, reached
+from hypergpu.client import Coordinator
+from hypergpu.client.history import reached
 from hypergpu.cluster.cluster import Cluster
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.sites import Sites
 from hypergpu.terminal.progress import Progress, with_note
-from hypergpu.terminal.recording import RecordingView
-from hypergpu.terminal.submission import submit_file
 from hypergpu.terminal.views import View
 from hypergpu.terminal.watch import Watched
 from netsim.error import NetsimError
@@ -50,28 +48,25 @@ def run_job(order: Order, sites: Sites, view: View) -> RunReport:
     """
     world = order.world
     spec = required_job(world)
-    recording = RecordingView(view)
     with held_folder(order.folder), Cluster(order.folder, order.worker, sites) as cluster:
         cluster.start_coordinator()
         cluster.start_nodes({node.name: _environment(order, node) for node in world.nodes})
         with cluster.operator() as coordinator:
-            job_id = submit_file(coordinator, spec, order.beside)
-            watched = Watched(coordinator, job_id, recording)
+            job_id = coordinator.submit(spec, beside=order.beside)
+            watched = Watched(coordinator, job_id, view)
             try:
                 hand = _Hand(cluster, sites, order)
-                progress = _followed(order, watched, hand, _User(coordinator, job_id), recording)
+                progress = _followed(order, watched, hand, _User(coordinator, job_id), view)
             finally:
                 watched.close()
         answer = asyncio.run(control.asked(sites.control, control.ReadVerdict()))
     if answer.verdict is None:
         raise AssertionError("a verdict was asked for")
-    return _report(order, sites, progress, recording.history, answer.verdict)
+    return _report(order, sites, progress, answer.verdict)
 
 
-def _report(
-    order: Order, sites: Sites, progress: Progress, history: History, verdict: Verdict
-) -> RunReport:
-    spec, job = required_job(order.world), progress.job
+def _report(order: Order, sites: Sites, progress: Progress, verdict: Verdict) -> RunReport:
+    spec, job, history = required_job(order.world), progress.job, progress.history
     if job is None:
         raise AssertionError("a watched job is known")
     name = history.metric_name or job.metric_name

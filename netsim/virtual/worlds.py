@@ -6,7 +6,16 @@ import msgspec
 from msgspec.structs import replace
 
 from hypergpu.ids import NodeId
-from hypergpu.jobfile.spec import Aware, Codec, Evaluation, JobSpec, Outer, Pay, RoundRule, Training
+from hypergpu.jobfile.spec import (
+    Aware,
+    CodecChoice,
+    Evaluation,
+    JobSpec,
+    Outer,
+    Pay,
+    RoundRule,
+    Training,
+)
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.error import NetsimError
 from netsim.link import CongestionControl, Direction, Link
@@ -133,7 +142,7 @@ def _random_spec(dice: random.Random, nodes: int) -> JobSpec:
         workload="digits-softmax",
         strategy=strategy,
         training=training,
-        codec=Codec(up="int8"),
+        codec=CodecChoice(up="int8"),
         round=RoundRule(
             deadline_ms=dice.choice((0, 5_000, 20_000)) if strategy == "diloco" else 0,
             quorum=dice.choice((0.3, 0.6, 1.0)),

@@ -24,7 +24,7 @@ IN_TESTS = {
 LOCKS = ("locks/*", "package-lock.json")
 
 
-def imported(tree: ast.Module) -> Iterator[str]:
+def imported_names(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -32,7 +32,7 @@ def imported(tree: ast.Module) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def dotted(tree: ast.Module) -> Iterator[str]:
+def dotted_names(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             yield ast.unparse(node)
@@ -42,7 +42,7 @@ def test_nothing_imports_a_pickler() -> None:
     found = [
         f"{path} {name}"
         for path, tree in modules()
-        for name in imported(tree)
+        for name in imported_names(tree)
         if name.partition(".")[0] in PICKLERS
     ]
     assert not found, one_per_line(found)
@@ -52,7 +52,7 @@ def test_nothing_calls_a_loader_that_unpickles() -> None:
     found = [
         f"{path} {name}"
         for path, tree in modules()
-        for name in {*dotted(tree), *imported(tree)} & UNPICKLING_CALLS
+        for name in {*dotted_names(tree), *imported_names(tree)} & UNPICKLING_CALLS
     ]
     assert not found, one_per_line(found)
 
@@ -62,7 +62,7 @@ def test_no_test_sleeps_skips_or_patches() -> None:
         f"{path} {name}"
         for path, tree in modules()
         if path.parts[0] == "tests"
-        for name in {*dotted(tree), *imported(tree)} & IN_TESTS
+        for name in {*dotted_names(tree), *imported_names(tree)} & IN_TESTS
     ]
     assert not found, one_per_line(found)
 
@@ -71,7 +71,7 @@ def test_the_coordinator_waits_for_what_happens_and_sleeps_for_nothing() -> None
     found = [
         str(path)
         for path, tree in modules()
-        if path.parts[0] == "coordinator" and "time.sleep" in dotted(tree)
+        if path.parts[0] == "coordinator" and "time.sleep" in dotted_names(tree)
     ]
     assert not found, one_per_line(found)
 

@@ -18,7 +18,7 @@ from hypergpu.workloads.workload import numpy_layout
 from tests.integration.node.node_service import NodeService, Served, served, terms_for
 from tests.integration.node.test_node_command import node
 
-KILLS = int(os.environ.get("CHAOS_NODE_KILLS", "10"))
+KILLS = int(os.environ.get("CHAOS_NODE_KILLS", "4"))
 RESENT_BYTES_MAX = 4 << 20
 OPTIONS = {"parameters": 2_000_000}
 LAYOUT = numpy_layout(build(find("null"), OPTIONS))

@@ -16,7 +16,7 @@ from coordinator.core.events import RoundRecorded
 from coordinator.core.job import Job, Phase, SampleRange
 from coordinator.core.round.outstanding import outstanding
 from coordinator.core.transition import Step, refusal, transition
-from hypergpu.jobfile.spec import Codec, Evaluation, Outer
+from hypergpu.jobfile.spec import CodecChoice, Evaluation, Outer
 from hypergpu.units import Samples
 from tests.unit.job_states import (
     ALICE,
@@ -429,7 +429,7 @@ def test_other_strategies_plan_nothing() -> None:
 
 def test_a_sparse_codec_takes_the_plain_outer_step() -> None:
     spec = replace(
-        SPEC, codec=Codec("topk64", "int4"), outer=Outer(learning_rate=1.0, momentum=0.0)
+        SPEC, codec=CodecChoice("topk64", "int4"), outer=Outer(learning_rate=1.0, momentum=0.0)
     )
     job = after(training(spec), received(ALICE, round_=0, lease=1))
     command = only(transition(job, received(BOB, round_=0, lease=2)), Aggregate)

@@ -11,7 +11,7 @@ from benchmarks.ours.awareness.jobs import text_of
 from benchmarks.ours.awareness.recovery import longest_bad_stretch
 from benchmarks.ours.awareness.runs import WORLDS
 from benchmarks.ours.awareness.work import computing_share, summed_throughput, throughput
-from benchmarks.table.parts import Figures, figures_of
+from benchmarks.table.parts import PartFigures, measure_part
 from hypergpu.cli.compare.outcome import Report, Verdict
 from hypergpu.client.history import RoundPoint
 from hypergpu.jobfile import parse_job
@@ -131,11 +131,11 @@ def test_a_target_that_was_missed_is_a_note_and_no_figure() -> None:
     with pytest.raises(NotReachedError):
         target_of(report(), "aware")
 
-    def part() -> Figures:
+    def part() -> PartFigures:
         target_of(report(), "aware-1-c")
         raise AssertionError("nothing was reached")
 
-    missed = figures_of("grade c", part)
+    missed = measure_part("grade c", part)
     assert not missed.metrics
     assert "MISSED, grade c: aware-1-c never reached 0.97" in missed.notes[0]
 

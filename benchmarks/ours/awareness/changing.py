@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.ours.awareness.figures import NotReachedError, spread, target_of, times
-from benchmarks.ours.awareness.jobs import Tree, job_tree, written
+from benchmarks.ours.awareness.jobs import Tree, job_tree, write_job
 from benchmarks.ours.awareness.runs import WORLDS, Runs, of_seeds
-from benchmarks.table.parts import Figures
+from benchmarks.table.parts import PartFigures
 from hypergpu.jobfile.spec import SPARSE_SCHEMES
 
 VARYING = WORLDS / "changing" / "varying.toml"
@@ -52,18 +52,18 @@ class Fixed(NamedTuple):
 GRID = tuple(itertools.starmap(Fixed, itertools.product(INNER_STEPS, CODECS, QUORUMS)))
 
 
-def changing_figures(runs: Runs, *, seeds: int) -> Figures:
+def changing_figures(runs: Runs, *, seeds: int) -> PartFigures:
     """Both ratios."""
     numbers = range(1, seeds + 1)
-    ours = of_seeds(numbers, lambda seed: (seed, *_varied(runs, "aware", JOB, seed)))
+    ours = of_seeds(numbers, lambda seed: (seed, *_run_varying(runs, "aware", JOB, seed)))
     ours_s = [seconds for _, seconds, _ in ours]
     plans = {seed: plan for seed, _, plan in ours}
 
-    def frozen(seed: int) -> float:
+    def frozen_plan_s(seed: int) -> float:
         plan = plans[seed]
-        return _varied(runs, f"frozen-{plan.name}", written_job(plan), seed)[0]
+        return _run_varying(runs, f"frozen-{plan.name}", written_job(plan), seed)[0]
 
-    frozen_s = of_seeds(plans, frozen)
+    frozen_s = of_seeds(plans, frozen_plan_s)
     ranked = ranking(runs)
     fixed_s = {plan: _median_s(runs, plan, numbers) for plan in ranked[:BEST]}
     best = min(fixed_s, key=lambda plan: fixed_s[plan])
@@ -71,7 +71,7 @@ def changing_figures(runs: Runs, *, seeds: int) -> Figures:
     over_static = fixed_s[best] / ours_middle_s
     over_frozen = statistics.median(frozen_s) / ours_middle_s
     tried = ", ".join(f"{plan.name} {seconds:.3g} s" for plan, seconds in fixed_s.items())
-    return Figures(
+    return PartFigures(
         rows=[
             (
                 "changing world, best fixed setting beside it",
@@ -123,7 +123,7 @@ def fixed_tree(plan: Fixed) -> Tree:
 
 def written_job(plan: Fixed) -> Path:
     """The same as a file."""
-    return written(fixed_tree(plan), plan.name)
+    return write_job(fixed_tree(plan), plan.name)
 
 
 def _down(codec: str) -> str:
@@ -131,7 +131,7 @@ def _down(codec: str) -> str:
     return "topk256" if codec in SPARSE_SCHEMES else codec
 
 
-def _varied(runs: Runs, name: str, job: Path, seed: int) -> tuple[float, Fixed]:
+def _run_varying(runs: Runs, name: str, job: Path, seed: int) -> tuple[float, Fixed]:
     """Seconds to the target in the world that changes, and what most were told in round two."""
     strategy = "aware" if job == JOB else "diloco"
     words = ["--job", str(job), "--strategy", strategy, "--seed", str(seed)]
@@ -144,7 +144,9 @@ def _varied(runs: Runs, name: str, job: Path, seed: int) -> tuple[float, Fixed]:
 
 def _median_s(runs: Runs, plan: Fixed, seeds: Sequence[int]) -> float:
     job = written_job(plan)
-    return statistics.median(of_seeds(seeds, lambda seed: _varied(runs, plan.name, job, seed)[0]))
+    return statistics.median(
+        of_seeds(seeds, lambda seed: _run_varying(runs, plan.name, job, seed)[0])
+    )
 
 
 def _rounds_wanted(runs: Runs, plan: Fixed) -> int:

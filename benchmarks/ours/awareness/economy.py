@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from benchmarks.ours.awareness.figures import target_of, times
 from benchmarks.ours.awareness.naive import DIGITS, GRADES, reached_by_sync
 from benchmarks.ours.awareness.runs import Runs, of_seeds
-from benchmarks.table.parts import Figures
+from benchmarks.table.parts import PartFigures
 from hypergpu.cli.compare.outcome import Report
 from hypergpu.client.history import Reached
 
@@ -17,7 +17,7 @@ NAIVE_STEPS = 224
 """Two thirds of the samples that the job states: it may take half as many again."""
 
 
-def economy_figures(runs: Runs, *, seeds: int) -> Figures:
+def economy_figures(runs: Runs, *, seeds: int) -> PartFigures:
     """Bytes a sample, samples and accuracy on grade C, against every-step synchronisation."""
     numbers = range(1, seeds + 1)
     naive = [reached_by_sync(runs, seed) for seed in numbers]
@@ -43,10 +43,10 @@ def economy_figures(runs: Runs, *, seeds: int) -> Figures:
         metrics["forecast_mape"] = statistics.fmean(errors)
         found = f"{statistics.fmean(errors):.1%}"
         rows.append(("C: forecasts off by", found, "", "", f"{PROMISED_ERROR:.0%}"))
-    return Figures(rows=rows, metrics=metrics)
+    return PartFigures(rows=rows, metrics=metrics)
 
 
-def accuracy_figures(runs: Runs, *, seeds: int) -> Figures:
+def accuracy_figures(runs: Runs, *, seeds: int) -> PartFigures:
     """Best accuracy on grade C of all the job's work, beside that of naive training with fewer
     samples.
     """
@@ -58,7 +58,7 @@ def accuracy_figures(runs: Runs, *, seeds: int) -> Figures:
     gap = other - best
     said = (f"{best:.1%}", f"{other:.1%}", f"{100 * gap:.1f} points", "1 point")
     note = f"Accuracy: means of the best of all evaluations, naive's of {NAIVE_STEPS} steps."
-    return Figures(
+    return PartFigures(
         rows=[
             ("C: best accuracy, naive's beside it", *said),
             ("   with so many of its samples", "", "", f"{samples:.2f}x", f"{PROMISED_SAMPLES}x"),

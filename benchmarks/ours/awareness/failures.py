@@ -19,7 +19,7 @@ from benchmarks.ours.awareness.flower import (
 )
 from benchmarks.ours.awareness.naive import GRADES
 from benchmarks.ours.awareness.runs import KEPT, Runs, of_seeds
-from benchmarks.table.parts import Figures
+from benchmarks.table.parts import PartFigures
 from hypergpu.jobfile import read_job_file
 
 PROMISED = 1.25
@@ -69,7 +69,7 @@ def failing_world(seed: int) -> str:
     return text.replace('job = "../jobs', f'job = "{GRADES.parent}/jobs') + "\n" + "\n".join(faults)
 
 
-def failure_figures(runs: Runs, *, seeds: int) -> Figures:
+def failure_figures(runs: Runs, *, seeds: int) -> PartFigures:
     """Time to the target when a fifth of the nodes is killed again and again."""
     numbers = range(1, seeds + 1)
     healthy_s = of_seeds(
@@ -82,14 +82,14 @@ def failure_figures(runs: Runs, *, seeds: int) -> Figures:
         f"Killed: {KILLED_SHARE:.0%} of the nodes at random each {KILL_EACH_S:g} s, as long as one"
         f" takes to be back; started again after {AWAY_S:g} s."
     )
-    return Figures(
+    return PartFigures(
         rows=[("C: 20 % killed, healthy beside it", *said, times(ratio), f"{PROMISED}x")],
         metrics={"failures_20_tta_ratio": ratio},
         notes=[note],
     )
 
 
-def flower_failure_figures() -> Figures:
+def flower_failure_figures() -> PartFigures:
     """Flower's resident path over the same lines, its nodes killed at the same moments."""
     healthy_s = rounds_to_target() * round_s(RESIDENT)
     least = _least()
@@ -100,10 +100,10 @@ def flower_failure_figures() -> Figures:
     except NotReachedError as missed:
         said = (f"not in {FLOWER_LIMIT_S:g} s", f"{healthy_s:.3g} s")
         least_ratio = f"over {times(FLOWER_LIMIT_S / healthy_s)}"
-        return Figures(rows=[(FLOWER_ROW, *said, least_ratio, "")], notes=[f"{note} {missed}."])
+        return PartFigures(rows=[(FLOWER_ROW, *said, least_ratio, "")], notes=[f"{note} {missed}."])
     ratio = failing_s / healthy_s
     said = (f"{failing_s:.3g} s", f"{healthy_s:.3g} s")
-    return Figures(
+    return PartFigures(
         rows=[(FLOWER_ROW, *said, times(ratio), "")],
         metrics={"flower_failures_20_tta_ratio": ratio},
         notes=[note],
@@ -144,4 +144,4 @@ def _failing_s(runs: Runs, seed: int) -> float:
     path.write_text(failing_world(seed), encoding="utf-8")
     name = f"aware-{seed}-failing"
     words = ["--strategy", "aware", "--seed", str(seed)]
-    return target_of(runs.report(name, path, words, backend="tunnel"), name).at_ms / 1000
+    return target_of(runs.cold_report(name, path, words), name).at_ms / 1000

@@ -20,7 +20,7 @@ from benchmarks.ours.awareness.naive import GRADES
 from benchmarks.ours.awareness.runs import KEPT, ROOT, TRIES, WORLDS, LateError
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.peers.seconds import python_of
-from benchmarks.table.parts import Figures
+from benchmarks.table.parts import PartFigures
 from hypergpu.client.history import EvaluationPoint, Reached, reached
 from hypergpu.digest import digest_of
 from hypergpu.jobfile import read_job_file
@@ -28,7 +28,7 @@ from hypergpu.units import Bytes, Milliseconds, Samples
 
 JOB = WORLDS / "jobs" / "digits.toml"
 SCRIPTS = ROOT / "benchmarks" / "peers"
-FAR_ROUNDS = 5
+FAR_ROUNDS = 3
 FLOOR_MS = 50
 LIMIT_S = 1800
 PROMISED = 5
@@ -45,7 +45,7 @@ class FlowerRun(msgspec.Struct, frozen=True):
     """That were averaged in each."""
 
 
-class Way(NamedTuple):
+class FlowerMode(NamedTuple):
     """One of the ways to run Flower."""
 
     name: str
@@ -54,11 +54,11 @@ class Way(NamedTuple):
     """Of the run on loopback."""
 
 
-RESIDENT = Way("resident", "flower_trained", near_rounds=30)
-DEPLOYED = Way("deployed", "flower_trained_deployed", near_rounds=2)
+RESIDENT = FlowerMode("resident", "flower_trained", near_rounds=30)
+DEPLOYED = FlowerMode("deployed", "flower_trained_deployed", near_rounds=2)
 
 
-def flower_figures(aware_s: float) -> Figures:
+def flower_figures(aware_s: float) -> PartFigures:
     """Time to the target on grade C beside ours.
 
     Args:
@@ -68,7 +68,7 @@ def flower_figures(aware_s: float) -> Figures:
         BenchmarkError: Neither way could be measured.
     """
     wanted = rounds_to_target()
-    seconds: dict[Way, float] = {}
+    seconds: dict[FlowerMode, float] = {}
     said: list[str] = []
     missed: list[str] = []
     for way in (RESIDENT, DEPLOYED):
@@ -90,7 +90,9 @@ def flower_figures(aware_s: float) -> Figures:
     rows = [_row(way, aware_s, wanted * each) for way, each in seconds.items()]
     metrics = {f"flower_{way.name}_round_s_c": each for way, each in seconds.items()}
     ratio = wanted * min(seconds.values()) / aware_s
-    return Figures(rows=rows, metrics={"flower_ratio_c": ratio, **metrics}, notes=[note, *missed])
+    return PartFigures(
+        rows=rows, metrics={"flower_ratio_c": ratio, **metrics}, notes=[note, *missed]
+    )
 
 
 def rounds_to_target() -> float:
@@ -104,7 +106,7 @@ def rounds_to_target() -> float:
     return reached_by_flower(msgspec.structs.replace(near, ends_s=evenly)).at_ms / 1000
 
 
-def round_s(way: Way) -> float:
+def round_s(way: FlowerMode) -> float:
     """What a round takes over the lines of grade C, the mean of a few."""
     return _mean_s(flower_run(way, "c", GRADES / "c.toml", FAR_ROUNDS))
 
@@ -136,7 +138,7 @@ def reached_by_flower(run: FlowerRun) -> Reached:
 
 
 def flower_run(
-    way: Way, place: str, world: Path | None, rounds: int, more: Sequence[str] = ()
+    way: FlowerMode, place: str, world: Path | None, rounds: int, more: Sequence[str] = ()
 ) -> FlowerRun:
     """One run over a world's lines, or over loopback; kept as the others are.
 
@@ -155,7 +157,7 @@ def flower_run(
     return msgspec.json.decode(kept.read_bytes(), type=FlowerRun)
 
 
-def _near(way: Way) -> FlowerRun:
+def _near(way: FlowerMode) -> FlowerRun:
     """Where links cost nothing and steps take what they take."""
     return flower_run(way, "near", None, way.near_rounds)
 
@@ -164,7 +166,7 @@ def _mean_s(run: FlowerRun) -> float:
     return run.ends_s[-1] / len(run.ends_s)
 
 
-def _row(way: Way, aware_s: float, flower_s: float) -> tuple[str, str, str, str, str]:
+def _row(way: FlowerMode, aware_s: float, flower_s: float) -> tuple[str, str, str, str, str]:
     what = f"C: to 97 %, Flower's FedAvg {way.name}"
     return (
         what,
@@ -182,7 +184,7 @@ def _key(settings: Sequence[str], world: Path | None) -> str:
     return digest_of(" ".join([*settings, *text]).encode())[:16]
 
 
-def _command(way: Way, settings: Sequence[str], world: Path | None) -> list[str]:
+def _command(way: FlowerMode, settings: Sequence[str], world: Path | None) -> list[str]:
     ours = sysconfig.get_paths()["purelib"]
     words = [f"--packages={ours}", f"--job={JOB}", *settings]
     script = [str(python_of("flower")), "-m", f"benchmarks.peers.{way.script}", *words]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.ours.awareness.figures import spread, target_of, times
-from benchmarks.ours.awareness.naive import DIGITS, GRADES, naive_step_s, named, reached_by_sync
+from benchmarks.ours.awareness.naive import DIGITS, GRADES, naive_step_s, reached_by_sync, run_name
 from benchmarks.ours.awareness.runs import WORLDS, Runs, of_seeds
-from benchmarks.table.parts import Figures, figures_of, merged
+from benchmarks.table.parts import PartFigures, measure_part, merge_figures
 from hypergpu.jobfile import read_job_file
 
 TEXT = WORLDS / "jobs" / "text.toml"
@@ -20,7 +20,7 @@ CONNECTIONS = {"a": 4, "b": 16, "c": 16, "d": 16, "c-independent": 16, "c-bbr": 
 """Of each node of the naive strategy, what plans give on the same lines."""
 
 
-class Effort(NamedTuple):
+class SeedsAndSteps(NamedTuple):
     """How much is measured."""
 
     seeds: int
@@ -34,13 +34,13 @@ class Effort(NamedTuple):
         return self.slow_steps if grade == "d" else self.steps
 
 
-QUICK = Effort(seeds=1, steps=4, slow_steps=2)
-WHOLE = Effort(seeds=3, steps=20, slow_steps=6)
+QUICK = SeedsAndSteps(seeds=1, steps=4, slow_steps=2)
+WHOLE = SeedsAndSteps(seeds=3, steps=10, slow_steps=4)
 
 
 def aware_seconds(runs: Runs, grade: str, seed: int, job: Path = DIGITS) -> float:
     """Time to the target, counted from the opening of the first round."""
-    name = named("aware", seed, grade, job)
+    name = run_name("aware", seed, grade, job)
     words = ["--job", str(job), "--strategy", "aware", "--seed", str(seed)]
     report = runs.report(name, GRADES / f"{grade}.toml", words, backend="tunnel")
     return target_of(report, name).at_ms / 1000
@@ -52,18 +52,18 @@ def aware_median_s(runs: Runs, grade: str, seeds: int) -> float:
     return statistics.median(every)
 
 
-def grade_figures(runs: Runs, effort: Effort, *, is_quick: bool) -> Figures:
+def grade_figures(runs: Runs, effort: SeedsAndSteps, *, is_quick: bool) -> PartFigures:
     """All four grades; the whole benchmark has two more worlds of grade C beside them."""
     steps = {seed: reached_by_sync(runs, seed).rounds for seed in range(1, effort.seeds + 1)}
     grades = (*PROMISED, *(() if is_quick else BESIDE))
     every = [
-        figures_of(f"grade {grade}", partial(_of_one, runs, grade, effort, steps))
+        measure_part(f"grade {grade}", partial(_of_one, runs, grade, effort, steps))
         for grade in grades
     ]
-    return merged([*every, Figures(notes=[_note(effort, list(steps.values()))])])
+    return merge_figures([*every, PartFigures(notes=[_note(effort, list(steps.values()))])])
 
 
-def text_figures(runs: Runs, effort: Effort) -> Figures:
+def text_figures(runs: Runs, effort: SeedsAndSteps) -> PartFigures:
     """A second task, on grade C: the byte-level GPT to a stated perplexity."""
     seeds = range(1, effort.seeds + 1)
     step_s = naive_step_s(runs, "c", effort.steps, TEXT, connections=CONNECTIONS["c"])
@@ -71,13 +71,13 @@ def text_figures(runs: Runs, effort: Effort) -> Figures:
     ours_s = of_seeds(seeds, lambda seed: aware_seconds(runs, "c", seed, TEXT))
     ratio = statistics.median(naive_s) / statistics.median(ours_s)
     what = f"C: GPT to perplexity {read_job_file(TEXT).evaluation.target:g}, naive beside it"
-    return Figures(
+    return PartFigures(
         rows=[(what, spread(ours_s), spread(naive_s), times(ratio), "")],
         metrics={"text_tta_ratio_c": ratio},
     )
 
 
-def _of_one(runs: Runs, grade: str, effort: Effort, steps: Mapping[int, int]) -> Figures:
+def _of_one(runs: Runs, grade: str, effort: SeedsAndSteps, steps: Mapping[int, int]) -> PartFigures:
     several = CONNECTIONS[grade]
     step_s = naive_step_s(runs, grade, effort.steps_of(grade), connections=several)
     lone_step_s = naive_step_s(runs, grade, 0)
@@ -93,7 +93,7 @@ def _of_one(runs: Runs, grade: str, effort: Effort, steps: Mapping[int, int]) ->
     ]
     if several > 1:
         rows.append(("   naive over one connection", "", "", times(lone), ""))
-    return Figures(
+    return PartFigures(
         rows=rows,
         metrics={
             f"tta_ratio_{key}": ratio,
@@ -103,7 +103,7 @@ def _of_one(runs: Runs, grade: str, effort: Effort, steps: Mapping[int, int]) ->
     )
 
 
-def _note(effort: Effort, steps: list[int]) -> str:
+def _note(effort: SeedsAndSteps, steps: list[int]) -> str:
     counted = ", ".join(map(str, steps))
     return (
         f"Naive: {effort.steps} measured steps ({effort.slow_steps} on D), times the steps that the"

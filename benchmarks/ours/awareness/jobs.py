@@ -16,7 +16,7 @@ def job_tree(path: Path) -> Tree:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-def written(tree: Mapping[str, Any], name: str) -> Path:
+def write_job(tree: Mapping[str, Any], name: str) -> Path:
     """The tables as a job file of that name."""
     path = KEPT / "jobs" / f"{name}.toml"
     path.parent.mkdir(parents=True, exist_ok=True)

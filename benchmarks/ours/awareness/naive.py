@@ -7,7 +7,7 @@ same bytes. How many it takes is counted on this machine's loopback, where links
 from pathlib import Path
 
 from benchmarks.ours.awareness.figures import target_of
-from benchmarks.ours.awareness.jobs import job_tree, written
+from benchmarks.ours.awareness.jobs import job_tree, write_job
 from benchmarks.ours.awareness.runs import WORLDS, Runs
 from hypergpu.cli.compare.outcome import step_time_us
 from hypergpu.client.history import Reached
@@ -19,7 +19,7 @@ DIGITS = WORLDS / "jobs" / "digits.toml"
 
 def reached_by_sync(runs: Runs, seed: int, job: Path = DIGITS) -> Reached:
     """Steps, samples and bytes to the target; the time is that of loopback and means nothing."""
-    name = named("sync", seed, "near", job)
+    name = run_name("sync", seed, "near", job)
     words = ["--job", str(job), "--strategy", "sync", "--seed", str(seed), "--lan"]
     return target_of(runs.report(name, GRADES / "a.toml", words, backend="proxy"), name)
 
@@ -39,7 +39,7 @@ def naive_step_s(
     path = _job_over(job, connections)
     words = ["--job", str(path), "--strategy", "sync", "--seed", "1", "--target", "0"]
     words += ["--rounds", str((steps or VIRTUAL_STEPS) + 1)]
-    name = named("sync", 1, grade if steps else f"{grade}-virtual", job)
+    name = run_name("sync", 1, grade if steps else f"{grade}-virtual", job)
     backend = "tunnel" if steps else "world"
     report = runs.report(
         f"{name}-over-{connections}", GRADES / f"{grade}.toml", words, backend=backend
@@ -54,10 +54,10 @@ def _job_over(job: Path, connections: int) -> Path:
     tree["round"] = {"connections": connections}
     tree.pop("outer", None)
     tree.pop("aware", None)
-    return written(tree, f"{job.stem}-sync-over-{connections}")
+    return write_job(tree, f"{job.stem}-sync-over-{connections}")
 
 
-def named(strategy: str, seed: int, place: str, job: Path) -> str:
+def run_name(strategy: str, seed: int, place: str, job: Path) -> str:
     """What a run is called: the digits, which most runs train, are not named."""
     task = "" if job == DIGITS else f"{job.stem}-"
     return f"{task}{strategy}-{seed}-{place}"

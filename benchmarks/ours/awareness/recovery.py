@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from benchmarks.ours.awareness.changing import JOB, VARYING
 from benchmarks.ours.awareness.runs import Runs, of_seeds
-from benchmarks.table.parts import Figures
+from benchmarks.table.parts import PartFigures
 from hypergpu.cli.compare.outcome import Report
 from hypergpu.client.history import RoundPoint
 
@@ -16,13 +16,13 @@ BAD_ERROR = 0.25
 PROMISED_ROUNDS = 3
 
 
-def recovery_figures(runs: Runs, *, seeds: int) -> Figures:
+def recovery_figures(runs: Runs, *, seeds: int) -> PartFigures:
     """The longest stretch of any seed, the round in which the lines changed counted in."""
     reports = of_seeds(range(1, seeds + 1), lambda seed: _long_run(runs, seed))
     stretches = [longest_bad_stretch(report.rounds) for report in reports]
     what = f"tenfold drop and return: rounds at a stretch forecast over {BAD_ERROR:.0%} off"
     each = ", ".join(map(str, stretches))
-    return Figures(
+    return PartFigures(
         rows=[(what, f"{max(stretches)}", "", "", f"{PROMISED_ROUNDS}")],
         metrics={"recovery_rounds": float(max(stretches))},
         notes=[f"Forecasts after a drop: longest bad stretch of each seed's rounds: {each}."],

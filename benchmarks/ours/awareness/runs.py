@@ -4,13 +4,16 @@ A run is known by its inputs and by the product's own source, so that nothing me
 is passed off as this one's. It is run again, once, when its links were not as asked.
 """
 
+import atexit
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.ours.cluster import BenchmarkError
+from benchmarks.ours.warm import warm_starts
 from hypergpu.cli.compare.order import Errand
 from hypergpu.cli.compare.outcome import Report
 from hypergpu.cli.compare.running import kept_report, prospect, ran
@@ -48,11 +51,37 @@ class Runs:
             raise BenchmarkError(f"{refused.what}. Fix: {refused.fix}") from refused
         self._folder = folder
         self._product = product_digest()
+        self._starts = ExitStack()
+        atexit.register(self._starts.close)
+        self._warm: Mapping[str, str] = {}
         self.invalid: list[str] = []
         """Runs that were late each time."""
 
+    def cold_report(self, name: str, world: Path, words: Sequence[str]) -> Report:
+        """Report a run over the tunnel in which programs start as they do for people."""
+        self._starts.close()
+        return self._checked_report(name, world, words, backend="tunnel")
+
     def report(self, name: str, world: Path, words: Sequence[str], *, backend: str) -> Report:
-        """What a run came to.
+        """Report a run whose workers and evaluator start with torch loaded.
+
+        Its times count from the first round, so that starting is no part of them.
+        """
+        if not self._warm:
+            self._warm = self._starts.enter_context(warm_starts())
+            self._starts.callback(self._cool)
+            os.environ.update(self._warm)
+        return self._checked_report(name, world, words, backend=backend)
+
+    def _cool(self) -> None:
+        for name in self._warm:
+            os.environ.pop(name, None)
+        self._warm = {}
+
+    def _checked_report(
+        self, name: str, world: Path, words: Sequence[str], *, backend: str
+    ) -> Report:
+        """Run, or read what was kept.
 
         Args:
             name: Names its folder; the same name with other inputs is another run.
@@ -73,7 +102,7 @@ class Runs:
         except (RemoteFailureError, HyperGPUError) as failed:
             sys.stderr.write("failed\n")
             raise BenchmarkError(f"{name}: {failed}") from failed
-        sys.stderr.write(f"{_told(report)}\n")
+        sys.stderr.write(f"{_summary(report)}\n")
         if backend == "tunnel" and not report.verdict.is_valid:
             self.invalid.append(name)
             raise LateError(f"{name}: {report.verdict.sentence}")
@@ -123,7 +152,7 @@ def product_digest() -> Digest:
     return digest_of("\n".join(listing).encode())
 
 
-def _told(report: Report) -> str:
+def _summary(report: Report) -> str:
     seconds = report.rounds[-1].ended_ms / 1000 if report.rounds else 0.0
     doubt = "" if report.verdict.is_valid else " (INVALID)"
     there = report.to_target

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from benchmarks.ours.awareness.figures import Row
 from benchmarks.ours.awareness.runs import WORLDS, Runs
-from benchmarks.table.parts import Figures
+from benchmarks.table.parts import PartFigures
 from hypergpu.cli.compare.outcome import Report
 from netsim.error import NetsimError
 from netsim.network.worldfile import WorldDescription, read_world_file
@@ -16,7 +16,7 @@ WARM_UP_ROUNDS = 2
 """The first round moves the model whole and the second rests on one measurement."""
 
 
-def utilisation_figures(runs: Runs, *, rounds: int) -> Figures:
+def utilisation_figures(runs: Runs, *, rounds: int) -> PartFigures:
     """Time nodes compute over wall time, with what ResNet-18 has to move."""
     rows: list[Row] = []
     metrics: dict[str, float] = {}
@@ -31,22 +31,22 @@ def utilisation_figures(runs: Runs, *, rounds: int) -> Figures:
         "Time computing: of 11.7M parameters with played steps of 150 ms; the first"
         f" {WARM_UP_ROUNDS} rounds are left out; only work that was folded counts."
     )
-    return Figures(rows=rows, metrics=metrics, notes=[note])
+    return PartFigures(rows=rows, metrics=metrics, notes=[note])
 
 
-def spread_figures(runs: Runs, *, rounds: int) -> Figures:
+def spread_figures(runs: Runs, *, rounds: int) -> PartFigures:
     """Samples a second of eight devices, ten times apart, over the sum of what each can do."""
     path = WORLDS / "changing" / "spread.toml"
     report = _null_run(runs, "spread", path, rounds=rounds)
     share = throughput(report, WARM_UP_ROUNDS) / summed_throughput(_world(path))
     said = (f"{share:.1%}", "", "", f"{PROMISED_SPREAD:.0%}")
-    return Figures(
+    return PartFigures(
         rows=[("devices 10:1 apart: of their summed samples/s", *said)],
         metrics={"spread_10_throughput": share},
     )
 
 
-def scaling_figures(runs: Runs, *, is_quick: bool) -> Figures:
+def scaling_figures(runs: Runs, *, is_quick: bool) -> PartFigures:
     """Samples a second in virtual time over as many times one node's."""
     alone = _virtual_throughput(runs, 1)
     rows: list[Row] = []
@@ -59,7 +59,7 @@ def scaling_figures(runs: Runs, *, is_quick: bool) -> Figures:
         promised = "" if promise is None else f"{promise:.0%}"
         rows.append((f"{nodes} nodes, virtual: of linear", f"{share:.1%}", "", "", promised))
     note = "Scaling: 100M parameters, steps of 500 ms, 1 Gbit/s at the coordinator, virtual time."
-    return Figures(rows=rows, metrics=metrics, notes=[note])
+    return PartFigures(rows=rows, metrics=metrics, notes=[note])
 
 
 def computing_share(report: Report, world: WorldDescription, warm_up: int) -> float:

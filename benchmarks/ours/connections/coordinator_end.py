@@ -9,8 +9,7 @@ from pathlib import Path
 from hypergpu.cluster.coordinator import Listen, coordinator_command, operator, wait_until_ready
 from hypergpu.cluster.leash import leashed
 from hypergpu.cluster.processes import kill_group, start
-from hypergpu.jobfile import spec_json
-from hypergpu.jobfile.spec import Codec, Evaluation, Inner, JobSpec, Outer, Training
+from hypergpu.jobfile.spec import CodecChoice, Evaluation, Inner, JobSpec, Outer, Training
 from hypergpu.wire.token import Role
 
 PARAMETERS = 1 << 20
@@ -24,7 +23,7 @@ SPEC = JobSpec(
     training=Training(rounds=ROUNDS, inner_steps=1, nodes=1),
     inner=Inner(),
     outer=Outer(learning_rate=1.0, momentum=0.0),
-    codec=Codec(up="fp32", down="fp32"),
+    codec=CodecChoice(up="fp32", down="fp32"),
     evaluation=Evaluation(every=ROUNDS),
 )
 
@@ -37,7 +36,7 @@ def main() -> None:
     child = start(leashed(coordinator_command(at)), log=log, is_read=True)
     try:
         with operator(wait_until_ready(child, READY_WITHIN_S)) as client:
-            client.create_job(spec_json(SPEC), None)
+            client.submit(SPEC)
             token = client.create_token(Role.NODE, ttl_s=3600, uses=1, label="benchmark").token
         sys.stdout.write(f"{token}\n")
         sys.stdout.flush()

@@ -10,25 +10,25 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.ours.cluster import BenchmarkError
-from benchmarks.ours.connections.node_end import Moved, Order
+from benchmarks.ours.connections.node_end import TransferOrder, TransferTime
 from netsim.namespaces.host import COORDINATOR
 from netsim.tunnel.tunnel import Tunnel
 
 
-class Lane:
+class TransferLane:
     """Moves one thing at a time."""
 
     def __init__(self, node: "_End") -> None:
         self._node = node
 
-    async def move(self, order: Order) -> Moved:
+    async def move(self, order: TransferOrder) -> TransferTime:
         """Give an order and wait until it is done."""
         self._node.tell(msgspec.json.encode(order).decode())
-        return msgspec.json.decode(await self._node.said(), type=Moved)
+        return msgspec.json.decode(await self._node.next_line(), type=TransferTime)
 
 
 @asynccontextmanager
-async def opened(tunnel: Tunnel, name: str, folder: Path) -> AsyncIterator[Lane]:
+async def open_lane(tunnel: Tunnel, name: str, folder: Path) -> AsyncIterator[TransferLane]:
     """Start both ends; they end with the block.
 
     Args:
@@ -40,12 +40,12 @@ async def opened(tunnel: Tunnel, name: str, folder: Path) -> AsyncIterator[Lane]
     async with AsyncExitStack() as owner:
         inside = tunnel.host(COORDINATOR).command(_program("coordinator_end", str(folder)))
         inside.append(tunnel.address(COORDINATOR))
-        there = await owner.enter_async_context(_started(inside, folder / "there.log"))
-        token = await there.said()
+        there = await owner.enter_async_context(_start_end(inside, folder / "there.log"))
+        token = await there.next_line()
         outside = tunnel.host(name).command(_program("node_end", str(folder / "node")))
-        node = await owner.enter_async_context(_started(outside, folder / "node.log"))
+        node = await owner.enter_async_context(_start_end(outside, folder / "node.log"))
         node.tell(token)
-        yield Lane(node)
+        yield TransferLane(node)
 
 
 def _program(name: str, *arguments: str) -> list[str]:
@@ -64,7 +64,7 @@ class _End:
         assert self._child.stdin is not None  # noqa: S101 - it was started with pipes
         self._child.stdin.write(f"{line}\n".encode())
 
-    async def said(self) -> str:
+    async def next_line(self) -> str:
         """Its next line."""
         assert self._child.stdout is not None  # noqa: S101 - as above
         line = (await self._child.stdout.readline()).decode().strip()
@@ -74,7 +74,7 @@ class _End:
 
 
 @asynccontextmanager
-async def _started(command: Sequence[str], log: Path) -> AsyncIterator[_End]:
+async def _start_end(command: Sequence[str], log: Path) -> AsyncIterator[_End]:
     with log.open("wb") as errors:
         child = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, stderr=errors

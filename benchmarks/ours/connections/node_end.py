@@ -51,14 +51,14 @@ _CAPABLE = capabilities_message(
 )
 
 
-class Order(msgspec.Struct, frozen=True):
+class TransferOrder(msgspec.Struct, frozen=True):
     """What to move."""
 
     way: Literal["up", "down"]
     connections: int
 
 
-class Moved(msgspec.Struct, frozen=True):
+class TransferTime(msgspec.Struct, frozen=True):
     """What it took, without handshakes."""
 
     took_s: float
@@ -66,7 +66,7 @@ class Moved(msgspec.Struct, frozen=True):
     """How often a connection broke; it went on from there."""
 
 
-class Node:
+class LaneNode:
     """One node of one job."""
 
     def __init__(self, places: Places) -> None:
@@ -98,7 +98,7 @@ class Node:
                 case _:
                     pass
 
-    async def move(self, order: Order) -> Moved:
+    async def move(self, order: TransferOrder) -> TransferTime:
         """Move bytes over connections of their own, fresh for each order."""
         assignment = self._assignment or await self._assignments.get()
         self._assignment = None if order.way == "up" else assignment
@@ -109,7 +109,7 @@ class Node:
             path.write_bytes(self._content)
             self._uploader.made(assignment.lease)
         breaks = 0
-        async with self._connected(order.connections, assignment) as calls:
+        async with self._connect(order.connections, assignment) as calls:
             started_s = time.monotonic()
             while True:
                 try:
@@ -118,7 +118,7 @@ class Node:
                     breaks += 1
                     sys.stderr.write(f"{order}: {broken}\n")
                 else:
-                    return Moved(time.monotonic() - started_s, breaks)
+                    return TransferTime(time.monotonic() - started_s, breaks)
 
     async def _send(self, calls: Calls, assignment: Assignment) -> None:
         await self._uploader.send(calls, assignment, self._update)
@@ -129,7 +129,7 @@ class Node:
         self._cache.discard([model.digest])
 
     @asynccontextmanager
-    async def _connected(self, connections: int, assignment: Assignment) -> AsyncIterator[Calls]:
+    async def _connect(self, connections: int, assignment: Assignment) -> AsyncIterator[Calls]:
         """As many connections as a plan asks for, hands shaken, nothing moved over them yet."""
         first = self._access.calls(_TIMEOUT_MS)
         lines = Lines(lambda: self._access.calls(_TIMEOUT_MS))
@@ -147,11 +147,11 @@ async def _obey(folder: Path) -> None:
     loop = asyncio.get_running_loop()
     token = parse_token((await loop.run_in_executor(None, sys.stdin.readline)).strip())
     with Places(folder) as places:
-        node = Node(places)
+        node = LaneNode(places)
         await join(node.applicant, token)
         following = asyncio.create_task(node.follow())
         while line := await loop.run_in_executor(None, sys.stdin.readline):
-            moved = await node.move(msgspec.json.decode(line, type=Order))
+            moved = await node.move(msgspec.json.decode(line, type=TransferOrder))
             sys.stdout.write(msgspec.json.encode(moved).decode() + "\n")
             sys.stdout.flush()
         following.cancel()

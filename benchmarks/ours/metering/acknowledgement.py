@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from hypergpu.chain.local.anvil import AnvilOptions, running_anvil
+from hypergpu.ledger.terms import separator_of
+from hypergpu.ledger.typed import sign
 from msgspec.structs import replace
 
 from benchmarks.ours.cluster import BenchmarkError, Running, running
-from benchmarks.ours.estimates import Estimate, median_of, resampled
+from benchmarks.ours.estimates import IntervalEstimate, bootstrap_estimate, median_of
 from gpu_node.core.assignment import Assignment, Update
 from gpu_node.shell.link.access import NODE_KEY, Applicant, join
 from gpu_node.shell.link.bulk import submitted
@@ -38,12 +41,8 @@ from gpu_node.shell.translate import (
     version_message,
 )
 from gpu_node.shell.worker.messages import Ready
-from hypergpu.chain.local.anvil import AnvilOptions, running_anvil
 from hypergpu.digest import digest_of
-from hypergpu.jobfile import spec_json
-from hypergpu.jobfile.spec import Codec, Evaluation, JobSpec, Pay, Training
-from hypergpu.ledger.terms import separator_of
-from hypergpu.ledger.typed import sign
+from hypergpu.jobfile.spec import CodecChoice, Evaluation, JobSpec, Pay, Training
 from hypergpu.signature import IdentityKey
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2
@@ -79,21 +78,21 @@ class Acknowledged(NamedTuple):
     paying: Taken
     free: Taken
 
-    def added_p99_ms(self) -> Estimate:
+    def added_p99_ms(self) -> IntervalEstimate:
         """By how much the 99th percentile is higher with a voucher, where nothing is stored."""
         paying, free = (np.array(each.again_ms) for each in self)
 
         def added(turns: Sequence[int]) -> float:
             return float(np.quantile(paying[turns], 0.99) - np.quantile(free[turns], 0.99))
 
-        return resampled(added, len(paying))
+        return bootstrap_estimate(added, len(paying))
 
-    def added_median_ms(self) -> Estimate:
+    def added_median_ms(self) -> IntervalEstimate:
         """The same of each turn's median."""
         medians = (map(statistics.median, each.again_ms) for each in self)
         return median_of([paying - free for paying, free in zip(*medians, strict=True)])
 
-    def added_cpu_ms(self) -> Estimate:
+    def added_cpu_ms(self) -> IntervalEstimate:
         """What a voucher takes of the coordinator's CPU time."""
         both = zip(self.paying.again_cpu_ms, self.free.again_cpu_ms, strict=True)
         return median_of([paying - free for paying, free in both])
@@ -232,7 +231,7 @@ async def _session(cluster: Running, owner: AsyncExitStack, name: str, spec: Job
     applicant = Applicant(places, key, capabilities_message(_READY, name), _TIMEOUT_MS)
     coordinator = await join(applicant, token)
     with cluster.client() as client:
-        job_id = client.create_job(spec_json(spec), None)
+        job_id = client.submit(spec)
     channel = await owner.enter_async_context(open_channel(coordinator.address, None))
     metadata = (PROTOCOL_ENTRY, (NODE_KEY, key.node_id))
     session = Session(key, Calls(channel, metadata, _TIMEOUT_MS), job_id, spec.pay)
@@ -247,7 +246,7 @@ def _spec(rounds: int) -> JobSpec:
         options={"parameters": PARAMETERS},
         # One round more than there are updates: the job does not end while it is measured.
         training=Training(rounds=rounds + 1, inner_steps=2, batch_size=50, nodes=1),
-        codec=Codec("fp32", "fp32"),
+        codec=CodecChoice("fp32", "fp32"),
         evaluation=Evaluation(every=rounds + 1),
         # Judging is work beside the acknowledgement, which the other job would pay for with time.
         pay=Pay(unit_price=1_000_000, judged=0),

@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-
-from benchmarks.ours.cluster import BenchmarkError, Running, running
-from benchmarks.ours.estimates import Estimate, median_of
-from benchmarks.ours.metering.acknowledgement import AGAIN, Acknowledged, acknowledged, p99
-from benchmarks.table.parts import Figures
 from hypergpu.chain.local.anvil import Anvil, AnvilOptions, running_anvil
 from hypergpu.chain.rpc.client import Call, HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.cli.ledger.showing import ledger_of
-from hypergpu.client.calls import Coordinator
-from hypergpu.jobfile import spec_json
+
+from benchmarks.ours.cluster import BenchmarkError, Running, running
+from benchmarks.ours.estimates import IntervalEstimate, median_of
+from benchmarks.ours.metering.acknowledgement import AGAIN, Acknowledged, acknowledged, p99
+from benchmarks.table.parts import PartFigures
+from hypergpu.client import Coordinator, JobEvent
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, Training
 
 VOUCHER_MOST_MS = 10.0
@@ -68,7 +67,7 @@ class Outage(NamedTuple):
         return self.away.cpu_s / statistics.mean(each.cpu_s for each in self.there) - 1
 
 
-def training_figures(folder: Path, effort: Effort) -> Figures:
+def training_figures(folder: Path, effort: Effort) -> PartFigures:
     """Measure both.
 
     Raises:
@@ -103,21 +102,25 @@ def outages(folder: Path, count: int) -> tuple[Outage, ...]:
     return tuple(Outage(away, (before, after)) for before, away, after in neighbours)
 
 
+def _round_ends_ms(client: Coordinator, job_id: str) -> Iterator[int]:
+    for update in client.watch(job_id):
+        kind = update.kind if isinstance(update, JobEvent) else ""
+        if kind == "JobPaused":
+            raise BenchmarkError(f"the job was paused: {client.job(job_id).job.reason}")
+        if isinstance(update, JobEvent) and kind == "RoundRecorded":
+            yield update.at_ms
+
+
 def _spells(cluster: Running, anvil: Anvil, count: int) -> Iterator[Spell]:
     """Train through so many of them; the chain goes and comes between them."""
     rounds = count * _SPELL_ROUNDS
     process = psutil.Process(cluster.coordinator.pid)
     with cluster.client() as client:
-        job_id = client.create_job(spec_json(_spec(rounds)), None)
+        job_id = client.submit(_spec(rounds))
         ends_ms: list[int] = []
         begun_cpu_s = 0.0
-        for message in client.watch(job_id, 0):
-            kind = message.event.kind if message.HasField("event") else ""
-            if kind == "JobPaused":
-                raise BenchmarkError(f"the job was paused: {client.job(job_id).job.reason}")
-            if kind != "RoundRecorded":
-                continue
-            ends_ms.append(message.event.at_ms)
+        for at_ms in _round_ends_ms(client, job_id):
+            ends_ms.append(at_ms)
             within = len(ends_ms) % _SPELL_ROUNDS
             if within == _SETTLING_ROUNDS:
                 begun_cpu_s = _cpu_s(process)
@@ -172,14 +175,14 @@ def _spec(rounds: int) -> JobSpec:
     )
 
 
-def _figures(effort: Effort, acks: Acknowledged, found: Sequence[Outage]) -> Figures:
+def _figures(effort: Effort, acks: Acknowledged, found: Sequence[Outage]) -> PartFigures:
     voucher = acks.added_p99_ms()
     slowdown = median_of([outage.slowdown for outage in found])
     cpu = median_of([outage.more_cpu for outage in found])
     round_ms = 1_000 * statistics.median(
         spell.round_s for outage in found for spell in outage.there
     )
-    return Figures(
+    return PartFigures(
         rows=[
             ["voucher_p99_ms", f"{_ms(voucher)} (at most 10){voucher.verdict(VOUCHER_MOST_MS)}"],
             [
@@ -210,9 +213,9 @@ def _figures(effort: Effort, acks: Acknowledged, found: Sequence[Outage]) -> Fig
     )
 
 
-def _ms(found: Estimate) -> str:
+def _ms(found: IntervalEstimate) -> str:
     return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 
-def _part(found: Estimate) -> str:
+def _part(found: IntervalEstimate) -> str:
     return f"{found.value:+.1%} [{found.low:+.1%}, {found.high:+.1%}]"

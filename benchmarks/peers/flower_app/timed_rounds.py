@@ -16,7 +16,7 @@ server_app = ServerApp()
 client_app = ClientApp()
 
 
-class TimedAverage(FedAvg):
+class DeployedTimedAverage(FedAvg):
     """Federated averaging that writes down when each aggregate was ready."""
 
     ends_path: Path
@@ -34,7 +34,9 @@ def serve(grid: Grid, context: Context) -> None:
     """Run the rounds that the run's configuration asks for."""
     settings = context.run_config
     nodes = int(settings["nodes"])
-    strategy = TimedAverage(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes)
+    strategy = DeployedTimedAverage(
+        fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes
+    )
     strategy.ends_path = Path(str(settings["ends-path"]))
     model = np.zeros(int(settings["parameters"]), np.float32)
     strategy.start(grid, ArrayRecord([model]), num_rounds=int(settings["rounds"]))

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from benchmarks.peers.flower_task import Learner, Task, Training
+from benchmarks.peers.flower_task import FlowerTask, FlowerTraining, Learner
 
 OPTIMIZER = "optimizer"
 
@@ -67,7 +67,7 @@ def train(message: Message, context: Context) -> Message:
         kept = context.state[OPTIMIZER]
         learner.optimizer = {name: each.numpy() for name, each in kept.items()}
     (parameters,) = message.content["arrays"].to_numpy_ndarrays()
-    after = learner.trained(parameters, int(message.content["config"]["server-round"]))
+    after = learner.train(parameters, int(message.content["config"]["server-round"]))
     state = learner.optimizer or {}
     context.state[OPTIMIZER] = ArrayRecord({name: Array(each) for name, each in state.items()})
     weight = MetricRecord({"num-examples": learner.samples})
@@ -75,6 +75,6 @@ def train(message: Message, context: Context) -> Message:
     return Message(content=content, reply_to=message)
 
 
-def training_of(context: Context) -> Training:
+def training_of(context: Context) -> FlowerTraining:
     """What the run is to train."""
-    return Training(Task(**json.loads(str(context.run_config["task"]))))
+    return FlowerTraining(FlowerTask(**json.loads(str(context.run_config["task"]))))

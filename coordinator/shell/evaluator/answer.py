@@ -25,7 +25,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.tensors.layout import Flat, LayoutError
 from hypergpu.units import Bytes, Samples
-from hypergpu.workloads.entry import Entry, OptionError, Options
+from hypergpu.workloads.entry import OptionError, Options, WorkloadEntry
 from hypergpu.workloads.registry import BuilderMissingError, UnknownWorkloadError, build, find
 from hypergpu.workloads.workload import DatasetError
 
@@ -94,7 +94,7 @@ class Evaluator:
         _refuse_other_layout(judge, request)
         return self._singles.judged(judge, request)
 
-    def _judge_of(self, entry: Entry, request: Request) -> Judge:
+    def _judge_of(self, entry: WorkloadEntry, request: Request) -> Judge:
         key = (entry.name, tuple(sorted(request.options.items())), request.data_dir)
         if self._judge is None or self._key != key:
             self._singles = Singles()
@@ -113,7 +113,7 @@ def _refuse_other_layout(judge: Judge, request: Evaluate | JudgeUpdates) -> None
         )
 
 
-def _judge_for(entry: Entry, options: Options, data_dir: str) -> Judge:
+def _judge_for(entry: WorkloadEntry, options: Options, data_dir: str) -> Judge:
     """Build a workload's judge; torch is imported only for torch workloads.
 
     Raises:

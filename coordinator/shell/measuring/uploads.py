@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from coordinator.core.measure.reading import Direction, Transfer
 from coordinator.shell.clock import monotonic_ms, monotonic_us
-from hypergpu.wire.goodput import Arrivals
+from hypergpu.wire.goodput import GoodputMeter
 
 _PAUSE_US = 15_000_000
 """Silence after which the rest is an upload of its own: a line that only stalls is slow."""
@@ -25,7 +25,7 @@ class UploadMeter:
         self._numbers = itertools.count()
         self._streams = 0
         self._widest = 0
-        self._arrivals = Arrivals()
+        self._arrivals = GoodputMeter()
 
     @contextmanager
     def stream(self) -> Iterator[Arrived]:
@@ -44,11 +44,11 @@ class UploadMeter:
         now_us, last_us = self._clock_us(), self._arrivals.last_us
         if last_us is not None and now_us - last_us > _PAUSE_US:
             self._tell()
-        self._arrivals.arrived(stream, size_bytes, now_us)
+        self._arrivals.add_piece(stream, size_bytes, now_us)
 
     def _tell(self) -> None:
-        found, connections = self._arrivals.moved(), max(1, self._widest)
-        self._arrivals, self._widest = Arrivals(), self._streams
+        found, connections = self._arrivals.transferred(), max(1, self._widest)
+        self._arrivals, self._widest = GoodputMeter(), self._streams
         if found is not None:
             self._report(
                 Transfer(

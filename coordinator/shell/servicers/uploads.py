@@ -16,8 +16,8 @@ from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2
-from hypergpu.wire.patience import Patience
 from hypergpu.wire.stripes import PIECE_BYTES
+from hypergpu.wire.timeouts import StallTimeout
 
 _BATCH_BYTES = 2 << 20
 _STRIPE_BATCH_BYTES = 2 * PIECE_BYTES
@@ -31,7 +31,7 @@ class Intake(NamedTuple):
 
     upload: Upload | StripeUpload
     requests: Requests
-    patience: Patience
+    patience: StallTimeout
 
     @property
     def batch_bytes(self) -> int:
@@ -71,7 +71,7 @@ async def _batch(intake: Intake) -> list[Piece]:
         piece = await intake.requests.next(round(1000 * intake.patience.limit_s()))
         if piece is None:
             break
-        intake.patience.came((monotonic_ms() - asked_ms) / 1000)
+        intake.patience.note_piece((monotonic_ms() - asked_ms) / 1000)
         if not isinstance(piece, Piece):
             raise HyperGPUError(Reason.REQUEST_INVALID, "a header comes first and only once")
         batch.append(piece)
@@ -106,7 +106,7 @@ async def receive_data(parts: Parts, requests: Requests) -> job_pb2.UploadDataRe
     try:
         refuse_other_offset(upload, header.offset)
         await requests.admit()
-        patience = Patience(min(CHUNK_BYTES, blob.size_bytes), Milliseconds(timeout_ms))
+        patience = StallTimeout(min(CHUNK_BYTES, blob.size_bytes), Milliseconds(timeout_ms))
         committed = await take_in(Intake(upload, requests, patience))
         if committed == blob.size_bytes:
             await asyncio.to_thread(upload.finish, keep_s=_KEEP_DATA_S)

@@ -9,7 +9,16 @@ import threading
 
 import structlog
 
-from hypergpu.wire.congestion import BBR, FOR_ALL, WITHOUT, Controls, Way, controls, ip, way_to
+from hypergpu.wire.congestion import (
+    BBR,
+    FOR_ALL,
+    WITHOUT,
+    Controls,
+    RouteSettings,
+    controls,
+    ip,
+    way_to,
+)
 
 log = structlog.get_logger()
 
@@ -32,7 +41,7 @@ class Route:
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
-        self._held: list[Way] = []
+        self._held: list[RouteSettings] = []
         self._said = ""
         self._is_closed = False
 
@@ -79,7 +88,7 @@ class Route:
             log.warning("the route does not get bbr", reason=hindered.why, fix=hindered.fix)
 
 
-def held(address: str) -> Way:
+def held(address: str) -> RouteSettings:
     """Give the route to an address BBR; gives the way it takes.
 
     Raises:
@@ -108,7 +117,7 @@ def held(address: str) -> Way:
     return way
 
 
-def hindrance(complaint: str, way: Way, found: Controls) -> NotSetError:
+def hindrance(complaint: str, way: RouteSettings, found: Controls) -> NotSetError:
     """What `ip route add` complained of, and what helps."""
     command = f"ip route add {' '.join(way.route(BBR))}"
     if _FORBIDDEN in complaint:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from gpu_node.shell.probe.findings import Direction, Findings, Transfer
-from hypergpu.wire.goodput import Arrivals, moved_whole
+from hypergpu.wire.goodput import GoodputMeter, moved_whole
 
 
 class Stopwatch:
@@ -15,7 +15,7 @@ class Stopwatch:
         self._findings = findings
         self._direction = direction
         self._connections = connections
-        self._arrivals = Arrivals()
+        self._arrivals = GoodputMeter()
         self._start_us = self._last_us = _now_us()
         self._bytes = 0
 
@@ -26,13 +26,13 @@ class Stopwatch:
     def moved(self, size_bytes: int, *, connection: int = 0) -> None:
         """Bytes are here, or known to be there."""
         self._last_us = _now_us()
-        self._arrivals.arrived(connection, size_bytes, self._last_us)
+        self._arrivals.add_piece(connection, size_bytes, self._last_us)
         self._bytes += size_bytes
 
     def stop(self) -> None:
         """Tell what was found, if it was enough to find anything."""
         took_us, waited_us = self._last_us - self._start_us, self._findings.least_round_trip_us
-        found = self._arrivals.moved() or moved_whole(self._bytes, took_us, waited_us)
+        found = self._arrivals.transferred() or moved_whole(self._bytes, took_us, waited_us)
         if found is not None:
             told = Transfer(self._direction, found.size_bytes, found.took_us, self._connections)
             self._findings.transferred(told)

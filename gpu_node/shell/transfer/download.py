@@ -20,7 +20,7 @@ from gpu_node.shell.transfer.ranges import Early, pieces_over, ranges_of
 from hypergpu.digest import RunningDigest, digest_of, running_digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.wire.patience import Patience, transfer_timeout_s
+from hypergpu.wire.timeouts import StallTimeout, transfer_timeout_s
 
 log = structlog.get_logger()
 
@@ -129,7 +129,7 @@ def _pieces(calls: Calls, blob: BlobRef, offset: int) -> AsyncGenerator[Piece]:
     """All that is missing, over one connection."""
     left_bytes = blob.size_bytes - offset
     timeout_s = transfer_timeout_s(left_bytes, calls.timeout_ms)
-    patience = Patience(CHUNK_BYTES, calls.timeout_ms)
+    patience = StallTimeout(CHUNK_BYTES, calls.timeout_ms)
     return patiently(calls.fetch(blob.digest, offset, timeout_s), patience, left_bytes)
 
 

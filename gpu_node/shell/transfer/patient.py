@@ -5,11 +5,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from gpu_node.shell.link.bulk import Piece
-from hypergpu.wire.patience import Patience
+from hypergpu.wire.timeouts import StallTimeout
 
 
 async def patiently(
-    pieces: AsyncGenerator[Piece], patience: Patience, left_bytes: int
+    pieces: AsyncGenerator[Piece], patience: StallTimeout, left_bytes: int
 ) -> AsyncGenerator[Piece]:
     """The same pieces; the stream is closed with this one.
 
@@ -29,6 +29,6 @@ async def patiently(
                 piece = await anext(pieces, None)
             if piece is None:
                 return
-            patience.came(loop.time() - asked_s)
+            patience.note_piece(loop.time() - asked_s)
             left_bytes -= piece.payload.nbytes
             yield piece

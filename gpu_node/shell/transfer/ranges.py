@@ -11,8 +11,8 @@ from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.probe.stopwatch import Stopwatch
 from gpu_node.shell.transfer.patient import patiently
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.wire.patience import Patience, transfer_timeout_s
 from hypergpu.wire.stripes import PIECE_BYTES, STRIPE_BYTES_MIN
+from hypergpu.wire.timeouts import StallTimeout, transfer_timeout_s
 
 RANGE_BYTES_MAX = 4 << 20
 _WINDOW_RANGES = 2
@@ -54,7 +54,7 @@ async def _working(
     fetch: "_Fetch", lines: tuple[Calls, ...], stopwatch: Stopwatch
 ) -> AsyncIterator[None]:
     lanes = [
-        _Lane(calls, Patience(PIECE_BYTES, calls.timeout_ms, connections=len(lines)), moved)
+        _Lane(calls, StallTimeout(PIECE_BYTES, calls.timeout_ms, connections=len(lines)), moved)
         for calls, moved in zip(lines, map(stopwatch.by, range(len(lines))), strict=True)
     ]
     tasks = [asyncio.create_task(fetch.serve(lane), name="range") for lane in lanes]
@@ -70,7 +70,7 @@ class _Lane(NamedTuple):
     """One of the connections."""
 
     calls: Calls
-    patience: Patience
+    patience: StallTimeout
     moved: Callable[[int], None]
     """Hears of bytes as they come."""
 

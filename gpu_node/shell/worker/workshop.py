@@ -20,7 +20,7 @@ from gpu_node.shell.worker.trainer.numpy_trainer import NumpyTrainer
 from gpu_node.shell.worker.trainer.paced import Pace, PacedTrainer
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes, Milliseconds, several
-from hypergpu.workloads.entry import Entry, OptionError
+from hypergpu.workloads.entry import OptionError, WorkloadEntry
 from hypergpu.workloads.registry import BuilderMissingError, build, entries
 from hypergpu.workloads.workload import DatasetError, numpy_initial, numpy_layout
 
@@ -36,11 +36,11 @@ class Engine(Protocol):
         """The device, once it has computed something."""
         ...
 
-    def trainer(self, entry: Entry, request: Train) -> Trainer:
+    def trainer(self, entry: WorkloadEntry, request: Train) -> Trainer:
         """A trainer of a torch workload."""
         ...
 
-    def initial(self, entry: Entry, request: Draw) -> Flat:
+    def initial(self, entry: WorkloadEntry, request: Draw) -> Flat:
         """The first model of a job with a torch workload."""
         ...
 
@@ -135,7 +135,7 @@ class Workshop:
             for vector in drawn:
                 vector.tofile(file)
 
-    def _entry(self, request: Train | Draw) -> Entry:
+    def _entry(self, request: Train | Draw) -> WorkloadEntry:
         entry = self._entries.get(request.workload)
         if entry is None:
             raise ShardError(f"a {self._kind} worker here has no workload {request.workload!r}")
@@ -146,7 +146,7 @@ class Workshop:
             )
         return entry
 
-    def _maker(self, key: str, entry: Entry, request: Train) -> _Made:
+    def _maker(self, key: str, entry: WorkloadEntry, request: Train) -> _Made:
         try:
             if entry.kind == "null":
                 layout = numpy_layout(build(entry, request.options))
@@ -220,10 +220,10 @@ class _PlainEngine:
             workloads=workloads,
         )
 
-    def trainer(self, entry: Entry, request: Train) -> Trainer:
+    def trainer(self, entry: WorkloadEntry, request: Train) -> Trainer:
         raise ShardError(f"workload {entry.name} needs a torch worker")
 
-    def initial(self, entry: Entry, request: Draw) -> Flat:
+    def initial(self, entry: WorkloadEntry, request: Draw) -> Flat:
         raise ShardError(f"workload {entry.name} needs a torch worker")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hypergpu.jobfile.problem import listed, nearest
+from hypergpu.jobfile.problem import join_words, nearest
 from hypergpu.jobfile.spec import STRATEGIES
 from hypergpu.terminal.failure import usage_error
 
@@ -55,7 +55,7 @@ def checked_order(order: Order) -> Order:
     for strategy in order.strategies:
         if strategy not in STRATEGIES:
             meant = nearest(strategy, STRATEGIES)
-            fix = f'did you mean "{meant}"?' if meant else f"choose from {listed(STRATEGIES)}"
+            fix = f'did you mean "{meant}"?' if meant else f"choose from {join_words(STRATEGIES)}"
             raise usage_error(f'there is no strategy "{strategy}"', fix)
     if not order.strategies:
         raise usage_error("there is nothing to compare", "name some: --strategies sync,aware")
@@ -63,7 +63,7 @@ def checked_order(order: Order) -> Order:
         raise usage_error("a strategy is named twice", "name each once")
     if order.backend not in BACKENDS:
         detail = f"--backend {order.backend}: nothing is trained there"
-        raise usage_error(detail, f"choose one of {listed(BACKENDS)}")
+        raise usage_error(detail, f"choose one of {join_words(BACKENDS)}")
     return order
 
 

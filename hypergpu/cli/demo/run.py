@@ -20,22 +20,19 @@ from hypergpu.cli.demo.settlement import (
     start_with_chain,
 )
 from hypergpu.cli.demo.summary import FILE_NAME, Summary, summary_lines, summary_of, write_summary
-from hypergpu.client.calls import Coordinator
-from hypergpu.client.export import Order, export_model
+from hypergpu.client import Coordinator
 from hypergpu.client.history import History
 from hypergpu.client.values import JobView
 from hypergpu.cluster.cluster import Cluster
 from hypergpu.cluster.folder import RunFolder, run_folder
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.jobfile import spec_json
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.sites import Sites, told_sites
 from hypergpu.terminal.failure import usage_error
 from hypergpu.terminal.figures import span
 from hypergpu.terminal.output import is_rich, say, say_table
 from hypergpu.terminal.progress import Progress, with_note
-from hypergpu.terminal.recording import RecordingView
-from hypergpu.terminal.views import shown
+from hypergpu.terminal.views import View, open_view
 from hypergpu.terminal.watch import Watched
 
 GIVE_UP_AFTER_S = 300.0
@@ -123,7 +120,7 @@ def _ordered(
     cluster: Cluster, coordinator: Coordinator, chosen: Plan, names: Sequence[str]
 ) -> Ordered:
     """Create the job, then let its nodes join."""
-    job_id = coordinator.create_job(spec_json(chosen.spec), None)
+    job_id = coordinator.submit(chosen.spec)
     cluster.start_nodes({name: {} for name in names})
     return Ordered(job_id, chosen)
 
@@ -140,14 +137,11 @@ def _trained(fault: "Fault", coordinator: Coordinator, ordered: Ordered, folder:
     job_id, spec = ordered.job_id, ordered.plan.spec
     nodes = spec.training.nodes
     title = f"{nodes} nodes train {spec.workload} ({spec.strategy}); {fault.victim} is killed"
-    with shown(title=f"{title} half-way") as view:
-        recording = RecordingView(view)
-        progress = _followed(fault, coordinator, job_id, recording)
+    with open_view(title=f"{title} half-way") as view:
+        progress = _followed(fault, coordinator, job_id, view)
     job = _finished(progress)
-    order = Order(job_id, folder / "model", is_overwriting=True)
-    export_model(coordinator, order, _unseen)
-    model_bytes = coordinator.job(job_id).model.blob.size_bytes
-    return Trained(job, model_bytes, recording.history)
+    coordinator.export(job_id, folder / "model", may_overwrite=True)
+    return Trained(job, coordinator.job(job_id).model_bytes, progress.history)
 
 
 def _finished(progress: Progress) -> JobView:
@@ -171,31 +165,25 @@ class Trainer:
         Raises:
             HyperGPUError: DEMO_MISSED, it did not finish.
         """
-        job_id = self._coordinator.create_job(spec_json(spec), None)
+        job_id = self._coordinator.submit(spec)
         say()
-        with shown(title=title) as view:
-            recording = RecordingView(view)
+        with open_view(title=title) as view:
             if not is_rich():
                 say(title)
             nobody = Fault(self._cluster, "", NEVER)
-            _finished(_followed(nobody, self._coordinator, job_id, recording))
-        return recording.history
+            progress = _followed(nobody, self._coordinator, job_id, view)
+            _finished(progress)
+        return progress.history
 
 
-def _unseen(_done: int, _total: int) -> None:
-    """The model is small: no bar."""
-
-
-def _followed(
-    fault: "Fault", coordinator: Coordinator, job_id: str, view: RecordingView
-) -> Progress:
+def _followed(fault: "Fault", coordinator: Coordinator, job_id: str, view: View) -> Progress:
     """Watch the job; half-way kill a node and start it again."""
     watched = Watched(coordinator, job_id, view)
     give_up_at_s = time.monotonic() + GIVE_UP_AFTER_S
     try:
         while not watched.has_ended:
             watched.tick()
-            if text := fault.advance(view.history):
+            if text := fault.advance(watched.progress.history):
                 watched.progress = with_note(watched.progress, text)
                 view.say(text)
             if dead := fault.dead():

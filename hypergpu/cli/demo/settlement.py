@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from google.protobuf.json_format import MessageToJson
 
-from hypergpu.client.calls import Coordinator
+from hypergpu.client import Coordinator
 from hypergpu.cluster.cluster import Cluster
 from hypergpu.cluster.coordinator import SettlingBy, StartRefusedError
 from hypergpu.cluster.processes import program

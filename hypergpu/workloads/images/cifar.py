@@ -19,17 +19,19 @@ _TEST = ("test_batch.bin",)
 _IMAGE_BYTES = 3 * 32 * 32
 
 
-class Source(NamedTuple):
+class CifarSource(NamedTuple):
     """Where the archive comes from, with its MD5 sum."""
 
     url: str = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
     md5: str = "c32a1d4ab5d03f1284b67883e8d87530"
 
 
-OFFICIAL = Source()
+OFFICIAL = CifarSource()
 
 
-def read_cifar10(_data_dir: str, *, source: Source = OFFICIAL, root: Path | None = None) -> Dataset:
+def read_cifar10(
+    _data_dir: str, *, source: CifarSource = OFFICIAL, root: Path | None = None
+) -> Dataset:
     """Images as ``uint8[n, 3, 32, 32]``, downloaded on first use. Raises `DatasetError`."""
 
     def download(folder: Path) -> None:

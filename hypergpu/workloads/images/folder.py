@@ -29,10 +29,10 @@ class Pictures:
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[Array, Array]:
         """``uint8[b, 3, size, size]``: the largest middle square of each image, resized."""
-        images = np.stack([self._decoded(self._paths[index]) for index in indices])
+        images = np.stack([self._decode(self._paths[index]) for index in indices])
         return images, self._labels[indices]
 
-    def _decoded(self, path: str) -> NDArray[np.uint8]:
+    def _decode(self, path: str) -> NDArray[np.uint8]:
         try:
             with Image.open(path) as image:
                 square = min(image.size)
@@ -62,16 +62,16 @@ def read_folder(data_dir: str, *, classes: int, image_size: int) -> Dataset:
     root = Path(data_dir)
     held_out = next((root / name for name in ("val", "test") if (root / name).is_dir()), None)
     if (root / "train").is_dir() and held_out is not None:
-        train, test = _found(root / "train", classes), _found(held_out, classes)
+        train, test = _find_images(root / "train", classes), _find_images(held_out, classes)
     else:
-        train, test = _divided(*_found(root, classes))
+        train, test = _split(*_find_images(root, classes))
     return Dataset(Pictures(*train, image_size), Pictures(*test, image_size))
 
 
 _Found = tuple[list[str], NDArray[np.int64]]
 
 
-def _found(folder: Path, classes: int) -> _Found:
+def _find_images(folder: Path, classes: int) -> _Found:
     try:
         listing = datasets.ImageFolder(str(folder))
     except (FileNotFoundError, OSError) as error:
@@ -85,7 +85,7 @@ def _found(folder: Path, classes: int) -> _Found:
     return paths, np.array([label for _, label in listing.samples], dtype=np.int64)
 
 
-def _divided(paths: list[str], labels: NDArray[np.int64]) -> tuple[_Found, _Found]:
+def _split(paths: list[str], labels: NDArray[np.int64]) -> tuple[_Found, _Found]:
     is_test = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)

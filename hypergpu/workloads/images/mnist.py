@@ -10,17 +10,19 @@ from hypergpu.workloads.images.store import datasets_folder, stored_dataset
 from hypergpu.workloads.workload import ArraySamples, Dataset
 
 
-class Source(NamedTuple):
+class MnistSource(NamedTuple):
     """Where the four gzipped IDX files come from, with their MD5 sums."""
 
     mirrors: tuple[str, ...] = tuple(datasets.MNIST.mirrors)
     files: tuple[tuple[str, str], ...] = tuple(datasets.MNIST.resources)
 
 
-OFFICIAL = Source()
+OFFICIAL = MnistSource()
 
 
-def read_mnist(_data_dir: str, *, source: Source = OFFICIAL, root: Path | None = None) -> Dataset:
+def read_mnist(
+    _data_dir: str, *, source: MnistSource = OFFICIAL, root: Path | None = None
+) -> Dataset:
     """Images as ``uint8[n, 1, 28, 28]``, downloaded on first use. Raises `DatasetError`."""
 
     class Mnist(datasets.MNIST):  # type: ignore[misc]  # torchvision has no types

@@ -36,7 +36,7 @@ def _vgg11(classes: int, image_size: int) -> nn.Module:
     return model
 
 
-def _centred(images: Tensor) -> Tensor:
+def _normalise(images: Tensor) -> Tensor:
     """``uint8`` grey values to about [-2, 2]."""
     return (images.float() - 127.5) / 64
 
@@ -85,26 +85,26 @@ def mnist_cnn(options: Options) -> Classification:
             nn.Linear(4 * channels, 10),
         )
 
-    return Classification(make, read_mnist, prepare=_centred)
+    return Classification(make, read_mnist, prepare=_normalise)
 
 
 def cifar10_resnet18(options: Options) -> Classification:
     """Builder of ``cifar10-resnet18``."""
     make = partial(_resnet18, 10, 32)
-    return Classification(make, read_cifar10, prepare=_centred, augment=_augmentation(options))
+    return Classification(make, read_cifar10, prepare=_normalise, augment=_augmentation(options))
 
 
 def cifar10_vgg11(options: Options) -> Classification:
     """Builder of ``cifar10-vgg11``."""
     make = partial(_vgg11, 10, 32)
-    return Classification(make, read_cifar10, prepare=_centred, augment=_augmentation(options))
+    return Classification(make, read_cifar10, prepare=_normalise, augment=_augmentation(options))
 
 
 def _folder(options: Options, network: str) -> Classification:
     classes, image_size = int(options["classes"]), int(options["image_size"])
     make = partial(_resnet18 if network == "resnet18" else _vgg11, classes, image_size)
     read = partial(read_folder, classes=classes, image_size=image_size)
-    return Classification(make, read, prepare=_centred, augment=_augmentation(options))
+    return Classification(make, read, prepare=_normalise, augment=_augmentation(options))
 
 
 def folder_resnet18(options: Options) -> Classification:

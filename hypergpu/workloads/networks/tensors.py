@@ -7,16 +7,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from hypergpu.tensors.layout import Flat, Kind, Layout, TensorSpec, layout_of, pack, unpack
+from hypergpu.tensors.layout import Flat, Layout, TensorKind, TensorSpec, layout_of, pack, unpack
 
 
-def named_tensors(model: nn.Module) -> dict[str, tuple[Kind, Tensor]]:
+def named_tensors(model: nn.Module) -> dict[str, tuple[TensorKind, Tensor]]:
     """Every tensor that makes the model, each once however many modules share it."""
-    found = {name: (Kind.PARAMETER, tensor.detach()) for name, tensor in model.named_parameters()}
+    found = {
+        name: (TensorKind.PARAMETER, tensor.detach()) for name, tensor in model.named_parameters()
+    }
     kept = model.state_dict(keep_vars=True).keys()
     for name, buffer in model.named_buffers():
         if name in kept:  # the rest, such as masks, is made again by the constructor
-            kind = Kind.STATISTIC if buffer.is_floating_point() else Kind.INTEGER
+            kind = TensorKind.STATISTIC if buffer.is_floating_point() else TensorKind.INTEGER
             found[name] = (kind, buffer.detach())
     return found
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-from hypergpu.jobfile.problem import listed, nearest
+from hypergpu.jobfile.problem import join_words, nearest
 from netsim.error import NetsimError
 from netsim.network.profiles.churn import Churn
 from netsim.network.profiles.churn_classes import CHURN_CLASSES
@@ -52,5 +52,5 @@ def _found(name: str, known: Mapping[str, _Found], word: str) -> _Found:
     lowered = {each.lower(): each for each in known}
     said = _ALSO_SAID.get(name.lower(), "")
     meant = said if said in known else lowered.get(nearest(name, list(lowered)), "")
-    fix = f'did you mean "{meant}"?' if meant else f"choose one of {listed(known)}"
+    fix = f'did you mean "{meant}"?' if meant else f"choose one of {join_words(known)}"
     raise NetsimError(f'there is no {word} "{name}"', fix)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from hypergpu.jobfile.problem import listed, nearest
+from hypergpu.jobfile.problem import join_words, nearest
 from hypergpu.units import Microseconds
 from netsim.link import NEVER_US
 from netsim.network.worldfile.description import COORDINATOR, Fault, FaultKind
@@ -41,7 +41,7 @@ def read_faults(
         else:
             fault = _fault(table, kind, at_us)
             if COORDINATOR in targets and kind not in _OF_COORDINATOR:
-                fix = f"name nodes; the coordinator knows {listed(_OF_COORDINATOR)}"
+                fix = f"name nodes; the coordinator knows {join_words(_OF_COORDINATOR)}"
                 raise table.refused("nodes", f"the coordinator has no {kind}", fix)
             found.extend(msgspec.structs.replace(fault, target=target) for target in targets)
         table.finish()
@@ -54,7 +54,7 @@ def _kind(table: Table) -> FaultKind | None:
     said = table.text("kind")
     if said is None or said not in _KINDS:
         meant = nearest(said or "", _KINDS)
-        fix = f'did you mean "{meant}"?' if meant else f"choose one of {listed(_KINDS)}"
+        fix = f'did you mean "{meant}"?' if meant else f"choose one of {join_words(_KINDS)}"
         raise table.refused("kind", f'there is no fault "{said}"' if said else "no kind", fix)
     return None if said == HEAL else FaultKind(said)
 

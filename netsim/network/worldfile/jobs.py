@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from hypergpu.jobfile import JobFileError, parse_job
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.jobfile.values import spoken
+from hypergpu.jobfile.values import quoted_value
 from netsim.error import NetsimError
 from netsim.network.worldfile.table import Table
 
@@ -29,7 +29,7 @@ def read_job(table: Table, read_file: ReadFile) -> JobSpec | None:
         with table.placed("job"):
             return _parsed(read_file(given).decode("utf-8", "replace"), given)
     if not isinstance(given, dict):
-        raise table.refused("job", f"it is {spoken(given)}", "give a path, or a table [job]")
+        raise table.refused("job", f"it is {quoted_value(given)}", "give a path, or a table [job]")
     try:
         return parse_job(_toml(given))
     except JobFileError as wrong:

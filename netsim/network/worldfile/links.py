@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from hypergpu.jobfile.problem import listed
+from hypergpu.jobfile.problem import join_words
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.link import CongestionControl, Direction, Episodes, Link, RateShape, Variation
 from netsim.network.worldfile.table import Table
@@ -72,7 +72,7 @@ def word(table: Table, key: str, kinds: type[_Word]) -> _Word | None:
     if said is None:
         return None
     if said not in list(kinds):
-        raise table.refused(key, f'"{said}" is unknown', f"choose one of {listed(kinds)}")
+        raise table.refused(key, f'"{said}" is unknown', f"choose one of {join_words(kinds)}")
     return kinds(said)
 
 

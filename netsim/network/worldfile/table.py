@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from hypergpu.jobfile.problem import listed, nearest
-from hypergpu.jobfile.values import Scalar, Wrong, converted, duration_ms, spoken
+from hypergpu.jobfile.problem import join_words, nearest
+from hypergpu.jobfile.values import InvalidValue, Scalar, convert_value, duration_ms, quoted_value
 from netsim.error import NetsimError
 from netsim.network.worldfile.places import Places
 
@@ -80,7 +80,7 @@ class Table:
         if key not in self._rows:
             return None
         span_ms = duration_ms(self._rows[key])
-        if isinstance(span_ms, Wrong):
+        if isinstance(span_ms, InvalidValue):
             raise self.refused(key, span_ms.what, span_ms.fix)
         return span_ms * 1000
 
@@ -89,11 +89,11 @@ class Table:
         found = self._listed(key)
         if found is None:
             return None
-        numbers = [converted(each, float) for each in found]
+        numbers = [convert_value(each, float) for each in found]
         for number in numbers:
-            if isinstance(number, Wrong) or not math.isfinite(float(number)):
+            if isinstance(number, InvalidValue) or not math.isfinite(float(number)):
                 raise self.refused(key, "not all of the list are numbers", "write, say, [1, 0.5]")
-        return tuple(float(number) for number in numbers if not isinstance(number, Wrong))
+        return tuple(float(number) for number in numbers if not isinstance(number, InvalidValue))
 
     def words(self, key: str) -> tuple[str, ...] | None:
         """One text or a list of texts; None when it is not given."""
@@ -113,7 +113,9 @@ class Table:
             return None
         rows = self._rows[key]
         if not isinstance(rows, dict):
-            raise self.refused(key, f"it is {spoken(rows)}, not a table", f"write {key} = {{ }}")
+            raise self.refused(
+                key, f"it is {quoted_value(rows)}, not a table", f"write {key} = {{ }}"
+            )
         return Table(rows, f"{self._path}.{key}" if self._path else key, self._places)
 
     def tables(self, key: str) -> "tuple[Table, ...] | None":
@@ -125,7 +127,9 @@ class Table:
         tables = []
         for number, rows in enumerate(found):
             if not isinstance(rows, dict):
-                raise self.refused(key, f"it holds {spoken(rows)}", f"write [[{key}]] before each")
+                raise self.refused(
+                    key, f"it holds {quoted_value(rows)}", f"write [[{key}]] before each"
+                )
             tables.append(Table(rows, f"{path}.{number}", self._places))
         return tuple(tables)
 
@@ -141,14 +145,14 @@ class Table:
         if others:
             return f"did you mean {others[0]}? Units are part of the name"
         meant = nearest(key, self._known)
-        return f"did you mean {meant}?" if meant else f"the keys are {listed(self._known)}"
+        return f"did you mean {meant}?" if meant else f"the keys are {join_words(self._known)}"
 
     def _taken(self, key: str, wanted: type[Scalar]) -> Scalar | None:
         self._known.append(key)
         if key not in self._rows:
             return None
-        value = converted(self._rows[key], wanted)
-        if isinstance(value, Wrong):
+        value = convert_value(self._rows[key], wanted)
+        if isinstance(value, InvalidValue):
             raise self.refused(key, value.what, value.fix)
         return value
 
@@ -158,5 +162,5 @@ class Table:
             return None
         value = self._rows[key]
         if not isinstance(value, list):
-            raise self.refused(key, f"it is {spoken(value)}, not a list", "write it in [ ]")
+            raise self.refused(key, f"it is {quoted_value(value)}, not a list", "write it in [ ]")
         return value

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from hypergpu.cluster.cluster import Cluster
-from hypergpu.jobfile import parse_job, spec_json
+from hypergpu.jobfile import parse_job
 from hypergpu.terminal.watch import Watched
 from netsim.run.silent import SilentView
 
@@ -23,7 +23,7 @@ def test_a_node_killed_before_it_joined_joins_when_started_again(tmp_path: Path)
         assert not (tmp_path / "state" / "attic" / "coordinator.json").exists()
         assert cluster.restart("attic") != first
         with cluster.operator() as coordinator:
-            job_id = coordinator.create_job(spec_json(parse_job(JOB, source="test")), None)
+            job_id = coordinator.submit(parse_job(JOB, source="test"))
             watched = Watched(coordinator, job_id, SilentView())
             give_up_at_s = time.monotonic() + TRAINED_WITHIN_S
             while not watched.has_ended and not cluster.dead() and time.monotonic() < give_up_at_s:

@@ -92,6 +92,7 @@ def test_a_job_is_compared_and_what_is_finished_is_not_run_again(files: Path) ->
     assert "(kept)" not in again.stderr
 
 
+@pytest.mark.full
 def test_the_manuals_example_runs(tmp_path: Path) -> None:
     job, world = re.findall(r"^```toml\n(.*?)^```", MANUAL, re.MULTILINE | re.DOTALL)
     (line,) = re.findall(r"^```sh\nhypergpu (.*)\n```", MANUAL, re.MULTILINE)

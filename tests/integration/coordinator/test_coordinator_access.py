@@ -5,8 +5,7 @@ from typing import Any
 import grpc
 import pytest
 
-from hypergpu.client.calls import Coordinator
-from hypergpu.client.connection import Target
+from hypergpu.client import Coordinator, Target
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.spec import JobSpec, Training
 from hypergpu.v1 import node_pb2
@@ -55,7 +54,7 @@ def test_a_user_may_list_jobs_and_not_nodes(cluster: Cluster) -> None:
 def test_a_revoked_token_opens_nothing(cluster: Cluster) -> None:
     with cluster.coordinator.client() as operator:
         created = operator.create_token(Role.USER, ttl_s=60, uses=0, label="test")
-        operator.revoke_token(created.token_id)
+        operator.revoke_token(created.id)
     with client_with(cluster, created.token) as user, pytest.raises(HyperGPUError) as refused:
         user.jobs()
     assert refused.value.reason is Reason.TOKEN_REVOKED
@@ -121,7 +120,7 @@ async def test_a_revoked_node_is_shut_out_at_once_until_it_is_admitted_again(
     with cluster.coordinator.client() as operator:
         operator.revoke_node(node.node_id)
         assert operator.job(job_id).job.nodes == 0
-        [summary] = [one for one in operator.nodes() if one.node_id == node.node_id]
+        [summary] = [one for one in operator.nodes() if one.id == node.node_id]
         assert summary.state == "revoked"
         assert [message async for message in stream if message.HasField("assignment")] == []
         node.hang_up()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hypergpu.ids import JobId
-from hypergpu.jobfile.spec import Codec, JobSpec, Training
+from hypergpu.jobfile.spec import CodecChoice, JobSpec, Training
 from hypergpu.v1 import node_pb2, tensor_pb2
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan
@@ -19,7 +19,7 @@ SPEC = JobSpec(
     workload="null",
     options={"parameters": PARAMETERS},
     training=Training(rounds=3, inner_steps=1, nodes=1),
-    codec=Codec("fp32", "fp32"),
+    codec=CodecChoice("fp32", "fp32"),
 )
 
 

@@ -6,12 +6,13 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
+from hypergpu.client import ENDED
 from hypergpu.cluster.processes import kill_group
+from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile import with_strategy
-from hypergpu.jobfile.spec import STRATEGIES, Codec, Evaluation, JobSpec, Training
-from hypergpu.v1 import job_pb2
-from tests.processes import ENDED, ENVIRONMENT, Cluster, Happening
+from hypergpu.jobfile.spec import STRATEGIES, CodecChoice, Evaluation, JobSpec, Training
+from tests.processes import ENVIRONMENT, Cluster, Happening
 
 QUICK = JobSpec(
     workload="digits-softmax",
@@ -60,7 +61,7 @@ def shortened(cluster: Cluster, job_id: str, more: int) -> int:
     with cluster.coordinator.client() as client:
         client.pause(job_id)
         rounds = client.job(job_id).job.round + more
-        client.change(job_id, {"training.rounds": str(rounds)})
+        client.set_parameters(job_id, {"training.rounds": str(rounds)})
         client.resume(job_id)
     return int(rounds)
 
@@ -72,11 +73,12 @@ def test_two_nodes_train_a_job_to_its_end(cluster: Cluster) -> None:
     assert job.round == job.rounds == 6
     assert job.updates_accepted == 12
     assert job.metric_name == "accuracy"
+    assert job.metric is not None
     assert job.metric > 0.6
 
 
 def test_the_same_job_twice_gives_the_same_model(cluster: Cluster) -> None:
-    digests = {cluster.finished(cluster.submit(QUICK)).model.value for _ in range(2)}
+    digests = {cluster.finished(cluster.submit(QUICK)).model for _ in range(2)}
     assert len(digests) == 1
 
 
@@ -102,7 +104,7 @@ def test_every_codec_trains(cluster: Cluster) -> None:
         JobSpec(
             workload="digits-softmax",
             training=Training(rounds=3, inner_steps=5, nodes=2),
-            codec=Codec(up, down),
+            codec=CodecChoice(up, down),
         )
         for up, down in (("fp32", "fp32"), ("bf16", "int8"), ("int8", "bf16"))
     ]
@@ -137,6 +139,7 @@ def test_a_job_ends_at_its_target(cluster: Cluster) -> None:
     evaluation = Evaluation(every=2, target=0.5)
     job = cluster.finished(cluster.submit(replace(QUICK, training=training, evaluation=evaluation)))
     assert job.phase == "finished"
+    assert job.metric is not None
     assert job.metric >= 0.5
     assert job.reason.startswith("the target is reached: accuracy 0.")
 
@@ -151,33 +154,32 @@ def test_a_watch_from_a_sequence_number_tells_the_rest_of_the_journal(cluster: C
     assert whole[0].kind == "JobCreated"
 
 
-def test_an_exported_model_has_the_bytes_of_its_digest(cluster: Cluster) -> None:
+def test_an_exported_model_has_the_bytes_of_its_digest(cluster: Cluster, tmp_path: Path) -> None:
     job_id = cluster.submit(QUICK)
     job = cluster.finished(job_id)
     with cluster.coordinator.client() as client:
-        request = job_pb2.ExportModelRequest(job_id=job_id, which="latest")
-        header, *chunks = list(client.export(request))
-        model = b"".join(message.chunk.payload for message in chunks)
-        request.offset, request.digest.value = 100, job.model.value
-        rest = b"".join(message.chunk.payload for message in list(client.export(request))[1:])
+        whole = client.export(job_id, tmp_path / "whole")
+        raw = whole.model.read_bytes()
+        flat = raw[8 + int.from_bytes(raw[:8], "little") :]
+        resumed = tmp_path / "resumed"
+        resumed.mkdir()
+        (resumed / f".{job_id}-latest.part").write_bytes(flat[:100])
+        (resumed / f".{job_id}-latest.digest").write_text(digest_of(flat), "ascii")
+        rest = client.export(job_id, resumed)
 
-    assert len(model) == header.header.blob.size_bytes
-    assert header.header.blob.digest == job.model
-    assert "digits-softmax" in header.header.model_card
-    assert rest == model[100:]
+    assert digest_of(flat) == whole.digest == job.model
+    assert "digits-softmax" in whole.card.read_text("utf-8")
+    assert rest.model.read_bytes() == raw
 
 
 def test_the_same_request_twice_is_one_job(cluster: Cluster) -> None:
-    request = job_pb2.CreateJobRequest(
-        spec_json='{"workload": "digits-softmax", "training": {"rounds": 1, "nodes": 2}}',
-        request_id="a request of this test",
-    )
+    spec = JobSpec(workload="digits-softmax", training=Training(rounds=1, nodes=2))
     with cluster.coordinator.client() as client:
-        jobs = {client._call(client._jobs.CreateJob, request).job_id for _ in range(2)}
+        jobs = {client.submit(spec, request_id="a request of this test") for _ in range(2)}
         assert len(jobs) == 1
-        request.spec_json = request.spec_json.replace("1", "2", 1)
+        other = replace(spec, name="other")
         with pytest.raises(HyperGPUError, match="differs"):
-            client._call(client._jobs.CreateJob, request)
+            client.submit(other, request_id="a request of this test")
     cluster.finished(jobs.pop())
 
 

@@ -19,9 +19,10 @@ from gpu_node.shell.probe.pace import Pace
 from gpu_node.shell.probe.prober import Prober
 from gpu_node.shell.probe.sockets import connections_to
 from gpu_node.shell.state.keys import identity_key
+from hypergpu.client import NodeView
 from hypergpu.ids import NodeId
 from hypergpu.units import Bytes, Microseconds
-from hypergpu.v1 import job_pb2, node_pb2
+from hypergpu.v1 import node_pb2
 from tests.integration.node.node_service import TIMEOUT_MS, WELCOME, NodeService, places_in, served
 from tests.node_client import WireNode
 from tests.processes import CoordinatorProcess
@@ -195,12 +196,18 @@ async def test_everything_measured_of_a_node_is_listed(coordinator: CoordinatorP
     node.say(node_pb2.ControlRequest(measured=measured))
     await probed(node, stream)
     summary = await asyncio.to_thread(listed, coordinator, node.node_id)
-    assert summary.reading.round_trip_us.samples == 2
-    assert summary.reading.least_round_trip_us == 50_000
-    assert summary.reading.up_bits_per_s.mean == pytest.approx(8.4e6, rel=0.2)
-    assert summary.reading.down_bits_per_s.samples == 1
-    assert 0 < summary.reading.loss.mean < 0.2
-    assert summary.reading.congestion_control == "cubic"
+    reading = summary.reading
+    assert reading.round_trip_us
+    assert reading.round_trip_us.samples == 2
+    assert reading.least_round_trip_us == 50_000
+    assert reading.up_bits_per_s
+    assert reading.up_bits_per_s.mean == pytest.approx(8.4e6, rel=0.2)
+    assert reading.down_bits_per_s
+    assert reading.down_bits_per_s.samples == 1
+    assert reading.loss
+    assert 0 < reading.loss.mean < 0.2
+    assert reading.congestion_control == "cubic"
+    assert summary.health is not None
     assert 0 < summary.health <= 1
     assert summary.health_reason
     await node.close()
@@ -229,6 +236,6 @@ async def test_the_token_of_one_start_opens_nothing_after_the_next(
     await node.close()
 
 
-def listed(coordinator: CoordinatorProcess, node_id: str) -> job_pb2.NodeSummary:
+def listed(coordinator: CoordinatorProcess, node_id: str) -> NodeView:
     with coordinator.client() as client:
-        return next(node for node in client.nodes() if node.node_id == node_id)
+        return next(node for node in client.nodes() if node.id == node_id)

@@ -142,7 +142,7 @@ def test_a_real_job_serves_nobody_its_first_model(tmp_path: Path) -> None:
         cluster.add_nodes(2, "torch")
         job_id = cluster.submit(spec)
         rounds = [each for each in cluster.events(job_id) if each.kind == "RoundRecorded"]
-        model_bytes = cluster.job(job_id).model.blob.size_bytes
+        model_bytes = cluster.job(job_id).model_bytes
     assert rounds[0].fields["bytes_down"] == 0
     assert 0 < rounds[1].fields["bytes_down"] < 2 * model_bytes
     drawn = [log for node in cluster.nodes for log in json_lines(node.log)]

@@ -10,12 +10,12 @@ import pytest
 
 from gpu_node.shell.link.route import hindrance
 from hypergpu.units import Microseconds
-from hypergpu.wire.congestion import WITHOUT, Controls, Way, way_to
+from hypergpu.wire.congestion import WITHOUT, Controls, RouteSettings, way_to
 from netsim.link.link import CongestionControl, Direction, Link
 from netsim.tunnel.tunnel import Tunnel
 
 HOLDER = Path(__file__).with_name("route_holder.py")
-WAY = Way("203.0.113.5", "eth0", "192.168.1.1", "192.168.1.7", "", is_local=False)
+WAY = RouteSettings("203.0.113.5", "eth0", "192.168.1.1", "192.168.1.7", "", is_local=False)
 COMMAND = "ip route add 203.0.113.5/32 via 192.168.1.1 dev eth0 src 192.168.1.7 congctl bbr"
 CUBIC = ("reno", "cubic")
 

@@ -19,7 +19,15 @@ from hypergpu.tensors.compression import (
     encode_into_residual,
     scheme_named,
 )
-from hypergpu.tensors.layout import Flat, Float32s, Kind, Layout, Octets, TensorSpec, layout_of
+from hypergpu.tensors.layout import (
+    Flat,
+    Float32s,
+    Layout,
+    Octets,
+    TensorKind,
+    TensorSpec,
+    layout_of,
+)
 from hypergpu.tensors.packing import pack_places, unpack_places
 
 BLOCKS = {"int8": RECORD, "int4": 256}
@@ -203,8 +211,8 @@ def small_layout(large_count: int, small_count: int) -> Layout:
         (
             TensorSpec("large", (RECORD + large_count,)),
             TensorSpec("small", (small_count,)),
-            TensorSpec("statistic", (3,), Kind.STATISTIC),
-            TensorSpec("integer", (), Kind.INTEGER),
+            TensorSpec("statistic", (3,), TensorKind.STATISTIC),
+            TensorSpec("integer", (), TensorKind.INTEGER),
         )
     )
 

@@ -55,8 +55,13 @@ def test_pip_installs_what_uv_cannot(tmp_path: Path) -> None:
 def build_empty_wheel(folder: Path) -> None:
     """Write a wheel without a module, so that nothing is fetched."""
     folder.mkdir()
-    info = "nothing-1.0.dist-info"
+    metadata = "nothing-1.0.dist-info"
     with ZipFile(folder / "nothing-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: nothing\nVersion: 1.0\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
-        wheel.writestr(f"{info}/RECORD", f"{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+        wheel.writestr(
+            f"{metadata}/METADATA", "Metadata-Version: 2.1\nName: nothing\nVersion: 1.0\n"
+        )
+        wheel.writestr(f"{metadata}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
+        wheel.writestr(
+            f"{metadata}/RECORD",
+            f"{metadata}/METADATA,,\n{metadata}/WHEEL,,\n{metadata}/RECORD,,\n",
+        )

@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from hypergpu.digest import digest_of, digest_to_wire
 from hypergpu.ids import Digest, TokenId
-from hypergpu.tensors.layout import Kind, TensorSpec, layout_of
+from hypergpu.tensors.layout import TensorKind, TensorSpec, layout_of
 from hypergpu.v1 import job_pb2, job_pb2_grpc, node_pb2, tensor_pb2
 from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_KEY
 from hypergpu.wire.token import Role, Token, token_text
@@ -27,8 +27,8 @@ LAYOUT = layout_of(
     [
         TensorSpec("weight", (30, 10)),
         TensorSpec("bias", (9,)),
-        TensorSpec("mean", (5,), Kind.STATISTIC),
-        TensorSpec("seen", (), Kind.INTEGER),
+        TensorSpec("mean", (5,), TensorKind.STATISTIC),
+        TensorSpec("seen", (), TensorKind.INTEGER),
     ]
 )
 MODEL = bytes(number % 251 for number in range(LAYOUT.model_bytes))

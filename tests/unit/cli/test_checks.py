@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hypergpu.cli.machine.checks import (
+from hypergpu.cli.checks import (
     FAIL,
     OK,
     WARN,
@@ -16,7 +16,7 @@ from hypergpu.cli.machine.checks import (
     proxy_check,
     torch_checks,
 )
-from hypergpu.cli.machine.probe import DeviceFound, TorchFound, probe
+from hypergpu.cli.probe import DeviceFound, TorchFound, probe
 from tests.unit.cli.conftest import Hypergpu
 
 WHEEL = ("sm_75", "sm_80", "sm_86", "sm_90", "compute_90")

@@ -44,8 +44,8 @@ def test_pipe_gets_plain_text(name: str, hypergpu: Hypergpu) -> None:
 
 def test_jobs_are_listed_in_columns(hypergpu: Hypergpu) -> None:
     title, row = hypergpu("job", "ls").stdout.splitlines()
-    assert title.split()[:4] == ["JOB", "NAME", "PHASE", "ROUND"]
-    assert row.split()[:4] == [JOB, "first", "training", "2/4"]
+    assert title.split()[:4] == ["JOB", "ID", "PHASE", "ROUND"]
+    assert row.split()[:4] == ["first", JOB[:12], "training", "2/4"]
 
 
 def test_a_node_is_shown_with_the_spread_and_age_of_each_figure(hypergpu: Hypergpu) -> None:

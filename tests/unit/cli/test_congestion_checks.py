@@ -4,22 +4,23 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.cli.machine.checks import OK, WARN
-from hypergpu.cli.machine.congestion import (
+from hypergpu.cli.checks import (
+    OK,
+    WARN,
     control_check,
     downlink_check,
     joined_host,
     uplink_check,
     way_of,
 )
-from hypergpu.wire.congestion import Controls, Way, controls
+from hypergpu.wire.congestion import Controls, RouteSettings, controls
 
 LOADED = Controls("cubic", ("reno", "cubic", "bbr"), is_bbr_loadable=False)
 LOADABLE = Controls("cubic", ("reno", "cubic"), is_bbr_loadable=True)
 LACKING = Controls("cubic", ("reno", "cubic"), is_bbr_loadable=False)
 BBR = Controls("bbr", ("reno", "cubic", "bbr"), is_bbr_loadable=False)
 UNKNOWN = Controls("", (), is_bbr_loadable=False)
-WAY = Way("203.0.113.5", "eth0", "192.168.1.1", "192.168.1.7", "", is_local=False)
+WAY = RouteSettings("203.0.113.5", "eth0", "192.168.1.1", "192.168.1.7", "", is_local=False)
 ROUTE = "ip route replace 203.0.113.5/32 via 192.168.1.1 dev eth0 src 192.168.1.7 congctl bbr"
 FOR_ALL = "sysctl -w net.ipv4.tcp_congestion_control=bbr"
 

@@ -7,27 +7,27 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
+from hypergpu.cli import schemas
 from hypergpu.cli.compare.comparison import Comparison
-from hypergpu.cli.machine.doctor import Diagnosis
-from hypergpu.cli.machine.effective import Settings
-from hypergpu.cli.machine.environment import Environment
+from hypergpu.cli.doctor import Diagnosis
+from hypergpu.cli.environment import Environment, Settings
 from hypergpu.cli.main import app
-from hypergpu.client import values as views
+from hypergpu.client import values
 from hypergpu.client.settings import known_settings
 from hypergpu.errors import Reason
 from netsim.cli.app import app as netsim
 
 MANUAL = (Path(__file__).parents[3] / "docs/cli.md").read_text("utf-8")
 ANSWERS = (
-    views.Jobs,
-    views.JobDetail,
-    views.Submitted,
-    views.EventLine,
-    views.Exported,
-    views.Nodes,
-    views.NodeDetail,
-    views.Tokens,
-    views.TokenMade,
+    schemas.Jobs,
+    values.JobDetail,
+    schemas.Submitted,
+    values.JobEvent,
+    schemas.Exported,
+    schemas.Nodes,
+    schemas.NodeDetail,
+    schemas.Tokens,
+    values.TokenMade,
     Comparison,
     Diagnosis,
     Environment,

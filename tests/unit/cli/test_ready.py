@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.__main__ import main as coordinator
-from hypergpu.cli.machine.up import settled_by
+from hypergpu.cli.up import settled_by
 from hypergpu.client.settings import resolved
 from hypergpu.cluster.coordinator import (
     SettlingBy,

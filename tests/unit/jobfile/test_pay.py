@@ -83,20 +83,20 @@ def test_an_escrow_below_the_first_round_is_refused() -> None:
 def test_a_job_that_may_cost_more_than_an_escrow_holds_is_refused_with_the_price_that_fits(
     strategy: str,
 ) -> None:
-    def priced(price: int, escrow: int = 0) -> str:
+    def job_text(price: int, escrow: int = 0) -> str:
         rounds = "rounds = 1000000\ninner_steps = 20\n"
         head = f'workload = "digits-softmax"\nstrategy = "{strategy}"\n[training]\n{rounds}'
         return f"{head}[pay]\nunit_price = {price}\nescrow = {escrow}\n"
 
     samples = 640_000_000 if strategy == "diloco" else 800_000_000
     most = AMOUNT_MOST * 100 // samples
-    assert parse_job(priced(most)).escrow <= AMOUNT_MOST
-    assert only_problem_of(priced(most + 1)) == (
+    assert parse_job(job_text(most)).escrow <= AMOUNT_MOST
+    assert only_problem_of(job_text(most + 1)) == (
         f"job.toml:7 [pay] unit_price: the whole job may cost {-(-(most + 1) * samples // 100)},"
         f" and the ledger holds an escrow of at most {AMOUNT_MOST}."
         f" Fix: set unit_price to at most {most}; or fewer rounds; or name an escrow in [pay]"
     )
-    assert parse_job(priced(most + 1, 10**27)).escrow == 10**27
+    assert parse_job(job_text(most + 1, 10**27)).escrow == 10**27
 
 
 def test_a_running_job_takes_no_more_rounds_than_an_escrow_can_pay_for() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from hypergpu.jobfile import LIMITS, parse_job, read_job_file
 from hypergpu.jobfile.limits import CHOICES
-from hypergpu.jobfile.schema import ALIASES, KEYS, TOP, default_of, dotted
+from hypergpu.jobfile.schema import ALIASES, KEYS, TOP, default_of, dotted_key
 from hypergpu.jobfile.spec import SETTABLE, JobSpec
 from hypergpu.workloads.entries import BUILT_IN
 from hypergpu.workloads.entry import Option
@@ -38,7 +38,7 @@ def range_of(key: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "key", [dotted(table, key) for table, keys in KEYS.items() if table != TOP for key in keys]
+    "key", [dotted_key(table, key) for table, keys in KEYS.items() if table != TOP for key in keys]
 )
 def test_reference_has_each_key_with_type_default_and_range(key: str) -> None:
     name, kind, default, limits, meaning = rows()[key]
@@ -51,7 +51,7 @@ def test_reference_has_each_key_with_type_default_and_range(key: str) -> None:
 
 
 def test_reference_has_no_key_that_is_gone() -> None:
-    known = {dotted(table, key) for table, keys in KEYS.items() for key in keys}
+    known = {dotted_key(table, key) for table, keys in KEYS.items() for key in keys}
     spoken = {key for key in rows() if "`" not in key}
     assert spoken == known
 

@@ -12,15 +12,15 @@ from coordinator.shell.numerics import FoldRequest, FoldResult, OuterRule, Store
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.codec import decode_update, encode_update
-from hypergpu.tensors.layout import Flat, Float32s, Kind, Layout, TensorSpec, layout_of
+from hypergpu.tensors.layout import Flat, Float32s, Layout, TensorKind, TensorSpec, layout_of
 from hypergpu.units import Samples
 
 LAYOUT = layout_of(
     (
         TensorSpec("weight", (37, 701)),
         TensorSpec("bias", (301,)),
-        TensorSpec("mean", (5,), Kind.STATISTIC),
-        TensorSpec("steps", (2,), Kind.INTEGER),
+        TensorSpec("mean", (5,), TensorKind.STATISTIC),
+        TensorSpec("steps", (2,), TensorKind.INTEGER),
     )
 )
 

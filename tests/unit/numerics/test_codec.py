@@ -17,14 +17,14 @@ from hypergpu.tensors.codec import (
     update_bytes,
 )
 from hypergpu.tensors.compression import scheme_named
-from hypergpu.tensors.layout import Flat, Kind, TensorSpec, layout_of
+from hypergpu.tensors.layout import Flat, TensorKind, TensorSpec, layout_of
 
 LAYOUT = layout_of(
     (
         TensorSpec("weight", (37, 301)),
         TensorSpec("bias", (301,)),
-        TensorSpec("mean", (5,), Kind.STATISTIC),
-        TensorSpec("steps", (2,), Kind.INTEGER),
+        TensorSpec("mean", (5,), TensorKind.STATISTIC),
+        TensorSpec("steps", (2,), TensorKind.INTEGER),
     )
 )
 

@@ -9,15 +9,15 @@ from blake3 import blake3
 
 from hypergpu.jobfile.spec import SCHEMES
 from hypergpu.tensors.codec import encode_update
-from hypergpu.tensors.layout import Flat, Kind, TensorSpec, layout_of
+from hypergpu.tensors.layout import Flat, TensorKind, TensorSpec, layout_of
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "updates.json"
 LAYOUT = layout_of(
     (
         TensorSpec("weight", (300, 317)),
         TensorSpec("bias", (317,)),
-        TensorSpec("mean", (3,), Kind.STATISTIC),
-        TensorSpec("steps", (), Kind.INTEGER),
+        TensorSpec("mean", (3,), TensorKind.STATISTIC),
+        TensorSpec("steps", (), TensorKind.INTEGER),
     )
 )
 

@@ -4,9 +4,9 @@ import pytest
 from hypergpu.tensors.layout import (
     LARGE_MIN,
     Flat,
-    Kind,
     Layout,
     LayoutError,
+    TensorKind,
     TensorSpec,
     layout_from_json,
     layout_of,
@@ -15,8 +15,8 @@ from hypergpu.tensors.layout import (
 )
 
 SPECS = (
-    TensorSpec("steps", (), Kind.INTEGER),
-    TensorSpec("norm.mean", (3,), Kind.STATISTIC),
+    TensorSpec("steps", (), TensorKind.INTEGER),
+    TensorSpec("norm.mean", (3,), TensorKind.STATISTIC),
     TensorSpec("bias", (7,)),
     TensorSpec("z.weight", (64, 64)),
     TensorSpec("a.weight", (5, 1024)),
@@ -92,7 +92,7 @@ def test_json_too_long_is_refused_unread() -> None:
 
 def test_a_name_that_occurs_twice_is_refused() -> None:
     with pytest.raises(LayoutError, match="'w' occurs twice"):
-        layout_of([TensorSpec("w", (1,)), TensorSpec("w", (), Kind.INTEGER)])
+        layout_of([TensorSpec("w", (1,)), TensorSpec("w", (), TensorKind.INTEGER)])
 
 
 def test_packed_tensors_unpack_to_themselves() -> None:

@@ -44,7 +44,7 @@ def idx(array: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
     return gzip.compress(bytes([0, 0, 8, array.ndim]) + extents + array.tobytes())
 
 
-def write_mnist(folder: Path, address: str) -> mnist.Source:
+def write_mnist(folder: Path, address: str) -> mnist.MnistSource:
     files = {
         "train-images-idx3-ubyte.gz": idx(
             (np.arange(6 * 784) % 256).astype(np.uint8).reshape(6, 28, 28)
@@ -56,10 +56,10 @@ def write_mnist(folder: Path, address: str) -> mnist.Source:
     for name, content in files.items():
         (folder / name).write_bytes(content)
     sums = tuple((name, hashlib.md5(content).hexdigest()) for name, content in files.items())  # noqa: S324
-    return mnist.Source((address,), sums)
+    return mnist.MnistSource((address,), sums)
 
 
-def write_cifar(folder: Path, address: str) -> cifar.Source:
+def write_cifar(folder: Path, address: str) -> cifar.CifarSource:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for number, name in enumerate(
@@ -70,7 +70,7 @@ def write_cifar(folder: Path, address: str) -> cifar.Source:
             entry.size = 2 * len(record)
             archive.addfile(entry, io.BytesIO(record * 2))
     (folder / "cifar.tar.gz").write_bytes(packed.getvalue())
-    return cifar.Source(f"{address}cifar.tar.gz", hashlib.md5(packed.getvalue()).hexdigest())  # noqa: S324
+    return cifar.CifarSource(f"{address}cifar.tar.gz", hashlib.md5(packed.getvalue()).hexdigest())  # noqa: S324
 
 
 def write_images(folder: Path, classes: dict[str, int], side: int = 20) -> None:
@@ -117,7 +117,7 @@ def test_cifar10_is_downloaded_and_read_from_its_binary_version(
 
 
 def test_without_a_network_the_fix_names_the_folder(tmp_path: Path) -> None:
-    source = cifar.Source("http://127.0.0.1:9/cifar.tar.gz", "0" * 32)
+    source = cifar.CifarSource("http://127.0.0.1:9/cifar.tar.gz", "0" * 32)
     with pytest.raises(DatasetError, match=f"copy it from another machine to {tmp_path}/cifar10"):
         cifar.read_cifar10("", source=source, root=tmp_path)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hypergpu.tensors.layout import Flat, Kind
+from hypergpu.tensors.layout import Flat, TensorKind
 from hypergpu.workloads.entry import OptionError
 from hypergpu.workloads.networks.task import TorchWorkload
 from hypergpu.workloads.networks.tensors import load_module, module_layout, store_module
@@ -27,7 +27,7 @@ INPUTS = {
 }
 
 
-def built(name: str) -> TorchWorkload:
+def build_small(name: str) -> TorchWorkload:
     return cast(TorchWorkload, build(find(name), SMALL.get(name, {})))
 
 
@@ -38,7 +38,7 @@ def _one_thread() -> None:
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_a_network_has_a_loss_with_a_gradient_for_every_parameter(name: str) -> None:
-    workload, inputs = built(name), INPUTS[name]
+    workload, inputs = build_small(name), INPUTS[name]
     targets = inputs if name == "text-gpt" else torch.tensor([0, 1])
     model = workload.model()
     loss = workload.loss(model, inputs, targets)
@@ -49,7 +49,7 @@ def test_a_network_has_a_loss_with_a_gradient_for_every_parameter(name: str) -> 
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_evaluating_adds_up_over_samples(name: str) -> None:
-    workload, inputs = built(name), INPUTS[name]
+    workload, inputs = build_small(name), INPUTS[name]
     targets = inputs if name == "text-gpt" else torch.tensor([0, 1])
     model = workload.model().eval()
     with torch.inference_mode():
@@ -61,7 +61,7 @@ def test_evaluating_adds_up_over_samples(name: str) -> None:
 
 
 def test_flat_vectors_bring_every_tensor_back() -> None:
-    workload = built("cifar10-resnet18")
+    workload = build_small("cifar10-resnet18")
     torch.manual_seed(1)
     model, other = workload.model(), workload.model()
     model(torch.randn(4, 3, 32, 32))
@@ -76,21 +76,21 @@ def test_flat_vectors_bring_every_tensor_back() -> None:
 
 
 def test_batch_normalisation_gives_statistics_and_integers() -> None:
-    layout = module_layout(built("cifar10-resnet18").model())
+    layout = module_layout(build_small("cifar10-resnet18").model())
     kinds = {tensor.name: tensor.kind for tensor in layout.tensors}
-    assert kinds["bn1.running_mean"] is Kind.STATISTIC
-    assert kinds["bn1.num_batches_tracked"] is Kind.INTEGER
-    assert kinds["bn1.weight"] is Kind.PARAMETER
+    assert kinds["bn1.running_mean"] is TensorKind.STATISTIC
+    assert kinds["bn1.num_batches_tracked"] is TensorKind.INTEGER
+    assert kinds["bn1.weight"] is TensorKind.PARAMETER
 
 
 def test_the_digits_cnn_has_nearly_all_weights_in_compressed_tensors() -> None:
-    layout = module_layout(built("digits-cnn").model())
+    layout = module_layout(build_small("digits-cnn").model())
     assert layout.large_count / layout.parameters_count > 0.95
 
 
 def test_a_byte_is_predicted_from_those_before_it_alone() -> None:
     torch.manual_seed(0)
-    model = built("text-gpt").model().eval()
+    model = build_small("text-gpt").model().eval()
     first = torch.arange(16)[None]
     second = first.clone()
     second[0, 10:] = 99
@@ -101,7 +101,7 @@ def test_a_byte_is_predicted_from_those_before_it_alone() -> None:
 
 
 def test_augmented_images_differ_only_by_the_generator_s_draw() -> None:
-    workload = built("cifar10-vgg11")
+    workload = build_small("cifar10-vgg11")
     images = torch.arange(2 * 3 * 32 * 32).reshape(2, 3, 32, 32) % 251
     losses = []
     for seed in (1, 1, 2):
@@ -128,7 +128,7 @@ def test_options_that_cannot_go_together_say_so(
 
 
 def test_the_mlp_learns_the_digits() -> None:
-    workload = built("digits-mlp")
+    workload = build_small("digits-mlp")
     torch.manual_seed(0)
     model = workload.model()
     dataset = workload.load("")

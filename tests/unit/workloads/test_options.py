@@ -1,8 +1,8 @@
 import pytest
 
-from hypergpu.workloads.entry import Entry, Option, OptionError, Options, complete_options
+from hypergpu.workloads.entry import Option, OptionError, Options, WorkloadEntry, complete_options
 
-ENTRY = Entry(
+ENTRY = WorkloadEntry(
     name="toy",
     version=1,
     kind="numpy",

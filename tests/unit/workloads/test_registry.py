@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from hypergpu.workloads.entries import BUILT_IN
-from hypergpu.workloads.entry import Entry, complete_options
+from hypergpu.workloads.entry import WorkloadEntry, complete_options
 from hypergpu.workloads.registry import UnknownWorkloadError, build, find
 
 
@@ -20,7 +20,7 @@ def test_names_are_unique() -> None:
 
 
 @pytest.mark.parametrize("entry", BUILT_IN, ids=lambda entry: entry.name)
-def test_defaults_satisfy_their_own_limits(entry: Entry) -> None:
+def test_defaults_satisfy_their_own_limits(entry: WorkloadEntry) -> None:
     defaults = {option.name: option.default for option in entry.options}
     assert complete_options(entry, defaults) == defaults
 

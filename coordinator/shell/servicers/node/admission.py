@@ -35,8 +35,8 @@ from hypergpu.tensors.codec import IncrementalCheck, update_bytes
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.patience import Patience
 from hypergpu.wire.stripes import PIECE_BYTES, Stripe, stripe_from_wire
+from hypergpu.wire.timeouts import StallTimeout
 
 log = structlog.get_logger()
 
@@ -296,11 +296,11 @@ async def _stored(parts: Parts, room: Room, requests: Requests, arrival: Arrival
     return Stored(committed, is_whole)
 
 
-def _patience(arrival: Arrival, timeout_ms: int) -> Patience:
+def _patience(arrival: Arrival, timeout_ms: int) -> StallTimeout:
     count = arrival.stripe.count
     left_bytes = arrival.stripe.end(arrival.received.update.blob.size_bytes) - arrival.offset
     largest = PIECE_BYTES if count > 1 else CHUNK_BYTES
-    return Patience(min(largest, left_bytes), Milliseconds(timeout_ms), connections=count)
+    return StallTimeout(min(largest, left_bytes), Milliseconds(timeout_ms), connections=count)
 
 
 def _opened(

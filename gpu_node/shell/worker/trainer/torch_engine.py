@@ -8,7 +8,7 @@ from gpu_node.shell.worker.trainer.interface import Trainer
 from gpu_node.shell.worker.trainer.torch_trainer import TorchTrainer
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes
-from hypergpu.workloads.entry import Entry
+from hypergpu.workloads.entry import WorkloadEntry
 from hypergpu.workloads.networks.device import chosen_device
 from hypergpu.workloads.networks.task import TorchWorkload
 from hypergpu.workloads.networks.tensors import module_initial
@@ -44,12 +44,12 @@ class TorchEngine:
             workloads=workloads,
         )
 
-    def trainer(self, entry: Entry, request: Train) -> Trainer:
+    def trainer(self, entry: WorkloadEntry, request: Train) -> Trainer:
         """See `workshop.Engine`."""
         workload: TorchWorkload = build(entry, request.options)
         return TorchTrainer(workload, self._device, workload.load(request.data_dir).train)
 
-    def initial(self, entry: Entry, request: Draw) -> Flat:
+    def initial(self, entry: WorkloadEntry, request: Draw) -> Flat:
         """See `workshop.Engine`."""
         workload: TorchWorkload = build(entry, request.options)
         return module_initial(workload.model, request.seed)

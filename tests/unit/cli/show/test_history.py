@@ -2,14 +2,14 @@
 
 import pytest
 
-from hypergpu.client.history import EvaluationPoint, History, extended, reached
-from hypergpu.client.values import EventLine
+from hypergpu.client.history import EvaluationPoint, History, reached, with_event_recorded
+from hypergpu.client.values import JobEvent
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 BEGAN_AT_MS = 700_000
 
 
-def round_event(number: int, at_ms: int, duration_ms: int) -> EventLine:
+def round_event(number: int, at_ms: int, duration_ms: int) -> JobEvent:
     body: dict[str, object] = {
         "round": number,
         "participants": 2,
@@ -19,23 +19,23 @@ def round_event(number: int, at_ms: int, duration_ms: int) -> EventLine:
         "bytes_down": 30,
         "duration_ms": duration_ms,
     }
-    return EventLine(number, BEGAN_AT_MS + at_ms, "RoundRecorded", body)
+    return JobEvent(number, BEGAN_AT_MS + at_ms, "RoundRecorded", body)
 
 
-def evaluation_event(number: int, at_ms: int, metric: float | None) -> EventLine:
+def evaluation_event(number: int, at_ms: int, metric: float | None) -> JobEvent:
     body: dict[str, object] = {
         "round": number,
         "loss": 0.5,
         "metric": metric,
         "metric_name": "accuracy",
     }
-    return EventLine(0, BEGAN_AT_MS + at_ms, "EvaluationReady", body)
+    return JobEvent(0, BEGAN_AT_MS + at_ms, "EvaluationReady", body)
 
 
-def told(*events: EventLine) -> History:
+def told(*events: JobEvent) -> History:
     history = History()
     for event in events:
-        history = extended(history, event)
+        history = with_event_recorded(history, event)
     return history
 
 
@@ -60,7 +60,7 @@ def test_time_counts_from_when_the_first_round_was_opened() -> None:
 def test_a_round_tells_what_was_planned_for_it_and_how_far_the_forecast_was_off() -> None:
     bare = round_event(0, 2000, 2000)
     planned = {"inner_steps": 40, "codecs": {"int4": 3, "topk64": 1}, "forecast_error": 0.125}
-    (found,) = told(EventLine(0, bare.at_ms, bare.kind, {**bare.body, **planned})).rounds
+    (found,) = told(JobEvent(0, bare.at_ms, bare.kind, {**bare.body, **planned})).rounds
     assert (found.inner_steps, found.codecs) == (40, {"int4": 3, "topk64": 1})
     assert found.forecast_error == 0.125
     (unplanned,) = told(bare).rounds
@@ -77,7 +77,7 @@ def test_evaluation_stands_where_its_model_was_made_however_long_judging_took() 
 
 
 def test_other_events_change_nothing() -> None:
-    assert told(EventLine(0, 5, "NodeJoined", {"node": "a"})) == History()
+    assert told(JobEvent(0, 5, "NodeJoined", {"node": "a"})) == History()
 
 
 def test_a_metric_that_is_no_number_is_no_metric() -> None:

@@ -5,10 +5,12 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from hypergpu.client.values import EventLine, ParticipantView, job_view
+from hypergpu.client.history import metric_after
+from hypergpu.client.translation import job_view
+from hypergpu.client.values import JobEvent, ParticipantView
 from hypergpu.terminal.figures import short, size, span
 from hypergpu.terminal.output import Column, plain_table
-from hypergpu.terminal.progress import Progress, note_of, with_event, with_job, with_participants
+from hypergpu.terminal.progress import Progress, event_note, with_event, with_job, with_participants
 from hypergpu.terminal.screen import bar, screen
 from tests.unit.cli.fake_service import EVENTS, NODE, summary
 
@@ -18,7 +20,7 @@ PARTICIPANT = ParticipantView(NODE, 0, "pending", 5, 20, 0.7, "", "attic")
 def folded() -> Progress:
     progress = with_job(Progress(), job_view(summary()), (PARTICIPANT,))
     for sequence, (kind, body) in enumerate(EVENTS):
-        progress = with_event(progress, EventLine(sequence, sequence, kind, body))
+        progress = with_event(progress, JobEvent(sequence, sequence, kind, body))
     return progress
 
 
@@ -65,8 +67,10 @@ def test_bar_keeps_its_width(done: int, total: int, filled: int) -> None:
 
 
 def test_round_takes_the_metric_of_the_model_it_made() -> None:
-    (line,) = folded().rounds
-    assert (line.number, line.loss, line.metric) == (1, 0.25, 0.9)
+    history = folded().history
+    (point,) = history.rounds
+    assert (point.number, point.loss) == (1, 0.25)
+    assert metric_after(history, point.number) == 0.9
 
 
 def test_next_sequence_is_behind_the_last_event() -> None:
@@ -78,7 +82,7 @@ def test_participants_stay_on_the_screen_between_rounds() -> None:
 
 
 def test_unknown_event_is_no_note() -> None:
-    assert note_of(EventLine(0, 0, "FromTheFuture", {})) == ""
+    assert event_note(JobEvent(0, 0, "FromTheFuture", {})) == ""
 
 
 def test_screen_shows_job_nodes_rounds_and_notes() -> None:
@@ -97,13 +101,13 @@ def test_screen_shows_job_nodes_rounds_and_notes() -> None:
         assert expected in shown
 
 
-def planned(number: int, nodes: dict[str, tuple[int, str]], resting: dict[str, str]) -> EventLine:
+def planned(number: int, nodes: dict[str, tuple[int, str]], resting: dict[str, str]) -> JobEvent:
     shares = {
         name: {"inner_steps": steps, "codec": codec, "reason": f"H={steps}, {codec}"}
         for name, (steps, codec) in nodes.items()
     }
     plan = {"round": number, "reason": "H=9 by bytes", "nodes": shares, "resting": resting}
-    return EventLine(number, number, "RoundPlanned", {"plan": plan})
+    return JobEvent(number, number, "RoundPlanned", {"plan": plan})
 
 
 def test_a_first_plan_is_told_by_its_reason() -> None:
@@ -127,7 +131,7 @@ def test_another_batch_is_told_as_other_steps_are() -> None:
     share = {"inner_steps": 1, "codec": "int4", "batch_size": 24, "reason": "batch 24 of 32"}
     plan = {"round": 1, "reason": "H=1", "nodes": {NODE: share}, "resting": {}}
     for number, news in ((1, ("round 2, attic: batch 24 of 32",)), (2, ())):
-        progress = with_event(progress, EventLine(number, number, "RoundPlanned", {"plan": plan}))
+        progress = with_event(progress, JobEvent(number, number, "RoundPlanned", {"plan": plan}))
         assert progress.plan_news == news
 
 

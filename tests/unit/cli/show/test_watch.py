@@ -1,13 +1,11 @@
 """A watch across an absence of the coordinator."""
 
-import os
-
 import pytest
 
-from hypergpu.client.calls import Coordinator
-from hypergpu.client.connection import Target
+from hypergpu.client import Coordinator, JobEvent, Target
+from hypergpu.terminal.progress import Progress
 from hypergpu.terminal.views import PlainView
-from hypergpu.terminal.watch import Follower, Watched
+from hypergpu.terminal.watch import Watched, follow
 from hypergpu.wire.token import parse_token
 from tests.unit.cli.fake_service import EVENTS, JOB, FakeService, operator_token, serving
 
@@ -24,37 +22,33 @@ def test_absence_is_told_once_and_so_is_the_return(
         watched = Watched(there, JOB, PlainView())
         lines: list[str] = []
 
-        def tick_until_asked(times: int) -> None:
-            goal = service.called.count("GetJob") + times
+        def tick_until(line: str) -> None:
             for _ in range(TICKS_MOST):
                 watched.tick()
-                if service.called.count("GetJob") >= goal:
+                lines.extend(capsys.readouterr().out.splitlines())
+                if line in lines:
                     break
-            lines.extend(capsys.readouterr().out.splitlines())
 
         service.is_away = True
-        tick_until_asked(2)
+        tick_until("  lost the coordinator, trying again")
         service.is_away = False
-        tick_until_asked(1)
+        tick_until("  the coordinator is back")
         watched.close()
     assert lines.count("  lost the coordinator, trying again") == 1
     assert lines.count("  the coordinator is back") == 1
 
 
-def test_a_stream_that_is_closed_has_not_told_all_while_something_of_it_is_untaken(
-    service: FakeService,
-) -> None:
+def test_a_watch_has_not_ended_before_every_event_was_shown(service: FakeService) -> None:
+    sequences: list[int] = []
+
+    class Recorder(PlainView):
+        def event(self, event: JobEvent, progress: Progress) -> None:
+            sequences.append(event.sequence)
+
+    service.jobs[0].phase = "finished"
     with (
         serving(service) as port,
         Coordinator(Target(f"127.0.0.1:{port}", parse_token(operator_token(port)), 60.0)) as there,
     ):
-        follower = Follower(there, JOB)
-        follower.start()
-        taken = [next(follower.messages(60.0)) for _ in EVENTS[1:]]
-        while not follower._is_complete:
-            os.sched_yield()
-        assert not follower.has_told_all
-        taken += follower.messages(60.0)
-        assert follower.has_told_all
-        follower.stop()
-    assert [message.event.sequence for message in taken] == list(range(len(EVENTS)))
+        follow(there, JOB, Recorder())
+    assert sequences == list(range(len(EVENTS)))

@@ -1,0 +1,16 @@
+"""Loaded by every Python process whose PYTHONPATH names this folder, before its program starts.
+
+Benchmarks set the variables below in the processes that they start; without them nothing happens.
+"""
+
+import os
+
+if os.environ.get("HYPERGPU_BENCH_WARM"):
+    from benchmarks.hooks import warm_client
+
+    warm_client.hand_over(os.environ["HYPERGPU_BENCH_WARM"])
+
+if os.environ.get("HYPERGPU_BENCH_TRACE"):
+    from benchmarks.hooks import call_trace
+
+    call_trace.install(os.environ["HYPERGPU_BENCH_TRACE"])

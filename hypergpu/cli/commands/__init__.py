@@ -1,1 +1,0 @@
-"""The commands' arguments. Each body imports what it needs, so that ``--help`` imports nothing."""

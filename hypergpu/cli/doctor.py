@@ -1,0 +1,176 @@
+"""Measures this machine for `doctor`; what the measures mean is said by `checks`."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from hypergpu.cli.checks import (
+    FAIL,
+    OK,
+    WARN,
+    Check,
+    clock_check,
+    control_check,
+    disk_check,
+    downlink_check,
+    folder_check,
+    joined_host,
+    port_check,
+    proxy_check,
+    torch_checks,
+    uplink_check,
+    way_of,
+)
+from hypergpu.cli.probe import TorchFound
+from hypergpu.client.settings import Setting, resolved
+from hypergpu.cluster.processes import program
+from hypergpu.errors import HyperGPUError
+from hypergpu.terminal.output import is_rich
+from hypergpu.units import several
+from hypergpu.wire.congestion import controls
+
+_COLOURS = {OK: "32", WARN: "33", FAIL: "31"}
+_NAME_WIDTH = 12
+PROBE_TIMEOUT_S = 180
+PORTS = (7700, 7701)
+PYTHON_LEAST = (3, 11)
+
+
+class Diagnosis(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/doctor/1"):
+    """`doctor`."""
+
+    is_fit: bool
+    checks: list[Check]
+
+
+def diagnosis() -> Diagnosis:
+    """Measure everything; takes seconds, most of them importing torch."""
+    checks = list(_checks(resolved()))
+    return Diagnosis(all(check.verdict != FAIL for check in checks), checks)
+
+
+def _checks(settings: dict[str, Setting]) -> Iterator[Check]:
+    yield _python_check()
+    yield from torch_checks(torch_found())
+    for name in ("data_dir", "state_dir"):
+        folder = Path(settings[name].value).expanduser()
+        yield _folder_check(name, folder)
+    parent = _existing(Path(settings["state_dir"].value).expanduser())
+    yield disk_check("disk", str(parent), shutil.disk_usage(parent).free)
+    yield clock_check(time.time(), is_synchronised=_is_synchronised())
+    ours = settings["address"].value if settings["address"].origin == "up" else ""
+    for port in PORTS:
+        yield _port_check(port, is_local=bool(ours))
+    yield proxy_check(os.environ)
+    yield from _congestion_checks(settings, serves=bool(ours))
+    yield _coordinator_check()
+
+
+def _python_check() -> Check:
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    if sys.version_info[:2] < PYTHON_LEAST:
+        return Check("python", FAIL, version, "install Python 3.11 or later")
+    return Check("python", OK, f"{version} at {sys.executable}")
+
+
+def torch_found() -> TorchFound:
+    """Run the probe in a process that may die."""
+    try:
+        ended = subprocess.run(
+            program("hypergpu.cli.probe"),
+            capture_output=True,
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return TorchFound(failure=f"a kernel did not return within {PROBE_TIMEOUT_S} s")
+    try:
+        return msgspec.json.decode(ended.stdout, type=TorchFound)
+    except (msgspec.DecodeError, UnicodeError):
+        lines = ended.stderr.decode("utf-8", "replace").strip().splitlines()
+        last = lines[-1] if lines else "it printed nothing"
+        return TorchFound(failure=f"the probe died with status {ended.returncode}: {last}")
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _folder_check(name: str, folder: Path) -> Check:
+    if not folder.exists():
+        is_writable = os.access(_existing(folder), os.W_OK)
+        if is_writable:
+            return Check(name, OK, f"{folder} will be made when it is needed")
+        return folder_check(name, str(folder), is_writable=False, open_files=())
+    try:
+        names = sorted(path.name for path in folder.iterdir() if _is_open_secret(path))
+    except PermissionError:
+        return folder_check(name, str(folder), is_writable=False, open_files=())
+    is_writable = os.access(folder, os.W_OK)
+    return folder_check(name, str(folder), is_writable=is_writable, open_files=tuple(names))
+
+
+def _is_open_secret(path: Path) -> bool:
+    is_secret = "key" in path.name or "token" in path.name
+    return is_secret and path.is_file() and bool(path.stat().st_mode & 0o077)
+
+
+def _is_synchronised() -> bool | None:
+    """Whether NTP keeps the clock; None when nothing here can tell."""
+    if shutil.which("timedatectl") is None:
+        return None
+    command = ["timedatectl", "show", "--property=NTPSynchronized", "--value"]
+    try:
+        ended = subprocess.run(command, capture_output=True, timeout=5, check=False, text=True)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return {"yes": True, "no": False}.get(ended.stdout.strip())
+
+
+def _port_check(port: int, *, is_local: bool) -> Check:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", port))
+        except OSError:
+            return port_check(port, is_free=False, is_ours=is_local)
+    return port_check(port, is_free=True, is_ours=False)
+
+
+def _congestion_checks(settings: dict[str, Setting], *, serves: bool) -> Iterator[Check]:
+    found = controls()
+    yield control_check(found)
+    host = joined_host(Path(settings["state_dir"].value).expanduser())
+    if host:
+        yield uplink_check(host, way_of(host), found)
+    if serves:
+        yield downlink_check(found)
+
+
+def _coordinator_check() -> Check:
+    from hypergpu.client import connect
+
+    try:
+        with connect() as coordinator:
+            jobs = several(len(coordinator.jobs()), "job")
+            return Check("coordinator", OK, f"{coordinator.address} answers, {jobs}")
+    except HyperGPUError as refused:
+        return Check("coordinator", WARN, refused.detail, refused.fix)
+
+
+def verdict_line(check: Check) -> str:
+    """A check with its fix, on one line."""
+    mark = f"{check.verdict:<4}"
+    if is_rich():
+        mark = f"\x1b[{_COLOURS[check.verdict]}m{mark}\x1b[0m"
+    fix = f". Fix: {check.fix}" if check.fix else ""
+    return f"{mark}  {check.name:<{_NAME_WIDTH}}{check.what}{fix}"

@@ -1,0 +1,332 @@
+"""`hypergpu job`: submit, list, show, watch, pause, resume, stop, set, rm, export."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hypergpu.terminal.commands import group
+from hypergpu.terminal.options import Address, AsJson, JobName, NoConfirmation, TokenFile
+
+if TYPE_CHECKING:
+    from hypergpu.client import Coordinator, JobDetail, JobView
+    from hypergpu.terminal.output import Table
+
+app = group("Submit jobs, watch them and take their models.")
+
+
+@app.command()
+def submit(
+    file: Annotated[Path, typer.Argument(help="The job file (TOML).")],
+    *,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow it until it ends.")] = False,
+    as_json: AsJson = False,
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Check a job file, upload its data and create the job."""
+    from hypergpu.cli.schemas import Submitted
+    from hypergpu.client import connect
+    from hypergpu.jobfile import check_data_folder, read_job_file
+    from hypergpu.terminal.output import note, say, say_json_line
+    from hypergpu.terminal.transfer import progress_bars
+
+    spec = read_job_file(file)
+    check_data_folder(spec, file)
+    with connect(address, token_file=token_file) as coordinator:
+        with progress_bars() as report:
+            job_id = coordinator.submit(spec, beside=file.parent, report=report)
+        if as_json:
+            say_json_line(Submitted(job_id))
+        else:
+            say(job_id)
+        if watch:
+            _follow(coordinator, job_id, as_json=as_json)
+        elif not as_json:
+            note(f"watch it: hypergpu job watch {job_id}")
+
+
+@app.command()
+def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFile = None) -> None:
+    """List all jobs with their phase and the reason for it."""
+    from hypergpu.cli.schemas import Jobs
+    from hypergpu.client import connect
+    from hypergpu.terminal.output import say_json, say_table
+
+    with connect(address, token_file=token_file) as coordinator:
+        jobs = coordinator.jobs()
+    if as_json:
+        say_json(Jobs(jobs))
+        return
+    empty = "no jobs yet; submit one: hypergpu job submit FILE.toml"
+    say_table(*jobs_table(jobs), empty=empty)
+
+
+def jobs_table(jobs: "Sequence[JobView]") -> "Table":
+    """Columns and rows of `job ls`."""
+    from hypergpu.terminal.output import Column
+
+    columns = (
+        Column("job", is_required=True),
+        Column("id", is_required=True),
+        Column("phase", is_required=True),
+        Column("round", is_number=True),
+        Column("metric", is_number=True),
+        Column("nodes", is_number=True),
+        Column("loss", is_number=True),
+        Column("up", is_number=True),
+        Column("down", is_number=True),
+        Column("why", folds=True, is_required=True),
+    )
+    return columns, [_job_row(job) for job in jobs]
+
+
+def _job_row(job: "JobView") -> tuple[str, ...]:
+    from hypergpu.terminal.figures import name_or_id, score, short_id, size
+
+    return (
+        name_or_id(job.name, job.id),
+        short_id(job.id),
+        job.phase,
+        f"{job.round}/{job.rounds}",
+        f"{score(job.metric)} {job.metric_name}".strip(),
+        str(job.nodes),
+        score(job.loss),
+        size(job.bytes_up),
+        size(job.bytes_down),
+        job.reason or "-",
+    )
+
+
+@app.command()
+def show(
+    job: JobName = None,
+    *,
+    as_json: AsJson = False,
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Show one job: figures, settings, and the nodes of the open round."""
+    from hypergpu.client import connect
+    from hypergpu.terminal.output import say, say_json, say_table
+
+    with connect(address, token_file=token_file) as coordinator:
+        detail = coordinator.job(coordinator.find_job(job))
+    if as_json:
+        say_json(detail)
+        return
+    for line in _job_lines(detail):
+        say(line)
+    say()
+    say_table(*participants_table(detail), empty="no round is open")
+
+
+def _job_lines(detail: "JobDetail") -> list[str]:
+    from hypergpu.terminal.figures import score, size
+    from hypergpu.units import several
+
+    job = detail.job
+    workload, nodes = detail.spec.get("workload", "?"), several(job.nodes, "node")
+    return [
+        f"{job.name}  {job.id}".lstrip(),
+        f"  phase     {job.phase}: {job.reason}",
+        f"  workload  {workload}",
+        f"  round     {job.round} of {job.rounds}, {nodes}, {several(job.samples, 'sample')}",
+        f"  loss      {score(job.loss)}   {job.metric_name or 'metric'} {score(job.metric)}",
+        f"  updates   {job.updates_accepted} accepted, {job.updates_refused} refused",
+        f"  traffic   {size(job.bytes_up)} up, {size(job.bytes_down)} down",
+        f"  model     {job.model or 'none yet'} ({size(detail.model_bytes)})",
+    ]
+
+
+def participants_table(detail: "JobDetail") -> "Table":
+    """Columns and rows of the nodes in `job show`."""
+    from hypergpu.terminal.figures import name_or_id, score, short_id
+    from hypergpu.terminal.output import Column
+
+    columns = (
+        Column("node", is_required=True),
+        Column("id", is_required=True),
+        Column("state", is_required=True),
+        Column("steps", is_number=True),
+        Column("loss", is_number=True),
+        Column("slot", is_number=True),
+        Column("why", folds=True, is_required=True),
+    )
+    rows = [
+        (
+            name_or_id(each.name, each.node),
+            short_id(each.node),
+            each.state,
+            f"{each.steps_done}/{each.steps_total}",
+            score(each.loss if each.steps_done else None),
+            str(each.slot),
+            each.reason or "-",
+        )
+        for each in detail.participants
+    ]
+    return columns, rows
+
+
+@app.command()
+def watch(
+    job: JobName = None,
+    *,
+    as_json: AsJson = False,
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Follow a job until it ends; survives restarts of the coordinator."""
+    from hypergpu.client import connect
+
+    with connect(address, token_file=token_file) as coordinator:
+        _follow(coordinator, coordinator.find_job(job), as_json=as_json)
+
+
+def _follow(coordinator: "Coordinator", job_id: str, *, as_json: bool) -> None:
+    from hypergpu.errors import HyperGPUError, Reason
+    from hypergpu.terminal.output import note
+    from hypergpu.terminal.views import open_view
+    from hypergpu.terminal.watch import follow
+
+    try:
+        with open_view(as_json=as_json) as view:
+            progress = follow(coordinator, job_id, view)
+    except KeyboardInterrupt:
+        note(f"the job goes on; watch it again: hypergpu job watch {job_id}")
+        raise
+    job = progress.job
+    if job is not None and job.phase == "failed":
+        raise HyperGPUError(Reason.JOB_UNSUCCESSFUL, f"{job_id} failed: {job.reason}")
+
+
+@app.command()
+def pause(job: JobName = None, *, address: Address = None, token_file: TokenFile = None) -> None:
+    """Let the open round finish and open no other."""
+    from hypergpu.client import connect
+    from hypergpu.terminal.output import say
+
+    with connect(address, token_file=token_file) as coordinator:
+        job_id = coordinator.find_job(job)
+        coordinator.pause(job_id)
+    say(f"{job_id} paused; go on with: hypergpu job resume {job_id}")
+
+
+@app.command()
+def resume(job: JobName = None, *, address: Address = None, token_file: TokenFile = None) -> None:
+    """Go on with a paused job."""
+    from hypergpu.client import connect
+    from hypergpu.errors import HyperGPUError, Reason
+    from hypergpu.terminal.output import say
+
+    with connect(address, token_file=token_file) as coordinator:
+        job_id = coordinator.find_job(job)
+        coordinator.resume(job_id)
+        after = coordinator.job(job_id).job
+    if after.phase == "paused":
+        detail = f"{job_id} is paused again at once: {after.reason}"
+        raise HyperGPUError(Reason.JOB_PHASE, detail, fix="mend that as said, then resume it again")
+    say(f"{job_id} goes on")
+
+
+@app.command()
+def stop(
+    job: JobName = None,
+    *,
+    yes: NoConfirmation = False,
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """End a job for good, with the model it has."""
+    from hypergpu.client import connect
+    from hypergpu.terminal.output import confirm, say
+
+    with connect(address, token_file=token_file) as coordinator:
+        job_id = coordinator.find_job(job)
+        confirm(f"stop {job_id} for good?", yes=yes)
+        coordinator.stop(job_id)
+    say(f"{job_id} stopped; take its model: hypergpu job export {job_id}")
+
+
+@app.command(name="set")
+def set_parameters(
+    words: Annotated[list[str], typer.Argument(metavar="[JOB] KEY=VALUE...")],
+    *,
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Change settings from the next round on, for example: hypergpu job set lr=0.0005."""
+    from hypergpu.client import connect
+    from hypergpu.jobfile import parameter_words, with_parameters
+    from hypergpu.terminal.failure import usage_error
+    from hypergpu.terminal.output import say
+
+    named = None if "=" in words[0] else words[0]
+    changes = parameter_words(words[1:] if named else words)
+    if not changes:
+        raise usage_error("there is nothing to set", "add KEY=VALUE, for example lr=0.001")
+    with connect(address, token_file=token_file) as coordinator:
+        job_id = coordinator.find_job(named)
+        # Whatever the job file's checks refuse is refused here already, with every problem named.
+        with_parameters(coordinator.spec(job_id), changes)
+        coordinator.set_parameters(job_id, changes)
+    for key, value in changes.items():
+        say(f"{job_id}  {key} = {value} from the next round on")
+
+
+@app.command()
+def rm(
+    job: Annotated[str, typer.Argument(help="A job's id, or its name.")],
+    *,
+    yes: NoConfirmation = False,
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Delete an ended job with its journal and blobs."""
+    from hypergpu.client import connect
+    from hypergpu.terminal.figures import size
+    from hypergpu.terminal.output import confirm, say
+
+    with connect(address, token_file=token_file) as coordinator:
+        job_id = coordinator.find_job(job)
+        confirm(f"delete {job_id} and its models?", yes=yes)
+        freed = coordinator.remove(job_id)
+    say(f"{job_id} removed, {size(freed)} freed")
+
+
+@app.command()
+def export(  # noqa: PLR0913 - each is an option
+    job: JobName = None,
+    *,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder; else the job's id.")
+    ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The best evaluated, not the newest.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Also what no export of this job wrote.")
+    ] = False,
+    as_json: AsJson = False,
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Write the model as safetensors, and its card. An interrupted export goes on where it was."""
+    from hypergpu.cli.schemas import Exported
+    from hypergpu.client import connect
+    from hypergpu.terminal.figures import size
+    from hypergpu.terminal.output import say, say_json
+    from hypergpu.terminal.transfer import progress_bars
+
+    which = "best" if best else "latest"
+    with connect(address, token_file=token_file) as coordinator, progress_bars() as report:
+        job_id = coordinator.find_job(job)
+        made = coordinator.export(
+            job_id, out or Path(job_id), which=which, may_overwrite=overwrite, report=report
+        )
+    if as_json:
+        say_json(Exported(str(made.model), str(made.card), made.digest, made.size_bytes))
+    else:
+        say(f"{made.model}  {size(made.size_bytes)}, model {made.digest}")
+        say(f"{made.card}")

@@ -1,0 +1,271 @@
+"""`hypergpu up`, `join`, `demo`, `compare`, `netsim`, `doctor`, `env` and `config show`.
+
+What they do is imported when they run: help needs none of it.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hypergpu.terminal.commands import group
+from hypergpu.terminal.options import YEAR_S, AsJson, seconds_within
+
+MISSED_STATUS = 1
+config = group("See the settings.")
+
+
+SyncSteps = Annotated[
+    int,
+    typer.Option(
+        "--sync-steps", min=0, help="Steps of sync measured over the lines; 0: all to the end."
+    ),
+]
+GiveUpAfter = Annotated[
+    float,
+    typer.Option(
+        "--give-up-after",
+        parser=seconds_within(1, YEAR_S),
+        metavar="DURATION",
+        help="Of one run: 10m, 2h.",
+        show_default="1h",
+    ),
+]
+
+
+def up(  # noqa: PLR0913 - each is an option
+    *,
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", help="Journal, models, keys.")
+    ] = None,
+    listen: Annotated[str, typer.Option("--listen", help="Address to bind; else all.")] = "",
+    port: Annotated[
+        int | None, typer.Option("--port", min=0, max=65535, help="Else 7700; 0: any free.")
+    ] = None,
+    node_port: Annotated[
+        int | None, typer.Option("--node-port", min=0, max=65535, help="Else 7701; 0: any free.")
+    ] = None,
+    advertise: Annotated[
+        list[str] | None,
+        typer.Option("--advertise", metavar="HOST", help="A name nodes reach it by; repeatable."),
+    ] = None,
+    plaintext: Annotated[
+        bool, typer.Option("--plaintext", help="No TLS; only on loopback.")
+    ] = False,
+    retry_payments: Annotated[
+        bool,
+        typer.Option("--retry-payments", help="Try halted payments again, this once."),
+    ] = False,
+) -> None:
+    """Start a coordinator here and print the line that nodes join with."""
+    from hypergpu.cli.up import settled_by
+    from hypergpu.cli.up import up as run
+    from hypergpu.client.settings import resolved
+    from hypergpu.cluster.coordinator import Listen, SettlingBy
+
+    settings = resolved({"data_dir": str(data_dir) if data_dir else None})
+    at = Listen(
+        data_dir=Path(settings["data_dir"].value).expanduser().resolve(),
+        listen=listen or ("127.0.0.1" if plaintext else ""),
+        port=port,
+        node_port=node_port,
+        advertise=tuple(advertise or ()),
+        is_plaintext=plaintext,
+    )
+    retry = SettlingBy(retries_halted=retry_payments)
+    raise typer.Exit(run(at, {**settled_by(settings), **retry.environment()}))
+
+
+def join(
+    token: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TOKEN",
+            help="From the join line; - reads it from stdin, which no other user of the machine"
+            " sees; HYPERGPU_JOIN_TOKEN works too. Needed the first time only.",
+        ),
+    ] = None,
+    *,
+    state_dir: Annotated[
+        Path | None, typer.Option("--state-dir", help="The node's key and state.")
+    ] = None,
+    worker: Annotated[
+        str, typer.Option("--worker", help="torch or numpy; else what is installed.")
+    ] = "",
+    name: Annotated[
+        str, typer.Option("--name", help="What node ls calls it; else the machine's name.")
+    ] = "",
+) -> None:
+    """Train on this machine for a coordinator. The first Ctrl-C drains, the second stops."""
+    from hypergpu.cli.join import become_node
+    from hypergpu.client.settings import resolved
+
+    settings = resolved({"state_dir": str(state_dir) if state_dir else None})
+    folder = Path(settings["state_dir"].value).expanduser()
+    become_node(token, state_dir=folder, worker=worker, name=name)
+
+
+def demo(
+    *,
+    short: Annotated[bool, typer.Option("--short", help="Fewer rounds.")] = False,
+    out: Annotated[Path, typer.Option("--out", help="Summary, logs, model.")] = Path("demo-out"),
+    nodes: Annotated[int, typer.Option("--nodes", min=2, max=32, help="How many.")] = 5,
+    worker: Annotated[
+        str, typer.Option("--worker", help="torch or numpy; else what is installed.")
+    ] = "",
+    net: Annotated[
+        str,
+        typer.Option(
+            "--net",
+            help="Between nodes and coordinator: proxy, tunnel (real packets; root), tc, or none.",
+        ),
+    ] = "proxy",
+    metering: Annotated[
+        str,
+        typer.Option(
+            "--metering",
+            envvar="HYPERGPU_COORDINATOR_METERING",
+            help="How work gets onto the chain: batched, or each: a transaction for each"
+            " contribution, 100 and more in an epoch.",
+        ),
+    ] = "batched",
+) -> None:
+    """Train handwritten digits on five nodes here over five home lines, killing one half-way."""
+    from hypergpu.cli.demo.lines import NONE, run_over_lines
+    from hypergpu.cli.demo.run import demonstrate
+    from hypergpu.sites import told_sites
+
+    if net != NONE and told_sites() is None:
+        given = ["--out", str(out), "--nodes", str(nodes), "--worker", worker]
+        given += ["--metering", metering]
+        run_over_lines(net, nodes, [*given, *(["--short"] if short else [])])
+    demonstrate(out, nodes=nodes, is_short=short, worker=worker, metering=metering)
+
+
+def netsim() -> None:
+    """The bad internet: profiles, check, shape, run, plot. See `hypergpu netsim --help`."""
+    import os
+    import sys
+
+    # Everything behind the name is for that program, also what looks like an option of ours.
+    arguments = sys.argv[sys.argv.index("netsim") + 1 :]
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "netsim", *arguments])  # noqa: S606
+
+
+def compare(  # noqa: PLR0913 - each is an option
+    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="Your job file.")],
+    *,
+    world: Annotated[
+        Path, typer.Option("--world", metavar="WORLD.toml", help="Nodes and their lines.")
+    ],
+    strategies: Annotated[
+        str, typer.Option("--strategies", help="Of sync, fedavg, diloco, aware.")
+    ] = "sync,diloco,aware",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, max=100, help="Runs a strategy.")] = 3,
+    backend: Annotated[
+        str, typer.Option("--backend", help="proxy, tunnel (real packets; root) or tc.")
+    ] = "proxy",
+    target: Annotated[
+        float | None,
+        typer.Option("--target", min=0, help="Metric to reach; else the job's own."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", help="Results, and what is finished already.")
+    ] = Path("compare-out"),
+    sync_steps: SyncSteps = 20,
+    worker: Annotated[
+        str, typer.Option("--worker", help="torch, numpy or null; else what is installed.")
+    ] = "auto",
+    give_up_after: GiveUpAfter = 3600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Train a job by several strategies over the same lines and show which is there first."""
+    from hypergpu.cli.compare.compare import compared
+    from hypergpu.cli.compare.order import Order, checked_order, strategy_words
+    from hypergpu.cli.compare.running import interrupt_on_term, said_in_pieces
+    from hypergpu.cli.compare.told import tell
+    from hypergpu.terminal.output import note
+
+    order = Order(
+        job=job,
+        world=world,
+        strategies=strategy_words(strategies),
+        seeds=seeds,
+        backend=backend,
+        target=target,
+        out=out,
+        sync_steps=sync_steps,
+        worker=worker,
+        give_up_after_s=give_up_after,
+    )
+    interrupt_on_term()
+    try:
+        found, files = compared(checked_order(order), said_in_pieces)
+    except KeyboardInterrupt:
+        note(f"what is finished is kept in {out}; the same command goes on from there")
+        raise
+    tell(found, files, as_json=as_json)
+    if not found.is_good:
+        raise typer.Exit(MISSED_STATUS)
+
+
+def doctor(*, as_json: AsJson = False) -> None:
+    """Try what training needs on this machine; each failure comes with its fix."""
+    from hypergpu.cli.checks import FAIL
+    from hypergpu.cli.doctor import diagnosis, verdict_line
+    from hypergpu.errors import HyperGPUError, Reason
+    from hypergpu.terminal.output import say, say_json
+
+    found = diagnosis()
+    if as_json:
+        say_json(found)
+    else:
+        for check in found.checks:
+            say(verdict_line(check))
+    failed = [check.name for check in found.checks if check.verdict == FAIL]
+    if failed:
+        raise HyperGPUError(Reason.MACHINE_UNFIT, f"failed: {', '.join(failed)}")
+
+
+def env(*, as_json: AsJson = False) -> None:
+    """Print versions, machine and settings to paste into an issue; secrets are left out."""
+    from hypergpu.cli.environment import environment, environment_lines
+    from hypergpu.terminal.output import say, say_json
+
+    found = environment()
+    if as_json:
+        say_json(found)
+        return
+    for line in environment_lines(found):
+        say(line)
+
+
+@config.callback()
+def _config() -> None:
+    """Keeps `show` a command of its own while it is the only one."""
+
+
+@config.command()
+def show(
+    *,
+    origin: bool = typer.Option(False, "--origin", help="Say what decided each."),
+    as_json: AsJson = False,
+) -> None:
+    """Print the effective settings: flag > environment > file > what `up` left > default."""
+    from hypergpu.cli.environment import effective_settings
+    from hypergpu.client.settings import config_file, known_settings
+    from hypergpu.terminal.output import Column, say, say_json, say_table
+
+    found = effective_settings()
+    if as_json:
+        say_json(found)
+        return
+    known = known_settings()
+    columns = [Column("setting"), Column("value"), Column("variable")]
+    rows = [[each.name, each.value or "-", known[each.name].environment] for each in found.settings]
+    if origin:
+        columns.append(Column("origin"))
+        for row, each in zip(rows, found.settings, strict=True):
+            row.append(each.origin)
+    say_table(columns, rows, empty="no settings")
+    say(f"file: {config_file()}")

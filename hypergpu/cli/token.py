@@ -1,0 +1,118 @@
+"""`hypergpu token`: create, list, revoke."""
+
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hypergpu.terminal.commands import group
+from hypergpu.terminal.options import Address, AsJson, NoConfirmation, TokenFile
+
+if TYPE_CHECKING:
+    from hypergpu.client import TokenView
+
+app = group("Make join lines and users' tokens; revoke them.")
+
+
+class RoleName(Enum):
+    """What a token is for."""
+
+    NODE = "node"
+    USER = "user"
+    OPERATOR = "operator"
+
+
+@app.command()
+def create(
+    *,
+    role: Annotated[RoleName, typer.Option("--role", help="Who will hold it.")] = RoleName.NODE,
+    ttl: Annotated[str, typer.Option("--ttl", help="How long it is good: 30m, 24h.")] = "24h",
+    uses: Annotated[int, typer.Option("--uses", min=0, help="0: as often as one likes.")] = 0,
+    label: Annotated[str, typer.Option("--label", help="For you, in the list.")] = "",
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Make a token; it is shown once."""
+    from hypergpu.client import connect
+    from hypergpu.jobfile.values import InvalidValue, duration_ms
+    from hypergpu.terminal.failure import usage_error
+    from hypergpu.terminal.output import note, say, say_json
+    from hypergpu.wire.token import Role
+
+    ttl_ms = duration_ms(ttl)
+    if isinstance(ttl_ms, InvalidValue):
+        raise usage_error(f"--ttl: {ttl_ms.what}", ttl_ms.fix)
+    with connect(token_file=token_file) as coordinator:
+        made = coordinator.create_token(
+            Role(role.value), ttl_s=max(1, ttl_ms // 1000), uses=uses, label=label
+        )
+    if as_json:
+        say_json(made)
+        return
+    say(f"hypergpu join {made.token}" if role is RoleName.NODE else made.token)
+    hint = (
+        "paste this line on the node" if role is RoleName.NODE else "keep it in a file of mode 600"
+    )
+    note(f"shown once; {hint}. Revoke it: hypergpu token revoke {made.id}")
+
+
+@app.command()
+def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFile = None) -> None:
+    """List the tokens, without their secrets."""
+    from hypergpu.cli.schemas import Tokens
+    from hypergpu.client import connect
+    from hypergpu.terminal.output import Column, say_json, say_table
+
+    with connect(address, token_file=token_file) as coordinator:
+        tokens = coordinator.tokens()
+    if as_json:
+        say_json(Tokens(tokens))
+        return
+    columns = (
+        Column("token", is_required=True),
+        Column("role", is_required=True),
+        Column("label"),
+        Column("state", is_required=True),
+        Column("expires in", is_number=True),
+        Column("uses left", is_number=True),
+    )
+    say_table(columns, [_token_row(token) for token in tokens], empty="no tokens")
+
+
+def _token_row(token: "TokenView") -> tuple[str, ...]:
+    from hypergpu.terminal.figures import span
+
+    if token.is_revoked:
+        state = "revoked"
+    elif token.expires_in_s == 0:
+        state = "expired"
+    else:
+        state = "used up" if token.uses_left == 0 else "good"
+    return (
+        token.id,
+        token.role,
+        token.label or "-",
+        state,
+        "never" if token.expires_in_s is None else span(token.expires_in_s),
+        "unlimited" if token.uses_left is None else str(token.uses_left),
+    )
+
+
+@app.command()
+def revoke(
+    token: Annotated[str, typer.Argument(help="A token's id or its beginning.")],
+    *,
+    yes: NoConfirmation = False,
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Make a token worthless. Nodes that joined with it stay."""
+    from hypergpu.client import connect
+    from hypergpu.terminal.output import confirm, say
+
+    with connect(address, token_file=token_file) as coordinator:
+        token_id = coordinator.find_token(token)
+        if token_id == coordinator.token_id:
+            confirm(f"revoke {token_id}, the token of this very command?", yes=yes)
+        coordinator.revoke_token(token_id)
+    say(f"{token_id} revoked")

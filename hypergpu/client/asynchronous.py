@@ -1,0 +1,258 @@
+"""The one implementation of every call of JobService and OperatorService, with its deadline."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from hypergpu.client import selection, translation
+from hypergpu.client.calls import Calls
+from hypergpu.client.connection import Target
+from hypergpu.client.export import ExportedModel, ExportOrder, fetch_model
+from hypergpu.client.failures import RESTARTING, pause_s
+from hypergpu.client.upload import Report, ignore, send_folder
+from hypergpu.client.values import (
+    ENDED,
+    JobDetail,
+    JobEvent,
+    JobUpdate,
+    JobView,
+    NodeView,
+    TokenMade,
+    TokenView,
+)
+from hypergpu.errors import HyperGPUError
+from hypergpu.jobfile import data_folder, read_job_file, spec_json
+from hypergpu.jobfile.spec import JobSpec
+from hypergpu.v1 import job_pb2, payments_pb2
+from hypergpu.wire.token import Role
+
+WATCH_TIMEOUT_S = 3600.0
+"""A watch is opened again after this, from where it was."""
+CREATE_TRIES = 3
+AWAY_MOST_S = 600.0
+"""A coordinator that is away for longer ends a watch; restarting one takes seconds."""
+
+
+class AsyncCoordinator:
+    """An open connection. Use it as an asynchronous context manager; ``connect_async`` opens it.
+
+    Every method raises `HyperGPUError` (or `RemoteFailureError`, for a reason that only the
+    coordinator's newer version knows): number, message and fix.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self.address = calls.to.address
+        self.token_id = calls.to.token.id
+        self._calls = calls
+        self._jobs, self._operator = calls.jobs, calls.operator
+        self._payments = calls.payments
+        self._call = calls.call
+
+    @classmethod
+    async def open(cls, to: Target) -> Self:
+        """Connect; the secret travels only after the coordinator's CA was checked."""
+        return cls(await Calls.open(to))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection and end what still runs over it."""
+        await self._calls.close()
+
+    async def submit(
+        self,
+        job: JobSpec | Path | str,
+        *,
+        beside: Path | None = None,
+        request_id: str = "",
+        report: Report = ignore,
+    ) -> str:
+        """Send a job's data and create the job; returns its id.
+
+        Args:
+            job: Settings, or the path of a job file.
+            beside: Folder that a relative ``data.path`` starts at; else the job file's.
+            request_id: Requests with the same id create one job; else this call creates one.
+            report: Called with the step, the bytes that are done and the bytes there are.
+        """
+        if isinstance(job, JobSpec):
+            spec, folder = job, beside or Path()
+        else:
+            spec, folder = read_job_file(Path(job)), beside or Path(job).parent
+        manifest = None
+        if spec.data.path:
+            manifest = await send_folder(self._calls, data_folder(spec, folder), report)
+        request = job_pb2.CreateJobRequest(
+            spec_json=spec_json(spec),
+            manifest=manifest,
+            request_id=request_id or uuid.uuid4().hex,
+        )
+        for idle_tries in range(1, CREATE_TRIES):
+            try:
+                return str((await self._call(self._jobs.CreateJob, request)).job_id)
+            except HyperGPUError as refused:
+                if refused.reason not in RESTARTING:
+                    raise
+                await asyncio.sleep(pause_s(idle_tries))
+        return str((await self._call(self._jobs.CreateJob, request)).job_id)
+
+    async def jobs(self) -> list[JobView]:
+        """Every job, oldest first."""
+        found = await self._call(self._jobs.ListJobs, job_pb2.ListJobsRequest())
+        return [translation.job_view(each) for each in found.jobs]
+
+    async def find_job(self, name: str | None = None) -> str:
+        """Id of the job with this id, name or beginning of an id; without a name the newest's."""
+        return selection.job_named(await self.jobs(), name)
+
+    async def job(self, job_id: str) -> JobDetail:
+        """One job with its settings and participants."""
+        request = job_pb2.GetJobRequest(job_id=job_id)
+        return translation.job_detail(await self._call(self._jobs.GetJob, request))
+
+    async def spec(self, job_id: str) -> JobSpec:
+        """Settings of a job."""
+        found = await self._call(self._jobs.GetJob, job_pb2.GetJobRequest(job_id=job_id))
+        return msgspec.json.decode(found.spec_json, type=JobSpec)
+
+    async def watch(self, job_id: str, from_sequence: int = 0) -> AsyncIterator[JobUpdate]:
+        """Follow a job until it has ended: each event once, across breaks of the connection."""
+        next_sequence, idle_tries = from_sequence, 0
+        away_since_s: float | None = None
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async for update in self.read_events(job_id, next_sequence):
+                    away_since_s, idle_tries = None, 0
+                    if isinstance(update, JobEvent):
+                        next_sequence = update.sequence + 1
+                    yield update
+                if (await self.job(job_id)).job.phase in ENDED:
+                    return
+            except HyperGPUError as refused:
+                away_since_s = loop.time() if away_since_s is None else away_since_s
+                is_given_up = loop.time() - away_since_s > AWAY_MOST_S
+                if refused.reason not in RESTARTING or is_given_up:
+                    raise
+            idle_tries += 1
+            await asyncio.sleep(pause_s(idle_tries))
+
+    async def read_events(self, job_id: str, from_sequence: int = 0) -> AsyncIterator[JobUpdate]:
+        """Events from a sequence number on, then live, until the stream ends or breaks."""
+        request = job_pb2.WatchJobRequest(job_id=job_id, from_sequence=from_sequence)
+        async for message in self._calls.stream(self._jobs.WatchJob, request, WATCH_TIMEOUT_S):
+            yield translation.job_update(message)
+
+    async def pause(self, job_id: str) -> None:
+        """Let the open round finish and open no other."""
+        await self._call(self._jobs.PauseJob, job_pb2.PauseJobRequest(job_id=job_id))
+
+    async def resume(self, job_id: str) -> None:
+        """Go on with a paused job."""
+        await self._call(self._jobs.ResumeJob, job_pb2.ResumeJobRequest(job_id=job_id))
+
+    async def stop(self, job_id: str) -> None:
+        """End a job with the model there is."""
+        await self._call(self._jobs.StopJob, job_pb2.StopJobRequest(job_id=job_id))
+
+    async def set_parameters(self, job_id: str, parameters: Mapping[str, str]) -> None:
+        """Change settings from the next round on; keys are dotted, values are JSON."""
+        request = job_pb2.SetParametersRequest(job_id=job_id, parameters=dict(parameters))
+        await self._call(self._jobs.SetParameters, request)
+
+    async def remove(self, job_id: str) -> int:
+        """Delete an ended job; returns the bytes freed."""
+        request = job_pb2.RemoveJobRequest(job_id=job_id)
+        return int((await self._call(self._jobs.RemoveJob, request)).freed_bytes)
+
+    async def export(
+        self,
+        job_id: str,
+        folder: Path,
+        *,
+        which: str = "latest",
+        may_overwrite: bool = False,
+        report: Report = ignore,
+    ) -> ExportedModel:
+        """Write a job's model as safetensors with its card; an interrupted export goes on.
+
+        Args:
+            job_id: The job.
+            folder: Created when missing.
+            which: ``latest`` or ``best``.
+            may_overwrite: Whether files that no export of this job wrote may be replaced.
+            report: Called with the step, the bytes that are done and the bytes there are.
+        """
+        order = ExportOrder(job_id, folder, which, may_overwrite)
+        return await fetch_model(self._calls, order, report)
+
+    async def ledger(self, job_id: str) -> payments_pb2.GetLedgerResponse:
+        """What a job owes its nodes."""
+        request = payments_pb2.GetLedgerRequest(job_id=job_id)
+        found: payments_pb2.GetLedgerResponse = await self._call(self._payments.GetLedger, request)
+        return found
+
+    async def receipts(self, job_id: str) -> AsyncIterator[payments_pb2.ListReceiptsResponse]:
+        """Every receipt of a job, by node and in order."""
+        request = payments_pb2.ListReceiptsRequest(job_id=job_id)
+        async for message in self._calls.stream(self._payments.ListReceipts, request):
+            yield message
+
+    async def nodes(self) -> list[NodeView]:
+        """Every node the coordinator knows."""
+        found = await self._call(self._operator.ListNodes, job_pb2.ListNodesRequest())
+        return [translation.node_view(each) for each in found.nodes]
+
+    async def find_node(self, name: str) -> NodeView:
+        """The node with this name or beginning of an id."""
+        return selection.node_named(await self.nodes(), name)
+
+    async def drain(self, node_id: str) -> None:
+        """Let a node finish what it holds and leave."""
+        await self._call(self._operator.DrainNode, job_pb2.DrainNodeRequest(node_id=node_id))
+
+    async def revoke_node(self, node_id: str) -> None:
+        """Shut a node out."""
+        await self._call(self._operator.RevokeNode, job_pb2.RevokeNodeRequest(node_id=node_id))
+
+    async def readmit_node(self, node_id: str) -> None:
+        """Take a node's revocation back."""
+        await self._call(self._operator.ReadmitNode, job_pb2.ReadmitNodeRequest(node_id=node_id))
+
+    async def tokens(self) -> list[TokenView]:
+        """Every token, without its secret."""
+        found = await self._call(self._operator.ListTokens, job_pb2.ListTokensRequest())
+        return [translation.token_view(each) for each in found.tokens]
+
+    async def find_token(self, name: str) -> str:
+        """Id of the token whose id begins so."""
+        return selection.token_named(await self.tokens(), name)
+
+    async def create_token(
+        self, role: Role, *, ttl_s: int = 86_400, uses: int = 0, label: str = ""
+    ) -> TokenMade:
+        """A new token, whose text is shown this once; without uses it has no limit."""
+        request = job_pb2.CreateTokenRequest(
+            role=translation.ROLES[role], ttl_s=ttl_s, uses=uses, label=label
+        )
+        made = await self._call(self._operator.CreateToken, request)
+        return TokenMade(made.token_id, role.value, made.token)
+
+    async def revoke_token(self, token_id: str) -> None:
+        """Make a token worthless."""
+        request = job_pb2.RevokeTokenRequest(token_id=token_id)
+        await self._call(self._operator.RevokeToken, request)

@@ -1,0 +1,170 @@
+"""`Coordinator`: the asynchronous one on a thread of its own, for programs without an event loop.
+
+No method has a second body here: each waits for the coroutine of `AsyncCoordinator`.
+"""
+
+import asyncio
+import atexit
+import functools
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+
+from hypergpu.client.asynchronous import AsyncCoordinator
+from hypergpu.client.connection import Target
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+Item = TypeVar("Item")
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """The loop of all connections of this process; gRPC is used from one loop only."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="hypergpu-client", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+    atexit.register(end)
+    return loop
+
+
+def run(work: Coroutine[Any, Any, Result]) -> Result:
+    """Wait for a coroutine on the client's loop; it is cancelled when the wait is interrupted."""
+    return _wait(asyncio.run_coroutine_threadsafe(work, _loop()))
+
+
+def _wait(future: "Future[Result]") -> Result:
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+async def _next(items: AsyncIterator[Item]) -> Item:
+    return await anext(items)
+
+
+class Stream(Generic[Item], Iterator[Item]):
+    """Items as they arrive."""
+
+    def __init__(self, items: AsyncIterator[Item]) -> None:
+        self._items = items
+        self._pending: Future[Item] | None = None
+        self.is_over = False
+        """Whether the last item was taken."""
+
+    def __next__(self) -> Item:
+        return self._take(self._asked(), None)
+
+    def poll(self, timeout_s: float) -> Item | None:
+        """The next item; None when none arrives in time, or when the stream is over."""
+        if self.is_over:
+            return None
+        try:
+            return self._take(self._asked(), timeout_s)
+        except (TimeoutError, StopIteration):
+            return None
+
+    def close(self) -> None:
+        """Take no more."""
+        self.is_over = True
+        if self._pending is not None:
+            self._pending.cancel()
+
+    def _asked(self) -> "Future[Item]":
+        if self._pending is None:
+            self._pending = asyncio.run_coroutine_threadsafe(_next(self._items), _loop())
+        return self._pending
+
+    def _take(self, future: "Future[Item]", timeout_s: float | None) -> Item:
+        try:
+            item = future.result(timeout_s)
+        except TimeoutError:
+            # The item that was asked for is taken by a later call.
+            raise
+        except StopAsyncIteration:
+            self.is_over = True
+            raise StopIteration from None
+        except BaseException:
+            self.close()
+            raise
+        self._pending = None
+        return item
+
+
+def _waiting(
+    method: Callable[Concatenate[AsyncCoordinator, P], Awaitable[Result]],
+) -> Callable[Concatenate["Coordinator", P], Result]:
+    @functools.wraps(method)
+    def call(self: "Coordinator", /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        async def work() -> Result:
+            return await method(self.asynchronous, *args, **kwargs)
+
+        return run(work())
+
+    return call
+
+
+def _streaming(
+    method: Callable[Concatenate[AsyncCoordinator, P], AsyncIterator[Item]],
+) -> Callable[Concatenate["Coordinator", P], Stream[Item]]:
+    @functools.wraps(method)
+    def call(self: "Coordinator", /, *args: P.args, **kwargs: P.kwargs) -> Stream[Item]:
+        return Stream(method(self.asynchronous, *args, **kwargs))
+
+    return call
+
+
+class Coordinator:
+    """An open connection. Use it as a context manager; ``connect`` opens it."""
+
+    def __init__(self, to: Target) -> None:
+        self.asynchronous = run(AsyncCoordinator.open(to))
+        self.address = self.asynchronous.address
+        self.token_id = self.asynchronous.token_id
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    close = _waiting(AsyncCoordinator.close)
+    submit = _waiting(AsyncCoordinator.submit)
+    jobs = _waiting(AsyncCoordinator.jobs)
+    find_job = _waiting(AsyncCoordinator.find_job)
+    job = _waiting(AsyncCoordinator.job)
+    spec = _waiting(AsyncCoordinator.spec)
+    watch = _streaming(AsyncCoordinator.watch)
+    read_events = _streaming(AsyncCoordinator.read_events)
+    pause = _waiting(AsyncCoordinator.pause)
+    resume = _waiting(AsyncCoordinator.resume)
+    stop = _waiting(AsyncCoordinator.stop)
+    set_parameters = _waiting(AsyncCoordinator.set_parameters)
+    remove = _waiting(AsyncCoordinator.remove)
+    export = _waiting(AsyncCoordinator.export)
+    ledger = _waiting(AsyncCoordinator.ledger)
+    receipts = _streaming(AsyncCoordinator.receipts)
+    nodes = _waiting(AsyncCoordinator.nodes)
+    find_node = _waiting(AsyncCoordinator.find_node)
+    drain = _waiting(AsyncCoordinator.drain)
+    revoke_node = _waiting(AsyncCoordinator.revoke_node)
+    readmit_node = _waiting(AsyncCoordinator.readmit_node)
+    tokens = _waiting(AsyncCoordinator.tokens)
+    find_token = _waiting(AsyncCoordinator.find_token)
+    create_token = _waiting(AsyncCoordinator.create_token)
+    revoke_token = _waiting(AsyncCoordinator.revoke_token)

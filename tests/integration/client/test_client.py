@@ -1,0 +1,91 @@
+"""The examples of `hypergpu.client` against a real coordinator and a node."""
+
+import asyncio
+import doctest
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hypergpu.client
+from hypergpu.client import HyperGPUError, JobEvent, RemoteFailureError, Role, connect
+from hypergpu.client.blocking import run
+from tests.processes import Cluster
+
+JOB = """
+workload = "digits-softmax"
+[training]
+rounds = 2
+inner_steps = 2
+nodes = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("client"), is_plaintext=False) as cluster:
+        cluster.add_nodes(1)
+        yield cluster
+
+
+@pytest.fixture
+def user(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a job file, in the shell of a user with a token."""
+    with cluster.coordinator.client() as client:
+        token = client.create_token(Role.USER, label="doctest").token
+    for name in [name for name in os.environ if name.startswith("HYPERGPU_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HYPERGPU_TOKEN", token)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "job.toml").write_text(JOB, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_examples_of_the_package_run_as_written(user: Path) -> None:
+    names = {
+        "asyncio": asyncio,
+        "Path": Path,
+        "JobEvent": JobEvent,
+        "HyperGPUError": HyperGPUError,
+        "connect_async": hypergpu.client.connect_async,
+    }
+    assert doctest.testmod(hypergpu.client, extraglobs=names).failed == 0
+    assert (user / "model" / "model.safetensors").exists()
+
+
+def test_a_profile_names_the_coordinator_too(user: Path) -> None:
+    profile = user / "other.toml"
+    token_file = user / "user.token"
+    token_file.write_text(os.environ.pop("HYPERGPU_TOKEN"), "utf-8")
+    profile.write_text(f'token_file = "{token_file}"\n', "utf-8")
+    with connect(profile=profile) as coordinator:
+        assert isinstance(coordinator.jobs(), list)
+
+
+@pytest.mark.usefixtures("user")
+def test_a_stream_that_is_dropped_does_not_hold_up_the_next_call() -> None:
+    with connect() as coordinator:
+        job = coordinator.submit("job.toml")
+        first = next(coordinator.watch(job))
+        assert isinstance(first, JobEvent)
+        assert first.kind == "JobCreated"
+        assert coordinator.find_job() == job
+
+
+@pytest.mark.usefixtures("user")
+def test_what_an_operator_does_is_refused_to_a_user() -> None:
+    with connect() as coordinator, pytest.raises(HyperGPUError) as refused:
+        coordinator.nodes()
+    assert refused.value.reason.name == "ROLE_FORBIDDEN"
+    assert not isinstance(refused.value, RemoteFailureError)
+
+
+def test_a_coroutine_that_fails_raises_where_it_is_waited_for() -> None:
+    async def fail() -> None:
+        raise ValueError("as the test says")
+
+    with pytest.raises(ValueError, match="as the test says"):
+        run(fail())

@@ -1,0 +1,214 @@
+"""The built wheel in fresh environments, in an empty folder outside of the clone.
+
+Only `make wheel` collects this folder. Each environment has one set of extras, and each test types
+what a user types.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CALL_TIMEOUT_S = 240
+PAID_WITHIN_S = 120
+JOIN = "hypergpu join "
+TORCH_JOB = """
+workload = "digits-cnn"
+[training]
+rounds = 2
+inner_steps = 10
+nodes = 1
+[options]
+channels = 8
+"""
+Ended = subprocess.CompletedProcess[str]
+
+
+class Installed(NamedTuple):
+    """An environment with the wheel, and a person's empty home."""
+
+    programs: Path
+    home: Path
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """Variables of a person who knows nothing of the clone."""
+        anvil = next((ROOT / "node_modules" / "@foundry-rs").glob("anvil-*/bin"), None)
+        path = [str(self.programs), *([str(anvil)] if anvil else []), os.environ["PATH"]]
+        kept = {name: value for name, value in os.environ.items() if name in ("LANG", "TMPDIR")}
+        home = {"HOME": str(self.home), "PATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+        return {**kept, **home, **more}
+
+    def run(self, *words: str) -> Ended:
+        """A command to its end."""
+        return subprocess.run(
+            [str(self.programs / "hypergpu"), *words],
+            cwd=self.home,
+            env=self.environment(),
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=CALL_TIMEOUT_S,
+        )
+
+    def json(self, *words: str) -> Any:
+        """The document that a command prints."""
+        ended = self.run(*words, "--json")
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout)
+
+
+Install = Callable[[str], Installed]
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture
+def install(wheel: Path, tmp_path: Path) -> Install:
+    """Make an environment with the wheel and some of its extras."""
+
+    def installed(extras: str) -> Installed:
+        environment = tmp_path / "environment"
+        subprocess.run(
+            [sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True
+        )
+        words = ["--package", f"hypergpu{extras} @ {wheel.as_uri()}"]
+        constraint = ["--constraint", str(ROOT / "locks" / "dev.txt")]
+        command = [sys.executable, str(ROOT / ".ci" / "install.py"), str(environment)]
+        subprocess.run([*command, *words, *constraint], check=True)
+        home = tmp_path / "home"
+        home.mkdir()
+        return Installed(environment / "bin", home)
+
+    return installed
+
+
+@contextmanager
+def started(at: Installed, *words: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """A command that runs beside the test, and ends in good order when it is asked to."""
+    with (at.home / f"{words[0]}.err").open("w", encoding="utf-8") as errors:
+        child = subprocess.Popen(
+            [str(at.programs / "hypergpu"), *words],
+            cwd=at.home,
+            env=at.environment(**variables),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    try:
+        yield child
+        child.send_signal(signal.SIGINT)
+        child.communicate(timeout=CALL_TIMEOUT_S)
+        assert child.returncode == 0, (at.home / f"{words[0]}.err").read_text("utf-8")
+    finally:
+        child.kill()
+        child.communicate()
+
+
+@contextmanager
+def trained(at: Installed, job: str, **variables: str) -> Iterator[dict[str, Any]]:
+    """Run `up`, `join` and the job to its end; yields the job while the coordinator runs."""
+    (at.home / "job.toml").write_text(job, encoding="utf-8")
+    with ExitStack() as running:
+        up = ["up", "--listen", "127.0.0.1", "--port", "0", "--node-port", "0"]
+        child = running.enter_context(started(at, *up, **variables))
+        assert child.stdout
+        lines = iter(child.stdout.readline, "")
+        token = next((line.split()[-1] for line in lines if line.strip().startswith(JOIN)), "")
+        assert token, (at.home / "up.err").read_text("utf-8")
+        # What it says later must not fill the pipe.
+        assert any(line.startswith("Ctrl-C") for line in lines)
+        running.enter_context(started(at, "join", token))
+        ended = at.run("job", "submit", "job.toml", "--watch")
+        assert ended.returncode == 0, ended.stderr
+        yield at.json("job", "show")["job"]
+
+
+def first_job() -> str:
+    return (ROOT / "examples" / "first-job.toml").read_text("utf-8")
+
+
+def assert_one_sentence(ended: Ended, extra: str) -> None:
+    (line,) = ended.stderr.splitlines()
+    assert f"pip install 'hypergpu[{extra}]'" in line, line
+    assert "Fix: " in line
+    assert ended.returncode == 16
+
+
+def test_base_install_trains_and_names_the_extra_that_a_command_lacks(install: Install) -> None:
+    at = install("")
+    with trained(at, first_job()) as job:
+        assert (job["phase"], job["round"]) == ("finished", 40)
+        assert job["metric"] > 0.9
+        exported = at.run("job", "export", "--out", "model")
+        assert exported.returncode == 0, exported.stderr
+        (at.home / "torch.toml").write_text(TORCH_JOB, encoding="utf-8")
+        assert_one_sentence(at.run("job", "submit", "torch.toml", "--watch"), "torch")
+    assert (at.home / "model" / "model.safetensors").stat().st_size > 0
+    assert_one_sentence(at.run("netsim", "check", "lan", "--backend", "tc"), "netsim")
+    with_chain = subprocess.run(
+        [at.programs / "hypergpu", "up", "--port", "0", "--node-port", "0"],
+        cwd=at.home,
+        env=at.environment(HYPERGPU_CHAIN="anvil"),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=CALL_TIMEOUT_S,
+    )
+    assert_one_sentence(with_chain, "chain")
+
+
+def test_base_install_checks_links_over_the_proxy(install: Install) -> None:
+    """The machine's part names what the extra would add."""
+    ended = install("").run("netsim", "check", "lan", "--for", "500ms")
+    assert "Traceback" not in ended.stderr
+    assert "pip install 'hypergpu[netsim]'" in ended.stdout or os.geteuid() != 0
+
+
+def test_chain_extra_pays_a_job_on_a_local_chain(install: Install) -> None:
+    at = install("[chain]")
+    with trained(at, first_job(), HYPERGPU_CHAIN="anvil") as job:
+        assert job["phase"] == "finished"
+        accounts = at.json("ledger", "show")["nodes"]
+        give_up_at = time.monotonic() + PAID_WITHIN_S
+        while any(account["paid"] != account["earned"] for account in accounts):
+            assert time.monotonic() < give_up_at, accounts
+            accounts = at.json("ledger", "show")["nodes"]
+        assert [int(account["paid"]) > 0 for account in accounts] == [True]
+        verified = at.run("ledger", "verify")
+        assert verified.returncode == 0, verified.stderr
+
+
+def test_torch_extra_trains_a_network(install: Install) -> None:
+    """PyTorch takes gigabytes: it is read from the clone's environment, the wheel is not."""
+    at = install("")
+    (packages,) = (at.programs.parent / "lib").glob("python3*/site-packages")
+    torch = find_spec("torch")
+    assert torch
+    assert torch.origin
+    (packages / "torch.pth").write_text(f"{Path(torch.origin).parents[1]}\n", encoding="utf-8")
+    with trained(at, TORCH_JOB) as job:
+        assert (job["phase"], job["round"]) == ("finished", 2)
+
+
+def test_netsim_extra_checks_a_line(install: Install) -> None:
+    ended = install("[netsim]").run("netsim", "check", "lan", "--for", "500ms")
+    assert "Traceback" not in ended.stderr
+    assert "tc " in ended.stdout
+    assert "hypergpu[netsim]" not in ended.stdout
