@@ -1,0 +1,224 @@
+"""The chains that a coordinator can settle on: their limits, costs and depth of finality.
+
+A chain is given by name (a row of the table), by a TOML file with the fields of `ChainProfile`, or
+by the address of its RPC: an unknown chain gets slow and expensive figures rather than wrong ones.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from hypergpu.errors import HyperGPUError, Reason
+
+NONE = "none"
+"""No chain: receipts are signed and kept."""
+ANVIL = "anvil"
+"""A chain of play money, started beside the coordinator unless its RPC is given."""
+_FILE_BYTES_MAX = 100_000
+Count = Annotated[int, Meta(ge=0)]
+Some = Annotated[int, Meta(ge=1)]
+
+
+class ChainProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Figures of a chain. Amounts are wei for one unit of gas. Defaults suit an unknown chain."""
+
+    chain_id: Some
+    block_ms: Count = 12_000
+    """Time between blocks."""
+    depth: Count = 64
+    """Blocks on top of a transaction's own that make it final: two epochs of Ethereum."""
+    window_s: Annotated[int, Meta(ge=30, le=2**32 - 1)] = 86_400
+    """Challenge window of a ledger that is deployed here."""
+    in_flight_max: Some = 16
+    """Transactions of one account that the chain's pool is sure to hold."""
+    batch_max: Some = 1
+    """Calls in one request to the RPC; 1: it takes no batches."""
+    transaction_gas_max: Annotated[int, Meta(ge=1_000_000)] = 16_777_216
+    """Limit of EIP-7825."""
+    tip_wei: Count = 100_000_000
+    """Least tip that gets into a block."""
+    max_fee_cap_wei: Some = 500_000_000_000
+    """A transaction that needs more waits."""
+    bump_blocks: Some = 10
+    """The fee is raised after so many blocks without the transaction."""
+    gas_percent: Annotated[int, Meta(ge=100)] = 300
+    """Share of the gas formulas, which hold for Ethereum's prices."""
+    rpc_url: str = ""
+    """A public RPC; empty: the operator names one."""
+    is_local: bool = False
+    """Play money: the account is filled from nothing, token and ledger are deployed unasked."""
+
+
+class NamedChain(msgspec.Struct, frozen=True):
+    """A chain and the address of its RPC."""
+
+    profile: ChainProfile
+    url: str
+    """Empty: an Anvil is to be started."""
+    note: str = ""
+    """Warning for the operator; empty: none."""
+
+
+_PROFILES = {
+    # Measured on Anvil 1.7.1 with a block each second.
+    ANVIL: ChainProfile(
+        chain_id=31337,
+        block_ms=1_000,
+        depth=3,
+        window_s=30,
+        in_flight_max=2_048,
+        batch_max=500,
+        tip_wei=1_000_000_000,
+        max_fee_cap_wei=1_000_000_000_000,
+        bump_blocks=5,
+        gas_percent=100,
+        is_local=True,
+    ),
+    # An OP Stack rollup, docs.base.org: blocks are reorganised only if the sequencer fails.
+    "base-sepolia": ChainProfile(
+        chain_id=84532,
+        rpc_url="https://sepolia.base.org",
+        block_ms=2_000,
+        depth=10,
+        window_s=3_600,
+        in_flight_max=32,
+        batch_max=10,
+        tip_wei=1_000_000,
+        max_fee_cap_wei=100_000_000_000,
+        bump_blocks=5,
+        gas_percent=100,
+    ),
+    # docs.arbitrum.io: the gas limit also pays for the data on Ethereum.
+    "arbitrum-sepolia": ChainProfile(
+        chain_id=421614,
+        rpc_url="https://sepolia-rollup.arbitrum.io/rpc",
+        block_ms=250,
+        depth=20,
+        window_s=3_600,
+        in_flight_max=32,
+        batch_max=10,
+        transaction_gas_max=32_000_000,
+        tip_wei=0,
+        max_fee_cap_wei=100_000_000_000,
+        bump_blocks=40,
+        gas_percent=300,
+    ),
+    # docs.monad.xyz: the gas limit is charged; cold storage costs four times Ethereum's.
+    "monad-testnet": ChainProfile(
+        chain_id=10143,
+        rpc_url="https://testnet-rpc.monad.xyz",
+        block_ms=400,
+        depth=3,
+        window_s=3_600,
+        in_flight_max=16,
+        batch_max=100,
+        transaction_gas_max=30_000_000,
+        tip_wei=2_000_000_000,
+        max_fee_cap_wei=1_000_000_000_000,
+        bump_blocks=10,
+        gas_percent=200,
+    ),
+}
+
+
+def chain_names() -> tuple[str, ...]:
+    """Names of the table, in order."""
+    return tuple(sorted(_PROFILES))
+
+
+def named_chain(chain: str, chain_url: str = "") -> NamedChain | None:
+    """Profile and RPC of a chain by name or file; None for an RPC's address alone.
+
+    An address has to be asked for its chain first: `profile_of_id`.
+
+    Raises:
+        HyperGPUError: ARGUMENT_INVALID, there is no such chain or it has no RPC; FILE_UNUSABLE, the
+            profile's file is wrong.
+    """
+    if "://" in chain:
+        check_url(chain)
+        return None
+    profile = _PROFILES.get(chain)
+    if profile is None and chain.endswith(".toml"):
+        profile = read_profile(Path(chain).expanduser())
+    if profile is None:
+        names = ", ".join(chain_names())
+        raise HyperGPUError(
+            Reason.ARGUMENT_INVALID,
+            f"there is no chain {chain!r}; known by name are {names}",
+            fix="name one, the address of its RPC, or a profile's file: HYPERGPU_CHAIN=./FILE.toml",
+        )
+    url = chain_url or profile.rpc_url
+    if not url and chain != ANVIL:
+        raise HyperGPUError(
+            Reason.ARGUMENT_INVALID,
+            f"the chain {chain} has no RPC of its own",
+            fix="name one: HYPERGPU_COORDINATOR_CHAIN_URL=URL",
+        )
+    if url:
+        check_url(url)
+    return NamedChain(profile, url)
+
+
+def profile_of_id(chain_id: int) -> tuple[ChainProfile, str]:
+    """Profile of a chain that an RPC says it is of, and a note where its figures are assumed."""
+    for profile in _PROFILES.values():
+        if profile.chain_id == chain_id:
+            return profile, ""
+    return ChainProfile(chain_id=chain_id), (
+        f"chain {chain_id} has no profile: slow and expensive figures are assumed; describe it in a"
+        " file (docs/chains.md): HYPERGPU_CHAIN=./FILE.toml"
+    )
+
+
+def read_profile(path: Path) -> ChainProfile:
+    """Read a profile from a TOML file.
+
+    Raises:
+        HyperGPUError: FILE_UNUSABLE, it cannot be read, or a field is wrong.
+    """
+    try:
+        with path.open("rb") as file:
+            tree = tomllib.loads(file.read(_FILE_BYTES_MAX).decode("utf-8"))
+        profile = msgspec.convert(tree, ChainProfile)
+    except (OSError, ValueError, msgspec.ValidationError) as broken:
+        raise HyperGPUError(
+            Reason.FILE_UNUSABLE,
+            f"the chain profile {path}: {broken}",
+            fix="see docs/chains.md for a whole one",
+        ) from None
+    if profile.tip_wei > profile.max_fee_cap_wei:
+        raise HyperGPUError(
+            Reason.FILE_UNUSABLE, f"the chain profile {path}: tip_wei is more than max_fee_cap_wei"
+        )
+    return profile
+
+
+def check_url(url: str) -> None:
+    """Refuse an RPC's address that cannot be dialled; the message does not show it.
+
+    Raises:
+        HyperGPUError: ARGUMENT_INVALID, it is not http(s) with a host.
+    """
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable:
+        raise HyperGPUError(
+            Reason.ARGUMENT_INVALID,
+            "the address of the chain's RPC is not http:// or https:// with a host",
+            fix="name it like this: http://127.0.0.1:8545",
+        )
+
+
+def display_url(url: str) -> str:
+    """Host and port of an RPC, without user, path and query: those may hold a key."""
+    parts = urlsplit(url)
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{parts.hostname}{port}"

@@ -1,0 +1,176 @@
+"""The coordinator's entry point: receipts for every job, and settlement where a chain is named.
+
+Training waits for none of it. A chain that is away is asked again; only errors that cannot heal (a
+wrong chain, no Anvil, a contract that is no ledger) end the start.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import grpc.aio
+import msgspec
+import structlog
+
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.extension import CoordinatorHost, PaymentSummary
+from hypergpu.ids import JobId, NodeId
+from hypergpu.jobfile.spec import Pay
+from hypergpu.statements.domain import Domain, Terms, terms_of
+from hypergpu.statements.receipt import SignedReceipt
+from hypergpu.v1 import payments_pb2_grpc
+from payments.shell.chain_errors import ChainError
+from payments.shell.chains import NONE
+from payments.shell.config import PaymentSettings
+from payments.shell.projection import Projection
+from payments.shell.service import PaymentsServicer
+from payments.shell.store import Store
+
+if TYPE_CHECKING:
+    # They need web3, of the extra [chain].
+    from payments.shell.anvil import KeptAnvil
+    from payments.shell.connection import Connection
+
+log = structlog.get_logger()
+
+_AWAY_REST_S = 1.0
+
+
+def open_payments(host: CoordinatorHost) -> "CoordinatorPayments":
+    """The plugin of a coordinator, by the settings in its environment."""
+    return CoordinatorPayments(host, PaymentSettings())
+
+
+class CoordinatorPayments:
+    """`hypergpu.extension.Payments`."""
+
+    def __init__(self, host: CoordinatorHost, settings: PaymentSettings) -> None:
+        self._host = host
+        self._settings = settings
+        self._has_rows = asyncio.Event()
+        self._has_receipts = asyncio.Event()
+        self._greetings: list[tuple[NodeId, Mapping[JobId, SignedReceipt]]] = []
+        self._connection: Connection | None = None
+        self._anvil: KeptAnvil | None = None
+
+    def terms(self, job_id: JobId, pay: Pay) -> Terms:
+        """See `hypergpu.extension.Payments`."""
+        domain = Domain() if self._connection is None else self._connection.domain
+        if pay.unit_price and not domain.chain_id:
+            raise HyperGPUError(
+                Reason.CHAIN_UNREACHABLE,
+                "a job that pays is signed for its ledger, and none is known"
+                + (f": {self._connection.complaint}" if self._connection else ""),
+                fix="start the coordinator with a chain, HYPERGPU_CHAIN=CHAIN, and submit again",
+            )
+        return terms_of(self._host.key.address, job_id, domain if pay.unit_price else Domain())
+
+    async def start(self) -> None:
+        """See `hypergpu.extension.Payments`."""
+        host = self._host
+        self._store = await asyncio.to_thread(Store, host.database_url, host.data_dir)
+        self._projection = await asyncio.to_thread(Projection, host, self._store)
+        if self._settings.chain != NONE:
+            self._connection = await self._connect()
+
+    async def run(self) -> None:
+        """See `hypergpu.extension.Payments`."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._project())
+            if self._connection is not None:
+                tasks.create_task(self._settle(self._connection))
+            if self._anvil is not None:
+                tasks.create_task(self._anvil.run())
+
+    async def stop(self) -> None:
+        """See `hypergpu.extension.Payments`."""
+        if self._connection is not None:
+            await self._connection.close()
+        if self._anvil is not None:
+            await self._anvil.stop()
+        await asyncio.to_thread(self._store.close)
+
+    def wake(self) -> None:
+        """See `hypergpu.extension.Payments`."""
+        self._has_rows.set()
+
+    async def catch_up(self, job_id: JobId) -> None:
+        """See `hypergpu.extension.Payments`."""
+        await self._projection.advance_job(job_id)
+
+    def greet(self, node: NodeId, newest: Mapping[JobId, SignedReceipt]) -> None:
+        """See `hypergpu.extension.Payments`."""
+        self._greetings.append((node, newest))
+        self._has_rows.set()
+
+    def summary(self) -> PaymentSummary | None:
+        """See `hypergpu.extension.Payments`."""
+        found = self._connection
+        if found is None:
+            return None
+        notes = (*found.notes, *([found.complaint] if found.complaint else ()))
+        return PaymentSummary(found.profile.chain_id, found.chain.where, found.target.ledger, notes)
+
+    def add_services(self, server: grpc.aio.Server) -> None:
+        """See `hypergpu.extension.Payments`."""
+        servicer = PaymentsServicer(self._projection, self._store, self._connection)
+        payments_pb2_grpc.add_PaymentsServiceServicer_to_server(servicer, server)
+
+    async def _connect(self) -> "Connection":
+        try:
+            from payments.shell import connection
+        except ModuleNotFoundError as missing:
+            raise HyperGPUError(
+                Reason.MACHINE_UNFIT,
+                f"settling on a chain needs {missing.name}, which is not installed",
+                fix="install the extra: pip install 'hypergpu[chain]'; or run with"
+                " HYPERGPU_CHAIN=none",
+            ) from None
+        named = await connection.find_chain(self._settings, self._store)
+        if not named.url:
+            self._anvil = await connection.open_local_chain(self._host, self._settings)
+            named = msgspec.structs.replace(named, url=self._anvil.url, note=self._anvil.note)
+        opened = await asyncio.to_thread(
+            connection.Connection, self._host, self._store, self._settings, named
+        )
+        try:
+            await opened.make_ready(self._projection)
+        except ChainError as away:
+            opened.complaint = str(away)
+            log.warning("the chain is waited for", reason=str(away))
+        except BaseException:
+            await opened.close()
+            raise
+        return opened
+
+    async def _project(self) -> None:
+        while True:
+            self._has_rows.clear()
+            greetings, self._greetings = self._greetings, []
+            if await self._projection.advance():
+                self._has_receipts.set()
+            for node, newest in greetings:
+                await self._projection.greet(node, newest)
+            await self._has_rows.wait()
+
+    async def _settle(self, connection: "Connection") -> None:
+        retry = self._settings.retry_payments
+        while True:
+            has_receipts = self._has_receipts.is_set()
+            self._has_receipts.clear()
+            try:
+                await connection.tick(self._projection, has_receipts=has_receipts)
+                if retry:
+                    await connection.retry_all()
+                    retry = False
+                rest_s = connection.poll_s
+            except ChainError as away:
+                if has_receipts:
+                    self._has_receipts.set()
+                if connection.complaint != str(away):
+                    log.warning("the chain is waited for", reason=str(away))
+                connection.complaint = str(away)
+                rest_s = _AWAY_REST_S
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_receipts.wait(), rest_s)

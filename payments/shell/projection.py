@@ -1,0 +1,220 @@
+"""Turns journal rows into stored receipts: read, fold, sign, commit, hand to the nodes.
+
+Receipts and the cursor behind the rows that gave them are one commit, so that a kill repeats none
+and loses none. The digest of the last folded row tells a journal that was replaced by an older
+copy: it is folded from its beginning then, and rounds that have receipts give none again.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from hypergpu.digest import digest_of
+from hypergpu.extension import CoordinatorHost, JournalRow
+from hypergpu.ids import JobId, NodeId
+from hypergpu.keys.keccak import keccak
+from hypergpu.statements.domain import separator_of
+from hypergpu.statements.receipt import Receipt, SignedReceipt, receipt_fault
+from hypergpu.statements.signing import signed_digest, struct_hash
+from payments.core.facts import decode
+from payments.core.ledger import LedgerState, UnsignedReceipt, adopt, fold
+from payments.core.settlement import ReceiptLine
+from payments.shell.store import Change, JobRecord, Store
+
+log = structlog.get_logger()
+
+ROWS_AT_ONCE = 500
+RECEIPTS_AT_ONCE = 1_000
+"""Most receipts that a node which was away is handed."""
+_encoder = msgspec.json.Encoder()
+_states = msgspec.json.Decoder(LedgerState)
+
+
+class _Cursor(NamedTuple):
+    """Place behind the last folded row of a job."""
+
+    sequence: int = 0
+    mark: str = ""
+    """Digest of that row."""
+
+
+class Made(NamedTuple):
+    """New receipts of one job, and their lines for settlement."""
+
+    receipts: list[SignedReceipt]
+    lines: list[ReceiptLine]
+
+
+NoteReceipts = Callable[[JobId, Sequence[ReceiptLine]], None]
+
+
+class Projection:
+    """The fold of every job. Its methods are called on the event loop and work in threads."""
+
+    def __init__(
+        self, host: CoordinatorHost, store: Store, note_receipts: NoteReceipts = lambda *_: None
+    ) -> None:
+        """Take up the stored folds. Blocks.
+
+        Args:
+            host: Has the journals.
+            store: Keeps the receipts.
+            note_receipts: Called on the event loop with what is new.
+        """
+        self.note_receipts = note_receipts
+        self._host = host
+        self._store = store
+        self._lock = asyncio.Lock()
+        self._states: dict[JobId, LedgerState] = {}
+        self._cursors: dict[JobId, _Cursor] = {}
+        for job_id, record in store.jobs().items():
+            self._states[job_id] = _states.decode(record.state)
+            self._cursors[job_id] = self._checked(job_id, _Cursor(record.cursor, record.mark))
+
+    @property
+    def states(self) -> Mapping[JobId, LedgerState]:
+        """The fold of each job that has begun one."""
+        return self._states
+
+    async def advance(self) -> bool:
+        """Fold all durable rows of all jobs and hand new receipts to connected nodes.
+
+        Returns:
+            Whether there were any new rows that pay depends on.
+        """
+        changed = [
+            await self.advance_job(job_id)
+            for job_id in self._host.jobs()
+            if job_id not in self._states or not self._states[job_id].is_over
+        ]
+        return any(changed)
+
+    async def advance_job(self, job_id: JobId) -> bool:
+        """The same for one job."""
+        changed = False
+        async with self._lock:
+            while True:
+                before = self._cursors.get(job_id)
+                made = await asyncio.to_thread(self.fold_rows, job_id)
+                self.note_receipts(job_id, made.lines)
+                self._hand_out(job_id, made.receipts)
+                if self._cursors.get(job_id) == before:
+                    return changed
+                changed = True
+
+    def fold_rows(self, job_id: JobId, limit: int = ROWS_AT_ONCE) -> Made:
+        """Fold the next rows of a job and commit their receipts. Blocks."""
+        cursor = self._cursors.get(job_id, _Cursor())
+        rows = self._host.rows(job_id, cursor.sequence, limit)
+        if not rows:
+            return Made([], [])
+        state, made = self._fold(job_id, rows)
+        cursor = _Cursor(rows[-1].sequence + 1, _mark(rows[-1]))
+        if state is not None:
+            record = JobRecord(cursor.sequence, cursor.mark, _encoder.encode(state))
+            self._store.write(Change(jobs={job_id: record}, receipts=made.receipts))
+            self._states[job_id] = state
+        self._cursors[job_id] = cursor
+        return made
+
+    async def greet(self, node: NodeId, newest: Mapping[JobId, SignedReceipt]) -> None:
+        """Take over receipts that only the node has, and hand it those that it lacks."""
+        async with self._lock:
+            for job_id in list(self._states):
+                shown = newest.get(job_id)
+                if shown is not None:
+                    taken = await asyncio.to_thread(self._take_over, job_id, node, shown)
+                    self.note_receipts(job_id, [receipt_line(each) for each in taken])
+                tally = self._states[job_id].nodes.get(node)
+                first = 0 if shown is None else shown.receipt.sequence + 1
+                if tally is None or tally.count <= first:
+                    continue
+                first = max(first, tally.count - RECEIPTS_AT_ONCE)
+                missing = await asyncio.to_thread(self._store.receipts, job_id, node, first)
+                self._host.send_receipts(node, job_id, missing)
+
+    def _fold(self, job_id: JobId, rows: Sequence[JournalRow]) -> tuple[LedgerState | None, Made]:
+        state = self._states.get(job_id)
+        unsigned: list[UnsignedReceipt] = []
+        for row in rows:
+            fact = decode(row.kind, row.body)
+            if fact is not None:
+                state, due, _ = fold(state, fact)
+                unsigned += due
+        if state is None or not unsigned:
+            return state, Made([], [])
+        separator = separator_of(state.terms.domain)
+        hashes = [struct_hash(each.receipt) for each in unsigned]
+        # All signed in a row: signing lets go of the interpreter's lock, and other threads wait the
+        # less, the less is done between two signatures.
+        digests = [signed_digest(separator, hashed) for hashed in hashes]
+        signatures = [self._host.key.sign_digest(digest) for digest in digests]
+        receipts = [
+            SignedReceipt(
+                receipt=each.receipt,
+                signature=signature,
+                contribution=each.contribution,
+                contribution_signature=each.contribution_signature,
+            )
+            for each, signature in zip(unsigned, signatures, strict=True)
+        ]
+        lines = [_line(each.receipt, hashed) for each, hashed in zip(unsigned, hashes, strict=True)]
+        return state, Made(receipts, lines)
+
+    def _take_over(self, job_id: JobId, node: NodeId, shown: SignedReceipt) -> list[SignedReceipt]:
+        """The receipt that was stored; empty: none was."""
+        state = self._states[job_id]
+        adopted = adopt(state, shown.receipt)
+        if adopted is state:
+            return []
+        fault = receipt_fault(shown, state.terms.domain, state.terms.coordinator)
+        if fault or shown.receipt.node != node:
+            log.warning("a node shows a receipt that is not ours", node=node, reason=fault)
+            return []
+        log.warning("a node has a newer receipt than the journal", node=node, job=job_id)
+        known = self._store.receipts(job_id, node, shown.receipt.sequence, limit=1)
+        is_new = not known or known[0].receipt.sequence != shown.receipt.sequence
+        cursor = self._cursors[job_id]
+        record = JobRecord(cursor.sequence, cursor.mark, _encoder.encode(adopted))
+        taken = [shown] if is_new else []
+        self._store.write(Change(jobs={job_id: record}, receipts=taken))
+        self._states[job_id] = adopted
+        return taken
+
+    def _hand_out(self, job_id: JobId, signed: Sequence[SignedReceipt]) -> None:
+        by_node: dict[NodeId, list[SignedReceipt]] = defaultdict(list)
+        for each in signed:
+            by_node[each.receipt.node].append(each)
+        for node, receipts in by_node.items():
+            # A node that is away gets them when it dials in.
+            self._host.send_receipts(node, job_id, receipts[-RECEIPTS_AT_ONCE:])
+
+    def _checked(self, job_id: JobId, cursor: _Cursor) -> _Cursor:
+        """The cursor, or the beginning where the journal is not the one that was folded."""
+        if cursor.sequence == 0:
+            return cursor
+        last = self._host.rows(job_id, cursor.sequence - 1, 1)
+        if last and _mark(last[0]) == cursor.mark:
+            return cursor
+        if job_id in self._host.jobs():
+            log.warning("the journal is older than its receipts: folded anew", job=job_id)
+        return _Cursor()
+
+
+def receipt_line(signed: SignedReceipt) -> ReceiptLine:
+    """A stored receipt as settlement sees it."""
+    return _line(signed.receipt, struct_hash(signed.receipt))
+
+
+def _line(receipt: Receipt, hashed: bytes) -> ReceiptLine:
+    return ReceiptLine(
+        receipt.node, receipt.epoch, receipt.sequence, receipt.total_score, keccak(hashed)
+    )
+
+
+def _mark(row: JournalRow) -> str:
+    return digest_of(row.kind.encode() + b"\0" + row.body)

@@ -1,0 +1,215 @@
+"""PaymentsService: the ledger of a job for its users, and an operator's orders about it."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import JobId, NodeId
+from hypergpu.units import Wei
+from hypergpu.v1 import payments_pb2 as pb
+from hypergpu.v1 import payments_pb2_grpc
+from hypergpu.wire.statements import receipt_message, terms_message
+from payments.core.calls import AccountView, EpochView, JobView, ShareState, ShareView
+from payments.core.ledger import LedgerState
+from payments.core.outbox import OutboxRow
+from payments.core.rewards import worth
+from payments.core.settlement import ReclaimOrder
+from payments.shell.projection import Projection
+from payments.shell.store import Store
+
+if TYPE_CHECKING:
+    # It needs web3, of the extra [chain].
+    from payments.shell.connection import Connection
+    from payments.shell.settler import Settler
+
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+_RECEIPTS_AT_ONCE = 100
+_NO_SHARE = ShareView(ShareState.NONE, Wei(0))
+
+_STATES = {ShareState.PAID: "paid", ShareState.VOID: "void", ShareState.NONE: "measured"}
+
+
+class PaymentsServicer(payments_pb2_grpc.PaymentsServiceServicer):
+    """Answers from the projection, the store and the last tick's view of the chain."""
+
+    def __init__(
+        self, projection: Projection, store: Store, connection: "Connection | None"
+    ) -> None:
+        self._projection = projection
+        self._store = store
+        self._connection = connection
+
+    async def GetLedger(  # noqa: N802
+        self, request: pb.GetLedgerRequest, context: "Context"
+    ) -> pb.GetLedgerResponse:
+        state = self._state(request.job_id)
+        settler = self._connection.settler if self._connection else None
+        view = settler.views.get(state.job_id) if settler else None
+        scores = self._store.epoch_scores(state.job_id)
+        answer = pb.GetLedgerResponse(
+            terms=terms_message(state.terms, state.ended_epochs),
+            unit_price=str(state.unit_price),
+            escrow=str(state.escrow),
+            is_over=state.is_over,
+            open_epoch=state.ended_epochs,
+            nodes=[_node(state, node, scores.get(node, {}), view) for node in sorted(state.nodes)],
+        )
+        if self._connection is not None and settler is not None:
+            self._describe_settlement(answer, state, self._connection, settler)
+        return answer
+
+    async def ListReceipts(  # noqa: N802
+        self, request: pb.ListReceiptsRequest, context: "Context"
+    ) -> AsyncIterator[pb.ListReceiptsResponse]:
+        state = self._state(request.job_id)
+        for node in sorted(state.nodes):
+            first = 0
+            while found := self._store.receipts(state.job_id, node, first, _RECEIPTS_AT_ONCE):
+                first = found[-1].receipt.sequence + 1
+                messages = [receipt_message(signed) for signed in found]
+                yield pb.ListReceiptsResponse(node_id=node, receipts=messages)
+
+    async def RequestReclaim(  # noqa: N802
+        self, request: pb.RequestReclaimRequest, context: "Context"
+    ) -> pb.RequestReclaimResponse:
+        purpose = self._order_reclaim(request.job_id, ReclaimOrder.ANNOUNCE)
+        return pb.RequestReclaimResponse(purpose=purpose)
+
+    async def Reclaim(  # noqa: N802
+        self, request: pb.ReclaimRequest, context: "Context"
+    ) -> pb.ReclaimResponse:
+        purpose = self._order_reclaim(request.job_id, ReclaimOrder.TAKE)
+        return pb.ReclaimResponse(purpose=purpose)
+
+    async def RetryHalted(  # noqa: N802
+        self, request: pb.RetryHaltedRequest, context: "Context"
+    ) -> pb.RetryHaltedResponse:
+        state = self._state(request.job_id)
+        purposes = await self._settler(state).retry(state.job_id)
+        return pb.RetryHaltedResponse(purposes=purposes)
+
+    def _order_reclaim(self, job_id: str, order: ReclaimOrder) -> str:
+        state = self._state(job_id)
+        settler = self._settler(state)
+        if not state.is_over:
+            raise HyperGPUError(
+                Reason.JOB_PHASE,
+                f"{job_id} has not ended: its escrow still pays for work",
+                fix="stop the job first: hypergpu job stop JOB",
+            )
+        settler.order_reclaim(state.job_id, order)
+        name = "request-reclaim" if order is ReclaimOrder.ANNOUNCE else "reclaim"
+        return f"{name}/{state.job_id}"
+
+    def _state(self, job_id: str) -> LedgerState:
+        state = self._projection.states.get(JobId(job_id))
+        if state is None:
+            raise HyperGPUError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:40]!r}")
+        return state
+
+    def _settler(self, state: LedgerState) -> "Settler":
+        if self._connection is None or self._connection.settler is None:
+            raise HyperGPUError(Reason.CHAIN_UNREACHABLE, "no chain settles here now")
+        if state.terms.domain != self._connection.domain:
+            raise HyperGPUError(
+                Reason.LEDGER_WRONG, f"{state.job_id} is signed for another ledger or for none"
+            )
+        return self._connection.settler
+
+    def _describe_settlement(
+        self,
+        answer: pb.GetLedgerResponse,
+        state: LedgerState,
+        connection: "Connection",
+        settler: "Settler",
+    ) -> None:
+        job_id, head = state.job_id, settler.head
+        halt = settler.halts.get(job_id) or settler.halts.get(None)
+        answer.halted = f"{halt.kind.value}: {halt.reason}. Fix: {halt.fix}" if halt else ""
+        answer.unfunded = settler.waiting.get(job_id, "")
+        rows = self._store.job_rows(connection.queue.account, job_id)
+        answer.transactions.extend(_transactions(rows, connection, head.number if head else 0))
+        view = settler.views.get(job_id)
+        if view is None or head is None:
+            return
+        answer.on_chain.CopyFrom(
+            pb.LedgerOnChain(
+                url=connection.chain.where,
+                block=head.number,
+                block_time_unix_s=view.time_s,
+                is_open=view.is_open,
+                free_escrow=str(view.free),
+                batches=view.next_sequence,
+                ends_at_unix_s=view.ends_at_s,
+                token=connection.target.token,
+                decimals=connection.decimals,
+            )
+        )
+
+
+def _node(
+    state: LedgerState, node: NodeId, scores: dict[int, int], view: JobView | None
+) -> pb.LedgerNode:
+    tally = state.nodes[node]
+    message = pb.LedgerNode(
+        node_id=node,
+        receipts=tally.count,
+        samples=tally.samples,
+        total_score=tally.total_score,
+        worth=str(worth(state.unit_price, tally.total_score)),
+        shares=_shares(node, scores, view),
+    )
+    if view is not None:
+        account = view.accounts.get(node, AccountView())
+        shares = [epoch.shares.get(node, _NO_SHARE) for epoch in view.epochs.values()]
+        unpaid = sum(share.amount for share in shares if share.state is not ShareState.PAID)
+        message.allotted, message.paid = str(account.earned), str(account.earned - unpaid)
+    return message
+
+
+def _shares(node: NodeId, scores: dict[int, int], view: JobView | None) -> Iterator[pb.LedgerShare]:
+    """Shares of epochs; one that the view has forgotten is settled, so it was paid."""
+    for number, score in sorted(scores.items()):
+        if view is None or not view.is_open:
+            yield pb.LedgerShare(epoch=number, score=score, state="measured")
+            continue
+        epoch = view.epochs.get(number)
+        if epoch is None:
+            settled = number < min(view.epochs, default=0)
+            yield pb.LedgerShare(epoch=number, score=score, state="paid" if settled else "measured")
+            continue
+        share = epoch.shares.get(node, _NO_SHARE)
+        yield pb.LedgerShare(
+            epoch=number, score=score, state=_share_state(share, epoch), amount=str(share.amount)
+        )
+
+
+def _share_state(share: ShareView, epoch: EpochView) -> str:
+    if share.state is ShareState.DUE:
+        return "closed" if epoch.closed_at_s else "recorded"
+    return _STATES[share.state]
+
+
+def _transactions(
+    rows: list[OutboxRow], connection: "Connection", head: int
+) -> Iterator[pb.LedgerTransaction]:
+    for row in rows:
+        included = row.inclusion
+        yield pb.LedgerTransaction(
+            hash="0x" + (included.hash if included else row.variants[-1].hash).hex(),
+            purpose=row.purpose,
+            state=_transaction_state(row, head - connection.profile.depth),
+            block=included.block if included else 0,
+            attempts=["0x" + variant.hash.hex() for variant in row.variants],
+        )
+
+
+def _transaction_state(row: OutboxRow, final_block: int) -> str:
+    if row.inclusion is None:
+        return "sent" if row.sent_at_block >= 0 else "queued"
+    if not row.is_done:
+        return "failed"
+    return "final" if row.inclusion.block <= final_block else "mined"

@@ -1,0 +1,312 @@
+"""One tick of settlement: look at the chain, follow the queue, plan the next calls of each job.
+
+One block is the view of a tick. Where it has left the chain by the end of the reading, nothing is
+planned from it. Training waits for none of this: a chain that is away is asked again later.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+import msgspec
+import structlog
+
+from hypergpu.extension import CoordinatorHost
+from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.statements.receipt import SignedReceipt
+from payments.core.calls import Entry, JobView, PlannedCall, RecordBatch, RecordReceipt
+from payments.core.ledger import LedgerState
+from payments.core.outbox import Halt, OutboxRow
+from payments.core.settlement import (
+    FundingLimit,
+    JobWork,
+    ReceiptLine,
+    ReclaimOrder,
+    funding_limit,
+    plan_calls,
+)
+from payments.shell.chain_errors import ChainUnreachableError
+from payments.shell.ethereum import Block, Ethereum
+from payments.shell.ledger_view import LedgerReader
+from payments.shell.outbox import Planned, Queue
+from payments.shell.projection import Projection, receipt_line
+from payments.shell.store import Change
+from payments.shell.transactions import Target, payload
+
+log = structlog.get_logger()
+
+_NONE = Digest("0" * 64)
+_HEAD_ROWS = 200
+"""The model's digest is in one of a job's first rows."""
+_FUNDING_GAIN_PARTS = 10
+"""A higher limit is journalled once it adds a tenth to what is left of the one before."""
+
+
+class _Digest(msgspec.Struct):
+    digest: Digest
+
+
+class _Origin(msgspec.Struct):
+    """The parts of ``JobCreated`` and ``ModelInitialised`` that the ledger states."""
+
+    manifest: _Digest | None = None
+    model: _Digest | None = None
+
+
+class _Book:
+    """A job's receipts and calls in memory, as far as planning needs them."""
+
+    def __init__(self) -> None:
+        self.lines: dict[tuple[NodeId, int], ReceiptLine] = {}
+        """Receipts that no queued call records, by node and sequence."""
+        self.sealed: dict[NodeId, Entry] = {}
+        self.next_sequence = 0
+        self.queued: set[str] = set()
+        self.model = self.dataset = _NONE
+        self.reclaim = ReclaimOrder.NONE
+        self.funding: FundingLimit | None = None
+
+    def note_rows(self, rows: Iterable[OutboxRow]) -> None:
+        """Note queued rows, and drop the receipts that they record."""
+        for row in rows:
+            if row.is_abandoned:
+                continue
+            self.queued.add(row.purpose)
+            if isinstance(row.call, RecordBatch):
+                self.next_sequence = max(self.next_sequence, row.call.sequence + 1)
+                self._seal(row.call.entries)
+            elif isinstance(row.call, RecordReceipt):
+                self._seal((row.call.entry,))
+        self.lines = {
+            key: line for key, line in self.lines.items() if key[1] >= self.sealed_count(key[0])
+        }
+
+    def note_lines(self, lines: Iterable[ReceiptLine]) -> None:
+        """Add receipts that are to be recorded."""
+        self.lines.update(((line.node, line.sequence), line) for line in lines)
+
+    def sealed_count(self, node: NodeId) -> int:
+        """Receipts of a node that queued calls record."""
+        entry = self.sealed.get(node)
+        return entry.count if entry else 0
+
+    def _seal(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            known = self.sealed.get(entry.node, entry)
+            count = max(known.count, entry.count)
+            self.sealed[entry.node] = Entry(
+                entry.node, count, max(known.total_score, entry.total_score)
+            )
+
+
+class Settler:
+    """Settles the jobs of one ledger. Its methods are called on the event loop, one at a time."""
+
+    def __init__(
+        self,
+        host: CoordinatorHost,
+        projection: Projection,
+        queue: Queue,
+        ledger: tuple[Ethereum, Target],
+        *,
+        is_each: bool,
+    ) -> None:
+        self._host = host
+        self._projection = projection
+        self._store = queue.store
+        self._queue = queue
+        self._chain, self._target = ledger
+        self._reader = LedgerReader(*ledger, queue.account.address)
+        self._is_each = is_each
+        self._books: dict[JobId, _Book] = {}
+        self._settled: set[JobId] = set()
+        self._head: Block | None = None
+        self.halts: Mapping[JobId | None, Halt] = {}
+        self.views: Mapping[JobId, JobView] = {}
+        self.waiting: dict[JobId, str] = {}
+
+    @property
+    def head(self) -> Block | None:
+        """Block of the last tick."""
+        return self._head
+
+    async def tick(self, *, has_receipts: bool) -> None:
+        """Look and act once.
+
+        Args:
+            has_receipts: Whether the projection has changed since the last tick.
+
+        Raises:
+            ChainUnreachableError: The RPC does not answer; the next tick goes on from what is
+                stored.
+        """
+        head = await self._chain.head()
+        is_new = self._head is None or head.hash != self._head.hash
+        if not is_new and not has_receipts:
+            return
+        if self._head is not None and is_new and head.parent != self._head.hash:
+            self._reader.invalidate_all()
+        states = {state.job_id: state for state in self._active_states()}
+        if is_new:
+            await self._look(head, states)
+        views = await self._reader.read(list(states.values()), head)
+        (still,) = await self._chain.blocks([head.number])
+        if still is None or still.hash != head.hash:
+            self._reader.invalidate_all()
+            raise ChainUnreachableError("the chain was reorganised while it was read")
+        self._head, self.views = head, {**self.views, **views}
+        for job_id, view in views.items():
+            await self._settle(states[job_id], view, head)
+
+    def order_reclaim(self, job_id: JobId, order: ReclaimOrder) -> None:
+        """Take an operator's order about a job's free escrow; it is kept."""
+        name = f"reclaim/{job_id}"
+        self._store.write(Change(values={name: str(order.value).encode()}))
+        self._settled.discard(job_id)
+        if job_id in self._books:
+            self._books[job_id].reclaim = order
+
+    async def retry(self, job_id: JobId) -> list[str]:
+        """Clear a job's halt. Returns the purposes that were given up and are planned anew."""
+        given_up = await self._queue.abandon(job_id)
+        self._books.pop(job_id, None)
+        self._head = None
+        return given_up
+
+    def note_receipts(self, job_id: JobId, lines: Iterable[ReceiptLine]) -> None:
+        """Add new receipts to what is to be recorded."""
+        self._settled.discard(job_id)
+        if book := self._books.get(job_id):
+            book.note_lines(lines)
+
+    def _active_states(self) -> list[LedgerState]:
+        return [
+            state
+            for job_id, state in self._projection.states.items()
+            if state.unit_price
+            and state.terms.domain.chain_id == self._queue.account.chain_id
+            and state.terms.domain.contract == self._target.ledger
+            and job_id not in self._settled
+        ]
+
+    async def _look(self, head: Block, states: Mapping[JobId, LedgerState]) -> None:
+        async def find_view(row: OutboxRow) -> JobView | None:
+            if row.job_id is None or row.job_id not in states:
+                return None
+            self._touch(row)
+            views = await self._reader.read([states[row.job_id]], head)
+            return views[row.job_id]
+
+        changes = await self._queue.look(head, find_view)
+        for row in changes.moved:
+            self._touch(row)
+        self.halts = changes.halts
+
+    def _touch(self, row: OutboxRow) -> None:
+        if row.job_id is None:
+            return
+        epoch = getattr(row.call, "epoch", None)
+        state = self._projection.states.get(row.job_id)
+        # A batch for an epoch that is closed goes into the first open one behind it.
+        last = state.ended_epochs + 1 if state else 0
+        self._reader.invalidate(row.job_id, () if epoch is None else range(epoch, last + 1))
+
+    async def _settle(self, state: LedgerState, view: JobView, head: Block) -> None:
+        job_id = state.job_id
+        book = self._books.get(job_id)
+        if book is None:
+            book = self._books[job_id] = await asyncio.to_thread(self._open_book, state)
+        is_halted = job_id in self.halts or None in self.halts
+        if not is_halted and await self._has_origin(state, book):
+            plan = plan_calls(self._work(state, book), view)
+            self.waiting[job_id] = plan.waiting
+            wanted = [await self._planned(job_id, each) for each in plan.calls]
+            book.note_rows(await self._queue.add(wanted, head))
+        await self._change_funding(state, book, view)
+        self._note_settled(state, book, view)
+
+    def _work(self, state: LedgerState, book: _Book) -> JobWork:
+        own = self._own_rows(state.job_id)
+        return JobWork(
+            state=state,
+            model=book.model,
+            dataset=book.dataset,
+            lines=list(book.lines.values()),
+            sealed=book.sealed,
+            next_sequence=book.next_sequence,
+            queued=book.queued,
+            pending={row.purpose for row in own if row.inclusion is None},
+            is_each=self._is_each,
+            reclaim=book.reclaim,
+        )
+
+    def _own_rows(self, job_id: JobId) -> list[OutboxRow]:
+        return [row for row in self._queue.rows if row.job_id == job_id]
+
+    def _open_book(self, state: LedgerState) -> _Book:
+        """A job's book from what is stored. Blocks."""
+        job_id = state.job_id
+        book = _Book()
+        book.note_rows(self._store.job_rows(self._queue.account, job_id))
+        for node in state.nodes:
+            first = book.sealed_count(node)
+            while receipts := self._store.receipts(job_id, node, first):
+                book.note_lines(map(receipt_line, receipts))
+                first = receipts[-1].receipt.sequence + 1
+        order = self._store.value(f"reclaim/{job_id}")
+        book.reclaim = ReclaimOrder(int(order or b"0"))
+        return book
+
+    async def _has_origin(self, state: LedgerState, book: _Book) -> bool:
+        """Whether the digests are known that a job is opened with; the model may be to come."""
+        if book.model != _NONE or f"open/{state.job_id}" in book.queued:
+            return True
+        rows = await asyncio.to_thread(self._host.rows, state.job_id, 0, _HEAD_ROWS)
+        for row in rows:
+            if row.kind not in {"JobCreated", "ModelInitialised"}:
+                continue
+            origin = msgspec.json.decode(row.body, type=_Origin)
+            if origin.manifest is not None:
+                book.dataset = origin.manifest.digest
+            if origin.model is not None:
+                book.model = origin.model.digest
+        return book.model != _NONE
+
+    async def _planned(self, job_id: JobId, planned: PlannedCall) -> Planned:
+        def find_receipt(node: NodeId, sequence: int) -> SignedReceipt:
+            (found,) = self._store.receipts(job_id, node, sequence, limit=1)
+            return found
+
+        made = await asyncio.to_thread(payload, planned.call, self._target, find_receipt)
+        return Planned(planned.purpose, job_id, planned.call, made)
+
+    async def _change_funding(self, state: LedgerState, book: _Book, view: JobView) -> None:
+        """Journal the work that the escrow covers, where that changes what the job may do."""
+        limit = funding_limit(state, view)
+        if waiting := self.waiting.get(state.job_id):
+            limit = limit._replace(reason=waiting)
+        if state.is_over or not _is_news(limit, book.funding, state):
+            return
+        refusal = await self._host.change_funding(state.job_id, limit.samples, limit.reason)
+        if refusal:
+            log.info("the job did not take its funding", job=state.job_id, reason=refusal)
+        book.funding = limit
+
+    def _note_settled(self, state: LedgerState, book: _Book, view: JobView) -> None:
+        """Leave a job alone that is over, recorded and paid."""
+        rows = self._own_rows(state.job_id)
+        is_due = any(epoch.nodes_due() for epoch in view.epochs.values())
+        is_reclaiming = book.reclaim is not ReclaimOrder.NONE and view.is_open and bool(view.free)
+        if state.is_over and not (book.lines or rows or is_due or is_reclaiming):
+            self._settled.add(state.job_id)
+            del self._books[state.job_id]
+
+
+def _is_news(limit: FundingLimit, before: FundingLimit | None, state: LedgerState) -> bool:
+    if before is None or limit.samples is None or before.samples is None:
+        return before is None or limit.samples != before.samples
+    gain, left = limit.samples - before.samples, before.samples - state.measured_samples
+    return (
+        gain < 0
+        or gain * _FUNDING_GAIN_PARTS > left
+        or (not gain and limit.reason != before.reason and left <= 0)
+    )

@@ -1,0 +1,126 @@
+"""The transaction of each call that settlement plans: destination, data and gas limit.
+
+Gas limits are formulas, nothing is estimated on the way: an estimate would have to wait until the
+transaction before is in a block. Each is an upper bound measured on the contract with cold storage
+(``tests/chain``) with a margin; what a transaction does not use is not paid, but on few chains.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from hypergpu.ids import Address, NodeId
+from hypergpu.statements.domain import address_bytes, job_salt, word_bytes
+from hypergpu.statements.receipt import Receipt, SignedReceipt
+from hypergpu.statements.signing import chain_form
+from payments.core.calls import (
+    Approve,
+    Call,
+    CloseEpoch,
+    Distribute,
+    FundJob,
+    OpenJob,
+    Reclaim,
+    RecordBatch,
+    RecordReceipt,
+    RequestReclaim,
+)
+from payments.shell.contracts import Contract, ledger_contract, token_contract
+
+DEPLOY_GAS = 6_000_000
+_APPROVE_GAS = 80_000
+_OPEN_GAS = 420_000
+_FUND_GAS = 140_000
+_RECORD_GAS = 240_000
+_CLOSE_GAS = 100_000
+_RECLAIM_GAS = 140_000
+_BATCH_GAS, _ENTRY_GAS = 130_000, 100_000
+_PAYMENT_GAS, _PAYEE_GAS = 150_000, 110_000
+
+LedgerCall = (
+    OpenJob
+    | FundJob
+    | RecordBatch
+    | RecordReceipt
+    | CloseEpoch
+    | Distribute
+    | RequestReclaim
+    | Reclaim
+)
+FindReceipt = Callable[[NodeId, int], SignedReceipt]
+"""A node's receipt by its sequence, in the call's job."""
+
+
+class Target(NamedTuple):
+    """Addresses that calls go to."""
+
+    ledger: Address
+    token: Address
+
+
+class Payload(NamedTuple):
+    """What a transaction does, before it has a nonce and a fee."""
+
+    to: bytes
+    data: bytes
+    gas: int
+
+
+def payload(call: Call, target: Target, find_receipt: FindReceipt) -> Payload:
+    """The transaction that makes a call."""
+    if isinstance(call, Approve):
+        data = token_contract().encode("approve", target.ledger, call.amount)
+        return Payload(address_bytes(target.token), data, _APPROVE_GAS)
+    data, gas = _ledger_call(call, ledger_contract(), find_receipt)
+    return Payload(address_bytes(target.ledger), data, gas)
+
+
+def _ledger_call(
+    call: LedgerCall, ledger: Contract, find_receipt: FindReceipt
+) -> tuple[bytes, int]:
+    if isinstance(call, OpenJob):
+        digests = word_bytes(call.model), word_bytes(call.dataset)
+        terms = (call.coordinator, *digests, call.unit_price, call.epochs)
+        return ledger.encode("openJob", job_salt(call.job_id), terms, call.escrow), _OPEN_GAS
+    if isinstance(call, RecordReceipt):
+        signed = find_receipt(call.entry.node, call.entry.count - 1)
+        return record_data(signed, call.epoch), _RECORD_GAS
+    job = word_bytes(call.job)
+    match call:
+        case RecordBatch():
+            words = [entry.word() for entry in call.entries]
+            arguments = (job, call.epoch, call.sequence, call.root, words)
+            return ledger.encode("submitAggregate", *arguments), _batch_gas(len(words))
+        case Distribute():
+            gas = _PAYMENT_GAS + _PAYEE_GAS * len(call.nodes)
+            return ledger.encode("distributePayments", job, call.epoch, call.nodes), gas
+        case CloseEpoch():
+            return ledger.encode("closeEpoch", job, call.epoch), _CLOSE_GAS
+        case FundJob():
+            return ledger.encode("fund", job, call.amount), _FUND_GAS
+        case RequestReclaim() | Reclaim():
+            name = "reclaim" if isinstance(call, Reclaim) else "requestReclaim"
+            return ledger.encode(name, job), _RECLAIM_GAS
+
+
+def _batch_gas(nodes: int) -> int:
+    return _BATCH_GAS + _ENTRY_GAS * nodes
+
+
+def record_data(signed: SignedReceipt, epoch: int) -> bytes:
+    """Call data of `submitContribution`, which anybody may send."""
+    return ledger_contract().encode(
+        "submitContribution",
+        receipt_tuple(signed.receipt),
+        chain_form(signed.contribution_signature),
+        chain_form(signed.signature),
+        epoch,
+    )
+
+
+def receipt_tuple(receipt: Receipt) -> tuple[object, ...]:
+    """A receipt as the contract's struct."""
+    return (
+        *(word_bytes(receipt.job), receipt.epoch, receipt.round, receipt.node, receipt.sequence),
+        *(word_bytes(receipt.contribution), receipt.samples, receipt.quality_bps),
+        *(word_bytes(receipt.evaluator), receipt.total_score),
+    )
