@@ -1,1 +1,1 @@
-"""Receipts on their way to a chain, measured: processes that are killed, chains that reorganise."""
+"""Receipts and their settlement, driven without training."""

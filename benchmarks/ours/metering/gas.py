@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from eth_account import Account
-from payments.shell.anvil import AnvilOptions, running_anvil
 from web3 import HTTPProvider, Web3
 from web3.contract import Contract
 
 from contracts.compile import ARTIFACTS
+from payments.shell.anvil import AnvilOptions, running_anvil
 
 _SAMPLES = 320
 _QUALITY_BPS = 9_000

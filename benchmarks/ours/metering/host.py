@@ -1,0 +1,207 @@
+"""A coordinator's journal without a coordinator: rounds are appended, the payments fold them.
+
+The journal lies in a file, so that a process may be killed at any instant and started again.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from hypergpu.digest import digest_of
+from hypergpu.extension import JournalRow
+from hypergpu.ids import JobId, Keccak, NodeId
+from hypergpu.jobfile.spec import JobSpec, Pay, Training
+from hypergpu.keys.keccak import keccak
+from hypergpu.signature import IdentityKey
+from hypergpu.statements.contribution import Contribution, contribution_hash
+from hypergpu.statements.domain import Terms, keccak_of, separator_of
+from hypergpu.statements.receipt import Receipt, SignedReceipt
+from hypergpu.statements.signing import sign
+from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
+from payments.core.facts import ChangedFact, CreatedFact, EndedFact, MeasuredFact, MeasuredWork
+
+JOB = JobId("job-00000000000a")
+UNIT_PRICE = 1_000
+ESCROW = 10**15
+SAMPLES = Samples(320)
+QUALITY_BPS = BasisPoints(9_000)
+COORDINATOR = IdentityKey(keccak(b"a benchmark's coordinator"))
+_MODEL = digest_of(b"model")
+
+
+class _ModelInitialised(msgspec.Struct):
+    class Model(msgspec.Struct):
+        digest: str
+
+    model: Model
+
+
+class _Line(msgspec.Struct, array_like=True):
+    job_id: JobId
+    kind: str
+    body: bytes
+
+
+class JournalHost:
+    """`hypergpu.extension.CoordinatorHost` over a file of rows."""
+
+    def __init__(
+        self, folder: Path, key: IdentityKey = COORDINATOR, database_url: str = ""
+    ) -> None:
+        self.data_dir = folder
+        self.database_url = database_url
+        self.key = key
+        self.received: dict[NodeId, list[SignedReceipt]] = defaultdict(list)
+        """Receipts that were handed out, by node."""
+        self.away: set[NodeId] = set()
+        """Nodes that are not connected."""
+        self.funding: dict[JobId, tuple[int | None, str]] = {}
+        self._rows: dict[JobId, list[JournalRow]] = defaultdict(list)
+        self._file = folder / "journal.jsonl"
+        if self._file.exists():
+            for line in self._file.read_bytes().splitlines():
+                self._add(msgspec.json.decode(line, type=_Line))
+
+    def jobs(self) -> tuple[JobId, ...]:
+        return tuple(self._rows)
+
+    def rows(self, job_id: JobId, from_sequence: int, limit: int) -> Sequence[JournalRow]:
+        return self._rows[job_id][from_sequence : from_sequence + limit]
+
+    def send_receipts(self, node: NodeId, job_id: JobId, receipts: Sequence[SignedReceipt]) -> bool:
+        if node in self.away:
+            return False
+        self.received[node] += receipts
+        return True
+
+    async def change_funding(self, job_id: JobId, funded_samples: int | None, reason: str) -> str:
+        self.funding[job_id] = funded_samples, reason
+        return ""
+
+    def append(self, job_id: JobId, rows: Iterable[tuple[str, msgspec.Struct]]) -> None:
+        """Journal some events at once."""
+        lines = [_Line(job_id, kind, msgspec.json.encode(body)) for kind, body in rows]
+        with self._file.open("ab") as file:
+            file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        for line in lines:
+            self._add(line)
+
+    def copy(self, job_id: JobId, rows: Iterable[JournalRow]) -> None:
+        """Take over rows of another journal."""
+        for row in rows:
+            self._add(_Line(job_id, row.kind, row.body))
+
+    def _add(self, line: _Line) -> None:
+        rows = self._rows[line.job_id]
+        rows.append(JournalRow(len(rows), line.kind, line.body))
+
+
+class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that trains nothing."""
+
+    job_id: JobId = JOB
+    nodes: int = 10
+    rounds_per_epoch: int = 5
+    rounds: int = 100
+    unit_price: int = UNIT_PRICE
+    escrow: int = ESCROW
+
+    @property
+    def keys(self) -> list[IdentityKey]:
+        """The nodes' keys, the same each time."""
+        return [node_key(number) for number in range(self.nodes)]
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job file."""
+        pay = Pay(
+            unit_price=self.unit_price, escrow=self.escrow, rounds_per_epoch=self.rounds_per_epoch
+        )
+        training = Training(rounds=self.rounds, nodes=self.nodes)
+        return JobSpec(workload="digits-softmax", training=training, pay=pay)
+
+    def created(self, terms: Terms) -> list[tuple[str, msgspec.Struct]]:
+        """The rows that a job begins with."""
+        created = CreatedFact(job_id=self.job_id, spec=self.spec, terms=terms)
+        model = _ModelInitialised(_ModelInitialised.Model(_MODEL))
+        return [("JobCreated", created), ("ModelInitialised", model)]
+
+    def measured(
+        self, round_: int, terms: Terms, keys: Sequence[IdentityKey] | None = None
+    ) -> tuple[str, MeasuredFact]:
+        """The row of a round in which every node's update was accepted."""
+        separator = separator_of(terms.domain)
+        works = []
+        for key in self.keys if keys is None else keys:
+            made = self.contribution(key, round_, terms)
+            works.append(
+                MeasuredWork(
+                    contribution=made,
+                    signature=sign(key, separator, made),
+                    quality_bps=QUALITY_BPS,
+                    evaluator="benchmark",
+                )
+            )
+        return "RoundMeasured", MeasuredFact(round=round_, updates=tuple(works))
+
+    def raised(self, escrow: int) -> tuple[str, msgspec.Struct]:
+        """The row of a raised escrow."""
+        plan = msgspec.structs.replace(self, escrow=escrow)
+        return "ParametersChanged", ChangedFact(plan.spec)
+
+    def signed(
+        self, work: MeasuredWork, key: IdentityKey, terms: Terms, sequence: int
+    ) -> SignedReceipt:
+        """A receipt of a measured update, signed with any key."""
+        made = work.contribution
+        receipt = Receipt(
+            job=made.job,
+            epoch=made.epoch,
+            round=made.round,
+            node=made.node,
+            sequence=sequence,
+            contribution=Keccak(contribution_hash(made).hex()),
+            samples=made.samples,
+            quality_bps=QUALITY_BPS,
+            evaluator=keccak_of("benchmark"),
+            total_score=(sequence + 1) * SAMPLES * QUALITY_BPS,
+        )
+        return SignedReceipt(
+            receipt=receipt,
+            signature=sign(key, separator_of(terms.domain), receipt),
+            contribution=made,
+            contribution_signature=work.signature,
+        )
+
+    def contribution(self, key: IdentityKey, round_: int, terms: Terms) -> Contribution:
+        """A node's signed statement about a round."""
+        return Contribution(
+            job=terms.job,
+            epoch=round_ // self.rounds_per_epoch,
+            round=round_,
+            node=key.node_id,
+            shard=_MODEL,
+            model=_MODEL,
+            update=digest_of(b"%d of %s" % (round_, key.node_id.encode())),
+            samples=SAMPLES,
+            inner_steps=10,
+            compute_ms=Milliseconds(1_000),
+            update_bytes=Bytes(4_096),
+            lease=round_ + 1,
+            nonce=round_ + 1,
+        )
+
+
+ENDED: tuple[str, msgspec.Struct] = ("JobEnded", EndedFact("finished", ""))
+
+
+def node_key(number: int) -> IdentityKey:
+    """The key of a node, the same each time."""
+    return IdentityKey(keccak(b"a benchmark's node %d" % number))
+
+
+def worth_of(receipts: int, unit_price: int = UNIT_PRICE) -> int:
+    """Amount that so many receipts of a node are worth."""
+    return receipts * SAMPLES * QUALITY_BPS * unit_price // 1_000_000
