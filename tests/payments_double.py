@@ -1,35 +1,38 @@
-"""A payments package that pays on no chain and remembers what the coordinator told it."""
+"""Payments packages of tests: they pay on no chain and remember what the coordinator told them."""
 
+import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 
 import grpc.aio
 
 from hypergpu.errors import HyperGPUError
 from hypergpu.extension import CoordinatorHost, PaymentSummary
-from hypergpu.ids import Address, JobId, NodeId
+from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Pay
-from hypergpu.signature import IdentityKey
 from hypergpu.statements.domain import Domain, Terms, terms_of
 from hypergpu.statements.receipt import SignedReceipt
+
+FREE_PAY = str(Path(__file__).parent / "plugins")
+"""On PYTHONPATH before all else, it gives a coordinator `FundingPayments`."""
 
 
 class RecordingPayments:
     """`hypergpu.extension.Payments` in memory."""
 
-    def __init__(self, key: IdentityKey, host: CoordinatorHost | None = None) -> None:
+    def __init__(self, host: CoordinatorHost) -> None:
         self.host = host
         self.refusal: HyperGPUError | None = None
         """Raised instead of terms."""
-        self.wakes = 0
         self.caught_up: list[tuple[JobId, list[str]]] = []
-        """Jobs whose rows were asked to be receipted, with the kinds of rows there were."""
+        """Jobs whose rows were to be receipted, with the kinds of rows there were."""
         self.greeted: dict[NodeId, Mapping[JobId, SignedReceipt]] = {}
-        self._owner = Address(key.node_id)
+        self.woken = asyncio.Event()
 
     def terms(self, job_id: JobId, pay: Pay) -> Terms:
         if self.refusal is not None:
             raise self.refusal
-        return terms_of(self._owner, job_id, Domain())
+        return terms_of(self.host.key.address, job_id, Domain())
 
     async def start(self) -> None:
         return
@@ -41,17 +44,35 @@ class RecordingPayments:
         return
 
     def wake(self) -> None:
-        self.wakes += 1
+        self.woken.set()
 
     def greet(self, node: NodeId, newest: Mapping[JobId, SignedReceipt]) -> None:
         self.greeted[node] = newest
 
     async def catch_up(self, job_id: JobId) -> None:
-        rows = self.host.rows(job_id, 0, 1_000) if self.host else ()
-        self.caught_up.append((job_id, [row.kind for row in rows]))
+        self.caught_up.append((job_id, [row.kind for row in self.host.rows(job_id, 0, 1_000)]))
 
     def summary(self) -> PaymentSummary | None:
         return None
 
     def add_services(self, server: grpc.aio.Server) -> None:
         return
+
+
+class FundingPayments(RecordingPayments):
+    """Funds every job without end, as soon as it knows of it; forgets all when it is killed."""
+
+    async def run(self) -> None:
+        funded: set[JobId] = set()
+        while True:
+            self.woken.clear()
+            for job_id in self.host.jobs():
+                if job_id not in funded:
+                    await self.host.change_funding(job_id, None, "")
+                    funded.add(job_id)
+            await self.woken.wait()
+
+
+def open_funding(host: CoordinatorHost) -> FundingPayments:
+    """Entry point of the plugin in `FREE_PAY`."""
+    return FundingPayments(host)

@@ -48,6 +48,8 @@ class CoordinatorProcess:
             *(["--plaintext"] if is_plaintext else []),
             *flags,
         ]
+        self.environment: dict[str, str] = {}
+        """Added to every later start's."""
         self._child: subprocess.Popen[str] | None = None
         self._ready: Ready | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +65,7 @@ class CoordinatorProcess:
 
     def launch(self, *, failpoints: str = "") -> "subprocess.Popen[str]":
         """Start it and wait for nothing."""
-        environment = {**ENVIRONMENT, "HYPERGPU_FAILPOINTS": failpoints}
+        environment = {**ENVIRONMENT, "HYPERGPU_FAILPOINTS": failpoints, **self.environment}
         command = program("coordinator", *self._arguments)
         self._child = start(command, log=self.log, is_read=True, environment=environment)
         return self._child

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.spec import Data, Evaluation, JobSpec, Pay, Training
-from tests.processes import Cluster, Happening, accepted_updates, failpoint_names
+from tests.payments_double import FREE_PAY
+from tests.processes import ROOT, Cluster, Happening, accepted_updates, failpoint_names
 
 KILLS = int(os.environ.get("CHAOS_KILLS", "10"))
 KILLS_A_JOB = 10
@@ -41,7 +42,10 @@ class Unkilled(NamedTuple):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("chaos")) as cluster:
+    cluster = Cluster(tmp_path_factory.mktemp("chaos"))
+    # Only a job that pays has its updates judged.
+    cluster.coordinator.environment["PYTHONPATH"] = f"{FREE_PAY}:{ROOT}"
+    with cluster:
         cluster.add_nodes(NODES, settings=AT_ONCE)
         yield cluster
 

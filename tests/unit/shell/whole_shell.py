@@ -46,7 +46,7 @@ def parts_in(folder: Path, journal: MemoryJournal | None = None) -> Parts:
     blobs = MemoryBlobs(folder, space)
     key, settings = IdentityKey.generate(), Settings(data_dir=folder)
     driver, roster = Driver(journal), Roster()
-    payments = RecordingPayments(key, PaymentsHost(settings, key, journal, driver, roster))
+    payments = RecordingPayments(PaymentsHost(settings, key, journal, driver, roster))
     return Parts(
         settings=settings,
         journal=journal,
