@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 
-from coordinator.core.job import ENDED, Job, Participant
+from coordinator.core.job import Job, Participant
 from coordinator.shell import translate
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.parts import Parts
@@ -87,7 +87,7 @@ async def _entries(parts: Parts, room: Room, following: int) -> Sequence[Entry]:
 def _is_over(parts: Parts, room: Room) -> bool:
     if parts.driver.is_closing or _is_removed(parts, room):
         return True
-    return room.job.phase in ENDED and not room.job.evaluating
+    return room.job.is_over and not room.job.evaluating
 
 
 def _is_removed(parts: Parts, room: Room) -> bool:
