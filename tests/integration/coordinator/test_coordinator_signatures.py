@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from hypergpu.ids import JobId
-from hypergpu.jobfile.spec import Codec, JobSpec, Pay, Training
+from hypergpu.jobfile.spec import CodecChoice, JobSpec, Pay, Training
 from hypergpu.statements.domain import Terms
 from hypergpu.statements.signing import sign
 from hypergpu.v1 import node_pb2
@@ -21,7 +21,7 @@ SPEC = JobSpec(
     workload="null",
     options={"parameters": PARAMETERS},
     training=Training(rounds=9, inner_steps=2, batch_size=50, nodes=1),
-    codec=Codec("fp32", "fp32"),
+    codec=CodecChoice("fp32", "fp32"),
     pay=Pay(rounds_per_epoch=2),
 )
 UPDATE = np.full(PARAMETERS, 0.25, np.float32).tobytes()
