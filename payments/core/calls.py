@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -23,6 +23,12 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
         """The contract's form: ``address[20] | count[4] | total score[8]``."""
         numbers = self.count.to_bytes(4, "big") + self.total_score.to_bytes(8, "big")
         return address_bytes(self.node) + numbers
+
+    @classmethod
+    def from_word(cls, word: bytes) -> Self:
+        """The entry of a word of 32 bytes."""
+        count, total_score = int.from_bytes(word[20:24], "big"), int.from_bytes(word[24:], "big")
+        return cls(NodeId("0x" + word[:20].hex()), count, total_score)
 
 
 class _Call(msgspec.Struct, frozen=True, kw_only=True, tag_field="call"):

@@ -1,0 +1,1 @@
+"""Commands of ``hypergpu ledger``. Nobody imports them but the command line."""

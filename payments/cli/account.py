@@ -1,0 +1,180 @@
+"""One account on one ledger, for as long as a command runs."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from hypergpu.client.settings import resolved
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import Address
+from hypergpu.signature import IdentityKey
+from hypergpu.statements.domain import Domain, address_bytes
+from payments.cli.outcome import LedgerAct, amount_text
+from payments.shell.chains import ChainProfile, check_url, profile_of_id
+from payments.shell.contracts import ledger_contract, token_contract
+from payments.shell.deployment import check_chain, recognise_ledger
+from payments.shell.ethereum import Block, Ethereum, View
+from payments.shell.wallet import Call, Wallet
+
+
+class OpenLedger:
+    """A ledger that commands read, at one block unless it is refreshed."""
+
+    def __init__(self, chain: Ethereum, domain: Domain, token: Address, block: Block) -> None:
+        self.chain, self.domain, self.token, self.block = chain, domain, token, block
+        self.decimals = 0
+
+    async def refresh(self) -> None:
+        """Read from the newest block on."""
+        self.block = await self.chain.head()
+
+    async def read(self, function: str, *arguments: object) -> Any:
+        """One view of the ledger.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, the ledger refuses it.
+        """
+        (found,) = await self.read_all([(function, arguments)])
+        if found is None:
+            raise HyperGPUError(Reason.REQUEST_INVALID, f"the ledger refuses {function}")
+        return found
+
+    async def read_all(self, views: Sequence[tuple[str, tuple[object, ...]]]) -> list[Any]:
+        """Several views; None for each that the ledger refuses."""
+        contract, address = ledger_contract(), self.domain.contract
+        asked = [View(contract, address, function, arguments) for function, arguments in views]
+        return await self.chain.read(asked, self.block)
+
+    async def token_number(self, function: str, *arguments: object) -> int:
+        """A number that the token answers; 0 where it has no such view."""
+        view = View(token_contract(), self.token, function, arguments)
+        (found,) = await self.chain.read([view], self.block)
+        return int(found or 0)
+
+    def amount(self, units: int) -> str:
+        """An amount for people."""
+        return amount_text(units, self.decimals)
+
+
+class LedgerAccount:
+    """An account that acts on a ledger, and what it did so far."""
+
+    def __init__(self, ledger: OpenLedger, key: IdentityKey, profile: ChainProfile) -> None:
+        self.ledger, self.address = ledger, key.address
+        self._wallet = Wallet(ledger.chain, key, profile)
+        self._blocks: list[int] = []
+        self.done: list[str] = []
+        self.amounts: dict[str, str] = {}
+        self.again_at_s: list[int] = []
+
+    async def act(self, function: str, *arguments: object) -> None:
+        """Have the ledger carry out a call; what is read afterwards is after it.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, the contract refuses it, with its reason.
+        """
+        data = ledger_contract().encode(function, *arguments)
+        await self._send(Call(ledger_contract(), self.ledger.domain.contract, data))
+
+    async def approve(self, amount: int) -> None:
+        """Let the ledger take an amount of the token.
+
+        Raises:
+            HyperGPUError: ARGUMENT_INVALID, the account has less.
+        """
+        balance = await self.ledger.token_number("balanceOf", self.address)
+        if balance < amount:
+            raise HyperGPUError(
+                Reason.ARGUMENT_INVALID,
+                f"{self.address} has {self.ledger.amount(balance)} of the token"
+                f" {self.ledger.token}, not {self.ledger.amount(amount)}",
+                fix="send the token to this account, or name a smaller amount",
+            )
+        data = token_contract().encode("approve", self.ledger.domain.contract, amount)
+        await self._send(Call(token_contract(), self.ledger.token, data))
+
+    def result(self) -> LedgerAct:
+        """Everything that was done."""
+        return LedgerAct(
+            account=self.address,
+            chain_id=self.ledger.domain.chain_id,
+            ledger=self.ledger.domain.contract,
+            blocks=self._blocks,
+            done=self.done,
+            amounts=self.amounts,
+            again_at_unix_s=min(self.again_at_s, default=0),
+        )
+
+    async def _send(self, call: Call) -> None:
+        if not await self.ledger.chain.balance_wei(self.address):
+            raise HyperGPUError(
+                Reason.ARGUMENT_INVALID,
+                f"{self.address} has no gas money on chain {self.ledger.domain.chain_id}",
+                fix="send it some of the chain's coin",
+            )
+        (included,) = await self._wallet.send([call])
+        self._blocks.append(included.block_number)
+        await self.ledger.refresh()
+
+
+@asynccontextmanager
+async def open_ledger(domain: Domain, chain_url: str) -> AsyncIterator[OpenLedger]:
+    """Connect to a ledger, and see that it is one.
+
+    Args:
+        domain: The ledger.
+        chain_url: RPC of its chain; empty: the profile's own, or the setting ``chain_url``.
+
+    Raises:
+        HyperGPUError: No RPC is known, or it is of another chain, or there is no ledger.
+    """
+    profile, _ = profile_of_id(domain.chain_id)
+    chain = Ethereum.of(rpc_url(profile, chain_url), profile)
+    try:
+        await check_chain(chain, profile)
+        target = await recognise_ledger(chain, domain)
+        ledger = OpenLedger(chain, domain, target.token, await chain.head())
+        ledger.decimals = await ledger.token_number("decimals")
+        yield ledger
+    finally:
+        await chain.close()
+
+
+@asynccontextmanager
+async def open_account(
+    domain: Domain, chain_url: str, key: IdentityKey
+) -> AsyncIterator[LedgerAccount]:
+    """Connect an account to a ledger; raises as `open_ledger`."""
+    async with open_ledger(domain, chain_url) as ledger:
+        yield LedgerAccount(ledger, key, profile_of_id(domain.chain_id)[0])
+
+
+def rpc_url(profile: ChainProfile, given: str) -> str:
+    """Address of the RPC to ask.
+
+    Raises:
+        HyperGPUError: ARGUMENT_INVALID, none is known, or it is no address.
+    """
+    url = given or profile.rpc_url or resolved()["chain_url"].value
+    if not url:
+        raise HyperGPUError(
+            Reason.ARGUMENT_INVALID,
+            f"no RPC of chain {profile.chain_id} is known here",
+            fix="name one: --chain-url URL; hypergpu ledger show says which the coordinator uses",
+        )
+    check_url(url)
+    return url
+
+
+def account_address(text: str, option: str) -> Address:
+    """An address that a person typed.
+
+    Raises:
+        HyperGPUError: ARGUMENT_INVALID, it is none.
+    """
+    lowered = text.strip().lower()
+    try:
+        address_bytes(Address(lowered))
+    except ValueError as wrong:
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, f"{option}: {wrong}") from wrong
+    return Address(lowered)

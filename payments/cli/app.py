@@ -1,0 +1,381 @@
+"""`hypergpu ledger`: see what jobs pay, check it, and act on a ledger without the coordinator."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hypergpu.terminal.commands import group
+from hypergpu.terminal.options import (
+    Address,
+    AsJson,
+    DataDir,
+    JobName,
+    NoConfirmation,
+    OperatorsPassphraseFile,
+    TokenFile,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from payments.cli.account import LedgerAccount
+
+app = group("See what jobs owe their nodes, check it, and take it.")
+
+_ChainUrl = Annotated[
+    str, typer.Option("--chain-url", metavar="URL", help="RPC of the chain; else a public one.")
+]
+_StateDir = Annotated[
+    Path | None, typer.Option("--state-dir", help="The node's folder, with its key and receipts.")
+]
+_NodesPassphraseFile = Annotated[
+    Path | None,
+    typer.Option("--passphrase-file", help="Opens the key; else the file beside its folder."),
+]
+_HeldJob = Annotated[
+    str | None, typer.Argument(metavar="JOB", help="Id of a job of this node, or its beginning.")
+]
+_OfJob = Annotated[
+    str | None,
+    typer.Option("--job", metavar="JOB", help="One on the ledger that is meant, if several are."),
+]
+_Amount = Annotated[int, typer.Argument(min=1, help="In the token's smallest unit.")]
+
+
+@app.command()
+def show(
+    job: JobName = None,
+    *,
+    is_all: Annotated[
+        bool, typer.Option("--all", help="Every transaction, not the newest alone.")
+    ] = False,
+    as_json: AsJson = False,
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Show what a job owes each node and how much of it is allotted and paid."""
+    from hypergpu.terminal.output import say_json
+    from payments.cli.service import Where, open_payments_client, run
+    from payments.cli.show import NEWEST_TRANSACTIONS, say_ledger, shown_ledger
+
+    async def work() -> None:
+        async with open_payments_client(Where(address, token_file), job) as payments:
+            found = await payments.ledger()
+        if as_json:
+            say_json(shown_ledger(payments.job_id, found))
+        else:
+            say_ledger(payments.job_id, found, None if is_all else NEWEST_TRANSACTIONS)
+
+    run(work)
+
+
+@app.command()
+def verify(  # noqa: PLR0913 - each is an option
+    job: JobName = None,
+    *,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", help="Written by `ledger export`: no coordinator is asked."),
+    ] = None,
+    is_offline: Annotated[
+        bool, typer.Option("--offline", help="Check the receipts alone, and ask no chain.")
+    ] = False,
+    chain_url: _ChainUrl = "",
+    as_json: AsJson = False,
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Check every receipt of a job, and that the ledger's records follow from them."""
+    from payments.cli.service import Where
+    from payments.cli.verifying import VerifyOrder, verify_job
+
+    if file is not None and job is not None:
+        raise typer.BadParameter("a file names its job itself")
+    order = VerifyOrder(job, file, chain_url, is_offline)
+    verify_job(order, Where(address, token_file), as_json=as_json)
+
+
+@app.command()
+def export(
+    job: JobName = None,
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="File to write.")],
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Write all receipts of a job to a file, which anybody can verify."""
+    from hypergpu.errors import HyperGPUError, Reason
+    from hypergpu.terminal.output import say
+    from payments.cli.service import Where, open_payments_client, run
+    from payments.core.receipts import encode_file
+
+    async def work() -> None:
+        async with open_payments_client(Where(address, token_file), job) as payments:
+            file = await payments.receipt_file()
+        try:
+            out.write_bytes(encode_file(file))
+        except OSError as broken:
+            detail = f"{out} cannot be written: {broken.strerror}"
+            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+        say(f"{out}: {len(file.receipts)} receipts of {file.job_id}")
+
+    run(work)
+
+
+@app.command()
+def claim(
+    job: _HeldJob = None,
+    *,
+    to: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Payee of credit that the node cannot receive.")
+    ] = "",
+    chain_url: _ChainUrl = "",
+    state_dir: _StateDir = None,
+    passphrase_file: _NodesPassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take what jobs owe this machine's node, by its newest receipts and without a coordinator."""
+    from hypergpu.terminal.output import say_json
+    from payments.cli.account import account_address, open_account
+    from payments.cli.accounts import NODE_KEY, folder_named, held_jobs, open_key
+    from payments.cli.node_acts import claim as claim_job
+    from payments.cli.outcome import Claimed, say_act
+    from payments.cli.service import run
+
+    payee = account_address(to, "--to") if to else None
+    folder = folder_named("state_dir", state_dir)
+    held = held_jobs(folder, job)
+    key = open_key(folder, NODE_KEY, passphrase_file)
+
+    async def work() -> None:
+        acts = []
+        for each in held:
+            async with open_account(each.terms.domain, chain_url, key) as account:
+                await claim_job(account, each, payee)
+                acts.append(account.result())
+        if as_json:
+            say_json(Claimed(acts=acts))
+            return
+        for act in acts:
+            say_act(act, as_json=False)
+
+    run(work)
+
+
+@app.command()
+def register(
+    *,
+    stake_amount: Annotated[
+        int, typer.Option("--stake", min=0, help="In the token's smallest unit.")
+    ] = 0,
+    job: _OfJob = None,
+    chain_url: _ChainUrl = "",
+    state_dir: _StateDir = None,
+    passphrase_file: _NodesPassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Register this machine's node on the ledger of its jobs, with stake if it is named."""
+    from payments.cli.accounts import folder_named
+    from payments.cli.node_acts import register as register_node
+
+    folder = folder_named("state_dir", state_dir)
+    _act_as_node(
+        lambda account: register_node(account, folder, stake_amount),
+        (job, chain_url),
+        (folder, passphrase_file),
+        as_json=as_json,
+    )
+
+
+@app.command()
+def stake(
+    amount: _Amount,
+    *,
+    job: _OfJob = None,
+    chain_url: _ChainUrl = "",
+    state_dir: _StateDir = None,
+    passphrase_file: _NodesPassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add to the stake of this machine's node: shares up to it are paid at once."""
+    from payments.cli.node_acts import stake as add_stake
+
+    _act_as_node(
+        lambda account: add_stake(account, amount),
+        (job, chain_url),
+        (state_dir, passphrase_file),
+        as_json=as_json,
+    )
+
+
+@app.command()
+def unstake(
+    amount: Annotated[
+        str, typer.Argument(metavar="AMOUNT|all", help="In the token's smallest unit.")
+    ] = "all",
+    *,
+    job: _OfJob = None,
+    chain_url: _ChainUrl = "",
+    state_dir: _StateDir = None,
+    passphrase_file: _NodesPassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask for stake back; run it again once its wait is over to take it."""
+    from payments.cli.node_acts import unstake as ask_back
+
+    if amount != "all" and not (amount.isascii() and amount.isdecimal() and int(amount)):
+        raise typer.BadParameter(f"{amount} is neither a whole number above 0 nor: all")
+    wanted = None if amount == "all" else int(amount)
+    _act_as_node(
+        lambda account: ask_back(account, wanted),
+        (job, chain_url),
+        (state_dir, passphrase_file),
+        as_json=as_json,
+    )
+
+
+@app.command()
+def void(  # noqa: PLR0913 - each is an option
+    job: JobName = None,
+    *,
+    node: Annotated[str, typer.Option("--node", metavar="ADDRESS", help="Whose share.")],
+    epoch: Annotated[int, typer.Option("--epoch", min=0, max=2**32 - 1)],
+    evidence: Annotated[
+        Path, typer.Option("--evidence", help="Document that says why; its digest is recorded.")
+    ],
+    penalty: Annotated[
+        int, typer.Option("--penalty", min=0, help="Most that its free stake loses on top.")
+    ] = 0,
+    key: Annotated[
+        list[Path] | None,
+        typer.Option("--key", metavar="FILE", help="An arbiter's keystore; the first one sends."),
+    ] = None,
+    key_passphrase_file: Annotated[
+        Path | None, typer.Option("--key-passphrase-file", help="Opens the keystores.")
+    ] = None,
+    signature: Annotated[
+        list[str] | None,
+        typer.Option("--signature", metavar="HEX", help="Another arbiter's, by --sign-only."),
+    ] = None,
+    sign_only: Annotated[
+        bool, typer.Option("--sign-only", help="Print this arbiter's signature and send nothing.")
+    ] = False,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="Of `ledger export`: no coordinator is asked.")
+    ] = None,
+    chain_url: _ChainUrl = "",
+    yes: NoConfirmation = False,
+    as_json: AsJson = False,
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """As arbiters, void a node's share inside its challenge window and slash its stake."""
+    from payments.cli.account import account_address
+    from payments.cli.service import Where
+    from payments.cli.voiding import JobSource, VoidOrder, sign_share, void_share
+
+    if not key or key_passphrase_file is None:
+        raise typer.BadParameter(
+            "name an arbiter's keystore and its passphrase: --key, --key-passphrase-file"
+        )
+    order = VoidOrder(
+        node=account_address(node, "--node"),
+        epoch=epoch,
+        penalty=penalty,
+        evidence=evidence,
+        keys=tuple(key),
+        passphrase_file=key_passphrase_file,
+        signatures=tuple(signature or ()),
+    )
+    source = JobSource(job, file, Where(address, token_file))
+    if sign_only:
+        sign_share(order, source)
+    else:
+        void_share(order, source, chain_url, yes=yes, as_json=as_json)
+
+
+@app.command()
+def reclaim(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id or the beginning of it.")],
+    *,
+    yes: NoConfirmation = False,
+    as_json: AsJson = False,
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Announce a job's end on its ledger; run it again after the wait to take its free escrow."""
+    from payments.cli.reclaiming import reclaim_job
+    from payments.cli.service import Where
+
+    reclaim_job(job, Where(address, token_file), yes=yes, as_json=as_json)
+
+
+@app.command()
+def deploy(  # noqa: PLR0913 - each is an option
+    *,
+    token: Annotated[str, typer.Option(metavar="ADDRESS", help="The ERC-20 that it pays in.")],
+    window: Annotated[
+        int | None, typer.Option(help="Challenge window in seconds; else the chain's usual one.")
+    ] = None,
+    unbonding: Annotated[
+        int | None, typer.Option(help="Seconds; else a day, or the window if that is longer.")
+    ] = None,
+    arbiter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ADDRESS", help="Repeatable; else the coordinator alone."),
+    ] = None,
+    quorum: Annotated[
+        int | None, typer.Option(help="Arbiters that a verdict needs; else more than half.")
+    ] = None,
+    treasury: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Gets penalties; else the coordinator.")
+    ] = "",
+    chain: Annotated[
+        str, typer.Option("--chain", help="Name, profile file or RPC address; else the setting.")
+    ] = "",
+    chain_url: _ChainUrl = "",
+    data_dir: DataDir = None,
+    passphrase_file: OperatorsPassphraseFile = None,
+    yes: NoConfirmation = False,
+    as_json: AsJson = False,
+) -> None:
+    """Create a ledger by the key of this machine's coordinator, which must not settle meanwhile."""
+    from payments.cli.account import account_address
+    from payments.cli.deploying import DeployOrder, deploy_ledger
+
+    order = DeployOrder(
+        token=account_address(token, "--token"),
+        window_s=window,
+        unbonding_s=unbonding,
+        arbiters=tuple(account_address(each, "--arbiter") for each in arbiter or ()),
+        quorum=quorum,
+        treasury=account_address(treasury, "--treasury") if treasury else None,
+    )
+    deploy_ledger(order, (chain, chain_url), (data_dir, passphrase_file), yes=yes, as_json=as_json)
+
+
+def _act_as_node(
+    act: "Callable[[LedgerAccount], Awaitable[None]]",
+    ledger: tuple[str | None, str],
+    whose: tuple[Path | None, Path | None],
+    *,
+    as_json: bool,
+) -> None:
+    """Open the node's account on the one ledger of its jobs, act, and print what was done."""
+    from payments.cli.account import open_account
+    from payments.cli.accounts import NODE_KEY, folder_named, held_jobs, one_ledger, open_key
+    from payments.cli.outcome import say_act
+    from payments.cli.service import run
+
+    job, chain_url = ledger
+    folder = folder_named("state_dir", whose[0])
+    domain = one_ledger(held_jobs(folder, job))
+    key = open_key(folder, NODE_KEY, whose[1])
+
+    async def work() -> None:
+        async with open_account(domain, chain_url, key) as account:
+            await act(account)
+            say_act(account.result(), as_json=as_json)
+
+    run(work)

@@ -1,0 +1,191 @@
+"""`ledger deploy`: create a ledger on a chain by a coordinator's key."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from hypergpu.client.settings import resolved
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import Address
+from hypergpu.signature import IdentityKey
+from hypergpu.statements.domain import ZERO_ADDRESS
+from hypergpu.terminal.output import confirm, note, say, say_json
+from payments.cli.accounts import COORDINATOR_KEY, folder_named, open_key
+from payments.cli.service import run
+from payments.shell.chains import NONE, ChainProfile, named_chain, profile_of_id
+from payments.shell.contracts import created_address, ledger_contract
+from payments.shell.deployment import LedgerOptions
+from payments.shell.ethereum import Ethereum
+from payments.shell.wallet import Call, Wallet
+
+WINDOW_S_LEAST = 30
+_DAY_S = 86_400
+_SECONDS_MOST = 2**32 - 1
+_QUORUM_MOST = 255
+
+
+class Deployed(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="hypergpu/deployed/2"
+):
+    """A new ledger."""
+
+    ledger: str
+    chain_id: int
+    coordinator: str
+    block: int
+    token: str
+    window_s: int
+    unbonding_s: int
+    quorum: int
+    treasury: str
+    arbiters: list[str]
+
+
+class DeployOrder(NamedTuple):
+    """Options of a new ledger as the operator gave them."""
+
+    token: Address
+    window_s: int | None
+    unbonding_s: int | None
+    arbiters: tuple[Address, ...]
+    quorum: int | None
+    treasury: Address | None
+
+    def options(self, own: Address, profile: ChainProfile) -> LedgerOptions:
+        """Complete options.
+
+        Raises:
+            HyperGPUError: ARGUMENT_INVALID, the ledger would refuse them, with each fault.
+        """
+        window_s = profile.window_s if self.window_s is None else self.window_s
+        arbiters = self.arbiters or (own,)
+        options = LedgerOptions(
+            token=self.token,
+            window_s=window_s,
+            unbonding_s=max(window_s, _DAY_S) if self.unbonding_s is None else self.unbonding_s,
+            quorum=len(arbiters) // 2 + 1 if self.quorum is None else self.quorum,
+            treasury=self.treasury or own,
+            arbiters=arbiters,
+        )
+        if faults := _option_faults(options):
+            detail = "; ".join(faults)
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="correct these options")
+        return options
+
+
+async def deploy(
+    chain: Ethereum, profile: ChainProfile, key: IdentityKey, options: LedgerOptions
+) -> tuple[Address, int]:
+    """Create a ledger by a coordinator's key: its address and block.
+
+    Raises:
+        HyperGPUError: ARGUMENT_INVALID, the token is no contract, or there is no gas money.
+    """
+    if not await chain.code(options.token):
+        detail = f"there is no contract at the token's address {options.token}"
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="name an ERC-20: --token ADDRESS")
+    if not await chain.balance_wei(key.address):
+        raise HyperGPUError(
+            Reason.ARGUMENT_INVALID,
+            f"the coordinator's account {key.address} has no gas money on chain {profile.chain_id}",
+            fix="send it some of the chain's coin",
+        )
+    nonce = await chain.next_nonce(key.address)
+    call = Call(ledger_contract(), None, options.creation_data())
+    (included,) = await Wallet(chain, key, profile).send([call])
+    return created_address(key.address, nonce), included.block_number
+
+
+def _option_faults(options: LedgerOptions) -> list[str]:
+    """Everything that the ledger would refuse."""
+    least, most = WINDOW_S_LEAST, _SECONDS_MOST
+    quorum_most = min(len(options.arbiters), _QUORUM_MOST)
+    faults = {
+        f"--window is from {least} to {most} s": least <= options.window_s <= most,
+        f"--unbonding is from the window, {options.window_s}, to {most} s": (
+            options.window_s <= options.unbonding_s <= most
+        ),
+        f"--quorum is from 1 to {quorum_most}": 1 <= options.quorum <= quorum_most,
+        "an --arbiter is named twice": len(set(options.arbiters)) == len(options.arbiters),
+        "an --arbiter or the --treasury is the zero address": (
+            ZERO_ADDRESS not in {*options.arbiters, options.treasury}
+        ),
+    }
+    return [text for text, is_right in faults.items() if not is_right]
+
+
+def deploy_ledger(
+    order: DeployOrder,
+    chain: tuple[str, str],
+    whose: tuple[Path | None, Path | None],
+    *,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Create a ledger and print how a coordinator is told of it.
+
+    Args:
+        order: Its options.
+        chain: Chain and RPC as given; empty: the settings'.
+        whose: The coordinator's folder and passphrase file; None: the usual ones.
+        yes: Whether the operator agreed beforehand.
+        as_json: Whether to print JSON.
+
+    Raises:
+        HyperGPUError: No chain is named, or the options or the account do not fit.
+    """
+    key = open_key(folder_named("data_dir", whose[0]), COORDINATOR_KEY, whose[1])
+    made = run(lambda: _deployed(order, chain, key, yes=yes))
+    if as_json:
+        say_json(made)
+        return
+    say(f"ledger {made.ledger} on chain {made.chain_id}, in block {made.block}")
+    say(f"let the coordinator use it: HYPERGPU_COORDINATOR_LEDGER_CONTRACT={made.ledger}")
+
+
+async def _deployed(
+    order: DeployOrder, named: tuple[str, str], key: IdentityKey, *, yes: bool
+) -> Deployed:
+    chain, profile = await _open_chain(*named)
+    try:
+        options = order.options(key.address, profile)
+        final_s = profile.depth * profile.block_ms // 1000
+        if options.window_s < final_s:
+            note(f"the window of {options.window_s} s ends before payments are final: {final_s} s")
+        if tuple(options.arbiters) == (key.address,):
+            note("the coordinator is the only arbiter: nobody else can void what it pays")
+        confirm(f"create a ledger on chain {profile.chain_id} by {key.address}?", yes=yes)
+        ledger, block = await deploy(chain, profile, key, options)
+    finally:
+        await chain.close()
+    return Deployed(
+        ledger=ledger,
+        chain_id=profile.chain_id,
+        coordinator=key.address,
+        block=block,
+        token=options.token,
+        window_s=options.window_s,
+        unbonding_s=options.unbonding_s,
+        quorum=options.quorum,
+        treasury=options.treasury,
+        arbiters=list(options.arbiters),
+    )
+
+
+async def _open_chain(chain: str, chain_url: str) -> tuple[Ethereum, ChainProfile]:
+    settings = resolved({"chain": chain, "chain_url": chain_url})
+    name, url = settings["chain"].value, settings["chain_url"].value
+    if name == NONE:
+        detail = "no chain is named"
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="name it: --chain CHAIN")
+    found = named_chain(name, url)
+    if found and not found.url:
+        detail = f"the chain {name} is started by its coordinator, which deploys the ledger itself"
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="name its RPC: --chain-url URL")
+    connected = Ethereum(found.url if found else name)
+    profile, _ = profile_of_id(await connected.chain_id())
+    if found and found.profile.chain_id != profile.chain_id:
+        detail = f"the RPC is of chain {profile.chain_id}, not of {found.profile.chain_id}"
+        raise HyperGPUError(Reason.CHAIN_WRONG, detail)
+    return connected, found.profile if found else profile

@@ -1,0 +1,245 @@
+"""What a node does on its ledger by itself: claim, register, stake and unstake."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import Address
+from hypergpu.keys.keccak import keccak
+from hypergpu.statements.domain import word_bytes
+from hypergpu.statements.signing import chain_form
+from hypergpu.units import Wei
+from payments.cli.account import LedgerAccount
+from payments.cli.accounts import HeldJob, worker_facts
+from payments.cli.outcome import time_text
+from payments.core.calls import ShareState
+from payments.core.rewards import worth
+from payments.shell.transactions import receipt_tuple
+
+_MIB = 1 << 20
+_EPOCHS_AT_ONCE = 50
+
+
+class DueShare(NamedTuple):
+    """A share of the node that is not paid."""
+
+    epoch: int
+    amount: int
+    opened_at_s: int
+    closed_at_s: int
+    """0: the epoch is open."""
+
+
+async def claim(node: LedgerAccount, held: HeldJob, to: Address | None) -> None:
+    """Take everything that a job owes a node and that is to be had now, without its coordinator.
+
+    The node's newest receipt is recorded if it states more than the ledger does; epochs that the
+    coordinator left open are closed once anybody may; shares are paid.
+
+    Args:
+        node: Account of the node, open on the job's ledger.
+        held: The job.
+        to: Payee of credit, where the token refuses to pay the node itself.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, the ledger refuses something; JOB_UNKNOWN, the job is not
+            on the ledger.
+    """
+    job = word_bytes(held.terms.job)
+    (found,) = await node.ledger.read_all([("getJob", (job,))])
+    if found is None:
+        raise HyperGPUError(
+            Reason.JOB_UNKNOWN,
+            f"{held.job_id} is not on the ledger: its coordinator has put no escrow in",
+            fix="wait for the coordinator to open it; nothing can be paid before",
+        )
+    await _record_newest(node, held, found)
+    newest_epoch = held.newest.receipt.epoch if held.newest else 0
+    async for share in due_shares(node, job, newest_epoch):
+        await _take_share(node, held, share)
+    await _take_credit(node, to)
+    if not node.done:
+        node.done.append(f"{held.job_id}: nothing is due")
+
+
+async def due_shares(node: LedgerAccount, job: bytes, newest_epoch: int) -> AsyncIterator[DueShare]:
+    """Shares of a node in a job that are not paid, in order of epochs.
+
+    Args:
+        node: The account.
+        job: The job's key.
+        newest_epoch: Epoch of the node's newest receipt; its share may be in a later one.
+    """
+    first, is_over = 0, False
+    while not is_over:
+        epochs = range(first, first + _EPOCHS_AT_ONCE)
+        heads = await node.ledger.read_all([("getEpoch", (job, epoch)) for epoch in epochs])
+        shares = await node.ledger.read_all(
+            [("getContribution", (job, epoch, node.address)) for epoch in epochs]
+        )
+        for epoch, head, share in zip(epochs, heads, shares, strict=True):
+            if ShareState(share["state"]) is ShareState.DUE:
+                yield DueShare(epoch, share["amount"], head["openedAt"], head["closedAt"])
+        first += _EPOCHS_AT_ONCE
+        is_over = first > newest_epoch and not heads[-1]["openedAt"]
+
+
+async def register(node: LedgerAccount, state_dir: Path, stake_amount: int) -> None:
+    """Register a node with what its worker said of the machine, and with stake.
+
+    Raises:
+        HyperGPUError: ARGUMENT_INVALID, it is registered; FILE_UNUSABLE, nothing is known of it.
+    """
+    facts, content = worker_facts(state_dir)
+    if number := (await node.ledger.read("getNodeMetrics", node.address, []))["id"]:
+        raise HyperGPUError(
+            Reason.ARGUMENT_INVALID,
+            f"{node.address} is registered already, as node {number}",
+            fix="add to its stake: hypergpu ledger stake AMOUNT",
+        )
+    if stake_amount:
+        await node.approve(stake_amount)
+    memory_mb = min(facts.memory_bytes // _MIB, 2**32 - 1)
+    capabilities = word_bytes(digest_of(content))
+    meta = (capabilities, keccak(facts.device.encode()), memory_mb)
+    await node.act("registerNode", meta, stake_amount)
+    shown = node.ledger.amount(stake_amount)
+    node.done.append(f"registered {node.address} ({facts.device}) with a stake of {shown}")
+    node.amounts["staked"] = str(stake_amount)
+
+
+async def stake(node: LedgerAccount, amount: int) -> None:
+    """Add to a node's stake.
+
+    Raises:
+        HyperGPUError: ARGUMENT_INVALID, the node is not registered or has too few tokens.
+    """
+    if not (await node.ledger.read("getNodeMetrics", node.address, []))["id"]:
+        raise HyperGPUError(
+            Reason.ARGUMENT_INVALID,
+            f"{node.address} is not registered on {node.ledger.domain.contract}",
+            fix=f"register it: hypergpu ledger register --stake {amount}",
+        )
+    await node.approve(amount)
+    await node.act("stake", amount)
+    staked, *_ = await node.ledger.read("stakeOf", node.address)
+    node.amounts.update(added=str(amount), staked=str(staked))
+    shown = node.ledger.amount
+    node.done.append(f"staked {shown(amount)}, {shown(staked)} in all")
+
+
+async def unstake(node: LedgerAccount, amount: int | None) -> None:
+    """Ask for stake back; take what was asked for once its wait is over.
+
+    Args:
+        node: The account.
+        amount: None: all that no payment locks.
+
+    Raises:
+        HyperGPUError: ARGUMENT_INVALID, so much is not free.
+    """
+    shown = node.ledger.amount
+    staked, locked, unbonding, release_at_s = await node.ledger.read("stakeOf", node.address)
+    if unbonding and node.ledger.block.time_s >= release_at_s:
+        await node.act("withdrawStake")
+        node.amounts["withdrawn"] = str(unbonding)
+        node.done.append(f"took {shown(unbonding)} of stake back")
+    elif unbonding and amount is None:
+        node.done.append(f"{shown(unbonding)} is unbonding until {time_text(release_at_s)}")
+        node.again_at_s.append(release_at_s)
+    else:
+        await _request_unstake(node, staked - locked, amount)
+
+
+async def _request_unstake(node: LedgerAccount, free: int, amount: int | None) -> None:
+    shown = node.ledger.amount
+    wanted = free if amount is None else amount
+    if not free or wanted > free:
+        window_s = await node.ledger.read("CHALLENGE_WINDOW")
+        raise HyperGPUError(
+            Reason.ARGUMENT_INVALID,
+            f"{shown(free)} of the stake of {node.address} is free; payments lock the rest",
+            fix=f"ask for that at most, or wait: a payment's lock ends within {2 * window_s} s",
+        )
+    await node.act("unstake", wanted)
+    *_, unbonding, release_at_s = await node.ledger.read("stakeOf", node.address)
+    node.amounts["unbonding"] = str(unbonding)
+    node.done.append(f"{shown(unbonding)} is unbonding until {time_text(release_at_s)}")
+    node.again_at_s.append(release_at_s)
+
+
+async def _record_newest(node: LedgerAccount, held: HeldJob, job: dict[str, object]) -> None:
+    """Record the node's newest receipt if the ledger has less, or was short of escrow."""
+    if held.newest is None:
+        return
+    receipt, price = held.newest.receipt, Wei(int(str(job["terms"]["unitPrice"])))  # type: ignore[index]
+    account = await node.ledger.read("getAccount", word_bytes(held.terms.job), node.address)
+    is_newer = receipt.total_score > account["score"] or receipt.sequence >= account["counted"]
+    is_short = worth(price, account["score"]) > account["earned"] and bool(job["free"])
+    if not (is_newer or is_short):
+        return
+    ends_at_s = int(str(job["endsAt"]))
+    window_s = await node.ledger.read("CHALLENGE_WINDOW")
+    if ends_at_s and node.ledger.block.time_s >= ends_at_s - window_s:
+        last = time_text(ends_at_s - window_s)
+        node.done.append(f"{held.job_id} ended on the ledger: it took receipts until {last}")
+        return
+    await node.act(
+        "submitContribution",
+        receipt_tuple(receipt),
+        chain_form(held.newest.contribution_signature),
+        chain_form(held.newest.signature),
+        receipt.epoch,
+    )
+    now = await node.ledger.read("getAccount", word_bytes(held.terms.job), node.address)
+    added = now["earned"] - account["earned"]
+    node.amounts["recorded"] = str(added + int(node.amounts.get("recorded", "0")))
+    receipts = f"receipts up to number {receipt.sequence + 1}"
+    node.done.append(f"{held.job_id}: recorded {receipts}, {node.ledger.amount(added)} more is due")
+    if lacking := worth(price, now["score"]) - now["earned"]:
+        shown = node.ledger.amount(lacking)
+        node.done.append(f"{held.job_id}: its escrow is short of {shown} that the receipts prove")
+
+
+async def _take_share(node: LedgerAccount, held: HeldJob, share: DueShare) -> None:
+    """Close a share's epoch if need be and have the share paid, or say from when it can be."""
+    job = word_bytes(held.terms.job)
+    name = f"{held.job_id}, epoch {share.epoch}: {node.ledger.amount(share.amount)}"
+    window_s = await node.ledger.read("CHALLENGE_WINDOW")
+    closed_at_s = share.closed_at_s
+    if not closed_at_s:
+        (may_close,) = await node.ledger.read_all([("closeEpoch", (job, share.epoch))])
+        if may_close is None:
+            closes_at_s = share.opened_at_s + await node.ledger.read("UNBONDING")
+            node.done.append(f"{name} waits for its epoch, which you may close later")
+            node.again_at_s.append(closes_at_s)
+            return
+        await node.act("closeEpoch", job, share.epoch)
+        node.done.append(f"{held.job_id}: closed epoch {share.epoch}, which was left open")
+        closed_at_s = (await node.ledger.read("getEpoch", job, share.epoch))["closedAt"]
+    payment = (job, share.epoch, [node.address])
+    if not await node.ledger.read("distributePayments", *payment):
+        node.done.append(f"{name} is paid after its challenge window; stake would have it paid now")
+        node.again_at_s.append(closed_at_s + window_s)
+        return
+    await node.act("distributePayments", *payment)
+    node.amounts["paid"] = str(share.amount + int(node.amounts.get("paid", "0")))
+    node.done.append(f"{name} was paid")
+
+
+async def _take_credit(node: LedgerAccount, to: Address | None) -> None:
+    credit = await node.ledger.read("creditOf", node.address)
+    if not credit:
+        return
+    payee = to or node.address
+    shown = node.ledger.amount(credit)
+    try:
+        await node.act("withdrawCredit", payee)
+    except HyperGPUError as refused:
+        detail = f"the token refuses to pay credit of {shown} to {payee}: {refused.detail}"
+        fix = "name another address: hypergpu ledger claim --to ADDRESS"
+        raise HyperGPUError(refused.reason, detail, fix=fix) from refused
+    node.amounts["credit"] = str(credit)
+    node.done.append(f"took credit of {shown} to {payee}")

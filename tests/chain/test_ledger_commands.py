@@ -1,0 +1,249 @@
+"""Commands that act on a ledger, on an Anvil: claims without a coordinator, stake, verdicts."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from hypergpu.digest import digest_of
+from hypergpu.keys.keccak import keccak
+from hypergpu.statements.domain import word_bytes
+from payments.shell.anvil import Anvil
+from tests.chain.ledger_site import (
+    EACH,
+    SCORE,
+    UNBONDING_S,
+    WINDOW_S,
+    LedgerSite,
+    job_of,
+)
+from tests.properties.statements.strategies import COORDINATOR, JOB, node_key
+
+NODE, OTHER = node_key(1), node_key(2)
+ARBITERS = sorted((node_key(8), node_key(9)), key=lambda key: key.address)
+
+
+@pytest.fixture
+def site(anvil: Anvil, tmp_path: Path) -> LedgerSite:
+    """An open job, and a chain that makes a block for each transaction."""
+    made = LedgerSite(anvil, tmp_path, tuple(key.address for key in ARBITERS))
+    made.ask("evm_setAutomine", True)
+    made.deploy()
+    return made
+
+
+def test_an_undercounted_node_is_paid_in_full_after_its_coordinator_vanished(
+    site: LedgerSite,
+) -> None:
+    site.work(NODE, 7)
+    site.batch(0, 0, {NODE: 2})
+    folder = site.node(NODE)
+
+    first = site.as_node(folder, "claim")["acts"][0]
+    assert first["amounts"] == {"recorded": str(5 * EACH)}
+    assert any("you may close later" in text for text in first["done"])
+    assert first["again_at_unix_s"] > 0
+
+    site.pass_time(UNBONDING_S)
+    second = site.as_node(folder, "claim", JOB)["acts"][0]
+    assert any("was left open" in text for text in second["done"])
+    assert "paid" not in second["amounts"]
+
+    site.pass_time(WINDOW_S)
+    third = site.as_node(folder, "claim", JOB[:8])["acts"][0]
+    assert third["amounts"]["paid"] == str(7 * EACH)
+    assert site.balance(NODE.address) == 7 * EACH
+
+    assert site.as_node(folder, "claim")["acts"][0]["done"] == [f"{JOB}: nothing is due"]
+
+
+def test_a_staked_node_is_paid_at_once_and_its_stake_comes_back_after_the_lock(
+    site: LedgerSite,
+) -> None:
+    site.work(NODE, 3)
+    site.mint(NODE, 10 * EACH)
+    folder = site.node(NODE)
+    assert site.as_node(folder, "register", "--stake", str(EACH))["amounts"] == {
+        "staked": str(EACH)
+    }
+    metrics = site.view("getNodeMetrics", NODE.address, [])
+    content = (folder / "worker.json").read_bytes()
+    assert metrics["meta"] == {
+        "capabilities": word_bytes(digest_of(content)),
+        "device": keccak(b"cuda"),
+        "memoryMb": 8_192,
+    }
+    assert site.as_node(folder, "stake", str(4 * EACH))["amounts"]["staked"] == str(5 * EACH)
+
+    site.batch(0, 0, {NODE: 3})
+    site.act(COORDINATOR, "closeEpoch", job_of(site.terms), 0)
+    paid = site.as_node(folder, "claim")["acts"][0]
+    assert paid["amounts"] == {"paid": str(3 * EACH)}
+
+    refused = site.hypergpu(
+        *("unstake", str(3 * EACH), "--state-dir", str(folder), "--chain-url", site.url)
+    )
+    assert "payments lock the rest" in refused.output
+    assert f"lock ends within {2 * WINDOW_S} s" in refused.output
+    asked = site.as_node(folder, "unstake")
+    assert asked["amounts"] == {"unbonding": str(2 * EACH)}
+    assert site.as_node(folder, "unstake")["again_at_unix_s"] == asked["again_at_unix_s"]
+    site.pass_time(UNBONDING_S)
+    assert site.as_node(folder, "unstake")["amounts"] == {"withdrawn": str(2 * EACH)}
+    assert site.balance(NODE.address) == (10 - 5 + 3 + 2) * EACH
+
+
+def test_registering_twice_and_staking_without_tokens_are_refused_with_the_fix(
+    site: LedgerSite,
+) -> None:
+    folder = site.node(NODE)
+    where = ("--state-dir", str(folder), "--chain-url", site.url)
+    assert "hypergpu ledger register" in site.hypergpu("stake", "5", *where).output
+    assert "has 0 of the token" in site.hypergpu("register", "--stake", "5", *where).output
+    site.as_node(folder, "register")
+    again = site.hypergpu("register", *where)
+    assert again.exit_code != 0
+    assert "hypergpu ledger stake" in again.output
+
+
+def test_what_a_node_cannot_claim_is_said(site: LedgerSite) -> None:
+    site.work(NODE, 2)
+    folder = site.node(NODE)
+    where = ("--state-dir", str(folder))
+    assert "no RPC of chain 31337" in site.hypergpu("claim", *where).output
+    assert "no one job 'job-9'" in site.hypergpu("claim", "job-9", *where).output
+    nobody = site.hypergpu("claim", "--state-dir", str(folder / "nowhere"))
+    assert "no one job" in nobody.output
+    newest = folder / "ledger" / site.terms.job / "newest.json"
+    newest.write_bytes(newest.read_bytes().replace(b'"round":1', b'"round":2'))
+    assert "the receipt in" in site.hypergpu("claim", *where).output
+
+
+def test_an_escrow_that_was_short_is_made_good_by_a_later_claim(
+    anvil: Anvil, tmp_path: Path
+) -> None:
+    site = LedgerSite(anvil, tmp_path)
+    site.ask("evm_setAutomine", True)
+    site.deploy(escrow=2 * EACH)
+    site.work(NODE, 3)
+    folder = site.node(NODE)
+    first = site.as_node(folder, "claim")["acts"][0]
+    assert first["amounts"]["recorded"] == str(2 * EACH)
+    assert any(f"short of {EACH:,}"[:8] in text for text in first["done"])
+    site.mint(COORDINATOR, EACH)
+    site.send(
+        COORDINATOR,
+        site.token_call("approve", site.ledger, EACH),
+        site.call("fund", job_of(site.terms), EACH),
+    )
+    assert site.as_node(folder, "claim")["acts"][0]["amounts"]["recorded"] == str(EACH)
+
+
+def test_arbiters_void_a_paid_share_down_to_the_slashed_stake(
+    site: LedgerSite, tmp_path: Path
+) -> None:
+    site.work(NODE, 3)
+    site.mint(NODE, 5 * EACH)
+    site.as_node(site.node(NODE), "register", "--stake", str(5 * EACH))
+    site.batch(0, 0, {NODE: 3})
+    site.act(COORDINATOR, "distributePayments", job_of(site.terms), 0, [NODE.address])
+    assert site.balance(NODE.address) == 3 * EACH
+    free = site.view("getJob", job_of(site.terms))["free"]
+
+    passphrase, evidence = tmp_path / "passphrase", tmp_path / "evidence.md"
+    keys = [
+        site.keystore(tmp_path / f"arbiter{at}", key, passphrase) for at, key in enumerate(ARBITERS)
+    ]
+    evidence.write_text("its updates were copies")
+    common = [
+        *("void", "--node", NODE.node_id, "--epoch", "0", "--penalty", str(EACH)),
+        *("--evidence", str(evidence), "--file", str(site.export())),
+        *("--key-passphrase-file", str(passphrase), "--chain-url", site.url),
+    ]
+    signed = site.hypergpu(*common, "--key", str(keys[1]), "--sign-only")
+    signature: str = msgspec.json.decode(signed.stdout)["signature"]
+
+    alone = site.hypergpu(*common, "--key", str(keys[0]), "--signature", "ab" * 65, "--yes")
+    assert "who is no arbiter" in alone.output
+    assert site.hypergpu(*common, "--key", str(keys[0])).exit_code != 0, "nobody agreed"
+
+    site.fund(ARBITERS[0])
+    done = site.hypergpu(
+        *common, "--key", str(keys[0]), "--signature", signature, "--yes", "--json"
+    )
+    assert done.exit_code == 0, done.output
+    amounts = msgspec.json.decode(done.stdout)["amounts"]
+    assert amounts == {"void": str(3 * EACH), "slashed": str(4 * EACH)}
+    assert site.view("stakeOf", NODE.address)[0] == EACH
+    assert site.view("getJob", job_of(site.terms))["free"] == free + 3 * EACH
+
+    again = site.hypergpu(*common, "--key", str(keys[0]), "--signature", signature, "--yes")
+    assert "to void: VOID" in again.output
+
+
+def test_a_file_of_receipts_is_verified_against_the_ledger(site: LedgerSite) -> None:
+    site.work(NODE, 6)
+    site.work(OTHER, 3)
+    site.batch(0, 0, {NODE: 3, OTHER: 3})
+    site.act(COORDINATOR, "distributePayments", job_of(site.terms), 0, [NODE.address])
+    site.pass_time(WINDOW_S)
+    site.act(
+        COORDINATOR, "distributePayments", job_of(site.terms), 0, [NODE.address, OTHER.address]
+    )
+    folder, file = site.node(NODE), site.export()
+    found = verified(site, file)
+    assert (found["is_sound"], found["faults"]) == (True, [])
+    assert found["open"] == [f"{NODE.node_id}: {3 * EACH} of its work is not recorded"]
+    by_node = {each["node"]: each for each in found["nodes"]}
+    assert by_node[OTHER.node_id]["paid"] == by_node[OTHER.node_id]["worth"] == 3 * EACH
+    assert by_node[NODE.node_id]["worth"] == 6 * EACH
+
+    site.as_node(folder, "claim")
+    forced = verified(site, file)
+    assert forced["faults"] == []
+    assert any("is due (open)" in text for text in forced["open"])
+
+    site.batch(1, 1, {NODE: 6, OTHER: 9})
+    bad = site.hypergpu("verify", "--file", str(file), "--chain-url", site.url)
+    assert bad.exit_code != 0
+    assert f"{OTHER.node_id}: 9 receipts of score {9 * SCORE} are recorded" in bad.output
+
+
+def verified(site: LedgerSite, file: Path) -> dict[str, Any]:
+    result = site.hypergpu("verify", "--file", str(file), "--chain-url", site.url, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = msgspec.json.decode(result.stdout)
+    return found
+
+
+def test_a_file_is_verified_without_a_chain(site: LedgerSite) -> None:
+    site.work(NODE, 4)
+    result = site.hypergpu("verify", "--file", str(site.export()), "--offline")
+    assert result.exit_code == 0
+    assert f"{JOB}: 4 receipts, sound; no chain was asked" in result.output
+
+
+def test_a_coordinator_deploys_a_ledger_that_commands_accept(
+    site: LedgerSite, tmp_path: Path
+) -> None:
+    folder = tmp_path / "coordinator"
+    (folder / "identity").mkdir(parents=True)
+    key = node_key(5)
+    site.keystore(folder / "identity" / "coordinator.key", key, tmp_path / "coordinator.passphrase")
+    order = [
+        *("deploy", "--token", site.token, "--data-dir", str(folder), "--yes", "--json"),
+        *("--chain", "anvil", "--chain-url", site.url),
+    ]
+    assert "no gas money" in site.hypergpu(*order).output
+    site.fund(key)
+    wrong = site.hypergpu(*order, "--window", "5", "--quorum", "3")
+    assert "--window is from 30" in wrong.output
+    assert "--quorum is from 1 to 1" in wrong.output
+    result = site.hypergpu(*order, "--arbiter", ARBITERS[0].address)
+    assert result.exit_code == 0, result.output
+    made = msgspec.json.decode(result.stdout)
+    site.ledger = made["ledger"]
+    assert site.view("isArbiter", ARBITERS[0].address)
+    assert site.view("TREASURY").lower() == key.address
+    assert site.view("UNBONDING") == 86_400
