@@ -42,7 +42,7 @@ QUICK = Extent((100,), turns=1, lanes=1)
 
 
 class Loss(NamedTuple):
-    """Of both ways of a line."""
+    """Packet loss, the same in both directions of a line."""
 
     name: str
     share: float
@@ -64,7 +64,7 @@ class Cell(NamedTuple):
     way: Way
 
 
-class Contender(NamedTuple):
+class ConnectionContender(NamedTuple):
     """How senders know what a line carries, and over how many connections."""
 
     control: CongestionControl
@@ -77,8 +77,8 @@ class Contender(NamedTuple):
 
 
 COLUMNS = (
-    *(Contender(CongestionControl.CUBIC, count) for count in COUNTS),
-    Contender(CongestionControl.BBR, 1),
+    *(ConnectionContender(CongestionControl.CUBIC, count) for count in COUNTS),
+    ConnectionContender(CongestionControl.BBR, 1),
 )
 
 
@@ -86,19 +86,21 @@ class Goodputs:
     """Mbit/s of every transfer, and which of them count."""
 
     def __init__(self) -> None:
-        self._all: dict[tuple[Cell, Contender], list[float]] = defaultdict(list)
+        self._all: dict[tuple[Cell, ConnectionContender], list[float]] = defaultdict(list)
         self.breaks = 0
         self.late = 0
 
-    def add(self, cell: Cell, column: Contender, mbit_s: float, *, is_valid: bool) -> None:
+    def add(
+        self, cell: Cell, column: ConnectionContender, mbit_s: float, *, is_valid: bool
+    ) -> None:
         """Take one; what moved while the router was late does not count."""
         if is_valid:
             self._all[cell, column].append(mbit_s)
         else:
             self.late += 1
 
-    def median(self, cell: Cell, column: Contender) -> float | None:
-        """Of those that count; None where none does."""
+    def median(self, cell: Cell, column: ConnectionContender) -> float | None:
+        """Median of the transfers that count; None where none does."""
         found = self._all.get((cell, column))
         return statistics.median(found) if found else None
 
@@ -133,7 +135,7 @@ class _Bench(NamedTuple):
 
     name: str
     control: CongestionControl
-    errands: Sequence[tuple[Cell, Contender]]
+    errands: Sequence[tuple[Cell, ConnectionContender]]
 
 
 def _benches(cells: Sequence[Cell], extent: Extent) -> list[_Bench]:
@@ -184,7 +186,7 @@ async def _measure_lines(
 
 
 async def _move(
-    tunnel: Tunnel, lane: TransferLane, errand: tuple[Cell, Contender], goodputs: Goodputs
+    tunnel: Tunnel, lane: TransferLane, errand: tuple[Cell, ConnectionContender], goodputs: Goodputs
 ) -> None:
     cell, column = errand
     before = (await tunnel.statistics()).lateness
@@ -227,7 +229,7 @@ def _row(cell: Cell, goodputs: Goodputs, carried_mbit_s: float) -> list[str]:
 
 
 def _best(cell: Cell, goodputs: Goodputs) -> float:
-    """Of the numbers of connections under CUBIC."""
+    """Best goodput of all numbers of connections under CUBIC."""
     cubic = [column for column in COLUMNS if column.control is CongestionControl.CUBIC]
     return max(goodputs.median(cell, column) or 0.0 for column in cubic)
 

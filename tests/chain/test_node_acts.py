@@ -20,7 +20,7 @@ from hypergpu.cli.ledger.stored import VOUCHER_FILE
 from hypergpu.cli.main import app
 from hypergpu.client import Coordinator
 from hypergpu.errors import Reason
-from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, Training
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, TrainingSettings
 from hypergpu.ledger.terms import separator_of
 from hypergpu.ledger.typed import sign
 from hypergpu.ledger.voucher import SignedVoucher
@@ -29,7 +29,7 @@ from tests.processes import UNREAD, Cluster, Happening
 
 SPEC = JobSpec(
     workload="digits-softmax",
-    training=Training(rounds=4, inner_steps=5, nodes=1),
+    training=TrainingSettings(rounds=4, inner_steps=5, nodes=1),
     evaluation=Evaluation(every=4),
     pay=Pay(unit_price=1_000_000, rounds_per_epoch=2),
 )
@@ -37,7 +37,7 @@ ROUNDS = 40
 """Of work that a voucher vouches for."""
 LONG = JobSpec(
     workload="digits-softmax",
-    training=Training(rounds=100_000, inner_steps=5, nodes=1),
+    training=TrainingSettings(rounds=100_000, inner_steps=5, nodes=1),
     evaluation=Evaluation(every=1000),
     pay=Pay(unit_price=1_000_000, rounds_per_epoch=100_000, judged=0),
 )

@@ -14,12 +14,12 @@ from hypergpu.cli.ledger.proof.files import exported, verified_file
 from hypergpu.cli.ledger.showing import ledger_of, verification_of
 from hypergpu.client import Coordinator
 from hypergpu.errors import HyperGPUError
-from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, Training
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, TrainingSettings
 from tests.processes import UNREAD, Cluster
 
 SPEC = JobSpec(
     workload="digits-softmax",
-    training=Training(rounds=6, inner_steps=5, nodes=2),
+    training=TrainingSettings(rounds=6, inner_steps=5, nodes=2),
     evaluation=Evaluation(every=3),
     pay=Pay(unit_price=1_000_000, rounds_per_epoch=2),
 )

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from hypergpu.errors import HyperGPUError
-from hypergpu.jobfile.spec import Data, Evaluation, JobSpec, Pay, Training
+from hypergpu.jobfile.spec import Data, Evaluation, JobSpec, Pay, TrainingSettings
 from tests.processes import Cluster, Happening, accepted_updates, failpoint_names
 
 KILLS = int(os.environ.get("CHAOS_KILLS", "10"))
@@ -25,7 +25,7 @@ AT_ONCE = {"HYPERGPU_NODE_RECONNECT_CAP_MS": "200"}
 """A node dials again so soon that a kill costs little more than the coordinator's start."""
 SPEC = JobSpec(
     workload="digits-softmax",
-    training=Training(rounds=ROUNDS, inner_steps=20, nodes=NODES),
+    training=TrainingSettings(rounds=ROUNDS, inner_steps=20, nodes=NODES),
     evaluation=Evaluation(every=2),
     pay=Pay(unit_price=1_000, rounds_per_epoch=7),
 )

@@ -9,18 +9,18 @@ from pathlib import Path
 from hypergpu.cluster.coordinator import Listen, coordinator_command, operator, wait_until_ready
 from hypergpu.cluster.leash import leashed
 from hypergpu.cluster.processes import kill_group, start
-from hypergpu.jobfile.spec import CodecChoice, Evaluation, Inner, JobSpec, Outer, Training
+from hypergpu.jobfile.spec import CodecChoice, Evaluation, Inner, JobSpec, Outer, TrainingSettings
 from hypergpu.wire.token import Role
 
 PARAMETERS = 1 << 20
 SIZE_BYTES = 4 * PARAMETERS
-"""Of a model and of an update."""
+"""Size of a model, and of an update."""
 ROUNDS = 10_000
 READY_WITHIN_S = 120.0
 SPEC = JobSpec(
     workload="null",
     options={"parameters": PARAMETERS},
-    training=Training(rounds=ROUNDS, inner_steps=1, nodes=1),
+    training=TrainingSettings(rounds=ROUNDS, inner_steps=1, nodes=1),
     inner=Inner(),
     outer=Outer(learning_rate=1.0, momentum=0.0),
     codec=CodecChoice(up="fp32", down="fp32"),

@@ -40,7 +40,7 @@ from gpu_node.shell.translate import (
 from gpu_node.shell.worker.messages import Ready
 from hypergpu.chain.local.anvil import AnvilOptions, running_anvil
 from hypergpu.digest import digest_of
-from hypergpu.jobfile.spec import CodecChoice, Evaluation, JobSpec, Pay, Training
+from hypergpu.jobfile.spec import CodecChoice, Evaluation, JobSpec, Pay, TrainingSettings
 from hypergpu.ledger.terms import separator_of
 from hypergpu.ledger.typed import sign
 from hypergpu.signature import IdentityKey
@@ -245,7 +245,7 @@ def _spec(rounds: int) -> JobSpec:
         workload="null",
         options={"parameters": PARAMETERS},
         # One round more than there are updates: the job does not end while it is measured.
-        training=Training(rounds=rounds + 1, inner_steps=2, batch_size=50, nodes=1),
+        training=TrainingSettings(rounds=rounds + 1, inner_steps=2, batch_size=50, nodes=1),
         codec=CodecChoice("fp32", "fp32"),
         evaluation=Evaluation(every=rounds + 1),
         # Judging is work beside the acknowledgement, which the other job would pay for with time.

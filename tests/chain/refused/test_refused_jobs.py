@@ -10,14 +10,14 @@ from hypergpu.chain.rpc.client import Call, HttpRpc
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.cli.ledger.showing import ledger_of
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, Training
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, TrainingSettings
 from tests.chain.refused.tokens import PAUSED_SLOT
 from tests.chain.test_settled_jobs import soon_settled
 from tests.processes import Cluster
 
 SPEC = JobSpec(
     workload="digits-softmax",
-    training=Training(rounds=2, inner_steps=5, nodes=1),
+    training=TrainingSettings(rounds=2, inner_steps=5, nodes=1),
     evaluation=Evaluation(every=2),
     pay=Pay(unit_price=1_000_000, rounds_per_epoch=2),
 )

@@ -9,14 +9,14 @@ from typer.testing import CliRunner, Result
 from hypergpu.chain.local.anvil import Anvil, AnvilOptions, running_anvil
 from hypergpu.cli.main import app
 from hypergpu.errors import Reason
-from hypergpu.jobfile.spec import JobSpec, Pay, Training
+from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
 from hypergpu.wire.token import Role
 from tests.processes import Cluster
 
 SPEC = JobSpec(
     workload="null",
     options={"parameters": 64},
-    training=Training(rounds=1, inner_steps=1, nodes=1),
+    training=TrainingSettings(rounds=1, inner_steps=1, nodes=1),
     pay=Pay(unit_price=1_000),
 )
 SECRET = "MYSECRETKEY"

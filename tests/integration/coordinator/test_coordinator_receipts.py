@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from hypergpu.cli.ledger.account import ledger_view
 from hypergpu.cli.ledger.verifying import received, verified
 from hypergpu.ids import JobId
-from hypergpu.jobfile.spec import CodecChoice, JobSpec, Pay, Training
+from hypergpu.jobfile.spec import CodecChoice, JobSpec, Pay, TrainingSettings
 from hypergpu.ledger.receipt import ReceiptCheck, SignedReceipt, Signers
 from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.typed import sign
@@ -26,7 +26,7 @@ PARAMETERS = 4096
 SPEC = JobSpec(
     workload="null",
     options={"parameters": PARAMETERS},
-    training=Training(rounds=9, inner_steps=2, batch_size=50, nodes=1),
+    training=TrainingSettings(rounds=9, inner_steps=2, batch_size=50, nodes=1),
     codec=CodecChoice("fp32", "fp32"),
     pay=Pay(unit_price=1_000, rounds_per_epoch=2),
 )

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from hypergpu.cli.ledger.wallet import wallet_view
-from hypergpu.jobfile.spec import CodecChoice, JobSpec, Pay, Training
+from hypergpu.jobfile.spec import CodecChoice, JobSpec, Pay, TrainingSettings
 from tests.processes import Cluster, NodeProcess
 
 ROUNDS = 3
 SPEC = JobSpec(
     workload="null",
     options={"parameters": 64},
-    training=Training(rounds=ROUNDS, inner_steps=2, batch_size=50, nodes=1),
+    training=TrainingSettings(rounds=ROUNDS, inner_steps=2, batch_size=50, nodes=1),
     codec=CodecChoice("fp32", "fp32"),
     pay=Pay(unit_price=1_000, rounds_per_epoch=2),
 )

@@ -15,7 +15,7 @@ from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.recovery import replayed
 from hypergpu.digest import digest_of
 from hypergpu.ids import JobId, NodeId
-from hypergpu.jobfile.spec import JobSpec, Pay, Training
+from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
 from hypergpu.signature import IdentityKey
 from hypergpu.units import Bytes, Milliseconds, Samples
 
@@ -24,7 +24,7 @@ NODE, LATER = NodeId("0x" + "a1" * 20), NodeId("0x" + "b2" * 20)
 DESK = LedgerDesk(IdentityKey(bytes(31) + b"\x02"))
 SPEC = JobSpec(
     workload="null",
-    training=Training(rounds=5, inner_steps=1, batch_size=100, nodes=1),
+    training=TrainingSettings(rounds=5, inner_steps=1, batch_size=100, nodes=1),
     pay=Pay(unit_price=1_000, rounds_per_epoch=2, judged=0),
 )
 NOW = Milliseconds(0)
