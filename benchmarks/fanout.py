@@ -43,7 +43,7 @@ class FanoutFigures(NamedTuple):
     server_mb: float
 
     def percentile_ms(self, hundredths: int) -> float:
-        """Of the round trips."""
+        """Percentile of the round trips."""
         return statistics.quantiles(self.trips_ms, n=100)[hundredths - 1]
 
 

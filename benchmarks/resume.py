@@ -44,7 +44,7 @@ class LongHistory(NamedTuple):
 
     @property
     def node_address(self) -> str:
-        """Of the listener for nodes."""
+        """Address of the listener for nodes."""
         return f"{LOOPBACK}:{self.at.node_port}"
 
 

@@ -20,7 +20,7 @@ Piece = bytes | bytearray | memoryview
 
 
 class OnDisk(Protocol):
-    """A path. By name it would bring the file system into what cores import."""
+    """The part of a path that is used here: cores import this module, but never `pathlib`."""
 
     def open(self, mode: Literal["rb"], buffering: Literal[0]) -> FileIO:
         """Open the file, unbuffered."""
@@ -109,5 +109,5 @@ def digest_from_wire(value: bytes) -> Digest:
 
 
 def digest_to_wire(digest: Digest) -> bytes:
-    """The 32 bytes that travel."""
+    """Return the 32 bytes of a digest on the wire."""
     return bytes.fromhex(digest)

@@ -1,4 +1,4 @@
-"""Writing a file so that it is there whole or not at all, whenever the power goes.
+"""Durable writes: after a power failure a file is there whole or not at all.
 
 The bytes go into a file beside it, which is synced and takes its place; then the folder is synced,
 so that the name is there too. What a crash leaves beside it, the next write takes away.
@@ -11,7 +11,7 @@ from pathlib import Path
 PRIVATE = 0o600
 """Readable by its owner alone."""
 SHARED = 0o666
-"""As the user's umask has it."""
+"""Permissions as the user's umask sets them."""
 
 
 def write_durably(path: Path, content: bytes, *, mode: int = PRIVATE) -> None:

@@ -1,4 +1,4 @@
-"""Names that processes exchange. A name is a string or a number with one meaning, nothing more."""
+"""Identifiers that processes exchange: strings and numbers, each with one meaning."""
 
 from typing import NewType
 
@@ -12,7 +12,7 @@ TokenId = NewType("TokenId", str)
 """12 lower-case hex digits."""
 
 Digest = NewType("Digest", str)
-"""BLAKE3-256 of some bytes, 64 lower-case hex digits. On the wire it travels as 32 bytes."""
+"""BLAKE3-256 of some bytes as 64 lower-case hex digits; 32 bytes on the wire."""
 
 Slot = NewType("Slot", int)
 """A participant's number within one job, given in order of joining. It keys data and seeds."""
@@ -21,7 +21,7 @@ Address = NewType("Address", str)
 """``0x`` and 40 lower-case hex digits: an account or a contract on an EVM chain."""
 
 Keccak = NewType("Keccak", str)
-"""Keccak-256 of some bytes, 64 lower-case hex digits: chains compute it, and no BLAKE3."""
+"""Keccak-256 of some bytes as 64 lower-case hex digits, for chains, which have no BLAKE3."""
 
 JobKey = NewType("JobKey", str)
 """A job's name in receipts and on chain, 64 lower-case hex digits: it holds the job's owner."""

@@ -36,7 +36,7 @@ class JoinClaim(msgspec.Struct, frozen=True):
 
     token_id: TokenId
     request_digest: Digest
-    """Of the certificate request exactly as sent (PEM)."""
+    """Digest of the certificate request exactly as sent (PEM)."""
 
 
 class IdentityKey:
@@ -113,7 +113,7 @@ def verify(node: NodeId, claim: JoinClaim, signature: bytes) -> bool:
 
 
 def signer_of(digest: bytes, signature: bytes) -> NodeId | None:
-    """Whose key signed these 32 bytes; None for bytes that are no signature in its one form.
+    """Return the node whose key signed 32 bytes; None for a malformed signature.
 
     Some signer is found for almost any bytes: what counts is whether it is the one expected.
     """

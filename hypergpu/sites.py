@@ -1,4 +1,4 @@
-"""What whoever holds network links open tells the programs that run over them, by the environment.
+"""The network links that netsim holds open, as programs learn of them from the environment.
 
 Nobody has to hold any: a program that is told nothing runs on this machine as it is.
 """
@@ -18,26 +18,26 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     """One end of a link."""
 
     prefix: tuple[str, ...] = ()
-    """Goes before a command to run it here."""
+    """Words before a command that run it at this end."""
     dials: str
     """Address under which the coordinator is reached from here, without a port; of the
     coordinator's site: the address to listen on.
     """
 
     def command(self, arguments: Sequence[str]) -> list[str]:
-        """What to start so that these run here."""
+        """Return the command line that runs a program at this end."""
         return [*self.prefix, *arguments]
 
 
 class Sites(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a coordinator and its nodes run, and what is between them."""
+    """The ends at which a coordinator and its nodes run, and the links between them."""
 
     backend: str
     """proxy, tunnel or tc."""
     coordinator: Site
     nodes: Mapping[str, Site]
     ports: tuple[int, ...] = ()
-    """Of the coordinator, which alone are forwarded; empty: all are."""
+    """Forwarded ports of the coordinator; empty: all are."""
     control: str = ""
     """Path of the Unix socket that takes requests; see `netsim.network.ground.control`."""
 
@@ -49,7 +49,7 @@ class Sites(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def told_sites(environment: Mapping[str, str] = os.environ) -> Sites | None:
-    """What this program was told of its links; None when nobody holds any open for it.
+    """Return the links that this program runs over; None when netsim holds none open for it.
 
     Raises:
         HyperGPUError: FILE_UNUSABLE, the variable was altered.

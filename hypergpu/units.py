@@ -1,4 +1,4 @@
-"""Integer quantities, and how counts are said. Floats are for tensors, rates and scores only."""
+"""Integer quantities, and counts in sentences. Floats are for tensors, rates and scores only."""
 
 from typing import NewType
 
@@ -9,14 +9,14 @@ Samples = NewType("Samples", int)
 BasisPoints = NewType("BasisPoints", int)
 """Ten-thousandths: 10,000 is the whole."""
 Wei = NewType("Wei", int)
-"""The smallest unit of whatever currency a job pays in. How many decimals it has is only shown."""
+"""Smallest unit of the currency that a job pays in; its decimals matter only for display."""
 
 
 def several(count: int, what: str, ending: str = "s") -> str:
-    """So many of something: ``1 batch``, ``2 batches``."""
+    """Return a count with its noun: ``1 batch``, ``2 batches``."""
     return f"{count} {what}" if count == 1 else f"{count} {what}{ending}"
 
 
 def are(count: int) -> str:
-    """The verb of so many."""
+    """Return the verb for a count."""
     return "is" if count == 1 else "are"

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from types import CodeType, FrameType
 
+TRACE_VARIABLE = "HYPERGPU_BENCH_TRACE"
 ROOT = str(Path(__file__).parents[2]) + os.sep
 SILENT_NS = 1_000_000
 """A function that was logged this short a time before is not logged again."""

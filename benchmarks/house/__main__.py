@@ -1,16 +1,22 @@
-"""Print breaches of the naming and structure rules of a folder."""
+"""Print breaches of the naming and structure rules below a folder, or one update's way."""
 
 import argparse
 import sys
 
 from benchmarks.house.offenders import offenders_below
+from benchmarks.house.trace import traced_files
 
 
 def main() -> None:
-    """Print each rule's offenders below a folder, and their number."""
+    """Print what the options ask for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.house", description=__doc__)
     parser.add_argument("--offenders", metavar="PATH", default=".", help="a folder or file")
-    found = offenders_below(parser.parse_args().offenders)
+    parser.add_argument("--update-way", action="store_true", help="the files of one update's way")
+    options = parser.parse_args()
+    if options.update_way:
+        sys.stdout.write("\n".join([*traced_files(), ""]))
+        return
+    found = offenders_below(options.offenders)
     for rule, offenders in found.items():
         for offender in offenders:
             sys.stdout.write(f"{rule}: {offender}\n")

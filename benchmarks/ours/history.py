@@ -30,7 +30,7 @@ from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.room import Room
 from hypergpu.digest import digest_of
 from hypergpu.ids import JobId, NodeId
-from hypergpu.jobfile.spec import Evaluation, JobSpec, Training
+from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
 from hypergpu.signature import IdentityKey
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Layout
@@ -60,7 +60,7 @@ def spec_of(parameters: int, nodes: int, every: int) -> JobSpec:
     return JobSpec(
         workload="null",
         options={"parameters": parameters},
-        training=Training(rounds=1_000_000, inner_steps=1, nodes=nodes),
+        training=TrainingSettings(rounds=1_000_000, inner_steps=1, nodes=nodes),
         evaluation=Evaluation(every=every),
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.ours.cluster import BenchmarkError, Running, running
 from hypergpu.client import JobEvent
-from hypergpu.jobfile.spec import CodecChoice, Evaluation, Inner, JobSpec, Outer, Training
+from hypergpu.jobfile.spec import CodecChoice, Evaluation, Inner, JobSpec, Outer, TrainingSettings
 
 WARM_UP_ROUNDS = 3
 """The first rounds start workers, send a new model whole and touch memory for the first time."""
@@ -17,7 +17,7 @@ def spec_of(parameters: int, nodes: int, rounds: int) -> JobSpec:
     return JobSpec(
         workload="null",
         options={"parameters": parameters},
-        training=Training(rounds=rounds, inner_steps=1, nodes=nodes),
+        training=TrainingSettings(rounds=rounds, inner_steps=1, nodes=nodes),
         inner=Inner(),
         outer=Outer(learning_rate=1.0, momentum=0.0),
         codec=CodecChoice(up="fp32", down="fp32"),

@@ -17,11 +17,11 @@ import numpy as np
 from benchmarks.peers.measured import LOOPBACK, free_port
 
 LINKED_PORT = 9092
-"""Of the hub, behind links of its own."""
+"""Address of the hub behind links of its own."""
 
 
 class FlowerTask(NamedTuple):
-    """What is trained; the fields are options of the command line."""
+    """The task to train; the fields are options of the command line."""
 
     packages: str
     """The product's site-packages."""
@@ -96,7 +96,7 @@ class Learner:
         pace = Pace(training.task.floor_ms / 1000)
         self._trainer = PacedTrainer(trainer, pace, training.spec.training.batch_size)
         self.optimizer: Mapping[str, Any] | None = None
-        """Of the AdamW after the steps taken last; None starts a fresh one."""
+        """State of AdamW after the last steps; None starts a fresh one."""
 
     @property
     def samples(self) -> int:

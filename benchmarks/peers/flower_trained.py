@@ -29,7 +29,7 @@ CHURN = "--churn="
 
 
 class NodeChurn(NamedTuple):
-    """What is done to nodes that train; times count from the opening of the first round."""
+    """Kills of training nodes; times count from the opening of the first round."""
 
     kills: Sequence[tuple[float, Sequence[int]]] = ()
     """At which second which ranks are killed."""

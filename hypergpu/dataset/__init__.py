@@ -1,1 +1,1 @@
-"""What processes agree on about a dataset: its files, and who trains on which samples."""
+"""Datasets as all processes see them: their files, and the samples of each participant."""

@@ -1,4 +1,4 @@
-"""Which manifests are good: one rule for who sends a dataset, stores it and trains on it."""
+"""Checks of a dataset's manifest, the same for its sender, the coordinator and the nodes."""
 
 from collections.abc import Iterable
 from pathlib import PurePosixPath
@@ -8,11 +8,11 @@ from hypergpu.errors import HyperGPUError, Reason
 ENTRIES_MAX = 100_000
 PATH_BYTES_MAX = 1024
 _NAME_BYTES_MAX = 255
-"""What file systems take for the name of one file or folder."""
+"""Longest name of a file or folder that file systems accept."""
 
 
 def checked_paths(texts: Iterable[str]) -> tuple[PurePosixPath, ...]:
-    """The paths of a manifest's entries in their order, fit to be made in any folder.
+    """Return the paths of a manifest's entries in order, safe to create in any folder.
 
     Raises:
         HyperGPUError: MANIFEST_INVALID, a path is none, leads elsewhere, occurs twice or lies below

@@ -1,4 +1,4 @@
-"""Which samples a participant sees: a pure function of seeds that every node computes for itself.
+"""The samples of a participant: a pure function of seeds that every node computes for itself.
 
 Only raw Philox bits and stable sorting are used, since numpy promises their streams across
 versions, which it does not for `Generator.shuffle` or `Generator.dirichlet`. Samples are counted,

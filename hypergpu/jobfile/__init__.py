@@ -5,7 +5,7 @@ refuse the same things in the same words. It reads no file itself except in `rea
 """
 
 from hypergpu.jobfile.change import parameter_words, with_parameters
-from hypergpu.jobfile.limits import LIMITS, Limit
+from hypergpu.jobfile.limits import LIMITS, NumberRange
 from hypergpu.jobfile.pay import covering
 from hypergpu.jobfile.problem import JobFileError, Problem
 from hypergpu.jobfile.reading import (
@@ -22,7 +22,7 @@ from hypergpu.jobfile.strategies import with_strategy
 __all__ = [
     "LIMITS",
     "JobFileError",
-    "Limit",
+    "NumberRange",
     "Problem",
     "check_data_folder",
     "checked_spec",

@@ -12,11 +12,11 @@ from hypergpu.jobfile.spec import SETTABLE, JobSpec
 from hypergpu.jobfile.values import InvalidValue, Scalar, convert_value, duration_ms
 
 _value: msgspec.json.Decoder[Scalar] = msgspec.json.Decoder(Scalar)
-"""Refuses at its first sign what is nested."""
+"""Decoder that rejects nested values."""
 
 
 def parameter_words(words: Iterable[str]) -> dict[str, str]:
-    """``["lr=0.001", "deadline=60s"]`` as dotted keys with JSON values: what goes over the wire.
+    """Parse ``["lr=0.001", "deadline=60s"]`` into dotted keys with values as JSON.
 
     Raises:
         JobFileError: A word is not KEY=VALUE, or a key is given twice.
@@ -38,7 +38,7 @@ def parameter_words(words: Iterable[str]) -> dict[str, str]:
 
 
 def with_parameters(spec: JobSpec, changes: Mapping[str, str]) -> JobSpec:
-    """The spec after a user's changes, judged like a job file.
+    """Return the spec after a user's changes, checked like a job file.
 
     Args:
         spec: The job's present settings.

@@ -1,4 +1,4 @@
-"""The range of every number in a job file, and the words that text settings may be."""
+"""The range of every number in a job file, and the choices of its text settings."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import msgspec
 from hypergpu.jobfile.spec import SCHEMES, SPARSE_SCHEMES, STRATEGIES
 
 
-class Limit(msgspec.Struct, frozen=True):
+class NumberRange(msgspec.Struct, frozen=True):
     """A range of numbers; ``least`` and ``most`` are in it unless said otherwise."""
 
     least: float
@@ -32,31 +32,31 @@ class Limit(msgspec.Struct, frozen=True):
 
 SEED_MOST = 2**63 - 1  # what TOML's integers hold
 
-LIMITS: Mapping[str, Limit] = {
-    "training.rounds": Limit(1, 1_000_000),
-    "training.inner_steps": Limit(1, 100_000),
-    "training.batch_size": Limit(1, 65_536),
-    "training.seed": Limit(0, SEED_MOST),
-    "training.nodes": Limit(1, 10_000),
-    "inner.learning_rate": Limit(0, 100, excludes_least=True),
-    "inner.weight_decay": Limit(0, 10),
-    "inner.warmup_steps": Limit(0, 1_000_000_000),
-    "outer.learning_rate": Limit(0, 10, excludes_least=True),
-    "outer.momentum": Limit(0, 1, excludes_most=True),
-    "round.deadline_ms": Limit(0, 7 * 24 * 3_600_000),
-    "round.quorum": Limit(0, 1, excludes_least=True),
-    "round.connections": Limit(1, 16),
-    "data.alpha": Limit(0, 1e6, excludes_least=True),
-    "data.partitions": Limit(0, 100_000),
-    "evaluation.every": Limit(1, 1_000_000),
-    "evaluation.target": Limit(0, 1e9),
-    "aware.utilisation": Limit(0.3, 0.99),
-    "aware.inner_steps_max": Limit(1, 100_000),
-    "aware.rounds_min": Limit(1, 1_000_000),
-    "pay.unit_price": Limit(0, 1e24),
-    "pay.escrow": Limit(0, 1e28),
-    "pay.rounds_per_epoch": Limit(1, 1_000_000),
-    "pay.judged": Limit(0, 16),
+LIMITS: Mapping[str, NumberRange] = {
+    "training.rounds": NumberRange(1, 1_000_000),
+    "training.inner_steps": NumberRange(1, 100_000),
+    "training.batch_size": NumberRange(1, 65_536),
+    "training.seed": NumberRange(0, SEED_MOST),
+    "training.nodes": NumberRange(1, 10_000),
+    "inner.learning_rate": NumberRange(0, 100, excludes_least=True),
+    "inner.weight_decay": NumberRange(0, 10),
+    "inner.warmup_steps": NumberRange(0, 1_000_000_000),
+    "outer.learning_rate": NumberRange(0, 10, excludes_least=True),
+    "outer.momentum": NumberRange(0, 1, excludes_most=True),
+    "round.deadline_ms": NumberRange(0, 7 * 24 * 3_600_000),
+    "round.quorum": NumberRange(0, 1, excludes_least=True),
+    "round.connections": NumberRange(1, 16),
+    "data.alpha": NumberRange(0, 1e6, excludes_least=True),
+    "data.partitions": NumberRange(0, 100_000),
+    "evaluation.every": NumberRange(1, 1_000_000),
+    "evaluation.target": NumberRange(0, 1e9),
+    "aware.utilisation": NumberRange(0.3, 0.99),
+    "aware.inner_steps_max": NumberRange(1, 100_000),
+    "aware.rounds_min": NumberRange(1, 1_000_000),
+    "pay.unit_price": NumberRange(0, 1e24),
+    "pay.escrow": NumberRange(0, 1e28),
+    "pay.rounds_per_epoch": NumberRange(1, 1_000_000),
+    "pay.judged": NumberRange(0, 16),
 }
 
 CHOICES: Mapping[str, tuple[str, ...]] = {

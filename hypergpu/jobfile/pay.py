@@ -1,4 +1,4 @@
-"""The pay settings that cannot be meant, and the escrow of a job that names none."""
+"""Contradictions in the pay settings, and the escrow of a job that names none."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from hypergpu.statements.domain import AMOUNT_MOST
 
 
 def pay_problems(spec: JobSpec) -> Iterator[Problem]:
-    """Settings of ``[pay]`` that contradict each other or the work."""
+    """Yield settings of ``[pay]`` that contradict each other or the work."""
     pay, training = spec.pay, spec.training
     if pay.unit_price <= 0:
         for name in ("escrow", "judged"):
@@ -36,7 +36,7 @@ def pay_problems(spec: JobSpec) -> Iterator[Problem]:
 
 
 def covering(spec: JobSpec, nodes: int) -> JobSpec:
-    """The job with an escrow for all nodes that are there, where its file names none.
+    """Return the job with an escrow for all known nodes, where its file names none.
 
     A plan divides the stated work among all nodes; else each adds as much as the others.
 

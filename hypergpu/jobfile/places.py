@@ -1,4 +1,4 @@
-"""Where each key of a TOML text stands, so that a problem can name its line."""
+"""Line numbers of a TOML text's keys, so that a problem can name its line."""
 
 import re
 from collections.abc import Iterator
@@ -21,13 +21,13 @@ class KeyLines:
             self._lines.setdefault(key, line)
 
     def of(self, key: str) -> str:
-        """``FILE:LINE [table]`` of a dotted key, as exact as can be told."""
+        """Return ``FILE:LINE [table]`` of a dotted key, as exactly as it is known."""
         line = self.line(key)
         place = f"{self._source}:{line}" if line else self._source
         return f"{place} {self._key_name(key)}" if key else place
 
     def line(self, key: str) -> int:
-        """The line of a key, or of its table; 0 when neither is there."""
+        """Return the line of a key, or of its table; 0 when neither is there."""
         table, _, _ = key.rpartition(".")
         return self._lines.get(key) or self._lines.get(table) or 0
 

@@ -1,4 +1,4 @@
-"""What is wrong with a job's settings: what, where and the fix, for every problem at once."""
+"""Problems of a job's settings, each with its place and its fix, all reported at once."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from hypergpu.errors import HyperGPUError, Reason
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One thing that is wrong."""
+    """One problem of a job's settings."""
 
     key: str
     """Dotted, for example ``inner.learning_rate``; empty for the file as a whole."""
@@ -31,11 +31,11 @@ class JobFileError(HyperGPUError):
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """The known word that was probably meant, or an empty string."""
+    """Return the known word that was probably meant, or an empty string."""
     close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
     return close[0] if close else ""
 
 
 def join_words(words: Iterable[str]) -> str:
-    """Words as people list them in a sentence."""
+    """Join words as a sentence lists them."""
     return ", ".join(words) or "none"

@@ -1,4 +1,4 @@
-"""TOML text into a job spec. Collects every problem before it complains."""
+"""Parsing of TOML text into a job spec; all problems are collected before they are raised."""
 
 import re
 import tomllib
@@ -52,7 +52,7 @@ def read_job_file(path: Path) -> JobSpec:
 
 
 def check_data_folder(spec: JobSpec, file: Path) -> None:
-    """Refuse a job whose data is not where its file says.
+    """Require that a job's data folder exists.
 
     Raises:
         JobFileError: There is no such folder.
@@ -68,7 +68,7 @@ def check_data_folder(spec: JobSpec, file: Path) -> None:
 
 
 def data_folder(spec: JobSpec, beside: Path) -> Path:
-    """Where ``data.path`` leads for a job file in the folder ``beside``."""
+    """Return the data folder of a job file that lies in the folder ``beside``."""
     return (beside / Path(spec.data.path).expanduser()).resolve()
 
 
@@ -111,12 +111,12 @@ def parse_spec_json(text: str) -> JobSpec:
 
 
 def spec_json(spec: JobSpec) -> str:
-    """The one text of a spec: the same spec is the same text."""
+    """Return the canonical JSON of a spec: equal specs have equal texts."""
     return msgspec.json.encode(spec, order="sorted").decode("utf-8")
 
 
 class _Reader:
-    """Folds one TOML tree into a spec and remembers what was wrong."""
+    """Turns one TOML tree into a spec and collects its problems."""
 
     def __init__(self, places: KeyLines) -> None:
         self._places = places
@@ -126,7 +126,7 @@ class _Reader:
         self._has_aware = False
 
     def spec(self, tree: Mapping[str, object]) -> JobSpec:
-        """Build the spec or raise everything that is wrong with it."""
+        """Build the spec, or raise all its problems."""
         self._has_aware = "aware" in tree
         for key, value in tree.items():
             if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What must hold of a whole spec, wherever it came from: ranges, words and combinations."""
+"""Rules for a whole spec, wherever it came from: ranges, choices and combinations."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from hypergpu.units import several
 
 
 def checked_spec(spec: JobSpec) -> JobSpec:
-    """The same spec, once it is known to describe a job.
+    """Return the spec if it describes a job.
 
     Raises:
         JobFileError: It does not; all problems at once.
@@ -23,7 +23,7 @@ def checked_spec(spec: JobSpec) -> JobSpec:
 
 
 def spec_problems(spec: JobSpec) -> tuple[Problem, ...]:
-    """Everything that is wrong with a spec, in the job file's order."""
+    """Return all problems of a spec, in the job file's order."""
     return (
         *_name_problems(spec),
         *workload_problems(spec),

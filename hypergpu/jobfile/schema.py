@@ -66,16 +66,16 @@ NICKNAMES: Mapping[str, str] = {
     "timeout": "deadline",
     "eval_every": "every",
 }
-"""What people coming from elsewhere write; only for hints."""
+"""Names that other systems use, for hints only."""
 
 
 def dotted_key(table: str, key: str) -> str:
-    """The one name of a key wherever it is spoken of."""
+    """Return the full name of a table's key."""
     return f"{table}.{key}" if table else key
 
 
 def tables_with(key: str) -> tuple[str, ...]:
-    """Tables that know ``key``, for hints about a key in the wrong place."""
+    """Return the tables that have ``key``, for hints about a key in the wrong table."""
     return tuple(table for table, keys in KEYS.items() if key in keys)
 
 

@@ -14,8 +14,8 @@ STRATEGIES = ("sync", "fedavg", "diloco", "aware")
 """How a job trades communication for progress. `hypergpu.jobfile` knows what each of them fixes."""
 
 
-class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How much is trained, and by how many."""
+class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Amount of training, and the number of nodes."""
 
     rounds: int = 40
     inner_steps: int = 20
@@ -51,14 +51,14 @@ class CodecChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RoundRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When a round closes before every expected update is there."""
+    """Rules by which a round closes before all its updates have arrived."""
 
     deadline_ms: int = 0
-    """0: a round waits for every node that is not lost."""
+    """Time limit of a round; 0: it waits for every node that is not lost."""
     quorum: float = 0.6
     """Least share of the assigned updates that may close a round at its deadline, in (0, 1]."""
     connections: int = 1
-    """Of each node, for models and updates, where no plan decides on them."""
+    """Connections of each node for models and updates, where no plan decides on them."""
     overlap: str = "none"
     """What nodes do while their updates are on the way: ``none`` waits, ``eager`` begins the next
     round.
@@ -66,7 +66,7 @@ class RoundRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which samples a participant sees."""
+    """Distribution of samples over participants."""
 
     sharding: str = "iid"
     """``iid`` or ``dirichlet``."""
@@ -80,7 +80,7 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When the held-out set is evaluated and the state is snapshot."""
+    """Schedule of evaluations and snapshots."""
 
     every: int = 5
     """Rounds between evaluations; the last round is always evaluated."""
@@ -89,7 +89,7 @@ class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Aware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a user asks of the plans of the strategy ``aware``; it has no meaning for any other."""
+    """Goals and limits of the plans of the strategy ``aware``; other strategies ignore them."""
 
     utilisation: float = 0.85
     """Share of the time that nodes are to compute."""
@@ -101,16 +101,16 @@ class Aware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Pay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What accepted work earns, in the smallest units of the ledger's token; nothing by default.
+    """Pay for accepted work, in the smallest units of the ledger's token; none by default.
 
     An update's score is its samples times its quality in 1/10,000.
     """
 
     unit_price: int = 0
-    """For a score of 1,000,000: a hundred samples of full quality. 0: receipts, but no pay."""
+    """Price of a score of 1,000,000, which is a hundred samples of full quality. 0: no pay."""
     escrow: int = 0
-    """What is set aside for the job; 0: what the stated work costs at most, by all nodes that are
-    there as the job is made. No round is opened that it might not cover.
+    """Amount set aside for the job; 0: the most that the stated work may cost with all nodes that
+    are known when the job is created. No round opens that the escrow might not cover.
     """
     rounds_per_epoch: int = 10
     """Rounds that are settled together."""
@@ -118,7 +118,7 @@ class Pay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Updates of a round that are judged on held-out data, where the job pays."""
 
     def most_for(self, samples: int) -> int:
-        """What so many samples earn if all updates are of full quality."""
+        """Return the pay for samples whose updates are all of full quality."""
         return -(-self.unit_price * samples // 100)
 
 
@@ -131,7 +131,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One of `STRATEGIES`."""
     options: dict[str, str | int | float | bool] = {}
     """The workload's own settings, validated by the workload."""
-    training: Training = Training()
+    training: TrainingSettings = TrainingSettings()
     inner: Inner = Inner()
     outer: Outer = Outer()
     codec: CodecChoice = CodecChoice()
@@ -143,19 +143,19 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def stated_samples(self) -> Samples:
-        """The work that the job file states, whoever does how much of it."""
+        """Samples that the job file asks for, summed over all nodes."""
         each = self.training
         return Samples(each.rounds * each.inner_steps * each.batch_size * each.nodes)
 
     @property
     def most_samples(self) -> Samples:
-        """The work that may be paid: the last round of a planned job may go beyond what is left."""
+        """Most samples that may be paid: the last round of a planned job may exceed the rest."""
         spare = self.stated_samples // 4 if self.strategy == "aware" else 0
         return Samples(self.stated_samples + spare)
 
     @property
     def escrow(self) -> int:
-        """What is set aside for the job, in the token's smallest units."""
+        """Amount set aside for the job, in the token's smallest units."""
         return self.pay.escrow or self.pay.most_for(self.most_samples)
 
 

@@ -31,11 +31,11 @@ FIXED: Mapping[str, Mapping[str, Scalar]] = {
 }
 
 PLANNED = ("codec.up", "codec.down", "round.connections")
-"""Keys that mean nothing to ``aware``: each node's plan decides."""
+"""Keys that ``aware`` ignores: each node's plan decides them."""
 
 
 def with_strategy(spec: JobSpec, strategy: str) -> JobSpec:
-    """The same job under another strategy, with the settings that the strategy fixes."""
+    """Return the same job under another strategy, with the settings that the strategy fixes."""
     sections = {table: getattr(spec, table) for table in ("training", "outer", "codec", "round")}
     for key, value in FIXED[strategy].items():
         table, _, name = key.partition(".")
@@ -47,7 +47,7 @@ def with_strategy(spec: JobSpec, strategy: str) -> JobSpec:
 
 
 def strategy_problems(spec: JobSpec) -> Iterator[Problem]:
-    """Settings that contradict the strategy."""
+    """Yield settings that contradict the strategy."""
     for key, value in FIXED.get(spec.strategy, {}).items():
         table, _, name = key.partition(".")
         given = getattr(getattr(spec, table), name)
@@ -66,13 +66,13 @@ def _contradiction(strategy: str, value: Scalar, given: Scalar) -> tuple[str, st
 
 
 def unused_aware(strategy: str) -> Problem:
-    """A table of ``aware`` in a job that plans nothing."""
+    """Yield a table ``aware`` in a job of another strategy."""
     what = f'it does nothing with strategy "{strategy}"'
     return Problem("aware", what, 'set strategy = "aware" on top, or remove [aware]')
 
 
 _MOMENTUM_MOST = 0.5
-"""With what a round was begun from a round old, more of it goes on in directions that are past."""
+"""Most outer momentum beside overlapping rounds: stale updates with more of it diverge."""
 
 
 def overlap_problems(spec: JobSpec) -> Iterator[Problem]:

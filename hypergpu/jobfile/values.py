@@ -1,4 +1,4 @@
-"""One value of a job file into its field's type. No guessing: a wrong type is a problem."""
+"""Conversion of a job file's values to their fields' types; a wrong type is a problem."""
 
 import re
 from decimal import Decimal
@@ -14,14 +14,14 @@ Scalar = str | int | float | bool
 
 
 class InvalidValue(NamedTuple):
-    """Why a value is none of the wanted type."""
+    """A value of the wrong type, with the reason and the fix."""
 
     what: str
     fix: str
 
 
 def quoted_value(value: object) -> str:
-    """A value as a sentence can quote it."""
+    """Return a value as a sentence quotes it."""
     if isinstance(value, bool):
         return f"{str(value).lower()} (true or false)"
     if isinstance(value, str):
@@ -34,7 +34,7 @@ def quoted_value(value: object) -> str:
 
 
 def convert_value(value: object, wanted: type[Scalar]) -> Scalar | InvalidValue:
-    """``value`` as ``wanted``, or why it is not that.
+    """Return ``value`` as ``wanted``, or the reason why it is not one.
 
     A whole number passes for a number; nothing else is converted.
     """
@@ -58,7 +58,7 @@ def _fix(value: object, wanted: type[Scalar]) -> str:
 
 
 def duration_ms(value: object) -> int | InvalidValue:
-    """A duration such as ``"60s"`` in milliseconds, or why it is none."""
+    """Return a duration such as ``"60s"`` in milliseconds, or the reason why it is none."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return InvalidValue(
             f"{value} has no unit", f'say the unit, for example "{value}s" or "{value}ms"'

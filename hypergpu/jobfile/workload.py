@@ -1,4 +1,4 @@
-"""What a job asks of its workload, judged against the catalogue."""
+"""Checks of a job's workload and its options against the known workloads."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from hypergpu.workloads.registry import UnknownWorkloadError, entries, find
 
 
 def workload_problems(spec: JobSpec) -> Iterator[Problem]:
-    """An unknown workload, options that it does not have, data that it cannot take."""
+    """Yield an unknown workload, unknown options, and data that the workload cannot take."""
     if not spec.workload:
         fix = f"choose one of {join_words(entry.name for entry in entries())}"
         yield Problem("workload", "it is missing", fix)

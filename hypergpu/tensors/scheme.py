@@ -91,7 +91,7 @@ class Scheme(Protocol):
         np.subtract(total, self.values(out, scratch), out=total)
 
     def flaw(self, payload: Octets, count: int) -> Flaw | None:
-        """What is wrong with these whole records of ``count`` values; None when all is well.
+        """Return the flaw of whole records of ``count`` values; None when they are well formed.
 
         Without a flaw, every value that they decode to is finite.
         """

@@ -31,7 +31,7 @@ _NUMBERS_BYTES = 4
 _PLACE_BITS = 12
 _MAGNITUDE_BITS = np.uint32(0x7FFF_FFFF)
 _RESIDUAL_DECAY = 0.95
-"""Of SparseLoCo (arXiv:2508.15706): what waits for long should weigh less than what is new."""
+"""Decay as in SparseLoCo (arXiv:2508.15706): old residuals weigh less than new ones."""
 
 
 class Entries(NamedTuple):

@@ -1,4 +1,4 @@
-"""What controls the congestion of TCP connections from this machine, and what would change it.
+"""Congestion control of TCP connections from this machine, and the commands that change it.
 
 The sending end decides: a node's machine for updates, the coordinator's for models. gRPC gives
 nobody its sockets before they connect, so it is the kernel's default or a route's own.
@@ -19,16 +19,16 @@ _SETTINGS = Path("/proc/sys/net/ipv4")
 _MODULES = Path("/lib/modules")
 _IP_TIMEOUT_S = 20.0
 _KEPT_METRICS = ("mtu", "advmss", "initcwnd", "initrwnd")
-"""What a route that goes before another one has to have of it."""
+"""Settings that a route copies from the route it overrides."""
 
 
 class Controls(NamedTuple):
-    """Of a kernel. All empty where it cannot be told, as on other systems than Linux."""
+    """Congestion controls of a kernel; all fields are empty where they are unknown."""
 
     default: str
-    """What connections get whose route names none."""
+    """Congestion control of connections whose route names none."""
     available: tuple[str, ...]
-    """What is loaded."""
+    """Loaded congestion controls."""
     is_bbr_loadable: bool
     """Whether a module for it lies on the disk."""
 
@@ -57,11 +57,11 @@ class RouteSettings(NamedTuple):
     """Empty: it is on the same network."""
     source: str
     congestion_control: str
-    """Of this route; empty: the kernel's default."""
+    """Congestion control of this route; empty: the kernel's default."""
     is_local: bool
     """It is an address of this machine."""
     metrics: tuple[str, ...] = ()
-    """Of this route, as `ip` takes them: ``mtu 1400``."""
+    """Other settings of this route, as `ip` takes them: ``mtu 1400``."""
     is_foreign: bool = False
     """Its next hop is an address of the other family, which `route` does not write."""
 
@@ -113,7 +113,7 @@ def ip(address: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def way_to(address: str) -> RouteSettings | None:
-    """Of packets that leave now; None when there is none. Blocks.
+    """Return the route of packets that leave now; None without one. Blocks.
 
     Raises:
         OSError: As `ip`.

@@ -1,30 +1,30 @@
-"""When a transfer says something of a line's rate, and what; both ends go by it."""
+"""Goodput of transfers, measured by the same rules at both ends."""
 
 from typing import NamedTuple
 
 from hypergpu.units import Bytes, Microseconds
 
 SMALLEST_BYTES = 16 << 10
-"""A smaller transfer fits into the first window, whatever the line."""
+"""Smallest transfer that measures a line; less fits into the first TCP window."""
 STREAM_BYTES_MIN = 256 << 10
-"""Beyond the first pieces: less may have lain in buffers, whatever the line."""
+"""Least bytes after the first pieces; less may have waited in buffers."""
 STREAM_US_MIN = 50_000
-"""From the first piece to the last: in less, one turn of a busy process finds them all there."""
+"""Least time from first to last piece; in less, a busy process may find all of them at once."""
 SHORTEST_US = 1_000
-"""Beside the round trip: in less, clocks and schedulers are what is measured."""
+"""Least time besides the round trip; less measures clocks and schedulers."""
 _OF_ROUND_TRIP = 8
-"""No round trip is known better than by such a share of it."""
+"""Round trips are known to an eighth of their value."""
 
 
 class TransferredBytes(NamedTuple):
-    """Bytes and the time that the line took for them."""
+    """Bytes of a transfer, and the time the line took for them."""
 
     size_bytes: Bytes
     took_us: Microseconds
 
 
 class GoodputMeter:
-    """One transfer where it arrives, over one stream or several that share the line.
+    """Measures one transfer at its receiver, over one stream or several that share the line.
 
     What each stream brings first was on its way, beside the others', before the clock started: only
     what comes after it counts.
@@ -37,11 +37,11 @@ class GoodputMeter:
 
     @property
     def last_us(self) -> int | None:
-        """When something last came, if anything did."""
+        """Arrival of the latest piece; None before the first."""
         return self._last_us if self._begun else None
 
     def add_piece(self, stream: int, size_bytes: int, now_us: int) -> None:
-        """A piece came."""
+        """Count a piece that arrived."""
         if not self._begun:
             self._first_us = now_us
         if stream in self._begun:
@@ -50,7 +50,7 @@ class GoodputMeter:
         self._last_us = now_us
 
     def transferred(self) -> TransferredBytes | None:
-        """From the first piece to the last; None when it was too little or too soon over."""
+        """Return bytes and time from first to last piece; None when either is too small."""
         took_us = self._last_us - self._first_us
         if self._bytes < STREAM_BYTES_MIN or took_us < STREAM_US_MIN:
             return None
@@ -58,7 +58,7 @@ class GoodputMeter:
 
 
 def moved_whole(size_bytes: int, took_us: int, round_trip_us: int) -> TransferredBytes | None:
-    """All of a transfer, its round trip taken off; None when too little is left to say anything."""
+    """Return a whole transfer without its round trip; None when it was too small to measure."""
     left_us = took_us - round_trip_us
     if size_bytes < SMALLEST_BYTES or left_us < max(SHORTEST_US, round_trip_us // _OF_ROUND_TRIP):
         return None

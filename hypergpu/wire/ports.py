@@ -39,7 +39,7 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 
 def _locked_turn() -> IO[bytes]:
-    """Whose turn it is, held until it is closed; nothing where no file can be shared."""
+    """Open and lock the file that holds the next port; an empty buffer where none can be shared."""
     path = _SHARED / f"hypergpu-ports-{os.getuid()}"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

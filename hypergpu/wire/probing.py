@@ -1,4 +1,4 @@
-"""Datagrams that a node sends to measure losses, and that the coordinator sends back as they came.
+"""Datagrams that a node sends to measure losses, and that the coordinator echoes unchanged.
 
 One datagram is the token of the node's control stream, the number of the train, the packet's number
 in it, and zeros: 200 bytes, both ways, so that an echo is never larger than what asked for it.
@@ -8,28 +8,28 @@ import struct
 from typing import NamedTuple
 
 DATAGRAM_BYTES = 200
-"""Exactly: any other size is dropped."""
+"""Size of each datagram; any other size is dropped."""
 TOKEN_BYTES = 45
 PACKETS_MAX = 1_000
-"""Of one train, as it is reported."""
+"""Most packets of one train in a report."""
 _NUMBERS = struct.Struct(">IH")
 
 
 class Numbers(NamedTuple):
-    """Which packet of which train."""
+    """Numbers of a train and of a packet in it."""
 
     train: int
     packet: int
 
 
 def datagram(token: bytes, numbers: Numbers) -> bytes:
-    """A packet of a train."""
+    """Return a packet of a train."""
     head = token + _NUMBERS.pack(numbers.train & 0xFFFFFFFF, numbers.packet)
     return head.ljust(DATAGRAM_BYTES, b"\0")
 
 
 def numbers_of(echo: bytes, token: bytes) -> Numbers | None:
-    """Which packet came back; None when it is none of this token's."""
+    """Return the numbers of an echoed packet; None when it has another token."""
     if len(echo) != DATAGRAM_BYTES or not echo.startswith(token):
         return None
     return Numbers(*_NUMBERS.unpack_from(echo, len(token)))

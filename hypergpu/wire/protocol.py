@@ -1,4 +1,4 @@
-"""The protocol that this version speaks. Both sides of every call say theirs."""
+"""The protocol version. Both sides of every call state theirs."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -11,7 +11,7 @@ CHANGES = {
     2: "nodes sign contributions as EIP-712 data of their job's ledger",
     3: "receipts state the node's total score, there are no vouchers, and journals begin anew",
 }
-"""What each protocol brought."""
+"""Change that each protocol version brought."""
 PROTOCOL_KEY = "hypergpu-protocol"
 PROTOCOL_ENTRY = (PROTOCOL_KEY, str(PROTOCOL))
 """Metadata of every call."""
@@ -25,7 +25,7 @@ def _software() -> str:
 
 
 SOFTWARE = _software()
-"""What this program calls itself to peers and people."""
+"""Name and version of this program for peers and people."""
 
 
 def refuse_other_protocol(theirs: int, who: str, *, there: str, here: str) -> None:

@@ -1,4 +1,4 @@
-"""How an update is cut into stripes, which travel over a connection each."""
+"""Stripes of an update; each travels over a connection of its own."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ STRIPE_BYTES_MIN = 10 << 10
 connections save no round trip.
 """
 PIECE_BYTES = 64 << 10
-"""What a chunk of a stripe or a range carries: over a slow link a larger one would arrive late."""
+"""Bytes in a chunk of a stripe or range; over a slow link a larger one would arrive late."""
 
 
 class Stripe(msgspec.Struct, frozen=True):
@@ -20,11 +20,11 @@ class Stripe(msgspec.Struct, frozen=True):
     count: int
 
     def start(self, size_bytes: int) -> int:
-        """Its first byte, of an update of ``size_bytes``."""
+        """Return its first byte in an update of ``size_bytes``."""
         return self.index * size_bytes // self.count
 
     def end(self, size_bytes: int) -> int:
-        """The first byte behind it."""
+        """Return the byte after its last one."""
         return (self.index + 1) * size_bytes // self.count
 
 
@@ -32,7 +32,7 @@ WHOLE = Stripe(0, 1)
 
 
 def stripe_from_wire(index: int, count: int, size_bytes: int) -> Stripe:
-    """The stripe that a peer names, of an update of ``size_bytes``.
+    """Check the stripe that a peer names of an update of ``size_bytes``.
 
     Raises:
         HyperGPUError: REQUEST_INVALID, there is no such stripe, or they are too many or too small.
@@ -50,5 +50,5 @@ def stripe_from_wire(index: int, count: int, size_bytes: int) -> Stripe:
 
 
 def most_stripes(size_bytes: int) -> int:
-    """Into how many stripes an update may be cut, at least 1."""
+    """Return the most stripes of an update, at least 1."""
     return max(1, min(STRIPES_MAX, size_bytes // STRIPE_BYTES_MIN))

@@ -1,11 +1,11 @@
-"""How long either end waits for bulk: for all of it, and for the next piece of it."""
+"""Timeouts of bulk transfers: for a whole transfer, and for its next piece."""
 
 from hypergpu.units import Milliseconds
 
 SLOWEST_BYTES_PER_S = 8 << 10
-"""Of a line, which connections may share; a transfer over a slower one is given up."""
+"""Slowest usable line, shared by all connections; transfers over a slower one are given up."""
 _TIMES_SLOWER = 4
-"""A piece may take so many times as long as the slowest before it."""
+"""A piece may take this many times as long as the slowest one before it."""
 
 
 def transfer_timeout_s(size_bytes: int, timeout_ms: Milliseconds, *, connections: int = 1) -> float:
@@ -14,7 +14,7 @@ def transfer_timeout_s(size_bytes: int, timeout_ms: Milliseconds, *, connections
 
 
 class StallTimeout:
-    """How long one stream may bring nothing. A piece counts only once all of it is there.
+    """Time for which one stream may stall. A piece counts only once all of it has arrived.
 
     The first one may take as long as over the slowest line. From then on it is known how long
     pieces take: who brought them quickly is missed soon.
@@ -28,11 +28,11 @@ class StallTimeout:
         self._slowest_s: float | None = None
 
     def note_piece(self, took_s: float) -> None:
-        """A piece came, so long after the one before it."""
+        """Record a piece that took this long after the one before it."""
         self._slowest_s = max(self._slowest_s or 0.0, took_s)
 
     def limit_s(self, left_bytes: int | None = None) -> float:
-        """For the next piece of a stream that is to bring so much more, if that is known."""
+        """Return the time limit of the next piece, given the bytes left where they are known."""
         largest = self._piece_bytes
         piece_bytes = largest if left_bytes is None else min(largest, max(0, left_bytes))
         most_s = transfer_timeout_s(piece_bytes, self._timeout_ms, connections=self._connections)

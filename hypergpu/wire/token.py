@@ -25,7 +25,7 @@ _ADDRESS = re.compile(r"[^\s:,@/]+:[0-9]{1,5}|\[[0-9A-Fa-f:.]+\]:[0-9]{1,5}", re
 
 
 class Role(Enum):
-    """What its holder may do. An operator may do what a user may."""
+    """Permissions of a token's holder. An operator may do all that a user may."""
 
     NODE = "node"
     USER = "user"
@@ -45,14 +45,14 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Credential(msgspec.Struct, frozen=True):
-    """What a call presents: which token, and its secret."""
+    """A token's id and secret, as a call presents them."""
 
     token_id: TokenId
     secret: str
 
 
 def token_text(token: Token) -> str:
-    """The one line that people pass on."""
+    """Return a token as the line that people pass on."""
     packed = base64.urlsafe_b64encode(msgspec.json.encode(token))
     return PREFIX + packed.rstrip(b"=").decode("ascii")
 

@@ -1,4 +1,4 @@
-"""What a catalogue entry is, and the checking of the options a user gives it."""
+"""Descriptions of workloads, and checks of the options that users give them."""
 
 import math
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class Option(msgspec.Struct, frozen=True):
 
 
 class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A workload: what is trained on what. Importing one never imports torch."""
+    """Description of a workload. Importing one never imports torch."""
 
     name: str
     version: int

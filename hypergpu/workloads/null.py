@@ -30,7 +30,7 @@ class Null:
         return 0.0, self.initial(0)
 
     def evaluate(self, parameters: Parameters, inputs: Array, targets: Array) -> Sums:
-        """Nothing is lost, nothing is scored."""
+        """Return no loss and no score."""
         return Sums(0.0, 0.0, len(targets))
 
 

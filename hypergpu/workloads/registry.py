@@ -56,7 +56,7 @@ def entries() -> tuple[WorkloadEntry, ...]:
 
 
 def complaints() -> tuple[str, ...]:
-    """What is wrong with entry points of other packages, for `hypergpu env` and logs."""
+    """Return complaints about entry points of other packages, for `hypergpu env` and logs."""
     return _entries_of_packages()[1]
 
 

@@ -1,4 +1,4 @@
-"""What a builder returns. The worker and the evaluator know workloads only through this."""
+"""Protocols of what builders return; worker and evaluator know workloads only through them."""
 
 import math
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class ArraySamples(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """What is trained on, and what is held out."""
+    """Training samples and held-out samples."""
 
     train: Samples
     test: Samples

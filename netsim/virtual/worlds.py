@@ -14,7 +14,7 @@ from hypergpu.jobfile.spec import (
     Outer,
     Pay,
     RoundRule,
-    Training,
+    TrainingSettings,
 )
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.error import NetsimError
@@ -131,7 +131,7 @@ def random_world(seed: int) -> World:
 
 def _random_spec(dice: random.Random, nodes: int) -> JobSpec:
     strategy = dice.choice(("diloco", "diloco", "aware"))
-    training = Training(
+    training = TrainingSettings(
         rounds=dice.randint(2, 30),
         inner_steps=dice.randint(1, 40),
         batch_size=8,
@@ -161,7 +161,7 @@ def _overlapping(spec: JobSpec) -> JobSpec:
     return replace(spec, round=eager, outer=Outer(momentum=0.5), aware=aware)
 
 
-def _pay(training: Training) -> Pay:
+def _pay(training: TrainingSettings) -> Pay:
     """Half of the jobs pay, with an escrow for more nodes than they state."""
     if training.seed % 2:
         return Pay(rounds_per_epoch=3)
@@ -173,7 +173,9 @@ def calm_world(seed: int, nodes: int, rounds: int) -> World:
     """Many nodes, one job, nothing goes wrong."""
     spec = JobSpec(
         workload="digits-softmax",
-        training=Training(rounds=rounds, inner_steps=20, batch_size=8, seed=seed, nodes=nodes),
+        training=TrainingSettings(
+            rounds=rounds, inner_steps=20, batch_size=8, seed=seed, nodes=nodes
+        ),
         evaluation=Evaluation(every=10),
     )
     return World(seed, nodes, (spec,), checks_each_event=False)

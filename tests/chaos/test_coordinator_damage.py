@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from hypergpu.client import JobView
-from hypergpu.jobfile.spec import Evaluation, JobSpec, Training
+from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
 from tests.processes import Cluster, Happening, json_lines
 
 MORE = 15
@@ -18,7 +18,7 @@ AT_ONCE = {"HYPERGPU_NODE_RECONNECT_CAP_MS": "200"}
 """A node dials again as soon as it may."""
 SPEC = JobSpec(
     workload="digits-softmax",
-    training=Training(rounds=100_000, inner_steps=20, nodes=2),
+    training=TrainingSettings(rounds=100_000, inner_steps=20, nodes=2),
     evaluation=Evaluation(every=2),
 )
 """It is not done by the time that it is to be killed, and is made shorter after that."""

@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from msgspec.structs import replace
 
+from hypergpu.client.asynchronous import AsyncCoordinator
+from hypergpu.client.blocking import run
+from hypergpu.client.upload import ignore, send_folder
 from hypergpu.errors import HyperGPUError
-from hypergpu.jobfile.spec import Data, Evaluation, JobSpec, Pay, Training
+from hypergpu.jobfile import spec_json
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, TrainingSettings
+from hypergpu.v1 import job_pb2
 from tests.payments_double import FREE_PAY
 from tests.processes import ROOT, Cluster, Happening, accepted_updates, failpoint_names
 
@@ -26,7 +30,7 @@ AT_ONCE = {"HYPERGPU_NODE_RECONNECT_CAP_MS": "200"}
 """A node dials again so soon that a kill costs little more than the coordinator's start."""
 SPEC = JobSpec(
     workload="digits-softmax",
-    training=Training(rounds=ROUNDS, inner_steps=20, nodes=NODES),
+    training=TrainingSettings(rounds=ROUNDS, inner_steps=20, nodes=NODES),
     evaluation=Evaluation(every=2),
     pay=Pay(unit_price=1_000, rounds_per_epoch=7),
 )
@@ -65,16 +69,24 @@ def unkilled(cluster: Cluster) -> Unkilled:
 class Run:
     """One job that lives through many deaths of its coordinator."""
 
-    def __init__(self, cluster: Cluster, spec: JobSpec = SPEC) -> None:
+    def __init__(self, cluster: Cluster, files: Path | None = None) -> None:
         self._cluster = cluster
-        self._spec = spec
+        self._files = files
         self._request_id = uuid.uuid4().hex
         self._job_id = ""
 
     def submit(self) -> None:
         """Submit, or find the job that an earlier try made."""
         with self._cluster.coordinator.client() as client:
-            self._job_id = client.submit(self._spec, request_id=self._request_id)
+            self._job_id = run(self._created(client.asynchronous))
+
+    async def _created(self, client: AsyncCoordinator) -> str:
+        """Create the job with files, which its workload would not take by name."""
+        manifest = await send_folder(client._calls, self._files, ignore) if self._files else None
+        request = job_pb2.CreateJobRequest(
+            spec_json=spec_json(SPEC), manifest=manifest, request_id=self._request_id
+        )
+        return str((await client._call(client._jobs.CreateJob, request)).job_id)
 
     def reach(self, number: int) -> None:
         """Wait until a round is recorded."""
@@ -122,33 +134,33 @@ def death_at(cluster: Cluster, failpoint: str) -> int:
 def test_a_kill_at_every_failpoint_of_training_changes_nothing(
     cluster: Cluster, unkilled: Unkilled
 ) -> None:
-    run = Run(cluster)
-    run.submit()
+    job = Run(cluster)
+    job.submit()
     cluster.coordinator.kill()
     for name in failpoint_names():
         if name not in BEFORE_TRAINING:
             assert death_at(cluster, name) == -signal.SIGKILL, name
             cluster.coordinator.end()
     cluster.coordinator.start()
-    run.check(unkilled.digest)
+    job.check(unkilled.digest)
 
 
 def test_a_kill_at_every_failpoint_before_training_changes_nothing(
     cluster: Cluster, unkilled: Unkilled, tmp_path: Path
 ) -> None:
     (tmp_path / "notes.txt").write_text("a user's file")
-    run = Run(cluster, replace(SPEC, data=Data(path=str(tmp_path))))
+    job = Run(cluster, tmp_path)
     for name in BEFORE_TRAINING:
         cluster.coordinator.end()
         cluster.coordinator.start(failpoints=name)
         # Its death may come while the call is under way or after its answer.
         with contextlib.suppress(HyperGPUError):
-            run.submit()
+            job.submit()
         assert cluster.coordinator.child.wait(timeout=240) == -signal.SIGKILL, name
     cluster.coordinator.end()
     cluster.coordinator.start()
-    run.submit()
-    run.check(unkilled.digest)
+    job.submit()
+    job.check(unkilled.digest)
 
 
 @pytest.mark.timeout(60 * max(10, KILLS // 10))
@@ -157,12 +169,12 @@ def test_kills_at_random_instants_change_nothing(cluster: Cluster, unkilled: Unk
     print(f"seed {seed}")  # noqa: T201  shown when the test fails
     instants = random.Random(seed)
     for _ in range(0, KILLS, KILLS_A_JOB):
-        run = Run(cluster)
-        run.submit()
+        job = Run(cluster)
+        job.submit()
         for kill in range(KILLS_A_JOB):
-            run.reach(kill * ROUNDS_A_KILL)
+            job.reach(kill * ROUNDS_A_KILL)
             kill_at_random(cluster, instants, (ROUNDS_A_KILL - 1) * unkilled.round_s)
-        run.check(unkilled.digest)
+        job.check(unkilled.digest)
 
 
 def kill_at_random(cluster: Cluster, instants: random.Random, within_s: float) -> None:

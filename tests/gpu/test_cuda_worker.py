@@ -31,6 +31,7 @@ def test_worker_names_its_cuda_device_and_its_memory() -> None:
 
 def test_update_trained_on_cuda_is_the_one_trained_on_the_cpu_up_to_rounding(desk: Desk) -> None:
     with spawned("torch") as worker:
+        assert worker.ready.device == "cuda"
         reply = worker.trained(desk.request(0))
         on_cuda = decoded(desk, Path(desk.request(0).update_path).read_bytes())
     assert math.isfinite(reply.loss_last)

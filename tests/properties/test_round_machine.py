@@ -12,7 +12,7 @@ from coordinator.core.job import Job, Work
 from coordinator.core.round.outstanding import outstanding
 from coordinator.core.transition import refusal, transition
 from hypergpu.ids import Address, JobId, NodeId
-from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, RoundRule, Training
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, RoundRule, TrainingSettings
 from hypergpu.statements.domain import Domain, terms_of
 from hypergpu.units import Samples
 from netsim.virtual.invariants import step_violations, violations
@@ -35,7 +35,7 @@ specs = st.builds(
     lambda strategy, nodes, rounds, deadline_ms, quorum, overlap, pay: JobSpec(
         workload="digits-softmax",
         strategy=strategy,
-        training=Training(rounds=rounds, inner_steps=2, batch_size=3, nodes=nodes),
+        training=TrainingSettings(rounds=rounds, inner_steps=2, batch_size=3, nodes=nodes),
         round=RoundRule(deadline_ms=deadline_ms, quorum=quorum, overlap=overlap),
         evaluation=Evaluation(every=2, target=0.99 if deadline_ms else 0.0),
         pay=pay,

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from hypergpu.ids import JobId, NodeId
-from hypergpu.jobfile.spec import JobSpec, RoundRule, Training
+from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.error import NetsimError
 from netsim.link import NEVER_US, Direction, Link, RateShape, Variation
@@ -21,7 +21,7 @@ SECOND_US = 1_000_000
 JOB = JobId("job-0")
 SPEC = JobSpec(
     workload="digits-softmax",
-    training=Training(rounds=8, inner_steps=10, batch_size=8, nodes=2),
+    training=TrainingSettings(rounds=8, inner_steps=10, batch_size=8, nodes=2),
     round=RoundRule(deadline_ms=0),
 )
 NAMES = ("lan", "home-fibre", "home-cable", "home-dsl", "wifi-bad", "lte-moving")

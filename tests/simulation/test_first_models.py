@@ -2,7 +2,7 @@
 
 from coordinator.core.job import Phase
 from hypergpu.ids import JobId
-from hypergpu.jobfile.spec import JobSpec, Training
+from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from netsim.virtual.simulation import Outcome, Simulation
 from netsim.virtual.sizes import Sizes
 from netsim.virtual.worlds import World
@@ -14,7 +14,7 @@ JOB = JobId("job-0")
 def finished(rounds: int) -> Outcome:
     spec = JobSpec(
         workload="digits-softmax",
-        training=Training(rounds=rounds, inner_steps=5, batch_size=8, nodes=3),
+        training=TrainingSettings(rounds=rounds, inner_steps=5, batch_size=8, nodes=3),
     )
     world = World(seed=4, nodes=3, jobs=(spec,), sizes=SIZES)
     outcome = Simulation(world).run()

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from coordinator.core.job import Phase
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile import with_strategy
-from hypergpu.jobfile.spec import JobSpec, Outer, Training
+from hypergpu.jobfile.spec import JobSpec, Outer, TrainingSettings
 from netsim.network.worldfile.description import NodeDescription, WorldDescription
 from netsim.virtual.simulation import Outcome, Simulation
 from netsim.virtual.worlds import COORDINATOR_LINK, Faults, World
@@ -16,7 +16,7 @@ JOB = JobId("job-0")
 STATED = JobSpec(
     workload="digits-softmax",
     outer=Outer(momentum=0.5),
-    training=Training(rounds=20, inner_steps=20, batch_size=8, nodes=6),
+    training=TrainingSettings(rounds=20, inner_steps=20, batch_size=8, nodes=6),
 )
 BOTH = pytest.mark.parametrize("strategy", ["diloco", "aware"])
 FAULTS = Faults(

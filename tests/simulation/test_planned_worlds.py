@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from coordinator.core.job import Phase
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile import with_strategy
-from hypergpu.jobfile.spec import Aware, JobSpec, Training
+from hypergpu.jobfile.spec import Aware, JobSpec, TrainingSettings
 from netsim.network.worldfile.description import NodeDescription, WorldDescription
 from netsim.virtual.simulation import Outcome, Simulation
 from netsim.virtual.sizes import Sizes
@@ -25,7 +25,7 @@ SCHEMES = {
 }
 STATED = JobSpec(
     workload="digits-softmax",
-    training=Training(rounds=20, inner_steps=20, batch_size=8, nodes=6),
+    training=TrainingSettings(rounds=20, inner_steps=20, batch_size=8, nodes=6),
 )
 AWARE = with_strategy(STATED, "aware")
 JOB = JobId("job-0")

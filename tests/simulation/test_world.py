@@ -1,7 +1,7 @@
 import pytest
 from msgspec.structs import replace
 
-from hypergpu.jobfile.spec import JobSpec, RoundRule, Training
+from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings
 from hypergpu.units import Milliseconds
 from netsim.virtual.invariants import violations
 from netsim.virtual.simulation import Outcome, Simulation
@@ -10,7 +10,7 @@ from tests.unit.job_states import training
 
 SPEC = JobSpec(
     workload="digits-softmax",
-    training=Training(rounds=12, inner_steps=20, batch_size=8, nodes=4),
+    training=TrainingSettings(rounds=12, inner_steps=20, batch_size=8, nodes=4),
     round=RoundRule(deadline_ms=0),
 )
 STEADY = World(seed=3, nodes=4, jobs=(SPEC,))

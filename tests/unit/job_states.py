@@ -6,21 +6,21 @@ from coordinator.core.job import BlobRef, Job, Model, Phase, Update
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.transition import transition
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.jobfile.spec import Evaluation, JobSpec, RoundRule, Training
+from hypergpu.jobfile.spec import Evaluation, JobSpec, RoundRule, TrainingSettings
 from hypergpu.statements.domain import Terms
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 ALICE, BOB, CAROL = NodeId("alice"), NodeId("bob"), NodeId("carol")
 SPEC = JobSpec(
     workload="digits-softmax",
-    training=Training(rounds=3, inner_steps=2, batch_size=4, nodes=2),
+    training=TrainingSettings(rounds=3, inner_steps=2, batch_size=4, nodes=2),
     round=RoundRule(deadline_ms=1000, quorum=0.5),
     evaluation=Evaluation(every=2),
 )
 AWARE = JobSpec(
     workload="digits-softmax",
     strategy="aware",
-    training=Training(rounds=3, inner_steps=2, batch_size=4, nodes=2),
+    training=TrainingSettings(rounds=3, inner_steps=2, batch_size=4, nodes=2),
     evaluation=Evaluation(every=2),
 )
 """48 samples of work."""

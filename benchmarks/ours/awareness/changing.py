@@ -24,7 +24,7 @@ CODECS = ("int4", "topk64")
 QUORUMS = (1.0, 0.6)
 BEST = 3
 CONNECTIONS = 16
-"""Of each node under every fixed setting: what plans give lines that lose packets."""
+"""Connections of each node under every fixed setting, as plans give lines that lose packets."""
 STEPS = 1600
 """Inner steps after which a fixed setting is given up: several times what the target takes."""
 VIRTUAL_ROUNDS = 40
@@ -127,7 +127,7 @@ def written_job(plan: Fixed) -> Path:
 
 
 def _down(codec: str) -> str:
-    """Of eight sparse updates the sum is not sparse: it travels as one dense enough."""
+    """Scheme of the way down: the sum of eight sparse updates needs a denser one."""
     return "topk256" if codec in SPARSE_SCHEMES else codec
 
 

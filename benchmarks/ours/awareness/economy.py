@@ -76,7 +76,7 @@ def aware_report(runs: Runs, seed: int) -> Report:
 
 
 def forecast_errors(report: Report) -> list[float]:
-    """Of the rounds after the tenth forecast; of a shorter job, of its second half."""
+    """Errors after the tenth forecast; in a shorter job, those of its second half."""
     known = [each.forecast_error for each in report.rounds if each.forecast_error is not None]
     return known[10:] or known[len(known) // 2 :]
 

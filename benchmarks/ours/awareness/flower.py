@@ -40,7 +40,7 @@ class FlowerRun(msgspec.Struct, frozen=True):
     ends_s: tuple[float, ...]
     """Since the first round was opened."""
     metrics: tuple[float, ...]
-    """Of each round's model."""
+    """Accuracy of each round's model."""
     updates: tuple[int, ...]
     """That were averaged in each."""
 
@@ -51,7 +51,7 @@ class FlowerMode(NamedTuple):
     name: str
     script: str
     near_rounds: int
-    """Of the run on loopback."""
+    """Rounds of the run on loopback."""
 
 
 RESIDENT = FlowerMode("resident", "flower_trained", near_rounds=30)

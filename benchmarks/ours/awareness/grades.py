@@ -17,7 +17,7 @@ PROMISED = {"a": 5, "b": 10, "c": 30, "d": 30}
 BESIDE = {"c-independent": "C, losses one by one", "c-bbr": "C between hosts with BBR"}
 """Second columns: no promise rests on them."""
 CONNECTIONS = {"a": 4, "b": 16, "c": 16, "d": 16, "c-independent": 16, "c-bbr": 1}
-"""Of each node of the naive strategy, what plans give on the same lines."""
+"""Connections of each naive node, as plans give on the same lines."""
 
 
 class SeedsAndSteps(NamedTuple):
@@ -25,7 +25,7 @@ class SeedsAndSteps(NamedTuple):
 
     seeds: int
     steps: int
-    """Of the naive strategy over the grades A to C."""
+    """Measured steps of the naive strategy over the grades A to C."""
     slow_steps: int
     """The same over D."""
 

@@ -63,7 +63,7 @@ def scaling_figures(runs: Runs, *, is_quick: bool) -> PartFigures:
 
 
 def computing_share(report: Report, world: WorldDescription, warm_up: int) -> float:
-    """Of the nodes' wall time, how much went into inner steps whose update was folded."""
+    """Share of the nodes' wall time spent on inner steps whose update was folded."""
     job, floors_ms = _job_batch(world), {node.step_floor_ms for node in world.nodes}
     if len(floors_ms) != 1:
         raise ValueError("whose steps were folded is not told: all must be alike")

@@ -12,7 +12,7 @@ import msgspec
 from hypergpu.digest import digest_of
 from hypergpu.extension import JournalRow
 from hypergpu.ids import JobId, Keccak, NodeId
-from hypergpu.jobfile.spec import JobSpec, Pay, Training
+from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
 from hypergpu.keys.keccak import keccak
 from hypergpu.signature import IdentityKey
 from hypergpu.statements.contribution import Contribution, contribution_hash
@@ -119,7 +119,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         pay = Pay(
             unit_price=self.unit_price, escrow=self.escrow, rounds_per_epoch=self.rounds_per_epoch
         )
-        training = Training(rounds=self.rounds, nodes=self.nodes)
+        training = TrainingSettings(rounds=self.rounds, nodes=self.nodes)
         return JobSpec(workload="digits-softmax", training=training, pay=pay)
 
     def created(self, terms: Terms) -> list[tuple[str, msgspec.Struct]]:

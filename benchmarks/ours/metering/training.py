@@ -18,7 +18,7 @@ from benchmarks.ours.estimates import IntervalEstimate, median_of
 from benchmarks.ours.metering.acknowledgement import AGAIN, Acknowledged, acknowledged, p99
 from benchmarks.table.parts import PartFigures
 from hypergpu.client import Coordinator, JobEvent
-from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, Training
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, TrainingSettings
 
 VOUCHER_MOST_MS = 10.0
 SLOWDOWN_MOST = 0.01
@@ -169,7 +169,7 @@ def _see_paid(client: Coordinator, job_id: str, url: str) -> None:
 def _spec(rounds: int) -> JobSpec:
     return JobSpec(
         workload="digits-softmax",
-        training=Training(rounds=rounds, inner_steps=50, nodes=NODES),
+        training=TrainingSettings(rounds=rounds, inner_steps=50, nodes=NODES),
         evaluation=Evaluation(every=rounds),
         pay=Pay(unit_price=1_000_000),
     )

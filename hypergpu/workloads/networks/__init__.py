@@ -1,1 +1,1 @@
-"""Everything in the catalogue that imports torch."""
+"""All workloads that import torch."""

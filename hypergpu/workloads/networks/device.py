@@ -11,7 +11,7 @@ from hypergpu.units import Bytes, several
 
 
 class Device(NamedTuple):
-    """Where torch computes."""
+    """Device on which torch computes."""
 
     kind: str
     """``cuda``, ``mps`` or ``cpu``."""

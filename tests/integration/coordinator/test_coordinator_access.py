@@ -7,7 +7,7 @@ import pytest
 
 from hypergpu.client import Coordinator, Target
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.jobfile.spec import JobSpec, Training
+from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.protocol import PROTOCOL_ENTRY
 from hypergpu.wire.token import Role, parse_token
@@ -115,7 +115,7 @@ async def test_a_revoked_node_is_shut_out_at_once_until_it_is_admitted_again(
     node = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
     await node.join(cluster.coordinator.node_token())
     stream = node.control([("null", 1)])
-    job_id = cluster.submit(JobSpec(workload="null", training=Training(nodes=1)))
+    job_id = cluster.submit(JobSpec(workload="null", training=TrainingSettings(nodes=1)))
     await assigned(stream)
     with cluster.coordinator.client() as operator:
         operator.revoke_node(node.node_id)

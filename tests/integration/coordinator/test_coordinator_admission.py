@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hypergpu.ids import JobId
-from hypergpu.jobfile.spec import CodecChoice, JobSpec, Training
+from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
 from hypergpu.v1 import node_pb2, tensor_pb2
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan
@@ -18,7 +18,7 @@ UPDATE_BYTES = 4 * PARAMETERS
 SPEC = JobSpec(
     workload="null",
     options={"parameters": PARAMETERS},
-    training=Training(rounds=3, inner_steps=1, nodes=1),
+    training=TrainingSettings(rounds=3, inner_steps=1, nodes=1),
     codec=CodecChoice("fp32", "fp32"),
 )
 

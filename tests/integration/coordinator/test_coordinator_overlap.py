@@ -5,13 +5,20 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from hypergpu.jobfile.spec import CodecChoice, Evaluation, JobSpec, Outer, RoundRule, Training
+from hypergpu.jobfile.spec import (
+    CodecChoice,
+    Evaluation,
+    JobSpec,
+    Outer,
+    RoundRule,
+    TrainingSettings,
+)
 from tests.processes import Cluster, Happening, accepted_updates
 
 ROUNDS = 8
 SPEC = JobSpec(
     workload="digits-softmax",
-    training=Training(rounds=ROUNDS, inner_steps=12, nodes=2),
+    training=TrainingSettings(rounds=ROUNDS, inner_steps=12, nodes=2),
     codec=CodecChoice(up="int8"),
     round=RoundRule(overlap="eager"),
     outer=Outer(momentum=0.5),

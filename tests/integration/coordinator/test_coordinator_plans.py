@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 
 from hypergpu.jobfile import with_strategy
-from hypergpu.jobfile.spec import JobSpec, Training
+from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.v1 import node_pb2
 from tests.node_client import NOBODY_LOST, WireNode
 from tests.processes import Cluster, Happening
 
 SPEC = with_strategy(
-    JobSpec(workload="digits-softmax", training=Training(rounds=100_000, inner_steps=5, nodes=3)),
+    JobSpec(
+        workload="digits-softmax", training=TrainingSettings(rounds=100_000, inner_steps=5, nodes=3)
+    ),
     "aware",
 )
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from hypergpu.ids import JobId
-from hypergpu.jobfile.spec import CodecChoice, JobSpec, Pay, Training
+from hypergpu.jobfile.spec import CodecChoice, JobSpec, Pay, TrainingSettings
 from hypergpu.statements.domain import Terms
 from hypergpu.statements.signing import sign
 from hypergpu.v1 import node_pb2
@@ -20,7 +20,7 @@ PARAMETERS = 4096
 SPEC = JobSpec(
     workload="null",
     options={"parameters": PARAMETERS},
-    training=Training(rounds=9, inner_steps=2, batch_size=50, nodes=1),
+    training=TrainingSettings(rounds=9, inner_steps=2, batch_size=50, nodes=1),
     codec=CodecChoice("fp32", "fp32"),
     pay=Pay(rounds_per_epoch=2),
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hypergpu.ids import JobId
-from hypergpu.jobfile.spec import CodecChoice, JobSpec, Training
+from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.stripes import Stripe
 from tests.node_client import CHUNK_BYTES, NOBODY_LOST, WireNode, assigned, reason_of
@@ -21,7 +21,7 @@ STRIPES = 4
 SPEC = JobSpec(
     workload="null",
     options={"parameters": PARAMETERS},
-    training=Training(rounds=3, inner_steps=1, nodes=1),
+    training=TrainingSettings(rounds=3, inner_steps=1, nodes=1),
     codec=CodecChoice("fp32", "fp32"),
 )
 

@@ -11,23 +11,23 @@ from hypergpu.cluster.processes import kill_group
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile import with_strategy
-from hypergpu.jobfile.spec import STRATEGIES, CodecChoice, Evaluation, JobSpec, Training
+from hypergpu.jobfile.spec import STRATEGIES, CodecChoice, Evaluation, JobSpec, TrainingSettings
 from tests.processes import ENVIRONMENT, Cluster, Happening
 
 QUICK = JobSpec(
     workload="digits-softmax",
     name="quick",
-    training=Training(rounds=6, inner_steps=5, nodes=2),
+    training=TrainingSettings(rounds=6, inner_steps=5, nodes=2),
     evaluation=Evaluation(every=3),
 )
 LONG_ROUNDS = JobSpec(
     workload="digits-softmax",
-    training=Training(rounds=100_000, inner_steps=4_000, nodes=1),
+    training=TrainingSettings(rounds=100_000, inner_steps=4_000, nodes=1),
 )
 LONG = JobSpec(
     workload="digits-softmax",
     name="long",
-    training=Training(rounds=100_000, inner_steps=5, nodes=1),
+    training=TrainingSettings(rounds=100_000, inner_steps=5, nodes=1),
 )
 
 
@@ -92,7 +92,9 @@ def test_training_over_mutual_tls_gives_the_model_of_plaintext(
 
 
 def test_two_jobs_at_once_share_the_nodes_and_both_end(cluster: Cluster) -> None:
-    spec = JobSpec(workload="digits-softmax", training=Training(rounds=6, inner_steps=5, nodes=1))
+    spec = JobSpec(
+        workload="digits-softmax", training=TrainingSettings(rounds=6, inner_steps=5, nodes=1)
+    )
     jobs = [cluster.submit(spec) for _ in range(2)]
     ended = [cluster.finished(job_id) for job_id in jobs]
 
@@ -103,7 +105,7 @@ def test_every_codec_trains(cluster: Cluster) -> None:
     specs = [
         JobSpec(
             workload="digits-softmax",
-            training=Training(rounds=3, inner_steps=5, nodes=2),
+            training=TrainingSettings(rounds=3, inner_steps=5, nodes=2),
             codec=CodecChoice(up, down),
         )
         for up, down in (("fp32", "fp32"), ("bf16", "int8"), ("int8", "bf16"))
@@ -121,7 +123,7 @@ def test_every_strategy_trains(cluster: Cluster, strategy: str) -> None:
 
 
 def test_a_planned_job_does_the_work_that_its_file_states(cluster: Cluster) -> None:
-    training = Training(rounds=30, inner_steps=20, nodes=2)
+    training = TrainingSettings(rounds=30, inner_steps=20, nodes=2)
     spec = with_strategy(replace(QUICK, training=training), "aware")
     job_id = cluster.submit(spec)
     job = cluster.finished(job_id)
@@ -135,7 +137,7 @@ def test_a_planned_job_does_the_work_that_its_file_states(cluster: Cluster) -> N
 
 
 def test_a_job_ends_at_its_target(cluster: Cluster) -> None:
-    training = Training(rounds=100_000, inner_steps=5, nodes=2)
+    training = TrainingSettings(rounds=100_000, inner_steps=5, nodes=2)
     evaluation = Evaluation(every=2, target=0.5)
     job = cluster.finished(cluster.submit(replace(QUICK, training=training, evaluation=evaluation)))
     assert job.phase == "finished"
@@ -173,7 +175,7 @@ def test_an_exported_model_has_the_bytes_of_its_digest(cluster: Cluster, tmp_pat
 
 
 def test_the_same_request_twice_is_one_job(cluster: Cluster) -> None:
-    spec = JobSpec(workload="digits-softmax", training=Training(rounds=1, nodes=2))
+    spec = JobSpec(workload="digits-softmax", training=TrainingSettings(rounds=1, nodes=2))
     with cluster.coordinator.client() as client:
         jobs = {client.submit(spec, request_id="a request of this test") for _ in range(2)}
         assert len(jobs) == 1

@@ -17,7 +17,7 @@ from gpu_node.shell.transfer.drawing import Drawing
 from gpu_node.shell.translate import blob_value
 from gpu_node.shell.worker.messages import Ready, encode
 from hypergpu.ids import Digest
-from hypergpu.jobfile.spec import Evaluation, JobSpec, Training
+from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
 from hypergpu.tensors.codec import apply_delta, encode_update
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Milliseconds
@@ -135,7 +135,7 @@ def test_a_real_job_serves_nobody_its_first_model(tmp_path: Path) -> None:
     spec = JobSpec(
         workload="digits-cnn",
         options={"channels": 8},
-        training=Training(rounds=2, inner_steps=1, batch_size=4, nodes=2, seed=11),
+        training=TrainingSettings(rounds=2, inner_steps=1, batch_size=4, nodes=2, seed=11),
         evaluation=Evaluation(every=100),
     )
     with Cluster(tmp_path) as cluster:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hypergpu.digest import digest_of
 from hypergpu.ids import NodeId
-from hypergpu.jobfile.spec import JobSpec, Pay, Training
+from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
 from hypergpu.signature import IdentityKey
 from hypergpu.statements.receipt import Receipt
 from hypergpu.units import BasisPoints
@@ -22,7 +22,7 @@ PRICE = 1_700_003
 def spec(*, price: int = PRICE, escrow: int = 10**15, rounds: int = 30) -> JobSpec:
     """Job file of a job that pays."""
     pay = Pay(unit_price=price, escrow=escrow, rounds_per_epoch=ROUNDS_PER_EPOCH)
-    return JobSpec(workload="digits", training=Training(rounds=rounds), pay=pay)
+    return JobSpec(workload="digits", training=TrainingSettings(rounds=rounds), pay=pay)
 
 
 def created(**figures: int) -> CreatedFact:

@@ -3,7 +3,7 @@
 import pytest
 
 from hypergpu.jobfile import JobFileError, covering, parse_job, with_parameters
-from hypergpu.jobfile.spec import JobSpec, Pay, Training
+from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
 from hypergpu.statements.domain import AMOUNT_MOST
 
 HEAD = 'workload = "digits-softmax"\n[training]\nrounds = 4\ninner_steps = 5\nbatch_size = 10\n'
@@ -100,7 +100,7 @@ def test_a_job_that_may_cost_more_than_an_escrow_holds_is_refused_with_the_price
 
 
 def test_a_running_job_takes_no_more_rounds_than_an_escrow_can_pay_for() -> None:
-    training = Training(rounds=100, inner_steps=1_000, batch_size=100)
+    training = TrainingSettings(rounds=100, inner_steps=1_000, batch_size=100)
     spec = JobSpec(workload="digits-softmax", training=training, pay=Pay(unit_price=10**24))
     with pytest.raises(JobFileError, match=f"an escrow of at most {AMOUNT_MOST}"):
         with_parameters(spec, {"training.rounds": "100000"})

@@ -25,7 +25,7 @@ from coordinator.core.plan.planning import plan_round
 from coordinator.core.transfer.path import CongestionControl, Path
 from coordinator.core.transfer.rounds import transfer_us
 from hypergpu.ids import NodeId, Slot
-from hypergpu.jobfile.spec import Aware, Data, JobSpec, RoundRule, Training
+from hypergpu.jobfile.spec import Aware, Data, JobSpec, RoundRule, TrainingSettings
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 
 PARAMETERS = 1_000_000
@@ -70,7 +70,7 @@ def spec(
     return JobSpec(
         workload="digits-cnn",
         strategy="aware",
-        training=Training(rounds=rounds, inner_steps=inner_steps, nodes=nodes),
+        training=TrainingSettings(rounds=rounds, inner_steps=inner_steps, nodes=nodes),
         round=RoundRule(quorum=quorum),
         data=Data(sharding=sharding),
         aware=aware or Aware(),

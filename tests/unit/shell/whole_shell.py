@@ -27,14 +27,14 @@ from coordinator.shell.runtime.roster import Roster, Session
 from coordinator.shell.runtime.staffing import Staffing
 from hypergpu.digest import digest_of
 from hypergpu.ids import Address, JobId, NodeId
-from hypergpu.jobfile.spec import JobSpec, Training
+from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.signature import IdentityKey
 from hypergpu.units import Bytes, Milliseconds, Samples
 from tests.payments_double import RecordingPayments
 
 JOB = JobId("job-000000000001")
 NODE = NodeId("0x" + "a1" * 20)
-SPEC = JobSpec(workload="digits-softmax", training=Training(nodes=1))
+SPEC = JobSpec(workload="digits-softmax", training=TrainingSettings(nodes=1))
 _NOW = Milliseconds(0)
 _QUOTA_BYTES = 1 << 20
 

@@ -12,14 +12,14 @@ from coordinator.core.events import (
 from coordinator.core.job import BlobRef, Funding, Model, Update
 from coordinator.shell.runtime.parts import Parts
 from hypergpu.digest import digest_of
-from hypergpu.jobfile.spec import JobSpec, Pay, Training
+from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
 from hypergpu.units import Bytes, Milliseconds, Samples
 from tests.unit.shell.whole_shell import JOB, NODE
 
 NOW = Milliseconds(0)
 PAYS = JobSpec(
     workload="digits-softmax",
-    training=Training(rounds=5, inner_steps=1, batch_size=100, nodes=1),
+    training=TrainingSettings(rounds=5, inner_steps=1, batch_size=100, nodes=1),
     pay=Pay(unit_price=1_000_000, escrow=10**12, rounds_per_epoch=5, judged=1),
 )
 
