@@ -1,134 +1,101 @@
 """Gas of a contribution on Anvil, recorded and paid, beside a contract that stores each one."""
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from eth_account import Account
-from web3 import HTTPProvider, Web3
+from web3 import Web3
 from web3.contract import Contract
 
-from contracts.compile import ARTIFACTS
+from benchmarks.ours.metering.chain import connect, deploy, impersonate, mine, register_nodes
+from benchmarks.ours.metering.host import (
+    COORDINATOR,
+    ESCROW,
+    JOB,
+    QUALITY_BPS,
+    SAMPLES,
+    UNIT_PRICE,
+    node_key,
+    worth_of,
+)
+from hypergpu.statements.domain import job_salt
 from payments.shell.anvil import AnvilOptions, running_anvil
 
-_SAMPLES = 320
-_QUALITY_BPS = 9_000
-_UNIT_PRICE = 1_000
-_ESCROW = 10**15
-_STAKE = 10**13
-_WINDOW_S = 3_600
+WINDOW_S = 3_600
 _NAIVE_CALLS = 20
-_GAS_LIMIT = 8_000_000
 
 
-class Bench:
-    """A chain whose blocks hold one transaction each, sent by whichever account is named."""
+class Ledger:
+    """A ledger on a chain of its own with one open job, whose nodes have stakes."""
 
-    def __init__(self, url: str) -> None:
-        """Use Anvil's first account for everything but the nodes' own calls."""
-        self._web3 = Web3(HTTPProvider(url))
-        self.account = self._web3.eth.accounts[0]
+    def __init__(self, url: str, nodes: int) -> None:
+        """Deploy everything; the coordinator is the job's owner too."""
+        self.web3 = connect(url)
+        self.account = self.web3.to_checksum_address(COORDINATOR.address)
+        impersonate(self.web3, self.account)
+        self.token = deploy(self.web3, "TestToken")
+        options = (self.token.address, WINDOW_S, WINDOW_S, 1, self.account, [self.account])
+        self.contract = deploy(self.web3, "TrainingLedger", options)
+        self.job = open_job(self.web3, self.token, self.contract, self.account)
+        keys = [node_key(number) for number in range(nodes)]
+        register_nodes(self.web3, self.token, self.contract, keys)
+        self.nodes = [Web3.to_checksum_address(key.address) for key in keys]
 
-    def deploy(self, name: str, *arguments: object) -> Contract:
-        """Deploy a compiled contract."""
-        artifact = json.loads((ARTIFACTS / f"{name}.json").read_bytes())
-        factory = self._web3.eth.contract(abi=artifact["abi"], bytecode=artifact["bytecode"])
-        receipt = self._send(factory.constructor(*arguments), self.account)
-        return self._web3.eth.contract(address=receipt["contractAddress"], abi=artifact["abi"])
+    def settle(self, epoch: int, totals: Sequence[tuple[int, int]]) -> int:
+        """Record totals of the nodes, close the epoch and pay; the gas of it all."""
+        entries = [
+            bytes.fromhex(node[2:]) + counted.to_bytes(4, "big") + score.to_bytes(8, "big")
+            for node, (counted, score) in zip(self.nodes, totals, strict=True)
+        ]
+        root, functions = Web3.keccak(entries[0]), self.contract.functions
+        recording = functions.submitAggregate(self.job, epoch, epoch, root, entries)
+        paying = functions.distributePayments(self.job, epoch, self.nodes)
+        calls = (recording, paying)
+        return sum(mine(self.web3, call, self.account)["gasUsed"] for call in calls)
 
-    def gas_used(self, call: Any, sender: str = "") -> int:
-        """Send one transaction and return the gas that its receipt states.
+    def unpaid(self, receipts: int) -> int:
+        """Part of the worth of so many receipts of each node that the nodes have not got."""
+        balance = self.token.functions.balanceOf
+        return sum(worth_of(receipts) - int(balance(node).call()) for node in self.nodes)
 
-        Raises:
-            RuntimeError: it reverted.
-        """
-        receipt = self._send(call, sender or self.account)
-        if receipt["status"] != 1:
-            raise RuntimeError(f"{call.fn_name} reverted")
-        return int(receipt["gasUsed"])
 
-    def impersonate(self, address: str) -> None:
-        """Let an account send without its key, with money for gas."""
-        for method, *rest in (("anvil_impersonateAccount",), ("anvil_setBalance", hex(10**20))):
-            self._web3.provider.make_request(method, [address, *rest])
-
-    def _send(self, call: Any, sender: str) -> Any:
-        sent = call.transact({"from": sender, "gas": _GAS_LIMIT})
-        self._web3.provider.make_request("evm_mine", [])
-        return self._web3.eth.wait_for_transaction_receipt(sent, poll_latency=0.01)
+def open_job(web3: Web3, token: Contract, ledger: Contract, coordinator: str) -> bytes:
+    """Open the job of a coordinator that is its owner too."""
+    salt, word = job_salt(JOB), Web3.keccak(b"a benchmark's digest")
+    terms = (coordinator, word, word, UNIT_PRICE, 2)
+    mine(web3, token.functions.mint(coordinator, ESCROW), coordinator)
+    mine(web3, token.functions.approve(ledger.address, ESCROW), coordinator)
+    mine(web3, ledger.functions.openJob(salt, terms, ESCROW), coordinator)
+    return bytes(ledger.functions.jobId(coordinator, salt).call())
 
 
 def measure_batched(folder: Path, receipts: int, nodes: int = 10) -> float:
     """Gas a contribution of the second epoch: one batch, then closing and payment in one call.
 
-    The nodes have stakes and were paid for the first epoch.
-
     Raises:
-        RuntimeError: a transaction reverted, or the ledger has other totals than the batches.
+        RuntimeError: A transaction reverted, or not everything was paid.
     """
+    each = receipts // nodes
     with running_anvil(AnvilOptions(block_time_s=0), log_file=folder / "anvil.log") as anvil:
-        bench = Bench(anvil.url)
-        token = bench.deploy("TestToken")
-        options = (token.address, _WINDOW_S, _WINDOW_S, 1, bench.account, [bench.account])
-        ledger = bench.deploy("TrainingLedger", options)
-        job = _open_job(bench, token, ledger)
-        members = [Account.from_key(n.to_bytes(32)).address for n in range(1_000, 1_000 + nodes)]
-        for member in members:
-            _enlist(bench, token, ledger, member)
-        each = receipts // nodes
-        used = [_settle(bench, ledger, job, members, epoch, each) for epoch in range(2)]
-        for member in members:
-            counted, score, earned = ledger.functions.getAccount(job, member).call()
-            paid = token.functions.balanceOf(member).call()
-            is_right = (counted, paid) == (2 * each, earned) and score == _score(2 * each)
-            if not is_right:
-                raise RuntimeError(f"{member} has {counted} receipts, {paid} of {earned} units")
-    return used[1] / receipts
+        ledger = Ledger(anvil.url, nodes)
+        used = 0
+        for epoch in range(2):
+            count = (epoch + 1) * each
+            score = count * SAMPLES * QUALITY_BPS
+            used = ledger.settle(epoch, [(count, score)] * nodes)
+            if ledger.unpaid(count):
+                raise RuntimeError(f"epoch {epoch} was not paid in full")
+    return used / receipts
 
 
 def measure_naive(folder: Path) -> float:
     """Gas a contribution in a contract that keeps each in storage, once everybody is known."""
     with running_anvil(AnvilOptions(block_time_s=0), log_file=folder / "anvil.log") as anvil:
-        bench = Bench(anvil.url)
-        naive = bench.deploy("NaiveLedger")
+        web3 = connect(anvil.url)
+        account, naive = web3.eth.accounts[0], deploy(web3, "NaiveLedger")
         word = bytes(31) + b"\x01"
         used = []
         for sequence in range(_NAIVE_CALLS):
-            made = (bench.account, sequence, sequence, word, word, word, 320, 1_000, 9_000)
-            used.append(bench.gas_used(naive.functions.submitContribution(word, 0, made)))
+            made = (account, sequence, sequence, word, word, word, 320, 1_000, 9_000)
+            call = naive.functions.submitContribution(word, 0, made)
+            used.append(int(mine(web3, call, account)["gasUsed"]))
     return sum(used[1:]) / (len(used) - 1)
-
-
-def _open_job(bench: Bench, token: Contract, ledger: Contract) -> bytes:
-    word = Web3.keccak(b"a benchmark's job")
-    terms = (bench.account, word, word, _UNIT_PRICE, 2)
-    bench.gas_used(token.functions.mint(bench.account, _ESCROW))
-    bench.gas_used(token.functions.approve(ledger.address, _ESCROW))
-    bench.gas_used(ledger.functions.openJob(word, terms, _ESCROW))
-    return bytes(ledger.functions.jobId(bench.account, word).call())
-
-
-def _enlist(bench: Bench, token: Contract, ledger: Contract, member: str) -> None:
-    """Register a node that stakes all it has."""
-    word = Web3.keccak(b"a benchmark's node")
-    bench.impersonate(member)
-    bench.gas_used(token.functions.mint(member, _STAKE))
-    bench.gas_used(token.functions.approve(ledger.address, _STAKE), member)
-    bench.gas_used(ledger.functions.registerNode((word, word, 8_192), _STAKE), member)
-
-
-def _settle(
-    bench: Bench, ledger: Contract, job: bytes, members: list[str], epoch: int, each: int
-) -> int:
-    """Record one more batch of ``each`` receipts a node, close the epoch and pay; gas of it all."""
-    count = (epoch + 1) * each
-    totals = count.to_bytes(4) + _score(count).to_bytes(8)
-    entries = [bytes.fromhex(member[2:]) + totals for member in members]
-    root = Web3.keccak(totals)
-    call = ledger.functions.submitAggregate(job, epoch, epoch, root, entries)
-    paying = ledger.functions.distributePayments(job, epoch, members)
-    return bench.gas_used(call) + bench.gas_used(paying)
-
-
-def _score(receipts: int) -> int:
-    return receipts * _SAMPLES * _QUALITY_BPS
