@@ -45,11 +45,15 @@ class _Digest(msgspec.Struct):
     digest: Digest
 
 
+class _Model(msgspec.Struct):
+    blob: _Digest
+
+
 class _Origin(msgspec.Struct):
     """The parts of ``JobCreated`` and ``ModelInitialised`` that the ledger states."""
 
     manifest: _Digest | None = None
-    model: _Digest | None = None
+    model: _Model | None = None
 
 
 class _Book:
@@ -268,7 +272,7 @@ class Settler:
             if origin.manifest is not None:
                 book.dataset = origin.manifest.digest
             if origin.model is not None:
-                book.model = origin.model.digest
+                book.model = origin.model.blob.digest
         return book.model != _NONE
 
     async def _planned(self, job_id: JobId, planned: PlannedCall) -> Planned:

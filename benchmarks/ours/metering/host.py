@@ -33,7 +33,10 @@ _MODEL = digest_of(b"model")
 
 class _ModelInitialised(msgspec.Struct):
     class Model(msgspec.Struct):
-        digest: str
+        class Blob(msgspec.Struct):
+            digest: str
+
+        blob: Blob
 
     model: Model
 
@@ -125,7 +128,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     def created(self, terms: Terms) -> list[tuple[str, msgspec.Struct]]:
         """The rows that a job begins with."""
         created = CreatedFact(job_id=self.job_id, spec=self.spec, terms=terms)
-        model = _ModelInitialised(_ModelInitialised.Model(_MODEL))
+        model = _ModelInitialised(_ModelInitialised.Model(_ModelInitialised.Model.Blob(_MODEL)))
         return [("JobCreated", created), ("ModelInitialised", model)]
 
     def measured(
