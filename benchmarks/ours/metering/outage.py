@@ -12,7 +12,7 @@ from benchmarks.ours.cluster import BenchmarkError, Running, running
 from benchmarks.ours.estimates import IntervalEstimate, median_of
 from benchmarks.ours.metering.chain import ask_anvil, connect, contract_at
 from hypergpu.client import JobEvent
-from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, Training
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, TrainingSettings
 from hypergpu.statements.domain import ZERO_ADDRESS
 from payments.shell.anvil import Anvil, AnvilOptions, running_anvil
 
@@ -120,7 +120,7 @@ def _see_paid(url: str) -> None:
 def _spec(rounds: int) -> JobSpec:
     return JobSpec(
         workload="digits-softmax",
-        training=Training(rounds=rounds, inner_steps=50, nodes=NODES),
+        training=TrainingSettings(rounds=rounds, inner_steps=50, nodes=NODES),
         evaluation=Evaluation(every=rounds),
         pay=Pay(unit_price=1_000_000),
     )
