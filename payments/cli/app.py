@@ -312,6 +312,25 @@ def reclaim(
 
 
 @app.command()
+def retry(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id or the beginning of it.")],
+    *,
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Clear a job's halt once its cause is mended: what failed is tried again."""
+    from hypergpu.terminal.output import say
+    from payments.cli.service import Where, open_payments_client, run
+
+    async def work() -> None:
+        async with open_payments_client(Where(address, token_file), job) as payments:
+            purposes = await payments.retry_halted()
+        say(f"tried again: {', '.join(purposes)}" if purposes else f"{job} is not halted")
+
+    run(work)
+
+
+@app.command()
 def deploy(  # noqa: PLR0913 - each is an option
     *,
     token: Annotated[str, typer.Option(metavar="ADDRESS", help="The ERC-20 that it pays in.")],

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import grpc.aio
 
@@ -47,10 +47,17 @@ class PaymentsClient:
     async def ledger(self) -> pb.GetLedgerResponse:
         """Accounts and settlement of the job."""
         request = pb.GetLedgerRequest(job_id=self.job_id)
-        found: pb.GetLedgerResponse = await self._calls.call(
-            self._calls.payments.GetLedger, request
-        )
-        return found
+        try:
+            found = await self._calls.call(self._calls.payments.GetLedger, request)
+        except HyperGPUError as refused:
+            if refused.reason is not Reason.VERSION_MISMATCH:
+                raise
+            detail = (
+                f"the coordinator at {self._calls.to.address} has no payments package, or is older"
+            )
+            fix = "install hypergpu whole where the coordinator runs"
+            raise HyperGPUError(refused.reason, detail, fix=fix) from refused
+        return cast("pb.GetLedgerResponse", found)
 
     async def receipt_file(self) -> ReceiptFile:
         """All receipts of the job, with its terms and price."""
@@ -78,6 +85,11 @@ class PaymentsClient:
         """Take the job's free escrow; the purpose of the transaction."""
         request = pb.ReclaimRequest(job_id=self.job_id)
         return str((await self._calls.call(self._calls.payments.Reclaim, request)).purpose)
+
+    async def retry_halted(self) -> list[str]:
+        """Clear the job's halt; purposes that are tried again."""
+        request = pb.RetryHaltedRequest(job_id=self.job_id)
+        return list((await self._calls.call(self._calls.payments.RetryHalted, request)).purposes)
 
 
 def run(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:

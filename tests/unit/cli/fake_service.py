@@ -14,7 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from hypergpu.digest import digest_of, digest_to_wire
 from hypergpu.ids import Digest, TokenId
 from hypergpu.tensors.layout import TensorKind, TensorSpec, layout_of
-from hypergpu.v1 import job_pb2, job_pb2_grpc, node_pb2, tensor_pb2
+from hypergpu.v1 import job_pb2, job_pb2_grpc, node_pb2, payments_pb2_grpc, tensor_pb2
 from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_KEY
 from hypergpu.wire.token import Role, Token, token_text
 
@@ -337,9 +337,13 @@ EVENTS: list[tuple[str, dict[str, object]]] = [
 
 
 @contextlib.contextmanager
-def serving(service: FakeService) -> Iterator[int]:
+def serving(
+    service: FakeService, payments: payments_pb2_grpc.PaymentsServiceServicer | None = None
+) -> Iterator[int]:
     """Serve on a free port of loopback while the block runs."""
     server = grpc.server(ThreadPoolExecutor(4))
+    if payments is not None:
+        payments_pb2_grpc.add_PaymentsServiceServicer_to_server(payments, server)
     job_pb2_grpc.add_JobServiceServicer_to_server(service, server)
     job_pb2_grpc.add_OperatorServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
