@@ -29,11 +29,7 @@ class OpenLedger:
         self.block = await self.chain.head()
 
     async def read(self, function: str, *arguments: object) -> Any:
-        """One view of the ledger.
-
-        Raises:
-            HyperGPUError: REQUEST_INVALID, the ledger refuses it.
-        """
+        """One view of the ledger."""
         (found,) = await self.read_all([(function, arguments)])
         if found is None:
             raise HyperGPUError(Reason.REQUEST_INVALID, f"the ledger refuses {function}")
@@ -68,20 +64,12 @@ class LedgerAccount:
         self.again_at_s: list[int] = []
 
     async def act(self, function: str, *arguments: object) -> None:
-        """Have the ledger carry out a call; what is read afterwards is after it.
-
-        Raises:
-            HyperGPUError: REQUEST_INVALID, the contract refuses it, with its reason.
-        """
+        """Have the ledger carry out a call; what is read afterwards is after it."""
         data = ledger_contract().encode(function, *arguments)
         await self._send(Call(ledger_contract(), self.ledger.domain.contract, data))
 
     async def approve(self, amount: int) -> None:
-        """Let the ledger take an amount of the token.
-
-        Raises:
-            HyperGPUError: ARGUMENT_INVALID, the account has less.
-        """
+        """Let the ledger take an amount of the token."""
         balance = await self.ledger.token_number("balanceOf", self.address)
         if balance < amount:
             raise HyperGPUError(
@@ -124,9 +112,6 @@ async def open_ledger(domain: Domain, chain_url: str) -> AsyncIterator[OpenLedge
     Args:
         domain: The ledger.
         chain_url: RPC of its chain; empty: the profile's own, or the setting ``chain_url``.
-
-    Raises:
-        HyperGPUError: No RPC is known, or it is of another chain, or there is no ledger.
     """
     profile, _ = profile_of_id(domain.chain_id)
     chain = Ethereum.of(rpc_url(profile, chain_url), profile)
@@ -150,11 +135,7 @@ async def open_account(
 
 
 def rpc_url(profile: ChainProfile, given: str) -> str:
-    """Address of the RPC to ask.
-
-    Raises:
-        HyperGPUError: ARGUMENT_INVALID, none is known, or it is no address.
-    """
+    """Address of the RPC to ask."""
     url = given or profile.rpc_url or resolved()["chain_url"].value
     if not url:
         raise HyperGPUError(
@@ -167,11 +148,7 @@ def rpc_url(profile: ChainProfile, given: str) -> str:
 
 
 def account_address(text: str, option: str) -> Address:
-    """An address that a person typed.
-
-    Raises:
-        HyperGPUError: ARGUMENT_INVALID, it is none.
-    """
+    """An address that a person typed."""
     lowered = text.strip().lower()
     try:
         address_bytes(Address(lowered))

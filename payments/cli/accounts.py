@@ -48,11 +48,7 @@ def folder_named(setting: str, given: Path | None) -> Path:
 
 
 def open_key(folder: Path, key: Path, passphrase_file: Path | None) -> IdentityKey:
-    """The key in a daemon's folder.
-
-    Raises:
-        HyperGPUError: FILE_UNUSABLE, there is none, or it cannot be opened.
-    """
+    """The key in a daemon's folder."""
     path = folder / key
     if not path.exists():
         raise HyperGPUError(
@@ -67,11 +63,7 @@ def open_key(folder: Path, key: Path, passphrase_file: Path | None) -> IdentityK
 
 
 def open_keystore(path: Path, passphrase_file: Path) -> IdentityKey:
-    """The key in a keystore file of its own, as wallets export it.
-
-    Raises:
-        HyperGPUError: FILE_UNUSABLE, there is none, or it cannot be opened.
-    """
+    """The key in a keystore file of its own, as wallets export it."""
     if not path.exists():
         raise HyperGPUError(Reason.FILE_UNUSABLE, f"there is no key {path}")
     return IdentityKey(stored_secret(path, passphrase_of_file(passphrase_file)))
@@ -83,9 +75,6 @@ def held_jobs(state_dir: Path, job: str | None) -> list[HeldJob]:
     Args:
         state_dir: The node's folder.
         job: Id of one, or its beginning; None: all.
-
-    Raises:
-        HyperGPUError: JOB_UNKNOWN, there is none; FILE_UNUSABLE, a file is damaged.
     """
     root = state_dir / "ledger"
     found = [_held_job(folder) for folder in sorted(root.glob("*")) if folder.is_dir()]
@@ -108,11 +97,7 @@ def held_jobs(state_dir: Path, job: str | None) -> list[HeldJob]:
 
 
 def one_ledger(held: list[HeldJob]) -> Domain:
-    """The ledger that all of these jobs are signed for.
-
-    Raises:
-        HyperGPUError: ARGUMENT_INVALID, there are several.
-    """
+    """The ledger that all of these jobs are signed for."""
     domains = sorted({each.terms.domain for each in held}, key=lambda domain: domain.contract)
     if len(domains) == 1:
         return domains[0]
@@ -125,11 +110,7 @@ def one_ledger(held: list[HeldJob]) -> Domain:
 
 
 def worker_facts(state_dir: Path) -> tuple[WorkerFacts, bytes]:
-    """What the node's worker said of its device, and the file's bytes.
-
-    Raises:
-        HyperGPUError: FILE_UNUSABLE, the node has never run here, or the file is damaged.
-    """
+    """What the node's worker said of its device, and the file's bytes."""
     path = state_dir / "worker.json"
     facts = _read(path, WorkerFacts)
     if facts is None:

@@ -28,18 +28,12 @@ _QUORUM_MOST = 255
 class Deployed(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="hypergpu/deployed/2"
 ):
-    """A new ledger."""
+    """A new ledger; its options are views of the contract."""
 
     ledger: str
     chain_id: int
     coordinator: str
     block: int
-    token: str
-    window_s: int
-    unbonding_s: int
-    quorum: int
-    treasury: str
-    arbiters: list[str]
 
 
 class DeployOrder(NamedTuple):
@@ -53,11 +47,7 @@ class DeployOrder(NamedTuple):
     treasury: Address | None
 
     def options(self, own: Address, profile: ChainProfile) -> LedgerOptions:
-        """Complete options.
-
-        Raises:
-            HyperGPUError: ARGUMENT_INVALID, the ledger would refuse them, with each fault.
-        """
+        """Complete options."""
         window_s = profile.window_s if self.window_s is None else self.window_s
         arbiters = self.arbiters or (own,)
         options = LedgerOptions(
@@ -77,11 +67,7 @@ class DeployOrder(NamedTuple):
 async def deploy(
     chain: Ethereum, profile: ChainProfile, key: IdentityKey, options: LedgerOptions
 ) -> tuple[Address, int]:
-    """Create a ledger by a coordinator's key: its address and block.
-
-    Raises:
-        HyperGPUError: ARGUMENT_INVALID, the token is no contract, or there is no gas money.
-    """
+    """Create a ledger by a coordinator's key: its address and block."""
     if not await chain.code(options.token):
         detail = f"there is no contract at the token's address {options.token}"
         raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="name an ERC-20: --token ADDRESS")
@@ -131,9 +117,6 @@ def deploy_ledger(
         whose: The coordinator's folder and passphrase file; None: the usual ones.
         yes: Whether the operator agreed beforehand.
         as_json: Whether to print JSON.
-
-    Raises:
-        HyperGPUError: No chain is named, or the options or the account do not fit.
     """
     key = open_key(folder_named("data_dir", whose[0]), COORDINATOR_KEY, whose[1])
     made = run(lambda: _deployed(order, chain, key, yes=yes))
@@ -164,12 +147,6 @@ async def _deployed(
         chain_id=profile.chain_id,
         coordinator=key.address,
         block=block,
-        token=options.token,
-        window_s=options.window_s,
-        unbonding_s=options.unbonding_s,
-        quorum=options.quorum,
-        treasury=options.treasury,
-        arbiters=list(options.arbiters),
     )
 
 

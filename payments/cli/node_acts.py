@@ -42,10 +42,6 @@ async def claim(node: LedgerAccount, held: HeldJob, to: Address | None) -> None:
         node: Account of the node, open on the job's ledger.
         held: The job.
         to: Payee of credit, where the token refuses to pay the node itself.
-
-    Raises:
-        HyperGPUError: REQUEST_INVALID, the ledger refuses something; JOB_UNKNOWN, the job is not
-            on the ledger.
     """
     job = word_bytes(held.terms.job)
     (found,) = await node.ledger.read_all([("getJob", (job,))])
@@ -87,11 +83,7 @@ async def due_shares(node: LedgerAccount, job: bytes, newest_epoch: int) -> Asyn
 
 
 async def register(node: LedgerAccount, state_dir: Path, stake_amount: int) -> None:
-    """Register a node with what its worker said of the machine, and with stake.
-
-    Raises:
-        HyperGPUError: ARGUMENT_INVALID, it is registered; FILE_UNUSABLE, nothing is known of it.
-    """
+    """Register a node with what its worker said of the machine, and with stake."""
     facts, content = worker_facts(state_dir)
     if number := (await node.ledger.read("getNodeMetrics", node.address, []))["id"]:
         raise HyperGPUError(
@@ -111,11 +103,7 @@ async def register(node: LedgerAccount, state_dir: Path, stake_amount: int) -> N
 
 
 async def stake(node: LedgerAccount, amount: int) -> None:
-    """Add to a node's stake.
-
-    Raises:
-        HyperGPUError: ARGUMENT_INVALID, the node is not registered or has too few tokens.
-    """
+    """Add to a node's stake."""
     if not (await node.ledger.read("getNodeMetrics", node.address, []))["id"]:
         raise HyperGPUError(
             Reason.ARGUMENT_INVALID,
@@ -136,9 +124,6 @@ async def unstake(node: LedgerAccount, amount: int | None) -> None:
     Args:
         node: The account.
         amount: None: all that no payment locks.
-
-    Raises:
-        HyperGPUError: ARGUMENT_INVALID, so much is not free.
     """
     shown = node.ledger.amount
     staked, locked, unbonding, release_at_s = await node.ledger.read("stakeOf", node.address)

@@ -29,11 +29,7 @@ class Reclaimed(
 
 
 def reclaim_job(job: str, where: Where, *, yes: bool, as_json: bool) -> None:
-    """Announce a job's end; once its time has come, take what is free.
-
-    Raises:
-        HyperGPUError: The job is on no ledger, or the coordinator refuses.
-    """
+    """Announce a job's end; once its time has come, take what is free."""
     state, sentence = run(lambda: _reclaimed(job, where, yes=yes))
     if as_json:
         say_json(state)

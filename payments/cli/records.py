@@ -24,11 +24,7 @@ _WORD = 32
 
 
 async def read_records(ledger: OpenLedger, terms: Terms) -> LedgerRecords:
-    """Read a job's records at the ledger's block.
-
-    Raises:
-        HyperGPUError: JOB_UNKNOWN, the job is not on the ledger.
-    """
+    """Read a job's records at the ledger's block."""
     job = word_bytes(terms.job)
     (found,) = await ledger.read_all([("getJob", (job,))])
     if found is None:

@@ -93,11 +93,7 @@ class PaymentsClient:
 
 
 def run(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-    """Run a command's coroutine, with a chain's failures as numbered errors.
-
-    Raises:
-        HyperGPUError: CHAIN_UNREACHABLE, an RPC does not answer as it should; or the command's.
-    """
+    """Run a command's coroutine, with a chain's failures as numbered errors."""
     try:
         return asyncio.run(work())
     except ChainUnreachableError as away:
@@ -113,9 +109,6 @@ async def open_payments_client(where: Where, job: str | None) -> AsyncIterator[P
     Args:
         where: The coordinator.
         job: Id, name or beginning of an id of a job; None: the newest.
-
-    Raises:
-        HyperGPUError: No coordinator answers, or there is no such job.
     """
     flags = {"address": where.address, "token_file": where.token_file}
     calls = await PaymentsCalls.open(await asyncio.to_thread(find_target, flags))

@@ -41,11 +41,7 @@ class Verified(
 
 
 def verify_job(order: VerifyOrder, where: Where, *, as_json: bool) -> None:
-    """Check a job and print the result.
-
-    Raises:
-        HyperGPUError: SIGNATURE_INVALID, something is wrong; or no source answers.
-    """
+    """Check a job and print the result."""
     found = run(lambda: _verified(order, where))
     if as_json:
         say_json(found)
@@ -58,11 +54,7 @@ def verify_job(order: VerifyOrder, where: Where, *, as_json: bool) -> None:
 
 
 def read_receipt_file(path: Path) -> ReceiptFile:
-    """Read a file that `ledger export` wrote.
-
-    Raises:
-        HyperGPUError: FILE_UNUSABLE, it cannot be read or is damaged.
-    """
+    """Read a file that `ledger export` wrote."""
     try:
         with path.open("rb") as opened:
             content = opened.read(FILE_BYTES_MAX + 1)

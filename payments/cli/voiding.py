@@ -32,11 +32,7 @@ class JobSource(NamedTuple):
     where: Where
 
     async def terms(self) -> Terms:
-        """The job's terms.
-
-        Raises:
-            HyperGPUError: FILE_UNUSABLE, or no coordinator answers.
-        """
+        """The job's terms."""
         if self.file is not None:
             return read_receipt_file(self.file).terms
         async with open_payments_client(self.where, self.job) as payments:
@@ -69,12 +65,7 @@ class SignedVerdict(
 
 
 def make_verdict(terms: Terms, epoch: int, node: NodeId, penalty: int, evidence: Path) -> Verdict:
-    """The verdict on a node's share, with the digest of a document that says why.
-
-    Raises:
-        HyperGPUError: FILE_UNUSABLE, the document cannot be read; ARGUMENT_INVALID, the penalty is
-            no amount.
-    """
+    """The verdict on a node's share, with the digest of a document that says why."""
     try:
         content = evidence.read_bytes()
     except OSError as broken:
@@ -116,9 +107,6 @@ async def void(
         verdict: The decision.
         own: Signatures made here.
         others: Signatures of other arbiters, as hex.
-
-    Raises:
-        HyperGPUError: ARGUMENT_INVALID, too few arbiters signed, or there is nothing to void now.
     """
     signatures = await _arbiters_signatures(sender.ledger, verdict, own, others)
     job = word_bytes(verdict.job)
@@ -157,11 +145,7 @@ def sign_share(order: VoidOrder, source: JobSource) -> None:
 def void_share(
     order: VoidOrder, source: JobSource, chain_url: str, *, yes: bool, as_json: bool
 ) -> None:
-    """Void a share and print what came of it.
-
-    Raises:
-        HyperGPUError: As `void`; or the job is on no ledger.
-    """
+    """Void a share and print what came of it."""
 
     async def work() -> None:
         terms = await source.terms()

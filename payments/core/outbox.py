@@ -172,7 +172,7 @@ class FindFailure(NamedTuple):
 
 Action = SendAgain | RaiseFee | MarkMined | MarkUnmined | MarkFinal | FindFailure | Halt
 
-_RETRY = "then start once with: hypergpu up --retry-payments"
+_RESTART = "start once with: hypergpu up --retry-payments"
 
 
 def decide(rows: Sequence[OutboxRow], view: OutboxView, rules: OutboxRules) -> tuple[Action, ...]:
@@ -294,9 +294,13 @@ def _halt(row: OutboxRow, view: OutboxView) -> Halt | None:
         if is_known or view.final_nonce <= row.nonce:
             return None
         reason = f"another program used nonce {row.nonce}, which was signed for {row.purpose}"
-        fix = f"let this coordinator alone use its key, {_RETRY}"
+        fix = f"let this coordinator alone use its key, then {_retry(row)}"
         return Halt(HaltKind.NONCE_TAKEN, row.job_id, reason, fix)
     if row.is_done or row.failure is None:
         return None
     reason = f"the ledger refused {row.purpose}: {row.failure.reason}"
-    return Halt(HaltKind.REVERTED, row.job_id, reason, f"correct the cause, {_RETRY}")
+    return Halt(HaltKind.REVERTED, row.job_id, reason, f"correct the cause, then {_retry(row)}")
+
+
+def _retry(row: OutboxRow) -> str:
+    return f"hypergpu ledger retry {row.job_id}; or {_RESTART}" if row.job_id else _RESTART

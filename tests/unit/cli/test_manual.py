@@ -16,6 +16,12 @@ from hypergpu.client import values
 from hypergpu.client.settings import known_settings
 from hypergpu.errors import Reason
 from netsim.cli.app import app as netsim
+from payments.cli.deploying import Deployed
+from payments.cli.outcome import Claimed, LedgerAct
+from payments.cli.reclaiming import Reclaimed
+from payments.cli.show import ShownLedger
+from payments.cli.verifying import Verified
+from payments.cli.voiding import SignedVerdict
 
 MANUAL = (Path(__file__).parents[3] / "docs/cli.md").read_text("utf-8")
 ANSWERS = (
@@ -32,6 +38,13 @@ ANSWERS = (
     Diagnosis,
     Environment,
     Settings,
+    ShownLedger,
+    Verified,
+    LedgerAct,
+    Claimed,
+    SignedVerdict,
+    Reclaimed,
+    Deployed,
 )
 
 
