@@ -126,7 +126,7 @@ class Payments(Protocol):
         ...
 
     async def run(self) -> None:
-        """Make receipts and settle them until cancelled."""
+        """Make receipts and settle them until cancelled. Called again after an error."""
         ...
 
     async def stop(self) -> None:

@@ -60,7 +60,7 @@ from coordinator.shell.servicers.node.servicer import NodeServicer
 from coordinator.shell.servicers.user.job import JobServicer
 from coordinator.shell.servicers.user.operator import OperatorServicer
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.extension import PaymentSummary
+from hypergpu.extension import Payments, PaymentSummary
 from hypergpu.files import write_durably
 from hypergpu.ids import Address, Digest
 from hypergpu.units import Milliseconds
@@ -69,6 +69,7 @@ from hypergpu.wire.token import Role, Token, parse_token, token_text
 log = structlog.get_logger()
 
 _THREADS = 16
+_PAYMENTS_RETRY_S = 10.0
 OPERATOR_TOKEN = "operator.token"
 _NO_AUTHORITY = Digest("")
 
@@ -151,7 +152,7 @@ class Coordinator:
                 for room in list(self._parts.driver.rooms.values())
             ]
             if payments is not None:
-                forever.append(tasks.create_task(payments.run()))
+                forever.append(tasks.create_task(_run_payments(payments)))
             await self._serve(hosts)
             await self._is_stopping.wait()
             await self._leave()
@@ -279,6 +280,16 @@ class Coordinator:
         if self._parts.pricing.payments is not None:
             await self._parts.pricing.payments.stop()
         self._parts.journal.close()
+
+
+async def _run_payments(payments: Payments) -> None:
+    """Run payments until cancelled; training goes on whatever breaks in them."""
+    while True:
+        try:
+            return await payments.run()
+        except Exception:
+            log.exception("payments broke and are started again")
+            await asyncio.sleep(_PAYMENTS_RETRY_S)
 
 
 def _make_folder(folder: Path) -> None:
