@@ -29,6 +29,7 @@ _WITHIN_S = 200.0
 """The window of a local ledger is 30 s, and its transactions take some blocks."""
 _LOOK_EACH_S = 0.5
 _LOOPBACK = "127."
+_PAID = frozenset({"paid", "locked"})
 
 
 class Settled(NamedTuple):
@@ -114,7 +115,7 @@ def settled(cluster: Cluster, coordinator: Coordinator, job_id: str, accounts: P
         raise HyperGPUError(Reason.DEMO_MISSED, f"{paid} of {earned} was paid: {why}")
     kinds = Counter(each.purpose.split("/")[0] for each in ledger.transactions)
     recorded = kinds["batch"] + kinds["record"]
-    epochs = {share.epoch for node in ledger.nodes for share in node.shares if int(share.amount)}
+    epochs = {share.epoch for node in ledger.nodes for share in node.shares if share.state in _PAID}
     if recorded:
         say(f"contributions were recorded by {several(recorded, 'transaction')}")
     receipts = sum(node.receipts for node in ledger.nodes)
