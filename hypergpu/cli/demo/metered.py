@@ -4,7 +4,6 @@ from collections import Counter
 from typing import NamedTuple
 
 from hypergpu.cli.ledger.account import LedgerView
-from hypergpu.units import several
 
 _IN_A_BLOCK = ("mined", "final")
 
@@ -25,13 +24,3 @@ def recorded(view: LedgerView) -> Recorded:
         if row.purpose.startswith("batch/") and row.state in _IN_A_BLOCK
     )
     return Recorded(epochs.total(), min(epochs.values(), default=0))
-
-
-def said_of_metering(counted: Recorded) -> str:
-    """The same in words; empty where there is no chain."""
-    if not counted.transactions:
-        return ""
-    return (
-        f"contributions were recorded by {several(counted.transactions, 'transaction')}, at least"
-        f" {counted.epoch_least} an epoch"
-    )

@@ -8,11 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from hypergpu.cli.demo.job import METERINGS
-from hypergpu.cli.demo.metered import Recorded, recorded, said_of_metering
-from hypergpu.cli.demo.stakes import said_of_stakes
+from hypergpu.cli.demo.metered import Recorded, recorded
 from hypergpu.cli.ledger.account import LedgerView, paid_in_all
-from hypergpu.cli.ledger.showing import Listed, ledger_of, say_ledger, verification_of
-from hypergpu.cli.ledger.verifying import verdict_lines
+from hypergpu.cli.ledger.showing import ledger_of, verification_of
 from hypergpu.client import Coordinator
 from hypergpu.cluster.coordinator import SettlingBy
 from hypergpu.errors import HyperGPUError, Reason
@@ -22,7 +20,6 @@ from hypergpu.terminal.output import say
 
 ACCOUNTS_NAME = "ledger.json"
 """What `ledger show --json` tells of the demo's job."""
-_TRANSACTIONS_SHOWN = 6
 _WITHIN_S = 200.0
 """The challenge window of a local ledger is 30 s, and its transactions take some blocks."""
 _LOOK_EACH_S = 0.5
@@ -43,6 +40,9 @@ class Settled(NamedTuple):
     earned: int
     paid: int | None
     recorded: Recorded
+
+
+NOT_PAID = Chain(SettlingBy(), "")
 
 
 def chain_here(sites: Sites | None, metering: str) -> Chain:
@@ -82,7 +82,7 @@ def _no_chain(sites: Sites | None) -> str:
 
 
 def settled(coordinator: Coordinator, job_id: str, accounts: Path) -> Settled:
-    """Wait until everything is paid that is going to be, show it, and prove it from the receipts.
+    """Wait until everything is paid that is going to be, and prove it from the receipts.
 
     Args:
         coordinator: Of the job.
@@ -94,13 +94,7 @@ def settled(coordinator: Coordinator, job_id: str, accounts: Path) -> Settled:
     """
     view = _waited(coordinator, job_id)
     accounts.write_bytes(msgspec.json.format(msgspec.json.encode(view), indent=2) + b"\n")
-    say()
-    say_ledger(view, listed=Listed(_TRANSACTIONS_SHOWN, f"see {accounts}"))
     found = verification_of(coordinator, job_id)
-    say()
-    say("$ hypergpu ledger verify")
-    for line in verdict_lines(found):
-        say(line)
     if not found.is_sound:
         raise HyperGPUError(Reason.DEMO_MISSED, f"the pay is not sound: {found.faults[0]}")
     earned = sum(int(node.earned) for node in view.nodes)
@@ -108,12 +102,7 @@ def settled(coordinator: Coordinator, job_id: str, accounts: Path) -> Settled:
     if view.chain is not None and paid != earned:
         why = view.chain.halted or view.chain.complaint or "the chain has not got so far"
         raise HyperGPUError(Reason.DEMO_MISSED, f"{paid} of {earned} was paid: {why}")
-    if said := said_of_stakes(view):
-        say(said)
-    counted = recorded(view)
-    if said := said_of_metering(counted):
-        say(said)
-    return Settled(found.receipts, earned, paid, counted)
+    return Settled(found.receipts, earned, paid, recorded(view))
 
 
 def _waited(coordinator: Coordinator, job_id: str) -> LedgerView:

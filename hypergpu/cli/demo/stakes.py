@@ -13,7 +13,6 @@ from hypergpu.keys.keyfile import passphrase_beside, stored_secret
 from hypergpu.ledger.typed import Domain, address_bytes
 from hypergpu.signature import IdentityKey
 from hypergpu.terminal.output import say
-from hypergpu.units import several
 
 if TYPE_CHECKING:
     from hypergpu.chain.rpc.chain import EvmChain
@@ -53,16 +52,6 @@ def stake_before_work(view: LedgerView, folders: Sequence[Path]) -> None:
         # Every stake is in a block, or the first failure is raised.
         list(threads.map(stake, map(_made_key, folders)))
     say(f"each node stakes {amount}: what it earns is paid against its stake, within some blocks")
-
-
-def said_of_stakes(view: LedgerView) -> str:
-    """Whether all that was paid was paid inside the window; empty where some waited for it."""
-    paid = [row.purpose for row in view.transactions if row.purpose.startswith("pay/")]
-    # One that passed somebody over is followed by another when the window is over.
-    if not paid or not all(purpose.endswith("/0") for purpose in paid):
-        return ""
-    epochs = several(len(paid), "epoch")
-    return f"paid against stake: {epochs}, none of which waited for the challenge window"
 
 
 def _made_key(folder: Path) -> IdentityKey:
