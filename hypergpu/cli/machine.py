@@ -105,9 +105,17 @@ def join(
     become_node(token, state_dir=folder, worker=worker, name=name)
 
 
-def demo(
+def demo(  # noqa: PLR0913 - each is an option
     *,
     short: Annotated[bool, typer.Option("--short", help="Fewer rounds.")] = False,
+    fixed: Annotated[
+        bool,
+        typer.Option(
+            "--fixed",
+            help="Nothing depends on time and nobody is killed: ends with the same model every"
+            " time, whose digest is printed last.",
+        ),
+    ] = False,
     out: Annotated[Path, typer.Option("--out", help="Summary, logs, model.")] = Path("demo-out"),
     nodes: Annotated[int, typer.Option("--nodes", min=2, max=32, help="How many.")] = 5,
     worker: Annotated[
@@ -131,15 +139,20 @@ def demo(
     ] = "batched",
 ) -> None:
     """Train handwritten digits on five nodes here over five home lines, killing one half-way."""
+    from hypergpu.cli.demo.job import plan
     from hypergpu.cli.demo.lines import NONE, run_over_lines
     from hypergpu.cli.demo.run import demonstrate
     from hypergpu.sites import told_sites
 
-    if net != NONE and told_sites() is None:
+    sites = told_sites()
+    if sites is not None:
+        nodes = len(sites.nodes)
+    elif net != NONE:
         given = ["--out", str(out), "--nodes", str(nodes), "--worker", worker]
-        given += ["--metering", metering]
-        run_over_lines(net, nodes, [*given, *(["--short"] if short else [])])
-    demonstrate(out, nodes=nodes, is_short=short, worker=worker, metering=metering)
+        given += ["--metering", metering, *["--short"] * short, *["--fixed"] * fixed]
+        run_over_lines(net, nodes, given)
+    chosen = plan(nodes, is_short=short, worker=worker, metering=metering, is_fixed=fixed)
+    demonstrate(out, chosen)
 
 
 def netsim() -> None:

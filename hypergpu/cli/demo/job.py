@@ -3,8 +3,10 @@
 import importlib.util
 from typing import NamedTuple
 
-from hypergpu.jobfile import parse_job
-from hypergpu.jobfile.spec import JobSpec
+from msgspec.structs import replace
+
+from hypergpu.jobfile import parse_job, with_strategy
+from hypergpu.jobfile.spec import JobSpec, Pay, RoundRule
 
 
 class Plan(NamedTuple):
@@ -19,6 +21,16 @@ class Plan(NamedTuple):
     counted for so many nodes.
     """
     note: str
+    metering: str
+    """One of `METERINGS`."""
+    is_short: bool
+    is_fixed: bool
+    """Nothing in it depends on time: the same model every time."""
+
+    @property
+    def is_paid(self) -> bool:
+        """Whether its work earns something."""
+        return self.spec.pay.unit_price > 0
 
 
 _TEXT = """
@@ -69,6 +81,8 @@ class _Size(NamedTuple):
 
 
 EACH = "each"
+METERINGS = ("batched", EACH)
+"""How receipts reach the chain: as the coordinator's `--metering` names it."""
 TRANSACTIONS_AN_EPOCH = 100
 """That are made at least where each contribution has its own."""
 _CONTRIBUTIONS_AN_EPOCH = 175
@@ -108,7 +122,14 @@ _NUMPY = _Size(
 )
 
 
-def plan(nodes: int, *, is_short: bool, worker: str = "", metering: str = "batched") -> Plan:
+def plan(
+    nodes: int,
+    *,
+    is_short: bool,
+    worker: str = "",
+    metering: str = "batched",
+    is_fixed: bool = False,
+) -> Plan:
     """The digits by a convolutional network, or without torch by softmax regression.
 
     Where each contribution has a transaction of its own, one epoch is the whole job, in more rounds
@@ -118,17 +139,28 @@ def plan(nodes: int, *, is_short: bool, worker: str = "", metering: str = "batch
         nodes: How many train.
         is_short: Fewer rounds.
         worker: ``torch`` or ``numpy``; when empty, torch where it is installed.
-        metering: ``batched`` or ``each``.
+        metering: One of `METERINGS`.
+        is_fixed: With fixed steps and codec, no deadline and no pay, so that nothing depends on
+            time.
     """
     has_torch = importlib.util.find_spec("torch") is not None
-    if (worker or ("torch" if has_torch else "numpy")) == "torch":
-        spec = _spec(_TORCH, _course(_TORCH, nodes, metering, is_short=is_short))
-        steps = _sync_steps(_TORCH, nodes, is_short=is_short)
-        return Plan(spec, "torch", 0.97, steps, "")
+    is_torch = (worker or ("torch" if has_torch else "numpy")) == "torch"
+    size = _TORCH if is_torch else _NUMPY
     why = "as asked" if worker else "torch is not installed"
     note = f"{why}: softmax regression by the numpy worker, which reaches less accuracy"
-    spec = _spec(_NUMPY, _course(_NUMPY, nodes, metering, is_short=is_short))
-    return Plan(spec, "numpy", 0.93, _sync_steps(_NUMPY, nodes, is_short=is_short), note)
+    spec = _spec(size, _course(size, nodes, metering, is_short=is_short))
+    if is_fixed:
+        spec = replace(with_strategy(spec, "diloco"), round=RoundRule(quorum=1.0), pay=Pay())
+    return Plan(
+        spec,
+        worker="torch" if is_torch else "numpy",
+        target=0.97 if is_torch else 0.93,
+        sync_steps=_sync_steps(size, nodes, is_short=is_short),
+        note="" if is_torch else note,
+        metering=metering,
+        is_short=is_short,
+        is_fixed=is_fixed,
+    )
 
 
 def _sync_steps(of: _Size, nodes: int, *, is_short: bool) -> int:

@@ -1,20 +1,22 @@
-"""The demo's strategy beside others on the same lines: who is at the target when. Pure."""
+"""Other strategies over the demo's own lines: short jobs on the nodes that are there anyway."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
+from hypergpu.cli.demo.job import Plan
 from hypergpu.client.history import History, RoundPoint, reached
+from hypergpu.jobfile import with_strategy
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay
 from hypergpu.terminal.figures import span
-from hypergpu.terminal.output import Column
 from hypergpu.units import Milliseconds
 
-COLUMNS = (
-    Column("strategy"),
-    Column("to target", is_number=True),
-    Column("as long", is_number=True),
-    Column("how"),
-)
+SYNC_ROUNDS = 4
+SYNC_ROUNDS_SHORT = 2
+Train = Callable[[JobSpec, str], History]
+"""Train a job to its end under a title; what its journal told."""
 
 
 class Runner(NamedTuple):
@@ -38,23 +40,11 @@ class Race(NamedTuple):
     @property
     def sync_ratio(self) -> float | None:
         """How many times as long `sync` takes as the first."""
-        found = [ratio(each, self.first) for each in self.runners if each.strategy == "sync"]
-        return found[0] if found else None
-
-
-def ratio(one: Runner, to: Runner) -> float | None:
-    """How many times as long one takes."""
-    return round(one.at_ms / to.at_ms, 2) if one.at_ms and to.at_ms else None
-
-
-def rows(race: Race) -> list[tuple[str, ...]]:
-    """A row a runner."""
-    found: list[tuple[str, ...]] = []
-    for each in race.runners:
-        times = ratio(each, race.first)
-        at = "not reached" if each.at_ms is None else span(each.at_ms / 1000)
-        found.append((each.strategy, at, "-" if times is None else f"{times:.3g}x", each.how))
-    return found
+        ours_ms = self.first.at_ms
+        for each in self.runners:
+            if each.strategy == "sync" and each.at_ms and ours_ms:
+                return round(each.at_ms / ours_ms, 2)
+        return None
 
 
 def measured(strategy: str, history: History, target: float) -> Runner:
@@ -95,13 +85,38 @@ def _so_many(count: int) -> str:
     return "as one took" if count == 1 else f"as {count} took on average"
 
 
-def footnotes(target: float, victim: str) -> tuple[str, ...]:
-    """What must be known to read the table."""
-    when = "time since a job's first round was opened, on the line between two evaluations"
-    alone = f"the first row alone has the start of all workers in it, and {victim} killed half-way"
-    counted = "how many it takes was counted once, on a LAN where nothing goes wrong"
-    return (
-        f"target: {target:.0%} of held-out digits; {when}",
-        f"measured: trained here until then, over these lines; {alone}",
-        f"extrapolated: a few steps are measured here; {counted}",
-    )
+def run_race(chosen: Plan, history: History, train: Train) -> Race:
+    """Compare the demo's own job with the time that other strategies need.
+
+    Args:
+        chosen: The demo's job.
+        history: Of that job.
+        train: Trains on the same nodes over the same lines.
+    """
+    own = measured(chosen.spec.strategy, history, chosen.target)
+    # They show how long it takes: the demo's own job shows how it is paid.
+    chosen = chosen._replace(spec=replace(chosen.spec, pay=Pay()))
+    others = []
+    if chosen.spec.strategy != "diloco":
+        others.append(_fixed(chosen, train))
+    others.append(_every_step(chosen, train))
+    return Race((own, *others))
+
+
+def _fixed(chosen: Plan, train: Train) -> Runner:
+    spec = with_strategy(chosen.spec, "diloco")
+    until = replace(spec.evaluation, target=chosen.target)
+    spec = replace(spec, name="demo, diloco", evaluation=until)
+    title = "the same job with fixed steps and codec (diloco), until it is at the target"
+    return measured("diloco", train(spec, title), chosen.target)
+
+
+def _every_step(chosen: Plan, train: Train) -> Runner:
+    if not chosen.sync_steps:
+        return unknown_sync()
+    rounds = SYNC_ROUNDS_SHORT if chosen.is_short else SYNC_ROUNDS
+    spec = with_strategy(chosen.spec, "sync")
+    training = replace(spec.training, rounds=rounds)
+    spec = replace(spec, name="demo, sync", training=training, evaluation=Evaluation(every=rounds))
+    title = f"{rounds} steps with every step synchronised (sync), for the time that one takes"
+    return extrapolated_sync(train(spec, title).rounds, chosen.sync_steps)

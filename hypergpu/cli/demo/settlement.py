@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from google.protobuf.json_format import MessageToJson
 
+from hypergpu.cli.demo.job import METERINGS
 from hypergpu.client import Coordinator
 from hypergpu.cluster.cluster import Cluster
 from hypergpu.cluster.coordinator import SettlingBy, StartRefusedError
@@ -21,8 +22,6 @@ from hypergpu.terminal.output import say
 from hypergpu.units import several
 from hypergpu.v1 import payments_pb2
 
-METERINGS = ("batched", "each")
-"""Ways that receipts reach the chain, as HYPERGPU_COORDINATOR_METERING names them."""
 ACCOUNTS_NAME = "ledger.json"
 """The ledger of the demo's job, as GetLedger answers at the end."""
 _WITHIN_S = 200.0

@@ -1,32 +1,41 @@
-"""How the demo ended: `summary.json` and the same for people."""
+"""How the demo ended: ten lines for people, and `summary.json` with everything."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from hypergpu.cli.demo.race import Race
-from hypergpu.cli.demo.settlement import Settled
-from hypergpu.client.values import JobView
+from hypergpu.cli.demo.fault import Return
+from hypergpu.cli.demo.race import Race, Runner
+from hypergpu.cli.demo.settlement import ACCOUNTS_NAME, Settled
+from hypergpu.client import JobDetail, Reached
 from hypergpu.terminal.figures import size, span
+from hypergpu.terminal.output import say
 
 FILE_NAME = "summary.json"
 
 
-class Summary(msgspec.Struct, frozen=True):
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The demo's figures."""
 
     accuracy: float
+    target: float = 0.0
+    to_target: Reached | None = None
     rounds: int
-    wall_s: float
+    wall_s: float = 0.0
     bytes_up: int
     bytes_down: int
     nodes: int
     updates_accepted: int
     updates_refused: int
+    model_bytes: int
     model_digest: str
     strategy: str
     sync_ratio: float | None
     """How many times as long every-step training would take to the target; None: not known."""
+    runners: tuple[Runner, ...]
+    back: Return
+    """The killed node's return."""
     receipts: int
     """All of them sound, both signatures of each."""
     earned: int
@@ -39,20 +48,23 @@ class Summary(msgspec.Struct, frozen=True):
     """Epochs with a payment; 0 without a chain."""
 
 
-def summary_of(job: JobView, *, nodes: int, wall_s: float, race: Race, pay: Settled) -> Summary:
+def summary_of(detail: JobDetail, race: Race, pay: Settled, back: Return) -> Summary:
     """The figures of an ended job."""
+    job = detail.job
     return Summary(
         accuracy=job.metric if job.metric is not None else 0.0,
         rounds=job.round,
-        wall_s=round(wall_s, 1),
         bytes_up=job.bytes_up,
         bytes_down=job.bytes_down,
-        nodes=nodes,
+        nodes=detail_nodes(detail),
         updates_accepted=job.updates_accepted,
         updates_refused=job.updates_refused,
+        model_bytes=detail.model_bytes,
         model_digest=job.model or "",
         strategy=race.first.strategy,
         sync_ratio=race.sync_ratio,
+        runners=race.runners,
+        back=back,
         receipts=pay.receipts,
         earned=pay.earned,
         paid=pay.paid,
@@ -61,25 +73,64 @@ def summary_of(job: JobView, *, nodes: int, wall_s: float, race: Race, pay: Sett
     )
 
 
-def write_summary(summary: Summary, folder: Path) -> Path:
-    """Leave it in ``folder``."""
-    path = folder / FILE_NAME
+def detail_nodes(detail: JobDetail) -> int:
+    """Nodes that the job was to be trained by."""
+    training = detail.spec.get("training")
+    return int(training["nodes"]) if isinstance(training, dict) else detail.job.nodes
+
+
+def say_end(summary: Summary, folder: Path) -> None:
+    """Write the file and print the end of the demo."""
     text = msgspec.json.format(msgspec.json.encode(summary), indent=2)
-    path.write_bytes(text + b"\n")
-    return path
+    (folder / FILE_NAME).write_bytes(text + b"\n")
+    files = f"{folder / FILE_NAME}, {folder / ACCOUNTS_NAME}, {folder / 'model'}"
+    say()
+    for name, words in (*_end_rows(summary), ("files", files)):
+        say(f"{name:<10} {words}")
 
 
-def summary_lines(summary: Summary, model_bytes: int) -> list[str]:
-    """The end of the demo, in words."""
+def _end_rows(summary: Summary) -> Iterator[tuple[str, str]]:
+    yield "accuracy", f"{summary.accuracy:.2%} on held-out digits, wanted {summary.target:.0%}"
+    there = (
+        f"{span(summary.to_target.at_ms / 1000)} to {summary.target:.0%}, "
+        if (summary.to_target)
+        else ""
+    )
+    yield "time", f"{there}{span(summary.wall_s)} in all with the comparison below"
+    yield "money", _money(summary)
+    for runner in summary.runners[1:]:
+        yield f"  {runner.strategy}", _rival(runner, summary.runners[0])
     moved = summary.bytes_up + summary.bytes_down
-    # What synchronising every inner step in float32 would have moved is not known here; one whole
-    # model each way, each round, each node is.
-    plain = 2 * model_bytes * summary.rounds * summary.nodes
+    # One whole float32 model each way, each round, each node, is the plain way of doing this.
+    plain = 2 * summary.model_bytes * summary.rounds * summary.nodes
     saved = f", {plain / moved:.1f}x less than whole float32 models" if moved and plain else ""
-    return [
-        f"accuracy   {summary.accuracy:.2%} on held-out digits",
-        f"time       {span(summary.wall_s)}, {summary.rounds} rounds on {summary.nodes} nodes",
-        f"traffic    {size(summary.bytes_up)} up, {size(summary.bytes_down)} down{saved}",
-        f"updates    {summary.updates_accepted} accepted, {summary.updates_refused} refused",
-        f"model      {summary.model_digest}",
-    ]
+    yield "traffic", f"{size(summary.bytes_up)} up, {size(summary.bytes_down)} down{saved}"
+    yield (
+        "work",
+        (
+            f"{summary.rounds} rounds of {summary.strategy} on {summary.nodes} nodes,"
+            f" {summary.updates_accepted} updates accepted, {summary.updates_refused} refused"
+        ),
+    )
+    back = summary.back
+    yield (
+        "fault",
+        (
+            f"{back.victim} was killed half-way; {span(back.after_s)} later its work was accepted"
+            f" again, in round {back.round}"
+        ),
+    )
+
+
+def _money(summary: Summary) -> str:
+    receipts = f"{summary.receipts} receipts, all sound; {summary.earned} earned"
+    if summary.paid is None:
+        return f"{receipts}, no chain to pay it"
+    return f"{receipts} and {summary.paid} paid, recorded by {summary.transactions} transactions"
+
+
+def _rival(runner: Runner, first: Runner) -> str:
+    if runner.at_ms is None:
+        return runner.how
+    times = f", {runner.at_ms / first.at_ms:.3g}x as long" if first.at_ms else ""
+    return f"{span(runner.at_ms / 1000)} to the target{times} ({runner.how})"

@@ -4,15 +4,14 @@ import pytest
 
 from hypergpu.cli.demo.job import COUNTED_NODES, plan
 from hypergpu.cli.demo.race import (
-    COLUMNS,
+    SYNC_ROUNDS,
+    SYNC_ROUNDS_SHORT,
     Race,
     Runner,
     extrapolated_sync,
-    footnotes,
     measured,
-    rows,
+    run_race,
 )
-from hypergpu.cli.demo.rivals import SYNC_ROUNDS, SYNC_ROUNDS_SHORT, raced
 from hypergpu.client.history import EvaluationPoint, History, RoundPoint
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -55,25 +54,19 @@ def test_sync_is_extrapolated_with_its_first_step_counted_once() -> None:
 
 def test_what_sync_takes_is_not_known_for_nodes_that_nobody_counted_it_with() -> None:
     train = Trained()
-    race = raced(plan(4, is_short=True, worker="torch"), history(), train, is_short=True)
+    race = run_race(plan(4, is_short=True, worker="torch"), history(), train)
     assert [each.strategy for each in train.specs] == ["diloco"]
     assert (race.runners[2].at_ms, race.sync_ratio) == (None, None)
     assert "counted for another number of nodes" in race.runners[2].how
 
 
-def test_the_table_has_each_in_multiples_of_the_first() -> None:
-    race = Race(
-        (Runner("aware", Milliseconds(5000), "m"), Runner("sync", Milliseconds(250_000), "e"))
+def test_the_ratio_of_sync_is_to_the_first() -> None:
+    ours, sync = (
+        Runner("aware", Milliseconds(5000), "m"),
+        Runner("sync", Milliseconds(250_000), "e"),
     )
-    assert race.sync_ratio == 50
-    assert rows(race) == [("aware", "5.0 s", "1x", "m"), ("sync", "4 min 10 s", "50x", "e")]
-    assert {len(row) for row in rows(race)} == {len(COLUMNS)}
-
-
-def test_without_a_time_there_is_no_multiple() -> None:
-    race = Race((Runner("aware", None, "m"), Runner("sync", Milliseconds(250_000), "e")))
-    assert race.sync_ratio is None
-    assert rows(race)[0] == ("aware", "not reached", "-", "m")
+    assert Race((ours, sync)).sync_ratio == 50
+    assert Race((ours._replace(at_ms=None), sync)).sync_ratio is None
 
 
 class Trained:
@@ -94,7 +87,7 @@ def test_diloco_is_trained_to_the_target_and_a_few_steps_of_sync(
 ) -> None:
     train = Trained()
     chosen = plan(COUNTED_NODES, is_short=is_short, worker="torch")
-    race = raced(chosen, history(), train, is_short=is_short)
+    race = run_race(chosen, history(), train)
     diloco, sync = train.specs
     assert (diloco.strategy, diloco.evaluation.target) == ("diloco", chosen.target)
     assert (sync.strategy, sync.training.rounds, sync.codec.up) == ("sync", rounds, "fp32")
@@ -103,13 +96,11 @@ def test_diloco_is_trained_to_the_target_and_a_few_steps_of_sync(
 
 
 def test_a_demo_by_diloco_has_no_second_one() -> None:
-    race = raced(FIXED, history(metric=0.95), Trained(), is_short=False)
+    race = run_race(FIXED, history(metric=0.95), Trained())
     assert [each.strategy for each in race.runners] == ["diloco", "sync"]
 
 
-def test_footnotes_say_what_is_measured_and_what_is_not() -> None:
-    target, trained, worked_out = footnotes(0.97, "home-cable")
-    assert target.startswith("target: 97% of held-out digits")
-    assert trained.startswith("measured: ")
-    assert "home-cable killed half-way" in trained
-    assert worked_out.startswith("extrapolated: ")
+def test_a_fixed_demo_waits_for_everybody_and_plans_nothing() -> None:
+    spec = plan(5, is_short=True, worker="torch", is_fixed=True).spec
+    assert (spec.strategy, spec.round.deadline_ms, spec.round.quorum) == ("diloco", 0, 1.0)
+    assert spec.pay.unit_price == 0

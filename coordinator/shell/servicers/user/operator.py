@@ -92,6 +92,8 @@ class OperatorServicer:
             return "away", "it has no control stream"
         if reason := roster.drain_reason(node):
             return "draining", reason
+        if self._parts.readings.reading(node).is_starting:
+            return "starting", "its worker is starting"
         room = self._parts.staffing.room_of(node)
         if room is None:
             return "idle", "no job can use it now"

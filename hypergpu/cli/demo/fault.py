@@ -1,0 +1,104 @@
+"""One node's death half-way, its return, and the first work that is accepted from it after that."""
+
+import time
+from typing import NamedTuple
+
+from hypergpu.client import Coordinator, History, JobEvent
+from hypergpu.cluster.cluster import Cluster
+from hypergpu.terminal.progress import Progress
+from hypergpu.terminal.views import View
+
+AWAY_S = 1.0
+HOLD_PERCENT = 70
+"""Share of the work after which the job waits for the node that is not back yet."""
+
+
+class Return(NamedTuple):
+    """When the node worked again."""
+
+    victim: str
+    round: int
+    """Counts from 1."""
+    after_s: float
+    """From its death to the first update accepted from it."""
+
+
+class Fault:
+    """Kills a node, starts it again, and keeps the job from ending before it has worked again."""
+
+    def __init__(
+        self, cluster: Cluster, coordinator: Coordinator, *, job_id: str, victim: str
+    ) -> None:
+        self._cluster = cluster
+        self._coordinator = coordinator
+        self._job_id = job_id
+        self._victim = victim
+        self._samples = coordinator.spec(job_id).stated_samples
+        self._node_id = ""
+        self._killed_at_s = 0.0
+        self._is_away = False
+        self._is_paused = False
+        self.back: Return | None = None
+
+    def see(self, event: JobEvent) -> None:
+        """Notice the node's return in the job's events."""
+        is_its = bool(self._node_id) and event.body.get("node") == self._node_id
+        if is_its and not self._is_away and event.kind == "UpdateReceived" and not self.back:
+            number = event.body.get("round")
+            after_s = time.monotonic() - self._killed_at_s
+            self.back = Return(self._victim, number + 1 if isinstance(number, int) else 0, after_s)
+
+    def dead(self) -> list[str]:
+        """Programs that ended though they were not killed here."""
+        gone = {self._victim} if self._is_away else set()
+        return [name for name in self._cluster.dead() if name not in gone]
+
+    def advance(self, history: History) -> str:
+        """Do what is due; returns it in words, or nothing."""
+        done = sum(each.samples for each in history.rounds)
+        if not self._node_id:
+            return self._kill() if 2 * done >= self._samples else ""
+        if self._is_away:
+            return self._restart() if time.monotonic() - self._killed_at_s >= AWAY_S else ""
+        is_late = HOLD_PERCENT * self._samples <= 100 * done < 100 * self._samples
+        if self.back or not is_late or self._is_paused is not self._is_working():
+            return ""
+        self._is_paused = not self._is_paused
+        if self._is_paused:
+            self._coordinator.pause(self._job_id)
+            return f"the job waits for {self._victim}"
+        self._coordinator.resume(self._job_id)
+        return f"{self._victim} is back: the job goes on"
+
+    def _is_working(self) -> bool:
+        return self._coordinator.find_node(self._victim).state == "working"
+
+    def _kill(self) -> str:
+        self._node_id = self._coordinator.find_node(self._victim).id
+        self._is_away, self._killed_at_s = True, time.monotonic()
+        return f"SIGKILL to {self._victim} (process {self._cluster.kill(self._victim)})"
+
+    def _restart(self) -> str:
+        self._is_away = False
+        return f"{self._victim} started again (process {self._cluster.restart(self._victim)})"
+
+
+class FaultView:
+    """Shows everything on another view and lets a fault see the events."""
+
+    def __init__(self, view: View, fault: Fault) -> None:
+        self._view = view
+        self._fault = fault
+
+    def event(self, event: JobEvent, progress: Progress) -> None:
+        """See `View`."""
+        self._fault.see(event)
+        self._view.event(event, progress)
+
+    def refresh(self, progress: Progress) -> None:
+        """See `View`."""
+        self._view.refresh(progress)
+
+    def say(self, text: str) -> None:
+        """See `View`."""
+        self._view.say(text)
