@@ -210,13 +210,8 @@ class KeptAnvil:
         if began_s < self._keep_at_s:
             return
         head = await self._chain.head()
-        if head.hash == self._kept:
+        if head.hash == self._kept or not await keep_state(self._chain, self._file):
             return
-        state = await self._chain.ask("anvil_dumpState")
-        if (await self._chain.head()).hash != head.hash:
-            # A block came meanwhile: the state may have its nonces without its transactions.
-            return
-        await asyncio.to_thread(_write_state, self._file, state)
         self._kept = head.hash
         took_s = time.monotonic() - began_s
         self._keep_at_s = began_s + (1 + _REST_TIMES) * took_s
@@ -229,6 +224,21 @@ class KeptAnvil:
         if last:
             self.note = f"the chain's port {last} is taken by another program; it has {chosen}"
         return chosen
+
+
+async def keep_state(chain: Ethereum, file: Path) -> bool:
+    """Write an Anvil's state into a file that `AnvilOptions.state_file` takes.
+
+    Returns:
+        False where a block came meanwhile: the state might have its nonces without its
+        transactions, and nothing was written.
+    """
+    head = await chain.head()
+    state = await chain.ask("anvil_dumpState")
+    if (await chain.head()).hash != head.hash:
+        return False
+    await asyncio.to_thread(_write_state, file, state)
+    return True
 
 
 @contextmanager

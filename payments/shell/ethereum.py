@@ -75,6 +75,7 @@ class SignedTransaction(NamedTuple):
     raw: bytes
 
 
+_HAS_ALREADY = ("already", "nonce too low")
 Request = tuple[str, list[Any]]
 
 
@@ -176,7 +177,7 @@ class Ethereum:
     async def send(self, raws: Sequence[bytes]) -> list[str]:
         """Send signed transactions. For each the RPC's complaint; empty: it took the transaction.
 
-        A transaction that the RPC has already is no complaint.
+        A transaction that the RPC or the chain has already is no complaint.
         """
         requests = [("eth_sendRawTransaction", ["0x" + raw.hex()]) for raw in raws]
         return [_complaint(each) for each in await self.ask_all(requests)]
@@ -286,7 +287,8 @@ def _decoded(view: View, answer: Any) -> Any:
 def _complaint(result: Any) -> str:
     if not isinstance(result, CallRefusedError):
         return ""
-    return "" if "already" in str(result).lower() else str(result)
+    said = str(result)
+    return "" if any(words in said.lower() for words in _HAS_ALREADY) else said
 
 
 def _block(found: Any) -> Block | None:

@@ -6,6 +6,7 @@ same bytes again.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -308,10 +309,10 @@ class Queue:
         if not fitting:
             return
         complaints = await self._chain.send([row.variants[-1].raw for row in fitting])
-        for row, complaint in zip(fitting, complaints, strict=True):
+        for row in fitting:
             self._rows[row.nonce] = replace(self._rows[row.nonce], sent_at_block=head.number)
-            if complaint:
-                log.warning("the RPC refused bytes", purpose=row.purpose, said=complaint)
+        if refused := Counter(complaint for complaint in complaints if complaint):
+            log.warning("the RPC refused transactions", said=dict(refused))
 
     def _sign(self, nonce: int, payload: Payload, fee: tuple[int, int], head: Block) -> Variant:
         max_fee_wei, tip_wei = fee

@@ -12,7 +12,7 @@ from hypergpu.signature import IdentityKey
 from hypergpu.statements.domain import Domain, word_bytes
 from payments.core.outbox import HaltKind
 from payments.core.settlement import ReclaimOrder
-from payments.shell.anvil import Anvil, AnvilOptions, _write_state, running_anvil
+from payments.shell.anvil import Anvil, AnvilOptions, keep_state, running_anvil
 from payments.shell.chain_errors import ChainUnreachableError
 from payments.shell.contracts import ledger_contract, token_contract
 from payments.shell.deployment import recognise_ledger
@@ -73,8 +73,7 @@ async def test_training_goes_on_while_the_chain_is_away(tmp_path: Path) -> None:
         async with opened_world(tmp_path, anvil, PLAN) as world:
             await world.mine(5)
             await world.step()
-            dumped = await world.chain.ask("anvil_dumpState")
-            _write_state(state, dumped)
+            assert await keep_state(world.chain, state)
             anvil.kill()
             world.work(10)
             with pytest.raises(ChainUnreachableError, match="does not answer"):
