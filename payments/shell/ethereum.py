@@ -81,13 +81,12 @@ Request = tuple[str, list[Any]]
 
 def sign_transaction(key: IdentityKey, draft: Draft) -> SignedTransaction:
     """Sign a transaction, the same bytes each time. A fifth of eth-account's time (0.08 ms)."""
-    fields: list[Any] = [
-        *(draft.chain_id, draft.nonce, draft.tip_wei, draft.max_fee_wei, draft.gas),
-        *(draft.to, 0, draft.data, []),
-    ]
-    signature = key.sign_digest(keccak(_EIP1559 + rlp.encode(fields)))
-    r, s = int.from_bytes(signature[:32], "big"), int.from_bytes(signature[32:64], "big")
-    raw = _EIP1559 + rlp.encode([*fields, signature[64], r, s])
+    numbers = draft.chain_id, draft.nonce, draft.tip_wei, draft.max_fee_wei, draft.gas
+    fields: list[Any] = [*map(_number_bytes, numbers), draft.to, b"", draft.data, []]
+    signature = key.sign_digest(keccak(_EIP1559 + rlp.encode(fields, infer_serializer=False)))
+    signed = [signature[64:], signature[:32], signature[32:64]]
+    fields += [part.lstrip(b"\0") for part in signed]
+    raw = _EIP1559 + rlp.encode(fields, infer_serializer=False)
     return SignedTransaction(keccak(raw), raw)
 
 
@@ -319,6 +318,10 @@ def _inclusion(found: Any) -> Inclusion | None:
 
 def _number(found: Any) -> int:
     return found if isinstance(found, int) else int(str(found), 16)
+
+
+def _number_bytes(number: int) -> bytes:
+    return number.to_bytes((number.bit_length() + 7) // 8, "big")
 
 
 def _octets(found: Any) -> bytes:

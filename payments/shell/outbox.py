@@ -97,6 +97,8 @@ class Queue:
         self._stored_nonce = store.next_nonce(self.account)
         self._view: OutboxView | None = None
         self._seen: list[_Seen] = []
+        self._progress_block = 0
+        """Last block in which transactions of the account were seen to be mined."""
 
     @property
     def rows(self) -> Sequence[OutboxRow]:
@@ -126,7 +128,10 @@ class Queue:
             ChainUnreachableError: The RPC does not answer; what was stored is true.
         """
         await self._reopen(await self._chain.next_nonce(self.account.address, head))
-        view = self._view = await self._read(head)
+        before, view = self._view, await self._read(head)
+        if before is None or view.nonce != before.nonce:
+            self._progress_block = head.number
+        self._view = view
         actions = decide(self.rows, view, self._rules)
         moved = [await self._marked(action, find_view) for action in actions]
         changed = [row for row in moved if row is not None]
@@ -279,12 +284,19 @@ class Queue:
             del self._rows[nonce]
 
     async def _send_due(self, actions: Iterable[Action], head: Block) -> None:
+        """Repeat what the pool may have lost, and raise fees where nothing goes forward.
+
+        While transactions of the account are mined, the pool has those behind them.
+        """
+        idle_blocks = head.number - self._progress_block
         rows = []
         for action in actions:
-            if isinstance(action, RaiseFee):
+            if isinstance(action, RaiseFee) and idle_blocks >= self._rules.bump_blocks:
                 rows.append(self._raised(self._rows[action.nonce], head))
-            elif isinstance(action, SendAgain):
-                rows.append(self._rows[action.nonce])
+            elif isinstance(action, RaiseFee | SendAgain):
+                row = self._rows[action.nonce]
+                if idle_blocks or row.sent_at_block < 0:
+                    rows.append(row)
         await asyncio.to_thread(self._keep, rows, set())
         await self._send(rows, head)
 

@@ -5,7 +5,7 @@ planned from it. Training waits for none of this: a chain that is away is asked 
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -35,6 +35,7 @@ from payments.shell.transactions import Target, payload
 log = structlog.get_logger()
 
 _NONE = Digest("0" * 64)
+_RECEIPTS_AT_ONCE = 500
 _HEAD_ROWS = 200
 """The model's digest is in one of a job's first rows."""
 _FUNDING_GAIN_PARTS = 10
@@ -223,7 +224,7 @@ class Settler:
         if not is_halted and await self._has_origin(state, book):
             plan = plan_calls(self._work(state, book), view)
             self.waiting[job_id] = plan.waiting
-            wanted = [await self._planned(job_id, each) for each in plan.calls]
+            wanted = await asyncio.to_thread(self._payloads, job_id, plan.calls)
             book.note_rows(await self._queue.add(wanted, head))
         await self._change_funding(state, book, view)
         self._note_settled(state, book, view)
@@ -275,13 +276,20 @@ class Settler:
                 book.model = origin.model.blob.digest
         return book.model != _NONE
 
-    async def _planned(self, job_id: JobId, planned: PlannedCall) -> Planned:
-        def find_receipt(node: NodeId, sequence: int) -> SignedReceipt:
-            (found,) = self._store.receipts(job_id, node, sequence, limit=1)
-            return found
+    def _payloads(self, job_id: JobId, calls: Sequence[PlannedCall]) -> list[Planned]:
+        """The transactions of calls. Blocks on the store."""
+        known: dict[tuple[NodeId, int], SignedReceipt] = {}
 
-        made = await asyncio.to_thread(payload, planned.call, self._target, find_receipt)
-        return Planned(planned.purpose, job_id, planned.call, made)
+        def find_receipt(node: NodeId, sequence: int) -> SignedReceipt:
+            if (node, sequence) not in known:
+                found = self._store.receipts(job_id, node, sequence, limit=_RECEIPTS_AT_ONCE)
+                known.update(((node, each.receipt.sequence), each) for each in found)
+            return known[node, sequence]
+
+        return [
+            Planned(each.purpose, job_id, each.call, payload(each.call, self._target, find_receipt))
+            for each in calls
+        ]
 
     async def _change_funding(self, state: LedgerState, book: _Book, view: JobView) -> None:
         """Journal the work that the escrow covers, where that changes what the job may do."""
