@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.jobfile.places import KeyLines
-from hypergpu.jobfile.problem import JobFileError, Problem, join_words, nearest
+from hypergpu.jobfile.problem import JobFileError, KeyLines, Problem, join_words, nearest
 from hypergpu.jobfile.rules import checked_spec, spec_problems
 from hypergpu.jobfile.schema import (
     DURATIONS,
@@ -18,12 +17,16 @@ from hypergpu.jobfile.schema import (
     OPTIONS,
     SECTIONS,
     TOP,
+    InvalidValue,
+    Scalar,
+    convert_value,
     dotted_key,
+    duration_ms,
+    quoted_value,
     tables_with,
 )
 from hypergpu.jobfile.spec import SPARSE_SCHEMES, JobSpec
 from hypergpu.jobfile.strategies import FIXED, PLANNED, unused_aware
-from hypergpu.jobfile.values import InvalidValue, Scalar, convert_value, duration_ms, quoted_value
 
 FILE_BYTES_MAX = 1 << 20
 _LINE = re.compile(r"\(at line ([0-9]+), column [0-9]+\)$")

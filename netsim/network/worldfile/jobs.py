@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 
 from hypergpu.jobfile import JobFileError, parse_job
+from hypergpu.jobfile.schema import quoted_value
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.jobfile.values import quoted_value
 from netsim.error import NetsimError
 from netsim.network.worldfile.table import Table
 

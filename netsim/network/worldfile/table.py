@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from hypergpu.jobfile.problem import join_words, nearest
-from hypergpu.jobfile.values import InvalidValue, Scalar, convert_value, duration_ms, quoted_value
+from hypergpu.jobfile.schema import InvalidValue, Scalar, convert_value, duration_ms, quoted_value
 from netsim.error import NetsimError
 from netsim.network.worldfile.places import Places
 

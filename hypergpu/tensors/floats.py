@@ -1,10 +1,38 @@
-"""bfloat16: the upper half of a float32. Two bytes a value, relative error 2**-8 at most."""
+"""Schemes of floats: float32 as it is, and bfloat16, with a relative error of 2**-8 at most."""
 
 import numpy as np
 import numpy.typing as npt
 
 from hypergpu.tensors.layout import Float32s, Octets
 from hypergpu.tensors.scheme import Flaw, Scheme, groups
+
+
+class Fp32(Scheme):
+    """Little-endian float32, as in memory."""
+
+    name = "fp32"
+    is_lossless = True
+
+    def encoded_bytes(self, count: int) -> int:
+        """See `Scheme`."""
+        return 4 * count
+
+    def encode(self, values: Float32s, out: Octets) -> None:
+        """See `Scheme`. The bits are the same, of what is not finite too."""
+        np.copyto(out.view(np.float32), values)
+
+    def decode(self, payload: Octets, out: Float32s) -> None:
+        """See `Scheme`."""
+        np.copyto(out, payload.view(np.float32))
+
+    def values(self, payload: Octets, scratch: Float32s) -> Float32s:
+        """See `Scheme`."""
+        return payload.view(np.float32)
+
+    def flaw(self, payload: Octets, count: int) -> Flaw | None:
+        """See `Scheme`."""
+        return None if np.isfinite(payload.view(np.float32)).all() else Flaw.NOT_FINITE
+
 
 Uint16s = npt.NDArray[np.uint16]
 
