@@ -1,15 +1,15 @@
-"""Why netsim cannot do what it was asked, and what would help."""
+"""The error of everything that netsim cannot do, with what would help."""
+
+from hypergpu.errors import Reason, HyperGPUError
 
 
-class NetsimError(Exception):
+class NetsimError(HyperGPUError):
     """Nothing was started, or everything that was started is gone again.
 
     Args:
-        what: What is impossible and where: a file's key, a device, a number.
+        detail: What is impossible and where: a file's key, a device, a number.
         fix: What the reader should do.
     """
 
-    def __init__(self, what: str, fix: str) -> None:
-        super().__init__(f"{what}. Fix: {fix}")
-        self.what = what
-        self.fix = fix
+    def __init__(self, detail: str, fix: str) -> None:
+        super().__init__(Reason.NETWORK_REFUSED, detail, fix=fix)

@@ -20,7 +20,7 @@ class NetsimCommands(Commands):
         try:
             return super().invoke(ctx)
         except NetsimError as refused:
-            failure = HyperGPUError(Reason.NETWORK_REFUSED, refused.what, fix=refused.fix)
+            failure = HyperGPUError(Reason.NETWORK_REFUSED, refused.detail, fix=refused.fix)
             raise typer.Exit(report(failure)) from refused
         except SignalledError as signalled:
             raise typer.Exit(signalled.status) from signalled

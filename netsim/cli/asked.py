@@ -14,7 +14,8 @@ from netsim.network.ground.backend import Backend
 from netsim.network.ground.choosing import chosen
 from netsim.network.ground.interface import Links
 from netsim.network.profiles import profile
-from netsim.network.worldfile import WorldDescription, read_world_file
+from netsim.network.world import WorldDescription
+from netsim.network.world_file import read_world_file
 from netsim.tc.choice import Fallback
 
 FallbackOption = Annotated[

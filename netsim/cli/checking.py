@@ -11,13 +11,13 @@ from hypergpu.terminal.options import seconds_within
 from hypergpu.terminal.output import Column, note, say, say_json, say_table
 from netsim.cli.asked import FallbackOption, asked_links, settled
 from netsim.error import NetsimError
-from netsim.link import Link
+from netsim.link import UNLIMITED, Link
 from netsim.link.shape import Shape
 from netsim.measure.check import Reading, checked
 from netsim.measure.network import Verdict
 from netsim.network.ground.backend import Backend
 from netsim.network.ground.interface import Links
-from netsim.network.ground.measuring import UNLIMITED, claims_of, measurable
+from netsim.network.ground.measuring import claims_of, measurable
 from netsim.network.ground.signals import completed
 from netsim.tc.choice import Fallback
 from netsim.tunnel.requirements import require_machine

@@ -9,7 +9,7 @@ from hypergpu.terminal.options import seconds_within
 from hypergpu.terminal.output import say
 from netsim.error import NetsimError
 from netsim.network.plot import world_svg
-from netsim.network.worldfile import read_world_file
+from netsim.network.world_file import read_world_file
 
 
 def plot(

@@ -19,7 +19,7 @@ from netsim.network.ground.backend import Backend
 from netsim.network.ground.holding import held, opened
 from netsim.network.ground.interface import Links
 from netsim.network.ground.signals import completed
-from netsim.network.worldfile import WorldDescription
+from netsim.network.world import WorldDescription
 from netsim.run.choices import Choices, chosen_world, data_listing
 from netsim.run.deeds import refuse_unreal
 from netsim.run.preparation import require_free_folder, require_worker, required_job

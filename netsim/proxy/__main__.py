@@ -67,7 +67,7 @@ async def _serve(text: bytes, out: TextIO) -> int:
             while line := await lines.get():
                 _say(out, _answer(proxies, line))
     except NetsimError as refused:
-        _say(out, Failed(refused.what, refused.fix))
+        _say(out, Failed(refused.detail, refused.fix))
         return 2
     return 0
 
@@ -99,7 +99,7 @@ def _answer(proxies: Proxies, line: bytes) -> Answer:
             case Reset(name):
                 proxies.reset(name)
     except NetsimError as refused:
-        return Failed(refused.what, refused.fix)
+        return Failed(refused.detail, refused.fix)
     return Done()
 
 

@@ -9,14 +9,7 @@ from netsim.link.shape import COORDINATOR_LINK, Shape, Way
 from netsim.measure.lateness import Lateness
 from netsim.measure.network import ALWAYS_VALID, ProgramNetwork, Verdict
 from netsim.measure.path import MeasuredPath, here
-from netsim.proxy.messages import (
-    LOOPBACK,
-    Dialler,
-    Forward,
-    Plan,
-    Protocol,
-    Proxied,
-)
+from netsim.proxy.messages import LOOPBACK, Dialler, Forward, Plan, Protocol, Proxied
 from netsim.proxy.process import ProxyProcess
 
 _NODE = "node-0"

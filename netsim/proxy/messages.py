@@ -5,17 +5,15 @@ from enum import StrEnum
 
 import msgspec
 
-from hypergpu.units import Bytes, Microseconds
+from hypergpu.units import Bytes
 from netsim.child import Failed
 from netsim.link.course import Variation
-from netsim.link.link import Direction, Link
+from netsim.link.link import Link
 from netsim.link.shape import COORDINATOR_LINK
 from netsim.link.trace import Trace
 from netsim.measure.lateness import Lateness
 
 LOOPBACK = "127.0.0.1"
-UNLIMITED = Direction(delay_us=Microseconds(0), bits_per_s=0)
-"""A way that asks for nothing, for a link's other direction or a coordinator of no interest."""
 
 
 class Protocol(StrEnum):

@@ -31,7 +31,7 @@ def main() -> int:
     try:
         found = _run(options)
     except NetsimError as refused:
-        return explained(HyperGPUError(Reason.NETWORK_REFUSED, refused.what, fix=refused.fix))
+        return explained(HyperGPUError(Reason.NETWORK_REFUSED, refused.detail, fix=refused.fix))
     except HyperGPUError as refused:
         return explained(refused)
     except KeyboardInterrupt:

@@ -18,10 +18,10 @@ from hypergpu.jobfile import (
 from hypergpu.jobfile.problem import join_words, nearest
 from hypergpu.jobfile.spec import STRATEGIES, JobSpec
 from netsim.error import NetsimError
-from netsim.link import Variation
-from netsim.network.ground.measuring import UNLIMITED
+from netsim.link import UNLIMITED, Variation
 from netsim.network.profiles import profile
-from netsim.network.worldfile import NodeDescription, WorldDescription, read_world_file
+from netsim.network.world import NodeDescription, WorldDescription
+from netsim.network.world_file import read_world_file
 
 NEAR = "lan"
 """The profile of a network that is out of the way."""

@@ -9,7 +9,8 @@ import msgspec
 
 from netsim.error import NetsimError
 from netsim.link import NEVER_US, Variation
-from netsim.network.worldfile import Fault, FaultKind, WorldCourse, WorldDescription
+from netsim.network.course import WorldCourse
+from netsim.network.world import Fault, FaultKind, WorldDescription
 
 _ONLY_VIRTUAL = {
     FaultKind.SLOW_DISK: "no disk of this machine is slowed down",

@@ -11,7 +11,7 @@ from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import are, several
 from hypergpu.workloads.registry import UnknownWorkloadError, find
 from netsim.error import NetsimError
-from netsim.network.worldfile import WorldDescription
+from netsim.network.world import WorldDescription
 
 WORKERS = ("null", "numpy", "torch")
 """Each trains what those before it train."""

@@ -17,7 +17,7 @@ from hypergpu.terminal.watch import Watched
 from netsim.error import NetsimError
 from netsim.measure.network import Verdict
 from netsim.network.ground import control
-from netsim.network.worldfile import COORDINATOR, NodeDescription, WorldDescription
+from netsim.network.world import COORDINATOR, NodeDescription, WorldDescription
 from netsim.run.deeds import Deed, DeedKind, deeds
 from netsim.run.preparation import held_folder, required_job
 from netsim.run.report import RunReport

@@ -15,7 +15,7 @@ from hypergpu.workloads.registry import build, find
 from hypergpu.workloads.workload import numpy_layout
 from netsim.error import NetsimError
 from netsim.measure.network import ALWAYS_VALID, Verdict
-from netsim.network.worldfile import WorldDescription
+from netsim.network.world import WorldDescription
 from netsim.run.preparation import required_job
 from netsim.run.report import NOTHING_TRAINED, RunReport
 from netsim.virtual.simulation import Simulation

@@ -281,7 +281,7 @@ def main() -> None:
         answer(Done(time.monotonic_ns()))
         router.run()
     except NetsimError as error:
-        answer(Failed(error.what, error.fix))
+        answer(Failed(error.detail, error.fix))
     finally:
         owned.remove_everything()
 

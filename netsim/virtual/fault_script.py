@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from netsim.link import NEVER_US
-from netsim.network.profiles import Absence, absences
-from netsim.network.worldfile.description import COORDINATOR, Fault, FaultKind, WorldDescription
+from netsim.network.churn import Absence, absences
+from netsim.network.world import COORDINATOR, Fault, FaultKind, WorldDescription
 from netsim.virtual.agenda import Agenda, Deed
 from netsim.virtual.coordinator_actor import CoordinatorActor
 from netsim.virtual.node_actor import Ills, NodeActor

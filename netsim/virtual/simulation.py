@@ -16,7 +16,7 @@ from hypergpu.ledger.terms import terms_of
 from hypergpu.ledger.typed import Domain
 from hypergpu.units import Milliseconds
 from netsim.link import LinkCourse
-from netsim.network.worldfile.description import NodeDescription
+from netsim.network.world import NodeDescription
 from netsim.virtual.agenda import Agenda, Deed
 from netsim.virtual.coordinator_actor import MODEL_BYTES_PER_S, CoordinatorActor, journal_digest
 from netsim.virtual.fault_script import FaultScript

@@ -16,7 +16,8 @@ from hypergpu.cli.compare.outcome import Report, Verdict
 from hypergpu.client.history import RoundPoint
 from hypergpu.jobfile import parse_job
 from hypergpu.units import Milliseconds, Samples
-from netsim.network.worldfile import FaultKind, parse_world, read_world_file
+from netsim.network.world import FaultKind
+from netsim.network.world_file import parse_world, read_world_file
 from netsim.run.deeds import refuse_unreal
 
 FILES = sorted(WORLDS.rglob("*.toml"))

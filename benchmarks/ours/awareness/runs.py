@@ -48,7 +48,7 @@ class Runs:
         try:
             require_machine()
         except NetsimError as refused:
-            raise BenchmarkError(f"{refused.what}. Fix: {refused.fix}") from refused
+            raise BenchmarkError(f"{refused.detail}. Fix: {refused.fix}") from refused
         self._folder = folder
         self._product = product_digest()
         self._starts = ExitStack()

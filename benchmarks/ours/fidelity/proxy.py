@@ -84,7 +84,7 @@ async def proxy_figures(is_quick: bool) -> Figures:
     try:
         require_machine()
     except NetsimError as refused:
-        notes.append(f"No gRPC transfers beside the tunnel: {refused.what}.")
+        notes.append(f"No gRPC transfers beside the tunnel: {refused.detail}.")
     else:
         runs = 1 if is_quick else RUNS
         chosen = TRANSFERS[:2] if is_quick else TRANSFERS

@@ -94,7 +94,7 @@ async def world_figures(is_quick: bool) -> Figures:
     try:
         require_machine()
     except NetsimError as refused:
-        return Figures(rows=(), metrics={}, notes=[f"No real rounds: {refused.what}."])
+        return Figures(rows=(), metrics={}, notes=[f"No real rounds: {refused.detail}."])
     rows: list[Row] = []
     repeats = Repeats()
     metrics: dict[str, float] = {}

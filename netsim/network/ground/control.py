@@ -87,7 +87,7 @@ async def _answer(ground: Ground, line: bytes) -> Answer:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         return Answer(refused=f"no request: {error}", fix="see netsim/network/ground/control.py")
     except NetsimError as refused:
-        return Answer(refused=refused.what, fix=refused.fix)
+        return Answer(refused=refused.detail, fix=refused.fix)
 
 
 async def _done(ground: Ground, request: Request) -> Answer:

@@ -3,8 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from hypergpu.units import Microseconds
-from netsim.link import Direction, Link
+from netsim.link import UNLIMITED, Link
 from netsim.link.shape import Shape
 from netsim.measure.network import Claim, Network
 from netsim.network.ground.backend import Backend
@@ -13,9 +12,6 @@ from netsim.tunnel.measured import network
 from netsim.tunnel.tunnel import Tunnel
 
 _NODE = "node-0"
-_FREE = Direction(delay_us=Microseconds(0), bits_per_s=0)
-UNLIMITED = Link(up=_FREE, down=_FREE)
-"""The coordinator's, so that only the node's link is measured."""
 
 
 def claims_of(backend: Backend) -> frozenset[Claim]:

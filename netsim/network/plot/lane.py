@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from hypergpu import svg
 from netsim.link import NEVER_US
 from netsim.network.plot.samples import Lane
-from netsim.network.worldfile import Fault, FaultKind
+from netsim.network.world import Fault, FaultKind
 
 LEFT = 176.0
 WIDTH = 860.0

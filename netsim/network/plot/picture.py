@@ -16,7 +16,7 @@ from netsim.network.plot.lane import (
     x_at,
 )
 from netsim.network.plot.samples import sampled
-from netsim.network.worldfile import COORDINATOR, WorldDescription
+from netsim.network.world import COORDINATOR, WorldDescription
 
 LANES_MAX = 40
 _SAMPLES = 1200

@@ -3,8 +3,9 @@
 import msgspec
 
 from netsim.link import STALLED_BITS_PER_S, WanderingDelay
-from netsim.network.profiles import Absence
-from netsim.network.worldfile import Fault, NodeDescription, WorldCourse, WorldDescription
+from netsim.network.churn import Absence
+from netsim.network.course import WorldCourse
+from netsim.network.world import Fault, NodeDescription, WorldDescription
 
 
 class Sample(msgspec.Struct, frozen=True):

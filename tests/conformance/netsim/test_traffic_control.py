@@ -158,8 +158,8 @@ async def test_a_delay_is_delivered_or_refused_with_what_the_kernel_lacks() -> N
     if "netem" in lacks:
         with pytest.raises(NetsimError) as refused:
             await control.__aenter__()
-        assert refused.value.what.startswith("a has a delay of 25 ms on its way up")
-        assert "this kernel lacks netem" in refused.value.what
+        assert refused.value.detail.startswith("a has a delay of 25 ms on its way up")
+        assert "this kernel lacks netem" in refused.value.detail
         assert "tunnel" in refused.value.fix
     else:
         async with control:

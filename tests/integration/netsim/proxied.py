@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 from hypergpu.units import Microseconds
+from netsim.link import UNLIMITED
 from netsim.link.link import Direction, Link
-from netsim.proxy.messages import LOOPBACK, UNLIMITED, Forward, Plan, Protocol, Proxied
+from netsim.proxy.messages import LOOPBACK, Forward, Plan, Protocol, Proxied
 
-FREE = Link(up=UNLIMITED, down=UNLIMITED)
+FREE = UNLIMITED
 TIMEOUT_S = 240
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

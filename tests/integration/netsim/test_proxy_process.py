@@ -12,9 +12,10 @@ import pytest
 from hypergpu.units import Microseconds
 from netsim.child import Failed
 from netsim.error import NetsimError
-from netsim.link.link import STALLED_BITS_PER_S, Link
+from netsim.link import UNLIMITED
+from netsim.link.link import STALLED_BITS_PER_S
 from netsim.link.trace import Trace, TraceRow
-from netsim.proxy.messages import UNLIMITED, Condition, Forward, Plan, Protocol, Proxied
+from netsim.proxy.messages import Condition, Forward, Plan, Protocol, Proxied
 from netsim.proxy.process import ProxyProcess
 from tests.integration.netsim.proxied import FREE, TIMEOUT_S, Dialled, link, plan, target
 
@@ -66,7 +67,7 @@ async def test_a_link_follows_its_trace() -> None:
     async with target() as port:
         node = Proxied(
             name="a",
-            link=Link(up=UNLIMITED, down=UNLIMITED),
+            link=UNLIMITED,
             forwards=(Forward(target_port=port),),
             traces=(trace,),
         )

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from netsim.link import LinkCourse, Variation
-from netsim.network.profiles import CHURN_CLASSES, PROFILES, Profile
-from netsim.network.worldfile import FaultKind, WorldCourse, parse_world
+from netsim.network.churn import CHURN_CLASSES
+from netsim.network.course import WorldCourse
+from netsim.network.profiles import PROFILES, Profile
+from netsim.network.world import FaultKind
+from netsim.network.world_file import parse_world
 
 PAGE = (Path(__file__).parents[3] / "docs" / "netsim" / "README.md").read_text("utf-8")
 

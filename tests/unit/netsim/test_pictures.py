@@ -7,7 +7,7 @@ import pytest
 
 from netsim.error import NetsimError
 from netsim.network.plot import LANES_MAX, world_svg
-from netsim.network.worldfile import parse_world, read_world_file
+from netsim.network.world_file import parse_world, read_world_file
 
 WORLDS = Path(__file__).parents[3] / "examples" / "worlds"
 SVG = "{http://www.w3.org/2000/svg}"

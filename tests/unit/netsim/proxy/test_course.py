@@ -1,4 +1,5 @@
-from netsim.network.worldfile import WorldCourse, parse_world
+from netsim.network.course import WorldCourse
+from netsim.network.world_file import parse_world
 from netsim.proxy.messages import Proxied
 from netsim.proxy.node import course_of
 

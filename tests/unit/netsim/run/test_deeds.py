@@ -3,7 +3,8 @@
 import pytest
 
 from netsim.error import NetsimError
-from netsim.network.worldfile import WorldDescription, parse_world
+from netsim.network.world import WorldDescription
+from netsim.network.world_file import parse_world
 from netsim.run.deeds import Deed, DeedKind, deeds, refuse_unreal
 
 SECOND_US = 1_000_000

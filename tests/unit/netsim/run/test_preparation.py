@@ -7,7 +7,8 @@ import pytest
 
 from hypergpu.jobfile import parse_job
 from netsim.error import NetsimError
-from netsim.network.worldfile import WorldDescription, parse_world
+from netsim.network.world import WorldDescription
+from netsim.network.world_file import parse_world
 from netsim.run.preparation import (
     held_folder,
     require_free_folder,

@@ -79,7 +79,7 @@ def test_a_lack_that_nobody_needs_changes_nothing() -> None:
 def test_a_lack_is_refused_with_who_needs_it_and_why() -> None:
     with pytest.raises(NetsimError) as refused:
         choose(needs({"a": FAR}), NO_NETEM, Fallback.REFUSE)
-    assert refused.value.what == (
+    assert refused.value.detail == (
         "a has a delay of 50 ms on its way up (and 3 more), and this kernel lacks netem:"
         " it does not know this kind"
     )

@@ -7,7 +7,7 @@ import msgspec
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Microseconds
 from netsim.link import Link, Trace, Variation
-from netsim.network.profiles import Churn
+from netsim.network.churn import Churn
 
 COORDINATOR = "coordinator"
 """The name under which faults reach the coordinator. No node may have it."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import msgspec
 
 from netsim.link import NEVER_US, Link, LinkCourse
-from netsim.network.profiles import Absence, absences
-from netsim.network.worldfile.description import Fault, FaultKind, NodeDescription, WorldDescription
+from netsim.network.churn import Absence, absences
+from netsim.network.world import Fault, FaultKind, NodeDescription, WorldDescription
 
 
 class LinkState(msgspec.Struct, frozen=True):
@@ -86,11 +86,6 @@ class WorldCourse:
                 starts_at_hour=self._world.starts_at_hour,
             )
         return self._courses[node]
-
-
-def link_state(world: WorldDescription, node: str, now_us: int) -> LinkState:
-    """One look at one link. Who looks again keeps a `WorldCourse`, which does not begin anew."""
-    return WorldCourse(world).state(node, now_us)
 
 
 def _cuts(fault: Fault, now_us: int) -> bool:
