@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from netsim.error import NetsimError
+from netsim.requests import RequestFailed
 
 START_S = 60.0
 ANSWER_S = 30.0
@@ -16,20 +17,13 @@ _END_S = 30.0
 _LINE_BYTES_MAX = 16 << 20
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The child refused; the fields of a `NetsimError`."""
-
-    what: str
-    fix: str
-
-
 class AnsweringChild:
-    """One child. It is asked one thing at a time, whoever asks.
+    """One child process, which gets one request at a time.
 
     Args:
-        module: What it runs, ``python -m``.
-        name: For people, as in "the tunnel's router".
-        answers: The type of everything that it answers.
+        module: The module that it runs with ``python -m``.
+        name: Its name in messages, as in "the tunnel's router".
+        answers: The type of all its answers.
         answer_s: How long an answer may take.
     """
 
@@ -44,7 +38,7 @@ class AnsweringChild:
 
     @property
     def process_id(self) -> int | None:
-        """Of the child; None while it does not run."""
+        """Process id of the child; None while it does not run."""
         return None if self._process is None else self._process.pid
 
     async def start(self, *arguments: str, descriptors: Sequence[int] = ()) -> None:
@@ -66,8 +60,8 @@ class AnsweringChild:
             NetsimError: The child refuses, is gone, or leaves this or an earlier request without
                 an answer.
         """
-        # Who is cancelled meanwhile must not leave an answer for the next one who asks.
-        return await asyncio.shield(self._exchanged(request, timeout_s or self._answer_s))
+        # A cancelled caller must not leave its answer to the next one.
+        return await asyncio.shield(self._exchange(request, timeout_s or self._answer_s))
 
     async def end(self) -> None:
         """Close its input, at which it ends by itself; kill it when it does not. Safe twice."""
@@ -82,7 +76,7 @@ class AnsweringChild:
             process.kill()
             await process.wait()
 
-    async def _exchanged(self, request: msgspec.Struct, timeout_s: float) -> Any:
+    async def _exchange(self, request: msgspec.Struct, timeout_s: float) -> Any:
         process = self._process
         if process is None:
             raise NetsimError(f"{self._name} is not open", "use it inside `async with`")
@@ -101,8 +95,8 @@ class AnsweringChild:
             what = f"{self._name} has left a request without an answer for too long"
             raise NetsimError(what, "open it anew, on a machine with less to do")
         if not line:
-            raise NetsimError(f"{self._name} is gone", "see its words on standard error")
+            raise NetsimError(f"{self._name} is gone", "read its messages on standard error")
         answer = msgspec.json.decode(line, type=self._answers)
-        if isinstance(answer, Failed):
-            raise NetsimError(answer.what, answer.fix)
+        if isinstance(answer, RequestFailed):
+            raise NetsimError(answer.detail, answer.fix)
         return answer

@@ -1,6 +1,6 @@
 """The error of everything that netsim cannot do, with what would help."""
 
-from hypergpu.errors import Reason, HyperGPUError
+from hypergpu.errors import HyperGPUError, Reason
 
 
 class NetsimError(HyperGPUError):

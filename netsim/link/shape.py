@@ -27,6 +27,11 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     traces: tuple[Trace, ...] = ()
     starts_at_hour: float = 12.0
 
+    @property
+    def varies(self) -> bool:
+        """Whether the link changes by itself."""
+        return bool(self.traces) or self.variation != Variation()
+
     def course(self, key: str) -> LinkCourse:
         """Return the link over time."""
         return LinkCourse(

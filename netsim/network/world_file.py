@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from hypergpu.jobfile import JobFileError, parse_job, parse_job_table
 from hypergpu.jobfile.problem import join_words, nearest
-from hypergpu.jobfile.toml import KeyLines, load_toml, read_struct
 from hypergpu.jobfile.spec import JobSpec
+from hypergpu.jobfile.toml import KeyLines, load_toml, read_struct
 from hypergpu.units import Bytes, Microseconds
 from netsim.error import NetsimError
 from netsim.link import (

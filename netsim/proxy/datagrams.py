@@ -6,12 +6,11 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
-from netsim.link.link import Direction
-from netsim.link.loss import LossChain
+from netsim.link import Direction, LossChain
 from netsim.proxy.clock import LoopClock
 from netsim.proxy.flow.way import Way
-from netsim.proxy.messages import DatagramCount
 from netsim.proxy.side import NoteLateness
+from netsim.requests import PacketCount
 
 HEADER_BYTES = 28
 """IPv4 20, UDP 8."""
@@ -62,7 +61,7 @@ class Lane(NamedTuple):
 
     way: Way
     chances: Chances
-    counts: DatagramCount
+    counts: PacketCount
     clock: LoopClock
     note_lateness: NoteLateness
 

@@ -21,7 +21,7 @@ from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, RemoteFailureError
 from hypergpu.ids import Digest
 from netsim.error import NetsimError
-from netsim.tunnel.requirements import require_machine
+from netsim.tunnel.device import require_tunnel
 
 ROOT = Path(__file__).parents[3]
 WORLDS = ROOT / "benchmarks" / "worlds"
@@ -46,7 +46,7 @@ class Runs:
             BenchmarkError: With the fix.
         """
         try:
-            require_machine()
+            require_tunnel()
         except NetsimError as refused:
             raise BenchmarkError(f"{refused.detail}. Fix: {refused.fix}") from refused
         self._folder = folder
