@@ -9,8 +9,8 @@ import typer
 from hypergpu.terminal.options import seconds_within
 from hypergpu.terminal.output import Column, note, say, say_json, say_table
 from netsim.cli.links import BackendOption, FallbackOption, backend_for, named_links
-from netsim.error import NetsimError
 from netsim.link import Link, Shape
+from netsim.link.error import NetsimError
 from netsim.measure.check import Reading, check_link
 from netsim.measure.lateness import Verdict
 from netsim.network.backends import BACKENDS, Backend, Fallback, Links

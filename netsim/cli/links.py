@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hypergpu.terminal.output import note
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 from netsim.network.backends import (
     Backend,
     Fallback,

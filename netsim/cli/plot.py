@@ -7,7 +7,7 @@ import typer
 
 from hypergpu.terminal.options import seconds_within
 from hypergpu.terminal.output import say
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 from netsim.network.picture import world_svg
 from netsim.network.world_file import read_world_file
 

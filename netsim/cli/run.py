@@ -15,7 +15,7 @@ from hypergpu.terminal.output import note, say, say_json
 from hypergpu.units import several
 from hypergpu.workloads.registry import find
 from netsim.cli.links import FallbackOption, backend_for
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 from netsim.network.backends import BACKENDS, Backend, Fallback, Links, world_links
 from netsim.network.programs import run_program
 from netsim.network.signals import run_to_end
@@ -43,6 +43,27 @@ TargetOption = Annotated[
 LanOption = Annotated[bool, typer.Option("--lan", help="The same nodes on a LAN, without faults.")]
 
 
+OutOption = Annotated[Path, typer.Option("--out", help="Gets logs and state.")]
+WorkerOption = Annotated[
+    str, typer.Option("--worker", help="torch, numpy or null; else the one installed.")
+]
+GiveUpOption = Annotated[
+    float,
+    typer.Option(
+        "--give-up-after",
+        parser=seconds_within(1, YEAR_S),
+        metavar="DURATION",
+        help="Ends a job that takes longer: 10m, 2h.",
+        show_default="1h",
+    ),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Check, and print what would run.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One report at the end.")]
+WorldArgument = Annotated[
+    Path, typer.Argument(metavar="WORLD.toml", help="See docs/netsim/README.md.")
+]
+
+
 class AnyBackend(StrEnum):
     """The ways to run a world: over one of the backends, or in virtual time."""
 
@@ -52,13 +73,15 @@ class AnyBackend(StrEnum):
     WORLD = "world"
 
 
+AnyBackendOption = Annotated[
+    AnyBackend, typer.Option("--backend", help="world is virtual time, without processes.")
+]
+
+
 def run(  # noqa: PLR0913 - each is an option
-    world: Annotated[Path, typer.Argument(metavar="WORLD.toml", help="See docs/netsim/README.md.")],
+    world: WorldArgument,
     *,
-    backend: Annotated[
-        AnyBackend,
-        typer.Option("--backend", help="world is virtual time, without processes."),
-    ] = AnyBackend.PROXY,
+    backend: AnyBackendOption = AnyBackend.PROXY,
     fallback: FallbackOption = Fallback.REFUSE,
     job: JobOption = None,
     strategy: StrategyOption = "",
@@ -66,24 +89,11 @@ def run(  # noqa: PLR0913 - each is an option
     rounds: RoundsOption = None,
     target: TargetOption = None,
     lan: LanOption = False,
-    out: Annotated[Path, typer.Option("--out", help="Gets logs and state.")] = Path("netsim-out"),
-    worker: Annotated[
-        str, typer.Option("--worker", help="torch, numpy or null; else the one installed.")
-    ] = "auto",
-    give_up_after: Annotated[
-        float,
-        typer.Option(
-            "--give-up-after",
-            parser=seconds_within(1, YEAR_S),
-            metavar="DURATION",
-            help="Ends a job that takes longer: 10m, 2h.",
-            show_default="1h",
-        ),
-    ] = 3600.0,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check, and print what would run.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One report at the end.")] = False,
+    out: OutOption = Path("netsim-out"),
+    worker: WorkerOption = "auto",
+    give_up_after: GiveUpOption = 3600.0,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Train a world's job over its links, with the world's faults."""
     choices = Choices(

@@ -13,8 +13,8 @@ from typing import Literal, TypeVar
 import msgspec
 
 from hypergpu.units import Microseconds
-from netsim.error import NetsimError
 from netsim.link import Way
+from netsim.link.error import NetsimError
 from netsim.measure.arrivals import NS_PER_S, Arrivals
 from netsim.measure.ends import Bins, Trips
 from netsim.measure.lateness import ALWAYS_VALID, Lateness, Verdict

@@ -9,16 +9,16 @@ import msgspec
 
 from hypergpu.sites import Site, Sites
 from hypergpu.wire.ports import free_ports
-from netsim.error import NetsimError
+from netsim.emulation.namespaces import COORDINATOR, NamespaceNetwork
+from netsim.emulation.requests import Request
 from netsim.link import COORDINATOR_LINK, UNLIMITED, Shape
+from netsim.link.error import NetsimError
 from netsim.measure.lateness import Lateness
 from netsim.measure.probe import Claim, ProbedLink
-from netsim.namespaces import COORDINATOR, NamespaceNetwork
 from netsim.network.profiles import profile
 from netsim.network.world import WorldDescription
 from netsim.proxy.messages import LOOPBACK, Forward, ProxiedNode, ProxyPlan, ProxyProtocol
 from netsim.proxy.process import ProxyProcess, probed_proxy
-from netsim.requests import Request
 from netsim.tc import capabilities
 from netsim.tc.network import TrafficControl, missing_part
 from netsim.tc.plan import KernelPart, needs

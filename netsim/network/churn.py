@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from hypergpu.jobfile.problem import join_words, nearest
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 
 _HOUR_S = 3600.0
 _Known = TypeVar("_Known")

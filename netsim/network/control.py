@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from netsim.error import NetsimError
+from netsim.emulation.requests import Request, RequestDone, RequestFailed
+from netsim.link.error import NetsimError
 from netsim.measure.lateness import Verdict, judge
 from netsim.network.backends import LinkOwner
-from netsim.requests import Request, RequestDone, RequestFailed
 
 _LINE_BYTES_MAX = 1 << 20
 _ANSWER_S = 40.0
@@ -62,7 +62,7 @@ async def _answer(owner: LinkOwner, line: bytes) -> object:
             return LinkVerdict(judge(await owner.lateness()))
         return await owner.obey(request)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return RequestFailed(f"no request: {error}", "see netsim/requests.py")
+        return RequestFailed(f"no request: {error}", "see netsim/emulation/requests.py")
     except NetsimError as error:
         return RequestFailed(error.detail, error.fix)
 

@@ -9,8 +9,8 @@ from msgspec.structs import asdict, replace
 
 from hypergpu.jobfile.toml import Duration
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.error import NetsimError
 from netsim.link import CongestionControl, Direction, Episodes, Link, RateShape, Variation
+from netsim.link.error import NetsimError
 from netsim.network.churn import Churn, Phase, Span, SpanKind
 
 _Ms = Annotated[float, msgspec.Meta(ge=0, le=60_000)]

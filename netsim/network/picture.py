@@ -7,8 +7,8 @@ import msgspec
 
 from hypergpu import svg
 from hypergpu.units import several
-from netsim.error import NetsimError
 from netsim.link import NEVER_US, STALLED_BITS_PER_S, WanderingDelay
+from netsim.link.error import NetsimError
 from netsim.network.churn import Absence
 from netsim.network.course import WorldCourse
 from netsim.network.world import COORDINATOR, Fault, FaultKind, NodeDescription, WorldDescription

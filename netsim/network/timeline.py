@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from netsim.error import NetsimError
 from netsim.link import NEVER_US, Variation
+from netsim.link.error import NetsimError
 from netsim.network.course import WorldCourse
 from netsim.network.world import Fault, FaultKind, WorldDescription
 

@@ -12,7 +12,6 @@ from hypergpu.jobfile.problem import join_words, nearest
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.jobfile.toml import KeyLines, load_toml, read_struct
 from hypergpu.units import Bytes, Microseconds
-from netsim.error import NetsimError
 from netsim.link import (
     COORDINATOR_LINK,
     NEVER_US,
@@ -24,6 +23,7 @@ from netsim.link import (
     csv_trace,
     mahimahi_trace,
 )
+from netsim.link.error import NetsimError
 from netsim.network.churn import Churn, churn_class
 from netsim.network.keys import (
     NODES_MAX,

@@ -17,10 +17,10 @@ from typing import Any, TextIO
 
 import msgspec
 
-from netsim.error import NetsimError
+from netsim.emulation.requests import Request, RequestFailed
+from netsim.link.error import NetsimError
 from netsim.proxy.messages import ProxiesOpened, ProxyAnswer, ProxyPlan
 from netsim.proxy.proxies import Proxies
-from netsim.requests import Request, RequestFailed
 
 _LINE_BYTES_MAX = 64 << 20
 """A plan with long traces."""
@@ -28,7 +28,7 @@ _FILES = 32
 """Of the process itself."""
 _FILES_A_FORWARD = 3
 """What listens, and both sockets of one connection."""
-_FIX = "see the structs in netsim/requests.py and netsim/proxy/messages.py"
+_FIX = "see the structs in netsim/emulation/requests.py and netsim/proxy/messages.py"
 
 
 def main() -> None:

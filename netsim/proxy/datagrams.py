@@ -6,11 +6,11 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
+from netsim.emulation.requests import PacketCount
 from netsim.link import Direction, LossChain
 from netsim.proxy.clock import LoopClock
 from netsim.proxy.flow.way import Way
 from netsim.proxy.side import NoteLateness
-from netsim.requests import PacketCount
 
 HEADER_BYTES = 28
 """IPv4 20, UDP 8."""

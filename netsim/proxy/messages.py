@@ -6,9 +6,9 @@ from enum import StrEnum
 import msgspec
 
 from hypergpu.units import Bytes
+from netsim.emulation.requests import Condition, PacketCount, RequestDone, RequestFailed
 from netsim.link import COORDINATOR_LINK, Link, Shape
 from netsim.measure.lateness import Lateness
-from netsim.requests import Condition, PacketCount, RequestDone, RequestFailed
 
 LOOPBACK = "127.0.0.1"
 

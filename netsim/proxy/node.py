@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from coordinator.core.transfer.path import CongestionControl, Path
 from hypergpu.units import Bytes
-from netsim.error import NetsimError
+from netsim.emulation.requests import Condition, PacketCount
 from netsim.link import (
     NEVER_US,
     STALLED_BITS_PER_S,
@@ -20,6 +20,7 @@ from netsim.link import (
     WanderingDelay,
 )
 from netsim.link import Way as WayName
+from netsim.link.error import NetsimError
 from netsim.measure.lateness import LatenessCounter, allowed_us
 from netsim.proxy.clock import LoopClock
 from netsim.proxy.connection import Address, Connection, Surroundings
@@ -28,7 +29,6 @@ from netsim.proxy.flow.hop import Hop
 from netsim.proxy.flow.way import Way
 from netsim.proxy.messages import LOOPBACK, Dialler, ProxiedNode, ProxyCount, ProxyProtocol
 from netsim.proxy.side import BUFFER_BYTES
-from netsim.requests import Condition, PacketCount
 
 _BACKLOG = 128
 _AT_ONCE = 32

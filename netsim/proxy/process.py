@@ -6,9 +6,10 @@ from types import TracebackType
 from typing import Self
 
 from hypergpu.wire.ports import free_ports
-from netsim.child import ANSWER_S, START_S, AnsweringChild
-from netsim.error import NetsimError
+from netsim.emulation.child import ANSWER_S, START_S, AnsweringChild
+from netsim.emulation.requests import ReadStatistics, Request
 from netsim.link import COORDINATOR_LINK, Link, Shape, Way
+from netsim.link.error import NetsimError
 from netsim.measure.lateness import Lateness
 from netsim.measure.probe import ProbedLink, ProbePath
 from netsim.proxy.messages import (
@@ -22,7 +23,6 @@ from netsim.proxy.messages import (
     ProxyProtocol,
     ProxyStatistics,
 )
-from netsim.requests import ReadStatistics, Request
 
 
 class ProxyProcess:

@@ -13,11 +13,18 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-from netsim.error import NetsimError
+from netsim.emulation.requests import (
+    ReadStatistics,
+    Request,
+    RequestDone,
+    Reset,
+    SetCondition,
+    SetShape,
+)
+from netsim.link.error import NetsimError
 from netsim.proxy.clock import LoopClock
 from netsim.proxy.messages import ProxyPlan, ProxyStatistics
 from netsim.proxy.node import Middle, NodeProxy
-from netsim.requests import ReadStatistics, Request, RequestDone, Reset, SetCondition, SetShape
 
 
 class Proxies:

@@ -14,7 +14,7 @@ from hypergpu.terminal.failure import report as report_error
 from hypergpu.terminal.output import note, say, say_json
 from hypergpu.terminal.views import open_view
 from hypergpu.units import several
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 from netsim.run.choices import Choices, chosen_world
 from netsim.run.job import RunOrder, SilentView, run_job
 from netsim.run.report import RunReport, summary_lines

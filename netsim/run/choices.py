@@ -20,8 +20,8 @@ from hypergpu.jobfile.problem import join_words, nearest
 from hypergpu.jobfile.spec import STRATEGIES, JobSpec
 from hypergpu.units import are, several
 from hypergpu.workloads.registry import UnknownWorkloadError, find
-from netsim.error import NetsimError
 from netsim.link import UNLIMITED, Variation
+from netsim.link.error import NetsimError
 from netsim.network.profiles import profile
 from netsim.network.world import NodeDescription, WorldDescription
 from netsim.network.world_file import read_world_file

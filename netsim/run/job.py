@@ -16,12 +16,12 @@ from hypergpu.sites import Sites
 from hypergpu.terminal.progress import Progress, with_note
 from hypergpu.terminal.views import View
 from hypergpu.terminal.watch import Watched
-from netsim.error import NetsimError
+from netsim.emulation.requests import Condition, SetCondition
+from netsim.link.error import NetsimError
 from netsim.measure.lateness import Verdict
 from netsim.network.control import ask_links, read_verdict
 from netsim.network.timeline import Action, ActionKind, timeline
 from netsim.network.world import COORDINATOR, NodeDescription, WorldDescription
-from netsim.requests import Condition, SetCondition
 from netsim.run.choices import required_job
 from netsim.run.report import RunReport
 

@@ -13,7 +13,7 @@ from hypergpu.tensors.layout import Layout
 from hypergpu.units import Milliseconds
 from hypergpu.workloads.registry import build, find
 from hypergpu.workloads.workload import numpy_layout
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 from netsim.measure.lateness import ALWAYS_VALID, Verdict
 from netsim.network.world import WorldDescription
 from netsim.run.choices import required_job

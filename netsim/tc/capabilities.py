@@ -6,10 +6,10 @@ from programs, versions or lists of modules.
 
 from collections.abc import Iterator
 
-from netsim.error import NetsimError
+from netsim.emulation.namespaces import claim_slot, require_namespaces, run_batch
 from netsim.link import CongestionControl
+from netsim.link.error import NetsimError
 from netsim.measure.probe import Claim
-from netsim.namespaces import claim_slot, require_namespaces, run_batch
 from netsim.tc.plan import BRIDGE, KernelPart, Step, redirect_lines
 
 _VETH, _IFB = "veth0", "ifb0"

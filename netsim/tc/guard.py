@@ -6,7 +6,7 @@ closes it when the owner is gone, however it went.
 
 import sys
 
-from netsim.namespaces import Claim
+from netsim.emulation.namespaces import Claim
 
 
 def main() -> None:

@@ -12,9 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 
-from netsim.error import NetsimError
-from netsim.link import COORDINATOR_LINK, Link, Shape
-from netsim.namespaces import (
+from netsim.emulation.namespaces import (
     COORDINATOR,
     NamespaceNetwork,
     entered,
@@ -22,7 +20,9 @@ from netsim.namespaces import (
     run_batch,
     write_settings,
 )
-from netsim.requests import Condition, Request, RequestDone, SetCondition, SetShape
+from netsim.emulation.requests import Condition, Request, RequestDone, SetCondition, SetShape
+from netsim.link import COORDINATOR_LINK, Link, Shape
+from netsim.link.error import NetsimError
 from netsim.tc.capabilities import kernel_lacks
 from netsim.tc.plan import HOSTS_MAX, KernelPart, QueuePort, Step, change_steps, needs, steps
 

@@ -16,8 +16,8 @@ rate alone works on kernels without it.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from netsim.emulation.namespaces import COORDINATOR, NamespaceHost
 from netsim.link import Direction, Link, transitions
-from netsim.namespaces import COORDINATOR, NamespaceHost
 
 BRIDGE = "br0"
 HOSTS_MAX = 65_000

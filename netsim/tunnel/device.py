@@ -6,9 +6,9 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from netsim.error import NetsimError
+from netsim.emulation.namespaces import entered, require_namespaces, run_batch, write_settings
 from netsim.link import CongestionControl
-from netsim.namespaces import entered, require_namespaces, run_batch, write_settings
+from netsim.link.error import NetsimError
 from netsim.tunnel.messages import TunnelPort
 
 _TUN = Path("/dev/net/tun")

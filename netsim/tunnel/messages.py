@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from netsim.emulation.requests import PacketCount, RequestDone, RequestFailed
 from netsim.link import CongestionControl, Shape
 from netsim.measure.lateness import Lateness
-from netsim.requests import PacketCount, RequestDone, RequestFailed
 
 
 class TunnelPort(msgspec.Struct, frozen=True, kw_only=True):

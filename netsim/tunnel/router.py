@@ -16,11 +16,8 @@ from contextlib import suppress
 
 import msgspec
 
-from netsim.error import NetsimError
-from netsim.link import NEVER_US, Shape, Way
-from netsim.measure.lateness import LatenessCounter, allowed_us
-from netsim.namespaces import Claim
-from netsim.requests import (
+from netsim.emulation.namespaces import Claim
+from netsim.emulation.requests import (
     Condition,
     ReadStatistics,
     Request,
@@ -30,6 +27,9 @@ from netsim.requests import (
     SetCondition,
     SetShape,
 )
+from netsim.link import NEVER_US, Shape, Way
+from netsim.link.error import NetsimError
+from netsim.measure.lateness import LatenessCounter, allowed_us
 from netsim.tunnel.device import open_device, packed_address
 from netsim.tunnel.messages import PortCount, RouterAnswer, RouterStatistics, TunnelPlan, TunnelPort
 from netsim.tunnel.stage import NS_PER_US, Act, Calendar, Stage

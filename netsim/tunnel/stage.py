@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from random import Random
 
+from netsim.emulation.requests import PacketCount
 from netsim.link import Direction, LossChain, WanderingDelay
-from netsim.requests import PacketCount
 
 Act = Callable[[int, bytes], None]
 """What happens to a packet at an instant."""

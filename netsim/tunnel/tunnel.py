@@ -11,12 +11,12 @@ It needs root, /dev/net/tun and the program ``ip``, and no queueing discipline o
 from collections.abc import Mapping
 from typing import Self
 
-from netsim.child import ANSWER_S, START_S, AnsweringChild
-from netsim.error import NetsimError
+from netsim.emulation.child import ANSWER_S, START_S, AnsweringChild
+from netsim.emulation.namespaces import COORDINATOR, NamespaceNetwork
+from netsim.emulation.requests import ReadStatistics, Request, RequestDone, SetShape
 from netsim.link import COORDINATOR_LINK, Link, Shape
+from netsim.link.error import NetsimError
 from netsim.measure.lateness import Lateness
-from netsim.namespaces import COORDINATOR, NamespaceNetwork
-from netsim.requests import ReadStatistics, Request, RequestDone, SetShape
 from netsim.tunnel.device import require_controls, require_tunnel
 from netsim.tunnel.messages import RouterAnswer, RouterStatistics, TunnelPlan, TunnelPort
 

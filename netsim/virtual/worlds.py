@@ -17,8 +17,8 @@ from hypergpu.jobfile.spec import (
     TrainingSettings,
 )
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.error import NetsimError
 from netsim.link import COORDINATOR_LINK, CongestionControl, Direction, Link
+from netsim.link.error import NetsimError
 from netsim.network.world import NodeDescription, WorldDescription
 from netsim.virtual.sizes import Sizes
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.error import NetsimError
 from netsim.link import COORDINATOR_LINK, NEVER_US, Direction, Link, RateShape, Variation
+from netsim.link.error import NetsimError
 from netsim.network.churn import Churn, Span, SpanKind
 from netsim.network.profiles import profile
 from netsim.network.world import Fault, FaultKind, NodeDescription, WorldDescription

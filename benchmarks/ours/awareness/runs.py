@@ -20,7 +20,7 @@ from hypergpu.cli.compare.running import kept_report, prospect, ran
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, RemoteFailureError
 from hypergpu.ids import Digest
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 from netsim.tunnel.device import require_tunnel
 
 ROOT = Path(__file__).parents[3]

@@ -6,7 +6,7 @@ from benchmarks.ours.awareness.figures import Row
 from benchmarks.ours.awareness.runs import WORLDS, Runs
 from benchmarks.table.parts import PartFigures
 from hypergpu.cli.compare.outcome import Report
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 from netsim.network.world import WorldDescription
 from netsim.network.world_file import read_world_file
 

@@ -13,10 +13,10 @@ from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.fidelity.figures import Figures, Measured, Repeats, Row
 from benchmarks.ours.fidelity.transfers import Pulled
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.error import NetsimError
+from netsim.emulation.namespaces import COORDINATOR
 from netsim.link import CongestionControl, Direction, Link, Shape
+from netsim.link.error import NetsimError
 from netsim.measure.probe import ProbedLink
-from netsim.namespaces import COORDINATOR
 from netsim.proxy.messages import LOOPBACK, Forward, ProxiedNode, ProxyPlan
 from netsim.proxy.process import ProxyProcess, probed_proxy
 from netsim.tunnel.device import require_tunnel

@@ -10,7 +10,7 @@ import msgspec
 
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.fidelity.figures import Figures, Measured, Repeats, Row
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 from netsim.run.report import RunReport
 from netsim.tunnel.device import require_tunnel
 

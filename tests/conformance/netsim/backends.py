@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 from netsim.measure.probe import Claim
 from netsim.network.backends import BACKENDS, Backend
 from netsim.tunnel.device import require_tunnel

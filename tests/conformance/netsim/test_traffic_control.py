@@ -14,12 +14,12 @@ import psutil
 import pytest
 
 from hypergpu.units import Microseconds
-from netsim import namespaces
-from netsim.error import NetsimError
+from netsim.emulation import namespaces
+from netsim.emulation.requests import Condition, Reset, SetCondition, SetShape
 from netsim.link import CongestionControl, Direction, Link, Shape, Variation
+from netsim.link.error import NetsimError
 from netsim.measure.arrivals import Arrivals
 from netsim.network.backends import BACKENDS, Backend, Fallback, Links, choose_backend
-from netsim.requests import Condition, Reset, SetCondition, SetShape
 from netsim.tc.capabilities import kernel_lacks
 from netsim.tc.network import TrafficControl
 from netsim.tc.plan import FRAME_BYTES

@@ -12,11 +12,11 @@ import psutil
 import pytest
 
 from hypergpu.units import Microseconds
-from netsim import namespaces
-from netsim.error import NetsimError
+from netsim.emulation import namespaces
+from netsim.emulation.requests import Condition, SetCondition
 from netsim.link import CongestionControl, Direction, Link
+from netsim.link.error import NetsimError
 from netsim.measure.probe import ProbedLink
-from netsim.requests import Condition, SetCondition
 from netsim.tunnel.tunnel import Tunnel
 
 ROOT = Path(__file__).parents[3]
@@ -262,7 +262,7 @@ def test_the_name_of_a_node_must_be_one_of_a_namespace() -> None:
 def test_without_root_the_tunnel_is_refused_before_anything_is_made() -> None:
     program = (
         "import os\n"
-        "from netsim.error import NetsimError\n"
+        "from netsim.link.error import NetsimError\n"
         "from netsim.tunnel.device import require_tunnel\n"
         "os.setuid(65534)\n"
         "try:\n    require_tunnel()\nexcept NetsimError as error:\n    print(error)\n"

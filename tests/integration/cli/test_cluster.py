@@ -3,11 +3,10 @@
 import time
 from pathlib import Path
 
-from netsim.run.silent import SilentView
-
 from hypergpu.cluster.cluster import Cluster
 from hypergpu.jobfile import parse_job
 from hypergpu.terminal.watch import Watched
+from netsim.run.job import SilentView
 
 TRAINED_WITHIN_S = 240.0
 JOB = 'workload = "null"\n[training]\nrounds = 1\nnodes = 1\n'

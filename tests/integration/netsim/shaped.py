@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from netsim import namespaces
+from netsim.emulation import namespaces
 from tests.conformance.netsim.backends import can_tunnel
 
 OPENABLE = ("proxy", *(["tunnel"] if can_tunnel() else []))

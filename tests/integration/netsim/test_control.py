@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from hypergpu.sites import Sites
-from netsim.error import NetsimError
+from netsim.emulation.requests import Condition, RequestFailed, Reset, SetCondition, SetShape
 from netsim.link import Shape
+from netsim.link.error import NetsimError
 from netsim.network import control
 from netsim.network.backends import BACKENDS, Backend, profile_links
 from netsim.network.profiles import PROFILES
 from netsim.network.programs import controllable
-from netsim.requests import Condition, RequestFailed, Reset, SetCondition, SetShape
 from tests.integration.netsim.shaped import OPENABLE
 
 SERVE = """

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from netsim.error import NetsimError
+from netsim.emulation.requests import Condition, Reset, SetCondition, SetShape
 from netsim.link import Shape
+from netsim.link.error import NetsimError
 from netsim.proxy.messages import LOOPBACK, Forward, ProxiedNode, ProxyPlan, ProxyProtocol
 from netsim.proxy.proxies import Proxies
-from netsim.requests import Condition, Reset, SetCondition, SetShape
 from tests.integration.netsim.proxied import (
     FREE,
     TIMEOUT_S,

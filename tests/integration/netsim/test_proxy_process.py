@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from hypergpu.units import Microseconds
-from netsim.error import NetsimError
+from netsim.emulation.requests import Condition, RequestFailed, Reset, SetCondition, SetShape
 from netsim.link import STALLED_BITS_PER_S, UNLIMITED, Shape, Trace, TraceRow
+from netsim.link.error import NetsimError
 from netsim.proxy.messages import Forward, ProxiedNode, ProxyPlan, ProxyProtocol
 from netsim.proxy.process import ProxyProcess
-from netsim.requests import Condition, RequestFailed, Reset, SetCondition, SetShape
 from tests.integration.netsim.proxied import (
     FREE,
     TIMEOUT_S,

@@ -46,7 +46,7 @@ async def test_the_route_to_the_coordinator_alone_has_bbr_until_the_node_leaves(
 async def test_a_process_that_may_not_set_routes_is_told_the_command() -> None:
     async with Tunnel({"node": link(), "other": link()}, link()) as tunnel:
         why, fix = await holder(tunnel, "unprivileged")
-        address = tunnel.address("coordinator")
+        address = tunnel.host("coordinator").address
     assert why == "this process may not set routes"
     assert "CAP_NET_ADMIN" in fix
     assert f"ip route add {address}/32 dev " in fix

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 from netsim.network.picture import LANES_MAX, world_svg
 from netsim.network.world_file import parse_world, read_world_file
 

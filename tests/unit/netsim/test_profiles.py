@@ -6,8 +6,8 @@ from statistics import fmean
 
 import pytest
 
-from netsim.error import NetsimError
 from netsim.link import LinkCourse, RateShape, Variation
+from netsim.link.error import NetsimError
 from netsim.network.churn import CHURN_CLASSES, Span, SpanKind, absences, churn_class
 from netsim.network.profiles import PROFILES, Profile, profile
 

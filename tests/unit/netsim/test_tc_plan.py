@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from hypergpu.units import Microseconds
+from netsim.emulation.namespaces import COORDINATOR, NamespaceHost, host_address
 from netsim.link import COORDINATOR_LINK, UNLIMITED, CongestionControl, Direction, Link
-from netsim.namespaces import COORDINATOR, NamespaceHost, host_address
 from netsim.tc.network import missing_part
 from netsim.tc.plan import (
     FRAME_BYTES,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from netsim.error import NetsimError
 from netsim.link import NEVER_US, RateShape
+from netsim.link.error import NetsimError
 from netsim.network.churn import churn_class
 from netsim.network.profiles import PROFILES
 from netsim.network.world import FaultKind, WorldDescription

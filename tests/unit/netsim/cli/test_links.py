@@ -8,7 +8,7 @@ from hypergpu.sites import Site, Sites
 from netsim.cli.check import distinct_links
 from netsim.cli.links import named_links
 from netsim.cli.shape import greeting
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 from netsim.network.backends import (
     Backend,
     Fallback,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 from netsim.network.timeline import Action, ActionKind, require_real_faults, timeline
 from netsim.network.world import WorldDescription
 from netsim.network.world_file import parse_world

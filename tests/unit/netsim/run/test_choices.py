@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from hypergpu.jobfile import JobFileError, parse_job
-from netsim.error import NetsimError
 from netsim.link import Variation
+from netsim.link.error import NetsimError
 from netsim.network.world import WorldDescription
 from netsim.network.world_file import parse_world
 from netsim.run.choices import (

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 from netsim.network.world import WorldDescription
 from netsim.network.world_file import parse_world
 from netsim.run.report import summary_lines

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from hypergpu.units import Microseconds
+from netsim.emulation.namespaces import host_address
+from netsim.emulation.requests import Condition, SetCondition, SetShape
 from netsim.link import Direction, Link, Shape
-from netsim.namespaces import host_address
-from netsim.requests import Condition, SetCondition, SetShape
 from netsim.tunnel.device import packed_address
 from netsim.tunnel.messages import TunnelPlan, TunnelPort
 from netsim.tunnel.router import Router

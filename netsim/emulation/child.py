@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from netsim.error import NetsimError
-from netsim.requests import RequestFailed
+from netsim.emulation.requests import RequestFailed
+from netsim.link.error import NetsimError
 
 START_S = 60.0
 ANSWER_S = 30.0

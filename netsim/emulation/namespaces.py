@@ -23,11 +23,11 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from netsim.error import NetsimError
+from netsim.emulation.requests import Request
 from netsim.link import Way
+from netsim.link.error import NetsimError
 from netsim.measure.lateness import Lateness
 from netsim.measure.probe import ProbedLink, ProbePath
-from netsim.requests import Request
 
 COORDINATOR = "coordinator"
 FOLDER = Path("/run/netns")
