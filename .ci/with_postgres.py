@@ -50,7 +50,7 @@ def run_as_owner(command: list[str], owner: str | None) -> None:
 
 
 @contextmanager
-def started(binaries: Path) -> Iterator[str]:
+def private_server(binaries: Path) -> Iterator[str]:
     """Start a private server without durability, yield its address and remove it afterwards."""
     owner = "postgres" if os.geteuid() == 0 else None
     with tempfile.TemporaryDirectory(prefix="hypergpu-postgres-") as folder:
@@ -82,7 +82,7 @@ def main() -> int:
         return run(command, url)
     binaries = server_binaries()
     if binaries:
-        with started(binaries) as private_url:
+        with private_server(binaries) as private_url:
             return run(command, private_url)
     print(f"No PostgreSQL: its conformance tests are left out. Fix: install one or set {VARIABLE}.")
     return 1 if os.environ.get("CI") else run(command, None)

@@ -4,7 +4,6 @@ from hypergpu.errors import HyperGPUError, Reason
 
 _PACKAGES = {
     "chain": ("eth_abi", "eth_account", "eth_utils", "hexbytes", "urllib3", "web3"),
-    "netsim": ("pyroute2",),
     "postgresql": ("psycopg",),
     "torch": ("PIL", "torch", "torchvision"),
 }

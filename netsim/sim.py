@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import median
 
 from hypergpu.units import several
-from netsim.error import NetsimError
-from netsim.network.worldfile import read_world_file
+from netsim.link.error import NetsimError
+from netsim.network.world_file import read_world_file
 from netsim.virtual.simulation import Outcome, Simulation
 from netsim.virtual.sizes import Sizes
 from netsim.virtual.worlds import World, calm_world, described_world, random_world

@@ -64,10 +64,13 @@ def _imported_modules(path: Path, known: dict[str, str]) -> Iterator[str]:
 
 
 def both_way_pairs(root: Path) -> list[FolderPair]:
-    """Return the folders that import each other."""
+    """Return the folders that import each other.
+
+    A ``__main__`` is a program above its whole package, so its imports are no folder's.
+    """
     between: dict[tuple[str, str], str] = {}
     for source, targets in import_graph(root).items():
-        for target in sorted(targets):
+        for target in sorted(targets) if Path(source).name != "__main__.py" else ():
             folders = str(Path(source).parent), str(Path(target).parent)
             if folders[0] != folders[1]:
                 between.setdefault(folders, f"{source} imports {target}")

@@ -34,7 +34,7 @@ def create(
 ) -> None:
     """Make a token; it is shown once."""
     from hypergpu.client import connect
-    from hypergpu.jobfile.values import InvalidValue, duration_ms
+    from hypergpu.jobfile.schema import InvalidValue, duration_ms
     from hypergpu.terminal.failure import usage_error
     from hypergpu.terminal.output import note, say, say_json
     from hypergpu.wire.token import Role

@@ -7,9 +7,16 @@ import msgspec
 
 from hypergpu.jobfile.problem import JobFileError, Problem, join_words, nearest
 from hypergpu.jobfile.rules import spec_problems
-from hypergpu.jobfile.schema import ALIASES, DURATIONS, KEYS
+from hypergpu.jobfile.schema import (
+    ALIASES,
+    DURATIONS,
+    KEYS,
+    InvalidValue,
+    Scalar,
+    convert_value,
+    duration_ms,
+)
 from hypergpu.jobfile.spec import SETTABLE, JobSpec
-from hypergpu.jobfile.values import InvalidValue, Scalar, convert_value, duration_ms
 
 _value: msgspec.json.Decoder[Scalar] = msgspec.json.Decoder(Scalar)
 """Decoder that rejects nested values."""

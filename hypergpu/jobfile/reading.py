@@ -1,14 +1,11 @@
 """Parsing of TOML text into a job spec; all problems are collected before they are raised."""
 
-import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.jobfile.places import KeyLines
 from hypergpu.jobfile.problem import JobFileError, Problem, join_words, nearest
 from hypergpu.jobfile.rules import checked_spec, spec_problems
 from hypergpu.jobfile.schema import (
@@ -18,15 +15,19 @@ from hypergpu.jobfile.schema import (
     OPTIONS,
     SECTIONS,
     TOP,
+    InvalidValue,
+    Scalar,
+    convert_value,
     dotted_key,
+    duration_ms,
+    quoted_value,
     tables_with,
 )
 from hypergpu.jobfile.spec import SPARSE_SCHEMES, JobSpec
 from hypergpu.jobfile.strategies import FIXED, PLANNED, unused_aware
-from hypergpu.jobfile.values import InvalidValue, Scalar, convert_value, duration_ms, quoted_value
+from hypergpu.jobfile.toml import KeyLines, load_toml
 
 FILE_BYTES_MAX = 1 << 20
-_LINE = re.compile(r"\(at line ([0-9]+), column [0-9]+\)$")
 
 
 def read_job_file(path: Path) -> JobSpec:
@@ -72,28 +73,22 @@ def data_folder(spec: JobSpec, beside: Path) -> Path:
     return (beside / Path(spec.data.path).expanduser()).resolve()
 
 
-def _syntax_problem(source: str, text: str, said: str) -> Problem:
-    """The parser names the place in words at the end; people's editors want ``FILE:LINE``."""
-    found = _LINE.search(said)
-    line = int(found[1]) if found else max(1, len(text.splitlines()))
-    fix = "correct the syntax there, for example the quotes around a text"
-    return Problem("", f"it is not TOML: {said}", fix, f"{source}:{line}")
-
-
 def parse_job(text: str, *, source: str = "job file") -> JobSpec:
     """Validate the text of a job file; ``source`` names it in messages.
 
     Raises:
         JobFileError: It describes no job; all problems at once.
     """
-    try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as broken:
-        raise JobFileError([_syntax_problem(source, text, str(broken))]) from broken
-    except RecursionError as broken:
-        fix = "no setting is a list of lists or a table of tables"
-        raise JobFileError([Problem("", "it is nested too deeply", fix, source)]) from broken
-    return _Reader(KeyLines(source, text)).spec(tree)
+    return parse_job_table(load_toml(text, source), KeyLines(source, text))
+
+
+def parse_job_table(tree: Mapping[str, object], lines: KeyLines) -> JobSpec:
+    """Validate the parsed table of a job, which may be a part of another file.
+
+    Raises:
+        JobFileError: It describes no job; all problems at once.
+    """
+    return _Reader(lines).spec(tree)
 
 
 def parse_spec_json(text: str) -> JobSpec:
@@ -118,8 +113,8 @@ def spec_json(spec: JobSpec) -> str:
 class _Reader:
     """Turns one TOML tree into a spec and collects its problems."""
 
-    def __init__(self, places: KeyLines) -> None:
-        self._places = places
+    def __init__(self, lines: KeyLines) -> None:
+        self._lines = lines
         self._problems: list[Problem] = []
         self._given: dict[str, dict[str, Scalar]] = {table: {} for table in KEYS}
         self._options: dict[str, Scalar] = {}
@@ -145,11 +140,11 @@ class _Reader:
             if problem.key not in known:
                 self._complain(problem.key, problem.what, problem.fix)
         if self._problems:
-            raise JobFileError(sorted(self._problems, key=lambda each: self._places.line(each.key)))
+            raise JobFileError(sorted(self._problems, key=lambda each: self._lines.line(each.key)))
         return spec
 
     def _complain(self, key: str, what: str, fix: str) -> None:
-        self._problems.append(Problem(key, what, fix, self._places.of(key)))
+        self._problems.append(Problem(key, what, fix, self._lines.of(key)))
 
     def _take_table(self, table: str, rows: Mapping[str, object]) -> None:
         if table == OPTIONS:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 
 from hypergpu.jobfile.problem import Problem
+from hypergpu.jobfile.schema import Scalar
 from hypergpu.jobfile.spec import SPARSE_SCHEMES, Aware, JobSpec
-from hypergpu.jobfile.values import Scalar
 
 _PLAIN: Mapping[str, Scalar] = {
     "outer.learning_rate": 1.0,

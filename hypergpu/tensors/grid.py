@@ -8,9 +8,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hypergpu.tensors.bf16 import Uint16s, bf16_bits, floats_of_bf16
+from hypergpu.tensors.floats import Uint16s, bf16_bits, floats_of_bf16
+from hypergpu.tensors.int8 import flushed_reciprocal, largest_magnitude
 from hypergpu.tensors.layout import Float32s, Octets
-from hypergpu.tensors.magnitude import flushed_reciprocal, largest_magnitude
 
 _INFINITE_BITS = np.uint16(0x7F80)
 _START_BITS_END = np.uint16((127 + 127) << 7)

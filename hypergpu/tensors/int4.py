@@ -12,9 +12,9 @@ to 7.
 
 import numpy as np
 
-from hypergpu.tensors.bf16 import bf16_bits, floats_of_bf16
+from hypergpu.tensors.floats import bf16_bits, floats_of_bf16
+from hypergpu.tensors.int8 import flushed_reciprocal, largest_magnitude
 from hypergpu.tensors.layout import Float32s, Octets
-from hypergpu.tensors.magnitude import flushed_reciprocal, largest_magnitude
 from hypergpu.tensors.scheme import RECORD, Flaw, Scheme, groups
 
 _BLOCK = 256

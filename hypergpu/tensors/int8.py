@@ -1,16 +1,38 @@
-"""Whole numbers in [-127, 127] times one float32 scale for each 4,096 values: 8.01 bits a value.
-
-Record: ``float32 scale | int8 codes``. The scale is the largest magnitude / 127. It is float32 and
-not float16 because late pseudo-gradients are about 1e-6: their scale, 1e-8, is zero in float16. At
-4 bytes in 4,100 the wider scale costs 0.05 %.
-"""
+"""Eight bits a value and a scale a group, and the scales that integer schemes share."""
 
 import numpy as np
 import numpy.typing as npt
 
 from hypergpu.tensors.layout import Float32s, Octets
-from hypergpu.tensors.magnitude import flushed_reciprocal, largest_magnitude
 from hypergpu.tensors.scheme import RECORD, Flaw, Scheme, groups
+
+_MAGNITUDE_BITS = np.uint32(0x7FFF_FFFF)
+_INFINITE_BITS = np.uint32(0x7F80_0000)
+_SCALE_MIN = np.float32(2.0**-126)
+
+
+def largest_magnitude(values: Float32s) -> Float32s:
+    """Largest absolute value along the last axis; infinite for a row with anything not finite.
+
+    Magnitudes of floats order like their bits, and a maximum of integers is twice as fast.
+    """
+    bits = values.view(np.uint32) & _MAGNITUDE_BITS
+    largest: npt.NDArray[np.uint32] = np.minimum(bits.max(axis=-1), _INFINITE_BITS)
+    return largest.view(np.float32)
+
+
+def flushed_reciprocal(scales: Float32s) -> Float32s:
+    """Set scales below 2**-126 to zero, in place, and give 1 / scale with 0 for those.
+
+    A reciprocal of a smaller scale could be infinite; such values wait in the residual until they
+    grow.
+    """
+    is_usable = scales >= _SCALE_MIN
+    scales *= is_usable
+    reciprocals = np.zeros_like(scales)
+    np.divide(np.float32(1), scales, out=reciprocals, where=is_usable)
+    return reciprocals
+
 
 _SCALE_BYTES = 4
 _RECORD_BYTES = _SCALE_BYTES + RECORD

@@ -44,7 +44,7 @@ def seconds_within(least: float, most: float) -> Callable[[str | float], float]:
     """A parser of lengths of time, such as ``90s`` and ``5m``; a number alone is seconds."""
 
     def parsed(given: str | float) -> float:
-        from hypergpu.jobfile.values import InvalidValue, duration_ms
+        from hypergpu.jobfile.schema import InvalidValue, duration_ms
 
         try:
             seconds = float(given)

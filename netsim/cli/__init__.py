@@ -1,1 +1,1 @@
-"""`hypergpu netsim`: profiles, check, shape, run, plot."""
+"""`hypergpu netsim`: the commands profiles, check, shape, run and plot."""

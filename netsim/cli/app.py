@@ -1,27 +1,25 @@
-"""The group of commands, and how they fail: one numbered line with the fix."""
+"""The commands as one typer app. A failure ends in one numbered line with the fix."""
 
 from typing import Any
 
 import typer
 
-from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.terminal.commands import Commands
-from hypergpu.terminal.failure import report
-from netsim.cli import checking, holding, listing, plotting, running
-from netsim.error import NetsimError
-from netsim.network.ground.signals import SignalledError
+from netsim.cli.check import check
+from netsim.cli.plot import plot
+from netsim.cli.profiles import profiles
+from netsim.cli.run import run
+from netsim.cli.shape import shape
+from netsim.network.signals import SignalledError
 
 
 class NetsimCommands(Commands):
-    """Reports what netsim refuses as the command line reports everything else."""
+    """Ends with the exit status of a signal that ended the work."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
         try:
             return super().invoke(ctx)
-        except NetsimError as refused:
-            failure = HyperGPUError(Reason.NETWORK_REFUSED, refused.what, fix=refused.fix)
-            raise typer.Exit(report(failure)) from refused
         except SignalledError as signalled:
             raise typer.Exit(signalled.status) from signalled
 
@@ -29,15 +27,12 @@ class NetsimCommands(Commands):
 app = typer.Typer(
     name="netsim",
     cls=NetsimCommands,
-    help="The bad internet, four ways: what links there are, whether they are true, and jobs over"
-    " them.",
+    help="Networks like the internet: list link profiles, check emulated links, run programs and"
+    " jobs over them.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command()(listing.profiles)
-app.command()(checking.check)
-app.command()(holding.shape)
-app.command()(running.run)
-app.command()(plotting.plot)
+for command in (profiles, check, shape, run, plot):
+    app.command()(command)

@@ -6,11 +6,15 @@ from netsim.link.jitter import WanderingDelay
 from netsim.link.link import STALLED_BITS_PER_S, CongestionControl, Direction, Link, most_loss
 from netsim.link.loss import LossChain, loss_events_per_packet, transitions
 from netsim.link.rate import NEVER_US, RateProcess, RateShape
-from netsim.link.trace import Trace, TraceRow, csv_trace, mahimahi_trace
+from netsim.link.shape import COORDINATOR_LINK, UNLIMITED, Shape, Way
+from netsim.link.trace import TRACE_BYTES_MAX, Trace, TraceRow, csv_trace, mahimahi_trace
 
 __all__ = [
+    "COORDINATOR_LINK",
     "NEVER_US",
     "STALLED_BITS_PER_S",
+    "TRACE_BYTES_MAX",
+    "UNLIMITED",
     "CongestionControl",
     "Direction",
     "EpisodeTimes",
@@ -20,10 +24,12 @@ __all__ = [
     "LossChain",
     "RateProcess",
     "RateShape",
+    "Shape",
     "Trace",
     "TraceRow",
     "Variation",
     "WanderingDelay",
+    "Way",
     "csv_trace",
     "loss_events_per_packet",
     "mahimahi_trace",

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import msgspec
 
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.error import NetsimError
 from netsim.link.episodes import Episodes, EpisodeTimes
+from netsim.link.error import NetsimError
 from netsim.link.link import STALLED_BITS_PER_S, Direction, Link, most_loss
 from netsim.link.rate import NEVER_US, RateProcess, RateShape
 from netsim.link.trace import Trace, replayed

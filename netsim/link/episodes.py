@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 
 
 class Episodes(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 
 STALLED_BITS_PER_S = 1
 """The rate of a link in a gap: what waits goes on waiting. Zero is taken: it means no limit."""

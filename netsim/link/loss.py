@@ -22,7 +22,7 @@ import math
 import random
 from typing import NamedTuple
 
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 from netsim.link.link import most_loss
 
 PAUSE_US = 20_000

@@ -5,7 +5,7 @@ import math
 import msgspec
 
 from hypergpu.units import Milliseconds
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 from netsim.link.link import STALLED_BITS_PER_S
 from netsim.link.noise import CORRELATION_MOST, CorrelatedNoise
 

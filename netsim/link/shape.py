@@ -12,6 +12,9 @@ from netsim.link.trace import Trace
 SHORTEST_QUEUE_BYTES = 2 * 1500
 Way = Literal["up", "down"]
 _NEAR = Direction(delay_us=Microseconds(0), bits_per_s=100_000_000, queue_ms=Milliseconds(100))
+_OPEN = Direction(delay_us=Microseconds(0), bits_per_s=0)
+UNLIMITED = Link(up=_OPEN, down=_OPEN)
+"""Neither delay nor limit: a coordinator's link where only the node's is of interest."""
 COORDINATOR_LINK = Link(up=_NEAR, down=_NEAR)
 """100 Mbit/s, shared by all nodes, unless said: an unlimited one would measure the router."""
 
@@ -23,6 +26,11 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     variation: Variation = Variation()
     traces: tuple[Trace, ...] = ()
     starts_at_hour: float = 12.0
+
+    @property
+    def varies(self) -> bool:
+        """Whether the link changes by itself."""
+        return bool(self.traces) or self.variation != Variation()
 
     def course(self, key: str) -> LinkCourse:
         """Return the link over time."""

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from hypergpu.units import Microseconds, Milliseconds, several
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 from netsim.link.link import STALLED_BITS_PER_S, Direction, Link
 
 TRACE_BYTES_MAX = 16 << 20

@@ -1,13 +1,13 @@
-"""`python -m netsim.measure`: one end of one measurement; what it found is its last line, JSON."""
+"""`python -m netsim.measure`: one end of one measurement. Its last line is the result, as JSON."""
 
 import argparse
 import sys
 
 import msgspec
 
-from netsim.measure import programs
+from netsim.measure import ends
 
-PATIENCE_S = 10.0
+_STALL_TIMEOUT_S = 10.0
 
 
 def main() -> None:
@@ -17,9 +17,9 @@ def main() -> None:
     found: object = None
     match options.end:
         case "collect":
-            found = programs.collect(address, port, options.patience_s)
+            found = ends.collect(address, port, options.stall_timeout_s)
         case "probe":
-            found = programs.probe(
+            found = ends.probe(
                 address,
                 port,
                 count=options.count,
@@ -27,20 +27,20 @@ def main() -> None:
                 payload_bytes=options.payload_bytes,
             )
         case "echo":
-            programs.echo(address, port, options.protocol)
+            ends.echo(address, port, options.protocol)
         case "round-trips":
-            found = programs.round_trips(
+            found = ends.round_trips(
                 address,
                 port,
                 options.protocol,
                 count=options.count,
                 gap_ns=options.gap_ns,
-                patience_s=options.patience_s,
+                stall_timeout_s=options.stall_timeout_s,
             )
         case "swallow":
-            found = programs.swallow(address, port, options.patience_s)
+            found = ends.swallow(address, port, options.stall_timeout_s)
         case _:
-            programs.pour(
+            ends.pour(
                 address, port, for_s=options.for_s, congestion_control=options.congestion_control
             )
     sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
@@ -59,7 +59,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--payload-bytes", type=int, default=64)
     parser.add_argument("--for-s", type=float, default=5.0)
     parser.add_argument("--congestion-control", default="")
-    parser.add_argument("--patience-s", type=float, default=PATIENCE_S)
+    parser.add_argument("--stall-timeout-s", type=float, default=_STALL_TIMEOUT_S)
     return parser.parse_args()
 
 

@@ -1,14 +1,13 @@
-"""Asked and measured, beside each other: a link's numbers as any backend delivers them."""
+"""Compares a link's configured and measured behaviour, over any backend."""
 
 import statistics
 
 import msgspec
 
 from hypergpu.units import Microseconds
-from netsim.link.link import Direction, Link
-from netsim.link.shape import Way
-from netsim.measure.network import Claim, Network
-from netsim.measure.statistics import HEADER_BYTES, Arrivals, percentile
+from netsim.link import Direction, Link, Way
+from netsim.measure.arrivals import HEADER_BYTES, Arrivals, percentile
+from netsim.measure.probe import Claim, ProbedLink
 
 PROBE_BYTES = 64
 LEAST_GAP_US = 250
@@ -23,28 +22,28 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     """With its unit last."""
-    asked: float
+    configured: float
     measured: float
 
     @property
     def error(self) -> float:
-        """Measured minus asked, in the reading's unit."""
-        return self.measured - self.asked
+        """Measured minus configured, in the reading's unit."""
+        return self.measured - self.configured
 
     @property
     def ratio(self) -> float:
-        """Measured over asked, less one; 0 where nothing was asked."""
-        return self.error / self.asked if self.asked else 0.0
+        """Measured over configured, less one; 0 where nothing is configured."""
+        return self.error / self.configured if self.configured else 0.0
 
 
-async def checked(
-    network: Network, link: Link, claims: frozenset[Claim], *, for_s: float = 5.0
+async def check_link(
+    network: ProbedLink, link: Link, claims: frozenset[Claim], *, for_s: float = 5.0
 ) -> list[Reading]:
     """Measure both ways of a link that nothing changes meanwhile.
 
     Args:
         network: Where the link is open.
-        link: What was asked for.
+        link: Its configured numbers.
         claims: What the backend claims; the rest is not measured.
         for_s: How long each of up to five measurements may send.
     """
@@ -52,7 +51,8 @@ async def checked(
     directions: list[tuple[Way, Direction]] = [("up", link.up), ("down", link.down)]
     for way, direction in directions:
         if Claim.LOSS in claims:
-            readings += probe_readings(way, direction, await probed(network, way, link, for_s))
+            arrivals = await probe_direction(network, way, link, for_s)
+            readings += probe_readings(way, direction, arrivals)
         if Claim.RATE in claims and 0 < direction.bits_per_s <= FLOODS_MOST_BITS_PER_S:
             offered = round(direction.bits_per_s * OFFERED)
             arrivals = await network.flood(way, bits_per_s=offered, for_s=for_s)
@@ -60,17 +60,17 @@ async def checked(
     return readings
 
 
-async def round_trip(network: Network, link: Link, *, for_s: float) -> Reading:
+async def round_trip(network: ProbedLink, link: Link, *, for_s: float) -> Reading:
     """Measure the median RTT of small probes over TCP, which every backend carries."""
     gap_us = Microseconds(20_000 + link.rtt_us)
     count = max(round(for_s * 1e6 / gap_us), 10)
     trips = await network.round_trips("tcp", count=count, gap_us=gap_us)
-    asked_us = link.rtt_us + sending_us(link.up) + sending_us(link.down)
+    configured_us = link.rtt_us + sending_us(link.up) + sending_us(link.down)
     measured_ms = statistics.median(trips.trips_ns) / 1e6 if trips.trips_ns else 0.0
-    return Reading(name="rtt_ms", asked=asked_us / 1000, measured=measured_ms)
+    return Reading(name="rtt_ms", configured=configured_us / 1000, measured=measured_ms)
 
 
-async def probed(network: Network, way: Way, link: Link, for_s: float) -> Arrivals:
+async def probe_direction(network: ProbedLink, way: Way, link: Link, for_s: float) -> Arrivals:
     """Send as many small datagrams as half of the link carries in the time."""
     direction = link.up if way == "up" else link.down
     gap_us = Microseconds(max(LEAST_GAP_US, round(2 * sending_us(direction))))
@@ -81,24 +81,27 @@ async def probed(network: Network, way: Way, link: Link, for_s: float) -> Arriva
 def probe_readings(way: Way, direction: Direction, arrivals: Arrivals) -> list[Reading]:
     """Return delay, jitter, loss and bursts of one direction from evenly paced probes."""
     delays_ms = arrivals.delays_ms() or [0.0]
-    asked_ms = (direction.delay_us + sending_us(direction)) / 1000
+    configured_ms = (direction.delay_us + sending_us(direction)) / 1000
     pairs = [
-        ("delay_ms", asked_ms, statistics.fmean(delays_ms)),
+        ("delay_ms", configured_ms, statistics.fmean(delays_ms)),
         ("jitter_ms", direction.jitter_us / 1000, statistics.pstdev(delays_ms)),
         ("loss_percent", direction.loss * 100, arrivals.loss() * 100),
     ]
     if not direction.jitter_us:
-        pairs.append(("delay_p99_ms", asked_ms, percentile(delays_ms, 0.99)))
+        pairs.append(("delay_p99_ms", configured_ms, percentile(delays_ms, 0.99)))
     if direction.loss:
         pairs.append(("burst_packets", direction.burst_packets, arrivals.burst_packets()))
-    return [Reading(name=f"{way}_{name}", asked=asked, measured=m) for name, asked, m in pairs]
+    return [
+        Reading(name=f"{way}_{name}", configured=configured, measured=m)
+        for name, configured, m in pairs
+    ]
 
 
 def rate_reading(way: Way, direction: Direction, arrivals: Arrivals) -> Reading:
     """Return the rate of one direction from a flood that exceeded it, if the sender was able to."""
     return Reading(
         name=f"{way}_mbit_s",
-        asked=direction.bits_per_s / 1e6,
+        configured=direction.bits_per_s / 1e6,
         measured=(arrivals.saturated_bits_per_s() or arrivals.bits_per_s()) / 1e6,
     )
 

@@ -1,4 +1,4 @@
-"""How late the router was, measured by itself: what decides whether a run may be believed."""
+"""How late packets were written, measured by the backend itself: decides whether a run counts."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -35,6 +35,16 @@ def bucket_end_us(index: int) -> int:
     return ((index - exponent * STEPS + 1) << exponent) - 1
 
 
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a backend kept its times, so that measurements over it count."""
+
+    is_valid: bool
+    sentence: str
+
+
+ALWAYS_VALID = Verdict(is_valid=True, sentence="VALID: this backend cannot be late")
+
+
 class Lateness(msgspec.Struct, frozen=True, kw_only=True):
     """Write time minus due time, over the packets that were written."""
 
@@ -63,18 +73,19 @@ class Lateness(msgspec.Struct, frozen=True, kw_only=True):
                 return Microseconds(bucket_end_us(index))
         return Microseconds(0)
 
-    def verdict(self) -> str:
-        """Say in one line whether the run counts, and why."""
+    def verdict(self) -> Verdict:
+        """Judge the run: whether it counts, and why."""
         figures = (
             f"router late by {self.mean_us / 1000:.2f} ms on average, "
             f"p99 {self.percentile_us(0.99) / 1000:.2f} ms, over {self.packets:,} packets"
         )
         if self.is_valid:
-            return f"VALID: {figures}"
+            return Verdict(is_valid=True, sentence=f"VALID: {figures}")
         share = self.late_packets / self.packets
-        return (
-            f"INVALID: {figures}; {share:.1%} of them by more than max(1 ms, 2 % of the delay). "
-            "Fix: fewer or slower links, or a machine with less to do"
+        return Verdict(
+            is_valid=False,
+            sentence=f"INVALID: {figures}; {share:.1%} of them by more than max(1 ms, 2 % of the"
+            " delay). Fix: fewer or slower links, or a machine with less to do",
         )
 
     def since(self, earlier: "Lateness") -> "Lateness":
@@ -87,6 +98,11 @@ class Lateness(msgspec.Struct, frozen=True, kw_only=True):
             total_us=self.total_us - earlier.total_us,
             buckets={index: count for index, count in added.items() if count},
         )
+
+
+def judge(lateness: Lateness | None) -> Verdict:
+    """Judge a backend by its lateness; None: it cannot be late."""
+    return ALWAYS_VALID if lateness is None else lateness.verdict()
 
 
 class LatenessCounter:

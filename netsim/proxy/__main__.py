@@ -17,19 +17,9 @@ from typing import Any, TextIO
 
 import msgspec
 
-from netsim.child import Failed
-from netsim.error import NetsimError
-from netsim.proxy.messages import (
-    Answer,
-    Done,
-    Opened,
-    Plan,
-    ReadStatistics,
-    Request,
-    Reset,
-    SetCondition,
-    SetLink,
-)
+from netsim.emulation.requests import Request, RequestFailed
+from netsim.link.error import NetsimError
+from netsim.proxy.messages import ProxiesOpened, ProxyAnswer, ProxyPlan
 from netsim.proxy.proxies import Proxies
 
 _LINE_BYTES_MAX = 64 << 20
@@ -38,7 +28,7 @@ _FILES = 32
 """Of the process itself."""
 _FILES_A_FORWARD = 3
 """What listens, and both sockets of one connection."""
-_FIX = "see the structs in netsim/proxy/messages.py"
+_FIX = "see the structs in netsim/emulation/requests.py and netsim/proxy/messages.py"
 
 
 def main() -> None:
@@ -51,7 +41,10 @@ def main() -> None:
     try:
         plan = Path(sys.argv[1]).read_bytes() if len(sys.argv) > 1 else b""
     except OSError as error:
-        _say(sys.stdout, Failed(f"the plan cannot be read: {error}", "name a file that exists"))
+        _say(
+            sys.stdout,
+            RequestFailed(f"the plan cannot be read: {error}", "name a file that exists"),
+        )
         sys.exit(2)
     sys.exit(asyncio.run(_serve(plan, sys.stdout)))
 
@@ -59,20 +52,20 @@ def main() -> None:
 async def _serve(text: bytes, out: TextIO) -> int:
     lines = _standard_input()
     try:
-        plan: Plan = _decoded(text or await lines.get(), Plan)
+        plan: ProxyPlan = _decode(text or await lines.get(), ProxyPlan)
         _require_files(plan)
         async with Proxies(plan) as proxies:
             ports = {node.name: proxies.ports(node.name) for node in plan.nodes}
-            _say(out, Opened(ports=ports))
+            _say(out, ProxiesOpened(ports=ports))
             while line := await lines.get():
                 _say(out, _answer(proxies, line))
     except NetsimError as refused:
-        _say(out, Failed(refused.what, refused.fix))
+        _say(out, RequestFailed(refused.detail, refused.fix))
         return 2
     return 0
 
 
-def _require_files(plan: Plan) -> None:
+def _require_files(plan: ProxyPlan) -> None:
     """Raise the limit of open files as far as it goes, and see that it is enough."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
@@ -86,30 +79,18 @@ def _require_files(plan: Plan) -> None:
         )
 
 
-def _answer(proxies: Proxies, line: bytes) -> Answer:
+def _answer(proxies: Proxies, line: bytes) -> ProxyAnswer:
     try:
-        request: Request = _decoded(line, Request)
-        match request:
-            case ReadStatistics():
-                return proxies.statistics()
-            case SetLink(name, link):
-                proxies.set(name, link)
-            case SetCondition(name, condition):
-                proxies.become(name, condition)
-            case Reset(name):
-                proxies.reset(name)
-    except NetsimError as refused:
-        return Failed(refused.what, refused.fix)
-    return Done()
+        return proxies.obey(_decode(line, Request))
+    except NetsimError as error:
+        return RequestFailed(error.detail, error.fix)
 
 
-def _decoded(text: bytes, kind: Any) -> Any:
+def _decode(text: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise NetsimError(
-            f"the proxy was told what it does not understand: {error}", _FIX
-        ) from error
+        raise NetsimError(f"the proxy does not understand this line: {error}", _FIX) from error
 
 
 def _standard_input() -> asyncio.Queue[bytes]:
@@ -129,7 +110,7 @@ def _standard_input() -> asyncio.Queue[bytes]:
     return lines
 
 
-def _say(out: TextIO, answer: Answer) -> None:
+def _say(out: TextIO, answer: ProxyAnswer) -> None:
     out.write(msgspec.json.encode(answer).decode() + "\n")
     out.flush()
 

@@ -6,11 +6,10 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
-from netsim.link.link import Direction
-from netsim.link.loss import LossChain
+from netsim.emulation.requests import PacketCount
+from netsim.link import Direction, LossChain
 from netsim.proxy.clock import LoopClock
 from netsim.proxy.flow.way import Way
-from netsim.proxy.messages import DatagramCount
 from netsim.proxy.side import NoteLateness
 
 HEADER_BYTES = 28
@@ -62,7 +61,7 @@ class Lane(NamedTuple):
 
     way: Way
     chances: Chances
-    counts: DatagramCount
+    counts: PacketCount
     clock: LoopClock
     note_lateness: NoteLateness
 

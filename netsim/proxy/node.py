@@ -9,28 +9,25 @@ from msgspec.structs import replace
 
 from coordinator.core.transfer.path import CongestionControl, Path
 from hypergpu.units import Bytes
-from netsim.error import NetsimError
-from netsim.link.course import LinkCourse
-from netsim.link.jitter import WanderingDelay
-from netsim.link.link import STALLED_BITS_PER_S, Direction, Link
-from netsim.link.rate import NEVER_US
-from netsim.link.shape import Shape
-from netsim.link.shape import Way as WayName
+from netsim.emulation.requests import Condition, PacketCount
+from netsim.link import (
+    NEVER_US,
+    STALLED_BITS_PER_S,
+    Direction,
+    Link,
+    LinkCourse,
+    Shape,
+    WanderingDelay,
+)
+from netsim.link import Way as WayName
+from netsim.link.error import NetsimError
 from netsim.measure.lateness import LatenessCounter, allowed_us
 from netsim.proxy.clock import LoopClock
 from netsim.proxy.connection import Address, Connection, Surroundings
 from netsim.proxy.datagrams import Chances, DatagramPort, Lane
 from netsim.proxy.flow.hop import Hop
 from netsim.proxy.flow.way import Way
-from netsim.proxy.messages import (
-    LOOPBACK,
-    Condition,
-    DatagramCount,
-    Dialler,
-    NodeCount,
-    Protocol,
-    Proxied,
-)
+from netsim.proxy.messages import LOOPBACK, Dialler, ProxiedNode, ProxyCount, ProxyProtocol
 from netsim.proxy.side import BUFFER_BYTES
 
 _BACKLOG = 128
@@ -56,24 +53,27 @@ def hop(direction: Direction, key: str, clock: LoopClock) -> Hop:
     return Hop(direction, WanderingDelay(direction, key=key).at, clock)
 
 
-def course_of(plan: Proxied, seed: int) -> LinkCourse:
-    """A node's link over time, under the key of a world's links: every backend has the same."""
-    return _shape_of(plan).course(f"{seed}/link/{plan.name}")
-
-
-class ProxiedNode:
+class NodeProxy:
     """Listens for one node and forwards what it says over its link."""
 
-    def __init__(self, plan: Proxied, middle: Middle) -> None:
+    def __init__(self, plan: ProxiedNode, middle: Middle) -> None:
         self._plan = plan
         self._middle = middle
         self._clock = middle.clock
         self._loop = asyncio.get_running_loop()
         self._key = f"{middle.seed}/{plan.name}"
-        self._shape = _shape_of(plan)
-        self._course: LinkCourse | None = course_of(plan, middle.seed)
+        self._course = self._course_of(plan.shape)
+        self._course_from_us = 0
         self._link = self._course.at(0)
-        self._hops = (self._hop("up", self._link.up), self._hop("down", self._link.down))
+        self._hops = tuple(
+            Hop(
+                direction,
+                self._delay(name, direction),
+                self._clock,
+                room_bytes=plan.shape.room_bytes(name) if direction.bits_per_s else 0,
+            )
+            for name, direction in _by_way(self._link)
+        )
         # The node's own bottleneck first on its way up, last on its way down.
         self._up = Way((self._hops[0], middle.down))
         self._down = Way((middle.up, self._hops[1]))
@@ -104,20 +104,23 @@ class ProxiedNode:
         self._stop_listening()
         self.reset()
 
-    def set(self, link: Link) -> None:
-        """Be another link, which varies no more."""
-        self._course = None
-        for name, each, direction in self._by_way(link):
+    def set_shape(self, shape: Shape) -> None:
+        """Replace the link. What varies it counts from now."""
+        self._course = self._course_of(shape)
+        self._course_from_us = self._clock.now_us
+        link = self._course.at(0)
+        for each, (name, direction) in zip(self._hops, _by_way(link), strict=True):
             each.replace(direction, self._delay(name, direction))
         self._change(link)
+        self._follow()
 
     def reset(self) -> None:
         """Break off every connection."""
         for connection in list(self._connections):
             connection.break_off()
 
-    def become(self, condition: Condition) -> None:
-        """Do something else to what crosses.
+    def set_condition(self, condition: Condition) -> None:
+        """Change what the link does to everything that crosses it.
 
         Raises:
             NetsimError: A port was taken by somebody else in the meantime.
@@ -141,9 +144,9 @@ class ProxiedNode:
         # Last: what was refused may be asked for again.
         self._condition = condition
 
-    def count(self) -> NodeCount:
+    def count(self) -> ProxyCount:
         """What was done so far."""
-        return NodeCount(
+        return ProxyCount(
             condition=self._condition,
             connections=len(self._connections),
             accepted=self._accepted,
@@ -173,23 +176,24 @@ class ProxiedNode:
             case Condition.OPEN:
                 pass
 
-    # The link.
+    def _course_of(self, shape: Shape) -> LinkCourse:
+        # The key of a world's links, so that every backend has the same ones.
+        return shape.course(f"{self._middle.seed}/link/{self._plan.name}")
 
     def _follow(self) -> None:
         course = self._course
-        if course is None:
-            return
-        now_us = self._clock.now_us
+        now_us = self._clock.now_us - self._course_from_us
         link = course.at(now_us)
         if link != self._link:
             self._change(link)
         next_us = course.next_change_us(now_us)
         if next_us < NEVER_US:
-            self._clock.at(next_us, self._follow)
+            due_us = self._course_from_us + next_us
+            self._clock.at(due_us, lambda: self._follow() if self._course is course else None)
 
     def _change(self, link: Link) -> None:
         self._link = link
-        for name, each, direction in self._by_way(link):
+        for each, (name, direction) in zip(self._hops, _by_way(link), strict=True):
             each.change(direction, self._delay(name, direction))
         for lane, direction in zip(self._lanes, (link.up, link.down), strict=True):
             lane.chances.change(direction)
@@ -200,21 +204,13 @@ class ProxiedNode:
             for connection in self._connections:
                 connection.relinked()
 
-    def _by_way(self, link: Link) -> Iterator[tuple[WayName, Hop, Direction]]:
-        yield "up", self._hops[0], link.up
-        yield "down", self._hops[1], link.down
-
-    def _hop(self, name: WayName, direction: Direction) -> Hop:
-        room_bytes = self._shape.room_bytes(name) if direction.bits_per_s else 0
-        return Hop(direction, self._delay(name, direction), self._clock, room_bytes=room_bytes)
-
     def _delay(self, name: WayName, direction: Direction) -> Callable[[int], int]:
         return WanderingDelay(direction, key=f"{self._key}/jitter/{name}").at
 
     def _lane(self, name: str, way: Way) -> Lane:
         direction = self._link.up if name == "up" else self._link.down
         chances = Chances(direction, f"{self._key}/{name}")
-        return Lane(way, chances, DatagramCount(), self._clock, self._note_lateness)
+        return Lane(way, chances, PacketCount(), self._clock, self._note_lateness)
 
     def _note_lateness(self, late_us: int) -> None:
         delay_us = min(self._up.delay_us, self._down.delay_us)
@@ -243,7 +239,7 @@ class ProxiedNode:
         opened = []
         for forward, port in zip(self._plan.forwards, self.ports, strict=True):
             target = (forward.target_host, forward.target_port)
-            is_stream = forward.protocol is Protocol.TCP
+            is_stream = forward.protocol is ProxyProtocol.TCP
             try:
                 bound = _bound(self._plan.listen, port, is_stream=is_stream)
             except OSError as error:
@@ -312,13 +308,9 @@ class ProxiedNode:
         self._datagram_ports.clear()
 
 
-def _shape_of(plan: Proxied) -> Shape:
-    return Shape(
-        link=plan.link,
-        variation=plan.variation,
-        traces=plan.traces,
-        starts_at_hour=plan.starts_at_hour,
-    )
+def _by_way(link: Link) -> Iterator[tuple[WayName, Direction]]:
+    yield "up", link.up
+    yield "down", link.down
 
 
 def _bound(host: str, port: int, *, is_stream: bool) -> socket.socket:

@@ -1,46 +1,52 @@
-"""Proxies in a process of their own: the same links, not delayed by whatever its owner does."""
+"""Proxies in a process of their own, so that no other program's event loop delays them."""
 
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
-from netsim.child import ANSWER_S, START_S, AnsweringChild
-from netsim.error import NetsimError
-from netsim.link.link import Link
+from hypergpu.wire.ports import free_ports
+from netsim.emulation.child import ANSWER_S, START_S, AnsweringChild
+from netsim.emulation.requests import ReadStatistics, Request
+from netsim.link import COORDINATOR_LINK, Link, Shape, Way
+from netsim.link.error import NetsimError
+from netsim.measure.lateness import Lateness
+from netsim.measure.probe import ProbedLink, ProbePath
 from netsim.proxy.messages import (
-    Answer,
-    Condition,
-    Opened,
-    Plan,
-    ReadStatistics,
-    Reset,
-    SetCondition,
-    SetLink,
-    Statistics,
+    LOOPBACK,
+    Dialler,
+    Forward,
+    ProxiedNode,
+    ProxiesOpened,
+    ProxyAnswer,
+    ProxyPlan,
+    ProxyProtocol,
+    ProxyStatistics,
 )
 
 
 class ProxyProcess:
-    """As `Proxies`, but each request is awaited.
+    """A process with a proxy for each node, for as long as the context is open.
 
     Args:
         plan: The nodes and their links.
         answer_s: How long an answer may take.
     """
 
-    def __init__(self, plan: Plan, *, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, plan: ProxyPlan, *, answer_s: float = ANSWER_S) -> None:
         self._plan = plan
-        self._listens = {node.name: node.listen for node in plan.nodes}
-        self._ports: dict[str, tuple[int, ...]] = {}
+        self._hosts = {node.name: node.listen for node in plan.nodes}
+        self._ports: Mapping[str, tuple[int, ...]] = {}
         self._child = AnsweringChild(
-            "netsim.proxy", "the proxies' process", answers=Answer, answer_s=answer_s
+            "netsim.proxy", "the proxies' process", answers=ProxyAnswer, answer_s=answer_s
         )
 
     async def __aenter__(self) -> Self:
         await self._child.start()
         try:
             opened = await self._child.ask(self._plan, timeout_s=START_S)
-            assert isinstance(opened, Opened)  # noqa: S101 - the only answer to a plan
-            self._ports = dict(opened.ports)
+            assert isinstance(opened, ProxiesOpened)  # noqa: S101 - the only answer to a plan
+            self._ports = opened.ports
         except BaseException:
             await self._child.end()
             raise
@@ -59,51 +65,49 @@ class ProxyProcess:
         """The process's number; None while it does not run."""
         return self._child.process_id
 
-    def ports(self, name: str) -> tuple[int, ...]:
-        """Where a node's proxy listens, in the order of its forwards."""
+    def address(self, name: str) -> tuple[str, int]:
+        """Return the address of a node's first forward."""
         if name not in self._ports:
             known = ", ".join(self._ports)
             raise NetsimError(f"there is no proxy for {name!r}", f"name one of {known}")
-        return self._ports[name]
+        return self._hosts[name], self._ports[name][0]
 
-    def address(self, name: str) -> tuple[str, int]:
-        """The address of a node's first forward."""
-        return self._listens[name], self.ports(name)[0]
+    async def obey(self, request: Request) -> object:
+        """Pass a request to the proxies and return their answer."""
+        return await self._child.ask(request)
 
-    async def set(self, name: str, link: Link) -> None:
-        """Give a node another link, which varies no more."""
-        await self._child.ask(SetLink(name, link))
-
-    async def become(self, name: str, condition: Condition) -> None:
-        """Let a node's link do something else to what crosses it."""
-        await self._child.ask(SetCondition(name, condition))
-
-    async def cut(self, name: str) -> None:
-        """Lose everything from and to a node, and tell nobody."""
-        await self.become(name, Condition.CUT)
-
-    async def stall(self, name: str) -> None:
-        """Hold everything from and to a node."""
-        await self.become(name, Condition.STALLED)
-
-    async def half_open(self, name: str) -> None:
-        """Accept and never answer; connections that there are go silent for good."""
-        await self.become(name, Condition.HALF_OPEN)
-
-    async def disconnect(self, name: str) -> None:
-        """Reset a node's connections and refuse new ones."""
-        await self.become(name, Condition.DISCONNECTED)
-
-    async def heal(self, name: str) -> None:
-        """Undo whichever of these it was."""
-        await self.become(name, Condition.OPEN)
-
-    async def reset(self, name: str) -> None:
-        """Break off a node's connections, both ends told at once; new ones are welcome."""
-        await self._child.ask(Reset(name))
-
-    async def statistics(self) -> Statistics:
-        """What was done so far, and how late: ``lateness.is_valid`` decides whether it counts."""
+    async def statistics(self) -> ProxyStatistics:
+        """Return the counters, and how late it was: ``lateness.is_valid`` decides."""
         answer = await self._child.ask(ReadStatistics())
-        assert isinstance(answer, Statistics)  # noqa: S101 - the only answer to this request
+        assert isinstance(answer, ProxyStatistics)  # noqa: S101 - the only answer to this request
         return answer
+
+    async def lateness(self) -> Lateness:
+        """Return how late the proxies were so far."""
+        return (await self.statistics()).lateness
+
+
+@asynccontextmanager
+async def probed_proxy(
+    shape: Shape, *, coordinator: Link = COORDINATOR_LINK, seed: int = 0
+) -> AsyncIterator[ProbedLink]:
+    """Open one node's proxy only to measure through it."""
+    # TCP and UDP under one number each, so that a path is one address whatever is measured.
+    up, down, dialled_up, dialled_down = free_ports(4)
+    forwards = tuple(
+        Forward(target_port=port, port=dialled, protocol=protocol, dialler=dialler)
+        for port, dialled, dialler in (
+            (up, dialled_up, Dialler.NODE),
+            (down, dialled_down, Dialler.COORDINATOR),
+        )
+        for protocol in ProxyProtocol
+    )
+    node = ProxiedNode(name="node-0", shape=shape, forwards=forwards)
+    ports: dict[Way, tuple[int, int]] = {"up": (up, dialled_up), "down": (down, dialled_down)}
+    paths = {
+        way: ProbePath(receiver=(LOOPBACK, port), target=(LOOPBACK, dialled))
+        for way, (port, dialled) in ports.items()
+    }
+    plan = ProxyPlan(nodes=(node,), coordinator=coordinator, seed=seed)
+    async with ProxyProcess(plan) as proxies:
+        yield ProbedLink(paths, proxies.lateness)

@@ -1,1 +1,1 @@
-"""A world with real programs in it: a coordinator, nodes, and what goes wrong with them."""
+"""Runs a world's job, with real programs or in virtual time, and reports on it."""

@@ -8,17 +8,16 @@ from types import FrameType
 
 import msgspec
 
-from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.errors import HyperGPUError
 from hypergpu.sites import told_sites
-from hypergpu.terminal.failure import report as explained
+from hypergpu.terminal.failure import report as report_error
 from hypergpu.terminal.output import note, say, say_json
 from hypergpu.terminal.views import open_view
 from hypergpu.units import several
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 from netsim.run.choices import Choices, chosen_world
+from netsim.run.job import RunOrder, SilentView, run_job
 from netsim.run.report import RunReport, summary_lines
-from netsim.run.running import Order, run_job
-from netsim.run.silent import SilentView
 
 UNFINISHED_STATUS = 1
 
@@ -29,21 +28,19 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGHUP, _leave)
     try:
-        found = _run(options)
-    except NetsimError as refused:
-        return explained(HyperGPUError(Reason.NETWORK_REFUSED, refused.what, fix=refused.fix))
-    except HyperGPUError as refused:
-        return explained(refused)
+        report = _run(options)
+    except HyperGPUError as error:
+        return report_error(error)
     except KeyboardInterrupt:
         return 130
     finally:
         note(f"logs: {options.out / 'logs'}")
     if options.json:
-        say_json(found)
+        say_json(report)
     else:
-        for line in summary_lines(found):
+        for line in summary_lines(report):
             say(line)
-    return 0 if found.is_good else UNFINISHED_STATUS
+    return 0 if report.is_good else UNFINISHED_STATUS
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
@@ -56,7 +53,7 @@ def _run(options: argparse.Namespace) -> RunReport:
         fix = "start this with: hypergpu netsim run WORLD.toml"
         raise NetsimError("no links are held open for this program", fix)
     choices = msgspec.json.decode(options.choices, type=Choices)
-    order = Order(
+    order = RunOrder(
         world=chosen_world(choices),
         beside=choices.beside,
         folder=options.out,

@@ -1,6 +1,7 @@
-"""What the command line says in place of what a world file and its job say."""
+"""The world and job that a command line chooses, and whether they can be run."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -17,25 +18,27 @@ from hypergpu.jobfile import (
 )
 from hypergpu.jobfile.problem import join_words, nearest
 from hypergpu.jobfile.spec import STRATEGIES, JobSpec
-from netsim.error import NetsimError
-from netsim.link import Variation
-from netsim.network.ground.measuring import UNLIMITED
+from hypergpu.units import are, several
+from hypergpu.workloads.registry import UnknownWorkloadError, find
+from netsim.link import UNLIMITED, Variation
+from netsim.link.error import NetsimError
 from netsim.network.profiles import profile
-from netsim.network.worldfile import NodeDescription, WorldDescription, read_world_file
+from netsim.network.world import NodeDescription, WorldDescription
+from netsim.network.world_file import read_world_file
 
 NEAR = "lan"
 """The profile of a network that is out of the way."""
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A world file and what is to be otherwise than it says. Empty and None: as the files say."""
+    """A world file and the values that replace its own. Empty and None: as the files say."""
 
     world: str
     job: str = ""
     """A job file in place of the world's job."""
     strategy: str = ""
     seed: int | None = None
-    """Of the world's dice and the job's."""
+    """Seeds the world and the job."""
     rounds: int | None = None
     target: float | None = None
     is_near: bool = False
@@ -43,12 +46,12 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def beside(self) -> Path:
-        """Where a relative ``data.path`` starts."""
+        """Folder in which a relative ``data.path`` starts."""
         return Path(self.job or self.world).parent
 
 
 def chosen_world(choices: Choices) -> WorldDescription:
-    """The world with everything chosen in it.
+    """Read the world and apply the choices.
 
     Raises:
         NetsimError: A file describes no world, or the choices fit no job.
@@ -67,7 +70,7 @@ def chosen_world(choices: Choices) -> WorldDescription:
 
 
 def data_listing(spec: JobSpec, beside: Path) -> tuple[tuple[str, int], ...]:
-    """Names and sizes of the files that a job uploads: what tells one data set from another."""
+    """Return names and sizes of the files that a job uploads, which identify a data set."""
     if not spec.data.path:
         return ()
     folder = data_folder(spec, beside)
@@ -77,7 +80,7 @@ def data_listing(spec: JobSpec, beside: Path) -> tuple[tuple[str, int], ...]:
 
 def _chosen_job(spec: JobSpec, choices: Choices) -> JobSpec:
     if choices.strategy:
-        spec = by_strategy(spec, choices.strategy)
+        spec = with_equal_work(spec, choices.strategy)
     training, evaluation = spec.training, spec.evaluation
     if choices.seed is not None:
         training = replace(training, seed=choices.seed)
@@ -90,19 +93,19 @@ def _chosen_job(spec: JobSpec, choices: Choices) -> JobSpec:
         return checked_spec(changed)
     except JobFileError as wrong:
         problem = wrong.problems[0]
-        said = "; ".join(_said(choices))
-        raise NetsimError(f"{problem.key} with {said}: {problem.what}", problem.fix) from None
+        options = "; ".join(_options(choices))
+        raise NetsimError(f"{problem.key} with {options}: {problem.what}", problem.fix) from None
 
 
-def _said(choices: Choices) -> Iterator[str]:
+def _options(choices: Choices) -> Iterator[str]:
     for name in ("strategy", "seed", "rounds", "target"):
         value = getattr(choices, name)
         if value not in ("", None):
             yield f"--{name} {value}"
 
 
-def by_strategy(spec: JobSpec, strategy: str) -> JobSpec:
-    """The same work by another strategy.
+def with_equal_work(spec: JobSpec, strategy: str) -> JobSpec:
+    """Return the same work by another strategy.
 
     Where rounds become shorter there are more of them, so that as many samples are trained on, and
     evaluations lie as many samples apart.
@@ -138,3 +141,48 @@ def _near(world: WorldDescription) -> WorldDescription:
         for node in world.nodes
     )
     return replace(world, nodes=nodes, faults=(), coordinator=UNLIMITED)
+
+
+WORKERS = ("null", "numpy", "torch")
+"""Each trains what those before it train."""
+AUTO = "auto"
+
+
+def required_job(world: WorldDescription) -> JobSpec:
+    """Return a world's job.
+
+    Raises:
+        NetsimError: It has none, or one that would wait for more nodes forever.
+    """
+    if world.job is None:
+        raise NetsimError(f"the world {world.name} has no job", 'give it one: job = "JOB.toml"')
+    wanted, there = world.job.training.nodes, len(world.nodes)
+    if wanted > there:
+        some = f"{several(wanted, 'node')}, and there {are(there)} {there}"
+        what = f"the job of the world {world.name} wants {some}"
+        raise NetsimError(what, "add [[nodes]], or lower nodes in [job.training]")
+    return world.job
+
+
+def require_worker(spec: JobSpec, worker: str) -> None:
+    """Reject a worker that cannot train a job: its nodes would never be assigned to it.
+
+    Raises:
+        NetsimError: Names the worker that can.
+    """
+    if worker not in (AUTO, *WORKERS):
+        fix = f"choose one of {', '.join((AUTO, *reversed(WORKERS)))}"
+        raise NetsimError(f'there is no worker "{worker}"', fix)
+    try:
+        entry = find(spec.workload)
+    except UnknownWorkloadError as unknown:
+        raise NetsimError(str(unknown), "name one of them in the job's workload") from unknown
+    has_torch = find_spec("torch") is not None
+    kind = ("torch" if has_torch else "numpy") if worker == AUTO else worker
+    if WORKERS.index(kind) < WORKERS.index(entry.kind):
+        what = f"the {kind} worker cannot train {entry.name}, which needs {entry.kind}"
+        fix = f"--worker {entry.kind}, or another workload in the world's job"
+        raise NetsimError(what, fix)
+    if kind == "torch" and not has_torch:
+        fix = "pip install 'hypergpu[torch]', or --worker numpy where the workload allows it"
+        raise NetsimError("torch is not installed", fix)

@@ -1,4 +1,4 @@
-"""What a run of a world came to, whichever backend ran it."""
+"""The report of a world's job, whichever backend ran it."""
 
 import statistics
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ import msgspec
 from hypergpu.client.history import EvaluationPoint, Reached, RoundPoint
 from hypergpu.terminal.figures import size
 from hypergpu.units import several
-from netsim.measure.network import Verdict
+from netsim.measure.lateness import Verdict
 
 NOTHING_TRAINED = "virtual time trains nothing: there is no metric, and no target is reached"
 
 
 class Prospect(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run would be: nothing has been started for it."""
+    """A run that has not been started."""
 
     world: str
     seed: int
@@ -27,7 +27,7 @@ class Prospect(msgspec.Struct, frozen=True, kw_only=True):
     """0: none."""
     metric_name: str
     inputs: str
-    """Digest of everything that decides the run but this machine and the programs' versions."""
+    """Digest of everything that decides the run except this machine and the program versions."""
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,11 +37,11 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     backend: str
     phase: str
-    """The job's at the end."""
+    """The job's phase at the end."""
     reason: str
     rounds: tuple[RoundPoint, ...]
     metric: float | None
-    """Of the last model; a job that trains nothing has none."""
+    """Metric of the last model; a job that trains nothing has none."""
     verdict: Verdict
     journal: str = ""
     """Digest of a virtual job's journal: equal worlds give equal ones."""
@@ -51,18 +51,18 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """0: none was set."""
     evaluations: tuple[EvaluationPoint, ...] = ()
     to_target: Reached | None = None
-    """None: it was not reached, or there is none."""
+    """None: the target was not reached, or there is none."""
     note: str = ""
-    """What a reader must know to understand the rest."""
+    """Limits of the figures above."""
 
     @property
     def is_good(self) -> bool:
-        """Whether the job ended as it should over links that were as asked."""
+        """Whether the job finished over links that kept their times."""
         return self.phase == "finished" and self.verdict.is_valid
 
 
 def summary_lines(report: RunReport) -> list[str]:
-    """The report for people."""
+    """Return the report as lines for people."""
     lines = ["", f"world      {report.world}, seed {report.seed}, over {report.backend}"]
     lines += _round_lines(report)
     if report.metric is not None:
@@ -81,9 +81,9 @@ def _round_lines(report: RunReport) -> Iterator[str]:
     seconds = [each.duration_ms / 1000 for each in report.rounds]
     if not seconds:
         return
-    middle = statistics.median(seconds)
+    median_s = statistics.median(seconds)
     yield (
-        f"rounds     {len(seconds)}; a round took {middle:.2f} s at the median,"
+        f"rounds     {len(seconds)}; a round took {median_s:.2f} s at the median,"
         f" {min(seconds):.2f} to {max(seconds):.2f} s, {sum(seconds):.1f} s in all"
     )
     updates = sum(each.updates for each in report.rounds)

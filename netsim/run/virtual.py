@@ -13,10 +13,10 @@ from hypergpu.tensors.layout import Layout
 from hypergpu.units import Milliseconds
 from hypergpu.workloads.registry import build, find
 from hypergpu.workloads.workload import numpy_layout
-from netsim.error import NetsimError
-from netsim.measure.network import ALWAYS_VALID, Verdict
-from netsim.network.worldfile import WorldDescription
-from netsim.run.preparation import required_job
+from netsim.link.error import NetsimError
+from netsim.measure.lateness import ALWAYS_VALID, Verdict
+from netsim.network.world import WorldDescription
+from netsim.run.choices import required_job
 from netsim.run.report import NOTHING_TRAINED, RunReport
 from netsim.virtual.simulation import Simulation
 from netsim.virtual.sizes import Sizes
@@ -34,7 +34,7 @@ def run_virtually(world: WorldDescription) -> RunReport:
             here.
     """
     spec = required_job(world)
-    whole = replace(world, job=_to_the_end(spec))
+    whole = replace(world, job=_without_target(spec))
     outcome = Simulation(described_world(whole, job_sizes(spec))).run()
     spans_ms = [ms for each in outcome.round_ms.values() for ms in each]
     broken = "; ".join(outcome.violations)
@@ -54,13 +54,13 @@ def run_virtually(world: WorldDescription) -> RunReport:
     )
 
 
-def _to_the_end(spec: JobSpec) -> JobSpec:
-    """The job without its target, which a metric that nobody trained for would pretend to reach."""
+def _without_target(spec: JobSpec) -> JobSpec:
+    """Return the job without its target, which the made-up metric would reach."""
     return replace(spec, evaluation=replace(spec.evaluation, target=0.0))
 
 
 def _points(spans_ms: Sequence[int]) -> tuple[RoundPoint, ...]:
-    """Rounds of these lengths, one after the other as they are."""
+    """Return rounds of these lengths, one after another."""
     return tuple(
         RoundPoint(
             number=number, duration_ms=Milliseconds(span_ms), ended_ms=Milliseconds(ended_ms)
@@ -72,7 +72,7 @@ def _points(spans_ms: Sequence[int]) -> tuple[RoundPoint, ...]:
 
 
 def job_sizes(spec: JobSpec) -> Sizes:
-    """What a participant moves in a round of this job.
+    """Return the bytes that a participant moves in a round of this job.
 
     Raises:
         NetsimError: The model takes torch, which is not installed.

@@ -1,0 +1,1 @@
+"""Real packets through the kernel's own queues (netem, tbf): root and a kernel that has them."""

@@ -1,8 +1,8 @@
-"""The internet in one process: `python -m netsim.tunnel.router RECORD`.
+"""The router between a tunnel's hosts: `python -m netsim.tunnel.router DESCRIPTOR`.
 
-It reads its plan and requests from standard input, holds every device, carries packets through the
+It reads its plan and requests from standard input, opens every device, carries packets through the
 stages of both ports, and measures how late it is. It ends when its input closes, however its owner
-went, and removes everything.
+ended, and removes everything.
 """
 
 import ctypes
@@ -16,56 +16,51 @@ from contextlib import suppress
 
 import msgspec
 
-from netsim.child import Failed
-from netsim.error import NetsimError
-from netsim.link.rate import NEVER_US
-from netsim.link.shape import Shape, Way
-from netsim.measure.lateness import LatenessCounter, allowed_us
-from netsim.namespaces.ownership import Claim
-from netsim.tunnel import device
-from netsim.tunnel.messages import (
-    Answer,
-    Cut,
-    Done,
-    Heal,
-    Plan,
-    Port,
-    PortCount,
+from netsim.emulation.namespaces import Claim
+from netsim.emulation.requests import (
+    Condition,
     ReadStatistics,
     Request,
+    RequestDone,
+    RequestFailed,
+    Reset,
+    SetCondition,
     SetShape,
-    Statistics,
 )
+from netsim.link import NEVER_US, Shape, Way
+from netsim.link.error import NetsimError
+from netsim.measure.lateness import LatenessCounter, allowed_us
+from netsim.tunnel.device import open_device, packed_address
+from netsim.tunnel.messages import PortCount, RouterAnswer, RouterStatistics, TunnelPlan, TunnelPort
 from netsim.tunnel.stage import NS_PER_US, Act, Calendar, Stage
 
 # So many packets of one device before the next one and the calendar have their turn.
-BATCH = 32
-PACKET_BYTES = 2048
+_BATCH = 32
+_PACKET_BYTES = 2048
 # Above the measuring programs, which take 1: they wait for packets, so packets come first.
-PRIORITY = 2
-CONTROL = 0
-ANSWERS = 1
-PR_SET_TIMERSLACK = 29
+_PRIORITY = 2
+_CONTROL = 0
+_ANSWERS = 1
+_PR_SET_TIMERSLACK = 29
 # Of a packet's IPv4 header.
-SOURCE_AND_DESTINATION = slice(12, 20)
-DESTINATION = slice(16, 20)
-SOURCE = slice(12, 16)
-ENDLESS_NS = 3600 * 10**9
+_PATH = slice(12, 20)
+_TARGET = slice(16, 20)
+_ENDLESS_NS = 3600 * 10**9
 
 
 class RoutedPort:
     """A port's device and its two stages."""
 
-    def __init__(self, port: Port, router: "Router") -> None:
+    def __init__(self, port: TunnelPort, router: "Router") -> None:
         self.name = port.name
-        self.address = device.packed(port.host.address)
-        self.descriptor = router.opened(port.host)
+        self.address = packed_address(port.address)
+        self.descriptor = router.open_device(port)
         self.link = port.shape.link
         self.is_cut = False
         self._router = router
         self.up = self._stage("up", port.shape, router.route)
         self.down = self._stage("down", port.shape, self.write)
-        self.take(router.now_ns(), port.shape)
+        self.set_shape(router.now_ns(), port.shape)
 
     def _stage(self, way: Way, shape: Shape, forward: Act) -> Stage:
         return Stage(
@@ -76,7 +71,7 @@ class RoutedPort:
             forward=forward,
         )
 
-    def take(self, at_ns: int, shape: Shape) -> None:
+    def set_shape(self, at_ns: int, shape: Shape) -> None:
         """Follow another shape from now on."""
         # The key of a world's own links, so that every backend has the same ones.
         self._course = shape.course(f"{self._router.seed}/link/{self.name}")
@@ -87,7 +82,7 @@ class RoutedPort:
         self._follow(at_ns)
 
     def _follow(self, at_ns: int) -> None:
-        """Be what the course says, and enter when it next says something else."""
+        """Apply the course's present link, and plan the next change."""
         course = self._course
         now_us = (at_ns - self._course_from_ns) // NS_PER_US
         link = course.at(now_us)
@@ -109,9 +104,9 @@ class RoutedPort:
         arrive = self.up.arrive
         # This loop and `write` set the throughput of the whole: nothing is looked up twice here.
         clock_ns, start_ns = time.monotonic_ns, self._router.start_ns
-        for _ in range(BATCH):
+        for _ in range(_BATCH):
             try:
-                packet = os.read(descriptor, PACKET_BYTES)
+                packet = os.read(descriptor, _PACKET_BYTES)
             except BlockingIOError:
                 return
             if not self.is_cut:
@@ -128,7 +123,7 @@ class RoutedPort:
             return
         router = self._router
         late_ns = time.monotonic_ns() - router.start_ns - due_ns
-        limit_us = router.limits_us.get(packet[SOURCE_AND_DESTINATION])
+        limit_us = router.limits_us.get(packet[_PATH])
         if limit_us is None:
             limit_us = router.limit_us(packet)
         router.lateness.add(late_ns // NS_PER_US, limit_us)
@@ -149,24 +144,26 @@ class Router:
 
     Args:
         plan: The ports.
-        opened: Makes a host's device and returns its descriptor.
+        open_device: Makes a host's device and returns its descriptor.
     """
 
-    def __init__(self, plan: Plan, opened: Callable[[device.Host], int] = device.opened) -> None:
+    def __init__(
+        self, plan: TunnelPlan, open_device: Callable[[TunnelPort], int] = open_device
+    ) -> None:
         self.seed = plan.seed
         self.start_ns = time.monotonic_ns()
         self.calendar = Calendar()
         self.lateness = LatenessCounter()
         self._is_realtime = False
-        self.opened = opened
+        self.open_device = open_device
         self.limits_us: dict[bytes, int] = {}
         self._unroutable = 0
-        self._heard = bytearray()
+        self._unread = bytearray()
         self._is_open = True
         ports = [RoutedPort(port, self) for port in plan.ports]
         self.ports = {port.name: port for port in ports}
         self._addresses = {port.address: port for port in ports}
-        self._readers: dict[int, Callable[[], None]] = {CONTROL: self._hear}
+        self._readers: dict[int, Callable[[], None]] = {_CONTROL: self._read_requests}
         self._readers.update({port.descriptor: port.read for port in ports})
 
     def now_ns(self) -> int:
@@ -175,7 +172,7 @@ class Router:
 
     def route(self, at_ns: int, packet: bytes) -> None:
         """Hand a packet that reached the middle to the direction of its receiver."""
-        port = self._addresses.get(packet[DESTINATION])
+        port = self._addresses.get(packet[_TARGET])
         if port is None or packet[0] >> 4 != 4:
             self._unroutable += 1
         elif not port.is_cut:
@@ -183,7 +180,7 @@ class Router:
 
     def limit_us(self, packet: bytes) -> int:
         """Return how late this packet may be: its path's delay decides."""
-        path = packet[SOURCE_AND_DESTINATION]
+        path = packet[_PATH]
         source, target = self._addresses.get(path[:4]), self._addresses[path[4:]]
         if source is None:  # A host may forge its sender; such paths are not kept.
             return allowed_us(target.link.down.delay_us)
@@ -193,7 +190,7 @@ class Router:
 
     def run(self) -> None:
         """Serve until the owner is gone."""
-        self._is_realtime = _go_first()
+        self._is_realtime = _raise_priority()
         epoll = select.epoll()
         for descriptor in self._readers:
             epoll.register(descriptor, select.EPOLLIN)
@@ -205,7 +202,7 @@ class Router:
             ready = epoll.poll(0)
             if not ready:
                 # epoll counts in whole milliseconds; select in microseconds.
-                wait_ns = min(max(calendar.next_ns() - now_ns(), 0), ENDLESS_NS)
+                wait_ns = min(max(calendar.next_ns() - now_ns(), 0), _ENDLESS_NS)
                 select.select(waiting, (), (), wait_ns / 1e9)
                 continue
             for descriptor, _ in ready:
@@ -213,41 +210,46 @@ class Router:
                 # Many who send at once must not hold up what is due.
                 calendar.run_until(now_ns())
 
-    def _hear(self) -> None:
-        heard = os.read(CONTROL, 1 << 16)
-        if not heard:
+    def _read_requests(self) -> None:
+        read = os.read(_CONTROL, 1 << 16)
+        if not read:
             self._is_open = False
             return
-        self._heard += heard
-        if b"\n" not in heard:
+        self._unread += read
+        if b"\n" not in read:
             return  # A shape with a long trace comes in many pieces.
-        *lines, self._heard = self._heard.split(b"\n")
+        *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
             answer(self.obey(msgspec.json.decode(line, type=Request)))
 
-    def obey(self, request: Request) -> Answer:
+    def obey(self, request: Request) -> RouterAnswer:
         """Do what the owner asks for, now."""
         if isinstance(request, ReadStatistics):
             return self._statistics()
+        if isinstance(request, Reset) or (
+            isinstance(request, SetCondition)
+            and request.condition not in {Condition.OPEN, Condition.CUT}
+        ):
+            what = f"the tunnel carries packets and knows no connection of {request.name}"
+            return RequestFailed(what, "cut the link for a moment, or use the proxy backend")
         port = self.ports.get(request.name)
         if port is None:
             known = ", ".join(self.ports)
-            return Failed(f"the tunnel has no port {request.name!r}", f"name one of {known}")
+            return RequestFailed(f"the tunnel has no port {request.name!r}", f"name one of {known}")
         now_ns = self.now_ns()
         # What was due before the request is done as it was before.
         self.calendar.run_until(now_ns)
-        match request:
-            case SetShape():
-                port.take(now_ns, request.shape)
-                self.limits_us.clear()
-            case Cut():
-                port.cut()
-            case Heal():
-                port.is_cut = False
-        return Done(self.start_ns + now_ns)
+        if isinstance(request, SetShape):
+            port.set_shape(now_ns, request.shape)
+            self.limits_us.clear()
+        elif request.condition is Condition.CUT:
+            port.cut()
+        else:
+            port.is_cut = False
+        return RequestDone(self.start_ns + now_ns)
 
-    def _statistics(self) -> Statistics:
-        return Statistics(
+    def _statistics(self) -> RouterStatistics:
+        return RouterStatistics(
             lateness=self.lateness.reading(),
             ports={name: port.count() for name, port in self.ports.items()},
             is_realtime=self._is_realtime,
@@ -256,17 +258,17 @@ class Router:
         )
 
 
-def answer(what: Answer) -> None:
+def answer(what: RouterAnswer) -> None:
     """Write one line to the owner; one that is gone is noticed by its other pipe."""
     with suppress(BrokenPipeError):
-        os.write(ANSWERS, msgspec.json.encode(what) + b"\n")
+        os.write(_ANSWERS, msgspec.json.encode(what) + b"\n")
 
 
-def _go_first() -> bool:
-    """Ask the system for exact timers and to let us go before ordinary programs."""
-    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+def _raise_priority() -> bool:
+    """Request exact timers and priority over ordinary programs; true when it is granted."""
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     try:
-        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(PRIORITY))
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(_PRIORITY))
     except PermissionError:
         return False
     return True
@@ -276,12 +278,12 @@ def main() -> None:
     """Serve the plan on standard input and leave nothing behind."""
     owned = Claim.inherited(int(sys.argv[1]))
     try:
-        router = Router(msgspec.json.decode(sys.stdin.buffer.readline(), type=Plan))
+        router = Router(msgspec.json.decode(sys.stdin.buffer.readline(), type=TunnelPlan))
         gc.disable()  # Nothing in the loop makes cycles, and a collection takes milliseconds.
-        answer(Done(time.monotonic_ns()))
+        answer(RequestDone(time.monotonic_ns()))
         router.run()
     except NetsimError as error:
-        answer(Failed(error.what, error.fix))
+        answer(RequestFailed(error.detail, error.fix))
     finally:
         owned.remove_everything()
 

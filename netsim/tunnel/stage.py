@@ -10,10 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from random import Random
 
-from netsim.link.jitter import WanderingDelay
-from netsim.link.link import Direction
-from netsim.link.loss import LossChain
-from netsim.tunnel.messages import DirectionCount
+from netsim.emulation.requests import PacketCount
+from netsim.link import Direction, LossChain, WanderingDelay
 
 Act = Callable[[int, bytes], None]
 """What happens to a packet at an instant."""
@@ -126,9 +124,9 @@ class Stage:
         )
         self._wander = WanderingDelay(direction, key=f"{self._key}/jitter")
 
-    def count(self) -> DirectionCount:
+    def count(self) -> PacketCount:
         """Return the counters."""
-        return DirectionCount(
+        return PacketCount(
             offered=self.offered,
             lost=self.lost,
             overflowed=self.overflowed,

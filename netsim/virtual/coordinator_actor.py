@@ -168,7 +168,7 @@ class CoordinatorActor:
         for command in todo:
             self._perform(job_id, command)
 
-    def crash(self, nodes: list[NodeActor], away_ms: int) -> None:
+    def crash(self, nodes: list[NodeActor]) -> None:
         """SIGKILL: states, deadlines and aggregations in flight are gone."""
         if not self._is_up:
             return
@@ -178,9 +178,11 @@ class CoordinatorActor:
             node.cut("the coordinator is gone")
         self._nodes.clear()
         self._gauges.forget()
-        self._agenda.after(away_ms, self._restart)
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
+        """Start again from the journals, unless it runs."""
+        if self._is_up:
+            return
         self._is_up = True
         self._is_allocating = False
         self._lent = {}

@@ -23,11 +23,11 @@ from coordinator.core.plan.planning import plan_round
 from coordinator.core.plan.transfers import payload_bits_per_s
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
-from hypergpu.wire import goodput
+from hypergpu.wire import bulk
 from netsim.virtual.agenda import Agenda
 from netsim.virtual.node_link import NodeLink
 
-SMALLEST_BYTES = goodput.SMALLEST_BYTES
+SMALLEST_BYTES = bulk.SMALLEST_BYTES
 """Of a transfer that says something of the line."""
 _NOW = Milliseconds(0)  # stamped when the answer arrives
 _PROBE_MS = 2_000

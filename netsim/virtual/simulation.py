@@ -15,7 +15,7 @@ from hypergpu.ids import Address, Digest, JobId, NodeId
 from hypergpu.statements.domain import Domain, terms_of
 from hypergpu.units import Milliseconds
 from netsim.link import LinkCourse
-from netsim.network.worldfile.description import NodeDescription
+from netsim.network.world import NodeDescription
 from netsim.virtual.agenda import Agenda, Deed
 from netsim.virtual.coordinator_actor import MODEL_BYTES_PER_S, CoordinatorActor, journal_digest
 from netsim.virtual.fault_script import FaultScript
@@ -164,7 +164,7 @@ class Simulation:
             self._plan_fault(self._world.faults.link_cut_ms, partial(self._cut, node))
             self._plan_fault(self._world.faults.node_crash_ms, partial(self._crash, node))
             self._plan_fault(self._world.faults.drain_ms, partial(self._drain, node))
-        self._script.plan()
+        self._script.plan_next()
         self._plan_fault(self._world.faults.coordinator_crash_ms, self._crash_coordinator)
         self._agenda.after(_RESUME_EACH_MS, self._resume)
 
@@ -203,7 +203,10 @@ class Simulation:
         self._agenda.after(limit_ms, node.revive)
 
     def _crash_coordinator(self) -> None:
-        self._coordinator.crash(self._nodes, self._away_ms())
+        away_ms = self._away_ms()
+        if self._coordinator.is_up():
+            self._coordinator.crash(self._nodes)
+            self._agenda.after(away_ms, self._coordinator.restart)
 
     def _resume(self) -> None:
         """Play the user: resume what paused itself."""

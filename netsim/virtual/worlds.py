@@ -17,9 +17,9 @@ from hypergpu.jobfile.spec import (
     TrainingSettings,
 )
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.error import NetsimError
-from netsim.link import CongestionControl, Direction, Link
-from netsim.network.worldfile.description import NodeDescription, WorldDescription
+from netsim.link import COORDINATOR_LINK, CongestionControl, Direction, Link
+from netsim.link.error import NetsimError
+from netsim.network.world import NodeDescription, WorldDescription
 from netsim.virtual.sizes import Sizes
 
 
@@ -215,8 +215,3 @@ def random_link(dice: random.Random) -> Link:
         for mbit_s in ((2, 20, 100), (10, 100, 1000))
     )
     return Link(up=up, down=down, congestion_control=CongestionControl.CUBIC)
-
-
-_HUNDRED_MBIT = Direction(delay_us=Microseconds(0), bits_per_s=100_000_000)
-COORDINATOR_LINK = Link(up=_HUNDRED_MBIT, down=_HUNDRED_MBIT)
-"""Where no description says otherwise."""

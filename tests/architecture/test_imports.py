@@ -30,8 +30,3 @@ def test_a_light_process_starts_without_torch(module: str) -> None:
 @pytest.mark.parametrize("module", ["hypergpu.ids", "coordinator.core.transition", "gpu_node.core"])
 def test_a_core_loads_no_tensor_library(module: str) -> None:
     assert loaded_by(module) & {*HEAVY, "grpc", "numpy"} == set()
-
-
-@pytest.mark.parametrize("module", ["netsim.__main__", "netsim.run.__main__"])
-def test_only_the_kernels_queues_need_netlink(module: str) -> None:
-    assert loaded_by(module) & {"pyroute2"} == set()

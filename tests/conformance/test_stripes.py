@@ -15,7 +15,7 @@ from coordinator.shell.blobs.stripes import StripeUpload
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes
-from hypergpu.wire.stripes import Stripe
+from hypergpu.wire.bulk import Stripe
 
 QUOTA_BYTES = 1000
 CONTENT = bytes(range(200))

@@ -9,13 +9,14 @@ from msgspec.structs import replace
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.error import NetsimError
-from netsim.link import NEVER_US, Direction, Link, RateShape, Variation
-from netsim.network.profiles import Churn, Span, SpanKind, profile
-from netsim.network.worldfile.description import Fault, FaultKind, NodeDescription, WorldDescription
+from netsim.link import COORDINATOR_LINK, NEVER_US, Direction, Link, RateShape, Variation
+from netsim.link.error import NetsimError
+from netsim.network.churn import Churn, Span, SpanKind
+from netsim.network.profiles import profile
+from netsim.network.world import Fault, FaultKind, NodeDescription, WorldDescription
 from netsim.virtual.simulation import Outcome, Simulation
 from netsim.virtual.sizes import Sizes
-from netsim.virtual.worlds import COORDINATOR_LINK, World, described_world
+from netsim.virtual.worlds import World, described_world
 
 SECOND_US = 1_000_000
 JOB = JobId("job-0")

@@ -7,9 +7,10 @@ from coordinator.core.job import Phase
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile import with_strategy
 from hypergpu.jobfile.spec import JobSpec, Outer, TrainingSettings
-from netsim.network.worldfile.description import NodeDescription, WorldDescription
+from netsim.link import COORDINATOR_LINK
+from netsim.network.world import NodeDescription, WorldDescription
 from netsim.virtual.simulation import Outcome, Simulation
-from netsim.virtual.worlds import COORDINATOR_LINK, Faults, World
+from netsim.virtual.worlds import Faults, World
 from tests.simulation.test_planned_worlds import world
 
 JOB = JobId("job-0")

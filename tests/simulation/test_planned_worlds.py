@@ -9,10 +9,11 @@ from coordinator.core.job import Phase
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile import with_strategy
 from hypergpu.jobfile.spec import Aware, JobSpec, TrainingSettings
-from netsim.network.worldfile.description import NodeDescription, WorldDescription
+from netsim.link import COORDINATOR_LINK
+from netsim.network.world import NodeDescription, WorldDescription
 from netsim.virtual.simulation import Outcome, Simulation
 from netsim.virtual.sizes import Sizes
-from netsim.virtual.worlds import COORDINATOR_LINK, Faults, World
+from netsim.virtual.worlds import Faults, World
 
 SCHEMES = {
     "fp32": 4_000_000,

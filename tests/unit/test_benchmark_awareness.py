@@ -16,8 +16,9 @@ from hypergpu.cli.compare.outcome import Report, Verdict
 from hypergpu.client.history import RoundPoint
 from hypergpu.jobfile import parse_job
 from hypergpu.units import Milliseconds, Samples
-from netsim.network.worldfile import FaultKind, parse_world, read_world_file
-from netsim.run.deeds import refuse_unreal
+from netsim.network.timeline import require_real_faults
+from netsim.network.world import FaultKind
+from netsim.network.world_file import parse_world, read_world_file
 
 FILES = sorted(WORLDS.rglob("*.toml"))
 TWO_ALIKE = """
@@ -65,7 +66,7 @@ def test_every_world_of_the_benchmarks_has_a_job_that_its_nodes_can_do(path: obj
     world = read_world_file(WORLDS / str(path))
     assert world.job is not None
     assert world.job.training.nodes == len(world.nodes)
-    refuse_unreal(world)
+    require_real_faults(world)
 
 
 @pytest.mark.parametrize("plan", GRID, ids=lambda plan: plan.name)

@@ -11,7 +11,7 @@ PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text
 
 @pytest.mark.parametrize(
     ("package", "extra"),
-    [("web3.auto", "chain"), ("pyroute2", "netsim"), ("psycopg", "postgresql"), ("torch", "torch")],
+    [("web3.auto", "chain"), ("psycopg", "postgresql"), ("torch", "torch")],
 )
 def test_missing_package_of_an_extra_names_its_pip_line(package: str, extra: str) -> None:
     error = missing_extra(ModuleNotFoundError(name=package))

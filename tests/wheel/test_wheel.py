@@ -83,7 +83,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def install(wheel: Path, tmp_path: Path) -> Install:
     """Make an environment with the wheel and some of its extras."""
 
-    def installed(extras: str) -> Installed:
+    def install_extras(extras: str) -> Installed:
         environment = tmp_path / "environment"
         subprocess.run(
             [sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True
@@ -96,11 +96,11 @@ def install(wheel: Path, tmp_path: Path) -> Install:
         home.mkdir()
         return Installed(environment / "bin", home)
 
-    return installed
+    return install_extras
 
 
 @contextmanager
-def started(at: Installed, *words: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+def program(at: Installed, *words: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """A command that runs beside the test, and ends in good order when it is asked to."""
     with (at.home / f"{words[0]}.err").open("w", encoding="utf-8") as errors:
         child = subprocess.Popen(
@@ -122,19 +122,19 @@ def started(at: Installed, *words: str, **variables: str) -> Iterator[subprocess
 
 
 @contextmanager
-def trained(at: Installed, job: str, **variables: str) -> Iterator[dict[str, Any]]:
+def run_job(at: Installed, job: str, **variables: str) -> Iterator[dict[str, Any]]:
     """Run `up`, `join` and the job to its end; yields the job while the coordinator runs."""
     (at.home / "job.toml").write_text(job, encoding="utf-8")
     with ExitStack() as running:
         up = ["up", "--listen", "127.0.0.1", "--port", "0", "--node-port", "0"]
-        child = running.enter_context(started(at, *up, **variables))
+        child = running.enter_context(program(at, *up, **variables))
         assert child.stdout
         lines = iter(child.stdout.readline, "")
         token = next((line.split()[-1] for line in lines if line.strip().startswith(JOIN)), "")
         assert token, (at.home / "up.err").read_text("utf-8")
         # What it says later must not fill the pipe.
         assert any(line.startswith("Ctrl-C") for line in lines)
-        running.enter_context(started(at, "join", token))
+        running.enter_context(program(at, "join", token))
         ended = at.run("job", "submit", "job.toml", "--watch")
         assert ended.returncode == 0, ended.stderr
         yield at.json("job", "show")["job"]
@@ -153,7 +153,7 @@ def assert_one_sentence(ended: Ended, extra: str) -> None:
 
 def test_base_install_trains_and_names_the_extra_that_a_command_lacks(install: Install) -> None:
     at = install("")
-    with trained(at, first_job()) as job:
+    with run_job(at, first_job()) as job:
         assert (job["phase"], job["round"]) == ("finished", 40)
         assert job["metric"] > 0.9
         exported = at.run("job", "export", "--out", "model")
@@ -175,15 +175,15 @@ def test_base_install_trains_and_names_the_extra_that_a_command_lacks(install: I
 
 
 def test_base_install_checks_links_over_the_proxy(install: Install) -> None:
-    """The machine's part names what the extra would add."""
+    """Netsim needs no extra: the machine's part names every backend."""
     ended = install("").run("netsim", "check", "lan", "--for", "500ms")
     assert "Traceback" not in ended.stderr
-    assert "pip install 'hypergpu[netsim]'" in ended.stdout or os.geteuid() != 0
+    assert "tc " in ended.stdout
 
 
 def test_chain_extra_pays_a_job_on_a_local_chain(install: Install) -> None:
     at = install("[chain]")
-    with trained(at, first_job(), HYPERGPU_CHAIN="anvil") as job:
+    with run_job(at, first_job(), HYPERGPU_CHAIN="anvil") as job:
         assert job["phase"] == "finished"
         accounts = at.json("ledger", "show")["nodes"]
         give_up_at = time.monotonic() + PAID_WITHIN_S
@@ -203,12 +203,5 @@ def test_torch_extra_trains_a_network(install: Install) -> None:
     assert torch
     assert torch.origin
     (packages / "torch.pth").write_text(f"{Path(torch.origin).parents[1]}\n", encoding="utf-8")
-    with trained(at, TORCH_JOB) as job:
+    with run_job(at, TORCH_JOB) as job:
         assert (job["phase"], job["round"]) == ("finished", 2)
-
-
-def test_netsim_extra_checks_a_line(install: Install) -> None:
-    ended = install("[netsim]").run("netsim", "check", "lan", "--for", "500ms")
-    assert "Traceback" not in ended.stderr
-    assert "tc " in ended.stdout
-    assert "hypergpu[netsim]" not in ended.stdout

@@ -20,8 +20,8 @@ from hypergpu.cli.compare.running import kept_report, prospect, ran
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, RemoteFailureError
 from hypergpu.ids import Digest
-from netsim.error import NetsimError
-from netsim.tunnel.requirements import require_machine
+from netsim.link.error import NetsimError
+from netsim.tunnel.device import require_tunnel
 
 ROOT = Path(__file__).parents[3]
 WORLDS = ROOT / "benchmarks" / "worlds"
@@ -46,9 +46,9 @@ class Runs:
             BenchmarkError: With the fix.
         """
         try:
-            require_machine()
+            require_tunnel()
         except NetsimError as refused:
-            raise BenchmarkError(f"{refused.what}. Fix: {refused.fix}") from refused
+            raise BenchmarkError(f"{refused.detail}. Fix: {refused.fix}") from refused
         self._folder = folder
         self._product = product_digest()
         self._starts = ExitStack()

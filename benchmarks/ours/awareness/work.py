@@ -6,8 +6,9 @@ from benchmarks.ours.awareness.figures import Row
 from benchmarks.ours.awareness.runs import WORLDS, Runs
 from benchmarks.table.parts import PartFigures
 from hypergpu.cli.compare.outcome import Report
-from netsim.error import NetsimError
-from netsim.network.worldfile import WorldDescription, read_world_file
+from netsim.link.error import NetsimError
+from netsim.network.world import WorldDescription
+from netsim.network.world_file import read_world_file
 
 PROMISED_UTILISATION = {"a": 0.90, "b": 0.85, "c": 0.75}
 PROMISED_SCALING = {10: 0.90, 50: 0.60, 1000: None}

@@ -13,15 +13,13 @@ from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.fidelity.figures import Figures, Measured, Repeats, Row
 from benchmarks.ours.fidelity.transfers import Pulled
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.error import NetsimError
-from netsim.link.link import CongestionControl, Direction, Link
-from netsim.link.shape import Shape
-from netsim.measure.network import Network
-from netsim.namespaces.host import COORDINATOR
-from netsim.proxy.measured import measured
-from netsim.proxy.messages import LOOPBACK, Forward, Plan, Proxied
-from netsim.proxy.process import ProxyProcess
-from netsim.tunnel.requirements import require_machine
+from netsim.emulation.namespaces import COORDINATOR
+from netsim.link import CongestionControl, Direction, Link, Shape
+from netsim.link.error import NetsimError
+from netsim.measure.probe import ProbedLink
+from netsim.proxy.messages import LOOPBACK, Forward, ProxiedNode, ProxyPlan
+from netsim.proxy.process import ProxyProcess, probed_proxy
+from netsim.tunnel.device import require_tunnel
 from netsim.tunnel.tunnel import Tunnel
 
 MBIT = 1_000_000
@@ -82,9 +80,9 @@ async def proxy_figures(is_quick: bool) -> Figures:
     }
     notes = ["Proxy: TCP round trips; rates over one stream, headers counted."]
     try:
-        require_machine()
+        require_tunnel()
     except NetsimError as refused:
-        notes.append(f"No gRPC transfers beside the tunnel: {refused.what}.")
+        notes.append(f"No gRPC transfers beside the tunnel: {refused.detail}.")
     else:
         runs = 1 if is_quick else RUNS
         chosen = TRANSFERS[:2] if is_quick else TRANSFERS
@@ -126,10 +124,10 @@ async def _rates(rows: list[Row], repeats: Repeats, for_s: float) -> float:
             steady = arrived.bytes_in_bin[10:-1]
             return Measured(sum(steady) * 80 * ON_THE_WIRE / MBIT / len(steady), is_valid)
 
-        measured, is_valid = await repeats.measured(carried)
+        probed_proxy, is_valid = await repeats.measured(carried)
         if is_valid:
-            errors.append(abs(measured / rate - 1))
-        row = _row("proxy: rate, Mbit/s", rate, measured, f"{measured / rate - 1:+.2%}")
+            errors.append(abs(probed_proxy / rate - 1))
+        row = _row("proxy: rate, Mbit/s", rate, probed_proxy, f"{probed_proxy / rate - 1:+.2%}")
         rows.append(repeats.judged(row, is_valid=is_valid))
     return max(errors)
 
@@ -142,10 +140,10 @@ async def _transfers(
     for each in chosen:
         again = [partial(_through_tunnel, each), partial(_through_proxy, each)]
         real, modelled = [[await repeats.measured(run) for _ in range(runs)] for run in again]
-        is_valid = all(measured.is_valid for measured in (*real, *modelled))
+        is_valid = all(probed_proxy.is_valid for probed_proxy in (*real, *modelled))
         for place, size_mib in enumerate(each.sizes_mib):
             expected_s, seconds = (
-                statistics.median(measured.found.pull_s[place] for measured in measurements)
+                statistics.median(probed_proxy.found.pull_s[place] for probed_proxy in measurements)
                 for measurements in (real, modelled)
             )
             error = seconds / expected_s - 1
@@ -159,8 +157,10 @@ async def _transfers(
 
 async def _through_proxy(asked: Transfers) -> Measured[Pulled]:
     async with _serving([], f"{LOOPBACK}:0") as port:
-        node = Proxied(name="node", link=asked.link, forwards=(Forward(target_port=port),))
-        async with ProxyProcess(Plan(nodes=(node,), coordinator=both())) as proxies:
+        node = ProxiedNode(
+            name="node", shape=Shape(link=asked.link), forwards=(Forward(target_port=port),)
+        )
+        async with ProxyProcess(ProxyPlan(nodes=(node,), coordinator=both())) as proxies:
             host, dialled = proxies.address("node")
             pulled = await _pulled([], f"{host}:{dialled}", asked)
             return Measured(pulled, (await proxies.statistics()).lateness.is_valid)
@@ -170,7 +170,7 @@ async def _through_tunnel(asked: Transfers) -> Measured[Pulled]:
     async with Tunnel({"node": asked.link}, both()) as tunnel:
         inside = tunnel.host(COORDINATOR).command([])
         async with _serving(inside, "0.0.0.0:0") as port:
-            address = f"{tunnel.address(COORDINATOR)}:{port}"
+            address = f"{tunnel.host(COORDINATOR).address}:{port}"
             pulled = await _pulled(tunnel.host("node").command([]), address, asked)
             return Measured(pulled, (await tunnel.statistics()).lateness.is_valid)
 
@@ -200,8 +200,8 @@ async def _pulled(before: Sequence[str], address: str, asked: Transfers) -> Pull
 
 
 @asynccontextmanager
-async def _network(link: Link) -> AsyncIterator[Network]:
-    async with measured(Shape(link=link), coordinator=both()) as network:
+async def _network(link: Link) -> AsyncIterator[ProbedLink]:
+    async with probed_proxy(Shape(link=link), coordinator=both()) as network:
         yield network
 
 

@@ -7,11 +7,8 @@ from typing import NamedTuple
 
 from benchmarks.ours.fidelity.figures import Figures, Found, Measured, Repeats, Row
 from hypergpu.units import Microseconds
-from netsim.link.link import Direction, Link
-from netsim.link.shape import Shape
-from netsim.link.trace import Trace, TraceRow
-from netsim.measure.statistics import NS_PER_S, Arrivals, percentile
-from netsim.tunnel.measured import network
+from netsim.link import Direction, Link, Shape, Trace, TraceRow
+from netsim.measure.arrivals import NS_PER_S, Arrivals, percentile
 from netsim.tunnel.tunnel import Tunnel
 
 MBIT = 1_000_000
@@ -28,7 +25,7 @@ class Probe:
 
     def __init__(self, tunnel: Tunnel) -> None:
         self.tunnel = tunnel
-        self.network = network(tunnel, "node")
+        self.network = tunnel.probed("node")
         self.rows: list[Row] = []
         self.repeats = Repeats()
 
@@ -46,7 +43,7 @@ class Probe:
     async def _once(
         self, link: Link | Shape, measure: Callable[[int], Awaitable[Found]]
     ) -> Measured[Found]:
-        set_ns = await self.tunnel.set("node", link)
+        set_ns = await self.tunnel.set_link("node", link)
         before = (await self.tunnel.statistics()).lateness
         found = await measure(set_ns)
         after = (await self.tunnel.statistics()).lateness

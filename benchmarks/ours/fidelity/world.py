@@ -10,9 +10,9 @@ import msgspec
 
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.fidelity.figures import Figures, Measured, Repeats, Row
-from netsim.error import NetsimError
+from netsim.link.error import NetsimError
 from netsim.run.report import RunReport
-from netsim.tunnel.requirements import require_machine
+from netsim.tunnel.device import require_tunnel
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,9 +92,9 @@ round. There the mean is what counts.
 async def world_figures(is_quick: bool) -> Figures:
     """Run every world both ways; the real way needs a machine that can build a tunnel."""
     try:
-        require_machine()
+        require_tunnel()
     except NetsimError as refused:
-        return Figures(rows=(), metrics={}, notes=[f"No real rounds: {refused.what}."])
+        return Figures(rows=(), metrics={}, notes=[f"No real rounds: {refused.detail}."])
     rows: list[Row] = []
     repeats = Repeats()
     metrics: dict[str, float] = {}

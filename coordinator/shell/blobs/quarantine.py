@@ -27,7 +27,7 @@ from coordinator.shell.blobs.upload import Observer, Upload
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes
-from hypergpu.wire.stripes import Stripe
+from hypergpu.wire.bulk import Stripe
 
 EXPIRY_S = 24 * 3600
 _FINISHED = ".finished"

@@ -20,7 +20,7 @@ from coordinator.shell.blobs.upload import Observer
 from hypergpu.digest import FILE_STEP_BYTES, RunningDigest
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes
-from hypergpu.wire.stripes import Stripe
+from hypergpu.wire.bulk import Stripe
 
 _COUNT_BYTES = 8
 

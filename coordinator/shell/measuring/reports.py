@@ -15,7 +15,7 @@ from coordinator.core.measure.reading import (
 )
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
-from hypergpu.wire.goodput import SMALLEST_BYTES
+from hypergpu.wire.bulk import SMALLEST_BYTES
 from hypergpu.wire.probing import PACKETS_MAX
 
 ROUND_TRIPS_MAX = 64

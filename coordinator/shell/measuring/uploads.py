@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from coordinator.core.measure.reading import Direction, Transfer
 from coordinator.shell.clock import monotonic_ms, monotonic_us
-from hypergpu.wire.goodput import GoodputMeter
+from hypergpu.wire.bulk import GoodputMeter
 
 _PAUSE_US = 15_000_000
 """Silence after which the rest is an upload of its own: a line that only stalls is slow."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from coordinator.shell.node_words import Offer
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
-from hypergpu.wire.stripes import Stripe
+from hypergpu.wire.bulk import Stripe
 
 
 class Attempt(NamedTuple):

@@ -16,7 +16,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds
-from hypergpu.wire.stripes import PIECE_BYTES
+from hypergpu.wire.bulk import PIECE_BYTES
 
 log = structlog.get_logger()
 

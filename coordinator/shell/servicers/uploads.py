@@ -16,8 +16,7 @@ from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2
-from hypergpu.wire.stripes import PIECE_BYTES
-from hypergpu.wire.timeouts import StallTimeout
+from hypergpu.wire.bulk import PIECE_BYTES, StallTimeout
 
 _BATCH_BYTES = 2 << 20
 _STRIPE_BATCH_BYTES = 2 * PIECE_BYTES

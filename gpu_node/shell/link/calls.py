@@ -12,7 +12,7 @@ from gpu_node.shell.translate import digest_message, lease_message
 from hypergpu.ids import Digest
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2, node_pb2_grpc
-from hypergpu.wire.stripes import WHOLE, Stripe
+from hypergpu.wire.bulk import WHOLE, Stripe
 
 if TYPE_CHECKING:
     from hypergpu.v1.node_pb2_grpc import NodeServiceAsyncStub

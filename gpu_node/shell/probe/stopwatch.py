@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from gpu_node.shell.probe.findings import Direction, Findings, Transfer
-from hypergpu.wire.goodput import GoodputMeter, moved_whole
+from hypergpu.wire.bulk import GoodputMeter, moved_whole
 
 
 class Stopwatch:

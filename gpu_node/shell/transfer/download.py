@@ -20,7 +20,7 @@ from gpu_node.shell.transfer.ranges import Early, pieces_over, ranges_of
 from hypergpu.digest import RunningDigest, digest_of, running_digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.wire.timeouts import StallTimeout, transfer_timeout_s
+from hypergpu.wire.bulk import StallTimeout, transfer_timeout_s
 
 log = structlog.get_logger()
 

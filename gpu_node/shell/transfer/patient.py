@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from gpu_node.shell.link.bulk import Piece
-from hypergpu.wire.timeouts import StallTimeout
+from hypergpu.wire.bulk import StallTimeout
 
 
 async def patiently(

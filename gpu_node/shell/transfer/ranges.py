@@ -11,8 +11,7 @@ from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.probe.stopwatch import Stopwatch
 from gpu_node.shell.transfer.patient import patiently
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.wire.stripes import PIECE_BYTES, STRIPE_BYTES_MIN
-from hypergpu.wire.timeouts import StallTimeout, transfer_timeout_s
+from hypergpu.wire.bulk import PIECE_BYTES, STRIPE_BYTES_MIN, StallTimeout, transfer_timeout_s
 
 RANGE_BYTES_MAX = 4 << 20
 _WINDOW_RANGES = 2

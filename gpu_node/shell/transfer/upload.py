@@ -23,8 +23,7 @@ from hypergpu.signature import IdentityKey
 from hypergpu.statements.domain import separator_of
 from hypergpu.statements.signing import sign
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.stripes import PIECE_BYTES, Stripe, most_stripes
-from hypergpu.wire.timeouts import transfer_timeout_s
+from hypergpu.wire.bulk import PIECE_BYTES, Stripe, most_stripes, transfer_timeout_s
 
 _READ_BYTES = 4 * CHUNK_BYTES
 _IN_FLIGHT_BYTES = 4 << 20

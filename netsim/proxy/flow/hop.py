@@ -7,7 +7,7 @@ drains at the next second's rate.
 from collections import deque
 from collections.abc import Callable
 
-from netsim.link.link import Direction
+from netsim.link import Direction
 from netsim.proxy.flow.clock import Clock, Deed
 
 QUEUE_BYTES_MIN = 3_000

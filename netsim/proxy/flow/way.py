@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from coordinator.core.transfer.path import CongestionControl, Path
 from hypergpu.units import Microseconds
-from netsim.link.link import Direction
+from netsim.link import Direction
 from netsim.proxy.flow.clock import Deed
 from netsim.proxy.flow.hop import Hop
 

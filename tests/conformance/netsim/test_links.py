@@ -3,15 +3,15 @@ import statistics
 import pytest
 
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.link.link import CongestionControl, Direction, Link
-from netsim.link.trace import Trace, TraceRow
-from netsim.measure.network import Claim
-from netsim.measure.statistics import NS_PER_S, memory
-from tests.conformance.netsim.backends import Backend, claiming
+from netsim.link import CongestionControl, Direction, Link, Shape, Trace, TraceRow
+from netsim.measure.arrivals import NS_PER_S, memory
+from netsim.measure.probe import Claim
+from netsim.network.backends import BACKENDS, Backend
+from tests.conformance.netsim.backends import for_each
 
 MBIT = 1_000_000
 # What a busy machine adds between a packet's arrival and the program that notes its time.
-PATIENCE_MS = 3.0
+TOLERANCE_MS = 3.0
 PIECE_US = 800_000
 
 
@@ -36,41 +36,36 @@ def link(
     return Link(up=both, down=both)
 
 
-def named(*claims: Claim) -> pytest.MarkDecorator:
-    chosen = claiming(*claims)
-    return pytest.mark.parametrize("backend", chosen, ids=[each.name for each in chosen])
-
-
-@named(Claim.DELAY)
+@for_each(Claim.DELAY)
 @pytest.mark.parametrize("transport", ["udp", "tcp"])
 async def test_a_round_trip_takes_both_delays(backend: Backend, transport: str) -> None:
-    async with backend.opened(link(25), seed=1) as network:
+    async with BACKENDS[backend].probe(Shape(link=link(25)), 1) as network:
         trips = await network.round_trips(transport, count=10, gap_us=Microseconds(55_000))  # type: ignore[arg-type]
     trips_ms = [trip / 1e6 for trip in trips.trips_ns]
     assert len(trips_ms) == 10
     # A busy machine adds to many of them, and hardly to all.
-    assert 49.9 <= min(trips_ms) <= 50 + 4 * PATIENCE_MS
+    assert 49.9 <= min(trips_ms) <= 50 + 4 * TOLERANCE_MS
 
 
-@named(Claim.DELAY, Claim.LOSS)
+@for_each(Claim.DELAY, Claim.LOSS)
 @pytest.mark.parametrize("delay_ms", [10, 150])
 async def test_a_datagram_takes_its_delay_and_is_never_early(
     backend: Backend, delay_ms: int
 ) -> None:
-    async with backend.opened(link(delay_ms), seed=1) as network:
+    async with BACKENDS[backend].probe(Shape(link=link(delay_ms)), 1) as network:
         probes = await network.probes("up", count=300, gap_us=Microseconds(2000))
     delays_ms = probes.delays_ms()
     assert probes.loss() == 0
     assert min(delays_ms) >= delay_ms
     # A busy machine adds to many of them, and hardly to nearly all.
-    assert statistics.quantiles(delays_ms, n=10)[0] <= delay_ms + PATIENCE_MS / 2
-    assert statistics.median(delays_ms) <= delay_ms + 4 * PATIENCE_MS
+    assert statistics.quantiles(delays_ms, n=10)[0] <= delay_ms + TOLERANCE_MS / 2
+    assert statistics.median(delays_ms) <= delay_ms + 4 * TOLERANCE_MS
 
 
-@named(Claim.JITTER, Claim.LOSS)
+@for_each(Claim.JITTER, Claim.LOSS)
 async def test_jitter_wanders_around_the_delay_and_keeps_the_order(backend: Backend) -> None:
     asked = link(40, jitter_ms=10, jitter_memory_ms=50)
-    async with backend.opened(asked, seed=3) as network:
+    async with BACKENDS[backend].probe(Shape(link=asked), 3) as network:
         probes = await network.probes("down", count=1000, gap_us=Microseconds(2500))
     delays_ms = probes.delays_ms()
     assert probes.reordering() == 0
@@ -83,27 +78,27 @@ async def test_jitter_wanders_around_the_delay_and_keeps_the_order(backend: Back
     assert memory(calm_ms, 1) > 0.6
 
 
-@named(Claim.LOSS)
+@for_each(Claim.LOSS)
 @pytest.mark.parametrize(("loss", "burst"), [(0.05, 1), (0.02, 4)])
 async def test_datagrams_are_lost_in_bursts_as_asked(
     backend: Backend, loss: float, burst: float
 ) -> None:
     asked = link(1, loss=loss, burst=burst)
-    async with backend.opened(asked, seed=5) as network:
+    async with BACKENDS[backend].probe(Shape(link=asked), 5) as network:
         probes = await network.probes("up", count=20_000, gap_us=Microseconds(150))
     assert probes.loss() == pytest.approx(loss, abs=0.006)
     assert probes.burst_packets() == pytest.approx(burst, rel=0.25)
 
 
-@named(Claim.RATE, Claim.LOSS)
+@for_each(Claim.RATE, Claim.LOSS)
 @pytest.mark.parametrize("mbit_s", [2, 8])
 async def test_a_flood_comes_out_at_the_rate(backend: Backend, mbit_s: int) -> None:
-    async with backend.opened(link(5, mbit_s), seed=1) as network:
+    async with BACKENDS[backend].probe(Shape(link=link(5, mbit_s)), 1) as network:
         arrivals = await network.flood("up", bits_per_s=round(1.5 * mbit_s * MBIT), for_s=1.5)
     assert arrivals.saturated_bits_per_s() == pytest.approx(mbit_s * MBIT, rel=0.1)
 
 
-@named(Claim.RATE, Claim.TRACE, Claim.LOSS)
+@for_each(Claim.RATE, Claim.TRACE, Claim.LOSS)
 async def test_each_piece_of_a_trace_carries_its_own_rate(backend: Backend) -> None:
     rates = [8, 1, 4]
     rows = tuple(
@@ -111,7 +106,7 @@ async def test_each_piece_of_a_trace_carries_its_own_rate(backend: Backend) -> N
         for piece, rate in enumerate(rates)
     )
     trace = Trace(rows, Microseconds(len(rates) * PIECE_US))
-    async with backend.opened(link(5, 4), seed=1, traces=(trace,)) as network:
+    async with BACKENDS[backend].probe(Shape(link=link(5, 4), traces=(trace,)), 1) as network:
         arrivals = await network.flood("up", bits_per_s=12 * MBIT, for_s=4 * PIECE_US / 1e6)
     first_ns, last_ns = arrivals.received_ns[0], arrivals.received_ns[-1]
     tenth_ns = NS_PER_S // 10
@@ -124,22 +119,22 @@ async def test_each_piece_of_a_trace_carries_its_own_rate(backend: Backend) -> N
         assert len(near) >= 3, (rate, tenths)
 
 
-@named(Claim.REORDERING, Claim.DUPLICATION)
+@for_each(Claim.REORDERING, Claim.DUPLICATION)
 async def test_packets_overtake_and_arrive_twice_as_asked(backend: Backend) -> None:
     asked = link(30, reordering=0.1, duplication=0.05)
-    async with backend.opened(asked, seed=2) as network:
+    async with BACKENDS[backend].probe(Shape(link=asked), 2) as network:
         probes = await network.probes("up", count=2000, gap_us=Microseconds(600))
     assert probes.loss() == 0
     assert probes.duplication() == pytest.approx(0.05, abs=0.03)
     assert probes.reordering() == pytest.approx(0.1, abs=0.07)
 
 
-@named(Claim.CONGESTION)
+@for_each(Claim.CONGESTION)
 async def test_loss_slows_a_stream_of_cubic_far_below_the_rate(backend: Backend) -> None:
     async def mbit_s(loss: float) -> float:
         asked = link(50, 20, loss=loss)
         assert asked.congestion_control is CongestionControl.CUBIC
-        async with backend.opened(asked, seed=4) as network:
+        async with BACKENDS[backend].probe(Shape(link=asked), 4) as network:
             arrived = await network.stream("down", for_s=3)
         return sum(arrived.bytes_in_bin) * 8 / 3 / MBIT
 

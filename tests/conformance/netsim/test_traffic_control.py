@@ -14,21 +14,15 @@ import psutil
 import pytest
 
 from hypergpu.units import Microseconds
-from netsim.error import NetsimError
-from netsim.link.course import Variation
-from netsim.link.link import CongestionControl, Direction, Link
-from netsim.link.shape import Shape
-from netsim.measure.statistics import Arrivals
-from netsim.namespaces import namespaces, ownership
-from netsim.network.ground.backend import Backend
-from netsim.network.ground.choosing import Chosen, chosen
-from netsim.network.ground.interface import Links
-from netsim.network.ground.queued import queue_ground
-from netsim.tc.capabilities import capabilities
-from netsim.tc.choice import Fallback
-from netsim.tc.measured import network
-from netsim.tc.queues import FRAME_BYTES
-from netsim.tc.traffic_control import TrafficControl
+from netsim.emulation import namespaces
+from netsim.emulation.requests import Condition, Reset, SetCondition, SetShape
+from netsim.link import CongestionControl, Direction, Link, Shape, Variation
+from netsim.link.error import NetsimError
+from netsim.measure.arrivals import Arrivals
+from netsim.network.backends import BACKENDS, Backend, Fallback, Links, choose_backend
+from netsim.tc.capabilities import kernel_lacks
+from netsim.tc.network import TrafficControl
+from netsim.tc.plan import FRAME_BYTES
 
 ROOT = Path(__file__).parents[3]
 MBIT = 1_000_000
@@ -62,7 +56,7 @@ def present(ending: str = f"-{OURS}") -> set[str]:
 def recorded() -> str:
     """What all runs have written down as theirs."""
     records = []
-    for path in ownership.RECORDS.glob("*.json"):
+    for path in namespaces.RECORDS.glob("*.json"):
         with suppress(FileNotFoundError):
             records.append(path.read_text("utf-8"))
     return "\n".join(records)
@@ -76,13 +70,13 @@ async def said(control: TrafficControl, host: str, *command: str) -> str:
 
 
 async def probed(control: TrafficControl, node: str) -> Arrivals:
-    return await network(control, node).probes("up", count=20, gap_us=Microseconds(1000))
+    return await control.probed(node).probes("up", count=20, gap_us=Microseconds(1000))
 
 
 @pytest.mark.parametrize(("way", "mbit_s"), [("up", 2), ("down", 8)])
 async def test_each_way_has_its_own_rate(way: str, mbit_s: int) -> None:
     async with TrafficControl({"a": link(2, 8)}, FREE) as control:
-        flood = await network(control, "a").flood(
+        flood = await control.probed("a").flood(
             way,  # type: ignore[arg-type]
             bits_per_s=round(1.5 * mbit_s * MBIT),
             for_s=1.5,
@@ -93,7 +87,7 @@ async def test_each_way_has_its_own_rate(way: str, mbit_s: int) -> None:
 
 async def test_the_coordinators_own_link_limits_a_faster_node() -> None:
     async with TrafficControl({"a": link(100, 100)}, link(8, 8)) as control:
-        flood = await network(control, "a").flood("up", bits_per_s=16 * MBIT, for_s=1.5)
+        flood = await control.probed("a").flood("up", bits_per_s=16 * MBIT, for_s=1.5)
     assert 4.8 * MBIT < flood.bits_per_s() < 8.4 * MBIT
 
 
@@ -105,7 +99,7 @@ async def test_a_frame_is_one_packet_even_in_a_stream() -> None:
         with tap:
             tap.bind(("eth0", ETH_P_ALL))
             tap.setblocking(False)
-            await network(control, "a").stream("down", for_s=0.5)
+            await control.probed("a").stream("down", for_s=0.5)
             while True:
                 try:
                     longest = max(longest, tap.recv_into(bytearray(1), 0, socket.MSG_TRUNC))
@@ -119,61 +113,55 @@ async def test_hosts_run_the_congestion_control_of_their_links() -> None:
     async with TrafficControl(links, FREE) as control:
         assert "congctl cubic" in await said(control, "a", "ip", "route")
         assert "congctl reno" in await said(control, "b", "ip", "route")
-        back = await said(control, "coordinator", "ip", "route", "get", control.address("b"))
+        back = await said(control, "coordinator", "ip", "route", "get", control.host("b").address)
         assert "congctl reno" in back
 
 
 async def test_a_cut_host_is_deaf_and_dumb_until_it_is_healed() -> None:
     async with TrafficControl({"a": FREE, "b": FREE}, FREE) as control:
-        await control.cut("a")
+        await control.obey(SetCondition("a", Condition.CUT))
         program = (
             "import socket; s = socket.socket(type=2); s.settimeout(0.5); s.connect(('{}', 9))\n"
             "try: s.send(b'x'); s.recv(1)\nexcept Exception as error: print(type(error).__name__)"
         )
         # A host that answered would refuse the port at once.
-        cut_off = program.format(control.address("coordinator"))
+        cut_off = program.format(control.host("coordinator").address)
         assert await said(control, "a", sys.executable, "-c", cut_off) == "TimeoutError\n"
         assert (await probed(control, "b")).loss() == 0
-        await control.heal("a")
+        await control.obey(SetCondition("a", Condition.OPEN))
         assert (await probed(control, "a")).loss() == 0
 
 
 async def test_a_rate_that_is_set_changes_under_way() -> None:
     async with TrafficControl({"a": link(20, 20)}, FREE) as control:
-        await control.set("a", link(4, 20))
-        flood = await network(control, "a").flood("up", bits_per_s=8 * MBIT, for_s=1.5)
+        await control.obey(SetShape("a", Shape(link=link(4, 20))))
+        flood = await control.probed("a").flood("up", bits_per_s=8 * MBIT, for_s=1.5)
     assert 2.4 * MBIT < flood.bits_per_s() < 4.3 * MBIT
 
 
 async def test_a_link_without_limits_can_get_some() -> None:
     async with TrafficControl({"a": FREE}, FREE) as control:
-        await control.set("a", link(4, 4))
-        flood = await network(control, "a").flood("up", bits_per_s=8 * MBIT, for_s=1.5)
+        await control.obey(SetShape("a", Shape(link=link(4, 4))))
+        flood = await control.probed("a").flood("up", bits_per_s=8 * MBIT, for_s=1.5)
     assert 2.4 * MBIT < flood.bits_per_s() < 4.3 * MBIT
 
 
 async def test_a_delay_is_delivered_or_refused_with_what_the_kernel_lacks() -> None:
-    lacks = {lack.part for lack in capabilities().lacks}
+    lacks = {lack.part for lack in kernel_lacks()}
     control = TrafficControl({"a": link(delay_ms=25)}, FREE)
     if "netem" in lacks:
         with pytest.raises(NetsimError) as refused:
             await control.__aenter__()
-        assert refused.value.what.startswith("a has a delay of 25 ms on its way up")
-        assert "this kernel lacks netem" in refused.value.what
+        assert refused.value.detail.startswith("a has a delay of 25 ms up")
+        assert "this kernel lacks netem" in refused.value.detail
         assert "tunnel" in refused.value.fix
     else:
         async with control:
             assert min((await probed(control, "a")).delays_ms()) >= 25
 
 
-async def test_the_kernel_can_be_tried_while_an_event_loop_runs() -> None:
-    assert capabilities() == await asyncio.to_thread(capabilities)
-
-
 def test_what_was_tried_leaves_nothing_behind() -> None:
-    found = capabilities()
-    assert {"veth", "bridge", "tbf", "netem", "cubic"} <= set(found.tried)
-    assert {lack.part for lack in found.lacks} <= {"netem"}
+    assert {lack.part for lack in kernel_lacks()} <= {"netem"}
     seen, known = present(".scratch"), recorded()
     # Another run may be trying the kernel just now, and have removed its own by then.
     assert not {name for name in seen if name not in known} & present(".scratch")
@@ -187,7 +175,7 @@ def test_a_node_with_an_impossible_name_is_refused(name: str) -> None:
 
 async def test_a_closed_network_says_that_it_is() -> None:
     with pytest.raises(NetsimError, match="not open"):
-        await TrafficControl({"a": FREE}).cut("a")
+        await TrafficControl({"a": FREE}).obey(SetCondition("a", Condition.CUT))
 
 
 async def test_a_namespace_that_exists_is_refused_and_kept() -> None:
@@ -224,8 +212,8 @@ async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
 OWNER = """
 import asyncio, sys
 from hypergpu.units import Microseconds
-from netsim.link.link import Direction, Link
-from netsim.tc.traffic_control import TrafficControl
+from netsim.link import Direction, Link
+from netsim.tc.network import TrafficControl
 
 async def main():
     way = Direction(delay_us=Microseconds(0), bits_per_s=0)
@@ -283,29 +271,29 @@ def test_a_run_removes_what_one_left_that_was_killed_with_its_guard(
     guard.wait(TIMEOUT_S)
     owner.wait()
     # Any other run may have cleaned up in between.
-    ownership.clean()
+    namespaces.remove_leftovers()
     assert_nothing_left()
 
 
 async def test_a_link_that_changes_by_itself_is_refused() -> None:
-    with pytest.raises(NetsimError, match="the link of a changes by itself"):
-        await queue_ground(grounded(CHANGING)).__aenter__()
+    with pytest.raises(NetsimError, match="the link of a varies by itself"):
+        await BACKENDS[Backend.TC].open(grounded(VARYING)).__aenter__()
 
 
 async def test_programs_are_told_where_they_run() -> None:
     links = Links(nodes={"a": Shape(link=link(20, 20))}, coordinator=Shape(link=FREE))
-    async with queue_ground(links) as ground:
-        argv = ground.sites.nodes["a"].command(["ip", "-brief", "address", "show", "eth0"])
+    async with BACKENDS[Backend.TC].open(links) as opened:
+        argv = opened.sites.nodes["a"].command(["ip", "-brief", "address", "show", "eth0"])
         child = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
         out, _ = await asyncio.wait_for(child.communicate(), TIMEOUT_S)
-        assert (await ground.verdict()).is_valid
-        with pytest.raises(NetsimError, match="no connection of a to reset"):
-            await ground.reset("a")
+        assert await opened.owner.lateness() is None
+        with pytest.raises(NetsimError, match="knows no connection"):
+            await opened.owner.obey(Reset("a"))
     assert "10.77.0.2/16" in out.decode()
-    assert ground.sites.nodes["a"].dials == "10.77.0.1"
+    assert opened.sites.nodes["a"].dials == "10.77.0.1"
 
 
-CHANGING = Shape(link=FREE, variation=Variation(delay_step_us=Microseconds(1000)))
+VARYING = Shape(link=FREE, variation=Variation(delay_step_us=Microseconds(1000)))
 
 
 def grounded(shape: Shape) -> Links:
@@ -313,18 +301,17 @@ def grounded(shape: Shape) -> Links:
 
 
 def test_links_that_the_kernel_can_do_stay_where_they_were_asked_for() -> None:
-    assert chosen(Backend.TC, grounded(Shape(link=link(5, 5))), Fallback.TUNNEL) == Chosen(
-        Backend.TC
-    )
+    found = choose_backend(Backend.TC, grounded(Shape(link=link(5, 5))), Fallback.TUNNEL)
+    assert found == (Backend.TC, "")
 
 
-def test_links_that_change_by_themselves_fall_to_the_tunnel_with_the_reason() -> None:
-    found = chosen(Backend.TC, grounded(CHANGING), Fallback.TUNNEL)
-    assert found.backend is Backend.TUNNEL
-    assert found.reason.startswith("the link of a changes by itself")
+def test_links_that_vary_by_themselves_fall_to_the_tunnel_with_the_reason() -> None:
+    backend, reason = choose_backend(Backend.TC, grounded(VARYING), Fallback.TUNNEL)
+    assert backend is Backend.TUNNEL
+    assert reason.startswith("the link of a varies by itself")
 
 
 def test_without_the_wish_to_fall_back_they_are_refused_with_the_option() -> None:
-    with pytest.raises(NetsimError, match="changes by itself") as refused:
-        chosen(Backend.TC, grounded(CHANGING), Fallback.REFUSE)
+    with pytest.raises(NetsimError, match="varies by itself") as refused:
+        choose_backend(Backend.TC, grounded(VARYING), Fallback.REFUSE)
     assert "--fallback tunnel" in refused.value.fix

@@ -12,11 +12,11 @@ import psutil
 import pytest
 
 from hypergpu.units import Microseconds
-from netsim.error import NetsimError
-from netsim.link.link import CongestionControl, Direction, Link
-from netsim.measure.network import Network
-from netsim.namespaces import namespaces, ownership
-from netsim.tunnel.measured import network
+from netsim.emulation import namespaces
+from netsim.emulation.requests import Condition, SetCondition
+from netsim.link import CongestionControl, Direction, Link
+from netsim.link.error import NetsimError
+from netsim.measure.probe import ProbedLink
 from netsim.tunnel.tunnel import Tunnel
 
 ROOT = Path(__file__).parents[3]
@@ -42,7 +42,7 @@ async def said(tunnel: Tunnel, host: str, *command: str) -> str:
     return out.decode()
 
 
-async def arrives(network: Network) -> float:
+async def arrives(network: ProbedLink) -> float:
     probes = await network.probes("up", count=20, gap_us=Microseconds(1000))
     return 1 - probes.loss()
 
@@ -52,29 +52,29 @@ async def test_hosts_run_the_congestion_control_of_their_links() -> None:
     async with Tunnel(links, link()) as tunnel:
         assert "congctl cubic" in await said(tunnel, "a", "ip", "route")
         assert "congctl reno" in await said(tunnel, "b", "ip", "route")
-        back = await said(tunnel, "coordinator", "ip", "route", "get", tunnel.address("b"))
+        back = await said(tunnel, "coordinator", "ip", "route", "get", tunnel.host("b").address)
         assert "congctl reno" in back
 
 
 async def test_a_cut_host_is_deaf_and_dumb_until_it_is_healed() -> None:
     async with Tunnel({"a": link(), "b": link()}, link()) as tunnel:
-        await tunnel.cut("a")
+        await tunnel.obey(SetCondition("a", Condition.CUT))
         sent = "import socket; print(socket.socket(type=2).sendto(b'x', ('{}', 9)))"
         for host, target in [("a", "coordinator"), ("coordinator", "a")]:
-            program = sent.format(tunnel.address(target))
+            program = sent.format(tunnel.host(target).address)
             assert await said(tunnel, host, sys.executable, "-c", program) == "1\n"
         ports = (await tunnel.statistics()).ports
         assert ports["a"].is_cut
         assert ports["a"].up.offered == ports["a"].down.offered == 0
-        assert await arrives(network(tunnel, "b")) == 1
-        await tunnel.heal("a")
-        assert await arrives(network(tunnel, "a")) == 1
+        assert await arrives(tunnel.probed("b")) == 1
+        await tunnel.obey(SetCondition("a", Condition.OPEN))
+        assert await arrives(tunnel.probed("a")) == 1
 
 
 async def test_every_packet_is_accounted_for() -> None:
     lossy = Direction(delay_us=Microseconds(1000), bits_per_s=20_000_000, loss=0.1)
     async with Tunnel({"a": Link(up=lossy, down=lossy)}, link(0)) as tunnel:
-        probes = await network(tunnel, "a").probes("up", count=3000, gap_us=Microseconds(300))
+        probes = await tunnel.probed("a").probes("up", count=3000, gap_us=Microseconds(300))
         up = (await tunnel.statistics()).ports["a"].up
     assert up.offered == up.lost + up.overflowed + up.delivered
     assert up.lost > 0
@@ -84,8 +84,8 @@ async def test_every_packet_is_accounted_for() -> None:
 
 async def test_a_link_that_is_set_changes_under_way() -> None:
     async with Tunnel({"a": link(1)}, link(0)) as tunnel:
-        measured = network(tunnel, "a")
-        await tunnel.set("a", link(80))
+        measured = tunnel.probed("a")
+        await tunnel.set_link("a", link(80))
         slow = await measured.probes("up", count=20, gap_us=Microseconds(1000))
     assert min(slow.delays_ms()) >= 80
 
@@ -95,7 +95,7 @@ async def test_a_question_that_was_given_up_leaves_no_answer_for_the_next() -> N
         given_up = asyncio.create_task(tunnel.statistics())
         await asyncio.sleep(0)
         given_up.cancel()
-        assert await tunnel.set("a", link(2)) > 0
+        assert await tunnel.set_link("a", link(2)) > 0
         assert (await tunnel.statistics()).ports["a"].up.offered == 0
 
 
@@ -106,7 +106,7 @@ async def test_an_answer_that_came_too_late_is_given_to_nobody() -> None:
             await tunnel.statistics()
         os.kill(tunnel.router_pid, signal.SIGCONT)
         with pytest.raises(NetsimError, match="without an answer for too long"):
-            await tunnel.cut("a")
+            await tunnel.obey(SetCondition("a", Condition.CUT))
 
 
 async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
@@ -125,8 +125,8 @@ async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
 async def test_two_runs_at_once_keep_out_of_each_other() -> None:
     async with Tunnel({"a": link()}, link()) as one, Tunnel({"a": link()}, link()) as other:
         assert one.host("a").namespace != other.host("a").namespace
-        assert await arrives(network(one, "a")) == 1
-        assert await arrives(network(other, "a")) == 1
+        assert await arrives(one.probed("a")) == 1
+        assert await arrives(other.probed("a")) == 1
 
 
 async def test_nothing_is_left_after_an_error_inside() -> None:
@@ -158,7 +158,7 @@ async def test_a_router_that_is_gone_is_told_and_nothing_is_left() -> None:
 OWNER = """
 import asyncio, json, sys
 from hypergpu.units import Microseconds
-from netsim.link.link import Direction, Link
+from netsim.link import Direction, Link
 from netsim.tunnel.tunnel import Tunnel
 
 async def main():
@@ -226,15 +226,15 @@ def test_a_run_removes_what_one_left_that_was_killed_with_its_router(
     os.kill(router_pid, signal.SIGKILL)
     gone(router_pid)
     # Any other run may have cleaned up in between.
-    ownership.clean()
+    namespaces.remove_leftovers()
     gone(inside_pid)
     assert namespace not in present()
-    assert namespace not in ownership.clean()
+    assert namespace not in namespaces.remove_leftovers()
 
 
 def test_a_run_that_goes_on_is_not_cleaned_away(owner: "subprocess.Popen[str]") -> None:
     namespace, router_pid, _ = heard(owner)
-    ownership.clean()
+    namespaces.remove_leftovers()
     assert namespace in present()
     owner.kill()
     gone(router_pid)
@@ -262,10 +262,10 @@ def test_the_name_of_a_node_must_be_one_of_a_namespace() -> None:
 def test_without_root_the_tunnel_is_refused_before_anything_is_made() -> None:
     program = (
         "import os\n"
-        "from netsim.error import NetsimError\n"
-        "from netsim.tunnel.requirements import require_machine\n"
+        "from netsim.link.error import NetsimError\n"
+        "from netsim.tunnel.device import require_tunnel\n"
         "os.setuid(65534)\n"
-        "try:\n    require_machine()\nexcept NetsimError as error:\n    print(error)\n"
+        "try:\n    require_tunnel()\nexcept NetsimError as error:\n    print(error)\n"
     )
     child = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True

@@ -6,7 +6,7 @@ from pathlib import Path
 from hypergpu.cluster.cluster import Cluster
 from hypergpu.jobfile import parse_job
 from hypergpu.terminal.watch import Watched
-from netsim.run.silent import SilentView
+from netsim.run.job import SilentView
 
 TRAINED_WITHIN_S = 240.0
 JOB = 'workload = "null"\n[training]\nrounds = 1\nnodes = 1\n'

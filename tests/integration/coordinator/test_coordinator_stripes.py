@@ -11,7 +11,7 @@ import pytest
 from hypergpu.ids import JobId
 from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.stripes import Stripe
+from hypergpu.wire.bulk import Stripe
 from tests.node_client import CHUNK_BYTES, NOBODY_LOST, WireNode, assigned, reason_of
 from tests.processes import Cluster
 

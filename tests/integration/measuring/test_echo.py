@@ -13,7 +13,7 @@ from gpu_node.shell.probe.findings import TrainCount
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 from hypergpu.wire.probing import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram, numbers_of
-from netsim.proxy.messages import Protocol
+from netsim.proxy.messages import ProxyProtocol
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan
 
@@ -203,7 +203,7 @@ async def test_packets_that_are_turned_back_leave_the_others_of_their_train_to_b
 
 async def test_losses_of_a_link_show_in_its_trains() -> None:
     async with stand() as there:
-        links = plan(there.echo.port, protocol=Protocol.UDP, lossy=link(loss=0.3))
+        links = plan(there.echo.port, protocol=ProxyProtocol.UDP, lossy=link(loss=0.3))
         async with Proxies(links) as proxies:
             port = proxies.ports("lossy")[0]
             trains = [

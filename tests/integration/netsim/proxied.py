@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 from hypergpu.units import Microseconds
-from netsim.link.link import Direction, Link
-from netsim.proxy.messages import LOOPBACK, UNLIMITED, Forward, Plan, Protocol, Proxied
+from netsim.link import UNLIMITED, Direction, Link, Shape
+from netsim.proxy.messages import LOOPBACK, Forward, ProxiedNode, ProxyPlan, ProxyProtocol
 
-FREE = Link(up=UNLIMITED, down=UNLIMITED)
+FREE = UNLIMITED
 TIMEOUT_S = 240
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -23,13 +23,14 @@ def link(delay_ms: float = 1, mbit_s: float = 0, *, loss: float = 0, doubling: f
     return Link(up=way, down=way)
 
 
-def plan(port: int, *, protocol: Protocol = Protocol.TCP, **links: Link) -> Plan:
+def plan(port: int, *, protocol: ProxyProtocol = ProxyProtocol.TCP, **links: Link) -> ProxyPlan:
     """Nodes by name, all towards one port."""
     forwards = (Forward(target_port=port, protocol=protocol),)
     nodes = tuple(
-        Proxied(name=name, link=asked, forwards=forwards) for name, asked in links.items()
+        ProxiedNode(name=name, shape=Shape(link=asked), forwards=forwards)
+        for name, asked in links.items()
     )
-    return Plan(nodes=nodes, coordinator=FREE)
+    return ProxyPlan(nodes=nodes, coordinator=FREE)
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -87,3 +88,9 @@ class Dialled:
         except TimeoutError:
             return True
         return False
+
+
+def taken_port(name: str, port: int) -> ProxiedNode:
+    """A node whose proxy is to listen on a port that somebody has."""
+    forwards = (Forward(target_port=1, port=port),)
+    return ProxiedNode(name=name, shape=Shape(link=link()), forwards=forwards)

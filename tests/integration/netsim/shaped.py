@@ -6,10 +6,10 @@ from pathlib import Path
 
 import psutil
 
-from netsim.namespaces import namespaces
+from netsim.emulation import namespaces
 from tests.conformance.netsim.backends import can_tunnel
 
-BACKENDS = ("proxy", *(["tunnel"] if can_tunnel() else []))
+OPENABLE = ("proxy", *(["tunnel"] if can_tunnel() else []))
 NETSIM = [sys.executable, "-P", "-m", "netsim"]
 OURS = f"shaped{os.getpid()}"
 """A node's name, and so part of a namespace's, that no other run has."""

@@ -9,13 +9,14 @@ import msgspec
 import pytest
 
 from hypergpu.sites import Sites
-from netsim.cli.asked import links_of_profiles
-from netsim.error import NetsimError
-from netsim.network.ground import control
-from netsim.network.ground.backend import Backend
-from netsim.network.ground.holding import opened, told
+from netsim.emulation.requests import Condition, RequestFailed, Reset, SetCondition, SetShape
+from netsim.link import Shape
+from netsim.link.error import NetsimError
+from netsim.network import control
+from netsim.network.backends import BACKENDS, Backend, profile_links
 from netsim.network.profiles import PROFILES
-from tests.integration.netsim.shaped import BACKENDS
+from netsim.network.programs import controllable
+from tests.integration.netsim.shaped import OPENABLE
 
 SERVE = """
 import socket, sys
@@ -42,8 +43,8 @@ LONG_S, SHORT_S = 60, 1.5
 @asynccontextmanager
 async def lan(backend: str = Backend.PROXY) -> AsyncIterator[Sites]:
     async with (
-        opened(Backend(backend), links_of_profiles(["lan"], 0)) as ground,
-        told(ground) as sites,
+        BACKENDS[Backend(backend)].open(profile_links(["lan"], 0)) as links,
+        controllable(links) as sites,
     ):
         yield sites
 
@@ -57,7 +58,7 @@ async def dialled(sites: Sites, port: int, within_s: float) -> str:
     return out.decode().strip()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", OPENABLE)
 async def test_a_cut_link_is_silent_until_it_is_healed(backend: str) -> None:
     async with lan(backend) as sites:
         port = sites.ports[0] if sites.ports else 7700
@@ -68,34 +69,31 @@ async def test_a_cut_link_is_silent_until_it_is_healed(backend: str) -> None:
         assert server.stdout is not None
         assert await server.stdout.readline() == b"serving\n"
         assert await dialled(sites, port, LONG_S) == "heard"
-        await control.asked(sites.control, control.Cut("lan"))
+        await control.ask_links(sites.control, SetCondition("lan", Condition.CUT))
         assert await dialled(sites, port, SHORT_S) == "silent"
-        await control.asked(sites.control, control.Heal("lan"))
+        await control.ask_links(sites.control, SetCondition("lan", Condition.OPEN))
         assert await dialled(sites, port, LONG_S) == "heard"
-        answer = await control.asked(sites.control, control.ReadVerdict())
-        assert answer.verdict is not None
-        assert "VALID" in answer.verdict.sentence
+        assert "VALID" in (await control.read_verdict(sites.control)).sentence
         server.kill()
         await server.wait()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", OPENABLE)
 async def test_what_cannot_be_done_is_refused_and_the_links_stay(backend: str) -> None:
     async with lan(backend) as sites:
         with pytest.raises(NetsimError, match="nobody"):
-            await control.asked(sites.control, control.Cut("nobody"))
+            await control.ask_links(sites.control, SetCondition("nobody", Condition.CUT))
         if backend != Backend.PROXY:
             with pytest.raises(NetsimError, match="no connection of lan"):
-                await control.asked(sites.control, control.Reset("lan"))
-        await control.asked(sites.control, control.SetLink("lan", PROFILES["D"].link))
-        answer = await control.asked(sites.control, control.ReadVerdict())
-        assert answer.verdict is not None
+                await control.ask_links(sites.control, Reset("lan"))
+        await control.ask_links(sites.control, SetShape("lan", Shape(link=PROFILES["D"].link)))
+        assert (await control.read_verdict(sites.control)).sentence
 
 
 async def test_a_line_that_is_no_request_is_answered_and_the_next_one_heard() -> None:
     async with lan() as sites:
         reader, writer = await asyncio.open_unix_connection(sites.control)
-        for line in (b"nonsense\n", b'{"type": "explode"}\n', b'{"type": "cut"}\n'):
+        for line in (b"nonsense\n", b'{"type": "explode"}\n', b'{"type": "reset"}\n'):
             writer.write(line)
             assert b"no request" in await reader.readline()
         writer.write(b'{"type": "verdict"}\n')
@@ -105,14 +103,13 @@ async def test_a_line_that_is_no_request_is_answered_and_the_next_one_heard() ->
 
 
 async def test_an_impossible_link_is_refused_at_once_and_the_next_request_heard() -> None:
-    link = PROFILES["D"].link
-    request = msgspec.to_builtins(control.SetLink("lan", link))
-    request["link"]["up"]["delay_us"] = -1
+    request = msgspec.to_builtins(SetShape("lan", Shape(link=PROFILES["D"].link)))
+    request["shape"]["link"]["up"]["delay_us"] = -1
     async with lan() as sites:
         reader, writer = await asyncio.open_unix_connection(sites.control)
         writer.write(msgspec.json.encode(request) + b"\n")
-        answer = msgspec.json.decode(await reader.readline(), type=control.Answer)
-        assert "delay" in answer.refused
+        answer = msgspec.json.decode(await reader.readline(), type=RequestFailed)
+        assert "delay" in answer.detail
         assert answer.fix
         writer.write(b'{"type": "verdict"}\n')
         assert b"sentence" in await reader.readline()
@@ -124,4 +121,4 @@ async def test_links_that_are_closed_do_not_answer() -> None:
     async with lan() as sites:
         path = sites.control
     with pytest.raises(NetsimError, match="do not answer"):
-        await control.asked(path, control.ReadVerdict())
+        await control.read_verdict(path)

@@ -8,8 +8,8 @@ import time
 import msgspec
 
 from hypergpu.wire.ports import free_ports
-from netsim.measure.programs import END, HEADER, OFFERED
-from netsim.measure.statistics import Arrivals
+from netsim.measure.arrivals import Arrivals
+from netsim.measure.ends import END, HEADER, OFFERED
 
 HOST = "127.0.0.1"
 WITHIN_S = 240

@@ -4,19 +4,20 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 
 from hypergpu.sites import Sites
-from netsim.network.ground import control
-from tests.integration.netsim.shaped import BACKENDS, END_WITHIN_S
+from netsim.network import control
+from tests.integration.netsim.shaped import END_WITHIN_S, OPENABLE
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/netsim/programs.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", OPENABLE)
 def test_the_example_runs(backend: str) -> None:
     (example,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     program = example.replace("Backend.PROXY", f"Backend.{backend.upper()}")
@@ -34,8 +35,8 @@ def test_the_page_names_every_field_of_the_sites() -> None:
 
 
 def test_the_page_names_every_request() -> None:
-    requests = (control.SetLink, control.Cut, control.Heal, control.Reset, control.ReadVerdict)
+    kinds = get_args(control.ControlRequest)
     shown = re.findall(r"^\| `(\{.*?\})` \|", PAGE, re.MULTILINE)
     texts = [text.replace("{...}", "null") for text in shown]
     tags = {msgspec.json.decode(text)["type"] for text in texts}
-    assert tags == {str(each.__struct_config__.tag) for each in requests}
+    assert tags == {str(each.__struct_config__.tag) for each in kinds}

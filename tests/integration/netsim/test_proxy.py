@@ -6,10 +6,20 @@ import time
 
 import pytest
 
-from netsim.error import NetsimError
-from netsim.proxy.messages import LOOPBACK, Condition, Forward, Plan, Protocol, Proxied
+from netsim.emulation.requests import Condition, Reset, SetCondition, SetShape
+from netsim.link import Shape
+from netsim.link.error import NetsimError
+from netsim.proxy.messages import LOOPBACK, Forward, ProxiedNode, ProxyPlan, ProxyProtocol
 from netsim.proxy.proxies import Proxies
-from tests.integration.netsim.proxied import FREE, TIMEOUT_S, Dialled, echo, link, plan, target
+from tests.integration.netsim.proxied import (
+    FREE,
+    TIMEOUT_S,
+    Dialled,
+    echo,
+    link,
+    plan,
+    target,
+)
 
 MIB = 1 << 20
 
@@ -145,22 +155,22 @@ async def test_a_cut_says_nothing_and_what_it_lost_arrives_after_it_is_healed() 
         Dialled(*proxies.address("a")) as dialled,
     ):
         await dialled.asked(b"before")
-        proxies.cut("a")
+        proxies.obey(SetCondition("a", Condition.CUT))
         dialled.writer.write(b"while")
         assert await dialled.is_silent_for(0.3)
         async with Dialled(*proxies.address("b")) as other:
             assert await other.asked(b"unharmed") == b"unharmed"
-        proxies.heal("a")
+        proxies.obey(SetCondition("a", Condition.OPEN))
         assert await dialled.heard(5) == b"while"
 
 
 async def test_who_dials_while_the_link_is_cut_gets_through_after_it_is_healed() -> None:
     async with target() as port, Proxies(plan(port, a=link())) as proxies:
-        proxies.cut("a")
+        proxies.obey(SetCondition("a", Condition.CUT))
         async with Dialled(*proxies.address("a")) as dialled:
             dialled.writer.write(b"hello")
             assert await dialled.is_silent_for(0.1)
-            proxies.heal("a")
+            proxies.obey(SetCondition("a", Condition.OPEN))
             assert await dialled.heard(5) == b"hello"
 
 
@@ -171,10 +181,10 @@ async def test_a_stalled_link_goes_on_where_it_stood() -> None:
         Dialled(*proxies.address("a")) as dialled,
     ):
         await dialled.asked(b"before")
-        proxies.stall("a")
+        proxies.obey(SetCondition("a", Condition.STALLED))
         dialled.writer.write(b"while")
         assert await dialled.is_silent_for(0.2)
-        proxies.heal("a")
+        proxies.obey(SetCondition("a", Condition.OPEN))
         assert await dialled.heard(5) == b"while"
 
 
@@ -185,12 +195,12 @@ async def test_a_half_open_link_accepts_and_never_answers() -> None:
         Dialled(*proxies.address("a")) as before,
     ):
         await before.asked(b"before")
-        proxies.half_open("a")
+        proxies.obey(SetCondition("a", Condition.HALF_OPEN))
         async with Dialled(*proxies.address("a")) as during:
             for each in (before, during):
                 each.writer.write(b"is anybody there?")
                 assert await each.is_silent_for(0.1)
-            proxies.heal("a")
+            proxies.obey(SetCondition("a", Condition.OPEN))
             # The connections of then stay dead; a new one is well.
             assert await before.is_silent_for(0.1)
             assert await during.is_silent_for(0.1)
@@ -200,7 +210,7 @@ async def test_a_half_open_link_accepts_and_never_answers() -> None:
 
 async def test_a_connection_that_nobody_answered_is_gone_when_its_program_has_gone() -> None:
     async with target() as port, Proxies(plan(port, a=link())) as proxies:
-        proxies.half_open("a")
+        proxies.obey(SetCondition("a", Condition.HALF_OPEN))
         async with Dialled(*proxies.address("a")) as dialled:
             dialled.writer.write(b"is anybody there?")
             assert await dialled.is_silent_for(0.05)
@@ -213,13 +223,13 @@ async def test_a_disconnected_node_is_reset_and_refused_and_comes_back_at_the_sa
         address = proxies.address("a")
         async with Dialled(*address) as dialled:
             await dialled.asked(b"before")
-            proxies.disconnect("a")
+            proxies.obey(SetCondition("a", Condition.DISCONNECTED))
             with pytest.raises(ConnectionResetError):
                 await dialled.heard(1)
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection(*address)
             assert proxies.statistics().nodes["a"].condition is Condition.DISCONNECTED
-            proxies.heal("a")
+            proxies.obey(SetCondition("a", Condition.OPEN))
             assert proxies.address("a") == address
             async with Dialled(*address) as again:
                 assert await again.asked(b"back") == b"back"
@@ -228,12 +238,12 @@ async def test_a_disconnected_node_is_reset_and_refused_and_comes_back_at_the_sa
 async def test_a_node_whose_port_was_taken_comes_back_when_it_is_free_again() -> None:
     async with target() as port, Proxies(plan(port, a=link())) as proxies:
         address = proxies.address("a")
-        proxies.disconnect("a")
+        proxies.obey(SetCondition("a", Condition.DISCONNECTED))
         with socket.create_server(address):
             with pytest.raises(NetsimError, match="a's proxy cannot listen"):
-                proxies.heal("a")
+                proxies.obey(SetCondition("a", Condition.OPEN))
             assert proxies.statistics().nodes["a"].condition is Condition.DISCONNECTED
-        proxies.heal("a")
+        proxies.obey(SetCondition("a", Condition.OPEN))
         async with Dialled(*address) as dialled:
             assert await dialled.asked(b"back") == b"back"
 
@@ -242,7 +252,7 @@ async def test_a_reset_breaks_off_what_is_there_and_welcomes_what_comes() -> Non
     async with target() as port, Proxies(plan(port, a=link())) as proxies:
         async with Dialled(*proxies.address("a")) as dialled:
             await dialled.asked(b"before")
-            proxies.reset("a")
+            proxies.obey(Reset("a"))
             with pytest.raises(ConnectionResetError):
                 await dialled.heard(1)
         async with Dialled(*proxies.address("a")) as again:
@@ -256,7 +266,7 @@ async def test_a_link_changes_under_a_connection() -> None:
         Dialled(*proxies.address("a")) as dialled,
     ):
         await dialled.asked(b"near")
-        proxies.set("a", link(80))
+        proxies.obey(SetShape("a", Shape(link=link(80))))
         started_s = time.monotonic()
         await dialled.asked(b"far")
         assert time.monotonic() - started_s >= 0.159
@@ -271,15 +281,15 @@ async def test_nodes_at_addresses_of_their_own_share_port_numbers_and_are_told_a
 
     async with target(name_peer) as port:
         nodes = tuple(
-            Proxied(
+            ProxiedNode(
                 name=host,
-                link=link(),
+                shape=Shape(link=link()),
                 forwards=(Forward(target_port=port, port=port),),
                 listen=host,
             )
             for host in ("127.77.9.1", "127.77.9.2")
         )
-        async with Proxies(Plan(nodes=nodes, coordinator=FREE)) as proxies:
+        async with Proxies(ProxyPlan(nodes=nodes, coordinator=FREE)) as proxies:
             for node in nodes:
                 assert proxies.address(node.name) == (node.name, port)
                 async with Dialled(node.name, port) as dialled:
@@ -291,7 +301,7 @@ async def test_datagrams_are_really_lost_and_really_doubled() -> None:
     with _datagrams() as receiver, _datagrams() as sender:
         asked = plan(
             receiver.getsockname()[1],
-            protocol=Protocol.UDP,
+            protocol=ProxyProtocol.UDP,
             a=link(1, loss=0.2, doubling=0.1),
         )
         async with Proxies(asked) as proxies:
@@ -310,7 +320,7 @@ async def test_datagrams_are_really_lost_and_really_doubled() -> None:
 async def test_a_datagram_is_answered_to_whoever_sent_it() -> None:
     loop = asyncio.get_running_loop()
     with _datagrams() as answering, _datagrams() as one, _datagrams() as other:
-        asked = plan(answering.getsockname()[1], protocol=Protocol.UDP, a=link())
+        asked = plan(answering.getsockname()[1], protocol=ProxyProtocol.UDP, a=link())
         async with Proxies(asked) as proxies:
             for sender, words in ((one, b"one"), (other, b"other")):
                 sender.sendto(words, proxies.address("a"))
@@ -323,9 +333,11 @@ async def test_a_datagram_is_answered_to_whoever_sent_it() -> None:
 
 async def test_a_port_that_is_taken_is_refused_and_nothing_is_left_open() -> None:
     async with target() as port:
-        taken = Proxied(name="b", link=link(), forwards=(Forward(target_port=1, port=port),))
-        free = Proxied(name="a", link=link(), forwards=(Forward(target_port=1),))
-        proxies = Proxies(Plan(nodes=(free, taken)))
+        taken = ProxiedNode(
+            name="b", shape=Shape(link=link()), forwards=(Forward(target_port=1, port=port),)
+        )
+        free = ProxiedNode(name="a", shape=Shape(link=link()), forwards=(Forward(target_port=1),))
+        proxies = Proxies(ProxyPlan(nodes=(free, taken)))
         with pytest.raises(NetsimError, match=f"b's proxy cannot listen on {LOOPBACK}:{port}"):
             async with proxies:
                 pass
@@ -334,14 +346,14 @@ async def test_a_port_that_is_taken_is_refused_and_nothing_is_left_open() -> Non
 
 
 def test_two_nodes_cannot_share_a_name() -> None:
-    node = Proxied(name="a", link=link(), forwards=())
+    node = ProxiedNode(name="a", shape=Shape(link=link()), forwards=())
     with pytest.raises(NetsimError, match="two nodes are named 'a'"):
-        Proxies(Plan(nodes=(node, node)))
+        Proxies(ProxyPlan(nodes=(node, node)))
 
 
-def _towards(asked: Plan, port: int) -> Plan:
-    nodes = {node.name: node.link for node in asked.nodes}
-    return plan(port, protocol=Protocol.TCP, **nodes)
+def _towards(asked: ProxyPlan, port: int) -> ProxyPlan:
+    nodes = {node.name: node.shape.link for node in asked.nodes}
+    return plan(port, protocol=ProxyProtocol.TCP, **nodes)
 
 
 def _datagrams() -> socket.socket:

@@ -10,13 +10,19 @@ import msgspec
 import pytest
 
 from hypergpu.units import Microseconds
-from netsim.child import Failed
-from netsim.error import NetsimError
-from netsim.link.link import STALLED_BITS_PER_S, Link
-from netsim.link.trace import Trace, TraceRow
-from netsim.proxy.messages import UNLIMITED, Condition, Forward, Plan, Protocol, Proxied
+from netsim.emulation.requests import Condition, RequestFailed, Reset, SetCondition, SetShape
+from netsim.link import STALLED_BITS_PER_S, UNLIMITED, Shape, Trace, TraceRow
+from netsim.link.error import NetsimError
+from netsim.proxy.messages import Forward, ProxiedNode, ProxyPlan, ProxyProtocol
 from netsim.proxy.process import ProxyProcess
-from tests.integration.netsim.proxied import FREE, TIMEOUT_S, Dialled, link, plan, target
+from tests.integration.netsim.proxied import (
+    FREE,
+    TIMEOUT_S,
+    Dialled,
+    link,
+    plan,
+    target,
+)
 
 PROGRAM = [sys.executable, "-P", "-m", "netsim.proxy"]
 
@@ -25,35 +31,37 @@ async def test_a_process_of_proxies_does_what_it_is_told() -> None:
     async with target() as port, ProxyProcess(plan(port, a=link(), b=link())) as proxies:
         async with Dialled(*proxies.address("a")) as dialled:
             assert await dialled.asked(b"hello") == b"hello"
-            await proxies.cut("a")
+            await proxies.obey(SetCondition("a", Condition.CUT))
             dialled.writer.write(b"while")
             assert await dialled.is_silent_for(0.1)
-            await proxies.heal("a")
+            await proxies.obey(SetCondition("a", Condition.OPEN))
             assert await dialled.heard(5) == b"while"
-            await proxies.set("a", link(2, 10))
+            await proxies.obey(SetShape("a", Shape(link=link(2, 10))))
             assert await dialled.asked(b"slower") == b"slower"
-            await proxies.reset("a")
+            await proxies.obey(Reset("a"))
             with pytest.raises(ConnectionResetError):
                 await dialled.heard(1)
         statistics = await proxies.statistics()
         assert statistics.nodes["a"].up_bytes == 16
         assert statistics.lateness.packets > 0
-        assert "p99" in statistics.lateness.verdict()
+        assert "p99" in statistics.lateness.verdict().sentence
 
 
 async def test_a_refusal_comes_back_in_words() -> None:
     async with target() as port, ProxyProcess(plan(port, a=link())) as proxies:
         with pytest.raises(NetsimError, match=r"no proxy for 'z'. Fix: name one of a"):
-            await proxies.cut("z")
+            await proxies.obey(SetCondition("z", Condition.CUT))
         async with Dialled(*proxies.address("a")) as dialled:
             assert await dialled.asked(b"still here") == b"still here"
 
 
 async def test_a_port_that_is_taken_is_refused_at_the_start() -> None:
     async with target() as port:
-        taken = Proxied(name="a", link=link(), forwards=(Forward(target_port=1, port=port),))
+        taken = ProxiedNode(
+            name="a", shape=Shape(link=link()), forwards=(Forward(target_port=1, port=port),)
+        )
         with pytest.raises(NetsimError, match="cannot listen"):
-            async with ProxyProcess(Plan(nodes=(taken,))):
+            async with ProxyProcess(ProxyPlan(nodes=(taken,))):
                 pass
 
 
@@ -64,16 +72,15 @@ async def test_a_link_follows_its_trace() -> None:
     )
     trace = Trace(rows, Microseconds(600_000_000))
     async with target() as port:
-        node = Proxied(
+        node = ProxiedNode(
             name="a",
-            link=Link(up=UNLIMITED, down=UNLIMITED),
+            shape=Shape(link=UNLIMITED, traces=(trace,)),
             forwards=(Forward(target_port=port),),
-            traces=(trace,),
         )
         loop = asyncio.get_running_loop()
         before_s = loop.time()
         async with (
-            ProxyProcess(Plan(nodes=(node,), coordinator=FREE)) as proxies,
+            ProxyProcess(ProxyPlan(nodes=(node,), coordinator=FREE)) as proxies,
             Dialled(*proxies.address("a")) as dialled,
         ):
             assert await dialled.asked(b"through the gap") == b"through the gap"
@@ -101,14 +108,14 @@ async def test_an_answer_that_came_too_late_is_given_to_nobody() -> None:
             await proxies.statistics()
         os.kill(proxies.pid, signal.SIGCONT)
         with pytest.raises(NetsimError, match="without an answer for too long"):
-            await proxies.cut("a")
+            await proxies.obey(SetCondition("a", Condition.CUT))
 
 
 async def test_who_is_cancelled_leaves_no_answer_for_the_next_one() -> None:
     async with target() as port, ProxyProcess(plan(port, a=link())) as proxies:
         assert proxies.pid is not None
         os.kill(proxies.pid, signal.SIGSTOP)
-        asking = asyncio.create_task(proxies.cut("a"))
+        asking = asyncio.create_task(proxies.obey(SetCondition("a", Condition.CUT)))
         await asyncio.sleep(0)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -134,7 +141,7 @@ def test_more_nodes_than_files_are_refused_at_the_hard_limit_only(limit: str, sa
     nodes = {f"n{number}": link() for number in range(60)}
     child = subprocess.run(
         ["sh", "-c", f'ulimit {limit} 100; exec "$@"', "sh", *PROGRAM],
-        input=msgspec.json.encode(plan(1, protocol=Protocol.TCP, **nodes)) + b"\n",
+        input=msgspec.json.encode(plan(1, protocol=ProxyProtocol.TCP, **nodes)) + b"\n",
         capture_output=True,
         check=False,
     )
@@ -161,9 +168,9 @@ def test_a_plan_may_be_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [b"", b"{}\n", b'{"nodes": 3}\n', b"\xff\xfe\n"])
 def test_a_plan_that_is_none_is_refused(words: bytes) -> None:
     child = subprocess.run(PROGRAM, input=words, capture_output=True, check=False)
-    failed = msgspec.json.decode(child.stdout, type=Failed)
+    failed = msgspec.json.decode(child.stdout, type=RequestFailed)
     assert child.returncode == 2
-    assert "does not understand" in failed.what
+    assert "does not understand" in failed.detail
     assert failed.fix
     assert child.stderr == b""
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.netsim.shaped import (
-    BACKENDS,
     END_WITHIN_S,
     NETSIM,
+    OPENABLE,
     OURS,
     descendants,
     namespaces_left,
@@ -70,7 +70,7 @@ def run(world: Path, *words: str) -> "subprocess.Popen[str]":
     )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", OPENABLE)
 def test_a_worlds_job_ends_with_a_report_whatever_goes_wrong(backend: str, world: Path) -> None:
     running = run(world, "--backend", backend, "--worker", "numpy", "--json")
     out, err = running.communicate(timeout=2 * END_WITHIN_S)
@@ -97,7 +97,7 @@ def test_what_goes_wrong_is_said_and_a_killed_run_leaves_no_program(world: Path)
     world.write_text(text, "utf-8")
     running = run(world, "--worker", "numpy")
     assert running.stdout is not None
-    wanted = {"SIGKILL to cellar", "cellar is started again", "farm's line is cut"}
+    wanted = {"SIGKILL to cellar", "cellar is started again", "the link of farm is cut"}
     for line in running.stdout:
         wanted.discard(line.strip())
         if not wanted:

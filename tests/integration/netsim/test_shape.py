@@ -15,10 +15,10 @@ import pytest
 
 from hypergpu.sites import SITES_VARIABLE, told_sites
 from tests.integration.netsim.shaped import (
-    BACKENDS,
     END_WITHIN_S,
     FAR_RTT_MS,
     NETSIM,
+    OPENABLE,
     descendants,
     namespaces_left,
     still_alive,
@@ -83,7 +83,7 @@ def left(folder: Path) -> list[str]:
     return [*sockets, *namespaces_left()]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", OPENABLE)
 def test_a_program_finds_its_sites_and_its_status_is_passed_on(backend: str, folder: Path) -> None:
     status, out, err = ended(shape(folder, backend, sys.executable, "-c", SERVE_AND_DIAL))
     assert status == 7, err
@@ -94,7 +94,7 @@ def test_a_program_finds_its_sites_and_its_status_is_passed_on(backend: str, fol
     assert left(folder) == []
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", OPENABLE)
 def test_a_signal_reaches_the_program_and_nothing_is_left(backend: str, folder: Path) -> None:
     holder = shape(folder, backend, *WAIT)
     assert holder.stdout is not None
@@ -107,7 +107,7 @@ def test_a_signal_reaches_the_program_and_nothing_is_left(backend: str, folder: 
     assert left(folder) == []
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", OPENABLE)
 def test_after_a_kill_the_next_run_finds_nothing_left(backend: str, folder: Path) -> None:
     holder = shape(folder, backend, *WAIT)
     assert holder.stdout is not None

@@ -25,7 +25,7 @@ from hypergpu.tensors.codec import apply_delta, encode_update
 from hypergpu.tensors.layout import Flat, TensorSpec, layout_of
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
-from hypergpu.wire.stripes import STRIPE_BYTES_MIN
+from hypergpu.wire.bulk import STRIPE_BYTES_MIN
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan
 from tests.integration.node.node_service import (

@@ -11,7 +11,7 @@ import pytest
 from gpu_node.shell.link.route import hindrance
 from hypergpu.units import Microseconds
 from hypergpu.wire.congestion import WITHOUT, Controls, RouteSettings, way_to
-from netsim.link.link import CongestionControl, Direction, Link
+from netsim.link import CongestionControl, Direction, Link
 from netsim.tunnel.tunnel import Tunnel
 
 HOLDER = Path(__file__).with_name("route_holder.py")
@@ -26,7 +26,7 @@ def link() -> Link:
 
 
 async def holder(tunnel: Tunnel, *arguments: str) -> Any:
-    addresses = [tunnel.address(name) for name in ("coordinator", "other")]
+    addresses = [tunnel.host(name).address for name in ("coordinator", "other")]
     command = [sys.executable, str(HOLDER), *addresses, *arguments]
     child = await asyncio.create_subprocess_exec(
         *tunnel.host("node").command(command), stdout=asyncio.subprocess.PIPE
@@ -46,7 +46,7 @@ async def test_the_route_to_the_coordinator_alone_has_bbr_until_the_node_leaves(
 async def test_a_process_that_may_not_set_routes_is_told_the_command() -> None:
     async with Tunnel({"node": link(), "other": link()}, link()) as tunnel:
         why, fix = await holder(tunnel, "unprivileged")
-        address = tunnel.address("coordinator")
+        address = tunnel.host("coordinator").address
     assert why == "this process may not set routes"
     assert "CAP_NET_ADMIN" in fix
     assert f"ip route add {address}/32 dev " in fix

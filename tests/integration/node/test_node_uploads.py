@@ -19,7 +19,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.signature import IdentityKey
 from hypergpu.units import Bytes, Samples
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.stripes import PIECE_BYTES
+from hypergpu.wire.bulk import PIECE_BYTES
 from tests.integration.node.node_service import (
     Served,
     calls_to,

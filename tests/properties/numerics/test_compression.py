@@ -28,7 +28,7 @@ from hypergpu.tensors.layout import (
     TensorSpec,
     layout_of,
 )
-from hypergpu.tensors.packing import pack_places, unpack_places
+from hypergpu.tensors.topk import pack_places, unpack_places
 
 BLOCKS = {"int8": RECORD, "int4": 256}
 ERRORS = {"int8": 0.5 / 127, "int4": 0.5 / 7}

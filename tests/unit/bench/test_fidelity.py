@@ -6,8 +6,8 @@ from benchmarks.ours.fidelity.figures import TRIES, Measured, Repeats
 from benchmarks.ours.fidelity.world import LOSSY, WORLDS, Compared, round_time_error
 from hypergpu.client.history import RoundPoint
 from hypergpu.units import Milliseconds
-from netsim.measure.network import ALWAYS_VALID
-from netsim.network.worldfile import parse_world
+from netsim.measure.lateness import ALWAYS_VALID
+from netsim.network.world_file import parse_world
 from netsim.run.report import RunReport
 
 

@@ -5,7 +5,6 @@ from statistics import correlation, fmean, pstdev
 import pytest
 
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.error import NetsimError
 from netsim.link import (
     NEVER_US,
     STALLED_BITS_PER_S,
@@ -16,6 +15,7 @@ from netsim.link import (
     RateShape,
     WanderingDelay,
 )
+from netsim.link.error import NetsimError
 
 SECOND_US = 1_000_000
 HOUR_US = 3600 * SECOND_US

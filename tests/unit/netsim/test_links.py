@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from hypergpu.units import Microseconds
-from netsim.error import NetsimError
 from netsim.link import Direction
+from netsim.link.error import NetsimError
 
 
 def direction(**fields: Any) -> Direction:

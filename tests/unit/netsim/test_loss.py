@@ -5,8 +5,8 @@ from itertools import groupby
 
 import pytest
 
-from netsim.error import NetsimError
 from netsim.link import LossChain, loss_events_per_packet, transitions
+from netsim.link.error import NetsimError
 
 PACKETS = 20_000
 

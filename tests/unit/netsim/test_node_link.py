@@ -1,8 +1,7 @@
 import random
 
 from hypergpu.units import Bytes, Microseconds, Milliseconds
-from netsim.link import Direction, Link, LinkCourse
-from netsim.link.course import Variation
+from netsim.link import Direction, Link, LinkCourse, Variation
 from netsim.virtual.agenda import Agenda
 from netsim.virtual.node_link import CoordinatorLine, NodeLink, Way
 

@@ -5,9 +5,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from netsim.error import NetsimError
-from netsim.network.plot import LANES_MAX, world_svg
-from netsim.network.worldfile import parse_world, read_world_file
+from netsim.link.error import NetsimError
+from netsim.network.picture import LANES_MAX, world_svg
+from netsim.network.world_file import parse_world, read_world_file
 
 WORLDS = Path(__file__).parents[3] / "examples" / "worlds"
 SVG = "{http://www.w3.org/2000/svg}"

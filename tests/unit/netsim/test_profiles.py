@@ -6,18 +6,10 @@ from statistics import fmean
 
 import pytest
 
-from netsim.error import NetsimError
 from netsim.link import LinkCourse, RateShape, Variation
-from netsim.network.profiles import (
-    CHURN_CLASSES,
-    PROFILES,
-    Profile,
-    Span,
-    SpanKind,
-    absences,
-    churn_class,
-    profile,
-)
+from netsim.link.error import NetsimError
+from netsim.network.churn import CHURN_CLASSES, Span, SpanKind, absences, churn_class
+from netsim.network.profiles import PROFILES, Profile, profile
 
 DAY_US = 86_400_000_000
 
@@ -90,7 +82,7 @@ def test_volunteers_come_and_go_as_measured(
 def test_drawn_lengths_have_their_mean(name: str) -> None:
     dice = random.Random(name)
     for span in (churn_class(name).session, churn_class(name).absence):
-        drawn = [span.drawn_us(dice) for _ in range(60_000)]
+        drawn = [span.draw_us(dice) for _ in range(60_000)]
         assert fmean(drawn) / 1e6 == pytest.approx(span.mean_s, rel=0.06)
 
 

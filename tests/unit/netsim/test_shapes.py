@@ -1,7 +1,6 @@
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.link.link import Direction, Link
-from netsim.link.shape import SHORTEST_QUEUE_BYTES, Shape, mean_bits_per_s
-from netsim.link.trace import Trace, TraceRow
+from netsim.link import Direction, Link, Shape, Trace, TraceRow
+from netsim.link.shape import SHORTEST_QUEUE_BYTES, mean_bits_per_s
 
 
 def link(bits_per_s: int, queue_ms: int = 100) -> Link:

@@ -3,9 +3,9 @@
 import pytest
 
 from hypergpu.units import Microseconds
-from netsim.error import NetsimError
 from netsim.link import (
     STALLED_BITS_PER_S,
+    TRACE_BYTES_MAX,
     Direction,
     Link,
     LinkCourse,
@@ -13,7 +13,7 @@ from netsim.link import (
     csv_trace,
     mahimahi_trace,
 )
-from netsim.link.trace import TRACE_BYTES_MAX
+from netsim.link.error import NetsimError
 
 WAY = Direction(delay_us=Microseconds(20_000), bits_per_s=1_000_000)
 LINK = Link(up=WAY, down=WAY)

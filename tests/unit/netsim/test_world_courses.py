@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from netsim.network.worldfile import WorldCourse, link_state, parse_world
+from netsim.network.course import WorldCourse
+from netsim.network.world_file import parse_world
 
 SECOND_US = 1_000_000
 WORLD = parse_world(
@@ -46,12 +47,6 @@ def test_flap_cuts_for_half_of_each_turn_and_a_partition_for_good() -> None:
     ]
 
 
-def test_one_look_agrees_with_the_course() -> None:
-    course = WorldCourse(WORLD)
-    for at_us in range(0, 60 * SECOND_US, 777_777):
-        assert link_state(WORLD, "van", at_us) == course.state("van", at_us)
-
-
 def test_changes_of_all_nodes_come_in_order_of_time() -> None:
     changes = list(WorldCourse(WORLD).all_changes(60 * SECOND_US))
     assert all(before[:2] < after[:2] for before, after in pairwise(changes))
@@ -74,9 +69,10 @@ def test_another_node_moves_nobodys_dice() -> None:
         '[[nodes]]\nname = "van"\nprofile = "lte-moving"\n',
         source="w.toml",
     )
-    assert link_state(more, "van", 5 * SECOND_US) == link_state(WORLD, "van", 5 * SECOND_US)
+    looks = [WorldCourse(each).state("van", 5 * SECOND_US) for each in (more, WORLD)]
+    assert looks[0] == looks[1]
 
 
 def test_unknown_node_is_a_key_error() -> None:
     with pytest.raises(KeyError):
-        link_state(WORLD, "nobody", 0)
+        WorldCourse(WORLD).state("nobody", 0)

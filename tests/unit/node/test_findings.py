@@ -19,7 +19,7 @@ from gpu_node.shell.probe.stopwatch import Stopwatch
 from gpu_node.shell.probe.train import Verdict, counted, judged
 from hypergpu.units import Bytes, Microseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.goodput import SMALLEST_BYTES
+from hypergpu.wire.bulk import SMALLEST_BYTES
 from hypergpu.wire.probing import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram, numbers_of
 
 TOKEN = bytes(range(TOKEN_BYTES))

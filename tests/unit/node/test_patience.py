@@ -3,8 +3,7 @@ from hypothesis import strategies as st
 
 from gpu_node.shell.link.bulk import CHUNK_BYTES
 from hypergpu.units import Milliseconds
-from hypergpu.wire.stripes import PIECE_BYTES
-from hypergpu.wire.timeouts import SLOWEST_BYTES_PER_S, StallTimeout, transfer_timeout_s
+from hypergpu.wire.bulk import PIECE_BYTES, SLOWEST_BYTES_PER_S, StallTimeout, transfer_timeout_s
 
 TIMEOUT_MS = Milliseconds(10_000)
 SLOW_BYTES_PER_S = 100_000 / 8

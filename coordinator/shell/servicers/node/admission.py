@@ -35,8 +35,7 @@ from hypergpu.tensors.codec import IncrementalCheck, update_bytes
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.stripes import PIECE_BYTES, Stripe, stripe_from_wire
-from hypergpu.wire.timeouts import StallTimeout
+from hypergpu.wire.bulk import PIECE_BYTES, StallTimeout, Stripe, stripe_from_wire
 
 log = structlog.get_logger()
 

@@ -25,7 +25,7 @@ def test_a_packet_may_be_late_by_a_millisecond_or_two_percent(delay_us: int, all
 def test_a_run_is_invalid_when_more_than_one_packet_in_a_hundred_is_too_late() -> None:
     assert counted([10] * 99 + [1001]).is_valid
     assert not counted([10] * 98 + [1001] * 2).is_valid
-    assert counted([10] * 98 + [1001] * 2).verdict().startswith("INVALID: ")
+    assert counted([10] * 98 + [1001] * 2).verdict().sentence.startswith("INVALID: ")
 
 
 def test_a_percentile_is_at_most_an_eighth_too_high_and_never_too_low() -> None:
@@ -50,4 +50,4 @@ def test_a_reading_since_an_earlier_one_holds_only_what_came_after() -> None:
 
 
 def test_nothing_carried_is_valid() -> None:
-    assert Lateness().verdict().startswith("VALID: ")
+    assert Lateness().verdict().sentence.startswith("VALID: ")

@@ -3,9 +3,9 @@ from collections.abc import Sequence
 import pytest
 
 from hypergpu.units import Microseconds
-from netsim.link.link import Direction
+from netsim.link import Direction
+from netsim.measure.arrivals import Arrivals, mean_run, memory, percentile
 from netsim.measure.check import probe_readings, rate_reading
-from netsim.measure.statistics import Arrivals, mean_run, memory, percentile
 
 MS_NS = 10**6
 
@@ -57,7 +57,7 @@ def test_readings_put_what_was_asked_beside_what_was_measured() -> None:
     asked = Direction(delay_us=Microseconds(5000), bits_per_s=1_000_000, loss=0.1)
     found = {each.name: each for each in probe_readings("up", asked, arrivals([0, 1, 2, 3], 5))}
     assert found["up_loss_percent"].error == pytest.approx(10)
-    assert found["up_delay_ms"].asked == pytest.approx(5.736)
+    assert found["up_delay_ms"].configured == pytest.approx(5.736)
     assert found["up_burst_packets"].measured == 1
 
 

@@ -6,7 +6,7 @@ import random
 from coordinator.core.transfer.path import CongestionControl
 from coordinator.core.transfer.window import Window
 from hypergpu.units import Microseconds
-from netsim.link.link import Direction
+from netsim.link import Direction
 from netsim.proxy.flow.clock import Deed
 from netsim.proxy.flow.hop import Hop
 from netsim.proxy.flow.stream import Mark, Stream

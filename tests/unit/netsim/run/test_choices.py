@@ -1,15 +1,24 @@
-"""What the command line says in place of a world's and a job's own."""
+"""The world and job that a command line chooses, and which of them can be run."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from hypergpu.jobfile import JobFileError, parse_job
-from netsim.error import NetsimError
 from netsim.link import Variation
-from netsim.run.choices import Choices, by_strategy, chosen_world, data_listing
-from netsim.run.preparation import required_job
+from netsim.link.error import NetsimError
+from netsim.network.world import WorldDescription
+from netsim.network.world_file import parse_world
+from netsim.run.choices import (
+    Choices,
+    chosen_world,
+    data_listing,
+    require_worker,
+    required_job,
+    with_equal_work,
+)
 
 WORLD = """
 seed = 3
@@ -68,14 +77,14 @@ def test_rounds_target_and_job_take_the_place_of_the_files(world: str, tmp_path:
 
 
 def test_sync_does_the_same_work_in_more_rounds() -> None:
-    spec = by_strategy(parse_job(JOB), "sync")
+    spec = with_equal_work(parse_job(JOB), "sync")
     assert (spec.training.rounds, spec.training.inner_steps, spec.evaluation.every) == (200, 1, 40)
     assert (spec.codec.up, spec.outer.momentum) == ("fp32", 0.0)
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "diloco", "aware"])
 def test_other_strategies_keep_the_rounds(strategy: str) -> None:
-    spec = by_strategy(parse_job(JOB), strategy)
+    spec = with_equal_work(parse_job(JOB), strategy)
     assert (spec.strategy, spec.training.rounds, spec.training.inner_steps) == (strategy, 10, 20)
 
 
@@ -115,3 +124,60 @@ def test_data_lies_beside_the_job_that_names_it(tmp_path: Path, world: str) -> N
     (tmp_path / "gpt.toml").write_text(text.replace("texts", "gone"), "utf-8")
     with pytest.raises(JobFileError, match="there is no folder"):
         chosen_world(choices)
+
+
+HAS_TORCH = find_spec("torch") is not None
+NODE = '[[nodes]]\nprofile = "lan"\n'
+
+
+def nulls(nodes: int) -> WorldDescription:
+    job = f'[job]\nworkload = "null"\n[job.training]\nnodes = {nodes}\n'
+    return parse_world(job + NODE, source="test", name="home")
+
+
+def refusal(workload: str, worker: str) -> str:
+    spec = parse_job(f'workload = "{workload}"', source="test")
+    try:
+        require_worker(spec, worker)
+    except NetsimError as refused:
+        return str(refused)
+    return ""
+
+
+def test_a_world_without_a_job_is_refused() -> None:
+    with pytest.raises(NetsimError, match="the world home has no job"):
+        required_job(parse_world(NODE, source="test", name="home"))
+
+
+def test_a_job_that_waits_for_more_nodes_than_there_are_is_refused() -> None:
+    assert required_job(nulls(1)).training.nodes == 1
+    with pytest.raises(NetsimError, match="wants 2 nodes, and there is 1"):
+        required_job(nulls(2))
+
+
+@pytest.mark.parametrize(
+    ("workload", "worker"), [("null", "null"), ("null", "numpy"), ("digits-softmax", "numpy")]
+)
+def test_a_worker_that_can_train_the_job_is_taken(workload: str, worker: str) -> None:
+    assert refusal(workload, worker) == ""
+
+
+def test_the_worker_that_is_installed_is_taken_for_what_it_trains() -> None:
+    assert refusal("digits-softmax", "auto") == ""
+    assert (refusal("digits-cnn", "auto") == "") == HAS_TORCH
+
+
+@pytest.mark.parametrize(
+    ("workload", "worker", "fix"),
+    [
+        ("digits-softmax", "null", "--worker numpy"),
+        ("digits-cnn", "numpy", "--worker torch"),
+        ("digits-cnn", "null", "--worker torch"),
+        ("null", "tensorflow", "auto, torch, numpy, null"),
+    ],
+)
+def test_a_worker_that_cannot_is_refused_with_one_that_can(
+    workload: str, worker: str, fix: str
+) -> None:
+    assert worker in refusal(workload, worker)
+    assert fix in refusal(workload, worker)

@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
-from netsim.error import NetsimError
-from netsim.network.worldfile import WorldDescription, parse_world
+from netsim.link.error import NetsimError
+from netsim.network.world import WorldDescription
+from netsim.network.world_file import parse_world
 from netsim.run.report import summary_lines
 from netsim.run.virtual import run_virtually
 

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from hypergpu.units import Microseconds
-from netsim.link.link import CongestionControl, Direction, Link
-from netsim.link.shape import Shape
-from netsim.tunnel import device
-from netsim.tunnel.messages import Cut, Heal, Plan, Port, SetShape
+from netsim.emulation.namespaces import host_address
+from netsim.emulation.requests import Condition, SetCondition, SetShape
+from netsim.link import Direction, Link, Shape
+from netsim.tunnel.device import packed_address
+from netsim.tunnel.messages import TunnelPlan, TunnelPort
 from netsim.tunnel.router import Router
 
 S_NS = 10**9
@@ -24,30 +25,27 @@ class Hosts:
         self.ends: dict[str, socket.socket] = {}
         self._router_ends: list[socket.socket] = []
         links = {"a": Link(up=SLOW, down=SLOW), "b": Link(up=FAST, down=FAST)}
-        self.addresses = {name: device.address(number) for number, name in enumerate(links, 1)}
+        self.addresses = {name: host_address(number) for number, name in enumerate(links, 1)}
         ports = [
-            Port(
+            TunnelPort(
                 name=name,
-                host=device.Host(
-                    namespace=name,
-                    address=self.addresses[name],
-                    congestion_control=CongestionControl.CUBIC,
-                ),
+                namespace=name,
+                address=self.addresses[name],
                 shape=Shape(link=link),
             )
             for name, link in links.items()
         ]
-        self.router = Router(Plan(seed=1, ports=tuple(ports)), self._opened)
+        self.router = Router(TunnelPlan(seed=1, ports=tuple(ports)), self._opened)
 
-    def _opened(self, host: device.Host) -> int:
+    def _opened(self, port: TunnelPort) -> int:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         ours.setblocking(False)
-        self.ends[host.namespace] = ours
+        self.ends[port.namespace] = ours
         self._router_ends.append(theirs)
         return theirs.fileno()
 
     def send(self, source: str, target: str, at_ns: int) -> None:
-        ends = device.packed(self.addresses[source]) + device.packed(self.addresses[target])
+        ends = packed_address(self.addresses[source]) + packed_address(self.addresses[target])
         self.router.ports[source].up.arrive(at_ns, b"\x45" + bytes(11) + ends + bytes(1480))
 
     def reach(self, at_ns: int) -> None:
@@ -95,8 +93,8 @@ def test_a_cut_loses_what_is_under_way_though_it_is_healed_at_once(
     for _ in range(50):
         hosts.send(source, target, 0)
     hosts.reach(S_NS // 50)  # Some wait, one is being sent, some propagate.
-    hosts.router.obey(Cut("a"))
-    hosts.router.obey(Heal("a"))
+    hosts.router.obey(SetCondition("a", Condition.CUT))
+    hosts.router.obey(SetCondition("a", Condition.OPEN))
     hosts.send(source, target, S_NS)
     hosts.reach(30 * S_NS)
     assert hosts.received(target) == 1
@@ -105,8 +103,8 @@ def test_a_cut_loses_what_is_under_way_though_it_is_healed_at_once(
 def test_a_cut_loses_nothing_of_others(hosts: Hosts) -> None:
     hosts.send("a", "b", 0)
     hosts.reach(S_NS)
-    hosts.router.obey(Cut("b"))
-    hosts.router.obey(Heal("b"))
+    hosts.router.obey(SetCondition("b", Condition.CUT))
+    hosts.router.obey(SetCondition("b", Condition.OPEN))
     hosts.reach(30 * S_NS)
     assert hosts.received("b") == 1
 

@@ -1,7 +1,7 @@
 import pytest
 
 from hypergpu.units import Microseconds
-from netsim.link.link import STALLED_BITS_PER_S, Direction
+from netsim.link import STALLED_BITS_PER_S, Direction
 from netsim.tunnel.stage import Calendar, Stage
 
 SECOND_NS = 10**9

@@ -23,7 +23,7 @@ from coordinator.shell.measuring.uploads import UploadMeter
 from hypergpu.ids import JobId, NodeId
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
-from hypergpu.wire.goodput import SMALLEST_BYTES
+from hypergpu.wire.bulk import SMALLEST_BYTES
 from hypergpu.wire.probing import PACKETS_MAX
 
 NODE = NodeId("0x" + "a1" * 20)

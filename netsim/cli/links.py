@@ -1,0 +1,51 @@
+"""Links from a command's arguments: a world file, or profiles by name."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hypergpu.terminal.output import note
+from netsim.link.error import NetsimError
+from netsim.network.backends import (
+    Backend,
+    Fallback,
+    Links,
+    choose_backend,
+    profile_links,
+    world_links,
+)
+from netsim.network.world_file import read_world_file
+
+BackendOption = Annotated[Backend, typer.Option("--backend", help="What carries the packets.")]
+FallbackOption = Annotated[
+    Fallback,
+    typer.Option("--fallback", help="What to do where tc lacks a part that the links need."),
+]
+
+
+def named_links(names: Sequence[str], seed: int) -> Links:
+    """Return the links of one world file, or of profiles.
+
+    Raises:
+        NetsimError: A name is neither, or a file is among other names.
+    """
+    files = [name for name in names if name.endswith(".toml")]
+    if not files:
+        return profile_links(names, seed)
+    if len(names) > 1:
+        raise NetsimError(f"{files[0]} beside other names", "give one world file, or profiles")
+    return world_links(read_world_file(Path(files[0])))
+
+
+def backend_for(backend: Backend, links: Links, fallback: Fallback) -> Backend:
+    """Choose the backend of links, and print why it is not the requested one.
+
+    Raises:
+        NetsimError: The kernel lacks what they need and no fallback was requested.
+    """
+    chosen, reason = choose_backend(backend, links, fallback)
+    if reason:
+        note(f"falling back to the {chosen}: {reason}")
+    return chosen

@@ -1,0 +1,54 @@
+"""`profiles`: lists the links that have a name."""
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from hypergpu.terminal.output import Column, say_json, say_table
+from netsim.link import Direction
+from netsim.network.profiles import PROFILES, Profile
+
+
+class ProfileList(msgspec.Struct, frozen=True):
+    """Every profile."""
+
+    profiles: tuple[Profile, ...]
+
+
+def profiles(
+    *, as_json: Annotated[bool, typer.Option("--json", help="As one JSON document.")] = False
+) -> None:
+    """List the links that have a name, with the sources of their numbers."""
+    if as_json:
+        say_json(ProfileList(tuple(PROFILES.values())))
+        return
+    columns = (
+        Column("name"),
+        Column("rtt ms", is_number=True),
+        Column("jitter ms", is_number=True),
+        Column("loss % / burst", is_number=True),
+        Column("down / up Mbit/s", is_number=True),
+        Column("queue ms", is_number=True),
+        Column("source"),
+    )
+    say_table(columns, [_row(each) for each in PROFILES.values()], empty="there are none")
+
+
+def _row(profile: Profile) -> tuple[str, ...]:
+    up, down = profile.link.up, profile.link.down
+    return (
+        profile.name,
+        f"{profile.link.rtt_us / 1000:g}",
+        f"{up.jitter_us / 1000:.1f}",
+        _loss(up),
+        f"{down.bits_per_s / 1e6:g} / {up.bits_per_s / 1e6:g}",
+        str(up.queue_ms),
+        profile.source,
+    )
+
+
+def _loss(direction: Direction) -> str:
+    if not direction.loss:
+        return "0"
+    return f"{direction.loss * 100:g} / {direction.burst_packets:g}"

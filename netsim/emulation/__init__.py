@@ -1,0 +1,1 @@
+"""What every backend shares: requests, the child process that answers them, namespaces."""

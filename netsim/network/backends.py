@@ -1,0 +1,245 @@
+"""The table of backends: how each opens links for programs, and what it emulates faithfully."""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from hypergpu.sites import Site, Sites
+from hypergpu.wire.ports import free_ports
+from netsim.emulation.namespaces import COORDINATOR, NamespaceNetwork
+from netsim.emulation.requests import Request
+from netsim.link import COORDINATOR_LINK, UNLIMITED, Shape
+from netsim.link.error import NetsimError
+from netsim.measure.lateness import Lateness
+from netsim.measure.probe import Claim, ProbedLink
+from netsim.network.profiles import profile
+from netsim.network.world import WorldDescription
+from netsim.proxy.messages import LOOPBACK, Forward, ProxiedNode, ProxyPlan, ProxyProtocol
+from netsim.proxy.process import ProxyProcess, probed_proxy
+from netsim.tc import capabilities
+from netsim.tc.network import TrafficControl, missing_part
+from netsim.tc.plan import KernelPart, needs
+from netsim.tunnel.device import require_tunnel
+from netsim.tunnel.tunnel import Tunnel
+
+_PROXIED_MAX = 250 * 250
+_PORTS = 2
+"""How many ports of the coordinator nodes dial."""
+_NODE = "node-0"
+
+
+class Backend(StrEnum):
+    """The ways to run real programs over links. The fourth way, virtual time, runs none."""
+
+    PROXY = "proxy"
+    TUNNEL = "tunnel"
+    TC = "tc"
+
+
+class Fallback(StrEnum):
+    """What to do where the kernel cannot do what the links need."""
+
+    REFUSE = "refuse"
+    TUNNEL = "tunnel"
+
+
+class Links(msgspec.Struct, frozen=True, kw_only=True):
+    """The links that a backend opens: each node's link and the coordinator's own."""
+
+    nodes: Mapping[str, Shape]
+    coordinator: Shape = Shape(link=COORDINATOR_LINK)
+    seed: int = 0
+
+
+class LinkOwner(Protocol):
+    """The part of a backend that changes and judges its open links."""
+
+    async def obey(self, request: Request) -> object:
+        """Carry out a request and return the answer."""
+
+    async def lateness(self) -> Lateness | None:
+        """Return how late the links were so far; None: they cannot be late."""
+
+
+class OpenLinks(NamedTuple):
+    """Links that are open: where programs run, and who changes the links."""
+
+    sites: Sites
+    owner: LinkOwner
+
+
+class BackendEntry(NamedTuple):
+    """One row of the table."""
+
+    open: Callable[[Links], AbstractAsyncContextManager[OpenLinks]]
+    probe: Callable[[Shape, int], AbstractAsyncContextManager[ProbedLink]]
+    """Opens a link of one node only to measure it; the number seeds its losses."""
+    claims: Callable[[], frozenset[Claim]]
+    limits: Callable[[], str]
+    """What this machine cannot do for it; empty: nothing. Raises where it cannot run at all."""
+
+
+def node_address(number: int) -> str:
+    """Return the loopback address at which the node of this number, from 0, finds its proxy."""
+    return f"127.77.{number // 250}.{number % 250 + 1}"
+
+
+@asynccontextmanager
+async def _open_proxy(links: Links) -> AsyncIterator[OpenLinks]:
+    """Open a process of proxies: each node dials an address of its own in 127.0.0.0/8."""
+    if len(links.nodes) > _PROXIED_MAX:
+        raise NetsimError(f"{len(links.nodes)} nodes", f"proxy carries up to {_PROXIED_MAX}")
+    ports = free_ports(_PORTS)
+    forwards = tuple(
+        Forward(target_port=port, port=port, protocol=protocol)
+        for port in ports
+        for protocol in ProxyProtocol
+    )
+    nodes = tuple(
+        ProxiedNode(name=name, shape=shape, forwards=forwards, listen=node_address(number))
+        for number, (name, shape) in enumerate(links.nodes.items())
+    )
+    sites = Sites(
+        backend=Backend.PROXY,
+        coordinator=Site(dials=LOOPBACK),
+        nodes={node.name: Site(dials=node.listen) for node in nodes},
+        ports=ports,
+    )
+    plan = ProxyPlan(nodes=nodes, coordinator=links.coordinator.link, seed=links.seed)
+    async with ProxyProcess(plan) as proxies:
+        yield OpenLinks(sites, proxies)
+
+
+@asynccontextmanager
+async def _open_namespaces(
+    backend: Backend, network: NamespaceNetwork, nodes: Sequence[str]
+) -> AsyncIterator[OpenLinks]:
+    async with network:
+        address = network.host(COORDINATOR).address
+
+        def site(name: str) -> Site:
+            return Site(prefix=tuple(network.host(name).command(())), dials=address)
+
+        sites = Sites(
+            backend=backend,
+            coordinator=site(COORDINATOR),
+            nodes={name: site(name) for name in nodes},
+        )
+        yield OpenLinks(sites, network)
+
+
+def _open_tunnel(links: Links) -> AbstractAsyncContextManager[OpenLinks]:
+    tunnel = Tunnel(links.nodes, links.coordinator, seed=links.seed)
+    return _open_namespaces(Backend.TUNNEL, tunnel, tuple(links.nodes))
+
+
+def _open_tc(links: Links) -> AbstractAsyncContextManager[OpenLinks]:
+    network = TrafficControl(links.nodes, links.coordinator)
+    return _open_namespaces(Backend.TC, network, tuple(links.nodes))
+
+
+@asynccontextmanager
+async def _probe_namespaces(network: NamespaceNetwork) -> AsyncIterator[ProbedLink]:
+    async with network:
+        yield network.probed(_NODE)
+
+
+def _tunnel_limits() -> str:
+    require_tunnel()
+    return ""
+
+
+def _tc_limits() -> str:
+    return "; ".join(f"no {part}: {why}" for part, why in capabilities.kernel_lacks())
+
+
+BACKENDS: Mapping[Backend, BackendEntry] = {
+    Backend.PROXY: BackendEntry(
+        open=_open_proxy,
+        probe=lambda shape, seed: probed_proxy(shape, coordinator=UNLIMITED, seed=seed),
+        claims=lambda: frozenset(Claim) - {Claim.CONGESTION},
+        limits=lambda: "",
+    ),
+    Backend.TUNNEL: BackendEntry(
+        open=_open_tunnel,
+        probe=lambda shape, seed: _probe_namespaces(Tunnel({_NODE: shape}, UNLIMITED, seed=seed)),
+        claims=lambda: frozenset(Claim),
+        limits=_tunnel_limits,
+    ),
+    Backend.TC: BackendEntry(
+        open=_open_tc,
+        probe=lambda shape, _seed: _probe_namespaces(TrafficControl({_NODE: shape}, UNLIMITED)),
+        claims=capabilities.claims,
+        limits=_tc_limits,
+    ),
+}
+
+
+def choose_backend(backend: Backend, links: Links, fallback: Fallback) -> tuple[Backend, str]:
+    """Choose a backend for links: the requested one, or the tunnel where that is the fallback.
+
+    Returns:
+        The backend, and why it is not the requested one; empty when it is.
+
+    Raises:
+        NetsimError: The kernel lacks what the links need and no fallback was requested, or a
+            fallback was requested for a backend that has none.
+    """
+    if backend is not Backend.TC:
+        if fallback is not Fallback.REFUSE:
+            fix = f"leave out --fallback, or use --backend {Backend.TC}"
+            raise NetsimError(f"the backend {backend} has no fallback", fix)
+        return backend, ""
+    shapes = {COORDINATOR: links.coordinator, **links.nodes}
+    varying = KernelPart("queues that vary by themselves", "the tunnel and the proxy have them")
+    needed = [
+        *(
+            varying._replace(why=f"the link of {name} varies by itself")
+            for name, shape in shapes.items()
+            if shape.varies
+        ),
+        *needs({name: shape.link for name, shape in shapes.items()}),
+    ]
+    reason = missing_part(needed, [*capabilities.kernel_lacks(), varying])
+    if not reason:
+        return backend, ""
+    if fallback is Fallback.TUNNEL:
+        return Backend.TUNNEL, reason
+    fix = "use the fallback to the tunnel (--fallback tunnel), or another kernel"
+    raise NetsimError(reason, fix)
+
+
+def profile_links(names: Sequence[str], seed: int) -> Links:
+    """Return one node for each profile; a profile that comes twice is numbered.
+
+    Raises:
+        NetsimError: There is no such profile.
+    """
+    found = [profile(name) for name in names]
+    nodes: dict[str, Shape] = {}
+    for place, each in enumerate(found):
+        earlier = sum(other is each for other in found[:place])
+        is_numbered = sum(other is each for other in found) > 1
+        name = f"{each.name}-{earlier + 1}" if is_numbered else each.name
+        nodes[name] = Shape(link=each.link, variation=each.variation)
+    return Links(nodes=nodes, seed=seed)
+
+
+def world_links(world: WorldDescription) -> Links:
+    """Return each node's link with what varies it; faults are not the links'."""
+    return Links(
+        nodes={
+            node.name: Shape(
+                link=node.link,
+                variation=node.variation,
+                traces=node.traces,
+                starts_at_hour=world.starts_at_hour,
+            )
+            for node in world.nodes
+        },
+        coordinator=Shape(link=world.coordinator),
+        seed=world.seed,
+    )

@@ -1,1 +1,0 @@
-"""Links held open for programs: where each program runs, and how the links change meanwhile."""

@@ -1,0 +1,108 @@
+"""The actions by which a world's faults and churn happen, in order of time. Pure."""
+
+import heapq
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from netsim.link import NEVER_US, Variation
+from netsim.link.error import NetsimError
+from netsim.network.course import WorldCourse
+from netsim.network.world import Fault, FaultKind, WorldDescription
+
+_ONLY_VIRTUAL = {
+    FaultKind.SLOW_DISK: "no disk of this machine is slowed down",
+    FaultKind.CLOCK_JUMP: "this machine's clock stays as it is",
+    FaultKind.CORRUPT: "updates travel encrypted and signed",
+    FaultKind.LIE: "the node's program does not lie",
+}
+
+
+class ActionKind(StrEnum):
+    """What is done to a node or the coordinator."""
+
+    CUT = "cut"
+    HEAL = "heal"
+    KILL = "kill"
+    START = "start"
+    IMPAIR = "impair"
+    REPAIR = "repair"
+
+
+_ENDS = {ActionKind.KILL: ActionKind.START, ActionKind.IMPAIR: ActionKind.REPAIR}
+
+
+class Action(NamedTuple):
+    """One action. Its time counts from when the first round begins."""
+
+    at_us: int
+    kind: ActionKind
+    target: str
+    fault: Fault | None = None
+    """The fault of an impairment."""
+
+    @property
+    def sentence(self) -> str:
+        """The action for people."""
+        factor = self.fault.factor if self.fault else 1
+        match self.kind:
+            case ActionKind.CUT:
+                return f"the link of {self.target} is cut"
+            case ActionKind.HEAL:
+                return f"the link of {self.target} is open again"
+            case ActionKind.KILL:
+                return f"SIGKILL to {self.target}"
+            case ActionKind.START:
+                return f"{self.target} is started again"
+            case ActionKind.IMPAIR:
+                return f"steps of {self.target} take {factor:g} times as long"
+            case ActionKind.REPAIR:
+                return f"steps of {self.target} take as long as before"
+
+
+def require_real_faults(world: WorldDescription) -> None:
+    """Reject a world with faults that real programs cannot be given.
+
+    Raises:
+        NetsimError: Names the first such fault and why.
+    """
+    for fault in world.faults:
+        if why := _ONLY_VIRTUAL.get(fault.kind):
+            what = f"{fault.kind} of {fault.target} is impossible with real programs: {why}"
+            raise NetsimError(what, "run this world in virtual time: --backend world")
+
+
+def timeline(world: WorldDescription, until_us: int) -> Iterator[Action]:
+    """Yield every action before ``until_us`` in order of time; computed as they are taken."""
+    streams = [_cuts(world, until_us)]
+    streams += [_span(fault) for fault in world.faults]
+    streams += [_absences(world, node.name, until_us) for node in world.nodes]
+    for action in heapq.merge(*streams, key=lambda action: action[:3]):
+        if action.at_us >= min(until_us, NEVER_US):
+            return
+        yield action
+
+
+def _cuts(world: WorldDescription, until_us: int) -> Iterator[Action]:
+    """Yield cuts by faults alone: what varies the links by itself is the backend's."""
+    steady = tuple(replace(each, variation=Variation(), traces=()) for each in world.nodes)
+    for at_us, name, state in WorldCourse(replace(world, nodes=steady)).all_changes(until_us):
+        if at_us or state.is_cut:
+            yield Action(at_us, ActionKind.CUT if state.is_cut else ActionKind.HEAL, name)
+
+
+def _span(fault: Fault) -> Iterator[Action]:
+    if fault.kind in {FaultKind.PARTITION, FaultKind.FLAP}:
+        return
+    kind = ActionKind.KILL if fault.kind is FaultKind.CRASH else ActionKind.IMPAIR
+    impairment = None if kind is ActionKind.KILL else fault
+    yield Action(fault.at_us, kind, fault.target, impairment)
+    yield Action(fault.until_us, _ENDS[kind], fault.target, impairment)
+
+
+def _absences(world: WorldDescription, name: str, until_us: int) -> Iterator[Action]:
+    for absence in WorldCourse(world).absences(name, until_us):
+        yield Action(absence.from_us, ActionKind.KILL, name)
+        yield Action(absence.until_us, ActionKind.START, name)

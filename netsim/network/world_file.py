@@ -1,0 +1,295 @@
+"""World files: TOML into a world. The first error is reported with its line, key and fix."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from hypergpu.jobfile import JobFileError, parse_job, parse_job_table
+from hypergpu.jobfile.problem import join_words, nearest
+from hypergpu.jobfile.spec import JobSpec
+from hypergpu.jobfile.toml import KeyLines, load_toml, read_struct
+from hypergpu.units import Bytes, Microseconds
+from netsim.link import (
+    COORDINATOR_LINK,
+    NEVER_US,
+    TRACE_BYTES_MAX,
+    Link,
+    LinkCourse,
+    Trace,
+    Variation,
+    csv_trace,
+    mahimahi_trace,
+)
+from netsim.link.error import NetsimError
+from netsim.network.churn import Churn, churn_class
+from netsim.network.keys import (
+    NODES_MAX,
+    ChurnKeys,
+    FaultKeys,
+    HealKeys,
+    LastingKeys,
+    LinkKeys,
+    NodeKeys,
+    WorldKeys,
+)
+from netsim.network.profiles import profile
+from netsim.network.world import COORDINATOR, Fault, FaultKind, NodeDescription, WorldDescription
+
+FILE_BYTES_MAX = 1 << 20
+_EVERYBODY = "all"
+_NO_CHURN, _PROFILE_CHURN = "none", "profile"
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+_OF_COORDINATOR = (FaultKind.CRASH, FaultKind.SLOW_DISK, FaultKind.CLOCK_JUMP)
+
+ReadFile = Callable[[str], bytes]
+"""Reads a file beside the world file; raises a `NetsimError` when it cannot."""
+
+
+def read_world_file(path: Path) -> WorldDescription:
+    """Read a world file, and the job and traces that it names, relative to its own folder.
+
+    Raises:
+        NetsimError: It describes no world.
+    """
+    raw = _read(path, FILE_BYTES_MAX)
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as broken:
+        raise NetsimError(f"{path}: byte {broken.start} is not UTF-8", "save it so") from None
+    return parse_world(
+        text,
+        source=str(path),
+        name=path.stem,
+        read_file=lambda name: _read(path.parent / name, TRACE_BYTES_MAX),
+    )
+
+
+def _no_files(name: str) -> bytes:
+    raise NetsimError(f"there is no file {name} beside a text", "read the world from a file")
+
+
+def parse_world(
+    text: str, *, source: str, name: str = "world", read_file: ReadFile = _no_files
+) -> WorldDescription:
+    """Read the world that a text describes.
+
+    Args:
+        text: TOML.
+        source: Names the text in messages.
+        name: The world's, unless the text gives one.
+        read_file: How to get the job and the traces that the text names.
+
+    Raises:
+        NetsimError: It describes no world.
+    """
+    lines = KeyLines(source, text)
+    try:
+        keys = read_struct(load_toml(text, source), WorldKeys, lines)
+    except JobFileError as wrong:
+        problem = wrong.problems[0]
+        raise NetsimError(f"{problem.where}: {problem.what}", problem.fix) from None
+    return _WorldReader(keys, lines, read_file).world(name)
+
+
+class _WorldReader:
+    """Checks what single keys cannot say, and puts the world together."""
+
+    def __init__(self, keys: WorldKeys, lines: KeyLines, read_file: ReadFile) -> None:
+        self._keys = keys
+        self._lines = lines
+        self._read_file = read_file
+
+    def world(self, name: str) -> WorldDescription:
+        keys = self._keys
+        if not keys.nodes:
+            raise self._error("nodes", "no nodes", 'add [[nodes]] with profile = "home-fibre"')
+        with self._placed("churn"):
+            _churn(keys.churn, "")
+        with self._placed("coordinator"):
+            coordinator = (keys.coordinator or LinkKeys()).link(COORDINATOR_LINK)
+        groups = [self._group(number, each) for number, each in enumerate(keys.nodes)]
+        self._check_names(groups)
+        faults = tuple(self._faults(_targets(groups)))
+        nodes = tuple(node for group in groups for node in group)
+        self._check_devices(nodes, faults)
+        return WorldDescription(
+            name=keys.name or name,
+            seed=keys.seed,
+            starts_at_hour=keys.hour,
+            job=self._job(),
+            coordinator=coordinator,
+            nodes=nodes,
+            faults=faults,
+            churn_speed=keys.churn_speed,
+        )
+
+    def _error(self, key: str, what: str, fix: str) -> NetsimError:
+        return NetsimError(f"{self._lines.of(key)}: {what}", fix)
+
+    @contextmanager
+    def _placed(self, key: str) -> Iterator[None]:
+        """Add the place of a key to the errors of the block."""
+        try:
+            yield
+        except JobFileError as wrong:
+            problem = wrong.problems[0]
+            place = problem.where or self._lines.of(key)
+            raise NetsimError(f"{place}: {problem.what}", problem.fix) from None
+        except NetsimError as wrong:
+            raise self._error(key, wrong.detail, wrong.fix) from None
+
+    def _job(self) -> JobSpec | None:
+        given = self._keys.job
+        with self._placed("job"):
+            if isinstance(given, str):
+                text = self._read_file(given).decode("utf-8", "replace")
+                return parse_job(text, source=given)
+            return None if given is None else parse_job_table(given, self._lines.below("job"))
+
+    def _group(self, number: int, keys: NodeKeys) -> tuple[NodeDescription, ...]:
+        place = f"nodes.{number}"
+        with self._placed(f"{place}.profile"):
+            base = None if keys.profile is None else profile(keys.profile)
+        name = keys.name or (keys.profile or "node").lower()
+        if not _NAME.fullmatch(name) or name in {COORDINATOR, _EVERYBODY}:
+            fix = "use up to 40 of a-z, 0-9 and -; coordinator and all are taken"
+            raise self._error(f"{place}.name", f'"{name}" is no name for nodes', fix)
+        with self._placed(f"{place}.churn"):
+            given = self._keys.churn if keys.churn is None else keys.churn
+            churn = _churn(given, base.churn if base else "")
+        traces = tuple(self._traces(place, keys))
+        with self._placed(place):
+            link = keys.link(base.link if base else None)
+            variation = keys.variation(base.variation if base else Variation())
+            _check_course(link, variation, traces)
+        node = NodeDescription(
+            name=name,
+            group=name,
+            profile=keys.profile or "",
+            link=link,
+            variation=variation,
+            traces=traces,
+            churn=churn,
+            step_floor_ms=keys.step_floor_ms,
+            memory_bytes=Bytes(keys.memory_mib << 20),
+        )
+        if keys.count == 1:
+            return (node,)
+        return tuple(replace(node, name=f"{name}-{n}") for n in range(1, keys.count + 1))
+
+    def _traces(self, place: str, keys: NodeKeys) -> Iterator[Trace]:
+        for key in ("trace", "trace_up", "trace_down"):
+            name: str | None = getattr(keys, key)
+            if name is None:
+                continue
+            with self._placed(f"{place}.{key}"):
+                raw = self._read_file(name)
+                if key == "trace":
+                    yield csv_trace(raw, name)
+                else:
+                    yield mahimahi_trace(raw, name, way="up" if key == "trace_up" else "down")
+
+    def _check_names(self, groups: list[tuple[NodeDescription, ...]]) -> None:
+        seen: set[str] = set()
+        for number, group in enumerate(groups):
+            names = {group[0].group, *(node.name for node in group)}
+            if twice := sorted(names & seen):
+                fix = "give each group its own name"
+                raise self._error(f"nodes.{number}.name", f'"{twice[0]}" is taken', fix)
+            seen |= names
+        if sum(map(len, groups)) > NODES_MAX:
+            raise self._error("nodes", f"more than {NODES_MAX} nodes", "lower the counts")
+
+    def _faults(self, targets: Mapping[str, tuple[str, ...]]) -> Iterator[Fault]:
+        """Yield each fault for each of its targets, ended by the first heal after it began."""
+        found: list[Fault] = []
+        heals: list[tuple[str, int]] = []
+        for number, keys in enumerate(self._keys.faults):
+            names = self._names(f"faults.{number}", keys, targets)
+            if isinstance(keys, HealKeys):
+                heals.extend((name, keys.at.ms * 1000) for name in names)
+            else:
+                fault = self._fault(f"faults.{number}", keys)
+                found.extend(replace(fault, target=name) for name in names)
+        for fault in sorted(found, key=lambda each: each.at_us):
+            ends = [at_us for name, at_us in heals if name == fault.target and at_us > fault.at_us]
+            yield replace(fault, until_us=min([fault.until_us, *ends]))
+
+    def _names(
+        self, place: str, keys: FaultKeys, targets: Mapping[str, tuple[str, ...]]
+    ) -> tuple[str, ...]:
+        names: dict[str, None] = {}
+        for name in keys.targets:
+            if name not in targets:
+                meant = nearest(name, list(targets))
+                fix = f'did you mean "{meant}"?' if meant else "name a node or a group of this file"
+                raise self._error(f"{place}.nodes", f'there is no node or group "{name}"', fix)
+            names.update(dict.fromkeys(targets[name]))
+        if COORDINATOR in names and keys.kind not in (*_OF_COORDINATOR, "heal"):
+            fix = f"name nodes; the coordinator knows {join_words(_OF_COORDINATOR)}"
+            raise self._error(f"{place}.nodes", f"the coordinator has no {keys.kind}", fix)
+        return tuple(names)
+
+    def _fault(self, place: str, keys: LastingKeys) -> Fault:
+        if keys.lasts is not None and not keys.lasts.ms:
+            fix = "lengthen it, or leave for away"
+            raise self._error(f"{place}.for", "a fault of no length", fix)
+        until_us = NEVER_US if keys.lasts is None else (keys.at.ms + keys.lasts.ms) * 1000
+        return Fault(
+            kind=FaultKind(keys.kind),
+            target="",
+            at_us=Microseconds(keys.at.ms * 1000),
+            until_us=Microseconds(until_us),
+            **keys.numbers(),
+        )
+
+    def _check_devices(self, nodes: tuple[NodeDescription, ...], faults: tuple[Fault, ...]) -> None:
+        floorless = {node.name for node in nodes if not node.step_floor_ms}
+        for fault in faults:
+            if fault.kind is FaultKind.SLOW_DEVICE and fault.target in floorless:
+                what = f"{fault.target} has a slow device and no step_floor_ms"
+                raise self._error("faults", what, "give the node step_floor_ms")
+
+
+def _churn(given: str | ChurnKeys, of_profile: str) -> Churn | None:
+    """How a group comes and goes; None: its nodes stay."""
+    if isinstance(given, ChurnKeys):
+        return given.churn()
+    name = of_profile if given == _PROFILE_CHURN else given
+    return None if name in {_NO_CHURN, ""} else churn_class(name)
+
+
+def _check_course(link: Link, variation: Variation, traces: tuple[Trace, ...]) -> None:
+    """Every row of every trace must leave a possible link."""
+    for trace in traces:
+        course = LinkCourse(link, variation, key="", traces=(trace,))
+        # Rates cannot make a link impossible: rows that differ in nothing else are tried once.
+        rows = {
+            (row.delay_us, row.jitter_us, row.loss, row.burst_packets): row for row in trace.rows
+        }
+        for row in rows.values():
+            course.at(row.at_us)
+
+
+def _targets(groups: list[tuple[NodeDescription, ...]]) -> Mapping[str, tuple[str, ...]]:
+    targets: dict[str, tuple[str, ...]] = {COORDINATOR: (COORDINATOR,)}
+    for group in groups:
+        targets[group[0].group] = tuple(node.name for node in group)
+        targets.update({node.name: (node.name,) for node in group})
+    targets[_EVERYBODY] = tuple(node.name for group in groups for node in group)
+    return targets
+
+
+def _read(path: Path, most: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(most + 1)
+    except OSError as broken:
+        what = f"{path} cannot be read: {broken.strerror}"
+        raise NetsimError(what, "check the path; it begins at the world file's folder") from None
+    if len(raw) > most:
+        raise NetsimError(f"{path} has more than {most} bytes", "cut it")
+    return raw

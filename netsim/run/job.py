@@ -1,0 +1,247 @@
+"""A world's job on real programs over open links: the part that runs at the coordinator's end."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from hypergpu.client import Coordinator
+from hypergpu.client.history import reached
+from hypergpu.client.values import JobEvent
+from hypergpu.cluster.cluster import Cluster
+from hypergpu.cluster.folder import RunFolder, run_folder
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.sites import Sites
+from hypergpu.terminal.progress import Progress, with_note
+from hypergpu.terminal.views import View
+from hypergpu.terminal.watch import Watched
+from netsim.emulation.requests import Condition, SetCondition
+from netsim.link.error import NetsimError
+from netsim.measure.lateness import Verdict
+from netsim.network.control import ask_links, read_verdict
+from netsim.network.timeline import Action, ActionKind, timeline
+from netsim.network.world import COORDINATOR, NodeDescription, WorldDescription
+from netsim.run.choices import required_job
+from netsim.run.report import RunReport
+
+_HORIZON_US = 30 * 24 * 3600 * 1_000_000
+"""No job runs longer than a month."""
+_RESUME_EVERY_S = 60.0
+
+
+class RunOrder(NamedTuple):
+    """The world to run, and where."""
+
+    world: WorldDescription
+    beside: Path
+    """Folder in which a relative path of the job's data starts."""
+    folder: Path
+    """Gets state and logs."""
+    worker: str
+    give_up_after_s: float
+
+
+class SilentView:
+    """A view for machines, which get the report at the end and nothing before."""
+
+    def event(self, event: JobEvent, progress: Progress) -> None:
+        """See `View`."""
+
+    def refresh(self, progress: Progress) -> None:
+        """See `View`."""
+
+    def say(self, text: str) -> None:
+        """See `View`."""
+
+
+def netsim_folder(path: Path) -> RunFolder:
+    """Return the folder of a run: what it leaves, and its mark."""
+    return RunFolder(path, ".netsim-run", ("state", "logs"))
+
+
+def run_job(order: RunOrder, sites: Sites, view: View) -> RunReport:
+    """Start everything, train the world's job to its end, carry out its timeline meanwhile.
+
+    Raises:
+        HyperGPUError: The coordinator did not start or rejects the job, or the folder is taken.
+        NetsimError: The job took longer than it may, or the links are gone.
+    """
+    world = order.world
+    spec = required_job(world)
+    with (
+        run_folder(netsim_folder(order.folder)),
+        Cluster(order.folder, order.worker, sites) as cluster,
+    ):
+        cluster.start_coordinator()
+        cluster.start_nodes({node.name: _environment(order, node) for node in world.nodes})
+        with cluster.operator() as coordinator:
+            job_id = coordinator.submit(spec, beside=order.beside)
+            watched = Watched(coordinator, job_id, view)
+            try:
+                actor = _TimelineActor(cluster, sites, order)
+                progress = _follow(order, watched, actor, _User(coordinator, job_id), view)
+            finally:
+                watched.close()
+        verdict = asyncio.run(read_verdict(sites.control))
+    return _report(order, sites, progress, verdict)
+
+
+def _report(order: RunOrder, sites: Sites, progress: Progress, verdict: Verdict) -> RunReport:
+    spec, job, history = required_job(order.world), progress.job, progress.history
+    assert job is not None  # noqa: S101 - it was watched to its end
+    name = history.metric_name or job.metric_name
+    return RunReport(
+        world=order.world.name,
+        seed=order.world.seed,
+        backend=sites.backend,
+        phase=job.phase,
+        reason=job.reason,
+        rounds=history.rounds,
+        metric=job.metric,
+        verdict=verdict,
+        strategy=spec.strategy,
+        metric_name=name,
+        target=spec.evaluation.target,
+        evaluations=history.evaluations,
+        to_target=reached(history.evaluations, spec.evaluation.target, name),
+    )
+
+
+def _environment(order: RunOrder, node: NodeDescription) -> dict[str, str]:
+    floor_ms = round(node.step_floor_ms)
+    if not floor_ms:
+        return {}
+    return {
+        "HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": str(floor_ms),
+        "HYPERGPU_WORKER_SLOWNESS_FILE": str(_slowness_path(order, node.name).absolute()),
+    }
+
+
+def _slowness_path(order: RunOrder, name: str) -> Path:
+    """The file that a node's worker reads before each inner step."""
+    return order.folder / "state" / f"{name}.slowness"
+
+
+def _follow(
+    order: RunOrder, watched: Watched, actor: "_TimelineActor", user: "_User", view: View
+) -> Progress:
+    give_up_at_s = time.monotonic() + order.give_up_after_s
+    while not watched.has_ended:
+        watched.tick()
+        for text in (*actor.act(watched.progress), *user.act(watched.progress)):
+            watched.progress = with_note(watched.progress, text)
+            view.say(text)
+        if dead := actor.dead():
+            log = order.folder / "logs" / f"{dead[0]}.log"
+            raise HyperGPUError(Reason.CHILD_ENDED, f"{dead[0]} ended by itself", fix=f"read {log}")
+        if time.monotonic() > give_up_at_s:
+            what = f"the job was not done after {order.give_up_after_s:.0f} s"
+            raise NetsimError(what, "give it longer, --give-up-after, or the world less to do")
+    return watched.progress
+
+
+class StallTimeout:
+    """Tells when a wait has lasted for the limit; then the next wait begins."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._since_s: float | None = None
+
+    def is_over(self, *, is_waiting: bool, now_s: float) -> bool:
+        """Whether the wait has lasted for the limit."""
+        if not is_waiting:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = now_s
+        elif now_s - self._since_s >= self._limit_s:
+            self._since_s = now_s
+            return True
+        return False
+
+
+class _User:
+    """Resumes a job that paused itself, once a minute, as the user of a virtual world does."""
+
+    def __init__(self, coordinator: Coordinator, job_id: str) -> None:
+        self._coordinator = coordinator
+        self._job_id = job_id
+        self._timeout = StallTimeout(_RESUME_EVERY_S)
+
+    def act(self, progress: Progress) -> Iterator[str]:
+        """Resume when it is due, and say why the job was paused."""
+        job = progress.job
+        is_paused = job is not None and job.phase == "paused"
+        if job is None or not self._timeout.is_over(is_waiting=is_paused, now_s=time.monotonic()):
+            return
+        try:
+            self._coordinator.resume(self._job_id)
+        except HyperGPUError as error:
+            yield f"the job is paused ({job.reason}) and was not resumed: {error.detail}"
+        else:
+            yield f"the job had paused itself ({job.reason}) and is resumed"
+
+
+class _TimelineActor:
+    """Carries out actions when they are due, counted from the beginning of the first round."""
+
+    def __init__(self, cluster: Cluster, sites: Sites, order: RunOrder) -> None:
+        self._cluster = cluster
+        self._sites = sites
+        self._order = order
+        self._slowness: dict[str, float] = {}
+        self._actions = timeline(order.world, _HORIZON_US)
+        self._next = next(self._actions, None)
+        self._began_at_s: float | None = None
+        self._killed: set[str] = set()
+
+    def act(self, progress: Progress) -> Iterator[str]:
+        """Carry out what is due, and say it."""
+        if self._began_at_s is None:
+            if progress.job is None or progress.job.phase != "training":
+                return
+            self._began_at_s = time.monotonic()
+        while (action := self._next) is not None:
+            if action.at_us > (time.monotonic() - self._began_at_s) * 1e6:
+                return
+            self._next = next(self._actions, None)
+            self._carry_out(action)
+            yield action.sentence
+
+    def dead(self) -> list[str]:
+        """Names whose process ended though no action killed it."""
+        return [name for name in self._cluster.dead() if name not in self._killed]
+
+    def _carry_out(self, action: Action) -> None:
+        match action.kind:
+            case ActionKind.CUT | ActionKind.HEAL:
+                is_cut = action.kind is ActionKind.CUT
+                condition = Condition.CUT if is_cut else Condition.OPEN
+                request = SetCondition(action.target, condition)
+                asyncio.run(ask_links(self._sites.control, request))
+            case ActionKind.IMPAIR | ActionKind.REPAIR:
+                self._slow_down(action)
+            case ActionKind.KILL:
+                self._killed.add(action.target)
+                if action.target == COORDINATOR:
+                    self._cluster.kill_coordinator()
+                else:
+                    self._cluster.kill(action.target)
+            case ActionKind.START if action.target in self._killed:
+                # A node that was killed twice at a time is started once.
+                self._killed.discard(action.target)
+                if action.target == COORDINATOR:
+                    self._cluster.start_coordinator()
+                else:
+                    self._cluster.restart(action.target)
+            case ActionKind.START:
+                pass
+
+    def _slow_down(self, action: Action) -> None:
+        factor = action.fault.factor if action.fault else 1.0
+        factor = factor if action.kind is ActionKind.IMPAIR else 1 / factor
+        slowness = self._slowness[action.target] = self._slowness.get(action.target, 1.0) * factor
+        path = _slowness_path(self._order, action.target)
+        draft = path.with_suffix(".draft")
+        draft.write_text(f"{slowness:g}", encoding="utf-8")
+        draft.replace(path)
