@@ -22,7 +22,11 @@ class PaymentSettings(BaseSettings):
     """Choice of the chain and the way that receipts reach it."""
 
     model_config = SettingsConfigDict(
-        env_prefix="HYPERGPU_COORDINATOR_", frozen=True, extra="ignore", populate_by_name=True
+        env_prefix="HYPERGPU_COORDINATOR_",
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        populate_by_name=True,
     )
 
     chain: str = Field(

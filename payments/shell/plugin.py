@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import grpc.aio
 import msgspec
 import structlog
+from pydantic import ValidationError
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import CoordinatorHost, PaymentSummary
@@ -35,11 +36,22 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _AWAY_REST_S = 1.0
+_WRONG_REST_S = 10.0
 
 
 def open_payments(host: CoordinatorHost) -> "CoordinatorPayments":
-    """The plugin of a coordinator, by the settings in its environment."""
-    return CoordinatorPayments(host, PaymentSettings())
+    """The plugin of a coordinator, by the settings in its environment.
+
+    Raises:
+        HyperGPUError: ARGUMENT_INVALID, a setting is wrong.
+    """
+    try:
+        return CoordinatorPayments(host, PaymentSettings())
+    except ValidationError as wrong:
+        (first, *_) = wrong.errors()
+        name = f"HYPERGPU_COORDINATOR_{'_'.join(map(str, first['loc'])).upper()}"
+        detail = f"{name}={first['input']}: {first['msg']}"
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail) from None
 
 
 class CoordinatorPayments:
@@ -172,5 +184,11 @@ class CoordinatorPayments:
                     log.warning("the chain is waited for", reason=str(away))
                 connection.complaint = str(away)
                 rest_s = _AWAY_REST_S
+            except HyperGPUError as wrong:
+                # The chain was away when the coordinator started, and is another one now.
+                if connection.complaint != wrong.message:
+                    log.warning("nothing is settled", reason=wrong.message)
+                connection.complaint = wrong.message
+                rest_s = _WRONG_REST_S
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._has_receipts.wait(), rest_s)

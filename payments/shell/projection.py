@@ -195,13 +195,12 @@ class Projection:
 
     def _checked(self, job_id: JobId, cursor: _Cursor) -> _Cursor:
         """The cursor, or the beginning where the journal is not the one that was folded."""
-        if cursor.sequence == 0:
+        if cursor.sequence == 0 or job_id not in self._host.jobs():
             return cursor
         last = self._host.rows(job_id, cursor.sequence - 1, 1)
         if last and _mark(last[0]) == cursor.mark:
             return cursor
-        if job_id in self._host.jobs():
-            log.warning("the journal is older than its receipts: folded anew", job=job_id)
+        log.warning("the journal is older than its receipts: folded anew", job=job_id)
         return _Cursor()
 
 

@@ -265,6 +265,8 @@ class Settler:
         """Whether the digests are known that a job is opened with; the model may be to come."""
         if book.model != _NONE or f"open/{state.job_id}" in book.queued:
             return True
+        if state.job_id not in self._host.jobs():
+            return False
         rows = await asyncio.to_thread(self._host.rows, state.job_id, 0, _HEAD_ROWS)
         for row in rows:
             if row.kind not in {"JobCreated", "ModelInitialised"}:
