@@ -67,23 +67,6 @@ def terms_of(coordinator: Address, job_id: JobId, domain: Domain) -> Terms:
     return Terms(job_key(coordinator, job_id), coordinator, domain)
 
 
-def decode_terms(content: bytes, job_id: JobId) -> Terms:
-    """Decode a job's terms from a file's JSON.
-
-    Raises:
-        ValueError: The content is malformed or names another job; the text says why.
-    """
-    try:
-        terms = msgspec.json.decode(content, type=Terms)
-        separator_of(terms.domain)
-        matches = terms.match(job_id)
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as broken:
-        raise ValueError(f"the terms are malformed: {broken}") from broken
-    if not matches:
-        raise ValueError(f"the terms are not those of {job_id}")
-    return terms
-
-
 @lru_cache
 def separator_of(domain: Domain) -> bytes:
     """`Domain.separator`, computed once for each domain."""

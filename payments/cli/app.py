@@ -56,11 +56,11 @@ def show(
 ) -> None:
     """Show what a job owes each node and how much of it is allotted and paid."""
     from hypergpu.terminal.output import say_json
-    from payments.cli.service import Where, open_payments_client, run
+    from payments.cli.service import JobAt, open_payments_client, run
     from payments.cli.show import NEWEST_TRANSACTIONS, say_ledger, shown_ledger
 
     async def work() -> None:
-        async with open_payments_client(Where(address, token_file), job) as payments:
+        async with open_payments_client(JobAt(job, address, token_file)) as payments:
             found = await payments.ledger()
         if as_json:
             say_json(shown_ledger(payments.job_id, found))
@@ -87,13 +87,13 @@ def verify(  # noqa: PLR0913 - each is an option
     token_file: TokenFile = None,
 ) -> None:
     """Check every receipt of a job, and that the ledger's records follow from them."""
-    from payments.cli.service import Where
-    from payments.cli.verifying import VerifyOrder, verify_job
+    from payments.cli.service import JobAt
+    from payments.cli.verifying import verify_job
 
     if file is not None and job is not None:
         raise typer.BadParameter("a file names its job itself")
-    order = VerifyOrder(job, file, chain_url, is_offline)
-    verify_job(order, Where(address, token_file), as_json=as_json)
+    at = JobAt(job, address, token_file, file)
+    verify_job(at, chain_url, is_offline=is_offline, as_json=as_json)
 
 
 @app.command()
@@ -107,20 +107,16 @@ def export(
     """Write all receipts of a job to a file, which anybody can verify."""
     from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.terminal.output import say
-    from payments.cli.service import Where, open_payments_client, run
+    from payments.cli.service import JobAt, run
     from payments.core.receipts import encode_file
 
-    async def work() -> None:
-        async with open_payments_client(Where(address, token_file), job) as payments:
-            file = await payments.receipt_file()
-        try:
-            out.write_bytes(encode_file(file))
-        except OSError as broken:
-            detail = f"{out} cannot be written: {broken.strerror}"
-            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
-        say(f"{out}: {len(file.receipts)} receipts of {file.job_id}")
-
-    run(work)
+    file = run(JobAt(job, address, token_file).receipts)
+    try:
+        out.write_bytes(encode_file(file))
+    except OSError as broken:
+        detail = f"{out} cannot be written: {broken.strerror}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+    say(f"{out}: {len(file.receipts)} receipts of {file.job_id}")
 
 
 @app.command()
@@ -272,8 +268,8 @@ def void(  # noqa: PLR0913 - each is an option
 ) -> None:
     """As arbiters, void a node's share inside its challenge window and slash its stake."""
     from payments.cli.account import account_address
-    from payments.cli.service import Where
-    from payments.cli.voiding import JobSource, VoidOrder, sign_share, void_share
+    from payments.cli.service import JobAt
+    from payments.cli.voiding import VoidOrder, void_share
 
     if not key or key_passphrase_file is None:
         raise typer.BadParameter(
@@ -287,12 +283,10 @@ def void(  # noqa: PLR0913 - each is an option
         keys=tuple(key),
         passphrase_file=key_passphrase_file,
         signatures=tuple(signature or ()),
+        is_signed_only=sign_only,
     )
-    source = JobSource(job, file, Where(address, token_file))
-    if sign_only:
-        sign_share(order, source)
-    else:
-        void_share(order, source, chain_url, yes=yes, as_json=as_json)
+    at = JobAt(job, address, token_file, file)
+    void_share(order, at, chain_url, yes=yes, as_json=as_json)
 
 
 @app.command()
@@ -306,9 +300,9 @@ def reclaim(
 ) -> None:
     """Announce a job's end on its ledger; run it again after the wait to take its free escrow."""
     from payments.cli.reclaiming import reclaim_job
-    from payments.cli.service import Where
+    from payments.cli.service import JobAt
 
-    reclaim_job(job, Where(address, token_file), yes=yes, as_json=as_json)
+    reclaim_job(JobAt(job, address, token_file), yes=yes, as_json=as_json)
 
 
 @app.command()
@@ -320,10 +314,10 @@ def retry(
 ) -> None:
     """Clear a job's halt once its cause is mended: what failed is tried again."""
     from hypergpu.terminal.output import say
-    from payments.cli.service import Where, open_payments_client, run
+    from payments.cli.service import JobAt, open_payments_client, run
 
     async def work() -> None:
-        async with open_payments_client(Where(address, token_file), job) as payments:
+        async with open_payments_client(JobAt(job, address, token_file)) as payments:
             purposes = await payments.retry_halted()
         say(f"tried again: {', '.join(purposes)}" if purposes else f"{job} is not halted")
 

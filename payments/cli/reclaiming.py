@@ -9,7 +9,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.terminal.output import confirm, say, say_json
 from hypergpu.v1 import payments_pb2 as pb
 from payments.cli.outcome import amount_text, time_text
-from payments.cli.service import PaymentsClient, Where, open_payments_client, run
+from payments.cli.service import JobAt, PaymentsClient, open_payments_client, run
 
 _LOOK_EACH_S = 0.5
 _LOOKS = 60
@@ -28,17 +28,17 @@ class Reclaimed(
     free_escrow: str
 
 
-def reclaim_job(job: str, where: Where, *, yes: bool, as_json: bool) -> None:
+def reclaim_job(at: JobAt, *, yes: bool, as_json: bool) -> None:
     """Announce a job's end; once its time has come, take what is free."""
-    state, sentence = run(lambda: _reclaimed(job, where, yes=yes))
+    state, sentence = run(lambda: _reclaimed(at, yes=yes))
     if as_json:
         say_json(state)
     else:
         say(sentence)
 
 
-async def _reclaimed(job: str, where: Where, *, yes: bool) -> tuple[Reclaimed, str]:
-    async with open_payments_client(where, job) as payments:
+async def _reclaimed(at: JobAt, *, yes: bool) -> tuple[Reclaimed, str]:
+    async with open_payments_client(at) as payments:
         chain = await _chain(payments)
         free = amount_text(int(chain.free_escrow), chain.decimals)
         if not chain.ends_at_unix_s:

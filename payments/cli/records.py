@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import Address, NodeId
+from hypergpu.ids import NodeId
 from hypergpu.keys.keccak import keccak
 from hypergpu.statements.domain import Terms, word_bytes
 from hypergpu.units import Wei
@@ -42,7 +42,6 @@ async def read_records(ledger: OpenLedger, terms: Terms) -> LedgerRecords:
         window_s=await ledger.read("CHALLENGE_WINDOW"),
         balance=Wei(0),
         is_open=True,
-        owner=Address(found["owner"].lower()),
         unit_price=Wei(found["terms"]["unitPrice"]),
         free=Wei(found["free"]),
         next_sequence=found["nextSeq"],

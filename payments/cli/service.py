@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import grpc.aio
@@ -12,22 +13,42 @@ from hypergpu.client.calls import Calls
 from hypergpu.client.connection import Target, find_target
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
-from hypergpu.statements.domain import Terms
 from hypergpu.units import Wei
 from hypergpu.v1 import payments_pb2 as pb
 from hypergpu.v1 import payments_pb2_grpc
 from hypergpu.wire.statements import receipt_value, terms_value
-from payments.core.receipts import ReceiptFile
+from payments.core.receipts import FILE_BYTES_MAX, ReceiptFile, decode_file
 from payments.shell.chain_errors import CallRefusedError, ChainUnreachableError
 
 Result = TypeVar("Result")
 
 
-class Where(NamedTuple):
-    """Options that name a coordinator; None: the settings do."""
+class JobAt(NamedTuple):
+    """Options that name a job and its coordinator, or a file of its receipts."""
 
-    address: str | None = None
-    token_file: str | None = None
+    job: str | None
+    """Id, name or beginning of an id; None: the newest."""
+    address: str | None
+    token_file: str | None
+    file: Path | None = None
+    """Written by `ledger export`; None: the coordinator is asked."""
+
+    async def receipts(self) -> ReceiptFile:
+        """All receipts of the job, from the file or the coordinator."""
+        if self.file is not None:
+            return read_receipt_file(self.file)
+        async with open_payments_client(self) as payments:
+            return await payments.receipt_file()
+
+
+def read_receipt_file(path: Path) -> ReceiptFile:
+    """Read a file that `ledger export` wrote."""
+    try:
+        with path.open("rb") as opened:
+            return decode_file(opened.read(FILE_BYTES_MAX + 1), source=str(path))
+    except OSError as broken:
+        detail = f"{path} cannot be read: {broken.strerror}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
 
 
 class PaymentsCalls(Calls):
@@ -72,10 +93,6 @@ class PaymentsClient:
             self.job_id, terms_value(ledger.terms), Wei(int(ledger.unit_price)), tuple(receipts)
         )
 
-    async def terms(self) -> Terms:
-        """Terms of the job."""
-        return terms_value((await self.ledger()).terms)
-
     async def request_reclaim(self) -> str:
         """Announce the job's end on the ledger; the purpose of the transaction."""
         request = pb.RequestReclaimRequest(job_id=self.job_id)
@@ -103,16 +120,11 @@ def run(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
 
 
 @asynccontextmanager
-async def open_payments_client(where: Where, job: str | None) -> AsyncIterator[PaymentsClient]:
-    """Connect to a coordinator's payments.
-
-    Args:
-        where: The coordinator.
-        job: Id, name or beginning of an id of a job; None: the newest.
-    """
-    flags = {"address": where.address, "token_file": where.token_file}
+async def open_payments_client(at: JobAt) -> AsyncIterator[PaymentsClient]:
+    """Connect to the payments of a job's coordinator."""
+    flags = {"address": at.address, "token_file": at.token_file}
     calls = await PaymentsCalls.open(await asyncio.to_thread(find_target, flags))
     try:
-        yield PaymentsClient(calls, JobId(await AsyncCoordinator(calls).find_job(job)))
+        yield PaymentsClient(calls, JobId(await AsyncCoordinator(calls).find_job(at.job)))
     finally:
         await calls.close()

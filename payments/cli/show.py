@@ -61,15 +61,10 @@ def say_ledger(job: str, found: pb.GetLedgerResponse, most: int | None) -> None:
         if text:
             say(f"{title:<8} {text}")
     say()
+    figures = ("receipts", "samples", "score", "worth", "allotted", "paid")
     columns = (
-        Column("node"),
-        Column("name", folds=True),
-        Column("receipts", is_number=True),
-        Column("samples", is_number=True),
-        Column("score", is_number=True),
-        Column("worth", is_number=True),
-        Column("allotted", is_number=True),
-        Column("paid", is_number=True),
+        *(Column("node"), Column("name", folds=True)),
+        *(Column(title, is_number=True) for title in figures),
         Column("epochs", folds=True),
     )
     say_table(columns, [_node_row(node, decimals) for node in found.nodes], empty="no receipts yet")
@@ -80,12 +75,8 @@ def say_ledger(job: str, found: pb.GetLedgerResponse, most: int | None) -> None:
 
 def _say_transactions(transactions: list[pb.LedgerTransaction], most: int | None) -> None:
     shown = transactions[-most:] if most else transactions
-    columns = (
-        Column("purpose"),
-        Column("state"),
-        Column("block", is_number=True),
-        Column("transaction"),
-    )
+    titles = ("purpose", "state", "block", "transaction")
+    columns = [Column(title, is_number=title == "block") for title in titles]
     rows = [[each.purpose, each.state, str(each.block or ""), each.hash] for each in shown]
     say_table(columns, rows, empty="")
     if hidden := len(transactions) - len(shown):

@@ -1,26 +1,15 @@
 """`ledger verify`: a job's receipts and records, fetched and checked."""
 
-from pathlib import Path
-from typing import NamedTuple
+from functools import partial
 
 import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.terminal.output import Column, say, say_json, say_table
 from payments.cli.outcome import amount_text
-from payments.cli.service import Where, open_payments_client, run
-from payments.core.receipts import FILE_BYTES_MAX, ReceiptFile, decode_file
+from payments.cli.service import JobAt, open_payments_client, run
+from payments.core.receipts import ReceiptFile
 from payments.core.verify import NodeFinding, Verification, verify
-
-
-class VerifyOrder(NamedTuple):
-    """What to check."""
-
-    job: str | None
-    file: Path | None
-    """Receipts; None: the coordinator is asked."""
-    chain_url: str
-    is_offline: bool
 
 
 class Verified(
@@ -40,9 +29,9 @@ class Verified(
     decimals: int
 
 
-def verify_job(order: VerifyOrder, where: Where, *, as_json: bool) -> None:
-    """Check a job and print the result."""
-    found = run(lambda: _verified(order, where))
+def verify_job(at: JobAt, chain_url: str, *, is_offline: bool, as_json: bool) -> None:
+    """Check a job and print the result; a fault is an error."""
+    found = run(lambda: _verified(at, chain_url, is_offline=is_offline))
     if as_json:
         say_json(found)
     else:
@@ -53,31 +42,18 @@ def verify_job(order: VerifyOrder, where: Where, *, as_json: bool) -> None:
         raise HyperGPUError(Reason.SIGNATURE_INVALID, detail, fix=fix)
 
 
-def read_receipt_file(path: Path) -> ReceiptFile:
-    """Read a file that `ledger export` wrote."""
-    try:
-        with path.open("rb") as opened:
-            content = opened.read(FILE_BYTES_MAX + 1)
-    except OSError as broken:
-        detail = f"{path} cannot be read: {broken.strerror}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
-    return decode_file(content, source=str(path))
-
-
-async def _verified(order: VerifyOrder, where: Where) -> Verified:
-    chain_url = order.chain_url
-    if order.file is not None:
-        receipts = read_receipt_file(order.file)
-    else:
-        async with open_payments_client(where, order.job) as payments:
-            receipts = await payments.receipt_file()
-            chain_url = chain_url or (await payments.ledger()).on_chain.url
+async def _verified(at: JobAt, chain_url: str, *, is_offline: bool) -> Verified:
+    receipts = await at.receipts()
     domain = receipts.terms.domain
-    if order.is_offline or not domain.chain_id:
+    if is_offline or not domain.chain_id:
         return _result(receipts, verify(receipts), decimals=0)
+    # Receipts alone are checked without the extra [chain].
     from payments.cli.account import open_ledger
     from payments.cli.records import read_records
 
+    if at.file is None and not chain_url:
+        async with open_payments_client(at) as payments:
+            chain_url = (await payments.ledger()).on_chain.url
     async with open_ledger(domain, chain_url) as ledger:
         records = await read_records(ledger, receipts.terms)
         return _result(receipts, verify(receipts, records), decimals=ledger.decimals)
@@ -99,22 +75,13 @@ def _result(receipts: ReceiptFile, found: Verification, *, decimals: int) -> Ver
 
 
 def _say(found: Verified) -> None:
-    columns = (
-        Column("node"),
-        Column("receipts", is_number=True),
-        Column("score", is_number=True),
-        Column("worth", is_number=True),
-        Column("recorded", is_number=True),
-        Column("allotted", is_number=True),
-        Column("paid", is_number=True),
-        Column("void", is_number=True),
-    )
+    figures = ("receipts", "score", "worth", "recorded", "allotted", "paid", "void")
+    columns = (Column("node"), *(Column(title, is_number=True) for title in figures))
+    shown = partial(amount_text, decimals=found.decimals)
     rows = [
         [
-            *(node.node, str(node.receipts), str(node.total_score)),
-            amount_text(node.worth, found.decimals),
-            str(node.recorded_score),
-            *(amount_text(each, found.decimals) for each in (node.allotted, node.paid, node.void)),
+            *(node.node, str(node.receipts), str(node.total_score), shown(node.worth)),
+            *(str(node.recorded_score), *map(shown, (node.allotted, node.paid, node.void))),
         ]
         for node in found.nodes
     ]

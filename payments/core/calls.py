@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from hypergpu.ids import Address, Digest, JobId, JobKey, NodeId
-from hypergpu.statements.domain import ZERO_ADDRESS, address_bytes
+from hypergpu.statements.domain import address_bytes
 from hypergpu.units import Wei
 
 
@@ -78,13 +78,6 @@ class RecordReceipt(_Call, frozen=True, tag="record"):
     entry: Entry
 
 
-class CloseEpoch(_Call, frozen=True, tag="close"):
-    """Close an epoch without paying it."""
-
-    job: JobKey
-    epoch: int
-
-
 class Distribute(_Call, frozen=True, tag="distribute"):
     """Pay the shares of nodes; closes the epoch where the coordinator or the owner calls."""
 
@@ -111,7 +104,6 @@ Call = (
     | FundJob
     | RecordBatch
     | RecordReceipt
-    | CloseEpoch
     | Distribute
     | RequestReclaim
     | Reclaim
@@ -181,7 +173,6 @@ class JobView(NamedTuple):
     """Tokens of the coordinator's account."""
     is_open: bool = False
     """Whether the job was opened; all below is empty before that."""
-    owner: Address = ZERO_ADDRESS
     unit_price: Wei = Wei(0)
     free: Wei = Wei(0)
     next_sequence: int = 0
@@ -213,8 +204,6 @@ def is_in_effect(call: Call, view: JobView) -> bool:
             return all(_account(view, entry).covers(entry) for entry in call.entries)
         case RecordReceipt():
             return _account(view, call.entry).covers(call.entry)
-        case CloseEpoch():
-            return view.epochs.get(call.epoch, EpochView()).closed_at_s > 0
         case Distribute():
             due = view.epochs.get(call.epoch, EpochView()).nodes_due()
             return view.is_open and not set(call.nodes) & set(due)

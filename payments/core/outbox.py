@@ -116,10 +116,8 @@ class OutboxRules(NamedTuple):
 class HaltKind(Enum):
     """Kinds of halts, one row each in docs/metering.md."""
 
-    WRONG_CHAIN = "WRONG_CHAIN"
     NONCE_TAKEN = "NONCE_TAKEN"
     REVERTED = "REVERTED"
-    ESCROW_SHORT = "ESCROW_SHORT"
     KEY_FUNDS = "KEY_FUNDS"
     """Sending waits for gas money and goes on by itself."""
 

@@ -9,37 +9,16 @@ and no order of records changes the end. The contract computes the same numbers.
 """
 
 from hypergpu.statements.receipt import WHOLE_BPS
-from hypergpu.units import BasisPoints, Samples, Wei
+from hypergpu.units import Samples, Wei
 
 PRICED_SCORE = 1_000_000
 """The score that a job's unit price is for: a hundred samples of full quality."""
 _SAMPLES_PRICED = PRICED_SCORE // WHOLE_BPS
 
 
-def score(samples: Samples, quality_bps: BasisPoints) -> int:
-    """Score of one receipt."""
-    return samples * quality_bps
-
-
 def worth(unit_price: Wei, total_score: int) -> Wei:
     """Amount that a node has earned with a total score, rounded down."""
     return Wei(unit_price * total_score // PRICED_SCORE)
-
-
-def allotment(worth_: Wei, earned: Wei, free: Wei) -> Wei:
-    """Amount that a record adds to a node's share.
-
-    Args:
-        worth_: `worth` of the node's recorded total score.
-        earned: Amount allotted to it before.
-        free: Escrow that no share has been allotted yet.
-    """
-    return Wei(min(max(0, worth_ - earned), free))
-
-
-def cost_at_most(unit_price: Wei, samples: Samples) -> Wei:
-    """Cost of samples at full quality, rounded up, since it is asked before the work is done."""
-    return Wei(-(-unit_price * samples // _SAMPLES_PRICED))
 
 
 def funded_samples(

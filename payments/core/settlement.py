@@ -177,7 +177,7 @@ def _plan_opening(work: JobWork, view: JobView) -> SettlementPlan:
         return SettlementPlan()
     if view.balance < missing:
         reason = (
-            f"the escrow of {job_id} lacks {missing} and the coordinator's account has"
+            f"ESCROW_SHORT: the escrow of {job_id} lacks {missing}, the coordinator's account has"
             f" {view.balance}. Fix: send the token to {state.terms.coordinator}"
         )
         return SettlementPlan(waiting=reason)

@@ -87,7 +87,6 @@ class LedgerReader:
             window_s=self._window_s,
             balance=Wei(balance),
             is_open=True,
-            owner=Address(job["owner"].lower()),
             unit_price=Wei(job["terms"]["unitPrice"]),
             free=Wei(job["free"]),
             next_sequence=job["nextSeq"],

@@ -15,7 +15,6 @@ from hypergpu.statements.signing import chain_form
 from payments.core.calls import (
     Approve,
     Call,
-    CloseEpoch,
     Distribute,
     FundJob,
     OpenJob,
@@ -31,21 +30,11 @@ _APPROVE_GAS = 80_000
 _OPEN_GAS = 420_000
 _FUND_GAS = 140_000
 _RECORD_GAS = 240_000
-_CLOSE_GAS = 100_000
 _RECLAIM_GAS = 140_000
 _BATCH_GAS, _ENTRY_GAS = 130_000, 100_000
 _PAYMENT_GAS, _PAYEE_GAS = 150_000, 110_000
 
-LedgerCall = (
-    OpenJob
-    | FundJob
-    | RecordBatch
-    | RecordReceipt
-    | CloseEpoch
-    | Distribute
-    | RequestReclaim
-    | Reclaim
-)
+LedgerCall = OpenJob | FundJob | RecordBatch | RecordReceipt | Distribute | RequestReclaim | Reclaim
 FindReceipt = Callable[[NodeId, int], SignedReceipt]
 """A node's receipt by its sequence, in the call's job."""
 
@@ -93,8 +82,6 @@ def _ledger_call(
         case Distribute():
             gas = _PAYMENT_GAS + _PAYEE_GAS * len(call.nodes)
             return ledger.encode("distributePayments", job, call.epoch, call.nodes), gas
-        case CloseEpoch():
-            return ledger.encode("closeEpoch", job, call.epoch), _CLOSE_GAS
         case FundJob():
             return ledger.encode("fund", job, call.amount), _FUND_GAS
         case RequestReclaim() | Reclaim():

@@ -8,7 +8,6 @@ from payments.core.calls import (
     AccountView,
     Approve,
     Call,
-    CloseEpoch,
     Distribute,
     Entry,
     EpochView,
@@ -60,8 +59,6 @@ class LedgerModel:
                 self._take(call.amount, is_refused=not self.is_open)
             case RecordBatch() | RecordReceipt():
                 self._record_call(call)
-            case CloseEpoch():
-                self._close(call.epoch)
             case Distribute():
                 self.distribute(call.epoch, call.nodes)
             case RequestReclaim() | Reclaim():

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from hypergpu.statements.contribution import contribution_hash
 from hypergpu.statements.receipt import WHOLE_BPS
-from hypergpu.units import BasisPoints, Samples, Wei
+from hypergpu.units import Samples, Wei
 from payments.core.facts import ChangedFact, EndedFact, Fact, MeasuredFact, decode
 from payments.core.ledger import LedgerState, adopt, fold
-from payments.core.rewards import cost_at_most, funded_samples, score, worth
+from payments.core.rewards import funded_samples, worth
 from tests.properties.payments.journals import (
     NODES,
     created,
@@ -151,7 +151,7 @@ def test_funded_samples_never_let_the_cost_exceed_the_escrow(
 ) -> None:
     totals = [0] * nodes
     for place, (samples, quality) in enumerate(done):
-        totals[place % nodes] += score(Samples(samples), BasisPoints(quality))
+        totals[place % nodes] += samples * quality
     measured_samples = Samples(sum(samples for samples, _ in done))
     funded = funded_samples(escrow, price, sum(totals), measured_samples)
     spent = sum(worth(price, total) for total in totals)
@@ -159,4 +159,3 @@ def test_funded_samples_never_let_the_cost_exceed_the_escrow(
     if spent <= escrow and left:
         totals[0] += left * WHOLE_BPS
         assert sum(worth(price, total) for total in totals) <= escrow
-    assert worth(price, left * WHOLE_BPS) <= cost_at_most(price, Samples(left))
