@@ -209,10 +209,10 @@ def wallet(
 ) -> None:
     """Show this machine's node: whose key it holds, and what it can prove that it earned."""
     from hypergpu.cli.ledger.wallet import COLUMNS, wallet_lines, wallet_rows, wallet_view
-    from hypergpu.client.settings import resolved
+    from hypergpu.client.settings import resolve_settings
     from hypergpu.terminal.output import say, say_json, say_table
 
-    settings = resolved({"state_dir": str(state_dir) if state_dir else None})
+    settings = resolve_settings({"state_dir": str(state_dir) if state_dir else None})
     view = wallet_view(Path(settings["state_dir"].value).expanduser())
     if as_json:
         say_json(view)

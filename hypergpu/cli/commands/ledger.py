@@ -239,10 +239,10 @@ def dispute(
 ) -> None:
     """Write a bundle for each thing that this machine's node can prove was not paid rightly."""
     from hypergpu.cli.ledger.errand import disputed
-    from hypergpu.client.settings import resolved
+    from hypergpu.client.settings import resolve_settings
     from hypergpu.terminal.output import say, say_json
 
-    settings = resolved({"state_dir": str(state_dir) if state_dir else None})
+    settings = resolve_settings({"state_dir": str(state_dir) if state_dir else None})
     folder = Path(settings["state_dir"].value).expanduser()
     made = disputed(folder, job, chain_url=chain_url, out=out)
     if as_json:

@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from hypergpu.cli.demo.fault import Fault, FaultView, Return
-from hypergpu.cli.demo.job import Plan
+from hypergpu.cli.demo.fault import FaultView, NodeFault, Return
+from hypergpu.cli.demo.job import DemoPlan
 from hypergpu.cli.demo.race import Race, run_race
 from hypergpu.cli.demo.settlement import ACCOUNTS_NAME, NOT_PAID, Settled, chain_here, settled
 from hypergpu.cli.demo.stakes import stake_before_work
 from hypergpu.cli.demo.summary import FILE_NAME, say_end, summary_of
 from hypergpu.cli.ledger.account import ledger_view
 from hypergpu.client import Coordinator, HyperGPUError, JobDetail
-from hypergpu.client.history import History, reached
-from hypergpu.cluster.cluster import Cluster
+from hypergpu.client.history import History, target_reached_at
+from hypergpu.cluster.cluster import LocalCluster
 from hypergpu.cluster.folder import RunFolder, run_folder
 from hypergpu.errors import Reason
 from hypergpu.jobfile.spec import JobSpec
@@ -25,7 +25,7 @@ from hypergpu.sites import told_sites
 from hypergpu.terminal.failure import usage_error
 from hypergpu.terminal.figures import span
 from hypergpu.terminal.output import is_rich, say
-from hypergpu.terminal.progress import Progress, with_note
+from hypergpu.terminal.progress import JobProgress, with_note
 from hypergpu.terminal.views import View, open_view
 from hypergpu.terminal.watch import Watched
 
@@ -38,13 +38,13 @@ _LEFT = ("state", "logs", "model", FILE_NAME, ACCOUNTS_NAME)
 class Demo(NamedTuple):
     """The cluster that everything is trained on."""
 
-    cluster: Cluster
+    cluster: LocalCluster
     coordinator: Coordinator
     names: list[str]
-    """Of the nodes."""
+    """Names of the nodes."""
 
 
-def demonstrate(folder: Path, chosen: Plan) -> None:
+def demonstrate(folder: Path, chosen: DemoPlan) -> None:
     """Train, kill, restart, compare, pay, and say how it went.
 
     Args:
@@ -65,7 +65,7 @@ def demonstrate(folder: Path, chosen: Plan) -> None:
     chain = chain_here(sites, chosen.metering) if chosen.is_paid else NOT_PAID
     with (
         run_folder(RunFolder(folder, ".hypergpu-demo", _LEFT)),
-        Cluster(folder, chosen.worker, sites, settling=chain.settling) as cluster,
+        LocalCluster(folder, chosen.worker, sites, settling=chain.settling) as cluster,
     ):
         signal.signal(signal.SIGTERM, _interrupt)
         for line in (chosen.note, chain.note):
@@ -91,7 +91,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-class Trained(NamedTuple):
+class DemoTraining(NamedTuple):
     """What became of the demo's own job."""
 
     detail: JobDetail
@@ -99,7 +99,7 @@ class Trained(NamedTuple):
     back: Return
 
 
-def _train(demo: Demo, chosen: Plan, folder: Path, started_at_s: float) -> Trained:
+def _train(demo: Demo, chosen: DemoPlan, folder: Path, started_at_s: float) -> DemoTraining:
     """Train the demo's own job, with a node killed half-way."""
     job_id = demo.coordinator.submit(chosen.spec)
     # Nodes stake before they join: a share that is due finds its stake.
@@ -108,14 +108,14 @@ def _train(demo: Demo, chosen: Plan, folder: Path, started_at_s: float) -> Train
     demo.cluster.start_nodes({name: {} for name in demo.names})
     say(f"a token let them join over TLS ({span(time.monotonic() - started_at_s)})")
     victim, spec = demo.names[VICTIM], chosen.spec
-    fault = Fault(demo.cluster, demo.coordinator, job_id=job_id, victim=victim)
+    fault = NodeFault(demo.cluster, demo.coordinator, job_id=job_id, victim=victim)
     title = f"{len(demo.names)} nodes train {spec.workload} ({spec.strategy}); {victim} is killed"
     with open_view(title=f"{title} half-way") as view:
         progress = _follow(demo, job_id, FaultView(view, fault), fault)
     if fault.back is None:
         raise HyperGPUError(Reason.DEMO_MISSED, f"no update of {victim} was accepted afterwards")
     demo.coordinator.export(job_id, folder / "model", may_overwrite=True)
-    return Trained(demo.coordinator.job(job_id), progress.history, fault.back)
+    return DemoTraining(demo.coordinator.job(job_id), progress.history, fault.back)
 
 
 def _rival(demo: Demo, spec: JobSpec, title: str) -> History:
@@ -128,7 +128,7 @@ def _rival(demo: Demo, spec: JobSpec, title: str) -> History:
         return _follow(demo, job_id, view, None).history
 
 
-def _train_fixed(demo: Demo, chosen: Plan, folder: Path) -> None:
+def _train_fixed(demo: Demo, chosen: DemoPlan, folder: Path) -> None:
     """Train a job in which nothing depends on time, and say the digest of its model last."""
     job_id = demo.coordinator.submit(chosen.spec)
     demo.cluster.start_nodes({name: {} for name in demo.names})
@@ -141,7 +141,7 @@ def _train_fixed(demo: Demo, chosen: Plan, folder: Path) -> None:
     say(f"model {made.digest}")
 
 
-def _follow(demo: Demo, job_id: str, view: View, fault: Fault | None) -> Progress:
+def _follow(demo: Demo, job_id: str, view: View, fault: NodeFault | None) -> JobProgress:
     """Watch a job to its end.
 
     Raises:
@@ -169,9 +169,17 @@ def _follow(demo: Demo, job_id: str, view: View, fault: Fault | None) -> Progres
 
 
 def _conclude(
-    chosen: Plan, trained: Trained, race: Race, pay: Settled, *, folder: Path, wall_s: float
+    chosen: DemoPlan,
+    trained: DemoTraining,
+    race: Race,
+    pay: Settled,
+    *,
+    folder: Path,
+    wall_s: float,
 ) -> None:
-    there = reached(trained.history.evaluations, chosen.target, trained.history.metric_name)
+    there = target_reached_at(
+        trained.history.evaluations, chosen.target, trained.history.metric_name
+    )
     summary = summary_of(trained.detail, race, pay, trained.back)
     summary = msgspec.structs.replace(
         summary, wall_s=round(wall_s, 1), target=chosen.target, to_target=there

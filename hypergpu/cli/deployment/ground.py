@@ -22,7 +22,7 @@ from hypergpu.chain.rpc.errors import RpcError
 from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.chain.signer import Signer
 from hypergpu.cli.ledger.holding import COORDINATOR_KEY_FILE, coordinator_key, opened
-from hypergpu.client.settings import chain_meant, resolved
+from hypergpu.client.settings import chain_meant, resolve_settings
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
 from hypergpu.keys.keyfile import stored_address
@@ -40,7 +40,7 @@ class Place(NamedTuple):
     @property
     def folder(self) -> Path:
         """The coordinator's."""
-        settings = resolved({"data_dir": str(self.data_dir) if self.data_dir else None})
+        settings = resolve_settings({"data_dir": str(self.data_dir) if self.data_dir else None})
         return Path(settings["data_dir"].value).expanduser().resolve()
 
     @property
@@ -69,7 +69,7 @@ class Place(NamedTuple):
 
     @property
     def _meant(self) -> tuple[str, str]:
-        return chain_meant(resolved({"chain": self.chain, "chain_url": self.chain_url}))
+        return chain_meant(resolve_settings({"chain": self.chain, "chain_url": self.chain_url}))
 
 
 class Ground(NamedTuple):

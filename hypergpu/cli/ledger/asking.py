@@ -4,7 +4,7 @@ from hypergpu.chain.profiles import NONE
 from hypergpu.chain.profiles.named import NAMED_BY, asked_chain_id, named_chain, profile_of
 from hypergpu.cli.ledger.account import ledger_view
 from hypergpu.client import connect
-from hypergpu.client.settings import chain_meant, resolved
+from hypergpu.client.settings import chain_meant, resolve_settings
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ledger.typed import Domain
 
@@ -36,7 +36,7 @@ def operators_rpc(given: str) -> str:
         HyperGPUError: ARGUMENT_INVALID, no chain is named, or one that a coordinator starts itself;
             or as `named_chain`.
     """
-    setting, chain_url = chain_meant(resolved({"chain_url": given}))
+    setting, chain_url = chain_meant(resolve_settings({"chain_url": given}))
     if chain_url:
         return chain_url
     if setting == NONE:

@@ -28,7 +28,7 @@ from hypergpu.cli.ledger.holding import (
 from hypergpu.cli.ledger.reading import job_fact, ledger_at, standings, token_decimals
 from hypergpu.cli.ledger.repeated import repeats
 from hypergpu.cli.ledger.wallet import KEY_FILE, MENDED_BY, OWNER_MARK
-from hypergpu.client.settings import resolved
+from hypergpu.client.settings import resolve_settings
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, NodeId
 from hypergpu.keys.keyfile import stored_address
@@ -204,7 +204,7 @@ def as_operator(
             refuses.
     """
     given, passphrase_file, contract = whose
-    settings = resolved({"data_dir": str(given) if given else None})
+    settings = resolve_settings({"data_dir": str(given) if given else None})
     ledger = address_of(contract, "--ledger-contract")
     folder = Path(settings["data_dir"].value).expanduser()
     key = coordinator_key(folder, passphrase_file)
@@ -248,7 +248,7 @@ def enforce_bundle(bundle: Path, *, whose: Whose, chain_url: str, as_json: bool)
 
 
 def _state_dir(given: Path | None) -> Path:
-    settings = resolved({"state_dir": str(given) if given else None})
+    settings = resolve_settings({"state_dir": str(given) if given else None})
     return Path(settings["state_dir"].value).expanduser()
 
 

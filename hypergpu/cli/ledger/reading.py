@@ -20,7 +20,7 @@ from hypergpu.ids import Address, JobKey, NodeId
 from hypergpu.ledger.audit.facts import JobFact
 from hypergpu.ledger.terms import Terms
 from hypergpu.ledger.typed import Domain, address_bytes, word_bytes
-from hypergpu.terminal.transfer import counted
+from hypergpu.terminal.transfer import step_bar
 
 _DECIMALS_MAX = 36
 
@@ -84,7 +84,7 @@ def job_fact(chain: EvmChain, ledger: Domain, job: JobKey) -> JobFact:
         RpcError: the chain cannot be asked.
     """
     recognised(chain, ledger)
-    with counted("reading the job's blocks") as report:
+    with step_bar("reading the job's blocks") as report:
         return JobReader(chain, ledger, job, report).fact()
 
 
@@ -116,7 +116,7 @@ def second_look(chain: EvmChain, fact: JobFact) -> JobFact:
     if block is None or block.hash.hex() != fact.block_hash:
         detail = f"block {fact.block} was reorganised away while the job was read"
         raise HyperGPUError(Reason.CHAIN_UNREACHABLE, detail, fix="run it again")
-    with counted("reading the job's blocks once more") as report:
+    with step_bar("reading the job's blocks once more") as report:
         try:
             return JobReader(chain, fact.domain, fact.job, report).fact(block)
         except RpcRefusedError:

@@ -18,7 +18,7 @@ from hypergpu.chain.rpc.transport import HttpTransport
 from hypergpu.cli.demo.settlement import settled
 from hypergpu.cli.ledger.showing import ledger_of, verification_of
 from hypergpu.client import Coordinator
-from hypergpu.cluster.coordinator import Ready, operator
+from hypergpu.cluster.coordinator import ReadyLine, operator
 from hypergpu.wire.ports import free_ports
 from tests.integration.cli.conftest import PROGRAM, ended, home, start
 from tests.integration.cli.test_up import ANYWHERE, join_line, profile, up
@@ -138,7 +138,7 @@ def test_a_chain_that_is_killed_comes_back_and_everything_is_paid_once(folder: P
         url, ledger = settled_at(said)
         job_id = trained_through_a_kill(folder, url)
         known = profile(folder)
-        with operator(Ready(known["address"], known["token_file"])) as client:
+        with operator(ReadyLine(known["address"], known["token_file"])) as client:
             until_well(client, job_id, folder, 1)
             anvil_at(url).kill()
             until_well(client, job_id, folder, 2)

@@ -12,7 +12,7 @@ from hypergpu.cli.compare.comparison import Comparison
 from hypergpu.cli.deployment.deploying import Deployed
 from hypergpu.cli.deployment.ground import KeyView
 from hypergpu.cli.doctor import Diagnosis
-from hypergpu.cli.environment import Environment, Settings
+from hypergpu.cli.environment import EffectiveSettings, Environment
 from hypergpu.cli.ledger.account import LedgerView
 from hypergpu.cli.ledger.acts.done import Done
 from hypergpu.cli.ledger.errand import Disputed
@@ -49,7 +49,7 @@ ANSWERS = (
     Comparison,
     Diagnosis,
     Environment,
-    Settings,
+    EffectiveSettings,
 )
 
 

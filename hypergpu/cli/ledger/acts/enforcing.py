@@ -5,7 +5,7 @@ from hypergpu.cli.ledger.acts.done import Done
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ledger.audit.dispute import Claim, Dispute, dispute_fault
 from hypergpu.ledger.typed import address_bytes, word_bytes
-from hypergpu.terminal.transfer import counted
+from hypergpu.terminal.transfer import step_bar
 from hypergpu.units import are, several
 
 
@@ -47,7 +47,7 @@ def _recorded(anybody: AccountOnChain, dispute: Dispute) -> Done:
         raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
     epoch = _first_open(anybody, job, missing[-1].receipt.epoch)
     calls = [anybody.calls.record_one(signed, epoch).call for signed in missing]
-    with counted("recording receipts") as report:
+    with step_bar("recording receipts") as report:
         hashes = anybody.acted_each(calls, "submitContribution", report)
     told = f"{several(len(missing), 'receipt')} of {dispute.node} {are(len(missing))} recorded"
     said = f"{told}, to be paid with epoch {epoch}"

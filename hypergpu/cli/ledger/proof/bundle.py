@@ -17,7 +17,7 @@ from hypergpu.ledger.audit.dispute import (
 )
 from hypergpu.ledger.audit.facts import JobFact
 from hypergpu.ledger.audit.looked_up import chain_faults, claim_text, since
-from hypergpu.terminal.transfer import counted
+from hypergpu.terminal.transfer import step_bar
 
 if TYPE_CHECKING:
     from hypergpu.chain.reading.history import JobReader
@@ -134,7 +134,7 @@ def _facts(dispute: Dispute, chain_url: str) -> tuple[JobFact, JobFact]:
         if block is None:
             detail = f"{chain.where} has no block {dispute.chain.block} yet"
             raise HyperGPUError(Reason.CHAIN_WRONG, detail, fix="ask an RPC that is not behind")
-        with counted("reading the job's blocks") as report:
+        with step_bar("reading the job's blocks") as report:
             reader = JobReader(chain, dispute.signers.domain, dispute.job, report)
             return _at(reader, block, chain.where), reader.fact()
 
