@@ -20,7 +20,7 @@ from benchmarks.peers.measured import free_port
 from benchmarks.table import ResultTable
 from hypergpu.cluster.coordinator import (
     Listen,
-    Ready,
+    ReadyLine,
     coordinator_command,
     operator,
     wait_until_ready,
@@ -131,7 +131,7 @@ def _end(child: "subprocess.Popen[str]") -> None:
         child.stdout.close()
 
 
-def _until_serving(kept: LongHistory, ready: Ready, killed_at_s: float) -> Resumed:
+def _until_serving(kept: LongHistory, ready: ReadyLine, killed_at_s: float) -> Resumed:
     with grpc.insecure_channel(ready.address) as channel:
         request = health_pb2.HealthCheckRequest()
         check = channel.unary_unary(

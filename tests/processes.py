@@ -13,7 +13,7 @@ from typing import Any, Self
 import msgspec
 
 from hypergpu.client import Coordinator, JobDetail, JobEvent, JobView
-from hypergpu.cluster.coordinator import Ready, operator, wait_until_ready
+from hypergpu.cluster.coordinator import ReadyLine, operator, wait_until_ready
 from hypergpu.cluster.processes import kill_group, program, start
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
@@ -51,7 +51,7 @@ class CoordinatorProcess:
         self.environment: dict[str, str] = {}
         """Added to every later start's."""
         self._child: subprocess.Popen[str] | None = None
-        self._ready: Ready | None = None
+        self._ready: ReadyLine | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
     def add_flags(self, *flags: str) -> None:

@@ -36,7 +36,7 @@ _JOB = JobSpec(
 )
 
 
-class Call(NamedTuple):
+class LoggedCall(NamedTuple):
     """One logged call."""
 
     at_ns: int
@@ -95,11 +95,11 @@ def _wait_until_quiet(folder: Path) -> None:
         time.sleep(1.0)
 
 
-def _calls(path: Path) -> Iterator[Call]:
+def _calls(path: Path) -> Iterator[LoggedCall]:
     for line in path.read_text(encoding="utf-8").splitlines():
         at_ns, file, function = line.split(" ", 2)
         if not file.startswith(NOT_COUNTED):
-            yield Call(int(at_ns), file, function)
+            yield LoggedCall(int(at_ns), file, function)
 
 
 def files_after_training(logs: list[Path], until_ns: int) -> list[str]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hypergpu.client import Coordinator
 from hypergpu.cluster.coordinator import (
     Listen,
-    Ready,
+    ReadyLine,
     coordinator_command,
     operator,
     wait_until_ready,
@@ -30,7 +30,7 @@ class Running(NamedTuple):
     """A coordinator that serves."""
 
     folder: Path
-    ready: Ready
+    ready: ReadyLine
     coordinator: "subprocess.Popen[str]"
     owner: ExitStack
 

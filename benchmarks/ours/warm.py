@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
-from hypergpu.cluster.leash import leashed
+from hypergpu.cluster.leash import leash_command
 from hypergpu.cluster.processes import program
 
 HOOKS = Path(__file__).parents[1] / "hooks"
@@ -34,7 +34,7 @@ def warm_starts() -> Iterator[dict[str, str]]:
     with TemporaryDirectory(prefix="hypergpu-warm-") as folder:
         path = str(Path(folder) / "server")
         server = subprocess.Popen(
-            leashed(program("benchmarks.ours.warm", path)),
+            leash_command(program("benchmarks.ours.warm", path)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # As nodes of a cluster have it: these libraries count their threads when imported.

@@ -159,7 +159,7 @@ NODE_OPTION = f"start the node as root with --congestion-control {BBR}"
 
 
 class _Joined(msgspec.Struct):
-    """What is looked at of the file in which a node keeps whom it joined."""
+    """Part of the file that names the coordinator that a node joined."""
 
     address: str
 
@@ -198,7 +198,7 @@ def control_check(found: Controls) -> Check:
 
 
 def uplink_check(host: str, way: RouteSettings | None, found: Controls) -> Check:
-    """Of a node's updates: this machine is their sender."""
+    """Congestion control of a node's updates, which this machine sends."""
     name = "uplink"
     if way is None:
         return Check(name, OK, f"the way to the coordinator {host} is not known here")
@@ -216,7 +216,7 @@ def uplink_check(host: str, way: RouteSettings | None, found: Controls) -> Check
 
 
 def downlink_check(found: Controls) -> Check:
-    """Of models: the coordinator's machine is their sender, and nodes may be anywhere."""
+    """Congestion control of models, which the coordinator's machine sends to nodes anywhere."""
     name = "downlink"
     if not found.default or _is_bbr(found.default):
         return Check(name, OK, f"models leave by {found.default or 'what is not known'}")

@@ -29,7 +29,7 @@ from hypergpu.cli.checks import (
     way_of,
 )
 from hypergpu.cli.probe import TorchFound
-from hypergpu.client.settings import Setting, resolved
+from hypergpu.client.settings import Setting, resolve_settings
 from hypergpu.cluster.processes import program
 from hypergpu.errors import HyperGPUError
 from hypergpu.terminal.output import is_rich
@@ -52,7 +52,7 @@ class Diagnosis(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/d
 
 def diagnosis() -> Diagnosis:
     """Measure everything; takes seconds, most of them importing torch."""
-    checks = list(_checks(resolved()))
+    checks = list(_checks(resolve_settings()))
     return Diagnosis(all(check.verdict != FAIL for check in checks), checks)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 import psutil
 
-from hypergpu.client.settings import config_file, known_settings, resolved
+from hypergpu.client.settings import config_file, known_settings, resolve_settings
 from hypergpu.terminal.figures import size
 from hypergpu.workloads.registry import complaints, entries
 
@@ -58,7 +58,7 @@ def environment() -> Environment:
         settings=_settings(),
         variables=redacted_variables(os.environ),
         workloads={entry.name: f"{entry.kind}: {entry.meaning}" for entry in entries()},
-        complaints=[redacted(text) for text in complaints()],
+        complaints=[redact(text) for text in complaints()],
     )
 
 
@@ -72,9 +72,9 @@ def _version(name: str) -> str:
 def _settings() -> dict[str, str]:
     known = known_settings()
     return {
-        name: f"{REDACTED if known[name].is_secret and each.value else redacted(each.value)}"
+        name: f"{REDACTED if known[name].is_secret and each.value else redact(each.value)}"
         f" ({each.origin})"
-        for name, each in resolved().items()
+        for name, each in resolve_settings().items()
     }
 
 
@@ -84,7 +84,7 @@ def redacted_variables(variables: Mapping[str, str]) -> dict[str, str]:
         r"HYPERGPU_.*|(https?|all|no|grpc)_proxy|NO_COLOR|CUDA_VISIBLE_DEVICES", re.IGNORECASE
     )
     return {
-        name: REDACTED if _holds_secret(name) else redacted(value)
+        name: REDACTED if _holds_secret(name) else redact(value)
         for name, value in sorted(variables.items())
         if wanted.fullmatch(name)
     }
@@ -94,7 +94,7 @@ def _holds_secret(name: str) -> bool:
     return bool(_SECRET_NAME.search(name)) and not name.upper().endswith("_FILE")
 
 
-def redacted(text: str) -> str:
+def redact(text: str) -> str:
     """The text without tokens, logins and what stands behind the hosts of web addresses."""
     bare = _LOGIN.sub(f"://{REDACTED}@", _TOKEN.sub(REDACTED, text))
     return _PATH.sub(rf"\1{REDACTED}", bare)
@@ -129,14 +129,14 @@ class SettingView(msgspec.Struct, frozen=True):
     """``flag``, ``env``, ``file``, ``up`` or ``default``."""
 
 
-class Settings(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/config/1"):
+class EffectiveSettings(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/config/1"):
     """`config show`."""
 
     file: str
     settings: list[SettingView]
 
 
-def effective_settings() -> Settings:
+def effective_settings() -> EffectiveSettings:
     """Every setting with its origin.
 
     Raises:
@@ -146,9 +146,9 @@ def effective_settings() -> Settings:
     views = [
         SettingView(
             name,
-            REDACTED if known[name].is_secret and found.value else redacted(found.value),
+            REDACTED if known[name].is_secret and found.value else redact(found.value),
             found.origin,
         )
-        for name, found in resolved().items()
+        for name, found in resolve_settings().items()
     ]
-    return Settings(str(config_file()), views)
+    return EffectiveSettings(str(config_file()), views)

@@ -85,10 +85,12 @@ def check_token(token: Token, *, is_new: bool) -> None:
         HyperGPUError: The token opens nothing, or another coordinator answers.
     """
     from hypergpu.client import Coordinator
-    from hypergpu.client.connection import Target, listening
+    from hypergpu.client.connection import ConnectionTarget, listening
 
     try:
-        with Coordinator(Target(listening(token.addresses), token, CHECK_WITHIN_S)) as coordinator:
+        with Coordinator(
+            ConnectionTarget(listening(token.addresses), token, CHECK_WITHIN_S)
+        ) as coordinator:
             coordinator.jobs()
     except HyperGPUError as refused:
         if refused.reason in WORTHLESS or (is_new and refused.reason in SPENT):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from hypergpu.client import Coordinator, Target
+from hypergpu.client import ConnectionTarget, Coordinator
 from hypergpu.client.settings import profile
 from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 from hypergpu.files import write_durably
@@ -35,7 +35,7 @@ def standing_join_line(coordinator: Coordinator, folder: Path, named: Token) -> 
         named: A token with the addresses and the CA of this start.
     """
     path = folder / FILE_NAME
-    kept = _kept(path)
+    kept = _kept_token(path)
     left_s = _left_s(coordinator, kept) if kept else 0
     if kept is None or left_s < LEAST_S:
         made = coordinator.create_token(Role.NODE, ttl_s=TTL_S, uses=0, label="up")
@@ -46,7 +46,7 @@ def standing_join_line(coordinator: Coordinator, folder: Path, named: Token) -> 
     return JoinLine(text, left_s)
 
 
-def _kept(path: Path) -> Token | None:
+def _kept_token(path: Path) -> Token | None:
     try:
         return parse_token(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, HyperGPUError):
@@ -76,7 +76,7 @@ def living_owner(token_file: str) -> str:
 def _is_alive(address: str, token_file: Path) -> bool:
     try:
         token = parse_token(token_file.read_text("utf-8"))
-        with Coordinator(Target(address, token, ANSWER_WITHIN_S)) as owner:
+        with Coordinator(ConnectionTarget(address, token, ANSWER_WITHIN_S)) as owner:
             owner.jobs()
     except HyperGPUError as refused:
         return refused.reason is Reason.NOT_READY

@@ -60,10 +60,10 @@ def up(  # noqa: PLR0913 - each is an option
     """Start a coordinator here and print the line that nodes join with."""
     from hypergpu.cli.up import settled_by
     from hypergpu.cli.up import up as run
-    from hypergpu.client.settings import resolved
+    from hypergpu.client.settings import resolve_settings
     from hypergpu.cluster.coordinator import Listen, SettlingBy
 
-    settings = resolved({"data_dir": str(data_dir) if data_dir else None})
+    settings = resolve_settings({"data_dir": str(data_dir) if data_dir else None})
     at = Listen(
         data_dir=Path(settings["data_dir"].value).expanduser().resolve(),
         listen=listen or ("127.0.0.1" if plaintext else ""),
@@ -98,9 +98,9 @@ def join(
 ) -> None:
     """Train on this machine for a coordinator. The first Ctrl-C drains, the second stops."""
     from hypergpu.cli.join import become_node
-    from hypergpu.client.settings import resolved
+    from hypergpu.client.settings import resolve_settings
 
-    settings = resolved({"state_dir": str(state_dir) if state_dir else None})
+    settings = resolve_settings({"state_dir": str(state_dir) if state_dir else None})
     folder = Path(settings["state_dir"].value).expanduser()
     become_node(token, state_dir=folder, worker=worker, name=name)
 
@@ -193,13 +193,13 @@ def compare(  # noqa: PLR0913 - each is an option
     as_json: AsJson = False,
 ) -> None:
     """Train a job by several strategies over the same lines and show which is there first."""
-    from hypergpu.cli.compare.compare import compared
-    from hypergpu.cli.compare.order import Order, checked_order, strategy_words
-    from hypergpu.cli.compare.running import interrupt_on_term, said_in_pieces
+    from hypergpu.cli.compare.compare import run_comparison
+    from hypergpu.cli.compare.order import ComparisonOrder, checked_order, strategy_words
+    from hypergpu.cli.compare.running import interrupt_on_term, say_piece
     from hypergpu.cli.compare.told import tell
     from hypergpu.terminal.output import note
 
-    order = Order(
+    order = ComparisonOrder(
         job=job,
         world=world,
         strategies=strategy_words(strategies),
@@ -213,7 +213,7 @@ def compare(  # noqa: PLR0913 - each is an option
     )
     interrupt_on_term()
     try:
-        found, files = compared(checked_order(order), said_in_pieces)
+        found, files = run_comparison(checked_order(order), say_piece)
     except KeyboardInterrupt:
         note(f"what is finished is kept in {out}; the same command goes on from there")
         raise

@@ -9,7 +9,7 @@ from hypergpu.cli.join_line import JoinLine, living_owner, standing_join_line
 from hypergpu.client.settings import Setting, chain_meant, known_settings, write_profile
 from hypergpu.cluster.coordinator import (
     Listen,
-    Ready,
+    ReadyLine,
     StartRefusedError,
     coordinator_command,
     operator,
@@ -125,13 +125,13 @@ def _say_tail(log: Path, begin: int) -> None:
         note(f"  {line}")
 
 
-def _join_line(ready: Ready, folder: Path) -> JoinLine:
+def _join_line(ready: ReadyLine, folder: Path) -> JoinLine:
     named = parse_token(Path(ready.operator_token_file).read_text("utf-8"))
     with operator(ready) as coordinator:
         return standing_join_line(coordinator, folder, named)
 
 
-def _reached_by(ready: Ready) -> str:
+def _reached_by(ready: ReadyLine) -> str:
     """Leave the profile, unless another coordinator that runs owns it; says how to call this."""
     option = f"--token-file {ready.operator_token_file}"
     if owner := living_owner(ready.operator_token_file):
@@ -149,7 +149,7 @@ def _reached_by(ready: Ready) -> str:
     return f"commands on this machine know it from {path}"
 
 
-def _greet(ready: Ready, folder: Path, log: Path) -> None:
+def _greet(ready: ReadyLine, folder: Path, log: Path) -> None:
     join_by = _join_line(ready, folder)
     addresses = ", ".join(parse_token(join_by.token).addresses)
     hours = max(1, join_by.good_for_s // 3600)

@@ -40,8 +40,8 @@ import asyncio
 from pathlib import Path
 
 from hypergpu.client.asynchronous import AsyncCoordinator
-from hypergpu.client.blocking import Coordinator, Stream
-from hypergpu.client.connection import Target, find_target
+from hypergpu.client.blocking import BlockingStream, Coordinator
+from hypergpu.client.connection import ConnectionTarget, find_target
 from hypergpu.client.export import ExportedModel
 from hypergpu.client.history import History, Reached
 from hypergpu.client.values import (
@@ -62,6 +62,8 @@ from hypergpu.wire.token import Role
 __all__ = [
     "ENDED",
     "AsyncCoordinator",
+    "BlockingStream",
+    "ConnectionTarget",
     "Coordinator",
     "ExportedModel",
     "History",
@@ -76,8 +78,6 @@ __all__ = [
     "RemoteFailureError",
     "Role",
     "RoundProgress",
-    "Stream",
-    "Target",
     "TokenMade",
     "TokenView",
     "connect",

@@ -10,8 +10,8 @@ from typing import Self
 import msgspec
 
 from hypergpu.client import selection, translation
-from hypergpu.client.calls import Calls
-from hypergpu.client.connection import Target
+from hypergpu.client.calls import CoordinatorCalls
+from hypergpu.client.connection import ConnectionTarget
 from hypergpu.client.export import ExportedModel, ExportOrder, fetch_model
 from hypergpu.client.failures import RESTARTING, pause_s
 from hypergpu.client.upload import Report, ignore, send_folder
@@ -45,7 +45,7 @@ class AsyncCoordinator:
     coordinator's newer version knows): number, message and fix.
     """
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: CoordinatorCalls) -> None:
         self.address = calls.to.address
         self.token_id = calls.to.token.id
         self._calls = calls
@@ -54,9 +54,9 @@ class AsyncCoordinator:
         self._call = calls.call
 
     @classmethod
-    async def open(cls, to: Target) -> Self:
+    async def open(cls, to: ConnectionTarget) -> Self:
         """Connect; the secret travels only after the coordinator's CA was checked."""
-        return cls(await Calls.open(to))
+        return cls(await CoordinatorCalls.open(to))
 
     async def __aenter__(self) -> Self:
         return self

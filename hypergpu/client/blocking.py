@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from hypergpu.client.asynchronous import AsyncCoordinator
-from hypergpu.client.connection import Target
+from hypergpu.client.connection import ConnectionTarget
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -53,7 +53,7 @@ async def _next(items: AsyncIterator[Item]) -> Item:
     return await anext(items)
 
 
-class Stream(Generic[Item], Iterator[Item]):
+class BlockingStream(Generic[Item], Iterator[Item]):
     """Items as they arrive."""
 
     def __init__(self, items: AsyncIterator[Item]) -> None:
@@ -63,14 +63,14 @@ class Stream(Generic[Item], Iterator[Item]):
         """Whether the last item was taken."""
 
     def __next__(self) -> Item:
-        return self._take(self._asked(), None)
+        return self._take(self._next_future(), None)
 
     def poll(self, timeout_s: float) -> Item | None:
         """The next item; None when none arrives in time, or when the stream is over."""
         if self.is_over:
             return None
         try:
-            return self._take(self._asked(), timeout_s)
+            return self._take(self._next_future(), timeout_s)
         except (TimeoutError, StopIteration):
             return None
 
@@ -80,7 +80,7 @@ class Stream(Generic[Item], Iterator[Item]):
         if self._pending is not None:
             self._pending.cancel()
 
-    def _asked(self) -> "Future[Item]":
+    def _next_future(self) -> "Future[Item]":
         if self._pending is None:
             self._pending = asyncio.run_coroutine_threadsafe(_next(self._items), _loop())
         return self._pending
@@ -116,10 +116,10 @@ def _waiting(
 
 def _streaming(
     method: Callable[Concatenate[AsyncCoordinator, P], AsyncIterator[Item]],
-) -> Callable[Concatenate["Coordinator", P], Stream[Item]]:
+) -> Callable[Concatenate["Coordinator", P], BlockingStream[Item]]:
     @functools.wraps(method)
-    def call(self: "Coordinator", /, *args: P.args, **kwargs: P.kwargs) -> Stream[Item]:
-        return Stream(method(self.asynchronous, *args, **kwargs))
+    def call(self: "Coordinator", /, *args: P.args, **kwargs: P.kwargs) -> BlockingStream[Item]:
+        return BlockingStream(method(self.asynchronous, *args, **kwargs))
 
     return call
 
@@ -127,7 +127,7 @@ def _streaming(
 class Coordinator:
     """An open connection. Use it as a context manager; ``connect`` opens it."""
 
-    def __init__(self, to: Target) -> None:
+    def __init__(self, to: ConnectionTarget) -> None:
         self.asynchronous = run(AsyncCoordinator.open(to))
         self.address = self.asynchronous.address
         self.token_id = self.asynchronous.token_id

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import grpc
 
-from hypergpu.client.connection import Target, check_who_answers, open_channel
+from hypergpu.client.connection import ConnectionTarget, check_who_answers, open_channel
 from hypergpu.client.failures import explanation
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.v1 import job_pb2_grpc, payments_pb2_grpc
@@ -17,10 +17,10 @@ TRANSFER_TIMEOUT_S = 600.0
 """Deadline of one try of a transfer; the next try goes on from the committed offset."""
 
 
-class Calls:
+class CoordinatorCalls:
     """An open channel. Messages are protobuf here and in the modules that translate them."""
 
-    def __init__(self, to: Target, channel: grpc.aio.Channel) -> None:
+    def __init__(self, to: ConnectionTarget, channel: grpc.aio.Channel) -> None:
         self.to = to
         self.jobs = job_pb2_grpc.JobServiceStub(channel)
         self.operator = job_pb2_grpc.OperatorServiceStub(channel)
@@ -29,7 +29,7 @@ class Calls:
         self.payments = payments_pb2_grpc.PaymentsServiceStub(channel)
 
     @classmethod
-    async def open(cls, to: Target) -> Self:
+    async def open(cls, to: ConnectionTarget) -> Self:
         """Connect; the secret travels only after the coordinator's CA was checked."""
         return cls(to, await open_channel(to))
 

@@ -13,7 +13,13 @@ from pathlib import Path
 import grpc
 import msgspec
 
-from hypergpu.client.settings import Setting, cache_folder, resolved, timeout_s, token_setting
+from hypergpu.client.settings import (
+    Setting,
+    cache_folder,
+    resolve_settings,
+    timeout_s,
+    token_setting,
+)
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
@@ -22,7 +28,7 @@ from hypergpu.wire.token import Role, Token, parse_token
 
 CONNECT_TIMEOUT_S = 5.0
 HANDSHAKE_TIMEOUT_S = 20.0
-"""Of a coordinator that is there, and busy."""
+"""Deadline for the handshake of a coordinator that is busy."""
 OPTIONS = (
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.keepalive_time_ms", 30_000),
@@ -32,7 +38,7 @@ OPTIONS = (
 )
 
 
-class Target(msgspec.Struct, frozen=True):
+class ConnectionTarget(msgspec.Struct, frozen=True):
     """Whom to call, and as whom."""
 
     address: str
@@ -40,20 +46,20 @@ class Target(msgspec.Struct, frozen=True):
     timeout_s: float
 
 
-def find_target(flags: Mapping[str, str | None], profile: Path | None = None) -> Target:
+def find_target(flags: Mapping[str, str | None], profile: Path | None = None) -> ConnectionTarget:
     """The coordinator that flags, environment and files name.
 
     Raises:
         HyperGPUError: None is named, the token is no token, or nobody listens there.
     """
-    found = resolved(flags, profile)
+    found = resolve_settings(flags, profile)
     token = parse_token(_token_text(found))
     if token.role is Role.NODE:
         detail = "the token is one for nodes: hypergpu join takes it"
         raise HyperGPUError(Reason.ROLE_FORBIDDEN, detail)
     named = found["address"].value
     address = listening((named,) if named else token.addresses)
-    return Target(address, token, timeout_s(found))
+    return ConnectionTarget(address, token, timeout_s(found))
 
 
 def _token_text(found: Mapping[str, Setting]) -> str:
@@ -86,7 +92,7 @@ def listening(addresses: tuple[str, ...]) -> str:
     )
 
 
-async def open_channel(to: Target) -> grpc.aio.Channel:
+async def open_channel(to: ConnectionTarget) -> grpc.aio.Channel:
     """A channel to the coordinator that the token names, and to no other.
 
     Raises:
@@ -102,7 +108,7 @@ async def open_channel(to: Target) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(to.address, credentials, options=options)
 
 
-def check_who_answers(to: Target) -> None:
+def check_who_answers(to: ConnectionTarget) -> None:
     """Look again at who listens there: the CA may have come from the cache.
 
     Raises:

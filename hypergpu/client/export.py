@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from hypergpu.client.calls import Calls
+from hypergpu.client.calls import CoordinatorCalls
 from hypergpu.client.failures import RESTARTING, pause_s
 from hypergpu.client.translation import blob_ref, model_part
 from hypergpu.client.upload import IDLE_TRIES, Report
@@ -43,7 +43,7 @@ class ExportedModel(msgspec.Struct, frozen=True):
     model: Path
     card: Path
     digest: Digest
-    """Of the model's flat bytes, as the job names it; not of the file."""
+    """Digest of the model's flat bytes, as the job names it; not of the file."""
     size_bytes: int
 
 
@@ -66,7 +66,7 @@ class ExportOrder(msgspec.Struct, frozen=True):
         return self.part.with_suffix(".digest")
 
 
-async def fetch_model(calls: Calls, order: ExportOrder, report: Report) -> ExportedModel:
+async def fetch_model(calls: CoordinatorCalls, order: ExportOrder, report: Report) -> ExportedModel:
     """Fetch a model into a folder; an interrupted fetch goes on the next time.
 
     Raises:
@@ -88,7 +88,9 @@ async def fetch_model(calls: Calls, order: ExportOrder, report: Report) -> Expor
     return ExportedModel(model, card, header.digest, model.stat().st_size)
 
 
-async def _fetch_with_resume(calls: Calls, order: ExportOrder, report: Report) -> ModelHeader:
+async def _fetch_with_resume(
+    calls: CoordinatorCalls, order: ExportOrder, report: Report
+) -> ModelHeader:
     idle_tries = 0
     while True:
         request = _request(order)
@@ -115,7 +117,7 @@ def _request(order: ExportOrder) -> job_pb2.ExportModelRequest:
 
 
 async def _fetch(
-    calls: Calls, request: job_pb2.ExportModelRequest, order: ExportOrder, report: Report
+    calls: CoordinatorCalls, request: job_pb2.ExportModelRequest, order: ExportOrder, report: Report
 ) -> ModelHeader:
     header: ModelHeader | None = None
     running, step = RunningDigest(), f"model of {order.job_id}"

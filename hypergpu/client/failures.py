@@ -14,7 +14,7 @@ AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
 
 def explanation(broken: grpc.aio.AioRpcError, address: str) -> Exception:
     """What a failed call means, as an exception to raise."""
-    if (numbered := _numbered(broken)) is not None:
+    if (numbered := _numbered_error(broken)) is not None:
         return numbered
     code, details = broken.code(), broken.details() or "no details"
     if code in AWAY:
@@ -36,7 +36,7 @@ def pause_s(idle_tries: int) -> float:
     return float(min(5.0, 0.1 * 2**idle_tries))
 
 
-def _numbered(broken: grpc.aio.AioRpcError) -> Exception | None:
+def _numbered_error(broken: grpc.aio.AioRpcError) -> Exception | None:
     packed = dict(broken.trailing_metadata() or ()).get(DETAILS_KEY)
     if not isinstance(packed, bytes):
         return None

@@ -26,7 +26,7 @@ class RoundPoint(msgspec.Struct, frozen=True, kw_only=True):
     """0: not told, in virtual time."""
     updates: int = 0
     samples: Samples = Samples(0)
-    """Of the updates that were folded, as all counts here are of this round alone."""
+    """Samples of the updates that were aggregated; like all counts here, of this round alone."""
     bytes_up: Bytes = Bytes(0)
     bytes_down: Bytes = Bytes(0)
     loss: float | None = None
@@ -85,11 +85,13 @@ def with_event_recorded(history: History, event: JobEvent) -> History:
     return history
 
 
-def reached(points: Sequence[EvaluationPoint], target: float, name: str) -> Reached | None:
+def target_reached_at(
+    points: Sequence[EvaluationPoint], target: float, name: str
+) -> Reached | None:
     """When the metric called ``name`` first was at the target or beyond; None when it never was.
 
     Between the last evaluation below and the first at the target everything is taken to have grown
-    evenly. What the first evaluation has reached already counts from there.
+    evenly. What the first evaluation has target_reached_at already counts from there.
     """
     before: EvaluationPoint | None = None
     for point in points:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hypergpu.errors import HyperGPUError, Reason
 
 
-class Known(NamedTuple):
+class KnownSetting(NamedTuple):
     """A setting that exists."""
 
     environment: str
@@ -54,33 +54,33 @@ def profile_file() -> Path:
     return config_folder() / "up.toml"
 
 
-def known_settings() -> Mapping[str, Known]:
+def known_settings() -> Mapping[str, KnownSetting]:
     """Every setting there is."""
     shared = _home("XDG_DATA_HOME", ".local/share")
     return {
-        "address": Known("HYPERGPU_ADDRESS", "", "host:port; else the token's addresses"),
-        "token": Known("HYPERGPU_TOKEN", "", "a user's or operator's token", is_secret=True),
-        "token_file": Known("HYPERGPU_TOKEN_FILE", "", "the file that holds the token"),
-        "timeout_s": Known("HYPERGPU_TIMEOUT_S", "60", "deadline of one call"),
-        "data_dir": Known(
+        "address": KnownSetting("HYPERGPU_ADDRESS", "", "host:port; else the token's addresses"),
+        "token": KnownSetting("HYPERGPU_TOKEN", "", "a user's or operator's token", is_secret=True),
+        "token_file": KnownSetting("HYPERGPU_TOKEN_FILE", "", "the file that holds the token"),
+        "timeout_s": KnownSetting("HYPERGPU_TIMEOUT_S", "60", "deadline of one call"),
+        "data_dir": KnownSetting(
             "HYPERGPU_DATA_DIR", str(shared / "coordinator"), "what `up` keeps, journal and blobs"
         ),
-        "state_dir": Known(
+        "state_dir": KnownSetting(
             "HYPERGPU_STATE_DIR", str(shared / "node"), "what `join` keeps: key and optimizer state"
         ),
-        "chain": Known(
+        "chain": KnownSetting(
             "HYPERGPU_CHAIN",
             "none",
             "what `up` settles paid jobs on: a chain, its RPC's address or a profile's file;"
             " `anvil` starts one here",
         ),
-        "chain_url": Known(
+        "chain_url": KnownSetting(
             "HYPERGPU_COORDINATOR_CHAIN_URL", "", "the RPC of that chain; else its own"
         ),
     }
 
 
-def resolved(
+def resolve_settings(
     flags: Mapping[str, str | None] | None = None, profile: Path | None = None
 ) -> dict[str, Setting]:
     """Every setting with its origin.
@@ -140,12 +140,12 @@ def _stronger(found: Mapping[str, Setting], *names: str) -> tuple[str, Setting]:
     return min(named, key=lambda each: strength.index(each[1].origin))
 
 
-def _environment(known: Mapping[str, Known]) -> dict[str, str]:
+def _environment(known: Mapping[str, KnownSetting]) -> dict[str, str]:
     values = {name: os.environ.get(setting.environment, "") for name, setting in known.items()}
     return {name: value for name, value in values.items() if value}
 
 
-def _file(path: Path, known: Mapping[str, Known]) -> dict[str, str]:
+def _file(path: Path, known: Mapping[str, KnownSetting]) -> dict[str, str]:
     try:
         tree = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from hypergpu.client.calls import TRANSFER_TIMEOUT_S, Calls
+from hypergpu.client.calls import TRANSFER_TIMEOUT_S, CoordinatorCalls
 from hypergpu.client.failures import RESTARTING, pause_s
 from hypergpu.client.translation import blob_ref
 from hypergpu.dataset.manifest import checked_paths
@@ -40,7 +40,7 @@ class LocalFile(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-async def send_folder(calls: Calls, folder: Path, report: Report) -> tensor_pb2.Manifest:
+async def send_folder(calls: CoordinatorCalls, folder: Path, report: Report) -> tensor_pb2.Manifest:
     """Send what the coordinator does not hold of a folder; returns the folder's manifest.
 
     Raises:
@@ -98,7 +98,9 @@ def _read_folder(folder: Path, report: Report) -> list[LocalFile]:
     return files
 
 
-async def _send_file(calls: Calls, file: LocalFile, advance: Callable[[int], None]) -> None:
+async def _send_file(
+    calls: CoordinatorCalls, file: LocalFile, advance: Callable[[int], None]
+) -> None:
     blob = blob_ref(file.digest, file.size_bytes)
     committed = idle_tries = 0
     while True:

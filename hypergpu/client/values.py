@@ -64,14 +64,14 @@ class ReadingView(msgspec.Struct, frozen=True):
 
     round_trip_us: EstimateView | None
     least_round_trip_us: int | None
-    """Of the last minutes: the line without queues."""
+    """Least round trip of the last minutes: the link without queues."""
     loss: EstimateView | None
     """Share of packets."""
     up_bits_per_s: EstimateView | None
     down_bits_per_s: EstimateView | None
     step_us: EstimateView | None
     congestion_control: str | None
-    """Of the node's sockets."""
+    """Congestion control of the node's sockets."""
 
 
 class NodeView(msgspec.Struct, frozen=True):

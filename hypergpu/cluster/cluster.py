@@ -12,14 +12,14 @@ import msgspec
 from hypergpu.client import Coordinator
 from hypergpu.cluster.coordinator import (
     Listen,
-    Ready,
+    ReadyLine,
     SettlingBy,
     coordinator_command,
     join_token,
     operator,
     wait_until_ready,
 )
-from hypergpu.cluster.leash import leashed
+from hypergpu.cluster.leash import leash_command
 from hypergpu.cluster.processes import kill_group, program, start
 from hypergpu.sites import Site, Sites
 from hypergpu.wire.token import parse_token, token_text
@@ -33,7 +33,7 @@ _JOINED = "coordinator.json"
 ONE_THREAD = {"HYPERGPU_NODE_WORKER_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
-class Cluster:
+class LocalCluster:
     """Starts processes and owns them: leaving the block ends every one, whatever happened."""
 
     def __init__(
@@ -70,10 +70,10 @@ class Cluster:
         self._nodes: dict[str, subprocess.Popen[str]] = {}
         self._coordinator: subprocess.Popen[str] | None = None
         self._all: list[subprocess.Popen[str]] = []
-        self._ready: Ready | None = None
+        self._ready: ReadyLine | None = None
         (folder / "logs").mkdir(parents=True, exist_ok=True)
 
-    def __enter__(self) -> "Cluster":
+    def __enter__(self) -> "LocalCluster":
         return self
 
     def __exit__(
@@ -105,7 +105,7 @@ class Cluster:
         self._settling = self._settling if settling is None else settling
         command = self._coordinator_site.command(coordinator_command(self._listen))
         child = start(
-            leashed(command),
+            leash_command(command),
             log=self._log("coordinator"),
             is_read=True,
             environment=self._settling.environment(),
@@ -115,13 +115,13 @@ class Cluster:
         self._ready = wait_until_ready(child, READY_WITHIN_S)
 
     @property
-    def ready(self) -> Ready:
+    def ready(self) -> ReadyLine:
         """The ready line of the coordinator."""
-        return self._served
+        return self._ready_line
 
     def operator(self) -> Coordinator:
         """A connection with the operator's token."""
-        return operator(self._served)
+        return operator(self._ready_line)
 
     def start_nodes(self, nodes: Mapping[str, Mapping[str, str]]) -> None:
         """Let nodes join through one token, all at once.
@@ -131,17 +131,17 @@ class Cluster:
         """
         # Without limits: a node killed before it has joined joins again. The coordinator's state
         # goes with the run.
-        text = join_token(self._served, ttl_s=0, uses=0, label="cluster")
+        text = join_token(self._ready_line, ttl_s=0, uses=0, label="cluster")
         token = parse_token(text)
         for name, environment in nodes.items():
             self._environments[name] = environment
-            dialled = msgspec.structs.replace(token, addresses=(self._dialled(name),))
+            dialled = msgspec.structs.replace(token, addresses=(self._dialled_address(name),))
             self._tokens[name] = token_text(dialled)
             self._join(name)
 
     def kill(self, name: str) -> int:
         """SIGKILL a node's daemon and its worker; returns the daemon's process id."""
-        return self._killed(self._nodes[name])
+        return self._kill_child(self._nodes[name])
 
     def restart(self, name: str) -> int:
         """Start a killed node again from its state; returns the process id."""
@@ -153,7 +153,7 @@ class Cluster:
         """SIGKILL the coordinator; returns its process id."""
         if self._coordinator is None:
             raise RuntimeError("start the coordinator first")
-        return self._killed(self._coordinator)
+        return self._kill_child(self._coordinator)
 
     def dead(self) -> list[str]:
         """Nodes whose daemon has ended, and ``coordinator``: by itself or killed."""
@@ -164,16 +164,16 @@ class Cluster:
         return [name for name, child in programs.items() if child.poll() is not None]
 
     @property
-    def _served(self) -> Ready:
+    def _ready_line(self) -> ReadyLine:
         if self._ready is None:
             raise RuntimeError("start the coordinator first")
         return self._ready
 
-    def _dialled(self, name: str) -> str:
+    def _dialled_address(self, name: str) -> str:
         """Where a node reaches the coordinator: over its own link."""
         site = self._node_sites.get(name)
-        _, _, port = self._served.address.rpartition(":")
-        return f"{site.dials}:{port}" if site else self._served.address
+        _, _, port = self._ready_line.address.rpartition(":")
+        return f"{site.dials}:{port}" if site else self._ready_line.address
 
     def _arguments(self, name: str) -> list[str]:
         return ["--state-dir", str(self.state_of(name)), "--worker", self._worker]
@@ -182,7 +182,7 @@ class Cluster:
         command = program("gpu_node", "join", "--token-file", "-", *self._arguments(name))
         return self._start_node(name, command, self._tokens[name])
 
-    def _killed(self, child: subprocess.Popen[str]) -> int:
+    def _kill_child(self, child: subprocess.Popen[str]) -> int:
         """Kill once: when it is reaped its number may become somebody else's."""
         if child in self._all:
             kill_group(child)
@@ -194,7 +194,7 @@ class Cluster:
     def _start_node(self, name: str, command: list[str], token: str | None) -> int:
         site = self._node_sites.get(name)
         child = start(
-            leashed(site.command(command) if site else command),
+            leash_command(site.command(command) if site else command),
             secret=token,
             log=self._log(name),
             environment={**ONE_THREAD, "HYPERGPU_NODE_NAME": name, **self._environments[name]},

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from hypergpu.client import Coordinator, Target
+from hypergpu.client import ConnectionTarget, Coordinator
 from hypergpu.cluster.processes import exit_status, kill_group, program
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentSummary
@@ -16,7 +16,7 @@ from hypergpu.wire.token import Role, parse_token
 CALL_TIMEOUT_S = 60.0
 
 
-class Ready(msgspec.Struct, frozen=True):
+class ReadyLine(msgspec.Struct, frozen=True):
     """The line a coordinator prints once it serves."""
 
     address: str
@@ -26,7 +26,7 @@ class Ready(msgspec.Struct, frozen=True):
     """None: no chain is configured."""
 
 
-class Refused(msgspec.Struct, frozen=True):
+class RefusedLine(msgspec.Struct, frozen=True):
     """The line a coordinator prints instead when it will not serve."""
 
     refused: str
@@ -84,7 +84,7 @@ def coordinator_command(at: Listen) -> list[str]:
     return program("coordinator", *arguments)
 
 
-def wait_until_ready(child: subprocess.Popen[str], within_s: float | None = None) -> Ready:
+def wait_until_ready(child: subprocess.Popen[str], within_s: float | None = None) -> ReadyLine:
     """Read the child's ready line.
 
     Args:
@@ -106,28 +106,28 @@ def wait_until_ready(child: subprocess.Popen[str], within_s: float | None = None
         killer.cancel()
 
 
-def _read_ready(child: subprocess.Popen[str]) -> Ready:
+def _read_ready(child: subprocess.Popen[str]) -> ReadyLine:
     lines = child.stdout or ()
     for line in lines:
         try:
             said = msgspec.json.decode(line)
             if isinstance(said, dict) and said.get("refused") in Reason.__members__:
-                why = msgspec.convert(said, Refused)
+                why = msgspec.convert(said, RefusedLine)
                 raise StartRefusedError(Reason[why.refused], why.detail, fix=why.fix)
-            return msgspec.convert(said, Ready)
+            return msgspec.convert(said, ReadyLine)
         except (msgspec.DecodeError, msgspec.ValidationError):
             note(line.rstrip())
     status = exit_status(child)
     raise HyperGPUError(Reason.CHILD_ENDED, f"the coordinator ended with status {status}")
 
 
-def operator(ready: Ready) -> Coordinator:
+def operator(ready: ReadyLine) -> Coordinator:
     """A connection with the operator's token of this machine's coordinator."""
     token = parse_token(Path(ready.operator_token_file).read_text("utf-8"))
-    return Coordinator(Target(ready.address, token, CALL_TIMEOUT_S))
+    return Coordinator(ConnectionTarget(ready.address, token, CALL_TIMEOUT_S))
 
 
-def join_token(ready: Ready, *, ttl_s: int, uses: int, label: str) -> str:
+def join_token(ready: ReadyLine, *, ttl_s: int, uses: int, label: str) -> str:
     """A fresh token for nodes."""
     with operator(ready) as coordinator:
         return coordinator.create_token(Role.NODE, ttl_s=ttl_s, uses=uses, label=label).token

@@ -29,7 +29,7 @@ def require_own(folder: RunFolder) -> None:
     Raises:
         HyperGPUError: FILE_UNUSABLE, it has such names without the mark, or a run goes on in it.
     """
-    with _explained(folder):
+    with _explain_errors(folder):
         _require_marked(folder)
         if (folder.path / folder.mark).exists():
             with (folder.path / folder.mark).open("ab") as mark:
@@ -43,12 +43,12 @@ def run_folder(folder: RunFolder) -> Iterator[None]:
     Raises:
         HyperGPUError: FILE_UNUSABLE, as above, or it cannot be written.
     """
-    with _explained(folder):
+    with _explain_errors(folder):
         _require_marked(folder)
         folder.path.mkdir(parents=True, exist_ok=True)
         mark = (folder.path / folder.mark).open("ab")
     with mark:
-        with _explained(folder):
+        with _explain_errors(folder):
             _lock(folder, mark)
             _clear(folder)
         yield
@@ -80,7 +80,7 @@ def _clear(folder: RunFolder) -> None:
 
 
 @contextmanager
-def _explained(folder: RunFolder) -> Iterator[None]:
+def _explain_errors(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except OSError as broken:

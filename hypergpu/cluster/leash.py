@@ -13,7 +13,7 @@ PARENT_VARIABLE = "HYPERGPU_LEASH"
 """The process id of whoever holds the leash."""
 
 
-def leashed(command: list[str]) -> list[str]:
+def leash_command(command: list[str]) -> list[str]:
     """What to start instead of ``command``, from the main thread of this process."""
     holder = f"{PARENT_VARIABLE}={os.getpid()}"
     return ["env", holder, sys.executable, "-P", "-m", "hypergpu.cluster.leash", *command]

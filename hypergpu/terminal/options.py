@@ -43,7 +43,7 @@ YEAR_S = 31_536_000
 def seconds_within(least: float, most: float) -> Callable[[str | float], float]:
     """A parser of lengths of time, such as ``90s`` and ``5m``; a number alone is seconds."""
 
-    def parsed(given: str | float) -> float:
+    def parse(given: str | float) -> float:
         from hypergpu.jobfile.schema import InvalidValue, duration_ms
 
         try:
@@ -57,4 +57,4 @@ def seconds_within(least: float, most: float) -> Callable[[str | float], float]:
             raise typer.BadParameter(f"{given} is not in the range from {least:g}s to {most:g}s")
         return seconds
 
-    return parsed
+    return parse

@@ -19,7 +19,7 @@ class NodeShare(msgspec.Struct, frozen=True):
     codec: str = ""
     reason: str = ""
     batch_size: int = 0
-    """Of its own; 0: as the job states."""
+    """The node's own batch; 0: as the job states."""
 
     @property
     def work(self) -> tuple[int, int, str]:
@@ -42,7 +42,7 @@ class PlanView(msgspec.Struct, frozen=True):
         return self.nodes | {node: NodeShare(reason=why) for node, why in self.resting.items()}
 
 
-class Progress(msgspec.Struct, frozen=True):
+class JobProgress(msgspec.Struct, frozen=True):
     """What a watcher knows."""
 
     job: JobView | None = None
@@ -60,18 +60,20 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 def with_job(
-    progress: Progress, job: JobView, participants: tuple[ParticipantView, ...]
-) -> Progress:
+    progress: JobProgress, job: JobView, participants: tuple[ParticipantView, ...]
+) -> JobProgress:
     """Add the newest summary, asked for beside the stream."""
     return with_participants(replace(progress, job=job), participants)
 
 
-def with_note(progress: Progress, text: str) -> Progress:
+def with_note(progress: JobProgress, text: str) -> JobProgress:
     """Add a line that the journal does not tell."""
     return replace(progress, notes=(*progress.notes, text)[-NOTES_KEPT:])
 
 
-def with_participants(progress: Progress, participants: tuple[ParticipantView, ...]) -> Progress:
+def with_participants(
+    progress: JobProgress, participants: tuple[ParticipantView, ...]
+) -> JobProgress:
     """Add conflated progress of the open round; between rounds the last one's stays."""
     if not participants:
         return progress
@@ -79,7 +81,7 @@ def with_participants(progress: Progress, participants: tuple[ParticipantView, .
     return replace(progress, participants=participants, names=progress.names | named)
 
 
-def with_event(progress: Progress, event: JobEvent) -> Progress:
+def with_event(progress: JobProgress, event: JobEvent) -> JobProgress:
     """Add one journalled event."""
     if event.kind == "RoundPlanned":
         plan = msgspec.convert(event.body.get("plan") or {}, PlanView)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from hypergpu.client.history import RoundPoint, metric_after
 from hypergpu.terminal.figures import name_or_id, score, size, span
 from hypergpu.terminal.output import Column, rich_table
-from hypergpu.terminal.progress import Progress
+from hypergpu.terminal.progress import JobProgress
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,7 +39,7 @@ def bar(done: int, total: int, width: int = _BAR_WIDTH) -> str:
     return "\u2501" * filled + "\u2500" * (width - filled)
 
 
-def planned_rounds(progress: Progress) -> int:
+def planned_rounds(progress: JobProgress) -> int:
     """How many rounds there will be; 0: the plans decide."""
     return progress.job.rounds if progress.job and progress.plan is None else 0
 
@@ -55,7 +55,7 @@ def round_text(point: RoundPoint, rounds: int) -> str:
     )
 
 
-def headline(progress: Progress) -> str:
+def headline(progress: JobProgress) -> str:
     """Where the job is, in one line."""
     job = progress.job
     if job is None:
@@ -64,7 +64,7 @@ def headline(progress: Progress) -> str:
     return f"{job.id}{name}  {job.phase}: {job.reason}"
 
 
-def screen(progress: Progress, *, title: str = "") -> "RenderableType":
+def screen(progress: JobProgress, *, title: str = "") -> "RenderableType":
     """The whole live view."""
     from rich.console import Group
     from rich.text import Text
@@ -81,7 +81,7 @@ def screen(progress: Progress, *, title: str = "") -> "RenderableType":
     return Group(*parts)
 
 
-def _nodes(progress: Progress) -> "RenderableType":
+def _nodes(progress: JobProgress) -> "RenderableType":
     """The nodes, with the plan of each and why, where rounds are planned."""
     rows = _node_rows(progress)
     reasons = [each.reason for each in progress.participants]
@@ -91,7 +91,7 @@ def _nodes(progress: Progress) -> "RenderableType":
     return rich_table(_PLANNED_COLUMNS, planned)
 
 
-def _figures(progress: Progress) -> str:
+def _figures(progress: JobProgress) -> str:
     job = progress.job
     if job is None:
         return ""
@@ -105,7 +105,7 @@ def _figures(progress: Progress) -> str:
     )
 
 
-def _node_rows(progress: Progress) -> list[tuple[str, ...]]:
+def _node_rows(progress: JobProgress) -> list[tuple[str, ...]]:
     return [
         (
             name_or_id(each.name, each.node),
@@ -118,7 +118,7 @@ def _node_rows(progress: Progress) -> list[tuple[str, ...]]:
     ]
 
 
-def _round_rows(progress: Progress) -> list[tuple[str, ...]]:
+def _round_rows(progress: JobProgress) -> list[tuple[str, ...]]:
     return [
         (
             str(point.number),

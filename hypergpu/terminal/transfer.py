@@ -42,7 +42,7 @@ def progress_bars(*, counts_bytes: bool = True) -> Iterator[Report]:
 
 
 @contextlib.contextmanager
-def counted(step: str) -> Iterator[Callable[[int, int], None]]:
+def step_bar(step: str) -> Iterator[Callable[[int, int], None]]:
     """Show how far one step is while the block runs, in things instead of bytes."""
     with progress_bars(counts_bytes=False) as report:
         yield lambda done, total: report(step, done, total)

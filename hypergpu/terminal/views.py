@@ -7,7 +7,7 @@ from typing import Protocol
 from hypergpu.client.values import JobEvent
 from hypergpu.terminal.figures import score
 from hypergpu.terminal.output import console, is_rich, say, say_json_line
-from hypergpu.terminal.progress import Progress, event_note
+from hypergpu.terminal.progress import JobProgress, event_note
 from hypergpu.terminal.screen import headline, planned_rounds, round_text, screen
 from hypergpu.units import several
 
@@ -15,10 +15,10 @@ from hypergpu.units import several
 class View(Protocol):
     """Shows one job."""
 
-    def event(self, event: JobEvent, progress: Progress) -> None:
+    def event(self, event: JobEvent, progress: JobProgress) -> None:
         """Something happened; ``progress`` has it already."""
 
-    def refresh(self, progress: Progress) -> None:
+    def refresh(self, progress: JobProgress) -> None:
         """Newest figures, a few times a second."""
 
     def say(self, text: str) -> None:
@@ -28,11 +28,11 @@ class View(Protocol):
 class JsonView:
     """One line of JSON an event."""
 
-    def event(self, event: JobEvent, progress: Progress) -> None:
+    def event(self, event: JobEvent, progress: JobProgress) -> None:
         """Print it as journalled."""
         say_json_line(event)
 
-    def refresh(self, progress: Progress) -> None:
+    def refresh(self, progress: JobProgress) -> None:
         """Levels are not events."""
 
     def say(self, text: str) -> None:
@@ -45,7 +45,7 @@ class PlainView:
     def __init__(self) -> None:
         self._phase = ""
 
-    def event(self, event: JobEvent, progress: Progress) -> None:
+    def event(self, event: JobEvent, progress: JobProgress) -> None:
         """Say it when it is worth a line."""
         if event.kind == "RoundRecorded" and progress.history.rounds:
             say(round_text(progress.history.rounds[-1], planned_rounds(progress)))
@@ -61,7 +61,7 @@ class PlainView:
         """A line."""
         say(f"  {text}")
 
-    def refresh(self, progress: Progress) -> None:
+    def refresh(self, progress: JobProgress) -> None:
         """Say where the job is whenever that changes."""
         job = progress.job
         phase = job.phase if job else ""
@@ -100,13 +100,13 @@ class LiveView:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def event(self, event: JobEvent, progress: Progress) -> None:
+    def event(self, event: JobEvent, progress: JobProgress) -> None:
         """The next refresh shows it."""
 
     def say(self, text: str) -> None:
         """The next refresh shows it."""
 
-    def refresh(self, progress: Progress) -> None:
+    def refresh(self, progress: JobProgress) -> None:
         """Draw."""
         self._live.update(screen(progress, title=self._title))
 

@@ -8,7 +8,7 @@ from hypergpu.client.blocking import Coordinator
 from hypergpu.client.failures import RESTARTING
 from hypergpu.client.values import ENDED, JobEvent, JobUpdate
 from hypergpu.errors import HyperGPUError
-from hypergpu.terminal.progress import Progress, with_event, with_job, with_participants
+from hypergpu.terminal.progress import JobProgress, with_event, with_job, with_participants
 from hypergpu.terminal.views import View
 
 TICK_S = 0.5
@@ -17,7 +17,7 @@ _DRAIN_S = 0.01
 SUMMARY_EVERY_S = 1.0
 
 
-def follow(coordinator: Coordinator, job_id: str, view: View) -> Progress:
+def follow(coordinator: Coordinator, job_id: str, view: View) -> JobProgress:
     """Show a job from its first event until it has ended.
 
     Raises:
@@ -40,7 +40,7 @@ class Watched:
         self._job_id = job_id
         self._view = view
         self._is_away = False
-        self.progress = self._with_summary(Progress())
+        self.progress = self._with_summary(JobProgress())
         self._asked_at_s = time.monotonic()
         self._updates = coordinator.watch(job_id)
 
@@ -73,7 +73,7 @@ class Watched:
         else:
             self.progress = with_participants(self.progress, update.participants)
 
-    def _with_summary(self, progress: Progress) -> Progress:
+    def _with_summary(self, progress: JobProgress) -> JobProgress:
         try:
             found = self._coordinator.job(self._job_id)
         except HyperGPUError as refused:

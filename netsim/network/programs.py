@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hypergpu.cluster.leash import leashed
+from hypergpu.cluster.leash import leash_command
 from hypergpu.sites import SITES_VARIABLE, Sites
 from netsim.measure.lateness import Verdict, judge
 from netsim.network.backends import OpenLinks
@@ -47,7 +47,7 @@ async def run_program(links: OpenLinks, command: Sequence[str]) -> ProgramEnd:
     """
     async with controllable(links) as sites:
         child = await asyncio.create_subprocess_exec(
-            *leashed(sites.coordinator.command(command)),
+            *leash_command(sites.coordinator.command(command)),
             env={**os.environ, SITES_VARIABLE: sites_json(sites)},
         )
         received: list[int] = []

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hypergpu.client import Coordinator
-from hypergpu.client.history import reached
+from hypergpu.client.history import target_reached_at
 from hypergpu.client.values import JobEvent
-from hypergpu.cluster.cluster import Cluster
+from hypergpu.cluster.cluster import LocalCluster
 from hypergpu.cluster.folder import RunFolder, run_folder
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.sites import Sites
-from hypergpu.terminal.progress import Progress, with_note
+from hypergpu.terminal.progress import JobProgress, with_note
 from hypergpu.terminal.views import View
 from hypergpu.terminal.watch import Watched
 from netsim.emulation.requests import Condition, SetCondition
@@ -45,10 +45,10 @@ class RunOrder(NamedTuple):
 class SilentView:
     """A view for machines, which get the report at the end and nothing before."""
 
-    def event(self, event: JobEvent, progress: Progress) -> None:
+    def event(self, event: JobEvent, progress: JobProgress) -> None:
         """See `View`."""
 
-    def refresh(self, progress: Progress) -> None:
+    def refresh(self, progress: JobProgress) -> None:
         """See `View`."""
 
     def say(self, text: str) -> None:
@@ -71,7 +71,7 @@ def run_job(order: RunOrder, sites: Sites, view: View) -> RunReport:
     spec = required_job(world)
     with (
         run_folder(netsim_folder(order.folder)),
-        Cluster(order.folder, order.worker, sites) as cluster,
+        LocalCluster(order.folder, order.worker, sites) as cluster,
     ):
         cluster.start_coordinator()
         cluster.start_nodes({node.name: _environment(order, node) for node in world.nodes})
@@ -87,7 +87,7 @@ def run_job(order: RunOrder, sites: Sites, view: View) -> RunReport:
     return _report(order, sites, progress, verdict)
 
 
-def _report(order: RunOrder, sites: Sites, progress: Progress, verdict: Verdict) -> RunReport:
+def _report(order: RunOrder, sites: Sites, progress: JobProgress, verdict: Verdict) -> RunReport:
     spec, job, history = required_job(order.world), progress.job, progress.history
     assert job is not None  # noqa: S101 - it was watched to its end
     name = history.metric_name or job.metric_name
@@ -104,7 +104,7 @@ def _report(order: RunOrder, sites: Sites, progress: Progress, verdict: Verdict)
         metric_name=name,
         target=spec.evaluation.target,
         evaluations=history.evaluations,
-        to_target=reached(history.evaluations, spec.evaluation.target, name),
+        to_target=target_reached_at(history.evaluations, spec.evaluation.target, name),
     )
 
 
@@ -125,7 +125,7 @@ def _slowness_path(order: RunOrder, name: str) -> Path:
 
 def _follow(
     order: RunOrder, watched: Watched, actor: "_TimelineActor", user: "_User", view: View
-) -> Progress:
+) -> JobProgress:
     give_up_at_s = time.monotonic() + order.give_up_after_s
     while not watched.has_ended:
         watched.tick()
@@ -168,7 +168,7 @@ class _User:
         self._job_id = job_id
         self._timeout = StallTimeout(_RESUME_EVERY_S)
 
-    def act(self, progress: Progress) -> Iterator[str]:
+    def act(self, progress: JobProgress) -> Iterator[str]:
         """Resume when it is due, and say why the job was paused."""
         job = progress.job
         is_paused = job is not None and job.phase == "paused"
@@ -185,7 +185,7 @@ class _User:
 class _TimelineActor:
     """Carries out actions when they are due, counted from the beginning of the first round."""
 
-    def __init__(self, cluster: Cluster, sites: Sites, order: RunOrder) -> None:
+    def __init__(self, cluster: LocalCluster, sites: Sites, order: RunOrder) -> None:
         self._cluster = cluster
         self._sites = sites
         self._order = order
@@ -195,7 +195,7 @@ class _TimelineActor:
         self._began_at_s: float | None = None
         self._killed: set[str] = set()
 
-    def act(self, progress: Progress) -> Iterator[str]:
+    def act(self, progress: JobProgress) -> Iterator[str]:
         """Carry out what is due, and say it."""
         if self._began_at_s is None:
             if progress.job is None or progress.job.phase != "training":

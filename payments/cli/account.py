@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from hypergpu.client.settings import resolved
+from hypergpu.client.settings import resolve_settings
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
 from hypergpu.signature import IdentityKey
@@ -136,7 +136,7 @@ async def open_account(
 
 def rpc_url(profile: ChainProfile, given: str) -> str:
     """Address of the RPC to ask."""
-    url = given or profile.rpc_url or resolved()["chain_url"].value
+    url = given or profile.rpc_url or resolve_settings()["chain_url"].value
     if not url:
         raise HyperGPUError(
             Reason.ARGUMENT_INVALID,

@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from hypergpu.client.settings import resolved
+from hypergpu.client.settings import resolve_settings
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.keys.keyfile import passphrase_beside, stored_secret
@@ -43,7 +43,7 @@ class HeldJob(NamedTuple):
 
 def folder_named(setting: str, given: Path | None) -> Path:
     """A folder by the command's option, else by the settings: ``state_dir`` or ``data_dir``."""
-    settings = resolved({setting: str(given) if given else None})
+    settings = resolve_settings({setting: str(given) if given else None})
     return Path(settings[setting].value).expanduser()
 
 

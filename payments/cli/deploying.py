@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hypergpu.client.settings import resolved
+from hypergpu.client.settings import resolve_settings
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
 from hypergpu.signature import IdentityKey
@@ -151,7 +151,7 @@ async def _deployed(
 
 
 async def _open_chain(chain: str, chain_url: str) -> tuple[Ethereum, ChainProfile]:
-    settings = resolved({"chain": chain, "chain_url": chain_url})
+    settings = resolve_settings({"chain": chain, "chain_url": chain_url})
     name, url = settings["chain"].value, settings["chain_url"].value
     if name == NONE:
         detail = "no chain is named"

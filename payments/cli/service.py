@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 import grpc.aio
 
 from hypergpu.client.asynchronous import AsyncCoordinator
-from hypergpu.client.calls import Calls
-from hypergpu.client.connection import Target, find_target
+from hypergpu.client.calls import CoordinatorCalls
+from hypergpu.client.connection import ConnectionTarget, find_target
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
 from hypergpu.units import Wei
@@ -51,10 +51,10 @@ def read_receipt_file(path: Path) -> ReceiptFile:
         raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
 
 
-class PaymentsCalls(Calls):
+class PaymentsCalls(CoordinatorCalls):
     """An open channel with the stub of PaymentsService."""
 
-    def __init__(self, to: Target, channel: grpc.aio.Channel) -> None:
+    def __init__(self, to: ConnectionTarget, channel: grpc.aio.Channel) -> None:
         super().__init__(to, channel)
         self.payments = payments_pb2_grpc.PaymentsServiceStub(channel)
 

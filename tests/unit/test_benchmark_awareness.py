@@ -12,7 +12,7 @@ from benchmarks.ours.awareness.recovery import longest_bad_stretch
 from benchmarks.ours.awareness.runs import WORLDS
 from benchmarks.ours.awareness.work import computing_share, summed_throughput, throughput
 from benchmarks.table.parts import PartFigures, measure_part
-from hypergpu.cli.compare.outcome import Report, Verdict
+from hypergpu.cli.compare.outcome import LinkVerdict, Report
 from hypergpu.client.history import RoundPoint
 from hypergpu.jobfile import parse_job
 from hypergpu.units import Milliseconds, Samples
@@ -41,7 +41,7 @@ def report(*rounds: RoundPoint) -> Report:
         reason="all rounds are done",
         rounds=rounds,
         metric=None,
-        verdict=Verdict(is_valid=True, sentence=""),
+        verdict=LinkVerdict(is_valid=True, sentence=""),
         metric_name="accuracy",
         target=0.97,
         evaluations=(),

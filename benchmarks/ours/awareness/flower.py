@@ -21,7 +21,7 @@ from benchmarks.ours.awareness.runs import KEPT, ROOT, TRIES, WORLDS, LateError
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.peers.seconds import python_of
 from benchmarks.table.parts import PartFigures
-from hypergpu.client.history import EvaluationPoint, Reached, reached
+from hypergpu.client.history import EvaluationPoint, Reached, target_reached_at
 from hypergpu.digest import digest_of
 from hypergpu.jobfile import read_job_file
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -130,7 +130,7 @@ def reached_by_flower(run: FlowerRun) -> Reached:
         )
         for number, (end_s, metric) in enumerate(zip(run.ends_s, run.metrics, strict=True), 1)
     ]
-    there = reached(points, target, "accuracy")
+    there = target_reached_at(points, target, "accuracy")
     if there is None:
         best = max(run.metrics, default=0.0)
         raise NotReachedError(f"Flower was at {best:.3f} after {len(points)} rounds")

@@ -8,9 +8,9 @@ import msgspec
 
 from hypergpu.cli.compare.chart import comparison_svg
 from hypergpu.cli.compare.comparison import Comparison, standings
-from hypergpu.cli.compare.order import Errand, Order, all_errands, errands
-from hypergpu.cli.compare.outcome import Outcome, Report, UnmeasuredError, outcome
-from hypergpu.cli.compare.running import Prospect, kept_report, key_of, prospect, ran
+from hypergpu.cli.compare.order import ComparisonOrder, Errand, all_errands, errands
+from hypergpu.cli.compare.outcome import Report, StrategyRun, UnmeasuredError, outcome
+from hypergpu.cli.compare.running import RunProspect, kept_report, key_of, prospect, ran
 from hypergpu.cli.compare.table import outcome_text
 from hypergpu.cluster.folder import RunFolder, require_own, run_folder
 from hypergpu.errors import HyperGPUError, Reason
@@ -33,7 +33,7 @@ class Files(NamedTuple):
     chart: Path
 
 
-def compared(order: Order, say: Say) -> tuple[Comparison, Files]:
+def run_comparison(order: ComparisonOrder, say: Say) -> tuple[Comparison, Files]:
     """Run what has not been run, one after the other, and put it side by side.
 
     Raises:
@@ -46,11 +46,11 @@ def compared(order: Order, say: Say) -> tuple[Comparison, Files]:
         prospects = _prospects(order)
         reports = _reports(order, prospects, say)
         found = _comparison(order, prospects, reports)
-        return found, _written(found, order.out)
+        return found, _write_files(found, order.out)
 
 
-def _prospects(order: Order) -> dict[str, Prospect]:
-    """Of the first seed's runs: everything that is refused is refused before anything is run."""
+def _prospects(order: ComparisonOrder) -> dict[str, RunProspect]:
+    """Prospects of the first seed's runs, so that errors come before anything is run."""
     found = {
         _kind(errand): prospect(errand, order.out / _RUNS)
         for strategy in order.strategies
@@ -67,7 +67,9 @@ def _kind(errand: Errand) -> str:
     return errand.name.replace(f"-{errand.seed}", "", 1)
 
 
-def _reports(order: Order, prospects: dict[str, Prospect], say: Say) -> dict[str, Report]:
+def _reports(
+    order: ComparisonOrder, prospects: dict[str, RunProspect], say: Say
+) -> dict[str, Report]:
     reports = {}
     every = list(all_errands(order))
     folder = order.out / _RUNS
@@ -82,11 +84,11 @@ def _reports(order: Order, prospects: dict[str, Prospect], say: Say) -> dict[str
             say("\n")
             raise
         reports[errand.name] = report
-        say(f"{_told(errand, report)}{was_kept}\n")
+        say(f"{_outcome_line(errand, report)}{was_kept}\n")
     return reports
 
 
-def _told(errand: Errand, report: Report) -> str:
+def _outcome_line(errand: Errand, report: Report) -> str:
     if report.target:
         return outcome_text(outcome(errand.strategy, errand.seed, [report]))
     doubt = "" if report.verdict.is_valid else "; INVALID"
@@ -96,7 +98,7 @@ def _told(errand: Errand, report: Report) -> str:
 
 
 def _comparison(
-    order: Order, prospects: dict[str, Prospect], reports: dict[str, Report]
+    order: ComparisonOrder, prospects: dict[str, RunProspect], reports: dict[str, Report]
 ) -> Comparison:
     outcomes = [
         _outcome(errands(order, strategy, seed), reports)
@@ -117,7 +119,7 @@ def _comparison(
     )
 
 
-def _outcome(behind: tuple[Errand, ...], reports: dict[str, Report]) -> Outcome:
+def _outcome(behind: tuple[Errand, ...], reports: dict[str, Report]) -> StrategyRun:
     first = behind[0]
     try:
         return outcome(first.strategy, first.seed, [reports[each.name] for each in behind])
@@ -126,7 +128,7 @@ def _outcome(behind: tuple[Errand, ...], reports: dict[str, Report]) -> Outcome:
         raise HyperGPUError(Reason.JOB_UNSUCCESSFUL, detail, fix="see its logs") from short
 
 
-def _written(found: Comparison, out: Path) -> Files:
+def _write_files(found: Comparison, out: Path) -> Files:
     files = Files(out / JSON_NAME, out / CHART_NAME)
     text = msgspec.json.format(msgspec.json.encode(found), indent=2)
     files.json.write_bytes(text + b"\n")

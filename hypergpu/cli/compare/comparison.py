@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from hypergpu.cli.compare.outcome import Outcome
+from hypergpu.cli.compare.outcome import StrategyRun
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -16,7 +16,7 @@ class Spread(msgspec.Struct, frozen=True):
     most: int
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class StrategyStanding(msgspec.Struct, frozen=True, kw_only=True):
     """A strategy over its seeds; what it took is told of the runs that reached the target."""
 
     strategy: str
@@ -25,7 +25,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     runs_reached: int
     """Fewer than ``runs``: there is no ratio to tell."""
     runs_invalid: int
-    """Whose links were not as asked: their times mean nothing."""
+    """Runs whose links differed from the profile, so that their times mean nothing."""
     time_ms: Spread | None
     bytes_up: Spread | None
     bytes_down: Spread | None
@@ -49,8 +49,8 @@ class Comparison(
     metric_name: str
     target: float
     baseline: str
-    strategies: list[Standing]
-    outcomes: list[Outcome]
+    strategies: list[StrategyStanding]
+    outcomes: list[StrategyRun]
 
     @property
     def is_good(self) -> bool:
@@ -59,20 +59,20 @@ class Comparison(
 
 
 def standings(
-    strategies: Sequence[str], outcomes: Sequence[Outcome], baseline: str
-) -> list[Standing]:
+    strategies: Sequence[str], outcomes: Sequence[StrategyRun], baseline: str
+) -> list[StrategyStanding]:
     """A standing a strategy, in their order."""
     alone = {
         name: _standing([each for each in outcomes if each.strategy == name]) for name in strategies
     }
     to = alone[baseline]
-    return [_compared(each, to) for each in alone.values()]
+    return [_with_ratios(each, to) for each in alone.values()]
 
 
-def _standing(runs: Sequence[Outcome]) -> Standing:
+def _standing(runs: Sequence[StrategyRun]) -> StrategyStanding:
     there = [run.to_target for run in runs if run.to_target is not None]
     metrics = [run.metric for run in runs if run.metric is not None]
-    return Standing(
+    return StrategyStanding(
         strategy=runs[0].strategy,
         how=runs[0].how,
         runs=len(runs),
@@ -95,7 +95,7 @@ def _spread(numbers: Iterable[int]) -> Spread | None:
     return Spread(round(statistics.median(found)), found[0], found[-1])
 
 
-def _compared(one: Standing, to: Standing) -> Standing:
+def _with_ratios(one: StrategyStanding, to: StrategyStanding) -> StrategyStanding:
     return msgspec.structs.replace(
         one,
         times_faster=_ratio(one, to, lambda each: _middle(each.time_ms)),
@@ -109,6 +109,8 @@ def _middle(spread: Spread | None) -> int:
     return 0 if spread is None else spread.median
 
 
-def _ratio(one: Standing, to: Standing, amount: Callable[[Standing], int]) -> float | None:
+def _ratio(
+    one: StrategyStanding, to: StrategyStanding, amount: Callable[[StrategyStanding], int]
+) -> float | None:
     is_told = one.runs_reached == one.runs and to.runs_reached == to.runs
     return amount(to) / amount(one) if is_told and amount(one) else None

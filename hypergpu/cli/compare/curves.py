@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from hypergpu.cli.compare.outcome import Outcome
+from hypergpu.cli.compare.outcome import StrategyRun
 from hypergpu.client.history import EvaluationPoint
 
 POINTS = 160
@@ -32,7 +32,7 @@ def moved_bytes(point: EvaluationPoint) -> float:
     return float(point.bytes_up + point.bytes_down)
 
 
-def levels(runs: Sequence[Outcome], amount: Amount) -> list[Level]:
+def levels(runs: Sequence[StrategyRun], amount: Amount) -> list[Level]:
     """The seeds' metric over time or bytes, from where all have one to where the last one ends.
 
     A run that has ended keeps its last metric. Between evaluations a line is drawn.
@@ -52,7 +52,7 @@ def levels(runs: Sequence[Outcome], amount: Amount) -> list[Level]:
 Curve = list[tuple[float, float]]
 
 
-def _curve(run: Outcome, amount: Amount) -> Curve:
+def _curve(run: StrategyRun, amount: Amount) -> Curve:
     points = [(amount(each), each.metric) for each in run.evaluations]
     return [(at, metric) for at, metric in points if metric is not None and at > 0]
 

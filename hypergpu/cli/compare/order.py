@@ -1,4 +1,4 @@
-"""What is to be compared, and which runs of netsim that takes. Pure."""
+"""The order of a comparison, and the runs of netsim that it takes. Pure."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ NAIVE = "sync"
 """What everything is measured against, where it is among the strategies."""
 
 
-class Order(NamedTuple):
+class ComparisonOrder(NamedTuple):
     """A comparison as it was asked for."""
 
     job: Path
@@ -43,10 +43,10 @@ class Errand(NamedTuple):
     strategy: str
     seed: int
     words: tuple[str, ...]
-    """Of `netsim run`, without where it keeps its things."""
+    """Arguments of `netsim run`, without its output folder."""
 
 
-def checked_order(order: Order) -> Order:
+def checked_order(order: ComparisonOrder) -> ComparisonOrder:
     """The same order, once it can be meant.
 
     Raises:
@@ -72,12 +72,12 @@ def strategy_words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def is_extrapolated(order: Order, strategy: str) -> bool:
+def is_extrapolated(order: ComparisonOrder, strategy: str) -> bool:
     """Whether a strategy's time is worked out from the seconds that one of its steps takes."""
     return strategy == NAIVE and order.sync_steps > 0
 
 
-def errands(order: Order, strategy: str, seed: int) -> tuple[Errand, ...]:
+def errands(order: ComparisonOrder, strategy: str, seed: int) -> tuple[Errand, ...]:
     """The runs behind one number: one; or for `sync` its steps on a LAN, and their time here."""
     if not is_extrapolated(order, strategy):
         words = _words(order, strategy, seed, ["--backend", order.backend, *_goal(order)])
@@ -91,18 +91,20 @@ def errands(order: Order, strategy: str, seed: int) -> tuple[Errand, ...]:
     )
 
 
-def all_errands(order: Order) -> Iterator[Errand]:
+def all_errands(order: ComparisonOrder) -> Iterator[Errand]:
     """Every run, all of a seed before the next: half a comparison compares something already."""
     for seed in range(1, order.seeds + 1):
         for strategy in order.strategies:
             yield from errands(order, strategy, seed)
 
 
-def _goal(order: Order) -> list[str]:
+def _goal(order: ComparisonOrder) -> list[str]:
     return [] if order.target is None else ["--target", str(order.target)]
 
 
-def _words(order: Order, strategy: str, seed: int, more: Sequence[str]) -> tuple[str, ...]:
+def _words(
+    order: ComparisonOrder, strategy: str, seed: int, more: Sequence[str]
+) -> tuple[str, ...]:
     return (
         *(str(order.world), "--job", str(order.job), "--strategy", strategy, "--seed", str(seed)),
         *("--worker", order.worker, "--give-up-after", str(order.give_up_after_s)),

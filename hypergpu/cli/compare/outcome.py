@@ -12,7 +12,7 @@ MEASURED = "measured"
 EXTRAPOLATED = "extrapolated"
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class LinkVerdict(msgspec.Struct, frozen=True):
     """Whether a network was as asked."""
 
     is_valid: bool
@@ -20,7 +20,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What is used of `netsim run --json`."""
+    """Fields that are used of `netsim run --json`."""
 
     world: str
     backend: str
@@ -28,14 +28,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     rounds: tuple[RoundPoint, ...]
     metric: float | None
-    verdict: Verdict
+    verdict: LinkVerdict
     metric_name: str
     target: float
     evaluations: tuple[EvaluationPoint, ...]
     to_target: Reached | None
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class StrategyRun(msgspec.Struct, frozen=True, kw_only=True):
     """One strategy by one seed."""
 
     strategy: str
@@ -46,7 +46,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     to_target: Reached | None
     metric: float | None
-    """Of the last model."""
+    """Metric of the last model."""
     samples: Samples
     bytes_up: Bytes
     bytes_down: Bytes
@@ -62,19 +62,19 @@ class UnmeasuredError(Exception):
     """A report has too little in it to tell anything."""
 
 
-def outcome(strategy: str, seed: int, reports: Sequence[Report]) -> Outcome:
+def outcome(strategy: str, seed: int, reports: Sequence[Report]) -> StrategyRun:
     """The one run, or `sync` out of two: on a LAN to the target, and a few steps in the world.
 
     Raises:
         UnmeasuredError: The few steps did not end.
     """
     first, *others = reports
-    found = _measured(strategy, seed, first)
-    return _stretched(found, others[0]) if others else found
+    found = _measured_run(strategy, seed, first)
+    return _stretch(found, others[0]) if others else found
 
 
-def _measured(strategy: str, seed: int, report: Report) -> Outcome:
-    return Outcome(
+def _measured_run(strategy: str, seed: int, report: Report) -> StrategyRun:
+    return StrategyRun(
         strategy=strategy,
         seed=seed,
         how=MEASURED,
@@ -93,7 +93,7 @@ def _measured(strategy: str, seed: int, report: Report) -> Outcome:
     )
 
 
-def _stretched(near: Outcome, steps: Report) -> Outcome:
+def _stretch(near: StrategyRun, steps: Report) -> StrategyRun:
     """The same steps, each as long as one took in the world; they move the same bytes."""
     step_us = step_time_us(steps)
 

@@ -12,7 +12,7 @@ import msgspec
 
 from hypergpu.cli.compare.order import Errand
 from hypergpu.cli.compare.outcome import Report
-from hypergpu.cluster.leash import leashed
+from hypergpu.cluster.leash import leash_command
 from hypergpu.cluster.processes import kill_group, program, start
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
@@ -24,8 +24,8 @@ _STATE = "state"
 """What a run leaves beside its logs: the models of a job that nobody will go on with."""
 
 
-class Prospect(msgspec.Struct, frozen=True):
-    """What is used of `netsim run --dry-run --json`."""
+class RunProspect(msgspec.Struct, frozen=True):
+    """Fields that are used of `netsim run --dry-run --json`."""
 
     world: str
     nodes: int
@@ -35,7 +35,7 @@ class Prospect(msgspec.Struct, frozen=True):
     inputs: str
 
 
-class Kept(msgspec.Struct, frozen=True):
+class KeptReport(msgspec.Struct, frozen=True):
     """A finished run on disk."""
 
     key: str
@@ -43,7 +43,7 @@ class Kept(msgspec.Struct, frozen=True):
     report: Report
 
 
-class Place(NamedTuple):
+class RunPlace(NamedTuple):
     """Where one run keeps its things."""
 
     folder: Path
@@ -54,28 +54,28 @@ class Place(NamedTuple):
         return self.folder / "report.json"
 
     @property
-    def said(self) -> Path:
+    def errors(self) -> Path:
         """What it wrote to stderr."""
         return self.folder / "netsim.err"
 
 
-def prospect(errand: Errand, folder: Path) -> Prospect:
+def prospect(errand: Errand, folder: Path) -> RunProspect:
     """What a run would be, without running it.
 
     Raises:
         RemoteFailureError: netsim refuses it, and says why.
     """
-    place = Place(folder / errand.name)
+    place = RunPlace(folder / errand.name)
     try:
         text = _output(errand, ["--dry-run"], place)
     except RemoteFailureError as refused:
         # What is refused before anything is run is no single run's fault.
         what = refused.detail.removeprefix(f"{errand.name}: ")
         raise RemoteFailureError(number=refused.number, detail=what, fix=refused.fix) from refused
-    return msgspec.json.decode(text, type=Prospect)
+    return msgspec.json.decode(text, type=RunProspect)
 
 
-def key_of(errand: Errand, seen: Prospect) -> Digest:
+def key_of(errand: Errand, seen: RunProspect) -> Digest:
     """Names a run's inputs, out of what was seen of the same run by another seed."""
     return digest_of(f"{seen.inputs} {errand.seed}".encode())
 
@@ -83,7 +83,9 @@ def key_of(errand: Errand, seen: Prospect) -> Digest:
 def kept_report(errand: Errand, key: Digest, folder: Path) -> Report | None:
     """The report of an earlier run with the same inputs; None when there is none."""
     try:
-        found = msgspec.json.decode(Place(folder / errand.name).report.read_bytes(), type=Kept)
+        found = msgspec.json.decode(
+            RunPlace(folder / errand.name).report.read_bytes(), type=KeptReport
+        )
     except (OSError, msgspec.MsgspecError, UnicodeError):
         return None
     return found.report if found.key == key else None
@@ -96,21 +98,21 @@ def ran(errand: Errand, key: Digest, folder: Path) -> Report:
         RemoteFailureError: netsim refused it or gave up.
         HyperGPUError: CHILD_ENDED, it ended without saying why.
     """
-    place = Place(folder / errand.name)
+    place = RunPlace(folder / errand.name)
     place.report.unlink(missing_ok=True)
     report = msgspec.json.decode(_output(errand, [], place), type=Report)
     rmtree(place.folder / _STATE, ignore_errors=True)
     partial = place.report.with_suffix(".part")
-    partial.write_bytes(msgspec.json.encode(Kept(key, report)))
+    partial.write_bytes(msgspec.json.encode(KeptReport(key, report)))
     partial.replace(place.report)
     return report
 
 
-def _output(errand: Errand, more: list[str], place: Place) -> str:
+def _output(errand: Errand, more: list[str], place: RunPlace) -> str:
     place.folder.mkdir(parents=True, exist_ok=True)
-    place.said.write_bytes(b"")
+    place.errors.write_bytes(b"")
     words = ["run", *errand.words, "--out", str(place.folder), "--json", *more]
-    child = start(leashed(program("netsim", *words)), log=place.said, is_read=True)
+    child = start(leash_command(program("netsim", *words)), log=place.errors, is_read=True)
     try:
         text = child.stdout.read() if child.stdout else ""
         status = child.wait()
@@ -136,14 +138,14 @@ def _end(child: "Popen[str]") -> None:
         kill_group(child)
 
 
-def _failure(errand: Errand, status: int, place: Place) -> Exception:
-    lines = place.said.read_text("utf-8", "replace").splitlines()
+def _failure(errand: Errand, status: int, place: RunPlace) -> Exception:
+    lines = place.errors.read_text("utf-8", "replace").splitlines()
     for line in reversed(lines):
         if found := _ERROR.match(line):
             what = f"{errand.name}: {found[2]}"
             return RemoteFailureError(number=int(found[1]), detail=what, fix=found[3])
     detail = f"{errand.name} ended with status {status} and without a report"
-    return HyperGPUError(Reason.CHILD_ENDED, detail, fix=f"read {place.said}")
+    return HyperGPUError(Reason.CHILD_ENDED, detail, fix=f"read {place.errors}")
 
 
 def interrupt_on_term() -> None:
@@ -155,7 +157,7 @@ def interrupt_on_term() -> None:
     signal.signal(signal.SIGTERM, leave)
 
 
-def said_in_pieces(text: str) -> None:
+def say_piece(text: str) -> None:
     """A part of a line for the person, at once visible."""
     sys.stderr.write(text)
     sys.stderr.flush()

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from hypergpu.cli.compare.comparison import Comparison, Spread, Standing
-from hypergpu.cli.compare.outcome import EXTRAPOLATED, Outcome
+from hypergpu.cli.compare.comparison import Comparison, Spread, StrategyStanding
+from hypergpu.cli.compare.outcome import EXTRAPOLATED, StrategyRun
 from hypergpu.terminal.figures import score, size, span
 from hypergpu.terminal.output import Column
 
@@ -29,7 +29,7 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
     return [_row(each) for each in comparison.strategies]
 
 
-def _row(each: Standing) -> tuple[str, ...]:
+def _row(each: StrategyStanding) -> tuple[str, ...]:
     return (
         each.strategy,
         span(each.time_ms.median / 1000) if each.time_ms else "not reached",
@@ -61,7 +61,7 @@ def _bytes(spread: Spread | None) -> str:
     return "-" if spread is None else size(spread.median)
 
 
-def _how(each: Standing) -> str:
+def _how(each: StrategyStanding) -> str:
     words = [each.how]
     if each.runs_reached < each.runs:
         words.append(f"{each.runs_reached} of {each.runs} reached it")
@@ -76,7 +76,7 @@ def footnotes(comparison: Comparison) -> Iterator[str]:
     yield from _about_steps(comparison)
     for run in comparison.outcomes:
         if run.to_target is None:
-            yield _missed(run, comparison)
+            yield _missed_text(run, comparison)
         if not run.is_valid:
             yield f"{run.strategy}, seed {run.seed}: {run.verdict}"
 
@@ -91,7 +91,7 @@ def _about_steps(comparison: Comparison) -> Iterator[str]:
         )
 
 
-def _missed(run: Outcome, comparison: Comparison) -> str:
+def _missed_text(run: StrategyRun, comparison: Comparison) -> str:
     named = f"{run.strategy}, seed {run.seed}"
     goal = f"{comparison.metric_name} {comparison.target:g}"
     return (
@@ -99,7 +99,7 @@ def _missed(run: Outcome, comparison: Comparison) -> str:
     )
 
 
-def outcome_text(run: Outcome) -> str:
+def outcome_text(run: StrategyRun) -> str:
     """One run in a line, as soon as it is done."""
     doubt = "" if run.is_valid else "; INVALID"
     there = run.to_target

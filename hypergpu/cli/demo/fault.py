@@ -4,8 +4,8 @@ import time
 from typing import NamedTuple
 
 from hypergpu.client import Coordinator, History, JobEvent
-from hypergpu.cluster.cluster import Cluster
-from hypergpu.terminal.progress import Progress
+from hypergpu.cluster.cluster import LocalCluster
+from hypergpu.terminal.progress import JobProgress
 from hypergpu.terminal.views import View
 
 AWAY_S = 1.0
@@ -23,11 +23,11 @@ class Return(NamedTuple):
     """From its death to the first update accepted from it."""
 
 
-class Fault:
+class NodeFault:
     """Kills a node, starts it again, and keeps the job from ending before it has worked again."""
 
     def __init__(
-        self, cluster: Cluster, coordinator: Coordinator, *, job_id: str, victim: str
+        self, cluster: LocalCluster, coordinator: Coordinator, *, job_id: str, victim: str
     ) -> None:
         self._cluster = cluster
         self._coordinator = coordinator
@@ -86,16 +86,16 @@ class Fault:
 class FaultView:
     """Shows everything on another view and lets a fault see the events."""
 
-    def __init__(self, view: View, fault: Fault) -> None:
+    def __init__(self, view: View, fault: NodeFault) -> None:
         self._view = view
         self._fault = fault
 
-    def event(self, event: JobEvent, progress: Progress) -> None:
+    def event(self, event: JobEvent, progress: JobProgress) -> None:
         """See `View`."""
         self._fault.see(event)
         self._view.event(event, progress)
 
-    def refresh(self, progress: Progress) -> None:
+    def refresh(self, progress: JobProgress) -> None:
         """See `View`."""
         self._view.refresh(progress)
 

@@ -9,7 +9,7 @@ from hypergpu.jobfile import parse_job, with_strategy
 from hypergpu.jobfile.spec import JobSpec, Pay, RoundRule
 
 
-class Plan(NamedTuple):
+class DemoPlan(NamedTuple):
     """A demo."""
 
     spec: JobSpec
@@ -129,7 +129,7 @@ def plan(
     worker: str = "",
     metering: str = "batched",
     is_fixed: bool = False,
-) -> Plan:
+) -> DemoPlan:
     """The digits by a convolutional network, or without torch by softmax regression.
 
     Where each contribution has a transaction of its own, one epoch is the whole job, in more rounds
@@ -151,7 +151,7 @@ def plan(
     spec = _spec(size, _course(size, nodes, metering, is_short=is_short))
     if is_fixed:
         spec = replace(with_strategy(spec, "diloco"), round=RoundRule(quorum=1.0), pay=Pay())
-    return Plan(
+    return DemoPlan(
         spec,
         worker="torch" if is_torch else "numpy",
         target=0.97 if is_torch else 0.93,

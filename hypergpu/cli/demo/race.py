@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hypergpu.cli.demo.job import Plan
-from hypergpu.client.history import History, RoundPoint, reached
+from hypergpu.cli.demo.job import DemoPlan
+from hypergpu.client.history import History, RoundPoint, target_reached_at
 from hypergpu.jobfile import with_strategy
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay
 from hypergpu.terminal.figures import span
@@ -47,9 +47,9 @@ class Race(NamedTuple):
         return None
 
 
-def measured(strategy: str, history: History, target: float) -> Runner:
+def measured_runner(strategy: str, history: History, target: float) -> Runner:
     """Out of a job that was trained here."""
-    there = reached(history.evaluations, target, history.metric_name)
+    there = target_reached_at(history.evaluations, target, history.metric_name)
     return Runner(strategy, there.at_ms if there else None, "measured")
 
 
@@ -85,7 +85,7 @@ def _so_many(count: int) -> str:
     return "as one took" if count == 1 else f"as {count} took on average"
 
 
-def run_race(chosen: Plan, history: History, train: Train) -> Race:
+def run_race(chosen: DemoPlan, history: History, train: Train) -> Race:
     """Compare the demo's own job with the time that other strategies need.
 
     Args:
@@ -93,25 +93,25 @@ def run_race(chosen: Plan, history: History, train: Train) -> Race:
         history: Of that job.
         train: Trains on the same nodes over the same lines.
     """
-    own = measured(chosen.spec.strategy, history, chosen.target)
+    own = measured_runner(chosen.spec.strategy, history, chosen.target)
     # They show how long it takes: the demo's own job shows how it is paid.
     chosen = chosen._replace(spec=replace(chosen.spec, pay=Pay()))
     others = []
     if chosen.spec.strategy != "diloco":
-        others.append(_fixed(chosen, train))
+        others.append(_run_diloco(chosen, train))
     others.append(_every_step(chosen, train))
     return Race((own, *others))
 
 
-def _fixed(chosen: Plan, train: Train) -> Runner:
+def _run_diloco(chosen: DemoPlan, train: Train) -> Runner:
     spec = with_strategy(chosen.spec, "diloco")
     until = replace(spec.evaluation, target=chosen.target)
     spec = replace(spec, name="demo, diloco", evaluation=until)
     title = "the same job with fixed steps and codec (diloco), until it is at the target"
-    return measured("diloco", train(spec, title), chosen.target)
+    return measured_runner("diloco", train(spec, title), chosen.target)
 
 
-def _every_step(chosen: Plan, train: Train) -> Runner:
+def _every_step(chosen: DemoPlan, train: Train) -> Runner:
     if not chosen.sync_steps:
         return unknown_sync()
     rounds = SYNC_ROUNDS_SHORT if chosen.is_short else SYNC_ROUNDS

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from hypergpu.cli.demo.fault import Fault, FaultView, Return
-from hypergpu.cli.demo.job import Plan
+from hypergpu.cli.demo.fault import FaultView, NodeFault, Return
+from hypergpu.cli.demo.job import DemoPlan
 from hypergpu.cli.demo.race import Race, run_race
 from hypergpu.cli.demo.settlement import (
     ACCOUNTS_NAME,
@@ -21,8 +21,8 @@ from hypergpu.cli.demo.settlement import (
 )
 from hypergpu.cli.demo.summary import FILE_NAME, say_end, summary_of
 from hypergpu.client import Coordinator, HyperGPUError, JobDetail
-from hypergpu.client.history import History, reached
-from hypergpu.cluster.cluster import Cluster
+from hypergpu.client.history import History, target_reached_at
+from hypergpu.cluster.cluster import LocalCluster
 from hypergpu.cluster.folder import RunFolder, run_folder
 from hypergpu.errors import Reason
 from hypergpu.jobfile.spec import JobSpec
@@ -30,7 +30,7 @@ from hypergpu.sites import Sites, told_sites
 from hypergpu.terminal.failure import usage_error
 from hypergpu.terminal.figures import span
 from hypergpu.terminal.output import is_rich, say
-from hypergpu.terminal.progress import Progress, with_note
+from hypergpu.terminal.progress import JobProgress, with_note
 from hypergpu.terminal.views import View, open_view
 from hypergpu.terminal.watch import Watched
 
@@ -43,13 +43,13 @@ _LEFT = ("state", "logs", "model", FILE_NAME, ACCOUNTS_NAME)
 class Demo(NamedTuple):
     """The cluster that everything is trained on."""
 
-    cluster: Cluster
+    cluster: LocalCluster
     coordinator: Coordinator
     names: list[str]
-    """Of the nodes."""
+    """Names of the nodes."""
 
 
-def demonstrate(folder: Path, chosen: Plan) -> None:
+def demonstrate(folder: Path, chosen: DemoPlan) -> None:
     """Train, kill, restart, compare, pay, and say how it went.
 
     Args:
@@ -70,7 +70,7 @@ def demonstrate(folder: Path, chosen: Plan) -> None:
     check_metering(chosen.metering)
     with (
         run_folder(RunFolder(folder, ".hypergpu-demo", _LEFT)),
-        Cluster(folder, chosen.worker, sites) as cluster,
+        LocalCluster(folder, chosen.worker, sites) as cluster,
     ):
         signal.signal(signal.SIGTERM, _interrupt)
         if chosen.note:
@@ -91,7 +91,7 @@ def demonstrate(folder: Path, chosen: Plan) -> None:
     _conclude(chosen, trained, race, pay, folder=folder, wall_s=time.monotonic() - started_at_s)
 
 
-def _start_coordinator(cluster: Cluster, sites: Sites | None, chosen: Plan) -> Plan:
+def _start_coordinator(cluster: LocalCluster, sites: Sites | None, chosen: DemoPlan) -> DemoPlan:
     """Start the coordinator; the plan pays nothing where this machine has no chain."""
     if not chosen.is_paid:
         cluster.start_coordinator()
@@ -108,7 +108,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-class Trained(NamedTuple):
+class DemoTraining(NamedTuple):
     """What became of the demo's own job."""
 
     detail: JobDetail
@@ -116,20 +116,20 @@ class Trained(NamedTuple):
     back: Return
 
 
-def _train(demo: Demo, chosen: Plan, folder: Path, started_at_s: float) -> Trained:
+def _train(demo: Demo, chosen: DemoPlan, folder: Path, started_at_s: float) -> DemoTraining:
     """Train the demo's own job, with a node killed half-way."""
     job_id = demo.coordinator.submit(chosen.spec)
     demo.cluster.start_nodes({name: {} for name in demo.names})
     say(f"a token let them join over TLS ({span(time.monotonic() - started_at_s)})")
     victim, spec = demo.names[VICTIM], chosen.spec
-    fault = Fault(demo.cluster, demo.coordinator, job_id=job_id, victim=victim)
+    fault = NodeFault(demo.cluster, demo.coordinator, job_id=job_id, victim=victim)
     title = f"{len(demo.names)} nodes train {spec.workload} ({spec.strategy}); {victim} is killed"
     with open_view(title=f"{title} half-way") as view:
         progress = _follow(demo, job_id, FaultView(view, fault), fault)
     if fault.back is None:
         raise HyperGPUError(Reason.DEMO_MISSED, f"no update of {victim} was accepted afterwards")
     demo.coordinator.export(job_id, folder / "model", may_overwrite=True)
-    return Trained(demo.coordinator.job(job_id), progress.history, fault.back)
+    return DemoTraining(demo.coordinator.job(job_id), progress.history, fault.back)
 
 
 def _rival(demo: Demo, spec: JobSpec, title: str) -> History:
@@ -142,7 +142,7 @@ def _rival(demo: Demo, spec: JobSpec, title: str) -> History:
         return _follow(demo, job_id, view, None).history
 
 
-def _train_fixed(demo: Demo, chosen: Plan, folder: Path) -> None:
+def _train_fixed(demo: Demo, chosen: DemoPlan, folder: Path) -> None:
     """Train a job in which nothing depends on time, and say the digest of its model last."""
     job_id = demo.coordinator.submit(chosen.spec)
     demo.cluster.start_nodes({name: {} for name in demo.names})
@@ -155,7 +155,7 @@ def _train_fixed(demo: Demo, chosen: Plan, folder: Path) -> None:
     say(f"model {made.digest}")
 
 
-def _follow(demo: Demo, job_id: str, view: View, fault: Fault | None) -> Progress:
+def _follow(demo: Demo, job_id: str, view: View, fault: NodeFault | None) -> JobProgress:
     """Watch a job to its end.
 
     Raises:
@@ -183,9 +183,17 @@ def _follow(demo: Demo, job_id: str, view: View, fault: Fault | None) -> Progres
 
 
 def _conclude(
-    chosen: Plan, trained: Trained, race: Race, pay: Settled, *, folder: Path, wall_s: float
+    chosen: DemoPlan,
+    trained: DemoTraining,
+    race: Race,
+    pay: Settled,
+    *,
+    folder: Path,
+    wall_s: float,
 ) -> None:
-    there = reached(trained.history.evaluations, chosen.target, trained.history.metric_name)
+    there = target_reached_at(
+        trained.history.evaluations, chosen.target, trained.history.metric_name
+    )
     summary = summary_of(trained.detail, race, pay, trained.back)
     summary = msgspec.structs.replace(
         summary, wall_s=round(wall_s, 1), target=chosen.target, to_target=there

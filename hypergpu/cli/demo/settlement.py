@@ -12,7 +12,7 @@ from google.protobuf.json_format import MessageToJson
 
 from hypergpu.cli.demo.job import METERINGS
 from hypergpu.client import Coordinator
-from hypergpu.cluster.cluster import Cluster
+from hypergpu.cluster.cluster import LocalCluster
 from hypergpu.cluster.coordinator import SettlingBy, StartRefusedError
 from hypergpu.cluster.processes import program
 from hypergpu.errors import HyperGPUError, Reason
@@ -55,7 +55,7 @@ def check_metering(metering: str) -> None:
         raise usage_error(f"--metering {metering}: there is none", f"choose {names}")
 
 
-def start_with_chain(cluster: Cluster, sites: Sites | None, metering: str) -> str:
+def start_with_chain(cluster: LocalCluster, sites: Sites | None, metering: str) -> str:
     """Start the coordinator with a local chain, or without one where this machine has none.
 
     Returns:
@@ -90,7 +90,9 @@ def _missing_package(sites: Sites | None) -> str:
     return ""
 
 
-def settled(cluster: Cluster, coordinator: Coordinator, job_id: str, accounts: Path) -> Settled:
+def settled(
+    cluster: LocalCluster, coordinator: Coordinator, job_id: str, accounts: Path
+) -> Settled:
     """Wait until everything due is paid, show it, and verify it from the receipts.
 
     Args:
@@ -121,7 +123,7 @@ def settled(cluster: Cluster, coordinator: Coordinator, job_id: str, accounts: P
     return Settled(receipts, earned, paid, recorded, len(epochs) if has_chain else 0)
 
 
-def _run_ledger(cluster: Cluster, command: str, job_id: str) -> None:
+def _run_ledger(cluster: LocalCluster, command: str, job_id: str) -> None:
     """Run a command of `hypergpu ledger` as a user would; it prints for itself.
 
     Raises:

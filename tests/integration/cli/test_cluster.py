@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from hypergpu.cluster.cluster import Cluster
+from hypergpu.cluster.cluster import LocalCluster
 from hypergpu.jobfile import parse_job
 from hypergpu.terminal.watch import Watched
 from netsim.run.job import SilentView
@@ -13,7 +13,7 @@ JOB = 'workload = "null"\n[training]\nrounds = 1\nnodes = 1\n'
 
 
 def test_a_node_killed_before_it_joined_joins_when_started_again(tmp_path: Path) -> None:
-    with Cluster(tmp_path, "null") as cluster:
+    with LocalCluster(tmp_path, "null") as cluster:
         cluster.start_coordinator()
         cluster.start_nodes({"attic": {}})
         # Python has not even begun to import the daemon.
@@ -31,5 +31,5 @@ def test_a_node_killed_before_it_joined_joins_when_started_again(tmp_path: Path)
             watched.close()
         assert watched.progress.job is not None
         assert watched.progress.job.phase == "finished"
-        # Where `Cluster.restart` looks whether a node has joined.
+        # Where `LocalCluster.restart` looks whether a node has joined.
         assert (tmp_path / "state" / "attic" / "coordinator.json").exists()

@@ -5,7 +5,7 @@ from typing import Any
 import grpc
 import pytest
 
-from hypergpu.client import Coordinator, Target
+from hypergpu.client import ConnectionTarget, Coordinator
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.v1 import node_pb2
@@ -25,7 +25,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def client_with(cluster: Cluster, text: str) -> Coordinator:
     """A connection with some token."""
-    return Coordinator(Target(cluster.coordinator.address, parse_token(text), 10.0))
+    return Coordinator(ConnectionTarget(cluster.coordinator.address, parse_token(text), 10.0))
 
 
 def raw_call(cluster: Cluster, method: str, metadata: tuple[tuple[str, str], ...]) -> None:

@@ -176,8 +176,8 @@ def test_without_root_the_tunnel_is_refused_with_what_would_help() -> None:
 
 LEASHED = """
 import subprocess, sys
-from hypergpu.cluster.leash import leashed
-child = subprocess.Popen(leashed(["sh", "-c", "echo inside; exec sleep 1000"]))
+from hypergpu.cluster.leash import leash_command
+child = subprocess.Popen(leash_command(["sh", "-c", "echo inside; exec sleep 1000"]))
 print(child.pid, flush=True)
 child.wait()
 """
@@ -190,7 +190,7 @@ def test_a_leashed_program_dies_with_whoever_started_it() -> None:
         said = {starter.stdout.readline(), starter.stdout.readline()}
         (pid,) = (int(line) for line in said - {"inside\n"})
         assert starter.poll() is None
-        leashed = psutil.Process(pid)
+        leash_command = psutil.Process(pid)
         starter.kill()
         starter.wait()
-        assert still_alive([leashed]) == []
+        assert still_alive([leash_command]) == []

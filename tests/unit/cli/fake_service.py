@@ -90,7 +90,7 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
         self.specs: list[str] = []
         self.manifests: list[tensor_pb2.Manifest] = []
         self.token_id = "1" * 12
-        """Of the one token there is."""
+        """Id of the only token."""
         self.breaks_left = 0
         """Transfers break off after their first chunk this often."""
         self.is_away = False

@@ -9,7 +9,7 @@ from hypergpu.cli.demo.race import (
     Race,
     Runner,
     extrapolated_sync,
-    measured,
+    measured_runner,
     run_race,
 )
 from hypergpu.client.history import EvaluationPoint, History, RoundPoint
@@ -37,8 +37,8 @@ def history(*rounds: RoundPoint, metric: float = 0.98, at_ms: int = 6000) -> His
 
 
 def test_a_job_that_was_trained_is_told_as_it_was() -> None:
-    assert measured("aware", history(), 0.97) == ("aware", 6000, "measured")
-    assert measured("aware", history(metric=0.5), 0.97).at_ms is None
+    assert measured_runner("aware", history(), 0.97) == ("aware", 6000, "measured")
+    assert measured_runner("aware", history(metric=0.5), 0.97).at_ms is None
 
 
 def test_sync_is_extrapolated_with_its_first_step_counted_once() -> None:

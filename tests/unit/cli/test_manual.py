@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from hypergpu.cli import schemas
 from hypergpu.cli.compare.comparison import Comparison
 from hypergpu.cli.doctor import Diagnosis
-from hypergpu.cli.environment import Environment, Settings
+from hypergpu.cli.environment import EffectiveSettings, Environment
 from hypergpu.cli.main import app
 from hypergpu.client import values
 from hypergpu.client.settings import known_settings
@@ -37,7 +37,7 @@ ANSWERS = (
     Comparison,
     Diagnosis,
     Environment,
-    Settings,
+    EffectiveSettings,
     ShownLedger,
     Verified,
     LedgerAct,

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.__main__ import main as coordinator
 from hypergpu.cli.up import settled_by
-from hypergpu.client.settings import resolved
+from hypergpu.client.settings import resolve_settings
 from hypergpu.cluster.coordinator import (
     SettlingBy,
     wait_until_ready,
@@ -47,15 +47,15 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_up_refuses_what_would_settle_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"HYPERGPU_COORDINATOR_{name}", "http://127.0.0.1:8545")
     with pytest.raises(HyperGPUError, match=f"nothing would be settled by .*_{name} ") as refused:
-        settled_by(resolved())
+        settled_by(resolve_settings())
     assert "HYPERGPU_CHAIN=NAME" in refused.value.fix
     monkeypatch.setenv("HYPERGPU_CHAIN", "none")
-    assert settled_by(resolved())["HYPERGPU_COORDINATOR_CHAIN"] == "none"
+    assert settled_by(resolve_settings())["HYPERGPU_COORDINATOR_CHAIN"] == "none"
 
 
 @pytest.mark.usefixtures("nothing_set")
 def test_up_without_anything_of_a_chain_settles_on_none() -> None:
-    assert settled_by(resolved()) == {
+    assert settled_by(resolve_settings()) == {
         "HYPERGPU_COORDINATOR_CHAIN": "none",
         "HYPERGPU_COORDINATOR_CHAIN_URL": "",
     }

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.client.settings import Setting, chain_meant, resolved, timeout_s
+from hypergpu.client.settings import Setting, chain_meant, resolve_settings, timeout_s
 from hypergpu.errors import HyperGPUError, Reason
 from tests.unit.cli.conftest import Hypergpu
 
@@ -40,7 +40,7 @@ def test_environment_wins_over_the_file(alone: Hypergpu, tmp_path: Path) -> None
 def test_flag_wins_over_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("HYPERGPU_ADDRESS", "b:1")
-    assert resolved({"address": "a:1"})["address"] == Setting("a:1", "flag")
+    assert resolve_settings({"address": "a:1"})["address"] == Setting("a:1", "flag")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_of_two_addresses_of_an_rpc_the_one_of_the_stronger_origin_counts(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     for name in ("CHAIN", "COORDINATOR_CHAIN_URL"):
         monkeypatch.setenv(f"HYPERGPU_{name}", environment.get(name, ""))
-    found = resolved(flags)
+    found = resolve_settings(flags)
     assert chain_meant(found) == (found["chain"].value, meant)
 
 

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from hypergpu.cli.compare.order import Order
-from hypergpu.cli.compare.outcome import Report, Verdict
-from hypergpu.client.history import EvaluationPoint, RoundPoint, reached
+from hypergpu.cli.compare.order import ComparisonOrder
+from hypergpu.cli.compare.outcome import LinkVerdict, Report
+from hypergpu.client.history import EvaluationPoint, RoundPoint, target_reached_at
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 TARGET = 0.9
-ORDER = Order(
+ORDER = ComparisonOrder(
     job=Path("job.toml"),
     world=Path("homes.toml"),
     strategies=("sync", "aware"),
@@ -60,9 +60,9 @@ def report(
         reason="all rounds are done",
         rounds=rounds,
         metric=metrics[-1],
-        verdict=Verdict(is_valid, "VALID: on time" if is_valid else "INVALID: 9 ms late"),
+        verdict=LinkVerdict(is_valid, "VALID: on time" if is_valid else "INVALID: 9 ms late"),
         metric_name="accuracy",
         target=target,
         evaluations=evaluations,
-        to_target=reached(evaluations, target, "accuracy"),
+        to_target=target_reached_at(evaluations, target, "accuracy"),
     )

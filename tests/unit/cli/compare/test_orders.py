@@ -1,11 +1,11 @@
-"""What is run for a comparison, and what of it is refused."""
+"""Runs of a comparison, and orders that are refused."""
 
 from pathlib import Path
 
 import pytest
 
 from hypergpu.cli.compare.order import all_errands, checked_order, errands, strategy_words
-from hypergpu.cli.compare.running import Place, kept_report
+from hypergpu.cli.compare.running import RunPlace, kept_report
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError
 from tests.unit.cli.compare.given import ORDER
@@ -64,7 +64,7 @@ def test_what_names_nothing_is_refused(
 @pytest.mark.parametrize("kept", [b"", b"{}", b'{"key": "\xff"}'])
 def test_a_kept_report_that_cannot_be_read_is_made_again(tmp_path: Path, kept: bytes) -> None:
     (errand, *_) = all_errands(ORDER)
-    place = Place(tmp_path / errand.name)
+    place = RunPlace(tmp_path / errand.name)
     place.folder.mkdir()
     place.report.write_bytes(kept)
     assert kept_report(errand, digest_of(b"inputs"), tmp_path) is None

@@ -3,14 +3,20 @@
 import pytest
 
 from hypergpu.cli.compare.comparison import Comparison, standings
-from hypergpu.cli.compare.outcome import EXTRAPOLATED, MEASURED, Outcome, UnmeasuredError, outcome
+from hypergpu.cli.compare.outcome import (
+    EXTRAPOLATED,
+    MEASURED,
+    StrategyRun,
+    UnmeasuredError,
+    outcome,
+)
 from hypergpu.cli.compare.table import columns, footnotes, outcome_text, rows, times
 from tests.unit.cli.compare.given import TARGET, report
 
 RISING = (0.5, 0.7, 0.9)
 
 
-def compared(*outcomes: Outcome, baseline: str = "sync") -> Comparison:
+def compared(*outcomes: StrategyRun, baseline: str = "sync") -> Comparison:
     names = list(dict.fromkeys(each.strategy for each in outcomes))
     return Comparison(
         job="job",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hypergpu.client.history import EvaluationPoint, History, reached, with_event_recorded
+from hypergpu.client.history import EvaluationPoint, History, target_reached_at, with_event_recorded
 from hypergpu.client.values import JobEvent
 from hypergpu.units import Bytes, Milliseconds, Samples
 
@@ -86,36 +86,38 @@ def test_a_metric_that_is_no_number_is_no_metric() -> None:
 
 
 def test_target_is_reached_between_two_evaluations() -> None:
-    there = reached([point(2, 0.5), point(4, 0.9)], 0.6, "accuracy")
+    there = target_reached_at([point(2, 0.5), point(4, 0.9)], 0.6, "accuracy")
     assert there is not None
     assert (there.at_ms, there.samples, there.bytes_up, there.bytes_down) == (2500, 250, 25, 50)
     assert there.rounds == 3
 
 
 def test_target_of_the_first_evaluation_is_reached_there() -> None:
-    there = reached([point(2, 0.9)], 0.6, "accuracy")
+    there = target_reached_at([point(2, 0.9)], 0.6, "accuracy")
     assert there is not None
     assert (there.at_ms, there.rounds) == (2000, 2)
 
 
 def test_the_first_time_counts_even_when_it_is_lost_again() -> None:
-    there = reached([point(1, 0.5), point(2, 0.7), point(3, 0.4), point(4, 0.9)], 0.7, "accuracy")
+    there = target_reached_at(
+        [point(1, 0.5), point(2, 0.7), point(3, 0.4), point(4, 0.9)], 0.7, "accuracy"
+    )
     assert there is not None
     assert there.at_ms == 2000
 
 
 def test_a_perplexity_is_reached_from_above() -> None:
-    there = reached([point(1, 100.0), point(3, 60.0)], 80.0, "perplexity")
+    there = target_reached_at([point(1, 100.0), point(3, 60.0)], 80.0, "perplexity")
     assert there is not None
     assert there.at_ms == 2000
 
 
 def test_what_diverged_between_is_passed_over() -> None:
-    there = reached([point(1, 0.5), point(2, None), point(3, 0.9)], 0.7, "accuracy")
+    there = target_reached_at([point(1, 0.5), point(2, None), point(3, 0.9)], 0.7, "accuracy")
     assert there is not None
     assert there.at_ms == 2000
 
 
 @pytest.mark.parametrize("target", [0.95, 0.0])
 def test_a_target_that_was_missed_or_not_set_is_never_reached(target: float) -> None:
-    assert reached([point(1, 0.5), point(2, 0.9)], target, "accuracy") is None
+    assert target_reached_at([point(1, 0.5), point(2, 0.9)], target, "accuracy") is None

@@ -10,15 +10,21 @@ from hypergpu.client.translation import job_view
 from hypergpu.client.values import JobEvent, ParticipantView
 from hypergpu.terminal.figures import short, size, span
 from hypergpu.terminal.output import Column, plain_table
-from hypergpu.terminal.progress import Progress, event_note, with_event, with_job, with_participants
+from hypergpu.terminal.progress import (
+    JobProgress,
+    event_note,
+    with_event,
+    with_job,
+    with_participants,
+)
 from hypergpu.terminal.screen import bar, screen
 from tests.unit.cli.fake_service import EVENTS, NODE, summary
 
 PARTICIPANT = ParticipantView(NODE, 0, "pending", 5, 20, 0.7, "", "attic")
 
 
-def folded() -> Progress:
-    progress = with_job(Progress(), job_view(summary()), (PARTICIPANT,))
+def folded() -> JobProgress:
+    progress = with_job(JobProgress(), job_view(summary()), (PARTICIPANT,))
     for sequence, (kind, body) in enumerate(EVENTS):
         progress = with_event(progress, JobEvent(sequence, sequence, kind, body))
     return progress

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hypergpu.client import Coordinator, JobEvent, Target
-from hypergpu.terminal.progress import Progress
+from hypergpu.client import ConnectionTarget, Coordinator, JobEvent
+from hypergpu.terminal.progress import JobProgress
 from hypergpu.terminal.views import PlainView
 from hypergpu.terminal.watch import Watched, follow
 from hypergpu.wire.token import parse_token
@@ -17,7 +17,9 @@ def test_absence_is_told_once_and_so_is_the_return(
 ) -> None:
     with (
         serving(service) as port,
-        Coordinator(Target(f"127.0.0.1:{port}", parse_token(operator_token(port)), 5.0)) as there,
+        Coordinator(
+            ConnectionTarget(f"127.0.0.1:{port}", parse_token(operator_token(port)), 5.0)
+        ) as there,
     ):
         watched = Watched(there, JOB, PlainView())
         lines: list[str] = []
@@ -42,13 +44,15 @@ def test_a_watch_has_not_ended_before_every_event_was_shown(service: FakeService
     sequences: list[int] = []
 
     class Recorder(PlainView):
-        def event(self, event: JobEvent, progress: Progress) -> None:
+        def event(self, event: JobEvent, progress: JobProgress) -> None:
             sequences.append(event.sequence)
 
     service.jobs[0].phase = "finished"
     with (
         serving(service) as port,
-        Coordinator(Target(f"127.0.0.1:{port}", parse_token(operator_token(port)), 60.0)) as there,
+        Coordinator(
+            ConnectionTarget(f"127.0.0.1:{port}", parse_token(operator_token(port)), 60.0)
+        ) as there,
     ):
         follow(there, JOB, Recorder())
     assert sequences == list(range(len(EVENTS)))
