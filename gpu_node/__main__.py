@@ -69,7 +69,7 @@ def join(
     only: Annotated[bool, typer.Option("--only", help="Exit once joined.")] = False,
 ) -> None:
     """Trade a token for a certificate, then serve like `run`, which needs no token afterwards."""
-    with _explained():
+    with _explain_errors():
         settings = _settings(
             state_dir=state_dir,
             worker=worker,
@@ -96,7 +96,7 @@ def run(
     passphrase_file: PassphraseFile = None,
 ) -> None:
     """Serve the coordinator until SIGTERM, which drains; a second one stops at once."""
-    with _explained():
+    with _explain_errors():
         settings = _settings(
             state_dir=state_dir,
             worker=worker,
@@ -113,7 +113,7 @@ def run(
 @app.command()
 def show(state_dir: StateDir = None) -> None:
     """Print who this node is and whom it joined. The daemon may run."""
-    with _explained():
+    with _explain_errors():
         places = Places(_settings(state_dir=state_dir).state_dir)
         _refuse_keyless(places)
         coordinator, node = load_coordinator(places), stored_address(places.identity)
@@ -129,7 +129,7 @@ def passphrase(
     passphrase_file: PassphraseFile = None,
 ) -> None:
     """Encrypt the node's key under another passphrase. The daemon must not run."""
-    with _explained():
+    with _explain_errors():
         settings = _settings(state_dir=state_dir, passphrase_file=passphrase_file)
         _refuse_keyless(Places(settings.state_dir))
         with Places(settings.state_dir) as places:
@@ -140,7 +140,7 @@ def passphrase(
 
 def _serve(runtime: Runtime) -> None:
     keep_bulk_memory()
-    leave = asyncio.run(_served(runtime))
+    leave = asyncio.run(_serve_signals(runtime))
     if leave.departure is Departure.DRAINED:
         return
     typer.echo(f"hypergpu-node: {leave.departure.value}: {leave.reason}", err=True)
@@ -148,19 +148,19 @@ def _serve(runtime: Runtime) -> None:
     raise typer.Exit(Reason.TOKEN_INVALID.exit_code if is_refused else STOPPED_STATUS)
 
 
-async def _served(runtime: Runtime) -> Leave:
+async def _serve_signals(runtime: Runtime) -> Leave:
     loop = asyncio.get_running_loop()
     serving = loop.create_task(runtime.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         name = signal.Signals(number).name
-        loop.add_signal_handler(number, _signalled, runtime, serving, name)
+        loop.add_signal_handler(number, _on_signal, runtime, serving, name)
     try:
         return await serving
     except asyncio.CancelledError:
         return Leave(Departure.DRAINED, "told to before it had begun")
 
 
-def _signalled(runtime: Runtime, serving: "asyncio.Task[Leave]", name: str) -> None:
+def _on_signal(runtime: Runtime, serving: "asyncio.Task[Leave]", name: str) -> None:
     if runtime.session.link.connection is Connection.DOWN:
         serving.cancel()
     elif runtime.session.drain:
@@ -230,7 +230,7 @@ def _token(source: str | None) -> Token:
 
 
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
+def _explain_errors() -> Iterator[None]:
     """Turn an error into a line on stderr and its exit status."""
     try:
         yield

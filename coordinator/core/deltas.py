@@ -9,7 +9,7 @@ _SHARE = 2
 """Together they stay below one half of a model: beyond it the whole model is not much more."""
 
 
-def chained(base: Model, delta: Delta, model_bytes: Bytes) -> tuple[Delta, ...]:
+def extend_chain(base: Model, delta: Delta, model_bytes: Bytes) -> tuple[Delta, ...]:
     """The deltas of the model that ``delta`` makes of ``base``: the newest of them, the last it.
 
     The newest one is kept whatever its size.

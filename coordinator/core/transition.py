@@ -56,7 +56,7 @@ from coordinator.core.job import Job
 from coordinator.core.quality.records import record_quality
 from coordinator.core.round import control, membership, models
 from coordinator.core.round.legality import refusal
-from coordinator.core.round.rounds import Step, planned
+from coordinator.core.round.rounds import Step, open_planned_round
 
 __all__ = ["Step", "refusal", "transition"]
 
@@ -78,15 +78,15 @@ def transition(job: Job | None, event: Event) -> Step:
     if job is None:
         if not isinstance(event, JobCreated):
             raise ValueError(f"a journal begins with JobCreated, not {type(event).__name__}")
-        return _created(event)
+        return _create_job(event)
     if refusal(job, event):
         return Step(job)
-    step = _advanced(replace(job, at_ms=max(job.at_ms, event.at_ms)), event)
+    step = _advance(replace(job, at_ms=max(job.at_ms, event.at_ms)), event)
     after, records = record_quality(job, event, step.job)
     return Step(after, (*step.commands, *records))
 
 
-def _created(event: JobCreated) -> Step:
+def _create_job(event: JobCreated) -> Step:
     job = Job(
         job_id=event.job_id,
         spec=event.spec,
@@ -98,7 +98,7 @@ def _created(event: JobCreated) -> Step:
     return Step(job, (InitialiseModel(job.job_id, job.spec, job.manifest),))
 
 
-def _advanced(job: Job, event: Event) -> Step:
+def _advance(job: Job, event: Event) -> Step:
     if isinstance(event, NodeEvent):
         return _node_step(job, event)
     if isinstance(event, ControlEvent):
@@ -106,53 +106,53 @@ def _advanced(job: Job, event: Event) -> Step:
     if isinstance(event, ModelEvent):
         return _model_step(job, event)
     if isinstance(event, RoundPlanned):
-        return planned(job, event.plan)
+        return open_planned_round(job, event.plan)
     return Step(job)
 
 
 def _node_step(job: Job, event: NodeEvent) -> Step:
     match event:
         case NodeJoined():
-            return membership.joined(job, event)
+            return membership.add_node(job, event)
         case NodeLost():
-            return membership.lost(job, event)
+            return membership.lose_node(job, event)
         case NodeDraining():
-            return membership.draining(job, event)
+            return membership.drain_node(job, event)
         case UpdateReceived():
-            return membership.update_received(job, event)
+            return membership.receive_update(job, event)
         case UpdateRefused():
-            return membership.update_refused(job)
+            return membership.count_rejection(job)
         case ShardHandedBack():
-            return membership.handed_back(job, event)
+            return membership.take_back_shard(job, event)
 
 
 def _control_step(job: Job, event: ControlEvent) -> Step:
     match event:
         case DeadlineReached():
-            return control.deadline_reached(job)
+            return control.note_deadline(job)
         case JobPaused():
-            return control.paused(job, event)
+            return control.pause_job(job, event)
         case JobResumed():
-            return control.resumed(job)
+            return control.resume_job(job)
         case JobStopped():
-            return control.stopped(job)
+            return control.stop_job(job)
         case ParametersChanged():
-            return control.parameters_changed(job, event)
+            return control.change_parameters(job, event)
         case FundingChanged():
-            return control.funding_changed(job, event)
+            return control.change_funding(job, event)
 
 
 def _model_step(job: Job, event: ModelEvent) -> Step:
     match event:
         case ModelInitialised():
-            return models.initialised(job, event)
+            return models.take_first_model(job, event)
         case PreparationFailed():
-            return models.preparation_failed(job, event)
+            return models.fail_preparation(job, event)
         case AggregateReady():
-            return models.aggregated(job, event)
+            return models.take_next_model(job, event)
         case ModelLost():
-            return models.model_lost(job, event)
+            return models.remake_model(job, event)
         case EvaluationReady():
-            return models.evaluated(job, event)
+            return models.keep_score(job, event)
         case EvaluationFailed():
-            return models.evaluation_failed(job, event)
+            return models.skip_score(job, event)

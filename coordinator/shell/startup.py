@@ -43,7 +43,7 @@ from coordinator.shell.runtime.driver import Decision, Driver
 from coordinator.shell.runtime.nonces import Nonces
 from coordinator.shell.runtime.parts import DATASETS, Parts, Pins
 from coordinator.shell.runtime.pricing import Pricing
-from coordinator.shell.runtime.recovery import replayed, take_up
+from coordinator.shell.runtime.recovery import replay_jobs, take_up
 from coordinator.shell.runtime.room import Room
 from coordinator.shell.runtime.roster import Roster
 from coordinator.shell.runtime.staffing import Staffing
@@ -116,7 +116,7 @@ class Coordinator:
         self._tokens = TokenDesk(journal)
         self._nodes = NodeDesk(journal)
         self._guesses = Guesses()
-        replay = replayed(journal)
+        replay = replay_jobs(journal)
         self._parts.driver.rooms.update(replay.rooms)
         self._parts.driver.unreadable.update(replay.unreadable)
         failpoint("recover.replayed")
@@ -138,7 +138,7 @@ class Coordinator:
         if payments is not None:
             await payments.start()
         async with asyncio.TaskGroup() as tasks:
-            driving = tasks.create_task(self._parts.driver.run(self._perform, self._drained))
+            driving = tasks.create_task(self._parts.driver.run(self._perform, self._after_drain))
             forever = [
                 tasks.create_task(self._parts.staffing.run()),
                 tasks.create_task(
@@ -238,7 +238,7 @@ class Coordinator:
     def _perform(self, room: Room, command: Command) -> None:
         perform(self._parts, room, command)
 
-    def _drained(self, decision: Decision) -> None:
+    def _after_drain(self, decision: Decision) -> None:
         payments = self._parts.pricing.payments
         if payments is not None and decision.concerns_payments:
             payments.wake()

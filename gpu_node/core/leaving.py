@@ -15,7 +15,7 @@ from gpu_node.core.working import given_up, queue_declined
 from hypergpu.units import Milliseconds
 
 
-def drained(session: Session, event: DrainRequested) -> Step:
+def drain(session: Session, event: DrainRequested) -> Step:
     """Take nothing more. What is being trained or sent may finish within the limit."""
     if session.drain:
         return Step(session)
@@ -36,19 +36,19 @@ def overdue(session: Session) -> Step:
     return given_up(session, f"{session.drain}; out of time")
 
 
-def departed(session: Session, at_ms: Milliseconds) -> Step:
+def leave_if_drained(session: Session, at_ms: Milliseconds) -> Step:
     """Leave once a drain has nothing left to wait for."""
     has_left = session.link.connection is Connection.LEFT
     if has_left or not session.drain or not isinstance(session.work, Idle):
         return Step(session)
-    return _left(session, at_ms, Leave(Departure.DRAINED, session.drain))
+    return _leave(session, at_ms, Leave(Departure.DRAINED, session.drain))
 
 
-def stopped(session: Session, event: StopRequested) -> Step:
+def stop(session: Session, event: StopRequested) -> Step:
     """Leave at once. What is not finished is lost to this node, not to the job."""
-    return _left(session, event.at_ms, Leave(Departure.STOPPED, event.reason))
+    return _leave(session, event.at_ms, Leave(Departure.STOPPED, event.reason))
 
 
-def _left(session: Session, at_ms: Milliseconds, leave: Leave) -> Step:
+def _leave(session: Session, at_ms: Milliseconds, leave: Leave) -> Step:
     link = Link(Connection.LEFT, at_ms, reason=leave.reason)
     return Step(replace(session, link=link, work=Idle(), queue=()), (leave,))

@@ -45,13 +45,13 @@ LinkEvent = (
 )
 
 
-def linked(session: Session, event: LinkEvent) -> Step:
+def advance_link(session: Session, event: LinkEvent) -> Step:
     """Advance the link by one event; one that does not fit its state changes nothing."""
     match session.link.connection:
         case Connection.DOWN | Connection.JOINING:
-            return _unjoined(session, event)
+            return _while_unjoined(session, event)
         case Connection.CONNECTING | Connection.CONNECTED:
-            return _dialled(session, event)
+            return _while_dialling(session, event)
         case Connection.WAITING if _is_due(session, event):
             return _dialling(session, event.at_ms)
         case Connection.JOIN_WAITING if _is_due(session, event):
@@ -60,7 +60,7 @@ def linked(session: Session, event: LinkEvent) -> Step:
             return Step(session)
 
 
-def _unjoined(session: Session, event: LinkEvent) -> Step:
+def _while_unjoined(session: Session, event: LinkEvent) -> Step:
     match session.link.connection, event:
         case Connection.DOWN, Started(has_certificate=has_certificate):
             begin = _dialling if has_certificate else _joining
@@ -76,10 +76,10 @@ def _unjoined(session: Session, event: LinkEvent) -> Step:
             return Step(session)
 
 
-def _dialled(session: Session, event: LinkEvent) -> Step:
+def _while_dialling(session: Session, event: LinkEvent) -> Step:
     match event:
         case Connected() if not session.is_connected:
-            return _connected(session, event.at_ms)
+            return _note_connection(session, event.at_ms)
         case LinkLost(reason=reason):
             return _waiting(session, event.at_ms, reason)
         case LinkRefused(reason=reason):
@@ -92,7 +92,7 @@ def _is_due(session: Session, event: LinkEvent) -> bool:
     return isinstance(event, TimerFired) and event.at_ms >= session.link.retry_at_ms
 
 
-def redialled(session: Session, at_ms: Milliseconds) -> Step:
+def dial_again(session: Session, at_ms: Milliseconds) -> Step:
     """Greet the coordinator anew: a fresh stream takes back what was said of draining."""
     return _dialling(session, at_ms) if session.is_connected else Step(session)
 
@@ -147,7 +147,7 @@ def _attempt(session: Session, at_ms: Milliseconds) -> int:
     return 0 if has_lasted else min(session.link.attempt, SHORT_LIVED_ATTEMPT)
 
 
-def _connected(session: Session, at_ms: Milliseconds) -> Step:
+def _note_connection(session: Session, at_ms: Milliseconds) -> Step:
     link = replace(session.link, connection=Connection.CONNECTED, since_ms=at_ms, reason="")
     commands: list[Command] = []
     if reason := session.drain or session.unhealthy:

@@ -88,7 +88,9 @@ def plan_work(memory: Memory, assignment: Assignment) -> Plan:
     """Decide where an assignment's training starts, or that it is done already."""
     lease = assignment.lease
     ends = memory.ends(lease.job_id)
-    earlier = _judged(tuple(end for end in ends if end.lease.round < lease.round), assignment)
+    earlier = _settled_end_states(
+        tuple(end for end in ends if end.lease.round < lease.round), assignment
+    )
     start = _start(earlier, lease.round)
     for end in ends:
         if end.lease.round == lease.round and _is_same_work(end, assignment, earlier, start):
@@ -97,7 +99,9 @@ def plan_work(memory: Memory, assignment: Assignment) -> Plan:
     return Plan(memory.with_ends(lease.job_id, earlier), start, None)
 
 
-def _judged(earlier: tuple[EndState, ...], assignment: Assignment) -> tuple[EndState, ...]:
+def _settled_end_states(
+    earlier: tuple[EndState, ...], assignment: Assignment
+) -> tuple[EndState, ...]:
     """The coordinator's word on the newest update is final, also against an earlier answer."""
     if not earlier:
         return earlier

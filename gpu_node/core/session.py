@@ -35,8 +35,8 @@ from gpu_node.core.events import (
     WorkerDied,
     WorkerReady,
 )
-from gpu_node.core.leaving import departed, drained, overdue, stopped
-from gpu_node.core.linking import linked
+from gpu_node.core.leaving import drain, leave_if_drained, overdue, stop
+from gpu_node.core.linking import advance_link
 from gpu_node.core.memory import Memory
 from gpu_node.core.state import (
     DRAIN_LIMIT_MS,
@@ -48,18 +48,18 @@ from gpu_node.core.state import (
     Step,
     Uploading,
 )
-from gpu_node.core.training import ended, fetched, finished
-from gpu_node.core.worker import died, got_ready, progressed, restarted, stalled
+from gpu_node.core.training import hand_back_unfinished, keep_update, train_fetched
+from gpu_node.core.worker import end_stalled, got_ready, note_progress, restart, restart_later
 from gpu_node.core.working import (
-    accepted,
-    assigned,
-    broken,
-    cancelled,
-    dropped,
+    cancel_work,
+    drop_work,
+    finish_upload,
     given_up,
     next_begun,
-    released,
-    retried,
+    release_job,
+    retry_later,
+    retry_transfer,
+    take_assignment,
 )
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
@@ -87,48 +87,50 @@ def transition(session: Session, event: Event) -> Step:
     """Advance the node by one event."""
     if session.link.connection is Connection.LEFT:
         return Step(session)
-    return _advanced(session, event).then(lambda reached: departed(reached, event.at_ms))
+    return _advance(session, event).then(lambda reached: leave_if_drained(reached, event.at_ms))
 
 
-def _advanced(session: Session, event: Event) -> Step:
+def _advance(session: Session, event: Event) -> Step:
     match event:
         case ShardAssigned() | ShardCancelled() | JobReleased():
-            return _told(session, event)
+            return _on_coordinator_event(session, event)
         case InputsFetched() | FetchBroken() | FetchRefused():
-            return _brought(session, event)
+            return _on_transfer_event(session, event)
         case TrainingFinished() | TrainingFailed() | TrainingAborted():
-            return _trained(session, event)
+            return _on_training_event(session, event)
         case UpdateAccepted() | UpdateLate() | UpdateRefused() | UploadBroken():
-            return _answered(session, event)
+            return _on_upload_event(session, event)
         case TimerFired():
-            return _reminded(session, event)
+            return _on_timer(session, event)
         case DrainRequested() | StopRequested():
-            return _dismissed(session, event)
+            return _on_leave_event(session, event)
         case TrainingProgressed() | WorkerReady() | WorkerDied():
-            return _watched(session, event)
+            return _on_worker_event(session, event)
         case _:
-            return linked(session, event)
+            return advance_link(session, event)
 
 
-def _told(session: Session, event: ShardAssigned | ShardCancelled | JobReleased) -> Step:
+def _on_coordinator_event(
+    session: Session, event: ShardAssigned | ShardCancelled | JobReleased
+) -> Step:
     if not session.is_connected:
         # A word from a stream that broke since; the next stream repeats what still holds.
         return Step(session)
     match event:
         case ShardAssigned(assignment=assignment):
-            return assigned(session, assignment)
+            return take_assignment(session, assignment)
         case ShardCancelled(lease=lease):
-            return cancelled(session, lease)
+            return cancel_work(session, lease)
         case JobReleased(job_id=job_id):
-            return released(session, job_id)
+            return release_job(session, job_id)
 
 
-def _brought(session: Session, event: InputsFetched | FetchBroken | FetchRefused) -> Step:
+def _on_transfer_event(session: Session, event: InputsFetched | FetchBroken | FetchRefused) -> Step:
     match event:
         case InputsFetched():
-            return fetched(session, event)
+            return train_fetched(session, event)
         case FetchBroken():
-            return broken(session, event)
+            return retry_later(session, event)
         case FetchRefused(lease=lease, reason=reason):
             work = session.work
             if not isinstance(work, Fetching) or work.assignment.lease != lease:
@@ -136,27 +138,31 @@ def _brought(session: Session, event: InputsFetched | FetchBroken | FetchRefused
             return given_up(session, reason).then(next_begun)
 
 
-def _trained(session: Session, event: TrainingFinished | TrainingFailed | TrainingAborted) -> Step:
+def _on_training_event(
+    session: Session, event: TrainingFinished | TrainingFailed | TrainingAborted
+) -> Step:
     match event:
         case TrainingFinished():
-            return finished(session, event)
+            return keep_update(session, event)
         case TrainingFailed(reason=reason):
-            return ended(session, event, reason)
+            return hand_back_unfinished(session, event, reason)
         case TrainingAborted():
-            return ended(session, event, "the worker dropped the shard unasked")
+            return hand_back_unfinished(session, event, "the worker dropped the shard unasked")
 
 
-def _watched(session: Session, event: TrainingProgressed | WorkerReady | WorkerDied) -> Step:
+def _on_worker_event(
+    session: Session, event: TrainingProgressed | WorkerReady | WorkerDied
+) -> Step:
     match event:
         case TrainingProgressed():
-            return progressed(session, event)
+            return note_progress(session, event)
         case WorkerReady(at_ms=at_ms):
             return got_ready(session, at_ms)
         case WorkerDied():
-            return died(session, event)
+            return restart_later(session, event)
 
 
-def _answered(
+def _on_upload_event(
     session: Session, event: UpdateAccepted | UpdateLate | UpdateRefused | UploadBroken
 ) -> Step:
     work = session.work
@@ -164,32 +170,32 @@ def _answered(
         return Step(session)
     match event:
         case UpdateAccepted(lease=lease):
-            return accepted(session, lease)
+            return finish_upload(session, lease)
         case UpdateLate():
-            return dropped(session).then(next_begun)
+            return drop_work(session).then(next_begun)
         case UpdateRefused(reason=reason):
             return given_up(session, reason).then(next_begun)
         case UploadBroken():
-            return broken(session, event)
+            return retry_later(session, event)
 
 
-def _dismissed(session: Session, event: DrainRequested | StopRequested) -> Step:
+def _on_leave_event(session: Session, event: DrainRequested | StopRequested) -> Step:
     match event:
         case DrainRequested():
-            return drained(session, event)
+            return drain(session, event)
         case StopRequested():
-            return stopped(session, event)
+            return stop(session, event)
 
 
-def _reminded(session: Session, event: TimerFired) -> Step:
+def _on_timer(session: Session, event: TimerFired) -> Step:
     match event.timer:
         case Timer.RECONNECT:
-            return linked(session, event)
+            return advance_link(session, event)
         case Timer.RETRY:
-            return retried(session, event)
+            return retry_transfer(session, event)
         case Timer.WORKER:
-            return restarted(session, event)
+            return restart(session, event)
         case Timer.STALL:
-            return stalled(session, event)
+            return end_stalled(session, event)
         case Timer.DRAIN:
             return overdue(session)

@@ -20,20 +20,20 @@ from gpu_node.core.state import (
     Worker,
     replace,
 )
-from gpu_node.core.working import deleted, given_up, next_begun, upload
+from gpu_node.core.working import delete_released, given_up, next_begun, upload
 from hypergpu.units import Milliseconds
 
 
-def fetched(session: Session, event: InputsFetched) -> Step:
+def train_fetched(session: Session, event: InputsFetched) -> Step:
     """Train once the worker is free."""
     work = session.work
     if not isinstance(work, Fetching) or work.assignment.lease != event.lease:
         return Step(session)
     training = replace(session, work=Training(work.assignment, work.start))
-    return begun(training, event.at_ms)
+    return begin_training(training, event.at_ms)
 
 
-def begun(session: Session, at_ms: Milliseconds) -> Step:
+def begin_training(session: Session, at_ms: Milliseconds) -> Step:
     """Have the worker train what waits for it, once it is free and rested."""
     work, worker = session.work, session.worker
     if not isinstance(work, Training) or worker.busy is not None or worker.retry_at_ms:
@@ -51,7 +51,7 @@ def begun(session: Session, at_ms: Milliseconds) -> Step:
 def let_go(session: Session, at_ms: Milliseconds) -> Step:
     """The worker has nothing in hand: what waited for that can happen."""
     free = replace(session, worker=replace(session.worker, busy=None))
-    return deleted(free).then(lambda reached: begun(reached, at_ms))
+    return delete_released(free).then(lambda reached: begin_training(reached, at_ms))
 
 
 def is_in_training(session: Session, lease: Lease) -> bool:
@@ -64,7 +64,7 @@ def is_in_training(session: Session, lease: Lease) -> bool:
     )
 
 
-def finished(session: Session, event: TrainingFinished) -> Step:
+def keep_update(session: Session, event: TrainingFinished) -> Step:
     """Remember the end state, then send the update. A shard dropped meanwhile is forgotten."""
     work = session.work
     if session.worker.busy != event.lease:
@@ -73,7 +73,9 @@ def finished(session: Session, event: TrainingFinished) -> Step:
         return let_go(session, event.at_ms)
     memory = with_finished(session.memory, work.assignment, work.start, event.update)
     session = replace(session, memory=memory, worker=Worker())
-    return _uploading(session, Uploading(work.assignment, event.update), event).then(deleted)
+    return _uploading(session, Uploading(work.assignment, event.update), event).then(
+        delete_released
+    )
 
 
 def _uploading(session: Session, work: Uploading, event: TrainingFinished) -> Step:
@@ -88,12 +90,14 @@ def _uploading(session: Session, work: Uploading, event: TrainingFinished) -> St
     return Step(replace(session, work=work), (upload(work),))
 
 
-def ended(session: Session, event: TrainingFailed | TrainingAborted, reason: str) -> Step:
+def hand_back_unfinished(
+    session: Session, event: TrainingFailed | TrainingAborted, reason: str
+) -> Step:
     """The worker let go of a shard without finishing it: hand it back, unless it was told to."""
     if session.worker.busy != event.lease:
         return Step(session)
     is_ours = is_in_training(session, event.lease)
     session = replace(session, worker=replace(session.worker, busy=None))
     if is_ours:
-        return given_up(session, reason).then(deleted).then(next_begun)
+        return given_up(session, reason).then(delete_released).then(next_begun)
     return let_go(session, event.at_ms)

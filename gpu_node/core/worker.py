@@ -9,7 +9,7 @@ from gpu_node.core.assignment import Lease
 from gpu_node.core.backoff import backoff_ms
 from gpu_node.core.commands import AnnounceDraining, EndWorker, SetTimer, StartWorker
 from gpu_node.core.events import Timer, TimerFired, TrainingProgressed, WorkerDied
-from gpu_node.core.linking import redialled
+from gpu_node.core.linking import dial_again
 from gpu_node.core.state import (
     RESTARTS_MAX,
     Pulse,
@@ -18,15 +18,15 @@ from gpu_node.core.state import (
     Worker,
     replace,
 )
-from gpu_node.core.training import begun, is_in_training, let_go
-from gpu_node.core.working import deleted, given_up, next_begun, queue_declined
+from gpu_node.core.training import begin_training, is_in_training, let_go
+from gpu_node.core.working import delete_released, given_up, next_begun, queue_declined
 from hypergpu.units import Milliseconds
 
 STEPS_WITHOUT_PROGRESS = 20
 """A worker that is silent for so many of its slowest inner steps hangs."""
 
 
-def died(session: Session, event: WorkerDied) -> Step:
+def restart_later(session: Session, event: WorkerDied) -> Step:
     """Start the worker again after a while; after too many deaths under one shard, hand it back."""
     if not event.was_ready:
         starts = session.worker.false_starts + 1
@@ -50,7 +50,11 @@ def _died_training(session: Session, event: WorkerDied, busy: Lease) -> Step:
     is_again = before is not None and before.lease.round == busy.round
     times = "again" if is_again else f"{deaths} times"
     free = replace(session, worker=replace(session.worker, busy=None))
-    return given_up(free, f"the worker died {times}: {event.reason}").then(deleted).then(next_begun)
+    return (
+        given_up(free, f"the worker died {times}: {event.reason}")
+        .then(delete_released)
+        .then(next_begun)
+    )
 
 
 def _not_ready(session: Session, event: WorkerDied) -> Step:
@@ -75,10 +79,10 @@ def _resting(session: Session, at_ms: Milliseconds) -> Step:
     wait_ms = backoff_ms(f"{session.node}/worker", max(worker.deaths, worker.false_starts))
     retry_at_ms = Milliseconds(at_ms + wait_ms)
     resting = replace(session, worker=replace(worker, busy=None, retry_at_ms=retry_at_ms))
-    return Step(resting, (SetTimer(Timer.WORKER, retry_at_ms),)).then(deleted)
+    return Step(resting, (SetTimer(Timer.WORKER, retry_at_ms),)).then(delete_released)
 
 
-def restarted(session: Session, event: TimerFired) -> Step:
+def restart(session: Session, event: TimerFired) -> Step:
     """The worker has rested."""
     retry_at_ms = session.worker.retry_at_ms
     if retry_at_ms == 0 or event.at_ms < retry_at_ms:
@@ -87,17 +91,17 @@ def restarted(session: Session, event: TimerFired) -> Step:
     if session.unhealthy:
         session = replace(session, worker=replace(session.worker, pulse=Pulse(event.at_ms)))
         return Step(session, (StartWorker(), SetTimer(Timer.STALL, _limit_at_ms(session))))
-    return begun(session, event.at_ms)
+    return begin_training(session, event.at_ms)
 
 
 def got_ready(session: Session, at_ms: Milliseconds) -> Step:
     """A worker is up: what kept the node from taking work is over."""
     was_unhealthy = bool(session.unhealthy)
     session = replace(session, worker=replace(session.worker, false_starts=0), unhealthy="")
-    return redialled(session, at_ms) if was_unhealthy and not session.drain else Step(session)
+    return dial_again(session, at_ms) if was_unhealthy and not session.drain else Step(session)
 
 
-def progressed(session: Session, event: TrainingProgressed) -> Step:
+def note_progress(session: Session, event: TrainingProgressed) -> Step:
     """Wait for the next sign of progress as long as the slowest inner step so far suggests."""
     if not is_in_training(session, event.lease):
         return Step(session)
@@ -112,7 +116,7 @@ def progressed(session: Session, event: TrainingProgressed) -> Step:
     return Step(session, (SetTimer(Timer.STALL, _limit_at_ms(session)),))
 
 
-def stalled(session: Session, event: TimerFired) -> Step:
+def end_stalled(session: Session, event: TimerFired) -> Step:
     """End a worker that has shown no progress for too long: it counts as died."""
     busy = session.worker.busy
     is_training = busy is not None and is_in_training(session, busy)

@@ -32,33 +32,33 @@ from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 
 
-def assigned(session: Session, assignment: Assignment) -> Step:
+def take_assignment(session: Session, assignment: Assignment) -> Step:
     """Take work up, line it up behind another job's, or hand it back at once.
 
     What is said again is ignored. Another assignment of the job at hand makes the old lease void.
     """
     current = session.current
     if current is None or current.lease.job_id != assignment.lease.job_id:
-        return _considered(session, assignment)
+        return _consider(session, assignment)
     if current.lease == assignment.lease and current.task == assignment.task:
         return Step(session)
-    return dropped(session).then(lambda free: _considered(free, assignment))
+    return drop_work(session).then(lambda free: _consider(free, assignment))
 
 
-def _considered(session: Session, assignment: Assignment) -> Step:
+def _consider(session: Session, assignment: Assignment) -> Step:
     lease = assignment.lease
     if reason := session.drain or session.unhealthy:
-        return declined(session, lease, reason)
+        return decline(session, lease, reason)
     before = session.declined.get(lease.job_id)
     if before is not None and before.lease == lease:
-        return declined(session, lease, before.reason)
+        return decline(session, lease, before.reason)
     if isinstance(session.work, Idle):
-        return _begun(session, assignment)
+        return _begin(session, assignment)
     others = tuple(held for held in session.queue if held.lease.job_id != lease.job_id)
     return Step(replace(session, queue=(*others, assignment)))
 
 
-def _begun(session: Session, assignment: Assignment) -> Step:
+def _begin(session: Session, assignment: Assignment) -> Step:
     lease = assignment.lease
     plan = plan_work(session.memory, assignment)
     stale = plan.memory.stale()
@@ -77,7 +77,7 @@ def _begun(session: Session, assignment: Assignment) -> Step:
     else:
         ready = replace(ready, work=Fetching(assignment, plan.start))
         command = FetchInputs(assignment)
-    return deleted(ready).then(
+    return delete_released(ready).then(
         lambda begun: Step(begun, (command,) if session.is_connected else ())
     )
 
@@ -93,11 +93,11 @@ def _worker_for(session: Session, lease: Lease) -> Worker:
 def next_begun(session: Session) -> Step:
     """Take up what waits in line, if the node is free."""
     if isinstance(session.work, Idle) and session.queue:
-        return _begun(session, session.queue[0])
+        return _begin(session, session.queue[0])
     return Step(session)
 
 
-def declined(session: Session, lease: Lease, reason: str) -> Step:
+def decline(session: Session, lease: Lease, reason: str) -> Step:
     """Hand a lease back. It is not taken up again should the coordinator repeat it."""
     hand_back = HandBack(lease, reason)
     session = replace(session, declined={**session.declined, lease.job_id: hand_back})
@@ -106,7 +106,7 @@ def declined(session: Session, lease: Lease, reason: str) -> Step:
     return Step(replace(session, owed=(*session.owed, hand_back)))
 
 
-def dropped(session: Session) -> Step:
+def drop_work(session: Session) -> Step:
     """Stop the current work without a word to the coordinator."""
     free = replace(session, work=Idle(), worker=session.worker.renewed())
     match session.work:
@@ -125,27 +125,27 @@ def given_up(session: Session, reason: str) -> Step:
     current = session.current
     if current is None:
         return Step(session)
-    return dropped(session).then(lambda free: declined(free, current.lease, reason))
+    return drop_work(session).then(lambda free: decline(free, current.lease, reason))
 
 
 def queue_declined(session: Session, reason: str) -> Step:
     """Hand back everything that waits in line."""
     step = Step(replace(session, queue=()))
     for held in session.queue:
-        step = step.then(partial(declined, lease=held.lease, reason=reason))
+        step = step.then(partial(decline, lease=held.lease, reason=reason))
     return step
 
 
-def cancelled(session: Session, lease: Lease) -> Step:
+def cancel_work(session: Session, lease: Lease) -> Step:
     """Drop what a void lease asked for."""
     queue = tuple(held for held in session.queue if held.lease != lease)
     session = replace(session, queue=queue)
     if session.current is None or session.current.lease != lease:
         return Step(session)
-    return dropped(session).then(next_begun)
+    return drop_work(session).then(next_begun)
 
 
-def released(session: Session, job_id: JobId) -> Step:
+def release_job(session: Session, job_id: JobId) -> Step:
     """Drop a job with everything kept for it, as soon as the worker has let go of it."""
     kept = replace(
         session,
@@ -156,11 +156,11 @@ def released(session: Session, job_id: JobId) -> Step:
         releasing=session.releasing | {job_id},
     )
     if kept.current is not None and kept.current.lease.job_id == job_id:
-        return dropped(kept).then(deleted).then(next_begun)
-    return deleted(kept)
+        return drop_work(kept).then(delete_released).then(next_begun)
+    return delete_released(kept)
 
 
-def deleted(session: Session) -> Step:
+def delete_released(session: Session) -> Step:
     """Delete the state of released jobs that the worker is not writing to."""
     busy = session.worker.busy
     free = frozenset(name for name in session.releasing if busy is None or busy.job_id != name)
@@ -168,7 +168,7 @@ def deleted(session: Session) -> Step:
     return Step(replace(session, releasing=session.releasing - free), commands)
 
 
-def accepted(session: Session, lease: Lease) -> Step:
+def finish_upload(session: Session, lease: Lease) -> Step:
     """The update has arrived for good."""
     if not isinstance(session.work, Uploading) or session.work.assignment.lease != lease:
         return Step(session)
@@ -176,7 +176,7 @@ def accepted(session: Session, lease: Lease) -> Step:
     return next_begun(replace(session, work=Idle(), memory=memory))
 
 
-def broken(session: Session, event: FetchBroken | UploadBroken) -> Step:
+def retry_later(session: Session, event: FetchBroken | UploadBroken) -> Step:
     """Try the transfer again after a while; without a link, once there is one."""
     work = session.work
     is_ours = (isinstance(work, Fetching) and isinstance(event, FetchBroken)) or (
@@ -193,7 +193,7 @@ def broken(session: Session, event: FetchBroken | UploadBroken) -> Step:
     return Step(replace(session, work=waiting), (SetTimer(Timer.RETRY, retry_at_ms),))
 
 
-def retried(session: Session, event: TimerFired) -> Step:
+def retry_transfer(session: Session, event: TimerFired) -> Step:
     """Go on with a broken transfer."""
     work = session.work
     if not isinstance(work, Fetching | Uploading) or not session.is_connected:

@@ -152,7 +152,7 @@ class Runtime:
             HyperGPUError: It did not succeed, with the reason.
         """
         try:
-            applicant = self._applicant(self._capable(await self._learned()))
+            applicant = self._applicant(self._capable(await self._learn_capabilities()))
             return await join(applicant, self._given_token())
         finally:
             await self._worker.stop()
@@ -170,7 +170,7 @@ class Runtime:
         await asyncio.to_thread(_forget_strangers, self._places, self._session.memory)
         known = ready or await asyncio.to_thread(load_ready, self._places, self._kind)
         try:
-            tools = self._tools(known or await self._learned())
+            tools = self._tools(known or await self._learn_capabilities())
         except BaseException:
             await self._worker.stop()
             raise
@@ -189,7 +189,7 @@ class Runtime:
         finally:
             await self._close(tools)
 
-    async def _learned(self) -> Ready:
+    async def _learn_capabilities(self) -> Ready:
         """What the worker can do, from itself."""
         ready = await self._worker.ready()
         await asyncio.to_thread(save_ready, self._places, ready)
@@ -205,7 +205,7 @@ class Runtime:
         why = f"it was not ready within {limit_s:g} s"
         ending = asyncio.get_running_loop().call_later(limit_s, self._worker.end, why)
         try:
-            found = await self._learned()
+            found = await self._learn_capabilities()
         except HyperGPUError as refused:
             log.warning("the worker will be started again", reason=refused.detail)
             found = known

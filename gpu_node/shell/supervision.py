@@ -104,12 +104,12 @@ class WorkerProcess:
             HyperGPUError: WORKER_UNUSABLE, it died before it was ready.
         """
         self._ready = asyncio.get_running_loop().create_future()
-        await self._spawned()
+        await self._spawn()
         return await self._ready
 
     async def start(self) -> None:
         """Spawn the worker unless it is there; its `Ready` or its death is heard later."""
-        await self._spawned()
+        await self._spawn()
 
     def end(self, why: str) -> None:
         """End the worker at once: heard as a death for this reason."""
@@ -117,7 +117,7 @@ class WorkerProcess:
 
     async def train(self, request: Train) -> None:
         """Train a shard; the reply or the death is heard later."""
-        await self._spawned()
+        await self._spawn()
         self._say(request)
 
     async def draw(self, request: Draw) -> DrawingReply:
@@ -129,7 +129,7 @@ class WorkerProcess:
         answer: asyncio.Future[DrawingReply] = asyncio.get_running_loop().create_future()
         self._drawing[request.number] = answer
         try:
-            await self._spawned()
+            await self._spawn()
             self._say(request)
             return await answer
         finally:
@@ -152,12 +152,12 @@ class WorkerProcess:
         self._kill("")
         await asyncio.wait([watching])
 
-    async def _spawned(self) -> None:
+    async def _spawn(self) -> None:
         async with self._spawning:
             if self._process is None:
-                await self._spawn()
+                await self._start_process()
 
-    async def _spawn(self) -> None:
+    async def _start_process(self) -> None:
         self.got_ready = False
         try:
             process = await asyncio.create_subprocess_exec(
@@ -169,7 +169,7 @@ class WorkerProcess:
                 limit=_LOG_LINE_BYTES,
             )
         except OSError as broken:
-            self._died(f"it cannot be started: {broken.strerror}")
+            self._report_death(f"it cannot be started: {broken.strerror}")
             return
         self._process, self._last_words = process, ""
         self._watching = asyncio.create_task(self._watch(process), name="worker")
@@ -185,7 +185,7 @@ class WorkerProcess:
     async def _watch(self, process: Process) -> None:
         logging = asyncio.create_task(self._log(process))
         await self._listen(process)
-        ending = asyncio.create_task(self._ended(process))
+        ending = asyncio.create_task(self._await_end(process))
         # What it started may hold its pipes open for as long as it likes: that is not waited for.
         await asyncio.wait([logging, ending], timeout=_STOP_GRACE_S)
         if process.returncode is None:
@@ -194,7 +194,7 @@ class WorkerProcess:
         logging.cancel()
         ending.cancel()
         self._process = None
-        self._died(self._last_words or _how_it_ended(process.returncode))
+        self._report_death(self._last_words or _how_it_ended(process.returncode))
 
     async def _listen(self, process: Process) -> None:
         if process.stdout is None:
@@ -205,7 +205,7 @@ class WorkerProcess:
         except (FrameError, msgspec.MsgspecError, UnicodeError) as broken:
             self._kill(f"it is not understood: {broken}")
 
-    async def _ended(self, process: Process) -> None:
+    async def _await_end(self, process: Process) -> None:
         """Wait for a process. Until all that it wrote is read asyncio takes it for a living one."""
         while process.stdout is not None and await process.stdout.read(_LOG_LINE_BYTES):
             pass
@@ -239,7 +239,7 @@ class WorkerProcess:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
-    def _died(self, reason: str) -> None:
+    def _report_death(self, reason: str) -> None:
         for lease in tuple(self._impatience):
             self._calm(lease)
         if self._ready is not None and not self._ready.done():

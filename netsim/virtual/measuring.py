@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from coordinator.core.commands import EvaluateModel, JudgeUpdates
 from coordinator.core.events import EvaluationReady, UpdatesJudged
 from coordinator.core.job import Job
-from coordinator.core.measure.observing import observed
+from coordinator.core.measure.observing import add_observation
 from coordinator.core.measure.reading import (
     Finish,
     Host,
@@ -68,7 +68,7 @@ class Gauges:
         """One thing was observed."""
         if self.is_needed:
             reading = self._readings.get(node, NodeReading())
-            self._readings[node] = observed(reading, observation)
+            self._readings[node] = add_observation(reading, observation)
 
     def accepted(self, before: Job, node: NodeId) -> None:
         """An update is in, of a job as it was before."""

@@ -18,7 +18,7 @@ from coordinator.core.transfer.constants import (
     INITIAL_WINDOW_PACKETS,
     STREAM_WINDOW_PACKETS,
 )
-from coordinator.core.transfer.forecast import forecast, rounded
+from coordinator.core.transfer.forecast import forecast, round_path
 from coordinator.core.transfer.path import CongestionControl, Path
 from coordinator.core.transfer.rounds import Carried, Start
 from coordinator.core.transfer.window import stall_us
@@ -246,7 +246,7 @@ def path_of(link: Link, direction: Direction) -> Path:
         queue_ms=direction.queue_ms,
         congestion_control=CongestionControl(link.congestion_control.value),
     )
-    return path if direction.bits_per_s == STALLED_BITS_PER_S else rounded(path)
+    return path if direction.bits_per_s == STALLED_BITS_PER_S else round_path(path)
 
 
 def _joined(own: Direction, line: Direction) -> Direction:

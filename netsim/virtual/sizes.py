@@ -2,7 +2,7 @@
 
 import msgspec
 
-from coordinator.core.deltas import chained
+from coordinator.core.deltas import extend_chain
 from coordinator.core.job import BlobRef, Delta, Model
 from coordinator.core.plan import decision
 from hypergpu.ids import Digest
@@ -42,7 +42,7 @@ class Sizes(msgspec.Struct, frozen=True):
             return Model(base.round + 1, blob)
         # A delta's digest is never looked at: it names what it leads to.
         difference = BlobRef(digest, self.delta_bytes(down))
-        deltas = chained(base, Delta(base.blob.digest, difference, down), blob.size_bytes)
+        deltas = extend_chain(base, Delta(base.blob.digest, difference, down), blob.size_bytes)
         return Model(base.round + 1, blob, deltas=deltas)
 
     def for_plans(self) -> decision.Sizes:

@@ -4,12 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.measure.estimators import followed, followed_rate, laplace_quantile
+from coordinator.core.measure.estimators import followed_rate, laplace_quantile, update_estimate
 from coordinator.core.measure.fleet import typical
 from coordinator.core.measure.forecast import Forecast, Work, finish_forecast
 from coordinator.core.measure.health import health
 from coordinator.core.measure.line import loss_share, mean_burst
-from coordinator.core.measure.observing import availability, observed
+from coordinator.core.measure.observing import add_observation, availability
 from coordinator.core.measure.reading import (
     Conditions,
     Direction,
@@ -96,7 +96,7 @@ def test_whatever_is_observed_every_figure_stays_within_its_bounds(
 ) -> None:
     reading = NodeReading()
     for observation in seen:
-        reading = observed(reading, observation)
+        reading = add_observation(reading, observation)
     for estimate in (reading.round_trip_us, reading.up_bits_per_s, reading.step_us):
         assert bool(estimate.count) == (estimate.mean > 0)
         assert estimate.deviation >= 0
@@ -117,7 +117,7 @@ def test_whatever_is_observed_every_figure_stays_within_its_bounds(
 def test_equal_observations_give_equal_readings(seen: list[Observation]) -> None:
     one = two = NodeReading()
     for observation in seen:
-        one, two = observed(one, observation), observed(two, observation)
+        one, two = add_observation(one, observation), add_observation(two, observation)
     assert one == two
 
 
@@ -177,7 +177,7 @@ def test_noise_of_five_percent_moves_a_mean_by_less(level: float, seed: int) -> 
     time, rate = Estimate(), Estimate()
     for _ in range(60):
         value = level * dice.uniform(0.95, 1.05)
-        time = followed(time, value, Milliseconds(0))
+        time = update_estimate(time, value, Milliseconds(0))
         rate = followed_rate(rate, value, Milliseconds(0))
         assert abs(time.mean / level - 1) < 0.0501
         assert abs(rate.mean / level - 1) < 0.0501
@@ -195,8 +195,8 @@ def test_no_single_observation_moves_a_settled_mean_by_more_than_half_its_deviat
 ) -> None:
     estimate = Estimate()
     for value in values:
-        estimate = followed(estimate, value, Milliseconds(0))
+        estimate = update_estimate(estimate, value, Milliseconds(0))
     settled = replace(estimate, drift=0.0, count=max(8, estimate.count))
-    after = followed(settled, outlier, Milliseconds(0))
+    after = update_estimate(settled, outlier, Milliseconds(0))
     allowed = max(settled.deviation, 0.05 * settled.mean) / 2
     assert abs(after.mean - settled.mean) <= allowed * (1 + 1e-9)

@@ -1,7 +1,7 @@
 """Which deltas a model is offered with, and that none of them is collected."""
 
 from coordinator.core.blobs_in_use import live_blobs
-from coordinator.core.deltas import DELTAS_MOST, chained, initial_of
+from coordinator.core.deltas import DELTAS_MOST, extend_chain, initial_of
 from coordinator.core.job import BlobRef, Delta, Model
 from coordinator.shell.translate import model_message
 from gpu_node.shell.translate import blob_value
@@ -21,7 +21,7 @@ def after(rounds: int, delta_bytes: int) -> Model:
     model = Model(0, BlobRef(named("a", 0), MODEL_BYTES))
     for number in range(1, rounds + 1):
         blob = BlobRef(named("b", number), Bytes(delta_bytes))
-        deltas = chained(model, Delta(model.blob.digest, blob, "int4"), MODEL_BYTES)
+        deltas = extend_chain(model, Delta(model.blob.digest, blob, "int4"), MODEL_BYTES)
         model = Model(number, BlobRef(named("a", number), MODEL_BYTES), deltas=deltas)
     return model
 

@@ -33,7 +33,7 @@ there before, so that no single observation convinces.
 """
 
 
-def followed(
+def update_estimate(
     estimate: Estimate, value: float, at_ms: Milliseconds, *, weight: float = 1.0
 ) -> Estimate:
     """The estimate after one more observation.
@@ -59,7 +59,7 @@ def followed(
         # If that claims too little, one more surprise is enough.
         left = NEW_LEVEL / 2 if drift > 0 else -NEW_LEVEL / 2
         return Estimate(level, level / 2, 1, newest_ms, drift=left, newest=value)
-    off = _clipped(estimate, value) - estimate.mean
+    off = _clip(estimate, value) - estimate.mean
     seen = estimate.count + 1
     mean_gain = weight * max(MEAN_GAIN, 1 / seen)
     gain = DEVIATION_GAIN if abs(off) > estimate.deviation else DEVIATION_LOSS
@@ -80,7 +80,7 @@ def followed_rate(
     """The same for a rate, whose mean is harmonic: what is averaged is the time of one unit."""
     if not 0 < value < inf:
         return estimate
-    return inverse(followed(inverse(estimate), 1 / value, at_ms, weight=weight))
+    return inverse(update_estimate(inverse(estimate), 1 / value, at_ms, weight=weight))
 
 
 def inverse(estimate: Estimate) -> Estimate:
@@ -124,7 +124,7 @@ def _limit(estimate: Estimate) -> float:
     return 1 + SURPRISE * max(estimate.deviation / estimate.mean, STEADY_SHARE)
 
 
-def _clipped(estimate: Estimate, value: float) -> float:
+def _clip(estimate: Estimate, value: float) -> float:
     limit = _limit(estimate)
     return min(max(value, estimate.mean / limit), estimate.mean * limit)
 

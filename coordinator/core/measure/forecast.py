@@ -21,7 +21,7 @@ from coordinator.core.measure.line import (
     slow_start_us,
 )
 from coordinator.core.measure.reading import Direction, Estimate, NodeReading
-from coordinator.core.transfer.forecast import forecast, rounded
+from coordinator.core.transfer.forecast import forecast, round_path
 from coordinator.core.transfer.path import CongestionControl, Path
 from hypergpu.units import Bytes, Milliseconds
 
@@ -124,7 +124,7 @@ def finish_forecast(
     parts = Parts(*(Milliseconds(round(s.mean_us * reading.correction / 1000)) for s in spans))
     mean_ms = parts.compute_ms + parts.moving_ms
     spread_ms = hypot(*(span.deviation_us for span in spans)) * reading.correction / 1000
-    assumed = _assumed(reading, work)
+    assumed = _assumptions(reading, work)
     if reading.forecast_error.count and not assumed:
         spread_ms = max(spread_ms, reading.forecast_error.mean * mean_ms)
     else:
@@ -177,7 +177,7 @@ def _start_path(path: Path) -> Path:
     bursts = [burst for burst in _BURSTS if burst <= path.burst_packets]
     is_bbr = path.congestion_control is CongestionControl.BBR
     control = CongestionControl.BBR if is_bbr else CongestionControl.RENO
-    near = rounded(path)
+    near = round_path(path)
     return msgspec.structs.replace(near, burst_packets=bursts[-1], congestion_control=control)
 
 
@@ -218,7 +218,7 @@ def _is_known(reading: NodeReading) -> bool:
     return any(estimate.count for estimate in estimates)
 
 
-def _assumed(reading: NodeReading, work: Work) -> tuple[str, ...]:
+def _assumptions(reading: NodeReading, work: Work) -> tuple[str, ...]:
     needed = {
         "step time": reading.step_us if work.inner_steps else None,
         "round trip": reading.round_trip_us,

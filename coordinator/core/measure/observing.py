@@ -9,7 +9,7 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from coordinator.core.measure.estimators import followed, followed_rate
+from coordinator.core.measure.estimators import followed_rate, update_estimate
 from coordinator.core.measure.line import (
     LARGE_BYTES,
     carried_over,
@@ -52,7 +52,7 @@ ERROR_GAIN = 1 / 4
 ERROR_MOST = 3.0
 
 
-def observed(reading: NodeReading, observation: Observation) -> NodeReading:
+def add_observation(reading: NodeReading, observation: Observation) -> NodeReading:
     """What is known after an observation. It may be late, absurd or empty; none is refused."""
     match observation:
         case RoundTrip() | Train() | Transfer() | Host():
@@ -95,7 +95,7 @@ def _round_trip(reading: NodeReading, probe: RoundTrip) -> NodeReading:
     newest = (*reading.newest_round_trips_us, probe.took_us)[-NEWEST_ROUND_TRIPS:]
     return replace(
         reading,
-        round_trip_us=followed(reading.round_trip_us, probe.took_us, probe.at_ms),
+        round_trip_us=update_estimate(reading.round_trip_us, probe.took_us, probe.at_ms),
         newest_round_trips_us=newest,
         least_round_trip_us=min(newest),
     )
@@ -154,7 +154,7 @@ def _steps(reading: NodeReading, steps: Steps) -> NodeReading:
     if steps.steps <= 0 or steps.took_ms <= 0:
         return reading
     each_us = steps.took_ms * 1000 / steps.steps
-    return replace(reading, step_us=followed(reading.step_us, each_us, steps.at_ms))
+    return replace(reading, step_us=update_estimate(reading.step_us, each_us, steps.at_ms))
 
 
 def _finish(reading: NodeReading, finish: Finish) -> NodeReading:

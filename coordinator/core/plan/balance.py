@@ -104,7 +104,7 @@ def own_batches(
     if not _is_balanced(spec):
         return dict.fromkeys(memories, Batch())
     stated, limits = spec.training.batch_size, batch_limits(spec)
-    held = _shared(
+    held = _largest_remainders(
         {node: memory.batch_size or stated for node, memory in memories.items()},
         stated * len(memories),
         limits,
@@ -175,7 +175,7 @@ def balanced_batches(
         change = _GAIN * (mean_us - took_us) / mean_us
         wanted[node] = batches[node] * (1 + min(_CHANGE_MOST, max(-_CHANGE_MOST, change)))
     total = sum(batches[node] for node in timed)
-    return {**batches, **_shared(wanted, total, limits)}
+    return {**batches, **_largest_remainders(wanted, total, limits)}
 
 
 def _is_balanced(spec: JobSpec) -> bool:
@@ -183,7 +183,9 @@ def _is_balanced(spec: JobSpec) -> bool:
     return spec.aware.inner_steps_max == 1
 
 
-def _shared(wanted: Mapping[NodeId, float], total: int, limits: Bounds) -> dict[NodeId, Samples]:
+def _largest_remainders(
+    wanted: Mapping[NodeId, float], total: int, limits: Bounds
+) -> dict[NodeId, Samples]:
     """Whole numbers of the given sum, in proportion within the limits: largest remainders first."""
     low, high = 0.0, limits.most / min(wanted.values())
     for _ in range(_HALVINGS):

@@ -104,12 +104,14 @@ def known_nodes(
     if usual.step_us.mean <= 0:
         return {}
     return {
-        node: _known(reading, usual, connections(reading, usual, size_bytes, held.get(node, 0)))
+        node: _known_node(
+            reading, usual, connections(reading, usual, size_bytes, held.get(node, 0))
+        )
         for node, reading in mine.items()
     }
 
 
-def _known(reading: NodeReading, usual: NodeReading, count: int) -> Known:
+def _known_node(reading: NodeReading, usual: NodeReading, count: int) -> Known:
     up = goodput_of(reading, Direction.UP, count, usual.up_bits_per_s.mean)
     # A line that wanders by more than its mean is no line without bytes, and the deviation of a
     # line that was hardly measured says more of the measurement than of the line.

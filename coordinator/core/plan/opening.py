@@ -13,8 +13,8 @@ from coordinator.core.measure.reading import NodeReading
 from coordinator.core.plan.balance import own_batches
 from coordinator.core.plan.decision import NodePlan, PlanMemory, PlanRequest, RoundPlan, Sizes
 from coordinator.core.plan.ladder import FINEST, allowed_levels
-from coordinator.core.plan.participation import absentees, remembered, still_resting
-from coordinator.core.plan.spreading import fitted, most_ahead
+from coordinator.core.plan.participation import absentees, candidate_memories, still_resting
+from coordinator.core.plan.spreading import fit_steps, most_ahead
 from coordinator.core.plan.transfers import connections
 from coordinator.core.plan.wording import node_reason, opening_reason
 from hypergpu.ids import NodeId
@@ -35,12 +35,12 @@ def opening_plan(
         previous = PlanMemory(steps, request.round, is_sparse=is_sparse, down=codec)
     else:
         codec = request.spec.aware.sparsest if previous.is_sparse else FINEST
-    memories = remembered(request)
+    memories = candidate_memories(request)
     resting = still_resting(request, memories, readings)
     working = {node: memory for node, memory in memories.items() if node not in resting}
     asked = {node: min(most, memory.inner_steps or steps) for node, memory in working.items()}
     batches = own_batches(request.spec, working, {})
-    given = fitted(
+    given = fit_steps(
         asked, request.spec.training.batch_size, request.samples_total - request.samples_done
     )
     usual = typical(readings[node] for node in request.candidates if node in readings)

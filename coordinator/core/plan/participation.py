@@ -41,7 +41,7 @@ class Part(NamedTuple):
     """Whether the round is made long enough for it."""
 
 
-def remembered(request: PlanRequest) -> dict[NodeId, NodeMemory]:
+def candidate_memories(request: PlanRequest) -> dict[NodeId, NodeMemory]:
     """What is remembered of each candidate, the round before included: a process that begins anew
     is held to what its node did before, or one that crashes each time would be tried for ever.
     """
@@ -97,7 +97,7 @@ def still_resting(
         until = memories[node].rests_until_round
         return -_unreadiness(unready, node), -until, request.candidates[node]
 
-    spare = len(memories) - _needed(request, len(memories))
+    spare = len(memories) - _nodes_needed(request, len(memories))
     return {node: reasons[node] for node in sorted(reasons, key=rank)[:spare]}
 
 
@@ -130,7 +130,7 @@ def parts(
             found[node] = _resting(memory, unready[node])
         else:
             found[node] = _part(request, node, memory, least_spans[node])
-    missing = _needed(request, len(found)) - sum(
+    missing = _nodes_needed(request, len(found)) - sum(
         1 for part in found.values() if part.is_taking_part
     )
     resting = [node for node, part in found.items() if not part.is_taking_part]
@@ -148,7 +148,7 @@ def _unreadiness(unready: Mapping[NodeId, str], node: NodeId) -> int:
     return _UNREADY.index(unready.get(node, ""))
 
 
-def _needed(request: PlanRequest, candidates: int) -> int:
+def _nodes_needed(request: PlanRequest, candidates: int) -> int:
     return max(1, ceil(request.spec.round.quorum * candidates - 1e-9))
 
 
@@ -160,9 +160,9 @@ def _part(request: PlanRequest, node: NodeId, memory: NodeMemory, spans: float) 
         reason = f"on trial after {_times(memory.retries)}"
         return Part(memory, is_taking_part=True, reason=reason, may_stretch=False)
     if memory.cut_rounds >= (1 if memory.retries else _CUTS):
-        return _excluded(memory, number, f"no update in time, {memory.cut_rounds} in a row")
+        return _resting_part(memory, number, f"no update in time, {memory.cut_rounds} in a row")
     if spans > _excluded_from(request, memory):
-        return _excluded(memory, number, f"needs {spans:.1f} times as long as the round")
+        return _resting_part(memory, number, f"needs {spans:.1f} times as long as the round")
     if spans > (_FULL_FROM if memory.is_alternating else _ALTERNATE_FROM):
         memory = replace(memory, is_alternating=True, retries=0)
         reason = f"every other round: needs {spans:.1f} times as long as the round"
@@ -179,7 +179,7 @@ def _excluded_from(request: PlanRequest, memory: NodeMemory) -> float:
     return _RETURN_FROM if memory.retries else _EXCLUDED_FROM
 
 
-def _excluded(memory: NodeMemory, number: int, why: str) -> Part:
+def _resting_part(memory: NodeMemory, number: int, why: str) -> Part:
     retries = memory.retries + 1
     until = number + min(_REST_MOST, 1 << retries)
     memory = replace(

@@ -44,18 +44,18 @@ from coordinator.core.plan.opening import opening_plan
 from coordinator.core.plan.participation import (
     Part,
     absentees,
+    candidate_memories,
     is_excluded,
     parts,
-    remembered,
 )
 from coordinator.core.plan.spreading import (
     Bounds,
     bounds,
-    fitted,
+    fit_steps,
     granted_steps,
     kept_span_us,
     own_steps,
-    strayed,
+    rounds_apart,
 )
 from coordinator.core.plan.transfers import Upload, upload_delays
 from coordinator.core.plan.wording import node_reason, round_reason
@@ -109,7 +109,7 @@ def plan_round(
         A plan in which every candidate either takes part or rests with a reason, and at least
         one takes part. Equal arguments give equal plans.
     """
-    memories = remembered(request)
+    memories = candidate_memories(request)
     known = known_nodes(
         request.candidates,
         readings,
@@ -125,7 +125,7 @@ def plan_round(
         request.spec.data.sharding,
     )
     shares = _shares(request, known, memories, outline=outline, sizes=sizes, limits=limits)
-    return _assembled(request, shares, outline=outline, sizes=sizes, limits=limits)
+    return _assemble_plan(request, shares, outline=outline, sizes=sizes, limits=limits)
 
 
 def _outline(
@@ -213,7 +213,7 @@ def _shares(
     }
 
 
-def _assembled(
+def _assemble_plan(
     request: PlanRequest,
     shares: Mapping[NodeId, Share],
     *,
@@ -224,11 +224,11 @@ def _assembled(
     working = {node: share for node, share in shares.items() if share.part.is_taking_part}
     span_us = _stretched_us(request, working, outline)
     asked = {
-        node: _asked(share, span_us, limits, request.begun.get(node, 0))
+        node: _inner_steps(share, span_us, limits, request.begun.get(node, 0))
         for node, share in working.items()
     }
     left = request.samples_total - request.samples_done
-    given = fitted(asked, request.spec.training.batch_size, left)
+    given = fit_steps(asked, request.spec.training.batch_size, left)
     # What was begun is done, or nearly so: the end of the job does not cut it.
     given = {n: max(steps, min(asked[n], request.begun.get(n, 0))) for n, steps in given.items()}
     plans = _node_plans(
@@ -267,7 +267,7 @@ def _assembled(
     )
 
 
-def _asked(share: Share, span_us: float, limits: Bounds, begun: int) -> int:
+def _inner_steps(share: Share, span_us: float, limits: Bounds, begun: int) -> int:
     """What fills the round, and no less than was begun: fewer would not be done sooner."""
     memory = share.part.memory
     steps = own_steps(share.known, share.moving_us, span_us, bounds_=limits, memory=memory)
@@ -377,7 +377,7 @@ def _memory(
             codec=share.codec,
             lighter_rounds=share.lighter_rounds,
             inner_steps=(steps := asked.get(node, memory.inner_steps)),
-            strayed_rounds=strayed(
+            strayed_rounds=rounds_apart(
                 share.known, share.moving_us, span_us, memory=memory, steps=steps
             ),
             connections=plans[node].connections if node in plans else memory.connections,

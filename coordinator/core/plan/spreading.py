@@ -90,7 +90,7 @@ def own_steps(
     return held if is_near or is_in_time else wanted
 
 
-def strayed(
+def rounds_apart(
     known: Known, moving_us: float, span_us: float, *, memory: NodeMemory, steps: int
 ) -> int:
     """Plans in a row, this one with so many steps included, in which the node does not quite fill
@@ -124,7 +124,7 @@ def granted_steps(spec: JobSpec, span_us: float, moving_us: float, step_us: floa
     return min(int(span_us / step_us), ceil(_COVER * moving_us / step_us))
 
 
-def fitted(steps: Mapping[NodeId, int], batch_size: int, samples_left: int) -> dict[NodeId, int]:
+def fit_steps(steps: Mapping[NodeId, int], batch_size: int, samples_left: int) -> dict[NodeId, int]:
     """The same steps, fewer where the job ends: its last two rounds share what is left."""
     planned = Samples(sum(steps.values()) * batch_size)
     rounds_left = max(1, ceil(samples_left / max(1, planned)))

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from coordinator.core.job import Ahead, Job, Member, SampleRange, Shard, Stream
 from coordinator.core.plan.decision import NodePlan, RoundPlan
 from coordinator.core.round.seeds import seed_for
-from coordinator.core.round.streams import put_back, taken
+from coordinator.core.round.streams import return_samples, take_samples
 from hypergpu.ids import NodeId
 from hypergpu.units import Samples
 
@@ -32,14 +32,14 @@ def shard_samples(ranges: tuple[SampleRange, ...]) -> Samples:
     return Samples(sum(range_.count for range_ in ranges))
 
 
-def granted(job: Job, node: NodeId) -> Ahead | None:
+def due_prefetch(job: Job, node: NodeId) -> Ahead | None:
     """What a member may begin the round after the newest model's with, if there is something."""
     ahead = job.members[node].ahead
     is_due = ahead is not None and job.model is not None and ahead.round == job.model.round
     return ahead if is_due else None
 
 
-def dealt(job: Job, plan: RoundPlan, total_samples: Samples) -> Dealt:
+def deal_shards(job: Job, plan: RoundPlan, total_samples: Samples) -> Dealt:
     """Give every node of the plan its shard and, unless the job is done then, its next grant.
 
     Args:
@@ -57,13 +57,13 @@ def dealt(job: Job, plan: RoundPlan, total_samples: Samples) -> Dealt:
             begun[node] = ahead
         else:
             place = ahead.shard.partition
-            streams[place] = put_back(streams[place], ahead.shard.ranges)
+            streams[place] = return_samples(streams[place], ahead.shard.ranges)
     shards = {}
     for node, part in plan.nodes.items():
         first = begun[node].shard.ranges if node in begun else ()
         samples = Samples(part.inner_steps * part.batch(stated) - shard_samples(first))
         place = members[node].slot % len(streams)
-        rest, streams[place] = taken(streams[place], samples)
+        rest, streams[place] = take_samples(streams[place], samples)
         shards[node] = Shard(place, (*first, *rest))
     done = job.tally.samples + sum(shard_samples(shard.ranges) for shard in shards.values())
     for node, part in plan.nodes.items() if done < total_samples else ():
@@ -71,7 +71,7 @@ def dealt(job: Job, plan: RoundPlan, total_samples: Samples) -> Dealt:
             continue
         place, number = shards[node].partition, plan.round + 1
         samples = Samples(part.ahead_steps * part.batch(stated))
-        ranges, streams[place] = taken(streams[place], samples)
+        ranges, streams[place] = take_samples(streams[place], samples)
         members[node] = replace(
             members[node],
             ahead=Ahead(

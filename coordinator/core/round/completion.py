@@ -2,7 +2,7 @@
 
 from coordinator.core.job import Job, Round, Work
 from coordinator.core.plan.decision import NodeResult, PlanRequest
-from coordinator.core.round.ahead import granted
+from coordinator.core.round.ahead import due_prefetch
 from coordinator.core.round.staff import staff
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
@@ -37,7 +37,9 @@ def plan_request(job: Job) -> PlanRequest:
         previous=job.plan_memory,
         results=_results(job.closed),
         agreement=job.closed.agreement if job.closed is not None else None,
-        begun={node: ahead.inner_steps for node in staff(job) if (ahead := granted(job, node))},
+        begun={
+            node: ahead.inner_steps for node in staff(job) if (ahead := due_prefetch(job, node))
+        },
     )
 
 

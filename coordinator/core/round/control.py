@@ -5,28 +5,28 @@ from msgspec.structs import replace
 from coordinator.core.commands import CancelShard
 from coordinator.core.events import FundingChanged, JobPaused, ParametersChanged
 from coordinator.core.job import Funding, Job, Participant, Phase, Round, Work
-from coordinator.core.round.membership import released
+from coordinator.core.round.membership import release_all
 from coordinator.core.round.rounds import (
     Step,
     assignment,
-    changed,
-    closed,
+    close_if_due,
     deadline,
-    opened,
-    taken_over,
+    open_round,
+    reassign_orphans,
+    replace_participants,
 )
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 
 
-def deadline_reached(job: Job) -> Step:
+def note_deadline(job: Job) -> Step:
     """From here on a quorum is enough."""
     if job.round is None:
         raise AssertionError("a deadline belongs to a round")
-    return closed(replace(job, round=replace(job.round, is_overdue=True)))
+    return close_if_due(replace(job, round=replace(job.round, is_overdue=True)))
 
 
-def paused(job: Job, event: JobPaused) -> Step:
+def pause_job(job: Job, event: JobPaused) -> Step:
     """Take pending work back; keep everything that was accepted."""
     commands: tuple[CancelShard, ...] = ()
     if job.phase is Phase.TRAINING and job.round is not None:
@@ -45,49 +45,49 @@ def paused(job: Job, event: JobPaused) -> Step:
     return Step(job, commands)
 
 
-def resumed(job: Job) -> Step:
+def resume_job(job: Job) -> Step:
     """Go on where the pause came in: the same shards, new leases, the deadline's remaining time."""
     phase = job.resume_to
     if phase is None:
         raise AssertionError("a paused job knows where it was")
     job = replace(job, phase=phase, resume_to=None, reason="resumed by its user")
     if phase in (Phase.WAITING, Phase.PLANNING):
-        return opened(job)
+        return open_round(job)
     if phase is not Phase.TRAINING or job.round is None:
         return Step(job)
-    job = _with_new_leases(job, job.round)
+    job = _renew_leases(job, job.round)
     again = [node for node, part in _participants(job) if part.work is Work.PENDING]
-    step = taken_over(job)
-    after = closed(step.job)
+    step = reassign_orphans(job)
+    after = close_if_due(step.job)
     commands = (*deadline(job), *(assignment(job, node) for node in again), *step.commands)
     return Step(after.job, (*commands, *after.commands))
 
 
-def stopped(job: Job) -> Step:
+def stop_job(job: Job) -> Step:
     """End the job with the model it has."""
-    step = released(job, "the job was stopped")
+    step = release_all(job, "the job was stopped")
     return Step(
         replace(step.job, phase=Phase.STOPPED, resume_to=None, reason="stopped by its user"),
         step.commands,
     )
 
 
-def parameters_changed(job: Job, event: ParametersChanged) -> Step:
+def change_parameters(job: Job, event: ParametersChanged) -> Step:
     """Let the next round take the new settings over."""
     return Step(replace(job, next_spec=event.spec))
 
 
-def funding_changed(job: Job, event: FundingChanged) -> Step:
+def change_funding(job: Job, event: FundingChanged) -> Step:
     """Keep what is funded; a job that waits looks again whether a round may open."""
     job = replace(job, funding=Funding(event.funded_samples, event.reason))
-    return opened(job) if job.phase is Phase.WAITING else Step(job)
+    return open_round(job) if job.phase is Phase.WAITING else Step(job)
 
 
 def _participants(job: Job) -> list[tuple[NodeId, Participant]]:
     return list(job.round.participants.items()) if job.round is not None else []
 
 
-def _with_new_leases(job: Job, round_: Round) -> Job:
+def _renew_leases(job: Job, round_: Round) -> Job:
     """Fresh leases for pending participants, and another chance for those who handed back."""
     lease = job.next_lease
     paused_ms = job.at_ms - job.paused_at_ms
@@ -108,4 +108,4 @@ def _with_new_leases(job: Job, round_: Round) -> Job:
     if deadline_at_ms:
         deadline_at_ms = Milliseconds(deadline_at_ms + paused_ms)
     round_ = replace(round_, orphans=tuple(orphans), deadline_at_ms=deadline_at_ms)
-    return replace(job, round=changed(round_, again), next_lease=lease)
+    return replace(job, round=replace_participants(round_, again), next_lease=lease)

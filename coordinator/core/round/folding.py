@@ -10,10 +10,10 @@ def aggregate(job: Job) -> Aggregate:
     """The command that folds the closed round's updates, in slot order."""
     if job.round is None or job.model is None:
         raise AssertionError("nothing to aggregate")
-    return folding(job.round, job.model)
+    return fold_command(job.round, job.model)
 
 
-def folding(round_: Round, base: Model) -> Aggregate:
+def fold_command(round_: Round, base: Model) -> Aggregate:
     """The command that makes the next model of ``base``: the same round gives the same one."""
     received = {
         node: (participant, participant.update)

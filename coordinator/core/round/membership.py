@@ -14,18 +14,18 @@ from coordinator.core.job import Job, Member, Phase, Round, Work
 from coordinator.core.round.ahead import shard_samples
 from coordinator.core.round.rounds import (
     Step,
-    changed,
-    closed,
-    opened,
-    taken_over,
-    vacated,
-    without,
+    close_if_due,
+    open_round,
+    reassign_orphans,
+    replace_participants,
+    vacate_shard,
+    without_node,
 )
 from hypergpu.ids import NodeId, Slot
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 
-def joined(job: Job, event: NodeJoined) -> Step:
+def add_node(job: Job, event: NodeJoined) -> Step:
     """Give the node its slot, and work if there is some."""
     before = job.members.get(event.node)
     member = (
@@ -35,33 +35,33 @@ def joined(job: Job, event: NodeJoined) -> Step:
     )
     job = replace(job, members={**job.members, event.node: member})
     if job.phase is Phase.WAITING:
-        return opened(job)
+        return open_round(job)
     if job.phase is Phase.TRAINING:
-        return _then_closed(taken_over(job))
+        return _then_close_if_due(reassign_orphans(job))
     return Step(job)
 
 
-def lost(job: Job, event: NodeLost) -> Step:
+def lose_node(job: Job, event: NodeLost) -> Step:
     """Take the node's shard away; the round goes on without it."""
-    job = replace(job, members=without(job, event.node))
+    job = replace(job, members=without_node(job, event.node))
     if job.phase is Phase.WAITING:
-        return opened(job)
+        return open_round(job)
     if job.round is None or Phase.TRAINING not in (job.phase, job.resume_to):
         return Step(job)
-    return _then_closed(vacated(job, event.node, Work.LOST))
+    return _then_close_if_due(vacate_shard(job, event.node, Work.LOST))
 
 
-def draining(job: Job, event: NodeDraining) -> Step:
+def drain_node(job: Job, event: NodeDraining) -> Step:
     """Let the node finish what it holds, and no more."""
     if _is_pending(job.round, event.node):
         member = replace(job.members[event.node], is_leaving=True)
         return Step(replace(job, members={**job.members, event.node: member}))
-    job = replace(job, members=without(job, event.node))
-    job = opened(job).job if job.phase is Phase.WAITING else job
+    job = replace(job, members=without_node(job, event.node))
+    job = open_round(job).job if job.phase is Phase.WAITING else job
     return Step(job, (ReleaseNode(event.node, event.reason),))
 
 
-def update_received(job: Job, event: UpdateReceived) -> Step:
+def receive_update(job: Job, event: UpdateReceived) -> Step:
     """Count the update in; it enters the mean when the round closes."""
     round_ = job.round
     if round_ is None:
@@ -87,28 +87,28 @@ def update_received(job: Job, event: UpdateReceived) -> Step:
     )
     job = replace(
         job,
-        round=changed(round_, {event.node: participant}),
+        round=replace_participants(round_, {event.node: participant}),
         members={**job.members, event.node: member},
         tally=tally,
     )
-    return _then_closed(_released_if_leaving(job, event.node))
+    return _then_close_if_due(_release_if_leaving(job, event.node))
 
 
-def update_refused(job: Job) -> Step:
+def count_rejection(job: Job) -> Step:
     """Count a refusal for the tables."""
     refused = job.tally.updates_refused + 1
     return Step(replace(job, tally=replace(job.tally, updates_refused=refused)))
 
 
-def handed_back(job: Job, event: ShardHandedBack) -> Step:
+def take_back_shard(job: Job, event: ShardHandedBack) -> Step:
     """Give the shard to somebody else; a holder that stays gets none in this round.
 
     One that leaves is lost to the round like any other, and may take part again once it is back.
     """
     work = Work.LOST if job.members[event.node].is_leaving else Work.HANDED_BACK
-    step = _released_if_leaving(job, event.node)
-    vacancy = vacated(step.job, event.node, work)
-    return _then_closed(Step(vacancy.job, (*step.commands, *vacancy.commands)))
+    step = _release_if_leaving(job, event.node)
+    vacancy = vacate_shard(step.job, event.node, work)
+    return _then_close_if_due(Step(vacancy.job, (*step.commands, *vacancy.commands)))
 
 
 def _is_pending(round_: Round | None, node: NodeId) -> bool:
@@ -116,20 +116,21 @@ def _is_pending(round_: Round | None, node: NodeId) -> bool:
     return participant is not None and participant.work is Work.PENDING
 
 
-def _released_if_leaving(job: Job, node: NodeId) -> Step:
+def _release_if_leaving(job: Job, node: NodeId) -> Step:
     if not job.members[node].is_leaving:
         return Step(job)
     return Step(
-        replace(job, members=without(job, node)), (ReleaseNode(node, "it has finished its work"),)
+        replace(job, members=without_node(job, node)),
+        (ReleaseNode(node, "it has finished its work"),),
     )
 
 
-def _then_closed(step: Step) -> Step:
-    after = closed(step.job)
+def _then_close_if_due(step: Step) -> Step:
+    after = close_if_due(step.job)
     return Step(after.job, (*step.commands, *after.commands))
 
 
-def released(job: Job, reason: str) -> Step:
+def release_all(job: Job, reason: str) -> Step:
     """Take all work back and let every node go: the job has no use for them any more."""
     commands: list[Command] = []
     if job.round is not None:

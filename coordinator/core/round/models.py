@@ -16,10 +16,10 @@ from coordinator.core.events import (
 )
 from coordinator.core.job import ENDED, Job, Model, Participant, Phase, Round, Score, Stream, Work
 from coordinator.core.round.completion import is_done
-from coordinator.core.round.membership import released
+from coordinator.core.round.membership import release_all
 from coordinator.core.round.outstanding import outstanding, remake
-from coordinator.core.round.rounds import Step, changed, closed, opened
-from coordinator.core.round.streams import put_back
+from coordinator.core.round.rounds import Step, close_if_due, open_round, replace_participants
+from coordinator.core.round.streams import return_samples
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.workloads.entry import has_reached
 
@@ -27,30 +27,30 @@ _UNDER_WAY = frozenset(Phase) - ENDED - {Phase.PREPARING, Phase.FINISHING}
 _EVALUATIONS_WAITING = 2  # a slow evaluator skips models rather than fall behind without end
 
 
-def initialised(job: Job, event: ModelInitialised) -> Step:
+def take_first_model(job: Job, event: ModelInitialised) -> Step:
     """Take the first model over, or the first model made again after its bytes were lost."""
     if job.lost_model:
-        return _restored(job, event.model)
+        return _restore_model(job, event.model)
     streams = tuple(Stream(size) for size in event.partition_sizes)
     job = replace(job, model=event.model, streams=streams)
     if job.phase is Phase.PAUSED:
         return Step(replace(job, resume_to=Phase.WAITING))
-    return opened(job)
+    return open_round(job)
 
 
-def preparation_failed(job: Job, event: PreparationFailed) -> Step:
+def fail_preparation(job: Job, event: PreparationFailed) -> Step:
     """End the job: nothing can be trained."""
-    return _failed(job, event.reason)
+    return _fail_job(job, event.reason)
 
 
-def aggregated(job: Job, event: AggregateReady) -> Step:
+def take_next_model(job: Job, event: AggregateReady) -> Step:
     """Move on to the next model."""
     if job.lost_model:
-        return _restored(job, event.model)
+        return _restore_model(job, event.model)
     if job.round is None:
         raise AssertionError("an aggregate belongs to a closed round")
-    round_ = _marked(job.round, event)
-    job = _refunded(job, job.round, event)
+    round_ = _mark_unreadable(job.round, event)
+    job = _refund_unreadable(job, job.round, event)
     job = replace(
         job,
         previous=job.model,
@@ -65,26 +65,26 @@ def aggregated(job: Job, event: AggregateReady) -> Step:
     evaluation = _evaluation(job, event.model)
     job = evaluation.job
     if is_done(job):
-        after = _finishing(job)
+        after = _begin_finishing(job)
     elif job.phase is Phase.PAUSED:
         after = Step(replace(job, resume_to=Phase.WAITING))
     else:
-        after = opened(job)
+        after = open_round(job)
     return Step(after.job, (record, *evaluation.commands, *after.commands))
 
 
-def model_lost(job: Job, event: ModelLost) -> Step:
+def remake_model(job: Job, event: ModelLost) -> Step:
     """Make the current model again: the same updates on the same base give the same bits.
 
     Without its base there is nothing left to make it of.
     """
     if job.lost_model:
-        return _failed(job, f"the model and the one before it are damaged: {event.reason}")
+        return _fail_job(job, f"the model and the one before it are damaged: {event.reason}")
     job = replace(job, lost_model=True, reason=f"the model is made again: {event.reason}")
     return Step(job, (remake(job),))
 
 
-def evaluated(job: Job, event: EvaluationReady) -> Step:
+def keep_score(job: Job, event: EvaluationReady) -> Step:
     """Keep the score; the lowest loss names the best model. A target that is reached ends it."""
     model = next(model for model in job.evaluating if model.round == event.round)
     score = Score(event.round, event.model, event.loss, event.metric, event.metric_name)
@@ -92,7 +92,7 @@ def evaluated(job: Job, event: EvaluationReady) -> Step:
     is_newest = job.score is None or event.round >= job.score.round
     job = replace(
         job,
-        evaluating=_still_due(job, event.round),
+        evaluating=_due_evaluations(job, event.round),
         score=score if is_newest else job.score,
         best=score if is_best else job.best,
         best_model=model if is_best else job.best_model,
@@ -100,35 +100,35 @@ def evaluated(job: Job, event: EvaluationReady) -> Step:
     if job.phase in _UNDER_WAY and not job.lost_model and _is_reached(job, event):
         what = f"{event.metric_name} {event.metric:.4g} by the model of round {event.round}"
         reason = f"the target is reached: {what}"
-        step = released(job, reason)
+        step = release_all(job, reason)
         job = replace(step.job, phase=Phase.FINISHED, resume_to=None, reason=reason)
         return Step(job, step.commands)
-    return _finished_if_due(job, event.round, "all rounds are done")
+    return _finish_if_due(job, event.round, "all rounds are done")
 
 
 def _is_reached(job: Job, event: EvaluationReady) -> bool:
     return has_reached(job.spec.evaluation.target, event.metric, name=event.metric_name)
 
 
-def evaluation_failed(job: Job, event: EvaluationFailed) -> Step:
+def skip_score(job: Job, event: EvaluationFailed) -> Step:
     """Go on without the score."""
-    job = replace(job, evaluating=_still_due(job, event.round))
-    return _finished_if_due(job, event.round, f"all rounds are done; not evaluated: {event.reason}")
+    job = replace(job, evaluating=_due_evaluations(job, event.round))
+    return _finish_if_due(job, event.round, f"all rounds are done; not evaluated: {event.reason}")
 
 
-def _still_due(job: Job, round_number: int) -> tuple[Model, ...]:
+def _due_evaluations(job: Job, round_number: int) -> tuple[Model, ...]:
     return tuple(model for model in job.evaluating if model.round != round_number)
 
 
-def _finished_if_due(job: Job, round_number: int, reason: str) -> Step:
+def _finish_if_due(job: Job, round_number: int, reason: str) -> Step:
     is_last = job.model is not None and job.model.round == round_number
     if job.phase is Phase.FINISHING and is_last:
         return Step(replace(job, phase=Phase.FINISHED, reason=reason))
     return Step(job)
 
 
-def _finishing(job: Job) -> Step:
-    step = released(job, "all rounds are done")
+def _begin_finishing(job: Job) -> Step:
+    step = release_all(job, "all rounds are done")
     job = replace(
         step.job,
         phase=Phase.FINISHING,
@@ -138,8 +138,8 @@ def _finishing(job: Job) -> Step:
     return Step(job, step.commands)
 
 
-def _failed(job: Job, reason: str) -> Step:
-    step = released(job, reason)
+def _fail_job(job: Job, reason: str) -> Step:
+    step = release_all(job, reason)
     return Step(replace(step.job, phase=Phase.FAILED, resume_to=None, reason=reason), step.commands)
 
 
@@ -152,32 +152,32 @@ def _evaluation(job: Job, model: Model) -> Step:
     return Step(job, (EvaluateModel(model.round, model, job.spec, job.manifest),))
 
 
-def _restored(job: Job, model: Model) -> Step:
+def _restore_model(job: Job, model: Model) -> Step:
     if job.model is None or model.blob.digest != job.model.blob.digest:
-        return _failed(job, "the damaged model could not be made again bit for bit")
+        return _fail_job(job, "the damaged model could not be made again bit for bit")
     job = replace(job, lost_model=False, reason="the damaged model was made again")
     if job.phase is Phase.WAITING:
-        return opened(job)
-    step = closed(job)
+        return open_round(job)
+    step = close_if_due(job)
     is_closed = job.phase is Phase.TRAINING and step.job.phase is Phase.AGGREGATING
     return Step(step.job, step.commands if is_closed else outstanding(step.job))
 
 
-def _marked(round_: Round, event: AggregateReady) -> Round:
+def _mark_unreadable(round_: Round, event: AggregateReady) -> Round:
     """The closed round with the updates that were unreadable on disk marked as such."""
     refused = {
         node: replace(round_.participants[node], work=Work.UNREADABLE) for node, _ in event.refused
     }
-    return replace(changed(round_, refused), agreement=event.agreement)
+    return replace(replace_participants(round_, refused), agreement=event.agreement)
 
 
-def _refunded(job: Job, round_: Round, event: AggregateReady) -> Job:
+def _refund_unreadable(job: Job, round_: Round, event: AggregateReady) -> Job:
     """Put the samples of unreadable updates back, and forget that they were accepted."""
     members, streams, tally = dict(job.members), list(job.streams), job.tally
     for node, _reason in event.refused:
         participant = round_.participants[node]
         partition = participant.shard.partition
-        streams[partition] = put_back(streams[partition], participant.shard.ranges)
+        streams[partition] = return_samples(streams[partition], participant.shard.ranges)
         members[node] = replace(members[node], last_accepted=None)
         samples = participant.update.samples if participant.update else 0
         tally = replace(

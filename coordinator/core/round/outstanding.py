@@ -11,7 +11,7 @@ from coordinator.core.commands import (
 from coordinator.core.job import Job, Phase, Work
 from coordinator.core.quality.judging import judging_commands
 from coordinator.core.round.completion import plan_request
-from coordinator.core.round.folding import aggregate, folding
+from coordinator.core.round.folding import aggregate, fold_command
 from coordinator.core.round.rounds import assignment, deadline
 
 
@@ -31,7 +31,7 @@ def remake(job: Job) -> Command:
     """The command that makes a lost current model again from what it was made of."""
     if job.previous is None or job.closed is None:
         return InitialiseModel(job.job_id, job.spec, job.manifest)
-    return folding(job.closed, job.previous)
+    return fold_command(job.closed, job.previous)
 
 
 def _phase_commands(job: Job) -> tuple[Command, ...]:

@@ -25,12 +25,12 @@ from coordinator.core.job import (
 from coordinator.core.plan.deadline import LEAST_MS
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.plan.spreading import most_ahead
-from coordinator.core.round.ahead import dealt
+from coordinator.core.round.ahead import deal_shards
 from coordinator.core.round.completion import plan_request, work_samples
 from coordinator.core.round.folding import aggregate
 from coordinator.core.round.seeds import seed_for
 from coordinator.core.round.staff import nodes_needed, staff
-from coordinator.core.round.streams import put_back
+from coordinator.core.round.streams import return_samples
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import SPARSE_SCHEMES
 from hypergpu.units import Milliseconds, Samples
@@ -49,7 +49,7 @@ class Step(NamedTuple):
     commands: tuple[Command, ...] = ()
 
 
-def opened(job: Job) -> Step:
+def open_round(job: Job) -> Step:
     """Open the next round, or have it planned, when enough nodes are there; else wait for them."""
     if job.model is None:
         raise AssertionError("a round needs a model")
@@ -64,26 +64,26 @@ def opened(job: Job) -> Step:
     if job.spec.strategy == "aware":
         job = replace(job, phase=Phase.PLANNING, reason=f"round {number} is being planned")
         return Step(job, (PlanRound(plan_request(job)),))
-    return _begun(job, stated_plan(job, nodes))
+    return _begin_round(job, stated_plan(job, nodes))
 
 
-def planned(job: Job, plan: RoundPlan) -> Step:
+def open_planned_round(job: Job, plan: RoundPlan) -> Step:
     """Open the round as planned, without the nodes that have gone since; if all have, plan again.
 
     A node that came since has no part in it, like any other that comes while a round is open.
     """
     nodes = {node: plan.nodes[node] for node in staff(job) if node in plan.nodes}
     if not nodes or len(staff(job)) < nodes_needed(job) or job.lost_model:
-        return opened(job)
-    return _begun(replace(job, plan_memory=plan.memory), replace(plan, nodes=nodes))
+        return open_round(job)
+    return _begin_round(replace(job, plan_memory=plan.memory), replace(plan, nodes=nodes))
 
 
-def _begun(job: Job, plan: RoundPlan) -> Step:
+def _begin_round(job: Job, plan: RoundPlan) -> Step:
     """Give every node of the plan its shard under a fresh lease, if the round is funded."""
-    if why := _unfunded(job, plan):
+    if why := _funding_gap(job, plan):
         return Step(replace(job, phase=Phase.WAITING, reason=why))
     total_samples = _total_samples(job, plan.round, len(plan.nodes))
-    deal = dealt(job, plan, total_samples)
+    deal = deal_shards(job, plan, total_samples)
     participants: dict[NodeId, Participant] = {}
     lease = job.next_lease
     for node, part in plan.nodes.items():
@@ -117,7 +117,7 @@ def _begun(job: Job, plan: RoundPlan) -> Step:
     return Step(job, (*deadline(job), *(assignment(job, node) for node in participants)))
 
 
-def _unfunded(job: Job, plan: RoundPlan) -> str:
+def _funding_gap(job: Job, plan: RoundPlan) -> str:
     """Why the job's funding does not cover the round; empty if it does."""
     funding = job.funding
     if funding is None or funding.funded_samples is None:
@@ -131,7 +131,7 @@ def _unfunded(job: Job, plan: RoundPlan) -> str:
     return f"round {plan.round} has {samples} samples, {left} more are funded: {why}"
 
 
-def changed(round_: Round, participants: dict[NodeId, Participant]) -> Round:
+def replace_participants(round_: Round, participants: dict[NodeId, Participant]) -> Round:
     """The round with these participants in place of what they were before."""
     counts = dict(round_.counts)
     for node, participant in participants.items():
@@ -218,7 +218,7 @@ def _total_samples(job: Job, number: int, participants: int) -> Samples:
     return Samples(job.tally.samples + (training.rounds - number) * per_round)
 
 
-def vacated(job: Job, node: NodeId, work: Work) -> Step:
+def vacate_shard(job: Job, node: NodeId, work: Work) -> Step:
     """Take a pending participant's shard away and give it to an idle node, if there is one."""
     round_ = job.round
     if round_ is None or (gone := round_.participants.get(node)) is None:
@@ -227,10 +227,12 @@ def vacated(job: Job, node: NodeId, work: Work) -> Step:
         round_ = replace(round_, orphans=(*round_.orphans, gone.shard))
     elif gone.work is not Work.HANDED_BACK:
         return Step(job)
-    return taken_over(replace(job, round=changed(round_, {node: replace(gone, work=work)})))
+    return reassign_orphans(
+        replace(job, round=replace_participants(round_, {node: replace(gone, work=work)}))
+    )
 
 
-def taken_over(job: Job) -> Step:
+def reassign_orphans(job: Job) -> Step:
     """Give orphaned shards to nodes that have no part in the round yet, and lost nodes that are
     back.
     """
@@ -246,10 +248,10 @@ def taken_over(job: Job) -> Step:
         before = round_.participants.get(node)
         own = before is not None and before.shard in orphans
         shard = orphans.pop(orphans.index(before.shard) if own and before else 0)
-        plan = _handed_on(round_, shard)
+        plan = _inherited_plan(round_, shard)
         started[node] = Participant(job.members[node].slot, lease, shard, plan, job.at_ms)
         lease += 1
-    round_ = changed(replace(round_, orphans=tuple(orphans)), started)
+    round_ = replace_participants(replace(round_, orphans=tuple(orphans)), started)
     job = replace(job, round=round_, next_lease=lease)
     return Step(job, tuple(assignment(job, node) for node in started))
 
@@ -266,7 +268,7 @@ def _idle(job: Job, round_: Round) -> list[NodeId]:
     return awake if awake or is_manned else idle
 
 
-def _handed_on(round_: Round, shard: Shard) -> NodePlan:
+def _inherited_plan(round_: Round, shard: Shard) -> NodePlan:
     """The plan of the participant that left the shard behind, for a node nothing is forecast of."""
     plan = next(each.plan for each in round_.participants.values() if each.shard == shard)
     return NodePlan(
@@ -280,7 +282,7 @@ def _handed_on(round_: Round, shard: Shard) -> NodePlan:
     )
 
 
-def closed(job: Job) -> Step:
+def close_if_due(job: Job) -> Step:
     """Close the round if its rule says so; otherwise leave it open.
 
     It closes when no expected update is missing, or when its deadline has passed and a quorum is
@@ -296,23 +298,23 @@ def closed(job: Job) -> Step:
     quorum = max(1, ceil(round_.spec.round.quorum * assigned - _ROUNDING))
     if not received:
         has_handed_back = round_.counts.get(Work.HANDED_BACK, 0) > 0
-        return _stalled(job) if not pending and has_handed_back else Step(job)
+        return _pause_if_stalled(job) if not pending and has_handed_back else Step(job)
     if not pending:
         why = f"every expected update is there ({received} of {assigned})"
     elif round_.is_overdue and received >= quorum:
         why = f"deadline passed with a quorum ({received} of {assigned}, {quorum} needed)"
     else:
-        return _bounded(job, round_) if received >= quorum else Step(job)
+        return _bound_round(job, round_) if received >= quorum else Step(job)
     cut = tuple(
         CancelShard(node, round_.number, participant.lease, f"round {round_.number} closed: {why}")
         for node, participant in round_.participants.items()
         if participant.work is Work.PENDING
     )
-    job = _settled(job, why)
+    job = _close_round(job, why)
     return Step(job, (*cut, aggregate(job)))
 
 
-def _bounded(job: Job, round_: Round) -> Step:
+def _bound_round(job: Job, round_: Round) -> Step:
     """Give the round a deadline if its plan could not: a node that hangs does so for ever."""
     if round_.spec.strategy != "aware" or round_.deadline_at_ms:
         return Step(job)
@@ -322,7 +324,7 @@ def _bounded(job: Job, round_: Round) -> Step:
     return Step(job, deadline(job))
 
 
-def _stalled(job: Job) -> Step:
+def _pause_if_stalled(job: Job) -> Step:
     """Everybody who is here gave the shard back: trying again at once would only repeat it."""
     if not staff(job):
         return Step(job)
@@ -337,7 +339,7 @@ def _stalled(job: Job) -> Step:
     )
 
 
-def _settled(job: Job, why: str) -> Job:
+def _close_round(job: Job, why: str) -> Job:
     """The closed round: shards without an update go back to their streams."""
     round_ = job.round
     if round_ is None:
@@ -354,16 +356,16 @@ def _settled(job: Job, why: str) -> Job:
         job,
         phase=Phase.AGGREGATING,
         reason=f"round {round_.number} closed: {why}",
-        round=changed(replace(round_, orphans=()), cut),
+        round=replace_participants(replace(round_, orphans=()), cut),
         streams=tuple(streams),
     )
 
 
 def _return_shard(streams: list[Stream], shard: Shard) -> None:
-    streams[shard.partition] = put_back(streams[shard.partition], shard.ranges)
+    streams[shard.partition] = return_samples(streams[shard.partition], shard.ranges)
 
 
-def without(job: Job, node: NodeId) -> dict[NodeId, Member]:
+def without_node(job: Job, node: NodeId) -> dict[NodeId, Member]:
     """The members with ``node`` no longer present."""
     member = replace(job.members[node], is_present=False, is_leaving=False)
     return {**job.members, node: member}

@@ -6,7 +6,7 @@ from coordinator.core.job import SampleRange, Stream
 from hypergpu.units import Samples
 
 
-def taken(stream: Stream, count: int) -> tuple[tuple[SampleRange, ...], Stream]:
+def take_samples(stream: Stream, count: int) -> tuple[tuple[SampleRange, ...], Stream]:
     """Take the next ``count`` positions: returned ones first, then new ones.
 
     Returns:
@@ -27,7 +27,7 @@ def taken(stream: Stream, count: int) -> tuple[tuple[SampleRange, ...], Stream]:
     return tuple(ranges), replace(stream, cursor=stream.cursor + wanted, returned=tuple(left))
 
 
-def put_back(stream: Stream, ranges: tuple[SampleRange, ...]) -> Stream:
+def return_samples(stream: Stream, ranges: tuple[SampleRange, ...]) -> Stream:
     """Return positions that no accepted update covers. They go out first, in ascending order."""
     returned = sorted((*stream.returned, *ranges), key=lambda range_: range_.start)
     return replace(stream, returned=tuple(returned))

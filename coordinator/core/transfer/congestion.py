@@ -65,7 +65,7 @@ class Reno:
             grown = constants.SLOW_START_GROWTH * self.window
             self.window = min(grown, self.slow_start_until, self._most)
         else:
-            self.window = min(self._grown(now_us), self._most)
+            self.window = min(self._window_growth(now_us), self._most)
         self.is_steady = self.window >= self._steady_from
 
     def lost(self, now_us: float) -> None:
@@ -81,7 +81,7 @@ class Reno:
         self.slow_start_until = max(self.slow_start_until, 0.75 * self.window)
         self.window = after_idling(self.window, timeouts)
 
-    def _grown(self, now_us: float) -> float:
+    def _window_growth(self, now_us: float) -> float:
         return self.window + 1
 
     def _remember(self, now_us: float) -> None:
@@ -110,7 +110,7 @@ class Cubic(Reno):
             self.slow_start_until = self.window
         super().round_passed(now_us)
 
-    def _grown(self, now_us: float) -> float:
+    def _window_growth(self, now_us: float) -> float:
         if self._since_us < 0:
             self._start(now_us)
         self._friendly += constants.CUBIC_FRIENDLY_GROWTH

@@ -6,7 +6,7 @@ from math import log
 import msgspec
 
 from coordinator.core.transfer.path import Path
-from coordinator.core.transfer.rounds import Carried, Start, drawn
+from coordinator.core.transfer.rounds import Carried, Start, draw_transfer
 from coordinator.core.transfer.window import Dice
 from hypergpu.units import Bytes, Microseconds
 
@@ -57,13 +57,13 @@ def forecast(
     For the arguments see `drawn`.
     """
     draws = sorted(
-        drawn(path, size_bytes, _sequence(seed), start=start, carried=carried)
+        draw_transfer(path, size_bytes, _sequence(seed), start=start, carried=carried)
         for seed in range(_DRAWS if path.events_per_packet else 1)
     )
     return Forecast(tuple(draw.took_us for draw in draws), tuple(draw.left for draw in draws))
 
 
-def rounded(path: Path) -> Path:
+def round_path(path: Path) -> Path:
     """The path with its numbers in steps of 3 %, so that links which wander share forecasts."""
     return msgspec.structs.replace(
         path,

@@ -109,10 +109,10 @@ def transfer_us(
     path: Path, size_bytes: int, dice: Dice, *, start: Start = Start.IDLE
 ) -> Microseconds:
     """How long a transfer over a fresh or long idle connection takes; see `drawn`."""
-    return drawn(path, size_bytes, dice, start=start).took_us
+    return draw_transfer(path, size_bytes, dice, start=start).took_us
 
 
-def drawn(
+def draw_transfer(
     path: Path,
     size_bytes: int,
     dice: Dice,

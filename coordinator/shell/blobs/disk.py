@@ -103,7 +103,7 @@ class DiskBlobs:
             self._place(path, blob, keep_s, is_durable=False)
 
     def sync(self, digest: Digest) -> None:
-        path = self._known(digest)
+        path = self._known_path(digest)
         if digest not in self._unsynced:
             return
         with disk_full_refused(f"blob {digest}"):
@@ -120,11 +120,11 @@ class DiskBlobs:
         except BaseException as error:
             self._leave(digest)
             if isinstance(error, FileNotFoundError):
-                raise _unknown(digest, "it was just collected") from None
+                raise _unknown_blob(digest, "it was just collected") from None
             raise
 
     def path(self, digest: Digest) -> Path:
-        path = self._known(digest)
+        path = self._known_path(digest)
         if digest not in self._verified:
             self._verify(path, digest)
         return path
@@ -218,7 +218,7 @@ class DiskBlobs:
         try:
             found = digest_of_file(path)
         except FileNotFoundError:
-            raise _unknown(digest, "it was just collected") from None
+            raise _unknown_blob(digest, "it was just collected") from None
         except OSError as error:
             found = Digest(f"unreadable: {error.strerror}")
         if found == digest:
@@ -230,7 +230,7 @@ class DiskBlobs:
             sync_folder(path.parent)
         finding = f"blob {digest} was damaged on disk and is set aside in {self._damaged}"
         self.findings.append(finding)
-        raise _unknown(digest, "its bytes were damaged on disk")
+        raise _unknown_blob(digest, "its bytes were damaged on disk")
 
     def _remove(self, path: Path, digest: Digest) -> None:
         """Delete a file, or keep it to be written over unless somebody reads it."""
@@ -254,15 +254,15 @@ class DiskBlobs:
         self._placed.pop(digest, None)
         return size_bytes
 
-    def _known(self, digest: Digest) -> Path:
+    def _known_path(self, digest: Digest) -> Path:
         path = self._path(digest)
         if not path.exists():
-            raise _unknown(digest, "it is not stored here")
+            raise _unknown_blob(digest, "it is not stored here")
         return path
 
     def _path(self, digest: Digest) -> Path:
         if not is_digest(digest):
-            raise _unknown(digest, "that is no digest")
+            raise _unknown_blob(digest, "that is no digest")
         return self._folder / digest[:2] / digest
 
 
@@ -274,5 +274,5 @@ def _write(path: Path, content: bytes) -> None:
         os.close(descriptor)
 
 
-def _unknown(digest: Digest, why: str) -> HyperGPUError:
+def _unknown_blob(digest: Digest, why: str) -> HyperGPUError:
     return HyperGPUError(Reason.BLOB_UNKNOWN, f"blob {digest[:80]}: {why}")

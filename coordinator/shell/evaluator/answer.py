@@ -44,7 +44,7 @@ class Evaluator:
             if isinstance(request, Initialise):
                 return self._initialise(request)
             if isinstance(request, JudgeUpdates):
-                return self._judged(request)
+                return self._judge_updates(request)
             return self._evaluate(request)
         except HyperGPUError as error:
             return Failed(reason=error.reason.name, detail=error.detail)
@@ -89,7 +89,7 @@ class Evaluator:
             )
         return Evaluated(loss=loss, metric=metric, metric_name=entry.metric)
 
-    def _judged(self, request: JudgeUpdates) -> UpdatesJudged:
+    def _judge_updates(self, request: JudgeUpdates) -> UpdatesJudged:
         judge = self._judge_of(find(request.workload), request)
         _refuse_other_layout(judge, request)
         return self._singles.judged(judge, request)

@@ -64,7 +64,7 @@ class EvaluatorProcess:
         """
         reply = await self._ask(request)
         if not isinstance(reply, Initialised):
-            raise _unexpected(reply)
+            raise _unexpected_reply(reply)
         return reply
 
     async def evaluate(self, request: Evaluate) -> Evaluated:
@@ -76,7 +76,7 @@ class EvaluatorProcess:
         """
         reply = await self._ask(request)
         if not isinstance(reply, Evaluated):
-            raise _unexpected(reply)
+            raise _unexpected_reply(reply)
         return reply
 
     async def judge(self, request: JudgeUpdates) -> UpdatesJudged:
@@ -88,7 +88,7 @@ class EvaluatorProcess:
         """
         reply = await self._ask(request)
         if not isinstance(reply, UpdatesJudged):
-            raise _unexpected(reply)
+            raise _unexpected_reply(reply)
         return reply
 
     async def stop(self) -> None:
@@ -124,7 +124,7 @@ class EvaluatorProcess:
         process = await self._running()
         try:
             async with asyncio.timeout(self._answer_timeout_s):
-                payload = await _exchanged(process, frame(encode(request)))
+                payload = await _exchange(process, frame(encode(request)))
         except (FrameError, ConnectionError):
             payload = None
         except TimeoutError:
@@ -158,7 +158,7 @@ class EvaluatorProcess:
             await asyncio.wait_for(process.communicate(), _STOP_TIMEOUT_S)
 
 
-async def _exchanged(process: Process, question: bytes) -> bytes | None:
+async def _exchange(process: Process, question: bytes) -> bytes | None:
     if process.stdin is None or process.stdout is None:
         return None
     process.stdin.write(question)
@@ -166,5 +166,5 @@ async def _exchanged(process: Process, question: bytes) -> bytes | None:
     return await next_frame(process.stdout)
 
 
-def _unexpected(reply: Reply) -> HyperGPUError:
+def _unexpected_reply(reply: Reply) -> HyperGPUError:
     return HyperGPUError(Reason.NOT_READY, f"the evaluator answered {type(reply).__name__}")

@@ -30,14 +30,14 @@ class Singles:
         """
         most = request.samples_most
         base = np.fromfile(request.base_path, np.uint8)
-        base_loss = self._known(judge, request.base_digest, Path(request.base_path), most)
-        made_loss = self._known(judge, request.made_digest, Path(request.made_path), most)
+        base_loss = self._known_loss(judge, request.base_digest, Path(request.base_path), most)
+        made_loss = self._known_loss(judge, request.made_digest, Path(request.made_path), most)
         losses = (
             _loss(judge, _with(judge, base.copy(), update), most) for update in request.updates
         )
         return UpdatesJudged(base_loss=base_loss, made_loss=made_loss, losses=tuple(losses))
 
-    def _known(self, judge: Judge, digest: Digest, path: Path, most: int) -> float | None:
+    def _known_loss(self, judge: Judge, digest: Digest, path: Path, most: int) -> float | None:
         key = (digest, most)
         if key not in self._losses:
             model = Flat.view(judge.layout, np.fromfile(path, np.uint8))

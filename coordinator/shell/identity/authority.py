@@ -98,7 +98,7 @@ class Authority:
         names = _alternative_names(hosts)
         builder = _builder(SERVER_NAME, key.public_key(), now_s, _SERVER_S)
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        leaf = self._signed(builder, ExtendedKeyUsageOID.SERVER_AUTH)
+        leaf = self._sign(builder, ExtendedKeyUsageOID.SERVER_AUTH)
         leaf_pem = leaf.public_bytes(serialization.Encoding.PEM)
         return ServerIdentity(_key_pem(key), leaf_pem + self.pem)
 
@@ -113,12 +113,12 @@ class Authority:
         """
         public_key = certificate_request(request_pem)
         builder = _builder(node, public_key, now_s, NODE_CERTIFICATE_S + _SLACK_S)
-        leaf = self._signed(builder, ExtendedKeyUsageOID.CLIENT_AUTH)
+        leaf = self._sign(builder, ExtendedKeyUsageOID.CLIENT_AUTH)
         expires_s = now_s + NODE_CERTIFICATE_S
         record = CertificateRecord(f"{leaf.serial_number:x}", node, now_s, expires_s)
         return NodeCertificate(leaf.public_bytes(serialization.Encoding.PEM), record)
 
-    def _signed(
+    def _sign(
         self, builder: x509.CertificateBuilder, usage: x509.ObjectIdentifier
     ) -> x509.Certificate:
         issuer = self._key.public_key()

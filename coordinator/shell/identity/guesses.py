@@ -3,7 +3,7 @@
 import threading
 from collections import OrderedDict
 
-from coordinator.shell.identity.rate import GUESSES, Bucket, Rate, admitted, wait_ms
+from coordinator.shell.identity.rate import GUESSES, Bucket, Rate, take_token, wait_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Milliseconds
 
@@ -39,6 +39,6 @@ class Guesses:
         """Count a wrong secret."""
         with self._lock:
             bucket = self._buckets.pop(peer, Bucket())
-            self._buckets[peer] = admitted(self._rate, bucket, now_ms) or bucket
+            self._buckets[peer] = take_token(self._rate, bucket, now_ms) or bucket
             while len(self._buckets) > MAX_PEERS:
                 self._buckets.popitem(last=False)

@@ -22,7 +22,7 @@ GUESSES = Rate(burst=10, interval_ms=Milliseconds(6_000))
 """Wrong secrets per peer: 10 at once, then 10 a minute."""
 
 
-def admitted(rate: Rate, bucket: Bucket, now_ms: Milliseconds) -> Bucket | None:
+def take_token(rate: Rate, bucket: Bucket, now_ms: Milliseconds) -> Bucket | None:
     """The bucket after taking one, or None when it is empty."""
     filled_at_ms = max(bucket.full_at_ms, now_ms) + rate.interval_ms
     if filled_at_ms - now_ms > rate.burst * rate.interval_ms:

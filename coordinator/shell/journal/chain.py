@@ -103,10 +103,10 @@ def reading(job_id: JobId, span: Span, from_sequence: int, after: Head | None) -
             problem = f"row {from_sequence - 1} is missing"
             return Reading((), unknown, damage(job_id, unknown, problem))
         after = Head(from_sequence - 1, span.before)
-    return checked(job_id, after, span.rows, None if span.is_cut else span.end)
+    return check_rows(job_id, after, span.rows, None if span.is_cut else span.end)
 
 
-def checked(job_id: JobId, after: Head, rows: Iterable[StoredRow], end: Head | None) -> Reading:
+def check_rows(job_id: JobId, after: Head, rows: Iterable[StoredRow], end: Head | None) -> Reading:
     """Follow the chain from ``after`` as far as it holds.
 
     Args:
@@ -118,7 +118,7 @@ def checked(job_id: JobId, after: Head, rows: Iterable[StoredRow], end: Head | N
     entries: list[Entry] = []
     head = after
     for row in rows:
-        followed = _followed(job_id, head, row)
+        followed = _check_row(job_id, head, row)
         if isinstance(followed, str):
             return Reading(tuple(entries), head, damage(job_id, head, followed))
         entry, head = followed
@@ -147,7 +147,7 @@ def damage(job_id: JobId, last_good: Head, problem: str) -> Damage:
     return Damage(job_id, last_good.sequence + 1, last_good, reason)
 
 
-def _followed(job_id: JobId, head: Head, row: StoredRow) -> tuple[Entry, Head] | str:
+def _check_row(job_id: JobId, head: Head, row: StoredRow) -> tuple[Entry, Head] | str:
     """The row as an entry with the head behind it, or why it cannot be believed."""
     wanted = head.sequence + 1
     entry = _entry(job_id, row)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from coordinator.shell.clock import monotonic_ms
-from coordinator.shell.identity.rate import Bucket, Rate, admitted
+from coordinator.shell.identity.rate import Bucket, Rate, take_token
 from coordinator.shell.measuring.tokens import ProbeTokens
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
@@ -91,7 +91,7 @@ class Echo(asyncio.DatagramProtocol):
             self._transport.sendto(payload, addr)
 
     def _admits(self, node: NodeId, now_ms: Milliseconds) -> bool:
-        bucket = admitted(RATE, self._buckets.get(node, Bucket()), now_ms)
+        bucket = take_token(RATE, self._buckets.get(node, Bucket()), now_ms)
         if bucket is None:
             return False
         self._buckets[node] = bucket

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from coordinator.core.measure.observing import observed
+from coordinator.core.measure.observing import add_observation
 from coordinator.core.measure.reading import (
     Direction,
     Estimate,
@@ -22,7 +22,7 @@ from coordinator.core.measure.reading import (
     Verdict,
 )
 from coordinator.shell.clock import monotonic_ms
-from coordinator.shell.identity.rate import Bucket, Rate, admitted
+from coordinator.shell.identity.rate import Bucket, Rate, take_token
 from coordinator.shell.measuring.reports import observations
 from coordinator.shell.measuring.sockets import congestion_control_of
 from coordinator.shell.measuring.uploads import UploadMeter
@@ -89,7 +89,7 @@ class Readings:
     def readings(self, nodes: Iterable[NodeId], now_ms: Milliseconds) -> dict[NodeId, NodeReading]:
         """Of these nodes, with the times of a clock that shows ``now_ms``, such as a job's."""
         by_ms = now_ms - monotonic_ms()
-        return {node: _shifted(self.reading(node), by_ms) for node in nodes}
+        return {node: _shift_clock(self.reading(node), by_ms) for node in nodes}
 
     @property
     def congestion_control(self) -> str:
@@ -102,12 +102,12 @@ class Readings:
 
     def note(self, node: NodeId, observation: Observation) -> None:
         """One thing was observed."""
-        self._readings[node] = observed(self.reading(node), observation)
+        self._readings[node] = add_observation(self.reading(node), observation)
 
     def reported(self, node: NodeId, message: node_pb2.Measured) -> None:
         """A node said what it measured."""
         now_ms = monotonic_ms()
-        bucket = admitted(REPORTS, self._buckets.get(node, Bucket()), now_ms)
+        bucket = take_token(REPORTS, self._buckets.get(node, Bucket()), now_ms)
         if bucket is None:
             self.dropped += 1
             return
@@ -157,10 +157,10 @@ class Readings:
     def uploading(self, node: NodeId) -> UploadMeter:
         """What measures the node's upload; stripes of one update share it."""
         return self._uploads.setdefault(
-            node, UploadMeter(lambda found: self._uploaded(node, found))
+            node, UploadMeter(lambda found: self._note_upload(node, found))
         )
 
-    def _uploaded(self, node: NodeId, transfer: Transfer) -> None:
+    def _note_upload(self, node: NodeId, transfer: Transfer) -> None:
         self._own_upload_ms[node] = transfer.at_ms
         self.note(node, transfer)
 
@@ -183,7 +183,7 @@ class Readings:
         self.note(node, Verdict(at_ms=monotonic_ms(), is_accepted=False))
 
 
-def _shifted(reading: NodeReading, by_ms: int) -> NodeReading:
+def _shift_clock(reading: NodeReading, by_ms: int) -> NodeReading:
     """The same by another clock."""
     moved: dict[str, Estimate | Milliseconds] = {}
     for field in msgspec.structs.fields(reading):

@@ -23,7 +23,7 @@ def congestion_control_of(port: int) -> str:
         for number, descriptor in enumerate(os.listdir(_DESCRIPTORS)):  # noqa: PTH208  names only
             if number >= _LOOKED_AT:
                 break
-            if name := _asked(int(descriptor), port):
+            if name := _socket_congestion_control(int(descriptor), port):
                 return name
     try:
         return _DEFAULT.read_text("ascii").strip()
@@ -31,10 +31,10 @@ def congestion_control_of(port: int) -> str:
         return ""
 
 
-def _asked(descriptor: int, port: int) -> str:
+def _socket_congestion_control(descriptor: int, port: int) -> str:
     """Empty when the descriptor is no connection to the port."""
     try:
-        with _copied(descriptor) as copy:
+        with _copy_socket(descriptor) as copy:
             if copy.type is not socket.SOCK_STREAM or copy.family not in _INTERNET:
                 return ""
             if copy.getsockname()[1] != port:
@@ -46,7 +46,7 @@ def _asked(descriptor: int, port: int) -> str:
     return name.partition(b"\0")[0].decode("ascii", "replace")
 
 
-def _copied(descriptor: int) -> socket.socket:
+def _copy_socket(descriptor: int) -> socket.socket:
     """A copy, since gRPC may close its own any moment.
 
     Raises:

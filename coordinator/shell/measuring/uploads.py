@@ -34,13 +34,13 @@ class UploadMeter:
         self._streams += 1
         self._widest = max(self._widest, self._streams)
         try:
-            yield lambda size_bytes: self._arrived(number, size_bytes)
+            yield lambda size_bytes: self._note_arrival(number, size_bytes)
         finally:
             self._streams -= 1
             if self._streams == 0:
                 self._tell()
 
-    def _arrived(self, stream: int, size_bytes: int) -> None:
+    def _note_arrival(self, stream: int, size_bytes: int) -> None:
         now_us, last_us = self._clock_us(), self._arrivals.last_us
         if last_us is not None and now_us - last_us > _PAUSE_US:
             self._tell()

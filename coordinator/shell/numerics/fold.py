@@ -118,10 +118,12 @@ def _fold_kept(
             )
         result = outputs.finished(refused, sweep.agreement)
         on_failure.pop_all()
-        return msgspec.structs.replace(result, agreements=_placed(request, kept, sweep.agreements))
+        return msgspec.structs.replace(
+            result, agreements=_place_agreements(request, kept, sweep.agreements)
+        )
 
 
-def _placed(
+def _place_agreements(
     request: FoldRequest, kept: Sequence[int], found: tuple[float | None, ...]
 ) -> tuple[float | None, ...]:
     """What was found of each update, in the places of the request."""

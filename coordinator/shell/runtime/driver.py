@@ -74,7 +74,7 @@ class Decision:
         return [entry for entries in self.entries.values() for entry in entries]
 
 
-def decided(rooms: dict[JobId, Room], arrivals: Sequence[Arrival]) -> Decision:
+def decide(rooms: dict[JobId, Room], arrivals: Sequence[Arrival]) -> Decision:
     """Run the machines over the arrivals in order. Changes nothing."""
     decision = Decision()
     for arrival in arrivals:
@@ -192,9 +192,9 @@ class Driver:
         drained: Callable[[Decision], None],
     ) -> None:
         failpoint("decide.begin")
-        decision = decided(self.rooms, arrivals)
+        decision = decide(self.rooms, arrivals)
         failpoint("decide.done")
-        if not await self._persisted(decision):
+        if not await self._persist(decision):
             return
         failpoint("persist.written")
         self._take_over(decision)
@@ -210,7 +210,7 @@ class Driver:
                 verdict.set_result(text)
         await self._snapshot(decision)
 
-    async def _persisted(self, decision: Decision) -> bool:
+    async def _persist(self, decision: Decision) -> bool:
         entries = decision.all_entries()
         if not entries:
             return True

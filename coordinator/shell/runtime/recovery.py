@@ -33,12 +33,12 @@ class Replay(NamedTuple):
     """Jobs whose rows this version does not know, and why."""
 
 
-def replayed(journal: JobJournal) -> Replay:
+def replay_jobs(journal: JobJournal) -> Replay:
     """Every job as far as its journal holds; a damaged end is cut off and reported. Blocks."""
     replay = Replay({}, {})
     for job_id in journal.jobs():
         try:
-            room = _replayed(journal, job_id)
+            room = _replay_job(journal, job_id)
         except JournalError:
             raise
         except Exception as broken:
@@ -53,13 +53,13 @@ def replayed(journal: JobJournal) -> Replay:
     return replay
 
 
-def _replayed(journal: JobJournal, job_id: JobId) -> Room | None:
+def _replay_job(journal: JobJournal, job_id: JobId) -> Room | None:
     recovery = recover(journal, job_id)
     for damage in recovery.damages:
         log.error("a journal is damaged and cut back", job_id=job_id, reason=damage.reason)
     snapshot, entries = recovery.snapshot, recovery.entries
     before = rows.state_from(snapshot.state_json) if snapshot else None
-    job = rows.replayed(before, entries)
+    job = rows.replay(before, entries)
     if job is None:
         return None
     last = entries[-1].sequence if entries or snapshot is None else snapshot.head.sequence
@@ -78,7 +78,7 @@ async def take_up(parts: Parts, room: Room) -> None:
         present = [node for node, member in room.job.members.items() if member.is_present]
         parts.roster.expect(present, Milliseconds(parts.settings.reconnect_grace_ms))
     try:
-        damage = await _checked(parts, room)
+        damage = await _check_files(parts, room)
     except Exception as broken:
         why = broken.message if isinstance(broken, HyperGPUError) else repr(broken)
         log.exception("a job cannot be taken up", job_id=room.job.job_id)
@@ -105,7 +105,7 @@ async def _report(parts: Parts, room: Room, damage: str) -> None:
     await parts.driver.insist(room.job.job_id, event)
 
 
-async def _checked(parts: Parts, room: Room) -> str:
+async def _check_files(parts: Parts, room: Room) -> str:
     """Read the job's files. Returns what is wrong with its model and not reported yet.
 
     Raises:

@@ -35,7 +35,7 @@ def state_from(stored: bytes) -> Job:
     return _jobs.decode(stored)
 
 
-def replayed(job: Job | None, entries: Iterable[Entry]) -> Job | None:
+def replay(job: Job | None, entries: Iterable[Entry]) -> Job | None:
     """The state after ``entries``; None when there were none to begin with.
 
     Raises:

@@ -3,7 +3,7 @@
 from coordinator.shell.clock import monotonic_ms, unix_s
 from coordinator.shell.identity.guesses import Guesses
 from coordinator.shell.identity.nodes import NodeDesk
-from coordinator.shell.identity.rate import Bucket, Rate, admitted
+from coordinator.shell.identity.rate import Bucket, Rate, take_token
 from coordinator.shell.identity.tokens import TokenDesk
 from coordinator.shell.servicers.wire.handlers import Caller
 from coordinator.shell.servicers.wire.versions import refuse_other_protocol
@@ -95,7 +95,7 @@ class NodeGate:
         self._nodes.check(node)
 
     def _take_header(self, node: NodeId) -> None:
-        bucket = admitted(_HEADERS, self._headers.get(node, Bucket()), monotonic_ms())
+        bucket = take_token(_HEADERS, self._headers.get(node, Bucket()), monotonic_ms())
         if bucket is None:
             raise HyperGPUError(Reason.RATE_LIMITED, f"too many update headers from {node}")
         if len(self._headers) >= _NODES_MAX:

@@ -64,7 +64,7 @@ async def pieces(parts: Parts, span: Span) -> AsyncIterator[tuple[int, memoryvie
         HyperGPUError: BLOB_UNKNOWN, it is missing or damaged; OFFSET_MISMATCH, it ends before.
     """
     loop = asyncio.get_running_loop()
-    reader, block = await asyncio.to_thread(_opened, parts, span)
+    reader, block = await asyncio.to_thread(_open_blob, parts, span)
     ahead: asyncio.Future[bytes] | None = None
     offset, stop = span.offset, span.end or reader.size_bytes
     try:
@@ -85,7 +85,7 @@ async def pieces(parts: Parts, span: Span) -> AsyncIterator[tuple[int, memoryvie
             ahead.add_done_callback(lambda _: reader.close())
 
 
-def _opened(parts: Parts, span: Span) -> tuple[BlobReader, bytes]:
+def _open_blob(parts: Parts, span: Span) -> tuple[BlobReader, bytes]:
     """A blob and its first bytes."""
     if (size_bytes := parts.blobs.size(span.digest)) is not None:
         span.refuse_beyond(size_bytes)
@@ -114,7 +114,7 @@ async def fetch(parts: Parts, node: NodeId, span: Span) -> AsyncIterator[bytes]:
     is_model = digest in _model_digests(room.job)
     try:
         async for start, payload in pieces(parts, span):
-            yield chunks.fetched(start, payload)
+            yield chunks.encode_fetched(start, payload)
             if is_model:
                 room.bytes_down = Bytes(room.bytes_down + payload.nbytes)
     except HyperGPUError as refused:
@@ -143,7 +143,7 @@ def _layout_chunks(layout: Layout, span: Span) -> Iterator[bytes]:
     span.refuse_beyond(len(text))
     end = span.end or len(text)
     for start in range(span.offset, end, span.chunk_bytes):
-        yield chunks.fetched(start, text[start : min(end, start + span.chunk_bytes)])
+        yield chunks.encode_fetched(start, text[start : min(end, start + span.chunk_bytes)])
 
 
 async def _is_remade(parts: Parts, room: Room, digest: Digest) -> bool:

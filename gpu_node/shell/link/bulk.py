@@ -20,7 +20,7 @@ class Piece(NamedTuple):
     payload: memoryview
 
 
-def submitted(offset: int, payload: memoryview) -> bytes:
+def encode_submitted(offset: int, payload: memoryview) -> bytes:
     """`SubmitUpdateRequest` with one chunk."""
     head = b"".join(
         (
@@ -33,7 +33,7 @@ def submitted(offset: int, payload: memoryview) -> bytes:
     return b"".join((bytes((_FIELD_2_BYTES,)), size, head, payload))
 
 
-def fetched(raw: bytes) -> Piece:
+def decode_fetched(raw: bytes) -> Piece:
     """The chunk in a `FetchBlobResponse`.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from gpu_node.core.assignment import Lease
-from gpu_node.shell.link.bulk import Piece, fetched
+from gpu_node.shell.link.bulk import Piece, decode_fetched
 from gpu_node.shell.translate import digest_message, lease_message
 from hypergpu.ids import Digest
 from hypergpu.units import Milliseconds
@@ -96,7 +96,7 @@ class Calls:
         call = self._fetch(request, timeout=timeout_s, metadata=self._metadata)
         try:
             async for raw in call:
-                yield fetched(raw)
+                yield decode_fetched(raw)
         finally:
             call.cancel()
 

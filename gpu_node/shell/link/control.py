@@ -138,7 +138,7 @@ class ControlLink:
             await asyncio.wait([before])
         try:
             await asyncio.to_thread(self._access.make_way)
-            calls = await self._dialled()
+            calls = await self._dial()
         except HyperGPUError as refused:
             self._report(LinkRefused(at_ms=monotonic_ms(), reason=why(refused)))
             return
@@ -158,7 +158,7 @@ class ControlLink:
         try:
             call = calls.control()
             was_starting = self._is_starting
-            interval_ms = await self._greeted(call, working)
+            interval_ms = await self._greet(call, working)
             self.calls = calls
             if was_starting and not self._is_starting:
                 self.worker_is_ready()
@@ -191,7 +191,7 @@ class ControlLink:
             at_ms=at_ms, reason="the coordinator is silent" if is_silent else why(broken)
         )
 
-    async def _greeted(self, call: ControlCall, working: tuple[Lease, ...]) -> int:
+    async def _greet(self, call: ControlCall, working: tuple[Lease, ...]) -> int:
         hello = node_pb2.Hello(
             version=version_message(),
             capabilities=self._capabilities,
@@ -211,7 +211,7 @@ class ControlLink:
         self.prober.welcomed(answer.welcome, self._access.dialled)
         return max(1, answer.welcome.heartbeat_interval_ms)
 
-    async def _dialled(self) -> Calls:
+    async def _dial(self) -> Calls:
         """Calls over a channel that knows how it stands."""
         timeout_s, longest_s = self._timeout_ms / 1000, self._longest_trip_s
         again_s = max(AGAIN_MIN_S, AGAIN_TRIPS * longest_s) if longest_s else timeout_s
@@ -255,7 +255,7 @@ class ControlLink:
         at_ms = monotonic_ms()
         match message.WhichOneof("message"):
             case "assignment":
-                self._assigned(message.assignment, at_ms)
+                self._take_assignment(message.assignment, at_ms)
             case "cancel":
                 lease = lease_value(message.cancel.lease)
                 self._report(ShardCancelled(at_ms=at_ms, lease=lease, reason=message.cancel.reason))
@@ -272,7 +272,7 @@ class ControlLink:
     def _heard_of_line(self, message: node_pb2.ControlResponse) -> None:
         match message.WhichOneof("message"):
             case "heartbeat_echo":
-                self._echoed(message.heartbeat_echo.sequence)
+                self._note_echo(message.heartbeat_echo.sequence)
             case "round_trip_echo":
                 self.prober.echoed(message.round_trip_echo.sequence)
             case "welcome":
@@ -281,14 +281,14 @@ class ControlLink:
             case _:
                 pass
 
-    def _echoed(self, sequence: int) -> None:
+    def _note_echo(self, sequence: int) -> None:
         sent_at_s = self._beat_at_s.pop(sequence, None)
         if sent_at_s is not None:
             taken_us = round((asyncio.get_running_loop().time() - sent_at_s) * 1e6)
             self.prober.findings.round_trip(taken_us)
             log.debug(ROUND_TRIP, sequence=sequence, taken_us=taken_us)
 
-    def _assigned(self, message: node_pb2.Assignment, at_ms: Milliseconds) -> None:
+    def _take_assignment(self, message: node_pb2.Assignment, at_ms: Milliseconds) -> None:
         self.prober.stir()
         try:
             assignment = assignment_value(message)

@@ -56,7 +56,7 @@ class Route:
             except NotSetError as unknown:
                 self._say(unknown)
                 return
-            hindrances = [why for address in addresses if (why := self._hindered(address))]
+            hindrances = [why for address in addresses if (why := self._hold_one_more(address))]
             if hindrances and not self._held:
                 self._say(hindrances[0])
 
@@ -66,10 +66,10 @@ class Route:
             self._is_closed = True
             self._release()
 
-    def _hindered(self, address: str) -> NotSetError | None:
+    def _hold_one_more(self, address: str) -> NotSetError | None:
         """Hold one more; what keeps it from that, if anything does."""
         try:
-            self._held.append(held(address))
+            self._held.append(hold_route(address))
         except NotSetError as hindered:
             return hindered
         return None
@@ -88,7 +88,7 @@ class Route:
             log.warning("the route does not get bbr", reason=hindered.why, fix=hindered.fix)
 
 
-def held(address: str) -> RouteSettings:
+def hold_route(address: str) -> RouteSettings:
     """Give the route to an address BBR; gives the way it takes.
 
     Raises:

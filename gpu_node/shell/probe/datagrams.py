@@ -4,7 +4,7 @@ import asyncio
 from typing import Any, NamedTuple
 
 from gpu_node.shell.probe.findings import TrainCount
-from gpu_node.shell.probe.train import counted
+from gpu_node.shell.probe.train import count_missing
 from hypergpu.wire.probing import Numbers, datagram, numbers_of
 
 PACKETS = 20
@@ -45,7 +45,7 @@ async def sent_train(target: Target, number: int, *, wait_s: float) -> TrainCoun
         pass
     finally:
         transport.close()
-    return counted(PACKETS, ear.arrived)
+    return count_missing(PACKETS, ear.arrived)
 
 
 class _Ear(asyncio.DatagramProtocol):

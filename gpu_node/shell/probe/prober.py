@@ -9,7 +9,7 @@ from gpu_node.shell.probe.datagrams import Target, sent_train
 from gpu_node.shell.probe.findings import Findings, TrainCount
 from gpu_node.shell.probe.pace import Pace
 from gpu_node.shell.probe.sockets import congestion_control_to, connections_to
-from gpu_node.shell.probe.train import Verdict, judged
+from gpu_node.shell.probe.train import Verdict, judge_train
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.probing import PACKETS_MAX
 
@@ -117,7 +117,7 @@ class Prober:
                 longest_s = self.findings.longest_round_trip_us / 1e6
                 wait_s = max(_COUNTED_AFTER_S, _COUNTED_AFTER_TRIPS * longest_s)
                 train = await sent_train(self._target, self._number, wait_s=wait_s)
-                self._verdict, believed = judged(self._verdict, train)
+                self._verdict, believed = judge_train(self._verdict, train)
                 for each in believed:
                     self.findings.train(each)
             await self._rest(self._train_s)

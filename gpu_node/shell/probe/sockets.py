@@ -41,7 +41,7 @@ def connections_to(port: int) -> Iterator[TcpCount]:
     except OSError:
         return
     for descriptor in descriptors:
-        if (found := _asked(int(descriptor), port)) is not None:
+        if (found := _read_counts(int(descriptor), port)) is not None:
             yield found
 
 
@@ -55,9 +55,9 @@ def congestion_control_to(port: int) -> str:
         return ""
 
 
-def _asked(descriptor: int, port: int) -> TcpCount | None:
+def _read_counts(descriptor: int, port: int) -> TcpCount | None:
     try:
-        with _copied(descriptor) as copy:
+        with _copy_socket(descriptor) as copy:
             if copy.type is not socket.SOCK_STREAM or copy.family not in _INTERNET:
                 return None
             if copy.getpeername()[1] != port:
@@ -75,7 +75,7 @@ def _asked(descriptor: int, port: int) -> TcpCount | None:
     return TcpCount(local_port, text, segments, retransmitted)
 
 
-def _copied(descriptor: int) -> socket.socket:
+def _copy_socket(descriptor: int) -> socket.socket:
     """A copy, since gRPC may close its own any moment.
 
     Raises:

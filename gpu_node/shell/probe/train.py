@@ -14,7 +14,7 @@ BLOCKED_AFTER = 3
 """Trains in a row of which nothing came back."""
 
 
-def counted(sent: int, arrived: Set[int]) -> TrainCount:
+def count_missing(sent: int, arrived: Set[int]) -> TrainCount:
     """How many of the packets ``0 .. sent - 1`` are missing, and in how many runs."""
     missing = [packet not in arrived for packet in range(sent)]
     begins = [is_missing and not (at and missing[at - 1]) for at, is_missing in enumerate(missing)]
@@ -29,7 +29,7 @@ class Verdict(NamedTuple):
     """Lost as a whole and not yet believed."""
 
 
-def judged(before: Verdict, train: TrainCount) -> tuple[Verdict, tuple[TrainCount, ...]]:
+def judge_train(before: Verdict, train: TrainCount) -> tuple[Verdict, tuple[TrainCount, ...]]:
     """The verdict after another train, and the trains that now count."""
     if train.lost < train.sent:
         return Verdict(), (*before.held, train)

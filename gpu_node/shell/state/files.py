@@ -107,13 +107,13 @@ class Nonces:
     def take(self) -> int:
         """The next number. Blocks when a range is used up."""
         if self._next >= self._reserved_below:
-            self._next = max(self._stored(), unix_ms())
+            self._next = max(self._stored_nonce(), unix_ms())
             self._reserved_below = self._next + _NONCES_RESERVED
             write_durably(self._path, str(self._reserved_below).encode())
         nonce, self._next = self._next, self._next + 1
         return nonce
 
-    def _stored(self) -> int:
+    def _stored_nonce(self) -> int:
         try:
             return int(self._path.read_text("ascii"))
         except (OSError, ValueError):

@@ -65,8 +65,8 @@ class _Account:
     def __init__(self, folder: Path, held: JobTerms) -> None:
         self.folder = folder
         self.job_id, self.terms = held.job_id, held.terms
-        self.newest = _stored(folder / NEWEST_FILE, SignedReceipt)
-        self.tally = _stored(folder / TALLY_FILE, OwnTally) or OwnTally()
+        self.newest = _read_file(folder / NEWEST_FILE, SignedReceipt)
+        self.tally = _read_file(folder / TALLY_FILE, OwnTally) or OwnTally()
         self.is_warned_of = False
 
 
@@ -82,7 +82,7 @@ class ReceiptKeeper:
         root = places.ledger
         folders = [each for each in root.iterdir() if each.is_dir()] if root.is_dir() else []
         for folder in sorted(folders, key=lambda each: (each.stat().st_mtime_ns, each.name)):
-            held = _stored(folder / TERMS_FILE, JobTerms)
+            held = _read_file(folder / TERMS_FILE, JobTerms)
             if held is not None and held.terms.job == folder.name:
                 self._accounts[held.terms.job] = _Account(folder, held)
 
@@ -102,9 +102,10 @@ class ReceiptKeeper:
             account = self._accounts.get(terms.job)
         if account is None or account.terms == terms:
             return ""
+        before, now = _ledger_name(account.terms.domain), _ledger_name(terms.domain)
         return (
-            f"{job_id} counts on {_shown(account.terms.domain)} by this node's records, and now on"
-            f" {_shown(terms.domain)}: {_CLAIM}; and ask its operator why the ledger changed"
+            f"{job_id} counts on {before} by this node's records, and now on {now}: {_CLAIM};"
+            " and ask its operator why the ledger changed"
         )
 
     def agree(self, job_id: JobId, terms: Terms) -> None:
@@ -217,7 +218,7 @@ def _is_newer(signed: SignedReceipt, before: SignedReceipt | None) -> bool:
     return new.sequence > old.sequence and new.total_score >= old.total_score
 
 
-def _stored(path: Path, type_: type[Content]) -> Content | None:
+def _read_file(path: Path, type_: type[Content]) -> Content | None:
     """A file's content; a damaged file is put aside."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=type_)
@@ -230,7 +231,7 @@ def _stored(path: Path, type_: type[Content]) -> Content | None:
         return None
 
 
-def _shown(domain: Domain) -> str:
+def _ledger_name(domain: Domain) -> str:
     if not domain.chain_id:
         return "no chain"
     return f"chain {domain.chain_id}, contract {domain.contract}"

@@ -107,7 +107,7 @@ class BlobCache:
     def trim(self) -> None:
         """Delete what was used longest ago until the rest fits. Blocks."""
         held = [
-            self._measured(path)
+            self._measure(path)
             for folder in (self._blobs, self._datasets)
             for path in folder.iterdir()
         ]
@@ -121,7 +121,7 @@ class BlobCache:
                 self._verified.discard(digest)
                 total_bytes -= each.size_bytes
 
-    def _measured(self, path: Path) -> "_Held":
+    def _measure(self, path: Path) -> "_Held":
         if path.is_file():
             found = path.stat()
             return _Held(path, found.st_size, found.st_mtime_ns)

@@ -50,7 +50,7 @@ class Download:
         turn = self._turns.setdefault(blob.digest, asyncio.Lock())
         async with turn:
             held = await self._cache.held(blob)
-            return held if held is not None else await self._fetched(calls, blob)
+            return held if held is not None else await self._fetch(calls, blob)
 
     async def fetch_small(self, calls: Calls, digest: Digest, limit_bytes: int) -> bytes:
         """A blob whose size nobody told, whole."""
@@ -65,22 +65,22 @@ class Download:
             raise HyperGPUError(Reason.DIGEST_MISMATCH, f"{digest} came as something else")
         return bytes(content)
 
-    async def _fetched(self, calls: Calls, blob: BlobRef) -> Path:
+    async def _fetch(self, calls: Calls, blob: BlobRef) -> Path:
         part = self._cache.part(blob.digest)
         was_resumed = part.exists() or self._early[0] == blob.digest
-        if await self._received(calls, blob, part) == blob.digest:
+        if await self._receive(calls, blob, part) == blob.digest:
             if self._early[0] == blob.digest:
                 self._early = (Digest(""), {})
             return self._cache.admit(part, blob.digest)
         part.unlink()
         if was_resumed:
             log.warning("a partial download was damaged: starting over", digest=blob.digest)
-            if await self._received(calls, blob, part) == blob.digest:
+            if await self._receive(calls, blob, part) == blob.digest:
                 return self._cache.admit(part, blob.digest)
             part.unlink()
         raise HyperGPUError(Reason.DIGEST_MISMATCH, f"{blob.digest} came as something else")
 
-    async def _received(self, calls: Calls, blob: BlobRef, part: Path) -> Digest:
+    async def _receive(self, calls: Calls, blob: BlobRef, part: Path) -> Digest:
         """Bring what is missing of a part file; gives the digest of all of it."""
         is_reused = self._cache.reuse(part, blob.size_bytes)
         with part.open("r+b" if is_reused else "ab", buffering=0) as file:
@@ -119,7 +119,7 @@ class Download:
         digest, early = self._early
         if digest != blob.digest:
             if len(lines) == 1:
-                return _timed(_pieces(lines[0], blob, offset), stopwatch)
+                return _time_pieces(_pieces(lines[0], blob, offset), stopwatch)
             early = {}
             self._early = (blob.digest, early)
         return pieces_over(lines, blob, offset, early, stopwatch)
@@ -133,7 +133,9 @@ def _pieces(calls: Calls, blob: BlobRef, offset: int) -> AsyncGenerator[Piece]:
     return patiently(calls.fetch(blob.digest, offset, timeout_s), patience, left_bytes)
 
 
-async def _timed(pieces: AsyncGenerator[Piece], stopwatch: Stopwatch) -> AsyncGenerator[Piece]:
+async def _time_pieces(
+    pieces: AsyncGenerator[Piece], stopwatch: Stopwatch
+) -> AsyncGenerator[Piece]:
     async with aclosing(pieces):
         async for piece in pieces:
             stopwatch.moved(piece.payload.nbytes)

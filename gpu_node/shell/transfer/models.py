@@ -44,15 +44,15 @@ class Models:
     async def bring(self, calls: Calls, assignment: Assignment) -> Path:
         """The assigned model's file, whole and checked."""
         model = assignment.task.model
-        path = await self._held(model, assignment)
+        path = await self._held_model(model, assignment)
         if path is None and assignment.deltas:
-            path = await self._advanced(calls, assignment)
+            path = await self._advance_model(calls, assignment)
         if path is None:
             path = await self._download.fetch(calls, model)
         self._cache.use_model(assignment.lease.job_id, model.digest)
         return path
 
-    async def _advanced(self, calls: Calls, assignment: Assignment) -> Path | None:
+    async def _advance_model(self, calls: Calls, assignment: Assignment) -> Path | None:
         """The model made of the newest one here; None when the whole model has to be fetched."""
         model = assignment.task.model
         base, missing = await self._newest(assignment)
@@ -77,11 +77,11 @@ class Models:
         deltas = assignment.deltas
         for place in reversed(range(len(deltas))):
             base = BlobRef(deltas[place].base, assignment.task.model.size_bytes)
-            if (path := await self._held(base, assignment)) is not None:
+            if (path := await self._held_model(base, assignment)) is not None:
                 return path, deltas[place:]
         return None, ()
 
-    async def _held(self, model: BlobRef, assignment: Assignment) -> Path | None:
+    async def _held_model(self, model: BlobRef, assignment: Assignment) -> Path | None:
         """A model that needs no fetching: from the cache, or drawn if it is the job's first."""
         path, initial = await self._cache.held(model), assignment.initial
         is_first = initial is not None and model.digest == initial.digest
@@ -102,13 +102,13 @@ class Models:
             difference = await self._download.fetch(calls, delta.blob)
             before = made
             try:
-                made = await self._applied(end, before, difference, delta=delta, layout=layout)
+                made = await self._apply_delta(end, before, difference, delta=delta, layout=layout)
             finally:
                 if before != base:
                     before.unlink()
         return self._cache.admit(made, model.digest)
 
-    async def _applied(
+    async def _apply_delta(
         self, digest: Digest, base: Path, difference: Path, *, delta: Delta, layout: Layout
     ) -> Path:
         # A cancelled attempt's thread may still write: each attempt has a file of its own.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpu_node.core.assignment import Assignment, Lease, Update
-from gpu_node.shell.link.bulk import CHUNK_BYTES, submitted
+from gpu_node.shell.link.bulk import CHUNK_BYTES, encode_submitted
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.probe.findings import Direction, Findings
 from gpu_node.shell.probe.stopwatch import Stopwatch
@@ -73,7 +73,7 @@ class Uploader:
         """
         lease = assignment.lease
         self._sent_bytes = self._gained_bytes = 0
-        stripes = _cut(calls.lines, update.size_bytes)
+        stripes = _cut_stripes(calls.lines, update.size_bytes)
         offsets = await self._offsets(calls, lease, update, stripes)
         if offsets is None:
             await self._count(assignment)
@@ -85,7 +85,7 @@ class Uploader:
         await asyncio.to_thread(self._receipts.agree, lease.job_id, assignment.terms)
         self._stopwatch = None
         sending = [
-            self._send(line, _headed(header, stripe, offset), path)
+            self._send(line, _stripe_header(header, stripe, offset), path)
             for line, stripe, offset in zip(calls.lines, stripes, offsets, strict=False)
         ]
         answers = await _all_done(sending)
@@ -179,7 +179,7 @@ class Uploader:
                 view = memoryview(block)
                 for start in range(0, len(block), chunk_bytes):
                     piece = view[start : start + chunk_bytes]
-                    yield submitted(offset + start, piece)
+                    yield encode_submitted(offset + start, piece)
                     self._sent_bytes += piece.nbytes
                 offset += len(block)
         finally:
@@ -205,7 +205,7 @@ def _block(path: Path, offset: int, end: int) -> bytes:
         return file.read(max(0, min(_READ_BYTES, end - offset)))
 
 
-def _cut(lines: tuple[Calls, ...], size_bytes: int) -> tuple[Stripe, ...]:
+def _cut_stripes(lines: tuple[Calls, ...], size_bytes: int) -> tuple[Stripe, ...]:
     """A stripe for each connection, as far as the update is large enough."""
     count = min(len(lines), most_stripes(size_bytes))
     return tuple(Stripe(index, count) for index in range(count))
@@ -215,7 +215,9 @@ def _start(stripe: Stripe, update: Update) -> int:
     return stripe.start(update.size_bytes)
 
 
-def _headed(header: node_pb2.UpdateHeader, stripe: Stripe, offset: int) -> node_pb2.UpdateHeader:
+def _stripe_header(
+    header: node_pb2.UpdateHeader, stripe: Stripe, offset: int
+) -> node_pb2.UpdateHeader:
     """The header with which one stripe begins. An update that is not cut names none."""
     headed = node_pb2.UpdateHeader()
     headed.CopyFrom(header)

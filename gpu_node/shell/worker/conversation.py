@@ -82,14 +82,14 @@ class Conversation:
 
     def _answer(self, workshop: Workshop, request: Train | Draw) -> Reply:
         if isinstance(request, Draw):
-            return self._drawn(workshop, request)
-        reply = self._trained(workshop, request)
+            return self._draw(workshop, request)
+        reply = self._train(workshop, request)
         with self._lock:
             self._open_leases.discard(request.lease)
             self._aborted_leases.discard(request.lease)
         return reply
 
-    def _drawn(self, workshop: Workshop, request: Draw) -> Reply:
+    def _draw(self, workshop: Workshop, request: Draw) -> Reply:
         try:
             workshop.draw(request)
         except ShardError as error:
@@ -100,7 +100,7 @@ class Conversation:
             return NotDrawn(number=request.number, reason=why.reason, is_fatal=why.is_fatal)
         return Drawn(request.number)
 
-    def _trained(self, workshop: Workshop, request: Train) -> Reply:
+    def _train(self, workshop: Workshop, request: Train) -> Reply:
         watch = Watch(lambda: self._refuse_aborted(request.lease), self._say, self.log)
         try:
             watch.refuse_aborted()

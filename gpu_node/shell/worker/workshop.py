@@ -11,7 +11,7 @@ import psutil
 
 from gpu_node.shell.worker.limits import Limits
 from gpu_node.shell.worker.messages import Draw, Ready, Train, Trained
-from gpu_node.shell.worker.shard.beginning import Beginning, asked_for, granted
+from gpu_node.shell.worker.shard.beginning import Beginning, asked_for, prefetch_request
 from gpu_node.shell.worker.shard.null import Played, answer_null
 from gpu_node.shell.worker.shard.training import begun_ahead, train_shard
 from gpu_node.shell.worker.shard.watch import ShardError, Watch
@@ -78,7 +78,7 @@ class Workshop:
             ShardError: It cannot be trained here.
             ShardAbortedError: It is not wanted any more.
         """
-        warm = self._idled()
+        warm = self._stop_idle_work()
         if warm is not None and warm.request != asked_for(request):
             warm = None  # frees its model
         entry = self._entry(request)
@@ -106,12 +106,12 @@ class Workshop:
                 return False
             self._beginning.advance()
         except Exception as error:  # noqa: BLE001 - a workload of another package may raise anything
-            self._idled()
+            self._stop_idle_work()
             log(f"the next round is not begun: {error}")
             return False
         return True
 
-    def _idled(self) -> Warm | None:
+    def _stop_idle_work(self) -> Warm | None:
         """Begin nothing any more; what was begun so far."""
         beginning, self._beginning, self._answered = self._beginning, None, None
         return beginning
@@ -122,7 +122,7 @@ class Workshop:
         Raises:
             ShardError: It cannot be made here.
         """
-        self._idled()  # drawing moves the dice that steps may throw
+        self._stop_idle_work()  # drawing moves the dice that steps may throw
         entry = self._entry(request)
         try:
             if entry.kind == "torch":
@@ -166,14 +166,14 @@ class Workshop:
             key,
             lambda wanted, watch, warm: train_shard(
                 wanted,
-                self._paced(made, wanted),
+                self._paced_trainer(made, wanted),
                 watch,
                 warm if isinstance(warm, Beginning) else None,
             ),
-            lambda done: begun_ahead(done, self._paced(made, done), made.layout),
+            lambda done: begun_ahead(done, self._paced_trainer(made, done), made.layout),
         )
 
-    def _paced(self, trainer: Trainer, request: Train) -> Trainer:
+    def _paced_trainer(self, trainer: Trainer, request: Train) -> Trainer:
         """The trainer as the device that this one plays."""
         if not self._pace.floor_s:
             return trainer
@@ -194,7 +194,7 @@ class Workshop:
         return msgspec.structs.replace(answer, compute_ms=Milliseconds(round(compute_s * 1000)))
 
     def _begin_null(self, request: Train) -> Played | None:
-        beginning = granted(request)
+        beginning = prefetch_request(request)
         if beginning is None or not self._pace.floor_s:
             return None
         return Played(beginning, lambda: self._pass_step(request))

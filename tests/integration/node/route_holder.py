@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 
-from gpu_node.shell.link.route import NotSetError, Route, held
+from gpu_node.shell.link.route import NotSetError, Route, hold_route
 from hypergpu.wire.congestion import controls, way_to
 
 
@@ -33,7 +33,7 @@ def main() -> None:
         controls()  # what Python needs for it may not be readable to others
         os.setuid(65534)
         try:
-            held(address)
+            hold_route(address)
         except NotSetError as hindered:
             sys.stdout.write(json.dumps([hindered.why, hindered.fix]))
         return
@@ -42,7 +42,7 @@ def main() -> None:
         assert before is not None
         device = f"{before.destination} dev {before.device} metric 9"
         os.system(f"ip route add {device} mtu 1280 initcwnd 20")  # noqa: S605
-        way = held(address)
+        way = hold_route(address)
         (shown,) = routes(address)
         kept = [word for word in shown.split() if word in way.metrics]
         sys.stdout.write(json.dumps([way.metrics, kept]))

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_node.core.assignment import Update
-from gpu_node.shell.link.bulk import CHUNK_BYTES, submitted
+from gpu_node.shell.link.bulk import CHUNK_BYTES, encode_submitted
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.lines import Lines
 from gpu_node.shell.link.refusals import refusal_in
@@ -183,7 +183,7 @@ async def test_what_one_window_carries_goes_unasked_and_still_meets_its_refusal(
         taken.append("header")
         yield node_pb2.SubmitUpdateRequest(header=node_pb2.UpdateHeader()).SerializeToString()
         taken.append("bulk")
-        yield submitted(0, memoryview(bytes(bulk_bytes)))
+        yield encode_submitted(0, memoryview(bytes(bulk_bytes)))
 
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await desk.calls.submit(messages(), 240.0, bulk_bytes)

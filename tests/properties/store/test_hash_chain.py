@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.shell.journal.chain import StoredRow, checked, following, genesis
+from coordinator.shell.journal.chain import StoredRow, check_rows, following, genesis
 from coordinator.shell.journal.records import Entry, Head
 from hypergpu.ids import JobId
 
@@ -42,7 +42,7 @@ def flipped(row: StoredRow, column: int, bit: int) -> StoredRow:
 @given(bodies)
 def test_an_untouched_chain_holds(contents: list[tuple[int, str, bytes]]) -> None:
     rows, end = chained(contents)
-    reading = checked(JOB, genesis(JOB), rows, end)
+    reading = check_rows(JOB, genesis(JOB), rows, end)
     assert reading.damage is None
     assert [(one.at_ms, one.kind, one.body_json) for one in reading.entries] == contents
 
@@ -54,7 +54,7 @@ def test_any_flipped_bit_is_found_where_it_is(
     rows, end = chained(contents)
     victim = drawn.draw(st.integers(0, len(rows) - 1))
     rows[victim] = flipped(rows[victim], column, bit)
-    damage = checked(JOB, genesis(JOB), rows, end).damage
+    damage = check_rows(JOB, genesis(JOB), rows, end).damage
     assert damage is not None
     assert damage.sequence == victim
 
@@ -65,7 +65,7 @@ def test_any_truncation_is_found(
 ) -> None:
     rows, end = chained(contents)
     left = drawn.draw(st.integers(0, len(rows) - 1))
-    damage = checked(JOB, genesis(JOB), rows[:left], end).damage
+    damage = check_rows(JOB, genesis(JOB), rows[:left], end).damage
     assert damage is not None
     assert damage.last_good.sequence == left - 1
 
@@ -76,7 +76,7 @@ def test_any_lost_row_is_found(
 ) -> None:
     rows, end = chained(contents)
     lost = drawn.draw(st.integers(0, len(rows) - 1))
-    damage = checked(JOB, genesis(JOB), rows[:lost] + rows[lost + 1 :], end).damage
+    damage = check_rows(JOB, genesis(JOB), rows[:lost] + rows[lost + 1 :], end).damage
     assert damage is not None
     assert damage.sequence == lost
 
@@ -84,6 +84,6 @@ def test_any_lost_row_is_found(
 @given(bodies)
 def test_a_row_of_another_job_does_not_fit(contents: list[tuple[int, str, bytes]]) -> None:
     rows, end = chained(contents)
-    damage = checked(JOB, genesis(JobId("job-00000000000b")), rows, end).damage
+    damage = check_rows(JOB, genesis(JobId("job-00000000000b")), rows, end).damage
     assert damage is not None
     assert damage.sequence == 0

@@ -7,7 +7,7 @@ from statistics import mean
 import pytest
 
 from coordinator.core.measure.forecast import Work, finish_forecast
-from coordinator.core.measure.observing import observed
+from coordinator.core.measure.observing import add_observation
 from coordinator.core.measure.reading import (
     Direction,
     Finish,
@@ -38,16 +38,16 @@ class Node:
         self.loss = 0.0
         self.connections = 1
         self.control = control
-        self.reading = observed(NodeReading(), Host(AT, control.value, False, control.value))
+        self.reading = add_observation(NodeReading(), Host(AT, control.value, False, control.value))
 
     def round(self) -> float:
         """Probe for twenty seconds, forecast, work, learn; returns the forecast's error."""
         for _ in range(10):
             probed_us = round(self.rtt_us * self.dice.uniform(1, 1.1))
-            self.reading = observed(self.reading, RoundTrip(AT, Microseconds(probed_us)))
+            self.reading = add_observation(self.reading, RoundTrip(AT, Microseconds(probed_us)))
         for _ in range(2):
             lost = sum(self.dice.random() < self.loss for _ in range(20))
-            self.reading = observed(self.reading, Train(AT, 20, lost, lost))
+            self.reading = add_observation(self.reading, Train(AT, 20, lost, lost))
         work = Work(
             inner_steps=STEPS, up_bytes=BYTES, down_bytes=BYTES, connections=self.connections
         )
@@ -57,14 +57,14 @@ class Node:
         computed_us = STEPS * self.step_us * self.dice.uniform(0.95, 1.05)
         computed_ms = Milliseconds(round(computed_us / 1000))
         took_ms = Milliseconds((down_us + up_us + round(computed_us) + 2 * self.rtt_us) // 1000)
-        self.reading = observed(self.reading, Steps(AT, STEPS, computed_ms))
-        self.reading = observed(self.reading, Finish(AT, forecast.mean_ms, took_ms))
+        self.reading = add_observation(self.reading, Steps(AT, STEPS, computed_ms))
+        self.reading = add_observation(self.reading, Finish(AT, forecast.mean_ms, took_ms))
         return abs(took_ms - forecast.mean_ms) / took_ms
 
     def moved(self, direction: Direction) -> int:
         took_us = max(self.stripe_us() for _ in range(self.connections))
         seen = Transfer(AT, direction, BYTES, Microseconds(took_us), self.connections)
-        self.reading = observed(self.reading, seen)
+        self.reading = add_observation(self.reading, seen)
         return took_us
 
     def stripe_us(self) -> int:

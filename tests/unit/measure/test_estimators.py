@@ -6,10 +6,10 @@ from msgspec.structs import replace
 
 from coordinator.core.measure.estimators import (
     age_ms,
-    followed,
     followed_rate,
     inverse,
     laplace_quantile,
+    update_estimate,
 )
 from coordinator.core.measure.reading import Estimate
 from hypergpu.units import Milliseconds
@@ -21,29 +21,29 @@ def settled(level: float, noise: float = 0.0, count: int = 40, seed: int = 3) ->
     dice = random.Random(seed)
     estimate = Estimate()
     for _ in range(count):
-        estimate = followed(estimate, level * dice.uniform(1 - noise, 1 + noise), AT)
+        estimate = update_estimate(estimate, level * dice.uniform(1 - noise, 1 + noise), AT)
     return estimate
 
 
 def test_the_first_observation_is_the_mean_and_may_be_off_by_half() -> None:
-    assert followed(Estimate(), 80.0, AT) == Estimate(80.0, 40.0, 1, AT, newest=80.0)
+    assert update_estimate(Estimate(), 80.0, AT) == Estimate(80.0, 40.0, 1, AT, newest=80.0)
 
 
 def test_what_is_hardly_believed_may_be_off_by_all_of_itself() -> None:
-    first = followed(Estimate(), 80.0, AT, weight=0.1)
+    first = update_estimate(Estimate(), 80.0, AT, weight=0.1)
     assert first.deviation == pytest.approx(76.0)
 
 
 def test_the_first_few_observations_are_averaged() -> None:
     estimate = Estimate()
     for value in (90.0, 100.0, 110.0):
-        estimate = followed(estimate, value, AT)
+        estimate = update_estimate(estimate, value, AT)
     assert estimate.mean == pytest.approx(100.0)
 
 
 def test_a_settled_mean_moves_by_an_eighth_of_what_an_observation_is_off() -> None:
     estimate = settled(100.0)
-    assert followed(estimate, 110.0, AT).mean == pytest.approx(estimate.mean + 10 / 8)
+    assert update_estimate(estimate, 110.0, AT).mean == pytest.approx(estimate.mean + 10 / 8)
 
 
 @pytest.mark.parametrize("times", [100.0, 0.01])
@@ -51,20 +51,20 @@ def test_one_absurd_observation_moves_a_settled_mean_by_half_a_deviation_at_most
     times: float,
 ) -> None:
     estimate = settled(100.0, noise=0.1)
-    after = followed(estimate, 100.0 * times, AT)
+    after = update_estimate(estimate, 100.0 * times, AT)
     assert abs(after.mean - estimate.mean) <= max(estimate.deviation, 5.0) / 2 + 1e-9
     assert after.mean != estimate.mean
 
 
 def test_no_single_observation_convinces_however_much_leans_its_way() -> None:
     estimate = replace(settled(100.0, noise=0.1), drift=2.2)
-    assert followed(estimate, 10_000.0, AT).count == estimate.count + 1
+    assert update_estimate(estimate, 10_000.0, AT).count == estimate.count + 1
 
 
 def test_an_outlier_is_forgotten_with_the_next_usual_observation() -> None:
     estimate = settled(100.0, noise=0.05)
     for value in (10_000.0, 99.0, 10_000.0, 101.0, 10_000.0, 100.0):
-        estimate = followed(estimate, value, AT)
+        estimate = update_estimate(estimate, value, AT)
     assert estimate.mean == pytest.approx(100.0, rel=0.5)
     assert estimate.count > 40
 
@@ -74,7 +74,7 @@ def test_an_outlier_is_forgotten_with_the_next_usual_observation() -> None:
 def test_two_observations_of_a_new_level_convince(times: float, noise: float) -> None:
     estimate = settled(100.0, noise)
     for _ in range(2):
-        estimate = followed(estimate, 100.0 * times, AT)
+        estimate = update_estimate(estimate, 100.0 * times, AT)
     assert estimate.mean == pytest.approx(100.0 * times)
     assert estimate.count == 1
     assert estimate.deviation == pytest.approx(50.0 * times)
@@ -85,15 +85,15 @@ def test_two_observations_of_a_new_level_convince(times: float, noise: float) ->
 def test_three_convince_where_noise_leans_either_way(times: float, seed: int) -> None:
     estimate = settled(100.0, 0.2, seed=seed)
     for _ in range(3):
-        estimate = followed(estimate, 100.0 * times, AT)
+        estimate = update_estimate(estimate, 100.0 * times, AT)
     assert estimate.mean == pytest.approx(100.0 * times, rel=0.3)
 
 
 def test_of_two_observations_of_a_new_level_the_one_that_claims_less_is_taken() -> None:
     up, down = settled(100.0), settled(100.0)
     for value in (900.0, 1200.0):
-        up = followed(up, value, AT)
-        down = followed(down, 10_000 / value, AT)
+        up = update_estimate(up, value, AT)
+        down = update_estimate(down, 10_000 / value, AT)
     assert up.mean == pytest.approx(900.0)
     assert down.mean == pytest.approx(10_000 / 900)
 
@@ -101,7 +101,7 @@ def test_of_two_observations_of_a_new_level_the_one_that_claims_less_is_taken() 
 def test_a_level_that_is_half_again_as_high_convinces_too_if_it_stays() -> None:
     estimate = settled(100.0, noise=0.1)
     for _ in range(8):
-        estimate = followed(estimate, 150.0, AT)
+        estimate = update_estimate(estimate, 150.0, AT)
     assert estimate.mean == pytest.approx(150.0, rel=0.1)
 
 
@@ -123,13 +123,13 @@ def test_a_rates_drift_is_negative_when_the_rate_falls() -> None:
 def test_what_is_no_positive_number_is_passed_over() -> None:
     estimate = settled(100.0)
     for value in (0.0, -5.0, math.inf, math.nan):
-        assert followed(estimate, value, AT) == estimate
+        assert update_estimate(estimate, value, AT) == estimate
         assert followed_rate(estimate, value, AT) == estimate
-    assert followed(estimate, 50.0, AT, weight=0.0) == estimate
+    assert update_estimate(estimate, 50.0, AT, weight=0.0) == estimate
 
 
 def test_a_late_observation_counts_but_makes_nothing_newer() -> None:
-    estimate = followed(settled(100.0), 104.0, Milliseconds(2))
+    estimate = update_estimate(settled(100.0), 104.0, Milliseconds(2))
     assert estimate.mean > 100.0
     assert age_ms(estimate, Milliseconds(10)) == 3
     assert age_ms(Estimate(), Milliseconds(10)) is None
@@ -153,6 +153,6 @@ def test_hardly_any_normal_noise_is_taken_for_a_new_level() -> None:
     dice = random.Random(11)
     estimate, restarts = settled(100.0), 0
     for _ in range(2_000):
-        estimate = followed(estimate, max(1.0, dice.gauss(100, 20)), AT)
+        estimate = update_estimate(estimate, max(1.0, dice.gauss(100, 20)), AT)
         restarts += estimate.count == 1
     assert restarts <= 10

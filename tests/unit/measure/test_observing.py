@@ -2,7 +2,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.core.measure.line import loss_share, mean_burst
-from coordinator.core.measure.observing import availability, observed
+from coordinator.core.measure.observing import add_observation, availability
 from coordinator.core.measure.reading import (
     Direction,
     Finish,
@@ -25,7 +25,7 @@ TEN_MINUTES = 600_000
 
 def after(*observations: Observation, reading: NodeReading = UNKNOWN) -> NodeReading:
     for observation in observations:
-        reading = observed(reading, observation)
+        reading = add_observation(reading, observation)
     return reading
 
 

@@ -16,7 +16,7 @@ from gpu_node.shell.probe.findings import (
 from gpu_node.shell.probe.pace import Pace
 from gpu_node.shell.probe.prober import Prober
 from gpu_node.shell.probe.stopwatch import Stopwatch
-from gpu_node.shell.probe.train import Verdict, counted, judged
+from gpu_node.shell.probe.train import Verdict, count_missing, judge_train
 from hypergpu.units import Bytes, Microseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.bulk import SMALLEST_BYTES
@@ -67,7 +67,7 @@ def test_each_transfer_is_told_at_once() -> None:
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60))
 def test_losses_and_their_runs_are_counted(arrived: list[bool]) -> None:
-    count = counted(len(arrived), {at for at, is_there in enumerate(arrived) if is_there})
+    count = count_missing(len(arrived), {at for at, is_there in enumerate(arrived) if is_there})
     text = "".join("." if is_there else "x" for is_there in arrived)
     runs = [run for run in text.split(".") if run]
     assert count == TrainCount(len(arrived), text.count("x"), len(runs))
@@ -77,22 +77,22 @@ def test_three_trains_that_are_gone_mean_that_datagrams_are_blocked() -> None:
     verdict = Verdict()
     believed: list[TrainCount] = []
     for _ in range(5):
-        verdict, counts = judged(verdict, GONE)
+        verdict, counts = judge_train(verdict, GONE)
         believed += counts
     assert verdict.is_blocked
     assert believed == []
 
 
 def test_an_outage_counts_once_something_comes_through_again() -> None:
-    verdict, none = judged(Verdict(), GONE)
-    verdict, counts = judged(verdict, FINE)
+    verdict, none = judge_train(Verdict(), GONE)
+    verdict, counts = judge_train(verdict, FINE)
     assert none == ()
     assert counts == (GONE, FINE)
     assert verdict == Verdict()
 
 
 def test_a_blocked_port_that_opens_is_believed_at_once() -> None:
-    verdict, counts = judged(Verdict(is_blocked=True), FINE)
+    verdict, counts = judge_train(Verdict(is_blocked=True), FINE)
     assert not verdict.is_blocked
     assert counts == (FINE,)
 

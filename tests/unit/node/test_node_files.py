@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_node.core.memory import Memory, Start, with_finished
-from gpu_node.shell.link.bulk import fetched, submitted
+from gpu_node.shell.link.bulk import decode_fetched, encode_submitted
 from gpu_node.shell.state.files import (
     kept_name,
     load_coordinator,
@@ -29,7 +29,8 @@ def test_a_chunk_written_by_hand_is_what_protobuf_writes(offset: int, payload: b
     chunk = tensor_pb2.Chunk(offset=offset, payload=payload)
     message = node_pb2.SubmitUpdateRequest(chunk=chunk)
     assert (
-        node_pb2.SubmitUpdateRequest.FromString(submitted(offset, memoryview(payload))) == message
+        node_pb2.SubmitUpdateRequest.FromString(encode_submitted(offset, memoryview(payload)))
+        == message
     )
 
 
@@ -37,13 +38,13 @@ def test_a_chunk_written_by_hand_is_what_protobuf_writes(offset: int, payload: b
 def test_a_chunk_read_by_hand_is_what_protobuf_reads(offset: int, payload: bytes) -> None:
     chunk = tensor_pb2.Chunk(offset=offset, payload=payload)
     raw = node_pb2.FetchBlobResponse(chunk=chunk).SerializeToString()
-    piece = fetched(raw)
+    piece = decode_fetched(raw)
     assert (piece.offset, bytes(piece.payload)) == (offset, payload)
 
 
 def test_a_chunk_laid_out_otherwise_is_left_to_protobuf() -> None:
     payload_first = b"\x0a\x07" + b"\x12\x03abc" + b"\x08\x05"
-    piece = fetched(payload_first)
+    piece = decode_fetched(payload_first)
     assert (piece.offset, bytes(piece.payload)) == (5, b"abc")
 
 

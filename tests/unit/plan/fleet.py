@@ -11,7 +11,7 @@ from random import Random
 from msgspec.structs import replace
 
 from coordinator.core.measure import reading as seen
-from coordinator.core.measure.observing import observed
+from coordinator.core.measure.observing import add_observation
 from coordinator.core.measure.reading import Direction, NodeReading
 from coordinator.core.plan.decision import (
     NodePlan,
@@ -253,7 +253,7 @@ class Fleet:
             self._observe(node, moved)
 
     def _observe(self, node: NodeId, observation: seen.Observation) -> None:
-        self.readings[node] = observed(self.readings.get(node, NodeReading()), observation)
+        self.readings[node] = add_observation(self.readings.get(node, NodeReading()), observation)
 
 
 def changed(fleet: Fleet, node: NodeId, truth: Truth) -> None:

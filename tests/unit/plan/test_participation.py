@@ -11,7 +11,7 @@ from coordinator.core.plan.decision import (
     PlanMemory,
     PlanRequest,
 )
-from coordinator.core.plan.participation import Part, absentees, parts, remembered
+from coordinator.core.plan.participation import Part, absentees, candidate_memories, parts
 from coordinator.core.plan.planning import plan_round
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import Aware
@@ -54,7 +54,7 @@ def _part(
     results = {node: NodeResult(PART, Milliseconds(ms)) for node, ms in took.items()}
     request = _request({SLOW: memory}, results, quorum=quorum)
     needs = dict.fromkeys(NODES, 0.5) | {SLOW: spans}
-    return parts(request, remembered(request), needs, {})[SLOW]
+    return parts(request, candidate_memories(request), needs, {})[SLOW]
 
 
 def test_a_node_that_fits_takes_part() -> None:
@@ -123,7 +123,7 @@ def test_a_node_that_is_away_for_long_is_forgotten() -> None:
 
 def test_absence_is_counted_anew_each_time() -> None:
     away = NodeMemory("int4", retries=3, away_rounds=60)
-    assert remembered(_request({SLOW: away}, {}))[SLOW].away_rounds == 0
+    assert candidate_memories(_request({SLOW: away}, {}))[SLOW].away_rounds == 0
 
 
 def test_a_node_that_is_lost_in_each_of_its_rounds_is_excluded_when_it_is_back_again() -> None:
@@ -134,7 +134,7 @@ def test_a_node_that_is_lost_in_each_of_its_rounds_is_excluded_when_it_is_back_a
         gone = {node: slot for node, slot in request.candidates.items() if node != SLOW}
         memories = absentees(replace(request, candidates=gone))
     back = _request(memories, {}, number=40)
-    part = parts(back, remembered(back), dict.fromkeys(NODES, 0.5), {})[SLOW]
+    part = parts(back, candidate_memories(back), dict.fromkeys(NODES, 0.5), {})[SLOW]
     assert part.reason == "excluded: no update in time, 3 in a row; tries again in round 42"
 
 
@@ -197,17 +197,19 @@ def test_a_daemon_that_crashes_each_time_is_excluded_in_the_end() -> None:
     for _ in range(3):
         # It takes part, vanishes, and rests while its worker starts again.
         request = _request({SLOW: memory}, _result(0))
-        part = parts(request, remembered(request), dict.fromkeys(NODES, 0.5), {SLOW: STARTING})
+        part = parts(
+            request, candidate_memories(request), dict.fromkeys(NODES, 0.5), {SLOW: STARTING}
+        )
         memory = part[SLOW].memory
         assert part[SLOW].reason == "its worker is starting"
     request = _request({SLOW: memory}, {})
-    part = parts(request, remembered(request), dict.fromkeys(NODES, 0.5), {})
+    part = parts(request, candidate_memories(request), dict.fromkeys(NODES, 0.5), {})
     assert part[SLOW].reason.startswith("excluded: no update in time, 3 in a row")
 
 
 def test_a_node_that_is_away_is_not_excluded_meanwhile() -> None:
     request = _request({SLOW: NodeMemory("int4", retries=1)}, _result(0))
-    memories = remembered(request)
+    memories = candidate_memories(request)
     part = parts(request, memories, dict.fromkeys(NODES, 0.5), {SLOW: AWAY})[SLOW]
     assert part.memory == NodeMemory("int4", retries=1, cut_rounds=1)
     assert part.reason == "not connected"
@@ -219,7 +221,7 @@ def test_for_the_quorum_slow_nodes_are_asked_back_first_and_those_that_are_away_
 
     def reasons(quorum: float) -> list[str]:
         request = _request({}, {}, quorum=quorum)
-        found = parts(request, remembered(request), needs, readings)
+        found = parts(request, candidate_memories(request), needs, readings)
         return [part.reason for part in found.values() if part.is_taking_part and part.reason]
 
     assert reasons(0.4) == []

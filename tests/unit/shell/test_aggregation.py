@@ -10,7 +10,7 @@ from coordinator.core.job import Job, Model
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.journal.memory import MemoryJournal
-from coordinator.shell.runtime.acts.aggregation import aggregate, folded
+from coordinator.shell.runtime.acts.aggregation import aggregate, fold_updates
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.room import Room
@@ -62,7 +62,7 @@ def test_a_fold_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
     work = parts.blobs.work_path("any").parent
 
     with pytest.raises(HyperGPUError, match="DISK_FULL"):
-        folded(parts, LAYOUT, command)
+        fold_updates(parts, LAYOUT, command)
     assert list(work.iterdir()) == []
     assert parts.pins.all() == frozenset()
 
@@ -91,7 +91,7 @@ def test_a_fold_takes_each_update_in_its_own_scheme_and_writes_the_planned_delta
     term = FoldedUpdate(NODE, Slot(1), sparse, 30, "topk64")
     command = replace(command, updates=(*command.updates, term), down="int8")
 
-    outcome = folded(parts, LAYOUT, command)
+    outcome = fold_updates(parts, LAYOUT, command)
     assert outcome.refused == ()
     assert outcome.agreement is not None
     (delta,) = outcome.model.deltas

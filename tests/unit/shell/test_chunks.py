@@ -16,8 +16,8 @@ def test_a_chunk_built_by_hand_is_protobufs_own_encoding(offset: int, payload: b
     chunk = tensor_pb2.Chunk(offset=offset, payload=payload)
     view = memoryview(payload)
 
-    fetched = node_pb2.FetchBlobResponse.FromString(chunks.fetched(offset, view))
-    exported = job_pb2.ExportModelResponse.FromString(chunks.exported(offset, view))
+    fetched = node_pb2.FetchBlobResponse.FromString(chunks.encode_fetched(offset, view))
+    exported = job_pb2.ExportModelResponse.FromString(chunks.encode_exported(offset, view))
     assert fetched.chunk == exported.chunk == chunk
 
 

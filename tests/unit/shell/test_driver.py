@@ -9,7 +9,7 @@ from coordinator.core.job import Phase
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import Entry, RequestClaim
 from coordinator.shell.runtime.driver import Decision, Driver
-from coordinator.shell.runtime.recovery import replayed
+from coordinator.shell.runtime.recovery import replay_jobs
 from coordinator.shell.runtime.room import Room
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
@@ -95,7 +95,7 @@ async def test_a_replay_gives_the_state_that_was_left(driven: Driven) -> None:
     await driven.driver.submit(JOB, CREATED)
     await driven.driver.submit(JOB, JobPaused(at_ms=NOW))
 
-    before, after = driven.driver.rooms[JOB], replayed(driven.journal).rooms[JOB]
+    before, after = driven.driver.rooms[JOB], replay_jobs(driven.journal).rooms[JOB]
     assert (after.job, after.next_sequence) == (before.job, before.next_sequence)
 
 
@@ -105,7 +105,7 @@ async def test_job_time_goes_on_from_the_last_journalled_event(driven: Driven) -
     await driven.driver.submit(JOB, failed)
     last_ms = driven.journal.read(JOB).entries[-1].at_ms
 
-    assert 0 <= replayed(driven.journal).rooms[JOB].now_ms() - last_ms < 100_000
+    assert 0 <= replay_jobs(driven.journal).rooms[JOB].now_ms() - last_ms < 100_000
 
 
 async def test_a_request_is_claimed_with_the_event_it_caused(driven: Driven) -> None:

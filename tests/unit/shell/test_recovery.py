@@ -12,7 +12,7 @@ from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.acts.datasets import packed_manifest
 from coordinator.shell.runtime.parts import Parts
-from coordinator.shell.runtime.recovery import replayed, take_up
+from coordinator.shell.runtime.recovery import replay_jobs, take_up
 from coordinator.shell.runtime.upkeep import collect
 from coordinator.shell.translate import blob_message
 from hypergpu.errors import HyperGPUError, Reason
@@ -35,7 +35,7 @@ def started(folder: Path, journal: MemoryJournal, evaluator: EvaluatorProcess) -
     """A coordinator that has just replayed its journal."""
     blobs = DiskBlobs(folder, Space(folder))
     parts = parts_in(folder, journal)._replace(blobs=blobs, evaluator=evaluator)
-    replay = replayed(journal)
+    replay = replay_jobs(journal)
     parts.driver.rooms.update(replay.rooms)
     parts.driver.unreadable.update(replay.unreadable)
     return parts
@@ -74,7 +74,7 @@ async def test_a_job_that_another_version_wrote_rests_and_the_others_go_on(tmp_p
         await prepared_job(before)
     journal.append([Entry(OTHER, 0, 0, "Sorcery", b'{"kind":"Sorcery","at_ms":0}')])
 
-    replay = replayed(journal)
+    replay = replay_jobs(journal)
     assert list(replay.rooms) == [JOB]
     assert "Sorcery" in replay.unreadable[OTHER]
     assert not started(tmp_path, journal, RefusingEvaluator()).knows_live()

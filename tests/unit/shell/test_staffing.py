@@ -6,7 +6,7 @@ from pathlib import Path
 from coordinator.core.events import Event, JobPaused, NodeJoined, UpdateRefused
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import Entry, RequestClaim
-from coordinator.shell.runtime.driver import Arrival, decided
+from coordinator.shell.runtime.driver import Arrival, decide
 from hypergpu.units import Milliseconds
 from tests.unit.shell.whole_shell import JOB, NODE, connected, driving, parts_in, prepared_job
 
@@ -71,7 +71,7 @@ async def test_nodes_are_not_dealt_out_afresh_for_what_happens_within_a_round(
 
         def moves_nodes(event: Event) -> bool:
             verdict = asyncio.get_running_loop().create_future()
-            return decided({JOB: room}, [Arrival(JOB, event, verdict)]).moves_nodes
+            return decide({JOB: room}, [Arrival(JOB, event, verdict)]).moves_nodes
 
         assert moves_nodes(joined)
         await parts.driver.submit(JOB, joined)

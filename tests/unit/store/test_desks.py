@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from coordinator.shell.identity.guesses import MAX_PEERS, Guesses
 from coordinator.shell.identity.nodes import NodeDesk
-from coordinator.shell.identity.rate import GUESSES, Bucket, Rate, admitted, wait_ms
+from coordinator.shell.identity.rate import GUESSES, Bucket, Rate, take_token, wait_ms
 from coordinator.shell.identity.tokens import TokenDesk, TokenGrant
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import CertificateRecord, NodeRecord
@@ -194,12 +194,12 @@ def test_a_bucket_gives_its_burst_and_then_one_an_interval() -> None:
     rate = Rate(burst=3, interval_ms=Milliseconds(100))
     bucket = Bucket()
     for _ in range(3):
-        taken = admitted(rate, bucket, Milliseconds(1000))
+        taken = take_token(rate, bucket, Milliseconds(1000))
         assert taken is not None
         bucket = taken
-    assert admitted(rate, bucket, Milliseconds(1099)) is None
+    assert take_token(rate, bucket, Milliseconds(1099)) is None
     assert wait_ms(rate, bucket, Milliseconds(1099)) == 1
-    assert admitted(rate, bucket, Milliseconds(1100)) is not None
+    assert take_token(rate, bucket, Milliseconds(1100)) is not None
 
 
 def test_who_guesses_is_stopped_before_the_secret_is_looked_at() -> None:

@@ -1,6 +1,6 @@
 import random
 
-from coordinator.core.transfer.forecast import Forecast, forecast, rounded
+from coordinator.core.transfer.forecast import Forecast, forecast, round_path
 from coordinator.core.transfer.path import Path
 from coordinator.core.transfer.rounds import Carried, Start, transfer_us
 from hypergpu.units import Bytes, Microseconds
@@ -38,11 +38,11 @@ def test_a_cold_connection_shakes_hands_first() -> None:
 def test_rounding_moves_no_number_by_more_than_two_percent() -> None:
     for number in (1, 997, 123_456, 98_765_432):
         path = Path(rtt_us=Microseconds(number), bits_per_s=number, loss=0.0123)
-        near = rounded(path)
+        near = round_path(path)
         assert abs(near.rtt_us - number) <= 0.02 * number
         assert abs(near.bits_per_s - number) <= 0.02 * number
         assert abs(near.loss - 0.0123) <= 0.02 * 0.0123
-    assert rounded(Path(rtt_us=Microseconds(0))) == Path(rtt_us=Microseconds(0))
+    assert round_path(Path(rtt_us=Microseconds(0))) == Path(rtt_us=Microseconds(0))
 
 
 def test_a_transfer_goes_on_with_the_window_that_another_left() -> None:

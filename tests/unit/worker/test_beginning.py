@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gpu_node.shell.worker.limits import Limits
 from gpu_node.shell.worker.messages import Ahead, PositionRange, Progress, Train
-from gpu_node.shell.worker.shard.beginning import asked_for, granted
+from gpu_node.shell.worker.shard.beginning import asked_for, prefetch_request
 from gpu_node.shell.worker.shard.watch import Watch
 from gpu_node.shell.worker.trainer.interface import Start
 from gpu_node.shell.worker.trainer.numpy_trainer import NumpyTrainer
@@ -90,8 +90,8 @@ def test_the_steps_begun_early_start_from_the_own_end_and_move_the_model(desk: D
 
 
 def test_what_is_granted_is_what_is_asked_for_a_round_later(desk: Desk) -> None:
-    assert granted(request(desk, 0)) == asked_for(request(desk, 1))
-    assert granted(changed(request(desk, 0), ahead=None)) is None
+    assert prefetch_request(request(desk, 0)) == asked_for(request(desk, 1))
+    assert prefetch_request(changed(request(desk, 0), ahead=None)) is None
     assert asked_for(changed(request(desk, 1), resume_from=None)) is None
     assert asked_for(request(desk, 0)) is None
 

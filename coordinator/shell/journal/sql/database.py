@@ -17,7 +17,7 @@ from coordinator.shell.journal.sql.engine import (
     sqlite_path,
 )
 from coordinator.shell.journal.sql.lock import FileLock, lock_database, unlock_database
-from coordinator.shell.journal.sql.salvage import salvaged
+from coordinator.shell.journal.sql.salvage import salvage_database
 from coordinator.shell.journal.sql.schema import upgrade
 from coordinator.shell.journal.sql.tables import COMMITS
 from coordinator.shell.journal.sql.witness import Witness
@@ -44,12 +44,12 @@ class Database:
         if is_sqlite(url):
             # Locked before it is looked at: mending a file that another one writes would ruin it.
             opening.callback(FileLock(sqlite_path(url)).release)
-            self.findings += salvaged(sqlite_path(url))
+            self.findings += salvage_database(sqlite_path(url))
             self._witness = Witness(sqlite_path(url))
             opening.callback(self._witness.close)
         self._engine = make_engine(url)
         opening.callback(self._engine.dispose)
-        with self._explained():
+        with self._explain_errors():
             self._writer = opening.enter_context(self._engine.connect())
             if not is_sqlite(url):
                 lock_database(self._writer, self.where)
@@ -72,7 +72,7 @@ class Database:
     @contextmanager
     def writer(self) -> Iterator[Connection]:
         """A transaction that is durable once the block ends without an error."""
-        with self._writing, self._explained():
+        with self._writing, self._explain_errors():
             if self._writer.invalidated:
                 # It would connect again by itself, without the lock that the old connection held.
                 raise JournalUnreadableError(
@@ -90,11 +90,15 @@ class Database:
     @contextmanager
     def reader(self) -> Iterator[Connection]:
         """A consistent view that blocks nobody."""
-        with self._explained(), self._engine.connect() as connection, reading(connection).begin():
+        with (
+            self._explain_errors(),
+            self._engine.connect() as connection,
+            reading(connection).begin(),
+        ):
             yield connection
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         try:
             yield
         except DBAPIError as error:

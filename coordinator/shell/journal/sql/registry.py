@@ -108,7 +108,7 @@ class SqlRegistry:
             token = connection.execute(select(TOKENS).where(of_token)).one_or_none()
             if token is None or token.is_revoked:
                 return False
-            if connection.scalar(_joined(token_id, node)):
+            if connection.scalar(_join_query(token_id, node)):
                 return True
             if 0 < token.expires_s <= now_s or token.uses_left == 0:
                 return False
@@ -120,7 +120,7 @@ class SqlRegistry:
 
     def has_joined(self, token_id: TokenId, node: NodeId) -> bool:
         with self._registry.reader() as connection:
-            return connection.scalar(_joined(token_id, node)) is not None
+            return connection.scalar(_join_query(token_id, node)) is not None
 
     def record_certificate(self, record: CertificateRecord) -> None:
         self._insert(CERTIFICATES, msgspec.structs.asdict(record))
@@ -143,7 +143,7 @@ class SqlRegistry:
             return [dict(row) for row in connection.execute(wanted).mappings().all()]
 
 
-def _joined(token_id: TokenId, node: NodeId) -> Select[tuple[str]]:
+def _join_query(token_id: TokenId, node: NodeId) -> Select[tuple[str]]:
     return select(JOINS.c.node).where(JOINS.c.token_id == token_id, JOINS.c.node == node)
 
 

@@ -23,7 +23,7 @@ _SMALL_BYTES = 64 << 20
 _COMPANIONS = ("", "-wal", "-shm")
 
 
-def salvaged(path: Path) -> tuple[str, ...]:
+def salvage_database(path: Path) -> tuple[str, ...]:
     """Check a journal's file, and replace it by what can be saved of it when its pages are damaged.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import structlog
 
 from coordinator.core.commands import Aggregate, FoldedUpdate
-from coordinator.core.deltas import chained
+from coordinator.core.deltas import extend_chain
 from coordinator.core.events import AggregateReady, ModelLost
 from coordinator.core.job import BlobRef, Delta, Model
 from coordinator.shell.failpoints import failpoint
@@ -97,7 +97,7 @@ async def _outcome(parts: Parts, room: Room, command: Aggregate) -> Outcome | No
 
 async def _folded_apart(parts: Parts, layout: Layout, command: Aggregate) -> Outcome:
     """Fold in a thread, which nothing can stop: what nobody waits for any more is unpinned."""
-    folding = asyncio.ensure_future(asyncio.to_thread(folded, parts, layout, command))
+    folding = asyncio.ensure_future(asyncio.to_thread(fold_updates, parts, layout, command))
 
     def abandon(folding: "asyncio.Future[Outcome]") -> None:
         if not folding.cancelled() and folding.exception() is None:
@@ -131,7 +131,7 @@ async def _report_lost(parts: Parts, room: Room, command: Aggregate, why: str) -
         log.error("the job cannot go on: its base is damaged too", job_id=job_id, reason=reason)
 
 
-def folded(parts: Parts, layout: Layout, command: Aggregate) -> Outcome:
+def fold_updates(parts: Parts, layout: Layout, command: Aggregate) -> Outcome:
     """Fold once, into blobs that the caller unpins. Blocks.
 
     Raises:
@@ -157,10 +157,10 @@ def folded(parts: Parts, layout: Layout, command: Aggregate) -> Outcome:
         result = fold(request, reuse=parts.blobs.reuse)
     except NoUpdatesError as none_left:
         refused += [(nodes[each.index], each.reason) for each in none_left.refused]
-        return Outcome(_unchanged(command.base), tuple(refused))
+        return Outcome(_unchanged_model(command.base), tuple(refused))
     except DivergedError as diverged:
         refused += [(node, str(diverged)) for node in nodes]
-        return Outcome(_unchanged(command.base), tuple(refused))
+        return Outcome(_unchanged_model(command.base), tuple(refused))
     failpoint("aggregate.folded")
     refused += [(nodes[each.index], each.reason) for each in result.refused]
     agreements = {
@@ -168,18 +168,18 @@ def folded(parts: Parts, layout: Layout, command: Aggregate) -> Outcome:
         for node, found in zip(nodes, result.agreements, strict=True)
         if found is not None
     }
-    outcome = _kept(parts, command, result, tuple(refused))
+    outcome = _keep_result(parts, command, result, tuple(refused))
     return outcome._replace(agreements=agreements)
 
 
-def _kept(
+def _keep_result(
     parts: Parts, command: Aggregate, result: FoldResult, refused: tuple[tuple[NodeId, str], ...]
 ) -> Outcome:
     """Adopt and pin a fold's files, or leave nothing of them."""
     pinned = tuple(file.digest for file in result.files)
     parts.pins.add(pinned)
     try:
-        model = _adopted(parts, command, result)
+        model = _adopt_blobs(parts, command, result)
         agreement = None if result.agreement is None else finite(result.agreement)
         return Outcome(model, refused, pinned, agreement)
     except BaseException:
@@ -219,12 +219,12 @@ def _base(parts: Parts, blob: BlobRef) -> StoredBlob:
         raise BaseDamagedError(stored, missing.detail) from missing
 
 
-def _unchanged(base: Model) -> Model:
+def _unchanged_model(base: Model) -> Model:
     """The round counts, the model stays."""
     return Model(base.round + 1, base.blob, base.outer_state, base.deltas)
 
 
-def _adopted(parts: Parts, command: Aggregate, result: FoldResult) -> Model:
+def _adopt_blobs(parts: Parts, command: Aggregate, result: FoldResult) -> Model:
     """Turn the fold's files into blobs. A power cut may lose them: they can be folded again."""
     kept = {file: BlobRef(file.digest, file.size_bytes) for file in result.files}
     _adopt(parts, result.model)
@@ -235,7 +235,7 @@ def _adopted(parts: Parts, command: Aggregate, result: FoldResult) -> Model:
     deltas: tuple[Delta, ...] = ()
     if result.delta is not None:
         delta = Delta(command.base.blob.digest, kept[result.delta], command.down)
-        deltas = chained(command.base, delta, result.model.size_bytes)
+        deltas = extend_chain(command.base, delta, result.model.size_bytes)
     return Model(
         command.base.round + 1,
         kept[result.model],

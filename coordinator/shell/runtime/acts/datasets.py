@@ -70,7 +70,7 @@ def laid_out(blobs: Blobs, manifest: BlobRef, datasets_dir: Path) -> Path:
     folder = datasets_dir / manifest.digest
     if folder.is_dir():
         return folder
-    unfinished = _unfinished(datasets_dir, manifest.digest)
+    unfinished = _unfinished_folder(datasets_dir, manifest.digest)
     try:
         with disk_full_refused(f"dataset {manifest.digest}"):
             unfinished.mkdir(parents=True)
@@ -89,7 +89,7 @@ def manifests_laid_out(datasets_dir: Path) -> tuple[Digest, ...]:
 
 def remove_layout(datasets_dir: Path, manifest: Digest) -> None:
     """Remove a manifest's folder; at no moment does a part of it bear its name. Blocks."""
-    leaving = _unfinished(datasets_dir, manifest)
+    leaving = _unfinished_folder(datasets_dir, manifest)
     with suppress(FileNotFoundError):
         (datasets_dir / manifest).rename(leaving)
     shutil.rmtree(leaving, ignore_errors=True)
@@ -101,7 +101,7 @@ def clear_unfinished(datasets_dir: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def _unfinished(datasets_dir: Path, manifest: Digest) -> Path:
+def _unfinished_folder(datasets_dir: Path, manifest: Digest) -> Path:
     return datasets_dir / f"{manifest}.{secrets.token_hex(4)}{_UNFINISHED}"
 
 

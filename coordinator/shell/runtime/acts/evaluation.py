@@ -21,21 +21,21 @@ log = structlog.get_logger()
 async def evaluate(parts: Parts, room: Room, command: EvaluateModel) -> None:
     """Answer the command with `EvaluationReady` or `EvaluationFailed`."""
     try:
-        event = await _measured(parts, room, command)
+        event = await _measure_model(parts, room, command)
     except HyperGPUError as refused:
         log.warning("an evaluation failed", job_id=room.job.job_id, reason=str(refused))
-        event = _failed(command, refused.message)
+        event = _failed_evaluation(command, refused.message)
     failpoint("evaluate.done")
     reason = await parts.driver.insist(room.job.job_id, event)
     if reason:
         log.info("an evaluation came too late", job_id=room.job.job_id, reason=reason)
 
 
-async def _measured(
+async def _measure_model(
     parts: Parts, room: Room, command: EvaluateModel
 ) -> EvaluationReady | EvaluationFailed:
     if room.layout is None:
-        return _failed(command, "the model's layout is lost")
+        return _failed_evaluation(command, "the model's layout is lost")
     digest = command.model.blob.digest
     path = await asyncio.to_thread(parts.blobs.path, digest)
     request = Evaluate(
@@ -48,7 +48,7 @@ async def _measured(
     measured = await parts.evaluator.evaluate(request)
     # JSON has no NaN: a diverged model is a failed evaluation, which can be replayed.
     if not (math.isfinite(measured.loss) and math.isfinite(measured.metric)):
-        return _failed(command, f"the model's loss is {measured.loss}")
+        return _failed_evaluation(command, f"the model's loss is {measured.loss}")
     return EvaluationReady(
         at_ms=Milliseconds(0),
         round=command.round,
@@ -59,5 +59,5 @@ async def _measured(
     )
 
 
-def _failed(command: EvaluateModel, reason: str) -> EvaluationFailed:
+def _failed_evaluation(command: EvaluateModel, reason: str) -> EvaluationFailed:
     return EvaluationFailed(at_ms=Milliseconds(0), round=command.round, reason=reason)

@@ -23,19 +23,19 @@ _SAMPLES_MOST = 1_024
 async def judge(parts: Parts, room: Room, command: JudgeUpdates) -> None:
     """Answer the command with `UpdatesJudged`, also when nothing can be measured."""
     try:
-        event = await _measured(parts, room, command)
+        event = await _measure_updates(parts, room, command)
     except HyperGPUError as refused:
         log.warning("updates were not judged", job_id=room.job.job_id, reason=str(refused))
-        event = not_judged(command.round, refused.message)
+        event = give_up_judging(command.round, refused.message)
     failpoint("judge.done")
     reason = await parts.driver.insist(room.job.job_id, event)
     if reason:
         log.info("a judgement came too late", job_id=room.job.job_id, reason=reason)
 
 
-async def _measured(parts: Parts, room: Room, command: JudgeUpdates) -> UpdatesJudged:
+async def _measure_updates(parts: Parts, room: Room, command: JudgeUpdates) -> UpdatesJudged:
     if room.layout is None:
-        return not_judged(command.round, "the model's layout is lost")
+        return give_up_judging(command.round, "the model's layout is lost")
     blobs = (command.base, command.made, *(update.blob for update in command.updates))
     base, made, *paths = await asyncio.to_thread(
         lambda: [parts.blobs.path(blob.digest) for blob in blobs]
@@ -72,6 +72,6 @@ async def _measured(parts: Parts, room: Room, command: JudgeUpdates) -> UpdatesJ
     )
 
 
-def not_judged(round_number: int, reason: str) -> UpdatesJudged:
+def give_up_judging(round_number: int, reason: str) -> UpdatesJudged:
     """What stands for the answer where nothing can be measured."""
     return UpdatesJudged(at_ms=Milliseconds(0), round=round_number, reason=reason)

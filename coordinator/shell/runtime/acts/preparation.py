@@ -45,7 +45,7 @@ async def initialise(parts: Parts, room: Room, command: InitialiseModel) -> None
 
 
 async def _initialise(parts: Parts, room: Room, command: InitialiseModel) -> None:
-    made, model_path = await _made(parts, command.job_id, command.spec, command.manifest)
+    made, model_path = await _make_model(parts, command.job_id, command.spec, command.manifest)
     failpoint("initialise.made")
     blob = BlobRef(made.digest, made.size_bytes)
     room.layout = _layout(made)
@@ -70,14 +70,14 @@ async def layout_made_again(parts: Parts, job: Job) -> Layout:
     Raises:
         HyperGPUError: It cannot be built, or not stored.
     """
-    made, model_path = await _made(parts, job.job_id, job.spec, job.manifest)
+    made, model_path = await _make_model(parts, job.job_id, job.spec, job.manifest)
     model_path.unlink(missing_ok=True)
     layout = _layout(made)
     await asyncio.to_thread(save_layout, parts.job_dir(job.job_id), layout)
     return layout
 
 
-async def _made(
+async def _make_model(
     parts: Parts, job_id: JobId, spec: JobSpec, manifest: BlobRef | None
 ) -> tuple[Initialised, Path]:
     model_path = parts.blobs.work_path(f"{job_id}-initial")

@@ -70,8 +70,8 @@ async def submit_update(
     stripe = stripe_from_wire(header.stripe, header.stripes, offer.size_bytes)
     attempt = await _attempt(parts, offer, stripe)
     if is_accepted(room.job, node, offer.lease, offer.digest):
-        return _accepted(offer)
-    received = _received(header, offer, scheme)
+        return _acceptance(offer)
+    received = _update_event(header, offer, scheme)
     await _refuse_void_lease(parts, room, received)
     _refuse_unsigned(room.job, received)
     marking = _use_up(parts, offer, stripe, attempt)
@@ -79,17 +79,17 @@ async def submit_update(
     parts.pins.add([offer.digest])
     try:
         arrival = Arrival(received, stripe, header.offset)
-        stored = await _stored(parts, room, requests, arrival)
+        stored = await _store_update(parts, room, requests, arrival)
         await _refuse_used_meanwhile(marking, offer)
         if not stored.is_whole:
             return node_pb2.SubmitUpdateResponse(committed_offset=stored.committed_offset)
         await _accept(parts, room, received)
     finally:
         parts.pins.drop([offer.digest])
-    return _accepted(offer)
+    return _acceptance(offer)
 
 
-def _accepted(offer: Offer) -> node_pb2.SubmitUpdateResponse:
+def _acceptance(offer: Offer) -> node_pb2.SubmitUpdateResponse:
     return node_pb2.SubmitUpdateResponse(committed_offset=offer.size_bytes, is_accepted=True)
 
 
@@ -193,7 +193,7 @@ async def _refuse_used_meanwhile(marking: "asyncio.Future[bool]", offer: Offer) 
         raise HyperGPUError(Reason.NONCE_REPLAYED, f"nonce {offer.nonce} was used meanwhile")
 
 
-def _received(header: node_pb2.UpdateHeader, offer: Offer, scheme: str) -> UpdateReceived:
+def _update_event(header: node_pb2.UpdateHeader, offer: Offer, scheme: str) -> UpdateReceived:
     """The event that the update becomes if everything about it holds."""
     report = header.report
     return UpdateReceived(
@@ -268,11 +268,11 @@ class Stored(NamedTuple):
     """The update is a blob, and it is this call's to have it accepted."""
 
 
-async def _stored(parts: Parts, room: Room, requests: Requests, arrival: Arrival) -> Stored:
+async def _store_update(parts: Parts, room: Room, requests: Requests, arrival: Arrival) -> Stored:
     """Bytes into quarantine, and a checked and durable blob once all are there."""
     received = arrival.received
     check = IncrementalCheck(_layout(room), arrival.received.update.codec)
-    upload = await asyncio.to_thread(_opened, parts, room, arrival, check)
+    upload = await asyncio.to_thread(_open_upload, parts, room, arrival, check)
     is_whole = False
     try:
         refuse_other_offset(upload, arrival.offset)
@@ -281,7 +281,7 @@ async def _stored(parts: Parts, room: Room, requests: Requests, arrival: Arrival
         committed = await take_in(Intake(upload, requests, patience))
         if committed == arrival.stripe.end(received.update.blob.size_bytes):
             failpoint("upload.complete")
-            is_whole = await asyncio.to_thread(_finished, upload, check)
+            is_whole = await asyncio.to_thread(_finish_upload, upload, check)
     except HyperGPUError as refused:
         if refused.reason in _WRONG_CONTENT:
             await asyncio.to_thread(upload.discard)
@@ -302,7 +302,7 @@ def _patience(arrival: Arrival, timeout_ms: int) -> StallTimeout:
     return StallTimeout(min(largest, left_bytes), Milliseconds(timeout_ms), connections=count)
 
 
-def _opened(
+def _open_upload(
     parts: Parts, room: Room, arrival: Arrival, check: IncrementalCheck
 ) -> Upload | StripeUpload:
     """The upload that a header begins or goes on with. The check sees its bytes as they come, or
@@ -317,7 +317,7 @@ def _opened(
     return parts.quarantine.open_stripe(key, blob, arrival.stripe, check.feed, owner=owner)
 
 
-def _finished(upload: Upload | StripeUpload, check: IncrementalCheck) -> bool:
+def _finish_upload(upload: Upload | StripeUpload, check: IncrementalCheck) -> bool:
     if isinstance(upload, StripeUpload) and not upload.gather():
         return False
     check.finish()

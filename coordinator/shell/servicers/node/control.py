@@ -37,7 +37,7 @@ async def control(
     parts: Parts, gate: NodeGate, node: NodeId, requests: Requests
 ) -> AsyncIterator[node_pb2.ControlResponse]:
     """Serve one control stream until either side ends it."""
-    session = await _opened(parts, gate, node, requests)
+    session = await _open_session(parts, gate, node, requests)
     listening = asyncio.create_task(_listen(parts, session, requests))
     try:
         while (message := await session.outbox.get()) is not None:
@@ -52,7 +52,7 @@ async def control(
         log.info("a node's control stream ended", node=node)
 
 
-async def _opened(parts: Parts, gate: NodeGate, node: NodeId, requests: Requests) -> Session:
+async def _open_session(parts: Parts, gate: NodeGate, node: NodeId, requests: Requests) -> Session:
     first = await requests.next(parts.settings.read_timeout_ms)
     gate.check(node)  # It may have been revoked before it said hello.
     if first is None or first.WhichOneof("message") != "hello":

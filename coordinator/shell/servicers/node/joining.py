@@ -78,7 +78,7 @@ class Joins:
             raise HyperGPUError(Reason.SIGNATURE_INVALID, detail)
         self._nodes.check_not_revoked(node)
         record = _record(node, request)
-        issued = self._issued(node, request.certificate_request)
+        issued = self._issue_certificate(node, request.certificate_request)
         self._tokens.spend(credential, node, unix_s())
         self._nodes.admit(record, issued.record if issued else None)
         log.info("a node joined", node=node, token_id=credential.token_id)
@@ -99,7 +99,7 @@ class Joins:
     def _renew(
         self, node: NodeId, request: node_pb2.RenewCertificateRequest
     ) -> node_pb2.RenewCertificateResponse:
-        issued = self._issued(node, request.certificate_request)
+        issued = self._issue_certificate(node, request.certificate_request)
         if issued is None:
             raise HyperGPUError(
                 Reason.REQUEST_INVALID, "this coordinator runs without certificates"
@@ -109,7 +109,7 @@ class Joins:
             certificate=issued.pem, certificate_expires_unix_s=issued.record.expires_s
         )
 
-    def _issued(self, node: NodeId, request_pem: bytes) -> NodeCertificate | None:
+    def _issue_certificate(self, node: NodeId, request_pem: bytes) -> NodeCertificate | None:
         if self._authority is None:
             return None
         return self._authority.issue(node, request_pem, unix_s())

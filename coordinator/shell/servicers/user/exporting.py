@@ -17,7 +17,7 @@ async def export(
     parts: Parts, room: Room, request: job_pb2.ExportModelRequest
 ) -> AsyncIterator[job_pb2.ExportModelResponse | bytes]:
     """Header, then chunks from the offset that the caller holds of this very model."""
-    model = _chosen(room.job, request.which or "latest")
+    model = _choose_model(room.job, request.which or "latest")
     if room.layout is None:
         raise HyperGPUError(Reason.NOT_READY, "the job is being taken up again")
     header = job_pb2.ExportHeader(
@@ -30,10 +30,10 @@ async def export(
     if request.HasField("digest") and translate.digest_value(request.digest) == model.blob.digest:
         offset = min(request.offset, model.blob.size_bytes)
     async for start, payload in pieces(parts, Span(model.blob.digest, offset)):
-        yield chunks.exported(start, payload)
+        yield chunks.encode_exported(start, payload)
 
 
-def _chosen(job: Job, which: str) -> Model:
+def _choose_model(job: Job, which: str) -> Model:
     if which not in {"latest", "best"}:
         detail = f"which is 'latest' or 'best', not {which[:40]!r}"
         raise HyperGPUError(Reason.REQUEST_INVALID, detail)

@@ -25,7 +25,7 @@ from coordinator.shell.runtime.acts.datasets import (
     packed_manifest,
     remove_layout,
 )
-from coordinator.shell.runtime.acts.judging import not_judged
+from coordinator.shell.runtime.acts.judging import give_up_judging
 from coordinator.shell.runtime.acts.perform import begin_again
 from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.recovery import load_layout
@@ -63,17 +63,17 @@ class JobServicer:
             raise HyperGPUError(Reason.REQUEST_INVALID, "request_id must have 1 to 128 characters")
         spec = parse_spec_json(request.spec_json)
         manifest = request.manifest if request.HasField("manifest") else None
-        creating = asyncio.create_task(self._created_in_turn(request.request_id, spec, manifest))
+        creating = asyncio.create_task(self._create_in_turn(request.request_id, spec, manifest))
         # A caller who goes away does not leave a job behind that is half created.
         return job_pb2.CreateJobResponse(job_id=await asyncio.shield(creating))
 
-    async def _created_in_turn(
+    async def _create_in_turn(
         self, request_id: str, spec: JobSpec, manifest: tensor_pb2.Manifest | None
     ) -> JobId:
         async with self._creating:
-            return await self._created(request_id, spec, manifest)
+            return await self._create(request_id, spec, manifest)
 
-    async def _created(
+    async def _create(
         self, request_id: str, spec: JobSpec, manifest: tensor_pb2.Manifest | None
     ) -> JobId:
         driver = self._parts.driver
@@ -91,7 +91,7 @@ class JobServicer:
         pinned = [*files, *([digest_of(packed)] if manifest is not None else [])]
         self._parts.pins.add(pinned)
         try:
-            blob = await self._stored(manifest, packed) if manifest is not None else None
+            blob = await self._store_manifest(manifest, packed) if manifest is not None else None
             event = JobCreated(
                 at_ms=_NOW,
                 job_id=job_id,
@@ -107,7 +107,7 @@ class JobServicer:
         log.info("a job was created", job_id=job_id, workload=spec.workload)
         return job_id
 
-    async def _stored(self, manifest: tensor_pb2.Manifest, packed: bytes) -> BlobRef:
+    async def _store_manifest(self, manifest: tensor_pb2.Manifest, packed: bytes) -> BlobRef:
         """Store a manifest whose files have all been uploaded, and are pinned."""
         blobs = self._parts.blobs
 
@@ -207,7 +207,7 @@ class JobServicer:
         refused = ""
         for waiting in job.unmeasured:
             if not waiting.is_ready:
-                given_up = not_judged(waiting.number, "the job is removed")
+                given_up = give_up_judging(waiting.number, "the job is removed")
                 # The judge may answer first: then this is refused, and nothing is left to be done.
                 refused = await self._parts.driver.submit(job.job_id, given_up)
         if left := room.job.unmeasured:

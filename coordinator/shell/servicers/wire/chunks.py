@@ -21,12 +21,12 @@ class Piece(NamedTuple):
     payload: memoryview
 
 
-def fetched(offset: int, payload: memoryview) -> bytes:
+def encode_fetched(offset: int, payload: memoryview) -> bytes:
     """`FetchBlobResponse` with one chunk."""
     return _message(_FIELD_1_BYTES, offset, payload)
 
 
-def exported(offset: int, payload: memoryview) -> bytes:
+def encode_exported(offset: int, payload: memoryview) -> bytes:
     """`ExportModelResponse` with one chunk."""
     return _message(_FIELD_2_BYTES, offset, payload)
 

@@ -167,7 +167,7 @@ def answering(
         except HyperGPUError as error:
             return await abort(context, error)
         except Exception as error:  # noqa: BLE001  a call that breaks ends alone, and is logged once
-            return await _broken(context, name, error)
+            return await _report_broken(context, name, error)
 
     return behaviour
 
@@ -187,12 +187,12 @@ def streaming(
         except HyperGPUError as error:
             await abort(context, error)
         except Exception as error:  # noqa: BLE001  as above
-            await _broken(context, name, error)
+            await _report_broken(context, name, error)
 
     return behaviour
 
 
-async def _broken(context: Context, name: str, error: Exception) -> NoReturn:
+async def _report_broken(context: Context, name: str, error: Exception) -> NoReturn:
     if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
         raise error
     log.error("a call broke", method=name, exc_info=error)

@@ -35,10 +35,10 @@ class ExtensionInterceptor(grpc.aio.ServerInterceptor):
             return handler
         if self.gates is None:
             raise AssertionError("gates are set before the server starts")
-        return _guarded(handler, self._service.methods_by_name[method], self.gates(method))
+        return _guard(handler, self._service.methods_by_name[method], self.gates(method))
 
 
-def _guarded(handler: Handler, method: MethodDescriptor, gate: Gate) -> Handler:
+def _guard(handler: Handler, method: MethodDescriptor, gate: Gate) -> Handler:
     parse = parser(GetMessageClass(method.input_type))
     name = f"{method.containing_service.name}.{method.name}"
 

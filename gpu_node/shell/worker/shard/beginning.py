@@ -21,7 +21,7 @@ from hypergpu.tensors.layout import Flat
 _READ_INTERVAL_S = 0.25
 
 
-def granted(request: Train) -> Train | None:
+def prefetch_request(request: Train) -> Train | None:
     """What the round after a request's may be begun with, as a request of its own."""
     if request.ahead is None:
         return None
@@ -104,12 +104,12 @@ class Beginning:
 
     def advance(self) -> None:
         """Take one step."""
-        self._timed(self._step)
+        self._time(self._step)
 
     def result(self) -> Begun:
         """What came of it, once it is done."""
         end = Flat.empty(self._trainer.layout)
-        self._timed(lambda: self._trainer.store(end))
+        self._time(lambda: self._trainer.store(end))
         return Begun(
             start=self._start,
             end=end,
@@ -130,7 +130,7 @@ class Beginning:
             float(loss)
             self._read_at_s = time.monotonic() + _READ_INTERVAL_S
 
-    def _timed(self, work: Callable[[], None]) -> None:
+    def _time(self, work: Callable[[], None]) -> None:
         started_s = time.monotonic()
         work()
         self._compute_s += time.monotonic() - started_s

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gpu_node.shell.worker.messages import Progress, Train, Trained
 from gpu_node.shell.worker.shard.batches import Batches, batches_of
-from gpu_node.shell.worker.shard.beginning import Beginning, Begun, asked_for, granted
+from gpu_node.shell.worker.shard.beginning import Beginning, Begun, asked_for, prefetch_request
 from gpu_node.shell.worker.shard.end_state import (
     EndState,
     EndStateError,
@@ -54,7 +54,7 @@ def train_shard(
     batches = batches_of(request, trainer)
     before = read_model(Path(request.model_path), layout, request)
     kept = _end_state_before(request, layout, watch)
-    begun = _begun(request, trainer, watch, kept=kept, warm=warm)
+    begun = _take_prefetched(request, trainer, watch, kept=kept, warm=warm)
     trainer.begin(_start(request, before, kept, begun))
     started_s = time.monotonic()
     losses = _train(request, trainer, batches, watch, begun)
@@ -89,7 +89,7 @@ def begun_ahead(request: Train, trainer: Trainer, layout: Layout) -> Beginning |
     Raises:
         ShardError: It cannot be begun here.
     """
-    wanted = granted(request)
+    wanted = prefetch_request(request)
     if wanted is None:
         return None
     try:
@@ -99,7 +99,7 @@ def begun_ahead(request: Train, trainer: Trainer, layout: Layout) -> Beginning |
     return Beginning(wanted, trainer, batches_of(wanted, trainer), kept)
 
 
-def _begun(
+def _take_prefetched(
     request: Train, trainer: Trainer, watch: Watch, *, kept: EndState | None, warm: Beginning | None
 ) -> Begun | None:
     """Take what is left of the request's beginning; None: it has none."""

@@ -8,9 +8,9 @@ from coordinator.core.events import JobStopped
 from coordinator.shell.blobs.interface import Blobs
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import Entry
-from coordinator.shell.runtime.acts.judging import not_judged
+from coordinator.shell.runtime.acts.judging import give_up_judging
 from coordinator.shell.runtime.parts import Parts
-from coordinator.shell.runtime.recovery import replayed
+from coordinator.shell.runtime.recovery import replay_jobs
 from coordinator.shell.servicers.user.job import JobServicer
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
@@ -29,7 +29,7 @@ def with_unreadable_job(folder: Path) -> Parts:
     journal = MemoryJournal()
     journal.append([Entry(OTHER, 0, 0, "Sorcery", b'{"kind":"Sorcery","at_ms":0}')])
     parts = parts_in(folder, journal)
-    parts.driver.unreadable.update(replayed(journal).unreadable)
+    parts.driver.unreadable.update(replay_jobs(journal).unreadable)
     return parts
 
 
@@ -98,7 +98,7 @@ async def test_a_job_is_measured_and_receipted_before_its_rows_go(tmp_path: Path
         (waiting,) = parts.driver.rooms[JOB].job.unmeasured
 
         await remove(parts, JOB)
-        assert await parts.driver.submit(JOB, not_judged(waiting.number, "late")) != ""
+        assert await parts.driver.submit(JOB, give_up_judging(waiting.number, "late")) != ""
 
     ((job_id, kinds),) = payments_of(parts).caught_up
     assert (job_id, kinds.count("RoundMeasured"), kinds[-1]) == (JOB, 2, "JobEnded")
