@@ -70,9 +70,9 @@ def _run(flags: dict[str, Any]) -> int:
     flags.pop("list_failpoints", None)
     try:
         prepare_streams()
-        configure_logs()
         arm(os.environ.get(VARIABLE, ""))
         settings = Settings(**flags)
+        configure_logs()
         keep_bulk_memory()
         asyncio.run(_serve(settings))
     except Exception as failure:

@@ -153,9 +153,10 @@ def test_a_kill_at_every_failpoint_before_training_changes_nothing(
     for name in BEFORE_TRAINING:
         cluster.coordinator.end()
         cluster.coordinator.start(failpoints=name)
-        # Its death may come while the call is under way or after its answer.
-        with contextlib.suppress(HyperGPUError):
-            job.submit()
+        # Its death may come while a call is under way or after its answer; a call may come too soon.
+        while cluster.coordinator.child.poll() is None:
+            with contextlib.suppress(HyperGPUError):
+                job.submit()
         assert cluster.coordinator.child.wait(timeout=240) == -signal.SIGKILL, name
     cluster.coordinator.end()
     cluster.coordinator.start()
