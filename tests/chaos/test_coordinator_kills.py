@@ -153,7 +153,7 @@ def test_a_kill_at_every_failpoint_before_training_changes_nothing(
     for name in BEFORE_TRAINING:
         cluster.coordinator.end()
         cluster.coordinator.start(failpoints=name)
-        # Its death may come while a call is under way or after its answer; a call may come too soon.
+        # Its death may come during a call or after its answer; a call may come too soon.
         while cluster.coordinator.child.poll() is None:
             with contextlib.suppress(HyperGPUError):
                 job.submit()
