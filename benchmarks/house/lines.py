@@ -44,8 +44,13 @@ PAY = (
     "hypergpu/jobfile/pay.py",
     "hypergpu/ledger/*",
     "hypergpu/wire/ledger.py",
-    # As it is.
+    # As it is: quality is measured for trust too, but its rule was counted as pay before.
     "contracts/*",
+    "coordinator/core/quality/*",
+    "coordinator/shell/payments.py",
+    "gpu_node/shell/state/receipts.py",
+    "hypergpu/statements/*",
+    "hypergpu/wire/statements.py",
     "payments/*",
 )
 """Files of pay, in the tree before the rebuilding and in this one; keys that sign are identity."""
