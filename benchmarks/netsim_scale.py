@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from benchmarks.table import ResultTable
-from netsim.virtual.simulation import Outcome, Simulation
-from netsim.virtual.worlds import World, calm_world
+from netsim.virtual.simulation import Simulation, WorldOutcome
+from netsim.virtual.worlds import SimulatedWorld, calm_world
 
 NODES, ROUNDS = 1000, 100
 SAME = 20
@@ -53,7 +53,7 @@ def run(is_quick: bool) -> ResultTable:
     )
 
 
-def _timed_run(world: World) -> tuple[Outcome, float]:
+def _timed_run(world: SimulatedWorld) -> tuple[WorldOutcome, float]:
     started_s = time.monotonic()
     outcome = Simulation(world).run()
     seconds = time.monotonic() - started_s
@@ -62,7 +62,7 @@ def _timed_run(world: World) -> tuple[Outcome, float]:
     return outcome, seconds
 
 
-def _digests(world: World) -> tuple[int, float]:
+def _digests(world: SimulatedWorld) -> tuple[int, float]:
     """How many of twenty runs give the journal of the first."""
     started_s = time.monotonic()
     journals = [Simulation(world).run().journals for _ in range(SAME)]

@@ -10,16 +10,18 @@ from statistics import median
 from hypergpu.units import several
 from netsim.link.error import NetsimError
 from netsim.network.world_file import read_world_file
-from netsim.virtual.simulation import Outcome, Simulation
-from netsim.virtual.sizes import Sizes
-from netsim.virtual.worlds import World, calm_world, described_world, random_world
+from netsim.virtual.simulation import Simulation, WorldOutcome
+from netsim.virtual.sizes import TransferSizes
+from netsim.virtual.worlds import SimulatedWorld, calm_world, described_world, random_world
 
 
 def main() -> int:
     """Run the worlds asked for; the exit status is 1 when one of them broke an invariant."""
     arguments = _arguments()
     if arguments.world is not None:
-        return _described(arguments.world, Sizes(arguments.model_bytes, arguments.update_bytes))
+        return _run_described(
+            arguments.world, TransferSizes(arguments.model_bytes, arguments.update_bytes)
+        )
     if arguments.scale:
         nodes, _, rounds = arguments.scale.partition("x")
         return _report([calm_world(arguments.seed or 0, int(nodes), int(rounds))])
@@ -39,19 +41,19 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _described(path: Path, sizes: Sizes) -> int:
+def _run_described(path: Path, sizes: TransferSizes) -> int:
     try:
         world = described_world(read_world_file(path), sizes)
     except NetsimError as refused:
         _say(str(refused))
         return 2
     outcome = Simulation(world).run()
-    for line in _told(outcome):
+    for line in _outcome_lines(outcome):
         _say(line)
     return 1 if outcome.violations else 0
 
 
-def _told(outcome: Outcome) -> list[str]:
+def _outcome_lines(outcome: WorldOutcome) -> list[str]:
     """What a reader wants to know of one world."""
     lines = [*outcome.violations]
     for job_id, journal in outcome.journals.items():
@@ -71,7 +73,7 @@ def _told(outcome: Outcome) -> list[str]:
     return lines
 
 
-def _report(worlds: list[World]) -> int:
+def _report(worlds: list[SimulatedWorld]) -> int:
     started = time.monotonic()
     failed = 0
     rounds = deeds = 0

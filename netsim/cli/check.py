@@ -11,8 +11,8 @@ from hypergpu.terminal.output import Column, note, say, say_json, say_table
 from netsim.cli.links import BackendOption, FallbackOption, backend_for, named_links
 from netsim.link import Link, Shape
 from netsim.link.error import NetsimError
-from netsim.measure.check import Reading, check_link
-from netsim.measure.lateness import Verdict
+from netsim.measure.check import LinkReading, check_link
+from netsim.measure.lateness import LatenessVerdict
 from netsim.network.backends import BACKENDS, Backend, Fallback, Links
 from netsim.network.signals import run_to_end
 
@@ -24,8 +24,8 @@ class CheckedLink(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     backend: str
-    readings: tuple[Reading, ...]
-    verdict: Verdict
+    readings: tuple[LinkReading, ...]
+    verdict: LatenessVerdict
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +114,7 @@ def _say_link(found: CheckedLink) -> None:
     say(found.verdict.sentence)
 
 
-def _row(reading: Reading) -> tuple[str, ...]:
+def _row(reading: LinkReading) -> tuple[str, ...]:
     ratio = f" ({reading.ratio:+.1%})" if reading.configured else ""
     error = f"{reading.error:+.3f}{ratio}"
     return reading.name, f"{reading.configured:.3f}", f"{reading.measured:.3f}", error

@@ -6,7 +6,7 @@ import msgspec
 import typer
 
 from hypergpu.terminal.output import Column, say_json, say_table
-from netsim.link import Direction
+from netsim.link import LinkDirection
 from netsim.network.profiles import PROFILES, Profile
 
 
@@ -48,7 +48,7 @@ def _row(profile: Profile) -> tuple[str, ...]:
     )
 
 
-def _loss(direction: Direction) -> str:
+def _loss(direction: LinkDirection) -> str:
     if not direction.loss:
         return "0"
     return f"{direction.loss * 100:g} / {direction.burst_packets:g}"

@@ -23,7 +23,7 @@ from netsim.network.timeline import require_real_faults
 from netsim.network.world import WorldDescription
 from netsim.run.choices import Choices, chosen_world, data_listing, require_worker, required_job
 from netsim.run.job import netsim_folder
-from netsim.run.report import Prospect, summary_lines
+from netsim.run.report import RunProspect, summary_lines
 from netsim.run.virtual import run_virtually
 
 UNFINISHED_STATUS = 1
@@ -125,7 +125,9 @@ def run(  # noqa: PLR0913 - each is an option
     raise typer.Exit(run_to_end(_run(links, carrier, command)))
 
 
-def prospect(world: WorldDescription, choices: Choices, backend: Backend, worker: str) -> Prospect:
+def prospect(
+    world: WorldDescription, choices: Choices, backend: Backend, worker: str
+) -> RunProspect:
     """Describe a run of a world without starting it.
 
     Raises:
@@ -133,7 +135,7 @@ def prospect(world: WorldDescription, choices: Choices, backend: Backend, worker
     """
     spec = required_job(world)
     inputs = (world, backend.value, worker, data_listing(spec, choices.beside))
-    return Prospect(
+    return RunProspect(
         world=world.name,
         seed=world.seed,
         backend=backend,
@@ -147,7 +149,7 @@ def prospect(world: WorldDescription, choices: Choices, backend: Backend, worker
     )
 
 
-def _say_prospect(found: Prospect, *, as_json: bool) -> None:
+def _say_prospect(found: RunProspect, *, as_json: bool) -> None:
     if as_json:
         say_json(found)
         return

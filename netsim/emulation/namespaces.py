@@ -74,7 +74,7 @@ class NamespaceNetwork(ABC):
     def __init__(self, name: str, nodes: Iterable[str]) -> None:
         _require_names(nodes)
         self._name = name
-        self._claim: Claim | None = None
+        self._claim: SlotClaim | None = None
         self.hosts: Mapping[str, NamespaceHost] = {}
 
     async def __aenter__(self) -> Self:
@@ -117,7 +117,7 @@ class NamespaceNetwork(ABC):
     async def lateness(self) -> Lateness | None:
         """Return how late the network was so far; None: it cannot be late."""
 
-    def probed(self, node: str) -> ProbedLink:
+    def probe(self, node: str) -> ProbedLink:
         """Return the link of a node, to be measured; its verdicts are about the whole network."""
         ways: dict[Way, tuple[NamespaceHost, NamespaceHost]] = {
             "up": (self.host(node), self.host(COORDINATOR)),
@@ -138,7 +138,7 @@ class NamespaceNetwork(ABC):
     def _make(self) -> None:
         """Check the machine, claim namespaces, make them. Runs in a thread."""
 
-    def _claim_namespaces(self, extra: Sequence[str], nodes: Iterable[str]) -> "Claim":
+    def _claim_namespaces(self, extra: Sequence[str], nodes: Iterable[str]) -> "SlotClaim":
         """Claim a slot and make a namespace for each host and each extra name."""
         remove_leftovers()
         claim = self._claim = claim_slot()
@@ -181,7 +181,7 @@ def require_namespaces(what: str) -> None:
         raise NetsimError("the program ip was not found", fix)
 
 
-class Record(msgspec.Struct, frozen=True):
+class SlotRecord(msgspec.Struct, frozen=True):
     """What a run wrote down before it made anything."""
 
     owner_pid: int
@@ -189,7 +189,7 @@ class Record(msgspec.Struct, frozen=True):
     namespaces: tuple[str, ...]
 
 
-class Claim:
+class SlotClaim:
     """A locked slot of this machine; its number is part of every namespace's name."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -198,9 +198,9 @@ class Claim:
         self._path = path
 
     @staticmethod
-    def inherited(descriptor: int) -> "Claim":
+    def inherit(descriptor: int) -> "SlotClaim":
         """Take over what the parent locked, from the open file alone."""
-        return Claim(Path(f"/proc/self/fd/{descriptor}").readlink(), descriptor)
+        return SlotClaim(Path(f"/proc/self/fd/{descriptor}").readlink(), descriptor)
 
     def make(self, names: Sequence[str]) -> None:
         """Write the names down, then make empty namespaces.
@@ -212,7 +212,7 @@ class Claim:
             if (FOLDER / name).exists():
                 what = f"a network namespace {name!r} exists and was not made by netsim"
                 raise NetsimError(what, f"remove it: ip netns delete {name}")
-        text = msgspec.json.encode(Record(os.getpid(), tuple(names)))
+        text = msgspec.json.encode(SlotRecord(os.getpid(), tuple(names)))
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, text, 0)
         create(names)
@@ -226,7 +226,7 @@ class Claim:
         written = os.pread(self.descriptor, 1 << 20, 0)
         if not written:
             return []
-        gone = destroy(msgspec.json.decode(written, type=Record).namespaces)
+        gone = destroy(msgspec.json.decode(written, type=SlotRecord).namespaces)
         os.ftruncate(self.descriptor, 0)
         return gone
 
@@ -236,7 +236,7 @@ class Claim:
         os.close(self.descriptor)
 
 
-def claim_slot() -> Claim:
+def claim_slot() -> SlotClaim:
     """Lock the first free slot and remove what an earlier run left under it."""
     try:
         RECORDS.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -265,13 +265,13 @@ def remove_leftovers() -> list[str]:
     return gone
 
 
-def _lock(path: Path) -> Claim | None:
+def _lock(path: Path) -> SlotClaim | None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Its last owner may have unlinked the file between our opening and locking it.
         if os.fstat(descriptor).st_ino == path.stat().st_ino:
-            return Claim(path, descriptor)
+            return SlotClaim(path, descriptor)
     except (BlockingIOError, FileNotFoundError):
         pass
     os.close(descriptor)
@@ -331,7 +331,7 @@ def _processes(numbers: set[int]) -> list[int]:
 
 
 @contextmanager
-def entered(name: str) -> Iterator[None]:
+def inside_namespace(name: str) -> Iterator[None]:
     """Work inside a namespace for the block. This moves the calling thread only."""
     home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     away = os.open(FOLDER / name, os.O_RDONLY | os.O_CLOEXEC)

@@ -3,11 +3,11 @@
 from netsim.link.course import LinkCourse, Variation
 from netsim.link.episodes import Episodes, EpisodeTimes
 from netsim.link.jitter import WanderingDelay
-from netsim.link.link import STALLED_BITS_PER_S, CongestionControl, Direction, Link, most_loss
+from netsim.link.link import STALLED_BITS_PER_S, CongestionControl, Link, LinkDirection, most_loss
 from netsim.link.loss import LossChain, loss_events_per_packet, transitions
 from netsim.link.rate import NEVER_US, RateProcess, RateShape
 from netsim.link.shape import COORDINATOR_LINK, UNLIMITED, Shape, Way
-from netsim.link.trace import TRACE_BYTES_MAX, Trace, TraceRow, csv_trace, mahimahi_trace
+from netsim.link.trace import TRACE_BYTES_MAX, LinkTrace, TraceRow, csv_trace, mahimahi_trace
 
 __all__ = [
     "COORDINATOR_LINK",
@@ -16,16 +16,16 @@ __all__ = [
     "TRACE_BYTES_MAX",
     "UNLIMITED",
     "CongestionControl",
-    "Direction",
     "EpisodeTimes",
     "Episodes",
     "Link",
     "LinkCourse",
+    "LinkDirection",
+    "LinkTrace",
     "LossChain",
     "RateProcess",
     "RateShape",
     "Shape",
-    "Trace",
     "TraceRow",
     "Variation",
     "WanderingDelay",

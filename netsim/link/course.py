@@ -9,16 +9,16 @@ import msgspec
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.link.episodes import Episodes, EpisodeTimes
 from netsim.link.error import NetsimError
-from netsim.link.link import STALLED_BITS_PER_S, Direction, Link, most_loss
+from netsim.link.link import STALLED_BITS_PER_S, Link, LinkDirection, most_loss
 from netsim.link.rate import NEVER_US, RateProcess, RateShape
-from netsim.link.trace import Trace, replayed
+from netsim.link.trace import LinkTrace, apply_row
 
 
 class Variation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a link does by itself over time. The default is nothing."""
+    """Variation of a link by itself. The default is none."""
 
     rate: RateShape = RateShape()
-    """Of each direction, drawn apart."""
+    """Variation of each direction's rate; each draws its own numbers."""
     episodes: tuple[Episodes, ...] = ()
     """Spells of both directions together."""
     delay_step_us: Microseconds = Microseconds(0)
@@ -48,7 +48,7 @@ class LinkCourse:
         variation: Variation,
         *,
         key: str,
-        traces: tuple[Trace, ...] = (),
+        traces: tuple[LinkTrace, ...] = (),
         starts_at_hour: float = 12.0,
     ) -> None:
         self._link = link
@@ -73,11 +73,11 @@ class LinkCourse:
         """The link as it is at a moment."""
         link = self._link
         for trace in self._traces:
-            link = replayed(link, trace.row_at(now_us))
+            link = apply_row(link, trace.row_at(now_us))
         return msgspec.structs.replace(
             link,
-            up=self._varied(link.up, "up", now_us),
-            down=self._varied(link.down, "down", now_us),
+            up=self._direction_at(link.up, "up", now_us),
+            down=self._direction_at(link.down, "down", now_us),
         )
 
     def next_change_us(self, now_us: int) -> int:
@@ -100,11 +100,11 @@ class LinkCourse:
         now_us, link = 0, self.at(0)
         yield now_us, link
         while (now_us := self.next_change_us(now_us)) < min(until_us, NEVER_US):
-            if (changed := self.at(now_us)) != link:
-                link = changed
+            if (replace_row := self.at(now_us)) != link:
+                link = replace_row
                 yield now_us, link
 
-    def _varied(self, direction: Direction, way: str, now_us: int) -> Direction:
+    def _direction_at(self, direction: LinkDirection, way: str, now_us: int) -> LinkDirection:
         spells = [spells for spells, times in self._episodes if times.is_on(now_us)]
         delay_us = (
             direction.delay_us + self._step_us(now_us) + sum(each.delay_us for each in spells)
@@ -118,7 +118,7 @@ class LinkCourse:
             bits_per_s=STALLED_BITS_PER_S if is_stalled else self._rate(direction, way, now_us),
         )
 
-    def _rate(self, direction: Direction, way: str, now_us: int) -> int:
+    def _rate(self, direction: LinkDirection, way: str, now_us: int) -> int:
         if not direction.bits_per_s:
             return 0
         factor = self._rates[way].factor_at(now_us)

@@ -39,7 +39,7 @@ class Episodes(msgspec.Struct, frozen=True, kw_only=True):
             raise NetsimError(what, "give a factor in [0, 10000] and a delay of 0 or more")
 
 
-class Spell(NamedTuple):
+class EpisodeSpell(NamedTuple):
     """From its first moment to the first moment after it."""
 
     from_us: int
@@ -54,7 +54,7 @@ class EpisodeTimes:
         self._key = key
         self._every_us = episodes.every_ms * 1000
         self._stretch = -1
-        self._spell = Spell(0, 0)
+        self._spell = EpisodeSpell(0, 0)
 
     def is_on(self, now_us: int) -> bool:
         """Whether a spell is on."""
@@ -69,17 +69,17 @@ class EpisodeTimes:
             return spell.from_us
         return spell.until_us if now_us < spell.until_us else self.spell(stretch + 1).from_us
 
-    def spell(self, stretch: int) -> Spell:
+    def spell(self, stretch: int) -> EpisodeSpell:
         """The spell of a stretch, counted from 0."""
         if stretch != self._stretch:
             self._stretch = stretch
-            self._spell = self._drawn(stretch)
+            self._spell = self._draw(stretch)
         return self._spell
 
-    def _drawn(self, stretch: int) -> Spell:
+    def _draw(self, stretch: int) -> EpisodeSpell:
         dice = random.Random(f"{self._key}/{stretch}")
         lasting_us = dice.randint(self._episodes.least_ms, self._episodes.most_ms) * 1000
         from_us = stretch * self._every_us
         if not self._episodes.is_regular:
             from_us += dice.randrange(self._every_us - lasting_us)
-        return Spell(from_us, from_us + lasting_us)
+        return EpisodeSpell(from_us, from_us + lasting_us)

@@ -8,7 +8,7 @@ is below an eighth of its memory; at a quarter it adds a tenth of the delay to t
 
 import math
 
-from netsim.link.link import Direction
+from netsim.link.link import LinkDirection
 from netsim.link.noise import CorrelatedNoise
 
 _POINTS_A_MEMORY = 4
@@ -27,7 +27,7 @@ class WanderingDelay:
     one cut off at zero.
     """
 
-    def __init__(self, direction: Direction, *, key: str) -> None:
+    def __init__(self, direction: LinkDirection, *, key: str) -> None:
         self._delay_us = direction.delay_us
         self._jitter_us = direction.jitter_us * _SPREAD
         self._apart_us = max(1, direction.jitter_memory_ms * 1000 // _POINTS_A_MEMORY)
@@ -57,9 +57,9 @@ class WanderingDelay:
     def _point(self, step: int) -> float:
         """The delay at a point, raised to where the steepest fall from earlier points ends."""
         fall_us: float = self._apart_us * _STEEPEST
-        return max(self._drawn(step - back) - back * fall_us for back in range(_LOOK_BACK))
+        return max(self._draw(step - back) - back * fall_us for back in range(_LOOK_BACK))
 
-    def _drawn(self, step: int) -> float:
+    def _draw(self, step: int) -> float:
         noise = self._noise.at(step)
         if self._sigma:
             return self._delay_us * math.exp(self._sigma * noise - self._sigma**2 / 2)

@@ -14,14 +14,14 @@ STALLED_BITS_PER_S = 1
 
 
 class CongestionControl(StrEnum):
-    """Of the hosts at both ends. Most of the world's machines run CUBIC."""
+    """Congestion control of the hosts at both ends. Most machines run CUBIC."""
 
     CUBIC = "cubic"
     RENO = "reno"
     BBR = "bbr"
 
 
-class Direction(msgspec.Struct, frozen=True, kw_only=True):
+class LinkDirection(msgspec.Struct, frozen=True, kw_only=True):
     """One way of a link, from one end's queue to the other end.
 
     Raises:
@@ -41,7 +41,7 @@ class Direction(msgspec.Struct, frozen=True, kw_only=True):
     burst_packets: float = 1.0
     """Mean number of packets in a row that are lost together, at least 1."""
     bits_per_s: int
-    """Of the bottleneck, headers included; 0: no limit."""
+    """Rate of the bottleneck, headers included; 0: no limit."""
     queue_ms: Milliseconds = Milliseconds(100)
     """Buffer before the bottleneck, as the time it takes to drain at ``bits_per_s``."""
     reordering: float = 0.0
@@ -57,8 +57,8 @@ class Direction(msgspec.Struct, frozen=True, kw_only=True):
 class Link(msgspec.Struct, frozen=True, kw_only=True):
     """A node's way to the coordinator and back."""
 
-    up: Direction
-    down: Direction
+    up: LinkDirection
+    down: LinkDirection
     congestion_control: CongestionControl = CongestionControl.CUBIC
 
     @property
@@ -75,7 +75,7 @@ def most_loss(burst_packets: float) -> float:
     return burst_packets / (1 + burst_packets)
 
 
-def _contradictions(direction: Direction) -> Iterator[tuple[str, str]]:
+def _contradictions(direction: LinkDirection) -> Iterator[tuple[str, str]]:
     yield from _ranges(direction)
     most = most_loss(direction.burst_packets)
     if direction.loss > most:
@@ -87,7 +87,7 @@ def _contradictions(direction: Direction) -> Iterator[tuple[str, str]]:
         yield what, "lower the jitter to the delay at most, or clamp it (jitter_is_clamped)"
 
 
-def _ranges(direction: Direction) -> Iterator[tuple[str, str]]:
+def _ranges(direction: LinkDirection) -> Iterator[tuple[str, str]]:
     for name, least in (
         ("delay_us", 0),
         ("jitter_us", 0),

@@ -35,24 +35,24 @@ class CorrelatedNoise:
         number = step // self._steps
         block = self._blocks.get(number)
         if block is None:
-            block = _kept(self._blocks, number, self._values(number))
+            block = _remember(self._blocks, number, self._values(number))
         return block[step % self._steps]
 
     def _values(self, number: int) -> list[float]:
-        rolls = [*self._rolled(number - 1), *self._rolled(number)]
+        rolls = [*self._rolls_of(number - 1), *self._rolls_of(number)]
         values = [rolls[0]]
         for roll in rolls[1:]:
             values.append(self._correlation * values[-1] + self._fresh * roll)
         return values[self._steps :]
 
-    def _rolled(self, number: int) -> list[float]:
+    def _rolls_of(self, number: int) -> list[float]:
         if number in self._rolls:
             return self._rolls[number]
         dice = random.Random(f"{self._key}/{number}")
-        return _kept(self._rolls, number, [dice.gauss(0.0, 1.0) for _ in range(self._steps)])
+        return _remember(self._rolls, number, [dice.gauss(0.0, 1.0) for _ in range(self._steps)])
 
 
-def _kept(blocks: dict[int, list[float]], number: int, block: list[float]) -> list[float]:
+def _remember(blocks: dict[int, list[float]], number: int, block: list[float]) -> list[float]:
     """Put a block beside the few that came last: who looks back does so over one border."""
     if len(blocks) == _BLOCKS_KEPT:
         del blocks[next(iter(blocks))]

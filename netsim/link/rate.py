@@ -27,7 +27,7 @@ class RateShape(msgspec.Struct, frozen=True, kw_only=True):
     variation: float = 0.0
     """Standard deviation over mean of a lognormal factor with mean 1; 0: none is drawn."""
     correlation: float = 0.0
-    """Of that factor with the next one."""
+    """Correlation of that factor with the next one."""
     factors: tuple[float, ...] = ()
     """Fixed factors, one after the other, then from the start again. 0 is a gap."""
     evening: float = 1.0
@@ -54,7 +54,7 @@ class RateProcess:
     """One direction's rate over time. Equal keys give equal rates.
 
     Args:
-        shape: What happens to the rate.
+        shape: The rate's variation.
         bits_per_s: Its mean, before ``factors`` and ``evening``; 0 (no limit) stays 0.
         key: Seeds the drawn factors.
         starts_at_hour: Local time at the beginning of the world.

@@ -1,4 +1,4 @@
-"""What one host's way to the middle is asked to be, over time."""
+"""A link with everything that varies it over time."""
 
 from typing import Literal
 
@@ -6,13 +6,13 @@ import msgspec
 
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.link.course import LinkCourse, Variation
-from netsim.link.link import Direction, Link
-from netsim.link.trace import Trace
+from netsim.link.link import Link, LinkDirection
+from netsim.link.trace import LinkTrace
 
 SHORTEST_QUEUE_BYTES = 2 * 1500
 Way = Literal["up", "down"]
-_NEAR = Direction(delay_us=Microseconds(0), bits_per_s=100_000_000, queue_ms=Milliseconds(100))
-_OPEN = Direction(delay_us=Microseconds(0), bits_per_s=0)
+_NEAR = LinkDirection(delay_us=Microseconds(0), bits_per_s=100_000_000, queue_ms=Milliseconds(100))
+_OPEN = LinkDirection(delay_us=Microseconds(0), bits_per_s=0)
 UNLIMITED = Link(up=_OPEN, down=_OPEN)
 """Neither delay nor limit: a coordinator's link where only the node's is of interest."""
 COORDINATOR_LINK = Link(up=_NEAR, down=_NEAR)
@@ -24,7 +24,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     link: Link
     variation: Variation = Variation()
-    traces: tuple[Trace, ...] = ()
+    traces: tuple[LinkTrace, ...] = ()
     starts_at_hour: float = 12.0
 
     @property
@@ -47,14 +47,14 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
         A device's memory does not shrink with its rate, least of all in a gap.
         """
-        direction: Direction = getattr(self.link, way)
+        direction: LinkDirection = getattr(self.link, way)
         bits_per_s = direction.bits_per_s
         for trace in self.traces:
             bits_per_s = mean_bits_per_s(trace, way) or bits_per_s
         return max(direction.queue_ms * bits_per_s // 8000, SHORTEST_QUEUE_BYTES)
 
 
-def mean_bits_per_s(trace: Trace, way: Way) -> int:
+def mean_bits_per_s(trace: LinkTrace, way: Way) -> int:
     """Return the mean over time of the rates that a trace names; 0 when it names none."""
     bits_us = named_us = 0
     ends_us = [row.at_us for row in trace.rows[1:]] + [trace.period_us]

@@ -13,7 +13,7 @@ import msgspec
 
 from hypergpu.units import Microseconds, Milliseconds, several
 from netsim.link.error import NetsimError
-from netsim.link.link import STALLED_BITS_PER_S, Direction, Link
+from netsim.link.link import STALLED_BITS_PER_S, Link, LinkDirection
 
 TRACE_BYTES_MAX = 16 << 20
 ROWS_MAX = 1_000_000
@@ -33,7 +33,7 @@ class TraceRow(msgspec.Struct, frozen=True, kw_only=True):
     burst_packets: float | None = None
 
 
-class Trace(msgspec.Struct, frozen=True):
+class LinkTrace(msgspec.Struct, frozen=True):
     """Rows in order of time, the first at 0; after ``period_us`` they begin again."""
 
     rows: tuple[TraceRow, ...]
@@ -53,7 +53,7 @@ class Trace(msgspec.Struct, frozen=True):
         return bisect_right(self.rows, now_us % self.period_us, key=_begins) - 1
 
 
-def replayed(link: Link, row: TraceRow) -> Link:
+def apply_row(link: Link, row: TraceRow) -> Link:
     """The link as a row has it.
 
     Raises:
@@ -65,20 +65,20 @@ def replayed(link: Link, row: TraceRow) -> Link:
         if (value := getattr(row, name)) is not None
     }
 
-    def changed(direction: Direction, bits_per_s: int | None) -> Direction:
+    def replace_row(direction: LinkDirection, bits_per_s: int | None) -> LinkDirection:
         rate = {} if bits_per_s is None else {"bits_per_s": bits_per_s}
         return msgspec.structs.replace(direction, **both, **rate)
 
     return msgspec.structs.replace(
         link,
-        up=changed(link.up, row.up_bits_per_s),
-        down=changed(link.down, row.down_bits_per_s),
+        up=replace_row(link.up, row.up_bits_per_s),
+        down=replace_row(link.down, row.down_bits_per_s),
     )
 
 
 def mahimahi_trace(
     raw: bytes, source: str, *, way: Literal["up", "down"], bin_ms: int = 100
-) -> Trace:
+) -> LinkTrace:
     """A trace from Mahimahi's format: a line for each chance to deliver 1500 bytes, in ms.
 
     The chances of each ``bin_ms`` become one rate, so that the volume of every bin is kept.
@@ -91,7 +91,7 @@ def mahimahi_trace(
         for number, line in _lines(raw, source)
         if line.strip()
     ]
-    _ordered(times_ms, source)
+    _require_order(times_ms, source)
     if not times_ms or not times_ms[-1]:
         raise NetsimError(f"{source} holds no time above 0", "give one millisecond a line")
     period_ms = times_ms[-1]
@@ -108,7 +108,7 @@ def mahimahi_trace(
             rows.append(TraceRow(at_us=at_us, up_bits_per_s=rate))
         else:
             rows.append(TraceRow(at_us=at_us, down_bits_per_s=rate))
-    return Trace(tuple(rows), Microseconds(period_ms * 1000))
+    return LinkTrace(tuple(rows), Microseconds(period_ms * 1000))
 
 
 _COLUMNS: dict[str, tuple[str, Callable[[float], float | int], float]] = {
@@ -123,7 +123,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[float], float | int], float]] = {
 """Column: the field it sets, how, and the most it takes."""
 
 
-def csv_trace(raw: bytes, source: str) -> Trace:
+def csv_trace(raw: bytes, source: str) -> LinkTrace:
     """A trace from a table with a header: ``time_s`` and any of the other columns.
 
     An empty cell keeps the link's own value. A rate of 0 is a gap. The last row lasts as long as
@@ -146,12 +146,12 @@ def csv_trace(raw: bytes, source: str) -> Trace:
         for cells in reader
         if any(cell.strip() for cell in cells)
     ]
-    _ordered([row.at_us for row in rows], source, is_strict=True)
+    _require_order([row.at_us for row in rows], source, is_strict=True)
     if not rows or rows[0].at_us:
         raise NetsimError(f"{source} does not begin at time_s 0", "add a row for time 0")
     last_us = rows[-1].at_us
     lasting_us = last_us - rows[-2].at_us if len(rows) > 1 else 1_000_000
-    return Trace(tuple(rows), Microseconds(last_us + lasting_us))
+    return LinkTrace(tuple(rows), Microseconds(last_us + lasting_us))
 
 
 def _row(header: list[str], cells: list[str], where: str) -> TraceRow:
@@ -198,7 +198,7 @@ def _lines(raw: bytes, source: str) -> Iterator[tuple[int, str]]:
     return enumerate(lines, start=1)
 
 
-def _ordered(
+def _require_order(
     times: list[Milliseconds] | list[Microseconds], source: str, *, is_strict: bool = False
 ) -> None:
     for number, (before, after) in enumerate(itertools.pairwise(times), start=2):

@@ -35,14 +35,14 @@ def bucket_end_us(index: int) -> int:
     return ((index - exponent * STEPS + 1) << exponent) - 1
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class LatenessVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a backend kept its times, so that measurements over it count."""
 
     is_valid: bool
     sentence: str
 
 
-ALWAYS_VALID = Verdict(is_valid=True, sentence="VALID: this backend cannot be late")
+ALWAYS_VALID = LatenessVerdict(is_valid=True, sentence="VALID: this backend cannot be late")
 
 
 class Lateness(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,16 +73,16 @@ class Lateness(msgspec.Struct, frozen=True, kw_only=True):
                 return Microseconds(bucket_end_us(index))
         return Microseconds(0)
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> LatenessVerdict:
         """Judge the run: whether it counts, and why."""
         figures = (
             f"router late by {self.mean_us / 1000:.2f} ms on average, "
             f"p99 {self.percentile_us(0.99) / 1000:.2f} ms, over {self.packets:,} packets"
         )
         if self.is_valid:
-            return Verdict(is_valid=True, sentence=f"VALID: {figures}")
+            return LatenessVerdict(is_valid=True, sentence=f"VALID: {figures}")
         share = self.late_packets / self.packets
-        return Verdict(
+        return LatenessVerdict(
             is_valid=False,
             sentence=f"INVALID: {figures}; {share:.1%} of them by more than max(1 ms, 2 % of the"
             " delay). Fix: fewer or slower links, or a machine with less to do",
@@ -100,7 +100,7 @@ class Lateness(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def judge(lateness: Lateness | None) -> Verdict:
+def judge(lateness: Lateness | None) -> LatenessVerdict:
     """Judge a backend by its lateness; None: it cannot be late."""
     return ALWAYS_VALID if lateness is None else lateness.verdict()
 

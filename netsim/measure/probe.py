@@ -17,7 +17,7 @@ from netsim.link import Way
 from netsim.link.error import NetsimError
 from netsim.measure.arrivals import NS_PER_S, Arrivals
 from netsim.measure.ends import Bins, Trips
-from netsim.measure.lateness import ALWAYS_VALID, Lateness, Verdict
+from netsim.measure.lateness import ALWAYS_VALID, Lateness, LatenessVerdict
 
 Transport = Literal["udp", "tcp"]
 Command = Callable[[Sequence[str]], list[str]]
@@ -31,7 +31,7 @@ _LINE_BYTES_MAX = 1 << 27
 _UDP_HEADER_BYTES = 28
 
 
-class Claim(StrEnum):
+class BackendClaim(StrEnum):
     """A property that a backend emulates faithfully. It is tested for each claim it makes."""
 
     DELAY = "delay"
@@ -74,7 +74,7 @@ class ProbedLink:
         self._lateness = lateness
         self._judged = Lateness()
 
-    async def verdict(self) -> Verdict:
+    async def verdict(self) -> LatenessVerdict:
         """Judge whether the backend kept its times since the last verdict."""
         lateness = await self._lateness()
         if lateness is None:

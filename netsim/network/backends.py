@@ -14,7 +14,7 @@ from netsim.emulation.requests import Request
 from netsim.link import COORDINATOR_LINK, UNLIMITED, Shape
 from netsim.link.error import NetsimError
 from netsim.measure.lateness import Lateness
-from netsim.measure.probe import Claim, ProbedLink
+from netsim.measure.probe import BackendClaim, ProbedLink
 from netsim.network.profiles import profile
 from netsim.network.world import WorldDescription
 from netsim.proxy.messages import LOOPBACK, Forward, ProxiedNode, ProxyPlan, ProxyProtocol
@@ -77,7 +77,7 @@ class BackendEntry(NamedTuple):
     open: Callable[[Links], AbstractAsyncContextManager[OpenLinks]]
     probe: Callable[[Shape, int], AbstractAsyncContextManager[ProbedLink]]
     """Opens a link of one node only to measure it; the number seeds its losses."""
-    claims: Callable[[], frozenset[Claim]]
+    claims: Callable[[], frozenset[BackendClaim]]
     limits: Callable[[], str]
     """What this machine cannot do for it; empty: nothing. Raises where it cannot run at all."""
 
@@ -144,7 +144,7 @@ def _open_tc(links: Links) -> AbstractAsyncContextManager[OpenLinks]:
 @asynccontextmanager
 async def _probe_namespaces(network: NamespaceNetwork) -> AsyncIterator[ProbedLink]:
     async with network:
-        yield network.probed(_NODE)
+        yield network.probe(_NODE)
 
 
 def _tunnel_limits() -> str:
@@ -160,13 +160,13 @@ BACKENDS: Mapping[Backend, BackendEntry] = {
     Backend.PROXY: BackendEntry(
         open=_open_proxy,
         probe=lambda shape, seed: probed_proxy(shape, coordinator=UNLIMITED, seed=seed),
-        claims=lambda: frozenset(Claim) - {Claim.CONGESTION},
+        claims=lambda: frozenset(BackendClaim) - {BackendClaim.CONGESTION},
         limits=lambda: "",
     ),
     Backend.TUNNEL: BackendEntry(
         open=_open_tunnel,
         probe=lambda shape, seed: _probe_namespaces(Tunnel({_NODE: shape}, UNLIMITED, seed=seed)),
-        claims=lambda: frozenset(Claim),
+        claims=lambda: frozenset(BackendClaim),
         limits=_tunnel_limits,
     ),
     Backend.TC: BackendEntry(

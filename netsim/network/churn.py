@@ -31,14 +31,14 @@ class SpanKind(StrEnum):
     HYPEREXPONENTIAL = "hyperexponential"
 
 
-class Phase(msgspec.Struct, frozen=True):
+class SpanPhase(msgspec.Struct, frozen=True):
     """One of the exponential distributions that a hyper-exponential one mixes."""
 
     share: float
     mean_s: float
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
+class SpanDistribution(msgspec.Struct, frozen=True, kw_only=True):
     """A distribution of lengths of time.
 
     Raises:
@@ -50,7 +50,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     """The mean of an exponential, the median of a lognormal, else the usual scale parameter."""
     shape: float = 1.0
     """Shape of a Weibull or gamma; of a lognormal the deviation of its logarithm."""
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[SpanPhase, ...] = ()
     """Phases of a hyper-exponential; their shares count relative to their sum."""
 
     def __post_init__(self) -> None:
@@ -103,8 +103,8 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 class Churn(msgspec.Struct, frozen=True):
     """Sessions and absences that follow each other."""
 
-    session: Span
-    absence: Span
+    session: SpanDistribution
+    absence: SpanDistribution
 
     @property
     def availability(self) -> float:
@@ -135,38 +135,42 @@ def absences(churn: Churn, *, key: str, speed: float = 1.0) -> Iterator[Absence]
         yield Absence(from_us, now_us)
 
 
-def _gamma(shape: float, scale_h: float) -> Span:
-    return Span(kind=SpanKind.GAMMA, shape=shape, scale_s=scale_h * _HOUR_S)
+def _gamma(shape: float, scale_h: float) -> SpanDistribution:
+    return SpanDistribution(kind=SpanKind.GAMMA, shape=shape, scale_s=scale_h * _HOUR_S)
 
 
-def _weibull(shape: float, scale_h: float) -> Span:
-    return Span(kind=SpanKind.WEIBULL, shape=shape, scale_s=scale_h * _HOUR_S)
+def _weibull(shape: float, scale_h: float) -> SpanDistribution:
+    return SpanDistribution(kind=SpanKind.WEIBULL, shape=shape, scale_s=scale_h * _HOUR_S)
 
 
-def _exponential(mean_s: float) -> Span:
-    return Span(kind=SpanKind.EXPONENTIAL, scale_s=mean_s)
+def _exponential(mean_s: float) -> SpanDistribution:
+    return SpanDistribution(kind=SpanKind.EXPONENTIAL, scale_s=mean_s)
 
 
-def _mixed(*phases: tuple[float, float]) -> Span:
+def _mixture(*phases: tuple[float, float]) -> SpanDistribution:
     """Mix shares and rates an hour, as the study gives them."""
     kind = SpanKind.HYPEREXPONENTIAL
-    return Span(kind=kind, phases=tuple(Phase(share, _HOUR_S / rate) for share, rate in phases))
+    return SpanDistribution(
+        kind=kind, phases=tuple(SpanPhase(share, _HOUR_S / rate) for share, rate in phases)
+    )
 
 
 CHURN_CLASSES: Mapping[str, Churn] = {
-    "c1": Churn(_gamma(0.289, 311.7), _mixed((0.141, 0.008), (0.683, 37.8), (0.176, 1.01))),
-    "c2": Churn(_gamma(0.340, 152.2), _mixed((0.142, 0.013), (0.660, 30.6), (0.198, 0.777))),
-    "c3": Churn(_weibull(0.431, 1.682), _mixed((0.398, 0.031), (0.305, 11.6), (0.298, 1.32))),
-    "c4": Churn(_gamma(0.357, 371.6), _mixed((0.106, 0.009), (0.743, 45.2), (0.151, 0.961))),
-    "c5": Churn(_gamma(0.342, 89.2), _mixed((0.179, 0.016), (0.566, 27.6), (0.255, 0.536))),
-    "c6": Churn(_gamma(0.357, 43.7), _mixed((0.338, 0.029), (0.390, 30.1), (0.272, 1.07))),
+    "c1": Churn(_gamma(0.289, 311.7), _mixture((0.141, 0.008), (0.683, 37.8), (0.176, 1.01))),
+    "c2": Churn(_gamma(0.340, 152.2), _mixture((0.142, 0.013), (0.660, 30.6), (0.198, 0.777))),
+    "c3": Churn(_weibull(0.431, 1.682), _mixture((0.398, 0.031), (0.305, 11.6), (0.298, 1.32))),
+    "c4": Churn(_gamma(0.357, 371.6), _mixture((0.106, 0.009), (0.743, 45.2), (0.151, 0.961))),
+    "c5": Churn(_gamma(0.342, 89.2), _mixture((0.179, 0.016), (0.566, 27.6), (0.255, 0.536))),
+    "c6": Churn(_gamma(0.357, 43.7), _mixture((0.338, 0.029), (0.390, 30.1), (0.272, 1.07))),
     # Medians of the lognormal in hours are exp(mu). Its sigma is given as 2.444 in one place.
     "seti": Churn(
         _weibull(0.393, 2.964),
-        Span(kind=SpanKind.LOGNORMAL, shape=2.444, scale_s=0.5565 * _HOUR_S),
+        SpanDistribution(kind=SpanKind.LOGNORMAL, shape=2.444, scale_s=0.5565 * _HOUR_S),
     ),
     "spot": Churn(_exponential(8 * _HOUR_S), _exponential(300.0)),
-    "stress": Churn(Span(kind=SpanKind.WEIBULL, shape=0.43, scale_s=600.0), _exponential(120.0)),
+    "stress": Churn(
+        SpanDistribution(kind=SpanKind.WEIBULL, shape=0.43, scale_s=600.0), _exponential(120.0)
+    ),
 }
 """By the name that a world file gives."""
 

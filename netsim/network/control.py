@@ -13,7 +13,7 @@ import msgspec
 
 from netsim.emulation.requests import Request, RequestDone, RequestFailed
 from netsim.link.error import NetsimError
-from netsim.measure.lateness import Verdict, judge
+from netsim.measure.lateness import LatenessVerdict, judge
 from netsim.network.backends import LinkOwner
 
 _LINE_BYTES_MAX = 1 << 20
@@ -27,7 +27,7 @@ class ReadVerdict(msgspec.Struct, frozen=True, tag="verdict"):
 class LinkVerdict(msgspec.Struct, frozen=True, tag="verdict"):
     """Whether the links kept their times since the last verdict."""
 
-    verdict: Verdict
+    verdict: LatenessVerdict
 
 
 ControlRequest = Request | ReadVerdict
@@ -91,7 +91,7 @@ async def ask_links(path: str, request: ControlRequest) -> ControlAnswer:
     return answer
 
 
-async def read_verdict(path: str) -> Verdict:
+async def read_verdict(path: str) -> LatenessVerdict:
     """Return whether the links kept their times.
 
     Raises:

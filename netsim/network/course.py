@@ -7,7 +7,7 @@ import msgspec
 
 from netsim.link import NEVER_US, Link, LinkCourse
 from netsim.network.churn import Absence, absences
-from netsim.network.world import Fault, FaultKind, NodeDescription, WorldDescription
+from netsim.network.world import FaultKind, NodeDescription, WorldDescription, WorldFault
 
 
 class LinkState(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class WorldCourse:
         self._world = world
         self._nodes = {node.name: node for node in world.nodes}
         self._courses: dict[str, LinkCourse] = {}
-        self._cuts: dict[str, list[Fault]] = {}
+        self._cuts: dict[str, list[WorldFault]] = {}
         for fault in world.faults:
             if fault.kind in (FaultKind.PARTITION, FaultKind.FLAP):
                 self._cuts.setdefault(fault.target, []).append(fault)
@@ -88,13 +88,13 @@ class WorldCourse:
         return self._courses[node]
 
 
-def _cuts(fault: Fault, now_us: int) -> bool:
+def _cuts(fault: WorldFault, now_us: int) -> bool:
     if not fault.at_us <= now_us < fault.until_us:
         return False
     return not fault.every_us or (now_us - fault.at_us) % fault.every_us < fault.every_us // 2
 
 
-def _next_cut_us(fault: Fault, now_us: int) -> int:
+def _next_cut_us(fault: WorldFault, now_us: int) -> int:
     if now_us < fault.at_us:
         return fault.at_us
     if now_us >= fault.until_us or not fault.every_us:

@@ -9,9 +9,9 @@ from msgspec.structs import asdict, replace
 
 from hypergpu.jobfile.toml import Duration
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.link import CongestionControl, Direction, Episodes, Link, RateShape, Variation
+from netsim.link import CongestionControl, Episodes, Link, LinkDirection, RateShape, Variation
 from netsim.link.error import NetsimError
-from netsim.network.churn import Churn, Phase, Span, SpanKind
+from netsim.network.churn import Churn, SpanDistribution, SpanKind, SpanPhase
 
 _Ms = Annotated[float, msgspec.Meta(ge=0, le=60_000)]
 _WholeMs = Annotated[int, msgspec.Meta(ge=1, le=60_000)]
@@ -20,7 +20,7 @@ _Percent = Annotated[float, msgspec.Meta(ge=0, le=99.9)]
 _Factor = Annotated[float, msgspec.Meta(ge=0, le=10_000)]
 _Positive = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 NODES_MAX = 20_000
-_OPEN = Direction(delay_us=Microseconds(0), bits_per_s=0)
+_OPEN = LinkDirection(delay_us=Microseconds(0), bits_per_s=0)
 
 
 class _Keys(msgspec.Struct, forbid_unknown_fields=True):
@@ -40,7 +40,7 @@ class DirectionKeys(_Keys, kw_only=True):
     queue_ms: _WholeMs | None = None
 
     def fields(self) -> dict[str, float]:
-        """Fields of a `Direction` that are given, the jitter and the delay left out."""
+        """Fields of a `LinkDirection` that are given, the jitter and the delay left out."""
         names = ("burst_packets", "queue_ms", "jitter_memory_ms", "jitter_is_clamped")
         found = {name: getattr(self, name) for name in names}
         for name in ("loss", "reordering", "duplication"):
@@ -56,8 +56,8 @@ class OneWayKeys(DirectionKeys, kw_only=True):
     mbit_s: _Mbit | None = None
 
     def fields(self) -> dict[str, float]:
-        """Fields of the `Direction` that are given."""
-        return DirectionKeys.fields(self) | _scaled(
+        """Fields of the `LinkDirection` that are given."""
+        return DirectionKeys.fields(self) | _scale(
             ("delay_us", self.delay_ms, 1e3),
             ("jitter_us", self.jitter_ms, 1e3),
             ("bits_per_s", self.mbit_s, 1e6),
@@ -80,7 +80,7 @@ class LinkKeys(DirectionKeys, kw_only=True):
         Raises:
             NetsimError: Without a base keys are missing, or no link can be like that.
         """
-        both = self.fields() | _scaled(
+        both = self.fields() | _scale(
             ("delay_us", self.rtt_ms, 500), ("jitter_us", self.jitter_ms, 1000 / math.sqrt(2))
         )
         control = self.congestion_control or (base or Link(up=_OPEN, down=_OPEN)).congestion_control
@@ -90,18 +90,20 @@ class LinkKeys(DirectionKeys, kw_only=True):
             congestion_control=control,
         )
 
-    def _direction(self, way: str, both: dict[str, float], base: Direction | None) -> Direction:
+    def _direction(
+        self, way: str, both: dict[str, float], base: LinkDirection | None
+    ) -> LinkDirection:
         fields = ({} if base is None else asdict(base)) | both
-        fields |= _scaled(("bits_per_s", getattr(self, f"{way}_mbit_s"), 1e6))
+        fields |= _scale(("bits_per_s", getattr(self, f"{way}_mbit_s"), 1e6))
         own: OneWayKeys | None = getattr(self, way)
         fields |= {} if own is None else own.fields()
         for field, key in (("delay_us", "rtt_ms"), ("bits_per_s", f"{way}_mbit_s")):
             if field not in fields:
                 raise NetsimError(f"{key} is missing", f"give {key}, or a profile")
-        return msgspec.convert(fields, Direction)
+        return msgspec.convert(fields, LinkDirection)
 
 
-def _scaled(*values: tuple[str, float | None, float]) -> dict[str, float]:
+def _scale(*values: tuple[str, float | None, float]) -> dict[str, float]:
     return {name: round(value * factor) for name, value, factor in values if value is not None}
 
 
@@ -185,13 +187,13 @@ class SpanKeys(_Keys, kw_only=True):
     shape: _Positive = 1.0
     phases: tuple[PhaseKeys, ...] = ()
 
-    def span(self) -> Span:
+    def span(self) -> SpanDistribution:
         """Build the distribution."""
-        return Span(
+        return SpanDistribution(
             kind=self.kind,
             scale_s=0.0 if self.scale is None else self.scale.ms / 1000,
             shape=self.shape,
-            phases=tuple(Phase(each.share, each.mean.ms / 1000) for each in self.phases),
+            phases=tuple(SpanPhase(each.share, each.mean.ms / 1000) for each in self.phases),
         )
 
 

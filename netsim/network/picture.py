@@ -11,7 +11,13 @@ from netsim.link import NEVER_US, STALLED_BITS_PER_S, WanderingDelay
 from netsim.link.error import NetsimError
 from netsim.network.churn import Absence
 from netsim.network.course import WorldCourse
-from netsim.network.world import COORDINATOR, Fault, FaultKind, NodeDescription, WorldDescription
+from netsim.network.world import (
+    COORDINATOR,
+    FaultKind,
+    NodeDescription,
+    WorldDescription,
+    WorldFault,
+)
 
 _LEFT = 176.0
 _WIDTH = 860.0
@@ -74,7 +80,7 @@ class PictureLane(msgspec.Struct, frozen=True):
 
     node: NodeDescription
     samples: tuple[LinkSample, ...]
-    faults: tuple[Fault, ...]
+    faults: tuple[WorldFault, ...]
     absences: tuple[Absence, ...]
 
 
@@ -231,7 +237,7 @@ def _lane_svg(lane: PictureLane, top: float, until_us: int) -> Iterator[str]:
     yield from _fault_words(lane, top, until_us)
 
 
-def _fault_width(fault: Fault, until_us: int) -> float:
+def _fault_width(fault: WorldFault, until_us: int) -> float:
     """Return the width of a fault; a clock that jumped for good did so in an instant."""
     if fault.kind is FaultKind.CLOCK_JUMP and fault.until_us == NEVER_US:
         return 3.0

@@ -15,7 +15,7 @@ import msgspec
 
 from hypergpu.cluster.leash import leash_command
 from hypergpu.sites import SITES_VARIABLE, Sites
-from netsim.measure.lateness import Verdict, judge
+from netsim.measure.lateness import LatenessVerdict, judge
 from netsim.network.backends import OpenLinks
 from netsim.network.control import control_socket
 from netsim.network.signals import is_from_terminal, receiving_signals
@@ -28,7 +28,7 @@ class ProgramEnd(NamedTuple):
 
     status: int
     """Its exit status; 128 and the signal's number when it died of one."""
-    verdict: Verdict
+    verdict: LatenessVerdict
 
 
 @asynccontextmanager
@@ -71,7 +71,7 @@ async def run_program(links: OpenLinks, command: Sequence[str]) -> ProgramEnd:
         return ProgramEnd(128 - status if status < 0 else status, verdict)
 
 
-async def keep_open(links: OpenLinks, announce: Callable[[Sites], None]) -> Verdict:
+async def keep_open(links: OpenLinks, announce: Callable[[Sites], None]) -> LatenessVerdict:
     """Keep links open until a signal asks this process to end.
 
     Args:

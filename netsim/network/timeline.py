@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from netsim.link import NEVER_US, Variation
 from netsim.link.error import NetsimError
 from netsim.network.course import WorldCourse
-from netsim.network.world import Fault, FaultKind, WorldDescription
+from netsim.network.world import FaultKind, WorldDescription, WorldFault
 
 _ONLY_VIRTUAL = {
     FaultKind.SLOW_DISK: "no disk of this machine is slowed down",
@@ -21,7 +21,7 @@ _ONLY_VIRTUAL = {
 
 
 class ActionKind(StrEnum):
-    """What is done to a node or the coordinator."""
+    """An effect on a node or the coordinator."""
 
     CUT = "cut"
     HEAL = "heal"
@@ -34,13 +34,13 @@ class ActionKind(StrEnum):
 _ENDS = {ActionKind.KILL: ActionKind.START, ActionKind.IMPAIR: ActionKind.REPAIR}
 
 
-class Action(NamedTuple):
+class WorldAction(NamedTuple):
     """One action. Its time counts from when the first round begins."""
 
     at_us: int
     kind: ActionKind
     target: str
-    fault: Fault | None = None
+    fault: WorldFault | None = None
     """The fault of an impairment."""
 
     @property
@@ -74,7 +74,7 @@ def require_real_faults(world: WorldDescription) -> None:
             raise NetsimError(what, "run this world in virtual time: --backend world")
 
 
-def timeline(world: WorldDescription, until_us: int) -> Iterator[Action]:
+def timeline(world: WorldDescription, until_us: int) -> Iterator[WorldAction]:
     """Yield every action before ``until_us`` in order of time; computed as they are taken."""
     streams = [_cuts(world, until_us)]
     streams += [_span(fault) for fault in world.faults]
@@ -85,24 +85,24 @@ def timeline(world: WorldDescription, until_us: int) -> Iterator[Action]:
         yield action
 
 
-def _cuts(world: WorldDescription, until_us: int) -> Iterator[Action]:
+def _cuts(world: WorldDescription, until_us: int) -> Iterator[WorldAction]:
     """Yield cuts by faults alone: what varies the links by itself is the backend's."""
     steady = tuple(replace(each, variation=Variation(), traces=()) for each in world.nodes)
     for at_us, name, state in WorldCourse(replace(world, nodes=steady)).all_changes(until_us):
         if at_us or state.is_cut:
-            yield Action(at_us, ActionKind.CUT if state.is_cut else ActionKind.HEAL, name)
+            yield WorldAction(at_us, ActionKind.CUT if state.is_cut else ActionKind.HEAL, name)
 
 
-def _span(fault: Fault) -> Iterator[Action]:
+def _span(fault: WorldFault) -> Iterator[WorldAction]:
     if fault.kind in {FaultKind.PARTITION, FaultKind.FLAP}:
         return
     kind = ActionKind.KILL if fault.kind is FaultKind.CRASH else ActionKind.IMPAIR
     impairment = None if kind is ActionKind.KILL else fault
-    yield Action(fault.at_us, kind, fault.target, impairment)
-    yield Action(fault.until_us, _ENDS[kind], fault.target, impairment)
+    yield WorldAction(fault.at_us, kind, fault.target, impairment)
+    yield WorldAction(fault.until_us, _ENDS[kind], fault.target, impairment)
 
 
-def _absences(world: WorldDescription, name: str, until_us: int) -> Iterator[Action]:
+def _absences(world: WorldDescription, name: str, until_us: int) -> Iterator[WorldAction]:
     for absence in WorldCourse(world).absences(name, until_us):
-        yield Action(absence.from_us, ActionKind.KILL, name)
-        yield Action(absence.until_us, ActionKind.START, name)
+        yield WorldAction(absence.from_us, ActionKind.KILL, name)
+        yield WorldAction(absence.until_us, ActionKind.START, name)

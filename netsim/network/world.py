@@ -6,7 +6,7 @@ import msgspec
 
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Microseconds
-from netsim.link import Link, Trace, Variation
+from netsim.link import Link, LinkTrace, Variation
 from netsim.network.churn import Churn
 
 COORDINATOR = "coordinator"
@@ -26,7 +26,7 @@ class FaultKind(StrEnum):
     SLOW_DEVICE = "slow_device"
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class WorldFault(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that goes wrong for one node, or for the coordinator."""
 
     kind: FaultKind
@@ -35,15 +35,15 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     until_us: Microseconds
     """`NEVER_US`: it is not healed. A crashed process is started again then."""
     every_us: Microseconds = Microseconds(0)
-    """Of a flap: how long it takes from one cut to the next; half of that the link is cut."""
+    """Flap: time from one cut to the next; the link is cut for half of it."""
     bytes_per_s: int = 0
-    """Of a slow disk."""
+    """Slow disk: its rate."""
     jump_ms: int = 0
-    """Of a clock jump: how far the wall clock goes forward, or back when negative."""
+    """Clock jump: how far the wall clock goes forward, or back when negative."""
     share: float = 0.0
-    """Of a corruption: how many of the node's updates arrive with other bytes than were sent."""
+    """Corruption: share of the node's updates that arrive with other bytes than were sent."""
     factor: float = 0.0
-    """Of a lie: what the node multiplies its pseudo-gradient by; -1 turns it round. Of a slow
+    """Lie: factor on the node's pseudo-gradient; -1 turns it round. Slow
     device: how many times as long its inner steps take.
     """
 
@@ -56,7 +56,7 @@ class NodeDescription(msgspec.Struct, frozen=True, kw_only=True):
     profile: str = ""
     link: Link
     variation: Variation = Variation()
-    traces: tuple[Trace, ...] = ()
+    traces: tuple[LinkTrace, ...] = ()
     churn: Churn | None = None
     step_floor_ms: float = 0.0
     """An inner step takes this long at least, so that a fast machine can play a slow GPU."""
@@ -74,7 +74,7 @@ class WorldDescription(msgspec.Struct, frozen=True, kw_only=True):
     coordinator: Link
     """The coordinator's own line, shared by all nodes."""
     nodes: tuple[NodeDescription, ...]
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[WorldFault, ...] = ()
     """In order of their beginning."""
     churn_speed: float = 1.0
     """Divides all lengths of churn."""

@@ -18,7 +18,7 @@ from netsim.link import (
     TRACE_BYTES_MAX,
     Link,
     LinkCourse,
-    Trace,
+    LinkTrace,
     Variation,
     csv_trace,
     mahimahi_trace,
@@ -36,7 +36,13 @@ from netsim.network.keys import (
     WorldKeys,
 )
 from netsim.network.profiles import profile
-from netsim.network.world import COORDINATOR, Fault, FaultKind, NodeDescription, WorldDescription
+from netsim.network.world import (
+    COORDINATOR,
+    FaultKind,
+    NodeDescription,
+    WorldDescription,
+    WorldFault,
+)
 
 FILE_BYTES_MAX = 1 << 20
 _EVERYBODY = "all"
@@ -106,9 +112,9 @@ class _WorldReader:
         keys = self._keys
         if not keys.nodes:
             raise self._error("nodes", "no nodes", 'add [[nodes]] with profile = "home-fibre"')
-        with self._placed("churn"):
+        with self._at_key("churn"):
             _churn(keys.churn, "")
-        with self._placed("coordinator"):
+        with self._at_key("coordinator"):
             coordinator = (keys.coordinator or LinkKeys()).link(COORDINATOR_LINK)
         groups = [self._group(number, each) for number, each in enumerate(keys.nodes)]
         self._check_names(groups)
@@ -130,7 +136,7 @@ class _WorldReader:
         return NetsimError(f"{self._lines.of(key)}: {what}", fix)
 
     @contextmanager
-    def _placed(self, key: str) -> Iterator[None]:
+    def _at_key(self, key: str) -> Iterator[None]:
         """Add the place of a key to the errors of the block."""
         try:
             yield
@@ -143,7 +149,7 @@ class _WorldReader:
 
     def _job(self) -> JobSpec | None:
         given = self._keys.job
-        with self._placed("job"):
+        with self._at_key("job"):
             if isinstance(given, str):
                 text = self._read_file(given).decode("utf-8", "replace")
                 return parse_job(text, source=given)
@@ -151,17 +157,17 @@ class _WorldReader:
 
     def _group(self, number: int, keys: NodeKeys) -> tuple[NodeDescription, ...]:
         place = f"nodes.{number}"
-        with self._placed(f"{place}.profile"):
+        with self._at_key(f"{place}.profile"):
             base = None if keys.profile is None else profile(keys.profile)
         name = keys.name or (keys.profile or "node").lower()
         if not _NAME.fullmatch(name) or name in {COORDINATOR, _EVERYBODY}:
             fix = "use up to 40 of a-z, 0-9 and -; coordinator and all are taken"
             raise self._error(f"{place}.name", f'"{name}" is no name for nodes', fix)
-        with self._placed(f"{place}.churn"):
+        with self._at_key(f"{place}.churn"):
             given = self._keys.churn if keys.churn is None else keys.churn
             churn = _churn(given, base.churn if base else "")
         traces = tuple(self._traces(place, keys))
-        with self._placed(place):
+        with self._at_key(place):
             link = keys.link(base.link if base else None)
             variation = keys.variation(base.variation if base else Variation())
             _check_course(link, variation, traces)
@@ -180,12 +186,12 @@ class _WorldReader:
             return (node,)
         return tuple(replace(node, name=f"{name}-{n}") for n in range(1, keys.count + 1))
 
-    def _traces(self, place: str, keys: NodeKeys) -> Iterator[Trace]:
+    def _traces(self, place: str, keys: NodeKeys) -> Iterator[LinkTrace]:
         for key in ("trace", "trace_up", "trace_down"):
             name: str | None = getattr(keys, key)
             if name is None:
                 continue
-            with self._placed(f"{place}.{key}"):
+            with self._at_key(f"{place}.{key}"):
                 raw = self._read_file(name)
                 if key == "trace":
                     yield csv_trace(raw, name)
@@ -203,9 +209,9 @@ class _WorldReader:
         if sum(map(len, groups)) > NODES_MAX:
             raise self._error("nodes", f"more than {NODES_MAX} nodes", "lower the counts")
 
-    def _faults(self, targets: Mapping[str, tuple[str, ...]]) -> Iterator[Fault]:
+    def _faults(self, targets: Mapping[str, tuple[str, ...]]) -> Iterator[WorldFault]:
         """Yield each fault for each of its targets, ended by the first heal after it began."""
-        found: list[Fault] = []
+        found: list[WorldFault] = []
         heals: list[tuple[str, int]] = []
         for number, keys in enumerate(self._keys.faults):
             names = self._names(f"faults.{number}", keys, targets)
@@ -233,12 +239,12 @@ class _WorldReader:
             raise self._error(f"{place}.nodes", f"the coordinator has no {keys.kind}", fix)
         return tuple(names)
 
-    def _fault(self, place: str, keys: LastingKeys) -> Fault:
+    def _fault(self, place: str, keys: LastingKeys) -> WorldFault:
         if keys.lasts is not None and not keys.lasts.ms:
             fix = "lengthen it, or leave for away"
             raise self._error(f"{place}.for", "a fault of no length", fix)
         until_us = NEVER_US if keys.lasts is None else (keys.at.ms + keys.lasts.ms) * 1000
-        return Fault(
+        return WorldFault(
             kind=FaultKind(keys.kind),
             target="",
             at_us=Microseconds(keys.at.ms * 1000),
@@ -246,7 +252,9 @@ class _WorldReader:
             **keys.numbers(),
         )
 
-    def _check_devices(self, nodes: tuple[NodeDescription, ...], faults: tuple[Fault, ...]) -> None:
+    def _check_devices(
+        self, nodes: tuple[NodeDescription, ...], faults: tuple[WorldFault, ...]
+    ) -> None:
         floorless = {node.name for node in nodes if not node.step_floor_ms}
         for fault in faults:
             if fault.kind is FaultKind.SLOW_DEVICE and fault.target in floorless:
@@ -262,7 +270,7 @@ def _churn(given: str | ChurnKeys, of_profile: str) -> Churn | None:
     return None if name in {_NO_CHURN, ""} else churn_class(name)
 
 
-def _check_course(link: Link, variation: Variation, traces: tuple[Trace, ...]) -> None:
+def _check_course(link: Link, variation: Variation, traces: tuple[LinkTrace, ...]) -> None:
     """Every row of every trace must leave a possible link."""
     for trace in traces:
         course = LinkCourse(link, variation, key="", traces=(trace,))

@@ -25,7 +25,7 @@ from netsim.proxy.proxies import Proxies
 _LINE_BYTES_MAX = 64 << 20
 """A plan with long traces."""
 _FILES = 32
-"""Of the process itself."""
+"""Open files of the process itself."""
 _FILES_A_FORWARD = 3
 """What listens, and both sockets of one connection."""
 _FIX = "see the structs in netsim/emulation/requests.py and netsim/proxy/messages.py"

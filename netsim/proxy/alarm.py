@@ -38,7 +38,7 @@ class Alarm:
         if hasattr(self._libc, "timerfd_create"):
             self._file = self._libc.timerfd_create(_CLOCK_MONOTONIC, _NONBLOCK_CLOEXEC)
         if self._file >= 0:
-            loop.add_reader(self._file, self._rung)
+            loop.add_reader(self._file, self._ring_alarm)
 
     def set(self, at_us: Microseconds) -> None:
         """Ring at ``at_us`` of the monotonic clock; at once when that is past."""
@@ -68,7 +68,7 @@ class Alarm:
             os.close(self._file)
             self._file = -1
 
-    def _rung(self) -> None:
+    def _ring_alarm(self) -> None:
         try:
             os.read(self._file, 8)
         except BlockingIOError:

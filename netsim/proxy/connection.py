@@ -10,8 +10,8 @@ from typing import NamedTuple
 from coordinator.core.transfer.path import Path
 from coordinator.core.transfer.window import Window
 from netsim.proxy.clock import LoopClock
-from netsim.proxy.flow.stream import Stream
-from netsim.proxy.flow.way import HEADER_BYTES, Way
+from netsim.proxy.flow.stream import ProxyStream
+from netsim.proxy.flow.way import HEADER_BYTES, HopPath
 from netsim.proxy.side import BUFFER_BYTES, NoteLateness, Side
 
 _FIRST_RETRY_US = 1_000_000
@@ -32,9 +32,9 @@ class _Ends:
 class Surroundings(NamedTuple):
     """What all connections of a node share."""
 
-    there: Way
+    there: HopPath
     """From the program that dials to its target."""
-    back: Way
+    back: HopPath
     models: Callable[[], tuple[Path, Path]]
     """What the transfer model is to know of both ways now."""
     clock: LoopClock
@@ -45,7 +45,7 @@ class Surroundings(NamedTuple):
     """Seeds the losses: the seed and the node's name."""
 
 
-class Connection:
+class ProxyConnection:
     """Forwards between a program that dialled and the target, until both have closed.
 
     Args:
@@ -63,7 +63,7 @@ class Connection:
         around: Surroundings,
         *,
         number: int,
-        closed: Callable[["Connection"], None],
+        closed: Callable[["ProxyConnection"], None],
     ) -> None:
         self._target = target
         self._around = around
@@ -83,16 +83,16 @@ class Connection:
         self._near.attach(accepted)
         self._shake_hands()
 
-    def relinked(self) -> None:
+    def update_windows(self) -> None:
         """The link has other numbers now."""
         there, back = self._around.models()
         self._there.window.repath(there)
         self._back.window.repath(back)
 
-    def healed(self) -> None:
+    def resume_after_cut(self) -> None:
         """Something crosses again."""
-        self._there.healed()
-        self._back.healed()
+        self._there.resume_after_cut()
+        self._back.resume_after_cut()
         if self._stuck_since_us is None:
             return
         wait_us, try_us = _FIRST_RETRY_US, self._stuck_since_us + _FIRST_RETRY_US
@@ -118,7 +118,9 @@ class Connection:
         self._far.break_off()
         self._hang_up()
 
-    def _stream(self, name: str, ways: tuple[Way, Way], receiver: Side, sender: Side) -> Stream:
+    def _stream(
+        self, name: str, ways: tuple[HopPath, HopPath], receiver: Side, sender: Side
+    ) -> ProxyStream:
         dice = random.Random(f"{self._around.key}/{self._number}/{name}")
         place = 0 if name == "there" else 1
 
@@ -126,14 +128,14 @@ class Connection:
             return Window(self._around.models()[place], dice.random)
 
         ends = _Ends(receiver, sender)
-        return Stream(*ways, new_window=new_window, clock=self._around.clock, ends=ends)
+        return ProxyStream(*ways, new_window=new_window, clock=self._around.clock, ends=ends)
 
     def _shake_hands(self) -> None:
         """SYN there, answer back: only then do bytes leave, however soon the kernel accepted."""
         around = self._around
-        around.there.carry(HEADER_BYTES, lambda: around.back.carry(HEADER_BYTES, self._shaken))
+        around.there.carry(HEADER_BYTES, lambda: around.back.carry(HEADER_BYTES, self._open_there))
 
-    def _shaken(self) -> None:
+    def _open_there(self) -> None:
         if self._is_silent or self._is_over:
             return
         around = self._around

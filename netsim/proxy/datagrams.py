@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from netsim.emulation.requests import PacketCount
-from netsim.link import Direction, LossChain
+from netsim.link import LinkDirection, LossChain
 from netsim.proxy.clock import LoopClock
-from netsim.proxy.flow.way import Way
+from netsim.proxy.flow.way import HopPath
 from netsim.proxy.side import NoteLateness
 
 HEADER_BYTES = 28
@@ -26,7 +26,7 @@ Address = tuple[str, int]
 class Chances:
     """What chance does to the datagrams of one direction. Equal keys give equal fates."""
 
-    def __init__(self, direction: Direction, key: str) -> None:
+    def __init__(self, direction: LinkDirection, key: str) -> None:
         self._direction = direction
         self._order = random.Random(f"{key}/order")
         self._doubling = random.Random(f"{key}/doubling")
@@ -34,7 +34,7 @@ class Chances:
             direction.loss, direction.burst_packets, dice=random.Random(f"{key}/loss")
         )
 
-    def change(self, direction: Direction) -> None:
+    def change(self, direction: LinkDirection) -> None:
         """Other numbers; a burst of losses that has begun goes on."""
         if (direction.loss, direction.burst_packets) != (
             self._direction.loss,
@@ -44,7 +44,7 @@ class Chances:
         self._direction = direction
 
     def is_lost(self, now_us: int) -> bool:
-        """Of the datagram that is sent now."""
+        """Whether the datagram that is sent now is lost."""
         return self._loss.is_lost(now_us)
 
     def is_doubled(self) -> bool:
@@ -59,7 +59,7 @@ class Chances:
 class Lane(NamedTuple):
     """One direction of a node, for datagrams."""
 
-    way: Way
+    way: HopPath
     chances: Chances
     counts: PacketCount
     clock: LoopClock
@@ -147,11 +147,11 @@ class DatagramPort:
             towards = socket.socket(family, socket.SOCK_DGRAM)
             towards.setblocking(False)
             towards.connect(self._target)
-            self._loop.add_reader(towards, self._answered, towards, peer)
+            self._loop.add_reader(towards, self._return_answers, towards, peer)
         self._peers[peer] = towards
         return towards
 
-    def _answered(self, towards: socket.socket, peer: Address) -> None:
+    def _return_answers(self, towards: socket.socket, peer: Address) -> None:
         self._back.clock.catch_up()
         for _ in range(_AT_ONCE):
             try:

@@ -13,9 +13,9 @@ from netsim.emulation.requests import Condition, PacketCount
 from netsim.link import (
     NEVER_US,
     STALLED_BITS_PER_S,
-    Direction,
     Link,
     LinkCourse,
+    LinkDirection,
     Shape,
     WanderingDelay,
 )
@@ -23,10 +23,10 @@ from netsim.link import Way as WayName
 from netsim.link.error import NetsimError
 from netsim.measure.lateness import LatenessCounter, allowed_us
 from netsim.proxy.clock import LoopClock
-from netsim.proxy.connection import Address, Connection, Surroundings
+from netsim.proxy.connection import Address, ProxyConnection, Surroundings
 from netsim.proxy.datagrams import Chances, DatagramPort, Lane
 from netsim.proxy.flow.hop import Hop
-from netsim.proxy.flow.way import Way
+from netsim.proxy.flow.way import HopPath
 from netsim.proxy.messages import LOOPBACK, Dialler, ProxiedNode, ProxyCount, ProxyProtocol
 from netsim.proxy.side import BUFFER_BYTES
 
@@ -37,7 +37,7 @@ _FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _FULL_PAUSE_US = 100_000
 
 
-class Middle:
+class SharedLinkEnd:
     """What all nodes share: time, seed, the coordinator's own link and the count of lateness."""
 
     def __init__(self, link: Link, seed: int, clock: LoopClock) -> None:
@@ -48,7 +48,7 @@ class Middle:
         self.down = hop(link.down, f"{seed}/jitter/coordinator/down", clock)
 
 
-def hop(direction: Direction, key: str, clock: LoopClock) -> Hop:
+def hop(direction: LinkDirection, key: str, clock: LoopClock) -> Hop:
     """A hop with its seeded jitter."""
     return Hop(direction, WanderingDelay(direction, key=key).at, clock)
 
@@ -56,7 +56,7 @@ def hop(direction: Direction, key: str, clock: LoopClock) -> Hop:
 class NodeProxy:
     """Listens for one node and forwards what it says over its link."""
 
-    def __init__(self, plan: ProxiedNode, middle: Middle) -> None:
+    def __init__(self, plan: ProxiedNode, middle: SharedLinkEnd) -> None:
         self._plan = plan
         self._middle = middle
         self._clock = middle.clock
@@ -75,15 +75,15 @@ class NodeProxy:
             for name, direction in _by_way(self._link)
         )
         # The node's own bottleneck first on its way up, last on its way down.
-        self._up = Way((self._hops[0], middle.down))
-        self._down = Way((middle.up, self._hops[1]))
+        self._up = HopPath((self._hops[0], middle.down))
+        self._down = HopPath((middle.up, self._hops[1]))
         self._lanes = (self._lane("up", self._up), self._lane("down", self._down))
         self._around = {
             Dialler.NODE: self._surroundings(self._up, self._down),
             Dialler.COORDINATOR: self._surroundings(self._down, self._up),
         }
         self._condition = Condition.OPEN
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[ProxyConnection, None] = {}
         self._accepted = 0
         self._listening: list[socket.socket] = []
         self._datagram_ports: list[DatagramPort] = []
@@ -170,7 +170,7 @@ class NodeProxy:
             case Condition.CUT | Condition.HALF_OPEN:
                 self._up.is_cut = self._down.is_cut = False
                 for connection in self._connections:
-                    connection.healed()
+                    connection.resume_after_cut()
             case Condition.DISCONNECTED:
                 self._listen()
             case Condition.OPEN:
@@ -198,16 +198,16 @@ class NodeProxy:
         for lane, direction in zip(self._lanes, (link.up, link.down), strict=True):
             lane.chances.change(direction)
         for way in (self._up, self._down):
-            way.changed()
+            way.update_totals()
         # In a gap nobody measures a rate, so the windows stay what they are.
         if min(link.up.bits_per_s or _FAST, link.down.bits_per_s or _FAST) > STALLED_BITS_PER_S:
             for connection in self._connections:
-                connection.relinked()
+                connection.update_windows()
 
-    def _delay(self, name: WayName, direction: Direction) -> Callable[[int], int]:
+    def _delay(self, name: WayName, direction: LinkDirection) -> Callable[[int], int]:
         return WanderingDelay(direction, key=f"{self._key}/jitter/{name}").at
 
-    def _lane(self, name: str, way: Way) -> Lane:
+    def _lane(self, name: str, way: HopPath) -> Lane:
         direction = self._link.up if name == "up" else self._link.down
         chances = Chances(direction, f"{self._key}/{name}")
         return Lane(way, chances, PacketCount(), self._clock, self._note_lateness)
@@ -216,7 +216,7 @@ class NodeProxy:
         delay_us = min(self._up.delay_us, self._down.delay_us)
         self._middle.lateness.add(max(0, late_us), allowed_us(delay_us))
 
-    def _surroundings(self, there: Way, back: Way) -> Surroundings:
+    def _surroundings(self, there: HopPath, back: HopPath) -> Surroundings:
         def models() -> tuple[Path, Path]:
             control = CongestionControl(self._link.congestion_control.value)
             return there.model(back, control), back.model(there, control)
@@ -278,7 +278,9 @@ class NodeProxy:
                 return
             number = self._accepted
             self._accepted += 1
-            connection = Connection(accepted, target, around, number=number, closed=self._forget)
+            connection = ProxyConnection(
+                accepted, target, around, number=number, closed=self._forget
+            )
             self._connections[connection] = None
             if self._condition is Condition.HALF_OPEN:
                 connection.silence()
@@ -295,7 +297,7 @@ class NodeProxy:
 
         self._clock.at(self._clock.wall_us() + _FULL_PAUSE_US, resume)
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: ProxyConnection) -> None:
         self._connections.pop(connection, None)
 
     def _stop_listening(self) -> None:
@@ -308,7 +310,7 @@ class NodeProxy:
         self._datagram_ports.clear()
 
 
-def _by_way(link: Link) -> Iterator[tuple[WayName, Direction]]:
+def _by_way(link: Link) -> Iterator[tuple[WayName, LinkDirection]]:
     yield "up", link.up
     yield "down", link.down
 

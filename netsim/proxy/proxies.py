@@ -24,7 +24,7 @@ from netsim.emulation.requests import (
 from netsim.link.error import NetsimError
 from netsim.proxy.clock import LoopClock
 from netsim.proxy.messages import ProxyPlan, ProxyStatistics
-from netsim.proxy.node import Middle, NodeProxy
+from netsim.proxy.node import NodeProxy, SharedLinkEnd
 
 
 class Proxies:
@@ -36,7 +36,7 @@ class Proxies:
 
     def __init__(self, plan: ProxyPlan) -> None:
         self._plan = plan
-        self._middle: Middle | None = None
+        self._middle: SharedLinkEnd | None = None
         self._nodes: dict[str, NodeProxy] = {}
         names = [node.name for node in plan.nodes]
         for name in names:
@@ -45,7 +45,7 @@ class Proxies:
 
     async def __aenter__(self) -> Self:
         clock = LoopClock(asyncio.get_running_loop())
-        self._middle = Middle(self._plan.coordinator, self._plan.seed, clock)
+        self._middle = SharedLinkEnd(self._plan.coordinator, self._plan.seed, clock)
         try:
             for node in self._plan.nodes:
                 self._nodes[node.name] = NodeProxy(node, self._middle)
@@ -92,18 +92,18 @@ class Proxies:
     def statistics(self) -> ProxyStatistics:
         """Return the counters, and how late they were: ``lateness.is_valid`` decides."""
         return ProxyStatistics(
-            lateness=self._opened().lateness.reading(),
+            lateness=self._require_open().lateness.reading(),
             nodes={name: node.count() for name, node in self._nodes.items()},
         )
 
-    def _opened(self) -> Middle:
+    def _require_open(self) -> SharedLinkEnd:
         if self._middle is None:
             fix = "use them inside `async with Proxies(...)`"
             raise NetsimError("the proxies are not open", fix)
         return self._middle
 
     def _node(self, name: str) -> NodeProxy:
-        middle = self._opened()
+        middle = self._require_open()
         if name not in self._nodes:
             known = ", ".join(self._nodes)
             raise NetsimError(f"there is no proxy for {name!r}", f"name one of {known}")

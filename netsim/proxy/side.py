@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Callable
 
 from netsim.proxy.clock import LoopClock
-from netsim.proxy.flow.stream import Mark, Stream
+from netsim.proxy.flow.stream import ProxyStream, StreamEnd
 
 _READ_BYTES = 256 << 10
 _AT_ONCE = 64
 """Pieces in one write, well below the system's limit."""
 BUFFER_BYTES = 256 << 10
-"""Of a socket: what the kernel holds beside the stream. Left alone it would grow to megabytes, in
+"""Buffer of a socket, which the kernel holds beside the stream. It would grow to megabytes, in
 which a sender's writes would vanish before the link has seen them."""
 _QUICK_ACK = getattr(socket, "TCP_QUICKACK", socket.TCP_NODELAY)
 """Linux only, and for the next acknowledgements only; elsewhere what is set already."""
@@ -41,16 +41,16 @@ class Side:
         self._note_lateness = note_lateness
         self._closed = closed
         self._socket: socket.socket | None = None
-        self._outgoing: Stream | None = None
-        self._incoming: Stream | None = None
+        self._outgoing: ProxyStream | None = None
+        self._incoming: ProxyStream | None = None
         self._unwritten: deque[memoryview] = deque()
         self._is_reading = False
         self._is_writing = False
         self._has_read_all = False
-        self._written_mark: Mark | None = None
+        self._written_mark: StreamEnd | None = None
         self.is_closed = False
 
-    def join(self, outgoing: Stream, incoming: Stream) -> None:
+    def join(self, outgoing: ProxyStream, incoming: ProxyStream) -> None:
         """Say which streams it feeds and is fed by. Without them what it reads goes nowhere."""
         self._outgoing = outgoing
         self._incoming = incoming
@@ -106,11 +106,11 @@ class Side:
         if not self._is_writing:
             self._flush()
 
-    def conclude(self, mark: Mark) -> None:
+    def conclude(self, mark: StreamEnd) -> None:
         """Nothing more arrives."""
         if self._incoming is None:
             return
-        if mark is Mark.RESET:
+        if mark is StreamEnd.RESET:
             self.break_off()
             return
         self._written_mark = mark
@@ -143,7 +143,7 @@ class Side:
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            self._lost()
+            self._lose()
             return
         if not payload:
             self._read_all()
@@ -163,7 +163,7 @@ class Side:
         self._outgoing.end()
         self._close_if_done()
 
-    def _lost(self) -> None:
+    def _lose(self) -> None:
         """The program behind this socket broke off: the other side hears of it."""
         outgoing = self._outgoing
         self.close()
@@ -182,7 +182,7 @@ class Side:
             except (BlockingIOError, InterruptedError):
                 break
             except OSError:
-                self._lost()
+                self._lose()
                 return
             self._forget(written_bytes)
         self._await_writability()
@@ -202,7 +202,7 @@ class Side:
 
     def _report_taken(self, size_bytes: int) -> None:
         if self._incoming is not None:
-            self._incoming.taken(size_bytes)
+            self._incoming.note_written(size_bytes)
 
     def _await_writability(self) -> None:
         if self._socket is None or self.is_closed:

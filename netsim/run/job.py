@@ -18,9 +18,9 @@ from hypergpu.terminal.views import View
 from hypergpu.terminal.watch import Watched
 from netsim.emulation.requests import Condition, SetCondition
 from netsim.link.error import NetsimError
-from netsim.measure.lateness import Verdict
+from netsim.measure.lateness import LatenessVerdict
 from netsim.network.control import ask_links, read_verdict
-from netsim.network.timeline import Action, ActionKind, timeline
+from netsim.network.timeline import ActionKind, WorldAction, timeline
 from netsim.network.world import COORDINATOR, NodeDescription, WorldDescription
 from netsim.run.choices import required_job
 from netsim.run.report import RunReport
@@ -87,7 +87,9 @@ def run_job(order: RunOrder, sites: Sites, view: View) -> RunReport:
     return _report(order, sites, progress, verdict)
 
 
-def _report(order: RunOrder, sites: Sites, progress: JobProgress, verdict: Verdict) -> RunReport:
+def _report(
+    order: RunOrder, sites: Sites, progress: JobProgress, verdict: LatenessVerdict
+) -> RunReport:
     spec, job, history = required_job(order.world), progress.job, progress.history
     assert job is not None  # noqa: S101 - it was watched to its end
     name = history.metric_name or job.metric_name
@@ -141,7 +143,7 @@ def _follow(
     return watched.progress
 
 
-class StallTimeout:
+class WaitLimit:
     """Tells when a wait has lasted for the limit; then the next wait begins."""
 
     def __init__(self, limit_s: float) -> None:
@@ -166,7 +168,7 @@ class _User:
     def __init__(self, coordinator: Coordinator, job_id: str) -> None:
         self._coordinator = coordinator
         self._job_id = job_id
-        self._timeout = StallTimeout(_RESUME_EVERY_S)
+        self._timeout = WaitLimit(_RESUME_EVERY_S)
 
     def act(self, progress: JobProgress) -> Iterator[str]:
         """Resume when it is due, and say why the job was paused."""
@@ -212,7 +214,7 @@ class _TimelineActor:
         """Names whose process ended though no action killed it."""
         return [name for name in self._cluster.dead() if name not in self._killed]
 
-    def _carry_out(self, action: Action) -> None:
+    def _carry_out(self, action: WorldAction) -> None:
         match action.kind:
             case ActionKind.CUT | ActionKind.HEAL:
                 is_cut = action.kind is ActionKind.CUT
@@ -237,7 +239,7 @@ class _TimelineActor:
             case ActionKind.START:
                 pass
 
-    def _slow_down(self, action: Action) -> None:
+    def _slow_down(self, action: WorldAction) -> None:
         factor = action.fault.factor if action.fault else 1.0
         factor = factor if action.kind is ActionKind.IMPAIR else 1 / factor
         slowness = self._slowness[action.target] = self._slowness.get(action.target, 1.0) * factor

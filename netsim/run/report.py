@@ -8,12 +8,12 @@ import msgspec
 from hypergpu.client.history import EvaluationPoint, Reached, RoundPoint
 from hypergpu.terminal.figures import size
 from hypergpu.units import several
-from netsim.measure.lateness import Verdict
+from netsim.measure.lateness import LatenessVerdict
 
 NOTHING_TRAINED = "virtual time trains nothing: there is no metric, and no target is reached"
 
 
-class Prospect(msgspec.Struct, frozen=True, kw_only=True):
+class RunProspect(msgspec.Struct, frozen=True, kw_only=True):
     """A run that has not been started."""
 
     world: str
@@ -42,7 +42,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     rounds: tuple[RoundPoint, ...]
     metric: float | None
     """Metric of the last model; a job that trains nothing has none."""
-    verdict: Verdict
+    verdict: LatenessVerdict
     journal: str = ""
     """Digest of a virtual job's journal: equal worlds give equal ones."""
     strategy: str = ""

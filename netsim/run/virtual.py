@@ -14,16 +14,18 @@ from hypergpu.units import Milliseconds
 from hypergpu.workloads.registry import build, find
 from hypergpu.workloads.workload import numpy_layout
 from netsim.link.error import NetsimError
-from netsim.measure.lateness import ALWAYS_VALID, Verdict
+from netsim.measure.lateness import ALWAYS_VALID, LatenessVerdict
 from netsim.network.world import WorldDescription
 from netsim.run.choices import required_job
 from netsim.run.report import NOTHING_TRAINED, RunReport
 from netsim.virtual.simulation import Simulation
-from netsim.virtual.sizes import Sizes
+from netsim.virtual.sizes import TransferSizes
 from netsim.virtual.worlds import described_world
 
 WORLD = "world"
-_BROKEN = Verdict(is_valid=False, sentence="INVALID: the world broke, its figures mean nothing")
+_BROKEN = LatenessVerdict(
+    is_valid=False, sentence="INVALID: the world broke, its figures mean nothing"
+)
 
 
 def run_virtually(world: WorldDescription) -> RunReport:
@@ -71,7 +73,7 @@ def _points(spans_ms: Sequence[int]) -> tuple[RoundPoint, ...]:
     )
 
 
-def job_sizes(spec: JobSpec) -> Sizes:
+def job_sizes(spec: JobSpec) -> TransferSizes:
     """Return the bytes that a participant moves in a round of this job.
 
     Raises:
@@ -79,7 +81,7 @@ def job_sizes(spec: JobSpec) -> Sizes:
     """
     layout = _layout(spec)
     is_whole = spec.codec.down == "fp32"
-    return Sizes(
+    return TransferSizes(
         model=layout.model_bytes if is_whole else update_bytes(layout, spec.codec.down),
         update=update_bytes(layout, spec.codec.up),
         whole=layout.model_bytes,

@@ -9,13 +9,19 @@ from collections.abc import Iterator
 from netsim.emulation.namespaces import claim_slot, require_namespaces, run_batch
 from netsim.link import CongestionControl
 from netsim.link.error import NetsimError
-from netsim.measure.probe import Claim
+from netsim.measure.probe import BackendClaim
 from netsim.tc.plan import BRIDGE, KernelPart, Step, redirect_lines
 
 _VETH, _IFB = "veth0", "ifb0"
 _ROUTE = "192.0.2.0/24"  # RFC 5737: documentation, on no real network
 _NETEM_CLAIMS = frozenset(
-    {Claim.DELAY, Claim.LOSS, Claim.REORDERING, Claim.DUPLICATION, Claim.CONGESTION}
+    {
+        BackendClaim.DELAY,
+        BackendClaim.LOSS,
+        BackendClaim.REORDERING,
+        BackendClaim.DUPLICATION,
+        BackendClaim.CONGESTION,
+    }
 )
 """Jitter is not among them: netem forgets it from packet to packet."""
 
@@ -38,12 +44,12 @@ def kernel_lacks() -> tuple[KernelPart, ...]:
         claim.release()
 
 
-def claims() -> frozenset[Claim]:
+def claims() -> frozenset[BackendClaim]:
     """Return what the queues of this kernel emulate faithfully."""
     missing = {lack.part for lack in kernel_lacks()}
     if missing & {"bridge", "veth"}:
         return frozenset()
-    rate = frozenset() if missing & {"tbf", "ingress"} else frozenset({Claim.RATE})
+    rate = frozenset() if missing & {"tbf", "ingress"} else frozenset({BackendClaim.RATE})
     return rate if "netem" in missing else rate | _NETEM_CLAIMS
 
 

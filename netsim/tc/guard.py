@@ -6,12 +6,12 @@ closes it when the owner is gone, however it went.
 
 import sys
 
-from netsim.emulation.namespaces import Claim
+from netsim.emulation.namespaces import SlotClaim
 
 
 def main() -> None:
     """Wait for the owner's end."""
-    claim = Claim.inherited(int(sys.argv[1]))
+    claim = SlotClaim.inherit(int(sys.argv[1]))
     sys.stdin.buffer.read()
     # An owner that ended in order has removed everything and emptied the record.
     if claim.remove_everything():

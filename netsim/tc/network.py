@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from netsim.emulation.namespaces import (
     COORDINATOR,
     NamespaceNetwork,
-    entered,
+    inside_namespace,
     require_namespaces,
     run_batch,
     write_settings,
@@ -95,7 +95,7 @@ class TrafficControl(NamespaceNetwork):
             for number, (name, link) in enumerate(self._links.items(), start=1)
         }
         for namespace in (self._router, *(host.namespace for host in self.hosts.values())):
-            with entered(namespace):
+            with inside_namespace(namespace):
                 write_settings()
         _run(steps(self._router, tuple(self._ports.values())))
 

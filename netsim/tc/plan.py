@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from netsim.emulation.namespaces import COORDINATOR, NamespaceHost
-from netsim.link import Direction, Link, transitions
+from netsim.link import Link, LinkDirection, transitions
 
 BRIDGE = "br0"
 HOSTS_MAX = 65_000
@@ -61,7 +61,7 @@ class QueuePort(NamedTuple):
         return f"u{self.number}"
 
 
-def queues(direction: Direction) -> Queues:
+def queues(direction: LinkDirection) -> Queues:
     """Plan the queueing disciplines of one direction."""
     netem = (_netem(direction),) if any(_netem_reasons(direction)) else ()
     return (*netem, _bucket(direction)) if direction.bits_per_s else netem
@@ -149,7 +149,7 @@ def _change_lines(device: str, before: Queues, after: Queues) -> list[str]:
     return [*delete, *queue_lines(device, after)]
 
 
-def _netem_reasons(direction: Direction) -> Iterator[str]:
+def _netem_reasons(direction: LinkDirection) -> Iterator[str]:
     if direction.delay_us:
         yield f"a delay of {direction.delay_us / 1000:g} ms"
     if direction.jitter_us:
@@ -159,7 +159,7 @@ def _netem_reasons(direction: Direction) -> Iterator[str]:
             yield f"a {name} of {share:.4g}"
 
 
-def _netem(direction: Direction) -> str:
+def _netem(direction: LinkDirection) -> str:
     """Write a netem. Zeros are left out: old versions reject 0 %."""
     longest_us = direction.delay_us + _WIDEST_DEVIATIONS * direction.jitter_us
     limit = 1000 + longest_us * _LINE_BITS_PER_S // (8 * FRAME_BYTES * 1_000_000)
@@ -182,7 +182,7 @@ def _netem(direction: Direction) -> str:
     return " ".join(words)
 
 
-def _bucket(direction: Direction) -> str:
+def _bucket(direction: LinkDirection) -> str:
     # A link's rate counts IP packets, the kernel counts frames.
     bits_per_s = direction.bits_per_s * FRAME_BYTES // 1500
     burst_bytes = max(2 * FRAME_BYTES, bits_per_s * _BURST_MS // 8000)

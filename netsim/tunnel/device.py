@@ -6,7 +6,12 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from netsim.emulation.namespaces import entered, require_namespaces, run_batch, write_settings
+from netsim.emulation.namespaces import (
+    inside_namespace,
+    require_namespaces,
+    run_batch,
+    write_settings,
+)
 from netsim.link import CongestionControl
 from netsim.link.error import NetsimError
 from netsim.tunnel.messages import TunnelPort
@@ -57,7 +62,7 @@ def open_device(port: TunnelPort) -> int:
         The descriptor whose reads are packets from the host and whose writes are packets to it. The
         device lives as long as it is open.
     """
-    with entered(port.namespace):
+    with inside_namespace(port.namespace):
         descriptor = os.open(_TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         request = struct.pack("16sH22x", _DEVICE.encode(), _IFF_TUN | _IFF_NO_PI)
         fcntl.ioctl(descriptor, _TUNSETIFF, request)

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 import msgspec
 
-from netsim.emulation.namespaces import Claim
+from netsim.emulation.namespaces import SlotClaim
 from netsim.emulation.requests import (
     Condition,
     ReadStatistics,
@@ -32,7 +32,7 @@ from netsim.link.error import NetsimError
 from netsim.measure.lateness import LatenessCounter, allowed_us
 from netsim.tunnel.device import open_device, packed_address
 from netsim.tunnel.messages import PortCount, RouterAnswer, RouterStatistics, TunnelPlan, TunnelPort
-from netsim.tunnel.stage import NS_PER_US, Act, Calendar, Stage
+from netsim.tunnel.stage import NS_PER_US, Act, Calendar, LinkStage
 
 # So many packets of one device before the next one and the calendar have their turn.
 _BATCH = 32
@@ -62,8 +62,8 @@ class RoutedPort:
         self.down = self._stage("down", port.shape, self.write)
         self.set_shape(router.now_ns(), port.shape)
 
-    def _stage(self, way: Way, shape: Shape, forward: Act) -> Stage:
-        return Stage(
+    def _stage(self, way: Way, shape: Shape, forward: Act) -> LinkStage:
+        return LinkStage(
             self._router.calendar,
             getattr(shape.link, way),
             room_bytes=shape.room_bytes(way),
@@ -276,7 +276,7 @@ def _raise_priority() -> bool:
 
 def main() -> None:
     """Serve the plan on standard input and leave nothing behind."""
-    owned = Claim.inherited(int(sys.argv[1]))
+    owned = SlotClaim.inherit(int(sys.argv[1]))
     try:
         router = Router(msgspec.json.decode(sys.stdin.buffer.readline(), type=TunnelPlan))
         gc.disable()  # Nothing in the loop makes cycles, and a collection takes milliseconds.

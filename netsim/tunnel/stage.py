@@ -11,10 +11,10 @@ from collections.abc import Callable
 from random import Random
 
 from netsim.emulation.requests import PacketCount
-from netsim.link import Direction, LossChain, WanderingDelay
+from netsim.link import LinkDirection, LossChain, WanderingDelay
 
 Act = Callable[[int, bytes], None]
-"""What happens to a packet at an instant."""
+"""An effect on a packet at an instant."""
 
 NS_PER_US = 1000
 BITS_NS = 8 * 10**9
@@ -22,7 +22,7 @@ NEVER_NS = 1 << 62
 
 
 class Calendar:
-    """What is due when; acts of the same instant keep the order in which they were entered."""
+    """Acts by their instants; those of one instant keep the order in which they were entered."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, int, Act, bytes]] = []
@@ -50,7 +50,7 @@ class Calendar:
             act(due_ns, packet)
 
 
-class Stage:
+class LinkStage:
     """Carries packets of one direction and hands them on.
 
     Args:
@@ -65,7 +65,7 @@ class Stage:
     def __init__(
         self,
         calendar: Calendar,
-        direction: Direction,
+        direction: LinkDirection,
         *,
         room_bytes: int,
         key: str,
@@ -89,7 +89,7 @@ class Stage:
         self.duplicated = self.overtaking = self.delivered = self.delivered_bytes = 0
         self._take(direction)
 
-    def change(self, at_ns: int, direction: Direction) -> None:
+    def change(self, at_ns: int, direction: LinkDirection) -> None:
         """Be different from now on. What is being sent goes on at the new rate."""
         before = self.direction
         if (direction.loss, direction.burst_packets) != (before.loss, before.burst_packets):
@@ -109,7 +109,7 @@ class Stage:
         self._latest_ns = 0
         self._calendar.forget(self._forward)
 
-    def _take(self, direction: Direction) -> None:
+    def _take(self, direction: LinkDirection) -> None:
         self.direction = direction
         self._bits_per_s = direction.bits_per_s
         self._delay_ns = direction.delay_us * NS_PER_US
@@ -176,9 +176,9 @@ class Stage:
         self._counted_from_ns = at_ns
         taken_ns = self._bits_left_ns // self._bits_per_s if self._bits_per_s else 0
         self._sent_ns = at_ns + taken_ns
-        self._calendar.add(self._sent_ns, self._sent, self._sending)
+        self._calendar.add(self._sent_ns, self._finish_sending, self._sending)
 
-    def _sent(self, at_ns: int, packet: bytes) -> None:
+    def _finish_sending(self, at_ns: int, packet: bytes) -> None:
         if packet is not self._sending or at_ns != self._sent_ns:
             return  # The rate changed after this was entered.
         self._sending = b""

@@ -1,4 +1,4 @@
-"""Virtual time: what is to happen, in order. Ties are broken by the order of asking."""
+"""Virtual time: deeds in order of time. Ties are broken by the order of planning."""
 
 import heapq
 from collections.abc import Callable

@@ -21,10 +21,10 @@ from gpu_node.core import events as node_events
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.units import Bytes, Milliseconds, Samples
 from netsim.virtual.agenda import Agenda
-from netsim.virtual.measuring import Gauges, evaluated, judged
+from netsim.virtual.measuring import Gauges, made_up_evaluation, made_up_judgement
 from netsim.virtual.node_actor import NodeActor, job_released
-from netsim.virtual.sizes import Sizes
-from netsim.virtual.translation import assigned
+from netsim.virtual.sizes import TransferSizes
+from netsim.virtual.translation import assignment_of
 
 LOST_AFTER_MS = 15_000
 AGGREGATE_MS = 50
@@ -46,7 +46,9 @@ Watcher = Callable[[Job, Job], None]
 class CoordinatorActor:
     """Several jobs over shared nodes. The journal is all that a crash leaves."""
 
-    def __init__(self, agenda: Agenda, gauges: Gauges, sizes: Sizes, watcher: Watcher) -> None:
+    def __init__(
+        self, agenda: Agenda, gauges: Gauges, sizes: TransferSizes, watcher: Watcher
+    ) -> None:
         self.journals: dict[JobId, list[Event]] = {}
         self.jobs: dict[JobId, Job] = {}
         self.round_ms: dict[JobId, list[int]] = {}
@@ -66,16 +68,16 @@ class CoordinatorActor:
         self._is_up = True
         self._is_allocating = False
 
-    # What nodes say.
+    # Messages from nodes.
 
     def is_up(self) -> bool:
-        """Whether anybody answers."""
+        """Whether the coordinator runs."""
         return self._is_up
 
-    def connected(self, node: NodeActor) -> None:
+    def attach_node(self, node: NodeActor) -> None:
         """Send a known member its work again; find work for anybody else."""
         self._nodes[node.node] = node
-        self.measured(node.node, Presence(self._agenda.now_ms, True, node.is_starting))
+        self.observe(node.node, Presence(self._agenda.now_ms, True, node.is_starting))
         job = self._job_of(node.node)
         if job is None or not job.members[node.node].is_present:
             self._allocate_soon()
@@ -84,13 +86,13 @@ class CoordinatorActor:
             if isinstance(command, commands.AssignShard) and command.node == node.node:
                 self._perform(job.job_id, command)
 
-    def disconnected(self, node: NodeActor) -> None:
+    def detach_node(self, node: NodeActor) -> None:
         """Wait for the node to come back before its work is given away."""
         connection = node.connection
-        self.measured(node.node, Presence(self._agenda.now_ms, is_present=False))
+        self.observe(node.node, Presence(self._agenda.now_ms, is_present=False))
         self._later(LOST_AFTER_MS, lambda: self._silent(node, connection))
 
-    def update_sent(self, node: NodeId, lease: node_side.Lease, update: node_side.Update) -> str:
+    def admit_update(self, node: NodeId, lease: node_side.Lease, update: node_side.Update) -> str:
         """Admit an update, or say why not. One that was accepted before is accepted again."""
         job = self.jobs[lease.job_id]
         member = job.members.get(node)
@@ -100,20 +102,20 @@ class CoordinatorActor:
             and member.last_accepted == update.digest
         ):
             return ""
-        reason = self.happened(lease.job_id, self._received(node, lease, update))
+        reason = self.apply(lease.job_id, self._update_event(node, lease, update))
         newest = self._newest_leases.get((lease.job_id, node))
         if not reason and newest != lease.number:
             raise AssertionError(f"{node} was let in under lease {lease.number}, not {newest}")
         if not reason:
-            self._gauges.accepted(job, node)
+            self._gauges.note_accepted(job, node)
         return reason
 
-    def measured(self, node: NodeId, observation: Observation) -> None:
+    def observe(self, node: NodeId, observation: Observation) -> None:
         """Something was seen of a node."""
         if self._is_up:
             self._gauges.note(node, observation)
 
-    def _received(
+    def _update_event(
         self, node: NodeId, lease: node_side.Lease, update: node_side.Update
     ) -> events.UpdateReceived:
         return events.UpdateReceived(
@@ -126,45 +128,45 @@ class CoordinatorActor:
             ),
         )
 
-    def damage_found(self, node: NodeId, lease: node_side.Lease) -> str:
+    def reject_damaged(self, node: NodeId, lease: node_side.Lease) -> str:
         """Refuse an update whose bytes do not have their digest, and count the refusal."""
-        reason = refusal(self.jobs[lease.job_id], self._received(node, lease, _NOTHING))
+        reason = refusal(self.jobs[lease.job_id], self._update_event(node, lease, _NOTHING))
         reason = reason or "the bytes do not have the digest that the header names"
         now_ms = self._agenda.now_ms
         if node in self.jobs[lease.job_id].members:
             refused = events.UpdateRefused(
                 at_ms=now_ms, node=node, round=lease.round, reason=reason
             )
-            self.happened(lease.job_id, refused)
+            self.apply(lease.job_id, refused)
         return reason
 
-    def handed_back(self, node: NodeId, lease: node_side.Lease, reason: str) -> None:
+    def take_back(self, node: NodeId, lease: node_side.Lease, reason: str) -> None:
         """Take a shard back."""
         now_ms = self._agenda.now_ms
-        self.happened(
+        self.apply(
             lease.job_id,
             events.ShardHandedBack(
                 at_ms=now_ms, node=node, round=lease.round, lease=lease.number, reason=reason
             ),
         )
 
-    def draining(self, node: NodeId, reason: str) -> None:
+    def drain_node(self, node: NodeId, reason: str) -> None:
         """Give the node nothing more."""
         if node in self._lent:
             now_ms = self._agenda.now_ms
-            self.happened(
+            self.apply(
                 self._lent[node], events.NodeDraining(at_ms=now_ms, node=node, reason=reason)
             )
 
-    # What users and fate do.
+    # Actions of users and faults.
 
-    def created(self, created: events.JobCreated) -> None:
+    def create_job(self, create_job: events.JobCreated) -> None:
         """Take a job on."""
-        job_id = created.job_id
-        self._gauges.is_needed |= created.spec.strategy == "aware"
-        self.journals[job_id] = [created]
+        job_id = create_job.job_id
+        self._gauges.is_needed |= create_job.spec.strategy == "aware"
+        self.journals[job_id] = [create_job]
         self.round_ms[job_id] = []
-        self.jobs[job_id], todo = transition(None, created)
+        self.jobs[job_id], todo = transition(None, create_job)
         for command in todo:
             self._perform(job_id, command)
 
@@ -201,7 +203,7 @@ class CoordinatorActor:
                 self._perform(job_id, command)
         self._allocate_soon()
 
-    def happened(self, job_id: JobId, event: Event) -> str:
+    def apply(self, job_id: JobId, event: Event) -> str:
         """Decide, persist, act. The refusal when the event is not legal."""
         before = self.jobs[job_id]
         if reason := refusal(before, event):
@@ -216,7 +218,7 @@ class CoordinatorActor:
             self._allocate_soon()
         return ""
 
-    # What the machine asks for.
+    # Commands of the round machine.
 
     def _later(self, wait_ms: int, deed: Callable[[], None]) -> None:
         life = self._life
@@ -244,21 +246,21 @@ class CoordinatorActor:
     def _work(self, job_id: JobId, command: Command) -> None:
         match command:
             case commands.InitialiseModel():
-                self._later(EVALUATE_MS, lambda: self._initialised(job_id))
+                self._later(EVALUATE_MS, lambda: self._set_first_model(job_id))
             case commands.PlanRound(request=request):
-                self._later(PLAN_MS, lambda: self._planned(job_id, request))
+                self._later(PLAN_MS, lambda: self._set_plan(job_id, request))
             case commands.SetDeadline(round=round_, at_ms=at_ms):
                 wait_ms = at_ms - self._agenda.now_ms
                 self._later(wait_ms, lambda: self._deadline(job_id, round_))
             case commands.Aggregate():
                 wait_ms = AGGREGATE_MS + self.model_ms + self._disk_ms(command)
-                self._later(wait_ms, lambda: self._aggregated(job_id, command))
+                self._later(wait_ms, lambda: self._set_aggregate(job_id, command))
             case commands.EvaluateModel():
-                answer = evaluated(command)
-                self._later(EVALUATE_MS, lambda: self._answered(job_id, answer))
+                answer = made_up_evaluation(command)
+                self._later(EVALUATE_MS, lambda: self._take_answer(job_id, answer))
             case commands.JudgeUpdates():
-                verdict = judged(command)
-                self._later(EVALUATE_MS, lambda: self._answered(job_id, verdict))
+                verdict = made_up_judgement(command)
+                self._later(EVALUATE_MS, lambda: self._take_answer(job_id, verdict))
             case commands.WriteRecord(record=events.RoundRecorded(duration_ms=duration_ms)):
                 self.round_ms[job_id].append(duration_ms)
             case _:
@@ -273,65 +275,65 @@ class CoordinatorActor:
     def _tell(self, node: NodeId, make: Callable[[Milliseconds], node_events.Event]) -> None:
         actor = self._nodes.get(node)
         if actor is not None and actor.is_connected:
-            actor.told(make)
+            actor.deliver(make)
 
     def _assign(self, job_id: JobId, command: commands.AssignShard) -> None:
         self._newest_leases[job_id, command.node] = command.lease
-        work = assigned(job_id, command, self._agenda.now_ms)
+        work = assignment_of(job_id, command, self._agenda.now_ms)
         self._tell(
             command.node, lambda at_ms: node_events.ShardAssigned(at_ms=at_ms, assignment=work)
         )
 
-    def _initialised(self, job_id: JobId) -> None:
+    def _set_first_model(self, job_id: JobId) -> None:
         first = Model(0, BlobRef(_digest(job_id), self._sizes.model_bytes))
-        self.happened(
+        self.apply(
             job_id,
             events.ModelInitialised(
                 at_ms=self._agenda.now_ms, model=first, partition_sizes=(Samples(1500),)
             ),
         )
 
-    def _planned(self, job_id: JobId, request: PlanRequest) -> None:
+    def _set_plan(self, job_id: JobId, request: PlanRequest) -> None:
         links = {node: actor.link for node, actor in self._nodes.items()}
-        plan = self._gauges.planned(request, links)
-        self.happened(job_id, events.RoundPlanned(at_ms=self._agenda.now_ms, plan=plan))
+        plan = self._gauges.plan_round_now(request, links)
+        self.apply(job_id, events.RoundPlanned(at_ms=self._agenda.now_ms, plan=plan))
 
     def _deadline(self, job_id: JobId, number: int) -> None:
-        self.happened(job_id, events.DeadlineReached(at_ms=self._agenda.now_ms, round=number))
+        self.apply(job_id, events.DeadlineReached(at_ms=self._agenda.now_ms, round=number))
 
-    def _aggregated(self, job_id: JobId, command: commands.Aggregate) -> None:
+    def _set_aggregate(self, job_id: JobId, command: commands.Aggregate) -> None:
         terms = [
             f"{update.slot} {update.weight} {update.blob.digest}" for update in command.updates
         ]
         digest = _digest(command.base.blob.digest, *terms)
         model = self._sizes.next_model(command.base, digest, down=command.down)
-        self.happened(
+        self.apply(
             job_id,
             events.AggregateReady(at_ms=self._agenda.now_ms, round=command.round, model=model),
         )
 
-    def _answered(self, job_id: JobId, answer: Event) -> None:
-        self.happened(job_id, msgspec.structs.replace(answer, at_ms=self._agenda.now_ms))
+    def _take_answer(self, job_id: JobId, answer: Event) -> None:
+        self.apply(job_id, msgspec.structs.replace(answer, at_ms=self._agenda.now_ms))
 
-    # Who works for whom.
+    # Allocation of nodes to jobs.
 
     def _job_of(self, node: NodeId) -> Job | None:
         return self.jobs[self._lent[node]] if node in self._lent else None
 
     def _silent(self, node: NodeActor, connection: int) -> None:
         if node.connection == connection and not node.is_connected:
-            self._lost(node.node)
+            self._lose_node(node.node)
 
     def _silent_after_restart(self, node: NodeId) -> None:
         if node not in self._nodes or not self._nodes[node].is_connected:
-            self._lost(node)
+            self._lose_node(node)
 
-    def _lost(self, node: NodeId) -> None:
+    def _lose_node(self, node: NodeId) -> None:
         self._nodes.pop(node, None)
         job_id = self._lent.pop(node, None)
         if job_id is not None:
             now_ms = self._agenda.now_ms
-            self.happened(job_id, events.NodeLost(at_ms=now_ms, node=node, reason="silent"))
+            self.apply(job_id, events.NodeLost(at_ms=now_ms, node=node, reason="silent"))
             self._allocate_soon()
 
     def _allocate_soon(self) -> None:
@@ -352,7 +354,7 @@ class CoordinatorActor:
             if isinstance(move, Lend):
                 self._lend(move)
             else:
-                self.happened(
+                self.apply(
                     move.job_id,
                     events.NodeDraining(at_ms=now_ms, node=move.node, reason=move.reason),
                 )
@@ -360,9 +362,9 @@ class CoordinatorActor:
     def _lend(self, move: Lend) -> None:
         now_ms = self._agenda.now_ms
         if (before := self._lent.pop(move.node, None)) is not None:
-            self.happened(before, events.NodeLost(at_ms=now_ms, node=move.node, reason=move.reason))
+            self.apply(before, events.NodeLost(at_ms=now_ms, node=move.node, reason=move.reason))
         self._lent[move.node] = move.job_id
-        self.happened(move.job_id, events.NodeJoined(at_ms=now_ms, node=move.node))
+        self.apply(move.job_id, events.NodeJoined(at_ms=now_ms, node=move.node))
 
     def _wanting(self) -> list[Job]:
         idle = ENDED | {Phase.PAUSED, Phase.FINISHING}
@@ -381,7 +383,7 @@ class CoordinatorActor:
         """Play the user who resumes a job that paused itself."""
         for job_id, job in self.jobs.items():
             if job.phase is Phase.PAUSED:
-                self.happened(job_id, events.JobResumed(at_ms=self._agenda.now_ms))
+                self.apply(job_id, events.JobResumed(at_ms=self._agenda.now_ms))
 
 
 def _digest(*parts: str) -> Digest:

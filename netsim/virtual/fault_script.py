@@ -2,8 +2,8 @@
 
 from msgspec.structs import replace
 
-from netsim.network.timeline import Action, ActionKind, timeline
-from netsim.network.world import COORDINATOR, Fault, FaultKind, WorldDescription
+from netsim.network.timeline import ActionKind, WorldAction, timeline
+from netsim.network.world import COORDINATOR, FaultKind, WorldDescription, WorldFault
 from netsim.virtual.agenda import Agenda
 from netsim.virtual.coordinator_actor import CoordinatorActor
 from netsim.virtual.node_actor import Ills, NodeActor
@@ -35,14 +35,14 @@ class FaultScript:
         if action is not None:
             self._agenda.at(action.at_us // 1000, lambda: self._carry_out(action))
 
-    def _carry_out(self, action: Action) -> None:
+    def _carry_out(self, action: WorldAction) -> None:
         if action.target == COORDINATOR:
             self._act_on_coordinator(action)
         else:
             self._act_on_node(action, self._nodes[action.target])
         self.plan_next()
 
-    def _act_on_coordinator(self, action: Action) -> None:
+    def _act_on_coordinator(self, action: WorldAction) -> None:
         match action.kind:
             case ActionKind.KILL:
                 self._coordinator.crash(list(self._nodes.values()))
@@ -53,7 +53,7 @@ class FaultScript:
             case _:
                 self._coordinator.disk_bytes_per_s = 0
 
-    def _act_on_node(self, action: Action, node: NodeActor) -> None:
+    def _act_on_node(self, action: WorldAction, node: NodeActor) -> None:
         match action.kind:
             case ActionKind.CUT:
                 node.unplug("the link is cut")
@@ -68,7 +68,7 @@ class FaultScript:
                 _impair(node, action.fault, is_over=action.kind is ActionKind.REPAIR)
 
 
-def _impair(node: NodeActor, fault: Fault, *, is_over: bool) -> None:
+def _impair(node: NodeActor, fault: WorldFault, *, is_over: bool) -> None:
     well = Ills()
     match fault.kind:
         case FaultKind.SLOW_DEVICE:

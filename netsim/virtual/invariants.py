@@ -1,4 +1,4 @@
-"""What must hold of a job in every state and across every step, whatever the network does."""
+"""Invariants of a job in every state and across every step, whatever the network does."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ _WITH_ROUND = frozenset({Phase.TRAINING, Phase.AGGREGATING})
 
 def violations(job: Job) -> tuple[str, ...]:
     """Safety: the invariants that this state breaks, in words; empty when all is well."""
-    return tuple(_broken(job))
+    return tuple(_break_upload(job))
 
 
 def step_violations(before: Job, after: Job) -> tuple[str, ...]:
@@ -21,7 +21,7 @@ def step_violations(before: Job, after: Job) -> tuple[str, ...]:
     return (*_broken_step(before, after), *_broken_promises(before, after))
 
 
-def _broken(job: Job) -> Iterator[str]:
+def _break_upload(job: Job) -> Iterator[str]:
     where = job.resume_to or job.phase
     if where in _WITH_ROUND and job.round is None:
         yield f"{where.value} without a round"
@@ -94,7 +94,7 @@ def _sample_violations(job: Job) -> Iterator[str]:
     """Every position ever assigned is accepted, held by somebody, orphaned, granted for the next
     round, or returned: once.
     """
-    held = [(shard.partition, range_) for shard in _held(job) for range_ in shard.ranges]
+    held = [(shard.partition, range_) for shard in _open_shards(job) for range_ in shard.ranges]
     for partition, stream in enumerate(job.streams):
         held += [(partition, range_) for range_ in stream.returned]
     assigned = sum(stream.cursor for stream in job.streams)
@@ -107,7 +107,7 @@ def _sample_violations(job: Job) -> Iterator[str]:
             yield f"position {next_start} of partition {part} is held twice"
 
 
-def _held(job: Job) -> Iterator[Shard]:
+def _open_shards(job: Job) -> Iterator[Shard]:
     """What nodes have to train on, or may."""
     if job.round is not None:
         for participant in job.round.participants.values():

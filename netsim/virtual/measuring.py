@@ -1,4 +1,4 @@
-"""What the virtual coordinator knows of its nodes, made of virtual transfers, and what it plans."""
+"""Measurements of virtual nodes, made of virtual transfers, and the plans based on them."""
 
 import random
 from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ from netsim.virtual.agenda import Agenda
 from netsim.virtual.node_link import NodeLink
 
 SMALLEST_BYTES = bulk.SMALLEST_BYTES
-"""Of a transfer that says something of the line."""
+"""Smallest transfer that is a measurement of the line."""
 _NOW = Milliseconds(0)  # stamped when the answer arrives
 _PROBE_MS = 2_000
 _PROBES_MOST = 10
@@ -70,7 +70,7 @@ class Gauges:
             reading = self._readings.get(node, NodeReading())
             self._readings[node] = add_observation(reading, observation)
 
-    def accepted(self, before: Job, node: NodeId) -> None:
+    def note_accepted(self, before: Job, node: NodeId) -> None:
         """An update is in, of a job as it was before."""
         if before.round is None or (part := before.round.participants.get(node)) is None:
             return
@@ -85,15 +85,15 @@ class Gauges:
         self._readings.clear()
         self._probed_ms.clear()
 
-    def planned(self, request: PlanRequest, links: Mapping[NodeId, NodeLink]) -> RoundPlan:
+    def plan_round_now(self, request: PlanRequest, links: Mapping[NodeId, NodeLink]) -> RoundPlan:
         """The plan of a round, by what is known now."""
         for node in request.candidates:
             if node in links:
                 self._probe(node, links[node])
         now = replace(request, at_ms=self._agenda.now_ms, line_bits_per_s=self._line_bits_per_s)
-        return plan_round(now, self._known(request.candidates), self._sizes)
+        return plan_round(now, self._readings_of(request.candidates), self._sizes)
 
-    def _known(self, nodes: Iterable[NodeId]) -> dict[NodeId, NodeReading]:
+    def _readings_of(self, nodes: Iterable[NodeId]) -> dict[NodeId, NodeReading]:
         return {node: self._readings.get(node, NodeReading()) for node in nodes}
 
     def _probe(self, node: NodeId, link: NodeLink) -> None:
@@ -110,7 +110,7 @@ class Gauges:
         self.note(node, Host(now_ms, congestion_control, False, congestion_control))
 
 
-def evaluated(command: EvaluateModel) -> EvaluationReady:
+def made_up_evaluation(command: EvaluateModel) -> EvaluationReady:
     """Each round makes the model better."""
     return EvaluationReady(
         at_ms=_NOW,
@@ -122,7 +122,7 @@ def evaluated(command: EvaluateModel) -> EvaluationReady:
     )
 
 
-def judged(command: JudgeUpdates) -> UpdatesJudged:
+def made_up_judgement(command: JudgeUpdates) -> UpdatesJudged:
     """Each update alone is worth half of what its round is."""
     losses = {update.node: 0.9 for update in command.updates}
     return UpdatesJudged(

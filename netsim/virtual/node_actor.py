@@ -19,8 +19,8 @@ from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from netsim.virtual.agenda import Agenda
 from netsim.virtual.measuring import SMALLEST_BYTES
-from netsim.virtual.node_link import NodeLink, Way
-from netsim.virtual.sizes import Sizes
+from netsim.virtual.node_link import NodeLink, TransferWay
+from netsim.virtual.sizes import TransferSizes
 
 _DIAL_FAILED_MS = 50
 TRAIN_MS = 30
@@ -40,25 +40,25 @@ class Upstream(Protocol):
 
     def is_up(self) -> bool: ...
 
-    def connected(self, node: "NodeActor") -> None: ...
+    def attach_node(self, node: "NodeActor") -> None: ...
 
-    def disconnected(self, node: "NodeActor") -> None: ...
+    def detach_node(self, node: "NodeActor") -> None: ...
 
-    def update_sent(self, node: NodeId, lease: Lease, update: Update) -> str:
+    def admit_update(self, node: NodeId, lease: Lease, update: Update) -> str:
         """Empty when it was accepted, else the refusal."""
 
-    def damage_found(self, node: NodeId, lease: Lease) -> str:
+    def reject_damaged(self, node: NodeId, lease: Lease) -> str:
         """An update's bytes are not what its digest names; the refusal."""
 
-    def handed_back(self, node: NodeId, lease: Lease, reason: str) -> None: ...
+    def take_back(self, node: NodeId, lease: Lease, reason: str) -> None: ...
 
-    def draining(self, node: NodeId, reason: str) -> None: ...
+    def drain_node(self, node: NodeId, reason: str) -> None: ...
 
-    def measured(self, node: NodeId, observation: Observation) -> None: ...
+    def observe(self, node: NodeId, observation: Observation) -> None: ...
 
 
 class Ills(msgspec.Struct, frozen=True):
-    """What is wrong with a node at the moment."""
+    """Faults of a node at the moment."""
 
     worker_death: float = 0.0
     """Share of trainings that kill the worker process."""
@@ -84,7 +84,7 @@ class NodeActor:
         """How many faults keep it from the coordinator now."""
         self.is_alive = False
         self.step_ms = 10.0
-        self.sizes = Sizes()
+        self.sizes = TransferSizes()
         self.model_ms = 0
         """What the size of the model adds to a training."""
         self.starting_ms = 0
@@ -101,12 +101,12 @@ class NodeActor:
         self._begun: tuple[Ahead | None, Milliseconds] = (None, Milliseconds(0))
         """What its worker has taken up of the next round, and since when."""
         self._models: dict[JobId, Digest] = {}
-        """Of each job, the newest model here. Survives a crash."""
+        """Newest model of each job here. Survives a crash."""
         self._session = fresh_session(node)
 
     @property
     def session(self) -> Session:
-        """The real core's state."""
+        """State of the node's core."""
         return self._session
 
     def start(self) -> None:
@@ -115,7 +115,7 @@ class NodeActor:
         self._training, self._begun = None, (None, Milliseconds(0))
         self.is_alive = True
         self._session = fresh_session(self.node, self._session.memory)
-        self.happened(events.Started(at_ms=self._agenda.now_ms, has_certificate=True))
+        self.apply(events.Started(at_ms=self._agenda.now_ms, has_certificate=True))
 
     def revive(self) -> None:
         """Start the daemon if it is not there."""
@@ -133,7 +133,7 @@ class NodeActor:
     def _ready(self) -> None:
         if self.is_connected:
             now = Presence(self._agenda.now_ms, is_present=True)
-            self._say(lambda: self._upstream.measured(self.node, now))
+            self._say(lambda: self._upstream.observe(self.node, now))
 
     def unplug(self, reason: str) -> None:
         """Cut the line; it stays cut until each who unplugged it has plugged it in again."""
@@ -155,23 +155,24 @@ class NodeActor:
         self.is_alive = False
         self._life += 1
         self._agenda.after(
-            self.link.message_ms(Way.UP) + 1, lambda: None if self.is_alive else self._break()
+            self.link.message_ms(TransferWay.UP) + 1,
+            lambda: None if self.is_alive else self._break(),
         )
 
     def cut(self, reason: str) -> None:
         """The connection breaks; both sides notice."""
         if self.is_connected:
             self._break()
-            self.happened(events.LinkLost(at_ms=self._agenda.now_ms, reason=reason))
+            self.apply(events.LinkLost(at_ms=self._agenda.now_ms, reason=reason))
 
     def _break(self) -> None:
         if self.is_connected:
             self.is_connected = False
             self.connection += 1
             self.link.cut()
-            self._upstream.disconnected(self)
+            self._upstream.detach_node(self)
 
-    def happened(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         """Advance the core and do what it asks for."""
         if not self.is_alive:
             return
@@ -179,15 +180,15 @@ class NodeActor:
         for command in todo:
             self._perform(command)
 
-    def told(self, make: Callable[[Milliseconds], Event]) -> None:
+    def deliver(self, make: Callable[[Milliseconds], Event]) -> None:
         """A message of the coordinator, sent now over the present connection."""
         connection = self.connection
 
         def arrive() -> None:
             if self.connection == connection:
-                self.happened(make(self._agenda.now_ms))
+                self.apply(make(self._agenda.now_ms))
 
-        self._agenda.after(self.link.message_ms(Way.DOWN), arrive)
+        self._agenda.after(self.link.message_ms(TransferWay.DOWN), arrive)
 
     def _later(self, wait_ms: int, deed: Callable[[], None]) -> None:
         """Something of this life: a crash before then makes it never happen."""
@@ -199,12 +200,12 @@ class NodeActor:
             case commands.OpenLink():
                 self._later(self.link.dial_ms(), self._dial)
             case commands.HandBack(lease=lease, reason=reason):
-                self._say(lambda: self._upstream.handed_back(self.node, lease, reason))
+                self._say(lambda: self._upstream.take_back(self.node, lease, reason))
             case commands.AnnounceDraining(reason=reason):
-                self._say(lambda: self._upstream.draining(self.node, reason))
+                self._say(lambda: self._upstream.drain_node(self.node, reason))
             case commands.SetTimer(timer=timer, at_ms=at_ms):
                 wait_ms = at_ms - self._agenda.now_ms
-                self._later(wait_ms, lambda: self.happened(self._fired(timer)))
+                self._later(wait_ms, lambda: self.apply(self._timer_event(timer)))
             case commands.Leave():
                 self._leave()
             case _:
@@ -217,33 +218,33 @@ class NodeActor:
             case commands.Train(assignment=assignment, start=start):
                 self._train(assignment, start)
             case commands.AbortTraining(lease=lease):
-                self._later(1, lambda: self._aborted(lease))
+                self._later(1, lambda: self._abort_training(lease))
             case commands.Upload(assignment=assignment, update=update):
                 self._upload(assignment.lease, update)
             case _:
                 pass
 
-    def _fired(self, timer: events.Timer) -> Event:
+    def _timer_event(self, timer: events.Timer) -> Event:
         return events.TimerFired(at_ms=self._agenda.now_ms, timer=timer)
 
     def _dial(self) -> None:
         if not (self._upstream.is_up() and not self.cuts):
             self._later(
                 _DIAL_FAILED_MS,
-                lambda: self.happened(
+                lambda: self.apply(
                     events.LinkLost(at_ms=self._agenda.now_ms, reason="nobody answers")
                 ),
             )
             return
         self.connection += 1
         self.is_connected = True
-        self.happened(events.Connected(at_ms=self._agenda.now_ms))
-        self._upstream.connected(self)
+        self.apply(events.Connected(at_ms=self._agenda.now_ms))
+        self._upstream.attach_node(self)
 
     def _say(self, deed: Callable[[], None]) -> None:
         connection = self.connection
         self._agenda.after(
-            self.link.message_ms(Way.UP),
+            self.link.message_ms(TransferWay.UP),
             lambda: deed() if self.connection == connection else None,
         )
 
@@ -251,35 +252,37 @@ class NodeActor:
         connection, lease = self.connection, assignment.lease
         size_bytes = self._missing_bytes(assignment)
         if not size_bytes:
-            self._later(_AT_HAND_MS, lambda: self._fetched(assignment))
+            self._later(_AT_HAND_MS, lambda: self._finish_fetch(assignment))
             return
-        wait_ms = self.link.message_ms(Way.UP) + self._disk_ms(size_bytes)
+        wait_ms = self.link.message_ms(TransferWay.UP) + self._disk_ms(size_bytes)
         lines = assignment.connections
 
         def arrive(took_ms: int) -> None:
             now_ms = self._agenda.now_ms
             if self.connection == connection:
                 self.downloads_ms.append(took_ms)
-                self._moved(Direction.DOWN, size_bytes, took_ms - wait_ms, connections=lines)
-                self._fetched(assignment)
+                self._report_transfer(
+                    Direction.DOWN, size_bytes, took_ms - wait_ms, connections=lines
+                )
+                self._finish_fetch(assignment)
             else:
-                self.happened(events.FetchBroken(at_ms=now_ms, lease=lease, reason="cut off"))
+                self.apply(events.FetchBroken(at_ms=now_ms, lease=lease, reason="cut off"))
 
-        self.link.move(Way.DOWN, size_bytes, arrive, wait_ms=wait_ms, connections=lines)
+        self.link.move(TransferWay.DOWN, size_bytes, arrive, wait_ms=wait_ms, connections=lines)
 
-    def _fetched(self, assignment: Assignment) -> None:
+    def _finish_fetch(self, assignment: Assignment) -> None:
         lease = assignment.lease
         self._models[lease.job_id] = assignment.task.model.digest
-        self.happened(events.InputsFetched(at_ms=self._agenda.now_ms, lease=lease))
+        self.apply(events.InputsFetched(at_ms=self._agenda.now_ms, lease=lease))
 
-    def _moved(
+    def _report_transfer(
         self, direction: Direction, size_bytes: Bytes, took_ms: int, *, connections: int
     ) -> None:
         if size_bytes >= SMALLEST_BYTES:
             took_us = Microseconds(1000 * max(1, took_ms))
             now_ms = self._agenda.now_ms
             seen = Transfer(now_ms, direction, size_bytes, took_us, connections)
-            self._upstream.measured(self.node, seen)
+            self._upstream.observe(self.node, seen)
 
     def _missing_bytes(self, assignment: Assignment) -> Bytes:
         """Nothing, the deltas that lead on from the newest model here, or all of it.
@@ -307,7 +310,7 @@ class NodeActor:
         whole_ms = Milliseconds(round(full_steps * self.step_ms) + TRAIN_MS + self.model_ms)
         compute_ms = whole_ms - self._taken_ahead_ms(assignment, start)
         if self._dice.random() < self.ills.worker_death:
-            self._later(compute_ms // 2, lambda: self._died(lease))
+            self._later(compute_ms // 2, lambda: self._end_worker(lease))
             return
         starting_ms = max(0, self._ready_ms - self._agenda.now_ms)
         name = msgspec.json.encode((assignment.slot, repr(start), assignment.task, self.ills.lie))
@@ -315,7 +318,9 @@ class NodeActor:
         samples = Samples(sum(range_.count for range_ in assignment.task.ranges))
         size_bytes = self.sizes.update_bytes(assignment.task.codec)
         update = Update(digest, size_bytes, assignment.task.inner_steps, samples)
-        self._later(starting_ms + compute_ms, lambda: self._finished(assignment, update, whole_ms))
+        self._later(
+            starting_ms + compute_ms, lambda: self._finish_training(assignment, update, whole_ms)
+        )
 
     def _taken_ahead_ms(self, assignment: Assignment, start: Start) -> int:
         """What the worker has done of it already. Whatever it did of anything else was in vain."""
@@ -327,25 +332,27 @@ class NodeActor:
         most_ms = round(task.full_steps * begun.inner_steps / task.inner_steps * self.step_ms)
         return min(most_ms, self._agenda.now_ms - since_ms)
 
-    def _finished(self, assignment: Assignment, update: Update, took_ms: Milliseconds) -> None:
+    def _finish_training(
+        self, assignment: Assignment, update: Update, took_ms: Milliseconds
+    ) -> None:
         lease = assignment.lease
         if self._training == lease:
             self._training = None
             now_ms = self._agenda.now_ms
             self._begun = (assignment.ahead, now_ms)
             took = Steps(now_ms, assignment.task.full_steps, took_ms)
-            self._say(lambda: self._upstream.measured(self.node, took))
-            self.happened(events.TrainingFinished(at_ms=now_ms, lease=lease, update=update))
+            self._say(lambda: self._upstream.observe(self.node, took))
+            self.apply(events.TrainingFinished(at_ms=now_ms, lease=lease, update=update))
 
-    def _died(self, lease: Lease) -> None:
+    def _end_worker(self, lease: Lease) -> None:
         if self._training == lease:
             self._training = None
-            self.happened(events.WorkerDied(at_ms=self._agenda.now_ms, reason="out of memory"))
+            self.apply(events.WorkerDied(at_ms=self._agenda.now_ms, reason="out of memory"))
 
-    def _aborted(self, lease: Lease) -> None:
+    def _abort_training(self, lease: Lease) -> None:
         if self._training == lease:
             self._training = None
-            self.happened(events.TrainingAborted(at_ms=self._agenda.now_ms, lease=lease))
+            self.apply(events.TrainingAborted(at_ms=self._agenda.now_ms, lease=lease))
 
     def _upload(self, lease: Lease, update: Update) -> None:
         connection = self.connection
@@ -354,39 +361,45 @@ class NodeActor:
 
         def arrive(took_ms: int) -> None:
             if self.connection != connection:
-                self._broken(lease, "cut off")
+                self._break_upload(lease, "cut off")
                 return
-            self._moved(Direction.UP, update.size_bytes, took_ms - wait_ms, connections=lines)
+            self._report_transfer(
+                Direction.UP, update.size_bytes, took_ms - wait_ms, connections=lines
+            )
             is_damaged = self._dice.random() < self.ills.corruption
             if is_damaged:
-                refusal = self._upstream.damage_found(self.node, lease)
+                refusal = self._upstream.reject_damaged(self.node, lease)
             else:
                 self.uploads_ms.append(took_ms)
-                refusal = self._upstream.update_sent(self.node, lease, update)
-            answer = self._damage_answered if is_damaged else self._answered
-            self._later(self.link.message_ms(Way.DOWN), lambda: answer(connection, lease, refusal))
+                refusal = self._upstream.admit_update(self.node, lease, update)
+            answer = self._damage_answered if is_damaged else self._take_answer
+            self._later(
+                self.link.message_ms(TransferWay.DOWN), lambda: answer(connection, lease, refusal)
+            )
 
         # The bytes follow when the coordinator has admitted the header.
-        admission_ms = self.link.message_ms(Way.UP) + self.link.message_ms(Way.DOWN)
+        admission_ms = self.link.message_ms(TransferWay.UP) + self.link.message_ms(TransferWay.DOWN)
         wait_ms = admission_ms + self._disk_ms(update.size_bytes)
-        self.link.move(Way.UP, update.size_bytes, arrive, wait_ms=wait_ms, connections=lines)
+        self.link.move(
+            TransferWay.UP, update.size_bytes, arrive, wait_ms=wait_ms, connections=lines
+        )
 
     def _damage_answered(self, connection: int, lease: Lease, refusal: str) -> None:
         """What was sent is well: it is sent again."""
-        self._broken(lease, refusal if self.connection == connection else "cut off")
+        self._break_upload(lease, refusal if self.connection == connection else "cut off")
 
-    def _answered(self, connection: int, lease: Lease, refusal: str) -> None:
+    def _take_answer(self, connection: int, lease: Lease, refusal: str) -> None:
         now_ms = self._agenda.now_ms
         if self.connection != connection:
-            self._broken(lease, "cut off")
+            self._break_upload(lease, "cut off")
         elif refusal:
-            self.happened(events.UpdateLate(at_ms=now_ms, lease=lease, reason=refusal))
+            self.apply(events.UpdateLate(at_ms=now_ms, lease=lease, reason=refusal))
         else:
-            self.happened(events.UpdateAccepted(at_ms=now_ms, lease=lease))
+            self.apply(events.UpdateAccepted(at_ms=now_ms, lease=lease))
 
-    def _broken(self, lease: Lease, reason: str) -> None:
+    def _break_upload(self, lease: Lease, reason: str) -> None:
         now_ms = self._agenda.now_ms
-        self.happened(events.UploadBroken(at_ms=now_ms, lease=lease, reason=reason))
+        self.apply(events.UploadBroken(at_ms=now_ms, lease=lease, reason=reason))
 
 
 def job_released(job_id: JobId, reason: str) -> Callable[[Milliseconds], Event]:

@@ -23,9 +23,9 @@ from coordinator.core.transfer.path import CongestionControl, Path
 from coordinator.core.transfer.rounds import Carried, Start
 from coordinator.core.transfer.window import stall_us
 from hypergpu.units import Bytes, Microseconds, Milliseconds
-from netsim.link import STALLED_BITS_PER_S, Direction, Link, LinkCourse, most_loss
+from netsim.link import STALLED_BITS_PER_S, Link, LinkCourse, LinkDirection, most_loss
 from netsim.virtual.agenda import Agenda
-from netsim.virtual.sharing import Move, SharedLink
+from netsim.virtual.sharing import SharedLink, SharedTransfer
 
 _WINDOW_STEP = 1.5
 """Windows are told apart by so much, so that transfers share forecasts."""
@@ -33,7 +33,7 @@ _STRETCHES_MOST = 1000
 """A transfer that outlives this many changes of its link goes on over the last one."""
 
 
-class Way(StrEnum):
+class TransferWay(StrEnum):
     """A direction, as the node sees it."""
 
     UP = "up"
@@ -46,8 +46,8 @@ class CoordinatorLine:
     def __init__(self, agenda: Agenda, link: Link) -> None:
         self.link = link
         self.shared = {
-            Way.UP: SharedLink(agenda, link.down.bits_per_s),
-            Way.DOWN: SharedLink(agenda, link.up.bits_per_s),
+            TransferWay.UP: SharedLink(agenda, link.down.bits_per_s),
+            TransferWay.DOWN: SharedLink(agenda, link.up.bits_per_s),
         }
 
     def beyond(self, link: Link) -> Link:
@@ -80,19 +80,19 @@ class NodeLink:
         self._line = line
         self._from_us, self._until_us = 0, -1
         self._link = line.beyond(course.at(0))
-        self._paths: dict[Way, Path] = {}
-        self._delays: dict[Way, _Delay] = {}
-        self._last_ms = {Way.UP: 0, Way.DOWN: 0}
-        self._moves: dict[Move, SharedLink] = {}
-        self._carried: dict[Way, Carried] = {}
+        self._paths: dict[TransferWay, Path] = {}
+        self._delays: dict[TransferWay, _Delay] = {}
+        self._last_ms = {TransferWay.UP: 0, TransferWay.DOWN: 0}
+        self._moves: dict[SharedTransfer, SharedLink] = {}
+        self._carried: dict[TransferWay, Carried] = {}
         """What transfers over the present connection have left."""
         self._moved_ms = 0
 
-    def message_ms(self, way: Way) -> Milliseconds:
+    def message_ms(self, way: TransferWay) -> Milliseconds:
         """Until a message sent now is there, which is not before those sent earlier."""
         now_ms = self._agenda.now_ms
         self._look(now_ms * 1000)
-        delay_us = self._delays[way].drawn_us(self._dice)
+        delay_us = self._delays[way].draw_us(self._dice)
         path = self._paths[way]
         if path.loss and self._dice.random() < path.loss:
             delay_us += stall_us(path)
@@ -102,15 +102,15 @@ class NodeLink:
         return Milliseconds(self._last_ms[way] - now_ms)
 
     def round_trip_us(self, dice: random.Random) -> Microseconds:
-        """Of a probe sent now."""
+        """Return the round-trip time of a probe sent now."""
         self._look(self._agenda.now_ms * 1000)
-        return Microseconds(sum(self._delays[way].drawn_us(dice) for way in Way))
+        return Microseconds(sum(self._delays[way].draw_us(dice) for way in TransferWay))
 
     def train(self, dice: random.Random, packets: int) -> tuple[int, int]:
         """Losses and bursts of losses among datagrams sent and echoed now."""
         self._look(self._agenda.now_ms * 1000)
         lost = bursts = 0
-        is_bad = dict.fromkeys(Way, False)
+        is_bad = dict.fromkeys(TransferWay, False)
         was_lost = False
         for _ in range(packets):
             for way, path in self._paths.items():
@@ -125,18 +125,18 @@ class NodeLink:
 
     @property
     def congestion_control(self) -> str:
-        """Of the hosts at both ends."""
+        """Congestion control of the hosts at both ends."""
         self._look(self._agenda.now_ms * 1000)
-        return self._paths[Way.UP].congestion_control.value
+        return self._paths[TransferWay.UP].congestion_control.value
 
     def dial_ms(self) -> Milliseconds:
         """Until a connection is open: handshakes, each there and back."""
-        there_and_back = self.message_ms(Way.UP) + self.message_ms(Way.DOWN)
+        there_and_back = self.message_ms(TransferWay.UP) + self.message_ms(TransferWay.DOWN)
         return Milliseconds(HANDSHAKE_RTTS * there_and_back)
 
     def move(
         self,
-        way: Way,
+        way: TransferWay,
         size_bytes: Bytes,
         deed: Callable[[int], None],
         *,
@@ -163,7 +163,7 @@ class NodeLink:
             self._moved_ms = self._agenda.now_ms
             deed(self._agenda.now_ms - begun_ms)
 
-        move = Move(moved)
+        move = SharedTransfer(moved)
         self._moves[move] = shared
         shared.begin(move, size_bytes, own_ms)
 
@@ -177,7 +177,9 @@ class NodeLink:
         self._moves.clear()
         self._carried.clear()
 
-    def transfer_ms(self, way: Way, size_bytes: Bytes, connections: int = 1) -> Milliseconds:
+    def transfer_ms(
+        self, way: TransferWay, size_bytes: Bytes, connections: int = 1
+    ) -> Milliseconds:
         """How long the bytes would take if the coordinator's own link were without limit."""
         begun_us = now_us = self._agenda.now_ms * 1000
         # The last of some connections to be through is the one that counts.
@@ -202,7 +204,7 @@ class NodeLink:
         took_us = now_us - begun_us + round((1 - done) * whole_us)
         return Milliseconds(-(-took_us // 1000))
 
-    def _carried_over(self, way: Way) -> Carried | None:
+    def _carried_over(self, way: TransferWay) -> Carried | None:
         """What the time without transfers has left of the last one's window; None: it is fresh."""
         if way not in self._carried:
             return None
@@ -223,10 +225,10 @@ class NodeLink:
         self._from_us = now_us
         self._until_us = self._course.next_change_us(now_us)
         self._paths = {
-            Way.UP: path_of(link, link.up),
-            Way.DOWN: path_of(link, link.down),
+            TransferWay.UP: path_of(link, link.up),
+            TransferWay.DOWN: path_of(link, link.down),
         }
-        self._delays = {Way.UP: _Delay.of(link.up), Way.DOWN: _Delay.of(link.down)}
+        self._delays = {TransferWay.UP: _Delay.of(link.up), TransferWay.DOWN: _Delay.of(link.down)}
 
 
 def _shared_out(path: Path, connections: int) -> Path:
@@ -236,7 +238,7 @@ def _shared_out(path: Path, connections: int) -> Path:
     return msgspec.structs.replace(path, bits_per_s=path.bits_per_s // connections)
 
 
-def path_of(link: Link, direction: Direction) -> Path:
+def path_of(link: Link, direction: LinkDirection) -> Path:
     """What the transfer model needs to know of a direction."""
     path = Path(
         rtt_us=link.rtt_us,
@@ -249,7 +251,7 @@ def path_of(link: Link, direction: Direction) -> Path:
     return path if direction.bits_per_s == STALLED_BITS_PER_S else round_path(path)
 
 
-def _joined(own: Direction, line: Direction) -> Direction:
+def _joined(own: LinkDirection, line: LinkDirection) -> LinkDirection:
     if not (line.delay_us or line.jitter_us or line.loss):
         return own
     return msgspec.structs.replace(
@@ -267,13 +269,13 @@ class _Delay(NamedTuple):
     sigma: float
 
     @classmethod
-    def of(cls, direction: Direction) -> "_Delay":
+    def of(cls, direction: LinkDirection) -> "_Delay":
         if not direction.jitter_us or not direction.delay_us:
             return cls(direction.delay_us, 0.0)
         variance = math.log1p((direction.jitter_us / direction.delay_us) ** 2)
         return cls(direction.delay_us, math.sqrt(variance))
 
-    def drawn_us(self, dice: random.Random) -> int:
+    def draw_us(self, dice: random.Random) -> int:
         if not self.sigma:
             return self.mean_us
         factor = math.exp(self.sigma * (dice.gauss(0.0, 1.0) - self.sigma / 2))

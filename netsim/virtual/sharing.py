@@ -21,7 +21,7 @@ _MOVES_A_MS = 50
 _WIRE_BITS_A_BYTE = 8 * (1 + STREAM_OVERHEAD) * (1 + PACKET_HEADER_BYTES / 1448)
 
 
-class Move:
+class SharedTransfer:
     """One transfer."""
 
     def __init__(self, deed: Deed) -> None:
@@ -41,11 +41,11 @@ class _Class:
         self.speed = 1.0
         self.count = 0
         self.bits_per_ms = 0.0
-        self.heap: list[tuple[float, int, Move]] = []
+        self.heap: list[tuple[float, int, SharedTransfer]] = []
 
     @property
     def mean_bits_per_ms(self) -> float:
-        """Of one transfer, on its own path."""
+        """Mean rate of one transfer on its own path."""
         return self.bits_per_ms / self.count
 
     def advance(self, now_ms: int) -> None:
@@ -76,7 +76,7 @@ class SharedLink:
         self._moves = 0
         self._wakes_ms = -1
 
-    def begin(self, move: Move, size_bytes: Bytes, own_ms: Milliseconds) -> None:
+    def begin(self, move: SharedTransfer, size_bytes: Bytes, own_ms: Milliseconds) -> None:
         """Begin a transfer that takes ``own_ms`` on its own path; its deed is called at its end."""
         if not self._bits_per_ms:
             self._agenda.after(own_ms, lambda: None if move.is_gone else move.deed())
@@ -95,7 +95,7 @@ class SharedLink:
         kind.bits_per_ms += move.bits_per_ms
         self._wake_at(now_ms + self._late_ms)
 
-    def drop(self, move: Move) -> None:
+    def drop(self, move: SharedTransfer) -> None:
         """Forget a transfer: it was cut off."""
         if move.is_gone:
             return
@@ -109,7 +109,7 @@ class SharedLink:
         """How late things may be seen to: where many transfers are under way, many at a time."""
         return self._moves // _MOVES_A_MS
 
-    def _leave(self, move: Move) -> None:
+    def _leave(self, move: SharedTransfer) -> None:
         kind = self._classes[move.kind]
         self._moves -= 1
         kind.count -= 1
@@ -128,7 +128,7 @@ class SharedLink:
         if at_ms != self._wakes_ms:
             return
         self._wakes_ms = -1
-        ended: list[tuple[int, Move]] = []
+        ended: list[tuple[int, SharedTransfer]] = []
         for kind in list(self._classes.values()):
             kind.advance(at_ms)
             while kind.left_ms() <= _CLOSE_MS:

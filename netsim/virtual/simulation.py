@@ -23,21 +23,21 @@ from netsim.virtual.invariants import step_violations, violations
 from netsim.virtual.measuring import Gauges
 from netsim.virtual.node_actor import Ills, NodeActor
 from netsim.virtual.node_link import CoordinatorLine, NodeLink
-from netsim.virtual.worlds import World, drawn_description
+from netsim.virtual.worlds import SimulatedWorld, drawn_description
 
 _RESUME_EACH_MS = 60_000
 _COORDINATOR = Address("0x" + "c0" * 20)
 
 
-class Transfers(msgspec.Struct, frozen=True):
-    """What one node's transfers took that got through, in milliseconds, in order."""
+class NodeTransfers(msgspec.Struct, frozen=True):
+    """Durations of one node's completed transfers, in milliseconds, in order."""
 
     downloads_ms: tuple[int, ...]
     uploads_ms: tuple[int, ...]
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """What became of a world."""
+class WorldOutcome(msgspec.Struct, frozen=True):
+    """The result of a world."""
 
     seed: int
     violations: tuple[str, ...]
@@ -51,7 +51,7 @@ class Outcome(msgspec.Struct, frozen=True):
     virtual_ms: Milliseconds
     round_ms: dict[JobId, tuple[int, ...]]
     """How long each round took, as the journal has it: from its opening to its model."""
-    transfers: dict[NodeId, Transfers]
+    transfers: dict[NodeId, NodeTransfers]
     refused: dict[JobId, int]
     """Updates that the coordinator refused."""
 
@@ -78,7 +78,7 @@ class _BrokenError(Exception):
 class Simulation:
     """One world in motion."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulatedWorld) -> None:
         self._world = world
         self._description = world.description or drawn_description(world)
         self._dice = random.Random(world.seed)
@@ -97,7 +97,7 @@ class Simulation:
         self._nodes = [self._node(each) for each in self._description.nodes]
         self._script = FaultScript(self._agenda, self._description, self._coordinator, self._nodes)
 
-    def run(self) -> Outcome:
+    def run(self) -> WorldOutcome:
         """Run to the end of every job, or until an invariant or the time limit breaks."""
         self._begin()
         broken: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ class Simulation:
         except (_BrokenError, AssertionError) as error:
             broken = (str(error),)
         jobs = self._coordinator.jobs
-        return Outcome(
+        return WorldOutcome(
             seed=self._world.seed,
             violations=broken,
             phases={job_id: job.phase for job_id, job in jobs.items()},
@@ -126,7 +126,7 @@ class Simulation:
             virtual_ms=self._agenda.now_ms,
             round_ms={job_id: tuple(each) for job_id, each in self._coordinator.round_ms.items()},
             transfers={
-                node.node: Transfers(tuple(node.downloads_ms), tuple(node.uploads_ms))
+                node.node: NodeTransfers(tuple(node.downloads_ms), tuple(node.uploads_ms))
                 for node in self._nodes
             },
             refused={job_id: job.tally.updates_refused for job_id, job in jobs.items()},
@@ -155,10 +155,10 @@ class Simulation:
         for number, spec in enumerate(self._world.jobs):
             job_id = JobId(f"job-{number}")
             terms = terms_of(_COORDINATOR, job_id, Domain())
-            created = events.JobCreated(
+            create_job = events.JobCreated(
                 at_ms=Milliseconds(0), job_id=job_id, spec=spec, terms=terms
             )
-            self._coordinator.created(created)
+            self._coordinator.create_job(create_job)
         for node in self._nodes:
             self._agenda.after(self._dice.randint(0, 500), node.start)
             self._plan_fault(self._world.faults.link_cut_ms, partial(self._cut, node))
@@ -198,7 +198,7 @@ class Simulation:
 
     def _drain(self, node: NodeActor) -> None:
         """Ask a node to leave; its owner starts it again once it has."""
-        node.happened(node_events.DrainRequested(at_ms=self._agenda.now_ms, reason="its owner"))
+        node.apply(node_events.DrainRequested(at_ms=self._agenda.now_ms, reason="its owner"))
         limit_ms = node.session.drain_limit_ms + self._away_ms()
         self._agenda.after(limit_ms, node.revive)
 

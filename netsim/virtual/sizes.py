@@ -1,4 +1,4 @@
-"""What a participant moves in a round, in bytes: a world has no tensors, only their sizes."""
+"""Bytes that a participant moves in a round: a world has no tensors, only their sizes."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ from hypergpu.jobfile.spec import SCHEMES
 from hypergpu.units import Bytes
 
 
-class Sizes(msgspec.Struct, frozen=True):
+class TransferSizes(msgspec.Struct, frozen=True):
     """Where schemes are not named, everything is as large as ``model`` and ``update`` say."""
 
     model: int = 400_000
@@ -23,16 +23,16 @@ class Sizes(msgspec.Struct, frozen=True):
     """An update or a delta in each scheme that may be chosen."""
 
     def update_bytes(self, scheme: str) -> Bytes:
-        """Of an update."""
+        """Return the size of an update."""
         return Bytes(self.schemes.get(scheme, self.update))
 
     def delta_bytes(self, scheme: str) -> Bytes:
-        """Of a delta."""
+        """Return the size of a delta."""
         return Bytes(self.schemes.get(scheme, self.model))
 
     @property
     def model_bytes(self) -> Bytes:
-        """Of a model as a blob."""
+        """Size of a model as a blob."""
         return Bytes(self.whole or self.model)
 
     def next_model(self, base: Model, digest: Digest, *, down: str) -> Model:

@@ -1,4 +1,4 @@
-"""From the coordinator's words to the node's, without the wire between them."""
+"""Translates the coordinator's assignments into the node's, without the wire between them."""
 
 from coordinator.core import job
 from coordinator.core.commands import AssignShard
@@ -19,7 +19,7 @@ from hypergpu.units import Milliseconds
 _LAYOUT = Digest("0" * 64)
 
 
-def assigned(job_id: JobId, command: AssignShard, now_ms: Milliseconds) -> Assignment:
+def assignment_of(job_id: JobId, command: AssignShard, now_ms: Milliseconds) -> Assignment:
     """The assignment that the command becomes on its way to the node."""
     spec = command.spec
     task = Task(

@@ -17,13 +17,13 @@ from hypergpu.jobfile.spec import (
     TrainingSettings,
 )
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.link import COORDINATOR_LINK, CongestionControl, Direction, Link
+from netsim.link import COORDINATOR_LINK, CongestionControl, Link, LinkDirection
 from netsim.link.error import NetsimError
 from netsim.network.world import NodeDescription, WorldDescription
-from netsim.virtual.sizes import Sizes
+from netsim.virtual.sizes import TransferSizes
 
 
-class Faults(msgspec.Struct, frozen=True):
+class DrawnFaults(msgspec.Struct, frozen=True):
     """Mean times between drawn faults, in virtual milliseconds; 0: never. A world's own script of
     faults comes besides.
     """
@@ -46,17 +46,17 @@ class Faults(msgspec.Struct, frozen=True):
     """How long the worker of a node that came back takes to start."""
 
 
-class World(msgspec.Struct, frozen=True):
+class SimulatedWorld(msgspec.Struct, frozen=True):
     """Everything a simulation depends on. Equal worlds give equal journals."""
 
     seed: int
     nodes: int
     jobs: tuple[JobSpec, ...]
-    faults: Faults = Faults()
+    faults: DrawnFaults = DrawnFaults()
     faults_until_ms: Milliseconds = Milliseconds(600_000)
     """Drawn faults stop here, so that every job can be expected to end."""
     limit_ms: Milliseconds = Milliseconds(7_200_000)
-    sizes: Sizes = Sizes()
+    sizes: TransferSizes = TransferSizes()
     step_ms: tuple[int, int] = (20, 400)
     """Fastest and slowest inner step in the world, where a node's description sets no floor."""
     checks_each_event: bool = True
@@ -65,7 +65,9 @@ class World(msgspec.Struct, frozen=True):
     """Links, devices, churn and the script of faults; None: links are drawn."""
 
 
-def described_world(description: WorldDescription, sizes: Sizes, *, own_step_ms: int = 20) -> World:
+def described_world(
+    description: WorldDescription, sizes: TransferSizes, *, own_step_ms: int = 20
+) -> SimulatedWorld:
     """The world of a world file.
 
     Args:
@@ -78,7 +80,7 @@ def described_world(description: WorldDescription, sizes: Sizes, *, own_step_ms:
     """
     if description.job is None:
         raise NetsimError(f"the world {description.name} has no job", "add a [job] to it")
-    return World(
+    return SimulatedWorld(
         description.seed,
         len(description.nodes),
         (description.job,),
@@ -99,14 +101,14 @@ _DRAWN_SCHEMES = {
     "topk64": 3_000,
     "topk16": 800,
 }
-"""Of 100,000 parameters."""
+"""Sizes for 100,000 parameters."""
 
 
 _OVERLAPPING = 1 / 3
 """Share of drawn jobs."""
 
 
-def random_world(seed: int) -> World:
+def random_world(seed: int) -> SimulatedWorld:
     """A small world in which a lot goes wrong."""
     dice = random.Random(seed)
     nodes = dice.randint(1, 8)
@@ -116,7 +118,7 @@ def random_world(seed: int) -> World:
     specs = tuple(_random_spec(dice, needed) for _ in range(dice.choice((1, 1, 2))))
     eager = random.Random(f"{seed}/overlap")
     specs = tuple(_overlapping(spec) if eager.random() < _OVERLAPPING else spec for spec in specs)
-    faults = Faults(
+    faults = DrawnFaults(
         link_cut_ms=dice.choice((0, 5_000, 60_000)),
         node_crash_ms=dice.choice((0, 20_000, 120_000)),
         coordinator_crash_ms=dice.choice((0, 3_000, 30_000)),
@@ -125,8 +127,8 @@ def random_world(seed: int) -> World:
         worker_death=dice.choice((0.0, 0.05)),
         away_ms=dice.choice((500, 5_000, 40_000)),
     )
-    sizes = Sizes(whole=_DRAWN_SCHEMES["fp32"], schemes=_DRAWN_SCHEMES)
-    return World(seed, nodes, specs, faults, sizes=sizes)
+    sizes = TransferSizes(whole=_DRAWN_SCHEMES["fp32"], schemes=_DRAWN_SCHEMES)
+    return SimulatedWorld(seed, nodes, specs, faults, sizes=sizes)
 
 
 def _random_spec(dice: random.Random, nodes: int) -> JobSpec:
@@ -169,7 +171,7 @@ def _pay(training: TrainingSettings) -> Pay:
     return Pay(1_000, escrow=10**12, rounds_per_epoch=rounds_per_epoch, judged=judged)
 
 
-def calm_world(seed: int, nodes: int, rounds: int) -> World:
+def calm_world(seed: int, nodes: int, rounds: int) -> SimulatedWorld:
     """Many nodes, one job, nothing goes wrong."""
     spec = JobSpec(
         workload="digits-softmax",
@@ -178,10 +180,10 @@ def calm_world(seed: int, nodes: int, rounds: int) -> World:
         ),
         evaluation=Evaluation(every=10),
     )
-    return World(seed, nodes, (spec,), checks_each_event=False)
+    return SimulatedWorld(seed, nodes, (spec,), checks_each_event=False)
 
 
-def drawn_description(world: World) -> WorldDescription:
+def drawn_description(world: SimulatedWorld) -> WorldDescription:
     """Links for a world that describes none: anything from a neighbour to a bad line far away."""
     names = [f"node-{number:04}" for number in range(world.nodes)]
     return WorldDescription(
@@ -205,7 +207,7 @@ def random_link(dice: random.Random) -> Link:
     jitter_us = Microseconds(delay_us // dice.choice((5, 10, 50)))
     loss, burst_packets = dice.choice(((0.0, 1), (0.0, 1), (0.0002, 2), (0.002, 4), (0.01, 4)))
     up, down = (
-        Direction(
+        LinkDirection(
             delay_us=delay_us,
             jitter_us=jitter_us,
             loss=loss,

@@ -6,11 +6,11 @@ from hypergpu.ids import NodeId, Slot
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from netsim.virtual.agenda import Agenda
 from netsim.virtual.measuring import Gauges
-from netsim.virtual.sizes import Sizes
+from netsim.virtual.sizes import TransferSizes
 from tests.simulation.test_planned_worlds import AWARE, SCHEMES
 
 NODES = {NodeId("a"): Slot(0), NodeId("b"): Slot(1)}
-SIZES = Sizes(whole=SCHEMES["fp32"], schemes=SCHEMES).for_plans()
+SIZES = TransferSizes(whole=SCHEMES["fp32"], schemes=SCHEMES).for_plans()
 
 
 def plan(line_bits_per_s: int) -> RoundPlan:
@@ -24,7 +24,7 @@ def plan(line_bits_per_s: int) -> RoundPlan:
             moved = Transfer(now_ms, way, Bytes(1_250_000), Microseconds(1_000_000), 4)
             gauges.note(node, moved)
     work = Samples(1_000_000)
-    return gauges.planned(PlanRequest(1, now_ms, AWARE, NODES, Samples(0), work), {})
+    return gauges.plan_round_now(PlanRequest(1, now_ms, AWARE, NODES, Samples(0), work), {})
 
 
 def test_uploads_that_would_crowd_the_line_wait_for_each_other() -> None:

@@ -9,14 +9,14 @@ from msgspec.structs import replace
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.link import COORDINATOR_LINK, NEVER_US, Direction, Link, RateShape, Variation
+from netsim.link import COORDINATOR_LINK, NEVER_US, Link, LinkDirection, RateShape, Variation
 from netsim.link.error import NetsimError
-from netsim.network.churn import Churn, Span, SpanKind
+from netsim.network.churn import Churn, SpanDistribution, SpanKind
 from netsim.network.profiles import profile
-from netsim.network.world import Fault, FaultKind, NodeDescription, WorldDescription
-from netsim.virtual.simulation import Outcome, Simulation
-from netsim.virtual.sizes import Sizes
-from netsim.virtual.worlds import World, described_world
+from netsim.network.world import FaultKind, NodeDescription, WorldDescription, WorldFault
+from netsim.virtual.simulation import Simulation, WorldOutcome
+from netsim.virtual.sizes import TransferSizes
+from netsim.virtual.worlds import SimulatedWorld, described_world
 
 SECOND_US = 1_000_000
 JOB = JobId("job-0")
@@ -38,25 +38,25 @@ def node(name: str, link: str = "home-fibre") -> NodeDescription:
 TWO = WorldDescription(
     name="two", seed=5, job=SPEC, coordinator=COORDINATOR_LINK, nodes=(node("a"), node("b"))
 )
-OPEN = Direction(delay_us=Microseconds(0), bits_per_s=0)
+OPEN = LinkDirection(delay_us=Microseconds(0), bits_per_s=0)
 UNLIMITED = Link(up=OPEN, down=OPEN)
 MIXED = replace(TWO, nodes=tuple(node(name, name) for name in NAMES))
 
 
-def world(description: WorldDescription, model_bytes: int = 400_000) -> World:
-    sizes = Sizes(model=model_bytes, update=model_bytes // 4)
+def world(description: WorldDescription, model_bytes: int = 400_000) -> SimulatedWorld:
+    sizes = TransferSizes(model=model_bytes, update=model_bytes // 4)
     return replace(described_world(description, sizes), limit_ms=Milliseconds(86_400_000))
 
 
-def finished(description: WorldDescription, model_bytes: int = 400_000) -> Outcome:
+def finished(description: WorldDescription, model_bytes: int = 400_000) -> WorldOutcome:
     outcome = Simulation(world(description, model_bytes)).run()
     assert outcome.violations == ()
     return outcome
 
 
-def fault(kind: FaultKind, target: str = "a", **more: float) -> Fault:
+def fault(kind: FaultKind, target: str = "a", **more: float) -> WorldFault:
     at_us, until_us = Microseconds(2 * SECOND_US), Microseconds(8 * SECOND_US)
-    return replace(Fault(kind=kind, target=target, at_us=at_us, until_us=until_us), **more)
+    return replace(WorldFault(kind=kind, target=target, at_us=at_us, until_us=until_us), **more)
 
 
 def test_every_profile_finishes_a_job_and_tells_what_its_transfers_took() -> None:
@@ -69,7 +69,9 @@ def test_every_profile_finishes_a_job_and_tells_what_its_transfers_took() -> Non
 
 
 def test_twenty_runs_of_a_world_with_everything_in_it_give_one_journal() -> None:
-    spans = (Span(kind=SpanKind.EXPONENTIAL, scale_s=scale_s) for scale_s in (20.0, 3.0))
+    spans = (
+        SpanDistribution(kind=SpanKind.EXPONENTIAL, scale_s=scale_s) for scale_s in (20.0, 3.0)
+    )
     churning = replace(MIXED.nodes[0], churn=Churn(*spans))
     faults = (fault(FaultKind.CRASH, "lte-moving"), fault(FaultKind.CORRUPT, "home-dsl", share=0.5))
     full = replace(MIXED, nodes=(churning, *MIXED.nodes[1:]), faults=faults)
@@ -122,8 +124,8 @@ def test_a_device_is_slow_for_as_long_as_the_script_says() -> None:
 
 
 def test_nobody_downloads_the_first_model_and_the_others_come_as_differences() -> None:
-    as_differences = Sizes(model=100_000, update=100_000, whole=800_000)
-    each_whole = Sizes(model=800_000, update=100_000)
+    as_differences = TransferSizes(model=100_000, update=100_000, whole=800_000)
+    each_whole = TransferSizes(model=800_000, update=100_000)
     small, large = (
         Simulation(described_world(TWO, sizes)).run().transfers[NodeId("a")].downloads_ms
         for sizes in (as_differences, each_whole)
@@ -206,7 +208,7 @@ def test_a_node_that_never_comes_back_is_done_without() -> None:
 
 
 def test_churn_takes_nodes_away_and_brings_them_back() -> None:
-    spans = (Span(kind=SpanKind.EXPONENTIAL, scale_s=scale_s) for scale_s in (4.0, 2.0))
+    spans = (SpanDistribution(kind=SpanKind.EXPONENTIAL, scale_s=scale_s) for scale_s in (4.0, 2.0))
     churning = replace(TWO, nodes=(replace(TWO.nodes[0], churn=Churn(*spans)), TWO.nodes[1]))
     outcome = finished(churning)
     assert outcome.journals != finished(TWO).journals
@@ -215,7 +217,7 @@ def test_churn_takes_nodes_away_and_brings_them_back() -> None:
 
 def test_a_world_without_a_job_is_refused_with_the_fix() -> None:
     with pytest.raises(NetsimError, match="two has no job"):
-        described_world(replace(TWO, job=None), Sizes())
+        described_world(replace(TWO, job=None), TransferSizes())
 
 
 @pytest.mark.parametrize("name", ["five-homes", "hostile"])

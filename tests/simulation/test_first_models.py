@@ -3,20 +3,20 @@
 from coordinator.core.job import Phase
 from hypergpu.ids import JobId
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
-from netsim.virtual.simulation import Outcome, Simulation
-from netsim.virtual.sizes import Sizes
-from netsim.virtual.worlds import World
+from netsim.virtual.simulation import Simulation, WorldOutcome
+from netsim.virtual.sizes import TransferSizes
+from netsim.virtual.worlds import SimulatedWorld
 
-SIZES = Sizes(model=510_000, update=510_000, whole=4_000_000)
+SIZES = TransferSizes(model=510_000, update=510_000, whole=4_000_000)
 JOB = JobId("job-0")
 
 
-def finished(rounds: int) -> Outcome:
+def finished(rounds: int) -> WorldOutcome:
     spec = JobSpec(
         workload="digits-softmax",
         training=TrainingSettings(rounds=rounds, inner_steps=5, batch_size=8, nodes=3),
     )
-    world = World(seed=4, nodes=3, jobs=(spec,), sizes=SIZES)
+    world = SimulatedWorld(seed=4, nodes=3, jobs=(spec,), sizes=SIZES)
     outcome = Simulation(world).run()
     assert outcome.violations == ()
     assert outcome.phases == {JOB: Phase.FINISHED}

@@ -9,8 +9,8 @@ from hypergpu.jobfile import with_strategy
 from hypergpu.jobfile.spec import JobSpec, Outer, TrainingSettings
 from netsim.link import COORDINATOR_LINK
 from netsim.network.world import NodeDescription, WorldDescription
-from netsim.virtual.simulation import Outcome, Simulation
-from netsim.virtual.worlds import Faults, World
+from netsim.virtual.simulation import Simulation, WorldOutcome
+from netsim.virtual.worlds import DrawnFaults, SimulatedWorld
 from tests.simulation.test_planned_worlds import world
 
 JOB = JobId("job-0")
@@ -20,7 +20,7 @@ STATED = JobSpec(
     training=TrainingSettings(rounds=20, inner_steps=20, batch_size=8, nodes=6),
 )
 BOTH = pytest.mark.parametrize("strategy", ["diloco", "aware"])
-FAULTS = Faults(
+FAULTS = DrawnFaults(
     link_cut_ms=20_000,
     node_crash_ms=20_000,
     coordinator_crash_ms=6_000,
@@ -35,14 +35,14 @@ def job(strategy: str, overlap: str) -> JobSpec:
     return with_strategy(eager, strategy)
 
 
-def finished(described: World) -> Outcome:
+def finished(described: SimulatedWorld) -> WorldOutcome:
     outcome = Simulation(described).run()
     assert outcome.violations == ()
     assert outcome.phases == {JOB: Phase.FINISHED}
     return outcome
 
 
-def alike(spec: JobSpec) -> World:
+def alike(spec: JobSpec) -> SimulatedWorld:
     """Six nodes with the same line, whose bytes take about as long as ten of their steps."""
     line = replace(COORDINATOR_LINK.up, delay_us=40_000, bits_per_s=8_000_000)
     nodes = tuple(
@@ -87,5 +87,7 @@ def test_crashes_and_cuts_while_rounds_overlap_end_the_job(strategy: str, seed: 
 def test_a_coordinator_that_is_killed_again_and_again_comes_to_the_same_model() -> None:
     spec = job("diloco", "eager")
     undisturbed = finished(alike(spec))
-    killed = finished(replace(alike(spec), faults=Faults(coordinator_crash_ms=3_000, away_ms=500)))
+    killed = finished(
+        replace(alike(spec), faults=DrawnFaults(coordinator_crash_ms=3_000, away_ms=500))
+    )
     assert killed.models == undisturbed.models

@@ -11,9 +11,9 @@ from hypergpu.jobfile import with_strategy
 from hypergpu.jobfile.spec import Aware, JobSpec, TrainingSettings
 from netsim.link import COORDINATOR_LINK
 from netsim.network.world import NodeDescription, WorldDescription
-from netsim.virtual.simulation import Outcome, Simulation
-from netsim.virtual.sizes import Sizes
-from netsim.virtual.worlds import Faults, World
+from netsim.virtual.simulation import Simulation, WorldOutcome
+from netsim.virtual.sizes import TransferSizes
+from netsim.virtual.worlds import DrawnFaults, SimulatedWorld
 
 SCHEMES = {
     "fp32": 4_000_000,
@@ -32,18 +32,18 @@ AWARE = with_strategy(STATED, "aware")
 JOB = JobId("job-0")
 
 
-def world(spec: JobSpec, seed: int) -> World:
+def world(spec: JobSpec, seed: int) -> SimulatedWorld:
     """Six nodes on drawn links, the slowest eight times slower than the fastest."""
-    return World(
+    return SimulatedWorld(
         seed=seed,
         nodes=6,
         jobs=(spec,),
-        sizes=Sizes(SCHEMES["int4"], SCHEMES["int4"], SCHEMES["fp32"], SCHEMES),
+        sizes=TransferSizes(SCHEMES["int4"], SCHEMES["int4"], SCHEMES["fp32"], SCHEMES),
         step_ms=(50, 400),
     )
 
 
-def finished(described: World) -> Outcome:
+def finished(described: SimulatedWorld) -> WorldOutcome:
     outcome = Simulation(described).run()
     assert outcome.violations == ()
     assert outcome.phases == {JOB: Phase.FINISHED}
@@ -52,8 +52,8 @@ def finished(described: World) -> Outcome:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_planned_job_does_the_same_work_much_sooner_where_nodes_differ(seed: int) -> None:
-    stated, planned = finished(world(STATED, seed)), finished(world(AWARE, seed))
-    assert planned.virtual_ms < 0.75 * stated.virtual_ms
+    stated, plan_round_now = finished(world(STATED, seed)), finished(world(AWARE, seed))
+    assert plan_round_now.virtual_ms < 0.75 * stated.virtual_ms
 
 
 def test_the_same_seed_gives_the_same_plans() -> None:
@@ -65,13 +65,13 @@ def test_the_same_seed_gives_the_same_plans() -> None:
 def test_a_coordinator_that_forgets_its_measurements_again_and_again_ends_the_job(
     seed: int,
 ) -> None:
-    faults = Faults(coordinator_crash_ms=5_000, node_crash_ms=40_000, away_ms=4_000)
+    faults = DrawnFaults(coordinator_crash_ms=5_000, node_crash_ms=40_000, away_ms=4_000)
     finished(replace(world(AWARE, seed), faults=faults))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_nodes_that_are_killed_again_and_again_and_start_slowly_end_the_job(seed: int) -> None:
-    faults = Faults(node_crash_ms=20_000, away_ms=3_000, starting_ms=8_000)
+    faults = DrawnFaults(node_crash_ms=20_000, away_ms=3_000, starting_ms=8_000)
     slowly = finished(replace(world(AWARE, seed), faults=faults))
     at_once = finished(replace(world(AWARE, seed), faults=replace(faults, starting_ms=0)))
     assert finished(replace(world(AWARE, seed), faults=faults)) == slowly
@@ -93,7 +93,7 @@ EACH_STEP = replace(
 )
 
 
-def one_slow(spec: JobSpec) -> World:
+def one_slow(spec: JobSpec) -> SimulatedWorld:
     """Six nodes next door, the last of them threefold slower than the others."""
     names = [NodeId(f"node-{number}") for number in range(6)]
     nodes = tuple(
@@ -111,9 +111,9 @@ def one_slow(spec: JobSpec) -> World:
 
 def test_a_slow_node_holds_nobody_up_where_every_step_is_exchanged() -> None:
     aware = replace(with_strategy(EACH_STEP, "aware"), aware=Aware(inner_steps_max=1))
-    stated, planned = finished(one_slow(EACH_STEP)), finished(one_slow(aware))
-    stated_ms, planned_ms = (median(each.round_ms[JOB]) for each in (stated, planned))
+    stated, plan_round_now = finished(one_slow(EACH_STEP)), finished(one_slow(aware))
+    stated_ms, planned_ms = (median(each.round_ms[JOB]) for each in (stated, plan_round_now))
     # Everybody had a part in every round, and the slow node never a whole batch.
-    assert planned.rounds == stated.rounds
+    assert plan_round_now.rounds == stated.rounds
     assert planned_ms < 3 * STEP_MS < stated_ms
     assert planned_ms < 0.6 * stated_ms

@@ -2,7 +2,7 @@ from functools import partial
 
 from hypergpu.units import Bytes, Milliseconds
 from netsim.virtual.agenda import Agenda
-from netsim.virtual.sharing import Move, SharedLink
+from netsim.virtual.sharing import SharedLink, SharedTransfer
 
 MEGABYTE = Bytes(1_000_000)
 WIRE_BITS = 8 * 1.037 * MEGABYTE
@@ -16,8 +16,8 @@ class Line:
         self.shared = SharedLink(self.agenda, bits_per_s)
         self.ended_ms: dict[str, int] = {}
 
-    def begin(self, name: str, own_ms: int, size_bytes: Bytes = MEGABYTE) -> Move:
-        move = Move(lambda: self.ended_ms.update({name: self.agenda.now_ms}))
+    def begin(self, name: str, own_ms: int, size_bytes: Bytes = MEGABYTE) -> SharedTransfer:
+        move = SharedTransfer(lambda: self.ended_ms.update({name: self.agenda.now_ms}))
         self.shared.begin(move, size_bytes, Milliseconds(own_ms))
         return move
 

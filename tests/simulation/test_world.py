@@ -4,8 +4,8 @@ from msgspec.structs import replace
 from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings
 from hypergpu.units import Milliseconds
 from netsim.virtual.invariants import violations
-from netsim.virtual.simulation import Outcome, Simulation
-from netsim.virtual.worlds import Faults, World, calm_world, random_world
+from netsim.virtual.simulation import Simulation, WorldOutcome
+from netsim.virtual.worlds import DrawnFaults, SimulatedWorld, calm_world, random_world
 from tests.unit.job_states import training
 
 SPEC = JobSpec(
@@ -13,10 +13,10 @@ SPEC = JobSpec(
     training=TrainingSettings(rounds=12, inner_steps=20, batch_size=8, nodes=4),
     round=RoundRule(deadline_ms=0),
 )
-STEADY = World(seed=3, nodes=4, jobs=(SPEC,))
+STEADY = SimulatedWorld(seed=3, nodes=4, jobs=(SPEC,))
 
 
-def finished(world: World) -> Outcome:
+def finished(world: SimulatedWorld) -> WorldOutcome:
     outcome = Simulation(world).run()
     assert outcome.violations == ()
     return outcome
@@ -36,7 +36,7 @@ def test_the_same_seed_gives_the_same_journal() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_coordinator_killed_again_and_again_ends_with_the_same_model(seed: int) -> None:
     undisturbed = finished(replace(STEADY, seed=seed))
-    faults = Faults(coordinator_crash_ms=2_000, away_ms=4_000)
+    faults = DrawnFaults(coordinator_crash_ms=2_000, away_ms=4_000)
     disturbed = finished(replace(STEADY, seed=seed, faults=faults))
     assert disturbed.journals != undisturbed.journals
     assert disturbed.models == undisturbed.models
@@ -45,7 +45,7 @@ def test_a_coordinator_killed_again_and_again_ends_with_the_same_model(seed: int
 @pytest.mark.parametrize("seed", range(5))
 def test_nodes_killed_and_back_in_time_end_with_the_same_model(seed: int) -> None:
     undisturbed = finished(replace(STEADY, seed=seed))
-    faults = Faults(node_crash_ms=10_000, link_cut_ms=10_000, away_ms=1_000)
+    faults = DrawnFaults(node_crash_ms=10_000, link_cut_ms=10_000, away_ms=1_000)
     disturbed = finished(replace(STEADY, seed=seed, faults=faults))
     assert disturbed.virtual_ms != undisturbed.virtual_ms
     assert disturbed.models == undisturbed.models

@@ -11,7 +11,7 @@ TRIES = 3
 Found = TypeVar("Found")
 
 
-class Measured(NamedTuple, Generic[Found]):
+class Judged(NamedTuple, Generic[Found]):
     """What was found, and whether the backend kept its times meanwhile."""
 
     found: Found
@@ -25,7 +25,7 @@ class Repeats:
         self.again = 0
         self.invalid: list[str] = []
 
-    async def measured(self, measure: Callable[[], Awaitable[Measured[Found]]]) -> Measured[Found]:
+    async def measured(self, measure: Callable[[], Awaitable[Judged[Found]]]) -> Judged[Found]:
         """Measure until it counts, or for the last time."""
         for _ in range(TRIES - 1):
             measured = await measure()

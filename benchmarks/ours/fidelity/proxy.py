@@ -10,11 +10,11 @@ from functools import partial
 import msgspec
 
 from benchmarks.ours.cluster import BenchmarkError
-from benchmarks.ours.fidelity.figures import Figures, Measured, Repeats, Row
+from benchmarks.ours.fidelity.figures import Figures, Judged, Repeats, Row
 from benchmarks.ours.fidelity.transfers import Pulled
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.emulation.namespaces import COORDINATOR
-from netsim.link import CongestionControl, Direction, Link, Shape
+from netsim.link import CongestionControl, Link, LinkDirection, Shape
 from netsim.link.error import NetsimError
 from netsim.measure.probe import ProbedLink
 from netsim.proxy.messages import LOOPBACK, Forward, ProxiedNode, ProxyPlan
@@ -31,7 +31,7 @@ RATES_MBIT_S = (1, 20, 100, 500)
 PROGRAM = [sys.executable, "-m", "benchmarks.ours.fidelity.transfers"]
 
 
-class Transfers(msgspec.Struct, frozen=True, kw_only=True):
+class LinkTransfers(msgspec.Struct, frozen=True, kw_only=True):
     """gRPC over one link."""
 
     name: str
@@ -47,7 +47,7 @@ def both(
     loss: float = 0,
 ) -> Link:
     """Return a link that is the same both ways."""
-    way = Direction(
+    way = LinkDirection(
         delay_us=Microseconds(round(delay_ms * 1000)),
         bits_per_s=round(mbit_s * MBIT),
         queue_ms=Milliseconds(100),
@@ -57,12 +57,12 @@ def both(
 
 
 TRANSFERS = (
-    Transfers(name="RTT 100", link=both(50), sizes_mib=(4, 100)),
-    Transfers(name="RTT 100, BBR", link=both(50, 0, CongestionControl.BBR), sizes_mib=(4,)),
-    Transfers(name="RTT 100, 20 Mbit/s", link=both(50, 20), sizes_mib=(4, 100)),
-    Transfers(name="RTT 50, 100 Mbit/s", link=both(25, 100), sizes_mib=(4, 100)),
-    Transfers(name="RTT 100, 1 %", link=both(50, loss=0.01), sizes_mib=(4,)),
-    Transfers(
+    LinkTransfers(name="RTT 100", link=both(50), sizes_mib=(4, 100)),
+    LinkTransfers(name="RTT 100, BBR", link=both(50, 0, CongestionControl.BBR), sizes_mib=(4,)),
+    LinkTransfers(name="RTT 100, 20 Mbit/s", link=both(50, 20), sizes_mib=(4, 100)),
+    LinkTransfers(name="RTT 50, 100 Mbit/s", link=both(25, 100), sizes_mib=(4, 100)),
+    LinkTransfers(name="RTT 100, 1 %", link=both(50, loss=0.01), sizes_mib=(4,)),
+    LinkTransfers(
         name="RTT 100, 1 %, BBR",
         link=both(50, 0, CongestionControl.BBR, loss=0.01),
         sizes_mib=(4,),
@@ -96,13 +96,13 @@ async def _round_trips(rows: list[Row], repeats: Repeats, count: int) -> float:
     errors_ms = [0.0]
     for rtt_ms in RTTS_MS:
 
-        async def trips(*, rtt_ms: int = rtt_ms) -> Measured[float]:
+        async def trips(*, rtt_ms: int = rtt_ms) -> Judged[float]:
             async with _network(both(rtt_ms / 2)) as network:
                 gap_us = Microseconds(1000 * rtt_ms + 20_000)
                 trips = await network.round_trips("tcp", count=count, gap_us=gap_us)
                 is_valid = (await network.verdict()).is_valid
             # The first one waits for the handshake.
-            return Measured(statistics.median(trips.trips_ns[1:]) / 1e6, is_valid)
+            return Judged(statistics.median(trips.trips_ns[1:]) / 1e6, is_valid)
 
         middle_ms, is_valid = await repeats.measured(trips)
         if is_valid:
@@ -116,13 +116,13 @@ async def _rates(rows: list[Row], repeats: Repeats, for_s: float) -> float:
     errors = [0.0]
     for rate in RATES_MBIT_S:
 
-        async def carried(*, rate: int = rate) -> Measured[float]:
+        async def carried(*, rate: int = rate) -> Judged[float]:
             async with _network(both(5, rate)) as network:
                 arrived = await network.stream("up", for_s=for_s)
                 is_valid = (await network.verdict()).is_valid
             # Without the first second, in which the window grows, and the last tenth, a part.
             steady = arrived.bytes_in_bin[10:-1]
-            return Measured(sum(steady) * 80 * ON_THE_WIRE / MBIT / len(steady), is_valid)
+            return Judged(sum(steady) * 80 * ON_THE_WIRE / MBIT / len(steady), is_valid)
 
         probed_proxy, is_valid = await repeats.measured(carried)
         if is_valid:
@@ -133,7 +133,7 @@ async def _rates(rows: list[Row], repeats: Repeats, for_s: float) -> float:
 
 
 async def _transfers(
-    rows: list[Row], repeats: Repeats, chosen: Sequence[Transfers], *, runs: int
+    rows: list[Row], repeats: Repeats, chosen: Sequence[LinkTransfers], *, runs: int
 ) -> dict[str, float]:
     errors = [0.0]
     lossy = [0.0]
@@ -155,7 +155,7 @@ async def _transfers(
     return {"proxy_transfer_error": max(errors), "proxy_lossy_transfer_error": max(lossy)}
 
 
-async def _through_proxy(asked: Transfers) -> Measured[Pulled]:
+async def _through_proxy(asked: LinkTransfers) -> Judged[Pulled]:
     async with _serving([], f"{LOOPBACK}:0") as port:
         node = ProxiedNode(
             name="node", shape=Shape(link=asked.link), forwards=(Forward(target_port=port),)
@@ -163,16 +163,16 @@ async def _through_proxy(asked: Transfers) -> Measured[Pulled]:
         async with ProxyProcess(ProxyPlan(nodes=(node,), coordinator=both())) as proxies:
             host, dialled = proxies.address("node")
             pulled = await _pulled([], f"{host}:{dialled}", asked)
-            return Measured(pulled, (await proxies.statistics()).lateness.is_valid)
+            return Judged(pulled, (await proxies.statistics()).lateness.is_valid)
 
 
-async def _through_tunnel(asked: Transfers) -> Measured[Pulled]:
+async def _through_tunnel(asked: LinkTransfers) -> Judged[Pulled]:
     async with Tunnel({"node": asked.link}, both()) as tunnel:
         inside = tunnel.host(COORDINATOR).command([])
         async with _serving(inside, "0.0.0.0:0") as port:
             address = f"{tunnel.host(COORDINATOR).address}:{port}"
             pulled = await _pulled(tunnel.host("node").command([]), address, asked)
-            return Measured(pulled, (await tunnel.statistics()).lateness.is_valid)
+            return Judged(pulled, (await tunnel.statistics()).lateness.is_valid)
 
 
 @asynccontextmanager
@@ -189,7 +189,7 @@ async def _serving(before: Sequence[str], address: str) -> AsyncIterator[int]:
         await child.wait()
 
 
-async def _pulled(before: Sequence[str], address: str, asked: Transfers) -> Pulled:
+async def _pulled(before: Sequence[str], address: str, asked: LinkTransfers) -> Pulled:
     sizes = [str(size_mib * MIB) for size_mib in asked.sizes_mib]
     command = (*before, *PROGRAM, "pull", address, *sizes)
     child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)

@@ -25,7 +25,7 @@ class Pulled(msgspec.Struct, frozen=True):
     echo_ms: float
     """Median of small calls."""
     pull_s: list[float]
-    """Of each size."""
+    """Seconds for each size."""
 
 
 def serve(address: str) -> None:

@@ -5,9 +5,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-from benchmarks.ours.fidelity.figures import Figures, Found, Measured, Repeats, Row
+from benchmarks.ours.fidelity.figures import Figures, Found, Judged, Repeats, Row
 from hypergpu.units import Microseconds
-from netsim.link import Direction, Link, Shape, Trace, TraceRow
+from netsim.link import Link, LinkDirection, LinkTrace, Shape, TraceRow
 from netsim.measure.arrivals import NS_PER_S, Arrivals, percentile
 from netsim.tunnel.tunnel import Tunnel
 
@@ -25,13 +25,13 @@ class Probe:
 
     def __init__(self, tunnel: Tunnel) -> None:
         self.tunnel = tunnel
-        self.network = tunnel.probed("node")
+        self.network = tunnel.probe("node")
         self.rows: list[Row] = []
         self.repeats = Repeats()
 
     async def measured(
         self, link: Link | Shape, measure: Callable[[int], Awaitable[Found]]
-    ) -> Measured[Found]:
+    ) -> Judged[Found]:
         """Measure a link, again when the router was late, three times at most.
 
         Args:
@@ -42,12 +42,12 @@ class Probe:
 
     async def _once(
         self, link: Link | Shape, measure: Callable[[int], Awaitable[Found]]
-    ) -> Measured[Found]:
+    ) -> Judged[Found]:
         set_ns = await self.tunnel.set_link("node", link)
         before = (await self.tunnel.statistics()).lateness
         found = await measure(set_ns)
         after = (await self.tunnel.statistics()).lateness
-        return Measured(found, after.since(before).is_valid)
+        return Judged(found, after.since(before).is_valid)
 
     def add(self, row: Row, *, is_valid: bool) -> None:
         """Take a row; say so when it does not count."""
@@ -56,7 +56,7 @@ class Probe:
 
 def both(delay_ms: float = 0, mbit_s: float = 0, *, loss: float = 0, burst: float = 1) -> Link:
     """Return a link that is the same both ways."""
-    way = Direction(
+    way = LinkDirection(
         delay_us=Microseconds(round(delay_ms * 1000)),
         bits_per_s=round(mbit_s * MBIT),
         loss=loss,
@@ -158,7 +158,7 @@ async def _trace(probe: Probe, rates_mbit_s: Sequence[int]) -> float:
         TraceRow(at_us=Microseconds(second * 1_000_000), up_bits_per_s=rate * MBIT)
         for second, rate in enumerate(rates_mbit_s)
     )
-    trace = Trace(rows, Microseconds(len(rows) * 1_000_000))
+    trace = LinkTrace(rows, Microseconds(len(rows) * 1_000_000))
     shape = Shape(link=both(1, 10), traces=(trace,))
 
     async def flood(set_ns: int) -> list[float]:
@@ -210,7 +210,7 @@ class Streamed(NamedTuple):
     mbit_per_cpu_s: float
 
 
-async def _streamed(probe: Probe, link: Link, control: str, for_s: float) -> Measured[Streamed]:
+async def _streamed(probe: Probe, link: Link, control: str, for_s: float) -> Judged[Streamed]:
     async def stream(_: int) -> Streamed:
         cpu_us = (await probe.tunnel.statistics()).cpu_us
         arrived = await probe.network.stream("up", for_s=for_s, congestion_control=control)

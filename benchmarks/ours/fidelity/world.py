@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from benchmarks.ours.cluster import BenchmarkError
-from benchmarks.ours.fidelity.figures import Figures, Measured, Repeats, Row
+from benchmarks.ours.fidelity.figures import Figures, Judged, Repeats, Row
 from netsim.link.error import NetsimError
 from netsim.run.report import RunReport
 from netsim.tunnel.device import require_tunnel
@@ -101,9 +101,9 @@ async def world_figures(is_quick: bool) -> Figures:
     for each in WORLDS if is_quick else (*WORLDS, LOSSY):
         rounds = 8 if is_quick else 15
 
-        async def run(*, world: Compared = each, rounds: int = rounds) -> Measured[RunReport]:
+        async def run(*, world: Compared = each, rounds: int = rounds) -> Judged[RunReport]:
             report = await _run(world, "tunnel", rounds)
-            return Measured(report, report.verdict.is_valid)
+            return Judged(report, report.verdict.is_valid)
 
         real, is_valid = await repeats.measured(run)
         simulated = await _run(each, "world", rounds)

@@ -1,4 +1,4 @@
-"""What links and streams know of time."""
+"""The clock of links and streams."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -8,7 +8,7 @@ from hypergpu.units import Microseconds
 Deed = Callable[[], None]
 
 
-class Clock(Protocol):
+class FlowClock(Protocol):
     """Deeds are done in the order of their moments, and see their own moment as the present."""
 
     now_us: Microseconds

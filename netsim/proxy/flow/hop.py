@@ -7,13 +7,13 @@ drains at the next second's rate.
 from collections import deque
 from collections.abc import Callable
 
-from netsim.link import Direction
-from netsim.proxy.flow.clock import Clock, Deed
+from netsim.link import LinkDirection
+from netsim.proxy.flow.clock import Deed, FlowClock
 
 QUEUE_BYTES_MIN = 3_000
 """Two packets: with fewer nothing could follow anything."""
 _UNLIMITED_BYTES = 4 << 20
-"""Of a hop without a rate, which only queues while it stands still."""
+"""Buffer of a hop without a rate, which only queues while it stands still."""
 
 Delay = Callable[[int], int]
 """What a parcel that leaves the bottleneck at a moment takes from there, jitter included."""
@@ -23,7 +23,7 @@ class Hop:
     """Takes parcels in, gives them out later and in order."""
 
     def __init__(
-        self, direction: Direction, delay: Delay, clock: Clock, *, room_bytes: int = 0
+        self, direction: LinkDirection, delay: Delay, clock: FlowClock, *, room_bytes: int = 0
     ) -> None:
         self._clock = clock
         self._direction = direction
@@ -41,11 +41,11 @@ class Hop:
         self._waiting: deque[Deed] = deque()
 
     @property
-    def direction(self) -> Direction:
+    def direction(self) -> LinkDirection:
         """What it is now."""
         return self._direction
 
-    def change(self, direction: Direction, delay: Delay) -> None:
+    def change(self, direction: LinkDirection, delay: Delay) -> None:
         """Carry on with other numbers; what is queued stays and is served as they say.
 
         The buffer stays as large as it was: memory does not shrink with the rate.
@@ -60,7 +60,7 @@ class Hop:
         if self._is_serving:
             self._serve(left_bits)
 
-    def replace(self, direction: Direction, delay: Delay) -> None:
+    def replace(self, direction: LinkDirection, delay: Delay) -> None:
         """Be another link, with its own buffer."""
         self._room_bytes = usual_room_bytes(direction)
         self.change(direction, delay)
@@ -116,9 +116,9 @@ class Hop:
             whole = bits * 1_000_000 + self._owed
             self._service_ends_us += whole // rate
             self._owed = whole % rate
-        self._clock.at(self._service_ends_us, lambda: self._served(number))
+        self._clock.at(self._service_ends_us, lambda: self._finish_service(number))
 
-    def _served(self, number: int) -> None:
+    def _finish_service(self, number: int) -> None:
         if number != self._service:
             return
         self._is_serving = False
@@ -132,7 +132,7 @@ class Hop:
             self._waiting.popleft()()
 
 
-def usual_room_bytes(direction: Direction) -> int:
+def usual_room_bytes(direction: LinkDirection) -> int:
     """How much may wait before a bottleneck: ``queue_ms`` at its rate."""
     rate = direction.bits_per_s
     return max(QUEUE_BYTES_MIN, rate * direction.queue_ms // 8_000) if rate else _UNLIMITED_BYTES

@@ -10,8 +10,8 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from coordinator.core.transfer.window import Window
-from netsim.proxy.flow.clock import Clock
-from netsim.proxy.flow.way import HEADER_BYTES, PACKET_BYTES, Way, packets, wire_bytes
+from netsim.proxy.flow.clock import FlowClock
+from netsim.proxy.flow.way import HEADER_BYTES, PACKET_BYTES, HopPath, packets, wire_bytes
 
 UNSENT_BYTES_MAX = 256 << 10
 """Read from the sender's socket and waiting for the window: then reading stops."""
@@ -21,7 +21,7 @@ _RTO_FLOOR_US = 200_000
 _BACKOFF_US_MAX = 120_000_000
 
 
-class Mark(Enum):
+class StreamEnd(Enum):
     """What ends a stream."""
 
     END = "end"
@@ -32,9 +32,9 @@ class Ends(Protocol):
     """The sockets at both ends of a stream."""
 
     def take(self, payload: memoryview, due_us: int) -> None:
-        """Bytes have arrived; `Stream.taken` is owed when the receiver's socket has them."""
+        """Bytes have arrived; `ProxyStream.taken` is owed when the receiver's socket has them."""
 
-    def conclude(self, mark: Mark) -> None:
+    def conclude(self, mark: StreamEnd) -> None:
         """Nothing more arrives."""
 
     def read_on(self) -> None:
@@ -44,10 +44,10 @@ class Ends(Protocol):
 class _Parcel(NamedTuple):
     due_us: int
     payload: memoryview
-    mark: Mark | None
+    mark: StreamEnd | None
 
 
-class Stream:
+class ProxyStream:
     """Carries bytes from `feed` to its receiver, as a TCP connection over these ways would.
 
     Args:
@@ -60,11 +60,11 @@ class Stream:
 
     def __init__(
         self,
-        there: Way,
-        back: Way,
+        there: HopPath,
+        back: HopPath,
         *,
         new_window: Callable[[], Window],
-        clock: Clock,
+        clock: FlowClock,
         ends: Ends,
     ) -> None:
         self._there = there
@@ -77,7 +77,7 @@ class Stream:
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
         self._untaken_bytes = 0
-        self._mark: Mark | None = None
+        self._mark: StreamEnd | None = None
         self._is_waiting = False
         self._arrived: deque[_Parcel] = deque()
         self._last_due_us = 0
@@ -102,24 +102,24 @@ class Stream:
 
     def end(self) -> None:
         """The sender writes no more; what it wrote still arrives, then the end."""
-        self._mark = Mark.END
+        self._mark = StreamEnd.END
         self._pump()
 
     def reset(self) -> None:
         """The sender broke off: what had not left yet is lost, as it would be."""
         self._unsent.clear()
         self._unsent_bytes = 0
-        self._mark = Mark.RESET
+        self._mark = StreamEnd.RESET
         self._pump()
 
-    def taken(self, size_bytes: int) -> None:
+    def note_written(self, size_bytes: int) -> None:
         """The receiver's socket took bytes."""
         was_full = self._untaken_bytes >= UNTAKEN_BYTES_MAX
         self._untaken_bytes -= size_bytes
         if was_full:
             self._pump()
 
-    def healed(self) -> None:
+    def resume_after_cut(self) -> None:
         """Something crosses again: what was lost meanwhile goes out when its timer next rings.
 
         TCP tries after one timeout, then after two more, four more and so on, so the way back takes
@@ -216,7 +216,7 @@ class Stream:
                 self._unsent.appendleft(first[missing_bytes:])
         return memoryview(bytes(gathered))
 
-    def _carry(self, payload: memoryview, held_us: int, mark: Mark | None) -> None:
+    def _carry(self, payload: memoryview, held_us: int, mark: StreamEnd | None) -> None:
         outages = self._outages
 
         def arrive() -> None:
@@ -225,10 +225,10 @@ class Stream:
             elif payload:
                 # One acknowledgement for two packets, which take their share of the way back.
                 headers_bytes = (packets(len(payload)) + 1) // 2 * HEADER_BYTES
-                self._back.carry(headers_bytes, acknowledged)
+                self._back.carry(headers_bytes, take_acknowledgement)
             self._line_up(payload, held_us, mark)
 
-        def acknowledged() -> None:
+        def take_acknowledgement() -> None:
             if self._there.is_cut:
                 self._stick()
             elif outages == self._outages:
@@ -237,7 +237,7 @@ class Stream:
 
         self._there.carry(wire_bytes(len(payload)), arrive)
 
-    def _line_up(self, payload: memoryview, held_us: int, mark: Mark | None) -> None:
+    def _line_up(self, payload: memoryview, held_us: int, mark: StreamEnd | None) -> None:
         """Put an arrival in line behind what came before it, and behind what that waits for."""
         self._last_due_us = max(self._last_due_us, self._clock.now_us + held_us)
         self._arrived.append(_Parcel(self._last_due_us, payload, mark))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from coordinator.core.transfer.path import CongestionControl, Path
 from hypergpu.units import Microseconds
-from netsim.link import Direction
+from netsim.link import LinkDirection
 from netsim.proxy.flow.clock import Deed
 from netsim.proxy.flow.hop import Hop
 
@@ -17,7 +17,7 @@ _PARCELS_PER_S = 1_000
 """A parcel arrives whole, so that it takes the bottleneck a millisecond at most."""
 
 
-class Way:
+class HopPath:
     """Hops that parcels pass one after another. Shared by all connections of a node."""
 
     def __init__(self, hops: Sequence[Hop]) -> None:
@@ -25,14 +25,14 @@ class Way:
         self.is_cut = False
         """Nothing crosses; what is sent meanwhile has to be sent again, or is lost."""
         self.delivered_bytes = 0
-        """Of streams, taken off at the end."""
+        """Bytes of streams, taken off at the end."""
         self.parcel_bytes = 0
         """Payload that travels in one piece at most, in whole packets."""
         self.delay_us = 0
         """Propagation, without queues and jitter."""
-        self.changed()
+        self.update_totals()
 
-    def changed(self) -> None:
+    def update_totals(self) -> None:
         """A hop is another one now."""
         rate = self._narrowest().bits_per_s
         packets = rate // (8 * (PACKET_BYTES + HEADER_BYTES) * _PARCELS_PER_S)
@@ -40,7 +40,7 @@ class Way:
         self.parcel_bytes = most * PACKET_BYTES
         self.delay_us = sum(hop.direction.delay_us for hop in self.hops)
 
-    def model(self, back: "Way", control: CongestionControl) -> Path:
+    def model(self, back: "HopPath", control: CongestionControl) -> Path:
         """What the transfer model is to know of this way."""
         narrowest = self._narrowest()
         lossiest = max((hop.direction for hop in self.hops), key=lambda each: each.loss)
@@ -70,7 +70,7 @@ class Way:
             return
         self.hops[behind].carry(wire_bytes, lambda: self.carry(wire_bytes, out, behind=behind + 1))
 
-    def _narrowest(self) -> Direction:
+    def _narrowest(self) -> LinkDirection:
         directions = (hop.direction for hop in self.hops)
         return min(directions, key=lambda each: each.bits_per_s or 1 << 62)
 

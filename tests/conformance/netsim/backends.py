@@ -9,7 +9,7 @@ import os
 import pytest
 
 from netsim.link.error import NetsimError
-from netsim.measure.probe import Claim
+from netsim.measure.probe import BackendClaim
 from netsim.network.backends import BACKENDS, Backend
 from netsim.tunnel.device import require_tunnel
 
@@ -23,7 +23,7 @@ def can_tunnel() -> bool:
     return True
 
 
-def _claims(backend: Backend) -> frozenset[Claim]:
+def _claims(backend: Backend) -> frozenset[BackendClaim]:
     if backend is Backend.TUNNEL and not can_tunnel():
         return frozenset()
     try:
@@ -35,7 +35,7 @@ def _claims(backend: Backend) -> frozenset[Claim]:
 _CLAIMS = {backend: _claims(backend) for backend in Backend}
 
 
-def for_each(*claims: Claim) -> pytest.MarkDecorator:
+def for_each(*claims: BackendClaim) -> pytest.MarkDecorator:
     """Run a test for the backends that claim all of these."""
     claiming = [backend for backend, found in _CLAIMS.items() if found >= set(claims)]
     return pytest.mark.parametrize("backend", claiming)

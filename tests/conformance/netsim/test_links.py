@@ -3,9 +3,9 @@ import statistics
 import pytest
 
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.link import CongestionControl, Direction, Link, Shape, Trace, TraceRow
+from netsim.link import CongestionControl, Link, LinkDirection, LinkTrace, Shape, TraceRow
 from netsim.measure.arrivals import NS_PER_S, memory
-from netsim.measure.probe import Claim
+from netsim.measure.probe import BackendClaim
 from netsim.network.backends import BACKENDS, Backend
 from tests.conformance.netsim.backends import for_each
 
@@ -24,7 +24,7 @@ def link(
     burst: float = 1,
     **others: float,
 ) -> Link:
-    both = Direction(
+    both = LinkDirection(
         delay_us=Microseconds(round(delay_ms * 1000)),
         jitter_us=Microseconds(round(jitter_ms * 1000)),
         bits_per_s=round(mbit_s * MBIT),
@@ -36,7 +36,7 @@ def link(
     return Link(up=both, down=both)
 
 
-@for_each(Claim.DELAY)
+@for_each(BackendClaim.DELAY)
 @pytest.mark.parametrize("transport", ["udp", "tcp"])
 async def test_a_round_trip_takes_both_delays(backend: Backend, transport: str) -> None:
     async with BACKENDS[backend].probe(Shape(link=link(25)), 1) as network:
@@ -47,7 +47,7 @@ async def test_a_round_trip_takes_both_delays(backend: Backend, transport: str) 
     assert 49.9 <= min(trips_ms) <= 50 + 4 * TOLERANCE_MS
 
 
-@for_each(Claim.DELAY, Claim.LOSS)
+@for_each(BackendClaim.DELAY, BackendClaim.LOSS)
 @pytest.mark.parametrize("delay_ms", [10, 150])
 async def test_a_datagram_takes_its_delay_and_is_never_early(
     backend: Backend, delay_ms: int
@@ -62,7 +62,7 @@ async def test_a_datagram_takes_its_delay_and_is_never_early(
     assert statistics.median(delays_ms) <= delay_ms + 4 * TOLERANCE_MS
 
 
-@for_each(Claim.JITTER, Claim.LOSS)
+@for_each(BackendClaim.JITTER, BackendClaim.LOSS)
 async def test_jitter_wanders_around_the_delay_and_keeps_the_order(backend: Backend) -> None:
     asked = link(40, jitter_ms=10, jitter_memory_ms=50)
     async with BACKENDS[backend].probe(Shape(link=asked), 3) as network:
@@ -78,7 +78,7 @@ async def test_jitter_wanders_around_the_delay_and_keeps_the_order(backend: Back
     assert memory(calm_ms, 1) > 0.6
 
 
-@for_each(Claim.LOSS)
+@for_each(BackendClaim.LOSS)
 @pytest.mark.parametrize(("loss", "burst"), [(0.05, 1), (0.02, 4)])
 async def test_datagrams_are_lost_in_bursts_as_asked(
     backend: Backend, loss: float, burst: float
@@ -90,7 +90,7 @@ async def test_datagrams_are_lost_in_bursts_as_asked(
     assert probes.burst_packets() == pytest.approx(burst, rel=0.25)
 
 
-@for_each(Claim.RATE, Claim.LOSS)
+@for_each(BackendClaim.RATE, BackendClaim.LOSS)
 @pytest.mark.parametrize("mbit_s", [2, 8])
 async def test_a_flood_comes_out_at_the_rate(backend: Backend, mbit_s: int) -> None:
     async with BACKENDS[backend].probe(Shape(link=link(5, mbit_s)), 1) as network:
@@ -98,14 +98,14 @@ async def test_a_flood_comes_out_at_the_rate(backend: Backend, mbit_s: int) -> N
     assert arrivals.saturated_bits_per_s() == pytest.approx(mbit_s * MBIT, rel=0.1)
 
 
-@for_each(Claim.RATE, Claim.TRACE, Claim.LOSS)
+@for_each(BackendClaim.RATE, BackendClaim.TRACE, BackendClaim.LOSS)
 async def test_each_piece_of_a_trace_carries_its_own_rate(backend: Backend) -> None:
     rates = [8, 1, 4]
     rows = tuple(
         TraceRow(at_us=Microseconds(piece * PIECE_US), up_bits_per_s=rate * MBIT)
         for piece, rate in enumerate(rates)
     )
-    trace = Trace(rows, Microseconds(len(rates) * PIECE_US))
+    trace = LinkTrace(rows, Microseconds(len(rates) * PIECE_US))
     async with BACKENDS[backend].probe(Shape(link=link(5, 4), traces=(trace,)), 1) as network:
         arrivals = await network.flood("up", bits_per_s=12 * MBIT, for_s=4 * PIECE_US / 1e6)
     first_ns, last_ns = arrivals.received_ns[0], arrivals.received_ns[-1]
@@ -119,7 +119,7 @@ async def test_each_piece_of_a_trace_carries_its_own_rate(backend: Backend) -> N
         assert len(near) >= 3, (rate, tenths)
 
 
-@for_each(Claim.REORDERING, Claim.DUPLICATION)
+@for_each(BackendClaim.REORDERING, BackendClaim.DUPLICATION)
 async def test_packets_overtake_and_arrive_twice_as_asked(backend: Backend) -> None:
     asked = link(30, reordering=0.1, duplication=0.05)
     async with BACKENDS[backend].probe(Shape(link=asked), 2) as network:
@@ -129,7 +129,7 @@ async def test_packets_overtake_and_arrive_twice_as_asked(backend: Backend) -> N
     assert probes.reordering() == pytest.approx(0.1, abs=0.07)
 
 
-@for_each(Claim.CONGESTION)
+@for_each(BackendClaim.CONGESTION)
 async def test_loss_slows_a_stream_of_cubic_far_below_the_rate(backend: Backend) -> None:
     async def mbit_s(loss: float) -> float:
         asked = link(50, 20, loss=loss)

@@ -16,7 +16,7 @@ import pytest
 from hypergpu.units import Microseconds
 from netsim.emulation import namespaces
 from netsim.emulation.requests import Condition, Reset, SetCondition, SetShape
-from netsim.link import CongestionControl, Direction, Link, Shape, Variation
+from netsim.link import CongestionControl, Link, LinkDirection, Shape, Variation
 from netsim.link.error import NetsimError
 from netsim.measure.arrivals import Arrivals
 from netsim.network.backends import BACKENDS, Backend, Fallback, Links, choose_backend
@@ -39,8 +39,8 @@ def link(
     delay_ms: int = 0,
     control: CongestionControl = CongestionControl.CUBIC,
 ) -> Link:
-    def way(mbit_s: int) -> Direction:
-        return Direction(delay_us=Microseconds(delay_ms * 1000), bits_per_s=mbit_s * MBIT)
+    def way(mbit_s: int) -> LinkDirection:
+        return LinkDirection(delay_us=Microseconds(delay_ms * 1000), bits_per_s=mbit_s * MBIT)
 
     return Link(up=way(up_mbit_s), down=way(down_mbit_s), congestion_control=control)
 
@@ -69,14 +69,14 @@ async def said(control: TrafficControl, host: str, *command: str) -> str:
     return out.decode()
 
 
-async def probed(control: TrafficControl, node: str) -> Arrivals:
-    return await control.probed(node).probes("up", count=20, gap_us=Microseconds(1000))
+async def probe(control: TrafficControl, node: str) -> Arrivals:
+    return await control.probe(node).probes("up", count=20, gap_us=Microseconds(1000))
 
 
 @pytest.mark.parametrize(("way", "mbit_s"), [("up", 2), ("down", 8)])
 async def test_each_way_has_its_own_rate(way: str, mbit_s: int) -> None:
     async with TrafficControl({"a": link(2, 8)}, FREE) as control:
-        flood = await control.probed("a").flood(
+        flood = await control.probe("a").flood(
             way,  # type: ignore[arg-type]
             bits_per_s=round(1.5 * mbit_s * MBIT),
             for_s=1.5,
@@ -87,19 +87,19 @@ async def test_each_way_has_its_own_rate(way: str, mbit_s: int) -> None:
 
 async def test_the_coordinators_own_link_limits_a_faster_node() -> None:
     async with TrafficControl({"a": link(100, 100)}, link(8, 8)) as control:
-        flood = await control.probed("a").flood("up", bits_per_s=16 * MBIT, for_s=1.5)
+        flood = await control.probe("a").flood("up", bits_per_s=16 * MBIT, for_s=1.5)
     assert 4.8 * MBIT < flood.bits_per_s() < 8.4 * MBIT
 
 
 async def test_a_frame_is_one_packet_even_in_a_stream() -> None:
     longest = 0
     async with TrafficControl({"a": link(0, 50)}, FREE) as control:
-        with namespaces.entered(control.host("a").namespace):
+        with namespaces.inside_namespace(control.host("a").namespace):
             tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
         with tap:
             tap.bind(("eth0", ETH_P_ALL))
             tap.setblocking(False)
-            await control.probed("a").stream("down", for_s=0.5)
+            await control.probe("a").stream("down", for_s=0.5)
             while True:
                 try:
                     longest = max(longest, tap.recv_into(bytearray(1), 0, socket.MSG_TRUNC))
@@ -127,22 +127,22 @@ async def test_a_cut_host_is_deaf_and_dumb_until_it_is_healed() -> None:
         # A host that answered would refuse the port at once.
         cut_off = program.format(control.host("coordinator").address)
         assert await said(control, "a", sys.executable, "-c", cut_off) == "TimeoutError\n"
-        assert (await probed(control, "b")).loss() == 0
+        assert (await probe(control, "b")).loss() == 0
         await control.obey(SetCondition("a", Condition.OPEN))
-        assert (await probed(control, "a")).loss() == 0
+        assert (await probe(control, "a")).loss() == 0
 
 
 async def test_a_rate_that_is_set_changes_under_way() -> None:
     async with TrafficControl({"a": link(20, 20)}, FREE) as control:
         await control.obey(SetShape("a", Shape(link=link(4, 20))))
-        flood = await control.probed("a").flood("up", bits_per_s=8 * MBIT, for_s=1.5)
+        flood = await control.probe("a").flood("up", bits_per_s=8 * MBIT, for_s=1.5)
     assert 2.4 * MBIT < flood.bits_per_s() < 4.3 * MBIT
 
 
 async def test_a_link_without_limits_can_get_some() -> None:
     async with TrafficControl({"a": FREE}, FREE) as control:
         await control.obey(SetShape("a", Shape(link=link(4, 4))))
-        flood = await control.probed("a").flood("up", bits_per_s=8 * MBIT, for_s=1.5)
+        flood = await control.probe("a").flood("up", bits_per_s=8 * MBIT, for_s=1.5)
     assert 2.4 * MBIT < flood.bits_per_s() < 4.3 * MBIT
 
 
@@ -157,7 +157,7 @@ async def test_a_delay_is_delivered_or_refused_with_what_the_kernel_lacks() -> N
         assert "tunnel" in refused.value.fix
     else:
         async with control:
-            assert min((await probed(control, "a")).delays_ms()) >= 25
+            assert min((await probe(control, "a")).delays_ms()) >= 25
 
 
 def test_what_was_tried_leaves_nothing_behind() -> None:

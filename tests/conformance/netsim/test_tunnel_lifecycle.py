@@ -14,7 +14,7 @@ import pytest
 from hypergpu.units import Microseconds
 from netsim.emulation import namespaces
 from netsim.emulation.requests import Condition, SetCondition
-from netsim.link import CongestionControl, Direction, Link
+from netsim.link import CongestionControl, Link, LinkDirection
 from netsim.link.error import NetsimError
 from netsim.measure.probe import ProbedLink
 from netsim.tunnel.tunnel import Tunnel
@@ -26,7 +26,7 @@ SLOTS = 20
 
 
 def link(delay_ms: int = 1, control: CongestionControl = CongestionControl.CUBIC) -> Link:
-    way = Direction(delay_us=Microseconds(delay_ms * 1000), bits_per_s=0)
+    way = LinkDirection(delay_us=Microseconds(delay_ms * 1000), bits_per_s=0)
     return Link(up=way, down=way, congestion_control=control)
 
 
@@ -66,15 +66,15 @@ async def test_a_cut_host_is_deaf_and_dumb_until_it_is_healed() -> None:
         ports = (await tunnel.statistics()).ports
         assert ports["a"].is_cut
         assert ports["a"].up.offered == ports["a"].down.offered == 0
-        assert await arrives(tunnel.probed("b")) == 1
+        assert await arrives(tunnel.probe("b")) == 1
         await tunnel.obey(SetCondition("a", Condition.OPEN))
-        assert await arrives(tunnel.probed("a")) == 1
+        assert await arrives(tunnel.probe("a")) == 1
 
 
 async def test_every_packet_is_accounted_for() -> None:
-    lossy = Direction(delay_us=Microseconds(1000), bits_per_s=20_000_000, loss=0.1)
+    lossy = LinkDirection(delay_us=Microseconds(1000), bits_per_s=20_000_000, loss=0.1)
     async with Tunnel({"a": Link(up=lossy, down=lossy)}, link(0)) as tunnel:
-        probes = await tunnel.probed("a").probes("up", count=3000, gap_us=Microseconds(300))
+        probes = await tunnel.probe("a").probes("up", count=3000, gap_us=Microseconds(300))
         up = (await tunnel.statistics()).ports["a"].up
     assert up.offered == up.lost + up.overflowed + up.delivered
     assert up.lost > 0
@@ -84,7 +84,7 @@ async def test_every_packet_is_accounted_for() -> None:
 
 async def test_a_link_that_is_set_changes_under_way() -> None:
     async with Tunnel({"a": link(1)}, link(0)) as tunnel:
-        measured = tunnel.probed("a")
+        measured = tunnel.probe("a")
         await tunnel.set_link("a", link(80))
         slow = await measured.probes("up", count=20, gap_us=Microseconds(1000))
     assert min(slow.delays_ms()) >= 80
@@ -125,8 +125,8 @@ async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
 async def test_two_runs_at_once_keep_out_of_each_other() -> None:
     async with Tunnel({"a": link()}, link()) as one, Tunnel({"a": link()}, link()) as other:
         assert one.host("a").namespace != other.host("a").namespace
-        assert await arrives(one.probed("a")) == 1
-        assert await arrives(other.probed("a")) == 1
+        assert await arrives(one.probe("a")) == 1
+        assert await arrives(other.probe("a")) == 1
 
 
 async def test_nothing_is_left_after_an_error_inside() -> None:

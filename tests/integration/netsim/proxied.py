@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 from hypergpu.units import Microseconds
-from netsim.link import UNLIMITED, Direction, Link, Shape
+from netsim.link import UNLIMITED, Link, LinkDirection, Shape
 from netsim.proxy.messages import LOOPBACK, Forward, ProxiedNode, ProxyPlan, ProxyProtocol
 
 FREE = UNLIMITED
@@ -14,7 +14,7 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def link(delay_ms: float = 1, mbit_s: float = 0, *, loss: float = 0, doubling: float = 0) -> Link:
-    way = Direction(
+    way = LinkDirection(
         delay_us=Microseconds(round(delay_ms * 1000)),
         bits_per_s=round(mbit_s * 1e6),
         loss=loss,

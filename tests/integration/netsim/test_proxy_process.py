@@ -11,7 +11,7 @@ import pytest
 
 from hypergpu.units import Microseconds
 from netsim.emulation.requests import Condition, RequestFailed, Reset, SetCondition, SetShape
-from netsim.link import STALLED_BITS_PER_S, UNLIMITED, Shape, Trace, TraceRow
+from netsim.link import STALLED_BITS_PER_S, UNLIMITED, LinkTrace, Shape, TraceRow
 from netsim.link.error import NetsimError
 from netsim.proxy.messages import Forward, ProxiedNode, ProxyPlan, ProxyProtocol
 from netsim.proxy.process import ProxyProcess
@@ -70,7 +70,7 @@ async def test_a_link_follows_its_trace() -> None:
         TraceRow(at_us=Microseconds(0), up_bits_per_s=STALLED_BITS_PER_S),
         TraceRow(at_us=Microseconds(300_000), up_bits_per_s=100_000_000),
     )
-    trace = Trace(rows, Microseconds(600_000_000))
+    trace = LinkTrace(rows, Microseconds(600_000_000))
     async with target() as port:
         node = ProxiedNode(
             name="a",

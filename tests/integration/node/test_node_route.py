@@ -11,7 +11,7 @@ import pytest
 from gpu_node.shell.link.route import hindrance
 from hypergpu.units import Microseconds
 from hypergpu.wire.congestion import WITHOUT, Controls, RouteSettings, way_to
-from netsim.link import CongestionControl, Direction, Link
+from netsim.link import CongestionControl, Link, LinkDirection
 from netsim.tunnel.tunnel import Tunnel
 
 HOLDER = Path(__file__).with_name("route_holder.py")
@@ -21,7 +21,7 @@ CUBIC = ("reno", "cubic")
 
 
 def link() -> Link:
-    way = Direction(delay_us=Microseconds(1000), bits_per_s=0)
+    way = LinkDirection(delay_us=Microseconds(1000), bits_per_s=0)
     return Link(up=way, down=way, congestion_control=CongestionControl.CUBIC)
 
 

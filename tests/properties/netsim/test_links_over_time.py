@@ -4,11 +4,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.link import Direction, Episodes, Link, LinkCourse, RateShape, Variation, WanderingDelay
+from netsim.link import (
+    Episodes,
+    Link,
+    LinkCourse,
+    LinkDirection,
+    RateShape,
+    Variation,
+    WanderingDelay,
+)
 
 times = st.lists(st.integers(0, 100_000_000), min_size=2, max_size=60)
 directions = st.builds(
-    Direction,
+    LinkDirection,
     delay_us=st.integers(100_000, 300_000),
     jitter_us=st.integers(0, 100_000),
     jitter_memory_ms=st.integers(50, 2000),
@@ -43,7 +51,7 @@ variations = st.builds(
 @settings(max_examples=50)
 @given(directions, st.integers(0, 2**32), st.lists(st.integers(0, 3_000_000), min_size=2))
 def test_no_packet_overtakes_another_by_jitter(
-    direction: Direction, seed: int, gaps_us: list[int]
+    direction: LinkDirection, seed: int, gaps_us: list[int]
 ) -> None:
     wander = WanderingDelay(direction, key=str(seed))
     now_us, arrived_us = 0, 0
@@ -58,7 +66,7 @@ def test_no_packet_overtakes_another_by_jitter(
 @settings(max_examples=25)
 @given(directions, times)
 def test_delay_at_a_moment_does_not_depend_on_what_was_asked_before(
-    direction: Direction, asked_us: list[int]
+    direction: LinkDirection, asked_us: list[int]
 ) -> None:
     wander = WanderingDelay(direction, key="same")
     found = [wander.at(now_us) for now_us in asked_us]
@@ -68,7 +76,7 @@ def test_delay_at_a_moment_does_not_depend_on_what_was_asked_before(
 @settings(max_examples=25)
 @given(directions, directions, variations, times)
 def test_course_at_a_moment_does_not_depend_on_what_was_asked_before(
-    up: Direction, down: Direction, variation: Variation, asked_us: list[int]
+    up: LinkDirection, down: LinkDirection, variation: Variation, asked_us: list[int]
 ) -> None:
     link = Link(up=up, down=down)
     course = LinkCourse(link, variation, key="same")
@@ -79,7 +87,7 @@ def test_course_at_a_moment_does_not_depend_on_what_was_asked_before(
 @settings(max_examples=25)
 @given(directions, variations, times)
 def test_link_is_the_one_of_the_last_change(
-    direction: Direction, variation: Variation, asked_us: list[int]
+    direction: LinkDirection, variation: Variation, asked_us: list[int]
 ) -> None:
     course = LinkCourse(Link(up=direction, down=direction), variation, key="k")
     for now_us in asked_us:
@@ -90,7 +98,7 @@ def test_link_is_the_one_of_the_last_change(
 
 def test_same_numbers_on_every_machine() -> None:
     """A change here changes every seeded world: say so in the log."""
-    direction = Direction(
+    direction = LinkDirection(
         delay_us=Microseconds(30_000), jitter_us=Microseconds(4_000), bits_per_s=10_000_000
     )
     wander = WanderingDelay(direction, key="1/jitter/attic")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.core.transfer.path import CongestionControl
-from netsim.proxy.flow.stream import Mark
+from netsim.proxy.flow.stream import StreamEnd
 from tests.unit.netsim.proxy.one_stream import OneStream, direction
 
 LOSSES = st.sampled_from([0.0, 0.001, 0.02, 0.3])
@@ -54,7 +54,7 @@ def test_every_byte_arrives_once_and_in_order_whatever_the_link_does(
     one.stream.end()
     one.clock.run()
     assert one.arrived == sent
-    assert one.marks == [Mark.END]
+    assert one.marks == [StreamEnd.END]
     assert all(earlier[0] <= later[0] for earlier, later in pairwise(one.arrivals))
 
 
@@ -71,7 +71,7 @@ def begin_outage(one: OneStream, from_us: int, until_us: int, *, is_cut: bool) -
     def end() -> None:
         if is_cut:
             one.there.is_cut = one.back.is_cut = False
-            one.stream.healed()
+            one.stream.resume_after_cut()
         else:
             bottleneck.move()
 

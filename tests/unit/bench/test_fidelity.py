@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from benchmarks.ours.fidelity.figures import TRIES, Measured, Repeats
+from benchmarks.ours.fidelity.figures import TRIES, Judged, Repeats
 from benchmarks.ours.fidelity.world import LOSSY, WORLDS, Compared, round_time_error
 from hypergpu.client.history import RoundPoint
 from hypergpu.units import Milliseconds
@@ -27,11 +27,11 @@ def report(*durations_ms: int) -> RunReport:
     )
 
 
-def measured_with(repeats: Repeats, *validities: bool) -> Measured[int]:
-    """What is taken of measurements that are valid or not, in this order."""
-    left = [Measured(number, is_valid) for number, is_valid in enumerate(validities)]
+def measured_with(repeats: Repeats, *validities: bool) -> Judged[int]:
+    """Return the measurement that counts, of some that are valid or not, in this order."""
+    left = [Judged(number, is_valid) for number, is_valid in enumerate(validities)]
 
-    async def measure() -> Measured[int]:
+    async def measure() -> Judged[int]:
         return left.pop(0)
 
     return asyncio.run(repeats.measured(measure))
@@ -49,7 +49,7 @@ def test_what_a_backend_calls_invalid_is_measured_again_and_counted() -> None:
 
 def test_measuring_again_has_an_end_and_the_row_says_that_it_does_not_count() -> None:
     repeats = Repeats()
-    assert measured_with(repeats, *[False] * TRIES) == Measured(TRIES - 1, is_valid=False)
+    assert measured_with(repeats, *[False] * TRIES) == Judged(TRIES - 1, is_valid=False)
     row = repeats.judged(("rate", "1", "2", "+100 %"), is_valid=False)
     assert row[0] == "rate (INVALID)"
     assert repeats.notes()[-1].endswith("rate")

@@ -8,9 +8,9 @@ from hypergpu.units import Microseconds, Milliseconds
 from netsim.link import (
     NEVER_US,
     STALLED_BITS_PER_S,
-    Direction,
     Episodes,
     EpisodeTimes,
+    LinkDirection,
     RateProcess,
     RateShape,
     WanderingDelay,
@@ -22,7 +22,7 @@ HOUR_US = 3600 * SECOND_US
 
 
 def delays(jitter_us: int, *, delay_us: int = 50_000, is_clamped: bool = False) -> list[int]:
-    direction = Direction(
+    direction = LinkDirection(
         delay_us=Microseconds(delay_us),
         jitter_us=Microseconds(jitter_us),
         jitter_is_clamped=is_clamped,

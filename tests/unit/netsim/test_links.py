@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from hypergpu.units import Microseconds
-from netsim.link import Direction
+from netsim.link import LinkDirection
 from netsim.link.error import NetsimError
 
 
-def direction(**fields: Any) -> Direction:
-    return Direction(**{"delay_us": Microseconds(25_000), "bits_per_s": 10_000_000, **fields})
+def direction(**fields: Any) -> LinkDirection:
+    return LinkDirection(**{"delay_us": Microseconds(25_000), "bits_per_s": 10_000_000, **fields})
 
 
 @pytest.mark.parametrize(

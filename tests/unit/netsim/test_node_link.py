@@ -1,11 +1,11 @@
 import random
 
 from hypergpu.units import Bytes, Microseconds, Milliseconds
-from netsim.link import Direction, Link, LinkCourse, Variation
+from netsim.link import Link, LinkCourse, LinkDirection, Variation
 from netsim.virtual.agenda import Agenda
-from netsim.virtual.node_link import CoordinatorLine, NodeLink, Way
+from netsim.virtual.node_link import CoordinatorLine, NodeLink, TransferWay
 
-FAST = Direction(delay_us=Microseconds(10_000), bits_per_s=100_000_000)
+FAST = LinkDirection(delay_us=Microseconds(10_000), bits_per_s=100_000_000)
 LINK = Link(up=FAST, down=FAST)
 
 
@@ -13,16 +13,16 @@ def test_a_cut_at_the_end_of_a_transfer_tells_of_it_once() -> None:
     agenda = Agenda()
     course = LinkCourse(LINK, Variation(), key="1/link/a")
     link = NodeLink(agenda, course, random.Random(1), CoordinatorLine(agenda, LINK))
-    told: list[str] = []
+    deliver: list[str] = []
 
     def first(_took_ms: int) -> None:
-        told.append("first")
+        deliver.append("first")
         link.cut()
 
-    link.move(Way.UP, Bytes(1000), first, wait_ms=0)
-    link.move(Way.UP, Bytes(1000), lambda _took_ms: told.append("second"), wait_ms=0)
+    link.move(TransferWay.UP, Bytes(1000), first, wait_ms=0)
+    link.move(TransferWay.UP, Bytes(1000), lambda _took_ms: deliver.append("second"), wait_ms=0)
     agenda.run(lambda: False, Milliseconds(3_600_000))
-    assert told == ["first", "second"]
+    assert deliver == ["first", "second"]
 
 
 def test_a_cut_ends_a_transfer_at_once() -> None:
@@ -30,7 +30,7 @@ def test_a_cut_ends_a_transfer_at_once() -> None:
     course = LinkCourse(LINK, Variation(), key="1/link/a")
     link = NodeLink(agenda, course, random.Random(1), CoordinatorLine(agenda, LINK))
     took: list[int] = []
-    link.move(Way.UP, Bytes(100_000_000), took.append, wait_ms=0)
+    link.move(TransferWay.UP, Bytes(100_000_000), took.append, wait_ms=0)
     agenda.after(50, link.cut)
     agenda.run(lambda: False, Milliseconds(3_600_000))
     assert took == [50]
@@ -38,7 +38,7 @@ def test_a_cut_ends_a_transfer_at_once() -> None:
 
 def bad_link() -> NodeLink:
     agenda = Agenda()
-    lossy = Direction(
+    lossy = LinkDirection(
         delay_us=Microseconds(50_000), bits_per_s=100_000_000, loss=0.02, burst_packets=4.0
     )
     course = LinkCourse(Link(up=lossy, down=FAST), Variation(), key="1/link/a")
@@ -59,7 +59,7 @@ def test_a_probe_takes_a_round_trip() -> None:
 
 def test_several_connections_carry_more_over_a_line_that_loses() -> None:
     size = Bytes(4_000_000)
-    one, eight = (bad_link().transfer_ms(Way.UP, size, lines) for lines in (1, 8))
+    one, eight = (bad_link().transfer_ms(TransferWay.UP, size, lines) for lines in (1, 8))
     assert eight < one / 3
 
 
@@ -67,4 +67,4 @@ def test_several_connections_carry_no_more_than_the_line_does() -> None:
     agenda = Agenda()
     course = LinkCourse(LINK, Variation(), key="1/link/a")
     link = NodeLink(agenda, course, random.Random(1), CoordinatorLine(agenda, LINK))
-    assert link.transfer_ms(Way.UP, Bytes(25_000_000), 8) >= 2_000
+    assert link.transfer_ms(TransferWay.UP, Bytes(25_000_000), 8) >= 2_000

@@ -8,7 +8,7 @@ import pytest
 
 from netsim.link import LinkCourse, RateShape, Variation
 from netsim.link.error import NetsimError
-from netsim.network.churn import CHURN_CLASSES, Span, SpanKind, absences, churn_class
+from netsim.network.churn import CHURN_CLASSES, SpanDistribution, SpanKind, absences, churn_class
 from netsim.network.profiles import PROFILES, Profile, profile
 
 DAY_US = 86_400_000_000
@@ -111,4 +111,4 @@ def test_speed_makes_hours_minutes() -> None:
 )
 def test_span_that_cannot_be_is_refused(fields: dict[str, float]) -> None:
     with pytest.raises(NetsimError):
-        Span(**fields)  # type: ignore[arg-type]
+        SpanDistribution(**fields)  # type: ignore[arg-type]

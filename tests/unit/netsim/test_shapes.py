@@ -1,10 +1,10 @@
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.link import Direction, Link, Shape, Trace, TraceRow
+from netsim.link import Link, LinkDirection, LinkTrace, Shape, TraceRow
 from netsim.link.shape import SHORTEST_QUEUE_BYTES, mean_bits_per_s
 
 
 def link(bits_per_s: int, queue_ms: int = 100) -> Link:
-    way = Direction(
+    way = LinkDirection(
         delay_us=Microseconds(0), bits_per_s=bits_per_s, queue_ms=Milliseconds(queue_ms)
     )
     return Link(up=way, down=way)
@@ -23,7 +23,7 @@ def test_a_queue_under_a_trace_is_sized_by_the_mean_of_the_trace_and_not_by_its_
         TraceRow(at_us=Microseconds(0), up_bits_per_s=12_000_000),
         TraceRow(at_us=Microseconds(3_000_000), up_bits_per_s=4_000_000),
     )
-    trace = Trace(rows, Microseconds(4_000_000))
+    trace = LinkTrace(rows, Microseconds(4_000_000))
     assert mean_bits_per_s(trace, "up") == 10_000_000
     shape = Shape(link=link(1_000_000), traces=(trace,))
     assert shape.room_bytes("up") == 125_000

@@ -6,7 +6,7 @@ import pytest
 
 from hypergpu.units import Microseconds
 from netsim.emulation.namespaces import COORDINATOR, NamespaceHost, host_address
-from netsim.link import COORDINATOR_LINK, UNLIMITED, CongestionControl, Direction, Link
+from netsim.link import COORDINATOR_LINK, UNLIMITED, CongestionControl, Link, LinkDirection
 from netsim.tc.network import missing_part
 from netsim.tc.plan import (
     FRAME_BYTES,
@@ -24,8 +24,8 @@ ROUTER = "netsim-0.router"
 NO_NETEM = [KernelPart("netem", "Specified qdisc kind is unknown")]
 
 
-def way(delay_ms: float = 0, mbit_s: float = 0, **others: float) -> Direction:
-    return Direction(
+def way(delay_ms: float = 0, mbit_s: float = 0, **others: float) -> LinkDirection:
+    return LinkDirection(
         delay_us=Microseconds(round(delay_ms * 1000)),
         bits_per_s=round(mbit_s * 1_000_000),
         **others,  # type: ignore[arg-type]

@@ -6,16 +6,16 @@ from hypergpu.units import Microseconds
 from netsim.link import (
     STALLED_BITS_PER_S,
     TRACE_BYTES_MAX,
-    Direction,
     Link,
     LinkCourse,
+    LinkDirection,
     Variation,
     csv_trace,
     mahimahi_trace,
 )
 from netsim.link.error import NetsimError
 
-WAY = Direction(delay_us=Microseconds(20_000), bits_per_s=1_000_000)
+WAY = LinkDirection(delay_us=Microseconds(20_000), bits_per_s=1_000_000)
 LINK = Link(up=WAY, down=WAY)
 
 

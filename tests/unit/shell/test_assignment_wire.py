@@ -10,7 +10,7 @@ from gpu_node.shell.translate import assignment_value
 from hypergpu.ids import Digest, JobId
 from hypergpu.units import Samples
 from hypergpu.v1 import node_pb2
-from netsim.virtual.translation import assigned
+from netsim.virtual.translation import assignment_of
 from tests.unit.job_states import ALICE, BOB, after, at, node_plan, planned, planning
 
 LAYOUT = Digest("0d" * 32)
@@ -71,7 +71,7 @@ def test_what_was_begun_and_what_may_be_reach_the_node() -> None:
         JobId("job-1"), command, layout=LAYOUT, workload_version=1, now_ms=at(40)
     )
     work = assignment_value(message.assignment)
-    expected = assigned(JobId("job-1"), command, at(40))
+    expected = assignment_of(JobId("job-1"), command, at(40))
     assert work.task.begun is not None
     assert (work.task.begun, work.ahead) == (expected.task.begun, expected.ahead)
     assert (work.task.begun.round, work.task.begun.seed) == (3, 2**62)

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import pytest
 
 from hypergpu.units import Microseconds
-from netsim.link import Direction
+from netsim.link import LinkDirection
 from netsim.measure.arrivals import Arrivals, mean_run, memory, percentile
 from netsim.measure.check import probe_readings, rate_reading
 
@@ -54,7 +54,7 @@ def test_a_series_that_wanders_slowly_remembers_and_one_that_alternates_does_not
 
 
 def test_readings_put_what_was_asked_beside_what_was_measured() -> None:
-    asked = Direction(delay_us=Microseconds(5000), bits_per_s=1_000_000, loss=0.1)
+    asked = LinkDirection(delay_us=Microseconds(5000), bits_per_s=1_000_000, loss=0.1)
     found = {each.name: each for each in probe_readings("up", asked, arrivals([0, 1, 2, 3], 5))}
     assert found["up_loss_percent"].error == pytest.approx(10)
     assert found["up_delay_ms"].configured == pytest.approx(5.736)
@@ -70,6 +70,6 @@ def test_the_rate_of_a_bottleneck_is_taken_while_probes_wait_there() -> None:
         sent_ns=[0] * 20 + [100 * MS_NS] * 20,
         received_ns=[at * MS_NS for at in (*range(1, 21), *range(101, 121))],
     )
-    asked = Direction(delay_us=Microseconds(0), bits_per_s=1_000_000)
+    asked = LinkDirection(delay_us=Microseconds(0), bits_per_s=1_000_000)
     assert rate_reading("up", asked, flooded).ratio == pytest.approx(0)
     assert flooded.bits_per_s() < 400_000

@@ -3,7 +3,7 @@
 import pytest
 
 from netsim.link.error import NetsimError
-from netsim.network.timeline import Action, ActionKind, require_real_faults, timeline
+from netsim.network.timeline import ActionKind, WorldAction, require_real_faults, timeline
 from netsim.network.world import WorldDescription
 from netsim.network.world_file import parse_world
 
@@ -129,4 +129,4 @@ def test_what_real_programs_can_be_given_is_not_refused() -> None:
 
 @pytest.mark.parametrize("kind", ActionKind)
 def test_every_action_names_its_victim(kind: ActionKind) -> None:
-    assert "cellar" in Action(0, kind, "cellar").sentence
+    assert "cellar" in WorldAction(0, kind, "cellar").sentence

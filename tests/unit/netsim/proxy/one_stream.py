@@ -6,11 +6,11 @@ import random
 from coordinator.core.transfer.path import CongestionControl
 from coordinator.core.transfer.window import Window
 from hypergpu.units import Microseconds
-from netsim.link import Direction
+from netsim.link import LinkDirection
 from netsim.proxy.flow.clock import Deed
 from netsim.proxy.flow.hop import Hop
-from netsim.proxy.flow.stream import Mark, Stream
-from netsim.proxy.flow.way import Way
+from netsim.proxy.flow.stream import ProxyStream, StreamEnd
+from netsim.proxy.flow.way import HopPath
 
 STEPS_MAX = 1_000_000
 
@@ -39,13 +39,13 @@ class InstantClock:
             self.now_us = Microseconds(until_us)
 
 
-def direction(delay_ms: int = 50, mbit_s: float = 0, *, loss: float = 0) -> Direction:
-    return Direction(
+def direction(delay_ms: int = 50, mbit_s: float = 0, *, loss: float = 0) -> LinkDirection:
+    return LinkDirection(
         delay_us=Microseconds(delay_ms * 1000), bits_per_s=round(mbit_s * 1e6), loss=loss
     )
 
 
-def hop(asked: Direction, clock: InstantClock) -> Hop:
+def hop(asked: LinkDirection, clock: InstantClock) -> Hop:
     return Hop(asked, lambda _now_us: asked.delay_us, clock)
 
 
@@ -54,16 +54,16 @@ class OneStream:
 
     def __init__(
         self,
-        asked: Direction,
+        asked: LinkDirection,
         *,
         control: CongestionControl = CongestionControl.CUBIC,
         seed: int = 1,
     ) -> None:
         self.clock = InstantClock()
-        self.there = Way((hop(asked, self.clock),))
-        self.back = Way((hop(direction(asked.delay_us // 1000), self.clock),))
+        self.there = HopPath((hop(asked, self.clock),))
+        self.back = HopPath((hop(direction(asked.delay_us // 1000), self.clock),))
         dice = random.Random(seed)
-        self.stream = Stream(
+        self.stream = ProxyStream(
             self.there,
             self.back,
             new_window=lambda: Window(self.there.model(self.back, control), dice.random),
@@ -72,7 +72,7 @@ class OneStream:
         )
         self.arrived = bytearray()
         self.arrivals: list[tuple[int, int]] = []
-        self.marks: list[Mark] = []
+        self.marks: list[StreamEnd] = []
         self.is_reading = True
         self._unwritten = bytearray()
 
@@ -93,9 +93,9 @@ class OneStream:
         self.arrived += payload
         self.arrivals.append((self.clock.now_us, len(payload)))
         if self.is_reading:
-            self.stream.taken(len(payload))
+            self.stream.note_written(len(payload))
 
-    def conclude(self, mark: Mark) -> None:
+    def conclude(self, mark: StreamEnd) -> None:
         self.marks.append(mark)
 
     def read_on(self) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from coordinator.core.transfer.path import CongestionControl
-from netsim.proxy.flow.stream import UNSENT_BYTES_MAX, UNTAKEN_BYTES_MAX, Mark
+from netsim.proxy.flow.stream import UNSENT_BYTES_MAX, UNTAKEN_BYTES_MAX, StreamEnd
 from tests.unit.netsim.proxy.one_stream import OneStream, direction
 
 MIB = 1 << 20
@@ -68,7 +68,7 @@ def test_a_receiver_that_does_not_read_stops_the_sender() -> None:
     one.clock.run()
     assert UNTAKEN_BYTES_MAX <= len(one.arrived) < UNTAKEN_BYTES_MAX + MIB
     one.is_reading = True
-    one.stream.taken(len(one.arrived))
+    one.stream.note_written(len(one.arrived))
     one.clock.run()
     assert len(one.arrived) == 3 * UNTAKEN_BYTES_MAX
 
@@ -90,7 +90,7 @@ def test_the_end_arrives_behind_the_last_byte() -> None:
     one.stream.end()
     one.clock.run()
     assert len(one.arrived) == 100_000
-    assert one.marks == [Mark.END]
+    assert one.marks == [StreamEnd.END]
 
 
 def test_a_reset_overtakes_what_had_not_left() -> None:
@@ -100,7 +100,7 @@ def test_a_reset_overtakes_what_had_not_left() -> None:
     one.stream.reset()
     one.clock.run()
     assert len(one.arrived) < 200_000
-    assert one.marks == [Mark.RESET]
+    assert one.marks == [StreamEnd.RESET]
 
 
 def test_what_a_cut_lost_is_sent_again_when_its_timer_rings() -> None:
@@ -110,7 +110,7 @@ def test_what_a_cut_lost_is_sent_again_when_its_timer_rings() -> None:
     one.write(b"hello")
     one.clock.run(until_us=1_000_000)
     one.there.is_cut = one.back.is_cut = False
-    one.stream.healed()
+    one.stream.resume_after_cut()
     one.clock.run()
     # Its timer rings after 0.3 s, then after 0.6 and 1.2 more: the third ring meets a healed link.
     assert one.arrivals == [(2_150_000, 5)]
@@ -131,7 +131,7 @@ def test_what_was_under_way_when_the_link_was_cut_arrives_after_it_healed() -> N
     assert 0 < before < 300_000
     assert all(at < 150_000 for at, _ in one.arrivals)
     cut(False)
-    one.stream.healed()
+    one.stream.resume_after_cut()
     one.clock.run()
     assert len(one.arrived) == 300_000
-    assert one.marks == [Mark.END]
+    assert one.marks == [StreamEnd.END]

@@ -7,15 +7,15 @@ import pytest
 from hypergpu.units import Microseconds
 from netsim.emulation.namespaces import host_address
 from netsim.emulation.requests import Condition, SetCondition, SetShape
-from netsim.link import Direction, Link, Shape
+from netsim.link import Link, LinkDirection, Shape
 from netsim.tunnel.device import packed_address
 from netsim.tunnel.messages import TunnelPlan, TunnelPort
 from netsim.tunnel.router import Router
 
 S_NS = 10**9
 # So long that no busy machine makes a packet due before a test says so.
-SLOW = Direction(delay_us=Microseconds(10_000_000), bits_per_s=12_000_000)
-FAST = Direction(delay_us=Microseconds(0), bits_per_s=0)
+SLOW = LinkDirection(delay_us=Microseconds(10_000_000), bits_per_s=12_000_000)
+FAST = LinkDirection(delay_us=Microseconds(0), bits_per_s=0)
 
 
 class Hosts:

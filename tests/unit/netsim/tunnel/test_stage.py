@@ -1,8 +1,8 @@
 import pytest
 
 from hypergpu.units import Microseconds
-from netsim.link import STALLED_BITS_PER_S, Direction
-from netsim.tunnel.stage import Calendar, Stage
+from netsim.link import STALLED_BITS_PER_S, LinkDirection
+from netsim.tunnel.stage import Calendar, LinkStage
 
 SECOND_NS = 10**9
 MS_NS = 10**6
@@ -13,11 +13,11 @@ class Path:
     """A stage with its calendar, and what came out of it when."""
 
     def __init__(
-        self, direction: Direction, *, room_bytes: int = 10**9, key: str = "1/a/up"
+        self, direction: LinkDirection, *, room_bytes: int = 10**9, key: str = "1/a/up"
     ) -> None:
         self.out: list[tuple[int, bytes]] = []
         self.calendar = Calendar()
-        self.stage = Stage(
+        self.stage = LinkStage(
             self.calendar,
             direction,
             room_bytes=room_bytes,
@@ -39,8 +39,8 @@ class Path:
         return [int.from_bytes(packet[:4]) for _, packet in self.out]
 
 
-def direction(delay_ms: float = 0, bits_per_s: int = 0, **others: float) -> Direction:
-    return Direction(
+def direction(delay_ms: float = 0, bits_per_s: int = 0, **others: float) -> LinkDirection:
+    return LinkDirection(
         delay_us=Microseconds(round(delay_ms * 1000)),
         bits_per_s=bits_per_s,
         **others,  # type: ignore[arg-type]
