@@ -4,13 +4,14 @@ Only files that an earlier export of the same job left, unchanged, are replaced 
 """
 
 import asyncio
-import json
 import os
-import shutil
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from hypergpu.client.calls import CoordinatorCalls
 from hypergpu.client.failures import RESTARTING, pause_s
@@ -19,9 +20,9 @@ from hypergpu.client.upload import IDLE_TRIES, Report
 from hypergpu.client.values import ModelChunk, ModelHeader
 from hypergpu.digest import RunningDigest, digest_of, running_digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.files import SHARED, write_durably
+from hypergpu.files import SHARED, fill_durably, write_durably
 from hypergpu.ids import Digest
-from hypergpu.tensors.layout import TensorKind, TensorSpec
+from hypergpu.tensors.layout import Flat, TensorKind, unpack
 from hypergpu.v1 import job_pb2
 
 MODEL_NAME = "model.safetensors"
@@ -29,7 +30,6 @@ CARD_NAME = "README.md"
 JOB_FIELD = "hypergpu.job"
 CARD_FIELD = "hypergpu.card"
 """Digest of the card that was written beside the model."""
-HEADER_BYTES_MAX = 64 << 20
 _ELEMENT = {
     TensorKind.PARAMETER: ("F32", 4),
     TensorKind.STATISTIC: ("F32", 4),
@@ -79,7 +79,7 @@ async def fetch_model(calls: CoordinatorCalls, order: ExportOrder, report: Repor
             _require_replaceable(model, card, order.job_id)
         order.folder.mkdir(parents=True, exist_ok=True)
         header = await _fetch_with_resume(calls, order, report)
-        await asyncio.to_thread(_write_safetensors, header, order.part, model, order.job_id)
+        await asyncio.to_thread(_write_safetensors, header, order, model)
         write_durably(card, header.card.encode("utf-8"), mode=SHARED)
         order.part.unlink()
     except OSError as broken:
@@ -177,70 +177,23 @@ def _require_replaceable(model: Path, card: Path, job_id: str) -> None:
         raise HyperGPUError(Reason.FILE_PRESENT, detail)
 
 
-def _metadata(model: Path) -> dict[str, object]:
+def _metadata(model: Path) -> dict[str, str]:
     """Metadata that an export left in the file; empty for another program's file."""
     try:
-        with model.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(size, HEADER_BYTES_MAX)))
-    except ValueError:
+        with safe_open(model, "np") as file:
+            return dict(file.metadata() or {})
+    except SafetensorError:
         return {}
-    found = header.get("__metadata__") if isinstance(header, dict) else None
-    return found if isinstance(found, dict) else {}
 
 
-def _write_safetensors(header: ModelHeader, blob: Path, target: Path, job_id: str) -> None:
-    """Write the flat bytes behind a safetensors header, a piece at a time.
-
-    Integers go first, so that every tensor is aligned to its elements.
-    """
-    integers_at = sum(
-        _bytes(each) for each in header.layout.tensors if each.kind is not TensorKind.INTEGER
-    )
-    encoded = _header(header, job_id)
-    fresh = target.with_name(f".{target.name}.tmp")
-    with fresh.open("wb") as file, blob.open("rb") as source:
-        file.write(len(encoded).to_bytes(8, "little"))
-        file.write(encoded)
-        source.seek(integers_at)
-        shutil.copyfileobj(source, file, 1 << 20)
-        source.seek(0)
-        _copy(source, file, integers_at)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(target)
-
-
-def _copy(source: BinaryIO, file: BinaryIO, count: int) -> None:
-    while count > 0:
-        piece = source.read(min(count, 1 << 20))
-        if not piece:
-            raise OSError(0, "the fetched model was cut while it was written")
-        file.write(piece)
-        count -= len(piece)
-
-
-def _bytes(tensor: TensorSpec) -> int:
-    return tensor.count * _ELEMENT[tensor.kind][1]
-
-
-def _header(header: ModelHeader, job_id: str) -> bytes:
-    noted = {
+def _write_safetensors(header: ModelHeader, order: ExportOrder, target: Path) -> None:
+    """Write the flat bytes as named tensors; the file appears whole or not at all."""
+    flat = Flat.view(header.layout, np.memmap(order.part, np.uint8, mode="r"))
+    metadata = {
         "format": "pt",
         "hypergpu.model": header.digest,
-        JOB_FIELD: job_id,
+        JOB_FIELD: order.job_id,
         CARD_FIELD: digest_of(header.card.encode("utf-8")),
     }
-    entries: dict[str, object] = {"__metadata__": noted}
-    at = 0
-    in_file = sorted(header.layout.tensors, key=lambda each: each.kind is not TensorKind.INTEGER)
-    for tensor in in_file:
-        end = at + _bytes(tensor)
-        entries[tensor.name] = {
-            "dtype": _ELEMENT[tensor.kind][0],
-            "shape": list(tensor.shape),
-            "data_offsets": [at, end],
-        }
-        at = end
-    text = msgspec.json.encode(entries)
-    return text + b" " * (-len(text) % 8)
+    tensors = unpack(header.layout, flat)
+    fill_durably(target, lambda path: save_file(tensors, path, metadata))
