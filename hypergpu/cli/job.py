@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hypergpu.cli.connected import on_coordinator
 from hypergpu.terminal.commands import group
+from hypergpu.terminal.figures import name_or_id, score, short_id, size
 from hypergpu.terminal.options import Address, AsJson, JobName, NoConfirmation, TokenFile
+from hypergpu.terminal.output import Column, confirm, note, say, say_json, say_json_line, say_table
 
 if TYPE_CHECKING:
     from hypergpu.client import Coordinator, JobDetail, JobView
@@ -29,9 +32,9 @@ def submit(
     from hypergpu.cli.schemas import Submitted
     from hypergpu.client import connect
     from hypergpu.jobfile import check_data_folder, read_job_file
-    from hypergpu.terminal.output import note, say, say_json_line
     from hypergpu.terminal.transfer import progress_bars
 
+    # A wrong file is refused before anybody is called.
     spec = read_job_file(file)
     check_data_folder(spec, file)
     with connect(address, token_file=token_file) as coordinator:
@@ -48,14 +51,12 @@ def submit(
 
 
 @app.command()
-def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFile = None) -> None:
+@on_coordinator
+def ls(coordinator: "Coordinator", *, as_json: AsJson = False) -> None:
     """List all jobs with their phase and the reason for it."""
     from hypergpu.cli.schemas import Jobs
-    from hypergpu.client import connect
-    from hypergpu.terminal.output import say_json, say_table
 
-    with connect(address, token_file=token_file) as coordinator:
-        jobs = coordinator.jobs()
+    jobs = coordinator.jobs()
     if as_json:
         say_json(Jobs(jobs))
         return
@@ -65,8 +66,6 @@ def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFil
 
 def jobs_table(jobs: "Sequence[JobView]") -> "Table":
     """Columns and rows of `job ls`."""
-    from hypergpu.terminal.output import Column
-
     columns = (
         Column("job", is_required=True),
         Column("id", is_required=True),
@@ -83,7 +82,6 @@ def jobs_table(jobs: "Sequence[JobView]") -> "Table":
 
 
 def _job_row(job: "JobView") -> tuple[str, ...]:
-    from hypergpu.terminal.figures import name_or_id, score, short_id, size
 
     return (
         name_or_id(job.name, job.id),
@@ -100,19 +98,10 @@ def _job_row(job: "JobView") -> tuple[str, ...]:
 
 
 @app.command()
-def show(
-    job: JobName = None,
-    *,
-    as_json: AsJson = False,
-    address: Address = None,
-    token_file: TokenFile = None,
-) -> None:
+@on_coordinator
+def show(coordinator: "Coordinator", job: JobName = None, *, as_json: AsJson = False) -> None:
     """Show one job: figures, settings, and the nodes of the open round."""
-    from hypergpu.client import connect
-    from hypergpu.terminal.output import say, say_json, say_table
-
-    with connect(address, token_file=token_file) as coordinator:
-        detail = coordinator.job(coordinator.find_job(job))
+    detail = coordinator.job(coordinator.find_job(job))
     if as_json:
         say_json(detail)
         return
@@ -123,7 +112,6 @@ def show(
 
 
 def _job_lines(detail: "JobDetail") -> list[str]:
-    from hypergpu.terminal.figures import score, size
     from hypergpu.units import several
 
     job = detail.job
@@ -142,9 +130,6 @@ def _job_lines(detail: "JobDetail") -> list[str]:
 
 def participants_table(detail: "JobDetail") -> "Table":
     """Columns and rows of the nodes in `job show`."""
-    from hypergpu.terminal.figures import name_or_id, score, short_id
-    from hypergpu.terminal.output import Column
-
     columns = (
         Column("node", is_required=True),
         Column("id", is_required=True),
@@ -170,23 +155,14 @@ def participants_table(detail: "JobDetail") -> "Table":
 
 
 @app.command()
-def watch(
-    job: JobName = None,
-    *,
-    as_json: AsJson = False,
-    address: Address = None,
-    token_file: TokenFile = None,
-) -> None:
+@on_coordinator
+def watch(coordinator: "Coordinator", job: JobName = None, *, as_json: AsJson = False) -> None:
     """Follow a job until it ends; survives restarts of the coordinator."""
-    from hypergpu.client import connect
-
-    with connect(address, token_file=token_file) as coordinator:
-        _follow(coordinator, coordinator.find_job(job), as_json=as_json)
+    _follow(coordinator, coordinator.find_job(job), as_json=as_json)
 
 
 def _follow(coordinator: "Coordinator", job_id: str, *, as_json: bool) -> None:
     from hypergpu.errors import HyperGPUError, Reason
-    from hypergpu.terminal.output import note
     from hypergpu.terminal.views import open_view
     from hypergpu.terminal.watch import follow
 
@@ -202,28 +178,23 @@ def _follow(coordinator: "Coordinator", job_id: str, *, as_json: bool) -> None:
 
 
 @app.command()
-def pause(job: JobName = None, *, address: Address = None, token_file: TokenFile = None) -> None:
+@on_coordinator
+def pause(coordinator: "Coordinator", job: JobName = None) -> None:
     """Let the open round finish and open no other."""
-    from hypergpu.client import connect
-    from hypergpu.terminal.output import say
-
-    with connect(address, token_file=token_file) as coordinator:
-        job_id = coordinator.find_job(job)
-        coordinator.pause(job_id)
+    job_id = coordinator.find_job(job)
+    coordinator.pause(job_id)
     say(f"{job_id} paused; go on with: hypergpu job resume {job_id}")
 
 
 @app.command()
-def resume(job: JobName = None, *, address: Address = None, token_file: TokenFile = None) -> None:
+@on_coordinator
+def resume(coordinator: "Coordinator", job: JobName = None) -> None:
     """Go on with a paused job."""
-    from hypergpu.client import connect
     from hypergpu.errors import HyperGPUError, Reason
-    from hypergpu.terminal.output import say
 
-    with connect(address, token_file=token_file) as coordinator:
-        job_id = coordinator.find_job(job)
-        coordinator.resume(job_id)
-        after = coordinator.job(job_id).job
+    job_id = coordinator.find_job(job)
+    coordinator.resume(job_id)
+    after = coordinator.job(job_id).job
     if after.phase == "paused":
         detail = f"{job_id} is paused again at once: {after.reason}"
         raise HyperGPUError(Reason.JOB_PHASE, detail, fix="mend that as said, then resume it again")
@@ -231,72 +202,56 @@ def resume(job: JobName = None, *, address: Address = None, token_file: TokenFil
 
 
 @app.command()
-def stop(
-    job: JobName = None,
-    *,
-    yes: NoConfirmation = False,
-    address: Address = None,
-    token_file: TokenFile = None,
-) -> None:
+@on_coordinator
+def stop(coordinator: "Coordinator", job: JobName = None, *, yes: NoConfirmation = False) -> None:
     """End a job for good, with the model it has."""
-    from hypergpu.client import connect
-    from hypergpu.terminal.output import confirm, say
-
-    with connect(address, token_file=token_file) as coordinator:
-        job_id = coordinator.find_job(job)
-        confirm(f"stop {job_id} for good?", yes=yes)
-        coordinator.stop(job_id)
+    job_id = coordinator.find_job(job)
+    confirm(f"stop {job_id} for good?", yes=yes)
+    coordinator.stop(job_id)
     say(f"{job_id} stopped; take its model: hypergpu job export {job_id}")
 
 
 @app.command(name="set")
+@on_coordinator
 def set_parameters(
+    coordinator: "Coordinator",
     words: Annotated[list[str], typer.Argument(metavar="[JOB] KEY=VALUE...")],
-    *,
-    address: Address = None,
-    token_file: TokenFile = None,
 ) -> None:
     """Change settings from the next round on, for example: hypergpu job set lr=0.0005."""
-    from hypergpu.client import connect
     from hypergpu.jobfile import parameter_words, with_parameters
     from hypergpu.terminal.failure import usage_error
-    from hypergpu.terminal.output import say
 
     named = None if "=" in words[0] else words[0]
     changes = parameter_words(words[1:] if named else words)
     if not changes:
         raise usage_error("there is nothing to set", "add KEY=VALUE, for example lr=0.001")
-    with connect(address, token_file=token_file) as coordinator:
-        job_id = coordinator.find_job(named)
-        # Whatever the job file's checks refuse is refused here already, with every problem named.
-        with_parameters(coordinator.spec(job_id), changes)
-        coordinator.set_parameters(job_id, changes)
+    job_id = coordinator.find_job(named)
+    # Whatever the job file's checks refuse is refused here already, with every problem named.
+    with_parameters(coordinator.spec(job_id), changes)
+    coordinator.set_parameters(job_id, changes)
     for key, value in changes.items():
         say(f"{job_id}  {key} = {value} from the next round on")
 
 
 @app.command()
+@on_coordinator
 def rm(
+    coordinator: "Coordinator",
     job: Annotated[str, typer.Argument(help="A job's id, or its name.")],
     *,
     yes: NoConfirmation = False,
-    address: Address = None,
-    token_file: TokenFile = None,
 ) -> None:
     """Delete an ended job with its journal and blobs."""
-    from hypergpu.client import connect
-    from hypergpu.terminal.figures import size
-    from hypergpu.terminal.output import confirm, say
-
-    with connect(address, token_file=token_file) as coordinator:
-        job_id = coordinator.find_job(job)
-        confirm(f"delete {job_id} and its models?", yes=yes)
-        freed = coordinator.remove(job_id)
+    job_id = coordinator.find_job(job)
+    confirm(f"delete {job_id} and its models?", yes=yes)
+    freed = coordinator.remove(job_id)
     say(f"{job_id} removed, {size(freed)} freed")
 
 
 @app.command()
-def export(  # noqa: PLR0913 - each is an option
+@on_coordinator
+def export(
+    coordinator: "Coordinator",
     job: JobName = None,
     *,
     out: Annotated[
@@ -309,18 +264,13 @@ def export(  # noqa: PLR0913 - each is an option
         bool, typer.Option("--overwrite", help="Also what no export of this job wrote.")
     ] = False,
     as_json: AsJson = False,
-    address: Address = None,
-    token_file: TokenFile = None,
 ) -> None:
     """Write the model as safetensors, and its card. An interrupted export goes on where it was."""
     from hypergpu.cli.schemas import Exported
-    from hypergpu.client import connect
-    from hypergpu.terminal.figures import size
-    from hypergpu.terminal.output import say, say_json
     from hypergpu.terminal.transfer import progress_bars
 
     which = "best" if best else "latest"
-    with connect(address, token_file=token_file) as coordinator, progress_bars() as report:
+    with progress_bars() as report:
         job_id = coordinator.find_job(job)
         made = coordinator.export(
             job_id, out or Path(job_id), which=which, may_overwrite=overwrite, report=report

@@ -5,11 +5,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hypergpu.cli.connected import on_coordinator
 from hypergpu.terminal.commands import group
-from hypergpu.terminal.options import Address, AsJson, TokenFile
+from hypergpu.terminal.figures import (
+    mbit_s,
+    milliseconds,
+    name_or_id,
+    percent,
+    short_id,
+    size,
+    span,
+)
+from hypergpu.terminal.options import AsJson
+from hypergpu.terminal.output import Column, say, say_json, say_table
 
 if TYPE_CHECKING:
-    from hypergpu.client import NodeView
+    from hypergpu.client import Coordinator, NodeView
     from hypergpu.client.values import EstimateView
     from hypergpu.terminal.output import Table
 
@@ -18,14 +29,12 @@ _Node = Annotated[str, typer.Argument(help="A node's name, or its id or the begi
 
 
 @app.command()
-def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFile = None) -> None:
+@on_coordinator
+def ls(coordinator: "Coordinator", *, as_json: AsJson = False) -> None:
     """List the nodes with their state and the reason for it."""
     from hypergpu.cli.schemas import Nodes
-    from hypergpu.client import connect
-    from hypergpu.terminal.output import say_json, say_table
 
-    with connect(address, token_file=token_file) as coordinator:
-        nodes = coordinator.nodes()
+    nodes = coordinator.nodes()
     if as_json:
         say_json(Nodes(nodes))
         return
@@ -35,8 +44,6 @@ def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFil
 
 def nodes_table(nodes: "Sequence[NodeView]") -> "Table":
     """Columns and rows of `node ls`."""
-    from hypergpu.terminal.output import Column
-
     columns = (
         Column("node", is_required=True),
         Column("id", is_required=True),
@@ -58,7 +65,6 @@ def nodes_table(nodes: "Sequence[NodeView]") -> "Table":
 
 
 def _node_row(node: "NodeView") -> tuple[str, ...]:
-    from hypergpu.terminal.figures import mbit_s, milliseconds, name_or_id, percent, short_id, span
 
     seen = node.reading
     return (
@@ -85,20 +91,12 @@ def _mean(estimate: "EstimateView | None", text: Callable[[float], str]) -> str:
 
 
 @app.command()
-def show(
-    node: _Node,
-    *,
-    as_json: AsJson = False,
-    address: Address = None,
-    token_file: TokenFile = None,
-) -> None:
+@on_coordinator
+def show(coordinator: "Coordinator", node: _Node, *, as_json: AsJson = False) -> None:
     """Show one node: its health with the reason, and everything measured of it."""
     from hypergpu.cli.schemas import NodeDetail
-    from hypergpu.client import connect
-    from hypergpu.terminal.output import Column, say, say_json, say_table
 
-    with connect(address, token_file=token_file) as coordinator:
-        found = coordinator.find_node(node)
+    found = coordinator.find_node(node)
     if as_json:
         say_json(NodeDetail(found))
         return
@@ -116,7 +114,6 @@ def show(
 
 
 def _node_lines(node: "NodeView") -> list[str]:
-    from hypergpu.terminal.figures import milliseconds, size, span
 
     least_us = node.reading.least_round_trip_us
     return [
@@ -134,7 +131,6 @@ def _node_lines(node: "NodeView") -> list[str]:
 
 
 def _figure_rows(node: "NodeView") -> list[tuple[str, ...]]:
-    from hypergpu.terminal.figures import mbit_s, milliseconds, percent, span
 
     seen = node.reading
     figures = (
@@ -159,36 +155,27 @@ def _figure_rows(node: "NodeView") -> list[tuple[str, ...]]:
 
 
 @app.command()
-def drain(node: _Node, *, address: Address = None, token_file: TokenFile = None) -> None:
+@on_coordinator
+def drain(coordinator: "Coordinator", node: _Node) -> None:
     """Let a node finish what it holds and leave."""
-    from hypergpu.client import connect
-    from hypergpu.terminal.output import say
-
-    with connect(address, token_file=token_file) as coordinator:
-        node_id = coordinator.find_node(node).id
-        coordinator.drain(node_id)
+    node_id = coordinator.find_node(node).id
+    coordinator.drain(node_id)
     say(f"{node_id} drains; see it go: hypergpu node ls")
 
 
 @app.command()
-def revoke(node: _Node, *, address: Address = None, token_file: TokenFile = None) -> None:
+@on_coordinator
+def revoke(coordinator: "Coordinator", node: _Node) -> None:
     """Shut a node out at once, whatever certificate or token it holds."""
-    from hypergpu.client import connect
-    from hypergpu.terminal.output import say
-
-    with connect(address, token_file=token_file) as coordinator:
-        node_id = coordinator.find_node(node).id
-        coordinator.revoke_node(node_id)
+    node_id = coordinator.find_node(node).id
+    coordinator.revoke_node(node_id)
     say(f"{node_id} revoked; take it back: hypergpu node readmit {node_id}")
 
 
 @app.command()
-def readmit(node: _Node, *, address: Address = None, token_file: TokenFile = None) -> None:
+@on_coordinator
+def readmit(coordinator: "Coordinator", node: _Node) -> None:
     """Let a revoked node in again; it dials in once it is started."""
-    from hypergpu.client import connect
-    from hypergpu.terminal.output import say
-
-    with connect(address, token_file=token_file) as coordinator:
-        node_id = coordinator.find_node(node).id
-        coordinator.readmit_node(node_id)
+    node_id = coordinator.find_node(node).id
+    coordinator.readmit_node(node_id)
     say(f"{node_id} may come back; start it again on its machine: hypergpu-node run")

@@ -5,11 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hypergpu.cli.connected import on_coordinator
 from hypergpu.terminal.commands import group
-from hypergpu.terminal.options import Address, AsJson, NoConfirmation, TokenFile
+from hypergpu.terminal.figures import span
+from hypergpu.terminal.options import AsJson, NoConfirmation
+from hypergpu.terminal.output import Column, confirm, note, say, say_json, say_table
 
 if TYPE_CHECKING:
-    from hypergpu.client import TokenView
+    from hypergpu.client import Coordinator, TokenView
 
 app = group("Make join lines and users' tokens; revoke them.")
 
@@ -23,29 +26,27 @@ class RoleName(Enum):
 
 
 @app.command()
+@on_coordinator
 def create(
+    coordinator: "Coordinator",
     *,
     role: Annotated[RoleName, typer.Option("--role", help="Who will hold it.")] = RoleName.NODE,
     ttl: Annotated[str, typer.Option("--ttl", help="How long it is good: 30m, 24h.")] = "24h",
     uses: Annotated[int, typer.Option("--uses", min=0, help="0: as often as one likes.")] = 0,
     label: Annotated[str, typer.Option("--label", help="For you, in the list.")] = "",
     as_json: AsJson = False,
-    token_file: TokenFile = None,
 ) -> None:
     """Make a token; it is shown once."""
-    from hypergpu.client import connect
     from hypergpu.jobfile.schema import InvalidValue, duration_ms
     from hypergpu.terminal.failure import usage_error
-    from hypergpu.terminal.output import note, say, say_json
     from hypergpu.wire.token import Role
 
     ttl_ms = duration_ms(ttl)
     if isinstance(ttl_ms, InvalidValue):
         raise usage_error(f"--ttl: {ttl_ms.what}", ttl_ms.fix)
-    with connect(token_file=token_file) as coordinator:
-        made = coordinator.create_token(
-            Role(role.value), ttl_s=max(1, ttl_ms // 1000), uses=uses, label=label
-        )
+    made = coordinator.create_token(
+        Role(role.value), ttl_s=max(1, ttl_ms // 1000), uses=uses, label=label
+    )
     if as_json:
         say_json(made)
         return
@@ -57,14 +58,12 @@ def create(
 
 
 @app.command()
-def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFile = None) -> None:
+@on_coordinator
+def ls(coordinator: "Coordinator", *, as_json: AsJson = False) -> None:
     """List the tokens, without their secrets."""
     from hypergpu.cli.schemas import Tokens
-    from hypergpu.client import connect
-    from hypergpu.terminal.output import Column, say_json, say_table
 
-    with connect(address, token_file=token_file) as coordinator:
-        tokens = coordinator.tokens()
+    tokens = coordinator.tokens()
     if as_json:
         say_json(Tokens(tokens))
         return
@@ -80,7 +79,6 @@ def ls(*, as_json: AsJson = False, address: Address = None, token_file: TokenFil
 
 
 def _token_row(token: "TokenView") -> tuple[str, ...]:
-    from hypergpu.terminal.figures import span
 
     if token.is_revoked:
         state = "revoked"
@@ -99,20 +97,16 @@ def _token_row(token: "TokenView") -> tuple[str, ...]:
 
 
 @app.command()
+@on_coordinator
 def revoke(
+    coordinator: "Coordinator",
     token: Annotated[str, typer.Argument(help="A token's id or its beginning.")],
     *,
     yes: NoConfirmation = False,
-    address: Address = None,
-    token_file: TokenFile = None,
 ) -> None:
     """Make a token worthless. Nodes that joined with it stay."""
-    from hypergpu.client import connect
-    from hypergpu.terminal.output import confirm, say
-
-    with connect(address, token_file=token_file) as coordinator:
-        token_id = coordinator.find_token(token)
-        if token_id == coordinator.token_id:
-            confirm(f"revoke {token_id}, the token of this very command?", yes=yes)
-        coordinator.revoke_token(token_id)
+    token_id = coordinator.find_token(token)
+    if token_id == coordinator.token_id:
+        confirm(f"revoke {token_id}, the token of this very command?", yes=yes)
+    coordinator.revoke_token(token_id)
     say(f"{token_id} revoked")

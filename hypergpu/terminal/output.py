@@ -11,9 +11,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-import msgspec
-
 if TYPE_CHECKING:
+    import msgspec
     from rich.console import Console
     from rich.table import Table as RichTable
 
@@ -87,13 +86,17 @@ def confirm(question: str, *, yes: bool) -> None:
         raise typer.Exit(1)
 
 
-def say_json(struct: msgspec.Struct) -> None:
+def say_json(struct: "msgspec.Struct") -> None:
     """One JSON value, indented for people and still one document."""
+    import msgspec
+
     say(msgspec.json.format(msgspec.json.encode(struct), indent=2).decode("utf-8"))
 
 
-def say_json_line(struct: msgspec.Struct) -> None:
+def say_json_line(struct: "msgspec.Struct") -> None:
     """One JSON value on one line, for streams."""
+    import msgspec
+
     say(msgspec.json.encode(struct).decode("utf-8"))
 
 
