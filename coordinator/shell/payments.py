@@ -81,14 +81,14 @@ class PaymentsHost:
         return await self._driver.insist(job_id, event)
 
 
-def load_payments(host: CoordinatorHost) -> Payments | None:
-    """Open the installed payments package; None where there is none, or it is turned off.
+def load_payments(host: CoordinatorHost, name: str = ENTRY_POINT_NAME) -> Payments | None:
+    """Open the payments package of a name; None where none is installed.
 
     Raises:
         HyperGPUError: MACHINE_UNFIT, the package needs another one that is not installed; or what
             the package says of its own settings.
     """
-    found = entry_points(group=ENTRY_POINT_GROUP, name=ENTRY_POINT_NAME)
+    found = entry_points(group=ENTRY_POINT_GROUP, name=name)
     for entry_point in found:
         try:
             open_payments: OpenPayments = entry_point.load()

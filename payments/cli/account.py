@@ -65,8 +65,8 @@ class LedgerAccount:
 
     async def act(self, function: str, *arguments: object) -> None:
         """Have the ledger carry out a call; what is read afterwards is after it."""
-        data = ledger_contract().encode(function, *arguments)
-        await self._send(Call(ledger_contract(), self.ledger.domain.contract, data))
+        calldata = ledger_contract().encode(function, *arguments)
+        await self._send(Call(ledger_contract(), self.ledger.domain.contract, calldata))
 
     async def approve(self, amount: int) -> None:
         """Let the ledger take an amount of the token."""
@@ -78,8 +78,8 @@ class LedgerAccount:
                 f" {self.ledger.token}, not {self.ledger.amount(amount)}",
                 fix="send the token to this account, or name a smaller amount",
             )
-        data = token_contract().encode("approve", self.ledger.domain.contract, amount)
-        await self._send(Call(token_contract(), self.ledger.token, data))
+        calldata = token_contract().encode("approve", self.ledger.domain.contract, amount)
+        await self._send(Call(token_contract(), self.ledger.token, calldata))
 
     def result(self) -> LedgerAct:
         """Everything that was done."""

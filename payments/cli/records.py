@@ -84,8 +84,10 @@ async def _logs_from_opening(ledger: OpenLedger, job: bytes) -> AsyncIterator[di
 async def _record(ledger: OpenLedger, log: dict[str, Any]) -> BatchRecord | SingleRecord:
     """A record from its event; the entries of a batch are in its call."""
     topics = [bytes.fromhex(each[2:]) for each in log["topics"]]
-    data = bytes.fromhex(log["data"][2:])
-    words = [int.from_bytes(data[at : at + _WORD], "big") for at in range(0, len(data), _WORD)]
+    content = bytes.fromhex(log["data"][2:])
+    words = [
+        int.from_bytes(content[at : at + _WORD], "big") for at in range(0, len(content), _WORD)
+    ]
     if topics[0] == _SINGLE:
         node = NodeId("0x" + topics[2][-20:].hex())
         return SingleRecord(int.from_bytes(topics[3], "big"), Entry(node, words[0] + 1, words[1]))
@@ -95,7 +97,7 @@ async def _record(ledger: OpenLedger, log: dict[str, Any]) -> BatchRecord | Sing
     return BatchRecord(
         int.from_bytes(topics[2], "big"),
         words[0],
-        data[_WORD : 2 * _WORD],
+        content[_WORD : 2 * _WORD],
         tuple(Entry.from_word(word) for word in entries),
     )
 

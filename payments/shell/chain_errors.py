@@ -12,16 +12,16 @@ class ChainUnreachableError(ChainError):
 class CallRefusedError(ChainError):
     """The RPC or a contract refused a call."""
 
-    def __init__(self, message: str, code: int = 0, data: bytes = b"") -> None:
+    def __init__(self, message: str, code: int = 0, revert: bytes = b"") -> None:
         super().__init__(message)
         self.code = code
-        self.data = data
+        self.revert = revert
         """The contract's error; empty: none, or the RPC does not say."""
 
     @property
     def is_revert(self) -> bool:
         """Whether a contract refused, as opposed to the RPC."""
-        return bool(self.data) or self.code == _REVERTED or "revert" in str(self).lower()
+        return bool(self.revert) or self.code == _REVERTED or "revert" in str(self).lower()
 
 
 _REVERTED = 3

@@ -103,10 +103,10 @@ class Contract:
         """First four bytes of a call's data."""
         return self._functions[function].selector
 
-    def decode_call(self, function: str, data: bytes) -> tuple[Any, ...]:
+    def decode_call(self, function: str, calldata: bytes) -> tuple[Any, ...]:
         """Arguments of a call. The inverse of `encode`."""
         found = self._functions[function]
-        return tuple(_web3.codec.decode(found.inputs, data[_SELECTOR_BYTES:]))
+        return tuple(_web3.codec.decode(found.inputs, calldata[_SELECTOR_BYTES:]))
 
     def describe_error(self, answer: bytes) -> str:
         """A revert in words: the contract's error with its arguments."""

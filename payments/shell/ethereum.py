@@ -92,9 +92,9 @@ def sign_transaction(key: IdentityKey, draft: Draft) -> SignedTransaction:
 
 def read_transaction(raw: bytes) -> Draft:
     """The draft of a signed transaction."""
-    chain_id, nonce, tip, fee, gas, to, _, data, *_ = rlp.decode(raw[1:])
+    chain_id, nonce, tip, fee, gas, to, _, calldata, *_ = rlp.decode(raw[1:])
     numbers = [int.from_bytes(each, "big") for each in (chain_id, nonce, gas, fee, tip)]
-    return Draft(numbers[0], numbers[1], bytes(to), bytes(data), *numbers[2:])
+    return Draft(numbers[0], numbers[1], bytes(to), bytes(calldata), *numbers[2:])
 
 
 class Ethereum:
@@ -168,8 +168,8 @@ class Ethereum:
         at = "latest" if block is None else hex(block.number)
         requests: list[Request] = []
         for view in views:
-            data = view.contract.encode(view.function, *view.arguments)
-            requests.append(("eth_call", [{"to": view.address, "data": "0x" + data.hex()}, at]))
+            calldata = view.contract.encode(view.function, *view.arguments)
+            requests.append(("eth_call", [{"to": view.address, "data": "0x" + calldata.hex()}, at]))
         answers = await self.ask_all(requests)
         return [_decoded(view, answer) for view, answer in zip(views, answers, strict=True)]
 
@@ -190,7 +190,7 @@ class Ethereum:
         call["data"] = call.pop("input", "0x")
         (answer,) = await self.ask_all([("eth_call", [call, hex(max(0, block - 1))])])
         if isinstance(answer, CallRefusedError):
-            return contract.describe_error(answer.data) if answer.data else str(answer)
+            return contract.describe_error(answer.revert) if answer.revert else str(answer)
         return "it ran out of gas, or the block's earlier transactions made it fail"
 
     async def ask(self, method: str, *parameters: Any) -> Any:
@@ -253,9 +253,9 @@ def _result(answer: Any) -> Any:
         return answer.get("result")
     if isinstance(error, str):
         return CallRefusedError(error)
-    data = error.get("data")
-    is_hex = isinstance(data, str) and data.startswith("0x")
-    words = _octets(data) if is_hex else b""
+    revert = error.get("data")
+    is_hex = isinstance(revert, str) and revert.startswith("0x")
+    words = _octets(revert) if is_hex else b""
     return CallRefusedError(str(error.get("message", "")), int(error.get("code", 0)), words)
 
 

@@ -57,10 +57,10 @@ class Payload(NamedTuple):
 def payload(call: Call, target: Target, find_receipt: FindReceipt) -> Payload:
     """The transaction that makes a call."""
     if isinstance(call, Approve):
-        data = token_contract().encode("approve", target.ledger, call.amount)
-        return Payload(address_bytes(target.token), data, _APPROVE_GAS)
-    data, gas = _ledger_call(call, ledger_contract(), find_receipt)
-    return Payload(address_bytes(target.ledger), data, gas)
+        calldata = token_contract().encode("approve", target.ledger, call.amount)
+        return Payload(address_bytes(target.token), calldata, _APPROVE_GAS)
+    calldata, gas = _ledger_call(call, ledger_contract(), find_receipt)
+    return Payload(address_bytes(target.ledger), calldata, gas)
 
 
 def _ledger_call(

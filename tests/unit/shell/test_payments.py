@@ -103,6 +103,5 @@ def test_without_payments_work_is_signed_for_no_chain_and_pays_nothing() -> None
     assert refused.value.reason is Reason.MACHINE_UNFIT
 
 
-def test_an_absent_package_is_no_payments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.shell.payments.ENTRY_POINT_NAME", "none-of-this-name")
-    assert load_payments(host_of(parts_in(tmp_path))) is None
+def test_an_absent_package_is_no_payments(tmp_path: Path) -> None:
+    assert load_payments(host_of(parts_in(tmp_path)), "none-of-this-name") is None
