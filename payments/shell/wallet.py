@@ -81,7 +81,7 @@ class Wallet:
         try:
             return int(str(await self._chain.ask("eth_estimateGas", wanted)), 16)
         except CallRefusedError as refused:
-            words = call.contract.describe_error(refused.data) if refused.data else str(refused)
+            words = call.contract.describe_error(refused.revert) if refused.revert else str(refused)
             raise HyperGPUError(
                 Reason.REQUEST_INVALID, f"the contract would refuse this: {words}"
             ) from None
