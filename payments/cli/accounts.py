@@ -19,7 +19,7 @@ COORDINATOR_KEY = Path("identity/coordinator.key")
 Content = TypeVar("Content")
 
 
-class JobTerms(msgspec.Struct, frozen=True):
+class HeldTerms(msgspec.Struct, frozen=True):
     """File ``terms.json`` of a node's ledger folder."""
 
     job_id: JobId
@@ -123,7 +123,7 @@ def worker_facts(state_dir: Path) -> tuple[WorkerFacts, bytes]:
 
 
 def _held_job(folder: Path) -> HeldJob | None:
-    terms = _read(folder / "terms.json", JobTerms)
+    terms = _read(folder / "terms.json", HeldTerms)
     if terms is None:
         return None
     newest = _read(folder / "newest.json", SignedReceipt)

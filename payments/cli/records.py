@@ -9,7 +9,14 @@ from hypergpu.keys.keccak import keccak
 from hypergpu.statements.domain import Terms, word_bytes
 from hypergpu.units import Wei
 from payments.cli.account import OpenLedger
-from payments.core.calls import AccountView, Entry, EpochView, JobView, ShareState, ShareView
+from payments.core.calls import (
+    AccountView,
+    EpochView,
+    JobOnLedger,
+    ShareState,
+    ShareView,
+    TotalsEntry,
+)
 from payments.core.verify import BatchRecord, LedgerRecords, SingleRecord
 from payments.shell.chain_errors import CallRefusedError
 from payments.shell.contracts import ledger_contract
@@ -37,7 +44,7 @@ async def read_records(ledger: OpenLedger, terms: Terms) -> LedgerRecords:
     records = [await _record(ledger, each) for each in logs]
     nodes = sorted({entry.node for each in records for entry in _entries(each)})
     epochs = sorted({each.epoch for each in records})
-    view = JobView(
+    view = JobOnLedger(
         time_s=ledger.block.time_s,
         window_s=await ledger.read("CHALLENGE_WINDOW"),
         balance=Wei(0),
@@ -90,7 +97,9 @@ async def _record(ledger: OpenLedger, log: dict[str, Any]) -> BatchRecord | Sing
     ]
     if topics[0] == _SINGLE:
         node = NodeId("0x" + topics[2][-20:].hex())
-        return SingleRecord(int.from_bytes(topics[3], "big"), Entry(node, words[0] + 1, words[1]))
+        return SingleRecord(
+            int.from_bytes(topics[3], "big"), TotalsEntry(node, words[0] + 1, words[1])
+        )
     sent = await ledger.chain.ask("eth_getTransactionByHash", log["transactionHash"])
     call = bytes.fromhex(sent["input"][2:])
     *_, entries = ledger_contract().decode_call("submitAggregate", call)
@@ -98,11 +107,11 @@ async def _record(ledger: OpenLedger, log: dict[str, Any]) -> BatchRecord | Sing
         int.from_bytes(topics[2], "big"),
         words[0],
         content[_WORD : 2 * _WORD],
-        tuple(Entry.from_word(word) for word in entries),
+        tuple(TotalsEntry.from_word(word) for word in entries),
     )
 
 
-def _entries(record: BatchRecord | SingleRecord) -> tuple[Entry, ...]:
+def _entries(record: BatchRecord | SingleRecord) -> tuple[TotalsEntry, ...]:
     return record.entries if isinstance(record, BatchRecord) else (record.entry,)
 
 

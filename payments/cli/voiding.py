@@ -18,7 +18,7 @@ from payments.cli.accounts import open_keystore
 from payments.cli.outcome import say_act
 from payments.cli.service import JobAt, run
 from payments.core.calls import ShareState
-from payments.core.verdict import Verdict
+from payments.core.verdict import VoidVerdict
 
 
 class VoidOrder(NamedTuple):
@@ -39,7 +39,7 @@ class VoidOrder(NamedTuple):
 class SignedVerdict(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/verdict/2"):
     """A verdict and one arbiter's signature of it."""
 
-    verdict: Verdict
+    verdict: VoidVerdict
     arbiter: str
     signature: str
     """Hex, r | s | v, v 0 or 1."""
@@ -66,7 +66,7 @@ def void_share(order: VoidOrder, at: JobAt, chain_url: str, *, yes: bool, as_jso
     run(work)
 
 
-def _make_verdict(order: VoidOrder, terms: Terms) -> Verdict:
+def _make_verdict(order: VoidOrder, terms: Terms) -> VoidVerdict:
     """The verdict, with the digest of the document that says why."""
     if not terms.domain.chain_id:
         detail = "the job is signed for no chain: there is nothing to void"
@@ -76,7 +76,7 @@ def _make_verdict(order: VoidOrder, terms: Terms) -> Verdict:
     except OSError as broken:
         detail = f"the evidence {order.evidence} cannot be read: {broken.strerror}"
         raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
-    return Verdict(
+    return VoidVerdict(
         job=terms.job,
         epoch=order.epoch,
         node=NodeId(order.node),
@@ -85,7 +85,7 @@ def _make_verdict(order: VoidOrder, terms: Terms) -> Verdict:
     )
 
 
-async def _void(sender: LedgerAccount, verdict: Verdict, texts: Sequence[str]) -> None:
+async def _void(sender: LedgerAccount, verdict: VoidVerdict, texts: Sequence[str]) -> None:
     """Void a node's share of a closed epoch inside its challenge window, and slash its stake."""
     signatures = await _arbiters_signatures(sender.ledger, verdict, texts)
     job = word_bytes(verdict.job)
@@ -106,7 +106,7 @@ async def _void(sender: LedgerAccount, verdict: Verdict, texts: Sequence[str]) -
 
 
 async def _arbiters_signatures(
-    ledger: OpenLedger, verdict: Verdict, texts: Sequence[str]
+    ledger: OpenLedger, verdict: VoidVerdict, texts: Sequence[str]
 ) -> dict[str, bytes]:
     """Signatures by arbiter, at least as many as the ledger asks for."""
     signatures = {}

@@ -11,7 +11,7 @@ from hypergpu.statements.domain import address_bytes
 from hypergpu.units import Wei
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class TotalsEntry(msgspec.Struct, frozen=True, array_like=True):
     """Running totals of one node in a job, as a batch states them."""
 
     node: NodeId
@@ -67,7 +67,7 @@ class RecordBatch(_Call, frozen=True, tag="batch"):
     epoch: int
     sequence: int
     root: bytes
-    entries: tuple[Entry, ...]
+    entries: tuple[TotalsEntry, ...]
 
 
 class RecordReceipt(_Call, frozen=True, tag="record"):
@@ -75,7 +75,7 @@ class RecordReceipt(_Call, frozen=True, tag="record"):
 
     job: JobKey
     epoch: int
-    entry: Entry
+    entry: TotalsEntry
 
 
 class Distribute(_Call, frozen=True, tag="distribute"):
@@ -157,12 +157,12 @@ class AccountView(NamedTuple):
     total_score: int = 0
     earned: Wei = Wei(0)
 
-    def covers(self, entry: Entry) -> bool:
+    def covers(self, entry: TotalsEntry) -> bool:
         """Whether an entry states nothing beyond what is recorded."""
         return entry.count <= self.counted and entry.total_score <= self.total_score
 
 
-class JobView(NamedTuple):
+class JobOnLedger(NamedTuple):
     """A job on the ledger at one block."""
 
     time_s: int
@@ -192,7 +192,7 @@ class JobView(NamedTuple):
         return bool(self.ends_at_s) and self.time_s >= self.ends_at_s - self.window_s
 
 
-def is_in_effect(call: Call, view: JobView) -> bool:
+def is_in_effect(call: Call, view: JobOnLedger) -> bool:
     """Whether the ledger shows a call's effect already, so that its revert does no harm.
 
     False where the ledger cannot tell (`Approve`, `FundJob`).
@@ -215,5 +215,5 @@ def is_in_effect(call: Call, view: JobView) -> bool:
             return False
 
 
-def _account(view: JobView, entry: Entry) -> AccountView:
+def _account(view: JobOnLedger, entry: TotalsEntry) -> AccountView:
     return view.accounts.get(entry.node, AccountView())

@@ -22,15 +22,15 @@ from payments.core.calls import (
     Approve,
     Call,
     Distribute,
-    Entry,
     FundJob,
-    JobView,
+    JobOnLedger,
     OpenJob,
     PlannedCall,
     Reclaim,
     RecordBatch,
     RecordReceipt,
     RequestReclaim,
+    TotalsEntry,
 )
 from payments.core.ledger import LedgerState
 from payments.core.merkle import HASH_BYTES, merkle_root
@@ -71,7 +71,7 @@ class JobWork(NamedTuple):
     """Digest of the description of its data."""
     lines: Sequence[ReceiptLine] = ()
     """Receipts whose sequence is not below the node's count in ``sealed``, in any order."""
-    sealed: Mapping[NodeId, Entry] = {}
+    sealed: Mapping[NodeId, TotalsEntry] = {}
     """Highest totals that queued batches and records of the job state."""
     next_sequence: int = 0
     """One more than the highest sequence of a queued batch."""
@@ -100,7 +100,7 @@ class FundingLimit(NamedTuple):
     reason: str = ""
 
 
-def plan_calls(work: JobWork, view: JobView) -> SettlementPlan:
+def plan_calls(work: JobWork, view: JobOnLedger) -> SettlementPlan:
     """The next calls for a job that pays; none where all that can be done is queued.
 
     Args:
@@ -128,7 +128,7 @@ def plan_calls(work: JobWork, view: JobView) -> SettlementPlan:
     return SettlementPlan(calls)
 
 
-def funding_limit(state: LedgerState, view: JobView | None) -> FundingLimit:
+def funding_limit(state: LedgerState, view: JobOnLedger | None) -> FundingLimit:
     """How much of a job's work its escrow on the ledger covers.
 
     Args:
@@ -152,7 +152,7 @@ def funding_limit(state: LedgerState, view: JobView | None) -> FundingLimit:
     return FundingLimit(samples, reason)
 
 
-def _plan_opening(work: JobWork, view: JobView) -> SettlementPlan:
+def _plan_opening(work: JobWork, view: JobOnLedger) -> SettlementPlan:
     """Open the job, or add what its escrow was raised by."""
     state = work.state
     job_id, escrow = state.job_id, state.escrow
@@ -185,7 +185,7 @@ def _plan_opening(work: JobWork, view: JobView) -> SettlementPlan:
     return SettlementPlan((approval, PlannedCall(purpose, call)))
 
 
-def _records(work: JobWork, view: JobView) -> tuple[PlannedCall, ...]:
+def _records(work: JobWork, view: JobOnLedger) -> tuple[PlannedCall, ...]:
     """Record the receipts that no queued call covers, and pay the epochs that ended."""
     state = work.state
     lines = [line for line in work.lines if line.sequence >= _sealed_count(work, line.node)]
@@ -223,21 +223,21 @@ def _records(work: JobWork, view: JobView) -> tuple[PlannedCall, ...]:
 def _single_records(work: JobWork, lines: list[ReceiptLine]) -> Iterator[PlannedCall]:
     state = work.state
     for line in sorted(lines, key=lambda line: (line.epoch, line.node, line.sequence)):
-        entry = Entry(line.node, line.sequence + 1, line.total_score)
+        entry = TotalsEntry(line.node, line.sequence + 1, line.total_score)
         purpose = f"record/{state.job_id}/{line.epoch}/{line.node}/{line.sequence}"
         if purpose not in work.queued:
             call = RecordReceipt(job=state.terms.job, epoch=line.epoch, entry=entry)
             yield PlannedCall(purpose, call)
 
 
-def _top_up(work: JobWork, view: JobView, *, has_records: bool) -> tuple[PlannedCall, ...]:
+def _top_up(work: JobWork, view: JobOnLedger, *, has_records: bool) -> tuple[PlannedCall, ...]:
     """Repeat totals that were recorded while the escrow was short, once it has something again."""
     state = work.state
     records = (f"batch/{state.job_id}/", f"record/{state.job_id}/")
     if has_records or not view.free or any(each.startswith(records) for each in work.pending):
         return ()
     short = [
-        Entry(node, account.counted, account.total_score)
+        TotalsEntry(node, account.counted, account.total_score)
         for node, account in sorted(view.accounts.items())
         if worth(state.unit_price, account.total_score) > account.earned
     ][:NODES_PER_CALL]
@@ -254,7 +254,7 @@ def _top_up(work: JobWork, view: JobView, *, has_records: bool) -> tuple[Planned
     return (PlannedCall(f"batch/{state.job_id}/{sequence}", batch),)
 
 
-def _payments_due(work: JobWork, view: JobView) -> tuple[PlannedCall, ...]:
+def _payments_due(work: JobWork, view: JobOnLedger) -> tuple[PlannedCall, ...]:
     """Pay the shares that are seen to be due: epochs still open, and those out of their window."""
     calls: list[PlannedCall] = []
     for number, epoch in sorted(view.epochs.items()):
@@ -269,7 +269,7 @@ def _payments_due(work: JobWork, view: JobView) -> tuple[PlannedCall, ...]:
     return tuple(calls)
 
 
-def _is_epoch_over(work: JobWork, view: JobView, epoch: int) -> bool:
+def _is_epoch_over(work: JobWork, view: JobOnLedger, epoch: int) -> bool:
     """Whether no record for an open epoch is on its way or still to come."""
     state = work.state
     own = (f"pay/{state.job_id}/{epoch}/", f"record/{state.job_id}/{epoch}/")
@@ -278,7 +278,7 @@ def _is_epoch_over(work: JobWork, view: JobView, epoch: int) -> bool:
     return epoch < state.ended_epochs or state.is_over or view.is_closed_to_records
 
 
-def _reclaim(work: JobWork, view: JobView) -> tuple[PlannedCall, ...]:
+def _reclaim(work: JobWork, view: JobOnLedger) -> tuple[PlannedCall, ...]:
     state = work.state
     if work.reclaim is ReclaimOrder.NONE or not view.is_open:
         return ()
@@ -306,10 +306,10 @@ def _distributions(
             yield PlannedCall(purpose, call)
 
 
-def _raised(entry: Entry | None, lines: Sequence[ReceiptLine]) -> Entry:
+def _raised(entry: TotalsEntry | None, lines: Sequence[ReceiptLine]) -> TotalsEntry:
     """A node's totals with some more of its receipts."""
-    before = entry or Entry(lines[0].node, 0, 0)
-    return Entry(
+    before = entry or TotalsEntry(lines[0].node, 0, 0)
+    return TotalsEntry(
         before.node,
         max(before.count, *(line.sequence + 1 for line in lines)),
         max(before.total_score, *(line.total_score for line in lines)),

@@ -13,7 +13,7 @@ _TYPE = keccak(b"Verdict(bytes32 job,uint32 epoch,address node,uint128 penalty,b
 _WORDS = Struct(">32s32s28xI12x20s16x16s32s")
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class VoidVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The share of a node in an epoch is void, and its stake loses a penalty."""
 
     job: JobKey

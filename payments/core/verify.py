@@ -13,7 +13,7 @@ import msgspec
 from hypergpu.ids import JobId, NodeId
 from hypergpu.statements.receipt import Receipt, SignedReceipt, receipt_fault
 from hypergpu.units import Wei
-from payments.core.calls import AccountView, Entry, JobView, ShareState
+from payments.core.calls import AccountView, JobOnLedger, ShareState, TotalsEntry
 from payments.core.merkle import leaf, merkle_root
 from payments.core.receipts import ReceiptFile
 from payments.core.rewards import worth
@@ -26,21 +26,21 @@ class BatchRecord(NamedTuple):
     epoch: int
     sequence: int
     root: bytes
-    entries: tuple[Entry, ...]
+    entries: tuple[TotalsEntry, ...]
 
 
 class SingleRecord(NamedTuple):
     """A receipt that was recorded by itself."""
 
     epoch: int
-    entry: Entry
+    entry: TotalsEntry
 
 
 class LedgerRecords(NamedTuple):
     """Everything that the ledger holds about a job, at one block."""
 
     block: int
-    view: JobView
+    view: JobOnLedger
     """With every node that was ever recorded, and every epoch with a record."""
     records: Sequence[BatchRecord | SingleRecord] = ()
     """In the chain's order."""
@@ -188,7 +188,7 @@ def _batch_faults(
 
 def _root(
     chains: Mapping[NodeId, Mapping[int, Receipt]],
-    entries: Sequence[Entry],
+    entries: Sequence[TotalsEntry],
     counts: Mapping[NodeId, int],
 ) -> bytes:
     leaves = [
@@ -202,7 +202,7 @@ def _root(
 
 
 def _open_records(
-    file: ReceiptFile, chains: Mapping[NodeId, Mapping[int, Receipt]], view: JobView
+    file: ReceiptFile, chains: Mapping[NodeId, Mapping[int, Receipt]], view: JobOnLedger
 ) -> Iterator[str]:
     for node, own in sorted(chains.items()):
         account = view.accounts.get(node, AccountView())
@@ -219,7 +219,7 @@ def _open_records(
 
 
 def _finding(
-    node: NodeId, own: Mapping[int, Receipt], unit_price: Wei, view: JobView | None
+    node: NodeId, own: Mapping[int, Receipt], unit_price: Wei, view: JobOnLedger | None
 ) -> NodeFinding:
     total = own[max(own)].total_score if own else 0
     account = view.accounts.get(node, AccountView()) if view else AccountView()

@@ -37,7 +37,7 @@ class Block(NamedTuple):
     base_fee_wei: int
 
 
-class Inclusion(NamedTuple):
+class MinedPlace(NamedTuple):
     """A transaction's place on the chain."""
 
     block_number: int
@@ -154,7 +154,7 @@ class Ethereum:
         """A contract's code; empty: there is none."""
         return _octets(await self.ask("eth_getCode", address, "latest"))
 
-    async def inclusions(self, hashes: Sequence[bytes]) -> list[Inclusion | None]:
+    async def inclusions(self, hashes: Sequence[bytes]) -> list[MinedPlace | None]:
         """Places of transactions; None for one in no block, as far as the RPC knows."""
         requests = [("eth_getTransactionReceipt", ["0x" + each.hex()]) for each in hashes]
         return [_inclusion(_unless_refused(each)) for each in await self.ask_all(requests)]
@@ -305,10 +305,10 @@ def _block(found: Any) -> Block | None:
         raise ChainUnreachableError(f"the chain's RPC gave an odd block: {odd}") from None
 
 
-def _inclusion(found: Any) -> Inclusion | None:
+def _inclusion(found: Any) -> MinedPlace | None:
     if found is None or found.get("blockHash") is None:
         return None
-    return Inclusion(
+    return MinedPlace(
         block_number=_number(found["blockNumber"]),
         block_hash=_octets(found["blockHash"]),
         is_success=_number(found["status"]) == 1,

@@ -11,7 +11,7 @@ from typing import Any
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.statements.domain import address_bytes, word_bytes
 from hypergpu.units import Wei
-from payments.core.calls import AccountView, EpochView, JobView, ShareState, ShareView
+from payments.core.calls import AccountView, EpochView, JobOnLedger, ShareState, ShareView
 from payments.core.ledger import LedgerState
 from payments.shell.contracts import ledger_contract, token_contract
 from payments.shell.ethereum import Block, Ethereum, View
@@ -54,7 +54,7 @@ class LedgerReader:
         """Read everything anew, as after a reorganisation."""
         self._jobs.clear()
 
-    async def read(self, states: Sequence[LedgerState], block: Block) -> dict[JobId, JobView]:
+    async def read(self, states: Sequence[LedgerState], block: Block) -> dict[JobId, JobOnLedger]:
         """The view of each job at a block; none while the ledger is not in a block.
 
         Raises:
@@ -67,7 +67,7 @@ class LedgerReader:
         token = View(token_contract(), self._target.token, "balanceOf", (self._account,))
         jobs = [self._ledger("getJob", word_bytes(state.terms.job)) for state in states]
         balance, *found = await self._chain.read([token, *jobs], block)
-        views: dict[JobId, JobView] = {}
+        views: dict[JobId, JobOnLedger] = {}
         for state, job in zip(states, found, strict=True):
             cache = self._jobs.setdefault(state.job_id, _JobCache())
             if job is not None:
@@ -79,10 +79,10 @@ class LedgerReader:
             views[state.job_id] = self._view(job, cache, block, balance)
         return views
 
-    def _view(self, job: Any, cache: _JobCache, block: Block, balance: int) -> JobView:
+    def _view(self, job: Any, cache: _JobCache, block: Block, balance: int) -> JobOnLedger:
         if job is None:
-            return JobView(time_s=block.time_s, window_s=self._window_s, balance=Wei(balance))
-        return JobView(
+            return JobOnLedger(time_s=block.time_s, window_s=self._window_s, balance=Wei(balance))
+        return JobOnLedger(
             time_s=block.time_s,
             window_s=self._window_s,
             balance=Wei(balance),

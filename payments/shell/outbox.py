@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from hypergpu.ids import JobId
 from hypergpu.signature import IdentityKey
 from payments.core import outbox
-from payments.core.calls import Call, JobView, is_in_effect
+from payments.core.calls import Call, JobOnLedger, is_in_effect
 from payments.core.outbox import (
     Action,
     Failure,
@@ -42,7 +42,7 @@ from payments.shell.ethereum import (
     Block,
     Draft,
     Ethereum,
-    Inclusion,
+    MinedPlace,
     read_transaction,
     sign_transaction,
 )
@@ -79,7 +79,7 @@ class _Seen(NamedTuple):
     nonce: int
 
 
-FindView = Callable[[OutboxRow], Awaitable[JobView | None]]
+FindView = Callable[[OutboxRow], Awaitable[JobOnLedger | None]]
 
 
 class Queue:
@@ -341,5 +341,5 @@ class Queue:
         return Variant(signed.hash, signed.raw, max_fee_wei, tip_wei, draft.gas, head.number)
 
 
-def _included(name: bytes, place: Inclusion) -> outbox.Inclusion:
+def _included(name: bytes, place: MinedPlace) -> outbox.Inclusion:
     return outbox.Inclusion(name, place.block_number, place.block_hash, place.is_success)

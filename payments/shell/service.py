@@ -11,7 +11,7 @@ from hypergpu.units import Wei
 from hypergpu.v1 import payments_pb2 as pb
 from hypergpu.v1 import payments_pb2_grpc
 from hypergpu.wire.statements import receipt_message, terms_message
-from payments.core.calls import AccountView, EpochView, JobView, ShareState, ShareView
+from payments.core.calls import AccountView, EpochView, JobOnLedger, ShareState, ShareView
 from payments.core.ledger import LedgerState
 from payments.core.outbox import OutboxRow
 from payments.core.rewards import worth
@@ -151,7 +151,7 @@ class PaymentsServicer(payments_pb2_grpc.PaymentsServiceServicer):
 
 
 def _node(
-    state: LedgerState, node: NodeId, scores: dict[int, int], view: JobView | None
+    state: LedgerState, node: NodeId, scores: dict[int, int], view: JobOnLedger | None
 ) -> pb.LedgerNode:
     tally = state.nodes[node]
     message = pb.LedgerNode(
@@ -170,7 +170,9 @@ def _node(
     return message
 
 
-def _shares(node: NodeId, scores: dict[int, int], view: JobView | None) -> Iterator[pb.LedgerShare]:
+def _shares(
+    node: NodeId, scores: dict[int, int], view: JobOnLedger | None
+) -> Iterator[pb.LedgerShare]:
     """Shares of epochs; one that the view has forgotten is settled, so it was paid."""
     for number, score in sorted(scores.items()):
         if view is None or not view.is_open:

@@ -13,7 +13,7 @@ import structlog
 from hypergpu.extension import CoordinatorHost
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.statements.receipt import SignedReceipt
-from payments.core.calls import Entry, JobView, PlannedCall, RecordBatch, RecordReceipt
+from payments.core.calls import JobOnLedger, PlannedCall, RecordBatch, RecordReceipt, TotalsEntry
 from payments.core.ledger import LedgerState
 from payments.core.outbox import Halt, OutboxRow
 from payments.core.settlement import (
@@ -63,7 +63,7 @@ class _Book:
     def __init__(self) -> None:
         self.lines: dict[tuple[NodeId, int], ReceiptLine] = {}
         """Receipts that no queued call records, by node and sequence."""
-        self.sealed: dict[NodeId, Entry] = {}
+        self.sealed: dict[NodeId, TotalsEntry] = {}
         self.next_sequence = 0
         self.queued: set[str] = set()
         self.model = self.dataset = _NONE
@@ -94,11 +94,11 @@ class _Book:
         entry = self.sealed.get(node)
         return entry.count if entry else 0
 
-    def _seal(self, entries: Iterable[Entry]) -> None:
+    def _seal(self, entries: Iterable[TotalsEntry]) -> None:
         for entry in entries:
             known = self.sealed.get(entry.node, entry)
             count = max(known.count, entry.count)
-            self.sealed[entry.node] = Entry(
+            self.sealed[entry.node] = TotalsEntry(
                 entry.node, count, max(known.total_score, entry.total_score)
             )
 
@@ -126,7 +126,7 @@ class Settler:
         self._settled: set[JobId] = set()
         self._head: Block | None = None
         self.halts: Mapping[JobId | None, Halt] = {}
-        self.views: Mapping[JobId, JobView] = {}
+        self.views: Mapping[JobId, JobOnLedger] = {}
         self.waiting: dict[JobId, str] = {}
 
     @property
@@ -194,7 +194,7 @@ class Settler:
         ]
 
     async def _look(self, head: Block, states: Mapping[JobId, LedgerState]) -> None:
-        async def find_view(row: OutboxRow) -> JobView | None:
+        async def find_view(row: OutboxRow) -> JobOnLedger | None:
             if row.job_id is None or row.job_id not in states:
                 return None
             self._touch(row)
@@ -215,7 +215,7 @@ class Settler:
         last = state.ended_epochs + 1 if state else 0
         self._reader.invalidate(row.job_id, () if epoch is None else range(epoch, last + 1))
 
-    async def _settle(self, state: LedgerState, view: JobView, head: Block) -> None:
+    async def _settle(self, state: LedgerState, view: JobOnLedger, head: Block) -> None:
         job_id = state.job_id
         book = self._books.get(job_id)
         if book is None:
@@ -293,7 +293,7 @@ class Settler:
             for each in calls
         ]
 
-    async def _change_funding(self, state: LedgerState, book: _Book, view: JobView) -> None:
+    async def _change_funding(self, state: LedgerState, book: _Book, view: JobOnLedger) -> None:
         """Journal the work that the escrow covers, where that changes what the job may do."""
         limit = funding_limit(state, view)
         if waiting := self.waiting.get(state.job_id):
@@ -305,7 +305,7 @@ class Settler:
             log.info("the job did not take its funding", job=state.job_id, reason=refusal)
         book.funding = limit
 
-    def _note_settled(self, state: LedgerState, book: _Book, view: JobView) -> None:
+    def _note_settled(self, state: LedgerState, book: _Book, view: JobOnLedger) -> None:
         """Leave a job alone that is over, recorded and paid."""
         rows = self._own_rows(state.job_id)
         is_due = any(epoch.nodes_due() for epoch in view.epochs.values())

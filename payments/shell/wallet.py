@@ -16,7 +16,7 @@ from hypergpu.statements.domain import address_bytes
 from payments.shell.chain_errors import CallRefusedError
 from payments.shell.chains import ChainProfile
 from payments.shell.contracts import Contract
-from payments.shell.ethereum import Draft, Ethereum, Inclusion, SignedTransaction, sign_transaction
+from payments.shell.ethereum import Draft, Ethereum, MinedPlace, SignedTransaction, sign_transaction
 
 _GAS_PERCENT = 130
 """Of the estimate: state may change between the estimate and the block."""
@@ -42,7 +42,7 @@ class Wallet:
         self._key = key
         self._profile = profile
 
-    async def send(self, calls: Sequence[Call]) -> list[Inclusion]:
+    async def send(self, calls: Sequence[Call]) -> list[MinedPlace]:
         """Make calls one after the other; each is in a block before the next is sent.
 
         Raises:
@@ -52,7 +52,7 @@ class Wallet:
         """
         return [await self._send_one(call) for call in calls]
 
-    async def _send_one(self, call: Call) -> Inclusion:
+    async def _send_one(self, call: Call) -> MinedPlace:
         gas = await self._estimate(call)
         head = await self._chain.head()
         draft = Draft(
@@ -86,7 +86,7 @@ class Wallet:
                 Reason.REQUEST_INVALID, f"the contract would refuse this: {words}"
             ) from None
 
-    async def _wait(self, signed: SignedTransaction) -> Inclusion:
+    async def _wait(self, signed: SignedTransaction) -> MinedPlace:
         deadline_s = time.monotonic() + _WITHIN_S
         while time.monotonic() < deadline_s:
             (place,) = await self._chain.inclusions([signed.hash])

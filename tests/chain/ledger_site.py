@@ -16,7 +16,7 @@ from hypergpu.signature import IdentityKey
 from hypergpu.statements.domain import Domain, Terms, job_salt, terms_of, word_bytes
 from hypergpu.statements.receipt import SignedReceipt
 from hypergpu.units import Wei
-from payments.core.calls import Entry
+from payments.core.calls import TotalsEntry
 from payments.core.merkle import leaf, merkle_root
 from payments.core.receipts import ReceiptFile, encode_file
 from payments.shell.anvil import Anvil
@@ -109,7 +109,7 @@ class LedgerSite:
 
     def batch(self, sequence: int, epoch: int, counts: dict[IdentityKey, int]) -> None:
         """Record totals as the coordinator: receipts of each node."""
-        entries = [Entry(key.node_id, count, count * SCORE) for key, count in counts.items()]
+        entries = [TotalsEntry(key.node_id, count, count * SCORE) for key, count in counts.items()]
         leaves = [
             leaf(each.receipt)
             for each in self.receipts

@@ -9,7 +9,7 @@ from benchmarks.ours.metering.host import JOB, JobPlan, JournalHost
 from hypergpu.ids import JobId, NodeId
 from hypergpu.signature import IdentityKey
 from hypergpu.statements.domain import Terms, address_bytes, word_bytes
-from payments.core.calls import JobView
+from payments.core.calls import JobOnLedger
 from payments.shell.anvil import Anvil
 from payments.shell.chains import named_chain
 from payments.shell.config import PaymentSettings
@@ -59,7 +59,7 @@ class World:
         return self.payments._projection
 
     @property
-    def view(self) -> JobView:
+    def view(self) -> JobOnLedger:
         return self.settler.views[self.plan.job_id]
 
     @property

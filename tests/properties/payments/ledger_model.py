@@ -9,10 +9,9 @@ from payments.core.calls import (
     Approve,
     Call,
     Distribute,
-    Entry,
     EpochView,
     FundJob,
-    JobView,
+    JobOnLedger,
     OpenJob,
     Reclaim,
     RecordBatch,
@@ -20,6 +19,7 @@ from payments.core.calls import (
     RequestReclaim,
     ShareState,
     ShareView,
+    TotalsEntry,
 )
 
 WINDOW_S = 100
@@ -64,7 +64,7 @@ class LedgerModel:
             case RequestReclaim() | Reclaim():
                 self._reclaim(call)
 
-    def record(self, entry: Entry, epoch: int) -> int:
+    def record(self, entry: TotalsEntry, epoch: int) -> int:
         """Raise a node's totals to an entry's; the amount allotted."""
         while self.epochs.get(epoch, EpochView()).closed_at_s:
             epoch += 1
@@ -96,11 +96,11 @@ class LedgerModel:
                 self.paid[node] = self.paid.get(node, 0) + share.amount
         self.epochs[epoch] = at._replace(shares=shares)
 
-    def view(self) -> JobView:
+    def view(self) -> JobOnLedger:
         """The model as settlement sees it."""
         if not self.is_open:
-            return JobView(self.now_s, WINDOW_S, Wei(self.tokens))
-        return JobView(
+            return JobOnLedger(self.now_s, WINDOW_S, Wei(self.tokens))
+        return JobOnLedger(
             time_s=self.now_s,
             window_s=WINDOW_S,
             balance=Wei(self.tokens),

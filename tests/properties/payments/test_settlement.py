@@ -12,11 +12,11 @@ from hypergpu.units import Wei
 from payments.core.calls import (
     AccountView,
     Distribute,
-    Entry,
     FundJob,
     PlannedCall,
     RecordBatch,
     RecordReceipt,
+    TotalsEntry,
     is_in_effect,
 )
 from payments.core.facts import ChangedFact, EndedFact, Fact
@@ -73,7 +73,7 @@ class Settling:
         self.receipts.extend(folded.receipts)
 
     def work(self) -> JobWork:
-        sealed: dict[NodeId, Entry] = {}
+        sealed: dict[NodeId, TotalsEntry] = {}
         calls = [planned.call for planned in self.queue]
         batches = [call for call in calls if isinstance(call, RecordBatch)]
         for entry in [
@@ -81,7 +81,7 @@ class Settling:
             *(call.entry for call in calls if isinstance(call, RecordReceipt)),
         ]:
             before = sealed.get(entry.node, entry)
-            sealed[entry.node] = Entry(
+            sealed[entry.node] = TotalsEntry(
                 entry.node,
                 max(before.count, entry.count),
                 max(before.total_score, entry.total_score),
@@ -151,7 +151,7 @@ def test_every_node_is_paid_its_worth_once(
         job.mine(mines)
         if is_forced and job.receipts and job.ledger.is_open:
             newest_one = job.receipts[-1].receipt
-            entry = Entry(newest_one.node, newest_one.sequence + 1, newest_one.total_score)
+            entry = TotalsEntry(newest_one.node, newest_one.sequence + 1, newest_one.total_score)
             job.ledger.record(entry, newest_one.epoch)
     for fact in facts:
         job.fold(fact)
@@ -212,7 +212,7 @@ def test_receipts_that_come_back_after_a_loss_are_paid(journal: list[Fact], cut:
 def test_records_merge_to_the_same_accounts_in_any_order(
     totals: list[tuple[int, int]], order: Random
 ) -> None:
-    entries = [Entry(NODES[node].node_id, count, count * 10**6) for node, count in totals]
+    entries = [TotalsEntry(NODES[node].node_id, count, count * 10**6) for node, count in totals]
     shuffled = [*entries, *entries]
     order.shuffle(shuffled)
     models = [LedgerModel(PRICE, tokens=10**12), LedgerModel(PRICE, tokens=10**12)]
@@ -241,7 +241,7 @@ def test_batches_split_by_nodes_and_prove_their_receipts() -> None:
 
 
 def test_an_entry_is_the_contracts_word() -> None:
-    word = Entry(ONE.node_id, 7, 2**63).word()
+    word = TotalsEntry(ONE.node_id, 7, 2**63).word()
     assert word.hex() == ONE.node_id[2:] + "00000007" + "8000000000000000"
 
 

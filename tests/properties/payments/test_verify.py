@@ -11,7 +11,7 @@ from hypergpu.ids import NodeId
 from hypergpu.statements.receipt import Receipt, SignedReceipt
 from hypergpu.statements.signing import sign
 from hypergpu.units import Wei
-from payments.core.calls import AccountView, Entry, ShareState, ShareView
+from payments.core.calls import AccountView, ShareState, ShareView, TotalsEntry
 from payments.core.merkle import leaf, merkle_root
 from payments.core.receipts import ReceiptFile
 from payments.core.verify import BatchRecord, LedgerRecords, SingleRecord, Verification, verify
@@ -53,7 +53,7 @@ def recorded(*, escrow: int = 10**12, is_paid: bool = True) -> LedgerRecords:
     batches = []
     for epoch in range(2):
         count = 3 * (epoch + 1)
-        entries = tuple(Entry(node, count, count * SCORE) for node in (ONE, OTHER))
+        entries = tuple(TotalsEntry(node, count, count * SCORE) for node in (ONE, OTHER))
         root = merkle_root(
             leaf(each.receipt) for each in FILE.receipts if each.receipt.epoch == epoch
         )
@@ -179,7 +179,7 @@ CHEATS: list[tuple[str, LedgerRecords, tuple[str, ...]]] = [
         SOUND._replace(
             records=[
                 SOUND.records[0],
-                BATCH._replace(entries=(Entry(ONE, 6, 1), BATCH.entries[1])),
+                BATCH._replace(entries=(TotalsEntry(ONE, 6, 1), BATCH.entries[1])),
             ]
         ),
         (f"score 1 for 6 receipts of {ONE}",),
@@ -236,14 +236,14 @@ def test_a_void_share_is_no_fault_and_is_shown() -> None:
 
 @given(forced=st.integers(1, 5))
 def test_a_forced_receipt_and_the_batch_after_it_are_no_fault(forced: int) -> None:
-    entry = Entry(ONE, forced, forced * SCORE)
+    entry = TotalsEntry(ONE, forced, forced * SCORE)
     for covered in (0, forced):
         batch = [
             each.receipt
             for each in FILE.receipts
             if each.receipt.sequence >= (covered if each.receipt.node == ONE else 0)
         ]
-        entries = (Entry(ONE, 6, 6 * SCORE), Entry(OTHER, 6, 6 * SCORE))
+        entries = (TotalsEntry(ONE, 6, 6 * SCORE), TotalsEntry(OTHER, 6, 6 * SCORE))
         record = BatchRecord(1, 0, merkle_root(map(leaf, batch)), entries)
         found = verify(FILE, SOUND._replace(records=[SingleRecord(0, entry), record]))
         assert found.faults == ()
