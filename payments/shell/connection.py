@@ -14,8 +14,9 @@ from payments.shell.anvil import KeptAnvil
 from payments.shell.chain_errors import ChainUnreachableError
 from payments.shell.chains import NamedChain, named_chain, profile_of_id
 from payments.shell.config import PaymentSettings
-from payments.shell.contracts import token_contract
+from payments.shell.contracts import created_address, token_contract
 from payments.shell.deployment import (
+    LEDGER_PURPOSE,
     check_chain,
     plan_local_deployment,
     provide_gas_money,
@@ -117,6 +118,13 @@ class Connection:
                 given_up = await self.settler.retry(job_id)
                 log.warning("a halt is cleared", job=job_id, given_up=given_up)
 
+    async def start_over(self) -> None:
+        """Forget what is in memory after an error of the database."""
+        self._is_ready = False
+        self.queue = await asyncio.to_thread(
+            Queue, self.chain, self._host.key, self.profile, self._store
+        )
+
     async def close(self) -> None:
         """Close the connections to the RPC."""
         await self.chain.close()
@@ -136,12 +144,17 @@ class Connection:
         # Known before it is sent: a kill in between sends the same bytes to the same addresses.
         self.target = deployment.target
         wanted = [Planned(purpose, None, None, made) for purpose, made in deployment.payloads]
-        await self.queue.add(wanted, head)
+        await self.queue.send(await self.queue.add(wanted, head), head)
 
     def _known_target(self) -> Target:
         named = Address(self._settings.ledger_contract)
         stored = self._store.value(self._target_name)
         known = msgspec.json.decode(stored, type=Target) if stored else None
+        if known is None and (row := self._store.row(self.queue.account, LEDGER_PURPOSE)):
+            # A kill came between the transactions and the note of what they create.
+            account = self._host.key.address
+            ledger, token = (created_address(account, row.nonce - each) for each in (0, 1))
+            known = Target(ledger, token)
         if known and named in {"", known.ledger}:
             return known
         return Target(named or ZERO_ADDRESS, ZERO_ADDRESS)

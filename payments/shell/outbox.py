@@ -141,7 +141,7 @@ class Queue:
         return Changes(halted_jobs(decide(self.rows, view, self._rules)), changed)
 
     async def add(self, wanted: Sequence[Planned], head: Block) -> list[OutboxRow]:
-        """Sign transactions for the next nonces, store them, and send them."""
+        """Sign transactions for the next nonces and store them; `send` is to follow."""
         nonce = None if self._view is None else self._next_nonce(self._view)
         if not wanted or nonce is None:
             return []
@@ -160,7 +160,6 @@ class Queue:
         await asyncio.to_thread(self.store.add_rows, self.account, rows)
         self._rows.update((row.nonce, row) for row in rows)
         self._stored_nonce = nonce + len(rows)
-        await self._send(rows, head)
         return rows
 
     async def abandon(self, job_id: JobId) -> list[str]:
@@ -298,7 +297,7 @@ class Queue:
                 if idle_blocks or row.sent_at_block < 0:
                     rows.append(row)
         await asyncio.to_thread(self._keep, rows, set())
-        await self._send(rows, head)
+        await self.send(rows, head)
 
     def _raised(self, row: OutboxRow, head: Block) -> OutboxRow:
         """The row with a variant that costs more; as it is where the fee cap is reached."""
@@ -314,7 +313,7 @@ class Queue:
         fresh = self._sign(row.nonce, payload, (max_fee_wei, tip_wei), head)
         return replace(row, variants=(*row.variants, fresh))
 
-    async def _send(self, rows: Sequence[OutboxRow], head: Block) -> None:
+    async def send(self, rows: Sequence[OutboxRow], head: Block) -> None:
         """Hand the newest bytes of rows to the RPC, as many as the chain's pool holds."""
         room = 0 if self._view is None else self._view.nonce + self._profile.in_flight_max
         fitting = [row for row in rows if row.nonce < room]

@@ -13,6 +13,7 @@ import grpc.aio
 import msgspec
 import structlog
 from pydantic import ValidationError
+from sqlalchemy.exc import SQLAlchemyError
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import CoordinatorHost, PaymentSummary
@@ -160,10 +161,15 @@ class CoordinatorPayments:
         while True:
             self._has_rows.clear()
             greetings, self._greetings = self._greetings, []
-            if await self._projection.advance():
-                self._has_receipts.set()
-            for node, newest in greetings:
-                await self._projection.greet(node, newest)
+            try:
+                if await self._projection.advance():
+                    self._has_receipts.set()
+                for node, newest in greetings:
+                    await self._projection.greet(node, newest)
+            except SQLAlchemyError:
+                log.exception("receipts are made later: the payments' database failed")
+                self._has_rows.set()
+                await asyncio.sleep(_WRONG_REST_S)
             await self._has_rows.wait()
 
     async def _settle(self, connection: "Connection") -> None:
@@ -177,18 +183,26 @@ class CoordinatorPayments:
                     await connection.retry_all()
                     retry = False
                 rest_s = connection.poll_s
-            except ChainError as away:
+            except (ChainError, HyperGPUError, SQLAlchemyError) as broken:
+                rest_s = await self._complain(connection, broken)
+                # What was new is looked at again.
                 if has_receipts:
                     self._has_receipts.set()
-                if connection.complaint != str(away):
-                    log.warning("the chain is waited for", reason=str(away))
-                connection.complaint = str(away)
-                rest_s = _AWAY_REST_S
-            except HyperGPUError as wrong:
-                # The chain was away when the coordinator started, and is another one now.
-                if connection.complaint != wrong.message:
-                    log.warning("nothing is settled", reason=wrong.message)
-                connection.complaint = wrong.message
-                rest_s = _WRONG_REST_S
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._has_receipts.wait(), rest_s)
+                waiting = asyncio.Event() if rest_s > connection.poll_s else self._has_receipts
+                await asyncio.wait_for(waiting.wait(), rest_s)
+
+    async def _complain(self, connection: "Connection", broken: Exception) -> float:
+        """Note why nothing is settled now. Returns the seconds until the next try."""
+        said, rest_s = str(broken), _WRONG_REST_S
+        if isinstance(broken, ChainError):
+            rest_s = _AWAY_REST_S
+        elif isinstance(broken, HyperGPUError):
+            # The chain was away when the coordinator started, and is another one now.
+            said = broken.message
+        else:
+            await connection.start_over()
+        if connection.complaint != said:
+            log.warning("nothing is settled now", reason=said)
+        connection.complaint = said
+        return rest_s

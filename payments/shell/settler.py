@@ -225,7 +225,10 @@ class Settler:
             plan = plan_calls(self._work(state, book), view)
             self.waiting[job_id] = plan.waiting
             wanted = await asyncio.to_thread(self._payloads, job_id, plan.calls)
-            book.note_rows(await self._queue.add(wanted, head))
+            rows = await self._queue.add(wanted, head)
+            # Noted before they are sent: an RPC that fails now must not have them planned again.
+            book.note_rows(rows)
+            await self._queue.send(rows, head)
         await self._change_funding(state, book, view)
         self._note_settled(state, book, view)
 

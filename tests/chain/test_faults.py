@@ -85,6 +85,25 @@ async def test_training_goes_on_while_the_chain_is_away(tmp_path: Path) -> None:
             await see_all_paid(world, 10)
 
 
+async def test_an_rpc_that_fails_while_calls_are_sent_changes_nothing(
+    tmp_path: Path, anvil: Anvil
+) -> None:
+    async with opened_world(tmp_path, anvil, PLAN) as world:
+        queue = world.connection.queue
+        reading, away = queue._chain, Ethereum("http://127.0.0.1:9")
+        world.work(2)
+        await world.projection.advance()
+        head = world.settler.head
+        assert head is not None
+        queue._chain = away
+        state = world.projection.states[PLAN.job_id]
+        with pytest.raises(ChainUnreachableError):
+            await world.settler._settle(state, world.view, head)
+        await away.close()
+        queue._chain = reading
+        await see_all_paid(world, 2)
+
+
 async def test_a_nonce_taken_by_a_stranger_halts_with_the_fix(tmp_path: Path, anvil: Anvil) -> None:
     async with opened_world(tmp_path, anvil, PLAN) as world:
         await world.mine(5)
