@@ -31,6 +31,15 @@ nodes = 1
 [options]
 channels = 8
 """
+PAID_JOB = """
+workload = "digits-softmax"
+[training]
+rounds = 10
+nodes = 1
+[pay]
+unit_price = 1000000
+rounds_per_epoch = 5
+"""
 Ended = subprocess.CompletedProcess[str]
 
 
@@ -196,7 +205,7 @@ def test_base_install_checks_links_over_the_proxy(install: Install) -> None:
 
 def test_chain_extra_pays_a_job_on_a_local_chain(install: Install) -> None:
     at = install("[chain]")
-    with run_job(at, first_job(), HYPERGPU_CHAIN="anvil") as job:
+    with run_job(at, PAID_JOB, HYPERGPU_CHAIN="anvil") as job:
         assert job["phase"] == "finished"
         give_up_at = time.monotonic() + PAID_WITHIN_S
         while not is_paid(account := only_account(at)):
