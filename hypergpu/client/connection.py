@@ -35,6 +35,8 @@ OPTIONS = (
     ("grpc.keepalive_timeout_ms", 10_000),
     # Home networks' proxies speak no HTTP/2; the coordinator is dialled directly.
     ("grpc.enable_http_proxy", 0),
+    # A new connection does not inherit the back-off of an earlier one that failed.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 
 
