@@ -1,15 +1,22 @@
 """The fold gives each accepted update one receipt, whatever the journal goes through."""
 
-import json
-
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.core.events import (
+    Event,
+    JobCreated,
+    JobEnded,
+    MeasuredUpdate,
+    NodeLost,
+    ParametersChanged,
+    RoundMeasured,
+)
 from hypergpu.statements.contribution import contribution_hash
 from hypergpu.statements.receipt import WHOLE_BPS
-from hypergpu.units import Samples, Wei
+from hypergpu.units import Milliseconds, Samples, Wei
 from payments.core.facts import ChangedFact, EndedFact, Fact, MeasuredFact, decode
 from payments.core.ledger import LedgerState, adopt, fold
 from payments.core.rewards import funded_samples, worth
@@ -22,6 +29,7 @@ from tests.properties.payments.journals import (
     newest,
     spec,
 )
+from tests.properties.statements.strategies import JOB
 
 ONE, OTHER = NODES[:2]
 
@@ -126,12 +134,27 @@ def test_a_journal_without_its_beginning_is_refused() -> None:
         fold(None, EndedFact("stopped", ""))
 
 
-def test_rows_are_decoded_by_schema() -> None:
-    fact = measured(4, [(ONE, 10, 9_000)])
-    body = json.loads(msgspec.json.encode(fact)) | {"kind": "RoundMeasured", "at_ms": 5}
-    body["updates"][0]["reason"] = "agrees by 0.9"
-    assert decode("RoundMeasured", json.dumps(body).encode()) == fact
-    assert decode("RoundPlanned", b"anything") is None
+def test_the_coordinators_events_are_the_facts() -> None:
+    fact, terms_fact = measured(4, [(ONE, 10, 9_000)]), created()
+    at = Milliseconds(5)
+    updates = tuple(
+        MeasuredUpdate(
+            work.contribution, work.signature, work.quality_bps, work.evaluator, "agrees by 0.9"
+        )
+        for work in fact.updates
+    )
+    events: list[tuple[Event, Fact | None]] = [
+        (
+            JobCreated(at_ms=at, job_id=JOB, spec=terms_fact.spec, terms=terms_fact.terms),
+            terms_fact,
+        ),
+        (RoundMeasured(at_ms=at, round=4, updates=updates), fact),
+        (ParametersChanged(at_ms=at, spec=spec(escrow=7)), ChangedFact(spec(escrow=7))),
+        (JobEnded(at_ms=at, phase="stopped", reason="asked"), EndedFact("stopped", "asked")),
+        (NodeLost(at_ms=at, node=ONE.node_id, reason="silent"), None),
+    ]
+    for event, expected in events:
+        assert decode(type(event).__name__, msgspec.json.encode(event)) == expected
     with pytest.raises(ValueError, match="JobEnded cannot be read"):
         decode("JobEnded", b"{}")
 
