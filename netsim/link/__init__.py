@@ -1,9 +1,10 @@
 """The bad internet as pure data and pure, seeded functions. Reads no clock and opens no socket."""
 
+from coordinator.core.transfer.path import CongestionControl
 from netsim.link.course import LinkCourse, Variation
 from netsim.link.episodes import Episodes, EpisodeTimes
 from netsim.link.jitter import WanderingDelay
-from netsim.link.link import STALLED_BITS_PER_S, CongestionControl, Link, LinkDirection, most_loss
+from netsim.link.link import STALLED_BITS_PER_S, Link, LinkDirection, most_loss
 from netsim.link.loss import LossChain, loss_events_per_packet, transitions
 from netsim.link.rate import NEVER_US, RateProcess, RateShape
 from netsim.link.shape import COORDINATOR_LINK, UNLIMITED, Shape, Way

@@ -2,23 +2,15 @@
 
 import math
 from collections.abc import Iterator
-from enum import StrEnum
 
 import msgspec
 
+from coordinator.core.transfer.path import CongestionControl
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.link.error import NetsimError
 
 STALLED_BITS_PER_S = 1
 """The rate of a link in a gap: what waits goes on waiting. Zero is taken: it means no limit."""
-
-
-class CongestionControl(StrEnum):
-    """Congestion control of the hosts at both ends. Most machines run CUBIC."""
-
-    CUBIC = "cubic"
-    RENO = "reno"
-    BBR = "bbr"
 
 
 class LinkDirection(msgspec.Struct, frozen=True, kw_only=True):

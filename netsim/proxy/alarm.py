@@ -8,7 +8,6 @@ from collections.abc import Callable
 from hypergpu.units import Microseconds
 
 _CLOCK_MONOTONIC = 1
-_NONBLOCK_CLOEXEC = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 _ABSOLUTE = 1
 
 
@@ -24,45 +23,29 @@ class Alarm:
     """One moment at which a deed is done; setting another moment forgets the first.
 
     Linux's timerfd, which an epoll loop waits for like for any file and which rounds nothing up,
-    where ``call_at`` is half a millisecond late on average. Without timerfd the loop's own timer
-    has to do, and the lateness that the caller measures shows it.
+    where ``call_at`` is half a millisecond late on average.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, deed: Callable[[], None]) -> None:
         self._loop = loop
         self._deed = deed
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._handle: asyncio.TimerHandle | None = None
         self._spec = _TimerSpec()
-        self._file = -1
-        if hasattr(self._libc, "timerfd_create"):
-            self._file = self._libc.timerfd_create(_CLOCK_MONOTONIC, _NONBLOCK_CLOEXEC)
-        if self._file >= 0:
-            loop.add_reader(self._file, self._ring_alarm)
+        self._file = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._file < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"timerfd_create: {os.strerror(number)}")
+        loop.add_reader(self._file, self._ring_alarm)
 
     def set(self, at_us: Microseconds) -> None:
         """Ring at ``at_us`` of the monotonic clock; at once when that is past."""
-        if self._file < 0:
-            self.unset()
-            self._handle = self._loop.call_at(at_us / 1e6, self._deed)
-            return
         seconds, left_us = divmod(max(at_us, 1), 1_000_000)
         self._spec.value.seconds = seconds
         self._spec.value.nanoseconds = left_us * 1000
         self._libc.timerfd_settime(self._file, _ABSOLUTE, ctypes.byref(self._spec), None)
 
-    def unset(self) -> None:
-        """Do not ring."""
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-        if self._file >= 0:
-            self._spec.value.seconds = self._spec.value.nanoseconds = 0
-            self._libc.timerfd_settime(self._file, 0, ctypes.byref(self._spec), None)
-
     def close(self) -> None:
         """Give the file back."""
-        self.unset()
         if self._file >= 0:
             self._loop.remove_reader(self._file)
             os.close(self._file)

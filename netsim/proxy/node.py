@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
-from coordinator.core.transfer.path import CongestionControl, Path
+from coordinator.core.transfer.path import Path
 from hypergpu.units import Bytes
 from netsim.emulation.requests import Condition, PacketCount
 from netsim.link import (
@@ -218,7 +218,7 @@ class NodeProxy:
 
     def _surroundings(self, there: HopPath, back: HopPath) -> Surroundings:
         def models() -> tuple[Path, Path]:
-            control = CongestionControl(self._link.congestion_control.value)
+            control = self._link.congestion_control
             return there.model(back, control), back.model(there, control)
 
         # An address of its own is also the one under which the coordinator knows the node.

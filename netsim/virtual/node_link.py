@@ -246,7 +246,7 @@ def path_of(link: Link, direction: LinkDirection) -> Path:
         loss=direction.loss,
         burst_packets=direction.burst_packets,
         queue_ms=direction.queue_ms,
-        congestion_control=CongestionControl(link.congestion_control.value),
+        congestion_control=link.congestion_control,
     )
     return path if direction.bits_per_s == STALLED_BITS_PER_S else round_path(path)
 

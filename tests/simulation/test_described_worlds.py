@@ -218,20 +218,3 @@ def test_churn_takes_nodes_away_and_brings_them_back() -> None:
 def test_a_world_without_a_job_is_refused_with_the_fix() -> None:
     with pytest.raises(NetsimError, match="two has no job"):
         described_world(replace(TWO, job=None), TransferSizes())
-
-
-@pytest.mark.parametrize("name", ["five-homes", "hostile"])
-def test_an_example_world_is_run_and_told_in_words(name: str) -> None:
-    command = [sys.executable, "-m", "netsim.sim", "--world", f"examples/worlds/{name}.toml"]
-    ran = subprocess.run(command, capture_output=True, check=False, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert "rounds in" in ran.stdout
-    assert "a model down in" in ran.stdout
-
-
-def test_a_world_file_that_is_not_there_is_one_line_with_its_fix() -> None:
-    command = [sys.executable, "-m", "netsim.sim", "--world", "nowhere.toml"]
-    ran = subprocess.run(command, capture_output=True, check=False, text=True)
-    assert ran.returncode == 2
-    assert "Fix: " in ran.stdout
-    assert ran.stdout.count("\n") == 1
