@@ -212,11 +212,11 @@ async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
 OWNER = """
 import asyncio, sys
 from hypergpu.units import Microseconds
-from netsim.link import Direction, Link
+from netsim.link import Link, LinkDirection
 from netsim.tc.network import TrafficControl
 
 async def main():
-    way = Direction(delay_us=Microseconds(0), bits_per_s=0)
+    way = LinkDirection(delay_us=Microseconds(0), bits_per_s=0)
     async with TrafficControl({sys.argv[1]: Link(up=way, down=way)}) as control:
         sys.stdout.write(control.host(sys.argv[1]).namespace + "\\n")
         sys.stdout.flush()

@@ -158,11 +158,11 @@ async def test_a_router_that_is_gone_is_told_and_nothing_is_left() -> None:
 OWNER = """
 import asyncio, json, sys
 from hypergpu.units import Microseconds
-from netsim.link import Direction, Link
+from netsim.link import Link, LinkDirection
 from netsim.tunnel.tunnel import Tunnel
 
 async def main():
-    way = Direction(delay_us=Microseconds(0), bits_per_s=0)
+    way = LinkDirection(delay_us=Microseconds(0), bits_per_s=0)
     async with Tunnel({sys.argv[1]: Link(up=way, down=way)}) as tunnel:
         node = tunnel.host(sys.argv[1])
         program = node.command(["sh", "-c", "echo inside; exec sleep 1000"])
