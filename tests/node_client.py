@@ -9,7 +9,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from hypergpu.digest import digest_of, digest_to_wire
 from hypergpu.ids import Digest, JobKey, TokenId
-from hypergpu.signature import IdentityKey, JoinClaim
+from hypergpu.keys.signature import IdentityKey, JoinClaim
 from hypergpu.statements.contribution import Contribution, shard_digest
 from hypergpu.statements.signing import sign
 from hypergpu.units import Bytes, Milliseconds, Samples

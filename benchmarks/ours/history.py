@@ -31,7 +31,7 @@ from coordinator.shell.runtime.room import Room
 from hypergpu.digest import digest_of
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes, Milliseconds, Samples

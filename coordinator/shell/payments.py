@@ -19,7 +19,7 @@ from hypergpu.extension import (
     Payments,
 )
 from hypergpu.ids import JobId, NodeId
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 from hypergpu.statements.receipt import SignedReceipt
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2, receipt_pb2

@@ -2,14 +2,14 @@
 
 Each statement packs its own words (`Statement.encode_data`): the generic encoders of typed data
 take 20 times as long, and the tests compare the result with one of them. Signatures have the form
-that `hypergpu.signature` describes; contracts take `chain_form`.
+that `hypergpu.keys.signature` describes; contracts take `chain_form`.
 """
 
 import struct
 from typing import Protocol
 
 from hypergpu.keys.keccak import keccak
-from hypergpu.signature import SIGNATURE_BYTES, IdentityKey, signer_of
+from hypergpu.keys.signature import SIGNATURE_BYTES, IdentityKey, signer_of
 
 
 class Statement(Protocol):

@@ -7,7 +7,7 @@ from typing import Any
 from hypergpu.client.settings import resolve_settings
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 from hypergpu.statements.domain import Domain, address_bytes
 from payments.cli.outcome import LedgerAct, amount_text
 from payments.shell.chains import ChainProfile, check_url, profile_of_id

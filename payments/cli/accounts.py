@@ -10,7 +10,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.keys.keyfile import passphrase_beside, stored_secret
 from hypergpu.keys.passphrase import passphrase_of_file
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 from hypergpu.statements.domain import Domain, Terms
 from hypergpu.statements.receipt import SignedReceipt, receipt_fault
 

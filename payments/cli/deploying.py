@@ -8,7 +8,7 @@ import msgspec
 from hypergpu.client.settings import resolve_settings
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 from hypergpu.statements.domain import ZERO_ADDRESS
 from hypergpu.terminal.output import confirm, note, say, say_json
 from payments.cli.accounts import COORDINATOR_KEY, folder_named, open_key

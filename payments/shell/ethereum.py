@@ -16,7 +16,7 @@ from web3.types import RPCEndpoint
 
 from hypergpu.ids import Address
 from hypergpu.keys.keccak import keccak
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 from payments.shell.chain_errors import CallRefusedError, ChainUnreachableError
 from payments.shell.chains import ChainProfile, display_url
 from payments.shell.contracts import Contract

@@ -15,7 +15,7 @@ import structlog
 from msgspec.structs import replace
 
 from hypergpu.ids import JobId
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 from payments.core import outbox
 from payments.core.calls import Call, JobOnLedger, is_in_effect
 from payments.core.outbox import (

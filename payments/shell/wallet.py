@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 from hypergpu.statements.domain import address_bytes
 from payments.shell.chain_errors import CallRefusedError
 from payments.shell.chains import ChainProfile

@@ -12,7 +12,7 @@ from hypergpu.cli.main import app
 from hypergpu.ids import Address
 from hypergpu.keys.keyfile import stored_secret
 from hypergpu.keys.passphrase import made_passphrase
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 from hypergpu.statements.domain import Domain, Terms, job_salt, terms_of, word_bytes
 from hypergpu.statements.receipt import SignedReceipt
 from hypergpu.units import Wei

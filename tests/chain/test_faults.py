@@ -8,7 +8,7 @@ import pytest
 from benchmarks.ours.metering.host import ENDED, JobPlan, node_key, worth_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys.keccak import keccak
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 from hypergpu.statements.domain import Domain, word_bytes
 from payments.core.outbox import HaltKind
 from payments.core.settlement import ReclaimOrder

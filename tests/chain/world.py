@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.ours.metering.host import JOB, JobPlan, JournalHost
 from hypergpu.ids import JobId, NodeId
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 from hypergpu.statements.domain import Terms, address_bytes, word_bytes
 from payments.core.calls import JobOnLedger
 from payments.shell.anvil import Anvil

@@ -8,7 +8,7 @@ from web3 import HTTPProvider, Web3
 from web3.contract import Contract
 
 from contracts.compile import ARTIFACTS
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 
 STAKE = 10**13
 _GAS_MONEY_WEI = hex(10**20)

@@ -14,7 +14,7 @@ from hypergpu.extension import JournalRow
 from hypergpu.ids import JobId, Keccak, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
 from hypergpu.keys.keccak import keccak
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 from hypergpu.statements.contribution import Contribution, contribution_hash
 from hypergpu.statements.domain import Terms, keccak_of, separator_of
 from hypergpu.statements.receipt import Receipt, SignedReceipt

@@ -7,7 +7,7 @@ from benchmarks.ours.metering.chain import ask_anvil, mine
 from benchmarks.ours.metering.gas import WINDOW_S, Ledger
 from benchmarks.ours.metering.host import COORDINATOR, JOB, QUALITY_BPS, SAMPLES, JobPlan
 from hypergpu.ids import Address
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 from hypergpu.statements.domain import Domain, terms_of, word_bytes
 from hypergpu.statements.signing import chain_form
 from payments.shell.anvil import AnvilOptions, running_anvil

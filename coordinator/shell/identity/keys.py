@@ -4,7 +4,7 @@ from pathlib import Path
 
 from hypergpu.keys.keyfile import passphrase_beside, stored_secret
 from hypergpu.keys.passphrase import passphrase_of_file
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 
 KEY_FILE = Path("identity/coordinator.key")
 

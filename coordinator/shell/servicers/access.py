@@ -9,7 +9,7 @@ from coordinator.shell.servicers.wire.handlers import Caller
 from coordinator.shell.servicers.wire.versions import refuse_other_protocol
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
-from hypergpu.signature import is_node_id
+from hypergpu.keys.signature import is_node_id
 from hypergpu.units import Milliseconds
 from hypergpu.wire.protocol import PROTOCOL_KEY
 from hypergpu.wire.token import Role, parse_authorization

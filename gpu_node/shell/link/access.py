@@ -21,7 +21,7 @@ from gpu_node.shell.state.receipts import ReceiptKeeper
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.files import write_durably
-from hypergpu.signature import IdentityKey, JoinClaim
+from hypergpu.keys.signature import IdentityKey, JoinClaim
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.authority import fetch_authority, split_address

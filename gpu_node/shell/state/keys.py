@@ -11,7 +11,7 @@ from hypergpu.files import write_durably
 from hypergpu.ids import NodeId
 from hypergpu.keys.keyfile import passphrase_beside, stored_secret
 from hypergpu.keys.passphrase import Passphrase
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 
 
 def identity_key(places: Places, passphrase: Passphrase | None = None) -> IdentityKey:

@@ -19,7 +19,7 @@ from gpu_node.shell.state.receipts import ReceiptKeeper
 from gpu_node.shell.translate import contribution, update_header
 from hypergpu.digest import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 from hypergpu.statements.domain import separator_of
 from hypergpu.statements.signing import sign
 from hypergpu.v1 import node_pb2

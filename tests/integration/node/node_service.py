@@ -20,7 +20,7 @@ from gpu_node.shell.state.places import Places
 from hypergpu.digest import digest_from_wire, digest_of, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest, JobId, NodeId, TokenId
-from hypergpu.signature import node_id_of
+from hypergpu.keys.signature import node_id_of
 from hypergpu.statements.contribution import Contribution, is_signed_by, shard_digest
 from hypergpu.statements.domain import Domain, Terms, terms_of
 from hypergpu.units import Bytes, Milliseconds, Samples

@@ -30,7 +30,7 @@ from gpu_node.shell.translate import assignment_value, lease_message
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest
-from hypergpu.signature import IdentityKey, JoinClaim, node_id_of, verify
+from hypergpu.keys.signature import IdentityKey, JoinClaim, node_id_of, verify
 from hypergpu.statements.domain import Domain, Terms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2

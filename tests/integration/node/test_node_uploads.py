@@ -16,7 +16,7 @@ from gpu_node.shell.state.places import Places
 from gpu_node.shell.transfer.upload import Uploader
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 from hypergpu.units import Bytes, Samples
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.bulk import PIECE_BYTES

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypergpu.digest import digest_of
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 from hypergpu.statements.receipt import Receipt
 from hypergpu.units import BasisPoints
 from payments.core.facts import CreatedFact, EndedFact, Fact, MeasuredFact, MeasuredWork

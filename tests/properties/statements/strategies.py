@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypergpu.digest import digest_of
 from hypergpu.ids import Address, Digest, JobId, JobKey, Keccak, NodeId
 from hypergpu.keys.keccak import keccak
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 from hypergpu.statements.contribution import Contribution
 from hypergpu.statements.domain import Domain, Terms, keccak_of, terms_of
 from hypergpu.statements.receipt import Receipt, SignedReceipt

@@ -11,7 +11,7 @@ from msgspec.structs import asdict, replace
 
 from hypergpu.ids import Digest, NodeId
 from hypergpu.keys.keccak import keccak
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 from hypergpu.statements.contribution import Contribution, is_signed_by, shard_digest
 from hypergpu.statements.domain import Domain
 from hypergpu.statements.receipt import Receipt

@@ -26,7 +26,7 @@ from hypergpu.keys.passphrase import (
     passphrase_of_file,
     passphrase_of_text,
 )
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 
 KEY = IdentityKey(bytes.fromhex("ac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80"))
 WORDS = "correct horse battery staple"

@@ -11,7 +11,7 @@ from gpu_node.shell.state.places import Places
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys.keyfile import place_beside
 from hypergpu.keys.passphrase import Passphrase, passphrase_of_file
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 
 GIVEN = Passphrase(b"given", "the test", is_made=True)
 

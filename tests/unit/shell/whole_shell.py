@@ -28,7 +28,7 @@ from coordinator.shell.runtime.staffing import Staffing
 from hypergpu.digest import digest_of
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 from hypergpu.units import Bytes, Milliseconds, Samples
 from tests.payments_double import RecordingPayments
 

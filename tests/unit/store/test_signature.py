@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest, NodeId, TokenId
-from hypergpu.signature import (
+from hypergpu.keys.signature import (
     IdentityKey,
     JoinClaim,
     claim_bytes,

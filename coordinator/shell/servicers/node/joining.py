@@ -20,7 +20,7 @@ from coordinator.shell.servicers.wire.versions import refuse_other_version, vers
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId, TokenId
-from hypergpu.signature import JoinClaim, node_id_of, verify
+from hypergpu.keys.signature import JoinClaim, node_id_of, verify
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.token import Credential
 

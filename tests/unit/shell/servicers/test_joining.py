@@ -11,7 +11,7 @@ from coordinator.shell.servicers.node.joining import Joins
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import TokenId
-from hypergpu.signature import IdentityKey, JoinClaim
+from hypergpu.keys.signature import IdentityKey, JoinClaim
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.protocol import PROTOCOL, SOFTWARE
 from hypergpu.wire.token import Role, Token

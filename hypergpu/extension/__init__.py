@@ -13,7 +13,7 @@ import msgspec
 
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Pay
-from hypergpu.signature import IdentityKey
+from hypergpu.keys.signature import IdentityKey
 
 if TYPE_CHECKING:
     import grpc.aio
