@@ -27,7 +27,7 @@ from coordinator.shell.journal.sql.store import SqlJournal
 from coordinator.shell.numerics import FoldRequest, FoldResult, StoredBlob, StoredUpdate, fold
 from coordinator.shell.runtime.acts.layouts import save_layout
 from coordinator.shell.runtime.driver import Driver
-from coordinator.shell.runtime.room import Room
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from hypergpu.digest import digest_of
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
@@ -151,7 +151,7 @@ class _Past:
             self._driver.submit(JOB, NodeJoined(at_ms=_NOW, node=node))
         await running
 
-    def _perform(self, room: Room, command: Command) -> None:
+    def _perform(self, room: JobRuntime, command: Command) -> None:
         match command:
             case AssignShard() if command.round < self._rounds:
                 self._driver.submit(JOB, self._update(command))

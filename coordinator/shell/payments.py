@@ -55,7 +55,7 @@ class PaymentsHost:
         return self._key
 
     def jobs(self) -> tuple[JobId, ...]:
-        return tuple(self._driver.rooms)
+        return tuple(self._driver.runtimes)
 
     def rows(self, job_id: JobId, from_sequence: int, limit: int) -> Sequence[JournalRow]:
         entries = self._journal.read(job_id, from_sequence, limit=limit).entries
@@ -65,14 +65,14 @@ class PaymentsHost:
         session = self._roster.sessions.get(node)
         if session is None or session.is_crowded:
             return False
-        room = self._driver.rooms.get(job_id)
+        runtime = self._driver.runtimes.get(job_id)
         for start in range(0, len(receipts), _RECEIPTS_IN_A_MESSAGE):
             piece = receipts[start : start + _RECEIPTS_IN_A_MESSAGE]
             message = receipt_pb2.Receipts(
                 job_id=job_id, receipts=[receipt_message(signed) for signed in piece]
             )
-            if room is not None:
-                message.terms.CopyFrom(terms_message(room.job.terms, epoch=0))
+            if runtime is not None:
+                message.terms.CopyFrom(terms_message(runtime.job.terms, epoch=0))
             session.send(node_pb2.ControlResponse(receipts=message))
         return True
 

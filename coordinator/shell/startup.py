@@ -1,4 +1,4 @@
-"""One coordinator from start to end: wires the parts, serves, and leaves in good order."""
+"""One coordinator from start to end: wires the services, serves, and leaves in good order."""
 
 import asyncio
 import os
@@ -40,12 +40,12 @@ from coordinator.shell.payments import PaymentsHost, load_payments
 from coordinator.shell.runtime.acts.datasets import clear_unfinished
 from coordinator.shell.runtime.acts.perform import perform
 from coordinator.shell.runtime.driver import Decision, Driver
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.nonces import Nonces
-from coordinator.shell.runtime.parts import DATASETS, Parts, Pins
 from coordinator.shell.runtime.pricing import Pricing
 from coordinator.shell.runtime.recovery import replay_jobs, take_up
-from coordinator.shell.runtime.room import Room
 from coordinator.shell.runtime.roster import Roster
+from coordinator.shell.runtime.services import DATASETS, Pins, Services
 from coordinator.shell.runtime.staffing import Staffing
 from coordinator.shell.runtime.upkeep import (
     Collector,
@@ -107,8 +107,8 @@ class Coordinator:
         check_hosts(settings.advertise)
         _make_folder(settings.data_dir)
         self._settings = settings
-        self._parts = _opened_parts(settings)
-        journal = self._parts.journal
+        self._services = _open_services(settings)
+        journal = self._services.journal
         self._authority = None
         if not settings.plaintext:
             self._authority = Authority.open(settings.data_dir / "identity", unix_s())
@@ -117,10 +117,10 @@ class Coordinator:
         self._nodes = NodeDesk(journal)
         self._guesses = Guesses()
         replay = replay_jobs(journal)
-        self._parts.driver.rooms.update(replay.rooms)
-        self._parts.driver.unreadable.update(replay.unreadable)
+        self._services.driver.runtimes.update(replay.runtimes)
+        self._services.driver.unreadable.update(replay.unreadable)
         failpoint("recover.replayed")
-        self._collector = Collector(self._parts)
+        self._collector = Collector(self._services)
         self._health = HealthServicer()
         self._listeners = Listeners(settings, self._authority)
         self._is_stopping = asyncio.Event()
@@ -130,26 +130,26 @@ class Coordinator:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS))
         hosts = dialled_hosts(self._settings)
         self._listeners.bind(hosts, unix_s())
-        node_port = self._parts.readings.node_port = self._listeners.node_port
-        await self._parts.echo.open(self._settings.listen, node_port)
+        node_port = self._services.readings.node_port = self._listeners.node_port
+        await self._services.echo.open(self._settings.listen, node_port)
         self._catch_signals()
         # Before anything else runs: an error here ends the start with its own words.
-        payments = self._parts.pricing.payments
+        payments = self._services.pricing.payments
         if payments is not None:
             await payments.start()
         async with asyncio.TaskGroup() as tasks:
-            driving = tasks.create_task(self._parts.driver.run(self._perform, self._after_drain))
+            driving = tasks.create_task(self._services.driver.run(self._perform, self._after_drain))
             forever = [
-                tasks.create_task(self._parts.staffing.run()),
+                tasks.create_task(self._services.staffing.run()),
                 tasks.create_task(
-                    self._parts.staffing.watch(Milliseconds(self._settings.lost_after_ms))
+                    self._services.staffing.watch(Milliseconds(self._settings.lost_after_ms))
                 ),
                 tasks.create_task(self._collector.run()),
-                tasks.create_task(keep_ledger(self._parts)),
+                tasks.create_task(keep_ledger(self._services)),
             ]
             forever += [
-                tasks.create_task(take_up(self._parts, room))
-                for room in list(self._parts.driver.rooms.values())
+                tasks.create_task(take_up(self._services, runtime))
+                for runtime in list(self._services.driver.runtimes.values())
             ]
             if payments is not None:
                 forever.append(tasks.create_task(_run_payments(payments)))
@@ -158,7 +158,7 @@ class Coordinator:
             await self._leave()
             for task in forever:
                 task.cancel()
-            self._parts.driver.close()
+            self._services.driver.close()
             await driving
         await self._close()
 
@@ -170,20 +170,20 @@ class Coordinator:
             tokens=self._tokens,
             nodes=self._nodes,
             guesses=self._guesses,
-            registry=self._parts.journal,
+            registry=self._services.journal,
         )
         joins.node_port = self._listeners.node_port
         operator = OperatorServicer(
-            self._parts, tokens=self._tokens, nodes=self._nodes, authority=self._digest
+            self._services, tokens=self._tokens, nodes=self._nodes, authority=self._digest
         )
         operator.addresses = addresses
         servicers = Servicers(
             health=self._health,
-            jobs=JobServicer(self._parts),
+            jobs=JobServicer(self._services),
             operator=operator,
-            nodes=NodeServicer(self._parts, gate, joins),
+            nodes=NodeServicer(self._services, gate, joins),
             node_gate=gate,
-            payments=self._parts.pricing.payments,
+            payments=self._services.pricing.payments,
         )
         token_file = self._settings.data_dir / OPERATOR_TOKEN
         await asyncio.to_thread(self._write_operator_token, token_file, addresses)
@@ -201,7 +201,7 @@ class Coordinator:
         local = (
             host if is_loopback(host) or host in addresses else dialled_hosts(self._settings)[-1]
         )
-        payments = self._parts.pricing.payments
+        payments = self._services.pricing.payments
         ready = Ready(
             address=joined_address(local, self._listeners.port),
             addresses=addresses,
@@ -235,19 +235,19 @@ class Coordinator:
         is_good = known is not None and known.role is Role.OPERATOR and not known.is_revoked
         return token if is_good else None
 
-    def _perform(self, room: Room, command: Command) -> None:
-        perform(self._parts, room, command)
+    def _perform(self, runtime: JobRuntime, command: Command) -> None:
+        perform(self._services, runtime, command)
 
     def _after_drain(self, decision: Decision) -> None:
-        payments = self._parts.pricing.payments
+        payments = self._services.pricing.payments
         if payments is not None and decision.concerns_payments:
             payments.wake()
         for job_id, job in decision.jobs.items():
-            room = self._parts.driver.rooms.get(job_id)
-            if room is not None and job.phase in ENDED:
-                release_members(self._parts, room)
+            runtime = self._services.driver.runtimes.get(job_id)
+            if runtime is not None and job.phase in ENDED:
+                release_members(self._services, runtime)
         if decision.moves_nodes:
-            self._parts.staffing.review()
+            self._services.staffing.review()
             # Updates that arrive make nothing superfluous.
             self._collector.ask()
 
@@ -267,19 +267,19 @@ class Coordinator:
         log.info("stopping: no new calls, those under way may end")
         self._health.set_serving(is_serving=False)
         self._health.close()
-        self._parts.roster.close()
-        self._parts.driver.begin_closing()
+        self._services.roster.close()
+        self._services.driver.begin_closing()
         await self._listeners.stop(self._settings.drain_timeout_ms / 1000)
 
     async def _close(self) -> None:
-        for room in self._parts.driver.rooms.values():
-            room.close()
-        self._parts.echo.close()
-        await store_ledger(self._parts)
-        await self._parts.evaluator.stop()
-        if self._parts.pricing.payments is not None:
-            await self._parts.pricing.payments.stop()
-        self._parts.journal.close()
+        for runtime in self._services.driver.runtimes.values():
+            runtime.close()
+        self._services.echo.close()
+        await store_ledger(self._services)
+        await self._services.evaluator.stop()
+        if self._services.pricing.payments is not None:
+            await self._services.pricing.payments.stop()
+        self._services.journal.close()
 
 
 async def _run_payments(payments: Payments) -> None:
@@ -301,7 +301,7 @@ def _make_folder(folder: Path) -> None:
         raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
 
 
-def _opened_parts(settings: Settings) -> Parts:
+def _open_services(settings: Settings) -> Services:
     journal = SqlJournal(settings.database_url or str(settings.data_dir / "journal.sqlite"))
     for finding in journal.findings:
         log.error("the journal was mended", finding=finding)
@@ -311,7 +311,7 @@ def _opened_parts(settings: Settings) -> Parts:
     key = coordinator_key(settings.data_dir, settings.passphrase_file)
     driver, roster = Driver(journal), Roster()
     payments = load_payments(PaymentsHost(settings, key, journal, driver, roster))
-    return Parts(
+    return Services(
         settings=settings,
         journal=journal,
         blobs=blobs,

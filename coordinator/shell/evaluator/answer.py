@@ -64,7 +64,7 @@ class Evaluator:
         judge = self._judge_of(entry, request)
         alpha = request.alpha if request.sharding == "dirichlet" else 0.0
         sharding = Sharding(request.partitions, alpha, request.seed)
-        parts = partition_indices(judge.dataset.train.labels, sharding)
+        services = partition_indices(judge.dataset.train.labels, sharding)
         digest, size_bytes = _write_model(Path(request.model_path), judge.initial(request.seed))
         layout_json = judge.layout.to_json()
         _write_synced(Path(request.layout_path), [memoryview(layout_json)])
@@ -72,7 +72,7 @@ class Evaluator:
             digest=digest,
             size_bytes=size_bytes,
             layout_json=layout_json.decode(),
-            partition_sizes=tuple(Samples(len(part)) for part in parts),
+            partition_sizes=tuple(Samples(len(part)) for part in services),
             workload_version=entry.version,
         )
 
@@ -130,18 +130,18 @@ def _judge_for(entry: WorkloadEntry, options: Options, data_dir: str) -> Judge:
 
 
 def _write_model(path: Path, model: Flat) -> tuple[Digest, Bytes]:
-    parts = [vector.view(np.uint8).data for vector in model]
-    _write_synced(path, parts)
+    services = [vector.view(np.uint8).data for vector in model]
+    _write_synced(path, services)
     running = blake3()
-    for part in parts:
+    for part in services:
         running.update(part)
-    return Digest(running.hexdigest()), Bytes(sum(part.nbytes for part in parts))
+    return Digest(running.hexdigest()), Bytes(sum(part.nbytes for part in services))
 
 
-def _write_synced(path: Path, parts: list[memoryview]) -> None:
+def _write_synced(path: Path, services: list[memoryview]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
-        for part in parts:
+        for part in services:
             file.write(part)
         file.flush()
         os.fsync(file.fileno())

@@ -28,7 +28,7 @@ from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.interface import Journal
 from coordinator.shell.journal.records import Entry, RequestClaim
 from coordinator.shell.runtime import rows
-from coordinator.shell.runtime.room import Room
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
@@ -74,12 +74,12 @@ class Decision:
         return [entry for entries in self.entries.values() for entry in entries]
 
 
-def decide(rooms: dict[JobId, Room], arrivals: Sequence[Arrival]) -> Decision:
+def decide(runtimes: dict[JobId, JobRuntime], arrivals: Sequence[Arrival]) -> Decision:
     """Run the machines over the arrivals in order. Changes nothing."""
     decision = Decision()
     for arrival in arrivals:
         try:
-            verdict = _decide(rooms, decision, arrival)
+            verdict = _decide(runtimes, decision, arrival)
         except Exception:
             # One event that breaks its machine must not stop every other job.
             log.exception("an event broke the machine", job_id=arrival.job_id)
@@ -90,10 +90,10 @@ def decide(rooms: dict[JobId, Room], arrivals: Sequence[Arrival]) -> Decision:
     return decision
 
 
-def _decide(rooms: dict[JobId, Room], decision: Decision, arrival: Arrival) -> str:
+def _decide(runtimes: dict[JobId, JobRuntime], decision: Decision, arrival: Arrival) -> str:
     job_id, event = arrival.job_id, arrival.event
-    room = rooms.get(job_id)
-    job = decision.jobs.get(job_id) or (room.job if room else None)
+    runtime = runtimes.get(job_id)
+    job = decision.jobs.get(job_id) or (runtime.job if runtime else None)
     if job is None and not isinstance(event, JobCreated):
         return f"there is no job {job_id}"
     if job is not None and (reason := refusal(job, event)):
@@ -101,7 +101,7 @@ def _decide(rooms: dict[JobId, Room], decision: Decision, arrival: Arrival) -> s
     step = transition(job, event)
     records = [command.record for command in step.commands if isinstance(command, WriteRecord)]
     entries = decision.entries.setdefault(job_id, [])
-    start = room.next_sequence if room else 0
+    start = runtime.next_sequence if runtime else 0
     for row in (event, *records):
         entries.append(rows.entry(job_id, start + len(entries), row))
         decision.concerns_payments |= isinstance(row, _PAID_FOR)
@@ -129,7 +129,7 @@ class Driver:
 
     def __init__(self, journal: Journal) -> None:
         """Write to a journal."""
-        self.rooms: dict[JobId, Room] = {}
+        self.runtimes: dict[JobId, JobRuntime] = {}
         self.unreadable: dict[JobId, str] = {}
         """Jobs that rest: why this version cannot replay them. What they need is not known."""
         self._journal = journal
@@ -148,8 +148,8 @@ class Driver:
             Why the machine refused it, or an empty string once it is durable and acted on. Raises
             `HyperGPUError` when the journal had no room for it.
         """
-        room = self.rooms.get(job_id)
-        now_ms = room.now_ms() if room else Milliseconds(0)
+        runtime = self.runtimes.get(job_id)
+        now_ms = runtime.now_ms() if runtime else Milliseconds(0)
         verdict: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._inbox.append(Arrival(job_id, replace(event, at_ms=now_ms), verdict, claim))
         self._arrived.set()
@@ -166,7 +166,7 @@ class Driver:
 
     async def run(
         self,
-        perform: Callable[[Room, Command], None],
+        perform: Callable[[JobRuntime, Command], None],
         drained: Callable[[Decision], None],
     ) -> None:
         """Drain the inbox until `close`.
@@ -188,11 +188,11 @@ class Driver:
     async def _drain(
         self,
         arrivals: list[Arrival],
-        perform: Callable[[Room, Command], None],
+        perform: Callable[[JobRuntime, Command], None],
         drained: Callable[[Decision], None],
     ) -> None:
         failpoint("decide.begin")
-        decision = decide(self.rooms, arrivals)
+        decision = decide(self.runtimes, arrivals)
         failpoint("decide.done")
         if not await self._persist(decision):
             return
@@ -200,8 +200,8 @@ class Driver:
         self._take_over(decision)
         failpoint("act.begin")
         for job_id, command in decision.commands:
-            if (room := self.rooms.get(job_id)) is not None:
-                perform(room, command)
+            if (runtime := self.runtimes.get(job_id)) is not None:
+                perform(runtime, command)
                 failpoint("act.command")
         drained(decision)
         failpoint("act.done")
@@ -227,23 +227,23 @@ class Driver:
         for job_id, job in decision.jobs.items():
             entries = decision.entries[job_id]
             if entries[0].sequence == 0:
-                self.rooms[job_id] = Room(job, next_sequence=0)
+                self.runtimes[job_id] = JobRuntime(job, next_sequence=0)
             # A job that was removed while its last events were written stays removed.
-            if (room := self.rooms.get(job_id)) is not None:
-                room.advance(job, entries)
+            if (runtime := self.runtimes.get(job_id)) is not None:
+                runtime.advance(job, entries)
 
     async def _snapshot(self, decision: Decision) -> None:
         for job_id in decision.snapshots:
-            room = self.rooms.get(job_id)
-            if room is None:
+            runtime = self.runtimes.get(job_id)
+            if runtime is None:
                 continue
             failpoint("snapshot.begin")
             try:
                 await self.in_writer(
                     self._journal.save_snapshot,
                     job_id,
-                    room.next_sequence - 1,
-                    rows.state_json(room.job),
+                    runtime.next_sequence - 1,
+                    rows.state_json(runtime.job),
                 )
             except HyperGPUError as refused:
                 log.warning("no snapshot was written", job_id=job_id, reason=str(refused))
@@ -257,8 +257,8 @@ class Driver:
     def begin_closing(self) -> None:
         """The process is about to end: watchers are sent away, other calls still get answers."""
         self.is_closing = True
-        for room in self.rooms.values():
-            room.wake()
+        for runtime in self.runtimes.values():
+            runtime.wake()
 
     def close(self) -> None:
         """Let `run` return once everything in the inbox is persisted and acted on."""

@@ -16,8 +16,8 @@ from coordinator.shell.runtime.acts.datasets import manifest_digests, stored_man
 from coordinator.shell.runtime.acts.layouts import stored_layout
 from coordinator.shell.runtime.acts.perform import pause, perform_outstanding
 from coordinator.shell.runtime.acts.preparation import layout_made_again
-from coordinator.shell.runtime.parts import Parts
-from coordinator.shell.runtime.room import Room
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
@@ -28,7 +28,7 @@ log = structlog.get_logger()
 class Replay(NamedTuple):
     """Every job of a journal."""
 
-    rooms: dict[JobId, Room]
+    runtimes: dict[JobId, JobRuntime]
     unreadable: dict[JobId, str]
     """Jobs whose rows this version does not know, and why."""
 
@@ -38,22 +38,22 @@ def replay_jobs(journal: JobJournal) -> Replay:
     replay = Replay({}, {})
     for job_id in journal.jobs():
         try:
-            room = _replay_job(journal, job_id)
+            runtime = _replay_job(journal, job_id)
         except JournalError:
             raise
         except Exception as broken:
             log.exception("a job cannot be replayed and rests", job_id=job_id)
             replay.unreadable[job_id] = f"{type(broken).__name__}: {broken}"
             continue
-        if room is None:
+        if runtime is None:
             log.error("nothing of a job's journal holds: the job is removed", job_id=job_id)
             journal.remove_job(job_id)
         else:
-            replay.rooms[job_id] = room
+            replay.runtimes[job_id] = runtime
     return replay
 
 
-def _replay_job(journal: JobJournal, job_id: JobId) -> Room | None:
+def _replay_job(journal: JobJournal, job_id: JobId) -> JobRuntime | None:
     recovery = recover(journal, job_id)
     for damage in recovery.damages:
         log.error("a journal is damaged and cut back", job_id=job_id, reason=damage.reason)
@@ -63,81 +63,81 @@ def _replay_job(journal: JobJournal, job_id: JobId) -> Room | None:
     if job is None:
         return None
     last = entries[-1].sequence if entries or snapshot is None else snapshot.head.sequence
-    room = Room(job, last + 1)
-    room.is_recovering = True
-    return room
+    runtime = JobRuntime(job, last + 1)
+    runtime.is_recovering = True
+    return runtime
 
 
-async def take_up(parts: Parts, room: Room) -> None:
+async def take_up(services: Services, runtime: JobRuntime) -> None:
     """Check a job's files and perform everything that is outstanding, or pause it with the reason.
 
     The job answers questions meanwhile, and its nodes may dial in; they get their work afterwards.
     """
-    is_open = room.job.phase not in ENDED
+    is_open = runtime.job.phase not in ENDED
     if is_open:
-        present = [node for node, member in room.job.members.items() if member.is_present]
-        parts.roster.expect(present, Milliseconds(parts.settings.reconnect_grace_ms))
+        present = [node for node, member in runtime.job.members.items() if member.is_present]
+        services.roster.expect(present, Milliseconds(services.settings.reconnect_grace_ms))
     try:
-        damage = await _check_files(parts, room)
+        damage = await _check_files(services, runtime)
     except Exception as broken:
         why = broken.message if isinstance(broken, HyperGPUError) else repr(broken)
-        log.exception("a job cannot be taken up", job_id=room.job.job_id)
+        log.exception("a job cannot be taken up", job_id=runtime.job.job_id)
         damage = ""
         if is_open:
-            await pause(parts, room, f"it cannot go on after the restart: {why}")
+            await pause(services, runtime, f"it cannot go on after the restart: {why}")
     finally:
-        room.is_recovering = False
+        runtime.is_recovering = False
     if damage:
-        await _report(parts, room, damage)
-    elif not room.is_given_up:
-        perform_outstanding(parts, room)
+        await _report(services, runtime, damage)
+    elif not runtime.is_given_up:
+        perform_outstanding(services, runtime)
     if is_open:
         failpoint("recover.done")
-        parts.staffing.review()
+        services.staffing.review()
 
 
-async def _report(parts: Parts, room: Room, damage: str) -> None:
-    if room.job.model is None:
+async def _report(services: Services, runtime: JobRuntime, damage: str) -> None:
+    if runtime.job.model is None:
         raise AssertionError("only a model is damaged")
-    log.error("a model is damaged", job_id=room.job.job_id, reason=damage)
-    digest = room.job.model.blob.digest
+    log.error("a model is damaged", job_id=runtime.job.job_id, reason=damage)
+    digest = runtime.job.model.blob.digest
     event = ModelLost(at_ms=Milliseconds(0), model=digest, reason=damage)
-    await parts.driver.insist(room.job.job_id, event)
+    await services.driver.insist(runtime.job.job_id, event)
 
 
-async def _check_files(parts: Parts, room: Room) -> str:
+async def _check_files(services: Services, runtime: JobRuntime) -> str:
     """Read the job's files. Returns what is wrong with its model and not reported yet.
 
     Raises:
         HyperGPUError: Its layout is lost and cannot be made again.
     """
-    job = room.job
+    job = runtime.job
     if job.manifest is not None:
         try:
-            manifest = await asyncio.to_thread(stored_manifest, parts.blobs, job.manifest)
-            room.entries_of_manifest = manifest_digests(manifest)
+            manifest = await asyncio.to_thread(stored_manifest, services.blobs, job.manifest)
+            runtime.entries_of_manifest = manifest_digests(manifest)
         except HyperGPUError as missing:
             log.warning("a job's manifest is damaged", job_id=job.job_id, reason=missing.detail)
-    await load_layout(parts, room)
+    await load_layout(services, runtime)
     if job.phase in ENDED or job.lost_model:
         return ""
-    return await asyncio.to_thread(_damage, parts, job)
+    return await asyncio.to_thread(_damage, services, job)
 
 
-async def load_layout(parts: Parts, room: Room) -> None:
+async def load_layout(services: Services, runtime: JobRuntime) -> None:
     """Find the layout of a job that has a model, or make it again.
 
     Raises:
         HyperGPUError: It cannot be made again.
     """
-    job = room.job
-    if job.model is None or room.layout is not None:
+    job = runtime.job
+    if job.model is None or runtime.layout is not None:
         return
-    stored = await asyncio.to_thread(stored_layout, parts.job_dir(job.job_id))
-    room.layout = stored or await layout_made_again(parts, job)
+    stored = await asyncio.to_thread(stored_layout, services.job_dir(job.job_id))
+    runtime.layout = stored or await layout_made_again(services, job)
 
 
-def _damage(parts: Parts, job: Job) -> str:
+def _damage(services: Services, job: Job) -> str:
     """What is wrong with the current model's files; empty when they are sound."""
     if job.model is None:
         return ""
@@ -148,7 +148,7 @@ def _damage(parts: Parts, job: Job) -> str:
         if blob is None:
             continue
         try:
-            parts.blobs.path(blob.digest)
+            services.blobs.path(blob.digest)
         except HyperGPUError as missing:
             return missing.detail
     return ""

@@ -10,7 +10,7 @@ from coordinator.core.events import NodeDraining, NodeJoined, NodeLost
 from coordinator.core.job import ENDED, Job, Phase
 from coordinator.core.round.staff import nodes_needed
 from coordinator.shell.runtime.driver import Driver
-from coordinator.shell.runtime.room import Room
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.roster import Roster
 from hypergpu.ids import JobId, NodeId
 from hypergpu.units import Milliseconds
@@ -55,51 +55,55 @@ class Staffing:
         """A node is gone: its job goes on without it."""
         log.info("a node is lost", node=node, reason=reason)
         self._roster.forget(node)
-        room = self.room_of(node)
-        if room is not None:
+        runtime = self.runtime_of(node)
+        if runtime is not None:
             event = NodeLost(at_ms=NOW, node=node, reason=reason)
-            await self._driver.insist(room.job.job_id, event)
+            await self._driver.insist(runtime.job.job_id, event)
         self.review()
 
     async def drain(self, node: NodeId, reason: str) -> None:
         """A node takes no further work; its job lets it finish what it holds."""
         self._roster.drain(node, reason)
-        room = self.room_of(node)
-        if room is not None:
+        runtime = self.runtime_of(node)
+        if runtime is not None:
             event = NodeDraining(at_ms=NOW, node=node, reason=reason)
-            await self._driver.insist(room.job.job_id, event)
+            await self._driver.insist(runtime.job.job_id, event)
         self.review()
 
-    def room_of(self, node: NodeId) -> Room | None:
+    def runtime_of(self, node: NodeId) -> JobRuntime | None:
         """The job that the node is a present member of."""
-        return next((room for room in self._open_rooms() if _is_present(room.job, node)), None)
+        return next(
+            (runtime for runtime in self._open_runtimes() if _is_present(runtime.job, node)), None
+        )
 
-    def _open_rooms(self) -> Iterator[Room]:
-        return (room for room in self._driver.rooms.values() if room.job.phase not in ENDED)
+    def _open_runtimes(self) -> Iterator[JobRuntime]:
+        return (
+            runtime for runtime in self._driver.runtimes.values() if runtime.job.phase not in ENDED
+        )
 
     def _demands(self) -> list[JobDemand]:
         return [
             JobDemand(
-                job_id=room.job.job_id,
-                nodes_min=nodes_needed(room.job),
-                workload=room.job.spec.workload,
-                workload_version=room.workload_version,
+                job_id=runtime.job.job_id,
+                nodes_min=nodes_needed(runtime.job),
+                workload=runtime.job.spec.workload,
+                workload_version=runtime.workload_version,
                 members=frozenset(
                     node
-                    for node, member in room.job.members.items()
+                    for node, member in runtime.job.members.items()
                     if member.is_present and not member.is_leaving
                 ),
             )
-            for room in self._open_rooms()
-            if room.job.phase in _USES_NODES and not room.is_recovering
+            for runtime in self._open_runtimes()
+            if runtime.job.phase in _USES_NODES and not runtime.is_recovering
         ]
 
     def _offers(self) -> list[NodeOffer]:
         places: dict[NodeId, JobId] = {}
-        for room in self._open_rooms():
-            for node, member in room.job.members.items():
+        for runtime in self._open_runtimes():
+            for node, member in runtime.job.members.items():
                 if member.is_present:
-                    places[node] = room.job.job_id
+                    places[node] = runtime.job.job_id
         return [
             NodeOffer(node, places.get(node), session.capabilities.workloads)
             for node, session in self._roster.sessions.items()
@@ -111,7 +115,7 @@ class Staffing:
             event = NodeDraining(at_ms=NOW, node=move.node, reason=move.reason)
             await self._driver.insist(move.job_id, event)
             return
-        before = self.room_of(move.node)
+        before = self.runtime_of(move.node)
         if before is not None and before.job.job_id != move.job_id:
             # Only a job that cannot use its nodes now, such as a paused one, is passed over.
             reason = f"lent to {move.job_id} while {before.job.job_id} is {before.job.phase.value}"

@@ -8,8 +8,8 @@ import structlog
 from coordinator.core.job import ENDED
 from coordinator.shell import translate
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.runtime.parts import Parts
-from coordinator.shell.runtime.room import Room
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError
 from hypergpu.units import Bytes
 
@@ -24,8 +24,8 @@ _LEDGER_S = 5.0
 class Collector:
     """Removes blobs that no job needs, soon after one has moved on."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, services: Services) -> None:
+        self._services = services
         self._wanted = asyncio.Event()
 
     def ask(self) -> None:
@@ -43,33 +43,37 @@ class Collector:
                 async with asyncio.timeout(_COLLECT_EVERY_S):
                     await self._wanted.wait()
             except TimeoutError:
-                await asyncio.to_thread(self._parts.quarantine.expire)
+                await asyncio.to_thread(self._services.quarantine.expire)
             self._wanted.clear()
             began_s = time.monotonic()
-            if not self._parts.driver.unreadable:
+            if not self._services.driver.unreadable:
                 await self._forget_void_uploads()
-            await collect(self._parts)
+            await collect(self._services)
             await asyncio.sleep(_COLLECT_PAUSE * (time.monotonic() - began_s))
 
     async def _forget_void_uploads(self) -> None:
         """Throw away what nodes uploaded under leases that have ended."""
-        quarantine = self._parts.quarantine
-        # Listed before the rooms are asked: an upload under a newer lease has another file.
+        quarantine = self._services.quarantine
+        # Listed before the runtimes are asked: an upload under a newer lease has another file.
         owned = quarantine.owned()
-        keeps = {name for room in self._parts.driver.rooms.values() for name in room.uploaders()}
+        keeps = {
+            name
+            for runtime in self._services.driver.runtimes.values()
+            for name in runtime.uploaders()
+        }
         if owned and (forgotten := await asyncio.to_thread(quarantine.forget, owned, keeps=keeps)):
             log.debug("uploads under void leases were thrown away", uploads=forgotten)
 
 
-async def collect(parts: Parts) -> Bytes:
+async def collect(services: Services) -> Bytes:
     """Remove the blobs that no job needs, as far as that is known. Returns how much that freed."""
-    async with parts.pins.collecting:
+    async with services.pins.collecting:
         failpoint("collect.begin")
-        mark = parts.blobs.mark()
-        is_sure, live = parts.knows_live(), parts.live()
+        mark = services.blobs.mark()
+        is_sure, live = services.knows_live(), services.live()
         try:
             collected = await asyncio.to_thread(
-                parts.blobs.collect, live, mark=mark, spares_older=not is_sure
+                services.blobs.collect, live, mark=mark, spares_older=not is_sure
             )
         except (HyperGPUError, OSError) as failed:
             log.warning("blobs were not collected", reason=str(failed))
@@ -80,31 +84,33 @@ async def collect(parts: Parts) -> Bytes:
     return collected.freed_bytes
 
 
-async def keep_ledger(parts: Parts) -> None:
+async def keep_ledger(services: Services) -> None:
     """Store nodes' counters and last sights every few seconds, for ever."""
     while True:
         await asyncio.sleep(_LEDGER_S)
-        await store_ledger(parts)
+        await store_ledger(services)
 
 
-async def store_ledger(parts: Parts) -> None:
+async def store_ledger(services: Services) -> None:
     """Store what has been counted since the last time."""
-    counts = parts.roster.counted()
+    counts = services.roster.counted()
     now_ms = time.time_ns() // 1_000_000
-    seen = {node: now_ms - (parts.roster.silent_ms(node) or 0) for node in parts.roster.sessions}
+    seen = {
+        node: now_ms - (services.roster.silent_ms(node) or 0) for node in services.roster.sessions
+    }
     try:
-        await parts.driver.in_writer(parts.journal.keep_ledger, seen, counts)
+        await services.driver.in_writer(services.journal.keep_ledger, seen, counts)
     except HyperGPUError as refused:
         log.warning("counters are not stored yet", reason=str(refused))
         for node, count in counts.items():
-            parts.roster.count(node, accepted=count.accepted, refused=count.refused)
-    parts.roster.stored()
+            services.roster.count(node, accepted=count.accepted, refused=count.refused)
+    services.roster.stored()
 
 
-def release_members(parts: Parts, room: Room) -> None:
+def release_members(services: Services, runtime: JobRuntime) -> None:
     """Tell every node that ever worked for an ended job that it may delete what it keeps for it."""
-    if room.job.phase not in ENDED:
+    if runtime.job.phase not in ENDED:
         return
-    message = translate.release_message(room.job.job_id, room.job.reason)
-    for node in room.job.members:
-        parts.roster.send(node, message)
+    message = translate.release_message(runtime.job.job_id, runtime.job.reason)
+    for node in runtime.job.members:
+        services.roster.send(node, message)

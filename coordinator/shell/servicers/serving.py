@@ -9,8 +9,8 @@ import structlog
 from coordinator.core.events import ModelLost
 from coordinator.core.job import Job, Model
 from coordinator.shell.blobs.interface import BlobReader
-from coordinator.shell.runtime.parts import Parts
-from coordinator.shell.runtime.room import Room
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.wire import chunks
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
@@ -57,14 +57,14 @@ class Span(NamedTuple):
             raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
 
 
-async def pieces(parts: Parts, span: Span) -> AsyncIterator[tuple[int, memoryview]]:
+async def pieces(services: Services, span: Span) -> AsyncIterator[tuple[int, memoryview]]:
     """A blob, or a range of it, in chunks, each with its own offset.
 
     Raises:
         HyperGPUError: BLOB_UNKNOWN, it is missing or damaged; OFFSET_MISMATCH, it ends before.
     """
     loop = asyncio.get_running_loop()
-    reader, block = await asyncio.to_thread(_open_blob, parts, span)
+    reader, block = await asyncio.to_thread(_open_blob, services, span)
     ahead: asyncio.Future[bytes] | None = None
     offset, stop = span.offset, span.end or reader.size_bytes
     try:
@@ -85,11 +85,11 @@ async def pieces(parts: Parts, span: Span) -> AsyncIterator[tuple[int, memoryvie
             ahead.add_done_callback(lambda _: reader.close())
 
 
-def _open_blob(parts: Parts, span: Span) -> tuple[BlobReader, bytes]:
+def _open_blob(services: Services, span: Span) -> tuple[BlobReader, bytes]:
     """A blob and its first bytes."""
-    if (size_bytes := parts.blobs.size(span.digest)) is not None:
+    if (size_bytes := services.blobs.size(span.digest)) is not None:
         span.refuse_beyond(size_bytes)
-    reader = parts.blobs.open(span.digest, span.offset)
+    reader = services.blobs.open(span.digest, span.offset)
     try:
         return reader, reader.read(span.read_bytes(span.offset))
     except BaseException:
@@ -97,43 +97,43 @@ def _open_blob(parts: Parts, span: Span) -> tuple[BlobReader, bytes]:
         raise
 
 
-async def fetch(parts: Parts, node: NodeId, span: Span) -> AsyncIterator[bytes]:
+async def fetch(services: Services, node: NodeId, span: Span) -> AsyncIterator[bytes]:
     """Serve a node a blob of the job that it works for.
 
     Raises:
         HyperGPUError: BLOB_UNKNOWN, it may not see it or it is not there; NOT_READY, it is damaged
             and is being made again, or nobody knows yet what the job consists of.
     """
-    room, digest = parts.staffing.room_of(node), span.digest
-    if room is not None and room.layout is not None and digest == room.layout.digest:
-        for answer in _layout_chunks(room.layout, span):
+    runtime, digest = services.staffing.runtime_of(node), span.digest
+    if runtime is not None and runtime.layout is not None and digest == runtime.layout.digest:
+        for answer in _layout_chunks(runtime.layout, span):
             yield answer
         return
-    if room is None or not _may_see(room, digest):
+    if runtime is None or not _may_see(runtime, digest):
         raise HyperGPUError(Reason.BLOB_UNKNOWN, f"{digest} is no part of this node's work")
-    is_model = digest in _model_digests(room.job)
+    is_model = digest in _model_digests(runtime.job)
     try:
-        async for start, payload in pieces(parts, span):
+        async for start, payload in pieces(services, span):
             yield chunks.encode_fetched(start, payload)
             if is_model:
-                room.bytes_down = Bytes(room.bytes_down + payload.nbytes)
+                runtime.bytes_down = Bytes(runtime.bytes_down + payload.nbytes)
     except HyperGPUError as refused:
-        if refused.reason is Reason.BLOB_UNKNOWN and await _is_remade(parts, room, digest):
+        if refused.reason is Reason.BLOB_UNKNOWN and await _is_remade(services, runtime, digest):
             detail = "the model was damaged on disk and is being made again"
             raise HyperGPUError(Reason.NOT_READY, detail) from refused
         raise
 
 
-def _may_see(room: Room, digest: Digest) -> bool:
+def _may_see(runtime: JobRuntime, digest: Digest) -> bool:
     """Whether a blob is part of the job.
 
     Raises:
         HyperGPUError: NOT_READY, that is not known yet.
     """
-    if digest in _model_digests(room.job) or digest in _data_digests(room):
+    if digest in _model_digests(runtime.job) or digest in _data_digests(runtime):
         return True
-    if room.is_recovering:
-        raise HyperGPUError(Reason.NOT_READY, f"{room.job.job_id} is being taken up again")
+    if runtime.is_recovering:
+        raise HyperGPUError(Reason.NOT_READY, f"{runtime.job.job_id} is being taken up again")
     return False
 
 
@@ -146,14 +146,14 @@ def _layout_chunks(layout: Layout, span: Span) -> Iterator[bytes]:
         yield chunks.encode_fetched(start, text[start : min(end, start + span.chunk_bytes)])
 
 
-async def _is_remade(parts: Parts, room: Room, digest: Digest) -> bool:
+async def _is_remade(services: Services, runtime: JobRuntime, digest: Digest) -> bool:
     """Whether a missing blob belongs to the current model; then the machine learns of the loss."""
-    model = room.job.model
+    model = runtime.job.model
     if model is None or digest not in _remakable(model):
         return False
-    log.error("a model is damaged", job_id=room.job.job_id, blob=digest)
+    log.error("a model is damaged", job_id=runtime.job.job_id, blob=digest)
     lost = ModelLost(at_ms=Milliseconds(0), model=model.blob.digest, reason=f"{digest} is damaged")
-    await parts.driver.insist(room.job.job_id, lost)
+    await services.driver.insist(runtime.job.job_id, lost)
     return True
 
 
@@ -172,7 +172,7 @@ def _model_digests(job: Job) -> frozenset[Digest]:
     return frozenset(digest for model in models for digest in _digests(model))
 
 
-def _data_digests(room: Room) -> frozenset[Digest]:
-    manifest = room.job.manifest
-    entries = room.entries_of_manifest or frozenset()
+def _data_digests(runtime: JobRuntime) -> frozenset[Digest]:
+    manifest = runtime.job.manifest
+    entries = runtime.entries_of_manifest or frozenset()
     return entries | ({manifest.digest} if manifest else frozenset())

@@ -9,7 +9,7 @@ from coordinator.shell.blobs.stripes import StripeUpload
 from coordinator.shell.blobs.upload import Upload
 from coordinator.shell.clock import monotonic_ms
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.wire.chunks import CHUNK_BYTES, Piece
 from coordinator.shell.servicers.wire.handlers import Requests
 from hypergpu.digest import digest_of
@@ -91,17 +91,17 @@ def leave(upload: Upload | StripeUpload) -> None:
     asyncio.get_running_loop().run_in_executor(None, upload.close)
 
 
-async def receive_data(parts: Parts, requests: Requests) -> job_pb2.UploadDataResponse:
+async def receive_data(services: Services, requests: Requests) -> job_pb2.UploadDataResponse:
     """Store one file of a user's dataset."""
-    timeout_ms = parts.settings.read_timeout_ms
+    timeout_ms = services.settings.read_timeout_ms
     header = await requests.next(timeout_ms)
     if not isinstance(header, job_pb2.DataHeader):
         raise HyperGPUError(Reason.REQUEST_INVALID, "the stream begins with a header")
     blob = translate.blob_value(header.blob)
-    held = await asyncio.to_thread(held_bytes, parts, blob)
+    held = await asyncio.to_thread(held_bytes, services, blob)
     if held == blob.size_bytes:
         return job_pb2.UploadDataResponse(committed_offset=held)
-    upload = await asyncio.to_thread(parts.quarantine.open, _data_key(blob), blob)
+    upload = await asyncio.to_thread(services.quarantine.open, _data_key(blob), blob)
     try:
         refuse_other_offset(upload, header.offset)
         await requests.admit()
@@ -125,13 +125,13 @@ def refuse_other_offset(upload: Upload | StripeUpload, offset: int) -> None:
         raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
 
 
-def held_bytes(parts: Parts, blob: BlobRef) -> Bytes:
+def held_bytes(services: Services, blob: BlobRef) -> Bytes:
     """How much of a user's file is here. Blocks. An empty file needs no upload: it is made."""
-    if parts.blobs.size(blob.digest) == blob.size_bytes:
+    if services.blobs.size(blob.digest) == blob.size_bytes:
         return blob.size_bytes
     if blob.size_bytes == 0 and blob.digest == digest_of(b""):
-        parts.blobs.put(b"", keep_s=_KEEP_DATA_S)
-    return parts.quarantine.committed_offset(_data_key(blob))
+        services.blobs.put(b"", keep_s=_KEEP_DATA_S)
+    return services.quarantine.committed_offset(_data_key(blob))
 
 
 def _data_key(blob: BlobRef) -> str:

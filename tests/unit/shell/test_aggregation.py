@@ -12,13 +12,13 @@ from coordinator.shell.blobs.space import Space
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.runtime.acts.aggregation import aggregate, fold_updates
 from coordinator.shell.runtime.driver import Driver
-from coordinator.shell.runtime.parts import Parts
-from coordinator.shell.runtime.room import Room
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.tensors.codec import encode_update, update_bytes
 from tests.unit.numerics.fold_files import LAYOUT, random_flat
-from tests.unit.shell.whole_shell import JOB, NODE, SPEC, parts_in
+from tests.unit.shell.whole_shell import JOB, NODE, SPEC, services_in
 
 
 class NotedBlobs(DiskBlobs):
@@ -45,11 +45,11 @@ class NotingDriver(Driver):
         return ""
 
 
-def closed_round(parts: Parts) -> Aggregate:
+def closed_round(services: Services) -> Aggregate:
     """A round with one update, on the first model."""
-    base = parts.blobs.put(b"".join(part.tobytes() for part in random_flat(0)), keep_s=-1)
+    base = services.blobs.put(b"".join(part.tobytes() for part in random_flat(0)), keep_s=-1)
     payload = encode_update(LAYOUT, SPEC.codec.up, random_flat(1, 0.01)).payload.tobytes()
-    update = parts.blobs.put(payload, keep_s=-1)
+    update = services.blobs.put(payload, keep_s=-1)
     term = FoldedUpdate(NODE, Slot(0), update, 10, SPEC.codec.up)
     codec = SPEC.codec
     return Aggregate(0, Model(0, base), (term,), SPEC, down=codec.down, is_sparse=False)
@@ -57,41 +57,41 @@ def closed_round(parts: Parts) -> Aggregate:
 
 def test_a_fold_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
     space = Space(tmp_path, 2 * LAYOUT.model_bytes + 20_000)
-    parts = parts_in(tmp_path)._replace(blobs=DiskBlobs(tmp_path, space))
-    command = closed_round(parts)
-    work = parts.blobs.work_path("any").parent
+    services = services_in(tmp_path)._replace(blobs=DiskBlobs(tmp_path, space))
+    command = closed_round(services)
+    work = services.blobs.work_path("any").parent
 
     with pytest.raises(HyperGPUError, match="DISK_FULL"):
-        fold_updates(parts, LAYOUT, command)
+        fold_updates(services, LAYOUT, command)
     assert list(work.iterdir()) == []
-    assert parts.pins.all() == frozenset()
+    assert services.pins.all() == frozenset()
 
 
 async def test_a_model_is_durable_before_one_made_of_it_is_journalled(tmp_path: Path) -> None:
     notes: list[str] = []
     blobs = NotedBlobs(tmp_path, Space(tmp_path), notes)
-    parts = parts_in(tmp_path)._replace(blobs=blobs, driver=NotingDriver(notes))
-    room = Room(Job(JOB, SPEC), 0)
-    room.layout = LAYOUT
-    command = closed_round(parts)
+    services = services_in(tmp_path)._replace(blobs=blobs, driver=NotingDriver(notes))
+    runtime = JobRuntime(Job(JOB, SPEC), 0)
+    runtime.layout = LAYOUT
+    command = closed_round(services)
 
-    await aggregate(parts, room, command)
+    await aggregate(services, runtime, command)
     assert notes[:2] == [command.base.blob.digest, "AggregateReady"]
     assert len(notes) == 5
-    assert parts.pins.all() == frozenset()
+    assert services.pins.all() == frozenset()
 
 
 def test_a_fold_takes_each_update_in_its_own_scheme_and_writes_the_planned_delta(
     tmp_path: Path,
 ) -> None:
-    parts = parts_in(tmp_path)._replace(blobs=DiskBlobs(tmp_path, Space(tmp_path)))
-    command = closed_round(parts)
+    services = services_in(tmp_path)._replace(blobs=DiskBlobs(tmp_path, Space(tmp_path)))
+    command = closed_round(services)
     payload = encode_update(LAYOUT, "topk64", random_flat(2, 0.01)).payload.tobytes()
-    sparse = parts.blobs.put(payload, keep_s=-1)
+    sparse = services.blobs.put(payload, keep_s=-1)
     term = FoldedUpdate(NODE, Slot(1), sparse, 30, "topk64")
     command = replace(command, updates=(*command.updates, term), down="int8")
 
-    outcome = fold_updates(parts, LAYOUT, command)
+    outcome = fold_updates(services, LAYOUT, command)
     assert outcome.refused == ()
     assert outcome.agreement is not None
     (delta,) = outcome.model.deltas
@@ -99,10 +99,10 @@ def test_a_fold_takes_each_update_in_its_own_scheme_and_writes_the_planned_delta
 
 
 async def test_a_fold_that_nobody_waits_for_leaves_no_pins(tmp_path: Path) -> None:
-    parts = parts_in(tmp_path)._replace(blobs=DiskBlobs(tmp_path, Space(tmp_path)))
-    room = Room(Job(JOB, SPEC), 0)
-    room.layout = LAYOUT
-    folding = asyncio.create_task(aggregate(parts, room, closed_round(parts)))
+    services = services_in(tmp_path)._replace(blobs=DiskBlobs(tmp_path, Space(tmp_path)))
+    runtime = JobRuntime(Job(JOB, SPEC), 0)
+    runtime.layout = LAYOUT
+    folding = asyncio.create_task(aggregate(services, runtime, closed_round(services)))
     await asyncio.sleep(0)
     folding.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -110,4 +110,4 @@ async def test_a_fold_that_nobody_waits_for_leaves_no_pins(tmp_path: Path) -> No
     await asyncio.get_running_loop().shutdown_default_executor()
     for _ in range(5):  # The thread has ended; the loop hears of it.
         await asyncio.sleep(0)
-    assert parts.pins.all() == frozenset()
+    assert services.pins.all() == frozenset()

@@ -9,8 +9,8 @@ from coordinator.core.job import Phase
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import Entry, RequestClaim
 from coordinator.shell.runtime.driver import Decision, Driver
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.recovery import replay_jobs
-from coordinator.shell.runtime.room import Room
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
 from hypergpu.jobfile.spec import JobSpec
@@ -41,9 +41,9 @@ class Driven:
         self.performed: list[tuple[Command, int]] = []
         self.drains: list[Decision] = []
 
-    def perform(self, room: Room, command: Command) -> None:
+    def perform(self, runtime: JobRuntime, command: Command) -> None:
         """Note a command and how much was durable by then."""
-        self.performed.append((command, len(self.journal.read(room.job.job_id).entries)))
+        self.performed.append((command, len(self.journal.read(runtime.job.job_id).entries)))
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def test_events_that_arrive_together_are_one_transaction(driven: Driven) -
         driven.driver.submit(JOB, CREATED), driven.driver.submit(JOB, JobPaused(at_ms=NOW))
     )
     assert len(driven.drains) == 1
-    assert driven.driver.rooms[JOB].job.phase is Phase.PAUSED
+    assert driven.driver.runtimes[JOB].job.phase is Phase.PAUSED
 
 
 async def test_a_refused_event_is_answered_and_not_journalled(driven: Driven) -> None:
@@ -85,7 +85,7 @@ async def test_a_full_disk_changes_nothing_and_is_told(driven: Driven) -> None:
     driven.journal.is_full = True
     with pytest.raises(HyperGPUError, match="no space"):
         await driven.driver.submit(JOB, JobPaused(at_ms=NOW))
-    assert driven.driver.rooms[JOB].job.phase is Phase.PREPARING
+    assert driven.driver.runtimes[JOB].job.phase is Phase.PREPARING
 
     driven.journal.is_full = False
     assert await driven.driver.submit(JOB, JobPaused(at_ms=NOW)) == ""
@@ -95,7 +95,7 @@ async def test_a_replay_gives_the_state_that_was_left(driven: Driven) -> None:
     await driven.driver.submit(JOB, CREATED)
     await driven.driver.submit(JOB, JobPaused(at_ms=NOW))
 
-    before, after = driven.driver.rooms[JOB], replay_jobs(driven.journal).rooms[JOB]
+    before, after = driven.driver.runtimes[JOB], replay_jobs(driven.journal).runtimes[JOB]
     assert (after.job, after.next_sequence) == (before.job, before.next_sequence)
 
 
@@ -105,7 +105,7 @@ async def test_job_time_goes_on_from_the_last_journalled_event(driven: Driven) -
     await driven.driver.submit(JOB, failed)
     last_ms = driven.journal.read(JOB).entries[-1].at_ms
 
-    assert 0 <= replay_jobs(driven.journal).rooms[JOB].now_ms() - last_ms < 100_000
+    assert 0 <= replay_jobs(driven.journal).runtimes[JOB].now_ms() - last_ms < 100_000
 
 
 async def test_a_request_is_claimed_with_the_event_it_caused(driven: Driven) -> None:
@@ -117,10 +117,10 @@ async def test_a_request_is_claimed_with_the_event_it_caused(driven: Driven) -> 
 async def test_a_job_removed_while_its_events_are_written_stays_removed(driven: Driven) -> None:
     await driven.driver.submit(JOB, CREATED)
     verdict = driven.driver.submit(JOB, JobPaused(at_ms=NOW))
-    del driven.driver.rooms[JOB]
+    del driven.driver.runtimes[JOB]
 
     await verdict
-    assert JOB not in driven.driver.rooms
+    assert JOB not in driven.driver.runtimes
 
 
 async def test_what_arrived_just_before_the_end_is_written_and_the_driver_ends() -> None:

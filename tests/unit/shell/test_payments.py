@@ -6,8 +6,8 @@ import pytest
 
 from coordinator.core.job import Funding, Phase
 from coordinator.shell.payments import PaymentsHost, load_payments
-from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.pricing import Pricing
+from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Pay
@@ -19,26 +19,26 @@ from tests.unit.shell.whole_shell import (
     NODE,
     connected,
     driving,
-    parts_in,
     payments_of,
     prepared_job,
+    services_in,
 )
 
 OWNER = Address("0x" + "c0" * 20)
 
 
-def host_of(parts: Parts) -> PaymentsHost:
-    host = payments_of(parts).host
+def host_of(services: Services) -> PaymentsHost:
+    host = payments_of(services).host
     assert isinstance(host, PaymentsHost)
     return host
 
 
 async def test_the_host_gives_the_durable_rows_of_every_job(tmp_path: Path) -> None:
-    parts = parts_in(tmp_path)
-    async with driving(parts):
-        await begun(parts)
-        await one_round(parts, 0)
-        host = host_of(parts)
+    services = services_in(tmp_path)
+    async with driving(services):
+        await begun(services)
+        await one_round(services, 0)
+        host = host_of(services)
         assert host.jobs() == (JOB,)
         rows = host.rows(JOB, 0, 100)
     assert [row.sequence for row in rows] == list(range(len(rows)))
@@ -48,35 +48,35 @@ async def test_the_host_gives_the_durable_rows_of_every_job(tmp_path: Path) -> N
 
 
 async def test_a_change_of_funding_opens_the_round_that_waited_for_it(tmp_path: Path) -> None:
-    parts = parts_in(tmp_path)
-    async with driving(parts):
-        room = await prepared_job(parts)
-        host = host_of(parts)
+    services = services_in(tmp_path)
+    async with driving(services):
+        runtime = await prepared_job(services)
+        host = host_of(services)
         assert await host.change_funding(JOB, 7, "the escrow pays for 7 samples") == ""
-        assert room.job.funding == Funding(7, "the escrow pays for 7 samples")
+        assert runtime.job.funding == Funding(7, "the escrow pays for 7 samples")
         unknown = await host.change_funding(JobId("job-none"), 7, "")
     assert unknown == "there is no job job-none"
 
 
 async def test_a_paid_job_waits_for_its_first_funding(tmp_path: Path) -> None:
-    parts = parts_in(tmp_path)
-    async with driving(parts):
-        await begun(parts, funding=parts.pricing.funding(Pay(unit_price=1)))
-        waiting = parts.driver.rooms[JOB].job
-        assert await host_of(parts).change_funding(JOB, None, "") == ""
-        funded = parts.driver.rooms[JOB].job
+    services = services_in(tmp_path)
+    async with driving(services):
+        await begun(services, funding=services.pricing.funding(Pay(unit_price=1)))
+        waiting = services.driver.runtimes[JOB].job
+        assert await host_of(services).change_funding(JOB, None, "") == ""
+        funded = services.driver.runtimes[JOB].job
     assert "the escrow is not on the ledger yet" in waiting.reason
     assert (waiting.phase, funded.phase) == (Phase.WAITING, Phase.TRAINING)
 
 
 async def test_receipts_reach_a_connected_node_with_the_jobs_terms(tmp_path: Path) -> None:
-    parts = parts_in(tmp_path)
+    services = services_in(tmp_path)
     receipts = [signed_receipt(node_key(1), Work(round=each), sequence=each) for each in range(150)]
-    async with driving(parts):
-        await prepared_job(parts)
-        host = host_of(parts)
+    async with driving(services):
+        await prepared_job(services)
+        host = host_of(services)
         assert not host.send_receipts(NODE, JOB, receipts)
-        session = connected(parts)
+        session = connected(services)
         assert host.send_receipts(NODE, JOB, receipts)
         sent = [session.outbox.get_nowait() for _ in range(session.outbox.qsize())]
     messages = [message.receipts for message in sent if message and message.HasField("receipts")]
@@ -85,13 +85,13 @@ async def test_receipts_reach_a_connected_node_with_the_jobs_terms(tmp_path: Pat
 
 
 async def test_a_node_that_reads_nothing_gets_no_receipts(tmp_path: Path) -> None:
-    parts = parts_in(tmp_path)
-    session = connected(parts)
+    services = services_in(tmp_path)
+    session = connected(services)
     one = [signed_receipt(node_key(1), Work())]
     while not session.is_crowded:
-        assert host_of(parts).send_receipts(NODE, JOB, one)
-    assert not host_of(parts).send_receipts(NODE, JOB, one)
-    assert not host_of(parts).send_receipts(NodeId("0x" + "b2" * 20), JOB, one)
+        assert host_of(services).send_receipts(NODE, JOB, one)
+    assert not host_of(services).send_receipts(NODE, JOB, one)
+    assert not host_of(services).send_receipts(NodeId("0x" + "b2" * 20), JOB, one)
 
 
 def test_without_payments_work_is_signed_for_no_chain_and_pays_nothing() -> None:
@@ -104,4 +104,4 @@ def test_without_payments_work_is_signed_for_no_chain_and_pays_nothing() -> None
 
 
 def test_an_absent_package_is_no_payments(tmp_path: Path) -> None:
-    assert load_payments(host_of(parts_in(tmp_path)), "none-of-this-name") is None
+    assert load_payments(host_of(services_in(tmp_path)), "none-of-this-name") is None

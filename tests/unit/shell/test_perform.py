@@ -18,14 +18,14 @@ from coordinator.core.job import Model, Phase
 from coordinator.shell.evaluator.messages import Evaluate, Evaluated, Initialise, Initialised
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.runtime.acts.perform import begin_again, perform, perform_outstanding
-from coordinator.shell.runtime.parts import Parts
-from coordinator.shell.runtime.room import Room
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.jobfile import with_strategy
 from hypergpu.units import Milliseconds, Samples
 from tests.unit.numerics.fold_files import LAYOUT
-from tests.unit.shell.whole_shell import JOB, NODE, SPEC, driving, parts_in, prepared_job
+from tests.unit.shell.whole_shell import JOB, NODE, SPEC, driving, prepared_job, services_in
 
 NOW = Milliseconds(0)
 CREATED = JobCreated(at_ms=NOW, job_id=JOB, spec=SPEC)
@@ -52,120 +52,120 @@ class ForgetfulEvaluator(EvaluatorProcess):
 
 
 @asynccontextmanager
-async def acting(parts: Parts) -> AsyncIterator[None]:
+async def acting(services: Services) -> AsyncIterator[None]:
     """Run the driver and perform its commands inside the block."""
-    driver = parts.driver
+    driver = services.driver
     running = asyncio.create_task(
-        driver.run(lambda room, command: perform(parts, room, command), lambda *_: None)
+        driver.run(lambda runtime, command: perform(services, runtime, command), lambda *_: None)
     )
     try:
         yield
     finally:
-        for room in driver.rooms.values():
-            room.close()
+        for runtime in driver.runtimes.values():
+            runtime.close()
         driver.close()
         await running
 
 
-async def until(room: Room, is_so: Callable[[], bool]) -> None:
+async def until(runtime: JobRuntime, is_so: Callable[[], bool]) -> None:
     """Wait for a state of the job."""
     while not is_so():
-        await room.change().wait()
+        await runtime.change().wait()
 
 
 async def test_a_command_that_breaks_is_performed_again(tmp_path: Path) -> None:
     refused = HyperGPUError(Reason.SPEC_INVALID, "the data is odd. Fix: look at it")
     evaluator = BreakingEvaluator(MemoryError(), refused)
     evaluator.may_go_on.set()
-    parts = parts_in(tmp_path)._replace(evaluator=evaluator)
-    async with acting(parts):
-        await parts.driver.submit(JOB, CREATED)
-        room = parts.driver.rooms[JOB]
-        await until(room, lambda: room.job.phase is Phase.FAILED)
-    assert room.job.reason == "the data is odd. Fix: look at it"
+    services = services_in(tmp_path)._replace(evaluator=evaluator)
+    async with acting(services):
+        await services.driver.submit(JOB, CREATED)
+        runtime = services.driver.runtimes[JOB]
+        await until(runtime, lambda: runtime.job.phase is Phase.FAILED)
+    assert runtime.job.reason == "the data is odd. Fix: look at it"
 
 
 async def test_a_command_that_breaks_too_often_pauses_its_job_with_the_reason(
     tmp_path: Path,
 ) -> None:
     evaluator = BreakingEvaluator(MemoryError("no more"))
-    parts = parts_in(tmp_path)._replace(evaluator=evaluator)
-    async with acting(parts):
-        await parts.driver.submit(JOB, CREATED)
-        room = parts.driver.rooms[JOB]
-        room.breaks["initialise", 0] = 3
+    services = services_in(tmp_path)._replace(evaluator=evaluator)
+    async with acting(services):
+        await services.driver.submit(JOB, CREATED)
+        runtime = services.driver.runtimes[JOB]
+        runtime.breaks["initialise", 0] = 3
         evaluator.may_go_on.set()
-        await until(room, lambda: room.job.phase is Phase.PAUSED)
+        await until(runtime, lambda: runtime.job.phase is Phase.PAUSED)
         why = "initialise broke 4 times, the last time by MemoryError: no more"
-        assert room.job.reason == why
+        assert runtime.job.reason == why
 
         evaluator.may_go_on.clear()
-        await parts.driver.submit(JOB, JobResumed(at_ms=NOW))
-        begin_again(parts, room)
-        assert ("initialise", 0) in room.tasks
-        assert (room.is_given_up, room.breaks) == (False, {})
+        await services.driver.submit(JOB, JobResumed(at_ms=NOW))
+        begin_again(services, runtime)
+        assert ("initialise", 0) in runtime.tasks
+        assert (runtime.is_given_up, runtime.breaks) == (False, {})
 
 
 async def test_a_command_that_cannot_be_started_does_not_stop_the_driver(tmp_path: Path) -> None:
     evaluator = BreakingEvaluator(MemoryError())
-    parts = parts_in(tmp_path)._replace(evaluator=evaluator)
-    async with acting(parts):
-        room = await prepared_job(parts)
-        assert room.layout is None
-        assert await parts.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE)) == ""
-        assert room.breaks["AssignShard", 0] == 1
-        assert await parts.driver.submit(JOB, JobPaused(at_ms=NOW)) == ""
+    services = services_in(tmp_path)._replace(evaluator=evaluator)
+    async with acting(services):
+        runtime = await prepared_job(services)
+        assert runtime.layout is None
+        assert await services.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE)) == ""
+        assert runtime.breaks["AssignShard", 0] == 1
+        assert await services.driver.submit(JOB, JobPaused(at_ms=NOW)) == ""
 
 
 async def test_an_evaluation_that_breaks_too_often_is_left_out(tmp_path: Path) -> None:
-    parts = parts_in(tmp_path)._replace(evaluator=ForgetfulEvaluator())
-    model = Model(1, parts.blobs.put(b"a model"))
-    async with driving(parts):
-        room = await prepared_job(parts)
-        room.job = replace(room.job, evaluating=(model,))
-        room.layout = LAYOUT
-        room.breaks["evaluate", 1] = 3
-        perform_outstanding(parts, room)
-        await until(room, lambda: not room.job.evaluating)
-    assert parts.journal.read(JOB).entries[-1].kind == "EvaluationFailed"
-    assert room.job.phase is Phase.WAITING
+    services = services_in(tmp_path)._replace(evaluator=ForgetfulEvaluator())
+    model = Model(1, services.blobs.put(b"a model"))
+    async with driving(services):
+        runtime = await prepared_job(services)
+        runtime.job = replace(runtime.job, evaluating=(model,))
+        runtime.layout = LAYOUT
+        runtime.breaks["evaluate", 1] = 3
+        perform_outstanding(services, runtime)
+        await until(runtime, lambda: not runtime.job.evaluating)
+    assert services.journal.read(JOB).entries[-1].kind == "EvaluationFailed"
+    assert runtime.job.phase is Phase.WAITING
 
 
-async def aware_room(parts: Parts) -> Room:
+async def aware_room(services: Services) -> JobRuntime:
     """A job that plans, with its first model and no node."""
     spec = with_strategy(SPEC, "aware")
-    await parts.driver.submit(JOB, JobCreated(at_ms=NOW, job_id=JOB, spec=spec))
-    room = parts.driver.rooms[JOB]
-    room.layout = LAYOUT
-    first = Model(0, parts.blobs.put(b"a model"))
+    await services.driver.submit(JOB, JobCreated(at_ms=NOW, job_id=JOB, spec=spec))
+    runtime = services.driver.runtimes[JOB]
+    runtime.layout = LAYOUT
+    first = Model(0, services.blobs.put(b"a model"))
     event = ModelInitialised(at_ms=NOW, model=first, partition_sizes=(Samples(100),))
-    assert await parts.driver.submit(JOB, event) == ""
-    return room
+    assert await services.driver.submit(JOB, event) == ""
+    return runtime
 
 
 async def test_a_round_is_planned_and_opened(tmp_path: Path) -> None:
-    parts = parts_in(tmp_path)._replace(evaluator=BreakingEvaluator(MemoryError()))
-    async with acting(parts):
-        room = await aware_room(parts)
-        await parts.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
-        await until(room, lambda: room.job.phase is Phase.TRAINING)
-    kinds = [entry.kind for entry in parts.journal.read(JOB).entries]
+    services = services_in(tmp_path)._replace(evaluator=BreakingEvaluator(MemoryError()))
+    async with acting(services):
+        runtime = await aware_room(services)
+        await services.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
+        await until(runtime, lambda: runtime.job.phase is Phase.TRAINING)
+    kinds = [entry.kind for entry in services.journal.read(JOB).entries]
     assert kinds[-2:] == ["NodeJoined", "RoundPlanned"]
 
 
 async def test_a_plan_whose_nodes_have_gone_meanwhile_is_made_again(tmp_path: Path) -> None:
-    parts = parts_in(tmp_path)._replace(evaluator=BreakingEvaluator(MemoryError()))
+    services = services_in(tmp_path)._replace(evaluator=BreakingEvaluator(MemoryError()))
     other = NodeId("0x" + "b2" * 20)
-    async with acting(parts):
-        room = await aware_room(parts)
+    async with acting(services):
+        runtime = await aware_room(services)
         happening: list[Event] = [
             NodeJoined(at_ms=NOW, node=NODE),
             NodeLost(at_ms=NOW, node=NODE, reason="silent"),
             NodeJoined(at_ms=NOW, node=other),
         ]
-        await asyncio.gather(*(parts.driver.submit(JOB, event) for event in happening))
-        await until(room, lambda: room.job.phase is Phase.TRAINING)
-    assert room.job.round is not None
-    assert list(room.job.round.participants) == [other]
-    kinds = [entry.kind for entry in parts.journal.read(JOB).entries]
+        await asyncio.gather(*(services.driver.submit(JOB, event) for event in happening))
+        await until(runtime, lambda: runtime.job.phase is Phase.TRAINING)
+    assert runtime.job.round is not None
+    assert list(runtime.job.round.participants) == [other]
+    kinds = [entry.kind for entry in services.journal.read(JOB).entries]
     assert kinds[-2:] == ["RoundPlanned", "RoundPlanned"]

@@ -11,15 +11,15 @@ from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.acts.datasets import packed_manifest
-from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.recovery import replay_jobs, take_up
+from coordinator.shell.runtime.services import Services
 from coordinator.shell.runtime.upkeep import collect
 from coordinator.shell.translate import blob_message
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import tensor_pb2
-from tests.unit.shell.whole_shell import JOB, SPEC, driving, parts_in, prepared_job
+from tests.unit.shell.whole_shell import JOB, SPEC, driving, prepared_job, services_in
 
 OTHER = JobId("job-000000000002")
 
@@ -31,14 +31,14 @@ class RefusingEvaluator(EvaluatorProcess):
         raise HyperGPUError(Reason.TORCH_MISSING, "torch is not installed")
 
 
-def started(folder: Path, journal: MemoryJournal, evaluator: EvaluatorProcess) -> Parts:
+def started(folder: Path, journal: MemoryJournal, evaluator: EvaluatorProcess) -> Services:
     """A coordinator that has just replayed its journal."""
     blobs = DiskBlobs(folder, Space(folder))
-    parts = parts_in(folder, journal)._replace(blobs=blobs, evaluator=evaluator)
+    services = services_in(folder, journal)._replace(blobs=blobs, evaluator=evaluator)
     replay = replay_jobs(journal)
-    parts.driver.rooms.update(replay.rooms)
-    parts.driver.unreadable.update(replay.unreadable)
-    return parts
+    services.driver.runtimes.update(replay.runtimes)
+    services.driver.unreadable.update(replay.unreadable)
+    return services
 
 
 @pytest.mark.parametrize(
@@ -53,29 +53,29 @@ async def test_a_job_whose_layout_cannot_be_had_is_paused_with_the_reason(
     evaluator: EvaluatorProcess, reason: str, tmp_path: Path
 ) -> None:
     journal = MemoryJournal()
-    before = parts_in(tmp_path, journal)
+    before = services_in(tmp_path, journal)
     async with driving(before):
         await prepared_job(before)
-    parts = started(tmp_path, journal, evaluator)
-    room = parts.driver.rooms[JOB]
-    async with driving(parts):
-        await take_up(parts, room)
+    services = started(tmp_path, journal, evaluator)
+    runtime = services.driver.runtimes[JOB]
+    async with driving(services):
+        await take_up(services, runtime)
 
-    assert room.job.phase is Phase.PAUSED
-    assert reason in room.job.reason
-    assert room.is_given_up
-    assert not room.is_recovering
+    assert runtime.job.phase is Phase.PAUSED
+    assert reason in runtime.job.reason
+    assert runtime.is_given_up
+    assert not runtime.is_recovering
 
 
 async def test_a_job_that_another_version_wrote_rests_and_the_others_go_on(tmp_path: Path) -> None:
     journal = MemoryJournal()
-    before = parts_in(tmp_path, journal)
+    before = services_in(tmp_path, journal)
     async with driving(before):
         await prepared_job(before)
     journal.append([Entry(OTHER, 0, 0, "Sorcery", b'{"kind":"Sorcery","at_ms":0}')])
 
     replay = replay_jobs(journal)
-    assert list(replay.rooms) == [JOB]
+    assert list(replay.runtimes) == [JOB]
     assert "Sorcery" in replay.unreadable[OTHER]
     assert not started(tmp_path, journal, RefusingEvaluator()).knows_live()
 
@@ -87,10 +87,10 @@ async def job_with_data(folder: Path, journal: MemoryJournal) -> tuple[BlobRef, 
     entry = tensor_pb2.ManifestEntry(path="a.txt", blob=blob_message(file))
     packed = packed_manifest(tensor_pb2.Manifest(entries=[entry]))
     manifest = blobs.put(packed, keep_s=-1)
-    parts = parts_in(folder, journal)
-    async with driving(parts):
+    services = services_in(folder, journal)
+    async with driving(services):
         created = JobCreated(at_ms=Milliseconds(0), job_id=JOB, spec=SPEC, manifest=manifest)
-        await parts.driver.submit(JOB, created)
+        await services.driver.submit(JOB, created)
     return manifest, file
 
 
@@ -99,30 +99,30 @@ async def test_a_users_files_outlive_a_collection_before_their_manifest_is_read(
 ) -> None:
     journal = MemoryJournal()
     _, file = await job_with_data(tmp_path, journal)
-    parts = started(tmp_path, journal, RefusingEvaluator())
-    await collect(parts)
-    assert parts.blobs.size(file.digest) == file.size_bytes
+    services = started(tmp_path, journal, RefusingEvaluator())
+    await collect(services)
+    assert services.blobs.size(file.digest) == file.size_bytes
 
-    async with driving(parts):
-        await take_up(parts, parts.driver.rooms[JOB])
-        assert parts.knows_live()
-        await collect(parts)
-        assert parts.blobs.size(file.digest) == file.size_bytes
-        parts.driver.rooms.pop(JOB).close()
-        await collect(parts)
-    assert parts.blobs.size(file.digest) is None
+    async with driving(services):
+        await take_up(services, services.driver.runtimes[JOB])
+        assert services.knows_live()
+        await collect(services)
+        assert services.blobs.size(file.digest) == file.size_bytes
+        services.driver.runtimes.pop(JOB).close()
+        await collect(services)
+    assert services.blobs.size(file.digest) is None
 
 
 async def test_a_users_files_outlive_the_damage_of_their_manifest(tmp_path: Path) -> None:
     journal = MemoryJournal()
     manifest, file = await job_with_data(tmp_path, journal)
     (tmp_path / "blobs" / manifest.digest[:2] / manifest.digest).write_bytes(b"damaged")
-    parts = started(tmp_path, journal, RefusingEvaluator())
-    fresh = parts.blobs.put(b"of a round that is over", keep_s=-1)
-    async with driving(parts):
-        await take_up(parts, parts.driver.rooms[JOB])
-        await collect(parts)
-        parts.driver.rooms[JOB].close()
+    services = started(tmp_path, journal, RefusingEvaluator())
+    fresh = services.blobs.put(b"of a round that is over", keep_s=-1)
+    async with driving(services):
+        await take_up(services, services.driver.runtimes[JOB])
+        await collect(services)
+        services.driver.runtimes[JOB].close()
 
-    assert parts.blobs.size(file.digest) == file.size_bytes
-    assert parts.blobs.size(fresh.digest) is None
+    assert services.blobs.size(file.digest) == file.size_bytes
+    assert services.blobs.size(fresh.digest) is None

@@ -8,13 +8,13 @@ from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import NodeRecord, UpdateCount
-from coordinator.shell.runtime.room import uploader
+from coordinator.shell.runtime.job_runtime import uploader
 from coordinator.shell.runtime.upkeep import Collector, store_ledger
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.units import Bytes, Milliseconds
-from tests.unit.shell.whole_shell import JOB, NODE, driving, parts_in, prepared_job
+from tests.unit.shell.whole_shell import JOB, NODE, driving, prepared_job, services_in
 
 CONTENT = bytes(range(200))
 BLOB = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
@@ -50,45 +50,45 @@ class FullJournal(MemoryJournal):
 async def test_what_could_not_be_stored_is_counted_until_it_can(tmp_path: Path) -> None:
     journal = FullJournal()
     journal.record_node(NodeRecord(NODE, b"", b"{}", "test", 0, 0))
-    parts = parts_in(tmp_path, journal)
-    parts.roster.count(NODE, accepted=2)
-    await store_ledger(parts)
-    parts.roster.count(NODE, accepted=1, refused=1)
-    assert parts.roster.uncounted(NODE) == (3, 1)
+    services = services_in(tmp_path, journal)
+    services.roster.count(NODE, accepted=2)
+    await store_ledger(services)
+    services.roster.count(NODE, accepted=1, refused=1)
+    assert services.roster.uncounted(NODE) == (3, 1)
 
     journal.is_full = False
-    await store_ledger(parts)
+    await store_ledger(services)
     stored = journal.node(NODE)
     assert stored is not None
     assert (stored.updates_accepted, stored.updates_refused) == (3, 1)
-    assert parts.roster.uncounted(NODE) == (0, 0)
+    assert services.roster.uncounted(NODE) == (0, 0)
 
 
 async def test_what_is_on_its_way_to_the_journal_is_counted_once(tmp_path: Path) -> None:
-    parts = parts_in(tmp_path)
-    parts.roster.count(NODE, accepted=2)
-    assert parts.roster.counted() == {NODE: (2, 0)}
-    parts.roster.count(NODE, accepted=1)
-    assert parts.roster.uncounted(NODE) == (3, 0)
-    parts.roster.stored()
-    assert parts.roster.uncounted(NODE) == (1, 0)
+    services = services_in(tmp_path)
+    services.roster.count(NODE, accepted=2)
+    assert services.roster.counted() == {NODE: (2, 0)}
+    services.roster.count(NODE, accepted=1)
+    assert services.roster.uncounted(NODE) == (3, 0)
+    services.roster.stored()
+    assert services.roster.uncounted(NODE) == (1, 0)
 
 
 async def test_an_upload_is_thrown_away_once_its_lease_has_ended(tmp_path: Path) -> None:
-    parts = parts_in(tmp_path)
-    quarantine = ToldQuarantine(tmp_path, parts.blobs, Space(tmp_path, 0))
+    services = services_in(tmp_path)
+    quarantine = ToldQuarantine(tmp_path, services.blobs, Space(tmp_path, 0))
     quarantine.forgotten, quarantine.loop = asyncio.Queue(), asyncio.get_running_loop()
-    parts = parts._replace(quarantine=quarantine)
-    collector = Collector(parts)
+    services = services._replace(quarantine=quarantine)
+    collector = Collector(services)
     collecting = asyncio.create_task(collector.run())
-    async with driving(parts), asyncio.timeout(240):
-        await prepared_job(parts)
-        assert not await parts.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
+    async with driving(services), asyncio.timeout(240):
+        await prepared_job(services)
+        assert not await services.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
         quarantine.open("update", BLOB, owner=OWNER).append(0, CONTENT[:120])
         collector.ask()
         assert await quarantine.forgotten.get() == 0
 
-        assert not await parts.driver.submit(JOB, NodeLost(at_ms=NOW, node=NODE, reason="cable"))
+        assert not await services.driver.submit(JOB, NodeLost(at_ms=NOW, node=NODE, reason="cable"))
         collector.ask()
         assert await quarantine.forgotten.get() == 1
     assert quarantine.committed_offset("update", owner=OWNER) == 0

@@ -19,11 +19,11 @@ from coordinator.shell.measuring.tokens import ProbeTokens
 from coordinator.shell.node_words import Capabilities
 from coordinator.shell.payments import PaymentsHost
 from coordinator.shell.runtime.driver import Driver
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.nonces import Nonces
-from coordinator.shell.runtime.parts import Parts, Pins
 from coordinator.shell.runtime.pricing import Pricing
-from coordinator.shell.runtime.room import Room
 from coordinator.shell.runtime.roster import Roster, Session
+from coordinator.shell.runtime.services import Pins, Services
 from coordinator.shell.runtime.staffing import Staffing
 from hypergpu.digest import digest_of
 from hypergpu.ids import Address, JobId, NodeId
@@ -39,7 +39,7 @@ _NOW = Milliseconds(0)
 _QUOTA_BYTES = 1 << 20
 
 
-def parts_in(folder: Path, journal: MemoryJournal | None = None) -> Parts:
+def services_in(folder: Path, journal: MemoryJournal | None = None) -> Services:
     """Everything that acts and servicers get."""
     journal = journal or MemoryJournal()
     space = Space(folder, _QUOTA_BYTES)
@@ -47,7 +47,7 @@ def parts_in(folder: Path, journal: MemoryJournal | None = None) -> Parts:
     key, settings = IdentityKey.generate(), Settings(data_dir=folder)
     driver, roster = Driver(journal), Roster()
     payments = RecordingPayments(PaymentsHost(settings, key, journal, driver, roster))
-    return Parts(
+    return Services(
         settings=settings,
         journal=journal,
         blobs=blobs,
@@ -64,35 +64,35 @@ def parts_in(folder: Path, journal: MemoryJournal | None = None) -> Parts:
     )
 
 
-def payments_of(parts: Parts) -> RecordingPayments:
-    """The payments package of `parts_in`."""
-    assert isinstance(parts.pricing.payments, RecordingPayments)
-    return parts.pricing.payments
+def payments_of(services: Services) -> RecordingPayments:
+    """The payments package of `services_in`."""
+    assert isinstance(services.pricing.payments, RecordingPayments)
+    return services.pricing.payments
 
 
 @asynccontextmanager
-async def driving(parts: Parts) -> AsyncIterator[None]:
+async def driving(services: Services) -> AsyncIterator[None]:
     """Run the driver inside the block; commands go nowhere."""
-    running = asyncio.create_task(parts.driver.run(lambda *_: None, lambda *_: None))
+    running = asyncio.create_task(services.driver.run(lambda *_: None, lambda *_: None))
     try:
         yield
     finally:
-        parts.driver.close()
+        services.driver.close()
         await running
 
 
-async def prepared_job(parts: Parts) -> Room:
+async def prepared_job(services: Services) -> JobRuntime:
     """A job with a model that waits for its one node."""
     model = Model(0, BlobRef(digest_of(b"model"), Bytes(5)))
     created = JobCreated(at_ms=_NOW, job_id=JOB, spec=SPEC)
     initialised = ModelInitialised(at_ms=_NOW, model=model, partition_sizes=(Samples(1000),))
     for event in (created, initialised):
-        assert await parts.driver.submit(JOB, event) == ""
-    return parts.driver.rooms[JOB]
+        assert await services.driver.submit(JOB, event) == ""
+    return services.driver.runtimes[JOB]
 
 
-def connected(parts: Parts, node: NodeId = NODE) -> Session:
+def connected(services: Services, node: NodeId = NODE) -> Session:
     """A node's control stream, able to work for the job."""
     session = Session(node, Capabilities(workloads={"digits-softmax": 1}), "test")
-    parts.roster.connect(session)
+    services.roster.connect(session)
     return session

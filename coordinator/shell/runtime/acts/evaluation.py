@@ -10,42 +10,42 @@ from coordinator.core.events import EvaluationFailed, EvaluationReady
 from coordinator.shell.evaluator.messages import Evaluate
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.acts.preparation import data_dir
-from coordinator.shell.runtime.parts import Parts
-from coordinator.shell.runtime.room import Room
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError
 from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()
 
 
-async def evaluate(parts: Parts, room: Room, command: EvaluateModel) -> None:
+async def evaluate(services: Services, runtime: JobRuntime, command: EvaluateModel) -> None:
     """Answer the command with `EvaluationReady` or `EvaluationFailed`."""
     try:
-        event = await _measure_model(parts, room, command)
+        event = await _measure_model(services, runtime, command)
     except HyperGPUError as refused:
-        log.warning("an evaluation failed", job_id=room.job.job_id, reason=str(refused))
+        log.warning("an evaluation failed", job_id=runtime.job.job_id, reason=str(refused))
         event = _failed_evaluation(command, refused.message)
     failpoint("evaluate.done")
-    reason = await parts.driver.insist(room.job.job_id, event)
+    reason = await services.driver.insist(runtime.job.job_id, event)
     if reason:
-        log.info("an evaluation came too late", job_id=room.job.job_id, reason=reason)
+        log.info("an evaluation came too late", job_id=runtime.job.job_id, reason=reason)
 
 
 async def _measure_model(
-    parts: Parts, room: Room, command: EvaluateModel
+    services: Services, runtime: JobRuntime, command: EvaluateModel
 ) -> EvaluationReady | EvaluationFailed:
-    if room.layout is None:
+    if runtime.layout is None:
         return _failed_evaluation(command, "the model's layout is lost")
     digest = command.model.blob.digest
-    path = await asyncio.to_thread(parts.blobs.path, digest)
+    path = await asyncio.to_thread(services.blobs.path, digest)
     request = Evaluate(
         workload=command.spec.workload,
         options=command.spec.options,
-        data_dir=await data_dir(parts, command.manifest),
+        data_dir=await data_dir(services, command.manifest),
         model_path=str(path),
-        layout_digest=room.layout.digest,
+        layout_digest=runtime.layout.digest,
     )
-    measured = await parts.evaluator.evaluate(request)
+    measured = await services.evaluator.evaluate(request)
     # JSON has no NaN: a diverged model is a failed evaluation, which can be replayed.
     if not (math.isfinite(measured.loss) and math.isfinite(measured.metric)):
         return _failed_evaluation(command, f"the model's loss is {measured.loss}")

@@ -9,8 +9,8 @@ from coordinator.core.events import UpdatesJudged
 from coordinator.shell.evaluator import messages
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.acts.preparation import data_dir
-from coordinator.shell.runtime.parts import Parts
-from coordinator.shell.runtime.room import Room
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError
 from hypergpu.units import Milliseconds
 
@@ -20,32 +20,34 @@ _SAMPLES_MOST = 1_024
 """Enough to tell a useful update from a useless one, and cheap enough to do so each round."""
 
 
-async def judge(parts: Parts, room: Room, command: JudgeUpdates) -> None:
+async def judge(services: Services, runtime: JobRuntime, command: JudgeUpdates) -> None:
     """Answer the command with `UpdatesJudged`, also when nothing can be measured."""
     try:
-        event = await _measure_updates(parts, room, command)
+        event = await _measure_updates(services, runtime, command)
     except HyperGPUError as refused:
-        log.warning("updates were not judged", job_id=room.job.job_id, reason=str(refused))
+        log.warning("updates were not judged", job_id=runtime.job.job_id, reason=str(refused))
         event = give_up_judging(command.round, refused.message)
     failpoint("judge.done")
-    reason = await parts.driver.insist(room.job.job_id, event)
+    reason = await services.driver.insist(runtime.job.job_id, event)
     if reason:
-        log.info("a judgement came too late", job_id=room.job.job_id, reason=reason)
+        log.info("a judgement came too late", job_id=runtime.job.job_id, reason=reason)
 
 
-async def _measure_updates(parts: Parts, room: Room, command: JudgeUpdates) -> UpdatesJudged:
-    if room.layout is None:
+async def _measure_updates(
+    services: Services, runtime: JobRuntime, command: JudgeUpdates
+) -> UpdatesJudged:
+    if runtime.layout is None:
         return give_up_judging(command.round, "the model's layout is lost")
     blobs = (command.base, command.made, *(update.blob for update in command.updates))
     base, made, *paths = await asyncio.to_thread(
-        lambda: [parts.blobs.path(blob.digest) for blob in blobs]
+        lambda: [services.blobs.path(blob.digest) for blob in blobs]
     )
-    found = await parts.evaluator.judge(
+    found = await services.evaluator.judge(
         messages.JudgeUpdates(
             workload=command.spec.workload,
             options=command.spec.options,
-            data_dir=await data_dir(parts, command.manifest),
-            layout_digest=room.layout.digest,
+            data_dir=await data_dir(services, command.manifest),
+            layout_digest=runtime.layout.digest,
             base_path=str(base),
             base_digest=command.base.digest,
             made_path=str(made),

@@ -11,8 +11,8 @@ from coordinator.core.events import RoundPlanned
 from coordinator.core.plan.decision import PlanRequest, Sizes
 from coordinator.core.plan.planning import plan_round
 from coordinator.core.plan.transfers import payload_bits_per_s
-from coordinator.shell.runtime.parts import Parts
-from coordinator.shell.runtime.room import Room
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.services import Services
 from hypergpu.jobfile.spec import SCHEMES
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.tensors.layout import Layout
@@ -21,17 +21,17 @@ from hypergpu.units import Milliseconds
 log = structlog.get_logger()
 
 
-async def plan(parts: Parts, room: Room, command: PlanRound) -> None:
+async def plan(services: Services, runtime: JobRuntime, command: PlanRound) -> None:
     """Answer the command with `RoundPlanned`."""
-    if room.layout is None:
+    if runtime.layout is None:
         raise AssertionError("a round cannot be planned before its model's layout is known")
-    request = with_line(command.request, parts.settings)
-    readings = parts.readings.readings(request.candidates, room.now_ms())
-    made = await asyncio.to_thread(plan_round, request, readings, sizes_of(room.layout))
+    request = with_line(command.request, services.settings)
+    readings = services.readings.readings(request.candidates, runtime.now_ms())
+    made = await asyncio.to_thread(plan_round, request, readings, sizes_of(runtime.layout))
     event = RoundPlanned(at_ms=Milliseconds(0), plan=made)
-    reason = await parts.driver.insist(room.job.job_id, event)
+    reason = await services.driver.insist(runtime.job.job_id, event)
     if reason:
-        log.info("a plan came too late", job_id=room.job.job_id, reason=reason)
+        log.info("a plan came too late", job_id=runtime.job.job_id, reason=reason)
 
 
 def with_line(request: PlanRequest, settings: Settings) -> PlanRequest:

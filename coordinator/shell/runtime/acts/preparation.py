@@ -12,8 +12,8 @@ from coordinator.shell.evaluator.messages import Initialise, Initialised
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.acts.datasets import laid_out
 from coordinator.shell.runtime.acts.layouts import save_layout
-from coordinator.shell.runtime.parts import Parts
-from coordinator.shell.runtime.room import Room
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.jobfile.spec import JobSpec
@@ -27,11 +27,11 @@ _WAITED_OUT = frozenset({Reason.DISK_FULL})
 _RETRY_S = 5.0
 
 
-async def initialise(parts: Parts, room: Room, command: InitialiseModel) -> None:
+async def initialise(services: Services, runtime: JobRuntime, command: InitialiseModel) -> None:
     """Answer the command with `ModelInitialised` or `PreparationFailed`."""
     while True:
         try:
-            await _initialise(parts, room, command)
+            await _initialise(services, runtime, command)
         except HyperGPUError as refused:
             if refused.reason in _WAITED_OUT:
                 log.warning(
@@ -40,65 +40,65 @@ async def initialise(parts: Parts, room: Room, command: InitialiseModel) -> None
                 await asyncio.sleep(_RETRY_S)
                 continue
             event = PreparationFailed(at_ms=Milliseconds(0), reason=refused.message)
-            await parts.driver.insist(command.job_id, event)
+            await services.driver.insist(command.job_id, event)
         return
 
 
-async def _initialise(parts: Parts, room: Room, command: InitialiseModel) -> None:
-    made, model_path = await _make_model(parts, command.job_id, command.spec, command.manifest)
+async def _initialise(services: Services, runtime: JobRuntime, command: InitialiseModel) -> None:
+    made, model_path = await _make_model(services, command.job_id, command.spec, command.manifest)
     failpoint("initialise.made")
     blob = BlobRef(made.digest, made.size_bytes)
-    room.layout = _layout(made)
-    await asyncio.to_thread(save_layout, parts.job_dir(command.job_id), room.layout)
-    parts.pins.add([blob.digest])
+    runtime.layout = _layout(made)
+    await asyncio.to_thread(save_layout, services.job_dir(command.job_id), runtime.layout)
+    services.pins.add([blob.digest])
     try:
-        await asyncio.to_thread(parts.blobs.adopt, model_path, blob)
+        await asyncio.to_thread(services.blobs.adopt, model_path, blob)
         failpoint("initialise.stored")
         event = ModelInitialised(
             at_ms=Milliseconds(0), model=Model(0, blob), partition_sizes=made.partition_sizes
         )
-        reason = await parts.driver.insist(command.job_id, event)
+        reason = await services.driver.insist(command.job_id, event)
     finally:
-        parts.pins.drop([blob.digest])
+        services.pins.drop([blob.digest])
     if reason:
         log.info("a first model came too late", job_id=command.job_id, reason=reason)
 
 
-async def layout_made_again(parts: Parts, job: Job) -> Layout:
+async def layout_made_again(services: Services, job: Job) -> Layout:
     """The layout of a job whose file is lost, built anew.
 
     Raises:
         HyperGPUError: It cannot be built, or not stored.
     """
-    made, model_path = await _make_model(parts, job.job_id, job.spec, job.manifest)
+    made, model_path = await _make_model(services, job.job_id, job.spec, job.manifest)
     model_path.unlink(missing_ok=True)
     layout = _layout(made)
-    await asyncio.to_thread(save_layout, parts.job_dir(job.job_id), layout)
+    await asyncio.to_thread(save_layout, services.job_dir(job.job_id), layout)
     return layout
 
 
 async def _make_model(
-    parts: Parts, job_id: JobId, spec: JobSpec, manifest: BlobRef | None
+    services: Services, job_id: JobId, spec: JobSpec, manifest: BlobRef | None
 ) -> tuple[Initialised, Path]:
-    model_path = parts.blobs.work_path(f"{job_id}-initial")
-    layout_path = parts.blobs.work_path(f"{job_id}-layout")
+    model_path = services.blobs.work_path(f"{job_id}-initial")
+    layout_path = services.blobs.work_path(f"{job_id}-layout")
     request = Initialise(
         workload=spec.workload,
         options=spec.options,
         seed=spec.training.seed,
-        data_dir=await data_dir(parts, manifest),
+        data_dir=await data_dir(services, manifest),
         sharding=spec.data.sharding,
         alpha=spec.data.alpha if spec.data.sharding == "dirichlet" else 0.0,
         partitions=spec.data.partitions or spec.training.nodes,
         model_path=str(model_path),
         layout_path=str(layout_path),
     )
-    made = await parts.evaluator.initialise(request)
+    made = await services.evaluator.initialise(request)
     layout_path.unlink(missing_ok=True)
     return made, model_path
 
 
-async def data_dir(parts: Parts, manifest: BlobRef | None) -> str:
+async def data_dir(services: Services, manifest: BlobRef | None) -> str:
     """The folder of the job's own data; empty when it has none.
 
     Raises:
@@ -106,7 +106,7 @@ async def data_dir(parts: Parts, manifest: BlobRef | None) -> str:
     """
     if manifest is None:
         return ""
-    return str(await asyncio.to_thread(laid_out, parts.blobs, manifest, parts.datasets_dir))
+    return str(await asyncio.to_thread(laid_out, services.blobs, manifest, services.datasets_dir))
 
 
 def _layout(made: Initialised) -> Layout:

@@ -20,9 +20,9 @@ from coordinator.shell.blobs.stripes import StripeUpload
 from coordinator.shell.blobs.upload import Upload
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.node_words import Offer
+from coordinator.shell.runtime.job_runtime import JobRuntime, uploader
 from coordinator.shell.runtime.nonces import Attempt
-from coordinator.shell.runtime.parts import Parts
-from coordinator.shell.runtime.room import Room, uploader
+from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.uploads import Intake, leave, refuse_other_offset, take_in
 from coordinator.shell.servicers.wire.chunks import CHUNK_BYTES
 from coordinator.shell.servicers.wire.handlers import Requests
@@ -49,7 +49,7 @@ _WRONG_CONTENT = frozenset(
 
 
 async def submit_update(
-    parts: Parts, node: NodeId, requests: Requests
+    services: Services, node: NodeId, requests: Requests
 ) -> node_pb2.SubmitUpdateResponse:
     """Take in one update, or go on with one.
 
@@ -60,32 +60,32 @@ async def submit_update(
     Raises:
         HyperGPUError: it is not accepted, with the reason.
     """
-    header = await requests.next(parts.settings.read_timeout_ms)
+    header = await requests.next(services.settings.read_timeout_ms)
     if not isinstance(header, node_pb2.UpdateHeader):
         raise HyperGPUError(Reason.REQUEST_INVALID, "the stream begins with a header")
     offer = translate.offer_value(header, node)
-    room = _room(parts, offer.job_id)
-    scheme = _assigned_scheme(room.job, node, offer.lease)
-    _refuse_other_size(_layout(room), offer, scheme)
+    runtime = _runtime(services, offer.job_id)
+    scheme = _assigned_scheme(runtime.job, node, offer.lease)
+    _refuse_other_size(_layout(runtime), offer, scheme)
     stripe = stripe_from_wire(header.stripe, header.stripes, offer.size_bytes)
-    attempt = await _attempt(parts, offer, stripe)
-    if is_accepted(room.job, node, offer.lease, offer.digest):
+    attempt = await _attempt(services, offer, stripe)
+    if is_accepted(runtime.job, node, offer.lease, offer.digest):
         return _acceptance(offer)
     received = _update_event(header, offer, scheme)
-    await _refuse_void_lease(parts, room, received)
-    _refuse_unsigned(room.job, received)
-    marking = _use_up(parts, offer, stripe, attempt)
+    await _refuse_void_lease(services, runtime, received)
+    _refuse_unsigned(runtime.job, received)
+    marking = _use_up(services, offer, stripe, attempt)
     failpoint("upload.admitted")
-    parts.pins.add([offer.digest])
+    services.pins.add([offer.digest])
     try:
         arrival = Arrival(received, stripe, header.offset)
-        stored = await _store_update(parts, room, requests, arrival)
+        stored = await _store_update(services, runtime, requests, arrival)
         await _refuse_used_meanwhile(marking, offer)
         if not stored.is_whole:
             return node_pb2.SubmitUpdateResponse(committed_offset=stored.committed_offset)
-        await _accept(parts, room, received)
+        await _accept(services, runtime, received)
     finally:
-        parts.pins.drop([offer.digest])
+        services.pins.drop([offer.digest])
     return _acceptance(offer)
 
 
@@ -94,22 +94,22 @@ def _acceptance(offer: Offer) -> node_pb2.SubmitUpdateResponse:
 
 
 async def query_upload(
-    parts: Parts, node: NodeId, request: node_pb2.QueryUploadRequest
+    services: Services, node: NodeId, request: node_pb2.QueryUploadRequest
 ) -> node_pb2.QueryUploadResponse:
     """How much of an update is stored, or that nothing is left to send."""
-    room = _room(parts, JobId(request.lease.job_id))
+    runtime = _runtime(services, JobId(request.lease.job_id))
     digest = translate.digest_value(request.digest)
-    if is_accepted(room.job, node, request.lease.number, digest):
+    if is_accepted(runtime.job, node, request.lease.number, digest):
         return node_pb2.QueryUploadResponse(is_accepted=True)
-    key = _key(room.job.job_id, request.lease.round, node, request.lease.number, digest)
-    owner = uploader(room.job.job_id, node)
+    key = _key(runtime.job.job_id, request.lease.round, node, request.lease.number, digest)
+    owner = uploader(runtime.job.job_id, node)
     if request.stripes <= 1 and request.stripe == 0:
-        committed = await asyncio.to_thread(parts.quarantine.committed_offset, key, owner=owner)
+        committed = await asyncio.to_thread(services.quarantine.committed_offset, key, owner=owner)
         return node_pb2.QueryUploadResponse(committed_offset=committed)
-    scheme = _assigned_scheme(room.job, node, request.lease.number)
-    blob = BlobRef(digest, update_bytes(_layout(room), scheme or room.job.spec.codec.up))
+    scheme = _assigned_scheme(runtime.job, node, request.lease.number)
+    blob = BlobRef(digest, update_bytes(_layout(runtime), scheme or runtime.job.spec.codec.up))
     stripe = stripe_from_wire(request.stripe, request.stripes, blob.size_bytes)
-    ask = parts.quarantine.committed_stripe
+    ask = services.quarantine.committed_stripe
     committed = await asyncio.to_thread(ask, key, blob, stripe, owner=owner)
     return node_pb2.QueryUploadResponse(committed_offset=committed)
 
@@ -129,17 +129,17 @@ def is_accepted(job: Job, node: NodeId, lease: int, digest: Digest) -> bool:
     return member is not None and (member.accepted_lease, member.last_accepted) == (lease, digest)
 
 
-def _room(parts: Parts, job_id: JobId) -> Room:
-    room = parts.driver.rooms.get(job_id)
-    if room is None:
+def _runtime(services: Services, job_id: JobId) -> JobRuntime:
+    runtime = services.driver.runtimes.get(job_id)
+    if runtime is None:
         raise HyperGPUError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:80]!r}")
-    return room
+    return runtime
 
 
-def _layout(room: Room) -> Layout:
-    if room.layout is None:
-        raise HyperGPUError(Reason.NOT_READY, f"{room.job.job_id} is being taken up again")
-    return room.layout
+def _layout(runtime: JobRuntime) -> Layout:
+    if runtime.layout is None:
+        raise HyperGPUError(Reason.NOT_READY, f"{runtime.job.job_id} is being taken up again")
+    return runtime.layout
 
 
 def _assigned_scheme(job: Job, node: NodeId, lease: int) -> str:
@@ -159,30 +159,32 @@ def _refuse_other_size(layout: Layout, offer: Offer, scheme: str) -> None:
         raise HyperGPUError(Reason.UPDATE_TOO_LARGE, detail)
 
 
-async def _attempt(parts: Parts, offer: Offer, stripe: Stripe) -> Attempt | None:
+async def _attempt(services: Services, offer: Offer, stripe: Stripe) -> Attempt | None:
     """The attempt that a stripe belongs to; None for the first one, whose nonce is fresh.
 
     Raises:
         HyperGPUError: NONCE_REPLAYED.
     """
-    if not parts.nonces.knows(offer.node):
-        parts.nonces.learn(offer.node, await asyncio.to_thread(parts.journal.nonce, offer.node))
-    return parts.nonces.sibling(offer, stripe)
+    if not services.nonces.knows(offer.node):
+        services.nonces.learn(
+            offer.node, await asyncio.to_thread(services.journal.nonce, offer.node)
+        )
+    return services.nonces.sibling(offer, stripe)
 
 
 def _use_up(
-    parts: Parts, offer: Offer, stripe: Stripe, attempt: Attempt | None
+    services: Services, offer: Offer, stripe: Stripe, attempt: Attempt | None
 ) -> "asyncio.Future[bool]":
     """Raise the mark here at once, and durably by the time that what is returned is done."""
     if attempt is not None:
         attempt.begun.add(stripe.index)
         return attempt.marking
     marking = asyncio.ensure_future(
-        parts.driver.in_writer(parts.journal.advance_nonce, offer.node, offer.nonce)
+        services.driver.in_writer(services.journal.advance_nonce, offer.node, offer.nonce)
     )
     # An upload that is refused meanwhile asks no more.
     marking.add_done_callback(lambda done: done.cancelled() or done.exception())
-    parts.nonces.begin(offer, stripe, marking)
+    services.nonces.begin(offer, stripe, marking)
     return marking
 
 
@@ -223,12 +225,14 @@ def _refuse_unsigned(job: Job, received: UpdateReceived) -> None:
         raise HyperGPUError(Reason.SIGNATURE_INVALID, detail)
 
 
-async def _refuse_void_lease(parts: Parts, room: Room, received: UpdateReceived) -> None:
-    if not (why := refusal(room.job, received)):
+async def _refuse_void_lease(
+    services: Services, runtime: JobRuntime, received: UpdateReceived
+) -> None:
+    if not (why := refusal(runtime.job, received)):
         return
-    reason = _void_reason(room.job, received)
+    reason = _void_reason(runtime.job, received)
     if reason is Reason.UPDATE_LATE:
-        await _note_refusal(parts, room, received, why)
+        await _note_refusal(services, runtime, received, why)
     raise HyperGPUError(reason, why)
 
 
@@ -239,13 +243,15 @@ def _void_reason(job: Job, received: UpdateReceived) -> Reason:
     return Reason.UPDATE_LATE
 
 
-async def _note_refusal(parts: Parts, room: Room, received: UpdateReceived, why: str) -> None:
-    if received.node not in room.job.members:
+async def _note_refusal(
+    services: Services, runtime: JobRuntime, received: UpdateReceived, why: str
+) -> None:
+    if received.node not in runtime.job.members:
         return
     event = UpdateRefused(at_ms=_NOW, node=received.node, round=received.round, reason=why)
-    await parts.driver.submit(room.job.job_id, event)
-    parts.roster.count(received.node, refused=1)
-    log.info("an update was refused", node=received.node, job_id=room.job.job_id, reason=why)
+    await services.driver.submit(runtime.job.job_id, event)
+    services.roster.count(received.node, refused=1)
+    log.info("an update was refused", node=received.node, job_id=runtime.job.job_id, reason=why)
 
 
 def _key(job_id: JobId, round_number: int, node: NodeId, lease: int, digest: Digest) -> str:
@@ -268,16 +274,18 @@ class Stored(NamedTuple):
     """The update is a blob, and it is this call's to have it accepted."""
 
 
-async def _store_update(parts: Parts, room: Room, requests: Requests, arrival: Arrival) -> Stored:
+async def _store_update(
+    services: Services, runtime: JobRuntime, requests: Requests, arrival: Arrival
+) -> Stored:
     """Bytes into quarantine, and a checked and durable blob once all are there."""
     received = arrival.received
-    check = IncrementalCheck(_layout(room), arrival.received.update.codec)
-    upload = await asyncio.to_thread(_open_upload, parts, room, arrival, check)
+    check = IncrementalCheck(_layout(runtime), arrival.received.update.codec)
+    upload = await asyncio.to_thread(_open_upload, services, runtime, arrival, check)
     is_whole = False
     try:
         refuse_other_offset(upload, arrival.offset)
         await requests.admit()
-        patience = _patience(arrival, parts.settings.read_timeout_ms)
+        patience = _patience(arrival, services.settings.read_timeout_ms)
         committed = await take_in(Intake(upload, requests, patience))
         if committed == arrival.stripe.end(received.update.blob.size_bytes):
             failpoint("upload.complete")
@@ -285,10 +293,10 @@ async def _store_update(parts: Parts, room: Room, requests: Requests, arrival: A
     except HyperGPUError as refused:
         if refused.reason in _WRONG_CONTENT:
             await asyncio.to_thread(upload.discard)
-            await _note_refusal(parts, room, received, refused.detail)
+            await _note_refusal(services, runtime, received, refused.detail)
             await requests.drain(_DRAIN_MS)
         elif not upload.is_open:
-            await _refuse_void_lease(parts, room, received)  # What cut it off, most likely.
+            await _refuse_void_lease(services, runtime, received)  # What cut it off, most likely.
         raise
     finally:
         leave(upload)
@@ -303,18 +311,18 @@ def _patience(arrival: Arrival, timeout_ms: int) -> StallTimeout:
 
 
 def _open_upload(
-    parts: Parts, room: Room, arrival: Arrival, check: IncrementalCheck
+    services: Services, runtime: JobRuntime, arrival: Arrival, check: IncrementalCheck
 ) -> Upload | StripeUpload:
     """The upload that a header begins or goes on with. The check sees its bytes as they come, or
     all at the end where they come as stripes.
     """
-    received, job_id = arrival.received, room.job.job_id
+    received, job_id = arrival.received, runtime.job.job_id
     blob = received.update.blob
     key = _key(job_id, received.round, received.node, received.lease, blob.digest)
     owner = uploader(job_id, received.node)
     if arrival.stripe.count == 1:
-        return parts.quarantine.open(key, blob, check.feed, owner=owner)
-    return parts.quarantine.open_stripe(key, blob, arrival.stripe, check.feed, owner=owner)
+        return services.quarantine.open(key, blob, check.feed, owner=owner)
+    return services.quarantine.open_stripe(key, blob, arrival.stripe, check.feed, owner=owner)
 
 
 def _finish_upload(upload: Upload | StripeUpload, check: IncrementalCheck) -> bool:
@@ -326,13 +334,13 @@ def _finish_upload(upload: Upload | StripeUpload, check: IncrementalCheck) -> bo
     return True
 
 
-async def _accept(parts: Parts, room: Room, received: UpdateReceived) -> None:
-    job_id, digest = room.job.job_id, received.update.blob.digest
-    why = await parts.driver.submit(job_id, received)
-    if why and is_accepted(room.job, received.node, received.lease, digest):
+async def _accept(services: Services, runtime: JobRuntime, received: UpdateReceived) -> None:
+    job_id, digest = runtime.job.job_id, received.update.blob.digest
+    why = await services.driver.submit(job_id, received)
+    if why and is_accepted(runtime.job, received.node, received.lease, digest):
         return  # Two streams brought the same bytes; the other was first.
     if why:
-        await _note_refusal(parts, room, received, why)
-        raise HyperGPUError(_void_reason(room.job, received), why)
+        await _note_refusal(services, runtime, received, why)
+        raise HyperGPUError(_void_reason(runtime.job, received), why)
     failpoint("upload.accepted")
-    parts.roster.count(received.node, accepted=1)
+    services.roster.count(received.node, accepted=1)

@@ -13,8 +13,8 @@ from coordinator.shell import translate
 from coordinator.shell.clock import monotonic_ms
 from coordinator.shell.measuring.tokens import RENEWAL_MS
 from coordinator.shell.runtime.acts.perform import assign
-from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.roster import Session
+from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.access import NodeGate
 from coordinator.shell.servicers.wire.handlers import Requests
 from coordinator.shell.servicers.wire.versions import (
@@ -34,11 +34,11 @@ _REASON_LENGTH_MAX = 500
 
 
 async def control(
-    parts: Parts, gate: NodeGate, node: NodeId, requests: Requests
+    services: Services, gate: NodeGate, node: NodeId, requests: Requests
 ) -> AsyncIterator[node_pb2.ControlResponse]:
     """Serve one control stream until either side ends it."""
-    session = await _open_session(parts, gate, node, requests)
-    listening = asyncio.create_task(_listen(parts, session, requests))
+    session = await _open_session(services, gate, node, requests)
+    listening = asyncio.create_task(_listen(services, session, requests))
     try:
         while (message := await session.outbox.get()) is not None:
             yield message
@@ -46,14 +46,16 @@ async def control(
             raise broken
     finally:
         _end(listening)
-        parts.roster.disconnect(session)
-        _note_absence(parts, node)
-        _left_for_good(parts, session)
+        services.roster.disconnect(session)
+        _note_absence(services, node)
+        _left_for_good(services, session)
         log.info("a node's control stream ended", node=node)
 
 
-async def _open_session(parts: Parts, gate: NodeGate, node: NodeId, requests: Requests) -> Session:
-    first = await requests.next(parts.settings.read_timeout_ms)
+async def _open_session(
+    services: Services, gate: NodeGate, node: NodeId, requests: Requests
+) -> Session:
+    first = await requests.next(services.settings.read_timeout_ms)
     gate.check(node)  # It may have been revoked before it said hello.
     if first is None or first.WhichOneof("message") != "hello":
         raise HyperGPUError(Reason.REQUEST_INVALID, "a control stream begins with a hello")
@@ -64,44 +66,44 @@ async def _open_session(parts: Parts, gate: NodeGate, node: NodeId, requests: Re
         JobId(each.job_id): receipt_value(each.receipt, node) for each in hello.newest_receipts
     }
     session = Session(node, capabilities, hello.version.software[:_REASON_LENGTH_MAX])
-    session.send(_welcome(parts, node))
-    parts.roster.connect(session)
-    parts.readings.came(node)
+    session.send(_welcome(services, node))
+    services.roster.connect(session)
+    services.readings.came(node)
     if hello.is_starting:
-        parts.readings.starts(node)
+        services.readings.starts(node)
     log.info("a node is connected", node=node, software=session.software, ours=SOFTWARE)
-    _resume(parts, session, hello.working)
-    if parts.pricing.payments is not None:
-        parts.pricing.payments.greet(node, newest)
-    parts.staffing.review()
+    _resume(services, session, hello.working)
+    if services.pricing.payments is not None:
+        services.pricing.payments.greet(node, newest)
+    services.staffing.review()
     return session
 
 
-def _welcome(parts: Parts, node: NodeId) -> node_pb2.ControlResponse:
+def _welcome(services: Services, node: NodeId) -> node_pb2.ControlResponse:
     """The greeting; said again, it renews the node's probe token."""
     welcome = node_pb2.Welcome(
         version=version_message(),
-        heartbeat_interval_ms=parts.settings.heartbeat_interval_ms,
-        probe_port=parts.echo.port,
-        probe_token=parts.echo.token(node),
+        heartbeat_interval_ms=services.settings.heartbeat_interval_ms,
+        probe_port=services.echo.port,
+        probe_token=services.echo.token(node),
     )
     return node_pb2.ControlResponse(welcome=welcome)
 
 
-def _resume(parts: Parts, session: Session, working: Sequence[node_pb2.Lease]) -> None:
+def _resume(services: Services, session: Session, working: Sequence[node_pb2.Lease]) -> None:
     """Say again what the node is to do, and end what it no longer should."""
-    room = parts.staffing.room_of(session.node)
-    if room is not None and room.is_recovering:
+    runtime = services.staffing.runtime_of(session.node)
+    if runtime is not None and runtime.is_recovering:
         return  # Its work goes out when the job is checked.
-    command = pending_assignment(room.job, session.node) if room is not None else None
-    current = (room.job.job_id, command.lease) if room is not None and command else None
+    command = pending_assignment(runtime.job, session.node) if runtime is not None else None
+    current = (runtime.job.job_id, command.lease) if runtime is not None and command else None
     held = {(JobId(lease.job_id), lease.number) for lease in working}
     for lease in working:
         if (lease.job_id, lease.number) != current:
             cancel = node_pb2.Cancel(lease=lease, reason="the lease is no longer current")
             session.send(node_pb2.ControlResponse(cancel=cancel))
-    if room is not None and command is not None and current not in held:
-        assign(parts, room, command)
+    if runtime is not None and command is not None and current not in held:
+        assign(services, runtime, command)
 
 
 def pending_assignment(job: Job, node: NodeId) -> AssignShard | None:
@@ -114,22 +116,22 @@ def pending_assignment(job: Job, node: NodeId) -> AssignShard | None:
     return assignment(job, node)
 
 
-async def _listen(parts: Parts, session: Session, requests: Requests) -> None:
+async def _listen(services: Services, session: Session, requests: Requests) -> None:
     """Take in what the node says; ends the session when it says no more."""
     renewal_ms = monotonic_ms() + RENEWAL_MS
     try:
-        while (message := await requests.next(parts.settings.lost_after_ms)) is not None:
-            parts.roster.heard(session.node)
+        while (message := await requests.next(services.settings.lost_after_ms)) is not None:
+            services.roster.heard(session.node)
             if monotonic_ms() >= renewal_ms:
                 renewal_ms = monotonic_ms() + RENEWAL_MS
-                session.send(_welcome(parts, session.node))
-            if not _hear_of_line(parts, session, message):
-                await _hear_of_work(parts, session.node, message)
+                session.send(_welcome(services, session.node))
+            if not _hear_of_line(services, session, message):
+                await _hear_of_work(services, session.node, message)
     finally:
         session.close()
 
 
-def _hear_of_line(parts: Parts, session: Session, message: node_pb2.ControlRequest) -> bool:
+def _hear_of_line(services: Services, session: Session, message: node_pb2.ControlRequest) -> bool:
     """Take in what only says how the node is, at once; False for everything else."""
     match message.WhichOneof("message"):
         case "heartbeat":
@@ -139,35 +141,35 @@ def _hear_of_line(parts: Parts, session: Session, message: node_pb2.ControlReque
             back = node_pb2.RoundTripEcho(sequence=message.round_trip_probe.sequence)
             session.send(node_pb2.ControlResponse(round_trip_echo=back))
         case "measured":
-            parts.readings.reported(session.node, message.measured)
+            services.readings.reported(session.node, message.measured)
         case "worker_ready":
-            parts.readings.came(session.node)
+            services.readings.came(session.node)
         case _:
             return False
     return True
 
 
-async def _hear_of_work(parts: Parts, node: NodeId, message: node_pb2.ControlRequest) -> None:
+async def _hear_of_work(services: Services, node: NodeId, message: node_pb2.ControlRequest) -> None:
     match message.WhichOneof("message"):
         case "progress":
-            _note_progress(parts, node, message.progress)
+            _note_progress(services, node, message.progress)
         case "hand_back":
-            await _hand_back(parts, node, message.hand_back)
+            await _hand_back(services, node, message.hand_back)
         case "draining":
             reason = message.draining.reason[:_REASON_LENGTH_MAX]
-            await parts.staffing.drain(node, reason or "the node is draining")
+            await services.staffing.drain(node, reason or "the node is draining")
         case _:
             raise HyperGPUError(Reason.REQUEST_INVALID, "an empty control message")
 
 
-def _note_progress(parts: Parts, node: NodeId, progress: node_pb2.Progress) -> None:
-    parts.roster.advanced(node, translate.advance_value(progress))
-    room = parts.driver.rooms.get(JobId(progress.lease.job_id))
-    if room is not None:
-        room.progress_version += 1
+def _note_progress(services: Services, node: NodeId, progress: node_pb2.Progress) -> None:
+    services.roster.advanced(node, translate.advance_value(progress))
+    runtime = services.driver.runtimes.get(JobId(progress.lease.job_id))
+    if runtime is not None:
+        runtime.progress_version += 1
 
 
-async def _hand_back(parts: Parts, node: NodeId, message: node_pb2.HandBack) -> None:
+async def _hand_back(services: Services, node: NodeId, message: node_pb2.HandBack) -> None:
     reason = message.reason[:_REASON_LENGTH_MAX] or "handed back"
     event = ShardHandedBack(
         at_ms=Milliseconds(0),
@@ -176,13 +178,13 @@ async def _hand_back(parts: Parts, node: NodeId, message: node_pb2.HandBack) -> 
         lease=message.lease.number,
         reason=reason,
     )
-    refused = await parts.driver.insist(JobId(message.lease.job_id), event)
+    refused = await services.driver.insist(JobId(message.lease.job_id), event)
     if refused:
         # A node may say this as often as it likes.
         log.debug("no shard was handed back", node=node, reason=reason, refused=refused)
         return
     log.info("a shard was handed back", node=node, reason=reason)
-    parts.staffing.review()
+    services.staffing.review()
 
 
 def _end(listening: "asyncio.Task[None]") -> None:
@@ -192,17 +194,17 @@ def _end(listening: "asyncio.Task[None]") -> None:
         listening.exception()
 
 
-def _note_absence(parts: Parts, node: NodeId) -> None:
-    if node not in parts.roster.sessions:
-        parts.readings.went(node)
-        parts.echo.forget(node)
+def _note_absence(services: Services, node: NodeId) -> None:
+    if node not in services.roster.sessions:
+        services.readings.went(node)
+        services.echo.forget(node)
 
 
-def _left_for_good(parts: Parts, session: Session) -> None:
+def _left_for_good(services: Services, session: Session) -> None:
     """A draining node that holds no work and closes its stream is not waited for."""
     node = session.node
-    is_replaced = node in parts.roster.sessions
-    if is_replaced or not parts.roster.drain_reason(node):
+    is_replaced = node in services.roster.sessions
+    if is_replaced or not services.roster.drain_reason(node):
         return
-    if parts.staffing.room_of(node) is None:
-        parts.roster.forget(node)
+    if services.staffing.runtime_of(node) is None:
+        services.roster.forget(node)

@@ -4,7 +4,7 @@ from typing import Any
 
 from coordinator.shell.measuring.readings import Done
 from coordinator.shell.measuring.uploads import Arrived
-from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.node import admission
 from coordinator.shell.servicers.wire.chunks import Piece
 from coordinator.shell.servicers.wire.handlers import Requests
@@ -46,33 +46,33 @@ class MeteredRequests(Requests):
 
 
 async def submit_measured(
-    parts: Parts, node: NodeId, requests: Requests
+    services: Services, node: NodeId, requests: Requests
 ) -> node_pb2.SubmitUpdateResponse:
     """Take in one update, or a part of one. Raises what `admission.submit_update` raises."""
-    meter = parts.readings.uploading(node)
+    meter = services.readings.uploading(node)
     with meter.stream() as arrived:
         metered = MeteredRequests(requests, arrived)
         try:
-            answer = await admission.submit_update(parts, node, metered)
+            answer = await admission.submit_update(services, node, metered)
         except HyperGPUError as refused:
             if refused.reason in _WRONG_CONTENT:
-                parts.readings.refused(node)
+                services.readings.refused(node)
             raise
     if metered.header is not None:
-        _note_done(parts, node, metered.header)
+        _note_done(services, node, metered.header)
     return answer
 
 
-def _note_done(parts: Parts, node: NodeId, header: node_pb2.UpdateHeader) -> None:
+def _note_done(services: Services, node: NodeId, header: node_pb2.UpdateHeader) -> None:
     job_id, lease = JobId(header.lease.job_id), header.lease.number
-    room = parts.driver.rooms.get(job_id)
-    if room is None or room.job.round is None:
+    runtime = services.driver.runtimes.get(job_id)
+    if runtime is None or runtime.job.round is None:
         return
-    participant = room.job.round.participants.get(node)
+    participant = runtime.job.round.participants.get(node)
     digest = digest_from_wire(header.digest.value)
-    if participant is None or not admission.is_accepted(room.job, node, lease, digest):
+    if participant is None or not admission.is_accepted(runtime.job, node, lease, digest):
         return
-    stated = room.job.round.spec.training.batch_size
+    stated = runtime.job.round.spec.training.batch_size
     done = Done(
         job_id=job_id,
         lease=lease,
@@ -81,4 +81,4 @@ def _note_done(parts: Parts, node: NodeId, header: node_pb2.UpdateHeader) -> Non
         forecast_ms=participant.plan.forecast_ms,
         took_ms=participant.took_ms,
     )
-    parts.readings.accepted(node, done)
+    services.readings.accepted(node, done)

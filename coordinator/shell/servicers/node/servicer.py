@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 from coordinator.shell import translate
-from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.access import NodeGate
 from coordinator.shell.servicers.node import admission, joining
 from coordinator.shell.servicers.node.control import control
@@ -19,8 +19,8 @@ JOIN = frozenset({"Join"})
 class NodeServicer:
     """Both listeners share it; each serves its own methods."""
 
-    def __init__(self, parts: Parts, gate: NodeGate, joins: joining.Joins) -> None:
-        self._parts = parts
+    def __init__(self, services: Services, gate: NodeGate, joins: joining.Joins) -> None:
+        self._services = services
         self._gate = gate
         self._joins = joins
 
@@ -35,21 +35,21 @@ class NodeServicer:
     def control(
         self, requests: Requests, caller: Caller
     ) -> AsyncIterator[node_pb2.ControlResponse]:
-        return control(self._parts, self._gate, self._gate.node(caller), requests)
+        return control(self._services, self._gate, self._gate.node(caller), requests)
 
     def fetch_blob(
         self, request: node_pb2.FetchBlobRequest, caller: Caller
     ) -> AsyncIterator[bytes]:
         span = Span(translate.digest_value(request.digest), request.offset, request.end)
-        return fetch(self._parts, self._gate.node(caller), span)
+        return fetch(self._services, self._gate.node(caller), span)
 
     async def query_upload(
         self, request: node_pb2.QueryUploadRequest, caller: Caller
     ) -> node_pb2.QueryUploadResponse:
-        return await admission.query_upload(self._parts, self._gate.node(caller), request)
+        return await admission.query_upload(self._services, self._gate.node(caller), request)
 
     async def submit_update(
         self, requests: Requests, caller: Caller
     ) -> node_pb2.SubmitUpdateResponse:
         node = self._gate.node(caller)
-        return await submit_measured(self._parts, node, requests)
+        return await submit_measured(self._services, node, requests)

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 from coordinator.core.job import Job, Model, Score
 from coordinator.shell import translate
-from coordinator.shell.runtime.parts import Parts
-from coordinator.shell.runtime.room import Room
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.serving import Span, pieces
 from coordinator.shell.servicers.wire import chunks
 from hypergpu.errors import HyperGPUError, Reason
@@ -14,22 +14,22 @@ from hypergpu.v1 import job_pb2
 
 
 async def export(
-    parts: Parts, room: Room, request: job_pb2.ExportModelRequest
+    services: Services, runtime: JobRuntime, request: job_pb2.ExportModelRequest
 ) -> AsyncIterator[job_pb2.ExportModelResponse | bytes]:
     """Header, then chunks from the offset that the caller holds of this very model."""
-    model = _choose_model(room.job, request.which or "latest")
-    if room.layout is None:
+    model = _choose_model(runtime.job, request.which or "latest")
+    if runtime.layout is None:
         raise HyperGPUError(Reason.NOT_READY, "the job is being taken up again")
     header = job_pb2.ExportHeader(
         blob=translate.blob_message(model.blob),
-        layout_json=room.layout.to_json().decode(),
-        model_card=model_card(room.job, model),
+        layout_json=runtime.layout.to_json().decode(),
+        model_card=model_card(runtime.job, model),
     )
     yield job_pb2.ExportModelResponse(header=header)
     offset = 0
     if request.HasField("digest") and translate.digest_value(request.digest) == model.blob.digest:
         offset = min(request.offset, model.blob.size_bytes)
-    async for start, payload in pieces(parts, Span(model.blob.digest, offset)):
+    async for start, payload in pieces(services, Span(model.blob.digest, offset)):
         yield chunks.encode_exported(start, payload)
 
 

@@ -27,9 +27,9 @@ from coordinator.shell.runtime.acts.datasets import (
 )
 from coordinator.shell.runtime.acts.judging import give_up_judging
 from coordinator.shell.runtime.acts.perform import begin_again
-from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.recovery import load_layout
-from coordinator.shell.runtime.room import Room
+from coordinator.shell.runtime.services import Services
 from coordinator.shell.runtime.upkeep import collect
 from coordinator.shell.servicers import uploads
 from coordinator.shell.servicers.user import exporting, watching
@@ -52,8 +52,8 @@ _KEEP_MANIFEST_S = 60
 class JobServicer:
     """One method a call; `coordinator.shell.servicers.wire` has admitted the caller."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, services: Services) -> None:
+        self._services = services
         self._creating = asyncio.Lock()
 
     async def create_job(
@@ -76,20 +76,20 @@ class JobServicer:
     async def _create(
         self, request_id: str, spec: JobSpec, manifest: tensor_pb2.Manifest | None
     ) -> JobId:
-        driver = self._parts.driver
+        driver = self._services.driver
         packed = packed_manifest(manifest) if manifest is not None else b""
         fingerprint = digest_of(spec_json(spec).encode() + b"\0" + packed)
-        known = await driver.in_writer(self._parts.journal.request, request_id)
+        known = await driver.in_writer(self._services.journal.request, request_id)
         if known is not None:
             if known.fingerprint != fingerprint:
                 detail = f"request_id {request_id!r} belongs to {known.job_id}, which differs"
                 raise HyperGPUError(Reason.REQUEST_INVALID, detail)
             return known.job_id
-        spec = covering(spec, self._parts.roster.at_work)
+        spec = covering(spec, self._services.roster.at_work)
         job_id = JobId(f"job-{secrets.token_hex(6)}")
         files = manifest_digests(manifest) if manifest is not None else frozenset()
         pinned = [*files, *([digest_of(packed)] if manifest is not None else [])]
-        self._parts.pins.add(pinned)
+        self._services.pins.add(pinned)
         try:
             blob = await self._store_manifest(manifest, packed) if manifest is not None else None
             event = JobCreated(
@@ -97,19 +97,19 @@ class JobServicer:
                 job_id=job_id,
                 spec=spec,
                 manifest=blob,
-                terms=self._parts.pricing.terms(job_id, spec.pay),
-                funding=self._parts.pricing.funding(spec.pay),
+                terms=self._services.pricing.terms(job_id, spec.pay),
+                funding=self._services.pricing.funding(spec.pay),
             )
             await driver.submit(job_id, event, RequestClaim(request_id, job_id, fingerprint))
-            driver.rooms[job_id].entries_of_manifest = files
+            driver.runtimes[job_id].entries_of_manifest = files
         finally:
-            self._parts.pins.drop(pinned)
+            self._services.pins.drop(pinned)
         log.info("a job was created", job_id=job_id, workload=spec.workload)
         return job_id
 
     async def _store_manifest(self, manifest: tensor_pb2.Manifest, packed: bytes) -> BlobRef:
         """Store a manifest whose files have all been uploaded, and are pinned."""
-        blobs = self._parts.blobs
+        blobs = self._services.blobs
 
         def missing() -> list[str]:
             return [
@@ -118,7 +118,7 @@ class JobServicer:
                 if blobs.size(translate.digest_value(entry.blob.digest)) != entry.blob.size_bytes
             ]
 
-        async with self._parts.pins.collecting:
+        async with self._services.pins.collecting:
             absent = await asyncio.to_thread(missing)
         if absent:
             wanted = several(len(manifest.entries), "file")
@@ -131,24 +131,24 @@ class JobServicer:
     async def get_job(
         self, request: job_pb2.GetJobRequest, caller: Caller
     ) -> job_pb2.GetJobResponse:
-        room = self._room(request.job_id)
-        job = room.job
+        runtime = self._runtime(request.job_id)
+        job = runtime.job
         answer = job_pb2.GetJobResponse(
-            job=self._summary(room),
+            job=self._summary(runtime),
             spec_json=spec_json(job.next_spec or job.spec),
-            participants=watching.participants(self._parts.roster, room.job),
+            participants=watching.participants(self._services.roster, runtime.job),
         )
-        if job.model is not None and room.layout is not None:
-            answer.model.CopyFrom(translate.model_message(job.model, room.layout.digest))
+        if job.model is not None and runtime.layout is not None:
+            answer.model.CopyFrom(translate.model_message(job.model, runtime.layout.digest))
         return answer
 
     async def list_jobs(
         self, request: job_pb2.ListJobsRequest, caller: Caller
     ) -> job_pb2.ListJobsResponse:
-        driver = self._parts.driver
+        driver = self._services.driver
         resting = [translate.resting_summary(*each) for each in driver.unreadable.items()]
-        rooms = [self._summary(room) for room in driver.rooms.values()]
-        return job_pb2.ListJobsResponse(jobs=[*resting, *rooms])
+        runtimes = [self._summary(runtime) for runtime in driver.runtimes.values()]
+        return job_pb2.ListJobsResponse(jobs=[*resting, *runtimes])
 
     async def pause_job(
         self, request: job_pb2.PauseJobRequest, caller: Caller
@@ -159,11 +159,11 @@ class JobServicer:
     async def resume_job(
         self, request: job_pb2.ResumeJobRequest, caller: Caller
     ) -> job_pb2.ResumeJobResponse:
-        room = self._room(request.job_id)
-        if room.is_given_up:
-            await load_layout(self._parts, room)
+        runtime = self._runtime(request.job_id)
+        if runtime.is_given_up:
+            await load_layout(self._services, runtime)
         await self._change(request.job_id, JobResumed(at_ms=_NOW))
-        begin_again(self._parts, room)
+        begin_again(self._services, runtime)
         return job_pb2.ResumeJobResponse()
 
     async def stop_job(
@@ -175,9 +175,9 @@ class JobServicer:
     async def set_parameters(
         self, request: job_pb2.SetParametersRequest, caller: Caller
     ) -> job_pb2.SetParametersResponse:
-        room = self._room(request.job_id)
-        async with room.setting:
-            before = room.job.next_spec or room.job.spec
+        runtime = self._runtime(request.job_id)
+        async with runtime.setting:
+            before = runtime.job.next_spec or runtime.job.spec
             spec = with_parameters(before, dict(request.parameters))
             await self._change(request.job_id, ParametersChanged(at_ms=_NOW, spec=spec))
         return job_pb2.SetParametersResponse()
@@ -186,21 +186,21 @@ class JobServicer:
         self, request: job_pb2.RemoveJobRequest, caller: Caller
     ) -> job_pb2.RemoveJobResponse:
         job_id = JobId(request.job_id)
-        driver = self._parts.driver
+        driver = self._services.driver
         if job_id in driver.unreadable:
             del driver.unreadable[job_id]
         else:
-            await self._measure_ended(self._room(job_id))
-            self._close(self._room(job_id))
-        await driver.in_writer(self._parts.journal.remove_job, job_id)
+            await self._measure_ended(self._runtime(job_id))
+            self._close(self._runtime(job_id))
+        await driver.in_writer(self._services.journal.remove_job, job_id)
         await asyncio.to_thread(self._delete_files, job_id)
-        freed_bytes = await collect(self._parts)
+        freed_bytes = await collect(self._services)
         log.info("a job was removed", job_id=job_id, freed_bytes=freed_bytes)
         return job_pb2.RemoveJobResponse(freed_bytes=freed_bytes)
 
-    async def _measure_ended(self, room: Room) -> None:
+    async def _measure_ended(self, runtime: JobRuntime) -> None:
         """Have everything of an ended job measured and receipted before its rows go."""
-        job = room.job
+        job = runtime.job
         if job.phase not in ENDED:
             detail = f"{job.job_id} is {job.phase.value}: stop it first (hypergpu job stop)"
             raise HyperGPUError(Reason.JOB_PHASE, detail)
@@ -209,65 +209,67 @@ class JobServicer:
             if not waiting.is_ready:
                 given_up = give_up_judging(waiting.number, "the job is removed")
                 # The judge may answer first: then this is refused, and nothing is left to be done.
-                refused = await self._parts.driver.submit(job.job_id, given_up)
-        if left := room.job.unmeasured:
+                refused = await self._services.driver.submit(job.job_id, given_up)
+        if left := runtime.job.unmeasured:
             unmeasured = several(len(left), "round")
             detail = f"the quality of {unmeasured} of {job.job_id} is still to come: {refused}"
             raise HyperGPUError(Reason.JOB_PHASE, detail, fix="remove it again later")
-        if self._parts.pricing.payments is not None:
-            await self._parts.pricing.payments.catch_up(job.job_id)
+        if self._services.pricing.payments is not None:
+            await self._services.pricing.payments.catch_up(job.job_id)
 
-    def _close(self, room: Room) -> None:
-        del self._parts.driver.rooms[room.job.job_id]
-        room.close()
-        room.wake()
+    def _close(self, runtime: JobRuntime) -> None:
+        del self._services.driver.runtimes[runtime.job.job_id]
+        runtime.close()
+        runtime.wake()
 
     def _delete_files(self, job_id: JobId) -> None:
-        shutil.rmtree(self._parts.job_dir(job_id), ignore_errors=True)
-        if self._parts.driver.unreadable:
+        shutil.rmtree(self._services.job_dir(job_id), ignore_errors=True)
+        if self._services.driver.unreadable:
             return  # Nobody knows whose data those need.
         # Listed before the jobs are asked: a folder that a new job lays out is not in the list.
-        found = manifests_laid_out(self._parts.datasets_dir)
-        manifests = [room.job.manifest for room in list(self._parts.driver.rooms.values())]
+        found = manifests_laid_out(self._services.datasets_dir)
+        manifests = [
+            runtime.job.manifest for runtime in list(self._services.driver.runtimes.values())
+        ]
         needed = {manifest.digest for manifest in manifests if manifest is not None}
         for digest in found:
             if digest not in needed:
-                remove_layout(self._parts.datasets_dir, digest)
+                remove_layout(self._services.datasets_dir, digest)
 
     async def upload_data(self, requests: Requests, caller: Caller) -> job_pb2.UploadDataResponse:
-        return await uploads.receive_data(self._parts, requests)
+        return await uploads.receive_data(self._services, requests)
 
     async def query_data(
         self, request: job_pb2.QueryDataRequest, caller: Caller
     ) -> job_pb2.QueryDataResponse:
         blob = translate.blob_value(request.blob)
-        offset = await asyncio.to_thread(uploads.held_bytes, self._parts, blob)
+        offset = await asyncio.to_thread(uploads.held_bytes, self._services, blob)
         return job_pb2.QueryDataResponse(committed_offset=offset)
 
     def export_model(
         self, request: job_pb2.ExportModelRequest, caller: Caller
     ) -> AsyncIterator[job_pb2.ExportModelResponse | bytes]:
-        return exporting.export(self._parts, self._room(request.job_id), request)
+        return exporting.export(self._services, self._runtime(request.job_id), request)
 
     def watch_job(
         self, request: job_pb2.WatchJobRequest, caller: Caller
     ) -> AsyncIterator[job_pb2.WatchJobResponse]:
-        return watching.watch(self._parts, self._room(request.job_id), request.from_sequence)
+        return watching.watch(self._services, self._runtime(request.job_id), request.from_sequence)
 
-    def _summary(self, room: Room) -> job_pb2.JobSummary:
-        return translate.job_summary(room.job, room.now_ms())
+    def _summary(self, runtime: JobRuntime) -> job_pb2.JobSummary:
+        return translate.job_summary(runtime.job, runtime.now_ms())
 
-    def _room(self, job_id: str) -> Room:
-        room = self._parts.driver.rooms.get(JobId(job_id))
-        if why := self._parts.driver.unreadable.get(JobId(job_id)):
+    def _runtime(self, job_id: str) -> JobRuntime:
+        runtime = self._services.driver.runtimes.get(JobId(job_id))
+        if why := self._services.driver.unreadable.get(JobId(job_id)):
             detail = f"{job_id} was journalled by another version, which can go on with it: {why}"
             fix = "start that version again, or remove the job: hypergpu job rm"
             raise HyperGPUError(Reason.VERSION_MISMATCH, detail, fix=fix)
-        if room is None:
+        if runtime is None:
             raise HyperGPUError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:80]!r}")
-        return room
+        return runtime
 
     async def _change(self, job_id: str, event: Event) -> None:
-        self._room(job_id)
-        if reason := await self._parts.driver.submit(JobId(job_id), event):
+        self._runtime(job_id)
+        if reason := await self._services.driver.submit(JobId(job_id), event):
             raise HyperGPUError(Reason.JOB_PHASE, reason)

@@ -15,7 +15,7 @@ from coordinator.shell.identity.tokens import TokenDesk, TokenGrant
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.measuring.reports import reading_message
 from coordinator.shell.node_words import Capabilities
-from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.wire.handlers import Caller
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
@@ -32,9 +32,9 @@ class OperatorServicer:
     """One method a call; the gate has admitted an operator."""
 
     def __init__(
-        self, parts: Parts, *, tokens: TokenDesk, nodes: NodeDesk, authority: Digest
+        self, services: Services, *, tokens: TokenDesk, nodes: NodeDesk, authority: Digest
     ) -> None:
-        self._parts = parts
+        self._services = services
         self._tokens = tokens
         self._nodes = nodes
         self._authority = authority
@@ -45,8 +45,8 @@ class OperatorServicer:
         self, request: job_pb2.ListNodesRequest, caller: Caller
     ) -> job_pb2.ListNodesResponse:
         # In the writer's thread no counts are on their way to the journal meanwhile.
-        records = await self._parts.driver.in_writer(self._parts.journal.nodes)
-        fleet = typical(self._parts.readings.all())
+        records = await self._services.driver.in_writer(self._services.journal.nodes)
+        fleet = typical(self._services.readings.all())
         summaries = [self._summary(record) for record in records]
         for summary in summaries:
             self._add_reading(summary, fleet)
@@ -55,18 +55,18 @@ class OperatorServicer:
     def _add_reading(self, summary: job_pb2.NodeSummary, fleet: NodeReading) -> None:
         """What was measured of a node, if it was here since this process began."""
         node, now_ms = NodeId(summary.node_id), monotonic_ms()
-        if not self._parts.readings.knows(node):
+        if not self._services.readings.knows(node):
             return
-        reading = self._parts.readings.reading(node)
+        reading = self._services.readings.reading(node)
         found = health(reading, fleet, now_ms)
         summary.reading.CopyFrom(reading_message(reading, now_ms))
         summary.health = found.score
         summary.health_reason = found.reason
 
     def _summary(self, record: NodeRecord) -> job_pb2.NodeSummary:
-        roster, node = self._parts.roster, record.node
+        roster, node = self._services.roster, record.node
         session = roster.sessions.get(node)
-        room = self._parts.staffing.room_of(node)
+        runtime = self._services.staffing.runtime_of(node)
         capabilities = session.capabilities if session else _stored_capabilities(record)
         silent_ms = roster.silent_ms(node)
         away_ms = max(0, unix_s() * 1000 - record.last_seen_ms)
@@ -76,7 +76,7 @@ class OperatorServicer:
             node_id=node,
             state=state,
             capabilities=translate.capabilities_message(capabilities),
-            job_id=room.job.job_id if room else "",
+            job_id=runtime.job.job_id if runtime else "",
             last_seen_ms_ago=away_ms if silent_ms is None else silent_ms,
             software=session.software if session else record.software,
             updates_accepted=record.updates_accepted + accepted,
@@ -85,29 +85,31 @@ class OperatorServicer:
         )
 
     def _state(self, record: NodeRecord) -> tuple[str, str]:
-        roster, node = self._parts.roster, record.node
+        roster, node = self._services.roster, record.node
         if record.is_revoked:
             return "revoked", "the operator revoked it"
         if node not in roster.sessions:
             return "away", "it has no control stream"
         if reason := roster.drain_reason(node):
             return "draining", reason
-        if self._parts.readings.reading(node).is_starting:
+        if self._services.readings.reading(node).is_starting:
             return "starting", "its worker is starting"
-        room = self._parts.staffing.room_of(node)
-        if room is None:
+        runtime = self._services.staffing.runtime_of(node)
+        if runtime is None:
             return "idle", "no job can use it now"
-        return "working", room.job.reason
+        return "working", runtime.job.reason
 
     async def drain_node(
         self, request: job_pb2.DrainNodeRequest, caller: Caller
     ) -> job_pb2.DrainNodeResponse:
         node = NodeId(request.node_id)
-        if node not in self._parts.roster.sessions:
+        if node not in self._services.roster.sessions:
             raise HyperGPUError(Reason.NODE_UNKNOWN, f"node {node[:64]} is not connected")
         reason = "drained by its operator"
-        self._parts.roster.send(node, node_pb2.ControlResponse(drain=node_pb2.Drain(reason=reason)))
-        await self._parts.staffing.drain(node, reason)
+        self._services.roster.send(
+            node, node_pb2.ControlResponse(drain=node_pb2.Drain(reason=reason))
+        )
+        await self._services.staffing.drain(node, reason)
         log.info("a node is drained", node=node)
         return job_pb2.DrainNodeResponse()
 
@@ -117,8 +119,8 @@ class OperatorServicer:
         node = NodeId(request.node_id)
         await asyncio.to_thread(self._nodes.revoke, node)
         log.info("a node was revoked", node=node)
-        await self._parts.staffing.lose(node, "revoked by its operator")
-        self._parts.readings.forget(node)
+        await self._services.staffing.lose(node, "revoked by its operator")
+        self._services.readings.forget(node)
         return job_pb2.RevokeNodeResponse()
 
     async def readmit_node(

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from coordinator.core.job import Job, Participant
 from coordinator.shell import translate
 from coordinator.shell.journal.records import Entry
-from coordinator.shell.runtime.parts import Parts
-from coordinator.shell.runtime.room import Room
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.roster import Roster
+from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId, Slot
 from hypergpu.v1 import job_pb2
@@ -50,49 +50,49 @@ def _resting(roster: Roster, node: NodeId, slot: Slot, why: str) -> job_pb2.Part
 
 
 async def watch(
-    parts: Parts, room: Room, from_sequence: int
+    services: Services, runtime: JobRuntime, from_sequence: int
 ) -> AsyncIterator[job_pb2.WatchJobResponse]:
     """Serve one watcher until it leaves, or the job has ended and everything is told."""
     following = from_sequence
     told_version = -1
     while True:
-        change = room.change()
-        page = await _entries(parts, room, following)
+        change = runtime.change()
+        page = await _entries(services, runtime, following)
         for entry in page:
             following = entry.sequence + 1
             yield job_pb2.WatchJobResponse(event=translate.event_message(entry))
-        if following < room.next_sequence and (page or not _is_removed(parts, room)):
+        if following < runtime.next_sequence and (page or not _is_removed(services, runtime)):
             continue
-        if _is_over(parts, room):
+        if _is_over(services, runtime):
             return
-        if room.progress_version != told_version:
-            told_version = room.progress_version
-            report = job_pb2.ProgressReport(participants=participants(parts.roster, room.job))
+        if runtime.progress_version != told_version:
+            told_version = runtime.progress_version
+            report = job_pb2.ProgressReport(participants=participants(services.roster, runtime.job))
             yield job_pb2.WatchJobResponse(progress=report)
         await _wait(change, _PROGRESS_S)
 
 
-async def _entries(parts: Parts, room: Room, following: int) -> Sequence[Entry]:
-    recent = room.recent(following)
+async def _entries(services: Services, runtime: JobRuntime, following: int) -> Sequence[Entry]:
+    recent = runtime.recent(following)
     if recent is not None:
         return recent
     reading = await asyncio.to_thread(
-        parts.journal.read, room.job.job_id, following, limit=_PAGE_ENTRIES
+        services.journal.read, runtime.job.job_id, following, limit=_PAGE_ENTRIES
     )
     if not reading.entries and reading.damage is not None:
         raise HyperGPUError(Reason.JOURNAL_DAMAGED, reading.damage.reason)
     return reading.entries
 
 
-def _is_over(parts: Parts, room: Room) -> bool:
-    if parts.driver.is_closing or _is_removed(parts, room):
+def _is_over(services: Services, runtime: JobRuntime) -> bool:
+    if services.driver.is_closing or _is_removed(services, runtime):
         return True
-    return room.job.is_over and not room.job.evaluating
+    return runtime.job.is_over and not runtime.job.evaluating
 
 
-def _is_removed(parts: Parts, room: Room) -> bool:
+def _is_removed(services: Services, runtime: JobRuntime) -> bool:
     """Whether the job is gone, and soon its rows, told or not."""
-    return room.job.job_id not in parts.driver.rooms
+    return runtime.job.job_id not in services.driver.runtimes
 
 
 async def _wait(change: asyncio.Event, timeout_s: float) -> None:

@@ -10,7 +10,7 @@ from coordinator.core.events import (
     UpdatesJudged,
 )
 from coordinator.core.job import BlobRef, Funding, Model, Update
-from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.services import Services
 from hypergpu.digest import digest_of
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -28,9 +28,9 @@ def model(rounds: int) -> Model:
     return Model(rounds, BlobRef(digest_of(b"model %d" % rounds), Bytes(8)))
 
 
-async def one_round(parts: Parts, number: int) -> None:
+async def one_round(services: Services, number: int) -> None:
     """An update comes in and is folded; what a judge finds of it is still to come."""
-    round_ = parts.driver.rooms[JOB].job.round
+    round_ = services.driver.runtimes[JOB].job.round
     assert round_ is not None
     update = Update(
         BlobRef(digest_of(b"%d" % number), Bytes(4)),
@@ -44,28 +44,28 @@ async def one_round(parts: Parts, number: int) -> None:
         UpdateReceived(at_ms=NOW, node=NODE, round=number, lease=lease, update=update),
         AggregateReady(at_ms=NOW, round=number, model=model(number + 1), agreements={NODE: 0.5}),
     ):
-        assert await parts.driver.submit(JOB, event) == ""
+        assert await services.driver.submit(JOB, event) == ""
 
 
-async def judged(parts: Parts, number: int) -> None:
+async def judged(services: Services, number: int) -> None:
     """The judge answers: the round is measured."""
     event = UpdatesJudged(at_ms=NOW, round=number, base_loss=1.0, made_loss=0.5, losses={NODE: 0.5})
-    assert await parts.driver.submit(JOB, event) == ""
+    assert await services.driver.submit(JOB, event) == ""
 
 
-async def begun(parts: Parts, funding: Funding | None = None) -> None:
+async def begun(services: Services, funding: Funding | None = None) -> None:
     """A job in round 0."""
-    terms = parts.pricing.terms(JOB, PAYS.pay)
+    terms = services.pricing.terms(JOB, PAYS.pay)
     created = JobCreated(at_ms=NOW, job_id=JOB, spec=PAYS, terms=terms, funding=funding)
     first = ModelInitialised(at_ms=NOW, model=model(0), partition_sizes=(Samples(1000),))
     for event in (created, first, NodeJoined(at_ms=NOW, node=NODE)):
-        assert await parts.driver.submit(JOB, event) == ""
+        assert await services.driver.submit(JOB, event) == ""
 
 
-async def stopped_before_its_judge(parts: Parts) -> None:
+async def stopped_before_its_judge(services: Services) -> None:
     """A job of two rounds whose second is not measured."""
-    await begun(parts)
-    await one_round(parts, 0)
-    await judged(parts, 0)
-    await one_round(parts, 1)
-    assert await parts.driver.submit(JOB, JobStopped(at_ms=NOW)) == ""
+    await begun(services)
+    await one_round(services, 0)
+    await judged(services, 0)
+    await one_round(services, 1)
+    assert await services.driver.submit(JOB, JobStopped(at_ms=NOW)) == ""

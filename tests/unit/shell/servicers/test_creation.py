@@ -6,7 +6,7 @@ import pytest
 from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.space import Space
-from coordinator.shell.runtime.parts import Parts
+from coordinator.shell.runtime.services import Services
 from coordinator.shell.runtime.upkeep import collect
 from coordinator.shell.servicers.user.job import JobServicer
 from coordinator.shell.servicers.wire.handlers import Caller
@@ -16,7 +16,7 @@ from hypergpu.ids import Digest, JobId
 from hypergpu.jobfile import spec_json
 from hypergpu.units import Bytes
 from hypergpu.v1 import job_pb2, tensor_pb2
-from tests.unit.shell.whole_shell import SPEC, driving, parts_in, payments_of
+from tests.unit.shell.whole_shell import SPEC, driving, payments_of, services_in
 
 
 class Context:
@@ -38,11 +38,11 @@ CALLER = Caller(Context(), "CreateJob")
 class CollectingBlobs(DiskBlobs):
     """Looks at a size, and then a collection runs that began just before."""
 
-    parts: Parts
+    services: Services
 
     def size(self, digest: Digest) -> Bytes | None:
         found = super().size(digest)
-        self.collect(self.parts.live())
+        self.collect(self.services.live())
         return found
 
 
@@ -60,30 +60,30 @@ async def test_a_users_files_outlive_a_collection_while_their_job_is_created(
     tmp_path: Path,
 ) -> None:
     blobs = CollectingBlobs(tmp_path, Space(tmp_path))
-    parts = blobs.parts = parts_in(tmp_path)._replace(blobs=blobs)
+    services = blobs.services = services_in(tmp_path)._replace(blobs=blobs)
     file = blobs.put(b"a user's file", keep_s=-1)
-    async with driving(parts):
-        await JobServicer(parts).create_job(request(file), CALLER)
-        assert parts.pins.all() == frozenset()
-        await collect(parts)
+    async with driving(services):
+        await JobServicer(services).create_job(request(file), CALLER)
+        assert services.pins.all() == frozenset()
+        await collect(services)
     assert blobs.size(file.digest) == file.size_bytes
 
 
 async def test_a_job_that_lacks_a_file_leaves_no_pins(tmp_path: Path) -> None:
-    parts = parts_in(tmp_path)
-    file = parts.blobs.put(b"a user's file")
+    services = services_in(tmp_path)
+    file = services.blobs.put(b"a user's file")
     absent = BlobRef(Digest("0" * 64), Bytes(1))
-    async with driving(parts):
+    async with driving(services):
         with pytest.raises(HyperGPUError, match="1 of 2 files is missing, such as 1"):
-            await JobServicer(parts).create_job(request(file, absent), CALLER)
-    assert parts.pins.all() == frozenset()
+            await JobServicer(services).create_job(request(file, absent), CALLER)
+    assert services.pins.all() == frozenset()
 
 
 async def test_a_caller_who_goes_away_leaves_no_job_half_created(tmp_path: Path) -> None:
-    parts = parts_in(tmp_path)
-    file = parts.blobs.put(b"a user's file")
-    servicer = JobServicer(parts)
-    async with driving(parts):
+    services = services_in(tmp_path)
+    file = services.blobs.put(b"a user's file")
+    servicer = JobServicer(services)
+    async with driving(services):
         creating = asyncio.create_task(servicer.create_job(request(file), CALLER))
         await asyncio.sleep(0)
         creating.cancel()
@@ -91,24 +91,26 @@ async def test_a_caller_who_goes_away_leaves_no_job_half_created(tmp_path: Path)
             await creating
         again = await servicer.create_job(request(file), CALLER)
 
-    assert list(parts.driver.rooms) == [again.job_id]
-    assert parts.driver.rooms[JobId(again.job_id)].entries_of_manifest == frozenset([file.digest])
-    assert parts.pins.all() == frozenset()
+    assert list(services.driver.runtimes) == [again.job_id]
+    assert services.driver.runtimes[JobId(again.job_id)].entries_of_manifest == frozenset(
+        [file.digest]
+    )
+    assert services.pins.all() == frozenset()
 
 
 async def test_a_job_whose_ledger_is_not_known_is_not_created_and_may_be_sent_again(
     tmp_path: Path,
 ) -> None:
-    parts = parts_in(tmp_path)
-    file = parts.blobs.put(b"a user's file")
+    services = services_in(tmp_path)
+    file = services.blobs.put(b"a user's file")
 
-    payments = payments_of(parts)
+    payments = payments_of(services)
     payments.refusal = HyperGPUError(Reason.CHAIN_UNREACHABLE, "none is known yet")
-    async with driving(parts):
+    async with driving(services):
         with pytest.raises(HyperGPUError, match="none is known yet"):
-            await JobServicer(parts).create_job(request(file), CALLER)
-        assert parts.driver.rooms == {}
-        assert parts.pins.all() == frozenset()
+            await JobServicer(services).create_job(request(file), CALLER)
+        assert services.driver.runtimes == {}
+        assert services.pins.all() == frozenset()
         payments.refusal = None
-        again = await JobServicer(parts).create_job(request(file), CALLER)
-    assert list(parts.driver.rooms) == [again.job_id]
+        again = await JobServicer(services).create_job(request(file), CALLER)
+    assert list(services.driver.runtimes) == [again.job_id]

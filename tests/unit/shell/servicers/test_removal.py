@@ -9,28 +9,28 @@ from coordinator.shell.blobs.interface import Blobs
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.acts.judging import give_up_judging
-from coordinator.shell.runtime.parts import Parts
 from coordinator.shell.runtime.recovery import replay_jobs
+from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.user.job import JobServicer
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import job_pb2
 from tests.unit.shell.servicers.paid_rounds import stopped_before_its_judge
-from tests.unit.shell.whole_shell import JOB, driving, parts_in, payments_of, prepared_job
+from tests.unit.shell.whole_shell import JOB, driving, payments_of, prepared_job, services_in
 
 NOBODY: Any = None
 """Who calls makes no difference to these methods."""
 OTHER = JobId("job-000000000002")
 
 
-def with_unreadable_job(folder: Path) -> Parts:
+def with_unreadable_job(folder: Path) -> Services:
     """A coordinator that started on a journal which a newer version wrote to."""
     journal = MemoryJournal()
     journal.append([Entry(OTHER, 0, 0, "Sorcery", b'{"kind":"Sorcery","at_ms":0}')])
-    parts = parts_in(folder, journal)
-    parts.driver.unreadable.update(replay_jobs(journal).unreadable)
-    return parts
+    services = services_in(folder, journal)
+    services.driver.unreadable.update(replay_jobs(journal).unreadable)
+    return services
 
 
 def forgotten_blob(blobs: Blobs) -> int:
@@ -38,16 +38,16 @@ def forgotten_blob(blobs: Blobs) -> int:
     return blobs.put(b"what the other version keeps", keep_s=-1).size_bytes
 
 
-async def remove(parts: Parts, job_id: JobId) -> int:
+async def remove(services: Services, job_id: JobId) -> int:
     request = job_pb2.RemoveJobRequest(job_id=job_id)
-    return (await JobServicer(parts).remove_job(request, NOBODY)).freed_bytes
+    return (await JobServicer(services).remove_job(request, NOBODY)).freed_bytes
 
 
 async def test_a_job_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Path) -> None:
-    parts = with_unreadable_job(tmp_path)
-    async with driving(parts):
-        await prepared_job(parts)
-        listed = await JobServicer(parts).list_jobs(job_pb2.ListJobsRequest(), NOBODY)
+    services = with_unreadable_job(tmp_path)
+    async with driving(services):
+        await prepared_job(services)
+        listed = await JobServicer(services).list_jobs(job_pb2.ListJobsRequest(), NOBODY)
     assert [(job.job_id, job.phase) for job in listed.jobs] == [
         (OTHER, "unreadable"),
         (JOB, "waiting"),
@@ -56,71 +56,71 @@ async def test_a_job_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Pat
 
 
 async def test_a_job_that_cannot_be_read_names_its_removal_as_a_fix(tmp_path: Path) -> None:
-    parts = with_unreadable_job(tmp_path)
+    services = with_unreadable_job(tmp_path)
     with pytest.raises(HyperGPUError, match="remove the job: hypergpu job rm"):
-        await JobServicer(parts).get_job(job_pb2.GetJobRequest(job_id=OTHER), NOBODY)
+        await JobServicer(services).get_job(job_pb2.GetJobRequest(job_id=OTHER), NOBODY)
 
 
 async def test_a_job_that_cannot_be_read_is_removed_with_all_that_only_it_may_need(
     tmp_path: Path,
 ) -> None:
-    parts = with_unreadable_job(tmp_path)
-    size_bytes = forgotten_blob(parts.blobs)
-    (parts.datasets_dir / ("d" * 64)).mkdir(parents=True)
-    parts.job_dir(OTHER).mkdir(parents=True)
-    async with driving(parts):
-        assert await remove(parts, OTHER) == size_bytes
+    services = with_unreadable_job(tmp_path)
+    size_bytes = forgotten_blob(services.blobs)
+    (services.datasets_dir / ("d" * 64)).mkdir(parents=True)
+    services.job_dir(OTHER).mkdir(parents=True)
+    async with driving(services):
+        assert await remove(services, OTHER) == size_bytes
 
-    assert parts.journal.jobs() == ()
-    assert not parts.driver.unreadable
-    assert not parts.job_dir(OTHER).exists()
-    assert list(parts.datasets_dir.iterdir()) == []
+    assert services.journal.jobs() == ()
+    assert not services.driver.unreadable
+    assert not services.job_dir(OTHER).exists()
+    assert list(services.datasets_dir.iterdir()) == []
 
 
 async def test_data_that_a_job_which_cannot_be_read_may_need_outlives_a_removal(
     tmp_path: Path,
 ) -> None:
-    parts = with_unreadable_job(tmp_path)
-    (parts.datasets_dir / ("d" * 64)).mkdir(parents=True)
-    async with driving(parts):
-        await prepared_job(parts)
-        await parts.driver.submit(JOB, JobStopped(at_ms=Milliseconds(0)))
-        await remove(parts, JOB)
+    services = with_unreadable_job(tmp_path)
+    (services.datasets_dir / ("d" * 64)).mkdir(parents=True)
+    async with driving(services):
+        await prepared_job(services)
+        await services.driver.submit(JOB, JobStopped(at_ms=Milliseconds(0)))
+        await remove(services, JOB)
 
-    assert parts.journal.jobs() == (OTHER,)
-    assert len(list(parts.datasets_dir.iterdir())) == 1
+    assert services.journal.jobs() == (OTHER,)
+    assert len(list(services.datasets_dir.iterdir())) == 1
 
 
 async def test_a_job_is_measured_and_receipted_before_its_rows_go(tmp_path: Path) -> None:
-    parts = parts_in(tmp_path)
-    async with driving(parts):
-        await stopped_before_its_judge(parts)
-        (waiting,) = parts.driver.rooms[JOB].job.unmeasured
+    services = services_in(tmp_path)
+    async with driving(services):
+        await stopped_before_its_judge(services)
+        (waiting,) = services.driver.runtimes[JOB].job.unmeasured
 
-        await remove(parts, JOB)
-        assert await parts.driver.submit(JOB, give_up_judging(waiting.number, "late")) != ""
+        await remove(services, JOB)
+        assert await services.driver.submit(JOB, give_up_judging(waiting.number, "late")) != ""
 
-    ((job_id, kinds),) = payments_of(parts).caught_up
+    ((job_id, kinds),) = payments_of(services).caught_up
     assert (job_id, kinds.count("RoundMeasured"), kinds[-1]) == (JOB, 2, "JobEnded")
-    assert parts.journal.jobs() == ()
+    assert services.journal.jobs() == ()
 
 
 async def test_a_job_that_goes_on_is_not_removed(tmp_path: Path) -> None:
-    parts = parts_in(tmp_path)
-    async with driving(parts):
-        await prepared_job(parts)
+    services = services_in(tmp_path)
+    async with driving(services):
+        await prepared_job(services)
         with pytest.raises(HyperGPUError, match="stop it first") as refused:
-            await remove(parts, JOB)
+            await remove(services, JOB)
     assert refused.value.reason is Reason.JOB_PHASE
-    assert parts.journal.jobs() == (JOB,)
+    assert services.journal.jobs() == (JOB,)
 
 
 async def test_a_removal_that_is_asked_for_twice_is_done_once(tmp_path: Path) -> None:
-    parts = parts_in(tmp_path)
-    async with driving(parts):
-        await stopped_before_its_judge(parts)
+    services = services_in(tmp_path)
+    async with driving(services):
+        await stopped_before_its_judge(services)
         first, second = await asyncio.gather(
-            remove(parts, JOB), remove(parts, JOB), return_exceptions=True
+            remove(services, JOB), remove(services, JOB), return_exceptions=True
         )
     assert isinstance(first, int)
     assert isinstance(second, HyperGPUError)

@@ -52,7 +52,7 @@ class Pins:
             return frozenset(self._counts)
 
 
-class Parts(NamedTuple):
+class Services(NamedTuple):
     """The pieces, wired in `coordinator.shell.startup`."""
 
     settings: Settings
@@ -82,12 +82,12 @@ class Parts(NamedTuple):
     def live(self) -> frozenset[Digest]:
         """Every blob that some job is known to need."""
         found = set(self.pins.all())
-        for room in self.driver.rooms.values():
-            found |= live_blobs(room.job) | (room.entries_of_manifest or frozenset())
+        for runtime in self.driver.runtimes.values():
+            found |= live_blobs(runtime.job) | (runtime.entries_of_manifest or frozenset())
         return frozenset(found)
 
     def knows_live(self) -> bool:
         """Whether there is no job that may need more than `live` tells."""
-        rooms = self.driver.rooms.values()
-        is_read = all(room.entries_of_manifest is not None for room in rooms)
+        runtimes = self.driver.runtimes.values()
+        is_read = all(runtime.entries_of_manifest is not None for runtime in runtimes)
         return is_read and not self.driver.unreadable

@@ -15,7 +15,7 @@ from hypergpu.workloads.registry import UnknownWorkloadError, find
 _RECENT_ENTRIES = 512
 
 
-class Room:
+class JobRuntime:
     """One job in this process."""
 
     def __init__(self, job: Job, next_sequence: int) -> None:
