@@ -67,16 +67,16 @@ def ls(coordinator: "Coordinator", *, as_json: AsJson = False) -> None:
 def jobs_table(jobs: "Sequence[JobView]") -> "Table":
     """Columns and rows of `job ls`."""
     columns = (
-        Column("job", is_required=True),
-        Column("id", is_required=True),
-        Column("phase", is_required=True),
-        Column("round", is_number=True),
-        Column("metric", is_number=True),
-        Column("nodes", is_number=True),
-        Column("loss", is_number=True),
-        Column("up", is_number=True),
-        Column("down", is_number=True),
-        Column("why", folds=True, is_required=True),
+        Column("job"),
+        Column("id"),
+        Column("phase"),
+        Column("round", is_number=True, is_optional=True),
+        Column("metric", is_number=True, is_optional=True),
+        Column("nodes", is_number=True, is_optional=True),
+        Column("loss", is_number=True, is_optional=True),
+        Column("up", is_number=True, is_optional=True),
+        Column("down", is_number=True, is_optional=True),
+        Column("why", folds=True),
     )
     return columns, [_job_row(job) for job in jobs]
 
@@ -131,13 +131,13 @@ def _job_lines(detail: "JobDetail") -> list[str]:
 def participants_table(detail: "JobDetail") -> "Table":
     """Columns and rows of the nodes in `job show`."""
     columns = (
-        Column("node", is_required=True),
-        Column("id", is_required=True),
-        Column("state", is_required=True),
-        Column("steps", is_number=True),
-        Column("loss", is_number=True),
-        Column("slot", is_number=True),
-        Column("why", folds=True, is_required=True),
+        Column("node"),
+        Column("id"),
+        Column("state"),
+        Column("steps", is_number=True, is_optional=True),
+        Column("loss", is_number=True, is_optional=True),
+        Column("slot", is_number=True, is_optional=True),
+        Column("why", folds=True),
     )
     rows = [
         (

@@ -193,10 +193,9 @@ def compare(  # noqa: PLR0913 - each is an option
     as_json: AsJson = False,
 ) -> None:
     """Train a job by several strategies over the same lines and show which is there first."""
-    from hypergpu.cli.compare.compare import run_comparison
+    from hypergpu.cli.compare.compare import run_comparison, tell
     from hypergpu.cli.compare.order import ComparisonOrder, checked_order, strategy_words
     from hypergpu.cli.compare.running import interrupt_on_term, say_piece
-    from hypergpu.cli.compare.told import tell
     from hypergpu.terminal.output import note
 
     order = ComparisonOrder(

@@ -45,21 +45,21 @@ def ls(coordinator: "Coordinator", *, as_json: AsJson = False) -> None:
 def nodes_table(nodes: "Sequence[NodeView]") -> "Table":
     """Columns and rows of `node ls`."""
     columns = (
-        Column("node", is_required=True),
-        Column("id", is_required=True),
-        Column("state", is_required=True),
-        Column("health", is_number=True),
-        Column("job"),
-        Column("step", is_number=True),
-        Column("rtt", is_number=True),
-        Column("loss", is_number=True),
-        Column("up Mbit/s", is_number=True),
-        Column("down Mbit/s", is_number=True),
-        Column("seen", is_number=True),
-        Column("accepted", is_number=True),
-        Column("refused", is_number=True),
-        Column("device"),
-        Column("why", folds=True, is_required=True),
+        Column("node"),
+        Column("id"),
+        Column("state"),
+        Column("health", is_number=True, is_optional=True),
+        Column("job", is_optional=True),
+        Column("step", is_number=True, is_optional=True),
+        Column("rtt", is_number=True, is_optional=True),
+        Column("loss", is_number=True, is_optional=True),
+        Column("up Mbit/s", is_number=True, is_optional=True),
+        Column("down Mbit/s", is_number=True, is_optional=True),
+        Column("seen", is_number=True, is_optional=True),
+        Column("accepted", is_number=True, is_optional=True),
+        Column("refused", is_number=True, is_optional=True),
+        Column("device", is_optional=True),
+        Column("why", folds=True),
     )
     return columns, [_node_row(node) for node in nodes]
 
@@ -104,11 +104,11 @@ def show(coordinator: "Coordinator", node: _Node, *, as_json: AsJson = False) ->
         say(line)
     say()
     columns = (
-        Column("measured", is_required=True),
-        Column("mean", is_number=True, is_required=True),
-        Column("spread", is_number=True),
-        Column("samples", is_number=True),
-        Column("age", is_number=True),
+        Column("measured"),
+        Column("mean", is_number=True),
+        Column("spread", is_number=True, is_optional=True),
+        Column("samples", is_number=True, is_optional=True),
+        Column("age", is_number=True, is_optional=True),
     )
     say_table(columns, _figure_rows(found), empty="")
 

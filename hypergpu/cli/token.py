@@ -68,12 +68,12 @@ def ls(coordinator: "Coordinator", *, as_json: AsJson = False) -> None:
         say_json(Tokens(tokens))
         return
     columns = (
-        Column("token", is_required=True),
-        Column("role", is_required=True),
-        Column("label"),
-        Column("state", is_required=True),
-        Column("expires in", is_number=True),
-        Column("uses left", is_number=True),
+        Column("token"),
+        Column("role"),
+        Column("label", is_optional=True),
+        Column("state"),
+        Column("expires in", is_number=True, is_optional=True),
+        Column("uses left", is_number=True, is_optional=True),
     )
     say_table(columns, [_token_row(token) for token in tokens], empty="no tokens")
 

@@ -33,8 +33,8 @@ class Column(NamedTuple):
     is_number: bool = False
     folds: bool = False
     """Its cells may be broken where a terminal is too narrow: sentences, never names."""
-    is_required: bool = False
-    """Shown at every width; other columns are left out, the last first, where there is no room."""
+    is_optional: bool = False
+    """Left out, the last first, where a terminal has no room for it."""
 
 
 Table = tuple[Sequence[Column], Sequence[Sequence[str]]]
@@ -102,50 +102,31 @@ def say_json_line(struct: "msgspec.Struct") -> None:
 
 def say_table(columns: Sequence[Column], rows: Iterable[Sequence[str]], *, empty: str) -> None:
     """Print a table, or the sentence ``empty`` when there are no rows."""
-    _say_lines(columns, list(rows), _FOLD_LEAST, empty)
-
-
-def say_whole_table(
-    columns: Sequence[Column], rows: Iterable[Sequence[str]], *, empty: str
-) -> None:
-    """Print a table that keeps every column at every width; names in it may be folded too."""
-    _say_lines([column._replace(is_required=True) for column in columns], list(rows), 1, empty)
-
-
-def _say_lines(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], fold_least: int, empty: str
-) -> None:
-    if not rows:
+    cells = list(rows)
+    if not cells:
         lines = [empty]
     elif is_rich():
-        width = shutil.get_terminal_size().columns
-        lines = table_lines(columns, rows, width, fold_least=fold_least)
+        lines = table_lines(columns, cells, shutil.get_terminal_size().columns)
     else:
-        lines = plain_table(columns, rows)
+        lines = plain_table(columns, cells)
     for line in lines:
         say(line)
 
 
-def table_lines(
-    columns: Sequence[Column],
-    rows: Sequence[Sequence[str]],
-    width: int,
-    *,
-    fold_least: int = _FOLD_LEAST,
-) -> list[str]:
+def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[str]:
     """A table for a terminal of that width.
 
-    Columns that folding makes fit are folded. Columns that are not required are left out, the last
-    first. Where the required ones do not fit each row is a block of lines.
+    Columns that folding makes fit are folded; optional columns are left out, the last first. Where
+    the others do not fit, each row is a block of lines.
     """
     widths = [
         max(len(column.title), *(len(row[at]) for row in rows)) for at, column in enumerate(columns)
     ]
     least = [
-        min(wide, max(fold_least, len(column.title))) if column.folds else wide
+        min(wide, max(_FOLD_LEAST, len(column.title))) if column.folds else wide
         for wide, column in zip(widths, columns, strict=True)
     ]
-    shown = [at for at, column in enumerate(columns) if column.is_required or at == 0]
+    shown = [at for at, column in enumerate(columns) if not column.is_optional]
     if _sum(least, shown) > width:
         return _block_lines(columns, rows, width)
     roomy = [

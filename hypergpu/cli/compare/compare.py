@@ -11,11 +11,12 @@ from hypergpu.cli.compare.comparison import Comparison, standings
 from hypergpu.cli.compare.order import ComparisonOrder, Errand, all_errands, errands
 from hypergpu.cli.compare.outcome import Report, StrategyRun, UnmeasuredError, outcome
 from hypergpu.cli.compare.running import RunProspect, kept_report, key_of, prospect, ran
-from hypergpu.cli.compare.table import outcome_text
+from hypergpu.cli.compare.table import columns, footnotes, outcome_text, rows
 from hypergpu.cluster.folder import RunFolder, require_own, run_folder
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile import read_job_file
 from hypergpu.terminal.failure import usage_error
+from hypergpu.terminal.output import say, say_json, say_table
 from hypergpu.units import several
 
 JSON_NAME = "compare.json"
@@ -134,3 +135,15 @@ def _write_files(found: Comparison, out: Path) -> Files:
     files.json.write_bytes(text + b"\n")
     files.chart.write_text(comparison_svg(found), "utf-8")
     return files
+
+
+def tell(comparison: Comparison, files: Files, *, as_json: bool) -> None:
+    """The table with what must be known to read it, or one JSON document."""
+    if as_json:
+        say_json(comparison)
+        return
+    say()
+    say_table(columns(comparison), rows(comparison), empty="nothing was compared")
+    for line in footnotes(comparison):
+        say(line)
+    say(f"written: {files.json}, {files.chart}")
