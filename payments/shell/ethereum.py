@@ -106,10 +106,10 @@ class Ethereum:
         self._batch_max = batch_max
         timeout = ClientTimeout(total=_TIMEOUT_S, connect=_CONNECT_S)
         retry = ExceptionRetryConfiguration(errors=(ClientError, TimeoutError), retries=_RETRIES)
-        self._provider = AsyncHTTPProvider(
+        provider = AsyncHTTPProvider(
             url, request_kwargs={"timeout": timeout}, exception_retry_configuration=retry
         )
-        self.web3: AsyncWeb3[AsyncHTTPProvider] = AsyncWeb3(self._provider)
+        self._provider = AsyncWeb3(provider).provider
 
     @classmethod
     def of(cls, url: str, profile: ChainProfile) -> "Ethereum":
