@@ -44,10 +44,9 @@ from gpu_node.core.memory import Memory
 from gpu_node.core.session import fresh_session, transition
 from gpu_node.core.state import Patience, Session
 from gpu_node.shell.clock import monotonic_ms
-from gpu_node.shell.errands import Errands
 from gpu_node.shell.link.access import Access, Applicant, join
 from gpu_node.shell.link.control import ControlLink
-from gpu_node.shell.link.post import Post
+from gpu_node.shell.link.event_queue import EventQueue
 from gpu_node.shell.logs import note
 from gpu_node.shell.probe.pace import Pace
 from gpu_node.shell.probe.prober import Prober
@@ -66,6 +65,7 @@ from gpu_node.shell.training import Trainer
 from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.drawing import Drawing
 from gpu_node.shell.transfer.upload import Uploader
+from gpu_node.shell.transfer_tasks import TransferTasks
 from gpu_node.shell.translate import capabilities_message, lease_message
 from gpu_node.shell.worker.messages import Ready
 from hypergpu.errors import HyperGPUError, Reason
@@ -99,7 +99,7 @@ class Runtime:
         self._name = kept_name(places, settings.name)
         self._token = token
         self._identity = identity_key(places, passphrase)
-        self._post = Post()
+        self._event_queue = EventQueue()
         self._access = Access(
             places, self._identity, congestion_control=settings.congestion_control
         )
@@ -139,11 +139,11 @@ class Runtime:
 
     def drain(self, reason: str) -> None:
         """Finish or hand back, then leave."""
-        self._post.event(DrainRequested(at_ms=monotonic_ms(), reason=reason))
+        self._event_queue.event(DrainRequested(at_ms=monotonic_ms(), reason=reason))
 
     def stop(self, reason: str) -> None:
         """Leave now."""
-        self._post.event(StopRequested(at_ms=monotonic_ms(), reason=reason))
+        self._event_queue.event(StopRequested(at_ms=monotonic_ms(), reason=reason))
 
     async def join(self) -> Coordinator:
         """Trade the token for a certificate, and nothing else.
@@ -177,13 +177,13 @@ class Runtime:
         if ready is None and known is not None:
             tools.link.worker_starts()
             self._warming = asyncio.create_task(self._warm(tools, known), name="warm")
-            self._warming.add_done_callback(self._post.inspect)
+            self._warming.add_done_callback(self._event_queue.inspect)
         # A token is given to join with, also by a node that has joined before.
         has_certificate = self._token is None and self._access.is_joined
-        self._post.event(Started(at_ms=monotonic_ms(), has_certificate=has_certificate))
+        self._event_queue.event(Started(at_ms=monotonic_ms(), has_certificate=has_certificate))
         try:
             while True:
-                leave = await self._advance(tools, await self._post.next())
+                leave = await self._advance(tools, await self._event_queue.next())
                 if leave is not None:
                     return leave
         finally:
@@ -228,15 +228,21 @@ class Runtime:
             idle_train_s=settings.probe_train_interval_ms * 6 / 1000,
         )
         link = ControlLink(
-            self._access, capabilities, self._post, timeout_ms=timeout_ms, prober=Prober(pace)
+            self._access,
+            capabilities,
+            self._event_queue,
+            timeout_ms=timeout_ms,
+            prober=Prober(pace),
         )
         uploader = Uploader(self._places, self._identity, link.prober.findings, link.receipts)
         cache = BlobCache(self._places, Bytes(settings.cache_bytes))
-        trainer = Trainer(self._places, self._worker, report=self._post.event, send=link.send)
+        trainer = Trainer(
+            self._places, self._worker, report=self._event_queue.event, send=link.send
+        )
         limit_ms = Milliseconds(settings.first_progress_limit_ms)
         drawing = Drawing(cache, self._worker, limit_ms)
-        errands = Errands(link, cache, uploader, drawing, self._post)
-        return _Tools(link, errands, uploader, trainer, self._applicant(capabilities))
+        transfers = TransferTasks(link, cache, uploader, drawing, self._event_queue)
+        return _Tools(link, transfers, uploader, trainer, self._applicant(capabilities))
 
     async def _advance(self, tools: "_Tools", event: Event) -> Leave | None:
         """Decide, persist, act."""
@@ -257,13 +263,13 @@ class Runtime:
         match command:
             case Join():
                 self._joining = asyncio.create_task(self._join(tools.applicant), name="join")
-                self._joining.add_done_callback(self._post.inspect)
+                self._joining.add_done_callback(self._event_queue.inspect)
             case SetTimer(timer=timer, at_ms=at_ms):
                 self._set_timer(timer, at_ms)
             case DeleteJobState(job_id=job_id):
                 await asyncio.to_thread(self._places.delete_job, job_id)
             case Train(assignment=assignment):
-                await tools.trainer.train(command, tools.errands.inputs[assignment.lease])
+                await tools.trainer.train(command, tools.transfers.inputs[assignment.lease])
             case AbortTraining(lease=lease):
                 tools.trainer.abort(lease)
             case StartWorker():
@@ -287,9 +293,9 @@ class Runtime:
             await join(applicant, self._given_token())
         except HyperGPUError as refused:
             failed = JoinFailed if refused.reason in _JOIN_TRIED_AGAIN else JoinRefused
-            self._post.event(failed(at_ms=monotonic_ms(), reason=str(refused)))
+            self._event_queue.event(failed(at_ms=monotonic_ms(), reason=str(refused)))
         else:
-            self._post.event(Joined(at_ms=monotonic_ms()))
+            self._event_queue.event(Joined(at_ms=monotonic_ms()))
 
     def _set_timer(self, timer: Timer, at_ms: Milliseconds) -> None:
         before = self._timers.pop(timer, None)
@@ -302,7 +308,7 @@ class Runtime:
     def _fire(self, timer: Timer, at_ms: Milliseconds) -> None:
         # The loop's clock may run a little ahead of the one that deadlines are told in.
         now_ms = max(monotonic_ms(), at_ms)
-        self._post.event(TimerFired(at_ms=now_ms, timer=timer))
+        self._event_queue.event(TimerFired(at_ms=now_ms, timer=timer))
 
     async def _close(self, tools: "_Tools") -> None:
         for handle in self._timers.values():
@@ -310,7 +316,7 @@ class Runtime:
         for task in (self._joining, self._warming):
             if task is not None:
                 task.cancel()
-        await tools.errands.close()
+        await tools.transfers.close()
         await asyncio.gather(tools.link.close(), self._worker.stop())
         await asyncio.to_thread(self._access.leave_way)
 
@@ -319,7 +325,7 @@ class _Tools(NamedTuple):
     """What a daemon works with once it knows what its worker can do."""
 
     link: ControlLink
-    errands: Errands
+    transfers: TransferTasks
     uploader: Uploader
     trainer: Trainer
     applicant: Applicant
@@ -330,13 +336,13 @@ class _Tools(NamedTuple):
             case OpenLink(working=working):
                 self.link.open(working)
             case FetchInputs(assignment=assignment):
-                self.errands.fetch(assignment)
+                self.transfers.fetch(assignment)
             case StopFetch(lease=lease):
-                self.errands.stop_fetch(lease)
+                self.transfers.stop_fetch(lease)
             case Upload():
-                self.errands.upload(command)
+                self.transfers.upload(command)
             case StopUpload(lease=lease):
-                self.errands.stop_upload(lease)
+                self.transfers.stop_upload(lease)
             case HandBack(lease=lease, reason=reason):
                 back = node_pb2.HandBack(lease=lease_message(lease), reason=reason)
                 self.link.send(node_pb2.ControlRequest(hand_back=back))

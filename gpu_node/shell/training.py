@@ -17,9 +17,9 @@ from gpu_node.core.events import (
     WorkerReady,
 )
 from gpu_node.shell.clock import monotonic_ms
-from gpu_node.shell.errands import Inputs
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.supervision import Ears, WorkerProcess
+from gpu_node.shell.transfer_tasks import Inputs
 from gpu_node.shell.translate import lease_message
 from gpu_node.shell.worker import messages
 from hypergpu.v1 import node_pb2

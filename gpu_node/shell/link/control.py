@@ -21,8 +21,8 @@ from gpu_node.shell.link.access import Access
 from gpu_node.shell.link.beside import beside
 from gpu_node.shell.link.calls import Calls, ControlCall
 from gpu_node.shell.link.dial import AGAIN_MIN_S, AGAIN_TRIPS, first_settled
+from gpu_node.shell.link.event_queue import EventQueue
 from gpu_node.shell.link.lines import Lines
-from gpu_node.shell.link.post import Post
 from gpu_node.shell.link.refusals import refusal_in, why
 from gpu_node.shell.probe.prober import Prober
 from gpu_node.shell.translate import (
@@ -70,7 +70,7 @@ class ControlLink:
         self,
         access: Access,
         capabilities: node_pb2.Capabilities,
-        post: Post,
+        event_queue: EventQueue,
         *,
         timeout_ms: Milliseconds,
         renewal_retry_s: float = RENEWAL_RETRY_S,
@@ -79,8 +79,8 @@ class ControlLink:
         self._access = access
         self._capabilities = capabilities
         self._is_starting = False
-        self._report = post.event
-        self._inspect = post.inspect
+        self._report = event_queue.event
+        self._inspect = event_queue.inspect
         self._timeout_ms = timeout_ms
         self._renewal_retry_s = renewal_retry_s
         self._outbox: asyncio.Queue[node_pb2.ControlRequest | None] = asyncio.Queue()

@@ -21,7 +21,7 @@ from gpu_node.core.events import (
 from gpu_node.shell.link.access import Access, Applicant, join
 from gpu_node.shell.link.channels import refuse_distant_plaintext
 from gpu_node.shell.link.control import ControlLink
-from gpu_node.shell.link.post import Post
+from gpu_node.shell.link.event_queue import EventQueue
 from gpu_node.shell.state.files import load_coordinator, save_coordinator
 from gpu_node.shell.state.keys import identity_key
 from gpu_node.shell.state.places import Places
@@ -65,9 +65,9 @@ class Desk:
         self.places = places
         self.identity: IdentityKey = identity_key(places)
         self.access = Access(places, self.identity)
-        self.post = Post()
+        self.event_queue = EventQueue()
         self.link = ControlLink(
-            self.access, CAPABILITIES, self.post, timeout_ms=TIMEOUT_MS, renewal_retry_s=0.05
+            self.access, CAPABILITIES, self.event_queue, timeout_ms=TIMEOUT_MS, renewal_retry_s=0.05
         )
 
     async def join(self) -> None:
@@ -76,7 +76,7 @@ class Desk:
 
     async def event(self) -> Event:
         async with asyncio.timeout(240):
-            return await self.post.next()
+            return await self.event_queue.next()
 
     def say(self, **message: object) -> None:
         self.service.to_say.put_nowait(node_pb2.ControlResponse(**message))  # type: ignore[arg-type]
@@ -157,7 +157,7 @@ async def test_a_hello_shows_the_last_receipt_of_each_job(desk: Desk) -> None:
     signed = signed_receipt(desk.identity, Work())
     keeper = ReceiptKeeper(desk.places, desk.identity.node_id)
     keeper.take(JOB, [signed], TERMS)
-    link = ControlLink(desk.access, CAPABILITIES, desk.post, timeout_ms=TIMEOUT_MS)
+    link = ControlLink(desk.access, CAPABILITIES, desk.event_queue, timeout_ms=TIMEOUT_MS)
     link.open(())
     (shown,) = (await desk.service.next_said("hello")).newest_receipts
     assert (shown.job_id, shown.receipt) == (JOB, receipt_message(signed))
@@ -309,7 +309,9 @@ async def test_a_dial_that_nobody_answers_ends(desk: Desk) -> None:
     coordinator = load_coordinator(desk.places)
     assert coordinator is not None
     node_port = int(coordinator.address.rpartition(":")[2])
-    desk.link = ControlLink(desk.access, CAPABILITIES, desk.post, timeout_ms=Milliseconds(100))
+    desk.link = ControlLink(
+        desk.access, CAPABILITIES, desk.event_queue, timeout_ms=Milliseconds(100)
+    )
     async with Proxies(plan(node_port, node=link(1))) as proxies:
         host, port = proxies.address("node")
         through = msgspec.structs.replace(coordinator, address=f"{host}:{port}")
@@ -325,7 +327,7 @@ async def test_a_dial_that_nobody_answers_ends(desk: Desk) -> None:
 async def test_a_node_that_is_to_have_bbr_dials_its_own_machine_without(secured: Desk) -> None:
     await secured.join()
     access = Access(secured.places, secured.identity, congestion_control="bbr")
-    secured.link = ControlLink(access, CAPABILITIES, secured.post, timeout_ms=TIMEOUT_MS)
+    secured.link = ControlLink(access, CAPABILITIES, secured.event_queue, timeout_ms=TIMEOUT_MS)
     await connect(secured)
     access.leave_way()
 
@@ -381,10 +383,10 @@ async def test_a_certificate_that_ran_out_asks_for_another_join(secured: Desk) -
 
 async def test_a_node_that_never_joined_is_told_to(tmp_path: Path) -> None:
     with places_in(tmp_path) as places:
-        post = Post()
+        event_queue = EventQueue()
         access = Access(places, identity_key(places))
-        ControlLink(access, CAPABILITIES, post, timeout_ms=TIMEOUT_MS).open(())
-        event = await post.next()
+        ControlLink(access, CAPABILITIES, event_queue, timeout_ms=TIMEOUT_MS).open(())
+        event = await event_queue.next()
     assert isinstance(event, LinkRefused)
     assert "NODE_NOT_JOINED" in event.reason
 

@@ -23,7 +23,7 @@ from gpu_node.core.events import (
 from gpu_node.shell.clock import monotonic_ms
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.control import ControlLink
-from gpu_node.shell.link.post import Post
+from gpu_node.shell.link.event_queue import EventQueue
 from gpu_node.shell.link.refusals import refusal_in, why
 from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.datasets import Datasets
@@ -68,7 +68,7 @@ _CHANNEL_CLOSED = (
 """What awaits on a channel, or begins a call on it, gets when the channel is closed meanwhile."""
 
 
-class Errands:
+class TransferTasks:
     """At most one download and one upload for each lease."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Errands:
         cache: BlobCache,
         uploader: Uploader,
         drawing: Drawing,
-        post: Post,
+        event_queue: EventQueue,
     ) -> None:
         self._link = link
         self._cache = cache
@@ -85,8 +85,8 @@ class Errands:
         self._models = Models(cache, self._download, drawing)
         self._datasets = Datasets(cache, self._download)
         self._uploader = uploader
-        self._report = post.event
-        self._inspect = post.inspect
+        self._report = event_queue.event
+        self._inspect = event_queue.inspect
         self._tasks: dict[tuple[str, Lease], asyncio.Task[None]] = {}
         self.inputs: dict[Lease, Inputs] = {}
         """Of the newest assignment fetched for."""

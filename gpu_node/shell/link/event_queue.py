@@ -5,7 +5,7 @@ import asyncio
 from gpu_node.core.events import Event
 
 
-class Post:
+class EventQueue:
     """Where every task of a daemon leaves what happened."""
 
     def __init__(self) -> None:
