@@ -12,7 +12,7 @@ from coordinator.shell.measuring.tokens import ProbeTokens
 from gpu_node.core.events import Connected, LinkLost
 from gpu_node.shell.link.access import Access, Applicant, join
 from gpu_node.shell.link.control import ControlLink
-from gpu_node.shell.link.post import Post
+from gpu_node.shell.link.event_queue import EventQueue
 from gpu_node.shell.probe.datagrams import PACKETS, Target, sent_train
 from gpu_node.shell.probe.findings import Direction, Transfer
 from gpu_node.shell.probe.pace import Pace
@@ -48,7 +48,7 @@ FAST = Pace(
 class Desk:
     """A node's link to a small service, measured often."""
 
-    def __init__(self, service: NodeService, link: ControlLink, post: Post) -> None:
+    def __init__(self, service: NodeService, link: ControlLink, post: EventQueue) -> None:
         self.service = service
         self.link = link
         self.post = post
@@ -75,7 +75,7 @@ class Desk:
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     with places_in(tmp_path) as places:
         async with served() as there:
-            identity, post = identity_key(places), Post()
+            identity, post = identity_key(places), EventQueue()
             await join(Applicant(places, identity, CAPABILITIES, TIMEOUT_MS), there.token)
             access = Access(places, identity)
             prober = Prober(FAST)
