@@ -172,8 +172,11 @@ def _plan_opening(work: JobWork, view: JobOnLedger) -> SettlementPlan:
         purpose = f"fund/{job_id}/{escrow}"
         missing = Wei(max(0, escrow - view.capacity))
         call = FundJob(job=state.terms.job, amount=missing)
+    approve = f"approve/{job_id}/{escrow}"
+    # Whatever the ledger shows at some block, an escrow as stated is paid in once.
+    is_queued = purpose in work.queued or approve in work.queued
     is_needless = state.is_over and (view.is_open or not state.total_score)
-    if purpose in work.queued or not missing or view.ends_at_s or is_needless:
+    if is_queued or not missing or view.ends_at_s or is_needless:
         return SettlementPlan()
     if view.balance < missing:
         reason = (
@@ -181,7 +184,7 @@ def _plan_opening(work: JobWork, view: JobOnLedger) -> SettlementPlan:
             f" {view.balance}. Fix: send the token to {state.terms.coordinator}"
         )
         return SettlementPlan(waiting=reason)
-    approval = PlannedCall(f"approve/{job_id}/{escrow}", Approve(amount=missing))
+    approval = PlannedCall(approve, Approve(amount=missing))
     return SettlementPlan((approval, PlannedCall(purpose, call)))
 
 

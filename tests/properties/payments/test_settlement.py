@@ -283,6 +283,14 @@ def test_a_raised_escrow_is_funded_by_what_is_missing() -> None:
     assert job.plan() == []
 
 
+def test_an_escrow_that_was_paid_in_is_not_paid_in_again_when_a_block_shows_less() -> None:
+    job = settling(escrow=1_000)
+    job.plan()
+    job.mine(2)
+    job.ledger.free -= 300
+    assert job.plan() == []
+
+
 def test_a_batch_after_a_lost_database_takes_the_ledgers_sequence() -> None:
     job = settling()
     job.fold(measured(2, [(ONE, 10, 10_000)]))
