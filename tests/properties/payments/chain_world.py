@@ -136,7 +136,9 @@ class ChainWorld:
     def view(self) -> OutboxView:
         """The chain at its tip."""
         tip = len(self.blocks) - 1
-        final = [each for block in self.blocks[: tip - DEPTH + 1] for each in block.transactions]
+        final = [
+            each for block in self.blocks[: max(0, tip - DEPTH + 1)] for each in block.transactions
+        ]
         asked = {variant.hash for row in self.rows for variant in row.variants}
         return OutboxView(
             block=tip,

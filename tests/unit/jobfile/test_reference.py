@@ -91,8 +91,15 @@ def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 5
 
 
-def test_the_readme_submits_a_job_that_one_node_can_begin_and_five_are_paid_for() -> None:
+def test_the_readme_submits_a_job_that_one_node_can_begin_and_five_may_be_paid_for(
+    tmp_path: Path,
+) -> None:
     (name,) = re.findall(r"job submit (examples/\S+)", (ROOT / "README.md").read_text("utf-8"))
     job = read_job_file(ROOT / name)
     assert job.training.nodes == 1
+    assert job.pay.unit_price == 0
+    text = (ROOT / name).read_text("utf-8")
+    paid = tmp_path / "paid.toml"
+    paid.write_text(re.sub(r"^# (\[pay\]|\w+ = )", r"\1", text, flags=re.MULTILINE), "utf-8")
+    job = read_job_file(paid)
     assert job.pay.escrow == job.pay.most_for(5 * job.stated_samples) > 0
