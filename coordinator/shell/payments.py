@@ -61,6 +61,9 @@ class PaymentsHost:
         entries = self._journal.read(job_id, from_sequence, limit=limit).entries
         return [JournalRow(entry.sequence, entry.kind, entry.body_json) for entry in entries]
 
+    def node_name(self, node: NodeId) -> str:
+        return self._roster.name_of(node)
+
     def send_receipts(self, node: NodeId, job_id: JobId, receipts: Sequence[SignedReceipt]) -> bool:
         session = self._roster.sessions.get(node)
         if session is None or session.is_crowded:

@@ -78,6 +78,10 @@ class CoordinatorHost(Protocol):
         """
         ...
 
+    def node_name(self, node: NodeId) -> str:
+        """Name that the node's owner gave it; empty before it has dialled in since the start."""
+        ...
+
     def send_receipts(
         self, node: NodeId, job_id: JobId, receipts: Sequence["SignedReceipt"]
     ) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from google.protobuf.json_format import MessageToDict
 
+from hypergpu.terminal.figures import name_or_id, short_id
 from hypergpu.terminal.output import Column, say, say_table
 from hypergpu.v1 import payments_pb2 as pb
 from hypergpu.wire.statements import terms_value
@@ -25,6 +26,10 @@ class ShownLedger(
     contract: str
     coordinator: str
     ledger: dict[str, Any]
+
+
+_OPTIONAL = frozenset({"samples", "score"})
+"""Figures that a narrow terminal has no room for."""
 
 
 def shown_ledger(job: str, found: pb.GetLedgerResponse) -> ShownLedger:
@@ -63,8 +68,8 @@ def say_ledger(job: str, found: pb.GetLedgerResponse, most: int | None) -> None:
     say()
     figures = ("receipts", "samples", "score", "worth", "allotted", "paid")
     columns = (
-        *(Column("node"), Column("name", folds=True)),
-        *(Column(title, is_number=True) for title in figures),
+        *(Column("name"), Column("node")),
+        *(Column(title, is_number=True, is_optional=title in _OPTIONAL) for title in figures),
         Column("epochs", folds=True),
     )
     say_table(columns, [_node_row(node, decimals) for node in found.nodes], empty="no receipts yet")
@@ -107,4 +112,4 @@ def _node_row(node: pb.LedgerNode, decimals: int) -> list[str]:
     states = Counter(share.state for share in node.shares)
     epochs = ", ".join(f"{count} {state}" for state, count in states.items())
     figures = [str(node.receipts), str(node.samples), str(node.total_score)]
-    return [node.node_id, node.name, *figures, *amounts, epochs]
+    return [name_or_id(node.name, node.node_id), short_id(node.node_id), *figures, *amounts, epochs]

@@ -66,6 +66,7 @@ class Projection:
             note_receipts: Called on the event loop with what is new.
         """
         self.note_receipts = note_receipts
+        self.node_name = host.node_name
         self._host = host
         self._store = store
         self._lock = asyncio.Lock()

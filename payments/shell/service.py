@@ -57,6 +57,8 @@ class PaymentsServicer(payments_pb2_grpc.PaymentsServiceServicer):
             open_epoch=state.ended_epochs,
             nodes=[_node(state, node, scores.get(node, {}), view) for node in sorted(state.nodes)],
         )
+        for node in answer.nodes:
+            node.name = self._projection.node_name(NodeId(node.node_id))
         if self._connection is not None and settler is not None:
             self._describe_settlement(answer, state, self._connection, settler)
         return answer

@@ -73,6 +73,9 @@ class JournalHost:
     def rows(self, job_id: JobId, from_sequence: int, limit: int) -> Sequence[JournalRow]:
         return self._rows[job_id][from_sequence : from_sequence + limit]
 
+    def node_name(self, node: NodeId) -> str:
+        return ""
+
     def send_receipts(self, node: NodeId, job_id: JobId, receipts: Sequence[SignedReceipt]) -> bool:
         if node in self.away:
             return False
