@@ -138,8 +138,9 @@ def test_show_says_amounts_epochs_and_the_newest_transactions(
     assert "price    1 for 100 samples of full quality; escrow 1,000" in shown
     assert f"{LEDGER} on chain 31337: 995 free (block 77 of http://127.0.0.1:8545)" in shown
     assert "halted   REVERTED" in shown
-    (row,) = [line for line in shown.splitlines() if line.startswith(NODE.node_id)]
-    assert row.split()[1:8] == ["attic", "2", "640", "5760000", "5.76", "5", "0.5"]
+    (row,) = [line for line in shown.splitlines() if line.startswith("attic ")]
+    figures = ["2", "640", "5760000", "5.76", "5", "0.5"]
+    assert row.split()[1:8] == [NODE.node_id[:10], *figures]
     assert row.endswith("1 paid, 1 recorded")
     assert "2 older transactions: --all" in shown
     assert f"pay/{JOB}/0 " not in shown
