@@ -26,7 +26,7 @@ class JobCreated(Happened, frozen=True, tag=True):
     terms: Terms = Terms()
     """For whom and on which ledger its work is signed."""
     funding: Funding | None = None
-    """What is funded at first; None: nothing limits the job's work."""
+    """Funding at the start; None: nothing limits the job's work."""
 
 
 class ModelInitialised(Happened, frozen=True, tag=True):

@@ -154,7 +154,8 @@ def _problem(
     fields = {each.encode_name: each for each in _fields(types)}
     _, _, name = message.rstrip("`").rpartition("`")
     if message.startswith("Object contains unknown field"):
-        path, what, fix = [*path, name], f"there is no key {name} here", _meant(name, list(fields))
+        path, what = [*path, name], f"there is no key {name} here"
+        fix = _key_suggestion(name, list(fields))
     elif message.startswith("Object missing required field"):
         path, what, fix = [*path, name], f"{name} is missing", _example(name, types, fields)
     elif message.startswith("Invalid"):
@@ -163,7 +164,7 @@ def _problem(
         fix = f'did you mean "{meant}"?' if meant else f"choose one of {join_words(choices)}"
         what = f'"{value}" is unknown'
     elif message.startswith("Expected"):
-        what, fix = f"it is {quoted_value(_value_at(tree, path))}", _wanted(message)
+        what, fix = f"it is {quoted_value(_value_at(tree, path))}", _constraint_text(message)
     else:
         what, _, fix = message.partition("\n")
     key = ".".join(path)
@@ -205,7 +206,7 @@ def _choices(types: Sequence[inspect.Type]) -> list[str]:
     ]
 
 
-def _meant(key: str, known: Sequence[str]) -> str:
+def _key_suggestion(key: str, known: Sequence[str]) -> str:
     stem = next((key.removesuffix(unit) for unit in _UNITS if key.endswith(unit)), key)
     others = [each for each in known if each.startswith(f"{stem}_")]
     if others:
@@ -232,7 +233,7 @@ def _value_at(tree: object, path: Sequence[str]) -> object:
     return tree
 
 
-def _wanted(message: str) -> str:
+def _constraint_text(message: str) -> str:
     """The constraint of a message such as "Expected `float | null` >= 0.0, got `str`"."""
     _, types, rest = message.partition(", got")[0].split("`", 2)
     words = [_TYPES.get(each, each) for each in types.split(" | ") if each != "null"]

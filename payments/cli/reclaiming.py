@@ -22,7 +22,7 @@ class Reclaimed(
 
     job: str
     purpose: str
-    """Of the transaction that was queued; empty: none."""
+    """Purpose of the queued transaction; empty: none was queued."""
     ends_at_unix_s: int
     """0: the announcement is not in a block yet."""
     free_escrow: str

@@ -32,7 +32,7 @@ class VoidOrder(NamedTuple):
     """Keystores; the first one's account sends."""
     passphrase_file: Path
     signatures: tuple[str, ...] = ()
-    """Of arbiters elsewhere, as hex."""
+    """Signatures of arbiters elsewhere, in hex."""
     is_signed_only: bool = False
 
 

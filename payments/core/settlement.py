@@ -37,7 +37,7 @@ from payments.core.merkle import HASH_BYTES, merkle_root
 from payments.core.rewards import funded_samples, worth
 
 NODES_PER_CALL = 100
-"""Of a batch or a payment: a new node costs about 90,000 gas, a transaction takes 16.7 million."""
+"""Nodes in one batch or payment: a new node costs 90,000 gas, a transaction has 16.7 million."""
 NO_RECEIPTS = bytes(HASH_BYTES)
 """Root of a batch without receipts: it repeats totals after escrow arrived."""
 

@@ -55,7 +55,7 @@ class Connection:
         self.target = self._known_target()
         self.settler: Settler | None = None
         self.decimals = 6
-        """Of the ledger's token."""
+        """Decimals of the ledger's token."""
         self._is_ready = False
 
     @property

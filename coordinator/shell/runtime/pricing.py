@@ -34,5 +34,5 @@ class Pricing(NamedTuple):
         return terms_of(self.owner, job_id, Domain())
 
     def funding(self, pay: Pay) -> Funding | None:
-        """What is funded as the job is created; None: nothing limits its work."""
+        """Funding of a new job; None: nothing limits its work."""
         return UNFUNDED if self.payments is not None and pay.unit_price else None
