@@ -1,4 +1,4 @@
-"""`hypergpu up`, `join`, `demo`, `compare`, `netsim`, `doctor`, `env` and `config show`.
+"""`hypergpu up`, `join`, `demo`, `compare`, `doctor`, `env` and `config show`.
 
 What they do is imported when they run: help needs none of it.
 """
@@ -153,16 +153,6 @@ def demo(  # noqa: PLR0913 - each is an option
         run_over_lines(net, nodes, given)
     chosen = plan(nodes, is_short=short, worker=worker, metering=metering, is_fixed=fixed)
     demonstrate(out, chosen)
-
-
-def netsim() -> None:
-    """The bad internet: profiles, check, shape, run, plot. See `hypergpu netsim --help`."""
-    import os
-    import sys
-
-    # Everything behind the name is for that program, also what looks like an option of ours.
-    arguments = sys.argv[sys.argv.index("netsim") + 1 :]
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "netsim", *arguments])  # noqa: S606
 
 
 def compare(  # noqa: PLR0913 - each is an option

@@ -30,13 +30,6 @@ app.add_typer(token.app, name="token")
 for _plugin in entry_points(group="hypergpu.cli"):
     app.add_typer(_plugin.load(), name=_plugin.name)
 app.command()(machine.demo)
-app.command(
-    context_settings={
-        "allow_extra_args": True,
-        "ignore_unknown_options": True,
-        "help_option_names": [],
-    }
-)(machine.netsim)
 app.command()(machine.compare)
 app.command()(machine.doctor)
 app.command()(machine.env)

@@ -1,32 +1,22 @@
-"""The commands as one typer app. A failure ends in one numbered line with the fix."""
+"""`hypergpu netsim`: networks like the internet for programs and jobs.
 
-from typing import Any
+The commands' modules are imported when a command runs: help needs none of them.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from hypergpu.terminal.commands import Commands
-from netsim.cli.check import check
-from netsim.cli.plot import plot
-from netsim.cli.profiles import profiles
-from netsim.cli.run import run
-from netsim.cli.shape import shape
-from netsim.network.signals import SignalledError
-
-
-class NetsimCommands(Commands):
-    """Ends with the exit status of a signal that ended the work."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command that was asked for."""
-        try:
-            return super().invoke(ctx)
-        except SignalledError as signalled:
-            raise typer.Exit(signalled.status) from signalled
-
+from hypergpu.terminal.options import YEAR_S, seconds_within
+from netsim.network.options import Backend, Fallback
 
 app = typer.Typer(
     name="netsim",
-    cls=NetsimCommands,
+    cls=Commands,
     help="Networks like the internet: list link profiles, check emulated links, run programs and"
     " jobs over them.",
     no_args_is_help=True,
@@ -34,5 +24,193 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (profiles, check, shape, run, plot):
-    app.command()(command)
+
+
+class RunBackend(StrEnum):
+    """The ways to run a world: over one of the backends, or in virtual time."""
+
+    PROXY = Backend.PROXY
+    TUNNEL = Backend.TUNNEL
+    TC = Backend.TC
+    WORLD = "world"
+
+
+BackendOption = Annotated[Backend, typer.Option("--backend", help="What carries the packets.")]
+FallbackOption = Annotated[
+    Fallback,
+    typer.Option("--fallback", help="What to do where tc lacks a part that the links need."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document.")]
+WorldArgument = Annotated[
+    Path, typer.Argument(metavar="WORLD.toml", help="See docs/netsim/README.md.")
+]
+
+
+@app.command()
+def profiles(*, as_json: JsonOption = False) -> None:
+    """List the links that have a name, with the sources of their numbers."""
+    from netsim.cli.profiles import list_profiles
+
+    list_profiles(as_json=as_json)
+
+
+@app.command()
+def check(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[WORLD.toml|PROFILE...]", help="Links; none: only the machine."),
+    ] = None,
+    *,
+    backend: BackendOption = Backend.PROXY,
+    fallback: FallbackOption = Fallback.REFUSE,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--for",
+            parser=seconds_within(0.5, 120),
+            metavar="DURATION",
+            help="Length of a measurement: 500ms, 10s.",
+            show_default="3s",
+        ),
+    ] = 3.0,
+    seed: Annotated[int, typer.Option("--seed", help="Seeds losses.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """List what this machine can do, and compare links' configured and measured behaviour."""
+    from netsim.cli.check import CheckOrder, check_links
+
+    order = CheckOrder(
+        names=names or [], backend=backend, fallback=fallback, seconds=seconds, seed=seed
+    )
+    check_links(order, as_json=as_json)
+
+
+class _CommandAfterDashes(TyperCommand):
+    """Keeps the words after `--` apart: they are another program's and are not parsed."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words before `--`."""
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.obj = args[:at], args[at + 1 :]
+        return super().parse_args(ctx, args)
+
+
+@app.command(cls=_CommandAfterDashes)
+def shape(
+    context: typer.Context,
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="WORLD.toml|PROFILE... [-- COMMAND]",
+            help="A world file, or a profile for each node; then what to run at the"
+            " coordinator's end. Without a command the links stay open until Ctrl-C.",
+        ),
+    ],
+    *,
+    backend: BackendOption = Backend.PROXY,
+    fallback: FallbackOption = Fallback.REFUSE,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seeds losses; a world file has its own seed.")
+    ] = 0,
+) -> None:
+    """Keep links open for a program, which reads from NETSIM_SITES where to run and dial."""
+    from netsim.cli.links import backend_for, links_by_name
+    from netsim.cli.shape import shape_links
+
+    links = links_by_name(names, seed)
+    raise typer.Exit(shape_links(backend_for(backend, links, fallback), links, context.obj or []))
+
+
+@app.command()
+def run(  # noqa: PLR0913 - each is an option
+    world: WorldArgument,
+    *,
+    backend: Annotated[
+        RunBackend, typer.Option("--backend", help="world is virtual time, without processes.")
+    ] = RunBackend.PROXY,
+    fallback: FallbackOption = Fallback.REFUSE,
+    job: Annotated[
+        Path | None, typer.Option("--job", metavar="JOB.toml", help="Replaces the world's job.")
+    ] = None,
+    strategy: Annotated[
+        str,
+        typer.Option("--strategy", help="sync, fedavg, diloco or aware; replaces the job's."),
+    ] = "",
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Replaces the world's and the job's.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, help="Replaces the job's.")
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option("--target", min=0, help="Ends the job at this metric; 0: never."),
+    ] = None,
+    lan: Annotated[
+        bool, typer.Option("--lan", help="The same nodes on a LAN, without faults.")
+    ] = False,
+    out: Annotated[Path, typer.Option("--out", help="Gets logs and state.")] = Path("netsim-out"),
+    worker: Annotated[
+        str, typer.Option("--worker", help="torch, numpy or null; else the one installed.")
+    ] = "auto",
+    give_up_after: Annotated[
+        float,
+        typer.Option(
+            "--give-up-after",
+            parser=seconds_within(1, YEAR_S),
+            metavar="DURATION",
+            help="Ends a job that takes longer: 10m, 2h.",
+            show_default="1h",
+        ),
+    ] = 3600.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check, and print what would run.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One report at the end.")] = False,
+) -> None:
+    """Train a world's job over its links, with the world's faults."""
+    from netsim.cli import run as world_run
+    from netsim.run.choices import Choices, RunOrder
+
+    order = RunOrder(
+        choices=Choices(
+            world=str(world),
+            job="" if job is None else str(job),
+            strategy=strategy,
+            seed=seed,
+            rounds=rounds,
+            target=target,
+            is_near=lan,
+        ),
+        folder=str(out),
+        worker=worker,
+        give_up_after_s=give_up_after,
+        is_json=as_json,
+    )
+    if backend is RunBackend.WORLD:
+        raise typer.Exit(world_run.run_in_virtual_time(order, fallback))
+    start = world_run.describe_run if dry_run else world_run.run_over_links
+    raise typer.Exit(start(order, Backend(backend), fallback))
+
+
+@app.command()
+def plot(
+    world: WorldArgument,
+    *,
+    out: Annotated[Path | None, typer.Option("--out", help="Else WORLD.svg here.")] = None,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--for",
+            parser=seconds_within(1, 86_400),
+            metavar="DURATION",
+            help="Length of the picture: 90s, 5m.",
+            show_default="2m",
+        ),
+    ] = 120.0,
+) -> None:
+    """Draw rates, delays, losses and faults of a world's links as an SVG picture."""
+    from netsim.cli.plot import plot_world
+
+    plot_world(world, out, seconds)

@@ -1,22 +1,33 @@
-"""`check`: compares links' configured and measured behaviour, and lists this machine's limits."""
+"""Compares links' configured and measured behaviour, and lists this machine's limits."""
 
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import typer
 
-from hypergpu.terminal.options import seconds_within
 from hypergpu.terminal.output import Column, note, say, say_json, say_table
-from netsim.cli.links import BackendOption, FallbackOption, backend_for, named_links
+from netsim.cli.links import backend_for, links_by_name
 from netsim.link import Link, Shape
 from netsim.link.error import NetsimError
 from netsim.measure.check import LinkReading, check_link
 from netsim.measure.lateness import LatenessVerdict
-from netsim.network.backends import BACKENDS, Backend, Fallback, Links
+from netsim.network.backends import BACKENDS, Links
+from netsim.network.options import Backend, Fallback
 from netsim.network.signals import run_to_end
 
 INVALID_STATUS = 1
+
+
+class CheckOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """The links to measure, and how."""
+
+    names: Sequence[str]
+    """A world file, or profiles; none: only the machine is described."""
+    backend: Backend
+    fallback: Fallback
+    seconds: float
+    """Length of each measurement."""
+    seed: int
 
 
 class CheckedLink(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,43 +47,23 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[CheckedLink, ...]
 
 
-def check(
-    named: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[WORLD.toml|PROFILE...]", help="Links; none: only the machine."),
-    ] = None,
-    *,
-    backend: BackendOption = Backend.PROXY,
-    fallback: FallbackOption = Fallback.REFUSE,
-    seconds: Annotated[
-        float,
-        typer.Option(
-            "--for",
-            parser=seconds_within(0.5, 120),
-            metavar="DURATION",
-            help="Length of a measurement: 500ms, 10s.",
-            show_default="3s",
-        ),
-    ] = 3.0,
-    seed: Annotated[int, typer.Option("--seed", help="Seeds losses.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="As one JSON document.")] = False,
-) -> None:
-    """List what this machine can do, and compare links' configured and measured behaviour."""
-    links = distinct_links(named_links(named, seed).nodes if named else {})
+def check_links(order: CheckOrder, *, as_json: bool) -> None:
+    """Describe this machine, then measure each distinct link and print its readings."""
+    links = distinct_links(links_by_name(order.names, order.seed).nodes if order.names else {})
     steady = Links(nodes={name: Shape(link=link) for name, link in links.items()})
-    backend = backend_for(backend, steady, fallback)
+    backend = backend_for(order.backend, steady, order.fallback)
     machine = {each.value: _limits(each) for each in Backend}
     if not as_json:
         for name, limits in machine.items():
             say(f"{name:<7} {limits or 'can do all that it claims on this machine'}")
-    measured = []
+    readings = []
     for name, link in links.items():
-        measured.append(run_to_end(_measure(name, backend, link, seconds, seed)))
+        readings.append(run_to_end(_measure(name, backend, link, order)))
         if not as_json:
-            _say_link(measured[-1])
+            _say_link(readings[-1])
     if as_json:
-        say_json(CheckReport(backends=machine, links=tuple(measured)))
-    if not all(each.verdict.is_valid for each in measured):
+        say_json(CheckReport(backends=machine, links=tuple(readings)))
+    if not all(each.verdict.is_valid for each in readings):
         raise typer.Exit(INVALID_STATUS)
 
 
@@ -87,13 +78,12 @@ def distinct_links(shapes: Mapping[str, Shape]) -> dict[str, Link]:
     }
 
 
-async def _measure(
-    name: str, backend: Backend, link: Link, seconds: float, seed: int
-) -> CheckedLink:
-    note(f"measuring {name} over {backend}, up to {5 * seconds:.0f} s and the time to open it")
+async def _measure(name: str, backend: Backend, link: Link, order: CheckOrder) -> CheckedLink:
+    longest_s = 5 * order.seconds
+    note(f"measuring {name} over {backend}, up to {longest_s:.0f} s and the time to open it")
     entry = BACKENDS[backend]
-    async with entry.probe(Shape(link=link), seed) as network:
-        readings = await check_link(network, link, entry.claims(), for_s=seconds)
+    async with entry.probe(Shape(link=link), order.seed) as network:
+        readings = await check_link(network, link, entry.claims(), for_s=order.seconds)
         verdict = await network.verdict()
     return CheckedLink(name=name, backend=backend, readings=tuple(readings), verdict=verdict)
 

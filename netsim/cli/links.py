@@ -1,31 +1,16 @@
-"""Links from a command's arguments: a world file, or profiles by name."""
+"""Links from the names on a command line: a world file, or profiles."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from hypergpu.terminal.output import note
 from netsim.link.error import NetsimError
-from netsim.network.backends import (
-    Backend,
-    Fallback,
-    Links,
-    choose_backend,
-    profile_links,
-    world_links,
-)
+from netsim.network.backends import Links, choose_backend, profile_links, world_links
+from netsim.network.options import Backend, Fallback
 from netsim.network.world_file import read_world_file
 
-BackendOption = Annotated[Backend, typer.Option("--backend", help="What carries the packets.")]
-FallbackOption = Annotated[
-    Fallback,
-    typer.Option("--fallback", help="What to do where tc lacks a part that the links need."),
-]
 
-
-def named_links(names: Sequence[str], seed: int) -> Links:
+def links_by_name(names: Sequence[str], seed: int) -> Links:
     """Return the links of one world file, or of profiles.
 
     Raises:

@@ -1,9 +1,6 @@
-"""`profiles`: lists the links that have a name."""
-
-from typing import Annotated
+"""Lists the links that have a name."""
 
 import msgspec
-import typer
 
 from hypergpu.terminal.output import Column, say_json, say_table
 from netsim.link import LinkDirection
@@ -16,10 +13,8 @@ class ProfileList(msgspec.Struct, frozen=True):
     profiles: tuple[Profile, ...]
 
 
-def profiles(
-    *, as_json: Annotated[bool, typer.Option("--json", help="As one JSON document.")] = False
-) -> None:
-    """List the links that have a name, with the sources of their numbers."""
+def list_profiles(*, as_json: bool) -> None:
+    """Print every profile with the sources of its numbers."""
     if as_json:
         say_json(ProfileList(tuple(PROFILES.values())))
         return

@@ -1,43 +1,21 @@
-"""`shape`: keeps links open for any program."""
+"""Keeps links open for any program."""
 
 import shlex
-from typing import Annotated
-
-import typer
 
 from hypergpu.sites import SITES_VARIABLE, Sites
 from hypergpu.terminal.output import note, say
-from netsim.cli.links import BackendOption, FallbackOption, backend_for, named_links
-from netsim.network.backends import BACKENDS, Backend, Fallback, Links
+from netsim.network.backends import BACKENDS, Links
+from netsim.network.options import Backend
 from netsim.network.programs import keep_open, run_program, sites_json
 from netsim.network.signals import run_to_end
 
 
-def shape(
-    context: typer.Context,
-    named: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="WORLD.toml|PROFILE... [-- COMMAND]",
-            help="A world file, or a profile for each node; then what to run at the"
-            " coordinator's end. Without a command the links stay open until Ctrl-C.",
-        ),
-    ],
-    *,
-    backend: BackendOption = Backend.PROXY,
-    fallback: FallbackOption = Fallback.REFUSE,
-    seed: Annotated[
-        int, typer.Option("--seed", help="Seeds losses; a world file has its own seed.")
-    ] = 0,
-) -> None:
-    """Keep links open for a program, which reads from NETSIM_SITES where to run and dial."""
-    links = named_links(named, seed)
-    command: list[str] = context.obj
-    backend = backend_for(backend, links, fallback)
-    raise typer.Exit(run_to_end(_run(backend, links, command)))
+def shape_links(backend: Backend, links: Links, command: list[str]) -> int:
+    """Keep links open while a command runs, or without one until a signal; return its status."""
+    return run_to_end(_shape(backend, links, command))
 
 
-async def _run(backend: Backend, links: Links, command: list[str]) -> int:
+async def _shape(backend: Backend, links: Links, command: list[str]) -> int:
     async with BACKENDS[backend].open(links) as opened:
         for line in greeting(opened.sites):
             note(line)

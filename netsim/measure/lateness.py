@@ -35,7 +35,7 @@ def bucket_end_us(index: int) -> int:
     return ((index - exponent * STEPS + 1) << exponent) - 1
 
 
-class LatenessVerdict(msgspec.Struct, frozen=True, kw_only=True):
+class LatenessVerdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     """Whether a backend kept its times, so that measurements over it count."""
 
     is_valid: bool

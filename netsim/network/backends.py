@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -15,6 +14,7 @@ from netsim.link import COORDINATOR_LINK, UNLIMITED, Shape
 from netsim.link.error import NetsimError
 from netsim.measure.lateness import Lateness
 from netsim.measure.probe import BackendClaim, ProbedLink
+from netsim.network.options import Backend, Fallback
 from netsim.network.profiles import profile
 from netsim.network.world import WorldDescription
 from netsim.proxy.messages import LOOPBACK, Forward, ProxiedNode, ProxyPlan, ProxyProtocol
@@ -29,21 +29,6 @@ _PROXIED_MAX = 250 * 250
 _PORTS = 2
 """How many ports of the coordinator nodes dial."""
 _NODE = "node-0"
-
-
-class Backend(StrEnum):
-    """The ways to run real programs over links. The fourth way, virtual time, runs none."""
-
-    PROXY = "proxy"
-    TUNNEL = "tunnel"
-    TC = "tc"
-
-
-class Fallback(StrEnum):
-    """What to do where the kernel cannot do what the links need."""
-
-    REFUSE = "refuse"
-    TUNNEL = "tunnel"
 
 
 class Links(msgspec.Struct, frozen=True, kw_only=True):

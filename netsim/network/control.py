@@ -21,17 +21,11 @@ _ANSWER_S = 40.0
 
 
 class ReadVerdict(msgspec.Struct, frozen=True, tag="verdict"):
-    """Answered with a `LinkVerdict`."""
-
-
-class LinkVerdict(msgspec.Struct, frozen=True, tag="verdict"):
-    """Whether the links kept their times since the last verdict."""
-
-    verdict: LatenessVerdict
+    """Answered with a `LatenessVerdict` about the time since the links were opened."""
 
 
 ControlRequest = Request | ReadVerdict
-ControlAnswer = RequestDone | RequestFailed | LinkVerdict
+ControlAnswer = RequestDone | RequestFailed | LatenessVerdict
 
 
 @asynccontextmanager
@@ -59,7 +53,7 @@ async def _answer(owner: LinkOwner, line: bytes) -> object:
         # An impossible link raises its own error while it is decoded.
         request = msgspec.json.decode(line, type=ControlRequest)
         if isinstance(request, ReadVerdict):
-            return LinkVerdict(judge(await owner.lateness()))
+            return judge(await owner.lateness())
         return await owner.obey(request)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         return RequestFailed(f"no request: {error}", "see netsim/emulation/requests.py")
@@ -98,5 +92,5 @@ async def read_verdict(path: str) -> LatenessVerdict:
         NetsimError: Nobody answers.
     """
     answer = await ask_links(path, ReadVerdict())
-    assert isinstance(answer, LinkVerdict)  # noqa: S101 - the only answer to this request
-    return answer.verdict
+    assert isinstance(answer, LatenessVerdict)  # noqa: S101 - the only answer to this request
+    return answer

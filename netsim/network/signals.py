@@ -13,20 +13,11 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _is_completing: ContextVar[bool] = ContextVar("is_completing", default=False)
 
 
-class SignalledError(Exception):
-    """A signal ended the work; everything that it had opened is gone again."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.status = 128 + number
-        """Exit status, as shells show it."""
-
-
 def run_to_end(work: Coroutine[Any, Any, _Result]) -> _Result:
     """Run a coroutine to its end; the first signal cancels it, and later ones are ignored.
 
     Raises:
-        SignalledError: It was cancelled.
+        SystemExit: A signal cancelled it; the status is 128 and its number, as in shells.
     """
     return asyncio.run(_complete(work))
 
@@ -46,7 +37,7 @@ async def _complete(work: Coroutine[Any, Any, _Result]) -> _Result:
             return await task
         except asyncio.CancelledError:
             if received:
-                raise SignalledError(received[0]) from None
+                raise SystemExit(128 + received[0]) from None
             raise
 
 

@@ -50,6 +50,18 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return Path(self.job or self.world).parent
 
 
+class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of a world over links, as one program passes it to another."""
+
+    choices: Choices
+    folder: str
+    """Gets state and logs."""
+    worker: str
+    give_up_after_s: float
+    is_json: bool
+    """Whether the report is printed as JSON, and nothing before it."""
+
+
 def chosen_world(choices: Choices) -> WorldDescription:
     """Read the world and apply the choices.
 

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from hypergpu.client import Coordinator
 from hypergpu.client.history import target_reached_at
@@ -22,24 +21,12 @@ from netsim.measure.lateness import LatenessVerdict
 from netsim.network.control import ask_links, read_verdict
 from netsim.network.timeline import ActionKind, WorldAction, timeline
 from netsim.network.world import COORDINATOR, NodeDescription, WorldDescription
-from netsim.run.choices import required_job
+from netsim.run.choices import RunOrder, required_job
 from netsim.run.report import RunReport
 
 _HORIZON_US = 30 * 24 * 3600 * 1_000_000
 """No job runs longer than a month."""
 _RESUME_EVERY_S = 60.0
-
-
-class RunOrder(NamedTuple):
-    """The world to run, and where."""
-
-    world: WorldDescription
-    beside: Path
-    """Folder in which a relative path of the job's data starts."""
-    folder: Path
-    """Gets state and logs."""
-    worker: str
-    give_up_after_s: float
 
 
 class SilentView:
@@ -55,47 +42,48 @@ class SilentView:
         """See `View`."""
 
 
-def netsim_folder(path: Path) -> RunFolder:
+def netsim_folder(path: str) -> RunFolder:
     """Return the folder of a run: what it leaves, and its mark."""
-    return RunFolder(path, ".netsim-run", ("state", "logs"))
+    return RunFolder(Path(path), ".netsim-run", ("state", "logs"))
 
 
-def run_job(order: RunOrder, sites: Sites, view: View) -> RunReport:
+def run_job(world: WorldDescription, order: RunOrder, sites: Sites, view: View) -> RunReport:
     """Start everything, train the world's job to its end, carry out its timeline meanwhile.
 
     Raises:
         HyperGPUError: The coordinator did not start or rejects the job, or the folder is taken.
         NetsimError: The job took longer than it may, or the links are gone.
     """
-    world = order.world
     spec = required_job(world)
+    folder = netsim_folder(order.folder)
     with (
-        run_folder(netsim_folder(order.folder)),
-        LocalCluster(order.folder, order.worker, sites) as cluster,
+        run_folder(folder),
+        LocalCluster(folder.path, order.worker, sites) as cluster,
     ):
         cluster.start_coordinator()
-        cluster.start_nodes({node.name: _environment(order, node) for node in world.nodes})
+        cluster.start_nodes({node.name: _environment(folder.path, node) for node in world.nodes})
         with cluster.operator() as coordinator:
-            job_id = coordinator.submit(spec, beside=order.beside)
+            job_id = coordinator.submit(spec, beside=order.choices.beside)
             watched = Watched(coordinator, job_id, view)
             try:
-                actor = _TimelineActor(cluster, sites, order)
-                progress = _follow(order, watched, actor, _User(coordinator, job_id), view)
+                actor = _TimelineActor(cluster, sites.control, world, folder.path)
+                resumer = _JobResumer(coordinator, job_id)
+                progress = _follow(order, watched, actor, resumer, view)
             finally:
                 watched.close()
         verdict = asyncio.run(read_verdict(sites.control))
-    return _report(order, sites, progress, verdict)
+    return _report(world, sites, progress, verdict)
 
 
 def _report(
-    order: RunOrder, sites: Sites, progress: JobProgress, verdict: LatenessVerdict
+    world: WorldDescription, sites: Sites, progress: JobProgress, verdict: LatenessVerdict
 ) -> RunReport:
-    spec, job, history = required_job(order.world), progress.job, progress.history
+    spec, job, history = required_job(world), progress.job, progress.history
     assert job is not None  # noqa: S101 - it was watched to its end
     name = history.metric_name or job.metric_name
     return RunReport(
-        world=order.world.name,
-        seed=order.world.seed,
+        world=world.name,
+        seed=world.seed,
         backend=sites.backend,
         phase=job.phase,
         reason=job.reason,
@@ -110,32 +98,36 @@ def _report(
     )
 
 
-def _environment(order: RunOrder, node: NodeDescription) -> dict[str, str]:
+def _environment(folder: Path, node: NodeDescription) -> dict[str, str]:
     floor_ms = round(node.step_floor_ms)
     if not floor_ms:
         return {}
     return {
         "HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": str(floor_ms),
-        "HYPERGPU_WORKER_SLOWNESS_FILE": str(_slowness_path(order, node.name).absolute()),
+        "HYPERGPU_WORKER_SLOWNESS_FILE": str(_slowness_path(folder, node.name).absolute()),
     }
 
 
-def _slowness_path(order: RunOrder, name: str) -> Path:
-    """The file that a node's worker reads before each inner step."""
-    return order.folder / "state" / f"{name}.slowness"
+def _slowness_path(folder: Path, name: str) -> Path:
+    """Return the file that a node's worker reads before each inner step."""
+    return folder / "state" / f"{name}.slowness"
 
 
 def _follow(
-    order: RunOrder, watched: Watched, actor: "_TimelineActor", user: "_User", view: View
+    order: RunOrder,
+    watched: Watched,
+    actor: "_TimelineActor",
+    resumer: "_JobResumer",
+    view: View,
 ) -> JobProgress:
     give_up_at_s = time.monotonic() + order.give_up_after_s
     while not watched.has_ended:
         watched.tick()
-        for text in (*actor.act(watched.progress), *user.act(watched.progress)):
+        for text in (*actor.act(watched.progress), *resumer.act(watched.progress)):
             watched.progress = with_note(watched.progress, text)
             view.say(text)
-        if dead := actor.dead():
-            log = order.folder / "logs" / f"{dead[0]}.log"
+        if dead := actor.unexpected_ends():
+            log = Path(order.folder) / "logs" / f"{dead[0]}.log"
             raise HyperGPUError(Reason.CHILD_ENDED, f"{dead[0]} ended by itself", fix=f"read {log}")
         if time.monotonic() > give_up_at_s:
             what = f"the job was not done after {order.give_up_after_s:.0f} s"
@@ -143,38 +135,24 @@ def _follow(
     return watched.progress
 
 
-class WaitLimit:
-    """Tells when a wait has lasted for the limit; then the next wait begins."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._since_s: float | None = None
-
-    def is_over(self, *, is_waiting: bool, now_s: float) -> bool:
-        """Whether the wait has lasted for the limit."""
-        if not is_waiting:
-            self._since_s = None
-        elif self._since_s is None:
-            self._since_s = now_s
-        elif now_s - self._since_s >= self._limit_s:
-            self._since_s = now_s
-            return True
-        return False
-
-
-class _User:
+class _JobResumer:
     """Resumes a job that paused itself, once a minute, as the user of a virtual world does."""
 
     def __init__(self, coordinator: Coordinator, job_id: str) -> None:
         self._coordinator = coordinator
         self._job_id = job_id
-        self._timeout = WaitLimit(_RESUME_EVERY_S)
+        self._resume_at_s: float | None = None
 
     def act(self, progress: JobProgress) -> Iterator[str]:
         """Resume when it is due, and say why the job was paused."""
-        job = progress.job
-        is_paused = job is not None and job.phase == "paused"
-        if job is None or not self._timeout.is_over(is_waiting=is_paused, now_s=time.monotonic()):
+        job, now_s = progress.job, time.monotonic()
+        if job is None or job.phase != "paused":
+            self._resume_at_s = None
+            return
+        due_s = self._resume_at_s
+        if due_s is None or now_s >= due_s:
+            self._resume_at_s = now_s + _RESUME_EVERY_S
+        if due_s is None or now_s < due_s:
             return
         try:
             self._coordinator.resume(self._job_id)
@@ -187,12 +165,14 @@ class _User:
 class _TimelineActor:
     """Carries out actions when they are due, counted from the beginning of the first round."""
 
-    def __init__(self, cluster: LocalCluster, sites: Sites, order: RunOrder) -> None:
+    def __init__(
+        self, cluster: LocalCluster, control: str, world: WorldDescription, folder: Path
+    ) -> None:
         self._cluster = cluster
-        self._sites = sites
-        self._order = order
+        self._control = control
+        self._folder = folder
         self._slowness: dict[str, float] = {}
-        self._actions = timeline(order.world, _HORIZON_US)
+        self._actions = timeline(world, _HORIZON_US)
         self._next = next(self._actions, None)
         self._began_at_s: float | None = None
         self._killed: set[str] = set()
@@ -210,8 +190,8 @@ class _TimelineActor:
             self._carry_out(action)
             yield action.sentence
 
-    def dead(self) -> list[str]:
-        """Names whose process ended though no action killed it."""
+    def unexpected_ends(self) -> list[str]:
+        """Return the names whose process ended though no action killed it."""
         return [name for name in self._cluster.dead() if name not in self._killed]
 
     def _carry_out(self, action: WorldAction) -> None:
@@ -220,7 +200,7 @@ class _TimelineActor:
                 is_cut = action.kind is ActionKind.CUT
                 condition = Condition.CUT if is_cut else Condition.OPEN
                 request = SetCondition(action.target, condition)
-                asyncio.run(ask_links(self._sites.control, request))
+                asyncio.run(ask_links(self._control, request))
             case ActionKind.IMPAIR | ActionKind.REPAIR:
                 self._slow_down(action)
             case ActionKind.KILL:
@@ -243,7 +223,7 @@ class _TimelineActor:
         factor = action.fault.factor if action.fault else 1.0
         factor = factor if action.kind is ActionKind.IMPAIR else 1 / factor
         slowness = self._slowness[action.target] = self._slowness.get(action.target, 1.0) * factor
-        path = _slowness_path(self._order, action.target)
+        path = _slowness_path(self._folder, action.target)
         draft = path.with_suffix(".draft")
         draft.write_text(f"{slowness:g}", encoding="utf-8")
         draft.replace(path)

@@ -7,14 +7,16 @@ import msgspec
 
 from hypergpu.client.history import EvaluationPoint, Reached, RoundPoint
 from hypergpu.terminal.figures import size
+from hypergpu.terminal.output import say, say_json
 from hypergpu.units import several
 from netsim.measure.lateness import LatenessVerdict
 
+UNFINISHED_STATUS = 1
 NOTHING_TRAINED = "virtual time trains nothing: there is no metric, and no target is reached"
 
 
-class RunProspect(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that has not been started."""
+class PlannedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that `--dry-run` describes and does not start."""
 
     world: str
     seed: int
@@ -59,6 +61,16 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     def is_good(self) -> bool:
         """Whether the job finished over links that kept their times."""
         return self.phase == "finished" and self.verdict.is_valid
+
+
+def say_report(report: RunReport, *, is_json: bool) -> int:
+    """Print a report and return the exit status: 1 when the job ended otherwise than it should."""
+    if is_json:
+        say_json(report)
+    else:
+        for line in summary_lines(report):
+            say(line)
+    return 0 if report.is_good else UNFINISHED_STATUS
 
 
 def summary_lines(report: RunReport) -> list[str]:

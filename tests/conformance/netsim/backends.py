@@ -10,7 +10,8 @@ import pytest
 
 from netsim.link.error import NetsimError
 from netsim.measure.probe import BackendClaim
-from netsim.network.backends import BACKENDS, Backend
+from netsim.network.backends import BACKENDS
+from netsim.network.options import Backend
 from netsim.tunnel.device import require_tunnel
 
 

@@ -6,7 +6,8 @@ from hypergpu.units import Microseconds, Milliseconds
 from netsim.link import CongestionControl, Link, LinkDirection, LinkTrace, Shape, TraceRow
 from netsim.measure.arrivals import NS_PER_S, memory
 from netsim.measure.probe import BackendClaim
-from netsim.network.backends import BACKENDS, Backend
+from netsim.network.backends import BACKENDS
+from netsim.network.options import Backend
 from tests.conformance.netsim.backends import for_each
 
 MBIT = 1_000_000

@@ -19,7 +19,8 @@ from netsim.emulation.requests import Condition, Reset, SetCondition, SetShape
 from netsim.link import CongestionControl, Link, LinkDirection, Shape, Variation
 from netsim.link.error import NetsimError
 from netsim.measure.arrivals import Arrivals
-from netsim.network.backends import BACKENDS, Backend, Fallback, Links, choose_backend
+from netsim.network.backends import BACKENDS, Links, choose_backend
+from netsim.network.options import Backend, Fallback
 from netsim.tc.capabilities import kernel_lacks
 from netsim.tc.network import TrafficControl
 from netsim.tc.plan import FRAME_BYTES

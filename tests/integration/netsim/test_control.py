@@ -13,7 +13,8 @@ from netsim.emulation.requests import Condition, RequestFailed, Reset, SetCondit
 from netsim.link import Shape
 from netsim.link.error import NetsimError
 from netsim.network import control
-from netsim.network.backends import BACKENDS, Backend, profile_links
+from netsim.network.backends import BACKENDS, profile_links
+from netsim.network.options import Backend
 from netsim.network.profiles import PROFILES
 from netsim.network.programs import controllable
 from tests.integration.netsim.shaped import OPENABLE

@@ -144,18 +144,11 @@ def test_a_program_that_there_is_not_is_said_and_nothing_is_left(folder: Path) -
     assert left(folder) == []
 
 
-def test_a_command_of_another_subcommand_is_refused() -> None:
-    run = [*NETSIM, "profiles", "--", "true"]
-    done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=END_WITHIN_S)
-    assert done.returncode == 2
-    assert "-- is for the command of shape" in done.stderr
-
-
 UNPRIVILEGED = """
 import contextlib, os
 from netsim.cli.app import app
 def shape(*words):
-    app(args=["shape", *words], prog_name="hypergpu netsim", obj=["true"])
+    app(args=["shape", *words, "--", "true"], prog_name="hypergpu netsim")
 with contextlib.suppress(SystemExit):
     shape("no-such-profile")  # Nobody else may read where this interpreter's modules are.
 if os.geteuid() == 0:

@@ -15,7 +15,6 @@ from hypergpu.cli.main import app
 from hypergpu.client import values
 from hypergpu.client.settings import known_settings
 from hypergpu.errors import Reason
-from netsim.cli.app import app as netsim
 from payments.cli.deploying import Deployed
 from payments.cli.outcome import Claimed, LedgerAct
 from payments.cli.reclaiming import Reclaimed
@@ -53,10 +52,8 @@ def commands() -> list[str]:
     assert isinstance(root, TyperGroup)
     names = []
     for name, command in root.commands.items():
-        # netsim is a program of its own, behind the same name.
-        group = typer.main.get_command(netsim) if name == "netsim" else command
-        if isinstance(group, TyperGroup):
-            names += [f"{name} {each}" for each in group.commands]
+        if isinstance(command, TyperGroup):
+            names += [f"{name} {each}" for each in command.commands]
         else:
             names.append(name)
     return names

@@ -56,7 +56,7 @@ def test_bad_input_is_one_line_with_its_fix(
 ) -> None:
     before = sorted(Path().iterdir())
     with pytest.raises(SystemExit) as left:
-        app(args=words.partition(" -- ")[0].split(), prog_name="hypergpu netsim", obj=[])
+        app(args=words.split(), prog_name="hypergpu netsim")
     (line,) = capsys.readouterr().err.splitlines()
     assert left.value.code == status
     assert line.startswith("error 6")
@@ -70,7 +70,7 @@ def test_a_length_of_time_is_written_as_everywhere_else(span: str, folder: Path)
     drawn = []
     for given in (["--for", span], []):
         with pytest.raises(SystemExit) as left:
-            app(args=["plot", "small.toml", *given], prog_name="hypergpu netsim", obj=[])
+            app(args=["plot", "small.toml", *given], prog_name="hypergpu netsim")
         assert left.value.code in (0, None)
         drawn.append((folder / "small.svg").read_text("utf-8"))
     assert drawn[0] == drawn[1]

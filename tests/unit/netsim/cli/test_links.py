@@ -6,16 +6,11 @@ import pytest
 
 from hypergpu.sites import Site, Sites
 from netsim.cli.check import distinct_links
-from netsim.cli.links import named_links
+from netsim.cli.links import links_by_name
 from netsim.cli.shape import greeting
 from netsim.link.error import NetsimError
-from netsim.network.backends import (
-    Backend,
-    Fallback,
-    choose_backend,
-    node_address,
-    profile_links,
-)
+from netsim.network.backends import choose_backend, node_address, profile_links
+from netsim.network.options import Backend, Fallback
 from netsim.network.profiles import PROFILES
 
 WORLD = """
@@ -40,7 +35,7 @@ def world(tmp_path: Path) -> str:
 
 
 def test_profiles_become_nodes_of_their_names() -> None:
-    links = named_links(["lan", "wifi-bad"], seed=4)
+    links = links_by_name(["lan", "wifi-bad"], seed=4)
     assert list(links.nodes) == ["lan", "wifi-bad"]
     assert links.nodes["wifi-bad"].link == PROFILES["wifi-bad"].link
     assert links.nodes["wifi-bad"].variation == PROFILES["wifi-bad"].variation
@@ -48,11 +43,11 @@ def test_profiles_become_nodes_of_their_names() -> None:
 
 
 def test_a_profile_that_comes_again_is_numbered() -> None:
-    assert list(named_links(["lan", "D", "lan"], seed=0).nodes) == ["lan-1", "D", "lan-2"]
+    assert list(links_by_name(["lan", "D", "lan"], seed=0).nodes) == ["lan-1", "D", "lan-2"]
 
 
 def test_a_world_file_gives_its_nodes_its_coordinator_and_its_seed(world: str) -> None:
-    links = named_links([world], seed=4)
+    links = links_by_name([world], seed=4)
     assert list(links.nodes) == ["attic-1", "attic-2", "cellar"]
     assert links.coordinator.link.up.bits_per_s == 7_000_000
     assert links.seed == 9
@@ -61,17 +56,17 @@ def test_a_world_file_gives_its_nodes_its_coordinator_and_its_seed(world: str) -
 
 def test_an_unknown_profile_is_refused_with_the_one_that_was_meant() -> None:
     with pytest.raises(NetsimError, match="fibre") as refused:
-        named_links(["fibre"], seed=0)
+        links_by_name(["fibre"], seed=0)
     assert "home-fibre" in refused.value.fix
 
 
 def test_a_world_file_beside_other_names_is_refused(world: str) -> None:
     with pytest.raises(NetsimError, match="beside other names"):
-        named_links(["lan", world], seed=0)
+        links_by_name(["lan", world], seed=0)
 
 
 def test_equal_links_are_measured_once(world: str) -> None:
-    assert list(distinct_links(named_links([world], seed=0).nodes)) == [
+    assert list(distinct_links(links_by_name([world], seed=0).nodes)) == [
         "attic-1 and 1 like it",
         "cellar",
     ]
