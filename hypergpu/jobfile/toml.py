@@ -10,7 +10,7 @@ import msgspec
 from msgspec import inspect
 
 from hypergpu.jobfile.problem import JobFileError, Problem, join_words, nearest
-from hypergpu.jobfile.schema import InvalidValue, duration_ms, quoted_value
+from hypergpu.jobfile.schema import quoted_value
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z0-9_.\-\" ]+?)\s*\]\]?\s*(?:#.*)?")
 _KEY = re.compile(r"\s*([A-Za-z0-9_\-]+|\"[^\"]*\")\s*(?:\.\s*([A-Za-z0-9_\-]+)\s*)?=")
@@ -111,40 +111,25 @@ def load_toml(text: str, source: str) -> dict[str, Any]:
         raise JobFileError([Problem("", "it is nested too deeply", fix, source)]) from broken
 
 
-class Duration:
-    """A length of time, written as text with its unit, for example ``"20s"``."""
-
-    def __init__(self, ms: int) -> None:
-        self.ms = ms
-
-
 def read_struct(tree: Mapping[str, object], kind: type[Read], lines: KeyLines) -> Read:
     """Convert a table into a struct.
 
     Args:
         tree: The parsed table.
-        kind: A struct that forbids unknown fields. `Duration` fields take text with a unit.
+        kind: A struct that forbids unknown fields. It may raise a `ValueError`, whose first line is
+            the problem and whose second one the fix.
         lines: Where the table's keys stand.
 
     Raises:
         JobFileError: A key is wrong; the first one, with its place.
     """
     try:
-        return msgspec.convert(tree, kind, dec_hook=_read_duration)
+        return msgspec.convert(tree, kind)
     except msgspec.ValidationError as wrong:
         message, _, at = str(wrong).partition(" - at `$")
         path = re.sub(r"\[(\d+)\]", r".\1", at.rstrip("`")).strip(".").split(".")
         problem = _problem(message, [word for word in path if word], tree, kind, lines)
         raise JobFileError([problem]) from None
-
-
-def _read_duration(kind: type, value: object) -> Duration:
-    if kind is not Duration:
-        raise NotImplementedError
-    ms = duration_ms(value)
-    if isinstance(ms, InvalidValue):
-        raise ValueError(f"{ms.what}\n{ms.fix}")  # noqa: TRY004 - msgspec adds the place to it
-    return Duration(ms)
 
 
 def _problem(
@@ -157,7 +142,7 @@ def _problem(
         path, what = [*path, name], f"there is no key {name} here"
         fix = _key_suggestion(name, list(fields))
     elif message.startswith("Object missing required field"):
-        path, what, fix = [*path, name], f"{name} is missing", _example(name, types, fields)
+        path, what, fix = [*path, name], f"{name} is missing", _example(name, types)
     elif message.startswith("Invalid"):
         value = message.partition("'")[2].rstrip("'")
         meant = nearest(value, choices := _choices(types))
@@ -215,12 +200,9 @@ def _key_suggestion(key: str, known: Sequence[str]) -> str:
     return f"did you mean {meant}?" if meant else f"the keys are {join_words(known)}"
 
 
-def _example(name: str, types: Sequence[inspect.Type], fields: Mapping[str, inspect.Field]) -> str:
+def _example(name: str, types: Sequence[inspect.Type]) -> str:
     if name == _tag_field(types):
         return f"choose one of {join_words(_choices(types))}"
-    kinds = _alternatives(fields[name].type)
-    if any(isinstance(each, inspect.CustomType) for each in kinds):
-        return f'add {name} = "30s"'
     return f"add {name}"
 
 

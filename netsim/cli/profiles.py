@@ -31,10 +31,11 @@ def list_profiles(*, as_json: bool) -> None:
 
 
 def _row(profile: Profile) -> tuple[str, ...]:
-    up, down = profile.link.up, profile.link.down
+    link = profile.shape.link
+    up, down = link.up, link.down
     return (
         profile.name,
-        f"{profile.link.rtt_us / 1000:g}",
+        f"{link.rtt_us / 1000:g}",
         f"{up.jitter_us / 1000:.1f}",
         _loss(up),
         f"{down.bits_per_s / 1e6:g} / {up.bits_per_s / 1e6:g}",

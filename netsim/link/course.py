@@ -3,12 +3,12 @@
 import math
 import random
 from collections.abc import Iterator
+from typing import Annotated
 
 import msgspec
 
-from hypergpu.units import Microseconds, Milliseconds
+from hypergpu.units import Milliseconds
 from netsim.link.episodes import Episodes, EpisodeTimes
-from netsim.link.error import NetsimError
 from netsim.link.link import STALLED_BITS_PER_S, Link, LinkDirection, most_loss
 from netsim.link.rate import NEVER_US, RateProcess, RateShape
 from netsim.link.trace import LinkTrace, apply_row
@@ -21,14 +21,9 @@ class Variation(msgspec.Struct, frozen=True, kw_only=True):
     """Variation of each direction's rate; each draws its own numbers."""
     episodes: tuple[Episodes, ...] = ()
     """Spells of both directions together."""
-    delay_step_us: Microseconds = Microseconds(0)
-    """Each ``delay_step_every_ms`` the one-way delay is anywhere up to this far from its mean."""
-    delay_step_every_ms: Milliseconds = Milliseconds(15_000)
-
-    def __post_init__(self) -> None:
-        if self.delay_step_us < 0 or self.delay_step_every_ms < 1:
-            what = f"steps of {self.delay_step_us} us each {self.delay_step_every_ms} ms"
-            raise NetsimError(what, "give 0 us or more, each 1 ms or more")
+    delay_step_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] = 0.0
+    """At each step the one-way delay is anywhere up to this far from its mean."""
+    delay_step_every_ms: Annotated[Milliseconds, msgspec.Meta(ge=1)] = Milliseconds(15_000)
 
 
 class LinkCourse:
@@ -90,7 +85,7 @@ class LinkCourse:
             soonest = min(soonest, trace.next_change_us(now_us))
         for _, times in self._episodes:
             soonest = min(soonest, times.next_change_us(now_us))
-        if self._variation.delay_step_us:
+        if self._variation.delay_step_ms:
             every_us = self._variation.delay_step_every_ms * 1000
             soonest = min(soonest, (now_us // every_us + 1) * every_us)
         return soonest
@@ -106,9 +101,8 @@ class LinkCourse:
 
     def _direction_at(self, direction: LinkDirection, way: str, now_us: int) -> LinkDirection:
         spells = [spells for spells, times in self._episodes if times.is_on(now_us)]
-        delay_us = (
-            direction.delay_us + self._step_us(now_us) + sum(each.delay_us for each in spells)
-        )
+        spells_us = sum(round(each.delay_ms * 1000) for each in spells)
+        delay_us = direction.delay_us + self._step_us(now_us) + spells_us
         loss = direction.loss * math.prod(each.loss_factor for each in spells)
         is_stalled = any(each.is_stalled for each in spells)
         return msgspec.structs.replace(
@@ -125,8 +119,9 @@ class LinkCourse:
         return max(STALLED_BITS_PER_S, round(direction.bits_per_s * factor))
 
     def _step_us(self, now_us: int) -> int:
-        if not self._variation.delay_step_us:
+        if not self._variation.delay_step_ms:
             return 0
         number = now_us // (self._variation.delay_step_every_ms * 1000)
         dice = random.Random(f"{self._key}/delay-step/{number}")
-        return dice.randint(-self._variation.delay_step_us, self._variation.delay_step_us)
+        most_us = round(self._variation.delay_step_ms * 1000)
+        return dice.randint(-most_us, most_us)

@@ -1,42 +1,38 @@
 """Short spells in which a link is worse: gaps, handovers, spikes. Seeded functions of time."""
 
 import random
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
-from hypergpu.units import Microseconds, Milliseconds
-from netsim.link.error import NetsimError
+from hypergpu.units import Milliseconds
 
 
-class Episodes(msgspec.Struct, frozen=True, kw_only=True):
-    """One spell in each stretch of ``every_ms``.
+class Episodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One spell in each stretch of ``every_ms``, as a world file gives it.
 
     Raises:
-        NetsimError: No link can have such spells.
+        ValueError: No link can have such spells.
     """
 
-    every_ms: Milliseconds
-    least_ms: Milliseconds
+    every_ms: Milliseconds = msgspec.field(name="every")
+    least_ms: Milliseconds = msgspec.field(name="least")
     """Shortest spell."""
-    most_ms: Milliseconds
+    most_ms: Milliseconds = msgspec.field(name="most")
     """Longest spell; lengths between the two are equally likely."""
-    is_regular: bool = False
+    is_regular: bool = msgspec.field(default=False, name="regular")
     """At the beginning of each stretch, not somewhere in it."""
-    is_stalled: bool = False
+    is_stalled: bool = msgspec.field(default=False, name="stalled")
     """Nothing passes in a spell; what waits, waits."""
-    loss_factor: float = 1.0
+    loss_factor: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 1.0
     """On the loss, in a spell."""
-    delay_us: Microseconds = Microseconds(0)
+    delay_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] = 0.0
     """Added each way, in a spell."""
 
     def __post_init__(self) -> None:
         if not 0 < self.least_ms <= self.most_ms < self.every_ms:
             what = f"spells of {self.least_ms} to {self.most_ms} ms in each {self.every_ms} ms"
-            raise NetsimError(what, "give 0 < least <= most < every")
-        if not 0 <= self.loss_factor <= 10_000 or self.delay_us < 0:
-            what = f"a spell with loss factor {self.loss_factor:g} and delay {self.delay_us} us"
-            raise NetsimError(what, "give a factor in [0, 10000] and a delay of 0 or more")
+            raise ValueError(f"{what}\ngive 0 < least <= most < every")
 
 
 class EpisodeSpell(NamedTuple):

@@ -1,12 +1,11 @@
 """How a bottleneck's rate changes by itself: a seeded function of time, constant in pieces."""
 
 import math
+from typing import Annotated
 
 import msgspec
 
 from hypergpu.units import Milliseconds
-from netsim.link.error import NetsimError
-from netsim.link.link import STALLED_BITS_PER_S
 from netsim.link.noise import CORRELATION_MOST, CorrelatedNoise
 
 NEVER_US = 1 << 62
@@ -15,34 +14,24 @@ EVENING_HOURS = (18, 23)
 _DAY_US = 24 * HOUR_US
 
 
-class RateShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Factors on a rate. The default leaves it constant.
+_Factor = Annotated[float, msgspec.Meta(ge=0, le=1000)]
 
-    Raises:
-        NetsimError: No rate can be like that.
-    """
 
-    every_ms: Milliseconds = Milliseconds(1000)
+class RateShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Factors on a rate, as a world file gives them. The default leaves it constant."""
+
+    every_ms: Annotated[Milliseconds, msgspec.Meta(ge=1)] = msgspec.field(
+        default=Milliseconds(1000), name="every"
+    )
     """How long each drawn or listed factor holds."""
-    variation: float = 0.0
+    variation: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
     """Standard deviation over mean of a lognormal factor with mean 1; 0: none is drawn."""
-    correlation: float = 0.0
+    correlation: Annotated[float, msgspec.Meta(ge=0, le=CORRELATION_MOST)] = 0.0
     """Correlation of that factor with the next one."""
-    factors: tuple[float, ...] = ()
+    factors: tuple[_Factor, ...] = ()
     """Fixed factors, one after the other, then from the start again. 0 is a gap."""
-    evening: float = 1.0
+    evening: _Factor = 1.0
     """Factor from 18 to 23 o'clock."""
-
-    def __post_init__(self) -> None:
-        if self.every_ms < 1:
-            raise NetsimError(f"every_ms is {self.every_ms}", "give 1 or more")
-        if not 0 <= self.variation <= 10:
-            raise NetsimError(f"variation is {self.variation:g}", "give a ratio in [0, 10]")
-        if not 0 <= self.correlation <= CORRELATION_MOST:
-            what = f"correlation is {self.correlation:g}"
-            raise NetsimError(what, f"give a number in [0, {CORRELATION_MOST}]")
-        if not all(0 <= factor <= 1000 for factor in (*self.factors, self.evening)):
-            raise NetsimError("a factor on the rate is outside [0, 1000]", "correct it")
 
     @property
     def changes_by_step(self) -> bool:
@@ -72,12 +61,6 @@ class RateProcess:
         of_noise = math.log1p(shape.correlation * shape.variation**2) / variance if variance else 0
         self._sigma = math.sqrt(variance)
         self._noise = CorrelatedNoise(key, of_noise)
-
-    def rate_at(self, now_us: int) -> int:
-        """Bits a second; `STALLED_BITS_PER_S` where a factor is 0."""
-        if not self._bits_per_s:
-            return 0
-        return max(STALLED_BITS_PER_S, round(self._bits_per_s * self.factor_at(now_us)))
 
     def factor_at(self, now_us: int) -> float:
         """What the rate is multiplied by."""

@@ -209,22 +209,14 @@ def profile_links(names: Sequence[str], seed: int) -> Links:
         earlier = sum(other is each for other in found[:place])
         is_numbered = sum(other is each for other in found) > 1
         name = f"{each.name}-{earlier + 1}" if is_numbered else each.name
-        nodes[name] = Shape(link=each.link, variation=each.variation)
+        nodes[name] = each.shape
     return Links(nodes=nodes, seed=seed)
 
 
 def world_links(world: WorldDescription) -> Links:
     """Return each node's link with what varies it; faults are not the links'."""
     return Links(
-        nodes={
-            node.name: Shape(
-                link=node.link,
-                variation=node.variation,
-                traces=node.traces,
-                starts_at_hour=world.starts_at_hour,
-            )
-            for node in world.nodes
-        },
+        nodes={node.name: node.shape for node in world.nodes},
         coordinator=Shape(link=world.coordinator),
         seed=world.seed,
     )

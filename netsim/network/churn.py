@@ -31,22 +31,22 @@ class SpanKind(StrEnum):
     HYPEREXPONENTIAL = "hyperexponential"
 
 
-class SpanPhase(msgspec.Struct, frozen=True):
+class SpanPhase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One of the exponential distributions that a hyper-exponential one mixes."""
 
     share: float
-    mean_s: float
+    mean_s: float = msgspec.field(name="mean")
 
 
-class SpanDistribution(msgspec.Struct, frozen=True, kw_only=True):
-    """A distribution of lengths of time.
+class SpanDistribution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A distribution of lengths of time, as a world file gives it.
 
     Raises:
-        NetsimError: There is no such distribution.
+        ValueError: There is no such distribution.
     """
 
-    kind: SpanKind
-    scale_s: float = 0.0
+    kind: SpanKind = SpanKind.EXPONENTIAL
+    scale_s: float = msgspec.field(default=0.0, name="scale")
     """The mean of an exponential, the median of a lognormal, else the usual scale parameter."""
     shape: float = 1.0
     """Shape of a Weibull or gamma; of a lognormal the deviation of its logarithm."""
@@ -60,30 +60,14 @@ class SpanDistribution(msgspec.Struct, frozen=True, kw_only=True):
             numbers = [self.scale_s, self.shape]
         if is_mixed != bool(self.phases):
             fix = "give phases to a hyperexponential, and scale and shape to the others"
-            raise NetsimError(f"a {self.kind} span with {len(self.phases)} phases", fix)
+            raise ValueError(f"a {self.kind} span with {len(self.phases)} phases\n{fix}")
         if not all(0 < number < 1e9 for number in numbers):
             what = f"a {self.kind} span of {', '.join(f'{number:g}' for number in numbers)}"
-            raise NetsimError(what, "give numbers above 0 and below 1e9")
+            raise ValueError(f"{what}\ngive numbers above 0 and below 1e9")
 
     def draw_us(self, dice: random.Random) -> int:
         """Draw a length of time of at least a microsecond."""
         return max(1, round(self._draw_s(dice) * 1e6))
-
-    @property
-    def mean_s(self) -> float:
-        """Mean length."""
-        match self.kind:
-            case SpanKind.EXPONENTIAL:
-                return self.scale_s
-            case SpanKind.WEIBULL:
-                return self.scale_s * math.gamma(1 + 1 / self.shape)
-            case SpanKind.LOGNORMAL:
-                return self.scale_s * math.exp(self.shape**2 / 2)
-            case SpanKind.GAMMA:
-                return self.scale_s * self.shape
-            case SpanKind.HYPEREXPONENTIAL:
-                total = sum(phase.share for phase in self.phases)
-                return sum(phase.share * phase.mean_s for phase in self.phases) / total
 
     def _draw_s(self, dice: random.Random) -> float:
         match self.kind:
@@ -100,16 +84,11 @@ class SpanDistribution(msgspec.Struct, frozen=True, kw_only=True):
                 return dice.expovariate(1 / phase.mean_s)
 
 
-class Churn(msgspec.Struct, frozen=True):
+class Churn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sessions and absences that follow each other."""
 
     session: SpanDistribution
     absence: SpanDistribution
-
-    @property
-    def availability(self) -> float:
-        """Share of the time for which a machine is present."""
-        return self.session.mean_s / (self.session.mean_s + self.absence.mean_s)
 
 
 class Absence(NamedTuple):

@@ -7,7 +7,7 @@ import msgspec
 
 from netsim.link import NEVER_US, Link, LinkCourse
 from netsim.network.churn import Absence, absences
-from netsim.network.world import FaultKind, NodeDescription, WorldDescription, WorldFault
+from netsim.network.world import FlapFault, NodeDescription, PartitionFault, WorldDescription
 
 
 class LinkState(msgspec.Struct, frozen=True):
@@ -28,9 +28,9 @@ class WorldCourse:
         self._world = world
         self._nodes = {node.name: node for node in world.nodes}
         self._courses: dict[str, LinkCourse] = {}
-        self._cuts: dict[str, list[WorldFault]] = {}
+        self._cuts: dict[str, list[PartitionFault | FlapFault]] = {}
         for fault in world.faults:
-            if fault.kind in (FaultKind.PARTITION, FaultKind.FLAP):
+            if isinstance(fault, PartitionFault | FlapFault):
                 self._cuts.setdefault(fault.target, []).append(fault)
 
     def state(self, node: str, now_us: int) -> LinkState:
@@ -77,30 +77,26 @@ class WorldCourse:
 
     def _course(self, node: str) -> LinkCourse:
         if node not in self._courses:
-            described = self._nodes[node]
-            self._courses[node] = LinkCourse(
-                described.link,
-                described.variation,
-                key=self._world.key("link", node),
-                traces=described.traces,
-                starts_at_hour=self._world.starts_at_hour,
-            )
+            self._courses[node] = self._nodes[node].shape.course(self._world.key("link", node))
         return self._courses[node]
 
 
-def _cuts(fault: WorldFault, now_us: int) -> bool:
+def _cuts(fault: PartitionFault | FlapFault, now_us: int) -> bool:
     if not fault.at_us <= now_us < fault.until_us:
         return False
-    return not fault.every_us or (now_us - fault.at_us) % fault.every_us < fault.every_us // 2
+    if isinstance(fault, PartitionFault):
+        return True
+    every_us = fault.every_ms * 1000
+    return (now_us - fault.at_us) % every_us < every_us // 2
 
 
-def _next_cut_us(fault: WorldFault, now_us: int) -> int:
+def _next_cut_us(fault: PartitionFault | FlapFault, now_us: int) -> int:
     if now_us < fault.at_us:
         return fault.at_us
-    if now_us >= fault.until_us or not fault.every_us:
-        return fault.until_us if now_us < fault.until_us else NEVER_US
-    since_us = (now_us - fault.at_us) % fault.every_us
-    half_us = fault.every_us // 2
-    return min(
-        fault.until_us, now_us + (half_us if since_us < half_us else fault.every_us) - since_us
-    )
+    if now_us >= fault.until_us:
+        return NEVER_US
+    if isinstance(fault, PartitionFault):
+        return fault.until_us
+    every_us = fault.every_ms * 1000
+    half_us, since_us = every_us // 2, (now_us - fault.at_us) % every_us
+    return min(fault.until_us, now_us + (half_us if since_us < half_us else every_us) - since_us)

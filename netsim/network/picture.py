@@ -13,7 +13,7 @@ from netsim.network.churn import Absence
 from netsim.network.course import WorldCourse
 from netsim.network.world import (
     COORDINATOR,
-    FaultKind,
+    ClockJumpFault,
     NodeDescription,
     WorldDescription,
     WorldFault,
@@ -29,14 +29,14 @@ _GAP = 8.0
 _STEPS = (1, 1.5, 2, 3, 5, 7, 10)
 
 _FAULT_WORDS = {
-    FaultKind.CRASH: "crash",
-    FaultKind.PARTITION: "cut off",
-    FaultKind.FLAP: "flapping",
-    FaultKind.SLOW_DISK: "slow disk",
-    FaultKind.CLOCK_JUMP: "clock jump",
-    FaultKind.CORRUPT: "corrupts",
-    FaultKind.LIE: "lies",
-    FaultKind.SLOW_DEVICE: "slow device",
+    "crash": "crash",
+    "partition": "cut off",
+    "flap": "flapping",
+    "slow_disk": "slow disk",
+    "clock_jump": "clock jump",
+    "corrupt": "corrupts",
+    "lie": "lies",
+    "slow_device": "slow device",
 }
 LANES_MAX = 40
 _SAMPLES = 1200
@@ -153,7 +153,7 @@ def _coordinator(world: WorldDescription, until_us: int) -> list[str]:
         if fault.target == COORDINATOR and fault.at_us < until_us:
             left = _x_at(fault.at_us, until_us)
             size = (_fault_width(fault, until_us), 18.0)
-            parts.append(svg.box((left, _TOP), size, style=f"fault {fault.kind.value}"))
+            parts.append(svg.box((left, _TOP), size, style=f"fault {fault.kind}"))
             parts.append(svg.text(left + 4, _TOP + 13, _FAULT_WORDS[fault.kind], style="word"))
     return parts
 
@@ -239,7 +239,7 @@ def _lane_svg(lane: PictureLane, top: float, until_us: int) -> Iterator[str]:
 
 def _fault_width(fault: WorldFault, until_us: int) -> float:
     """Return the width of a fault; a clock that jumped for good did so in an instant."""
-    if fault.kind is FaultKind.CLOCK_JUMP and fault.until_us == NEVER_US:
+    if isinstance(fault, ClockJumpFault) and fault.until_us == NEVER_US:
         return 3.0
     return max(3.0, _x_at(fault.until_us, until_us) - _x_at(fault.at_us, until_us))
 
@@ -309,7 +309,7 @@ def _faults(lane: PictureLane, top: float, until_us: int) -> Iterator[str]:
         if fault.at_us < until_us:
             left = _x_at(fault.at_us, until_us)
             size = (_fault_width(fault, until_us), _RATE + _GAP + _DELAY)
-            style = f"fault {fault.kind.value}"
+            style = f"fault {fault.kind}"
             yield svg.box((left, top), size, style=style, title=_FAULT_WORDS[fault.kind])
 
 

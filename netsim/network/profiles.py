@@ -7,9 +7,9 @@ from types import MappingProxyType
 import msgspec
 
 from hypergpu.jobfile.toml import KeyLines, load_toml, read_struct
-from netsim.link import Link, Variation
+from netsim.link import Shape
 from netsim.network.churn import known_as
-from netsim.network.keys import VaryingLinkKeys
+from netsim.network.keys import VaryingLinkKeys, replace_durations
 
 _TABLE = Path(__file__).with_name("profiles.toml")
 _ALSO_KNOWN_AS = {
@@ -32,8 +32,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """A link that somebody really has, by name."""
 
     name: str
-    link: Link
-    variation: Variation = Variation()
+    shape: Shape
     churn: str = ""
     """A name of `CHURN_CLASSES`; empty: such machines stay. Worlds use it only when asked."""
     source: str
@@ -46,14 +45,9 @@ class _ProfileKeys(VaryingLinkKeys, kw_only=True):
 
 
 def _profile(name: str, table: Mapping[str, object]) -> Profile:
-    keys = read_struct(table, _ProfileKeys, KeyLines(_TABLE.name))
-    return Profile(
-        name=name,
-        link=keys.link(),
-        variation=keys.variation(Variation()),
-        churn=keys.churn,
-        source=keys.source,
-    )
+    lines = KeyLines(_TABLE.name)
+    keys = read_struct(replace_durations(table, lines), _ProfileKeys, lines)
+    return Profile(name=name, shape=keys.shape(), churn=keys.churn, source=keys.source)
 
 
 PROFILES: Mapping[str, Profile] = MappingProxyType(

@@ -7,16 +7,23 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from netsim.link import NEVER_US, Variation
+from netsim.link import NEVER_US, Shape
 from netsim.link.error import NetsimError
 from netsim.network.course import WorldCourse
-from netsim.network.world import FaultKind, WorldDescription, WorldFault
+from netsim.network.world import (
+    CrashFault,
+    FlapFault,
+    PartitionFault,
+    SlowDeviceFault,
+    WorldDescription,
+    WorldFault,
+)
 
 _ONLY_VIRTUAL = {
-    FaultKind.SLOW_DISK: "no disk of this machine is slowed down",
-    FaultKind.CLOCK_JUMP: "this machine's clock stays as it is",
-    FaultKind.CORRUPT: "updates travel encrypted and signed",
-    FaultKind.LIE: "the node's program does not lie",
+    "slow_disk": "no disk of this machine is slowed down",
+    "clock_jump": "this machine's clock stays as it is",
+    "corrupt": "updates travel encrypted and signed",
+    "lie": "the node's program does not lie",
 }
 
 
@@ -44,9 +51,13 @@ class WorldAction(NamedTuple):
     """The fault of an impairment."""
 
     @property
+    def slowness(self) -> float:
+        """Factor on the steps of a device while it is impaired."""
+        return self.fault.factor if isinstance(self.fault, SlowDeviceFault) else 1.0
+
+    @property
     def sentence(self) -> str:
         """The action for people."""
-        factor = self.fault.factor if self.fault else 1
         match self.kind:
             case ActionKind.CUT:
                 return f"the link of {self.target} is cut"
@@ -57,7 +68,7 @@ class WorldAction(NamedTuple):
             case ActionKind.START:
                 return f"{self.target} is started again"
             case ActionKind.IMPAIR:
-                return f"steps of {self.target} take {factor:g} times as long"
+                return f"steps of {self.target} take {self.slowness:g} times as long"
             case ActionKind.REPAIR:
                 return f"steps of {self.target} take as long as before"
 
@@ -87,16 +98,16 @@ def timeline(world: WorldDescription, until_us: int) -> Iterator[WorldAction]:
 
 def _cuts(world: WorldDescription, until_us: int) -> Iterator[WorldAction]:
     """Yield cuts by faults alone: what varies the links by itself is the backend's."""
-    steady = tuple(replace(each, variation=Variation(), traces=()) for each in world.nodes)
+    steady = tuple(replace(each, shape=Shape(link=each.link)) for each in world.nodes)
     for at_us, name, state in WorldCourse(replace(world, nodes=steady)).all_changes(until_us):
         if at_us or state.is_cut:
             yield WorldAction(at_us, ActionKind.CUT if state.is_cut else ActionKind.HEAL, name)
 
 
 def _span(fault: WorldFault) -> Iterator[WorldAction]:
-    if fault.kind in {FaultKind.PARTITION, FaultKind.FLAP}:
+    if isinstance(fault, PartitionFault | FlapFault):
         return
-    kind = ActionKind.KILL if fault.kind is FaultKind.CRASH else ActionKind.IMPAIR
+    kind = ActionKind.KILL if isinstance(fault, CrashFault) else ActionKind.IMPAIR
     impairment = None if kind is ActionKind.KILL else fault
     yield WorldAction(fault.at_us, kind, fault.target, impairment)
     yield WorldAction(fault.until_us, _ENDS[kind], fault.target, impairment)

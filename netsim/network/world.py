@@ -1,51 +1,124 @@
 """What a world file says, as plain data: the one input of every backend."""
 
-from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.units import Bytes, Microseconds
-from netsim.link import Link, LinkTrace, Variation
+from hypergpu.units import Bytes, Milliseconds
+from netsim.link import NEVER_US, Link, Shape
 from netsim.network.churn import Churn
 
 COORDINATOR = "coordinator"
 """The name under which faults reach the coordinator. No node may have it."""
 
 
-class FaultKind(StrEnum):
-    """What goes wrong."""
+class _AnyEntry(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"
+):
+    nodes: str | tuple[str, ...]
+    """Names of nodes and groups; of a fault in a `WorldDescription` its one target."""
+    at_ms: Milliseconds = msgspec.field(name="at")
 
-    CRASH = "crash"
-    PARTITION = "partition"
-    FLAP = "flap"
-    SLOW_DISK = "slow_disk"
-    CLOCK_JUMP = "clock_jump"
-    CORRUPT = "corrupt"
-    LIE = "lie"
-    SLOW_DEVICE = "slow_device"
+    @property
+    def kind(self) -> str:
+        """Word for the kind in a world file."""
+        return str(self.__struct_config__.tag)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of nodes and groups."""
+        return (self.nodes,) if isinstance(self.nodes, str) else self.nodes
+
+    @property
+    def at_us(self) -> int:
+        """When it happens."""
+        return self.at_ms * 1000
 
 
-class WorldFault(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that goes wrong for one node, or for the coordinator."""
+class HealEntry(_AnyEntry, frozen=True, kw_only=True, tag="heal"):
+    """Ends the faults of its nodes that have begun."""
 
-    kind: FaultKind
-    target: str
-    at_us: Microseconds
-    until_us: Microseconds
-    """`NEVER_US`: it is not healed. A crashed process is started again then."""
-    every_us: Microseconds = Microseconds(0)
-    """Flap: time from one cut to the next; the link is cut for half of it."""
-    bytes_per_s: int = 0
-    """Slow disk: its rate."""
-    jump_ms: int = 0
-    """Clock jump: how far the wall clock goes forward, or back when negative."""
-    share: float = 0.0
-    """Corruption: share of the node's updates that arrive with other bytes than were sent."""
-    factor: float = 0.0
-    """Lie: factor on the node's pseudo-gradient; -1 turns it round. Slow
-    device: how many times as long its inner steps take.
-    """
+
+class WorldFault(_AnyEntry, frozen=True, kw_only=True):
+    """One thing that goes wrong for nodes, or for the coordinator."""
+
+    lasts_ms: Milliseconds | None = msgspec.field(default=None, name="for")
+    """None: until a heal, or for good."""
+
+    @property
+    def target(self) -> str:
+        """The one node that a fault of a `WorldDescription` is for."""
+        return str(self.nodes)
+
+    @property
+    def until_us(self) -> int:
+        """When it ends; `NEVER_US`: it is not healed."""
+        return NEVER_US if self.lasts_ms is None else self.at_us + self.lasts_ms * 1000
+
+
+class CrashFault(WorldFault, frozen=True, kw_only=True, tag="crash"):
+    """The process is killed, and started again at the end."""
+
+
+class PartitionFault(WorldFault, frozen=True, kw_only=True, tag="partition"):
+    """The link is cut."""
+
+
+class FlapFault(WorldFault, frozen=True, kw_only=True, tag="flap"):
+    """The link is cut for half of each period."""
+
+    every_ms: Annotated[Milliseconds, msgspec.Meta(ge=1)] = msgspec.field(name="every")
+    """Time from one cut to the next."""
+
+
+class SlowDiskFault(WorldFault, frozen=True, kw_only=True, tag="slow_disk"):
+    """The disk is slow."""
+
+    mib_per_s: Annotated[float, msgspec.Meta(ge=0.001, le=1e6)]
+
+    @property
+    def bytes_per_s(self) -> int:
+        """Rate of the disk."""
+        return round(self.mib_per_s * (1 << 20))
+
+
+class ClockJumpFault(WorldFault, frozen=True, kw_only=True, tag="clock_jump"):
+    """The wall clock jumps forward, or back when the number is negative."""
+
+    by_s: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
+
+
+class CorruptFault(WorldFault, frozen=True, kw_only=True, tag="corrupt"):
+    """A share of the node's updates arrives with other bytes than were sent."""
+
+    percent: Annotated[float, msgspec.Meta(ge=0, le=100)] = 100.0
+
+
+class LieFault(WorldFault, frozen=True, kw_only=True, tag="lie"):
+    """The node multiplies its pseudo-gradient; -1 turns it round."""
+
+    factor: Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)] = -1.0
+
+
+class SlowDeviceFault(WorldFault, frozen=True, kw_only=True, tag="slow_device"):
+    """Inner steps take ``factor`` times as long."""
+
+    factor: Annotated[float, msgspec.Meta(ge=1, le=1e4)]
+
+
+FaultEntry = (
+    HealEntry
+    | CrashFault
+    | PartitionFault
+    | FlapFault
+    | SlowDiskFault
+    | ClockJumpFault
+    | CorruptFault
+    | LieFault
+    | SlowDeviceFault
+)
+"""One entry of a world file's ``[[faults]]``."""
 
 
 class NodeDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,14 +127,17 @@ class NodeDescription(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     group: str
     profile: str = ""
-    link: Link
-    variation: Variation = Variation()
-    traces: tuple[LinkTrace, ...] = ()
+    shape: Shape
     churn: Churn | None = None
     step_floor_ms: float = 0.0
     """An inner step takes this long at least, so that a fast machine can play a slow GPU."""
     memory_bytes: Bytes = Bytes(0)
     """What the node says its device has; 0: what it really has."""
+
+    @property
+    def link(self) -> Link:
+        """The node's link where nothing varies it."""
+        return self.shape.link
 
 
 class WorldDescription(msgspec.Struct, frozen=True, kw_only=True):

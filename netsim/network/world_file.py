@@ -11,35 +11,25 @@ from hypergpu.jobfile import JobFileError, parse_job, parse_job_table
 from hypergpu.jobfile.problem import join_words, nearest
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.jobfile.toml import KeyLines, load_toml, read_struct
-from hypergpu.units import Bytes, Microseconds
+from hypergpu.units import Bytes, Milliseconds
 from netsim.link import (
     COORDINATOR_LINK,
-    NEVER_US,
     TRACE_BYTES_MAX,
-    Link,
-    LinkCourse,
     LinkTrace,
-    Variation,
+    Shape,
     csv_trace,
     mahimahi_trace,
 )
 from netsim.link.error import NetsimError
 from netsim.network.churn import Churn, churn_class
-from netsim.network.keys import (
-    NODES_MAX,
-    ChurnKeys,
-    FaultKeys,
-    HealKeys,
-    LastingKeys,
-    LinkKeys,
-    NodeKeys,
-    WorldKeys,
-)
+from netsim.network.keys import NODES_MAX, LinkKeys, NodeKeys, WorldKeys, replace_durations
 from netsim.network.profiles import profile
 from netsim.network.world import (
     COORDINATOR,
-    FaultKind,
+    FaultEntry,
+    HealEntry,
     NodeDescription,
+    SlowDeviceFault,
     WorldDescription,
     WorldFault,
 )
@@ -48,7 +38,7 @@ FILE_BYTES_MAX = 1 << 20
 _EVERYBODY = "all"
 _NO_CHURN, _PROFILE_CHURN = "none", "profile"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
-_OF_COORDINATOR = (FaultKind.CRASH, FaultKind.SLOW_DISK, FaultKind.CLOCK_JUMP)
+_OF_COORDINATOR = ("heal", "crash", "slow_disk", "clock_jump")
 
 ReadFile = Callable[[str], bytes]
 """Reads a file beside the world file; raises a `NetsimError` when it cannot."""
@@ -93,7 +83,8 @@ def parse_world(
     """
     lines = KeyLines(source, text)
     try:
-        keys = read_struct(load_toml(text, source), WorldKeys, lines)
+        tree = replace_durations(load_toml(text, source), lines)
+        keys = read_struct(tree, WorldKeys, lines)
     except JobFileError as wrong:
         problem = wrong.problems[0]
         raise NetsimError(f"{problem.where}: {problem.what}", problem.fix) from None
@@ -113,7 +104,7 @@ class _WorldReader:
         if not keys.nodes:
             raise self._error("nodes", "no nodes", 'add [[nodes]] with profile = "home-fibre"')
         with self._at_key("churn"):
-            _churn(keys.churn, "")
+            _churn_of(keys.churn, "")
         with self._at_key("coordinator"):
             coordinator = (keys.coordinator or LinkKeys()).link(COORDINATOR_LINK)
         groups = [self._group(number, each) for number, each in enumerate(keys.nodes)]
@@ -165,19 +156,17 @@ class _WorldReader:
             raise self._error(f"{place}.name", f'"{name}" is no name for nodes', fix)
         with self._at_key(f"{place}.churn"):
             given = self._keys.churn if keys.churn is None else keys.churn
-            churn = _churn(given, base.churn if base else "")
+            churn = _churn_of(given, base.churn if base else "")
         traces = tuple(self._traces(place, keys))
         with self._at_key(place):
-            link = keys.link(base.link if base else None)
-            variation = keys.variation(base.variation if base else Variation())
-            _check_course(link, variation, traces)
+            shape = keys.shape(base.shape if base else None)
+            shape = replace(shape, traces=traces, starts_at_hour=self._keys.hour)
+            _require_possible(shape)
         node = NodeDescription(
             name=name,
             group=name,
             profile=keys.profile or "",
-            link=link,
-            variation=variation,
-            traces=traces,
+            shape=shape,
             churn=churn,
             step_floor_ms=keys.step_floor_ms,
             memory_bytes=Bytes(keys.memory_mib << 20),
@@ -212,68 +201,63 @@ class _WorldReader:
     def _faults(self, targets: Mapping[str, tuple[str, ...]]) -> Iterator[WorldFault]:
         """Yield each fault for each of its targets, ended by the first heal after it began."""
         found: list[WorldFault] = []
-        heals: list[tuple[str, int]] = []
-        for number, keys in enumerate(self._keys.faults):
-            names = self._names(f"faults.{number}", keys, targets)
-            if isinstance(keys, HealKeys):
-                heals.extend((name, keys.at.ms * 1000) for name in names)
+        heals: list[tuple[str, Milliseconds]] = []
+        for number, entry in enumerate(self._keys.faults):
+            names = self._names(f"faults.{number}", entry, targets)
+            if isinstance(entry, HealEntry):
+                heals.extend((name, entry.at_ms) for name in names)
+            elif entry.lasts_ms == 0:
+                fix = "lengthen it, or leave for away"
+                raise self._error(f"faults.{number}.for", "a fault of no length", fix)
             else:
-                fault = self._fault(f"faults.{number}", keys)
-                found.extend(replace(fault, target=name) for name in names)
-        for fault in sorted(found, key=lambda each: each.at_us):
-            ends = [at_us for name, at_us in heals if name == fault.target and at_us > fault.at_us]
-            yield replace(fault, until_us=min([fault.until_us, *ends]))
+                found.extend(replace(entry, nodes=name) for name in names)
+        for fault in sorted(found, key=lambda each: each.at_ms):
+            spans_ms = [
+                heal_ms - fault.at_ms
+                for name, heal_ms in heals
+                if name == fault.target and heal_ms > fault.at_ms
+            ]
+            if fault.lasts_ms is not None:
+                spans_ms.append(fault.lasts_ms)
+            yield replace(fault, lasts_ms=min(spans_ms, default=None))
 
     def _names(
-        self, place: str, keys: FaultKeys, targets: Mapping[str, tuple[str, ...]]
+        self, place: str, entry: FaultEntry, targets: Mapping[str, tuple[str, ...]]
     ) -> tuple[str, ...]:
         names: dict[str, None] = {}
-        for name in keys.targets:
+        for name in entry.targets:
             if name not in targets:
                 meant = nearest(name, list(targets))
                 fix = f'did you mean "{meant}"?' if meant else "name a node or a group of this file"
                 raise self._error(f"{place}.nodes", f'there is no node or group "{name}"', fix)
             names.update(dict.fromkeys(targets[name]))
-        if COORDINATOR in names and keys.kind not in (*_OF_COORDINATOR, "heal"):
-            fix = f"name nodes; the coordinator knows {join_words(_OF_COORDINATOR)}"
-            raise self._error(f"{place}.nodes", f"the coordinator has no {keys.kind}", fix)
+        if COORDINATOR in names and entry.kind not in _OF_COORDINATOR:
+            fix = f"name nodes; the coordinator knows {join_words(_OF_COORDINATOR[1:])}"
+            raise self._error(f"{place}.nodes", f"the coordinator has no {entry.kind}", fix)
         return tuple(names)
-
-    def _fault(self, place: str, keys: LastingKeys) -> WorldFault:
-        if keys.lasts is not None and not keys.lasts.ms:
-            fix = "lengthen it, or leave for away"
-            raise self._error(f"{place}.for", "a fault of no length", fix)
-        until_us = NEVER_US if keys.lasts is None else (keys.at.ms + keys.lasts.ms) * 1000
-        return WorldFault(
-            kind=FaultKind(keys.kind),
-            target="",
-            at_us=Microseconds(keys.at.ms * 1000),
-            until_us=Microseconds(until_us),
-            **keys.numbers(),
-        )
 
     def _check_devices(
         self, nodes: tuple[NodeDescription, ...], faults: tuple[WorldFault, ...]
     ) -> None:
         floorless = {node.name for node in nodes if not node.step_floor_ms}
         for fault in faults:
-            if fault.kind is FaultKind.SLOW_DEVICE and fault.target in floorless:
+            if isinstance(fault, SlowDeviceFault) and fault.target in floorless:
                 what = f"{fault.target} has a slow device and no step_floor_ms"
                 raise self._error("faults", what, "give the node step_floor_ms")
 
 
-def _churn(given: str | ChurnKeys, of_profile: str) -> Churn | None:
-    """How a group comes and goes; None: its nodes stay."""
-    if isinstance(given, ChurnKeys):
-        return given.churn()
-    name = of_profile if given == _PROFILE_CHURN else given
+def _churn_of(given: str | Churn, profile_churn: str) -> Churn | None:
+    """Return how a group comes and goes; None: its nodes stay."""
+    if isinstance(given, Churn):
+        return given
+    name = profile_churn if given == _PROFILE_CHURN else given
     return None if name in {_NO_CHURN, ""} else churn_class(name)
 
 
-def _check_course(link: Link, variation: Variation, traces: tuple[LinkTrace, ...]) -> None:
-    """Every row of every trace must leave a possible link."""
-    for trace in traces:
-        course = LinkCourse(link, variation, key="", traces=(trace,))
+def _require_possible(shape: Shape) -> None:
+    """Reject a trace with a row that leaves no possible link."""
+    for trace in shape.traces:
+        course = replace(shape, traces=(trace,)).course("")
         # Rates cannot make a link impossible: rows that differ in nothing else are tried once.
         rows = {
             (row.delay_us, row.jitter_us, row.loss, row.burst_packets): row for row in trace.rows

@@ -20,7 +20,7 @@ from hypergpu.jobfile.problem import join_words, nearest
 from hypergpu.jobfile.spec import STRATEGIES, JobSpec
 from hypergpu.units import are, several
 from hypergpu.workloads.registry import UnknownWorkloadError, find
-from netsim.link import UNLIMITED, Variation
+from netsim.link import UNLIMITED, Shape
 from netsim.link.error import NetsimError
 from netsim.network.profiles import profile
 from netsim.network.world import NodeDescription, WorldDescription
@@ -146,8 +146,7 @@ def _near(world: WorldDescription) -> WorldDescription:
             name=node.name,
             group=node.group,
             profile=NEAR,
-            link=profile(NEAR).link,
-            variation=Variation(),
+            shape=Shape(link=profile(NEAR).shape.link),
             memory_bytes=node.memory_bytes,
         )
         for node in world.nodes

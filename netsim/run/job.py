@@ -220,8 +220,8 @@ class _TimelineActor:
                 pass
 
     def _slow_down(self, action: WorldAction) -> None:
-        factor = action.fault.factor if action.fault else 1.0
-        factor = factor if action.kind is ActionKind.IMPAIR else 1 / factor
+        is_over = action.kind is ActionKind.REPAIR
+        factor = 1 / action.slowness if is_over else action.slowness
         slowness = self._slowness[action.target] = self._slowness.get(action.target, 1.0) * factor
         path = _slowness_path(self._folder, action.target)
         draft = path.with_suffix(".draft")

@@ -3,10 +3,18 @@
 from msgspec.structs import replace
 
 from netsim.network.timeline import ActionKind, WorldAction, timeline
-from netsim.network.world import COORDINATOR, FaultKind, WorldDescription, WorldFault
+from netsim.network.world import (
+    COORDINATOR,
+    CorruptFault,
+    LieFault,
+    SlowDeviceFault,
+    SlowDiskFault,
+    WorldDescription,
+    WorldFault,
+)
 from netsim.virtual.agenda import Agenda
 from netsim.virtual.coordinator_actor import CoordinatorActor
-from netsim.virtual.node_actor import Ills, NodeActor
+from netsim.virtual.node_actor import NodeActor
 
 _HORIZON_US = 1 << 60
 
@@ -48,10 +56,10 @@ class FaultScript:
                 self._coordinator.crash(list(self._nodes.values()))
             case ActionKind.START:
                 self._coordinator.restart()
-            case ActionKind.IMPAIR if action.fault:
-                self._coordinator.disk_bytes_per_s = action.fault.bytes_per_s
             case _:
-                self._coordinator.disk_bytes_per_s = 0
+                if isinstance(action.fault, SlowDiskFault):
+                    rate = action.fault.bytes_per_s if action.kind is ActionKind.IMPAIR else 0
+                    self._coordinator.disk_bytes_per_s = rate
 
     def _act_on_node(self, action: WorldAction, node: NodeActor) -> None:
         match action.kind:
@@ -69,17 +77,14 @@ class FaultScript:
 
 
 def _impair(node: NodeActor, fault: WorldFault, *, is_over: bool) -> None:
-    well = Ills()
-    match fault.kind:
-        case FaultKind.SLOW_DEVICE:
-            node.step_ms *= 1 / fault.factor if is_over else fault.factor
-        case FaultKind.SLOW_DISK:
-            rate = well.disk_bytes_per_s if is_over else fault.bytes_per_s
-            node.ills = replace(node.ills, disk_bytes_per_s=rate)
-        case FaultKind.CORRUPT:
-            share = well.corruption if is_over else fault.share
-            node.ills = replace(node.ills, corruption=share)
-        case FaultKind.LIE:
-            node.ills = replace(node.ills, lie=well.lie if is_over else fault.factor)
+    match fault:
+        case SlowDeviceFault(factor=factor):
+            node.step_ms *= 1 / factor if is_over else factor
+        case SlowDiskFault(bytes_per_s=rate):
+            node.ills = replace(node.ills, disk_bytes_per_s=0 if is_over else rate)
+        case CorruptFault(percent=percent):
+            node.ills = replace(node.ills, corruption=0.0 if is_over else percent / 100)
+        case LieFault(factor=factor):
+            node.ills = replace(node.ills, lie=1.0 if is_over else factor)
         case _:
             pass

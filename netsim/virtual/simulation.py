@@ -14,7 +14,6 @@ from gpu_node.core import events as node_events
 from hypergpu.ids import Address, Digest, JobId, NodeId
 from hypergpu.statements.domain import Domain, terms_of
 from hypergpu.units import Milliseconds
-from netsim.link import LinkCourse
 from netsim.network.world import NodeDescription
 from netsim.virtual.agenda import Agenda, Deed
 from netsim.virtual.coordinator_actor import MODEL_BYTES_PER_S, CoordinatorActor, journal_digest
@@ -134,13 +133,7 @@ class Simulation:
 
     def _node(self, described: NodeDescription) -> NodeActor:
         key = partial(self._description.key, entity=described.name)
-        course = LinkCourse(
-            described.link,
-            described.variation,
-            key=key("link"),
-            traces=described.traces,
-            starts_at_hour=self._description.starts_at_hour,
-        )
+        course = described.shape.course(key("link"))
         link = NodeLink(self._agenda, course, random.Random(key("transfers")), self._line)
         dice = random.Random(key("node"))
         node = NodeActor(NodeId(described.name), self._agenda, self._coordinator, link, dice)

@@ -17,7 +17,7 @@ from hypergpu.jobfile.spec import (
     TrainingSettings,
 )
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.link import COORDINATOR_LINK, CongestionControl, Link, LinkDirection
+from netsim.link import COORDINATOR_LINK, CongestionControl, Link, LinkDirection, Shape
 from netsim.link.error import NetsimError
 from netsim.network.world import NodeDescription, WorldDescription
 from netsim.virtual.sizes import TransferSizes
@@ -194,7 +194,7 @@ def drawn_description(world: SimulatedWorld) -> WorldDescription:
             NodeDescription(
                 name=NodeId(name),
                 group="drawn",
-                link=random_link(random.Random(f"{world.seed}/link/{name}")),
+                shape=Shape(link=random_link(random.Random(f"{world.seed}/link/{name}"))),
             )
             for name in names
         ),

@@ -9,11 +9,23 @@ from msgspec.structs import replace
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.link import COORDINATOR_LINK, NEVER_US, Link, LinkDirection, RateShape, Variation
+from netsim.link import COORDINATOR_LINK, Link, LinkDirection, RateShape, Shape, Variation
 from netsim.link.error import NetsimError
 from netsim.network.churn import Churn, SpanDistribution, SpanKind
 from netsim.network.profiles import profile
-from netsim.network.world import FaultKind, NodeDescription, WorldDescription, WorldFault
+from netsim.network.world import (
+    ClockJumpFault,
+    CorruptFault,
+    CrashFault,
+    FlapFault,
+    LieFault,
+    NodeDescription,
+    PartitionFault,
+    SlowDeviceFault,
+    SlowDiskFault,
+    WorldDescription,
+    WorldFault,
+)
 from netsim.virtual.simulation import Simulation, WorldOutcome
 from netsim.virtual.sizes import TransferSizes
 from netsim.virtual.worlds import SimulatedWorld, described_world
@@ -29,10 +41,7 @@ NAMES = ("lan", "home-fibre", "home-cable", "home-dsl", "wifi-bad", "lte-moving"
 
 
 def node(name: str, link: str = "home-fibre") -> NodeDescription:
-    found = profile(link)
-    return NodeDescription(
-        name=name, group=name, profile=link, link=found.link, variation=found.variation
-    )
+    return NodeDescription(name=name, group=name, profile=link, shape=profile(link).shape)
 
 
 TWO = WorldDescription(
@@ -54,9 +63,8 @@ def finished(description: WorldDescription, model_bytes: int = 400_000) -> World
     return outcome
 
 
-def fault(kind: FaultKind, target: str = "a", **more: float) -> WorldFault:
-    at_us, until_us = Microseconds(2 * SECOND_US), Microseconds(8 * SECOND_US)
-    return replace(WorldFault(kind=kind, target=target, at_us=at_us, until_us=until_us), **more)
+AT, LASTS = Milliseconds(2_000), Milliseconds(6_000)
+CRASH = CrashFault(nodes="a", at_ms=AT, lasts_ms=LASTS)
 
 
 def test_every_profile_finishes_a_job_and_tells_what_its_transfers_took() -> None:
@@ -73,7 +81,10 @@ def test_twenty_runs_of_a_world_with_everything_in_it_give_one_journal() -> None
         SpanDistribution(kind=SpanKind.EXPONENTIAL, scale_s=scale_s) for scale_s in (20.0, 3.0)
     )
     churning = replace(MIXED.nodes[0], churn=Churn(*spans))
-    faults = (fault(FaultKind.CRASH, "lte-moving"), fault(FaultKind.CORRUPT, "home-dsl", share=0.5))
+    faults = (
+        replace(CRASH, nodes="lte-moving"),
+        CorruptFault(nodes="home-dsl", at_ms=AT, lasts_ms=LASTS, percent=50.0),
+    )
     full = replace(MIXED, nodes=(churning, *MIXED.nodes[1:]), faults=faults)
     outcomes = [finished(full) for _ in range(20)]
     assert all(outcome == outcomes[0] for outcome in outcomes)
@@ -117,7 +128,7 @@ def test_a_slower_device_makes_longer_rounds() -> None:
 
 
 def test_a_device_is_slow_for_as_long_as_the_script_says() -> None:
-    slow = fault(FaultKind.SLOW_DEVICE, factor=10.0)
+    slow = SlowDeviceFault(nodes="a", at_ms=AT, lasts_ms=LASTS, factor=10.0)
     struck, calm = finished(replace(TWO, faults=(slow,))), finished(TWO)
     assert max(struck.round_ms[JOB]) > 2 * max(calm.round_ms[JOB])
     assert struck.round_ms[JOB][-1] == pytest.approx(calm.round_ms[JOB][-1], rel=0.2)
@@ -137,7 +148,7 @@ def test_nobody_downloads_the_first_model_and_the_others_come_as_differences() -
 def test_a_second_transfer_goes_on_with_the_window_of_the_first() -> None:
     far = node("far")
     direction = replace(OPEN, delay_us=Microseconds(100_000))
-    far = replace(far, link=Link(up=direction, down=direction), variation=Variation())
+    far = replace(far, shape=Shape(link=Link(up=direction, down=direction)))
     spec = replace(SPEC, training=replace(SPEC.training, nodes=1))
     outcome = finished(replace(TWO, job=spec, nodes=(far,), coordinator=UNLIMITED))
     first, second, *_ = outcome.transfers[NodeId("far")].downloads_ms
@@ -163,17 +174,24 @@ def test_the_delay_of_the_coordinators_line_is_on_everybodys_way() -> None:
 
 def test_a_rate_that_drops_makes_the_transfers_longer_while_it_lasts() -> None:
     halves = Variation(rate=RateShape(every_ms=Milliseconds(20_000), factors=(1.0, 0.02)))
-    varying = replace(TWO, nodes=(replace(TWO.nodes[0], variation=halves), TWO.nodes[1]))
+    first = replace(TWO.nodes[0], shape=Shape(link=TWO.nodes[0].link, variation=halves))
+    varying = replace(TWO, nodes=(first, TWO.nodes[1]))
     varying = replace(varying, job=replace(SPEC, training=replace(SPEC.training, rounds=20)))
     times_ms = finished(varying, 4_000_000).transfers[NodeId("a")].downloads_ms
     assert max(times_ms) > 3 * min(times_ms)
 
 
 @pytest.mark.parametrize(
-    "kind", [FaultKind.CRASH, FaultKind.PARTITION, FaultKind.FLAP, FaultKind.SLOW_DISK]
+    "trouble",
+    [
+        CRASH,
+        PartitionFault(nodes="a", at_ms=AT, lasts_ms=LASTS),
+        FlapFault(nodes="a", at_ms=AT, lasts_ms=LASTS, every_ms=AT),
+        SlowDiskFault(nodes="a", at_ms=AT, lasts_ms=LASTS, mib_per_s=0.1),
+    ],
+    ids=lambda fault: str(fault.kind),
 )
-def test_a_fault_that_heals_delays_the_job_and_changes_no_model(kind: FaultKind) -> None:
-    trouble = replace(fault(kind), every_us=Microseconds(2 * SECOND_US), bytes_per_s=100_000)
+def test_a_fault_that_heals_delays_the_job_and_changes_no_model(trouble: WorldFault) -> None:
     struck = finished(replace(TWO, faults=(trouble,)))
     calm = finished(TWO)
     assert struck.virtual_ms > calm.virtual_ms
@@ -181,29 +199,31 @@ def test_a_fault_that_heals_delays_the_job_and_changes_no_model(kind: FaultKind)
 
 
 def test_a_coordinator_that_crashes_by_the_script_goes_on_from_its_journal() -> None:
-    struck = finished(replace(TWO, faults=(fault(FaultKind.CRASH, "coordinator"),)))
+    struck = finished(replace(TWO, faults=(replace(CRASH, nodes="coordinator"),)))
     assert struck.models == finished(TWO).models
     assert max(struck.round_ms[JOB]) > 6_000
 
 
 def test_a_clock_that_jumps_changes_nothing() -> None:
-    jump = fault(FaultKind.CLOCK_JUMP, jump_ms=-3_600_000)
+    jump = ClockJumpFault(nodes="a", at_ms=AT, by_s=-3_600)
     assert finished(replace(TWO, faults=(jump,))).journals == finished(TWO).journals
 
 
 def test_damaged_updates_are_refused_counted_and_sent_again() -> None:
-    struck = finished(replace(TWO, faults=(fault(FaultKind.CORRUPT, share=1.0),)))
+    corrupt = CorruptFault(nodes="a", at_ms=AT, lasts_ms=LASTS)
+    struck = finished(replace(TWO, faults=(corrupt,)))
     assert struck.refused[JOB] > 0
     assert struck.models == finished(TWO).models
 
 
 def test_a_lie_makes_another_model() -> None:
-    struck = finished(replace(TWO, faults=(fault(FaultKind.LIE, factor=-1.0),)))
+    lie = LieFault(nodes="a", at_ms=AT, lasts_ms=LASTS)
+    struck = finished(replace(TWO, faults=(lie,)))
     assert struck.models != finished(TWO).models
 
 
 def test_a_node_that_never_comes_back_is_done_without() -> None:
-    gone = fault(FaultKind.CRASH, until_us=NEVER_US)
+    gone = replace(CRASH, lasts_ms=None)
     assert finished(replace(TWO, faults=(gone,))).rounds == SPEC.training.rounds
 
 

@@ -7,7 +7,7 @@ from coordinator.core.job import Phase
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile import with_strategy
 from hypergpu.jobfile.spec import JobSpec, Outer, TrainingSettings
-from netsim.link import COORDINATOR_LINK
+from netsim.link import COORDINATOR_LINK, Shape
 from netsim.network.world import NodeDescription, WorldDescription
 from netsim.virtual.simulation import Simulation, WorldOutcome
 from netsim.virtual.worlds import DrawnFaults, SimulatedWorld
@@ -49,7 +49,7 @@ def alike(spec: JobSpec) -> SimulatedWorld:
         NodeDescription(
             name=NodeId(f"node-{number}"),
             group="far",
-            link=replace(COORDINATOR_LINK, up=line, down=line),
+            shape=Shape(link=replace(COORDINATOR_LINK, up=line, down=line)),
             step_floor_ms=100,
         )
         for number in range(6)

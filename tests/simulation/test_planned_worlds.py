@@ -9,7 +9,7 @@ from coordinator.core.job import Phase
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile import with_strategy
 from hypergpu.jobfile.spec import Aware, JobSpec, TrainingSettings
-from netsim.link import COORDINATOR_LINK
+from netsim.link import COORDINATOR_LINK, Shape
 from netsim.network.world import NodeDescription, WorldDescription
 from netsim.virtual.simulation import Simulation, WorldOutcome
 from netsim.virtual.sizes import TransferSizes
@@ -100,7 +100,7 @@ def one_slow(spec: JobSpec) -> SimulatedWorld:
         NodeDescription(
             name=name,
             group="near",
-            link=COORDINATOR_LINK,
+            shape=Shape(link=COORDINATOR_LINK),
             step_floor_ms=STEP_MS * (3 if name == names[-1] else 1),
         )
         for name in names

@@ -294,7 +294,7 @@ async def test_programs_are_told_where_they_run() -> None:
     assert opened.sites.nodes["a"].dials == "10.77.0.1"
 
 
-VARYING = Shape(link=FREE, variation=Variation(delay_step_us=Microseconds(1000)))
+VARYING = Shape(link=FREE, variation=Variation(delay_step_ms=1.0))
 
 
 def grounded(shape: Shape) -> Links:

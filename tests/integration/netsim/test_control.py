@@ -10,7 +10,6 @@ import pytest
 
 from hypergpu.sites import Sites
 from netsim.emulation.requests import Condition, RequestFailed, Reset, SetCondition, SetShape
-from netsim.link import Shape
 from netsim.link.error import NetsimError
 from netsim.network import control
 from netsim.network.backends import BACKENDS, profile_links
@@ -87,7 +86,7 @@ async def test_what_cannot_be_done_is_refused_and_the_links_stay(backend: str) -
         if backend != Backend.PROXY:
             with pytest.raises(NetsimError, match="no connection of lan"):
                 await control.ask_links(sites.control, Reset("lan"))
-        await control.ask_links(sites.control, SetShape("lan", Shape(link=PROFILES["D"].link)))
+        await control.ask_links(sites.control, SetShape("lan", PROFILES["D"].shape))
         assert (await control.read_verdict(sites.control)).sentence
 
 
@@ -104,7 +103,7 @@ async def test_a_line_that_is_no_request_is_answered_and_the_next_one_heard() ->
 
 
 async def test_an_impossible_link_is_refused_at_once_and_the_next_request_heard() -> None:
-    request = msgspec.to_builtins(SetShape("lan", Shape(link=PROFILES["D"].link)))
+    request = msgspec.to_builtins(SetShape("lan", PROFILES["D"].shape))
     request["shape"]["link"]["up"]["delay_us"] = -1
     async with lan() as sites:
         reader, writer = await asyncio.open_unix_connection(sites.control)

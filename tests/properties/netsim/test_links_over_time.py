@@ -32,7 +32,7 @@ episodes = st.builds(
     is_regular=st.booleans(),
     is_stalled=st.booleans(),
     loss_factor=st.floats(0, 100),
-    delay_us=st.integers(0, 100_000),
+    delay_ms=st.floats(0, 100),
 )
 variations = st.builds(
     Variation,
@@ -44,7 +44,7 @@ variations = st.builds(
         evening=st.floats(0, 1),
     ),
     episodes=st.lists(episodes, max_size=3).map(tuple),
-    delay_step_us=st.integers(0, 400_000),
+    delay_step_ms=st.floats(0, 400),
 )
 
 

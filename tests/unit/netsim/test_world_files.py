@@ -1,14 +1,15 @@
 """Every way in which a world file can be wrong says what, where and the fix."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from netsim.link import NEVER_US, RateShape
+from netsim.link import RateShape
 from netsim.link.error import NetsimError
 from netsim.network.churn import churn_class
 from netsim.network.profiles import PROFILES
-from netsim.network.world import FaultKind, WorldDescription
+from netsim.network.world import CrashFault, FaultEntry, HealEntry, WorldDescription
 from netsim.network.world_file import parse_world, read_world_file
 
 WORLDS = Path(__file__).parents[3] / "examples" / "worlds"
@@ -37,7 +38,7 @@ def test_examples_have_the_sizes_that_they_promise() -> None:
 def test_smallest_world_takes_every_default() -> None:
     world = parsed('[[nodes]]\nprofile = "B"\n')
     (node,) = world.nodes
-    assert (node.name, node.group, node.link) == ("b", "b", PROFILES["B"].link)
+    assert (node.name, node.group, node.link) == ("b", "b", PROFILES["B"].shape.link)
     assert (world.seed, world.job, world.faults, node.churn) == (0, None, (), None)
     assert world.coordinator.up.bits_per_s == world.coordinator.down.bits_per_s == 100_000_000
 
@@ -49,11 +50,11 @@ def test_group_becomes_numbered_nodes() -> None:
 def test_profile_is_adjusted_key_by_key() -> None:
     keys = "loss_percent = 3\nup_mbit_s = 5\nrate = { variation = 0.5, every = '2s' }\n"
     (node,) = parsed(f"{HOME}{keys}down = {{ delay_ms = 80, loss_percent = 0 }}\n").nodes
-    base = PROFILES["home-cable"].link
+    base = PROFILES["home-cable"].shape.link
     assert (node.link.up.loss, node.link.up.bits_per_s) == (0.03, 5_000_000)
     assert (node.link.down.loss, node.link.down.delay_us) == (0.0, 80_000)
     assert node.link.down.bits_per_s == base.down.bits_per_s
-    assert node.variation.rate == RateShape(variation=0.5, every_ms=2000)  # type: ignore[arg-type]
+    assert node.shape.variation.rate == RateShape(variation=0.5, every_ms=2000)  # type: ignore[arg-type]
 
 
 def test_link_of_ones_own_needs_no_profile() -> None:
@@ -67,7 +68,7 @@ def test_churn_is_a_class_the_profiles_or_ones_own() -> None:
     attic, pair, _, other = parsed(text).nodes
     assert (attic.churn, pair.churn) == (churn_class("c1"), churn_class("c3"))
     assert other.churn is not None
-    assert other.churn.session.mean_s == 300
+    assert other.churn.session.scale_s == 300
 
 
 def test_faults_reach_nodes_groups_and_everybody_until_they_heal() -> None:
@@ -97,15 +98,21 @@ def test_faults_reach_nodes_groups_and_everybody_until_they_heal() -> None:
 
 
 def test_each_kind_of_fault_knows_its_numbers() -> None:
-    kinds = {each.kind: each for each in read_world_file(WORLDS / "hostile.toml").faults}
-    assert set(kinds) == set(FaultKind)
-    assert kinds[FaultKind.FLAP].every_us == 8_000_000
-    assert kinds[FaultKind.SLOW_DISK].bytes_per_s == 2 << 20
-    assert kinds[FaultKind.CLOCK_JUMP].jump_ms == -3_600_000
-    assert kinds[FaultKind.CLOCK_JUMP].until_us == NEVER_US
-    assert kinds[FaultKind.CORRUPT].share == 0.5
-    assert kinds[FaultKind.LIE].factor == -5
-    assert kinds[FaultKind.SLOW_DEVICE].factor == 3
+    faults = read_world_file(WORLDS / "hostile.toml").faults
+    assert {HealEntry, *map(type, faults)} == set(get_args(FaultEntry))
+    numbers = {
+        (each.kind, name, getattr(each, name))
+        for each in faults
+        for name in set(each.__struct_fields__) - set(CrashFault.__struct_fields__)
+    }
+    assert numbers == {
+        ("flap", "every_ms", 8_000),
+        ("slow_disk", "mib_per_s", 2),
+        ("clock_jump", "by_s", -3600),
+        ("corrupt", "percent", 50),
+        ("lie", "factor", -5),
+        ("slow_device", "factor", 3),
+    }
 
 
 @pytest.mark.parametrize(
@@ -172,7 +179,7 @@ def test_files_are_found_beside_the_world(tmp_path: Path) -> None:
     path.write_text(f'job = "job.toml"\n{HOME}trace = "a.csv"\n')
     world = read_world_file(path)
     assert world.job is not None
-    assert len(world.nodes[0].traces[0].rows) == 2
+    assert len(world.nodes[0].shape.traces[0].rows) == 2
 
 
 def test_trace_that_makes_the_link_impossible_is_refused(tmp_path: Path) -> None:

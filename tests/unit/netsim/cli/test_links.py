@@ -37,8 +37,8 @@ def world(tmp_path: Path) -> str:
 def test_profiles_become_nodes_of_their_names() -> None:
     links = links_by_name(["lan", "wifi-bad"], seed=4)
     assert list(links.nodes) == ["lan", "wifi-bad"]
-    assert links.nodes["wifi-bad"].link == PROFILES["wifi-bad"].link
-    assert links.nodes["wifi-bad"].variation == PROFILES["wifi-bad"].variation
+    assert links.nodes["wifi-bad"].link == PROFILES["wifi-bad"].shape.link
+    assert links.nodes["wifi-bad"].variation == PROFILES["wifi-bad"].shape.variation
     assert links.seed == 4
 
 

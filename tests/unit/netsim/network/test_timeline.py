@@ -68,7 +68,7 @@ def test_a_slow_device_is_slow_and_then_as_before() -> None:
     slow = fault("slow_device", "c", "2s", 'for = "3s"\nfactor = 3')
     described = world(slow, '[[nodes]]\nname = "c"\nprofile = "lan"\nstep_floor_ms = 50')
     assert done(described) == [(2, "impair", "c"), (5, "repair", "c")]
-    factors = {each.fault.factor for each in timeline(described, 60 * SECOND_US) if each.fault}
+    factors = {each.slowness for each in timeline(described, 60 * SECOND_US)}
     assert factors == {3.0}
 
 

@@ -104,7 +104,7 @@ def test_a_lan_has_the_same_nodes_and_nothing_goes_wrong(world: str) -> None:
     found = chosen_world(Choices(world=world, is_near=True))
     assert [node.name for node in found.nodes] == ["van-1", "van-2"]
     assert {node.profile for node in found.nodes} == {"lan"}
-    assert all(node.variation == Variation() and node.churn is None for node in found.nodes)
+    assert all(node.shape.variation == Variation() and node.churn is None for node in found.nodes)
     assert all(node.step_floor_ms == 0 for node in found.nodes)
     assert found.faults == ()
 
