@@ -40,6 +40,19 @@ FallbackOption = Annotated[
     Fallback,
     typer.Option("--fallback", help="What to do where tc lacks a part that the links need."),
 ]
+StrategyOption = Annotated[
+    str, typer.Option("--strategy", help="sync, fedavg, diloco or aware; replaces the job's.")
+]
+GiveUpOption = Annotated[
+    float,
+    typer.Option(
+        "--give-up-after",
+        parser=seconds_within(1, YEAR_S),
+        metavar="DURATION",
+        help="Ends a job that takes longer: 10m, 2h.",
+        show_default="1h",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document.")]
 WorldArgument = Annotated[
     Path, typer.Argument(metavar="WORLD.toml", help="See docs/netsim/README.md.")
@@ -133,10 +146,7 @@ def run(  # noqa: PLR0913 - each is an option
     job: Annotated[
         Path | None, typer.Option("--job", metavar="JOB.toml", help="Replaces the world's job.")
     ] = None,
-    strategy: Annotated[
-        str,
-        typer.Option("--strategy", help="sync, fedavg, diloco or aware; replaces the job's."),
-    ] = "",
+    strategy: StrategyOption = "",
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, help="Replaces the world's and the job's.")
     ] = None,
@@ -154,16 +164,7 @@ def run(  # noqa: PLR0913 - each is an option
     worker: Annotated[
         str, typer.Option("--worker", help="torch, numpy or null; else the one installed.")
     ] = "auto",
-    give_up_after: Annotated[
-        float,
-        typer.Option(
-            "--give-up-after",
-            parser=seconds_within(1, YEAR_S),
-            metavar="DURATION",
-            help="Ends a job that takes longer: 10m, 2h.",
-            show_default="1h",
-        ),
-    ] = 3600.0,
+    give_up_after: GiveUpOption = 3600.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check, and print what would run.")
     ] = False,

@@ -8,7 +8,7 @@ from benchmarks.house.tree import ROOT
 
 LISTING = "import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
 HEAVY = {"alembic", "sklearn", "sqlalchemy", "torch", "torchvision"}
-PROCESSES = {"coordinator", "dashboard_api", "gpu_node", "netsim"}
+PROCESSES = {"coordinator", "dashboard_api", "gpu_node"}
 
 
 def loaded_by(module: str) -> set[str]:
