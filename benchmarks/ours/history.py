@@ -22,10 +22,10 @@ from coordinator.core.events import (
 from coordinator.core.job import BlobRef, Delta, Model, Update
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.space import Space
+from coordinator.shell.commands.layouts import save_layout
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.journal.sql.store import SqlJournal
 from coordinator.shell.numerics import FoldRequest, FoldResult, StoredBlob, StoredUpdate, fold
-from coordinator.shell.runtime.acts.layouts import save_layout
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from hypergpu.digest import digest_of

@@ -7,8 +7,8 @@ from pathlib import Path
 from coordinator.config import Settings
 from coordinator.core.events import FundingChanged
 from coordinator.shell.journal.interface import JobJournal
+from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.driver import Driver
-from coordinator.shell.runtime.roster import Roster
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import (
     ENTRY_POINT_GROUP,
@@ -30,17 +30,17 @@ _RECEIPTS_IN_A_MESSAGE = 100
 
 
 class PaymentsHost:
-    """`hypergpu.extension.CoordinatorHost` over this coordinator's journal, driver and roster."""
+    """`hypergpu.extension.CoordinatorHost` over this coordinator's journal, driver and nodes."""
 
     def __init__(
         self, settings: Settings, key: IdentityKey, journal: JobJournal, driver: Driver,
-        roster: Roster,
+        nodes: ConnectedNodes,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._key = key
         self._journal = journal
         self._driver = driver
-        self._roster = roster
+        self._nodes = nodes
 
     @property
     def data_dir(self) -> Path:
@@ -62,10 +62,10 @@ class PaymentsHost:
         return [JournalRow(entry.sequence, entry.kind, entry.body_json) for entry in entries]
 
     def node_name(self, node: NodeId) -> str:
-        return self._roster.name_of(node)
+        return self._nodes.name_of(node)
 
     def send_receipts(self, node: NodeId, job_id: JobId, receipts: Sequence[SignedReceipt]) -> bool:
-        session = self._roster.sessions.get(node)
+        session = self._nodes.streams.get(node)
         if session is None or session.is_crowded:
             return False
         runtime = self._driver.runtimes.get(job_id)

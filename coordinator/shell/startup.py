@@ -17,6 +17,9 @@ from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.clock import unix_s
+from coordinator.shell.commands.datasets import clear_unfinished
+from coordinator.shell.commands.perform import perform, release_members
+from coordinator.shell.commands.recovery import take_up
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.identity.authority import Authority
@@ -33,32 +36,29 @@ from coordinator.shell.listeners import (
     is_loopback,
     joined_address,
 )
-from coordinator.shell.measuring.echo import Echo
-from coordinator.shell.measuring.readings import Readings
-from coordinator.shell.measuring.tokens import ProbeTokens
 from coordinator.shell.payments import PaymentsHost, load_payments
-from coordinator.shell.runtime.acts.datasets import clear_unfinished
-from coordinator.shell.runtime.acts.perform import perform
+from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.driver import Decision, Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.nonces import Nonces
-from coordinator.shell.runtime.pricing import Pricing
-from coordinator.shell.runtime.recovery import replay_jobs, take_up
-from coordinator.shell.runtime.roster import Roster
-from coordinator.shell.runtime.services import DATASETS, Pins, Services
-from coordinator.shell.runtime.staffing import Staffing
-from coordinator.shell.runtime.upkeep import (
-    Collector,
-    keep_ledger,
-    release_members,
-    store_ledger,
+from coordinator.shell.runtime.job_terms import JobTerms
+from coordinator.shell.runtime.maintenance import (
+    BlobCollector,
+    keep_node_counts,
+    store_node_counts,
 )
+from coordinator.shell.runtime.node_allocator import NodeAllocator
+from coordinator.shell.runtime.persistence import replay_jobs
+from coordinator.shell.runtime.services import DATASETS, Pins, Services
+from coordinator.shell.runtime.upload_nonces import UploadNonces
 from coordinator.shell.servicers.access import NodeGate
 from coordinator.shell.servicers.health import HealthServicer
 from coordinator.shell.servicers.node.joining import Joins
 from coordinator.shell.servicers.node.servicer import NodeServicer
 from coordinator.shell.servicers.user.job import JobServicer
 from coordinator.shell.servicers.user.operator import OperatorServicer
+from coordinator.shell.telemetry.probe_echo import ProbeEcho
+from coordinator.shell.telemetry.probe_tokens import ProbeTokens
+from coordinator.shell.telemetry.readings import Readings
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import Payments, PaymentSummary
 from hypergpu.files import write_durably
@@ -120,7 +120,7 @@ class Coordinator:
         self._services.driver.runtimes.update(replay.runtimes)
         self._services.driver.unreadable.update(replay.unreadable)
         failpoint("recover.replayed")
-        self._collector = Collector(self._services)
+        self._collector = BlobCollector(self._services)
         self._health = HealthServicer()
         self._listeners = Listeners(settings, self._authority)
         self._is_stopping = asyncio.Event()
@@ -134,18 +134,18 @@ class Coordinator:
         await self._services.echo.open(self._settings.listen, node_port)
         self._catch_signals()
         # Before anything else runs: an error here ends the start with its own words.
-        payments = self._services.pricing.payments
+        payments = self._services.job_terms.payments
         if payments is not None:
             await payments.start()
         async with asyncio.TaskGroup() as tasks:
             driving = tasks.create_task(self._services.driver.run(self._perform, self._after_drain))
             forever = [
-                tasks.create_task(self._services.staffing.run()),
+                tasks.create_task(self._services.allocator.run()),
                 tasks.create_task(
-                    self._services.staffing.watch(Milliseconds(self._settings.lost_after_ms))
+                    self._services.allocator.watch(Milliseconds(self._settings.lost_after_ms))
                 ),
                 tasks.create_task(self._collector.run()),
-                tasks.create_task(keep_ledger(self._services)),
+                tasks.create_task(keep_node_counts(self._services)),
             ]
             forever += [
                 tasks.create_task(take_up(self._services, runtime))
@@ -183,7 +183,7 @@ class Coordinator:
             operator=operator,
             nodes=NodeServicer(self._services, gate, joins),
             node_gate=gate,
-            payments=self._services.pricing.payments,
+            payments=self._services.job_terms.payments,
         )
         token_file = self._settings.data_dir / OPERATOR_TOKEN
         await asyncio.to_thread(self._write_operator_token, token_file, addresses)
@@ -201,7 +201,7 @@ class Coordinator:
         local = (
             host if is_loopback(host) or host in addresses else dialled_hosts(self._settings)[-1]
         )
-        payments = self._services.pricing.payments
+        payments = self._services.job_terms.payments
         ready = Ready(
             address=joined_address(local, self._listeners.port),
             addresses=addresses,
@@ -239,7 +239,7 @@ class Coordinator:
         perform(self._services, runtime, command)
 
     def _after_drain(self, decision: Decision) -> None:
-        payments = self._services.pricing.payments
+        payments = self._services.job_terms.payments
         if payments is not None and decision.concerns_payments:
             payments.wake()
         for job_id, job in decision.jobs.items():
@@ -247,7 +247,7 @@ class Coordinator:
             if runtime is not None and job.phase in ENDED:
                 release_members(self._services, runtime)
         if decision.moves_nodes:
-            self._services.staffing.review()
+            self._services.allocator.review()
             # Updates that arrive make nothing superfluous.
             self._collector.ask()
 
@@ -267,7 +267,7 @@ class Coordinator:
         log.info("stopping: no new calls, those under way may end")
         self._health.set_serving(is_serving=False)
         self._health.close()
-        self._services.roster.close()
+        self._services.nodes.close()
         self._services.driver.begin_closing()
         await self._listeners.stop(self._settings.drain_timeout_ms / 1000)
 
@@ -275,10 +275,10 @@ class Coordinator:
         for runtime in self._services.driver.runtimes.values():
             runtime.close()
         self._services.echo.close()
-        await store_ledger(self._services)
+        await store_node_counts(self._services)
         await self._services.evaluator.stop()
-        if self._services.pricing.payments is not None:
-            await self._services.pricing.payments.stop()
+        if self._services.job_terms.payments is not None:
+            await self._services.job_terms.payments.stop()
         self._services.journal.close()
 
 
@@ -309,8 +309,8 @@ def _open_services(settings: Settings) -> Services:
     blobs = DiskBlobs(settings.data_dir, space)
     clear_unfinished(settings.data_dir / DATASETS)
     key = coordinator_key(settings.data_dir, settings.passphrase_file)
-    driver, roster = Driver(journal), Roster()
-    payments = load_payments(PaymentsHost(settings, key, journal, driver, roster))
+    driver, nodes = Driver(journal), ConnectedNodes()
+    payments = load_payments(PaymentsHost(settings, key, journal, driver, nodes))
     return Services(
         settings=settings,
         journal=journal,
@@ -318,11 +318,11 @@ def _open_services(settings: Settings) -> Services:
         quarantine=Quarantine(settings.data_dir, blobs, space),
         evaluator=EvaluatorProcess(),
         driver=driver,
-        roster=roster,
-        staffing=Staffing(driver, roster),
+        nodes=nodes,
+        allocator=NodeAllocator(driver, nodes),
         pins=Pins(),
-        nonces=Nonces(),
+        nonces=UploadNonces(),
         readings=Readings(),
-        echo=Echo(ProbeTokens(), roster.sessions.__contains__),
-        pricing=Pricing(Address(key.node_id), payments),
+        echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
+        job_terms=JobTerms(Address(key.node_id), payments),
     )

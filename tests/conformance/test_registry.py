@@ -70,7 +70,7 @@ def test_a_node_comes_back_as_it_was_recorded(store: JournalStore) -> None:
 
 def test_a_node_that_joins_again_keeps_its_history(store: JournalStore) -> None:
     store.journal.record_node(RECORD)
-    store.journal.keep_ledger({}, {NODE: UpdateCount(accepted=3, refused=1)})
+    store.journal.record_activity({}, {NODE: UpdateCount(accepted=3, refused=1)})
     store.journal.set_revoked(NODE, is_revoked=True)
     again = replace(RECORD, software="0.2.0", first_seen_ms=99, last_seen_ms=99)
     store.journal.record_node(again)
@@ -82,7 +82,7 @@ def test_a_node_that_joins_again_keeps_its_history(store: JournalStore) -> None:
 def test_last_sights_are_stored_and_strangers_passed_over(store: JournalStore) -> None:
     store.journal.record_node(RECORD)
     one = UpdateCount(accepted=1)
-    store.journal.keep_ledger({NODE: 500, OTHER: 600}, {NODE: one, OTHER: one})
+    store.journal.record_activity({NODE: 500, OTHER: 600}, {NODE: one, OTHER: one})
     assert store.journal.nodes() == (replace(RECORD, last_seen_ms=500, updates_accepted=1),)
 
 
@@ -95,7 +95,7 @@ def test_eight_hundred_concurrent_counts_lose_none(store: JournalStore) -> None:
 
     def count(_: int) -> None:
         for _ in range(100):
-            store.journal.keep_ledger({}, {NODE: UpdateCount(accepted=1)})
+            store.journal.record_activity({}, {NODE: UpdateCount(accepted=1)})
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(count, range(8)))

@@ -90,7 +90,7 @@ class Registry(Protocol):
         First sight, revocation and counters of a known node stay as they are.
         """
 
-    def keep_ledger(
+    def record_activity(
         self, last_seen_ms: Mapping[NodeId, int], updates: Mapping[NodeId, UpdateCount]
     ) -> None:
         """Store when nodes were last heard of and add to their counters, all or nothing.

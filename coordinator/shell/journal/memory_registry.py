@@ -51,7 +51,7 @@ class MemoryRegistry:
                 )
             self._nodes[record.node] = record
 
-    def keep_ledger(
+    def record_activity(
         self, last_seen_ms: Mapping[NodeId, int], updates: Mapping[NodeId, UpdateCount]
     ) -> None:
         with self._registry_lock:

@@ -1,1 +1,1 @@
-"""Decide, persist, act; who is there; what is left to do after a restart."""
+"""Drives the machines: decides over events, persists them, and knows which nodes are there."""

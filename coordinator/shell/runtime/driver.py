@@ -27,8 +27,8 @@ from coordinator.core.transition import refusal, transition
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.interface import Journal
 from coordinator.shell.journal.records import Entry, RequestClaim
-from coordinator.shell.runtime import rows
 from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.persistence import event_entry, state_json
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
@@ -103,7 +103,7 @@ def _decide(runtimes: dict[JobId, JobRuntime], decision: Decision, arrival: Arri
     entries = decision.entries.setdefault(job_id, [])
     start = runtime.next_sequence if runtime else 0
     for row in (event, *records):
-        entries.append(rows.entry(job_id, start + len(entries), row))
+        entries.append(event_entry(job_id, start + len(entries), row))
         decision.concerns_payments |= isinstance(row, _PAID_FOR)
     decision.jobs[job_id] = step.job
     decision.commands += [
@@ -243,7 +243,7 @@ class Driver:
                     self._journal.save_snapshot,
                     job_id,
                     runtime.next_sequence - 1,
-                    rows.state_json(runtime.job),
+                    state_json(runtime.job),
                 )
             except HyperGPUError as refused:
                 log.warning("no snapshot was written", job_id=job_id, reason=str(refused))

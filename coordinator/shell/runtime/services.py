@@ -13,13 +13,13 @@ from coordinator.shell.blobs.interface import Blobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.journal.interface import Journal
-from coordinator.shell.measuring.echo import Echo
-from coordinator.shell.measuring.readings import Readings
+from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.driver import Driver
-from coordinator.shell.runtime.nonces import Nonces
-from coordinator.shell.runtime.pricing import Pricing
-from coordinator.shell.runtime.roster import Roster
-from coordinator.shell.runtime.staffing import Staffing
+from coordinator.shell.runtime.job_terms import JobTerms
+from coordinator.shell.runtime.node_allocator import NodeAllocator
+from coordinator.shell.runtime.upload_nonces import UploadNonces
+from coordinator.shell.telemetry.probe_echo import ProbeEcho
+from coordinator.shell.telemetry.readings import Readings
 from hypergpu.ids import Digest, JobId
 
 DATASETS = "datasets"
@@ -61,14 +61,14 @@ class Services(NamedTuple):
     quarantine: Quarantine
     evaluator: EvaluatorProcess
     driver: Driver
-    roster: Roster
-    staffing: Staffing
+    nodes: ConnectedNodes
+    allocator: NodeAllocator
     pins: Pins
-    nonces: Nonces
+    nonces: UploadNonces
     readings: Readings
     """Of every node's line and speed, made anew after a restart."""
-    echo: Echo
-    pricing: Pricing
+    echo: ProbeEcho
+    job_terms: JobTerms
 
     def job_dir(self, job_id: JobId) -> Path:
         """Where the shell keeps files of one job; deleted with it."""

@@ -104,7 +104,7 @@ async def fetch(services: Services, node: NodeId, span: Span) -> AsyncIterator[b
         HyperGPUError: BLOB_UNKNOWN, it may not see it or it is not there; NOT_READY, it is damaged
             and is being made again, or nobody knows yet what the job consists of.
     """
-    runtime, digest = services.staffing.runtime_of(node), span.digest
+    runtime, digest = services.allocator.runtime_of(node), span.digest
     if runtime is not None and runtime.layout is not None and digest == runtime.layout.digest:
         for answer in _layout_chunks(runtime.layout, span):
             yield answer

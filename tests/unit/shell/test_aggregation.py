@@ -9,8 +9,8 @@ from coordinator.core.events import Event
 from coordinator.core.job import Job, Model
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.space import Space
+from coordinator.shell.commands.aggregation import aggregate, fold_updates
 from coordinator.shell.journal.memory import MemoryJournal
-from coordinator.shell.runtime.acts.aggregation import aggregate, fold_updates
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services

@@ -5,7 +5,7 @@ import pytest
 
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.space import Space
-from coordinator.shell.runtime.acts.datasets import (
+from coordinator.shell.commands.datasets import (
     clear_unfinished,
     laid_out,
     packed_manifest,

@@ -10,7 +10,7 @@ from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import Entry, RequestClaim
 from coordinator.shell.runtime.driver import Decision, Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.recovery import replay_jobs
+from coordinator.shell.runtime.persistence import replay_jobs
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
 from hypergpu.jobfile.spec import JobSpec

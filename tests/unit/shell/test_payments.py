@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.core.job import Funding, Phase
 from coordinator.shell.payments import PaymentsHost, load_payments
-from coordinator.shell.runtime.pricing import Pricing
+from coordinator.shell.runtime.job_terms import JobTerms
 from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId, NodeId
@@ -61,7 +61,7 @@ async def test_a_change_of_funding_opens_the_round_that_waited_for_it(tmp_path: 
 async def test_a_paid_job_waits_for_its_first_funding(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     async with driving(services):
-        await begun(services, funding=services.pricing.funding(Pay(unit_price=1)))
+        await begun(services, funding=services.job_terms.funding(Pay(unit_price=1)))
         waiting = services.driver.runtimes[JOB].job
         assert await host_of(services).change_funding(JOB, None, "") == ""
         funded = services.driver.runtimes[JOB].job
@@ -95,11 +95,11 @@ async def test_a_node_that_reads_nothing_gets_no_receipts(tmp_path: Path) -> Non
 
 
 def test_without_payments_work_is_signed_for_no_chain_and_pays_nothing() -> None:
-    pricing = Pricing(OWNER, None)
-    assert pricing.terms(JOB, Pay()) == terms_of(OWNER, JOB, Domain())
-    assert pricing.funding(Pay(unit_price=1)) is None
+    job_terms = JobTerms(OWNER, None)
+    assert job_terms.terms(JOB, Pay()) == terms_of(OWNER, JOB, Domain())
+    assert job_terms.funding(Pay(unit_price=1)) is None
     with pytest.raises(HyperGPUError, match="no payments package") as refused:
-        pricing.terms(JOB, Pay(unit_price=1))
+        job_terms.terms(JOB, Pay(unit_price=1))
     assert refused.value.reason is Reason.MACHINE_UNFIT
 
 

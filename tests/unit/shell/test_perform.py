@@ -15,9 +15,9 @@ from coordinator.core.events import (
     NodeLost,
 )
 from coordinator.core.job import Model, Phase
+from coordinator.shell.commands.perform import begin_again, perform, perform_outstanding
 from coordinator.shell.evaluator.messages import Evaluate, Evaluated, Initialise, Initialised
 from coordinator.shell.evaluator.process import EvaluatorProcess
-from coordinator.shell.runtime.acts.perform import begin_again, perform, perform_outstanding
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError, Reason

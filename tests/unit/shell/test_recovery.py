@@ -6,14 +6,15 @@ from coordinator.core.events import JobCreated
 from coordinator.core.job import BlobRef, Phase
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.space import Space
+from coordinator.shell.commands.datasets import packed_manifest
+from coordinator.shell.commands.recovery import take_up
 from coordinator.shell.evaluator.messages import Initialise, Initialised
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import Entry
-from coordinator.shell.runtime.acts.datasets import packed_manifest
-from coordinator.shell.runtime.recovery import replay_jobs, take_up
+from coordinator.shell.runtime.maintenance import collect
+from coordinator.shell.runtime.persistence import replay_jobs
 from coordinator.shell.runtime.services import Services
-from coordinator.shell.runtime.upkeep import collect
 from coordinator.shell.translate import blob_message
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId

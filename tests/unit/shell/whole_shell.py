@@ -13,18 +13,18 @@ from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.journal.memory import MemoryJournal
-from coordinator.shell.measuring.echo import Echo
-from coordinator.shell.measuring.readings import Readings
-from coordinator.shell.measuring.tokens import ProbeTokens
 from coordinator.shell.node_words import Capabilities
 from coordinator.shell.payments import PaymentsHost
+from coordinator.shell.runtime.connected_nodes import ConnectedNodes, ControlStream
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.nonces import Nonces
-from coordinator.shell.runtime.pricing import Pricing
-from coordinator.shell.runtime.roster import Roster, Session
+from coordinator.shell.runtime.job_terms import JobTerms
+from coordinator.shell.runtime.node_allocator import NodeAllocator
 from coordinator.shell.runtime.services import Pins, Services
-from coordinator.shell.runtime.staffing import Staffing
+from coordinator.shell.runtime.upload_nonces import UploadNonces
+from coordinator.shell.telemetry.probe_echo import ProbeEcho
+from coordinator.shell.telemetry.probe_tokens import ProbeTokens
+from coordinator.shell.telemetry.readings import Readings
 from hypergpu.digest import digest_of
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
@@ -45,8 +45,8 @@ def services_in(folder: Path, journal: MemoryJournal | None = None) -> Services:
     space = Space(folder, _QUOTA_BYTES)
     blobs = MemoryBlobs(folder, space)
     key, settings = IdentityKey.generate(), Settings(data_dir=folder)
-    driver, roster = Driver(journal), Roster()
-    payments = RecordingPayments(PaymentsHost(settings, key, journal, driver, roster))
+    driver, nodes = Driver(journal), ConnectedNodes()
+    payments = RecordingPayments(PaymentsHost(settings, key, journal, driver, nodes))
     return Services(
         settings=settings,
         journal=journal,
@@ -54,20 +54,20 @@ def services_in(folder: Path, journal: MemoryJournal | None = None) -> Services:
         quarantine=Quarantine(folder, blobs, space),
         evaluator=EvaluatorProcess(),
         driver=driver,
-        roster=roster,
-        staffing=Staffing(driver, roster),
+        nodes=nodes,
+        allocator=NodeAllocator(driver, nodes),
         pins=Pins(),
-        nonces=Nonces(),
+        nonces=UploadNonces(),
         readings=Readings(),
-        echo=Echo(ProbeTokens(), roster.sessions.__contains__),
-        pricing=Pricing(Address(key.node_id), payments),
+        echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
+        job_terms=JobTerms(Address(key.node_id), payments),
     )
 
 
 def payments_of(services: Services) -> RecordingPayments:
     """The payments package of `services_in`."""
-    assert isinstance(services.pricing.payments, RecordingPayments)
-    return services.pricing.payments
+    assert isinstance(services.job_terms.payments, RecordingPayments)
+    return services.job_terms.payments
 
 
 @asynccontextmanager
@@ -91,8 +91,8 @@ async def prepared_job(services: Services) -> JobRuntime:
     return services.driver.runtimes[JOB]
 
 
-def connected(services: Services, node: NodeId = NODE) -> Session:
+def connected(services: Services, node: NodeId = NODE) -> ControlStream:
     """A node's control stream, able to work for the job."""
-    session = Session(node, Capabilities(workloads={"digits-softmax": 1}), "test")
-    services.roster.connect(session)
+    session = ControlStream(node, Capabilities(workloads={"digits-softmax": 1}), "test")
+    services.nodes.connect(session)
     return session

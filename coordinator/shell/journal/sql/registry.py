@@ -61,7 +61,7 @@ class SqlRegistry:
             if not changed.rowcount:
                 connection.execute(insert(NODES), values)
 
-    def keep_ledger(
+    def record_activity(
         self, last_seen_ms: Mapping[NodeId, int], updates: Mapping[NodeId, UpdateCount]
     ) -> None:
         seen = [{"of_node": node, "seen_ms": seen_ms} for node, seen_ms in last_seen_ms.items()]

@@ -21,8 +21,8 @@ from coordinator.shell.blobs.upload import Upload
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.node_words import Offer
 from coordinator.shell.runtime.job_runtime import JobRuntime, uploader
-from coordinator.shell.runtime.nonces import Attempt
 from coordinator.shell.runtime.services import Services
+from coordinator.shell.runtime.upload_nonces import UploadAttempt
 from coordinator.shell.servicers.uploads import Intake, leave, refuse_other_offset, take_in
 from coordinator.shell.servicers.wire.chunks import CHUNK_BYTES
 from coordinator.shell.servicers.wire.handlers import Requests
@@ -159,7 +159,7 @@ def _refuse_other_size(layout: Layout, offer: Offer, scheme: str) -> None:
         raise HyperGPUError(Reason.UPDATE_TOO_LARGE, detail)
 
 
-async def _attempt(services: Services, offer: Offer, stripe: Stripe) -> Attempt | None:
+async def _attempt(services: Services, offer: Offer, stripe: Stripe) -> UploadAttempt | None:
     """The attempt that a stripe belongs to; None for the first one, whose nonce is fresh.
 
     Raises:
@@ -173,7 +173,7 @@ async def _attempt(services: Services, offer: Offer, stripe: Stripe) -> Attempt 
 
 
 def _use_up(
-    services: Services, offer: Offer, stripe: Stripe, attempt: Attempt | None
+    services: Services, offer: Offer, stripe: Stripe, attempt: UploadAttempt | None
 ) -> "asyncio.Future[bool]":
     """Raise the mark here at once, and durably by the time that what is returned is done."""
     if attempt is not None:
@@ -250,7 +250,7 @@ async def _note_refusal(
         return
     event = UpdateRefused(at_ms=_NOW, node=received.node, round=received.round, reason=why)
     await services.driver.submit(runtime.job.job_id, event)
-    services.roster.count(received.node, refused=1)
+    services.nodes.count(received.node, refused=1)
     log.info("an update was refused", node=received.node, job_id=runtime.job.job_id, reason=why)
 
 
@@ -343,4 +343,4 @@ async def _accept(services: Services, runtime: JobRuntime, received: UpdateRecei
         await _note_refusal(services, runtime, received, why)
         raise HyperGPUError(_void_reason(runtime.job, received), why)
     failpoint("upload.accepted")
-    services.roster.count(received.node, accepted=1)
+    services.nodes.count(received.node, accepted=1)

@@ -11,9 +11,8 @@ from coordinator.core.job import Job, Phase, Work
 from coordinator.core.round.rounds import assignment
 from coordinator.shell import translate
 from coordinator.shell.clock import monotonic_ms
-from coordinator.shell.measuring.tokens import RENEWAL_MS
-from coordinator.shell.runtime.acts.perform import assign
-from coordinator.shell.runtime.roster import Session
+from coordinator.shell.commands.perform import assign
+from coordinator.shell.runtime.connected_nodes import ControlStream
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.access import NodeGate
 from coordinator.shell.servicers.wire.handlers import Requests
@@ -21,6 +20,7 @@ from coordinator.shell.servicers.wire.versions import (
     refuse_other_version,
     version_message,
 )
+from coordinator.shell.telemetry.probe_tokens import RENEWAL_MS
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
 from hypergpu.units import Milliseconds
@@ -46,7 +46,7 @@ async def control(
             raise broken
     finally:
         _end(listening)
-        services.roster.disconnect(session)
+        services.nodes.disconnect(session)
         _note_absence(services, node)
         _left_for_good(services, session)
         log.info("a node's control stream ended", node=node)
@@ -54,7 +54,7 @@ async def control(
 
 async def _open_session(
     services: Services, gate: NodeGate, node: NodeId, requests: Requests
-) -> Session:
+) -> ControlStream:
     first = await requests.next(services.settings.read_timeout_ms)
     gate.check(node)  # It may have been revoked before it said hello.
     if first is None or first.WhichOneof("message") != "hello":
@@ -65,17 +65,17 @@ async def _open_session(
     newest = {
         JobId(each.job_id): receipt_value(each.receipt, node) for each in hello.newest_receipts
     }
-    session = Session(node, capabilities, hello.version.software[:_REASON_LENGTH_MAX])
+    session = ControlStream(node, capabilities, hello.version.software[:_REASON_LENGTH_MAX])
     session.send(_welcome(services, node))
-    services.roster.connect(session)
-    services.readings.came(node)
+    services.nodes.connect(session)
+    services.readings.mark_present(node)
     if hello.is_starting:
-        services.readings.starts(node)
+        services.readings.mark_starting(node)
     log.info("a node is connected", node=node, software=session.software, ours=SOFTWARE)
     _resume(services, session, hello.working)
-    if services.pricing.payments is not None:
-        services.pricing.payments.greet(node, newest)
-    services.staffing.review()
+    if services.job_terms.payments is not None:
+        services.job_terms.payments.greet(node, newest)
+    services.allocator.review()
     return session
 
 
@@ -90,9 +90,9 @@ def _welcome(services: Services, node: NodeId) -> node_pb2.ControlResponse:
     return node_pb2.ControlResponse(welcome=welcome)
 
 
-def _resume(services: Services, session: Session, working: Sequence[node_pb2.Lease]) -> None:
+def _resume(services: Services, session: ControlStream, working: Sequence[node_pb2.Lease]) -> None:
     """Say again what the node is to do, and end what it no longer should."""
-    runtime = services.staffing.runtime_of(session.node)
+    runtime = services.allocator.runtime_of(session.node)
     if runtime is not None and runtime.is_recovering:
         return  # Its work goes out when the job is checked.
     command = pending_assignment(runtime.job, session.node) if runtime is not None else None
@@ -116,12 +116,12 @@ def pending_assignment(job: Job, node: NodeId) -> AssignShard | None:
     return assignment(job, node)
 
 
-async def _listen(services: Services, session: Session, requests: Requests) -> None:
+async def _listen(services: Services, session: ControlStream, requests: Requests) -> None:
     """Take in what the node says; ends the session when it says no more."""
     renewal_ms = monotonic_ms() + RENEWAL_MS
     try:
         while (message := await requests.next(services.settings.lost_after_ms)) is not None:
-            services.roster.heard(session.node)
+            services.nodes.mark_heard(session.node)
             if monotonic_ms() >= renewal_ms:
                 renewal_ms = monotonic_ms() + RENEWAL_MS
                 session.send(_welcome(services, session.node))
@@ -131,7 +131,9 @@ async def _listen(services: Services, session: Session, requests: Requests) -> N
         session.close()
 
 
-def _hear_of_line(services: Services, session: Session, message: node_pb2.ControlRequest) -> bool:
+def _hear_of_line(
+    services: Services, session: ControlStream, message: node_pb2.ControlRequest
+) -> bool:
     """Take in what only says how the node is, at once; False for everything else."""
     match message.WhichOneof("message"):
         case "heartbeat":
@@ -141,9 +143,9 @@ def _hear_of_line(services: Services, session: Session, message: node_pb2.Contro
             back = node_pb2.RoundTripEcho(sequence=message.round_trip_probe.sequence)
             session.send(node_pb2.ControlResponse(round_trip_echo=back))
         case "measured":
-            services.readings.reported(session.node, message.measured)
+            services.readings.record_report(session.node, message.measured)
         case "worker_ready":
-            services.readings.came(session.node)
+            services.readings.mark_present(session.node)
         case _:
             return False
     return True
@@ -157,13 +159,13 @@ async def _hear_of_work(services: Services, node: NodeId, message: node_pb2.Cont
             await _hand_back(services, node, message.hand_back)
         case "draining":
             reason = message.draining.reason[:_REASON_LENGTH_MAX]
-            await services.staffing.drain(node, reason or "the node is draining")
+            await services.allocator.drain(node, reason or "the node is draining")
         case _:
             raise HyperGPUError(Reason.REQUEST_INVALID, "an empty control message")
 
 
 def _note_progress(services: Services, node: NodeId, progress: node_pb2.Progress) -> None:
-    services.roster.advanced(node, translate.advance_value(progress))
+    services.nodes.record_progress(node, translate.advance_value(progress))
     runtime = services.driver.runtimes.get(JobId(progress.lease.job_id))
     if runtime is not None:
         runtime.progress_version += 1
@@ -184,7 +186,7 @@ async def _hand_back(services: Services, node: NodeId, message: node_pb2.HandBac
         log.debug("no shard was handed back", node=node, reason=reason, refused=refused)
         return
     log.info("a shard was handed back", node=node, reason=reason)
-    services.staffing.review()
+    services.allocator.review()
 
 
 def _end(listening: "asyncio.Task[None]") -> None:
@@ -195,16 +197,16 @@ def _end(listening: "asyncio.Task[None]") -> None:
 
 
 def _note_absence(services: Services, node: NodeId) -> None:
-    if node not in services.roster.sessions:
-        services.readings.went(node)
+    if node not in services.nodes.streams:
+        services.readings.mark_absent(node)
         services.echo.forget(node)
 
 
-def _left_for_good(services: Services, session: Session) -> None:
+def _left_for_good(services: Services, session: ControlStream) -> None:
     """A draining node that holds no work and closes its stream is not waited for."""
     node = session.node
-    is_replaced = node in services.roster.sessions
-    if is_replaced or not services.roster.drain_reason(node):
+    is_replaced = node in services.nodes.streams
+    if is_replaced or not services.nodes.drain_reason(node):
         return
-    if services.staffing.runtime_of(node) is None:
-        services.roster.forget(node)
+    if services.allocator.runtime_of(node) is None:
+        services.nodes.forget(node)

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from coordinator.shell.measuring.readings import Done
-from coordinator.shell.measuring.uploads import Arrived
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.node import admission
 from coordinator.shell.servicers.wire.chunks import Piece
 from coordinator.shell.servicers.wire.handlers import Requests
+from coordinator.shell.telemetry.readings import FinishedUpdate
+from coordinator.shell.telemetry.upload_meter import Arrived
 from hypergpu.digest import digest_from_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
@@ -49,14 +49,14 @@ async def submit_measured(
     services: Services, node: NodeId, requests: Requests
 ) -> node_pb2.SubmitUpdateResponse:
     """Take in one update, or a part of one. Raises what `admission.submit_update` raises."""
-    meter = services.readings.uploading(node)
+    meter = services.readings.upload_meter(node)
     with meter.stream() as arrived:
         metered = MeteredRequests(requests, arrived)
         try:
             answer = await admission.submit_update(services, node, metered)
         except HyperGPUError as refused:
             if refused.reason in _WRONG_CONTENT:
-                services.readings.refused(node)
+                services.readings.record_rejected(node)
             raise
     if metered.header is not None:
         _note_done(services, node, metered.header)
@@ -73,7 +73,7 @@ def _note_done(services: Services, node: NodeId, header: node_pb2.UpdateHeader) 
     if participant is None or not admission.is_accepted(runtime.job, node, lease, digest):
         return
     stated = runtime.job.round.spec.training.batch_size
-    done = Done(
+    done = FinishedUpdate(
         job_id=job_id,
         lease=lease,
         inner_steps=header.report.inner_steps * participant.plan.batch(stated) / stated,
@@ -81,4 +81,4 @@ def _note_done(services: Services, node: NodeId, header: node_pb2.UpdateHeader) 
         forecast_ms=participant.plan.forecast_ms,
         took_ms=participant.took_ms,
     )
-    services.readings.accepted(node, done)
+    services.readings.record_accepted(node, done)

@@ -17,20 +17,20 @@ from coordinator.core.events import (
 )
 from coordinator.core.job import ENDED, BlobRef
 from coordinator.shell import translate
-from coordinator.shell.failpoints import failpoint
-from coordinator.shell.journal.records import RequestClaim
-from coordinator.shell.runtime.acts.datasets import (
+from coordinator.shell.commands.datasets import (
     manifest_digests,
     manifests_laid_out,
     packed_manifest,
     remove_layout,
 )
-from coordinator.shell.runtime.acts.judging import give_up_judging
-from coordinator.shell.runtime.acts.perform import begin_again
+from coordinator.shell.commands.judging import give_up_judging
+from coordinator.shell.commands.perform import begin_again
+from coordinator.shell.commands.recovery import load_layout
+from coordinator.shell.failpoints import failpoint
+from coordinator.shell.journal.records import RequestClaim
 from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.recovery import load_layout
+from coordinator.shell.runtime.maintenance import collect
 from coordinator.shell.runtime.services import Services
-from coordinator.shell.runtime.upkeep import collect
 from coordinator.shell.servicers import uploads
 from coordinator.shell.servicers.user import exporting, watching
 from coordinator.shell.servicers.wire.handlers import Caller, Requests
@@ -85,7 +85,7 @@ class JobServicer:
                 detail = f"request_id {request_id!r} belongs to {known.job_id}, which differs"
                 raise HyperGPUError(Reason.REQUEST_INVALID, detail)
             return known.job_id
-        spec = covering(spec, self._services.roster.at_work)
+        spec = covering(spec, self._services.nodes.at_work)
         job_id = JobId(f"job-{secrets.token_hex(6)}")
         files = manifest_digests(manifest) if manifest is not None else frozenset()
         pinned = [*files, *([digest_of(packed)] if manifest is not None else [])]
@@ -97,8 +97,8 @@ class JobServicer:
                 job_id=job_id,
                 spec=spec,
                 manifest=blob,
-                terms=self._services.pricing.terms(job_id, spec.pay),
-                funding=self._services.pricing.funding(spec.pay),
+                terms=self._services.job_terms.terms(job_id, spec.pay),
+                funding=self._services.job_terms.funding(spec.pay),
             )
             await driver.submit(job_id, event, RequestClaim(request_id, job_id, fingerprint))
             driver.runtimes[job_id].entries_of_manifest = files
@@ -136,7 +136,7 @@ class JobServicer:
         answer = job_pb2.GetJobResponse(
             job=self._summary(runtime),
             spec_json=spec_json(job.next_spec or job.spec),
-            participants=watching.participants(self._services.roster, runtime.job),
+            participants=watching.participants(self._services.nodes, runtime.job),
         )
         if job.model is not None and runtime.layout is not None:
             answer.model.CopyFrom(translate.model_message(job.model, runtime.layout.digest))
@@ -214,8 +214,8 @@ class JobServicer:
             unmeasured = several(len(left), "round")
             detail = f"the quality of {unmeasured} of {job.job_id} is still to come: {refused}"
             raise HyperGPUError(Reason.JOB_PHASE, detail, fix="remove it again later")
-        if self._services.pricing.payments is not None:
-            await self._services.pricing.payments.catch_up(job.job_id)
+        if self._services.job_terms.payments is not None:
+            await self._services.job_terms.payments.catch_up(job.job_id)
 
     def _close(self, runtime: JobRuntime) -> None:
         del self._services.driver.runtimes[runtime.job.job_id]

@@ -13,10 +13,10 @@ from coordinator.shell.clock import monotonic_ms, unix_s
 from coordinator.shell.identity.nodes import NodeDesk
 from coordinator.shell.identity.tokens import TokenDesk, TokenGrant
 from coordinator.shell.journal.records import NodeRecord
-from coordinator.shell.measuring.reports import reading_message
 from coordinator.shell.node_words import Capabilities
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.wire.handlers import Caller
+from coordinator.shell.telemetry.reports import reading_message
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
 from hypergpu.v1 import job_pb2, node_pb2
@@ -64,13 +64,13 @@ class OperatorServicer:
         summary.health_reason = found.reason
 
     def _summary(self, record: NodeRecord) -> job_pb2.NodeSummary:
-        roster, node = self._services.roster, record.node
-        session = roster.sessions.get(node)
-        runtime = self._services.staffing.runtime_of(node)
+        connected, node = self._services.nodes, record.node
+        session = connected.streams.get(node)
+        runtime = self._services.allocator.runtime_of(node)
         capabilities = session.capabilities if session else _stored_capabilities(record)
-        silent_ms = roster.silent_ms(node)
+        silent_ms = connected.silent_ms(node)
         away_ms = max(0, unix_s() * 1000 - record.last_seen_ms)
-        accepted, refused = roster.uncounted(node)
+        accepted, refused = connected.unstored_counts(node)
         state, reason = self._state(record)
         return job_pb2.NodeSummary(
             node_id=node,
@@ -85,16 +85,16 @@ class OperatorServicer:
         )
 
     def _state(self, record: NodeRecord) -> tuple[str, str]:
-        roster, node = self._services.roster, record.node
+        connected, node = self._services.nodes, record.node
         if record.is_revoked:
             return "revoked", "the operator revoked it"
-        if node not in roster.sessions:
+        if node not in connected.streams:
             return "away", "it has no control stream"
-        if reason := roster.drain_reason(node):
+        if reason := connected.drain_reason(node):
             return "draining", reason
         if self._services.readings.reading(node).is_starting:
             return "starting", "its worker is starting"
-        runtime = self._services.staffing.runtime_of(node)
+        runtime = self._services.allocator.runtime_of(node)
         if runtime is None:
             return "idle", "no job can use it now"
         return "working", runtime.job.reason
@@ -103,13 +103,13 @@ class OperatorServicer:
         self, request: job_pb2.DrainNodeRequest, caller: Caller
     ) -> job_pb2.DrainNodeResponse:
         node = NodeId(request.node_id)
-        if node not in self._services.roster.sessions:
+        if node not in self._services.nodes.streams:
             raise HyperGPUError(Reason.NODE_UNKNOWN, f"node {node[:64]} is not connected")
         reason = "drained by its operator"
-        self._services.roster.send(
+        self._services.nodes.send(
             node, node_pb2.ControlResponse(drain=node_pb2.Drain(reason=reason))
         )
-        await self._services.staffing.drain(node, reason)
+        await self._services.allocator.drain(node, reason)
         log.info("a node is drained", node=node)
         return job_pb2.DrainNodeResponse()
 
@@ -119,7 +119,7 @@ class OperatorServicer:
         node = NodeId(request.node_id)
         await asyncio.to_thread(self._nodes.revoke, node)
         log.info("a node was revoked", node=node)
-        await self._services.staffing.lose(node, "revoked by its operator")
+        await self._services.allocator.lose(node, "revoked by its operator")
         self._services.readings.forget(node)
         return job_pb2.RevokeNodeResponse()
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from coordinator.core.job import Job, Participant
 from coordinator.shell import translate
 from coordinator.shell.journal.records import Entry
+from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.roster import Roster
 from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId, Slot
@@ -18,34 +18,38 @@ _PAGE_ENTRIES = 500
 _PROGRESS_S = 0.25
 
 
-def participants(roster: Roster, job: Job) -> list[job_pb2.ParticipantSummary]:
+def participants(connected: ConnectedNodes, job: Job) -> list[job_pb2.ParticipantSummary]:
     """The open round's participants in slot order, then those that its plan lets rest."""
     round_ = job.round
     if round_ is None:
         return []
     ordered = sorted(round_.participants.items(), key=lambda item: item[1].slot)
-    taking_part = [_summary(roster, node, participant) for node, participant in ordered]
+    taking_part = [_summary(connected, node, participant) for node, participant in ordered]
     resting = [
-        _resting(roster, node, job.members[node].slot, why)
+        _resting(connected, node, job.members[node].slot, why)
         for node, why in sorted(round_.resting.items())
     ]
     return [*taking_part, *resting]
 
 
-def _summary(roster: Roster, node: NodeId, participant: Participant) -> job_pb2.ParticipantSummary:
-    message = translate.participant_summary(node, participant, roster.progress.get(node))
-    message.name = roster.name_of(node)
+def _summary(
+    connected: ConnectedNodes, node: NodeId, participant: Participant
+) -> job_pb2.ParticipantSummary:
+    message = translate.participant_summary(node, participant, connected.progress.get(node))
+    message.name = connected.name_of(node)
     return message
 
 
-def _resting(roster: Roster, node: NodeId, slot: Slot, why: str) -> job_pb2.ParticipantSummary:
+def _resting(
+    connected: ConnectedNodes, node: NodeId, slot: Slot, why: str
+) -> job_pb2.ParticipantSummary:
     return job_pb2.ParticipantSummary(
         node_id=node,
         slot=slot,
         state="resting",
         loss=math.nan,
         reason=why,
-        name=roster.name_of(node),
+        name=connected.name_of(node),
     )
 
 
@@ -67,7 +71,7 @@ async def watch(
             return
         if runtime.progress_version != told_version:
             told_version = runtime.progress_version
-            report = job_pb2.ProgressReport(participants=participants(services.roster, runtime.job))
+            report = job_pb2.ProgressReport(participants=participants(services.nodes, runtime.job))
             yield job_pb2.WatchJobResponse(progress=report)
         await _wait(change, _PROGRESS_S)
 

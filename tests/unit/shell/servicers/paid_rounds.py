@@ -55,7 +55,7 @@ async def judged(services: Services, number: int) -> None:
 
 async def begun(services: Services, funding: Funding | None = None) -> None:
     """A job in round 0."""
-    terms = services.pricing.terms(JOB, PAYS.pay)
+    terms = services.job_terms.terms(JOB, PAYS.pay)
     created = JobCreated(at_ms=NOW, job_id=JOB, spec=PAYS, terms=terms, funding=funding)
     first = ModelInitialised(at_ms=NOW, model=model(0), partition_sizes=(Samples(1000),))
     for event in (created, first, NodeJoined(at_ms=NOW, node=NODE)):

@@ -6,8 +6,8 @@ import pytest
 from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.space import Space
+from coordinator.shell.runtime.maintenance import collect
 from coordinator.shell.runtime.services import Services
-from coordinator.shell.runtime.upkeep import collect
 from coordinator.shell.servicers.user.job import JobServicer
 from coordinator.shell.servicers.wire.handlers import Caller
 from coordinator.shell.translate import blob_message

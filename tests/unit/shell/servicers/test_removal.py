@@ -6,10 +6,10 @@ import pytest
 
 from coordinator.core.events import JobStopped
 from coordinator.shell.blobs.interface import Blobs
+from coordinator.shell.commands.judging import give_up_judging
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import Entry
-from coordinator.shell.runtime.acts.judging import give_up_judging
-from coordinator.shell.runtime.recovery import replay_jobs
+from coordinator.shell.runtime.persistence import replay_jobs
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.user.job import JobServicer
 from hypergpu.errors import HyperGPUError, Reason

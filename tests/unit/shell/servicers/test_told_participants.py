@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from coordinator.core.events import RoundPlanned
-from coordinator.shell.runtime.roster import Roster
+from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.servicers.user.watching import participants
 from tests.unit.job_states import ALICE, BOB, after, at, node_plan, planning, round_plan
 
@@ -11,7 +11,7 @@ from tests.unit.job_states import ALICE, BOB, after, at, node_plan, planning, ro
 def test_a_resting_node_is_told_with_its_reason() -> None:
     plan = replace(round_plan(0, {ALICE: node_plan(3)}), resting={BOB: "too slow for this round"})
     job = after(planning(), RoundPlanned(at_ms=at(40), plan=plan))
-    working, resting = participants(Roster(), job)
+    working, resting = participants(ConnectedNodes(), job)
     assert (working.node_id, working.reason) == (ALICE, "H=3, int4, as planned")
     assert (resting.node_id, resting.state) == (BOB, "resting")
     assert (resting.reason, resting.steps_total) == ("too slow for this round", 0)
@@ -19,4 +19,4 @@ def test_a_resting_node_is_told_with_its_reason() -> None:
 
 
 def test_between_rounds_nobody_is_told() -> None:
-    assert participants(Roster(), planning()) == []
+    assert participants(ConnectedNodes(), planning()) == []

@@ -3,8 +3,8 @@ from pathlib import Path
 
 from coordinator.core.events import JobStopped, NodeJoined
 from coordinator.shell.node_words import Capabilities
+from coordinator.shell.runtime.connected_nodes import ControlStream
 from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.roster import Session
 from coordinator.shell.servicers.user.watching import participants, watch
 from hypergpu.units import Milliseconds
 from tests.unit.shell.whole_shell import JOB, NODE, driving, prepared_job, services_in
@@ -28,13 +28,15 @@ async def test_a_participant_is_told_by_its_name_until_its_node_is_forgotten(
     tmp_path: Path,
 ) -> None:
     services = services_in(tmp_path)
-    session = Session(NODE, Capabilities(name="attic", workloads={"digits-softmax": 1}), "test")
-    services.roster.connect(session)
+    session = ControlStream(
+        NODE, Capabilities(name="attic", workloads={"digits-softmax": 1}), "test"
+    )
+    services.nodes.connect(session)
     async with driving(services):
         runtime = await prepared_job(services)
         joined = NodeJoined(at_ms=Milliseconds(0), node=NODE)
         assert await services.driver.submit(JOB, joined) == ""
-    services.roster.disconnect(session)
-    assert [each.name for each in participants(services.roster, runtime.job)] == ["attic"]
-    services.roster.forget(NODE)
-    assert [each.name for each in participants(services.roster, runtime.job)] == [""]
+    services.nodes.disconnect(session)
+    assert [each.name for each in participants(services.nodes, runtime.job)] == ["attic"]
+    services.nodes.forget(NODE)
+    assert [each.name for each in participants(services.nodes, runtime.job)] == [""]

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from coordinator.core.measure.reading import Direction, Host, NodeReading, Train, Transfer
 from coordinator.shell.clock import monotonic_ms
-from coordinator.shell.measuring.readings import ABSENT_MAX, REPORTS, Done, Readings
-from coordinator.shell.measuring.reports import (
+from coordinator.shell.telemetry.readings import ABSENT_MAX, REPORTS, FinishedUpdate, Readings
+from coordinator.shell.telemetry.reports import (
     ROUND_TRIPS_MAX,
     TRAINS_MAX,
     TRANSFERS_MAX,
     observations,
     reading_message,
 )
-from coordinator.shell.measuring.uploads import UploadMeter
+from coordinator.shell.telemetry.upload_meter import UploadMeter
 from hypergpu.ids import JobId, NodeId
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
@@ -58,10 +58,10 @@ def uploaded(took_us: int, size: int = 1 << 20) -> node_pb2.Measured:
     return node_pb2.Measured(transfers=[transfer])
 
 
-def done(lease: int = 1, **changes: int) -> Done:
+def done(lease: int = 1, **changes: int) -> FinishedUpdate:
     figures = {"inner_steps": 10, "compute_ms": 2_000, "forecast_ms": 4_000, "took_ms": 5_000}
     figures |= changes
-    return Done(
+    return FinishedUpdate(
         job_id=JOB,
         lease=lease,
         inner_steps=figures["inner_steps"],
@@ -96,7 +96,7 @@ def test_whatever_a_node_says_is_bounded(message: node_pb2.Measured) -> None:
 @given(REPORT)
 def test_whatever_a_node_says_makes_a_reading_that_can_be_shown(message: node_pb2.Measured) -> None:
     readings = Readings()
-    readings.reported(NODE, message)
+    readings.record_report(NODE, message)
     shown = reading_message(readings.reading(NODE), monotonic_ms())
     assert job_pb2.Reading.FromString(shown.SerializeToString()) == shown
 
@@ -104,16 +104,16 @@ def test_whatever_a_node_says_makes_a_reading_that_can_be_shown(message: node_pb
 def test_a_node_that_reports_too_often_is_not_listened_to() -> None:
     readings = Readings()
     for _ in range(1_000):
-        readings.reported(NODE, node_pb2.Measured(round_trips_us=[5_000]))
+        readings.record_report(NODE, node_pb2.Measured(round_trips_us=[5_000]))
     assert readings.reading(NODE).round_trip_us.count <= REPORTS.burst + 1
     assert readings.dropped >= 900
 
 
 def test_one_nodes_lies_change_nothing_of_anothers_reading() -> None:
     readings = Readings()
-    readings.reported(OTHER, node_pb2.Measured(round_trips_us=[5_000]))
+    readings.record_report(OTHER, node_pb2.Measured(round_trips_us=[5_000]))
     before = readings.reading(OTHER)
-    readings.reported(NODE, node_pb2.Measured(round_trips_us=[2**32 - 1] * 50))
+    readings.record_report(NODE, node_pb2.Measured(round_trips_us=[2**32 - 1] * 50))
     assert readings.reading(OTHER) == before
 
 
@@ -122,14 +122,14 @@ def test_what_was_measured_here_of_an_upload_goes_before_what_the_node_says() ->
     own = Transfer(
         monotonic_ms(), Direction.UP, Bytes(4 << 20), Microseconds(4_000_000), connections=1
     )
-    readings.note(NODE, own)
+    readings.observe(NODE, own)
     before = readings.reading(NODE)
-    meter = readings.uploading(NODE)
-    assert meter is readings.uploading(NODE)
+    meter = readings.upload_meter(NODE)
+    assert meter is readings.upload_meter(NODE)
     readings._note_upload(NODE, own)
-    readings.reported(NODE, uploaded(1_000))
+    readings.record_report(NODE, uploaded(1_000))
     assert readings.reading(NODE).up_bits_per_s.mean == before.up_bits_per_s.mean
-    readings.reported(OTHER, uploaded(1_000_000))
+    readings.record_report(OTHER, uploaded(1_000_000))
     assert readings.reading(OTHER).up_bits_per_s.count == 1
 
 
@@ -189,29 +189,29 @@ def test_a_stall_of_the_line_is_part_of_its_upload() -> None:
 def test_an_update_says_how_long_its_steps_took_and_is_counted_once() -> None:
     readings = Readings()
     for _ in range(3):
-        readings.accepted(NODE, done())
+        readings.record_accepted(NODE, done())
     reading = readings.reading(NODE)
     assert (reading.step_us.mean, reading.step_us.count) == (200_000, 1)
     assert reading.forecast_error.count == 1
-    readings.accepted(NODE, done(2, compute_ms=4_000))
+    readings.record_accepted(NODE, done(2, compute_ms=4_000))
     assert readings.reading(NODE).step_us.count == 2
 
 
 def test_an_update_that_was_never_forecast_corrects_nothing() -> None:
     readings = Readings()
-    readings.accepted(NODE, done(forecast_ms=0, inner_steps=0))
+    readings.record_accepted(NODE, done(forecast_ms=0, inner_steps=0))
     assert readings.reading(NODE).correction == 1.0
     assert readings.reading(NODE).step_us.count == 0
 
 
 def test_a_node_that_went_is_remembered_and_one_that_is_forgotten_is_not() -> None:
     readings = Readings()
-    readings.came(NODE)
-    readings.reported(NODE, node_pb2.Measured(round_trips_us=[5_000]))
-    readings.went(NODE)
+    readings.mark_present(NODE)
+    readings.record_report(NODE, node_pb2.Measured(round_trips_us=[5_000]))
+    readings.mark_absent(NODE)
     assert not readings.reading(NODE).is_present
     assert readings.reading(NODE).round_trip_us.count == 1
-    readings.came(NODE)
+    readings.mark_present(NODE)
     assert readings.reading(NODE).is_present
     readings.forget(NODE)
     assert readings.reading(NODE) == NodeReading()
@@ -222,15 +222,15 @@ def test_nodes_that_are_away_do_not_gather_without_end() -> None:
     readings = Readings()
     nodes = [NodeId(f"0x{number:040x}") for number in range(ABSENT_MAX + 10)]
     for node in nodes:
-        readings.came(node)
-        readings.went(node)
+        readings.mark_present(node)
+        readings.mark_absent(node)
     assert not readings.knows(nodes[9])
     assert readings.knows(nodes[10])
 
 
 def test_readings_are_told_in_the_time_of_the_job_that_asks() -> None:
     readings = Readings()
-    readings.reported(NODE, node_pb2.Measured(round_trips_us=[5_000]))
+    readings.record_report(NODE, node_pb2.Measured(round_trips_us=[5_000]))
     now_ms = Milliseconds(monotonic_ms() + 12_345)
     told = readings.readings([NODE, OTHER], now_ms)
     own = readings.reading(NODE)
@@ -243,7 +243,7 @@ def test_a_reading_is_shown_with_spread_samples_and_age() -> None:
     readings = Readings()
     train = node_pb2.ProbeTrain(sent=20, lost=2, bursts=1)
     message = node_pb2.Measured(round_trips_us=[50_000], trains=[train], congestion_control="bbr")
-    readings.reported(NODE, message)
+    readings.record_report(NODE, message)
     reading = readings.reading(NODE)
     shown = reading_message(reading, Milliseconds(reading.round_trip_us.at_ms + 700))
     assert (shown.round_trip_us.mean, shown.round_trip_us.samples) == (50_000, 1)
@@ -257,12 +257,12 @@ def test_a_reading_is_shown_with_spread_samples_and_age() -> None:
 def test_where_datagrams_are_blocked_what_the_kernel_sent_again_tells_of_losses() -> None:
     readings = Readings()
     train = node_pb2.ProbeTrain(sent=1_000, lost=20, bursts=20)
-    readings.reported(NODE, node_pb2.Measured(trains=[train], is_probing_blocked=True))
+    readings.record_report(NODE, node_pb2.Measured(trains=[train], is_probing_blocked=True))
     shown = reading_message(readings.reading(NODE), monotonic_ms())
     assert 0.019 < shown.loss.mean < 0.022
     assert shown.loss.samples == 1_000
     few = node_pb2.ProbeTrain(sent=10, lost=0, bursts=0)
-    readings.reported(OTHER, node_pb2.Measured(trains=[few], is_probing_blocked=True))
+    readings.record_report(OTHER, node_pb2.Measured(trains=[few], is_probing_blocked=True))
     assert reading_message(readings.reading(OTHER), monotonic_ms()).loss == job_pb2.Estimate()
 
 

@@ -8,10 +8,10 @@ import structlog
 from coordinator.core.commands import InitialiseModel
 from coordinator.core.events import ModelInitialised, PreparationFailed
 from coordinator.core.job import BlobRef, Job, Model
+from coordinator.shell.commands.datasets import laid_out
+from coordinator.shell.commands.layouts import save_layout
 from coordinator.shell.evaluator.messages import Initialise, Initialised
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.runtime.acts.datasets import laid_out
-from coordinator.shell.runtime.acts.layouts import save_layout
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError, Reason

@@ -9,9 +9,9 @@ from coordinator.core.allocation import JobDemand, Lend, Move, NodeOffer, plan_a
 from coordinator.core.events import NodeDraining, NodeJoined, NodeLost
 from coordinator.core.job import ENDED, Job, Phase
 from coordinator.core.round.staff import nodes_needed
+from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.roster import Roster
 from hypergpu.ids import JobId, NodeId
 from hypergpu.units import Milliseconds
 
@@ -24,12 +24,12 @@ _USES_NODES = frozenset(
 )
 
 
-class Staffing:
+class NodeAllocator:
     """Moves nodes between jobs, one plan at a time."""
 
-    def __init__(self, driver: Driver, roster: Roster) -> None:
+    def __init__(self, driver: Driver, nodes: ConnectedNodes) -> None:
         self._driver = driver
-        self._roster = roster
+        self._nodes = nodes
         self._wanted = asyncio.Event()
 
     def review(self) -> None:
@@ -48,13 +48,13 @@ class Staffing:
         """Report nodes that went silent, for ever."""
         while True:
             await asyncio.sleep(min(1.0, lost_after_ms / 4000))
-            for node in self._roster.overdue(lost_after_ms):
+            for node in self._nodes.overdue(lost_after_ms):
                 await self.lose(node, f"not heard of for {lost_after_ms / 1000:g} s")
 
     async def lose(self, node: NodeId, reason: str) -> None:
         """A node is gone: its job goes on without it."""
         log.info("a node is lost", node=node, reason=reason)
-        self._roster.forget(node)
+        self._nodes.forget(node)
         runtime = self.runtime_of(node)
         if runtime is not None:
             event = NodeLost(at_ms=NOW, node=node, reason=reason)
@@ -63,7 +63,7 @@ class Staffing:
 
     async def drain(self, node: NodeId, reason: str) -> None:
         """A node takes no further work; its job lets it finish what it holds."""
-        self._roster.drain(node, reason)
+        self._nodes.drain(node, reason)
         runtime = self.runtime_of(node)
         if runtime is not None:
             event = NodeDraining(at_ms=NOW, node=node, reason=reason)
@@ -106,8 +106,8 @@ class Staffing:
                     places[node] = runtime.job.job_id
         return [
             NodeOffer(node, places.get(node), session.capabilities.workloads)
-            for node, session in self._roster.sessions.items()
-            if not self._roster.drain_reason(node)
+            for node, session in self._nodes.streams.items()
+            if not self._nodes.drain_reason(node)
         ]
 
     async def _carry_out(self, move: Move) -> None:
@@ -121,16 +121,16 @@ class Staffing:
             reason = f"lent to {move.job_id} while {before.job.job_id} is {before.job.phase.value}"
             lost = NodeLost(at_ms=NOW, node=move.node, reason=reason)
             await self._driver.insist(before.job.job_id, lost)
-        if move.node in self._roster.sessions:
+        if move.node in self._nodes.streams:
             await self._join(move.job_id, move.node)
 
     async def _join(self, job_id: JobId, node: NodeId) -> None:
         """Make a node a member; what became of it while that was written is caught up with."""
         if await self._driver.insist(job_id, NodeJoined(at_ms=NOW, node=node)):
             return
-        if self._roster.silent_ms(node) is None:
+        if self._nodes.silent_ms(node) is None:
             await self.lose(node, "lost while it joined")
-        elif reason := self._roster.drain_reason(node):
+        elif reason := self._nodes.drain_reason(node):
             await self._driver.insist(job_id, NodeDraining(at_ms=NOW, node=node, reason=reason))
 
 

@@ -34,14 +34,14 @@ async def test_a_node_lost_while_its_join_is_written_is_lost_to_its_job(tmp_path
     async with driving(services), asyncio.timeout(240):
         runtime = await prepared_job(services)
         connected(services)
-        staffing = asyncio.create_task(services.staffing.run())
-        services.staffing.review()
+        allocating = asyncio.create_task(services.allocator.run())
+        services.allocator.review()
         await asyncio.to_thread(journal.is_joining.wait)
-        await services.staffing.lose(NODE, "its cable was cut")
+        await services.allocator.lose(NODE, "its cable was cut")
         journal.may_write.set()
         while NODE not in runtime.job.members or runtime.job.members[NODE].is_present:
             await runtime.change().wait()
-        staffing.cancel()
+        allocating.cancel()
 
 
 async def test_a_node_drained_while_its_join_is_written_leaves(tmp_path: Path) -> None:
@@ -50,14 +50,14 @@ async def test_a_node_drained_while_its_join_is_written_leaves(tmp_path: Path) -
     async with driving(services), asyncio.timeout(240):
         runtime = await prepared_job(services)
         connected(services)
-        staffing = asyncio.create_task(services.staffing.run())
-        services.staffing.review()
+        allocating = asyncio.create_task(services.allocator.run())
+        services.allocator.review()
         await asyncio.to_thread(journal.is_joining.wait)
-        await services.staffing.drain(NODE, "maintenance")
+        await services.allocator.drain(NODE, "maintenance")
         journal.may_write.set()
         while NODE not in runtime.job.members or not runtime.job.members[NODE].is_leaving:
             await runtime.change().wait()
-        staffing.cancel()
+        allocating.cancel()
 
 
 async def test_nodes_are_not_dealt_out_afresh_for_what_happens_within_a_round(

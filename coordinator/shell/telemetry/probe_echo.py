@@ -14,7 +14,7 @@ import structlog
 
 from coordinator.shell.clock import monotonic_ms
 from coordinator.shell.identity.rate import Bucket, Rate, take_token
-from coordinator.shell.measuring.tokens import ProbeTokens
+from coordinator.shell.telemetry.probe_tokens import ProbeTokens
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 from hypergpu.wire.probing import DATAGRAM_BYTES, TOKEN_BYTES
@@ -36,7 +36,7 @@ class EchoCount(NamedTuple):
     """Beyond the rate."""
 
 
-class Echo(asyncio.DatagramProtocol):
+class ProbeEcho(asyncio.DatagramProtocol):
     """One UDP port."""
 
     def __init__(self, tokens: ProbeTokens, is_connected: Callable[[NodeId], bool]) -> None:

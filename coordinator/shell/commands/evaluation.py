@@ -7,9 +7,9 @@ import structlog
 
 from coordinator.core.commands import EvaluateModel
 from coordinator.core.events import EvaluationFailed, EvaluationReady
+from coordinator.shell.commands.preparation import data_dir
 from coordinator.shell.evaluator.messages import Evaluate
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.runtime.acts.preparation import data_dir
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError

@@ -17,7 +17,7 @@ from hypergpu.v1 import node_pb2
 _OUTBOX_MESSAGES = 256
 
 
-class Session:
+class ControlStream:
     """One control stream."""
 
     def __init__(self, node: NodeId, capabilities: Capabilities, software: str) -> None:
@@ -43,35 +43,35 @@ class Session:
         self.outbox.put_nowait(None)
 
 
-class Roster:
+class ConnectedNodes:
     """Who is there."""
 
     def __init__(self) -> None:
-        self.sessions: dict[NodeId, Session] = {}
+        self.streams: dict[NodeId, ControlStream] = {}
         self.progress: dict[NodeId, Advance] = {}
         self._heard_ms: dict[NodeId, Milliseconds] = {}
         self._draining: dict[NodeId, str] = {}
         self._names: dict[NodeId, str] = {}
         self._counts: dict[NodeId, UpdateCount] = {}
         self._storing: dict[NodeId, UpdateCount] = {}
-        """Taken by `counted` and not yet in the journal."""
+        """Taken by `take_counts` and not yet in the journal."""
 
-    def connect(self, session: Session) -> None:
+    def connect(self, stream: ControlStream) -> None:
         """A node opened its control stream. An older stream of the same node ends."""
-        before = self.sessions.get(session.node)
+        before = self.streams.get(stream.node)
         if before is not None:
             before.close()
-        self.sessions[session.node] = session
-        self._names[session.node] = session.capabilities.name
-        self._draining.pop(session.node, None)
-        self.heard(session.node)
+        self.streams[stream.node] = stream
+        self._names[stream.node] = stream.capabilities.name
+        self._draining.pop(stream.node, None)
+        self.mark_heard(stream.node)
 
-    def disconnect(self, session: Session) -> None:
+    def disconnect(self, stream: ControlStream) -> None:
         """A stream ended. Its node is not lost yet: it may dial in again."""
-        if self.sessions.get(session.node) is session:
-            del self.sessions[session.node]
+        if self.streams.get(stream.node) is stream:
+            del self.streams[stream.node]
 
-    def heard(self, node: NodeId) -> None:
+    def mark_heard(self, node: NodeId) -> None:
         """The node gave a sign of life."""
         self._heard_ms[node] = monotonic_ms()
 
@@ -91,9 +91,9 @@ class Roster:
 
     def forget(self, node: NodeId) -> None:
         """The node is lost or has left."""
-        session = self.sessions.pop(node, None)
-        if session is not None:
-            session.close()
+        stream = self.streams.pop(node, None)
+        if stream is not None:
+            stream.close()
         for known in (self._heard_ms, self._draining, self._names, self.progress):
             known.pop(node, None)
 
@@ -108,7 +108,7 @@ class Roster:
     @property
     def at_work(self) -> int:
         """How many nodes are connected and take work."""
-        return sum(node not in self._draining for node in self.sessions)
+        return sum(node not in self._draining for node in self.streams)
 
     def name_of(self, node: NodeId) -> str:
         """What the node's owner calls it; empty before it dials in."""
@@ -116,33 +116,33 @@ class Roster:
 
     def send(self, node: NodeId, message: node_pb2.ControlResponse) -> None:
         """Tell a connected node something; what matters is said again when it dials in."""
-        session = self.sessions.get(node)
-        if session is not None:
-            session.send(message)
+        stream = self.streams.get(node)
+        if stream is not None:
+            stream.send(message)
 
-    def advanced(self, node: NodeId, advance: Advance) -> None:
+    def record_progress(self, node: NodeId, advance: Advance) -> None:
         """Keep the newest progress of a node."""
         self.progress[node] = advance
 
     def count(self, node: NodeId, *, accepted: int = 0, refused: int = 0) -> None:
-        """Note updates for tables; `counted` hands the sums on to the journal."""
+        """Note updates for tables; `take_counts` hands the sums on to the journal."""
         before = self._counts.get(node, UpdateCount())
         self._counts[node] = UpdateCount(before.accepted + accepted, before.refused + refused)
 
-    def uncounted(self, node: NodeId) -> UpdateCount:
+    def unstored_counts(self, node: NodeId) -> UpdateCount:
         """Updates that the journal does not know of yet."""
         counts = [kept.get(node, UpdateCount()) for kept in (self._counts, self._storing)]
         return UpdateCount(
             sum(each.accepted for each in counts), sum(each.refused for each in counts)
         )
 
-    def counted(self) -> dict[NodeId, UpdateCount]:
-        """Take the sums, which `uncounted` tells until they are `stored`."""
+    def take_counts(self) -> dict[NodeId, UpdateCount]:
+        """Take the sums, which `unstored_counts` tells until they are stored."""
         self._storing, self._counts = self._counts, {}
         return self._storing
 
-    def stored(self) -> None:
-        """The journal has what `counted` gave."""
+    def confirm_stored(self) -> None:
+        """The journal has what `take_counts` gave."""
         self._storing = {}
 
     def known(self) -> tuple[NodeId, ...]:
@@ -151,5 +151,5 @@ class Roster:
 
     def close(self) -> None:
         """End every stream."""
-        for session in self.sessions.values():
-            session.close()
+        for stream in self.streams.values():
+            stream.close()

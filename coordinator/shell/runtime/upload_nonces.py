@@ -9,7 +9,7 @@ from hypergpu.ids import NodeId
 from hypergpu.wire.bulk import Stripe
 
 
-class Attempt(NamedTuple):
+class UploadAttempt(NamedTuple):
     """What the newest nonce of a node was used for."""
 
     offer: Offer
@@ -19,7 +19,7 @@ class Attempt(NamedTuple):
     """Tells, once the nonce is used up durably, whether it was above all before."""
 
 
-class Nonces:
+class UploadNonces:
     """Marks that the journal holds, of nodes that were heard since the start.
 
     A nonce on its mark is good only while this process remembers what it was used for: the same
@@ -28,7 +28,7 @@ class Nonces:
 
     def __init__(self) -> None:
         self._marks: dict[NodeId, int] = {}
-        self._attempts: dict[NodeId, Attempt] = {}
+        self._attempts: dict[NodeId, UploadAttempt] = {}
 
     def knows(self, node: NodeId) -> bool:
         """Whether the node's mark was read from the journal."""
@@ -38,7 +38,7 @@ class Nonces:
         """The mark in the journal, which may have been passed meanwhile."""
         self._marks[node] = max(mark, self._marks.get(node, 0))
 
-    def sibling(self, offer: Offer, stripe: Stripe) -> Attempt | None:
+    def sibling(self, offer: Offer, stripe: Stripe) -> UploadAttempt | None:
         """The attempt that this stripe belongs to; None when its nonce is a fresh one.
 
         Raises:
@@ -58,4 +58,4 @@ class Nonces:
     def begin(self, offer: Offer, stripe: Stripe, marking: "asyncio.Future[bool]") -> None:
         """Use a fresh nonce up."""
         self._marks[offer.node] = max(offer.nonce, self._marks[offer.node])
-        self._attempts[offer.node] = Attempt(offer, stripe.count, {stripe.index}, marking)
+        self._attempts[offer.node] = UploadAttempt(offer, stripe.count, {stripe.index}, marking)

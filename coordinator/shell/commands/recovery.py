@@ -1,71 +1,22 @@
-"""After a start: replay every job, check its model, perform what is outstanding."""
+"""After a start: check each replayed job's files and perform its outstanding commands."""
 
 import asyncio
-from typing import NamedTuple
 
 import structlog
 
 from coordinator.core.events import ModelLost
 from coordinator.core.job import ENDED, Job
+from coordinator.shell.commands.datasets import manifest_digests, stored_manifest
+from coordinator.shell.commands.layouts import stored_layout
+from coordinator.shell.commands.perform import pause, perform_outstanding
+from coordinator.shell.commands.preparation import layout_made_again
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.journal.interface import JobJournal
-from coordinator.shell.journal.records import JournalError
-from coordinator.shell.journal.recovery import recover
-from coordinator.shell.runtime import rows
-from coordinator.shell.runtime.acts.datasets import manifest_digests, stored_manifest
-from coordinator.shell.runtime.acts.layouts import stored_layout
-from coordinator.shell.runtime.acts.perform import pause, perform_outstanding
-from coordinator.shell.runtime.acts.preparation import layout_made_again
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError
-from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()
-
-
-class Replay(NamedTuple):
-    """Every job of a journal."""
-
-    runtimes: dict[JobId, JobRuntime]
-    unreadable: dict[JobId, str]
-    """Jobs whose rows this version does not know, and why."""
-
-
-def replay_jobs(journal: JobJournal) -> Replay:
-    """Every job as far as its journal holds; a damaged end is cut off and reported. Blocks."""
-    replay = Replay({}, {})
-    for job_id in journal.jobs():
-        try:
-            runtime = _replay_job(journal, job_id)
-        except JournalError:
-            raise
-        except Exception as broken:
-            log.exception("a job cannot be replayed and rests", job_id=job_id)
-            replay.unreadable[job_id] = f"{type(broken).__name__}: {broken}"
-            continue
-        if runtime is None:
-            log.error("nothing of a job's journal holds: the job is removed", job_id=job_id)
-            journal.remove_job(job_id)
-        else:
-            replay.runtimes[job_id] = runtime
-    return replay
-
-
-def _replay_job(journal: JobJournal, job_id: JobId) -> JobRuntime | None:
-    recovery = recover(journal, job_id)
-    for damage in recovery.damages:
-        log.error("a journal is damaged and cut back", job_id=job_id, reason=damage.reason)
-    snapshot, entries = recovery.snapshot, recovery.entries
-    before = rows.state_from(snapshot.state_json) if snapshot else None
-    job = rows.replay(before, entries)
-    if job is None:
-        return None
-    last = entries[-1].sequence if entries or snapshot is None else snapshot.head.sequence
-    runtime = JobRuntime(job, last + 1)
-    runtime.is_recovering = True
-    return runtime
 
 
 async def take_up(services: Services, runtime: JobRuntime) -> None:
@@ -76,7 +27,7 @@ async def take_up(services: Services, runtime: JobRuntime) -> None:
     is_open = runtime.job.phase not in ENDED
     if is_open:
         present = [node for node, member in runtime.job.members.items() if member.is_present]
-        services.roster.expect(present, Milliseconds(services.settings.reconnect_grace_ms))
+        services.nodes.expect(present, Milliseconds(services.settings.reconnect_grace_ms))
     try:
         damage = await _check_files(services, runtime)
     except Exception as broken:
@@ -93,7 +44,7 @@ async def take_up(services: Services, runtime: JobRuntime) -> None:
         perform_outstanding(services, runtime)
     if is_open:
         failpoint("recover.done")
-        services.staffing.review()
+        services.allocator.review()
 
 
 async def _report(services: Services, runtime: JobRuntime, damage: str) -> None:

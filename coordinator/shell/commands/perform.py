@@ -20,14 +20,14 @@ from coordinator.core.commands import (
     WriteRecord,
 )
 from coordinator.core.events import DeadlineReached, EvaluationFailed, JobPaused, UpdatesJudged
-from coordinator.core.job import Phase
+from coordinator.core.job import ENDED, Phase
 from coordinator.core.round.outstanding import outstanding
 from coordinator.shell import translate
-from coordinator.shell.runtime.acts.aggregation import aggregate
-from coordinator.shell.runtime.acts.evaluation import evaluate
-from coordinator.shell.runtime.acts.judging import judge
-from coordinator.shell.runtime.acts.planning import plan
-from coordinator.shell.runtime.acts.preparation import initialise
+from coordinator.shell.commands.aggregation import aggregate
+from coordinator.shell.commands.evaluation import evaluate
+from coordinator.shell.commands.judging import judge
+from coordinator.shell.commands.planning import plan
+from coordinator.shell.commands.preparation import initialise
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.units import Milliseconds
@@ -94,9 +94,9 @@ def _perform(  # noqa: C901  one branch a command
         case AssignShard():
             assign(services, runtime, command)
         case CancelShard():
-            services.roster.send(command.node, translate.cancel_message(job_id, command))
+            services.nodes.send(command.node, translate.cancel_message(job_id, command))
         case ReleaseNode():
-            services.staffing.review()
+            services.allocator.review()
         case SetDeadline():
             set_deadline(services, runtime, command)
         case InitialiseModel():
@@ -136,7 +136,16 @@ def assign(services: Services, runtime: JobRuntime, command: AssignShard) -> Non
         workload_version=runtime.workload_version,
         now_ms=runtime.now_ms(),
     )
-    services.roster.send(command.node, message)
+    services.nodes.send(command.node, message)
+
+
+def release_members(services: Services, runtime: JobRuntime) -> None:
+    """Tell every node that ever worked for an ended job that it may delete what it keeps for it."""
+    if runtime.job.phase not in ENDED:
+        return
+    message = translate.release_message(runtime.job.job_id, runtime.job.reason)
+    for node in runtime.job.members:
+        services.nodes.send(node, message)
 
 
 def set_deadline(services: Services, runtime: JobRuntime, command: SetDeadline) -> None:

@@ -9,7 +9,7 @@ from coordinator.shell.blobs.space import Space
 from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import NodeRecord, UpdateCount
 from coordinator.shell.runtime.job_runtime import uploader
-from coordinator.shell.runtime.upkeep import Collector, store_ledger
+from coordinator.shell.runtime.maintenance import BlobCollector, store_node_counts
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
@@ -39,39 +39,39 @@ class FullJournal(MemoryJournal):
 
     is_full = True
 
-    def keep_ledger(
+    def keep_node_counts(
         self, last_seen_ms: Mapping[NodeId, int], updates: Mapping[NodeId, UpdateCount]
     ) -> None:
         if self.is_full:
             raise HyperGPUError(Reason.DISK_FULL, "no space")
-        super().keep_ledger(last_seen_ms, updates)
+        super().record_activity(last_seen_ms, updates)
 
 
 async def test_what_could_not_be_stored_is_counted_until_it_can(tmp_path: Path) -> None:
     journal = FullJournal()
     journal.record_node(NodeRecord(NODE, b"", b"{}", "test", 0, 0))
     services = services_in(tmp_path, journal)
-    services.roster.count(NODE, accepted=2)
-    await store_ledger(services)
-    services.roster.count(NODE, accepted=1, refused=1)
-    assert services.roster.uncounted(NODE) == (3, 1)
+    services.nodes.count(NODE, accepted=2)
+    await store_node_counts(services)
+    services.nodes.count(NODE, accepted=1, refused=1)
+    assert services.nodes.unstored_counts(NODE) == (3, 1)
 
     journal.is_full = False
-    await store_ledger(services)
+    await store_node_counts(services)
     stored = journal.node(NODE)
     assert stored is not None
     assert (stored.updates_accepted, stored.updates_refused) == (3, 1)
-    assert services.roster.uncounted(NODE) == (0, 0)
+    assert services.nodes.unstored_counts(NODE) == (0, 0)
 
 
 async def test_what_is_on_its_way_to_the_journal_is_counted_once(tmp_path: Path) -> None:
     services = services_in(tmp_path)
-    services.roster.count(NODE, accepted=2)
-    assert services.roster.counted() == {NODE: (2, 0)}
-    services.roster.count(NODE, accepted=1)
-    assert services.roster.uncounted(NODE) == (3, 0)
-    services.roster.stored()
-    assert services.roster.uncounted(NODE) == (1, 0)
+    services.nodes.count(NODE, accepted=2)
+    assert services.nodes.take_counts() == {NODE: (2, 0)}
+    services.nodes.count(NODE, accepted=1)
+    assert services.nodes.unstored_counts(NODE) == (3, 0)
+    services.nodes.confirm_stored()
+    assert services.nodes.unstored_counts(NODE) == (1, 0)
 
 
 async def test_an_upload_is_thrown_away_once_its_lease_has_ended(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ async def test_an_upload_is_thrown_away_once_its_lease_has_ended(tmp_path: Path)
     quarantine = ToldQuarantine(tmp_path, services.blobs, Space(tmp_path, 0))
     quarantine.forgotten, quarantine.loop = asyncio.Queue(), asyncio.get_running_loop()
     services = services._replace(quarantine=quarantine)
-    collector = Collector(services)
+    collector = BlobCollector(services)
     collecting = asyncio.create_task(collector.run())
     async with driving(services), asyncio.timeout(240):
         await prepared_job(services)

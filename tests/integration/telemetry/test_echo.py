@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from coordinator.shell.clock import monotonic_ms
-from coordinator.shell.measuring.echo import RATE, Echo
-from coordinator.shell.measuring.tokens import LIFE_MS, ProbeTokens
+from coordinator.shell.telemetry.probe_echo import RATE, ProbeEcho
+from coordinator.shell.telemetry.probe_tokens import LIFE_MS, ProbeTokens
 from gpu_node.shell.probe.datagrams import PACKETS, Target, sent_train
 from gpu_node.shell.probe.findings import TrainCount
 from hypergpu.ids import NodeId
@@ -30,7 +30,7 @@ class Stand:
     def __init__(self) -> None:
         self.tokens = ProbeTokens()
         self.connected = {NODE}
-        self.echo = Echo(self.tokens, self.connected.__contains__)
+        self.echo = ProbeEcho(self.tokens, self.connected.__contains__)
 
     def target(self, port: int = 0) -> Target:
         return Target(HOST, port or self.echo.port, self.echo.token(NODE))

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.shell.measuring.tokens import LIFE_MS, RENEWAL_MS, ProbeTokens
+from coordinator.shell.telemetry.probe_tokens import LIFE_MS, RENEWAL_MS, ProbeTokens
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 from hypergpu.wire.probing import TOKEN_BYTES

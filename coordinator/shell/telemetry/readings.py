@@ -23,9 +23,9 @@ from coordinator.core.measure.reading import (
 )
 from coordinator.shell.clock import monotonic_ms
 from coordinator.shell.identity.rate import Bucket, Rate, take_token
-from coordinator.shell.measuring.reports import observations
-from coordinator.shell.measuring.sockets import congestion_control_of
-from coordinator.shell.measuring.uploads import UploadMeter
+from coordinator.shell.telemetry.congestion_control import congestion_control_of
+from coordinator.shell.telemetry.reports import observations
+from coordinator.shell.telemetry.upload_meter import UploadMeter
 from hypergpu.ids import JobId, NodeId
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
@@ -42,7 +42,7 @@ _SOCKETS_MS = 60_000
 """Between two looks at this process's own sockets."""
 
 
-class Done(NamedTuple):
+class FinishedUpdate(NamedTuple):
     """An update that is in."""
 
     job_id: JobId
@@ -100,11 +100,11 @@ class Readings:
             self._congestion_control = congestion_control_of(self.node_port)
         return self._congestion_control
 
-    def note(self, node: NodeId, observation: Observation) -> None:
+    def observe(self, node: NodeId, observation: Observation) -> None:
         """One thing was observed."""
         self._readings[node] = add_observation(self.reading(node), observation)
 
-    def reported(self, node: NodeId, message: node_pb2.Measured) -> None:
+    def record_report(self, node: NodeId, message: node_pb2.Measured) -> None:
         """A node said what it measured."""
         now_ms = monotonic_ms()
         bucket = take_token(REPORTS, self._buckets.get(node, Bucket()), now_ms)
@@ -114,7 +114,7 @@ class Readings:
         self._buckets[node] = bucket
         for observation in observations(message, now_ms, own=self.congestion_control):
             if not self._is_known_better(node, observation, now_ms):
-                self.note(node, observation)
+                self.observe(node, observation)
 
     def _is_known_better(self, node: NodeId, observation: Observation, now_ms: int) -> bool:
         """Whether an upload was measured where its bytes arrive."""
@@ -123,18 +123,18 @@ class Readings:
         own_ms = self._own_upload_ms.get(node)
         return own_ms is not None and now_ms - own_ms < _OWN_FIGURE_MS
 
-    def came(self, node: NodeId) -> None:
+    def mark_present(self, node: NodeId) -> None:
         """The node opened its control stream, or its worker is ready."""
         self._absent.pop(node, None)
-        self.note(node, Presence(at_ms=monotonic_ms(), is_present=True))
+        self.observe(node, Presence(at_ms=monotonic_ms(), is_present=True))
 
-    def starts(self, node: NodeId) -> None:
+    def mark_starting(self, node: NodeId) -> None:
         """The node is there, and its worker is still starting."""
-        self.note(node, Presence(at_ms=monotonic_ms(), is_present=True, is_starting=True))
+        self.observe(node, Presence(at_ms=monotonic_ms(), is_present=True, is_starting=True))
 
-    def went(self, node: NodeId) -> None:
+    def mark_absent(self, node: NodeId) -> None:
         """Its stream ended; it is remembered in case it comes back."""
-        self.note(node, Presence(at_ms=monotonic_ms(), is_present=False))
+        self.observe(node, Presence(at_ms=monotonic_ms(), is_present=False))
         self._absent.pop(node, None)
         self._absent[node] = None
         for kept in (self._buckets, self._uploads, self._own_upload_ms):
@@ -154,7 +154,7 @@ class Readings:
         ):
             kept.pop(node, None)
 
-    def uploading(self, node: NodeId) -> UploadMeter:
+    def upload_meter(self, node: NodeId) -> UploadMeter:
         """What measures the node's upload; stripes of one update share it."""
         return self._uploads.setdefault(
             node, UploadMeter(lambda found: self._note_upload(node, found))
@@ -162,25 +162,25 @@ class Readings:
 
     def _note_upload(self, node: NodeId, transfer: Transfer) -> None:
         self._own_upload_ms[node] = transfer.at_ms
-        self.note(node, transfer)
+        self.observe(node, transfer)
 
-    def accepted(self, node: NodeId, done: Done) -> None:
+    def record_accepted(self, node: NodeId, done: FinishedUpdate) -> None:
         """An update is in."""
         if self._done.get(node) == (done.job_id, done.lease):
             return
         self._done[node] = (done.job_id, done.lease)
         now_ms = monotonic_ms()
-        self.note(node, Verdict(at_ms=now_ms, is_accepted=True))
+        self.observe(node, Verdict(at_ms=now_ms, is_accepted=True))
         if done.inner_steps > 0 and done.compute_ms > 0:
             steps = min(done.inner_steps, _STEPS_MAX)
             took_ms = Milliseconds(min(done.compute_ms, _COMPUTE_MS_MAX))
-            self.note(node, Steps(at_ms=now_ms, steps=steps, took_ms=took_ms))
+            self.observe(node, Steps(at_ms=now_ms, steps=steps, took_ms=took_ms))
         if done.forecast_ms > 0 and done.took_ms > 0:
-            self.note(node, Finish(now_ms, done.forecast_ms, done.took_ms))
+            self.observe(node, Finish(now_ms, done.forecast_ms, done.took_ms))
 
-    def refused(self, node: NodeId) -> None:
+    def record_rejected(self, node: NodeId) -> None:
         """An update was refused for what it held."""
-        self.note(node, Verdict(at_ms=monotonic_ms(), is_accepted=False))
+        self.observe(node, Verdict(at_ms=monotonic_ms(), is_accepted=False))
 
 
 def _shift_clock(reading: NodeReading, by_ms: int) -> NodeReading:

@@ -1,14 +1,11 @@
-"""What is done now and then: collecting blobs nobody needs, storing counters and last sights."""
+"""Periodic work: collecting unused blobs, storing nodes' counters and times of last contact."""
 
 import asyncio
 import time
 
 import structlog
 
-from coordinator.core.job import ENDED
-from coordinator.shell import translate
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError
 from hypergpu.units import Bytes
@@ -21,7 +18,7 @@ _COLLECT_EVERY_S = 30.0
 _LEDGER_S = 5.0
 
 
-class Collector:
+class BlobCollector:
     """Removes blobs that no job needs, soon after one has moved on."""
 
     def __init__(self, services: Services) -> None:
@@ -84,33 +81,22 @@ async def collect(services: Services) -> Bytes:
     return collected.freed_bytes
 
 
-async def keep_ledger(services: Services) -> None:
+async def keep_node_counts(services: Services) -> None:
     """Store nodes' counters and last sights every few seconds, for ever."""
     while True:
         await asyncio.sleep(_LEDGER_S)
-        await store_ledger(services)
+        await store_node_counts(services)
 
 
-async def store_ledger(services: Services) -> None:
+async def store_node_counts(services: Services) -> None:
     """Store what has been counted since the last time."""
-    counts = services.roster.counted()
+    counts = services.nodes.take_counts()
     now_ms = time.time_ns() // 1_000_000
-    seen = {
-        node: now_ms - (services.roster.silent_ms(node) or 0) for node in services.roster.sessions
-    }
+    seen = {node: now_ms - (services.nodes.silent_ms(node) or 0) for node in services.nodes.streams}
     try:
-        await services.driver.in_writer(services.journal.keep_ledger, seen, counts)
+        await services.driver.in_writer(services.journal.record_activity, seen, counts)
     except HyperGPUError as refused:
         log.warning("counters are not stored yet", reason=str(refused))
         for node, count in counts.items():
-            services.roster.count(node, accepted=count.accepted, refused=count.refused)
-    services.roster.stored()
-
-
-def release_members(services: Services, runtime: JobRuntime) -> None:
-    """Tell every node that ever worked for an ended job that it may delete what it keeps for it."""
-    if runtime.job.phase not in ENDED:
-        return
-    message = translate.release_message(runtime.job.job_id, runtime.job.reason)
-    for node in runtime.job.members:
-        services.roster.send(node, message)
+            services.nodes.count(node, accepted=count.accepted, refused=count.refused)
+    services.nodes.confirm_stored()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shell.measuring.echo import Echo
-from coordinator.shell.measuring.tokens import ProbeTokens
+from coordinator.shell.telemetry.probe_echo import ProbeEcho
+from coordinator.shell.telemetry.probe_tokens import ProbeTokens
 from gpu_node.core.events import Connected, LinkLost
 from gpu_node.shell.link.access import Access, Applicant, join
 from gpu_node.shell.link.control import ControlLink
@@ -95,7 +95,7 @@ async def test_a_node_reports_round_trips_and_its_congestion_control(desk: Desk)
 
 
 async def test_a_node_reports_trains_that_came_back(desk: Desk) -> None:
-    echo = Echo(ProbeTokens(), lambda _: True)
+    echo = ProbeEcho(ProbeTokens(), lambda _: True)
     await echo.open(HOST, 0)
     await desk.connect(echo.port, echo.token(NODE))
     report = await desk.measured()

@@ -5,7 +5,7 @@ import pytest
 from coordinator.__main__ import main
 from coordinator.config import Settings
 from coordinator.core.plan.decision import PlanRequest
-from coordinator.shell.runtime.acts.planning import with_line
+from coordinator.shell.commands.planning import with_line
 from hypergpu.units import Milliseconds, Samples
 from tests.unit.job_states import AWARE
 

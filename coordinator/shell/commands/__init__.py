@@ -1,0 +1,1 @@
+"""Performs the commands of the round machine; long ones are tasks that answer with events."""
