@@ -24,7 +24,7 @@ from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.commands.layouts import save_layout
 from coordinator.shell.journal.records import NodeRecord
-from coordinator.shell.journal.sql.store import SqlJournal
+from coordinator.shell.journal.store import Journal
 from coordinator.shell.numerics import FoldRequest, FoldResult, StoredBlob, StoredUpdate, fold
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
@@ -70,7 +70,7 @@ def make_history(data_dir: Path, spec: JobSpec, rounds: int) -> PreparedJob:
     data_dir.mkdir(parents=True)
     stage = _prepare_folder(data_dir, spec, rounds)
     save_layout(data_dir / "jobs" / JOB, stage.layout)
-    journal = SqlJournal(str(data_dir / "journal.sqlite"))
+    journal = Journal(str(data_dir / "journal.sqlite"))
     try:
         for node in stage.nodes:
             journal.record_node(NodeRecord(node, b"", b"{}", "benchmark", 0, 0))
@@ -132,7 +132,7 @@ def _adopt_model(
 class _Past:
     """Answers every command with the event that a healthy world would answer with."""
 
-    def __init__(self, journal: SqlJournal, stage: PreparedJob, rounds: int) -> None:
+    def __init__(self, journal: Journal, stage: PreparedJob, rounds: int) -> None:
         self._stage = stage
         self._rounds = rounds
         self._driver = Driver(journal)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from coordinator.config import Settings
 from coordinator.core.events import FundingChanged
-from coordinator.shell.journal.interface import JobJournal
+from coordinator.shell.journal.store import Journal
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.driver import Driver
 from hypergpu.errors import HyperGPUError, Reason
@@ -33,7 +33,7 @@ class PaymentsHost:
     """`hypergpu.extension.CoordinatorHost` over this coordinator's journal, driver and nodes."""
 
     def __init__(
-        self, settings: Settings, key: IdentityKey, journal: JobJournal, driver: Driver,
+        self, settings: Settings, key: IdentityKey, journal: Journal, driver: Driver,
         nodes: ConnectedNodes,
     ) -> None:  # fmt: skip
         self._settings = settings

@@ -6,8 +6,8 @@ from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError
 
 from coordinator.shell.identity.authority import AuthorityError
+from coordinator.shell.journal.engine import disk_full_error
 from coordinator.shell.journal.records import JournalError
-from coordinator.shell.journal.sql.engine import disk_full
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extras import missing_extra
 
@@ -38,7 +38,7 @@ def _unusable_storage(failure: Exception) -> HyperGPUError | None:
         case DBAPIError():
             detail = f"the journal cannot be used: {failure.orig}"
             unusable = HyperGPUError(Reason.FOLDER_UNUSABLE, detail)
-            return disk_full(failure, "its database") or unusable
+            return disk_full_error(failure, "its database") or unusable
         case OSError():
             reason = Reason.DISK_FULL if failure.errno in _FULL else Reason.FOLDER_UNUSABLE
             return HyperGPUError(reason, f"{failure.filename or 'a file'}: {failure.strerror}")

@@ -27,7 +27,7 @@ from coordinator.shell.identity.guesses import Guesses
 from coordinator.shell.identity.keys import coordinator_key
 from coordinator.shell.identity.nodes import NodeDesk
 from coordinator.shell.identity.tokens import TokenDesk, TokenGrant
-from coordinator.shell.journal.sql.store import SqlJournal
+from coordinator.shell.journal.store import Journal
 from coordinator.shell.listeners import (
     Listeners,
     Servicers,
@@ -170,7 +170,6 @@ class Coordinator:
             tokens=self._tokens,
             nodes=self._nodes,
             guesses=self._guesses,
-            registry=self._services.journal,
         )
         joins.node_port = self._listeners.node_port
         operator = OperatorServicer(
@@ -302,7 +301,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _open_services(settings: Settings) -> Services:
-    journal = SqlJournal(settings.database_url or str(settings.data_dir / "journal.sqlite"))
+    journal = Journal(settings.database_url or str(settings.data_dir / "journal.sqlite"))
     for finding in journal.findings:
         log.error("the journal was mended", finding=finding)
     space = Space(settings.data_dir, settings.disk_quota_bytes)

@@ -5,75 +5,30 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from sqlalchemy import Engine, create_engine, delete, text, update
 from sqlalchemy.engine import make_url
 
-from coordinator.shell.journal.interface import Journal
-from coordinator.shell.journal.memory import MemoryJournal
-from coordinator.shell.journal.sql.engine import journal_url
-from coordinator.shell.journal.sql.store import SqlJournal
-from coordinator.shell.journal.sql.tables import COMMITS, ENTRIES, METADATA, SNAPSHOTS
+from coordinator.shell.journal.engine import journal_url
+from coordinator.shell.journal.schema import ENTRIES, JOURNAL, METADATA, SNAPSHOTS
+from coordinator.shell.journal.store import Journal
 from hypergpu.ids import JobId
 
 POSTGRES_URL = os.environ.get("HYPERGPU_TEST_POSTGRES_URL", "")
 
 
-class JournalStore(Protocol):
-    """One journal under test."""
-
-    journal: Journal
-
-    def reopen(self) -> Journal:
-        """Close it and open it again, as a restart does."""
-
-    def overwrite_body(self, job_id: JobId, sequence: int, body_json: bytes) -> None:
-        """Change a stored row behind the journal's back."""
-
-    def drop_rows(self, job_id: JobId, first: int, last: int) -> None:
-        """Lose stored rows behind the journal's back."""
-
-    def overwrite_snapshot(self, job_id: JobId, sequence: int, state_json: bytes) -> None:
-        """Change a stored snapshot behind the journal's back."""
-
-
-class MemoryStore:
-    """The journal that forgets; reopening changes nothing."""
-
-    def __init__(self) -> None:
-        self.memory = MemoryJournal()
-        self.journal: Journal = self.memory
-
-    def reopen(self) -> Journal:
-        return self.journal
-
-    def overwrite_body(self, job_id: JobId, sequence: int, body_json: bytes) -> None:
-        rows = self.memory.rows[job_id]
-        rows[sequence] = rows[sequence]._replace(body_json=body_json)
-
-    def drop_rows(self, job_id: JobId, first: int, last: int) -> None:
-        del self.memory.rows[job_id][first : last + 1]
-
-    def overwrite_snapshot(self, job_id: JobId, sequence: int, state_json: bytes) -> None:
-        kept = self.memory.stored_snapshots[job_id]
-        self.memory.stored_snapshots[job_id] = [
-            one._replace(digest=bytes(32)) if one.snapshot.head.sequence == sequence else one
-            for one in kept
-        ]
-
-
-class SqlStore:
+class JournalStore:
     """A journal in a database, with a second connection for the damage."""
 
     def __init__(self, url: str, raw: Engine) -> None:
         self._url = url
         self._raw = raw
-        self.journal: Journal = SqlJournal(url)
+        self.journal = Journal(url)
 
     def reopen(self) -> Journal:
+        """Close it and open it again, as a restart does."""
         self.journal.close()
-        self.journal = SqlJournal(self._url)
+        self.journal = Journal(self._url)
         return self.journal
 
     def overwrite_body(self, job_id: JobId, sequence: int, body_json: bytes) -> None:
@@ -93,15 +48,10 @@ class SqlStore:
 
 
 @contextmanager
-def memory_store(_folder: Path, _postgres_url: str) -> Iterator[JournalStore]:
-    yield MemoryStore()
-
-
-@contextmanager
 def sqlite_store(folder: Path, _postgres_url: str) -> Iterator[JournalStore]:
     path = str(folder / "journal.sqlite3")
     raw = create_engine(journal_url(path))
-    store = SqlStore(path, raw)
+    store = JournalStore(path, raw)
     yield store
     store.journal.close()
     raw.dispose()
@@ -110,12 +60,12 @@ def sqlite_store(folder: Path, _postgres_url: str) -> Iterator[JournalStore]:
 @contextmanager
 def postgres_store(_folder: Path, url: str) -> Iterator[JournalStore]:
     raw = create_engine(journal_url(url))
-    store = SqlStore(url, raw)
+    store = JournalStore(url, raw)
     yield store
     store.journal.close()
     with raw.begin() as connection:
         for table in METADATA.sorted_tables:
-            if table is not COMMITS:
+            if table is not JOURNAL:
                 connection.execute(delete(table))
     raw.dispose()
 
@@ -137,6 +87,5 @@ def postgres_schema() -> Iterator[str]:
 
 
 STORES: dict[str, Callable[[Path, str], AbstractContextManager[JournalStore]]] = {
-    "memory": memory_store,
     "sqlite": sqlite_store,
 } | ({"postgresql": postgres_store} if POSTGRES_URL else {})

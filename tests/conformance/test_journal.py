@@ -3,8 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from coordinator.shell.journal.chain import genesis
-from coordinator.shell.journal.records import Entry, JournalConflictError, RequestClaim
-from coordinator.shell.journal.recovery import recover
+from coordinator.shell.journal.records import Entry, JournalConflictError, Recovery, RequestClaim
 from hypergpu.digest import digest_of
 from hypergpu.ids import JobId
 from tests.conformance.journal_stores import JournalStore
@@ -31,8 +30,7 @@ def test_rows_come_back_as_they_were_appended_after_a_restart(store: JournalStor
     store.journal.append([entry(3)])
     reading = store.reopen().read(JOB)
     assert reading.entries == tuple(entries(4))
-    assert reading.damage is None
-    assert reading.head == store.journal.head(JOB)
+    assert not reading.damage
 
 
 def test_one_append_writes_several_jobs(store: JournalStore) -> None:
@@ -51,8 +49,8 @@ def test_reading_stops_at_its_limit_and_goes_on_from_there(store: JournalStore) 
     store.journal.append(entries(5))
     first = store.journal.read(JOB, limit=3)
     assert first.entries == tuple(entries(3))
-    assert first.damage is None
-    assert store.journal.read(JOB, 3, after=first.head).entries == (entry(3), entry(4))
+    assert not first.damage
+    assert store.journal.read(JOB, 3).entries == (entry(3), entry(4))
 
 
 @pytest.mark.parametrize("from_sequence", [2, 3, 100])
@@ -60,13 +58,13 @@ def test_reading_behind_the_end_gives_nothing(store: JournalStore, from_sequence
     store.journal.append(entries(2))
     reading = store.journal.read(JOB, from_sequence)
     assert reading.entries == ()
-    assert reading.damage is None
+    assert not reading.damage
 
 
 def test_an_unknown_job_has_no_rows_and_no_head(store: JournalStore) -> None:
     assert store.journal.read(JOB).entries == ()
-    assert store.journal.head(JOB) is None
-    assert store.journal.snapshot(JOB).snapshot is None
+    assert store.journal.jobs() == ()
+    assert store.journal.recover(JOB) == Recovery(None, ())
 
 
 @pytest.mark.parametrize("sequence", [0, 1, 3])
@@ -90,7 +88,7 @@ def test_a_request_id_is_taken_once(store: JournalStore) -> None:
     store.journal.append(entries(1), [claim("a request")])
     with pytest.raises(JournalConflictError, match="'a request' is taken"):
         store.journal.append(entries(1, OTHER), [claim("a request", OTHER)])
-    assert store.journal.head(OTHER) is None
+    assert store.journal.jobs() == (JOB,)
 
 
 def test_a_removed_job_leaves_nothing_behind(store: JournalStore) -> None:
@@ -101,7 +99,7 @@ def test_a_removed_job_leaves_nothing_behind(store: JournalStore) -> None:
     journal = store.reopen()
     assert journal.jobs() == (OTHER,)
     assert journal.read(JOB).entries == ()
-    assert journal.snapshot(JOB).snapshot is None
+    assert journal.recover(JOB).snapshot is None
     assert journal.request("a request") is None
 
 
@@ -110,9 +108,8 @@ def test_a_changed_row_ends_what_can_be_believed(store: JournalStore) -> None:
     store.overwrite_body(JOB, 3, b'{"text":"forged"}')
     reading = store.journal.read(JOB)
     assert reading.entries == tuple(entries(3))
-    assert reading.damage is not None
-    assert reading.damage.sequence == 3
-    assert "row 3 does not match its chain value" in reading.damage.reason
+    assert reading.head.sequence == 2
+    assert "row 3 does not match its chain value" in reading.damage
 
 
 def test_a_missing_row_ends_what_can_be_believed(store: JournalStore) -> None:
@@ -120,45 +117,40 @@ def test_a_missing_row_ends_what_can_be_believed(store: JournalStore) -> None:
     store.drop_rows(JOB, 2, 2)
     reading = store.journal.read(JOB)
     assert reading.entries == tuple(entries(2))
-    assert reading.damage is not None
-    assert "row 2 is missing, row 3 follows" in reading.damage.reason
+    assert "row 2 is missing, row 3 follows" in reading.damage
 
 
 def test_a_tail_that_was_cut_off_is_missed(store: JournalStore) -> None:
     store.journal.append(entries(5))
     store.drop_rows(JOB, 3, 4)
-    damage = store.journal.read(JOB).damage
-    assert damage is not None
-    assert "rows 3 to 4 are missing" in damage.reason
+    assert "rows 3 to 4 are missing" in store.journal.read(JOB).damage
 
 
 def test_a_job_whose_rows_are_all_gone_is_damaged(store: JournalStore) -> None:
     store.journal.append(entries(2))
     store.drop_rows(JOB, 0, 1)
-    damage = store.journal.read(JOB).damage
-    assert damage is not None
-    assert damage.last_good == genesis(JOB)
+    reading = store.journal.read(JOB)
+    assert reading.damage
+    assert reading.head == genesis(JOB)
 
 
-def test_a_journal_that_was_cut_back_goes_on_from_the_last_good_row(store: JournalStore) -> None:
+def test_a_snapshot_ahead_of_the_last_good_row_is_cut_off_with_the_rows(
+    store: JournalStore,
+) -> None:
     store.journal.append(entries(5))
     store.journal.save_snapshot(JOB, 4, b"late")
+    store.overwrite_snapshot(JOB, 4, b"forged")
     store.overwrite_body(JOB, 3, b"{}")
-    damage = store.journal.read(JOB).damage
-    assert damage is not None
-    store.journal.cut_back(JOB, damage.last_good)
+    assert store.journal.recover(JOB).entries == tuple(entries(3))
     store.journal.append([entry(3)])
-    reading = store.reopen().read(JOB)
-    assert reading.entries == tuple(entries(4))
-    assert reading.damage is None
-    assert store.journal.snapshot(JOB).snapshot is None
+    assert store.reopen().recover(JOB) == Recovery(None, tuple(entries(4)))
 
 
 def test_the_newest_snapshot_comes_back(store: JournalStore) -> None:
     store.journal.append(entries(5))
     store.journal.save_snapshot(JOB, 1, b"one")
     store.journal.save_snapshot(JOB, 3, b"three")
-    snapshot = store.reopen().snapshot(JOB).snapshot
+    snapshot = store.reopen().recover(JOB).snapshot
     assert snapshot is not None
     assert (snapshot.head.sequence, snapshot.state_json) == (3, b"three")
 
@@ -174,11 +166,11 @@ def test_a_damaged_snapshot_falls_back_to_the_one_before(store: JournalStore) ->
     for sequence in (1, 3, 5):
         store.journal.save_snapshot(JOB, sequence, b"state %d" % sequence)
     store.overwrite_snapshot(JOB, 5, b"forged")
-    recovery = recover(store.journal, JOB)
+    recovery = store.journal.recover(JOB)
     assert recovery.snapshot is not None
     assert recovery.snapshot.state_json == b"state 3"
     assert recovery.entries == (entry(4), entry(5))
-    assert "snapshot 5" in recovery.damages[0].reason
+    assert "snapshot 5" in recovery.damages[0]
 
 
 def test_two_damaged_snapshots_fall_back_to_a_full_replay(store: JournalStore) -> None:
@@ -187,7 +179,7 @@ def test_two_damaged_snapshots_fall_back_to_a_full_replay(store: JournalStore) -
     store.journal.save_snapshot(JOB, 4, b"four")
     store.overwrite_snapshot(JOB, 2, b"forged")
     store.overwrite_snapshot(JOB, 4, b"forged")
-    recovery = recover(store.journal, JOB)
+    recovery = store.journal.recover(JOB)
     assert recovery.snapshot is None
     assert recovery.entries == tuple(entries(6))
 
@@ -196,18 +188,18 @@ def test_recovery_cuts_a_damaged_tail_and_the_job_goes_on(store: JournalStore) -
     store.journal.append(entries(6))
     store.journal.save_snapshot(JOB, 2, b"two")
     store.overwrite_body(JOB, 4, b"{}")
-    recovery = recover(store.reopen(), JOB)
+    recovery = store.reopen().recover(JOB)
     assert recovery.entries == (entry(3),)
-    assert [damage.sequence for damage in recovery.damages] == [4]
+    assert [damage.count("row 4 does not match") for damage in recovery.damages] == [1]
     store.journal.append([entry(4)])
-    assert recover(store.journal, JOB).damages == ()
+    assert store.journal.recover(JOB).damages == ()
 
 
 def test_recovery_keeps_a_snapshot_whose_earlier_rows_are_damaged(store: JournalStore) -> None:
     store.journal.append(entries(6))
     store.journal.save_snapshot(JOB, 3, b"three")
     store.overwrite_body(JOB, 1, b"{}")
-    recovery = recover(store.journal, JOB)
+    recovery = store.journal.recover(JOB)
     assert recovery.snapshot is not None
     assert recovery.entries == (entry(4), entry(5))
     assert recovery.damages == ()
@@ -217,11 +209,11 @@ def test_recovery_survives_the_loss_of_every_row_behind_a_snapshot(store: Journa
     store.journal.append(entries(6))
     store.journal.save_snapshot(JOB, 3, b"three")
     store.drop_rows(JOB, 2, 5)
-    recovery = recover(store.journal, JOB)
+    recovery = store.journal.recover(JOB)
     assert recovery.snapshot is not None
     assert recovery.entries == ()
     store.journal.append([entry(4)])
-    assert recover(store.journal, JOB).entries == (entry(4),)
+    assert store.journal.recover(JOB).entries == (entry(4),)
 
 
 def test_eight_writers_of_a_hundred_appends_lose_none(store: JournalStore) -> None:

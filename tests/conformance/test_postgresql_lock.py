@@ -3,9 +3,9 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import create_engine, text
 
+from coordinator.shell.journal.engine import journal_url
 from coordinator.shell.journal.records import Entry, JournalLockedError, JournalUnreadableError
-from coordinator.shell.journal.sql.engine import journal_url
-from coordinator.shell.journal.sql.store import SqlJournal
+from coordinator.shell.journal.store import Journal
 from hypergpu.ids import JobId
 from tests.conformance.journal_stores import postgres_schema
 
@@ -32,20 +32,20 @@ def cut_connections(url: str) -> None:
 
 
 def test_a_second_coordinator_is_refused(url: str) -> None:
-    journal = SqlJournal(url)
+    journal = Journal(url)
     with pytest.raises(JournalLockedError, match="in use by another coordinator"):
-        SqlJournal(url)
+        Journal(url)
     journal.close()
-    SqlJournal(url).close()
+    Journal(url).close()
 
 
 def test_a_coordinator_that_lost_its_lock_writes_no_more(url: str) -> None:
-    journal = SqlJournal(url)
+    journal = Journal(url)
     cut_connections(url)
     for _ in range(2):
         with pytest.raises(JournalUnreadableError, match=r"(?i)restart the coordinator"):
             journal.append([Entry(JOB, 0, 0, "RoundRecorded", b"{}")])
-    successor = SqlJournal(url)
+    successor = Journal(url)
     successor.append([Entry(JOB, 0, 0, "RoundRecorded", b"{}")])
     assert len(successor.read(JOB).entries) == 1
     successor.close()

@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coordinator.shell.identity.request import certificate_request
-from coordinator.shell.journal.records import CertificateRecord
 from hypergpu.digest import digest_of
 from hypergpu.files import write_durably
 from hypergpu.ids import Digest, NodeId
@@ -45,10 +44,10 @@ class ServerIdentity(msgspec.Struct, frozen=True):
 
 
 class NodeCertificate(msgspec.Struct, frozen=True):
-    """A certificate for a node, and what the journal keeps of it."""
+    """A certificate for a node."""
 
     pem: bytes
-    record: CertificateRecord
+    expires_s: int
 
 
 class Authority:
@@ -114,9 +113,8 @@ class Authority:
         public_key = certificate_request(request_pem)
         builder = _builder(node, public_key, now_s, NODE_CERTIFICATE_S + _SLACK_S)
         leaf = self._sign(builder, ExtendedKeyUsageOID.CLIENT_AUTH)
-        expires_s = now_s + NODE_CERTIFICATE_S
-        record = CertificateRecord(f"{leaf.serial_number:x}", node, now_s, expires_s)
-        return NodeCertificate(leaf.public_bytes(serialization.Encoding.PEM), record)
+        pem = leaf.public_bytes(serialization.Encoding.PEM)
+        return NodeCertificate(pem, now_s + NODE_CERTIFICATE_S)
 
     def _sign(
         self, builder: x509.CertificateBuilder, usage: x509.ObjectIdentifier

@@ -2,8 +2,8 @@
 
 import threading
 
-from coordinator.shell.journal.interface import Registry
-from coordinator.shell.journal.records import CertificateRecord, NodeRecord
+from coordinator.shell.journal.records import NodeRecord
+from coordinator.shell.journal.registry import Registry
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 
@@ -38,12 +38,10 @@ class NodeDesk:
         if self._revoked.get(node, False):
             raise HyperGPUError(Reason.NODE_REVOKED, f"node {node} was revoked")
 
-    def admit(self, record: NodeRecord, certificate: CertificateRecord | None = None) -> None:
-        """Remember a node that joined, and the certificate it is about to get."""
+    def admit(self, record: NodeRecord) -> None:
+        """Remember a node that joined."""
         with self._lock:
             self._registry.record_node(record)
-            if certificate is not None:
-                self._registry.record_certificate(certificate)
             self._revoked.setdefault(record.node, record.is_revoked)
 
     def revoke(self, node: NodeId) -> None:

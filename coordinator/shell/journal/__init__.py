@@ -1,1 +1,1 @@
-"""What must survive a restart: jobs' events and snapshots, nodes, tokens, nonces. No tensors."""
+"""Everything that must survive a restart: jobs' events and snapshots, nodes, tokens, nonces."""

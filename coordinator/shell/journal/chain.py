@@ -5,68 +5,59 @@ kind | body``, big-endian. The chain starts at BLAKE3 of ``hypergpu/v1/journal``
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+import msgspec
 from blake3 import blake3
+from msgspec import Meta
 
-from coordinator.shell.journal.records import (
-    Damage,
-    Entry,
-    Head,
-    JournalConflictError,
-    Reading,
-    Snapshot,
-)
+from coordinator.shell.journal.records import Entry, Head, JournalConflictError, Reading, Snapshot
 from hypergpu.ids import JobId
 
 CHAIN_BYTES = 32
 _GENESIS = b"hypergpu/v1/journal\0"
 _SNAPSHOT = b"hypergpu/v1/snapshot\0"
-_INTEGER_MAX = 2**63
+_LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 class StoredRow(NamedTuple):
-    """A row as the store gave it back. Nothing about it is believed, not even its types."""
+    """Columns of a stored row. A damaged store may give back other types than these."""
 
-    sequence: object
-    at_ms: object
-    kind: object
-    body_json: object
-    chain: object
-
-
-class Span(NamedTuple):
-    """What a store found for a read."""
-
-    rows: Sequence[StoredRow]
-    """From the first wanted on, in order of sequence."""
-    before: object
-    """Chain value of the stored row before the first wanted; None when there is no such row."""
-    end: Head
-    """Where the job's chain must end."""
-    is_cut: bool
-    """The limit was reached: ``rows`` may stop before the end."""
+    sequence: Annotated[int, Meta(ge=0, le=_MOST)]
+    at_ms: Annotated[int, Meta(ge=_LEAST, le=_MOST)]
+    kind: bytes
+    body_json: bytes
+    chain: bytes
 
 
 def genesis(job_id: JobId) -> Head:
-    """Where every job's chain starts."""
+    """Start of a job's chain."""
     return Head(-1, blake3(_GENESIS + job_id.encode()).digest())
 
 
-def link(previous: bytes, entry: Entry) -> bytes:
-    """Chain value of ``entry`` when it follows ``previous``."""
+def next_head(head: Head, entry: Entry) -> Head:
+    """Head of the chain once ``entry`` is written.
+
+    Raises:
+        JournalConflictError: it does not follow on ``head``.
+    """
+    if entry.sequence != head.sequence + 1:
+        raise JournalConflictError(
+            f"journal of {entry.job_id}: row {entry.sequence} cannot follow on row {head.sequence};"
+            " another writer went first, or an event was lost: restart to replay"
+        )
     kind = entry.kind.encode()
-    hasher = blake3(previous)
+    hasher = blake3(head.chain)
     hasher.update(entry.sequence.to_bytes(8, "big"))
     hasher.update(entry.at_ms.to_bytes(8, "big", signed=True))
     hasher.update(len(kind).to_bytes(4, "big"))
     hasher.update(kind)
     hasher.update(entry.body_json)
-    return hasher.digest()
+    return Head(entry.sequence, hasher.digest())
 
 
 def snapshot_digest(snapshot: Snapshot) -> bytes:
-    """What must be stored beside a snapshot for it to be believed."""
+    """Digest that is stored beside a snapshot and must match it."""
     hasher = blake3(_SNAPSHOT)
     hasher.update(len(snapshot.job_id).to_bytes(4, "big") + snapshot.job_id.encode())
     hasher.update(snapshot.head.sequence.to_bytes(8, "big"))
@@ -75,103 +66,61 @@ def snapshot_digest(snapshot: Snapshot) -> bytes:
     return hasher.digest()
 
 
-def believable(stored: Snapshot, digest: bytes, head: Head) -> Damage | None:
-    """What is wrong with a stored snapshot of a job that ends at ``head``; None when it holds."""
+def snapshot_damage(stored: Snapshot, digest: bytes, head: Head) -> str:
+    """Damage of a stored snapshot of a job that ends at ``head``; empty when it holds."""
     if snapshot_digest(stored) != digest:
         problem = "does not match its digest"
     elif stored.head.sequence > head.sequence:
         problem = f"is ahead of the journal, which ends at row {head.sequence}"
     else:
-        return None
-    return Damage(
-        stored.job_id,
-        stored.head.sequence,
-        head,
-        f"snapshot {stored.head.sequence} of {stored.job_id} {problem}; an older one is used",
-    )
+        return ""
+    snapshot = f"snapshot {stored.head.sequence} of {stored.job_id}"
+    return f"{snapshot} {problem}; an older one is used"
 
 
-def reading(job_id: JobId, span: Span, from_sequence: int, after: Head | None) -> Reading:
-    """Check what a store found, starting from ``after``, or else from the row before."""
-    if from_sequence > span.end.sequence + 1:
-        return Reading((), span.end)
-    if after is None and from_sequence == 0:
-        after = genesis(job_id)
-    if after is None:
-        if not isinstance(span.before, bytes):
-            unknown = Head(from_sequence - 2, b"")
-            problem = f"row {from_sequence - 1} is missing"
-            return Reading((), unknown, damage(job_id, unknown, problem))
-        after = Head(from_sequence - 1, span.before)
-    return check_rows(job_id, after, span.rows, None if span.is_cut else span.end)
-
-
-def check_rows(job_id: JobId, after: Head, rows: Iterable[StoredRow], end: Head | None) -> Reading:
+def check_rows(
+    job_id: JobId, after: Head, rows: Iterable[Sequence[object]], end: Head | None
+) -> Reading:
     """Follow the chain from ``after`` as far as it holds.
 
     Args:
-        job_id: Whose rows.
+        job_id: The job whose rows these are.
         after: The head that the first row must follow on.
-        rows: In order of sequence.
+        rows: Columns as in `StoredRow`, of any type, in order of sequence.
         end: Where the job's chain must end; None when ``rows`` may stop before it.
     """
     entries: list[Entry] = []
     head = after
     for row in rows:
-        followed = _check_row(job_id, head, row)
-        if isinstance(followed, str):
-            return Reading(tuple(entries), head, damage(job_id, head, followed))
-        entry, head = followed
+        checked = _check_row(job_id, head, row)
+        if isinstance(checked, str):
+            return Reading(tuple(entries), head, damage_text(job_id, head, checked))
+        entry, head = checked
         entries.append(entry)
     problem = "" if end is None else _problem_at_end(head, end)
-    return Reading(tuple(entries), head, damage(job_id, head, problem) if problem else None)
+    return Reading(tuple(entries), head, problem and damage_text(job_id, head, problem))
 
 
-def following(job_id: JobId, head: Head, entry: Entry) -> Head:
-    """The head once ``entry`` is written.
-
-    Raises:
-        JournalConflictError: it does not follow on ``head``.
-    """
-    if entry.sequence != head.sequence + 1:
-        raise JournalConflictError(
-            f"journal of {job_id}: row {entry.sequence} cannot follow on row {head.sequence}; "
-            "another writer went first, or an event was lost: restart to replay"
-        )
-    return Head(entry.sequence, link(head.chain, entry))
+def damage_text(job_id: JobId, last_good: Head, problem: str) -> str:
+    """Description of a problem behind ``last_good``."""
+    return f"journal of {job_id}: {problem}; the last good row is {last_good.sequence}"
 
 
-def damage(job_id: JobId, last_good: Head, problem: str) -> Damage:
-    """Put what is wrong behind ``last_good`` into words."""
-    reason = f"journal of {job_id}: {problem}; the last good row is {last_good.sequence}"
-    return Damage(job_id, last_good.sequence + 1, last_good, reason)
-
-
-def _check_row(job_id: JobId, head: Head, row: StoredRow) -> tuple[Entry, Head] | str:
+def _check_row(job_id: JobId, head: Head, row: Sequence[object]) -> tuple[Entry, Head] | str:
     """The row as an entry with the head behind it, or why it cannot be believed."""
     wanted = head.sequence + 1
-    entry = _entry(job_id, row)
-    if entry is None:
-        return f"row {wanted} is malformed"
-    if entry.sequence != wanted:
-        return f"row {wanted} is missing, row {entry.sequence} follows"
-    value = link(head.chain, entry)
-    if value != row.chain:
-        return f"row {wanted} does not match its chain value"
-    return entry, Head(wanted, value)
-
-
-def _entry(job_id: JobId, row: StoredRow) -> Entry | None:
-    if not isinstance(row.sequence, int) or not isinstance(row.at_ms, int):
-        return None
-    if not isinstance(row.kind, bytes) or not isinstance(row.body_json, bytes):
-        return None
-    if not 0 <= row.sequence < _INTEGER_MAX or not -_INTEGER_MAX <= row.at_ms < _INTEGER_MAX:
-        return None
     try:
-        return Entry(job_id, row.sequence, row.at_ms, row.kind.decode(), row.body_json)
-    except UnicodeDecodeError:
-        return None
+        stored = msgspec.convert(tuple(row), StoredRow)
+        kind = stored.kind.decode()
+    except (msgspec.ValidationError, UnicodeDecodeError):
+        return f"row {wanted} is malformed"
+    if stored.sequence != wanted:
+        return f"row {wanted} is missing, row {stored.sequence} follows"
+    entry = Entry(job_id, stored.sequence, stored.at_ms, kind, stored.body_json)
+    following = next_head(head, entry)
+    if following.chain != stored.chain:
+        return f"row {wanted} does not match its chain value"
+    return entry, following
 
 
 def _problem_at_end(head: Head, end: Head) -> str:

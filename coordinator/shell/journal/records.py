@@ -9,7 +9,7 @@ from hypergpu.wire.token import Role
 
 
 class UpdateCount(NamedTuple):
-    """How many updates of one node were taken in."""
+    """Counts of one node's accepted and refused updates."""
 
     accepted: int = 0
     refused: int = 0
@@ -27,30 +27,20 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """Where a job's chain ends. Sequence -1 is the empty chain."""
+    """Place in a job's chain. Sequence -1 is the empty chain."""
 
     sequence: int
     chain: bytes
 
 
-class Damage(msgspec.Struct, frozen=True):
-    """The first place where a job's journal is not what was written."""
-
-    job_id: JobId
-    sequence: int
-    """The first row, or snapshot, that cannot be believed."""
-    last_good: Head
-    reason: str
-    """What is wrong, where, and what becomes of it; for people."""
-
-
 class Reading(msgspec.Struct, frozen=True):
-    """Rows that hold, in order, and what is wrong behind them."""
+    """Rows that hold, in order, and the damage behind them."""
 
     entries: tuple[Entry, ...]
     head: Head
-    """Of the last row in ``entries``, or of the row before the first wanted."""
-    damage: Damage | None = None
+    """Place of the last row in ``entries``, or of the row before the first wanted."""
+    damage: str = ""
+    """Description for people of the first row that cannot be believed; empty when all hold."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -61,11 +51,16 @@ class Snapshot(msgspec.Struct, frozen=True):
     state_json: bytes
 
 
-class SnapshotReading(msgspec.Struct, frozen=True):
-    """The newest snapshot that holds, and the newer ones that do not."""
+class Recovery(msgspec.Struct, frozen=True):
+    """A job as the journal knows it: replay ``entries`` onto ``snapshot``."""
 
     snapshot: Snapshot | None
-    damages: tuple[Damage, ...] = ()
+    """None: replay from the first event."""
+    entries: tuple[Entry, ...]
+    """Rows behind the snapshot. Without a snapshot and without entries nothing of the job is left.
+    """
+    damages: tuple[str, ...] = ()
+    """Descriptions for people of damage that was found and cut off."""
 
 
 class RequestClaim(msgspec.Struct, frozen=True):
@@ -77,7 +72,7 @@ class RequestClaim(msgspec.Struct, frozen=True):
     request_id: str
     job_id: JobId
     fingerprint: Digest
-    """Of what was asked for."""
+    """Digest of the request."""
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
@@ -110,29 +105,16 @@ class TokenRecord(msgspec.Struct, frozen=True):
     is_revoked: bool = False
 
 
-class CertificateRecord(msgspec.Struct, frozen=True):
-    """A certificate that was issued to a node."""
-
-    serial: str
-    node: NodeId
-    issued_s: int
-    expires_s: int
-
-
 class JournalError(Exception):
-    """The journal cannot do what it is for. The text says what, where and the fix."""
+    """The journal cannot do its work. The text says why, where, and the fix."""
 
 
 class JournalLockedError(JournalError):
     """Another coordinator has this journal open."""
 
 
-class JournalTooNewError(JournalError):
-    """A newer hypergpu wrote this journal."""
-
-
-class JournalTooOldError(JournalError):
-    """An older hypergpu wrote this journal, in a form that is no longer read."""
+class JournalVersionError(JournalError):
+    """Another version of hypergpu wrote this journal."""
 
 
 class JournalUnreadableError(JournalError):

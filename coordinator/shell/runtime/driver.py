@@ -25,8 +25,8 @@ from coordinator.core.events import (
 from coordinator.core.job import Job
 from coordinator.core.transition import refusal, transition
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.journal.interface import Journal
 from coordinator.shell.journal.records import Entry, RequestClaim
+from coordinator.shell.journal.store import Journal
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.persistence import event_entry, state_json
 from hypergpu.errors import HyperGPUError

@@ -9,9 +9,8 @@ import structlog
 from coordinator.core.events import Event
 from coordinator.core.job import Job
 from coordinator.core.transition import transition
-from coordinator.shell.journal.interface import JobJournal
 from coordinator.shell.journal.records import Entry, JournalError
-from coordinator.shell.journal.recovery import recover
+from coordinator.shell.journal.store import Journal
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from hypergpu.ids import JobId
 
@@ -61,7 +60,7 @@ class Replay(NamedTuple):
     """Jobs whose rows this version does not know, and why."""
 
 
-def replay_jobs(journal: JobJournal) -> Replay:
+def replay_jobs(journal: Journal) -> Replay:
     """Every job as far as its journal holds; a damaged end is cut off and reported. Blocks."""
     replay = Replay({}, {})
     for job_id in journal.jobs():
@@ -81,10 +80,10 @@ def replay_jobs(journal: JobJournal) -> Replay:
     return replay
 
 
-def _replay_job(journal: JobJournal, job_id: JobId) -> JobRuntime | None:
-    recovery = recover(journal, job_id)
+def _replay_job(journal: Journal, job_id: JobId) -> JobRuntime | None:
+    recovery = journal.recover(job_id)
     for damage in recovery.damages:
-        log.error("a journal is damaged and cut back", job_id=job_id, reason=damage.reason)
+        log.error("a journal is damaged and cut back", job_id=job_id, reason=damage)
     snapshot, entries = recovery.snapshot, recovery.entries
     before = stored_state(snapshot.state_json) if snapshot else None
     job = replay_entries(before, entries)

@@ -12,7 +12,7 @@ from coordinator.core.blobs_in_use import live_blobs
 from coordinator.shell.blobs.interface import Blobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.evaluator.process import EvaluatorProcess
-from coordinator.shell.journal.interface import Journal
+from coordinator.shell.journal.store import Journal
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_terms import JobTerms

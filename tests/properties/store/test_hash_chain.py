@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.shell.journal.chain import StoredRow, check_rows, following, genesis
+from coordinator.shell.journal.chain import StoredRow, check_rows, genesis, next_head
 from coordinator.shell.journal.records import Entry, Head
 from hypergpu.ids import JobId
 
@@ -16,16 +16,16 @@ bodies = st.lists(
 )
 
 
-def chained(contents: list[tuple[int, str, bytes]]) -> tuple[list[StoredRow], Head]:
+def chain_rows(contents: list[tuple[int, str, bytes]]) -> tuple[list[StoredRow], Head]:
     head = genesis(JOB)
     rows = []
     for sequence, (at_ms, kind, body) in enumerate(contents):
-        head = following(JOB, head, Entry(JOB, sequence, at_ms, kind, body))
+        head = next_head(head, Entry(JOB, sequence, at_ms, kind, body))
         rows.append(StoredRow(sequence, at_ms, kind.encode(), body, head.chain))
     return rows, head
 
 
-def flipped(row: StoredRow, column: int, bit: int) -> StoredRow:
+def flip_bit(row: StoredRow, column: int, bit: int) -> StoredRow:
     """The row with one bit changed, or with a type that never was stored when there is no bit."""
     stored = row[column]
     if isinstance(stored, int):
@@ -41,9 +41,9 @@ def flipped(row: StoredRow, column: int, bit: int) -> StoredRow:
 
 @given(bodies)
 def test_an_untouched_chain_holds(contents: list[tuple[int, str, bytes]]) -> None:
-    rows, end = chained(contents)
+    rows, end = chain_rows(contents)
     reading = check_rows(JOB, genesis(JOB), rows, end)
-    assert reading.damage is None
+    assert not reading.damage
     assert [(one.at_ms, one.kind, one.body_json) for one in reading.entries] == contents
 
 
@@ -51,39 +51,39 @@ def test_an_untouched_chain_holds(contents: list[tuple[int, str, bytes]]) -> Non
 def test_any_flipped_bit_is_found_where_it_is(
     contents: list[tuple[int, str, bytes]], drawn: st.DataObject, column: int, bit: int
 ) -> None:
-    rows, end = chained(contents)
+    rows, end = chain_rows(contents)
     victim = drawn.draw(st.integers(0, len(rows) - 1))
-    rows[victim] = flipped(rows[victim], column, bit)
-    damage = check_rows(JOB, genesis(JOB), rows, end).damage
-    assert damage is not None
-    assert damage.sequence == victim
+    rows[victim] = flip_bit(rows[victim], column, bit)
+    reading = check_rows(JOB, genesis(JOB), rows, end)
+    assert reading.damage
+    assert reading.head.sequence == victim - 1
 
 
 @given(bodies, st.data())
 def test_any_truncation_is_found(
     contents: list[tuple[int, str, bytes]], drawn: st.DataObject
 ) -> None:
-    rows, end = chained(contents)
+    rows, end = chain_rows(contents)
     left = drawn.draw(st.integers(0, len(rows) - 1))
-    damage = check_rows(JOB, genesis(JOB), rows[:left], end).damage
-    assert damage is not None
-    assert damage.last_good.sequence == left - 1
+    reading = check_rows(JOB, genesis(JOB), rows[:left], end)
+    assert reading.damage
+    assert reading.head.sequence == left - 1
 
 
 @given(bodies, st.data())
 def test_any_lost_row_is_found(
     contents: list[tuple[int, str, bytes]], drawn: st.DataObject
 ) -> None:
-    rows, end = chained(contents)
+    rows, end = chain_rows(contents)
     lost = drawn.draw(st.integers(0, len(rows) - 1))
-    damage = check_rows(JOB, genesis(JOB), rows[:lost] + rows[lost + 1 :], end).damage
-    assert damage is not None
-    assert damage.sequence == lost
+    reading = check_rows(JOB, genesis(JOB), rows[:lost] + rows[lost + 1 :], end)
+    assert reading.damage
+    assert reading.head.sequence == lost - 1
 
 
 @given(bodies)
 def test_a_row_of_another_job_does_not_fit(contents: list[tuple[int, str, bytes]]) -> None:
-    rows, end = chained(contents)
-    damage = check_rows(JOB, genesis(JobId("job-00000000000b")), rows, end).damage
-    assert damage is not None
-    assert damage.sequence == 0
+    rows, end = chain_rows(contents)
+    reading = check_rows(JOB, genesis(JobId("job-00000000000b")), rows, end)
+    assert reading.damage
+    assert reading.head.sequence == -1

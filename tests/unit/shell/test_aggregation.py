@@ -10,13 +10,13 @@ from coordinator.core.job import Job, Model
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.commands.aggregation import aggregate, fold_updates
-from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.tensors.codec import encode_update, update_bytes
+from tests.journals import FolderJournal
 from tests.unit.numerics.fold_files import LAYOUT, random_flat
 from tests.unit.shell.whole_shell import JOB, NODE, SPEC, services_in
 
@@ -36,8 +36,8 @@ class NotedBlobs(DiskBlobs):
 class NotingDriver(Driver):
     """Notes what is about to be journalled, and accepts all of it."""
 
-    def __init__(self, notes: list[str]) -> None:
-        super().__init__(MemoryJournal())
+    def __init__(self, folder: Path, notes: list[str]) -> None:
+        super().__init__(FolderJournal(folder))
         self._notes = notes
 
     async def insist(self, job_id: JobId, event: Event) -> str:
@@ -70,7 +70,9 @@ def test_a_fold_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
 async def test_a_model_is_durable_before_one_made_of_it_is_journalled(tmp_path: Path) -> None:
     notes: list[str] = []
     blobs = NotedBlobs(tmp_path, Space(tmp_path), notes)
-    services = services_in(tmp_path)._replace(blobs=blobs, driver=NotingDriver(notes))
+    services = services_in(tmp_path)._replace(
+        blobs=blobs, driver=NotingDriver(tmp_path / "noted", notes)
+    )
     runtime = JobRuntime(Job(JOB, SPEC), 0)
     runtime.layout = LAYOUT
     command = closed_round(services)

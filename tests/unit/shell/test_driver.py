@@ -1,42 +1,32 @@
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from coordinator.core.commands import Command, InitialiseModel
 from coordinator.core.events import JobCreated, JobPaused, PreparationFailed
 from coordinator.core.job import Phase
-from coordinator.shell.journal.memory import MemoryJournal
-from coordinator.shell.journal.records import Entry, RequestClaim
+from coordinator.shell.journal.records import RequestClaim
 from coordinator.shell.runtime.driver import Decision, Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.persistence import replay_jobs
-from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest, JobId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Milliseconds
+from tests.journals import FolderJournal
 
 JOB = JobId("job-000000000001")
 NOW = Milliseconds(0)
 CREATED = JobCreated(at_ms=NOW, job_id=JOB, spec=JobSpec(workload="digits-softmax"))
 
 
-class FullJournal(MemoryJournal):
-    """A journal whose disk is full until it is told otherwise."""
-
-    is_full = False
-
-    def append(self, entries: Sequence[Entry], claims: Sequence[RequestClaim] = ()) -> None:
-        if self.is_full:
-            raise HyperGPUError(Reason.DISK_FULL, "no space")
-        super().append(entries, claims)
-
-
 class Driven:
     """A driver with a record of what it did."""
 
-    def __init__(self) -> None:
-        self.journal = FullJournal()
+    def __init__(self, folder: Path) -> None:
+        self.journal = FolderJournal(folder)
         self.driver = Driver(self.journal)
         self.performed: list[tuple[Command, int]] = []
         self.drains: list[Decision] = []
@@ -47,8 +37,8 @@ class Driven:
 
 
 @pytest.fixture
-async def driven() -> AsyncIterator[Driven]:
-    driven = Driven()
+async def driven(tmp_path: Path) -> AsyncIterator[Driven]:
+    driven = Driven(tmp_path)
     running = asyncio.create_task(driven.driver.run(driven.perform, driven.drains.append))
     yield driven
     driven.driver.close()
@@ -123,8 +113,10 @@ async def test_a_job_removed_while_its_events_are_written_stays_removed(driven: 
     assert JOB not in driven.driver.runtimes
 
 
-async def test_what_arrived_just_before_the_end_is_written_and_the_driver_ends() -> None:
-    driven = Driven()
+async def test_what_arrived_just_before_the_end_is_written_and_the_driver_ends(
+    tmp_path: Path,
+) -> None:
+    driven = Driven(tmp_path)
     running = asyncio.create_task(driven.driver.run(driven.perform, driven.drains.append))
     await asyncio.sleep(0)
     verdict = driven.driver.submit(JOB, CREATED)

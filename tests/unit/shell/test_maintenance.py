@@ -1,19 +1,17 @@
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 from coordinator.core.events import NodeJoined, NodeLost
 from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
-from coordinator.shell.journal.memory import MemoryJournal
-from coordinator.shell.journal.records import NodeRecord, UpdateCount
+from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.runtime.job_runtime import uploader
 from coordinator.shell.runtime.maintenance import BlobCollector, store_node_counts
 from hypergpu.digest import digest_of
-from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import NodeId
 from hypergpu.units import Bytes, Milliseconds
+from tests.journals import FolderJournal
 from tests.unit.shell.whole_shell import JOB, NODE, driving, prepared_job, services_in
 
 CONTENT = bytes(range(200))
@@ -34,22 +32,10 @@ class ToldQuarantine(Quarantine):
         return count
 
 
-class FullJournal(MemoryJournal):
-    """Its disk is full until it is told otherwise."""
-
-    is_full = True
-
-    def keep_node_counts(
-        self, last_seen_ms: Mapping[NodeId, int], updates: Mapping[NodeId, UpdateCount]
-    ) -> None:
-        if self.is_full:
-            raise HyperGPUError(Reason.DISK_FULL, "no space")
-        super().record_activity(last_seen_ms, updates)
-
-
 async def test_what_could_not_be_stored_is_counted_until_it_can(tmp_path: Path) -> None:
-    journal = FullJournal()
+    journal = FolderJournal(tmp_path)
     journal.record_node(NodeRecord(NODE, b"", b"{}", "test", 0, 0))
+    journal.is_full = True
     services = services_in(tmp_path, journal)
     services.nodes.count(NODE, accepted=2)
     await store_node_counts(services)
@@ -58,8 +44,7 @@ async def test_what_could_not_be_stored_is_counted_until_it_can(tmp_path: Path) 
 
     journal.is_full = False
     await store_node_counts(services)
-    stored = journal.node(NODE)
-    assert stored is not None
+    (stored,) = journal.nodes()
     assert (stored.updates_accepted, stored.updates_refused) == (3, 1)
     assert services.nodes.unstored_counts(NODE) == (0, 0)
 

@@ -4,20 +4,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coordinator.core.events import Event, JobPaused, NodeJoined, UpdateRefused
-from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import Entry, RequestClaim
 from coordinator.shell.runtime.driver import Arrival, decide
 from hypergpu.units import Milliseconds
+from tests.journals import FolderJournal
 from tests.unit.shell.whole_shell import JOB, NODE, connected, driving, prepared_job, services_in
 
 NOW = Milliseconds(0)
 
 
-class SlowJournal(MemoryJournal):
+class SlowJournal(FolderJournal):
     """Writes the join of a node only when it is told to."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self.is_joining = threading.Event()
         self.may_write = threading.Event()
 
@@ -29,7 +29,7 @@ class SlowJournal(MemoryJournal):
 
 
 async def test_a_node_lost_while_its_join_is_written_is_lost_to_its_job(tmp_path: Path) -> None:
-    journal = SlowJournal()
+    journal = SlowJournal(tmp_path)
     services = services_in(tmp_path, journal)
     async with driving(services), asyncio.timeout(240):
         runtime = await prepared_job(services)
@@ -45,7 +45,7 @@ async def test_a_node_lost_while_its_join_is_written_is_lost_to_its_job(tmp_path
 
 
 async def test_a_node_drained_while_its_join_is_written_leaves(tmp_path: Path) -> None:
-    journal = SlowJournal()
+    journal = SlowJournal(tmp_path)
     services = services_in(tmp_path, journal)
     async with driving(services), asyncio.timeout(240):
         runtime = await prepared_job(services)

@@ -10,7 +10,6 @@ from coordinator.shell.commands.datasets import packed_manifest
 from coordinator.shell.commands.recovery import take_up
 from coordinator.shell.evaluator.messages import Initialise, Initialised
 from coordinator.shell.evaluator.process import EvaluatorProcess
-from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.maintenance import collect
 from coordinator.shell.runtime.persistence import replay_jobs
@@ -20,6 +19,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import tensor_pb2
+from tests.journals import FolderJournal
 from tests.unit.shell.whole_shell import JOB, SPEC, driving, prepared_job, services_in
 
 OTHER = JobId("job-000000000002")
@@ -32,7 +32,7 @@ class RefusingEvaluator(EvaluatorProcess):
         raise HyperGPUError(Reason.TORCH_MISSING, "torch is not installed")
 
 
-def started(folder: Path, journal: MemoryJournal, evaluator: EvaluatorProcess) -> Services:
+def started(folder: Path, journal: FolderJournal, evaluator: EvaluatorProcess) -> Services:
     """A coordinator that has just replayed its journal."""
     blobs = DiskBlobs(folder, Space(folder))
     services = services_in(folder, journal)._replace(blobs=blobs, evaluator=evaluator)
@@ -53,7 +53,7 @@ def started(folder: Path, journal: MemoryJournal, evaluator: EvaluatorProcess) -
 async def test_a_job_whose_layout_cannot_be_had_is_paused_with_the_reason(
     evaluator: EvaluatorProcess, reason: str, tmp_path: Path
 ) -> None:
-    journal = MemoryJournal()
+    journal = FolderJournal(tmp_path)
     before = services_in(tmp_path, journal)
     async with driving(before):
         await prepared_job(before)
@@ -69,7 +69,7 @@ async def test_a_job_whose_layout_cannot_be_had_is_paused_with_the_reason(
 
 
 async def test_a_job_that_another_version_wrote_rests_and_the_others_go_on(tmp_path: Path) -> None:
-    journal = MemoryJournal()
+    journal = FolderJournal(tmp_path)
     before = services_in(tmp_path, journal)
     async with driving(before):
         await prepared_job(before)
@@ -81,7 +81,7 @@ async def test_a_job_that_another_version_wrote_rests_and_the_others_go_on(tmp_p
     assert not started(tmp_path, journal, RefusingEvaluator()).knows_live()
 
 
-async def job_with_data(folder: Path, journal: MemoryJournal) -> tuple[BlobRef, BlobRef]:
+async def job_with_data(folder: Path, journal: FolderJournal) -> tuple[BlobRef, BlobRef]:
     """Journal a job with data of its user's; gives its manifest and its one file."""
     blobs = DiskBlobs(folder, Space(folder))
     file = blobs.put(b"a user's file", keep_s=-1)
@@ -98,7 +98,7 @@ async def job_with_data(folder: Path, journal: MemoryJournal) -> tuple[BlobRef, 
 async def test_a_users_files_outlive_a_collection_before_their_manifest_is_read(
     tmp_path: Path,
 ) -> None:
-    journal = MemoryJournal()
+    journal = FolderJournal(tmp_path)
     _, file = await job_with_data(tmp_path, journal)
     services = started(tmp_path, journal, RefusingEvaluator())
     await collect(services)
@@ -115,7 +115,7 @@ async def test_a_users_files_outlive_a_collection_before_their_manifest_is_read(
 
 
 async def test_a_users_files_outlive_the_damage_of_their_manifest(tmp_path: Path) -> None:
-    journal = MemoryJournal()
+    journal = FolderJournal(tmp_path)
     manifest, file = await job_with_data(tmp_path, journal)
     (tmp_path / "blobs" / manifest.digest[:2] / manifest.digest).write_bytes(b"damaged")
     services = started(tmp_path, journal, RefusingEvaluator())

@@ -1,4 +1,4 @@
-"""A coordinator's parts without listeners: journal and blobs in memory, the driver running."""
+"""A coordinator's services without listeners: blobs in memory, the driver running."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from coordinator.shell.blobs.memory import MemoryBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.evaluator.process import EvaluatorProcess
-from coordinator.shell.journal.memory import MemoryJournal
+from coordinator.shell.journal.store import Journal
 from coordinator.shell.node_words import Capabilities
 from coordinator.shell.payments import PaymentsHost
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes, ControlStream
@@ -30,6 +30,7 @@ from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.keys.signature import IdentityKey
 from hypergpu.units import Bytes, Milliseconds, Samples
+from tests.journals import FolderJournal
 from tests.payments_double import RecordingPayments
 
 JOB = JobId("job-000000000001")
@@ -39,9 +40,9 @@ _NOW = Milliseconds(0)
 _QUOTA_BYTES = 1 << 20
 
 
-def services_in(folder: Path, journal: MemoryJournal | None = None) -> Services:
+def services_in(folder: Path, journal: Journal | None = None) -> Services:
     """Everything that acts and servicers get."""
-    journal = journal or MemoryJournal()
+    journal = journal or FolderJournal(folder)
     space = Space(folder, _QUOTA_BYTES)
     blobs = MemoryBlobs(folder, space)
     key, settings = IdentityKey.generate(), Settings(data_dir=folder)

@@ -13,7 +13,7 @@ from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.journal.records import Entry
-from coordinator.shell.journal.sql.store import SqlJournal
+from coordinator.shell.journal.store import Journal
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
@@ -43,7 +43,7 @@ def refused(write: Callable[[], object]) -> bool:
 
 
 def fill_journal(folder: Path) -> None:
-    journal = SqlJournal(str(folder / "journal.sqlite3"))
+    journal = Journal(str(folder / "journal.sqlite3"))
     limit(LIMIT_BYTES)
     count = 0
 
@@ -56,7 +56,7 @@ def fill_journal(folder: Path) -> None:
     limit(resource.RLIM_INFINITY)
     append()
     journal.close()
-    reading = SqlJournal(str(folder / "journal.sqlite3")).read(JOB)
+    reading = Journal(str(folder / "journal.sqlite3")).read(JOB)
     say("whole" if len(reading.entries) == count + 1 and not reading.damage else "damaged")
 
 

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,13 +8,13 @@ from coordinator.shell.identity.guesses import MAX_PEERS, Guesses
 from coordinator.shell.identity.nodes import NodeDesk
 from coordinator.shell.identity.rate import GUESSES, Bucket, Rate, take_token, wait_ms
 from coordinator.shell.identity.tokens import TokenDesk, TokenGrant
-from coordinator.shell.journal.memory import MemoryJournal
-from coordinator.shell.journal.records import CertificateRecord, NodeRecord
+from coordinator.shell.journal.records import NodeRecord
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId, TokenId
 from hypergpu.units import Milliseconds
 from hypergpu.wire.token import Credential, Role, Token
+from tests.journals import FolderJournal
 
 NOW_S = 1_900_000_000
 NODE = NodeId("0x" + "a1" * 20)
@@ -23,12 +24,12 @@ JOIN = TokenGrant(role=Role.NODE, ttl_s=3600, uses=1, label="lab")
 
 
 @pytest.fixture
-def journal() -> MemoryJournal:
-    return MemoryJournal()
+def journal(tmp_path: Path) -> FolderJournal:
+    return FolderJournal(tmp_path)
 
 
 @pytest.fixture
-def desk(journal: MemoryJournal) -> TokenDesk:
+def desk(journal: FolderJournal) -> TokenDesk:
     return TokenDesk(journal)
 
 
@@ -53,12 +54,12 @@ def test_a_token_opens_its_own_door(desk: TokenDesk) -> None:
     assert (record.token_id, record.role, record.label) == (token.id, Role.USER, "lab")
 
 
-def test_the_journal_never_sees_a_secret(desk: TokenDesk, journal: MemoryJournal) -> None:
+def test_the_journal_never_sees_a_secret(desk: TokenDesk, journal: FolderJournal) -> None:
     token = made(desk)
     assert token.secret.encode() not in repr(journal.tokens()).encode()
 
 
-def test_tokens_survive_a_restart(desk: TokenDesk, journal: MemoryJournal) -> None:
+def test_tokens_survive_a_restart(desk: TokenDesk, journal: FolderJournal) -> None:
     token = made(desk)
     assert TokenDesk(journal).check(shown(token), ANY, NOW_S).token_id == token.id
     assert [record.token_id for record in TokenDesk(journal).tokens()] == [token.id]
@@ -96,7 +97,7 @@ def test_a_token_without_a_lifetime_never_expires(desk: TokenDesk) -> None:
 
 
 def test_a_revoked_token_is_refused_after_a_restart_too(
-    desk: TokenDesk, journal: MemoryJournal
+    desk: TokenDesk, journal: FolderJournal
 ) -> None:
     token = made(desk)
     desk.revoke(token.id)
@@ -118,7 +119,7 @@ def test_a_single_use_token_lets_one_node_join(desk: TokenDesk) -> None:
 
 
 def test_a_node_whose_answer_was_lost_joins_again_with_the_same_token(
-    desk: TokenDesk, journal: MemoryJournal
+    desk: TokenDesk, journal: FolderJournal
 ) -> None:
     token = made(desk, ttl_s=10)
     desk.spend(shown(token), NODE, NOW_S)
@@ -154,20 +155,19 @@ def node_record() -> NodeRecord:
     return NodeRecord(NODE, bytes(64), b"{}", "0.1.0", 1, 1)
 
 
-def test_a_stranger_with_a_certificate_is_turned_away(journal: MemoryJournal) -> None:
+def test_a_stranger_with_a_certificate_is_turned_away(journal: FolderJournal) -> None:
     with refusal(Reason.NODE_UNKNOWN):
         NodeDesk(journal).check(NODE)
 
 
-def test_a_node_that_joined_passes_after_a_restart_too(journal: MemoryJournal) -> None:
+def test_a_node_that_joined_passes_after_a_restart_too(journal: FolderJournal) -> None:
     nodes = NodeDesk(journal)
-    nodes.admit(node_record(), CertificateRecord("ab", NODE, 1, 2))
+    nodes.admit(node_record())
     nodes.check(NODE)
     NodeDesk(journal).check(NODE)
-    assert journal.certificates(NODE) == (CertificateRecord("ab", NODE, 1, 2),)
 
 
-def test_a_revoked_node_is_turned_away_even_when_it_joins_again(journal: MemoryJournal) -> None:
+def test_a_revoked_node_is_turned_away_even_when_it_joins_again(journal: FolderJournal) -> None:
     nodes = NodeDesk(journal)
     nodes.admit(node_record())
     nodes.revoke(NODE)
@@ -177,7 +177,7 @@ def test_a_revoked_node_is_turned_away_even_when_it_joins_again(journal: MemoryJ
             check(NODE)
 
 
-def test_a_readmitted_node_passes(journal: MemoryJournal) -> None:
+def test_a_readmitted_node_passes(journal: FolderJournal) -> None:
     nodes = NodeDesk(journal)
     nodes.admit(node_record())
     nodes.revoke(NODE)
@@ -185,7 +185,7 @@ def test_a_readmitted_node_passes(journal: MemoryJournal) -> None:
     nodes.check(NODE)
 
 
-def test_revoking_an_unknown_node_is_refused(journal: MemoryJournal) -> None:
+def test_revoking_an_unknown_node_is_refused(journal: FolderJournal) -> None:
     with refusal(Reason.NODE_UNKNOWN):
         NodeDesk(journal).revoke(NODE)
 

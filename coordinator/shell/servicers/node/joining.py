@@ -12,7 +12,6 @@ from coordinator.shell.identity.authority import Authority, NodeCertificate
 from coordinator.shell.identity.guesses import Guesses
 from coordinator.shell.identity.nodes import NodeDesk
 from coordinator.shell.identity.tokens import TokenDesk
-from coordinator.shell.journal.interface import Registry
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.servicers.access import peer_host
 from coordinator.shell.servicers.wire.handlers import Caller
@@ -41,13 +40,11 @@ class Joins:
         tokens: TokenDesk,
         nodes: NodeDesk,
         guesses: Guesses,
-        registry: Registry,
     ) -> None:
         self._authority = authority
         self._tokens = tokens
         self._nodes = nodes
         self._guesses = guesses
-        self._registry = registry
         self.node_port = 0
         """Of the other listener, once it is bound."""
 
@@ -80,13 +77,13 @@ class Joins:
         record = _record(node, request)
         issued = self._issue_certificate(node, request.certificate_request)
         self._tokens.spend(credential, node, unix_s())
-        self._nodes.admit(record, issued.record if issued else None)
+        self._nodes.admit(record)
         log.info("a node joined", node=node, token_id=credential.token_id)
         return node_pb2.JoinResponse(
             version=version_message(),
             node_id=node,
             certificate=issued.pem if issued else b"",
-            certificate_expires_unix_s=issued.record.expires_s if issued else 0,
+            certificate_expires_unix_s=issued.expires_s if issued else 0,
             node_port=self.node_port,
         )
 
@@ -104,9 +101,8 @@ class Joins:
             raise HyperGPUError(
                 Reason.REQUEST_INVALID, "this coordinator runs without certificates"
             )
-        self._registry.record_certificate(issued.record)
         return node_pb2.RenewCertificateResponse(
-            certificate=issued.pem, certificate_expires_unix_s=issued.record.expires_s
+            certificate=issued.pem, certificate_expires_unix_s=issued.expires_s
         )
 
     def _issue_certificate(self, node: NodeId, request_pem: bytes) -> NodeCertificate | None:

@@ -83,8 +83,8 @@ async def _entries(services: Services, runtime: JobRuntime, following: int) -> S
     reading = await asyncio.to_thread(
         services.journal.read, runtime.job.job_id, following, limit=_PAGE_ENTRIES
     )
-    if not reading.entries and reading.damage is not None:
-        raise HyperGPUError(Reason.JOURNAL_DAMAGED, reading.damage.reason)
+    if not reading.entries and reading.damage:
+        raise HyperGPUError(Reason.JOURNAL_DAMAGED, reading.damage)
     return reading.entries
 
 

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -6,7 +7,6 @@ from msgspec.structs import replace
 from coordinator.shell.identity.guesses import Guesses
 from coordinator.shell.identity.nodes import NodeDesk
 from coordinator.shell.identity.tokens import TokenDesk, TokenGrant
-from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.servicers.node.joining import Joins
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
@@ -15,6 +15,7 @@ from hypergpu.keys.signature import IdentityKey, JoinClaim
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.protocol import PROTOCOL, SOFTWARE
 from hypergpu.wire.token import Role, Token
+from tests.journals import FolderJournal
 
 NOW_S = 1_900_000_000
 
@@ -31,15 +32,14 @@ CALLER: Any = Peer()
 class Desk:
     """What a join needs, with one token that admits one node."""
 
-    def __init__(self) -> None:
-        journal = MemoryJournal()
+    def __init__(self, folder: Path) -> None:
+        journal = FolderJournal(folder)
         self.tokens = TokenDesk(journal)
         self.joins = Joins(
             authority=None,
             tokens=self.tokens,
             nodes=NodeDesk(journal),
             guesses=Guesses(),
-            registry=journal,
         )
         self.token = self.tokens.create(
             TokenGrant(Role.NODE, ttl_s=0, uses=1),
@@ -77,21 +77,23 @@ def asked(
     )
 
 
-async def test_the_token_is_judged_before_the_signature() -> None:
-    desk = Desk()
+async def test_the_token_is_judged_before_the_signature(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
     wrong = replace(desk.token, secret="a guess")
     assert await desk.refused(asked(wrong, is_signed=False)) is Reason.TOKEN_INVALID
 
 
-async def test_wrong_signatures_are_slowed_down_like_wrong_secrets() -> None:
-    desk = Desk()
+async def test_wrong_signatures_are_slowed_down_like_wrong_secrets(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
     reasons = [await desk.refused(asked(desk.token, is_signed=False)) for _ in range(12)]
     assert reasons[0] is Reason.SIGNATURE_INVALID
     assert reasons[-1] is Reason.RATE_LIMITED
 
 
-async def test_a_node_that_signs_as_before_is_told_what_changed_and_how_to_upgrade() -> None:
-    desk = Desk()
+async def test_a_node_that_signs_as_before_is_told_what_changed_and_how_to_upgrade(
+    tmp_path: Path,
+) -> None:
+    desk = Desk(tmp_path)
     with pytest.raises(HyperGPUError) as refused:
         await desk.joins.join(asked(desk.token, protocol=1), CALLER)
     assert refused.value.reason is Reason.VERSION_MISMATCH
@@ -103,13 +105,13 @@ async def test_a_node_that_signs_as_before_is_told_what_changed_and_how_to_upgra
     assert str(refused.value).endswith("Fix: run on that machine: pip install --upgrade hypergpu")
 
 
-async def test_a_newer_node_is_told_that_the_coordinator_is_older() -> None:
-    desk = Desk()
+async def test_a_newer_node_is_told_that_the_coordinator_is_older(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
     with pytest.raises(HyperGPUError, match="Fix: run where the coordinator runs: pip install"):
         await desk.joins.join(asked(desk.token, protocol=PROTOCOL + 1), CALLER)
 
 
-async def test_a_node_of_too_many_workloads_is_refused_and_spends_nothing() -> None:
-    desk = Desk()
+async def test_a_node_of_too_many_workloads_is_refused_and_spends_nothing(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
     assert await desk.refused(asked(desk.token, workloads=1001)) is Reason.REQUEST_INVALID
     assert (await desk.joins.join(asked(desk.token, workloads=1000), CALLER)).node_id

@@ -7,7 +7,6 @@ import pytest
 from coordinator.core.events import JobStopped
 from coordinator.shell.blobs.interface import Blobs
 from coordinator.shell.commands.judging import give_up_judging
-from coordinator.shell.journal.memory import MemoryJournal
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.persistence import replay_jobs
 from coordinator.shell.runtime.services import Services
@@ -16,6 +15,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import job_pb2
+from tests.journals import FolderJournal
 from tests.unit.shell.servicers.paid_rounds import stopped_before_its_judge
 from tests.unit.shell.whole_shell import JOB, driving, payments_of, prepared_job, services_in
 
@@ -26,7 +26,7 @@ OTHER = JobId("job-000000000002")
 
 def with_unreadable_job(folder: Path) -> Services:
     """A coordinator that started on a journal which a newer version wrote to."""
-    journal = MemoryJournal()
+    journal = FolderJournal(folder)
     journal.append([Entry(OTHER, 0, 0, "Sorcery", b'{"kind":"Sorcery","at_ms":0}')])
     services = services_in(folder, journal)
     services.driver.unreadable.update(replay_jobs(journal).unreadable)

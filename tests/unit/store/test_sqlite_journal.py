@@ -5,25 +5,17 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
-from coordinator.shell.journal import migrations
+from coordinator.shell.journal.engine import journal_url, make_engine
 from coordinator.shell.journal.records import (
     Entry,
     JournalError,
     JournalLockedError,
-    JournalTooNewError,
-    JournalTooOldError,
     JournalUnreadableError,
+    JournalVersionError,
 )
-from coordinator.shell.journal.recovery import recover
-from coordinator.shell.journal.sql.engine import journal_url, make_engine
-from coordinator.shell.journal.sql.store import SqlJournal
-from coordinator.shell.journal.sql.tables import METADATA, SCHEMA_REVISION
+from coordinator.shell.journal.store import Journal
 from hypergpu.ids import JobId, NodeId
 
 JOB = JobId("job-00000000000a")
@@ -39,81 +31,65 @@ def entry(sequence: int) -> Entry:
     return Entry(JOB, sequence, sequence, "RoundRecorded", b"{}" * 200)
 
 
-def filled(path: Path, count: int) -> None:
-    journal = SqlJournal(str(path))
+def fill(path: Path, count: int) -> None:
+    journal = Journal(str(path))
     for sequence in range(count):
         journal.append([entry(sequence)])
     journal.advance_nonce(NODE, 5)
     journal.close()
 
 
-def survived(journal: SqlJournal) -> int:
+def surviving_rows(journal: Journal) -> int:
     """How many rows are left, after checking that the journal goes on behind them."""
-    entries = recover(journal, JOB).entries
+    entries = journal.recover(JOB).entries
     assert entries == tuple(entry(sequence) for sequence in range(len(entries)))
     journal.append([entry(len(entries))])
-    assert recover(journal, JOB).damages == ()
+    assert journal.recover(JOB).damages == ()
     journal.close()
     return len(entries)
 
 
 def test_a_second_coordinator_is_refused(path: Path) -> None:
-    journal = SqlJournal(str(path))
+    journal = Journal(str(path))
     with pytest.raises(JournalLockedError, match=rf"process {os.getpid()}\): stop that one"):
-        SqlJournal(str(path))
+        Journal(str(path))
     journal.close()
-    SqlJournal(str(path)).close()
+    Journal(str(path)).close()
 
 
-def test_a_journal_of_a_newer_version_is_refused_with_the_command(path: Path) -> None:
-    SqlJournal(str(path)).close()
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("UPDATE journal SET version = 9", "a newer hypergpu.*pip install --upgrade hypergpu"),
+        ("DROP TABLE journal", "an older hypergpu.*use another folder"),
+    ],
+)
+def test_a_journal_of_another_version_is_refused_with_the_fix(
+    path: Path, change: str, problem: str
+) -> None:
+    Journal(str(path)).close()
     engine = make_engine(journal_url(str(path)))
     with engine.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        connection.execute(text(change))
     engine.dispose()
-    with pytest.raises(JournalTooNewError, match=r"schema 9999.*pip install --upgrade hypergpu"):
-        SqlJournal(str(path))
-
-
-def test_the_migrations_make_the_tables_that_the_code_expects(path: Path) -> None:
-    SqlJournal(str(path)).close()
-    engine = make_engine(journal_url(str(path)))
-    with engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
-    engine.dispose()
-
-
-def test_the_code_is_written_for_the_newest_migration() -> None:
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
-    config.set_main_option("path_separator", "os")
-    assert ScriptDirectory.from_config(config).get_current_head() == SCHEMA_REVISION
-
-
-def test_a_journal_of_before_protocol_3_is_refused_untouched(path: Path) -> None:
-    SqlJournal(str(path)).close()
-    engine = make_engine(journal_url(str(path)))
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '0003'"))
-    engine.dispose()
-    with pytest.raises(JournalTooOldError, match=r"schema 0003.*use another folder"):
-        SqlJournal(str(path))
+    with pytest.raises(JournalVersionError, match=problem):
+        Journal(str(path))
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://host/db", "://"])
 def test_other_places_are_refused_with_the_choices(url: str) -> None:
     with pytest.raises(JournalError, match="the journal"):
-        SqlJournal(url)
+        Journal(url)
 
 
 def test_no_error_shows_a_password() -> None:
     with pytest.raises(JournalError) as caught:
-        SqlJournal("mysql://user:hunter2@host/db")
+        Journal("mysql://user:hunter2@host/db")
     assert "hunter2" not in str(caught.value)
 
 
 def test_a_locked_database_is_waited_for(path: Path) -> None:
-    journal = SqlJournal(str(path))
+    journal = Journal(str(path))
     stranger = sqlite3.connect(path, isolation_level=None)
     stranger.execute("BEGIN IMMEDIATE")
     with ThreadPoolExecutor(1) as pool:
@@ -122,7 +98,7 @@ def test_a_locked_database_is_waited_for(path: Path) -> None:
         stranger.execute("COMMIT")
         appended.result()
     stranger.close()
-    assert survived(journal) == 1
+    assert surviving_rows(journal) == 1
 
 
 def test_a_commit_waits_for_the_disk_and_locks_are_waited_for_longer_than_ten_seconds(
@@ -139,38 +115,38 @@ def test_a_commit_waits_for_the_disk_and_locks_are_waited_for_longer_than_ten_se
 
 
 def test_a_truncated_database_is_found_and_what_is_left_goes_on(path: Path) -> None:
-    filled(path, 400)
+    fill(path, 400)
     os.truncate(path, path.stat().st_size * 3 // 4)
-    journal = SqlJournal(str(path))
+    journal = Journal(str(path))
     assert re.search("was damaged.*rows could be saved.*damaged-1", journal.findings[0])
-    assert 0 < survived(journal) < 400
+    assert 0 < surviving_rows(journal) < 400
     assert path.with_name(path.name + ".damaged-1").exists()
 
 
 def test_a_database_that_is_no_database_is_refused_untouched(path: Path) -> None:
-    filled(path, 3)
+    fill(path, 3)
     garbage = b"\0" * path.stat().st_size
     path.write_bytes(garbage)
     with pytest.raises(JournalUnreadableError, match="restore a backup"):
-        SqlJournal(str(path))
+        Journal(str(path))
     assert path.read_bytes() == garbage
 
 
 @pytest.mark.parametrize("seed", range(24))
 def test_a_flipped_byte_anywhere_is_never_believed(path: Path, seed: int) -> None:
-    filled(path, 60)
+    fill(path, 60)
     content = bytearray(path.read_bytes())
     content[(seed * 7919 + 100) % len(content)] ^= 0xFF
     path.write_bytes(content)
     try:
-        journal = SqlJournal(str(path))
+        journal = Journal(str(path))
     except JournalError:
         return
-    assert 0 <= survived(journal) <= 60
+    assert 0 <= surviving_rows(journal) <= 60
 
 
 def test_a_tail_that_sqlite_drops_without_a_word_is_found(path: Path) -> None:
-    journal = SqlJournal(str(path))
+    journal = Journal(str(path))
     for sequence in range(50):
         journal.append([entry(sequence)])
     wal = path.with_name(path.name + "-wal")
@@ -179,20 +155,20 @@ def test_a_tail_that_sqlite_drops_without_a_word_is_found(path: Path) -> None:
     # As a power cut or a bad sector leaves it: the second half of the log is gone.
     path.write_bytes(database)
     wal.write_bytes(log[: len(log) // 2])
-    again = SqlJournal(str(path))
+    again = Journal(str(path))
     assert re.search(r"lost \d+ transactions? at its end", again.findings[0])
-    assert 0 < survived(again) < 50
+    assert 0 < surviving_rows(again) < 50
 
 
 def test_a_loss_that_was_reported_is_not_reported_again(path: Path) -> None:
     test_a_tail_that_sqlite_drops_without_a_word_is_found(path)
-    journal = SqlJournal(str(path))
+    journal = Journal(str(path))
     assert journal.findings == ()
     journal.close()
 
 
 def test_a_sound_journal_opens_without_findings(path: Path) -> None:
-    filled(path, 5)
-    journal = SqlJournal(str(path))
+    fill(path, 5)
+    journal = Journal(str(path))
     assert journal.findings == ()
-    assert survived(journal) == 5
+    assert surviving_rows(journal) == 5

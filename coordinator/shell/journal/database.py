@@ -3,24 +3,18 @@
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from sqlalchemy import select, update
 from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import DBAPIError
 
+from coordinator.shell.journal.engine import disk_full_error, is_sqlite, make_engine, read_only
+from coordinator.shell.journal.lock import FileLock, lock_database, unlock_database
 from coordinator.shell.journal.records import JournalUnreadableError
-from coordinator.shell.journal.sql.engine import (
-    disk_full,
-    is_sqlite,
-    make_engine,
-    reading,
-    sqlite_path,
-)
-from coordinator.shell.journal.sql.lock import FileLock, lock_database, unlock_database
-from coordinator.shell.journal.sql.salvage import salvage_database
-from coordinator.shell.journal.sql.schema import upgrade
-from coordinator.shell.journal.sql.tables import COMMITS
-from coordinator.shell.journal.sql.witness import Witness
+from coordinator.shell.journal.salvage import salvage_database
+from coordinator.shell.journal.schema import JOURNAL, prepare_tables
+from coordinator.shell.journal.witness import Witness
 from hypergpu.units import several
 
 
@@ -28,42 +22,44 @@ class Database:
     """Transactions on the journal, one writer at a time.
 
     Attributes:
-        findings: What was found wrong, and mended, when it was opened; for people.
+        findings: Damage of the database as a whole that was found, and repaired, at the opening.
     """
 
     def __init__(self, url: URL) -> None:
-        self.where = url.render_as_string(hide_password=True)
         self.findings: tuple[str, ...] = ()
+        self._where = url.render_as_string(hide_password=True)
         self._writing = threading.Lock()
         self._witness: Witness | None = None
         with ExitStack() as opening:
             self._open(url, opening)
-            self._held = opening.pop_all()
+            self._resources = opening.pop_all()
 
     def _open(self, url: URL, opening: ExitStack) -> None:
         if is_sqlite(url):
-            # Locked before it is looked at: mending a file that another one writes would ruin it.
-            opening.callback(FileLock(sqlite_path(url)).release)
-            self.findings += salvage_database(sqlite_path(url))
-            self._witness = Witness(sqlite_path(url))
+            path = Path(str(url.database))
+            # Locked before it is read: a repair of a file that another one writes would ruin it.
+            opening.callback(FileLock(path).release)
+            self.findings += salvage_database(path)
+            self._witness = Witness(path)
             opening.callback(self._witness.close)
-        self._engine = make_engine(url)
-        opening.callback(self._engine.dispose)
+        engine = make_engine(url)
+        self._readers = read_only(engine)
+        opening.callback(engine.dispose)
         with self._explain_errors():
-            self._writer = opening.enter_context(self._engine.connect())
+            self._writer = opening.enter_context(engine.connect())
             if not is_sqlite(url):
-                lock_database(self._writer, self.where)
+                lock_database(self._writer, self._where)
                 opening.callback(unlock_database, self._writer)
-            upgrade(self._writer, self.where)
+            prepare_tables(self._writer, self._where)
             self._commits = self._count_commits()
 
     def _count_commits(self) -> int:
         with self.reader() as connection:
-            stored = connection.scalar(select(COMMITS.c.number)) or 0
+            stored = connection.scalar(select(JOURNAL.c.commits)) or 0
         promised = self._witness.number() if self._witness else 0
         if promised > stored:
             finding = (
-                f"the journal at {self.where} lost {several(promised - stored, 'transaction')} at"
+                f"the journal at {self._where} lost {several(promised - stored, 'transaction')} at"
                 " its end: its write-ahead log was cut off or damaged. It goes on from what is left"
             )
             self.findings += (finding,)
@@ -76,13 +72,13 @@ class Database:
             if self._writer.invalidated:
                 # It would connect again by itself, without the lock that the old connection held.
                 raise JournalUnreadableError(
-                    f"the connection to the journal at {self.where} was lost, and its lock with "
+                    f"the connection to the journal at {self._where} was lost, and its lock with "
                     "it: restart the coordinator"
                 )
             number = self._commits + 1
             with self._writer.begin():
                 yield self._writer
-                self._writer.execute(update(COMMITS).values(number=number))
+                self._writer.execute(update(JOURNAL).values(commits=number))
             self._commits = number
             if self._witness:
                 self._witness.write(number)
@@ -90,11 +86,7 @@ class Database:
     @contextmanager
     def reader(self) -> Iterator[Connection]:
         """A consistent view that blocks nobody."""
-        with (
-            self._explain_errors(),
-            self._engine.connect() as connection,
-            reading(connection).begin(),
-        ):
+        with self._explain_errors(), self._readers.begin() as connection:
             yield connection
 
     @contextmanager
@@ -102,14 +94,14 @@ class Database:
         try:
             yield
         except DBAPIError as error:
-            if refusal := disk_full(error, self.where):
-                raise refusal from error
+            if full := disk_full_error(error, self._where):
+                raise full from error
             raise JournalUnreadableError(
-                f"the journal at {self.where} failed: {error.orig}. "
-                "Restart the coordinator: it checks the journal and mends what it can"
+                f"the journal at {self._where} failed: {error.orig}. "
+                "Restart the coordinator: it checks the journal and repairs what it can"
             ) from error
 
     def close(self) -> None:
         """Close every connection; the lock goes last."""
         with self._writing:
-            self._held.close()
+            self._resources.close()

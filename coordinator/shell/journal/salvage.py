@@ -1,4 +1,4 @@
-"""Saves what can be read of a damaged SQLite file into a fresh one, keeping the damaged one.
+"""Saves the readable rows of a damaged SQLite file into a fresh one, keeping the damaged one.
 
 Rows are only copied here: whether they can be believed is for the hash chain to say.
 """
@@ -12,10 +12,9 @@ from pathlib import Path
 from sqlalchemy import Table, func, insert, select
 from sqlalchemy.engine import URL, Connection
 
+from coordinator.shell.journal.engine import make_engine
 from coordinator.shell.journal.records import JournalUnreadableError
-from coordinator.shell.journal.sql.engine import make_engine
-from coordinator.shell.journal.sql.schema import upgrade
-from coordinator.shell.journal.sql.tables import COMMITS, ENTRIES, JOBS, METADATA
+from coordinator.shell.journal.schema import ENTRIES, JOBS, JOURNAL, METADATA, prepare_tables
 from hypergpu.units import several
 
 _HEADER_BYTES = 100
@@ -34,10 +33,10 @@ def salvage_database(path: Path) -> tuple[str, ...]:
     problem = _problem(path)
     if not problem:
         return ()
-    fresh = path.with_name(path.name + ".salvaged")
+    fresh = _beside(path, ".salvaged")
     _remove(fresh)
     readable = _lengthened_copy(path)
-    rows = _copy(readable, fresh)
+    rows = _copy_tables(readable, fresh)
     _remove(readable)
     if not rows:
         _remove(fresh)
@@ -48,7 +47,7 @@ def salvage_database(path: Path) -> tuple[str, ...]:
     aside = _free_name(path)
     for companion in _COMPANIONS:
         with suppress(FileNotFoundError):
-            path.with_name(path.name + companion).rename(aside.with_name(aside.name + companion))
+            _beside(path, companion).rename(_beside(aside, companion))
     fresh.rename(path)
     finding = (
         f"the journal {path} was damaged ({problem}): {several(rows, 'row')} could be"
@@ -68,12 +67,10 @@ def _problem(path: Path) -> str:
 
 def _lengthened_copy(path: Path) -> Path:
     """A copy as long as its header says: SQLite does not read a file that was cut off."""
-    copy = path.with_name(path.name + ".salvaging")
-    for companion in ("", "-wal"):
-        with suppress(FileNotFoundError):
-            shutil.copyfile(
-                path.with_name(path.name + companion), copy.with_name(copy.name + companion)
-            )
+    copy = _beside(path, ".salvaging")
+    shutil.copyfile(path, copy)
+    with suppress(FileNotFoundError):
+        shutil.copyfile(_beside(path, "-wal"), _beside(copy, "-wal"))
     with copy.open("r+b") as file:
         header = file.read(_HEADER_BYTES)
         page_bytes = int.from_bytes(header[16:18], "big")
@@ -85,12 +82,13 @@ def _lengthened_copy(path: Path) -> Path:
     return copy
 
 
-def _copy(damaged: Path, fresh: Path) -> int:
+def _copy_tables(damaged: Path, fresh: Path) -> int:
+    """Copy every readable row. Returns how many there were."""
     engine = make_engine(URL.create("sqlite", database=str(fresh)))
     with engine.connect() as connection, closing(sqlite3.connect(damaged)) as source:
-        upgrade(connection, str(fresh))
+        prepare_tables(connection, str(fresh))
         with connection.begin():
-            tables = [table for table in METADATA.sorted_tables if table is not COMMITS]
+            tables = [table for table in METADATA.sorted_tables if table is not JOURNAL]
             rows = sum(_copy_table(source, connection, table) for table in tables)
             _restore_heads(connection)
     # Its last connection closed, all is in the main file, so that one rename moves it.
@@ -99,16 +97,16 @@ def _copy(damaged: Path, fresh: Path) -> int:
 
 
 def _copy_table(source: sqlite3.Connection, fresh: Connection, table: Table) -> int:
-    """Copy from both ends towards the damage. Returns how many rows came over."""
+    """Copy from both ends towards the damage."""
     copied = 0
     for direction in ("ASC", "DESC"):
-        for row in _readable(source, table, direction):
+        for row in _readable_rows(source, table, direction):
             values = dict(zip(table.columns.keys(), row, strict=True))
             copied += fresh.execute(insert(table).prefix_with("OR IGNORE"), values).rowcount
     return copied
 
 
-def _readable(
+def _readable_rows(
     source: sqlite3.Connection, table: Table, direction: str
 ) -> Iterator[tuple[object, ...]]:
     columns = ", ".join(table.columns.keys())
@@ -119,27 +117,26 @@ def _readable(
 
 def _restore_heads(connection: Connection) -> None:
     """Give jobs whose head was lost the one that their last row has."""
-    last = (
-        select(ENTRIES.c.job_id, func.max(ENTRIES.c.sequence).label("sequence"))
-        .where(ENTRIES.c.job_id.not_in(select(JOBS.c.job_id)))
-        .group_by(ENTRIES.c.job_id)
-        .subquery()
-    )
-    heads = select(ENTRIES.c.job_id, ENTRIES.c.sequence, ENTRIES.c.chain).join(
-        last, (last.c.job_id == ENTRIES.c.job_id) & (last.c.sequence == ENTRIES.c.sequence)
-    )
-    for job_id, sequence, chain in connection.execute(heads).all():
+    newest = func.max(ENTRIES.c.sequence)
+    query = select(ENTRIES.c.job_id, newest.label("last_sequence"), ENTRIES.c.chain)
+    # SQLite takes the other columns of a group from the row that has the maximum.
+    query = query.where(ENTRIES.c.job_id.not_in(select(JOBS.c.job_id))).group_by(ENTRIES.c.job_id)
+    for job_id, sequence, chain in connection.execute(query).all():
         head = {"job_id": job_id, "last_sequence": sequence, "last_chain": chain}
         connection.execute(insert(JOBS), head)
 
 
 def _free_name(path: Path) -> Path:
     number = 1
-    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+    while (aside := _beside(path, f".damaged-{number}")).exists():
         number += 1
     return aside
 
 
 def _remove(path: Path) -> None:
     for companion in _COMPANIONS:
-        path.with_name(path.name + companion).unlink(missing_ok=True)
+        _beside(path, companion).unlink(missing_ok=True)
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)

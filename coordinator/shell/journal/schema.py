@@ -1,4 +1,4 @@
-"""The tables as the code sees them. Migrations make them; a test holds the two together."""
+"""Tables of a journal, and the check at start that this code is written for them."""
 
 from sqlalchemy import (
     BigInteger,
@@ -9,12 +9,25 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    insert,
+    inspect,
+    select,
 )
+from sqlalchemy.engine import Connection
 
-SCHEMA_REVISION = "1001"
-"""The migration this code is written for."""
+from coordinator.shell.journal.records import JournalVersionError
 
+SCHEMA_VERSION = 1
 METADATA = MetaData()
+
+# One row. Commits: SQLite drops a damaged tail of its write-ahead log without a word, and the
+# witness file beside the database remembers how many transactions there were.
+JOURNAL = Table(
+    "journal",
+    METADATA,
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("commits", BigInteger, nullable=False),
+)
 
 # SQLite keeps these rows in order of writing: a file that was cut off has lost the newest.
 ENTRIES = Table(
@@ -98,19 +111,26 @@ JOINS = Table(
     Column("node", String, primary_key=True),
 )
 
-CERTIFICATES = Table(
-    "certificates",
-    METADATA,
-    Column("serial", String, primary_key=True),
-    Column("node", String, nullable=False, index=True),
-    Column("issued_s", BigInteger, nullable=False),
-    Column("expires_s", BigInteger, nullable=False),
-)
 
-# How many transactions were committed: SQLite drops a damaged tail of its write-ahead log without a
-# word, and the witness file beside the database remembers this number.
-COMMITS = Table(
-    "commits",
-    METADATA,
-    Column("number", BigInteger, primary_key=True, autoincrement=False),
-)
+def prepare_tables(connection: Connection, where: str) -> None:
+    """Make the tables in an empty database, and check the version of others.
+
+    Raises:
+        JournalVersionError: another version of hypergpu wrote the journal; nothing was touched.
+    """
+    with connection.begin():
+        tables = inspect(connection).get_table_names()
+        if JOURNAL.name not in tables and ENTRIES.name not in tables:
+            METADATA.create_all(connection)
+            connection.execute(insert(JOURNAL), {"version": SCHEMA_VERSION, "commits": 0})
+            return
+        found = connection.scalar(select(JOURNAL.c.version)) if JOURNAL.name in tables else 0
+        if found == SCHEMA_VERSION:
+            return
+        age, fix = "a newer", "upgrade this one: pip install --upgrade hypergpu"
+        if found is None or found < SCHEMA_VERSION:
+            age, fix = "an older", "go on with that version, or use another folder"
+        raise JournalVersionError(
+            f"{age} hypergpu wrote the journal at {where} (schema {found}, this one reads"
+            f" {SCHEMA_VERSION}): {fix}"
+        )

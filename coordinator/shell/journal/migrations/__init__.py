@@ -1,1 +1,0 @@
-"""The journal's schema, step by step. Run at start, on the connection that holds the lock."""

@@ -1,1 +1,0 @@
-"""The journal in SQLite or PostgreSQL."""
