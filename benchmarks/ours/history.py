@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coordinator.core.commands import Aggregate, AssignShard, Command, EvaluateModel
-from coordinator.core.events import (
+from coordinator.core.job.commands import Aggregate, AssignShard, Command, EvaluateModel
+from coordinator.core.job.events import (
     AggregateReady,
     EvaluationReady,
     JobCreated,
@@ -19,7 +19,7 @@ from coordinator.core.events import (
     NodeJoined,
     UpdateReceived,
 )
-from coordinator.core.job import BlobRef, Delta, Model, Update
+from coordinator.core.job.state import AcceptedUpdate, Model
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.commands.layouts import save_layout
@@ -32,6 +32,7 @@ from hypergpu.digest import digest_of
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
 from hypergpu.keys.signature import IdentityKey
+from hypergpu.statements.assignment import BlobRef, Delta
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -153,7 +154,7 @@ class _Past:
 
     def _perform(self, room: JobRuntime, command: Command) -> None:
         match command:
-            case AssignShard() if command.round < self._rounds:
+            case AssignShard() if command.assignment.lease.round < self._rounds:
                 self._driver.submit(JOB, self._update(command))
             case AssignShard():
                 self._driver.close()
@@ -168,13 +169,14 @@ class _Past:
                 pass
 
     def _update(self, command: AssignShard) -> UpdateReceived:
-        samples = sum(range_.count for range_ in command.shard.ranges)
-        update = Update(self._stage.update, Samples(samples), command.plan.inner_steps)
+        lease, task = command.assignment.lease, command.assignment.task
+        samples = sum(range_.count for range_ in task.ranges)
+        update = AcceptedUpdate(self._stage.update, Samples(samples), task.inner_steps)
         return UpdateReceived(
             at_ms=_NOW,
             node=command.node,
-            round=command.round,
-            lease=command.lease,
+            round=lease.round,
+            lease=lease.number,
             update=update,
         )
 

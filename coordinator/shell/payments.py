@@ -5,7 +5,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from coordinator.config import Settings
-from coordinator.core.events import FundingChanged
+from coordinator.core.job.events import FundingChanged
 from coordinator.shell.journal.store import Journal
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.driver import Driver

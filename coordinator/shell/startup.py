@@ -11,8 +11,8 @@ import msgspec
 import structlog
 
 from coordinator.config import Settings
-from coordinator.core.commands import Command
-from coordinator.core.job import ENDED
+from coordinator.core.job.commands import Command
+from coordinator.core.job.state import ENDED
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space

@@ -2,29 +2,16 @@
 
 import math
 
-import msgspec
-
-from coordinator.core.commands import AssignShard, CancelShard
-from coordinator.core.deltas import initial_of
-from coordinator.core.job import (
-    Ahead,
-    BlobRef,
-    Delta,
-    Job,
-    Model,
-    Participant,
-    Score,
-    Shard,
-    Work,
-)
+from coordinator.core.job.commands import CancelShard
+from coordinator.core.job.state import Job, Participant, Score, WorkState
 from coordinator.shell.journal.records import Entry, TokenRecord
 from coordinator.shell.node_words import Advance, Capabilities, Offer
-from hypergpu.digest import digest_from_wire, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.statements.assignment import Lease
 from hypergpu.units import Bytes, Milliseconds
-from hypergpu.v1 import job_pb2, node_pb2, tensor_pb2
-from hypergpu.wire.statements import terms_message
+from hypergpu.v1 import job_pb2, node_pb2
+from hypergpu.wire.assignment import digest_message, digest_value, lease_message
 from hypergpu.wire.token import Role
 
 _LABEL_LENGTH_MAX = 200
@@ -34,144 +21,11 @@ _ROLES = {
     Role.USER: job_pb2.TOKEN_ROLE_USER,
     Role.OPERATOR: job_pb2.TOKEN_ROLE_OPERATOR,
 }
-_encoder = msgspec.json.Encoder(order="sorted")
-
-
-def digest_message(digest: Digest) -> tensor_pb2.Digest:
-    """A digest on the wire."""
-    return tensor_pb2.Digest(value=digest_to_wire(digest))
-
-
-def digest_value(message: tensor_pb2.Digest) -> Digest:
-    """A digest off the wire.
-
-    Raises:
-        HyperGPUError: REQUEST_INVALID, it is not 32 bytes.
-    """
-    return digest_from_wire(message.value)
-
-
-def blob_message(blob: BlobRef) -> tensor_pb2.BlobRef:
-    """A blob's name on the wire."""
-    return tensor_pb2.BlobRef(digest=digest_message(blob.digest), size_bytes=blob.size_bytes)
-
-
-def blob_value(message: tensor_pb2.BlobRef) -> BlobRef:
-    """A blob's name off the wire.
-
-    Raises:
-        HyperGPUError: REQUEST_INVALID, its digest is not 32 bytes.
-    """
-    return BlobRef(digest_value(message.digest), Bytes(message.size_bytes))
-
-
-def model_message(model: Model, layout: Digest) -> tensor_pb2.ModelRef:
-    """A model as nodes are told of it."""
-    return tensor_pb2.ModelRef(
-        blob=blob_message(model.blob),
-        deltas=[_delta_message(delta) for delta in model.deltas],
-        layout=digest_message(layout),
-    )
-
-
-def _delta_message(delta: Delta) -> tensor_pb2.DeltaRef:
-    return tensor_pb2.DeltaRef(
-        base=digest_message(delta.base), blob=blob_message(delta.blob), scheme=delta.scheme
-    )
-
-
-def lease_message(job_id: JobId, round_number: int, lease: int) -> node_pb2.Lease:
-    """A lease on the wire."""
-    return node_pb2.Lease(job_id=job_id, round=round_number, number=lease)
-
-
-def assignment_message(
-    job_id: JobId,
-    command: AssignShard,
-    *,
-    layout: Digest,
-    workload_version: int,
-    now_ms: Milliseconds,
-) -> node_pb2.ControlResponse:
-    """A participant's work. The deadline travels as time left: clocks are never compared."""
-    spec = command.spec
-    left_ms = max(1, command.deadline_at_ms - now_ms) if command.deadline_at_ms else 0
-    message = node_pb2.Assignment(
-        lease=lease_message(job_id, command.round, command.lease),
-        slot=command.slot,
-        reason=command.reason,
-        workload=spec.workload,
-        workload_version=workload_version,
-        workload_options=_encoder.encode(spec.options).decode(),
-        training=_training_message(command),
-        shard=_shard_message(command),
-        model=model_message(command.model, layout),
-        deadline_in_ms=left_ms,
-        upload_after_ms=command.plan.upload_after_ms,
-        connections=command.plan.connections,
-        terms=terms_message(command.terms, command.epoch),
-    )
-    if (initial := initial_of(command.model)) is not None:
-        seed = spec.training.seed
-        drawn = tensor_pb2.InitialModel(digest=digest_message(initial), seed=seed)
-        message.model.initial.CopyFrom(drawn)
-    if command.manifest is not None:
-        message.manifest.CopyFrom(blob_message(command.manifest))
-    if command.begun is not None:
-        message.begun.CopyFrom(_ahead_message(command.begun))
-    if command.ahead is not None:
-        message.ahead.CopyFrom(_ahead_message(command.ahead))
-    if command.last_accepted is not None:
-        message.last_accepted.CopyFrom(digest_message(command.last_accepted))
-    return node_pb2.ControlResponse(assignment=message)
-
-
-def _training_message(command: AssignShard) -> node_pb2.Training:
-    spec = command.spec
-    return node_pb2.Training(
-        inner_steps=command.plan.inner_steps,
-        batch_size=command.plan.batch(spec.training.batch_size),
-        stated_batch_size=spec.training.batch_size,
-        learning_rate=spec.inner.learning_rate,
-        weight_decay=spec.inner.weight_decay,
-        codec=command.plan.codec,
-        seed=command.seed,
-        global_samples=command.global_samples,
-        total_samples=command.total_samples,
-        warmup_steps=spec.inner.warmup_steps,
-        schedule=spec.inner.schedule,
-    )
-
-
-def _ahead_message(ahead: Ahead) -> node_pb2.Ahead:
-    return node_pb2.Ahead(
-        round=ahead.round,
-        inner_steps=ahead.inner_steps,
-        ranges=_range_messages(ahead.shard),
-        seed=ahead.seed,
-        global_samples=ahead.global_samples,
-        total_samples=ahead.total_samples,
-    )
-
-
-def _range_messages(shard: Shard) -> list[node_pb2.SampleRange]:
-    return [node_pb2.SampleRange(start=run.start, count=run.count) for run in shard.ranges]
-
-
-def _shard_message(command: AssignShard) -> node_pb2.Shard:
-    division = command.spec.data
-    return node_pb2.Shard(
-        partition=command.shard.partition,
-        partitions=command.partitions,
-        skew_alpha=division.alpha if division.sharding == "dirichlet" else 0.0,
-        ranges=_range_messages(command.shard),
-        seed=command.spec.training.seed,
-    )
 
 
 def cancel_message(job_id: JobId, command: CancelShard) -> node_pb2.ControlResponse:
     """A void lease."""
-    lease = lease_message(job_id, command.round, command.lease)
+    lease = lease_message(Lease(job_id, command.round, command.lease))
     return node_pb2.ControlResponse(cancel=node_pb2.Cancel(lease=lease, reason=command.reason))
 
 
@@ -308,7 +162,7 @@ def participant_summary(
         loss=math.nan,
         reason=participant.plan.reason,
     )
-    if participant.work is Work.RECEIVED:
+    if participant.work is WorkState.RECEIVED:
         message.steps_done = participant.inner_steps
         loss = participant.update.loss_last if participant.update else None
         message.loss = math.nan if loss is None else loss

@@ -4,10 +4,11 @@ from enum import Enum
 
 import msgspec
 
-from gpu_node.core.assignment import Assignment, Lease, Update
 from gpu_node.core.events import Timer
 from gpu_node.core.memory import Start
+from gpu_node.core.update import Update
 from hypergpu.ids import JobId
+from hypergpu.statements.assignment import Assignment, Lease
 from hypergpu.units import Milliseconds
 
 

@@ -4,8 +4,9 @@ from enum import Enum
 
 import msgspec
 
-from gpu_node.core.assignment import Assignment, Lease, Update
+from gpu_node.core.update import Update
 from hypergpu.ids import JobId
+from hypergpu.statements.assignment import Assignment, Lease
 from hypergpu.units import Milliseconds
 
 

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpu_node.core.assignment import Assignment, Lease, Task, Update
+from gpu_node.core.update import Update
 from hypergpu.ids import JobId, Slot
+from hypergpu.statements.assignment import Assignment, Lease, Task
 
 JOBS_MAX = 8
 """End states are as large as models: a node that is told of no release must not fill its disk."""

@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpu_node.core.assignment import Assignment, Lease, Update
 from gpu_node.core.backoff import CAP_MS
 from gpu_node.core.commands import Command, HandBack
 from gpu_node.core.memory import Memory, Start
+from gpu_node.core.update import Update
 from hypergpu.ids import JobId, NodeId
+from hypergpu.statements.assignment import Assignment, Lease
 from hypergpu.units import Milliseconds
 
 DRAIN_LIMIT_MS = Milliseconds(25_000)

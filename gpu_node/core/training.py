@@ -1,6 +1,5 @@
 """Training: one shard at a time, and what its end means to the work."""
 
-from gpu_node.core.assignment import Lease
 from gpu_node.core.commands import SetTimer, Train
 from gpu_node.core.events import (
     InputsFetched,
@@ -21,6 +20,7 @@ from gpu_node.core.state import (
     replace,
 )
 from gpu_node.core.working import delete_released, given_up, next_begun, upload
+from hypergpu.statements.assignment import Lease
 from hypergpu.units import Milliseconds
 
 

@@ -5,7 +5,6 @@ is handed back. One that does not even get ready says that nothing can be traine
 then takes nothing, says so, and goes on trying until a start succeeds.
 """
 
-from gpu_node.core.assignment import Lease
 from gpu_node.core.backoff import backoff_ms
 from gpu_node.core.commands import AnnounceDraining, EndWorker, SetTimer, StartWorker
 from gpu_node.core.events import Timer, TimerFired, TrainingProgressed, WorkerDied
@@ -20,6 +19,7 @@ from gpu_node.core.state import (
 )
 from gpu_node.core.training import begin_training, is_in_training, let_go
 from gpu_node.core.working import delete_released, given_up, next_begun, queue_declined
+from hypergpu.statements.assignment import Lease
 from hypergpu.units import Milliseconds
 
 STEPS_WITHOUT_PROGRESS = 20

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from gpu_node.core.assignment import Assignment, Lease
 from gpu_node.core.backoff import backoff_ms
 from gpu_node.core.commands import (
     AbortTraining,
@@ -29,6 +28,7 @@ from gpu_node.core.state import (
     replace,
 )
 from hypergpu.ids import JobId
+from hypergpu.statements.assignment import Assignment, Lease
 from hypergpu.units import Milliseconds
 
 

@@ -66,13 +66,14 @@ from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.drawing import Drawing
 from gpu_node.shell.transfer.upload import Uploader
 from gpu_node.shell.transfer_tasks import TransferTasks
-from gpu_node.shell.translate import capabilities_message, lease_message
+from gpu_node.shell.translate import capabilities_message
 from gpu_node.shell.worker.messages import Ready
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.keys.passphrase import Passphrase
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.assignment import lease_message
 from hypergpu.wire.token import Token
 
 log = structlog.get_logger()

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_node.core.assignment import Ahead, Lease, SampleRange, Update
 from gpu_node.core.commands import Train
 from gpu_node.core.events import (
     Event,
@@ -16,13 +15,15 @@ from gpu_node.core.events import (
     WorkerDied,
     WorkerReady,
 )
+from gpu_node.core.update import Update
 from gpu_node.shell.clock import monotonic_ms
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.supervision import Ears, WorkerProcess
 from gpu_node.shell.transfer_tasks import Inputs
-from gpu_node.shell.translate import lease_message
 from gpu_node.shell.worker import messages
+from hypergpu.statements.assignment import Lease, Prefetch, SampleRange
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.assignment import lease_message
 
 _REPORT_INTERVAL_MS = 1000
 """Between two reports of progress; the last step is always reported."""
@@ -103,8 +104,8 @@ class Trainer:
             resume_from=command.start.resume_from,
             returns_update=command.start.returns_update,
             update_path=str(self._places.update(lease.job_id, lease.round)),
-            begun=_ahead(task.begun),
-            ahead=_ahead(assignment.ahead),
+            begun=_ahead(task.prefetched),
+            ahead=_ahead(assignment.prefetch),
         )
 
     def _hear(self, reply: messages.TrainingReply) -> None:
@@ -152,7 +153,7 @@ class Trainer:
         self._send(node_pb2.ControlRequest(progress=message))
 
 
-def _ahead(ahead: Ahead | None) -> messages.Ahead | None:
+def _ahead(ahead: Prefetch | None) -> messages.Ahead | None:
     if ahead is None:
         return None
     return messages.Ahead(

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import grpc
 import structlog
 
-from gpu_node.core.assignment import Assignment, Lease, Update
 from gpu_node.core.commands import Upload
 from gpu_node.core.events import (
     Event,
@@ -20,6 +19,7 @@ from gpu_node.core.events import (
     UpdateRefused,
     UploadBroken,
 )
+from gpu_node.core.update import Update
 from gpu_node.shell.clock import monotonic_ms
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.control import ControlLink
@@ -32,6 +32,7 @@ from gpu_node.shell.transfer.drawing import Drawing
 from gpu_node.shell.transfer.models import Models
 from gpu_node.shell.transfer.upload import Uploader
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.statements.assignment import Assignment, Lease
 
 log = structlog.get_logger()
 

@@ -1,33 +1,19 @@
 """Between protobuf and the core's values: the only place where both are known."""
 
 import math
-from collections.abc import Iterable
 
-import msgspec
-
-from gpu_node.core.assignment import (
-    Ahead,
-    Assignment,
-    BlobRef,
-    Delta,
-    InitialModel,
-    Lease,
-    SampleRange,
-    Task,
-    Update,
-)
+from gpu_node.core.update import Update
 from gpu_node.shell.worker.messages import Ready
-from hypergpu.digest import digest_from_wire, digest_to_wire
-from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import Digest, JobId, NodeId, Slot
+from hypergpu.ids import NodeId
+from hypergpu.statements.assignment import (
+    Assignment,
+    Lease,
+)
 from hypergpu.statements.contribution import Contribution, shard_digest
-from hypergpu.statements.domain import Terms
-from hypergpu.units import Bytes, Milliseconds, Samples
-from hypergpu.v1 import node_pb2, tensor_pb2
+from hypergpu.units import Samples
+from hypergpu.v1 import node_pb2
+from hypergpu.wire.assignment import digest_message, lease_message
 from hypergpu.wire.protocol import PROTOCOL, SOFTWARE, refuse_other_protocol
-from hypergpu.wire.statements import terms_value
-
-_options = msgspec.json.Decoder(dict[str, str | int | float | bool])
 
 
 def version_message() -> node_pb2.Version:
@@ -58,127 +44,6 @@ def capabilities_message(ready: Ready, name: str) -> node_pb2.Capabilities:
         ],
         name=name,
     )
-
-
-def digest_message(digest: Digest) -> tensor_pb2.Digest:
-    """A digest on the wire."""
-    return tensor_pb2.Digest(value=digest_to_wire(digest))
-
-
-def lease_message(lease: Lease) -> node_pb2.Lease:
-    """A lease on the wire."""
-    return node_pb2.Lease(job_id=lease.job_id, round=lease.round, number=lease.number)
-
-
-def lease_value(message: node_pb2.Lease) -> Lease:
-    """A lease off the wire."""
-    return Lease(JobId(message.job_id), message.round, message.number)
-
-
-def blob_value(message: tensor_pb2.BlobRef) -> BlobRef:
-    """A blob's name off the wire.
-
-    Raises:
-        HyperGPUError: REQUEST_INVALID, its digest is not 32 bytes.
-    """
-    return BlobRef(digest_from_wire(message.digest.value), Bytes(message.size_bytes))
-
-
-def assignment_value(message: node_pb2.Assignment) -> Assignment:
-    """Work off the wire.
-
-    Raises:
-        HyperGPUError: REQUEST_INVALID, a digest, the workload's options or the terms are malformed.
-    """
-    has_accepted = message.HasField("last_accepted")
-    return Assignment(
-        lease=lease_value(message.lease),
-        slot=Slot(message.slot),
-        task=_task(message),
-        deltas=tuple(_delta(delta) for delta in message.model.deltas),
-        initial=_initial(message.model),
-        last_accepted=digest_from_wire(message.last_accepted.value) if has_accepted else None,
-        deadline_in_ms=Milliseconds(message.deadline_in_ms),
-        upload_after_ms=Milliseconds(message.upload_after_ms),
-        connections=max(1, message.connections),
-        terms=_terms(message),
-        epoch=message.terms.epoch,
-        ahead=_ahead(message.ahead) if message.HasField("ahead") else None,
-        reason=message.reason,
-    )
-
-
-def _task(message: node_pb2.Assignment) -> Task:
-    training, shard = message.training, message.shard
-    return Task(
-        workload=message.workload,
-        workload_version=message.workload_version,
-        options=_options_value(message.workload_options),
-        inner_steps=training.inner_steps,
-        batch_size=training.batch_size,
-        stated_batch_size=training.stated_batch_size,
-        learning_rate=training.learning_rate,
-        weight_decay=training.weight_decay,
-        warmup_steps=training.warmup_steps,
-        schedule=training.schedule or "constant",
-        codec=training.codec,
-        seed=training.seed,
-        global_samples=Samples(training.global_samples),
-        total_samples=Samples(training.total_samples),
-        partition=shard.partition,
-        partitions=shard.partitions,
-        skew_alpha=shard.skew_alpha,
-        data_seed=shard.seed,
-        ranges=_ranges(shard.ranges),
-        model=blob_value(message.model.blob),
-        layout=digest_from_wire(message.model.layout.value),
-        manifest=blob_value(message.manifest) if message.HasField("manifest") else None,
-        begun=_ahead(message.begun) if message.HasField("begun") else None,
-    )
-
-
-def _ahead(message: node_pb2.Ahead) -> Ahead:
-    return Ahead(
-        round=message.round,
-        inner_steps=message.inner_steps,
-        ranges=_ranges(message.ranges),
-        seed=message.seed,
-        global_samples=Samples(message.global_samples),
-        total_samples=Samples(message.total_samples),
-    )
-
-
-def _ranges(messages: Iterable[node_pb2.SampleRange]) -> tuple[SampleRange, ...]:
-    return tuple(SampleRange(run.start, Samples(run.count)) for run in messages)
-
-
-def _options_value(text: str) -> dict[str, str | int | float | bool]:
-    try:
-        return _options.decode(text or "{}")
-    except msgspec.MsgspecError as broken:
-        raise HyperGPUError(
-            Reason.REQUEST_INVALID, f"the workload's options are malformed: {broken}"
-        ) from broken
-
-
-def _delta(message: tensor_pb2.DeltaRef) -> Delta:
-    base = digest_from_wire(message.base.value)
-    return Delta(base, blob_value(message.blob), message.scheme)
-
-
-def _initial(model: tensor_pb2.ModelRef) -> InitialModel | None:
-    if not model.HasField("initial"):
-        return None
-    return InitialModel(digest_from_wire(model.initial.digest.value), model.initial.seed)
-
-
-def _terms(message: node_pb2.Assignment) -> Terms:
-    """What the node is to sign under. A key that names another job could be held against it."""
-    terms, job_id = terms_value(message.terms), JobId(message.lease.job_id)
-    if terms != Terms() and not terms.match(job_id):
-        detail = f"the terms of {job_id[:80]!r} name another job"
-        raise HyperGPUError(Reason.REQUEST_INVALID, detail)
-    return terms
 
 
 def contribution(node: NodeId, assignment: Assignment, update: Update, nonce: int) -> Contribution:

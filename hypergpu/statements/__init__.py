@@ -1,1 +1,1 @@
-"""Typed data (EIP-712) that nodes and coordinators sign about work."""
+"""Assignments of work, and the typed data (EIP-712) that is signed about it."""

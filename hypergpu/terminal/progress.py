@@ -110,7 +110,7 @@ _NOTES = {
     "NodeJoined": "node {node} joined",
     "NodeLost": "node {node} lost: {reason}",
     "NodeDraining": "node {node} drains: {reason}",
-    "UpdateRefused": "update of {node} refused: {reason}",
+    "UpdateRejected": "update of {node} refused: {reason}",
     "ShardHandedBack": "node {node} handed its shard back: {reason}",
     "DeadlineReached": "round {round} reached its deadline",
     "ModelInitialised": "the initial model is ready",

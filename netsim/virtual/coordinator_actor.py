@@ -6,25 +6,25 @@ from functools import partial
 import msgspec
 from blake3 import blake3
 
-from coordinator.core import commands, events
 from coordinator.core.allocation import JobDemand, Lend, NodeOffer, plan_allocation
-from coordinator.core.commands import Command
-from coordinator.core.events import Event
-from coordinator.core.job import ENDED, BlobRef, Job, Model, Phase, Update
+from coordinator.core.job import commands, events
+from coordinator.core.job.commands import Command
+from coordinator.core.job.events import Event
+from coordinator.core.job.state import ENDED, AcceptedUpdate, Job, Model, Phase
 from coordinator.core.measure.reading import Observation, Presence
 from coordinator.core.plan.decision import PlanRequest
 from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.staff import nodes_needed
-from coordinator.core.transition import refusal, transition
-from gpu_node.core import assignment as node_side
+from coordinator.core.round.transition import refusal, transition
 from gpu_node.core import events as node_events
+from gpu_node.core.update import Update
 from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.statements.assignment import BlobRef, Lease
 from hypergpu.units import Bytes, Milliseconds, Samples
 from netsim.virtual.agenda import Agenda
 from netsim.virtual.measuring import Gauges, made_up_evaluation, made_up_judgement
 from netsim.virtual.node_actor import NodeActor, job_released
 from netsim.virtual.sizes import TransferSizes
-from netsim.virtual.translation import assignment_of
 
 LOST_AFTER_MS = 15_000
 AGGREGATE_MS = 50
@@ -38,7 +38,7 @@ PLAN_MS = 2
 ALLOCATE_MS = 100
 _WORKLOAD_VERSION = 1
 
-_NOTHING = node_side.Update(Digest(""), Bytes(0), 0, Samples(0))
+_NOTHING = Update(Digest(""), Bytes(0), 0, Samples(0))
 
 Watcher = Callable[[Job, Job], None]
 
@@ -92,7 +92,7 @@ class CoordinatorActor:
         self.observe(node.node, Presence(self._agenda.now_ms, is_present=False))
         self._later(LOST_AFTER_MS, lambda: self._silent(node, connection))
 
-    def admit_update(self, node: NodeId, lease: node_side.Lease, update: node_side.Update) -> str:
+    def admit_update(self, node: NodeId, lease: Lease, update: Update) -> str:
         """Admit an update, or say why not. One that was accepted before is accepted again."""
         job = self.jobs[lease.job_id]
         member = job.members.get(node)
@@ -115,32 +115,30 @@ class CoordinatorActor:
         if self._is_up:
             self._gauges.note(node, observation)
 
-    def _update_event(
-        self, node: NodeId, lease: node_side.Lease, update: node_side.Update
-    ) -> events.UpdateReceived:
+    def _update_event(self, node: NodeId, lease: Lease, update: Update) -> events.UpdateReceived:
         return events.UpdateReceived(
             at_ms=self._agenda.now_ms,
             node=node,
             round=lease.round,
             lease=lease.number,
-            update=Update(
+            update=AcceptedUpdate(
                 BlobRef(update.digest, update.size_bytes), Samples(0), update.inner_steps
             ),
         )
 
-    def reject_damaged(self, node: NodeId, lease: node_side.Lease) -> str:
+    def reject_damaged(self, node: NodeId, lease: Lease) -> str:
         """Refuse an update whose bytes do not have their digest, and count the refusal."""
         reason = refusal(self.jobs[lease.job_id], self._update_event(node, lease, _NOTHING))
         reason = reason or "the bytes do not have the digest that the header names"
         now_ms = self._agenda.now_ms
         if node in self.jobs[lease.job_id].members:
-            refused = events.UpdateRefused(
+            refused = events.UpdateRejected(
                 at_ms=now_ms, node=node, round=lease.round, reason=reason
             )
             self.apply(lease.job_id, refused)
         return reason
 
-    def take_back(self, node: NodeId, lease: node_side.Lease, reason: str) -> None:
+    def take_back(self, node: NodeId, lease: Lease, reason: str) -> None:
         """Take a shard back."""
         now_ms = self._agenda.now_ms
         self.apply(
@@ -229,7 +227,7 @@ class CoordinatorActor:
             case commands.AssignShard():
                 self._assign(job_id, command)
             case commands.CancelShard(node=node, round=round_, lease=number, reason=reason):
-                lease = node_side.Lease(job_id, round_, number)
+                lease = Lease(job_id, round_, number)
                 self._tell(
                     node,
                     lambda at_ms: node_events.ShardCancelled(
@@ -278,8 +276,8 @@ class CoordinatorActor:
             actor.deliver(make)
 
     def _assign(self, job_id: JobId, command: commands.AssignShard) -> None:
-        self._newest_leases[job_id, command.node] = command.lease
-        work = assignment_of(job_id, command, self._agenda.now_ms)
+        work = command.assignment_at(self._agenda.now_ms)
+        self._newest_leases[job_id, command.node] = work.lease.number
         self._tell(
             command.node, lambda at_ms: node_events.ShardAssigned(at_ms=at_ms, assignment=work)
         )

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from coordinator.core.blobs_in_use import live_blobs
-from coordinator.core.job import ENDED, Job, Phase, Shard, Work
+from coordinator.core.job.live_blobs import live_blobs
+from coordinator.core.job.state import ENDED, Job, Phase, Shard, WorkState
 from coordinator.core.round.staff import staff
 
 _WITH_ROUND = frozenset({Phase.TRAINING, Phase.AGGREGATING})
@@ -32,7 +32,7 @@ def _break_upload(job: Job) -> Iterator[str]:
     if job.round is not None and job.model is not None and job.round.number != job.model.round:
         yield f"round {job.round.number} on the model of round {job.model.round}"
     yield from _lease_violations(job)
-    yield from _grant_violations(job)
+    yield from _prefetch_violations(job)
     yield from _stall_violations(job)
     yield from _measurement_violations(job)
     if job.phase not in ENDED:
@@ -59,23 +59,23 @@ def _lease_violations(job: Job) -> Iterator[str]:
         yield f"slots are not 0..n: {sorted(slots)}"
 
 
-def _grant_violations(job: Job) -> Iterator[str]:
+def _prefetch_violations(job: Job) -> Iterator[str]:
     if job.round is None:
         return
     for node, member in job.members.items():
-        if member.ahead is not None and member.ahead.round != job.round.number + 1:
-            yield f"{node} may begin round {member.ahead.round}, which is not the next"
+        if member.prefetch is not None and member.prefetch.round != job.round.number + 1:
+            yield f"{node} prefetches round {member.prefetch.round}, which is not the next"
     for node, participant in job.round.participants.items():
-        begun, ranges = participant.begun, participant.shard.ranges
-        if begun is not None and begun.shard.ranges != ranges[: len(begun.shard.ranges)]:
-            yield f"{node} began with samples that its shard does not begin with"
+        first, ranges = participant.prefetched, participant.shard.ranges
+        if first is not None and first.ranges != ranges[: len(first.ranges)]:
+            yield f"{node} prefetched samples that its shard does not begin with"
 
 
 def _stall_violations(job: Job) -> Iterator[str]:
     """Somebody who could work is here, nobody works, and nothing is on its way."""
     if job.phase is not Phase.TRAINING or job.round is None or job.lost_model:
         return
-    if not job.round.counts.get(Work.PENDING, 0) and (idle := staff(job)):
+    if not job.round.counts.get(WorkState.PENDING, 0) and (idle := staff(job)):
         yield f"round {job.round.number} waits for nobody while {idle} are here"
 
 
@@ -91,8 +91,8 @@ def _measurement_violations(job: Job) -> Iterator[str]:
 
 
 def _sample_violations(job: Job) -> Iterator[str]:
-    """Every position ever assigned is accepted, held by somebody, orphaned, granted for the next
-    round, or returned: once.
+    """Every position ever assigned is accepted, held by somebody, orphaned, prefetched for the
+    next round, or returned: once.
     """
     held = [(shard.partition, range_) for shard in _open_shards(job) for range_ in shard.ranges]
     for partition, stream in enumerate(job.streams):
@@ -111,12 +111,12 @@ def _open_shards(job: Job) -> Iterator[Shard]:
     """What nodes have to train on, or may."""
     if job.round is not None:
         for participant in job.round.participants.values():
-            if participant.work is Work.PENDING:
+            if participant.work is WorkState.PENDING:
                 yield participant.shard
         yield from job.round.orphans
     for member in job.members.values():
-        if member.ahead is not None:
-            yield member.ahead.shard
+        if member.prefetch is not None:
+            yield Shard(member.slot % len(job.streams), member.prefetch.ranges)
 
 
 def _broken_step(before: Job, after: Job) -> Iterator[str]:

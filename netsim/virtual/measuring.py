@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from coordinator.core.commands import EvaluateModel, JudgeUpdates
-from coordinator.core.events import EvaluationReady, UpdatesJudged
-from coordinator.core.job import Job
+from coordinator.core.job.commands import EvaluateModel, JudgeUpdates
+from coordinator.core.job.events import EvaluationReady, UpdatesJudged
+from coordinator.core.job.state import Job
 from coordinator.core.measure.observing import add_observation
 from coordinator.core.measure.reading import (
     Finish,

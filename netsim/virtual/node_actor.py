@@ -9,13 +9,14 @@ from blake3 import blake3
 
 from coordinator.core.measure.reading import Direction, Observation, Presence, Steps, Transfer
 from gpu_node.core import commands, events
-from gpu_node.core.assignment import Ahead, Assignment, Lease, Update
 from gpu_node.core.commands import Command
 from gpu_node.core.events import Event
 from gpu_node.core.memory import Start
 from gpu_node.core.session import fresh_session, transition
 from gpu_node.core.state import Session
+from gpu_node.core.update import Update
 from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.statements.assignment import Assignment, Lease, Prefetch
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from netsim.virtual.agenda import Agenda
 from netsim.virtual.measuring import SMALLEST_BYTES
@@ -98,7 +99,7 @@ class NodeActor:
         self._life = 0
         self._ready_ms = Milliseconds(0)
         self._training: Lease | None = None
-        self._begun: tuple[Ahead | None, Milliseconds] = (None, Milliseconds(0))
+        self._begun: tuple[Prefetch | None, Milliseconds] = (None, Milliseconds(0))
         """What its worker has taken up of the next round, and since when."""
         self._models: dict[JobId, Digest] = {}
         """Newest model of each job here. Survives a crash."""
@@ -326,7 +327,7 @@ class NodeActor:
         """What the worker has done of it already. Whatever it did of anything else was in vain."""
         (taken, since_ms), self._begun = self._begun, (None, Milliseconds(0))
         task = assignment.task
-        begun = task.begun
+        begun = task.prefetched
         if begun is None or taken != begun or start.resume_from != begun.round - 1:
             return 0
         most_ms = round(task.full_steps * begun.inner_steps / task.inner_steps * self.step_ms)
@@ -339,7 +340,7 @@ class NodeActor:
         if self._training == lease:
             self._training = None
             now_ms = self._agenda.now_ms
-            self._begun = (assignment.ahead, now_ms)
+            self._begun = (assignment.prefetch, now_ms)
             took = Steps(now_ms, assignment.task.full_steps, took_ms)
             self._say(lambda: self._upstream.observe(self.node, took))
             self.apply(events.TrainingFinished(at_ms=now_ms, lease=lease, update=update))

@@ -8,8 +8,8 @@ from functools import partial
 
 import msgspec
 
-from coordinator.core import events
-from coordinator.core.job import ENDED, Job, Phase
+from coordinator.core.job import events
+from coordinator.core.job.state import ENDED, Job, Phase
 from gpu_node.core import events as node_events
 from hypergpu.ids import Address, Digest, JobId, NodeId
 from hypergpu.statements.domain import Domain, terms_of

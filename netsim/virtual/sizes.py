@@ -2,11 +2,12 @@
 
 import msgspec
 
-from coordinator.core.deltas import extend_chain
-from coordinator.core.job import BlobRef, Delta, Model
+from coordinator.core.job.deltas import extend_chain
+from coordinator.core.job.state import Model
 from coordinator.core.plan import decision
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import SCHEMES
+from hypergpu.statements.assignment import BlobRef, Delta
 from hypergpu.units import Bytes
 
 

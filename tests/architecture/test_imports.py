@@ -27,6 +27,8 @@ def test_a_light_process_starts_without_torch(module: str) -> None:
     assert loaded_by(module) & {"sklearn", "torch", "torchvision"} == set()
 
 
-@pytest.mark.parametrize("module", ["hypergpu.ids", "coordinator.core.transition", "gpu_node.core"])
+@pytest.mark.parametrize(
+    "module", ["hypergpu.ids", "coordinator.core.round.transition", "gpu_node.core"]
+)
 def test_a_core_loads_no_tensor_library(module: str) -> None:
     assert loaded_by(module) & {*HEAVY, "grpc", "numpy"} == set()

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.interface import Blobs
 from coordinator.shell.blobs.memory import MemoryBlobs
@@ -14,6 +13,7 @@ from coordinator.shell.blobs.space import Space
 from coordinator.shell.blobs.stripes import StripeUpload
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes
 from hypergpu.wire.bulk import Stripe
 

@@ -9,7 +9,6 @@ from functools import singledispatchmethod
 
 import msgspec
 
-from gpu_node.core.assignment import Assignment, BlobRef, Lease, SampleRange, Task, Update
 from gpu_node.core.commands import (
     AbortTraining,
     Command,
@@ -30,7 +29,9 @@ from gpu_node.core.events import Event, Timer
 from gpu_node.core.memory import Memory
 from gpu_node.core.session import fresh_session, transition
 from gpu_node.core.state import Session
+from gpu_node.core.update import Update
 from hypergpu.ids import Digest, JobId, NodeId, Slot
+from hypergpu.statements.assignment import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 NODE = NodeId("0x" + "b2" * 20)

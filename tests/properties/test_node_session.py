@@ -2,7 +2,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpu_node.core.assignment import Assignment
 from gpu_node.core.events import (
     Connected,
     DrainRequested,
@@ -28,6 +27,7 @@ from gpu_node.core.events import (
 )
 from gpu_node.core.state import RESTARTS_MAX, Connection, Idle
 from hypergpu.ids import JobId
+from hypergpu.statements.assignment import Assignment
 from tests.properties.node_world import Desk, World
 
 JOBS = st.sampled_from(["job-a", "job-b"]).map(JobId)

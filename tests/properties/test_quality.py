@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.job import Trial
+from coordinator.core.job.state import Trial
 from coordinator.core.quality.rule import (
     JUDGED_LEAST,
     TRIALS_KEPT,

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core import events
-from coordinator.core.events import Event
-from coordinator.core.job import Job, Work
+from coordinator.core.job import events
+from coordinator.core.job.events import Event
+from coordinator.core.job.state import Job, WorkState
 from coordinator.core.round.outstanding import outstanding
-from coordinator.core.transition import refusal, transition
+from coordinator.core.round.transition import refusal, transition
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, RoundRule, TrainingSettings
 from hypergpu.statements.domain import Domain, terms_of
@@ -128,7 +128,7 @@ def _planned(job: Job, skipped: NodeId, at_ms: int) -> Event:
             node_plan(1 + member.slot, "topk64" if member.slot % 2 else "int8", forecast_ms=9),
             # Other plans follow, which give some nodes fewer steps than they may have begun.
             inner_steps=1 + (member.slot + at_ms) % 4,
-            ahead_steps=at_ms % 3 if eager else 0,
+            prefetch_steps=at_ms % 3 if eager else 0,
         )
         for node, member in job.members.items()
         if node != skipped
@@ -152,7 +152,7 @@ def _unreadable(job: Job, node: NodeId) -> tuple[tuple[NodeId, str], ...]:
     round_ = job.round
     if round_ is None or node not in round_.participants:
         return ()
-    return ((node, "damaged"),) if round_.participants[node].work is Work.RECEIVED else ()
+    return ((node, "damaged"),) if round_.participants[node].work is WorkState.RECEIVED else ()
 
 
 @settings(max_examples=300, deadline=None)

@@ -1,6 +1,5 @@
 from msgspec.structs import replace
 
-from gpu_node.core.assignment import Lease
 from gpu_node.core.backoff import CAP_MS, backoff_ms
 from gpu_node.core.commands import (
     AbortTraining,
@@ -40,6 +39,7 @@ from gpu_node.core.memory import FRESH, JOBS_MAX, Start
 from gpu_node.core.session import fresh_session, transition
 from gpu_node.core.state import Idle, Session, Training, Uploading
 from hypergpu.ids import Digest, JobId
+from hypergpu.statements.assignment import Lease
 from tests.unit.node.node_states import (
     ASSIGN,
     CANCEL,

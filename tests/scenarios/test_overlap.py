@@ -2,13 +2,14 @@
 
 from msgspec.structs import replace
 
-from coordinator.core import events
-from coordinator.core.commands import AssignShard
-from coordinator.core.job import Ahead, Job, Phase, SampleRange, Shard, Work
+from coordinator.core.job import events
+from coordinator.core.job.commands import AssignShard, Command
+from coordinator.core.job.state import Job, Phase, WorkState
 from coordinator.core.round.outstanding import outstanding
-from coordinator.core.transition import Step, transition
+from coordinator.core.round.transition import JobStep, transition
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, Outer
+from hypergpu.statements.assignment import Assignment, Prefetch, SampleRange
 from hypergpu.units import Samples
 from netsim.virtual.invariants import violations
 from tests.unit.job_states import (
@@ -34,7 +35,7 @@ def eager(spec: JobSpec) -> JobSpec:
 
 
 EAGER = eager(SPEC)
-"""Rounds of two inner steps of four samples: one of them is granted ahead."""
+"""Rounds of two inner steps of four samples: one of them is prefetched."""
 
 
 def shard(job: Job, node: NodeId) -> tuple[SampleRange, ...]:
@@ -46,74 +47,74 @@ def run(start: int, count: int) -> SampleRange:
     return SampleRange(start, Samples(count))
 
 
-def granted(job: Job, node: NodeId) -> tuple[SampleRange, ...]:
-    ahead = job.members[node].ahead
-    return () if ahead is None else ahead.shard.ranges
+def prefetch(job: Job, node: NodeId) -> tuple[SampleRange, ...]:
+    found = job.members[node].prefetch
+    return () if found is None else found.ranges
 
 
-def given(step: Step) -> dict[NodeId, AssignShard]:
-    return {one.node: one for one in step.commands if isinstance(one, AssignShard)}
+def given(commands: tuple[Command, ...]) -> dict[NodeId, Assignment]:
+    return {one.node: one.assignment for one in commands if isinstance(one, AssignShard)}
 
 
-def second_round(job: Job) -> Step:
+def second_round(job: Job) -> JobStep:
     """Both updates of round 0 are in and folded."""
     job = after(job, received(ALICE, round_=0, lease=1), received(BOB, round_=0, lease=2))
     return transition(job, events.AggregateReady(at_ms=at(60), round=0, model=model(1)))
 
 
-def test_an_assignment_grants_the_beginning_of_the_next_rounds_shard() -> None:
+def test_an_assignment_prefetches_the_beginning_of_the_next_rounds_shard() -> None:
     job = training(EAGER)
     assert (shard(job, ALICE), shard(job, BOB)) == ((run(0, 8),), (run(8, 8),))
-    assert (granted(job, ALICE), granted(job, BOB)) == ((run(16, 4),), (run(20, 4),))
-    told = {one.node: one for one in outstanding(job) if isinstance(one, AssignShard)}
-    alice, bob = told[ALICE].ahead, told[BOB].ahead
+    assert (prefetch(job, ALICE), prefetch(job, BOB)) == ((run(16, 4),), (run(20, 4),))
+    told = given(outstanding(job))
+    alice, bob = told[ALICE].prefetch, told[BOB].prefetch
     assert alice is not None
     assert bob is not None
-    assert alice == Ahead(
+    assert alice == Prefetch(
         round=1,
         inner_steps=1,
-        shard=Shard(0, (run(16, 4),)),
+        ranges=(run(16, 4),),
         seed=alice.seed,
         global_samples=Samples(16),
         total_samples=Samples(48),
     )
     assert bob.seed != alice.seed
-    assert told[ALICE].begun is None
+    assert told[ALICE].task.prefetched is None
 
 
-def test_the_next_shard_begins_with_what_was_granted() -> None:
+def test_the_next_shard_begins_with_its_prefetch() -> None:
     before = training(EAGER)
     step = second_round(before)
     assert shard(step.job, ALICE) == (run(16, 4), run(24, 4))
     assert shard(step.job, BOB) == (run(20, 4), run(28, 4))
-    assert given(step)[ALICE].begun == before.members[ALICE].ahead
-    assert (granted(step.job, ALICE), granted(step.job, BOB)) == ((run(32, 4),), (run(36, 4),))
+    assert given(step.commands)[ALICE].task.prefetched == before.members[ALICE].prefetch
+    assert (prefetch(step.job, ALICE), prefetch(step.job, BOB)) == ((run(32, 4),), (run(36, 4),))
 
 
-def test_the_last_round_grants_nothing() -> None:
+def test_the_last_round_prefetches_nothing() -> None:
     job = second_round(training(EAGER)).job
     job = after(job, received(ALICE, round_=1, lease=3), received(BOB, round_=1, lease=4))
     step = transition(job, events.AggregateReady(at_ms=at(90), round=1, model=model(2)))
-    assert [one.ahead for one in given(step).values()] == [None, None]
-    assert [one.begun is None for one in given(step).values()] == [False, False]
+    assert [one.prefetch for one in given(step.commands).values()] == [None, None]
+    assert [one.task.prefetched is None for one in given(step.commands).values()] == [False, False]
     assert sum(stream.cursor for stream in step.job.streams) == 48
 
 
-def test_what_a_lost_node_was_granted_goes_out_first_in_the_next_round() -> None:
+def test_the_prefetch_of_a_lost_node_goes_out_first_in_the_next_round() -> None:
     job = after(
         training(EAGER),
         received(BOB, round_=0, lease=2),
         received(ALICE, round_=0, lease=1),
         events.NodeLost(at_ms=at(55), node=BOB, reason="silent"),
     )
-    assert granted(job, BOB) == (run(20, 4),)
+    assert prefetch(job, BOB) == (run(20, 4),)
     step = transition(job, events.AggregateReady(at_ms=at(60), round=0, model=model(1)))
     assert shard(step.job, ALICE) == (run(16, 4), run(20, 4))
-    assert granted(step.job, BOB) == ()
+    assert prefetch(step.job, BOB) == ()
     assert violations(step.job) == ()
 
 
-def test_a_node_that_is_back_in_time_keeps_what_it_was_granted() -> None:
+def test_a_node_that_is_back_in_time_keeps_its_prefetch() -> None:
     job = after(
         training(EAGER),
         received(BOB, round_=0, lease=2),
@@ -123,10 +124,10 @@ def test_a_node_that_is_back_in_time_keeps_what_it_was_granted() -> None:
     )
     step = transition(job, events.AggregateReady(at_ms=at(60), round=0, model=model(1)))
     assert shard(step.job, BOB)[0] == run(20, 4)
-    assert given(step)[BOB].begun is not None
+    assert given(step.commands)[BOB].task.prefetched is not None
 
 
-def test_a_node_that_was_cut_begins_with_its_grant_all_the_same() -> None:
+def test_a_node_that_was_cut_begins_with_its_prefetch_all_the_same() -> None:
     job = after(
         training(EAGER),
         received(ALICE, round_=0, lease=1),
@@ -135,7 +136,7 @@ def test_a_node_that_was_cut_begins_with_its_grant_all_the_same() -> None:
     step = transition(job, events.AggregateReady(at_ms=at(1100), round=0, model=model(1)))
     assert shard(step.job, ALICE) == (run(16, 4), run(8, 4))
     assert shard(step.job, BOB) == (run(20, 4), run(12, 4))
-    assert given(step)[BOB].begun is not None
+    assert given(step.commands)[BOB].task.prefetched is not None
     assert violations(step.job) == ()
 
 
@@ -143,48 +144,48 @@ def test_whoever_takes_a_shard_over_takes_it_from_the_model() -> None:
     job = second_round(training(EAGER)).job
     job = after(job, events.NodeLost(at_ms=at(65), node=BOB, reason="silent"))
     step = transition(job, events.NodeJoined(at_ms=at(70), node=BOB))
-    again = given(step)[BOB]
-    assert again.shard.ranges == (run(20, 4), run(28, 4))
-    assert again.begun is None
+    again = given(step.commands)[BOB]
+    assert again.task.ranges == (run(20, 4), run(28, 4))
+    assert again.task.prefetched is None
 
 
-def test_a_pause_changes_nothing_of_what_was_begun() -> None:
+def test_a_pause_keeps_the_prefetch() -> None:
     before = second_round(training(EAGER)).job
     paused = after(before, events.JobPaused(at_ms=at(70)))
     step = transition(paused, events.JobResumed(at_ms=at(80)))
-    first = {one.node: one for one in outstanding(before) if isinstance(one, AssignShard)}
-    again = given(step)
-    assert {node: (one.begun, one.ahead) for node, one in again.items()} == {
-        node: (one.begun, one.ahead) for node, one in first.items()
+    first = given(outstanding(before))
+    again = given(step.commands)
+    assert {node: (one.task.prefetched, one.prefetch) for node, one in again.items()} == {
+        node: (one.task.prefetched, one.prefetch) for node, one in first.items()
     }
     assert again[ALICE].lease != first[ALICE].lease
 
 
-def test_a_plan_with_fewer_steps_than_were_begun_puts_them_back() -> None:
-    three = replace(node_plan(4), ahead_steps=3)
+def test_a_plan_with_fewer_steps_than_were_prefetched_puts_them_back() -> None:
+    three = replace(node_plan(4), prefetch_steps=3)
     job = after(planning(eager(AWARE)), planned(0, {ALICE: three, BOB: three}))
-    assert granted(job, ALICE) == (run(32, 12),)
+    assert prefetch(job, ALICE) == (run(32, 12),)
     job = after(job, received(ALICE, round_=0, lease=1), received(BOB, round_=0, lease=2))
     job = after(job, events.AggregateReady(at_ms=at(60), round=0, model=model(1)))
     assert job.phase is Phase.PLANNING
     step = transition(job, planned(1, {ALICE: node_plan(2), BOB: node_plan(3)}, at_ms=70))
-    assert [one.begun is None for one in given(step).values()] == [True, False]
+    assert [one.task.prefetched is None for one in given(step.commands).values()] == [True, False]
     assert shard(step.job, ALICE) == (run(32, 8),)
     assert shard(step.job, BOB) == (run(44, 12),)
     assert violations(step.job) == ()
 
 
-def test_plans_are_told_what_nodes_may_have_begun() -> None:
-    part = replace(node_plan(4), ahead_steps=3)
+def test_a_plan_request_states_prefetched_steps() -> None:
+    part = replace(node_plan(4), prefetch_steps=3)
     job = after(planning(eager(AWARE)), planned(0, {ALICE: part, BOB: node_plan(1)}))
     job = after(job, received(ALICE, round_=0, lease=1), received(BOB, round_=0, lease=2))
     step = transition(job, events.AggregateReady(at_ms=at(60), round=0, model=model(1)))
     (request,) = [one.request for one in step.commands if hasattr(one, "request")]
-    assert request.begun == {ALICE: 3}
+    assert request.prefetched == {ALICE: 3}
 
 
-def test_rounds_that_do_not_overlap_grant_nothing() -> None:
+def test_rounds_that_do_not_overlap_prefetch_nothing() -> None:
     job = training()
-    assert [member.ahead for member in job.members.values()] == [None, None]
+    assert [member.prefetch for member in job.members.values()] == [None, None]
     assert job.round is not None
-    assert {part.work for part in job.round.participants.values()} == {Work.PENDING}
+    assert {part.work for part in job.round.participants.values()} == {WorkState.PENDING}

@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core import events
-from coordinator.core.commands import (
+from coordinator.core.job import events
+from coordinator.core.job.commands import (
     Aggregate,
     AssignShard,
     CancelShard,
@@ -12,11 +12,12 @@ from coordinator.core.commands import (
     SetDeadline,
     WriteRecord,
 )
-from coordinator.core.events import RoundRecorded
-from coordinator.core.job import Job, Phase, SampleRange
+from coordinator.core.job.events import RoundRecorded
+from coordinator.core.job.state import Job, Phase
 from coordinator.core.round.outstanding import outstanding
-from coordinator.core.transition import Step, refusal, transition
+from coordinator.core.round.transition import JobStep, refusal, transition
 from hypergpu.jobfile.spec import CodecChoice, Evaluation, Outer
+from hypergpu.statements.assignment import SampleRange
 from hypergpu.units import Samples
 from tests.unit.job_states import (
     ALICE,
@@ -40,14 +41,14 @@ from tests.unit.job_states import (
 BOTH = {ALICE: node_plan(3, "topk64", forecast_ms=200), BOB: node_plan(1, "int8")}
 
 
-def figures(step: Step) -> RoundRecorded:
+def figures(step: JobStep) -> RoundRecorded:
     """The record that a step writes of its round."""
     records = [each.record for each in step.commands if isinstance(each, WriteRecord)]
     (record,) = [each for each in records if isinstance(each, RoundRecorded)]
     return record
 
 
-def only(step: Step, kind: type) -> object:
+def only(step: JobStep, kind: type) -> object:
     (command,) = [command for command in step.commands if isinstance(command, kind)]
     return command
 
@@ -75,14 +76,13 @@ def test_the_round_opens_as_planned() -> None:
     assert step.job.reason == "round 0: as the test has it"
     assert only(step, SetDeadline) == SetDeadline(0, at(1040))
     first, second = (each for each in step.commands if isinstance(each, AssignShard))
-    assert (first.node, first.plan, first.reason) == (
-        ALICE,
-        BOTH[ALICE],
-        "round 0, slot 0: H=3, topk64, as planned",
-    )
-    assert sum(range_.count for range_ in first.shard.ranges) == 12
-    assert sum(range_.count for range_ in second.shard.ranges) == 4
-    assert first.total_samples == 48
+    assert first.node == ALICE
+    assert first.assignment.reason == "round 0, slot 0: H=3, topk64, as planned"
+    assert sum(range_.count for range_ in first.assignment.task.ranges) == 12
+    assert sum(range_.count for range_ in second.assignment.task.ranges) == 4
+    assert first.assignment.task.total_samples == 48
+    assert step.job.round is not None
+    assert step.job.round.participants[ALICE].plan == BOTH[ALICE]
 
 
 def test_a_node_that_went_while_its_round_was_planned_is_left_out() -> None:
@@ -218,9 +218,9 @@ def test_who_takes_a_shard_over_gets_the_plan_it_was_cut_for() -> None:
     step = transition(job, events.NodeJoined(at_ms=at(70), node=CAROL))
     command = only(step, AssignShard)
     assert isinstance(command, AssignShard)
-    assert (command.plan.inner_steps, command.plan.codec) == (3, "topk64")
-    assert (command.plan.forecast_ms, command.plan.upload_after_ms) == (0, 0)
-    assert command.reason == "round 0, slot 2: H=3, topk64, taken over"
+    work = command.assignment
+    assert (work.task.inner_steps, work.task.codec, work.upload_after_ms) == (3, "topk64", 0)
+    assert work.reason == "round 0, slot 2: H=3, topk64, taken over"
 
 
 def test_a_batch_of_its_own_is_counted_and_taken_over_as_it_is() -> None:
@@ -235,8 +235,8 @@ def test_a_batch_of_its_own_is_counted_and_taken_over_as_it_is() -> None:
     step = transition(job, events.NodeLost(at_ms=at(80), node=BOB, reason="silent"))
     command = only(step, AssignShard)
     assert isinstance(command, AssignShard)
-    assert (command.node, command.plan.batch_size) == (CAROL, 2)
-    assert command.shard.ranges == ranges[BOB]
+    assert (command.node, command.assignment.task.batch_size) == (CAROL, 2)
+    assert command.assignment.task.ranges == ranges[BOB]
 
 
 def test_a_resting_node_takes_a_shard_over_only_when_nobody_else_is_left() -> None:

@@ -98,7 +98,7 @@ def transcript(name: str) -> str:
     job, lines = _job(name), []
     previous: PlanMemory | None = None
     results: dict[NodeId, NodeResult] = {}
-    begun: dict[NodeId, int] = {}
+    prefetched: dict[NodeId, int] = {}
     for number, fleet in enumerate(SCENES[name]()):
         there = fleet or HOMES
         request = PlanRequest(
@@ -110,14 +110,16 @@ def transcript(name: str) -> str:
             samples_total=total_samples(job),
             previous=previous,
             results=results,
-            begun=begun,
+            prefetched=prefetched,
         )
         plan = plan_round(request, {NodeId(n): known(t) for n, t in fleet.items()}, SIZES)
         lines.append(f"round {number}: {plan.reason}")
         lines += [f"  {node}: {part.reason}" for node, part in plan.nodes.items()]
         lines += [f"  {node} rests: {why}" for node, why in plan.resting.items()]
         previous = plan.memory
-        begun = {node: part.ahead_steps for node, part in plan.nodes.items() if part.ahead_steps}
+        prefetched = {
+            node: part.prefetch_steps for node, part in plan.nodes.items() if part.prefetch_steps
+        }
         results = {
             node: NodeResult(part, Milliseconds(max(1, part.forecast_ms)))
             for node, part in plan.nodes.items()

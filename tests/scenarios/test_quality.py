@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from coordinator.core import events
-from coordinator.core.commands import Command, JudgeUpdates, WriteRecord
-from coordinator.core.events import Event, JobEnded, RoundMeasured
-from coordinator.core.job import Funding, Job, Phase, Update
+from coordinator.core.job import events
+from coordinator.core.job.commands import Command, JudgeUpdates, WriteRecord
+from coordinator.core.job.events import Event, JobEnded, RoundMeasured
+from coordinator.core.job.state import AcceptedUpdate, Funding, Job, Phase
 from coordinator.core.quality.records import QUEUE_MOST
 from coordinator.core.round.outstanding import outstanding
-from coordinator.core.transition import refusal, transition
+from coordinator.core.round.transition import refusal, transition
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay
 from hypergpu.statements.domain import Domain, terms_of
@@ -52,7 +52,7 @@ def training(spec: JobSpec, funding: Funding | None = None) -> Job:
     return after(with_alice(spec, funding), events.NodeJoined(at_ms=at(30), node=BOB))
 
 
-def signed(node: NodeId, round_: int) -> Update:
+def signed(node: NodeId, round_: int) -> AcceptedUpdate:
     """An update with its sender's signature and nonce."""
     return replace(update(f"update-{node}-{round_}"), nonce=round_ + 1, signature=node.encode())
 

@@ -1,11 +1,20 @@
 from msgspec.structs import replace
 
-from coordinator.core import events
-from coordinator.core.blobs_in_use import live_blobs
-from coordinator.core.commands import Aggregate, AssignShard, CancelShard, ReleaseNode, SetDeadline
-from coordinator.core.job import Job, Phase, SampleRange, Work
+from coordinator.core.job import events
+from coordinator.core.job.commands import (
+    Aggregate,
+    AssignShard,
+    CancelShard,
+    Command,
+    ReleaseNode,
+    SetDeadline,
+)
+from coordinator.core.job.live_blobs import live_blobs
+from coordinator.core.job.state import Job, Phase, WorkState
 from coordinator.core.round.outstanding import outstanding
-from coordinator.core.transition import Step, refusal, transition
+from coordinator.core.round.transition import JobStep, refusal, transition
+from hypergpu.ids import NodeId
+from hypergpu.statements.assignment import Assignment, SampleRange
 from hypergpu.units import Samples
 from tests.unit.job_states import (
     ALICE,
@@ -23,14 +32,18 @@ from tests.unit.job_states import (
 )
 
 
-def commands_of(step: Step, kind: type) -> list[object]:
+def assignments(commands: tuple[Command, ...]) -> list[tuple[NodeId, Assignment]]:
+    return [(one.node, one.assignment) for one in commands if isinstance(one, AssignShard)]
+
+
+def commands_of(step: JobStep, kind: type) -> list[object]:
     return [command for command in step.commands if isinstance(command, kind)]
 
 
 def pending(job: Job) -> set[str]:
     assert job.round is not None
     parts = job.round.participants.items()
-    return {node for node, part in parts if part.work is Work.PENDING}
+    return {node for node, part in parts if part.work is WorkState.PENDING}
 
 
 def test_a_job_starts_only_at_its_stated_number_of_nodes() -> None:
@@ -47,8 +60,7 @@ def test_the_connections_that_a_job_states_are_those_of_every_node() -> None:
     several = replace(SPEC, round=replace(SPEC.round, connections=4))
     one = after(replace(waiting(), spec=several), events.NodeJoined(at_ms=at(20), node=ALICE))
     step = transition(one, events.NodeJoined(at_ms=at(30), node=BOB))
-    given = [command for command in step.commands if isinstance(command, AssignShard)]
-    assert [command.plan.connections for command in given] == [4, 4]
+    assert [given.connections for _, given in assignments(step.commands)] == [4, 4]
 
 
 def test_updates_are_folded_in_slot_order_whatever_their_order_of_arrival() -> None:
@@ -98,19 +110,17 @@ def test_the_shard_of_a_node_cut_by_the_deadline_goes_out_first_in_the_next_roun
 def test_a_lost_nodes_shard_goes_to_a_newcomer_under_a_fresh_lease() -> None:
     job = after(training(), events.NodeLost(at_ms=at(40), node=BOB, reason="silent"))
     step = transition(job, events.NodeJoined(at_ms=at(41), node=CAROL))
-    (assigned,) = commands_of(step, AssignShard)
-    assert isinstance(assigned, AssignShard)
-    assert (assigned.node, assigned.slot, assigned.lease) == (CAROL, 2, 3)
-    assert assigned.shard.ranges == (SampleRange(8, Samples(8)),)
+    ((node, assigned),) = assignments(step.commands)
+    assert (node, assigned.slot, assigned.lease.number) == (CAROL, 2, 3)
+    assert assigned.task.ranges == (SampleRange(8, Samples(8)),)
     assert refusal(step.job, received(BOB, round_=0, lease=2)).startswith("the work under lease 2")
 
 
 def test_a_node_that_comes_back_gets_its_own_shard_and_slot_again() -> None:
     job = after(training(), events.NodeLost(at_ms=at(40), node=BOB, reason="silent"))
     step = transition(job, events.NodeJoined(at_ms=at(50), node=BOB))
-    (assigned,) = commands_of(step, AssignShard)
-    assert isinstance(assigned, AssignShard)
-    assert (assigned.node, assigned.slot, assigned.lease) == (BOB, 1, 3)
+    ((node, assigned),) = assignments(step.commands)
+    assert (node, assigned.slot, assigned.lease.number) == (BOB, 1, 3)
     assert refusal(step.job, received(BOB, round_=0, lease=2)) == (
         "lease 2 is void; the current one is 3"
     )
@@ -192,9 +202,8 @@ def test_a_job_whose_every_participant_hands_back_is_paused_with_the_reason() ->
 def test_a_pause_keeps_what_was_accepted_and_a_resume_renews_only_the_rest() -> None:
     job = after(training(), received(ALICE, round_=0, lease=1), events.JobPaused(at_ms=at(530)))
     step = transition(job, events.JobResumed(at_ms=at(10_000)))
-    (assigned,) = commands_of(step, AssignShard)
-    assert isinstance(assigned, AssignShard)
-    assert (assigned.node, assigned.lease) == (BOB, 3)
+    ((node, assigned),) = assignments(step.commands)
+    assert (node, assigned.lease.number) == (BOB, 3)
     assert commands_of(step, SetDeadline) == [SetDeadline(0, at(10_500))]
 
 
@@ -319,8 +328,8 @@ def test_the_best_model_is_kept_after_two_more_rounds() -> None:
 
 def test_outstanding_work_of_a_training_job_is_every_pending_assignment() -> None:
     job = after(training(), received(ALICE, round_=0, lease=1))
-    assigned = [c for c in outstanding(job) if isinstance(c, AssignShard)]
-    assert [(c.node, c.lease) for c in assigned] == [(BOB, 2)]
+    ((node, assigned),) = assignments(outstanding(job))
+    assert (node, assigned.lease.number) == (BOB, 2)
     assert SetDeadline(0, at(1030)) in outstanding(job)
 
 

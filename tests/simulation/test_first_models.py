@@ -1,6 +1,6 @@
 """What the first model of a job costs the nodes of a world: nothing."""
 
-from coordinator.core.job import Phase
+from coordinator.core.job.state import Phase
 from hypergpu.ids import JobId
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from netsim.virtual.simulation import Simulation, WorldOutcome

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job import Phase
+from coordinator.core.job.state import Phase
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile import with_strategy
 from hypergpu.jobfile.spec import JobSpec, Outer, TrainingSettings

@@ -5,7 +5,7 @@ from statistics import median
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job import Phase
+from coordinator.core.job.state import Phase
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile import with_strategy
 from hypergpu.jobfile.spec import Aware, JobSpec, TrainingSettings

@@ -1,12 +1,13 @@
 """Jobs in every phase and events of every kind: the rows and columns of the pair table."""
 
-from coordinator.core import events
-from coordinator.core.events import Event
-from coordinator.core.job import BlobRef, Job, Model, Phase, Update
+from coordinator.core.job import events
+from coordinator.core.job.events import Event
+from coordinator.core.job.state import AcceptedUpdate, Job, Model, Phase
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
-from coordinator.core.transition import transition
+from coordinator.core.round.transition import transition
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import Evaluation, JobSpec, RoundRule, TrainingSettings
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.statements.domain import Terms
 from hypergpu.units import Bytes, Milliseconds, Samples
 
@@ -35,9 +36,9 @@ def model(number: int) -> Model:
     return Model(number, BlobRef(Digest(f"model-{number}"), Bytes(8)))
 
 
-def update(name: str, size: int = 4) -> Update:
+def update(name: str, size: int = 4) -> AcceptedUpdate:
     """What the shell reports of an update; the machine fills in samples and steps."""
-    return Update(BlobRef(Digest(name), Bytes(size)), Samples(0), 0, loss_last=1.5)
+    return AcceptedUpdate(BlobRef(Digest(name), Bytes(size)), Samples(0), 0, loss_last=1.5)
 
 
 def received(node: NodeId, *, round_: int, lease: int, at_ms: int = 50) -> Event:
@@ -179,7 +180,7 @@ def all_events() -> tuple[Event, ...]:
         events.NodeDraining(at_ms=now, node=ALICE, reason="its owner asked"),
         planned(0, {ALICE: node_plan(), BOB: node_plan()}, at_ms=2000),
         received(ALICE, round_=0, lease=1, at_ms=2000),
-        events.UpdateRefused(at_ms=now, node=ALICE, round=0, reason="not finite"),
+        events.UpdateRejected(at_ms=now, node=ALICE, round=0, reason="not finite"),
         events.ShardHandedBack(at_ms=now, node=ALICE, round=0, lease=1, reason="out of memory"),
         events.DeadlineReached(at_ms=now, round=0),
         events.AggregateReady(at_ms=now, round=0, model=model(1)),

@@ -1,12 +1,12 @@
 """Which deltas a model is offered with, and that none of them is collected."""
 
-from coordinator.core.blobs_in_use import live_blobs
-from coordinator.core.deltas import DELTAS_MOST, extend_chain, initial_of
-from coordinator.core.job import BlobRef, Delta, Model
-from coordinator.shell.translate import model_message
-from gpu_node.shell.translate import blob_value
+from coordinator.core.job.deltas import DELTAS_MOST, extend_chain, initial_of
+from coordinator.core.job.live_blobs import live_blobs
+from coordinator.core.job.state import Model
 from hypergpu.ids import Digest
+from hypergpu.statements.assignment import BlobRef, Delta
 from hypergpu.units import Bytes
+from hypergpu.wire.assignment import blob_value, model_message
 from tests.unit.job_states import training
 
 MODEL_BYTES = Bytes(1000)
@@ -55,7 +55,8 @@ def test_no_delta_that_a_node_may_be_told_of_is_collected() -> None:
 
 
 def test_nodes_are_told_of_all_deltas_in_order() -> None:
-    message = model_message(after(3, 10), named("c", 0))
+    model = after(3, 10)
+    message = model_message(model.blob, model.deltas, named("c", 0))
     told = [blob_value(delta.blob).digest for delta in message.deltas]
     assert told == [named("b", 1), named("b", 2), named("b", 3)]
 

@@ -2,9 +2,9 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from coordinator.core.events import Event
-from coordinator.core.job import Job, Phase
-from coordinator.core.transition import refusal, transition
+from coordinator.core.job.events import Event
+from coordinator.core.job.state import Job, Phase
+from coordinator.core.round.transition import refusal, transition
 from tests.unit.job_states import all_events, states
 
 TABLE = Path(__file__).with_name("pair_table.txt")

@@ -27,7 +27,7 @@ class NodePlan(msgspec.Struct, frozen=True):
     """To move the model and the update over."""
     batch_size: int = 0
     """Samples in each of its steps; 0: as the job states."""
-    ahead_steps: int = 0
+    prefetch_steps: int = 0
     """Inner steps of the next round that it may take while this one's updates are on their way."""
 
     def batch(self, stated: int) -> int:
@@ -131,7 +131,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
     """Of the round before."""
     agreement: float | None = None
     """Of its updates: ``n |mean|^2 / mean(|update|^2)``, 1 when orthogonal, n when equal."""
-    begun: dict[NodeId, int] = {}
+    prefetched: dict[NodeId, int] = {}
     """Inner steps of this round that nodes may have taken already."""
     line_bits_per_s: int = 0
     """What the coordinator's own line carries towards it, headers left out; 0: not known."""

@@ -10,7 +10,7 @@ import msgspec
 
 from coordinator.core.plan.decision import PlanMemory, PlanRequest
 from coordinator.core.plan.known import Known
-from coordinator.core.plan.spreading import bounds, most_ahead, work_share
+from coordinator.core.plan.spreading import bounds, prefetch_limit, work_share
 from hypergpu.ids import NodeId
 
 _LEAST = 10
@@ -197,7 +197,7 @@ def middle(
     moving = median(moving_us.values())
 
     def hidden_us(steps: int) -> float:
-        return min(moving, most_ahead(request.spec, steps) * step_us)
+        return min(moving, prefetch_limit(request.spec, steps) * step_us)
 
     held_us, shown_us = computing_us, moving - hidden_us(int(computing_us / step_us))
     if previous is not None and previous.span_ms:

@@ -14,7 +14,7 @@ from coordinator.core.plan.balance import own_batches
 from coordinator.core.plan.decision import NodePlan, PlanMemory, PlanRequest, RoundPlan, Sizes
 from coordinator.core.plan.ladder import FINEST, allowed_levels
 from coordinator.core.plan.participation import absentees, candidate_memories, still_resting
-from coordinator.core.plan.spreading import fit_steps, most_ahead
+from coordinator.core.plan.spreading import fit_steps, prefetch_limit
 from coordinator.core.plan.transfers import connections
 from coordinator.core.plan.wording import node_reason, opening_reason
 from hypergpu.ids import NodeId
@@ -56,7 +56,7 @@ def opening_plan(
             reason=batches[node].reason,
             connections=connections(reading, usual, sizes.update_bytes[FINEST], memory.connections),
             batch_size=batches[node].size,
-            ahead_steps=most_ahead(request.spec, given[node]),
+            prefetch_steps=prefetch_limit(request.spec, given[node]),
         )
         nodes[node] = replace(plan, reason=node_reason(plan, up_bits_per_s=0, deadline_ms=0))
     return RoundPlan(

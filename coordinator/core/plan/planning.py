@@ -52,9 +52,9 @@ from coordinator.core.plan.spreading import (
     Bounds,
     bounds,
     fit_steps,
-    granted_steps,
     kept_span_us,
     own_steps,
+    planned_prefetch,
     rounds_apart,
 )
 from coordinator.core.plan.transfers import Upload, upload_delays
@@ -199,10 +199,10 @@ def _shares(
         budget = byte_budget(mine, computing_us, request.spec.aware.utilisation)
         codecs[node] = level(outline.family, memories[node], sizes, budget)
         moved_us = mine.moving_us(sizes.update_bytes[codecs[node][0]], down_bytes)
-        hidden_us[node] = min(moved_us, request.begun.get(node, 0) * mine.step_us)
+        hidden_us[node] = min(moved_us, request.prefetched.get(node, 0) * mine.step_us)
         moving_us[node] = moved_us - hidden_us[node]
         least_steps = limits.least * least_share(request.spec)
-        least_steps = max(least_steps, min(request.begun.get(node, 0), limits.most))
+        least_steps = max(least_steps, min(request.prefetched.get(node, 0), limits.most))
         least[node] = least_steps * mine.step_us + moving_us[node]
     spans = {node: us / outline.span_us for node, us in least.items()}
     readings = {node: mine.reading for node, mine in known.items()}
@@ -224,13 +224,15 @@ def _assemble_plan(
     working = {node: share for node, share in shares.items() if share.part.is_taking_part}
     span_us = _stretched_us(request, working, outline)
     asked = {
-        node: _inner_steps(share, span_us, limits, request.begun.get(node, 0))
+        node: _inner_steps(share, span_us, limits, request.prefetched.get(node, 0))
         for node, share in working.items()
     }
     left = request.samples_total - request.samples_done
     given = fit_steps(asked, request.spec.training.batch_size, left)
-    # What was begun is done, or nearly so: the end of the job does not cut it.
-    given = {n: max(steps, min(asked[n], request.begun.get(n, 0))) for n, steps in given.items()}
+    # Prefetched steps are done, or nearly so: the end of the job does not cut them.
+    given = {
+        n: max(steps, min(asked[n], request.prefetched.get(n, 0))) for n, steps in given.items()
+    }
     plans = _node_plans(
         request, working, given=given, outline=outline, sizes=sizes, span_us=span_us
     )
@@ -267,11 +269,11 @@ def _assemble_plan(
     )
 
 
-def _inner_steps(share: Share, span_us: float, limits: Bounds, begun: int) -> int:
-    """What fills the round, and no less than was begun: fewer would not be done sooner."""
+def _inner_steps(share: Share, span_us: float, limits: Bounds, prefetched: int) -> int:
+    """Steps that fill the round, no fewer than were prefetched: that would not be done sooner."""
     memory = share.part.memory
     steps = own_steps(share.known, share.moving_us, span_us, bounds_=limits, memory=memory)
-    return max(steps, min(begun, limits.most))
+    return max(steps, min(prefetched, limits.most))
 
 
 def _is_middle_kept(request: PlanRequest, middle_: Middle) -> bool:
@@ -307,7 +309,7 @@ def _node_plans(
     for node, share in working.items():
         size = sizes.update_bytes[share.codec]
         steps = given[node] * batches[node].share
-        if given[node] >= request.begun.get(node, 0):
+        if given[node] >= request.prefetched.get(node, 0):
             steps = max(0.0, steps - share.hidden_us / share.known.step_us)
         forecast = finishes[node] = share.known.finish(steps, size, down_bytes)
         ready_us = (forecast.mean_ms - forecast.parts.up_ms) * 1000
@@ -325,7 +327,7 @@ def _node_plans(
             upload_after_ms=delays[node],
             connections=share.known.connections,
             batch_size=batches[node].size,
-            ahead_steps=granted_steps(
+            prefetch_steps=planned_prefetch(
                 request.spec, span_us, share.moving_us + share.hidden_us, share.known.step_us
             ),
         )

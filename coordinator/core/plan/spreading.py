@@ -103,7 +103,7 @@ def rounds_apart(
     return memory.strayed_rounds + 1
 
 
-def most_ahead(spec: JobSpec, inner_steps: int) -> int:
+def prefetch_limit(spec: JobSpec, inner_steps: int) -> int:
     """The inner steps that may be taken before a round is open, of one with so many, where nothing
     is known of lines.
 
@@ -113,7 +113,7 @@ def most_ahead(spec: JobSpec, inner_steps: int) -> int:
     return inner_steps // 2 if spec.round.overlap == "eager" else 0
 
 
-def granted_steps(spec: JobSpec, span_us: float, moving_us: float, step_us: float) -> int:
+def planned_prefetch(spec: JobSpec, span_us: float, moving_us: float, step_us: float) -> int:
     """The steps of the next round that a node may begin, of one that will take as long as this one.
 
     They take a little longer than its bytes are forecast to move: half of a round for the middle

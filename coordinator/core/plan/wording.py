@@ -33,8 +33,8 @@ def node_reason(plan: NodePlan, *, up_bits_per_s: float, deadline_ms: int, why: 
         said.append(f"deadline {seconds(deadline_ms)}")
     if plan.connections > 1:
         said.append(f"{plan.connections} connections")
-    if plan.ahead_steps:
-        said.append(f"{plan.ahead_steps} of the next ahead")
+    if plan.prefetch_steps:
+        said.append(f"{plan.prefetch_steps} of the next ahead")
     if plan.upload_after_ms:
         said.append(f"uploads {seconds(plan.upload_after_ms)} later")
     return ", ".join(said) + (f" ({why})" if why else "")

@@ -1,13 +1,13 @@
 """The contribution that a participant signs for its update."""
 
-from coordinator.core.job import Job, Round, Update
+from coordinator.core.job.state import AcceptedUpdate, Job, Round
 from hypergpu.ids import Digest, NodeId
 from hypergpu.statements.contribution import Contribution, shard_digest
 from hypergpu.statements.domain import Terms
 from hypergpu.units import Samples
 
 
-def offered_contribution(job: Job, node: NodeId, update: Update) -> Contribution:
+def offered_contribution(job: Job, node: NodeId, update: AcceptedUpdate) -> Contribution:
     """Contribution that a participant of the open round signs for an update that it offers."""
     if job.round is None or job.model is None:
         raise AssertionError("a contribution belongs to an open round")
@@ -15,7 +15,7 @@ def offered_contribution(job: Job, node: NodeId, update: Update) -> Contribution
 
 
 def contribution(
-    terms: Terms, round_: Round, base: Digest, node: NodeId, update: Update
+    terms: Terms, round_: Round, base: Digest, node: NodeId, update: AcceptedUpdate
 ) -> Contribution:
     """Contribution of a participant of a round that started from the model ``base``.
 

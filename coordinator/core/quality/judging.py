@@ -2,8 +2,8 @@
 
 from blake3 import blake3
 
-from coordinator.core.commands import JudgeUpdates
-from coordinator.core.job import Job, JudgedUpdate, Participant, Round, Work
+from coordinator.core.job.commands import JudgeUpdates
+from coordinator.core.job.state import Job, JudgedUpdate, Participant, Round, WorkState
 from hypergpu.ids import NodeId
 
 JUDGING_MOST = 2
@@ -22,7 +22,7 @@ def draw_judged(job: Job, round_: Round) -> tuple[JudgedUpdate, ...]:
     drawn = sorted(
         (_lot(job.model.blob.digest, participant), node)
         for node, participant in round_.participants.items()
-        if participant.work is Work.RECEIVED
+        if participant.work is WorkState.RECEIVED
     )
     return tuple(_judged_update(node, round_.participants[node]) for _, node in drawn[:count])
 

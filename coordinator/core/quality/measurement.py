@@ -3,7 +3,7 @@
 import math
 from statistics import median
 
-from coordinator.core.job import Judgement, Trial, UnmeasuredRound
+from coordinator.core.job.state import Judgement, Trial, UnmeasuredRound
 from coordinator.core.quality.rule import (
     TRIALS_KEPT,
     Measured,

@@ -10,8 +10,8 @@ follows the last record.
 
 from msgspec.structs import replace
 
-from coordinator.core.commands import Command, WriteRecord
-from coordinator.core.events import (
+from coordinator.core.job.commands import Command, WriteRecord
+from coordinator.core.job.events import (
     AggregateReady,
     Event,
     JobEnded,
@@ -19,7 +19,15 @@ from coordinator.core.events import (
     RoundMeasured,
     UpdatesJudged,
 )
-from coordinator.core.job import ENDED, DueUpdate, Job, Judgement, Round, UnmeasuredRound, Work
+from coordinator.core.job.state import (
+    ENDED,
+    DueUpdate,
+    Job,
+    Judgement,
+    Round,
+    UnmeasuredRound,
+    WorkState,
+)
 from coordinator.core.quality.contributions import contribution
 from coordinator.core.quality.judging import draw_judged, judging_commands
 from coordinator.core.quality.measurement import add_trials, update_qualities
@@ -119,7 +127,7 @@ def _due_updates(
     received = [
         (participant.slot, node, participant, participant.update)
         for node, participant in round_.participants.items()
-        if participant.work is Work.RECEIVED and participant.update is not None
+        if participant.work is WorkState.RECEIVED and participant.update is not None
     ]
     return {
         node: DueUpdate(

@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from coordinator.core.job import Trial
+from coordinator.core.job.state import Trial
 from hypergpu.ids import NodeId
 from hypergpu.statements.receipt import WHOLE_BPS
 from hypergpu.units import BasisPoints, Milliseconds

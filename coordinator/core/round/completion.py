@@ -1,8 +1,8 @@
 """How much work a job is, how much of it is done, and what the next plan has to know of it."""
 
-from coordinator.core.job import Job, Round, Work
+from coordinator.core.job.state import Job, Round, WorkState
 from coordinator.core.plan.decision import NodeResult, PlanRequest
-from coordinator.core.round.ahead import due_prefetch
+from coordinator.core.round.shards import due_prefetch
 from coordinator.core.round.staff import staff
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
@@ -37,8 +37,10 @@ def plan_request(job: Job) -> PlanRequest:
         previous=job.plan_memory,
         results=_results(job.closed),
         agreement=job.closed.agreement if job.closed is not None else None,
-        begun={
-            node: ahead.inner_steps for node in staff(job) if (ahead := due_prefetch(job, node))
+        prefetched={
+            node: prefetch.inner_steps
+            for node in staff(job)
+            if (prefetch := due_prefetch(job, node))
         },
     )
 
@@ -49,5 +51,5 @@ def _results(round_: Round | None) -> dict[NodeId, NodeResult]:
     return {
         node: NodeResult(participant.plan, participant.took_ms)
         for node, participant in round_.participants.items()
-        if participant.work is not Work.UNREADABLE
+        if participant.work is not WorkState.UNREADABLE
     }

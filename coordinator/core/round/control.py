@@ -2,12 +2,12 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.commands import CancelShard
-from coordinator.core.events import FundingChanged, JobPaused, ParametersChanged
-from coordinator.core.job import Funding, Job, Participant, Phase, Round, Work
+from coordinator.core.job.commands import CancelShard
+from coordinator.core.job.events import FundingChanged, JobPaused, ParametersChanged
+from coordinator.core.job.state import Funding, Job, Participant, Phase, Round, WorkState
 from coordinator.core.round.membership import release_all
 from coordinator.core.round.rounds import (
-    Step,
+    JobStep,
     assignment,
     close_if_due,
     deadline,
@@ -19,21 +19,21 @@ from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 
 
-def note_deadline(job: Job) -> Step:
+def note_deadline(job: Job) -> JobStep:
     """From here on a quorum is enough."""
     if job.round is None:
         raise AssertionError("a deadline belongs to a round")
     return close_if_due(replace(job, round=replace(job.round, is_overdue=True)))
 
 
-def pause_job(job: Job, event: JobPaused) -> Step:
+def pause_job(job: Job, event: JobPaused) -> JobStep:
     """Take pending work back; keep everything that was accepted."""
     commands: tuple[CancelShard, ...] = ()
     if job.phase is Phase.TRAINING and job.round is not None:
         commands = tuple(
             CancelShard(node, job.round.number, participant.lease, "the job was paused")
             for node, participant in job.round.participants.items()
-            if participant.work is Work.PENDING
+            if participant.work is WorkState.PENDING
         )
     job = replace(
         job,
@@ -42,10 +42,10 @@ def pause_job(job: Job, event: JobPaused) -> Step:
         paused_at_ms=job.at_ms,
         reason=event.reason or "paused by its user",
     )
-    return Step(job, commands)
+    return JobStep(job, commands)
 
 
-def resume_job(job: Job) -> Step:
+def resume_job(job: Job) -> JobStep:
     """Go on where the pause came in: the same shards, new leases, the deadline's remaining time."""
     phase = job.resume_to
     if phase is None:
@@ -54,33 +54,33 @@ def resume_job(job: Job) -> Step:
     if phase in (Phase.WAITING, Phase.PLANNING):
         return open_round(job)
     if phase is not Phase.TRAINING or job.round is None:
-        return Step(job)
+        return JobStep(job)
     job = _renew_leases(job, job.round)
-    again = [node for node, part in _participants(job) if part.work is Work.PENDING]
+    again = [node for node, part in _participants(job) if part.work is WorkState.PENDING]
     step = reassign_orphans(job)
     after = close_if_due(step.job)
     commands = (*deadline(job), *(assignment(job, node) for node in again), *step.commands)
-    return Step(after.job, (*commands, *after.commands))
+    return JobStep(after.job, (*commands, *after.commands))
 
 
-def stop_job(job: Job) -> Step:
+def stop_job(job: Job) -> JobStep:
     """End the job with the model it has."""
     step = release_all(job, "the job was stopped")
-    return Step(
+    return JobStep(
         replace(step.job, phase=Phase.STOPPED, resume_to=None, reason="stopped by its user"),
         step.commands,
     )
 
 
-def change_parameters(job: Job, event: ParametersChanged) -> Step:
+def change_parameters(job: Job, event: ParametersChanged) -> JobStep:
     """Let the next round take the new settings over."""
-    return Step(replace(job, next_spec=event.spec))
+    return JobStep(replace(job, next_spec=event.spec))
 
 
-def change_funding(job: Job, event: FundingChanged) -> Step:
+def change_funding(job: Job, event: FundingChanged) -> JobStep:
     """Keep what is funded; a job that waits looks again whether a round may open."""
     job = replace(job, funding=Funding(event.funded_samples, event.reason))
-    return open_round(job) if job.phase is Phase.WAITING else Step(job)
+    return open_round(job) if job.phase is Phase.WAITING else JobStep(job)
 
 
 def _participants(job: Job) -> list[tuple[NodeId, Participant]]:
@@ -95,13 +95,13 @@ def _renew_leases(job: Job, round_: Round) -> Job:
     orphans = list(round_.orphans)
     for node, participant in round_.participants.items():
         is_here = job.members[node].is_present and not job.members[node].is_leaving
-        tries_again = participant.work is Work.HANDED_BACK and participant.shard in orphans
-        if participant.work is Work.PENDING or (is_here and tries_again):
+        tries_again = participant.work is WorkState.HANDED_BACK and participant.shard in orphans
+        if participant.work is WorkState.PENDING or (is_here and tries_again):
             if tries_again:
                 orphans.remove(participant.shard)
             assigned_at_ms = Milliseconds(participant.assigned_at_ms + paused_ms)
             again[node] = replace(
-                participant, work=Work.PENDING, lease=lease, assigned_at_ms=assigned_at_ms
+                participant, work=WorkState.PENDING, lease=lease, assigned_at_ms=assigned_at_ms
             )
             lease += 1
     deadline_at_ms = round_.deadline_at_ms

@@ -1,7 +1,7 @@
 """What a closed round becomes: the fold that makes the next model."""
 
-from coordinator.core.commands import Aggregate, FoldedUpdate
-from coordinator.core.job import Job, Model, Participant, Round, Update, Work
+from coordinator.core.job.commands import Aggregate, FoldedUpdate
+from coordinator.core.job.state import AcceptedUpdate, Job, Model, Participant, Round, WorkState
 from coordinator.core.plan.balance import Contribution, Weights, update_weights
 from hypergpu.ids import NodeId
 
@@ -18,7 +18,7 @@ def fold_command(round_: Round, base: Model) -> Aggregate:
     received = {
         node: (participant, participant.update)
         for node, participant in round_.participants.items()
-        if participant.work is Work.RECEIVED and participant.update is not None
+        if participant.work is WorkState.RECEIVED and participant.update is not None
     }
     weights, scale = _weights(round_, {node: update for node, (_, update) in received.items()})
     updates = [
@@ -36,11 +36,13 @@ def fold_command(round_: Round, base: Model) -> Aggregate:
     )
 
 
-def _term(node: NodeId, participant: Participant, update: Update, *, weight: int) -> FoldedUpdate:
+def _term(
+    node: NodeId, participant: Participant, update: AcceptedUpdate, *, weight: int
+) -> FoldedUpdate:
     return FoldedUpdate(node, participant.slot, update.blob, weight, update.codec)
 
 
-def _weights(round_: Round, updates: dict[NodeId, Update]) -> Weights:
+def _weights(round_: Round, updates: dict[NodeId, AcceptedUpdate]) -> Weights:
     """By samples, unless inner steps differ on purpose: then as the plan's rule has it."""
     if round_.spec.strategy != "aware":
         return Weights({node: update.samples for node, update in updates.items()}, 1.0)

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.events import (
+from coordinator.core.job.events import (
     AggregateReady,
     DeadlineReached,
     EvaluationFailed,
@@ -26,10 +26,10 @@ from coordinator.core.events import (
     RoundRecorded,
     ShardHandedBack,
     UpdateReceived,
-    UpdateRefused,
+    UpdateRejected,
     UpdatesJudged,
 )
-from coordinator.core.job import ENDED, Job, Phase, Work
+from coordinator.core.job.state import ENDED, Job, Phase, WorkState
 from coordinator.core.round.completion import is_done, work_samples
 
 _LIVE = frozenset(Phase) - ENDED
@@ -44,7 +44,7 @@ LEGAL: dict[type, frozenset[Phase]] = {
     NodeDraining: _LIVE,
     RoundPlanned: frozenset({Phase.PLANNING}),
     UpdateReceived: frozenset({Phase.TRAINING, Phase.PAUSED}),
-    UpdateRefused: frozenset(Phase),
+    UpdateRejected: frozenset(Phase),
     ShardHandedBack: frozenset({Phase.TRAINING, Phase.PAUSED}),
     DeadlineReached: frozenset({Phase.TRAINING}),
     AggregateReady: _LIVE,
@@ -123,7 +123,7 @@ def _work_refusal(job: Job, event: UpdateReceived | ShardHandedBack) -> str:
         return f"{event.node} has no part in round {event.round}"
     if event.lease != participant.lease:
         return f"lease {event.lease} is void; the current one is {participant.lease}"
-    if participant.work is not Work.PENDING:
+    if participant.work is not WorkState.PENDING:
         return f"the work under lease {event.lease} is {participant.work.value} already"
     return ""
 

@@ -4,8 +4,8 @@ from collections import Counter
 
 from msgspec.structs import replace
 
-from coordinator.core.commands import EvaluateModel, WriteRecord
-from coordinator.core.events import (
+from coordinator.core.job.commands import EvaluateModel, WriteRecord
+from coordinator.core.job.events import (
     AggregateReady,
     EvaluationFailed,
     EvaluationReady,
@@ -14,11 +14,21 @@ from coordinator.core.events import (
     PreparationFailed,
     RoundRecorded,
 )
-from coordinator.core.job import ENDED, Job, Model, Participant, Phase, Round, Score, Stream, Work
+from coordinator.core.job.state import (
+    ENDED,
+    Job,
+    Model,
+    Participant,
+    Phase,
+    Round,
+    Score,
+    Stream,
+    WorkState,
+)
 from coordinator.core.round.completion import is_done
 from coordinator.core.round.membership import release_all
 from coordinator.core.round.outstanding import outstanding, remake
-from coordinator.core.round.rounds import Step, close_if_due, open_round, replace_participants
+from coordinator.core.round.rounds import JobStep, close_if_due, open_round, replace_participants
 from coordinator.core.round.streams import return_samples
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.workloads.entry import has_reached
@@ -27,23 +37,29 @@ _UNDER_WAY = frozenset(Phase) - ENDED - {Phase.PREPARING, Phase.FINISHING}
 _EVALUATIONS_WAITING = 2  # a slow evaluator skips models rather than fall behind without end
 
 
-def take_first_model(job: Job, event: ModelInitialised) -> Step:
+def take_first_model(job: Job, event: ModelInitialised) -> JobStep:
     """Take the first model over, or the first model made again after its bytes were lost."""
     if job.lost_model:
         return _restore_model(job, event.model)
     streams = tuple(Stream(size) for size in event.partition_sizes)
-    job = replace(job, model=event.model, streams=streams)
+    job = replace(
+        job,
+        model=event.model,
+        layout=event.layout,
+        workload_version=event.workload_version,
+        streams=streams,
+    )
     if job.phase is Phase.PAUSED:
-        return Step(replace(job, resume_to=Phase.WAITING))
+        return JobStep(replace(job, resume_to=Phase.WAITING))
     return open_round(job)
 
 
-def fail_preparation(job: Job, event: PreparationFailed) -> Step:
+def fail_preparation(job: Job, event: PreparationFailed) -> JobStep:
     """End the job: nothing can be trained."""
     return _fail_job(job, event.reason)
 
 
-def take_next_model(job: Job, event: AggregateReady) -> Step:
+def take_next_model(job: Job, event: AggregateReady) -> JobStep:
     """Move on to the next model."""
     if job.lost_model:
         return _restore_model(job, event.model)
@@ -67,13 +83,13 @@ def take_next_model(job: Job, event: AggregateReady) -> Step:
     if is_done(job):
         after = _begin_finishing(job)
     elif job.phase is Phase.PAUSED:
-        after = Step(replace(job, resume_to=Phase.WAITING))
+        after = JobStep(replace(job, resume_to=Phase.WAITING))
     else:
         after = open_round(job)
-    return Step(after.job, (record, *evaluation.commands, *after.commands))
+    return JobStep(after.job, (record, *evaluation.commands, *after.commands))
 
 
-def remake_model(job: Job, event: ModelLost) -> Step:
+def remake_model(job: Job, event: ModelLost) -> JobStep:
     """Make the current model again: the same updates on the same base give the same bits.
 
     Without its base there is nothing left to make it of.
@@ -81,10 +97,10 @@ def remake_model(job: Job, event: ModelLost) -> Step:
     if job.lost_model:
         return _fail_job(job, f"the model and the one before it are damaged: {event.reason}")
     job = replace(job, lost_model=True, reason=f"the model is made again: {event.reason}")
-    return Step(job, (remake(job),))
+    return JobStep(job, (remake(job),))
 
 
-def keep_score(job: Job, event: EvaluationReady) -> Step:
+def keep_score(job: Job, event: EvaluationReady) -> JobStep:
     """Keep the score; the lowest loss names the best model. A target that is reached ends it."""
     model = next(model for model in job.evaluating if model.round == event.round)
     score = Score(event.round, event.model, event.loss, event.metric, event.metric_name)
@@ -102,7 +118,7 @@ def keep_score(job: Job, event: EvaluationReady) -> Step:
         reason = f"the target is reached: {what}"
         step = release_all(job, reason)
         job = replace(step.job, phase=Phase.FINISHED, resume_to=None, reason=reason)
-        return Step(job, step.commands)
+        return JobStep(job, step.commands)
     return _finish_if_due(job, event.round, "all rounds are done")
 
 
@@ -110,7 +126,7 @@ def _is_reached(job: Job, event: EvaluationReady) -> bool:
     return has_reached(job.spec.evaluation.target, event.metric, name=event.metric_name)
 
 
-def skip_score(job: Job, event: EvaluationFailed) -> Step:
+def skip_score(job: Job, event: EvaluationFailed) -> JobStep:
     """Go on without the score."""
     job = replace(job, evaluating=_due_evaluations(job, event.round))
     return _finish_if_due(job, event.round, f"all rounds are done; not evaluated: {event.reason}")
@@ -120,14 +136,14 @@ def _due_evaluations(job: Job, round_number: int) -> tuple[Model, ...]:
     return tuple(model for model in job.evaluating if model.round != round_number)
 
 
-def _finish_if_due(job: Job, round_number: int, reason: str) -> Step:
+def _finish_if_due(job: Job, round_number: int, reason: str) -> JobStep:
     is_last = job.model is not None and job.model.round == round_number
     if job.phase is Phase.FINISHING and is_last:
-        return Step(replace(job, phase=Phase.FINISHED, reason=reason))
-    return Step(job)
+        return JobStep(replace(job, phase=Phase.FINISHED, reason=reason))
+    return JobStep(job)
 
 
-def _begin_finishing(job: Job) -> Step:
+def _begin_finishing(job: Job) -> JobStep:
     step = release_all(job, "all rounds are done")
     job = replace(
         step.job,
@@ -135,24 +151,26 @@ def _begin_finishing(job: Job) -> Step:
         resume_to=None,
         reason="all rounds are done; the final model is being evaluated",
     )
-    return Step(job, step.commands)
+    return JobStep(job, step.commands)
 
 
-def _fail_job(job: Job, reason: str) -> Step:
+def _fail_job(job: Job, reason: str) -> JobStep:
     step = release_all(job, reason)
-    return Step(replace(step.job, phase=Phase.FAILED, resume_to=None, reason=reason), step.commands)
+    return JobStep(
+        replace(step.job, phase=Phase.FAILED, resume_to=None, reason=reason), step.commands
+    )
 
 
-def _evaluation(job: Job, model: Model) -> Step:
+def _evaluation(job: Job, model: Model) -> JobStep:
     is_last = is_done(job)
     is_due = is_last or model.round % job.spec.evaluation.every == 0
     if not is_due or (len(job.evaluating) >= _EVALUATIONS_WAITING and not is_last):
-        return Step(job)
+        return JobStep(job)
     job = replace(job, evaluating=(*job.evaluating, model))
-    return Step(job, (EvaluateModel(model.round, model, job.spec, job.manifest),))
+    return JobStep(job, (EvaluateModel(model.round, model, job.spec, job.manifest),))
 
 
-def _restore_model(job: Job, model: Model) -> Step:
+def _restore_model(job: Job, model: Model) -> JobStep:
     if job.model is None or model.blob.digest != job.model.blob.digest:
         return _fail_job(job, "the damaged model could not be made again bit for bit")
     job = replace(job, lost_model=False, reason="the damaged model was made again")
@@ -160,13 +178,14 @@ def _restore_model(job: Job, model: Model) -> Step:
         return open_round(job)
     step = close_if_due(job)
     is_closed = job.phase is Phase.TRAINING and step.job.phase is Phase.AGGREGATING
-    return Step(step.job, step.commands if is_closed else outstanding(step.job))
+    return JobStep(step.job, step.commands if is_closed else outstanding(step.job))
 
 
 def _mark_unreadable(round_: Round, event: AggregateReady) -> Round:
     """The closed round with the updates that were unreadable on disk marked as such."""
     refused = {
-        node: replace(round_.participants[node], work=Work.UNREADABLE) for node, _ in event.refused
+        node: replace(round_.participants[node], work=WorkState.UNREADABLE)
+        for node, _ in event.refused
     }
     return replace(replace_participants(round_, refused), agreement=event.agreement)
 
@@ -193,7 +212,7 @@ def _figures(job: Job, round_: Round, event: AggregateReady) -> RoundRecorded:
     updates = [
         participant.update
         for participant in round_.participants.values()
-        if participant.work is Work.RECEIVED and participant.update is not None
+        if participant.work is WorkState.RECEIVED and participant.update is not None
     ]
     samples = sum(update.samples for update in updates)
     duration_ms = max(1, job.at_ms - round_.opened_at_ms)
@@ -233,7 +252,7 @@ def _known_to_take_ms(round_: Round, part: Participant) -> int:
     """What it took; of one that was cut the least that it would have, if that is beyond its
     forecast: else nothing is known of how far that was off. 0: not known.
     """
-    if part.work is not Work.CUT:
+    if part.work is not WorkState.CUT:
         return part.took_ms
     least_ms = round_.deadline_at_ms - part.assigned_at_ms
     return least_ms if least_ms > part.plan.forecast_ms else 0

@@ -2,13 +2,13 @@
 on.
 """
 
-from coordinator.core.commands import (
+from coordinator.core.job.commands import (
     Command,
     EvaluateModel,
     InitialiseModel,
     PlanRound,
 )
-from coordinator.core.job import Job, Phase, Work
+from coordinator.core.job.state import Job, Phase, WorkState
 from coordinator.core.quality.judging import judging_commands
 from coordinator.core.round.completion import plan_request
 from coordinator.core.round.folding import aggregate, fold_command
@@ -45,7 +45,7 @@ def _phase_commands(job: Job) -> tuple[Command, ...]:
         pending = [
             node
             for node, participant in job.round.participants.items()
-            if participant.work is Work.PENDING
+            if participant.work is WorkState.PENDING
         ]
         return (*deadline(job), *(assignment(job, node) for node in pending))
     return ()

@@ -5,34 +5,37 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.core.commands import (
+from coordinator.core.job.commands import (
     AssignShard,
     CancelShard,
     Command,
     PlanRound,
     SetDeadline,
 )
-from coordinator.core.job import (
+from coordinator.core.job.deltas import initial_of
+from coordinator.core.job.state import (
     Job,
     Member,
+    Model,
     Participant,
     Phase,
     Round,
     Shard,
     Stream,
-    Work,
+    WorkState,
 )
 from coordinator.core.plan.deadline import LEAST_MS
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
-from coordinator.core.plan.spreading import most_ahead
-from coordinator.core.round.ahead import deal_shards
+from coordinator.core.plan.spreading import prefetch_limit
 from coordinator.core.round.completion import plan_request, work_samples
 from coordinator.core.round.folding import aggregate
 from coordinator.core.round.seeds import seed_for
+from coordinator.core.round.shards import deal_shards
 from coordinator.core.round.staff import nodes_needed, staff
 from coordinator.core.round.streams import return_samples
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import SPARSE_SCHEMES
+from hypergpu.statements.assignment import Assignment, InitialModel, Lease, Task
 from hypergpu.units import Milliseconds, Samples
 
 _ROUNDING = 1e-9  # 0.55 * 20 is a little more than 11 in floating point
@@ -42,14 +45,14 @@ take as many steps in it, so that a node may be so many times slower than the mi
 """
 
 
-class Step(NamedTuple):
+class JobStep(NamedTuple):
     """What one event leads to: the next state, and what the shell is to do once it is persisted."""
 
     job: Job
     commands: tuple[Command, ...] = ()
 
 
-def open_round(job: Job) -> Step:
+def open_round(job: Job) -> JobStep:
     """Open the next round, or have it planned, when enough nodes are there; else wait for them."""
     if job.model is None:
         raise AssertionError("a round needs a model")
@@ -58,16 +61,16 @@ def open_round(job: Job) -> Step:
     nodes, needed = staff(job), nodes_needed(job)
     if len(nodes) < needed:
         reason = f"{len(nodes)} of {needed} nodes are here"
-        return Step(replace(job, phase=Phase.WAITING, reason=reason))
+        return JobStep(replace(job, phase=Phase.WAITING, reason=reason))
     if job.lost_model:
-        return Step(replace(job, phase=Phase.WAITING))
+        return JobStep(replace(job, phase=Phase.WAITING))
     if job.spec.strategy == "aware":
         job = replace(job, phase=Phase.PLANNING, reason=f"round {number} is being planned")
-        return Step(job, (PlanRound(plan_request(job)),))
+        return JobStep(job, (PlanRound(plan_request(job)),))
     return _begin_round(job, stated_plan(job, nodes))
 
 
-def open_planned_round(job: Job, plan: RoundPlan) -> Step:
+def open_planned_round(job: Job, plan: RoundPlan) -> JobStep:
     """Open the round as planned, without the nodes that have gone since; if all have, plan again.
 
     A node that came since has no part in it, like any other that comes while a round is open.
@@ -78,17 +81,17 @@ def open_planned_round(job: Job, plan: RoundPlan) -> Step:
     return _begin_round(replace(job, plan_memory=plan.memory), replace(plan, nodes=nodes))
 
 
-def _begin_round(job: Job, plan: RoundPlan) -> Step:
+def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
     """Give every node of the plan its shard under a fresh lease, if the round is funded."""
     if why := _funding_gap(job, plan):
-        return Step(replace(job, phase=Phase.WAITING, reason=why))
+        return JobStep(replace(job, phase=Phase.WAITING, reason=why))
     total_samples = _total_samples(job, plan.round, len(plan.nodes))
     deal = deal_shards(job, plan, total_samples)
     participants: dict[NodeId, Participant] = {}
     lease = job.next_lease
     for node, part in plan.nodes.items():
-        slot, shard, begun = job.members[node].slot, deal.shards[node], deal.begun.get(node)
-        participants[node] = Participant(slot, lease, shard, part, job.at_ms, begun)
+        slot, shard, first = job.members[node].slot, deal.shards[node], deal.prefetched.get(node)
+        participants[node] = Participant(slot, lease, shard, part, job.at_ms, first)
         lease += 1
     deadline_at_ms = job.at_ms + plan.deadline_ms if plan.deadline_ms else 0
     round_ = Round(
@@ -98,7 +101,7 @@ def _begin_round(job: Job, plan: RoundPlan) -> Step:
         total_samples=total_samples,
         opened_at_ms=job.at_ms,
         participants=participants,
-        counts={Work.PENDING: len(participants)},
+        counts={WorkState.PENDING: len(participants)},
         inner_steps=plan.memory.inner_steps,
         down=plan.down,
         is_sparse=plan.is_sparse,
@@ -114,7 +117,7 @@ def _begin_round(job: Job, plan: RoundPlan) -> Step:
         streams=deal.streams,
         next_lease=lease,
     )
-    return Step(job, (*deadline(job), *(assignment(job, node) for node in participants)))
+    return JobStep(job, (*deadline(job), *(assignment(job, node) for node in participants)))
 
 
 def _funding_gap(job: Job, plan: RoundPlan) -> str:
@@ -155,29 +158,52 @@ def assignment(job: Job, node: NodeId) -> AssignShard:
     round_, model = job.round, job.model
     if round_ is None or model is None:
         raise AssertionError("an assignment needs an open round")
-    participant = round_.participants[node]
-    spec = round_.spec
-    return AssignShard(
-        node=node,
-        round=round_.number,
-        lease=participant.lease,
+    participant, member = round_.participants[node], job.members[node]
+    initial = initial_of(model)
+    work = Assignment(
+        lease=Lease(job.job_id, round_.number, participant.lease),
         slot=participant.slot,
-        shard=participant.shard,
-        partitions=len(job.streams),
-        spec=spec,
-        manifest=job.manifest,
-        model=model,
-        plan=participant.plan,
-        seed=seed_for(spec.training.seed, "inner", participant.slot, round_.number),
+        task=_task(job, round_, model, participant),
+        deltas=model.deltas,
+        initial=None if initial is None else InitialModel(initial, round_.spec.training.seed),
+        last_accepted=member.last_accepted,
+        upload_after_ms=participant.plan.upload_after_ms,
+        connections=participant.plan.connections,
+        terms=job.terms,
+        epoch=round_.epoch,
+        prefetch=member.prefetch,
+        reason=f"round {round_.number}, slot {participant.slot}: {participant.plan.reason}",
+    )
+    return AssignShard(node, work, round_.deadline_at_ms)
+
+
+def _task(job: Job, round_: Round, model: Model, participant: Participant) -> Task:
+    spec, plan, shard = round_.spec, participant.plan, participant.shard
+    seed, batch_size = spec.training.seed, spec.training.batch_size
+    return Task(
+        workload=spec.workload,
+        workload_version=job.workload_version,
+        options=spec.options,
+        inner_steps=plan.inner_steps,
+        batch_size=plan.batch(batch_size),
+        stated_batch_size=batch_size,
+        learning_rate=spec.inner.learning_rate,
+        weight_decay=spec.inner.weight_decay,
+        warmup_steps=spec.inner.warmup_steps,
+        schedule=spec.inner.schedule,
+        codec=plan.codec,
+        seed=seed_for(seed, "inner", participant.slot, round_.number),
         global_samples=round_.base_samples,
         total_samples=round_.total_samples,
-        deadline_at_ms=round_.deadline_at_ms,
-        last_accepted=job.members[node].last_accepted,
-        reason=f"round {round_.number}, slot {participant.slot}: {participant.plan.reason}",
-        epoch=round_.epoch,
-        terms=job.terms,
-        begun=participant.begun,
-        ahead=job.members[node].ahead,
+        partition=shard.partition,
+        partitions=len(job.streams),
+        skew_alpha=spec.data.alpha if spec.data.sharding == "dirichlet" else 0.0,
+        data_seed=seed,
+        ranges=shard.ranges,
+        model=model.blob,
+        layout=job.layout,
+        manifest=job.manifest,
+        prefetched=participant.prefetched,
     )
 
 
@@ -194,7 +220,7 @@ def stated_plan(job: Job, nodes: list[NodeId]) -> RoundPlan:
         spread_ms=none,
         reason=f"H={steps}, {spec.codec.up}",
         connections=spec.round.connections,
-        ahead_steps=most_ahead(spec, steps),
+        prefetch_steps=prefetch_limit(spec, steps),
     )
     is_sparse = spec.codec.up in SPARSE_SCHEMES
     return RoundPlan(
@@ -218,27 +244,27 @@ def _total_samples(job: Job, number: int, participants: int) -> Samples:
     return Samples(job.tally.samples + (training.rounds - number) * per_round)
 
 
-def vacate_shard(job: Job, node: NodeId, work: Work) -> Step:
+def vacate_shard(job: Job, node: NodeId, work: WorkState) -> JobStep:
     """Take a pending participant's shard away and give it to an idle node, if there is one."""
     round_ = job.round
     if round_ is None or (gone := round_.participants.get(node)) is None:
-        return Step(job)
-    if gone.work is Work.PENDING:
+        return JobStep(job)
+    if gone.work is WorkState.PENDING:
         round_ = replace(round_, orphans=(*round_.orphans, gone.shard))
-    elif gone.work is not Work.HANDED_BACK:
-        return Step(job)
+    elif gone.work is not WorkState.HANDED_BACK:
+        return JobStep(job)
     return reassign_orphans(
         replace(job, round=replace_participants(round_, {node: replace(gone, work=work)}))
     )
 
 
-def reassign_orphans(job: Job) -> Step:
+def reassign_orphans(job: Job) -> JobStep:
     """Give orphaned shards to nodes that have no part in the round yet, and lost nodes that are
     back.
     """
     round_ = job.round
     if round_ is None or not round_.orphans or job.phase is not Phase.TRAINING:
-        return Step(job)
+        return JobStep(job)
     orphans = list(round_.orphans)
     lease = job.next_lease
     started: dict[NodeId, Participant] = {}
@@ -253,7 +279,7 @@ def reassign_orphans(job: Job) -> Step:
         lease += 1
     round_ = replace_participants(replace(round_, orphans=tuple(orphans)), started)
     job = replace(job, round=round_, next_lease=lease)
-    return Step(job, tuple(assignment(job, node) for node in started))
+    return JobStep(job, tuple(assignment(job, node) for node in started))
 
 
 def _idle(job: Job, round_: Round) -> list[NodeId]:
@@ -261,10 +287,10 @@ def _idle(job: Job, round_: Round) -> list[NodeId]:
     idle = [
         node
         for node in staff(job)
-        if node not in round_.participants or round_.participants[node].work is Work.LOST
+        if node not in round_.participants or round_.participants[node].work is WorkState.LOST
     ]
     awake = [node for node in idle if node not in round_.resting]
-    is_manned = any(round_.counts.get(work, 0) for work in (Work.PENDING, Work.RECEIVED))
+    is_manned = any(round_.counts.get(work, 0) for work in (WorkState.PENDING, WorkState.RECEIVED))
     return awake if awake or is_manned else idle
 
 
@@ -282,7 +308,7 @@ def _inherited_plan(round_: Round, shard: Shard) -> NodePlan:
     )
 
 
-def close_if_due(job: Job) -> Step:
+def close_if_due(job: Job) -> JobStep:
     """Close the round if its rule says so; otherwise leave it open.
 
     It closes when no expected update is missing, or when its deadline has passed and a quorum is
@@ -291,44 +317,46 @@ def close_if_due(job: Job) -> Step:
     """
     round_ = job.round
     if round_ is None or job.phase is not Phase.TRAINING or job.lost_model:
-        return Step(job)
-    received, pending = (round_.counts.get(work, 0) for work in (Work.RECEIVED, Work.PENDING))
+        return JobStep(job)
+    received, pending = (
+        round_.counts.get(work, 0) for work in (WorkState.RECEIVED, WorkState.PENDING)
+    )
     # Who is gone counts only as long as nobody has taken the shard over.
     assigned = received + pending + len(round_.orphans)
     quorum = max(1, ceil(round_.spec.round.quorum * assigned - _ROUNDING))
     if not received:
-        has_handed_back = round_.counts.get(Work.HANDED_BACK, 0) > 0
-        return _pause_if_stalled(job) if not pending and has_handed_back else Step(job)
+        has_handed_back = round_.counts.get(WorkState.HANDED_BACK, 0) > 0
+        return _pause_if_stalled(job) if not pending and has_handed_back else JobStep(job)
     if not pending:
         why = f"every expected update is there ({received} of {assigned})"
     elif round_.is_overdue and received >= quorum:
         why = f"deadline passed with a quorum ({received} of {assigned}, {quorum} needed)"
     else:
-        return _bound_round(job, round_) if received >= quorum else Step(job)
+        return _bound_round(job, round_) if received >= quorum else JobStep(job)
     cut = tuple(
         CancelShard(node, round_.number, participant.lease, f"round {round_.number} closed: {why}")
         for node, participant in round_.participants.items()
-        if participant.work is Work.PENDING
+        if participant.work is WorkState.PENDING
     )
     job = _close_round(job, why)
-    return Step(job, (*cut, aggregate(job)))
+    return JobStep(job, (*cut, aggregate(job)))
 
 
-def _bound_round(job: Job, round_: Round) -> Step:
+def _bound_round(job: Job, round_: Round) -> JobStep:
     """Give the round a deadline if its plan could not: a node that hangs does so for ever."""
     if round_.spec.strategy != "aware" or round_.deadline_at_ms:
-        return Step(job)
+        return JobStep(job)
     took_ms = max(participant.took_ms for participant in round_.participants.values())
     at_ms = Milliseconds(job.at_ms + max(LEAST_MS, (_QUORUM_TIMES - 1) * took_ms))
     job = replace(job, round=replace(round_, deadline_at_ms=at_ms))
-    return Step(job, deadline(job))
+    return JobStep(job, deadline(job))
 
 
-def _pause_if_stalled(job: Job) -> Step:
+def _pause_if_stalled(job: Job) -> JobStep:
     """Everybody who is here gave the shard back: trying again at once would only repeat it."""
     if not staff(job):
-        return Step(job)
-    return Step(
+        return JobStep(job)
+    return JobStep(
         replace(
             job,
             phase=Phase.PAUSED,
@@ -347,8 +375,8 @@ def _close_round(job: Job, why: str) -> Job:
     streams = list(job.streams)
     cut: dict[NodeId, Participant] = {}
     for node, participant in round_.participants.items():
-        if participant.work is Work.PENDING:
-            cut[node] = replace(participant, work=Work.CUT)
+        if participant.work is WorkState.PENDING:
+            cut[node] = replace(participant, work=WorkState.CUT)
             _return_shard(streams, participant.shard)
     for shard in round_.orphans:
         _return_shard(streams, shard)

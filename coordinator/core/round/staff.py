@@ -1,6 +1,6 @@
 """Who can take work, and how many a job needs."""
 
-from coordinator.core.job import Job
+from coordinator.core.job.state import Job
 from hypergpu.ids import NodeId
 
 

@@ -2,7 +2,8 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.job import SampleRange, Stream
+from coordinator.core.job.state import Stream
+from hypergpu.statements.assignment import SampleRange
 from hypergpu.units import Samples
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.files import sync_file, sync_folder, write_whole
 from coordinator.shell.blobs.interface import KEEP_S, Collected, Usage
 from coordinator.shell.blobs.space import Space, disk_full_refused
@@ -22,6 +21,7 @@ from coordinator.shell.blobs.spares import Spares
 from hypergpu.digest import digest_of, digest_of_file, is_digest
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes
 
 

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import msgspec
 
-from coordinator.core.job import BlobRef
 from hypergpu.ids import Digest
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes
 
 KEEP_S = 60

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Protocol
 
-from coordinator.core.job import BlobRef
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes
 
 

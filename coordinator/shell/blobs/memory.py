@@ -5,12 +5,12 @@ import threading
 import time
 from pathlib import Path
 
-from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.interface import KEEP_S, Collected, Usage
 from coordinator.shell.blobs.space import Space
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.gauge import GAUGE, Gauge, cut_to_gauge
 from coordinator.shell.blobs.interface import Blobs
 from coordinator.shell.blobs.keeper import Attempt
@@ -26,6 +25,7 @@ from coordinator.shell.blobs.stripes import (
 from coordinator.shell.blobs.upload import Observer, Upload
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes
 from hypergpu.wire.bulk import Stripe
 

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.files import write_over
 from coordinator.shell.blobs.interface import KEEP_S
 from coordinator.shell.blobs.keeper import Keeper
@@ -19,6 +18,7 @@ from coordinator.shell.blobs.space import disk_full_refused
 from coordinator.shell.blobs.upload import Observer
 from hypergpu.digest import FILE_STEP_BYTES, RunningDigest
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes
 from hypergpu.wire.bulk import Stripe
 

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.files import begin_writeback, write_whole
 from coordinator.shell.blobs.gauge import Gauge
 from coordinator.shell.blobs.interface import KEEP_S
@@ -13,6 +12,7 @@ from coordinator.shell.blobs.keeper import Keeper
 from coordinator.shell.blobs.space import disk_full_refused
 from hypergpu.digest import FILE_STEP_BYTES, RunningDigest
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes
 
 WRITEBACK_BYTES = 2 << 20

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import structlog
 
-from coordinator.core.commands import Aggregate, FoldedUpdate
-from coordinator.core.deltas import extend_chain
-from coordinator.core.events import AggregateReady, ModelLost
-from coordinator.core.job import BlobRef, Delta, Model
+from coordinator.core.job.commands import Aggregate, FoldedUpdate
+from coordinator.core.job.deltas import extend_chain
+from coordinator.core.job.events import AggregateReady, ModelLost
+from coordinator.core.job.state import Model
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.numerics.fold import fold
 from coordinator.shell.numerics.request import (
@@ -29,6 +29,7 @@ from coordinator.shell.runtime.services import Services
 from coordinator.shell.translate import finite
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
+from hypergpu.statements.assignment import BlobRef, Delta
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.interface import Blobs
 from coordinator.shell.blobs.space import disk_full_refused
 from hypergpu.dataset.manifest import checked_paths
 from hypergpu.digest import digest_from_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.v1 import tensor_pb2
 
 MANIFEST_BYTES_MAX = 3 << 20

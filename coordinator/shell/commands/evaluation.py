@@ -5,8 +5,8 @@ import math
 
 import structlog
 
-from coordinator.core.commands import EvaluateModel
-from coordinator.core.events import EvaluationFailed, EvaluationReady
+from coordinator.core.job.commands import EvaluateModel
+from coordinator.core.job.events import EvaluationFailed, EvaluationReady
 from coordinator.shell.commands.preparation import data_dir
 from coordinator.shell.evaluator.messages import Evaluate
 from coordinator.shell.failpoints import failpoint

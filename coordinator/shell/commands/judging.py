@@ -4,8 +4,8 @@ import asyncio
 
 import structlog
 
-from coordinator.core.commands import JudgeUpdates
-from coordinator.core.events import UpdatesJudged
+from coordinator.core.job.commands import JudgeUpdates
+from coordinator.core.job.events import UpdatesJudged
 from coordinator.shell.commands.preparation import data_dir
 from coordinator.shell.evaluator import messages
 from coordinator.shell.failpoints import failpoint

@@ -6,7 +6,7 @@ from typing import assert_never
 
 import structlog
 
-from coordinator.core.commands import (
+from coordinator.core.job.commands import (
     Aggregate,
     AssignShard,
     CancelShard,
@@ -19,8 +19,8 @@ from coordinator.core.commands import (
     SetDeadline,
     WriteRecord,
 )
-from coordinator.core.events import DeadlineReached, EvaluationFailed, JobPaused, UpdatesJudged
-from coordinator.core.job import ENDED, Phase
+from coordinator.core.job.events import DeadlineReached, EvaluationFailed, JobPaused, UpdatesJudged
+from coordinator.core.job.state import ENDED, Phase
 from coordinator.core.round.outstanding import outstanding
 from coordinator.shell import translate
 from coordinator.shell.commands.aggregation import aggregate
@@ -31,6 +31,8 @@ from coordinator.shell.commands.preparation import initialise
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.units import Milliseconds
+from hypergpu.v1 import node_pb2
+from hypergpu.wire.assignment import assignment_message
 
 log = structlog.get_logger()
 
@@ -127,16 +129,8 @@ def _perform(  # noqa: C901  one branch a command
 
 def assign(services: Services, runtime: JobRuntime, command: AssignShard) -> None:
     """Tell a participant its work, if it is connected."""
-    if runtime.layout is None:
-        raise AssertionError("an assignment needs the model's layout")
-    message = translate.assignment_message(
-        runtime.job.job_id,
-        command,
-        layout=runtime.layout.digest,
-        workload_version=runtime.workload_version,
-        now_ms=runtime.now_ms(),
-    )
-    services.nodes.send(command.node, message)
+    message = assignment_message(command.assignment_at(runtime.now_ms()))
+    services.nodes.send(command.node, node_pb2.ControlResponse(assignment=message))
 
 
 def release_members(services: Services, runtime: JobRuntime) -> None:

@@ -6,8 +6,8 @@ import structlog
 from msgspec.structs import replace
 
 from coordinator.config import Settings
-from coordinator.core.commands import PlanRound
-from coordinator.core.events import RoundPlanned
+from coordinator.core.job.commands import PlanRound
+from coordinator.core.job.events import RoundPlanned
 from coordinator.core.plan.decision import PlanRequest, Sizes
 from coordinator.core.plan.planning import plan_round
 from coordinator.core.plan.transfers import payload_bits_per_s

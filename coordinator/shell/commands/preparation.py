@@ -5,9 +5,9 @@ from pathlib import Path
 
 import structlog
 
-from coordinator.core.commands import InitialiseModel
-from coordinator.core.events import ModelInitialised, PreparationFailed
-from coordinator.core.job import BlobRef, Job, Model
+from coordinator.core.job.commands import InitialiseModel
+from coordinator.core.job.events import ModelInitialised, PreparationFailed
+from coordinator.core.job.state import Job, Model
 from coordinator.shell.commands.datasets import laid_out
 from coordinator.shell.commands.layouts import save_layout
 from coordinator.shell.evaluator.messages import Initialise, Initialised
@@ -17,6 +17,7 @@ from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.jobfile.spec import JobSpec
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.tensors.layout import Layout, LayoutError, layout_from_json
 from hypergpu.units import Milliseconds
 
@@ -55,7 +56,11 @@ async def _initialise(services: Services, runtime: JobRuntime, command: Initiali
         await asyncio.to_thread(services.blobs.adopt, model_path, blob)
         failpoint("initialise.stored")
         event = ModelInitialised(
-            at_ms=Milliseconds(0), model=Model(0, blob), partition_sizes=made.partition_sizes
+            at_ms=Milliseconds(0),
+            model=Model(0, blob),
+            partition_sizes=made.partition_sizes,
+            layout=runtime.layout.digest,
+            workload_version=made.workload_version,
         )
         reason = await services.driver.insist(command.job_id, event)
     finally:

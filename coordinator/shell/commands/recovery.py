@@ -4,8 +4,8 @@ import asyncio
 
 import structlog
 
-from coordinator.core.events import ModelLost
-from coordinator.core.job import ENDED, Job
+from coordinator.core.job.events import ModelLost
+from coordinator.core.job.state import ENDED, Job
 from coordinator.shell.commands.datasets import manifest_digests, stored_manifest
 from coordinator.shell.commands.layouts import stored_layout
 from coordinator.shell.commands.perform import pause, perform_outstanding

@@ -6,7 +6,6 @@ Nothing here is persisted: after a restart nodes dial in again, and jobs say who
 import asyncio
 from collections.abc import Iterable
 
-from coordinator.core.liveness import overdue
 from coordinator.shell.clock import monotonic_ms
 from coordinator.shell.journal.records import UpdateCount
 from coordinator.shell.node_words import Advance, Capabilities
@@ -86,8 +85,14 @@ class ConnectedNodes:
         return None if heard_ms is None else Milliseconds(max(0, monotonic_ms() - heard_ms))
 
     def overdue(self, limit_ms: Milliseconds) -> tuple[NodeId, ...]:
-        """Nodes that are silent for more than ``limit_ms``."""
-        return overdue(self._heard_ms, monotonic_ms(), limit_ms)
+        """Nodes that are silent for more than ``limit_ms``, the longest silent first."""
+        now_ms = monotonic_ms()
+        silent = [
+            (heard_ms, node)
+            for node, heard_ms in self._heard_ms.items()
+            if now_ms - heard_ms > limit_ms
+        ]
+        return tuple(node for _, node in sorted(silent))
 
     def forget(self, node: NodeId) -> None:
         """The node is lost or has left."""

@@ -11,8 +11,8 @@ from typing import NamedTuple, TypeVar
 import structlog
 from msgspec.structs import replace
 
-from coordinator.core.commands import Command, WriteRecord
-from coordinator.core.events import (
+from coordinator.core.job.commands import Command, WriteRecord
+from coordinator.core.job.events import (
     AggregateReady,
     Event,
     JobCreated,
@@ -20,10 +20,10 @@ from coordinator.core.events import (
     ParametersChanged,
     RoundMeasured,
     UpdateReceived,
-    UpdateRefused,
+    UpdateRejected,
 )
-from coordinator.core.job import Job
-from coordinator.core.transition import refusal, transition
+from coordinator.core.job.state import Job
+from coordinator.core.round.transition import refusal, transition
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.records import Entry, RequestClaim
 from coordinator.shell.journal.store import Journal
@@ -40,7 +40,7 @@ SNAPSHOT_ROUNDS_MAX = 50
 _RETRY_S = 5.0
 _PAID_FOR = JobCreated | ParametersChanged | RoundMeasured | JobEnded
 """Events that payments fold."""
-_WITHIN_A_ROUND = UpdateReceived | UpdateRefused
+_WITHIN_A_ROUND = UpdateReceived | UpdateRejected
 """They come once a node and round: planning who works where after each would cost the most."""
 Result = TypeVar("Result")
 

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from coordinator.core.job import Job, Work
+from coordinator.core.job.state import Job, WorkState
 from coordinator.shell.clock import JobClock
 from coordinator.shell.journal.records import Entry
 from hypergpu.ids import Digest, JobId, NodeId
@@ -66,7 +66,7 @@ class JobRuntime:
         return [
             uploader(self.job.job_id, node)
             for node, participant in participants.items()
-            if participant.work is Work.PENDING
+            if participant.work is WorkState.PENDING
         ]
 
     def wake(self) -> None:

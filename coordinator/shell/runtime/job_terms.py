@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from coordinator.core.job import Funding
+from coordinator.core.job.state import Funding
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import Payments
 from hypergpu.ids import Address, JobId

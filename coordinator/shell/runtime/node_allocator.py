@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import structlog
 
 from coordinator.core.allocation import JobDemand, Lend, Move, NodeOffer, plan_allocation
-from coordinator.core.events import NodeDraining, NodeJoined, NodeLost
-from coordinator.core.job import ENDED, Job, Phase
+from coordinator.core.job.events import NodeDraining, NodeJoined, NodeLost
+from coordinator.core.job.state import ENDED, Job, Phase
 from coordinator.core.round.staff import nodes_needed
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.driver import Driver

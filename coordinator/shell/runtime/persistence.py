@@ -6,9 +6,9 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from coordinator.core.events import Event
-from coordinator.core.job import Job
-from coordinator.core.transition import transition
+from coordinator.core.job.events import Event
+from coordinator.core.job.state import Job
+from coordinator.core.round.transition import transition
 from coordinator.shell.journal.records import Entry, JournalError
 from coordinator.shell.journal.store import Journal
 from coordinator.shell.runtime.job_runtime import JobRuntime

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coordinator.config import Settings
-from coordinator.core.blobs_in_use import live_blobs
+from coordinator.core.job.live_blobs import live_blobs
 from coordinator.shell.blobs.interface import Blobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.evaluator.process import EvaluatorProcess

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import structlog
 
-from coordinator.core.events import ModelLost
-from coordinator.core.job import Job, Model
+from coordinator.core.job.events import ModelLost
+from coordinator.core.job.state import Job, Model
 from coordinator.shell.blobs.interface import BlobReader
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services

@@ -3,8 +3,6 @@
 import asyncio
 from typing import NamedTuple
 
-from coordinator.core.job import BlobRef
-from coordinator.shell import translate
 from coordinator.shell.blobs.stripes import StripeUpload
 from coordinator.shell.blobs.upload import Upload
 from coordinator.shell.clock import monotonic_ms
@@ -14,8 +12,10 @@ from coordinator.shell.servicers.wire.chunks import CHUNK_BYTES, Piece
 from coordinator.shell.servicers.wire.handlers import Requests
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2
+from hypergpu.wire.assignment import blob_value
 from hypergpu.wire.bulk import PIECE_BYTES, StallTimeout
 
 _BATCH_BYTES = 2 << 20
@@ -97,7 +97,7 @@ async def receive_data(services: Services, requests: Requests) -> job_pb2.Upload
     header = await requests.next(timeout_ms)
     if not isinstance(header, job_pb2.DataHeader):
         raise HyperGPUError(Reason.REQUEST_INVALID, "the stream begins with a header")
-    blob = translate.blob_value(header.blob)
+    blob = blob_value(header.blob)
     held = await asyncio.to_thread(held_bytes, services, blob)
     if held == blob.size_bytes:
         return job_pb2.UploadDataResponse(committed_offset=held)

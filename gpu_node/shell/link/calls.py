@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from gpu_node.core.assignment import Lease
 from gpu_node.shell.link.bulk import Piece, decode_fetched
-from gpu_node.shell.translate import digest_message, lease_message
 from hypergpu.ids import Digest
+from hypergpu.statements.assignment import Lease
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2, node_pb2_grpc
+from hypergpu.wire.assignment import digest_message, lease_message
 from hypergpu.wire.bulk import WHOLE, Stripe
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ import asyncio
 import grpc
 import structlog
 
-from gpu_node.core.assignment import Lease
 from gpu_node.core.events import (
     Connected,
     DrainRequested,
@@ -25,17 +24,13 @@ from gpu_node.shell.link.event_queue import EventQueue
 from gpu_node.shell.link.lines import Lines
 from gpu_node.shell.link.refusals import refusal_in, why
 from gpu_node.shell.probe.prober import Prober
-from gpu_node.shell.translate import (
-    assignment_value,
-    lease_message,
-    lease_value,
-    refuse_other_version,
-    version_message,
-)
+from gpu_node.shell.translate import refuse_other_version, version_message
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
+from hypergpu.statements.assignment import Lease
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2, receipt_pb2
+from hypergpu.wire.assignment import assignment_value, lease_message, lease_value
 from hypergpu.wire.statements import receipt_message, receipt_value, terms_value
 
 log = structlog.get_logger()

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_node.core.assignment import BlobRef
 from gpu_node.shell.state.places import Places
 from hypergpu.digest import digest_of_file
 from hypergpu.ids import Digest, JobId
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes
 
 _MODELS_KEPT = 2

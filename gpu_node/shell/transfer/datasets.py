@@ -10,15 +10,15 @@ from pathlib import Path, PurePosixPath
 
 from google.protobuf.message import DecodeError
 
-from gpu_node.core.assignment import BlobRef
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.download import Download
-from gpu_node.shell.translate import blob_value
 from hypergpu.dataset.manifest import checked_paths
 from hypergpu.digest import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.v1 import tensor_pb2
+from hypergpu.wire.assignment import blob_value
 
 _AT_ONCE = 8
 """Small files cost a round trip each."""

@@ -9,7 +9,6 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from gpu_node.core.assignment import BlobRef
 from gpu_node.shell.link.bulk import CHUNK_BYTES, Piece
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.probe.findings import Direction, Findings
@@ -20,6 +19,7 @@ from gpu_node.shell.transfer.ranges import Early, pieces_over, ranges_of
 from hypergpu.digest import RunningDigest, digest_of, running_digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.wire.bulk import StallTimeout, transfer_timeout_s
 
 log = structlog.get_logger()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import structlog
 
-from gpu_node.core.assignment import Assignment
 from gpu_node.shell.link.refusals import why
 from gpu_node.shell.supervision import WorkerProcess
 from gpu_node.shell.transfer.cache import BlobCache
@@ -16,6 +15,7 @@ from gpu_node.shell.worker.messages import Draw, NotDrawn
 from hypergpu.digest import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.statements.assignment import Assignment
 from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()

@@ -9,7 +9,6 @@ from pathlib import Path
 import grpc
 import structlog
 
-from gpu_node.core.assignment import Assignment, BlobRef, Delta
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.refusals import refusal_in, why
 from gpu_node.shell.transfer.cache import BlobCache
@@ -17,6 +16,7 @@ from gpu_node.shell.transfer.download import Download
 from gpu_node.shell.transfer.drawing import Drawing
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.statements.assignment import Assignment, BlobRef, Delta
 from hypergpu.tensors.codec import ApplyError, apply_delta
 from hypergpu.tensors.layout import JSON_BYTES_MAX, Layout, LayoutError, layout_from_json
 

@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from typing import NamedTuple
 
-from gpu_node.core.assignment import BlobRef
 from gpu_node.shell.link.bulk import Piece
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.probe.stopwatch import Stopwatch
 from gpu_node.shell.transfer.patient import patiently
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.wire.bulk import PIECE_BYTES, STRIPE_BYTES_MIN, StallTimeout, transfer_timeout_s
 
 RANGE_BYTES_MAX = 4 << 20

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from gpu_node.core.assignment import Assignment, Lease, Update
+from gpu_node.core.update import Update
 from gpu_node.shell.link.bulk import CHUNK_BYTES, encode_submitted
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.probe.findings import Direction, Findings
@@ -20,6 +20,7 @@ from gpu_node.shell.translate import contribution, update_header
 from hypergpu.digest import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys.signature import IdentityKey
+from hypergpu.statements.assignment import Assignment, Lease
 from hypergpu.statements.domain import separator_of
 from hypergpu.statements.signing import sign
 from hypergpu.v1 import node_pb2

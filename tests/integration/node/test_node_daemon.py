@@ -8,9 +8,9 @@ import pytest
 from gpu_node.core.commands import Departure, Leave
 from gpu_node.shell.state.files import load_memory
 from gpu_node.shell.state.keys import identity_key
-from gpu_node.shell.translate import assignment_value
 from hypergpu.digest import digest_of
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.assignment import assignment_value
 from tests.integration.node.daemon_desk import JOB, OTHER_JOB, Desk
 from tests.integration.node.node_service import is_signed, places_in, served
 

@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from gpu_node.core.assignment import Assignment, BlobRef, Delta
 from gpu_node.shell.link.bulk import Piece
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.lines import Lines
@@ -17,14 +16,15 @@ from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.datasets import Datasets, manifest_entries
 from gpu_node.shell.transfer.download import Download
 from gpu_node.shell.transfer.models import Models
-from gpu_node.shell.translate import blob_value
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.statements.assignment import Assignment, BlobRef, Delta
 from hypergpu.tensors.codec import apply_delta, encode_update
 from hypergpu.tensors.layout import Flat, TensorSpec, layout_of
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
+from hypergpu.wire.assignment import blob_value
 from hypergpu.wire.bulk import STRIPE_BYTES_MIN
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan

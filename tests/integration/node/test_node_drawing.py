@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from gpu_node.core.assignment import Assignment, InitialModel
 from gpu_node.shell.supervision import Ears, WorkerProcess
 from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.drawing import Drawing
-from gpu_node.shell.translate import blob_value
 from gpu_node.shell.worker.messages import Ready, encode
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
+from hypergpu.statements.assignment import Assignment, InitialModel
 from hypergpu.tensors.codec import apply_delta, encode_update
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
+from hypergpu.wire.assignment import blob_value
 from hypergpu.wire.frames import frame
 from tests.integration.node.daemon_desk import Desk, message_of
 from tests.integration.node.node_service import places_in, served

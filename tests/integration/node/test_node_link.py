@@ -26,7 +26,6 @@ from gpu_node.shell.state.files import load_coordinator, save_coordinator
 from gpu_node.shell.state.keys import identity_key
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.state.receipts import ReceiptKeeper
-from gpu_node.shell.translate import assignment_value, lease_message
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest
@@ -34,6 +33,7 @@ from hypergpu.keys.signature import IdentityKey, JoinClaim, node_id_of, verify
 from hypergpu.statements.domain import Domain, Terms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.assignment import assignment_value, lease_message
 from hypergpu.wire.protocol import PROTOCOL
 from hypergpu.wire.statements import receipt_message, terms_message
 from hypergpu.wire.token import Role

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gpu_node.core.assignment import Update
+from gpu_node.core.update import Update
 from gpu_node.shell.link.bulk import CHUNK_BYTES, encode_submitted
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.lines import Lines

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from gpu_node.core.assignment import Assignment, BlobRef, Lease, SampleRange, Task, Update
 from gpu_node.core.events import (
     Connected,
     DrainRequested,
@@ -35,7 +34,9 @@ from gpu_node.core.events import (
 )
 from gpu_node.core.session import fresh_session, transition
 from gpu_node.core.state import Session, Step
+from gpu_node.core.update import Update
 from hypergpu.ids import Digest, JobId, NodeId, Slot
+from hypergpu.statements.assignment import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 NODE = NodeId("0x" + "a1" * 20)

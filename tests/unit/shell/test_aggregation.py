@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.commands import Aggregate, FoldedUpdate
-from coordinator.core.events import Event
-from coordinator.core.job import Job, Model
+from coordinator.core.job.commands import Aggregate, FoldedUpdate
+from coordinator.core.job.events import Event
+from coordinator.core.job.state import Job, Model
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.commands.aggregation import aggregate, fold_updates

@@ -11,10 +11,10 @@ from coordinator.shell.commands.datasets import (
     packed_manifest,
     remove_layout,
 )
-from coordinator.shell.translate import blob_message
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.v1 import tensor_pb2
+from hypergpu.wire.assignment import blob_message
 
 
 @pytest.fixture

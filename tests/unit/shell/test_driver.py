@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.commands import Command, InitialiseModel
-from coordinator.core.events import JobCreated, JobPaused, PreparationFailed
-from coordinator.core.job import Phase
+from coordinator.core.job.commands import Command, InitialiseModel
+from coordinator.core.job.events import JobCreated, JobPaused, PreparationFailed
+from coordinator.core.job.state import Phase
 from coordinator.shell.journal.records import RequestClaim
 from coordinator.shell.runtime.driver import Decision, Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime

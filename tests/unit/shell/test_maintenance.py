@@ -2,14 +2,14 @@ import asyncio
 from collections.abc import Collection
 from pathlib import Path
 
-from coordinator.core.events import NodeJoined, NodeLost
-from coordinator.core.job import BlobRef
+from coordinator.core.job.events import NodeJoined, NodeLost
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.runtime.job_runtime import uploader
 from coordinator.shell.runtime.maintenance import BlobCollector, store_node_counts
 from hypergpu.digest import digest_of
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes, Milliseconds
 from tests.journals import FolderJournal
 from tests.unit.shell.whole_shell import JOB, NODE, driving, prepared_job, services_in

@@ -3,7 +3,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from coordinator.core.events import Event, JobPaused, NodeJoined, UpdateRefused
+from coordinator.core.job.events import Event, JobPaused, NodeJoined, UpdateRejected
 from coordinator.shell.journal.records import Entry, RequestClaim
 from coordinator.shell.runtime.driver import Arrival, decide
 from hypergpu.units import Milliseconds
@@ -65,7 +65,7 @@ async def test_nodes_are_not_dealt_out_afresh_for_what_happens_within_a_round(
 ) -> None:
     services = services_in(tmp_path)
     joined = NodeJoined(at_ms=NOW, node=NODE)
-    refused = UpdateRefused(at_ms=NOW, node=NODE, round=0, reason="late")
+    refused = UpdateRejected(at_ms=NOW, node=NODE, round=0, reason="late")
     async with driving(services):
         runtime = await prepared_job(services)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from coordinator.core.events import (
+from coordinator.core.job.events import (
     Event,
     JobCreated,
     JobPaused,
@@ -14,14 +14,14 @@ from coordinator.core.events import (
     NodeJoined,
     NodeLost,
 )
-from coordinator.core.job import Model, Phase
+from coordinator.core.job.state import Model, Phase
 from coordinator.shell.commands.perform import begin_again, perform, perform_outstanding
 from coordinator.shell.evaluator.messages import Evaluate, Evaluated, Initialise, Initialised
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import NodeId
+from hypergpu.ids import Digest, NodeId
 from hypergpu.jobfile import with_strategy
 from hypergpu.units import Milliseconds, Samples
 from tests.unit.numerics.fold_files import LAYOUT
@@ -111,7 +111,7 @@ async def test_a_command_that_cannot_be_started_does_not_stop_the_driver(tmp_pat
     services = services_in(tmp_path)._replace(evaluator=evaluator)
     async with acting(services):
         runtime = await prepared_job(services)
-        assert runtime.layout is None
+        runtime.job = replace(runtime.job, layout=Digest("no digest"))
         assert await services.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE)) == ""
         assert runtime.breaks["AssignShard", 0] == 1
         assert await services.driver.submit(JOB, JobPaused(at_ms=NOW)) == ""

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.events import JobCreated
-from coordinator.core.job import BlobRef, Phase
+from coordinator.core.job.events import JobCreated
+from coordinator.core.job.state import Phase
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.commands.datasets import packed_manifest
@@ -14,11 +14,12 @@ from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.maintenance import collect
 from coordinator.shell.runtime.persistence import replay_jobs
 from coordinator.shell.runtime.services import Services
-from coordinator.shell.translate import blob_message
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import tensor_pb2
+from hypergpu.wire.assignment import blob_message
 from tests.journals import FolderJournal
 from tests.unit.shell.whole_shell import JOB, SPEC, driving, prepared_job, services_in
 

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from coordinator.config import Settings
-from coordinator.core.events import JobCreated, ModelInitialised
-from coordinator.core.job import BlobRef, Model
+from coordinator.core.job.events import JobCreated, ModelInitialised
+from coordinator.core.job.state import Model
 from coordinator.shell.blobs.memory import MemoryBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
@@ -29,6 +29,7 @@ from hypergpu.digest import digest_of
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.keys.signature import IdentityKey
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes, Milliseconds, Samples
 from tests.journals import FolderJournal
 from tests.payments_double import RecordingPayments

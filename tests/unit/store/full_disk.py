@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
@@ -17,6 +16,7 @@ from coordinator.shell.journal.store import Journal
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes
 
 JOB = JobId("job-00000000000a")

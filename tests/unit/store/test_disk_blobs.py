@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes
 
 CONTENT = bytes(range(256)) * 100

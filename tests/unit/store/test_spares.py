@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes
 
 SIZE_BYTES = SPARE_BYTES_MIN

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import structlog
 
-from coordinator.core.events import UpdateReceived, UpdateRefused
-from coordinator.core.job import BlobRef, Job, Phase, Update, Work
+from coordinator.core.job.events import UpdateReceived, UpdateRejected
+from coordinator.core.job.state import AcceptedUpdate, Job, Phase, WorkState
 from coordinator.core.quality.contributions import offered_contribution
-from coordinator.core.transition import refusal
+from coordinator.core.round.transition import refusal
 from coordinator.shell import translate
 from coordinator.shell.blobs.stripes import StripeUpload
 from coordinator.shell.blobs.upload import Upload
@@ -29,12 +29,14 @@ from coordinator.shell.servicers.wire.handlers import Requests
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import SCHEMES
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.statements.contribution import is_signed_by
 from hypergpu.statements.domain import separator_of
 from hypergpu.tensors.codec import IncrementalCheck, update_bytes
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.assignment import digest_value
 from hypergpu.wire.bulk import PIECE_BYTES, StallTimeout, Stripe, stripe_from_wire
 
 log = structlog.get_logger()
@@ -98,7 +100,7 @@ async def query_upload(
 ) -> node_pb2.QueryUploadResponse:
     """How much of an update is stored, or that nothing is left to send."""
     runtime = _runtime(services, JobId(request.lease.job_id))
-    digest = translate.digest_value(request.digest)
+    digest = digest_value(request.digest)
     if is_accepted(runtime.job, node, request.lease.number, digest):
         return node_pb2.QueryUploadResponse(is_accepted=True)
     key = _key(runtime.job.job_id, request.lease.round, node, request.lease.number, digest)
@@ -122,7 +124,7 @@ def is_accepted(job: Job, node: NodeId, lease: int, digest: Digest) -> bool:
     participant = job.round.participants.get(node) if job.round else None
     if participant is not None and participant.lease == lease:
         update = participant.update
-        if participant.work is not Work.RECEIVED or update is None:
+        if participant.work is not WorkState.RECEIVED or update is None:
             return False
         return update.blob.digest == digest
     member = job.members.get(node)
@@ -203,7 +205,7 @@ def _update_event(header: node_pb2.UpdateHeader, offer: Offer, scheme: str) -> U
         node=offer.node,
         round=offer.round,
         lease=offer.lease,
-        update=Update(
+        update=AcceptedUpdate(
             blob=BlobRef(offer.digest, offer.size_bytes),
             samples=Samples(report.samples),
             inner_steps=report.inner_steps,
@@ -248,7 +250,7 @@ async def _note_refusal(
 ) -> None:
     if received.node not in runtime.job.members:
         return
-    event = UpdateRefused(at_ms=_NOW, node=received.node, round=received.round, reason=why)
+    event = UpdateRejected(at_ms=_NOW, node=received.node, round=received.round, reason=why)
     await services.driver.submit(runtime.job.job_id, event)
     services.nodes.count(received.node, refused=1)
     log.info("an update was refused", node=received.node, job_id=runtime.job.job_id, reason=why)

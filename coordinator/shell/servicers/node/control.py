@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import structlog
 
-from coordinator.core.commands import AssignShard
-from coordinator.core.events import ShardHandedBack
-from coordinator.core.job import Job, Phase, Work
+from coordinator.core.job.commands import AssignShard
+from coordinator.core.job.events import ShardHandedBack
+from coordinator.core.job.state import Job, Phase, WorkState
 from coordinator.core.round.rounds import assignment
 from coordinator.shell import translate
 from coordinator.shell.clock import monotonic_ms
@@ -96,7 +96,11 @@ def _resume(services: Services, session: ControlStream, working: Sequence[node_p
     if runtime is not None and runtime.is_recovering:
         return  # Its work goes out when the job is checked.
     command = pending_assignment(runtime.job, session.node) if runtime is not None else None
-    current = (runtime.job.job_id, command.lease) if runtime is not None and command else None
+    current = (
+        (runtime.job.job_id, command.assignment.lease.number)
+        if runtime is not None and command
+        else None
+    )
     held = {(JobId(lease.job_id), lease.number) for lease in working}
     for lease in working:
         if (lease.job_id, lease.number) != current:
@@ -109,7 +113,7 @@ def _resume(services: Services, session: ControlStream, working: Sequence[node_p
 def pending_assignment(job: Job, node: NodeId) -> AssignShard | None:
     """What `outstanding` has for one node, without a look at all the others."""
     participant = job.round.participants.get(node) if job.round else None
-    if participant is None or participant.work is not Work.PENDING:
+    if participant is None or participant.work is not WorkState.PENDING:
         return None
     if job.phase is not Phase.TRAINING or job.lost_model:
         return None

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 
-from coordinator.shell import translate
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.access import NodeGate
 from coordinator.shell.servicers.node import admission, joining
@@ -11,6 +10,7 @@ from coordinator.shell.servicers.node.measured import submit_measured
 from coordinator.shell.servicers.serving import Span, fetch
 from coordinator.shell.servicers.wire.handlers import Caller, Requests
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.assignment import digest_value
 
 JOIN = frozenset({"Join"})
 """What the main listener serves: the caller has no certificate yet."""
@@ -40,7 +40,7 @@ class NodeServicer:
     def fetch_blob(
         self, request: node_pb2.FetchBlobRequest, caller: Caller
     ) -> AsyncIterator[bytes]:
-        span = Span(translate.digest_value(request.digest), request.offset, request.end)
+        span = Span(digest_value(request.digest), request.offset, request.end)
         return fetch(self._services, self._gate.node(caller), span)
 
     async def query_upload(

@@ -2,8 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from coordinator.core.job import Job, Model, Score
-from coordinator.shell import translate
+from coordinator.core.job.state import Job, Model, Score
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.serving import Span, pieces
@@ -11,6 +10,7 @@ from coordinator.shell.servicers.wire import chunks
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile import spec_json
 from hypergpu.v1 import job_pb2
+from hypergpu.wire.assignment import blob_message, digest_value
 
 
 async def export(
@@ -21,13 +21,13 @@ async def export(
     if runtime.layout is None:
         raise HyperGPUError(Reason.NOT_READY, "the job is being taken up again")
     header = job_pb2.ExportHeader(
-        blob=translate.blob_message(model.blob),
+        blob=blob_message(model.blob),
         layout_json=runtime.layout.to_json().decode(),
         model_card=model_card(runtime.job, model),
     )
     yield job_pb2.ExportModelResponse(header=header)
     offset = 0
-    if request.HasField("digest") and translate.digest_value(request.digest) == model.blob.digest:
+    if request.HasField("digest") and digest_value(request.digest) == model.blob.digest:
         offset = min(request.offset, model.blob.size_bytes)
     async for start, payload in pieces(services, Span(model.blob.digest, offset)):
         yield chunks.encode_exported(start, payload)

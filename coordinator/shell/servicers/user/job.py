@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import structlog
 
-from coordinator.core.events import (
+from coordinator.core.job.events import (
     Event,
     JobCreated,
     JobPaused,
@@ -15,7 +15,7 @@ from coordinator.core.events import (
     JobStopped,
     ParametersChanged,
 )
-from coordinator.core.job import ENDED, BlobRef
+from coordinator.core.job.state import ENDED
 from coordinator.shell import translate
 from coordinator.shell.commands.datasets import (
     manifest_digests,
@@ -39,8 +39,10 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.jobfile import covering, parse_spec_json, spec_json, with_parameters
 from hypergpu.jobfile.spec import JobSpec
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Milliseconds, are, several
 from hypergpu.v1 import job_pb2, tensor_pb2
+from hypergpu.wire.assignment import blob_value, digest_value, model_message
 
 log = structlog.get_logger()
 
@@ -115,7 +117,7 @@ class JobServicer:
             return [
                 entry.path
                 for entry in manifest.entries
-                if blobs.size(translate.digest_value(entry.blob.digest)) != entry.blob.size_bytes
+                if blobs.size(digest_value(entry.blob.digest)) != entry.blob.size_bytes
             ]
 
         async with self._services.pins.collecting:
@@ -138,8 +140,8 @@ class JobServicer:
             spec_json=spec_json(job.next_spec or job.spec),
             participants=watching.participants(self._services.nodes, runtime.job),
         )
-        if job.model is not None and runtime.layout is not None:
-            answer.model.CopyFrom(translate.model_message(job.model, runtime.layout.digest))
+        if job.model is not None:
+            answer.model.CopyFrom(model_message(job.model.blob, job.model.deltas, job.layout))
         return answer
 
     async def list_jobs(
@@ -242,7 +244,7 @@ class JobServicer:
     async def query_data(
         self, request: job_pb2.QueryDataRequest, caller: Caller
     ) -> job_pb2.QueryDataResponse:
-        blob = translate.blob_value(request.blob)
+        blob = blob_value(request.blob)
         offset = await asyncio.to_thread(uploads.held_bytes, self._services, blob)
         return job_pb2.QueryDataResponse(committed_offset=offset)
 

@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 
-from coordinator.core.job import Job, Participant
+from coordinator.core.job.state import Job, Participant
 from coordinator.shell import translate
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes

@@ -1,6 +1,6 @@
 """A job that pays, with one node, in a coordinator that runs nowhere: round by round."""
 
-from coordinator.core.events import (
+from coordinator.core.job.events import (
     AggregateReady,
     JobCreated,
     JobStopped,
@@ -9,10 +9,11 @@ from coordinator.core.events import (
     UpdateReceived,
     UpdatesJudged,
 )
-from coordinator.core.job import BlobRef, Funding, Model, Update
+from coordinator.core.job.state import AcceptedUpdate, Funding, Model
 from coordinator.shell.runtime.services import Services
 from hypergpu.digest import digest_of
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes, Milliseconds, Samples
 from tests.unit.shell.whole_shell import JOB, NODE
 
@@ -32,7 +33,7 @@ async def one_round(services: Services, number: int) -> None:
     """An update comes in and is folded; what a judge finds of it is still to come."""
     round_ = services.driver.runtimes[JOB].job.round
     assert round_ is not None
-    update = Update(
+    update = AcceptedUpdate(
         BlobRef(digest_of(b"%d" % number), Bytes(4)),
         samples=Samples(0),
         inner_steps=0,

@@ -1,7 +1,7 @@
 from pathlib import Path
 
-from coordinator.core.commands import AssignShard
-from coordinator.core.events import NodeJoined, NodeLost
+from coordinator.core.job.commands import AssignShard
+from coordinator.core.job.events import NodeJoined, NodeLost
 from coordinator.core.round.outstanding import outstanding
 from coordinator.shell.servicers.node.control import pending_assignment
 from hypergpu.ids import NodeId

@@ -3,19 +3,19 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.job import BlobRef
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.runtime.maintenance import collect
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.user.job import JobServicer
 from coordinator.shell.servicers.wire.handlers import Caller
-from coordinator.shell.translate import blob_message
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
 from hypergpu.jobfile import spec_json
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes
 from hypergpu.v1 import job_pb2, tensor_pb2
+from hypergpu.wire.assignment import blob_message
 from tests.unit.shell.whole_shell import SPEC, driving, payments_of, services_in
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.core.events import JobStopped
+from coordinator.core.job.events import JobStopped
 from coordinator.shell.blobs.interface import Blobs
 from coordinator.shell.commands.judging import give_up_judging
 from coordinator.shell.journal.records import Entry

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.events import NodeJoined
+from coordinator.core.job.events import NodeJoined
 from coordinator.shell.servicers.serving import Span, fetch
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.events import RoundPlanned
+from coordinator.core.job.events import RoundPlanned
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.servicers.user.watching import participants
 from tests.unit.job_states import ALICE, BOB, after, at, node_plan, planning, round_plan

@@ -1,7 +1,7 @@
 import asyncio
 from pathlib import Path
 
-from coordinator.core.events import JobStopped, NodeJoined
+from coordinator.core.job.events import JobStopped, NodeJoined
 from coordinator.shell.node_words import Capabilities
 from coordinator.shell.runtime.connected_nodes import ControlStream
 from coordinator.shell.runtime.job_runtime import JobRuntime

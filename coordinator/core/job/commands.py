@@ -2,13 +2,13 @@
 
 import msgspec
 
-from coordinator.core.events import Record
-from coordinator.core.job import Ahead, BlobRef, JudgedUpdate, Model, Shard
-from coordinator.core.plan.decision import NodePlan, PlanRequest
-from hypergpu.ids import Digest, JobId, NodeId, Slot
+from coordinator.core.job.events import Record
+from coordinator.core.job.state import JudgedUpdate, Model
+from coordinator.core.plan.decision import PlanRequest
+from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements.domain import Terms
-from hypergpu.units import Milliseconds, Samples
+from hypergpu.statements.assignment import Assignment, BlobRef
+from hypergpu.units import Milliseconds
 
 
 class InitialiseModel(msgspec.Struct, frozen=True):
@@ -29,29 +29,17 @@ class AssignShard(msgspec.Struct, frozen=True):
     """Give a participant its work; answered by `UpdateReceived` or `ShardHandedBack`."""
 
     node: NodeId
-    round: int
-    lease: int
-    slot: Slot
-    shard: Shard
-    partitions: int
-    spec: JobSpec
-    manifest: BlobRef | None
-    model: Model
-    plan: NodePlan
-    seed: int
-    """Keyed by (job seed, slot, round)."""
-    global_samples: Samples
-    total_samples: Samples
+    assignment: Assignment
+    """The work, without its ``deadline_in_ms``, which depends on when it is sent."""
     deadline_at_ms: Milliseconds
-    last_accepted: Digest | None
-    reason: str
-    epoch: int = 0
-    """Number of the epoch that the round is settled in."""
-    terms: Terms = Terms()
-    begun: Ahead | None = None
-    """What the shard begins with, from the node's own end of the round before."""
-    ahead: Ahead | None = None
-    """What the next round's shard may be begun with when this one is done."""
+    """Deadline of the round in job time; 0: none."""
+
+    def assignment_at(self, now_ms: Milliseconds) -> Assignment:
+        """The assignment as it is sent at ``now_ms``: clocks of two machines are never compared."""
+        if not self.deadline_at_ms:
+            return self.assignment
+        left_ms = Milliseconds(max(1, self.deadline_at_ms - now_ms))
+        return msgspec.structs.replace(self.assignment, deadline_in_ms=left_ms)
 
 
 class CancelShard(msgspec.Struct, frozen=True):

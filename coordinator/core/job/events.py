@@ -2,22 +2,23 @@
 
 import msgspec
 
-from coordinator.core.job import BlobRef, Funding, Model, Update
+from coordinator.core.job.state import AcceptedUpdate, Funding, Model
 from coordinator.core.plan.decision import RoundPlan
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
+from hypergpu.statements.assignment import BlobRef
 from hypergpu.statements.contribution import Contribution
 from hypergpu.statements.domain import Terms
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 
 
-class Happened(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+class StampedEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """What every event carries: job time in milliseconds."""
 
     at_ms: Milliseconds
 
 
-class JobCreated(Happened, frozen=True, tag=True):
+class JobCreated(StampedEvent, frozen=True, tag=True):
     """A user asked for the job."""
 
     job_id: JobId
@@ -29,55 +30,58 @@ class JobCreated(Happened, frozen=True, tag=True):
     """Funding at the start; None: nothing limits the job's work."""
 
 
-class ModelInitialised(Happened, frozen=True, tag=True):
+class ModelInitialised(StampedEvent, frozen=True, tag=True):
     """The evaluator made the first parameters and counted each partition's samples."""
 
     model: Model
     partition_sizes: tuple[Samples, ...]
+    layout: Digest = Digest("")
+    """Digest of the layout of the job's models."""
+    workload_version: int = 1
 
 
-class PreparationFailed(Happened, frozen=True, tag=True):
+class PreparationFailed(StampedEvent, frozen=True, tag=True):
     """The evaluator cannot make the initial model."""
 
     reason: str
 
 
-class NodeJoined(Happened, frozen=True, tag=True):
+class NodeJoined(StampedEvent, frozen=True, tag=True):
     """A node is there for this job: new, back again, or lent by another job."""
 
     node: NodeId
 
 
-class NodeLost(Happened, frozen=True, tag=True):
+class NodeLost(StampedEvent, frozen=True, tag=True):
     """A node was not heard of for too long, or left."""
 
     node: NodeId
     reason: str
 
 
-class NodeDraining(Happened, frozen=True, tag=True):
+class NodeDraining(StampedEvent, frozen=True, tag=True):
     """A node finishes what it holds and takes nothing more from this job."""
 
     node: NodeId
     reason: str
 
 
-class RoundPlanned(Happened, frozen=True, tag=True):
+class RoundPlanned(StampedEvent, frozen=True, tag=True):
     """The plan that `PlanRound` asked for was made."""
 
     plan: RoundPlan
 
 
-class UpdateReceived(Happened, frozen=True, tag=True):
+class UpdateReceived(StampedEvent, frozen=True, tag=True):
     """An update is complete, checked and durable."""
 
     node: NodeId
     round: int
     lease: int
-    update: Update
+    update: AcceptedUpdate
 
 
-class UpdateRefused(Happened, frozen=True, tag=True):
+class UpdateRejected(StampedEvent, frozen=True, tag=True):
     """The shell refused an update of a known node."""
 
     node: NodeId
@@ -85,7 +89,7 @@ class UpdateRefused(Happened, frozen=True, tag=True):
     reason: str
 
 
-class ShardHandedBack(Happened, frozen=True, tag=True):
+class ShardHandedBack(StampedEvent, frozen=True, tag=True):
     """A participant gave its shard back unfinished."""
 
     node: NodeId
@@ -94,13 +98,13 @@ class ShardHandedBack(Happened, frozen=True, tag=True):
     reason: str
 
 
-class DeadlineReached(Happened, frozen=True, tag=True):
+class DeadlineReached(StampedEvent, frozen=True, tag=True):
     """The time that `SetDeadline` asked for has come."""
 
     round: int
 
 
-class AggregateReady(Happened, frozen=True, tag=True):
+class AggregateReady(StampedEvent, frozen=True, tag=True):
     """The closed round's updates were folded into the next model."""
 
     round: int
@@ -115,14 +119,14 @@ class AggregateReady(Happened, frozen=True, tag=True):
     """Cosine of each update with the mean of the others; of some it is not known."""
 
 
-class ModelLost(Happened, frozen=True, tag=True):
+class ModelLost(StampedEvent, frozen=True, tag=True):
     """The current model's bytes are missing or damaged on disk."""
 
     model: Digest
     reason: str
 
 
-class EvaluationReady(Happened, frozen=True, tag=True):
+class EvaluationReady(StampedEvent, frozen=True, tag=True):
     """The held-out set was evaluated with the model of ``round``."""
 
     round: int
@@ -132,14 +136,14 @@ class EvaluationReady(Happened, frozen=True, tag=True):
     metric_name: str
 
 
-class EvaluationFailed(Happened, frozen=True, tag=True):
+class EvaluationFailed(StampedEvent, frozen=True, tag=True):
     """The evaluator gave up on a model."""
 
     round: int
     reason: str
 
 
-class UpdatesJudged(Happened, frozen=True, tag=True):
+class UpdatesJudged(StampedEvent, frozen=True, tag=True):
     """Some updates of a round were measured on held-out data, or that was given up."""
 
     round: int
@@ -152,28 +156,28 @@ class UpdatesJudged(Happened, frozen=True, tag=True):
     reason: str = ""
 
 
-class JobPaused(Happened, frozen=True, tag=True):
+class JobPaused(StampedEvent, frozen=True, tag=True):
     """A user asked to pause, or the coordinator cannot go on without one."""
 
     reason: str = ""
     """Why, when it was the coordinator."""
 
 
-class JobResumed(Happened, frozen=True, tag=True):
+class JobResumed(StampedEvent, frozen=True, tag=True):
     """A user asked to go on."""
 
 
-class JobStopped(Happened, frozen=True, tag=True):
+class JobStopped(StampedEvent, frozen=True, tag=True):
     """A user asked to end the job with the model it has."""
 
 
-class ParametersChanged(Happened, frozen=True, tag=True):
+class ParametersChanged(StampedEvent, frozen=True, tag=True):
     """A user changed settings; ``spec`` is the whole validated result."""
 
     spec: JobSpec
 
 
-class RoundRecorded(Happened, frozen=True, tag=True):
+class RoundRecorded(StampedEvent, frozen=True, tag=True):
     """The round's figures, for people. The machine writes it and never reads it."""
 
     round: int
@@ -213,7 +217,7 @@ class MeasuredUpdate(msgspec.Struct, frozen=True):
     """Why the quality is what it is."""
 
 
-class RoundMeasured(Happened, frozen=True, tag=True):
+class RoundMeasured(StampedEvent, frozen=True, tag=True):
     """The quality of a round's updates is final. The machine writes it and never reads it.
 
     Rounds follow each other in ascending order, each once. Payments are a fold of these.
@@ -224,7 +228,7 @@ class RoundMeasured(Happened, frozen=True, tag=True):
     """In slot order."""
 
 
-class JobEnded(Happened, frozen=True, tag=True):
+class JobEnded(StampedEvent, frozen=True, tag=True):
     """The job has ended and no round is measured after this. The machine never reads it."""
 
     phase: str
@@ -232,7 +236,7 @@ class JobEnded(Happened, frozen=True, tag=True):
     reason: str
 
 
-class FundingChanged(Happened, frozen=True, tag=True):
+class FundingChanged(StampedEvent, frozen=True, tag=True):
     """Payments stated how much of the job's work its escrow covers."""
 
     funded_samples: int | None
@@ -241,7 +245,7 @@ class FundingChanged(Happened, frozen=True, tag=True):
     """Why it is no more, for users."""
 
 
-NodeEvent = NodeJoined | NodeLost | NodeDraining | UpdateReceived | UpdateRefused | ShardHandedBack
+NodeEvent = NodeJoined | NodeLost | NodeDraining | UpdateReceived | UpdateRejected | ShardHandedBack
 """What nodes do."""
 
 ControlEvent = (

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from coordinator.core.job import BlobRef, Job, Model, Round
+from coordinator.core.job.state import Job, Model, Round
 from hypergpu.ids import Digest
+from hypergpu.statements.assignment import BlobRef
 
 
 def live_blobs(job: Job) -> frozenset[Digest]:

@@ -7,6 +7,7 @@ import msgspec
 from coordinator.core.plan.decision import NodePlan, PlanMemory
 from hypergpu.ids import Digest, JobId, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec
+from hypergpu.statements.assignment import BlobRef, Delta, Prefetch, SampleRange
 from hypergpu.statements.contribution import Contribution
 from hypergpu.statements.domain import Terms
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -30,21 +31,6 @@ class Phase(Enum):
 ENDED = frozenset({Phase.FINISHED, Phase.STOPPED, Phase.FAILED})
 
 
-class BlobRef(msgspec.Struct, frozen=True):
-    """A blob by name."""
-
-    digest: Digest
-    size_bytes: Bytes
-
-
-class Delta(msgspec.Struct, frozen=True):
-    """A compressed difference: the model ``base`` plus it is the model that carries it."""
-
-    base: Digest
-    blob: BlobRef
-    scheme: str
-
-
 class Model(msgspec.Struct, frozen=True):
     """The global parameters after ``round`` rounds, as nodes hold them, and what the coordinator
     keeps beside them.
@@ -63,36 +49,11 @@ class Model(msgspec.Struct, frozen=True):
         return self.deltas[-1] if self.deltas else None
 
 
-class SampleRange(msgspec.Struct, frozen=True):
-    """Positions [start, start + count) of a partition's endless sample stream."""
-
-    start: int
-    count: Samples
-
-
 class Shard(msgspec.Struct, frozen=True):
     """What one participant trains on in one round."""
 
     partition: int
     ranges: tuple[SampleRange, ...]
-
-
-class Ahead(msgspec.Struct, frozen=True):
-    """Inner steps of a round that a node takes from its own end of the round before, so that it
-    can take them while that one's updates are on their way.
-
-    Everything that decides them is stated when they are granted: a node that has to take them again
-    takes the same.
-    """
-
-    round: int
-    """Whose shard they are the beginning of."""
-    inner_steps: int
-    shard: Shard
-    seed: int
-    global_samples: Samples
-    """What schedules are indexed by: as if the round before were done."""
-    total_samples: Samples
 
 
 class Stream(msgspec.Struct, frozen=True):
@@ -105,7 +66,7 @@ class Stream(msgspec.Struct, frozen=True):
     returned: tuple[SampleRange, ...] = ()
 
 
-class Update(msgspec.Struct, frozen=True):
+class AcceptedUpdate(msgspec.Struct, frozen=True):
     """An accepted update: where it lies and what its sender says of it."""
 
     blob: BlobRef
@@ -121,7 +82,7 @@ class Update(msgspec.Struct, frozen=True):
     """Of its sender, over the contribution that it is."""
 
 
-class Work(Enum):
+class WorkState(Enum):
     """Where one participant is within its round."""
 
     PENDING = "pending"
@@ -140,10 +101,10 @@ class Participant(msgspec.Struct, frozen=True):
     shard: Shard
     plan: NodePlan
     assigned_at_ms: Milliseconds
-    begun: Ahead | None = None
-    """What its shard begins with, where it was granted with the round before."""
-    work: Work = Work.PENDING
-    update: Update | None = None
+    prefetched: Prefetch | None = None
+    """First steps of its shard that it could take in the round before."""
+    work: WorkState = WorkState.PENDING
+    update: AcceptedUpdate | None = None
     took_ms: Milliseconds = Milliseconds(0)
     """From its assignment until its update was in, pauses left out; 0: it is not."""
 
@@ -170,7 +131,7 @@ class Round(msgspec.Struct, frozen=True):
     """What the whole job will have processed if the rounds to come are like this one."""
     opened_at_ms: Milliseconds
     participants: dict[NodeId, Participant]
-    counts: dict[Work, int]
+    counts: dict[WorkState, int]
     """How many participants are where, kept beside them: an update costs no walk over all."""
     inner_steps: int
     """The middle of what its participants take."""
@@ -204,8 +165,10 @@ class Member(msgspec.Struct, frozen=True):
     last_accepted: Digest | None = None
     accepted_lease: int = 0
     """The lease of ``last_accepted``: two updates may have the same bytes, never the same lease."""
-    ahead: Ahead | None = None
-    """What it may begin the next round with; the next opening takes it over or puts it back."""
+    prefetch: Prefetch | None = None
+    """First steps of the next round: they become the beginning of its shard or go back into the
+    stream.
+    """
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -318,6 +281,9 @@ class Job(msgspec.Struct, frozen=True):
     """While paused: the phase that a resume returns to."""
     paused_at_ms: Milliseconds = Milliseconds(0)
     model: Model | None = None
+    layout: Digest = Digest("")
+    """Digest of the layout of the job's models; empty before the first one."""
+    workload_version: int = 1
     lost_model: bool = False
     """The current model's bytes are damaged; they are being made again from ``previous`` and
     ``closed``.

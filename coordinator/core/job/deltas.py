@@ -1,7 +1,8 @@
 """How many differences between models are kept: a node that missed some rounds applies several."""
 
-from coordinator.core.job import Delta, Model
+from coordinator.core.job.state import Model
 from hypergpu.ids import Digest
+from hypergpu.statements.assignment import Delta
 from hypergpu.units import Bytes
 
 DELTAS_MOST = 16

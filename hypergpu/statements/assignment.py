@@ -1,4 +1,4 @@
-"""What the coordinator asks of a node, as plain values."""
+"""Work that the coordinator assigns to a node; `hypergpu.wire.assignment` translates it."""
 
 import msgspec
 
@@ -16,7 +16,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class BlobRef(msgspec.Struct, frozen=True):
-    """A blob that can be fetched by digest."""
+    """A blob by name; it can be fetched by digest."""
 
     digest: Digest
     size_bytes: Bytes
@@ -38,23 +38,28 @@ class InitialModel(msgspec.Struct, frozen=True):
 
 
 class SampleRange(msgspec.Struct, frozen=True):
-    """Positions [start, start + count) of the partition's endless stream."""
+    """Positions [start, start + count) of a partition's endless sample stream."""
 
     start: int
     count: Samples
 
 
-class Ahead(msgspec.Struct, frozen=True):
-    """Inner steps of a round that start from this node's own end of the round before, so that they
-    can be taken while that one's update is on its way.
+class Prefetch(msgspec.Struct, frozen=True):
+    """Inner steps of a round that a node takes from its own end of the round before, while that
+    round's updates travel.
+
+    Everything that decides them is stated with the round before: a node that has to take them again
+    takes the same.
     """
 
     round: int
-    """Whose shard they are the beginning of."""
+    """The round that they are the first steps of."""
     inner_steps: int
     ranges: tuple[SampleRange, ...]
+    """The beginning of the node's shard in that round."""
     seed: int
     global_samples: Samples = Samples(0)
+    """Index of schedules: as if the round before were done."""
     total_samples: Samples = Samples(0)
 
 
@@ -69,27 +74,37 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, str | int | float | bool] = {}
     inner_steps: int
     batch_size: int
-    """Of this node."""
+    """Samples in an inner step of this node."""
     stated_batch_size: int = 0
     """As the job file has it; 0: the same."""
     learning_rate: float
     weight_decay: float = 0.0
     warmup_steps: int = 0
     schedule: str = "constant"
+    """``constant`` or ``cosine``."""
     codec: str
+    """Compression scheme of the update."""
     seed: int
+    """Keyed by (job seed, slot, round): whatever the model draws while it trains."""
     global_samples: Samples = Samples(0)
+    """Samples the whole job had processed when the round began."""
     total_samples: Samples = Samples(0)
+    """Schedules end here; 0 with ``constant``."""
     partition: int = 0
     partitions: int = 1
     skew_alpha: float = 0.0
+    """Dirichlet concentration of the label skew; 0 is IID."""
     data_seed: int = 0
+    """Keys partitions and permutations: the same for every node of the job."""
     ranges: tuple[SampleRange, ...]
     model: BlobRef
     layout: Digest
     manifest: BlobRef | None = None
-    begun: Ahead | None = None
-    """What the shard begins with; without the end state of the round before nothing."""
+    """The user's files; None for the workload's own data."""
+    prefetched: Prefetch | None = None
+    """The first steps of the shard; without the end state of the round before they are steps like
+    all others.
+    """
 
     @property
     def full_steps(self) -> float:
@@ -114,24 +129,11 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     upload_after_ms: Milliseconds = Milliseconds(0)
     """How long a finished update waits, so that all nodes' uploads do not begin at once."""
     connections: int = 1
-    """To move the model and the update over."""
+    """Connections to move the model and the update over."""
     terms: Terms = Terms()
-    """For whom and where the work counts; of no other say in what is done."""
+    """For whom and on which ledger the work is signed; the training does not depend on it."""
     epoch: int = 0
-    """Of the round: what is settled together."""
-    ahead: Ahead | None = None
-    """What the next round's shard may be begun with when this one is done."""
+    """Number of the epoch that the round is settled in."""
+    prefetch: Prefetch | None = None
+    """First steps of the next round, to take once this one's update is out."""
     reason: str = ""
-
-
-class Update(msgspec.Struct, frozen=True):
-    """A finished update, by name, and what the node says of its making."""
-
-    digest: Digest
-    size_bytes: Bytes
-    inner_steps: int
-    samples: Samples
-    compute_ms: Milliseconds = Milliseconds(0)
-    loss_first: float | None = None
-    """None when it is not finite."""
-    loss_last: float | None = None

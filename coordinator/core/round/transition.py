@@ -25,8 +25,8 @@ Rules that hold in every phase:
 
 from msgspec.structs import replace
 
-from coordinator.core.commands import InitialiseModel
-from coordinator.core.events import (
+from coordinator.core.job.commands import InitialiseModel
+from coordinator.core.job.events import (
     AggregateReady,
     ControlEvent,
     DeadlineReached,
@@ -50,18 +50,18 @@ from coordinator.core.events import (
     RoundPlanned,
     ShardHandedBack,
     UpdateReceived,
-    UpdateRefused,
+    UpdateRejected,
 )
-from coordinator.core.job import Job
+from coordinator.core.job.state import Job
 from coordinator.core.quality.records import record_quality
 from coordinator.core.round import control, membership, models
 from coordinator.core.round.legality import refusal
-from coordinator.core.round.rounds import Step, open_planned_round
+from coordinator.core.round.rounds import JobStep, open_planned_round
 
-__all__ = ["Step", "refusal", "transition"]
+__all__ = ["JobStep", "refusal", "transition"]
 
 
-def transition(job: Job | None, event: Event) -> Step:
+def transition(job: Job | None, event: Event) -> JobStep:
     """Advance the job by one event.
 
     Args:
@@ -80,13 +80,13 @@ def transition(job: Job | None, event: Event) -> Step:
             raise ValueError(f"a journal begins with JobCreated, not {type(event).__name__}")
         return _create_job(event)
     if refusal(job, event):
-        return Step(job)
+        return JobStep(job)
     step = _advance(replace(job, at_ms=max(job.at_ms, event.at_ms)), event)
     after, records = record_quality(job, event, step.job)
-    return Step(after, (*step.commands, *records))
+    return JobStep(after, (*step.commands, *records))
 
 
-def _create_job(event: JobCreated) -> Step:
+def _create_job(event: JobCreated) -> JobStep:
     job = Job(
         job_id=event.job_id,
         spec=event.spec,
@@ -95,10 +95,10 @@ def _create_job(event: JobCreated) -> Step:
         at_ms=event.at_ms,
         funding=event.funding,
     )
-    return Step(job, (InitialiseModel(job.job_id, job.spec, job.manifest),))
+    return JobStep(job, (InitialiseModel(job.job_id, job.spec, job.manifest),))
 
 
-def _advance(job: Job, event: Event) -> Step:
+def _advance(job: Job, event: Event) -> JobStep:
     if isinstance(event, NodeEvent):
         return _node_step(job, event)
     if isinstance(event, ControlEvent):
@@ -107,10 +107,10 @@ def _advance(job: Job, event: Event) -> Step:
         return _model_step(job, event)
     if isinstance(event, RoundPlanned):
         return open_planned_round(job, event.plan)
-    return Step(job)
+    return JobStep(job)
 
 
-def _node_step(job: Job, event: NodeEvent) -> Step:
+def _node_step(job: Job, event: NodeEvent) -> JobStep:
     match event:
         case NodeJoined():
             return membership.add_node(job, event)
@@ -120,13 +120,13 @@ def _node_step(job: Job, event: NodeEvent) -> Step:
             return membership.drain_node(job, event)
         case UpdateReceived():
             return membership.receive_update(job, event)
-        case UpdateRefused():
+        case UpdateRejected():
             return membership.count_rejection(job)
         case ShardHandedBack():
             return membership.take_back_shard(job, event)
 
 
-def _control_step(job: Job, event: ControlEvent) -> Step:
+def _control_step(job: Job, event: ControlEvent) -> JobStep:
     match event:
         case DeadlineReached():
             return control.note_deadline(job)
@@ -142,7 +142,7 @@ def _control_step(job: Job, event: ControlEvent) -> Step:
             return control.change_funding(job, event)
 
 
-def _model_step(job: Job, event: ModelEvent) -> Step:
+def _model_step(job: Job, event: ModelEvent) -> JobStep:
     match event:
         case ModelInitialised():
             return models.take_first_model(job, event)

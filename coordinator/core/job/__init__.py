@@ -1,0 +1,1 @@
+"""One training run as pure values: its state, events and commands."""

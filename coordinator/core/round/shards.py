@@ -1,0 +1,87 @@
+"""What nodes receive when a round opens: their shards, and their prefetch of the next round.
+
+A prefetch is a piece of a stream like a shard, kept with a member until the next round opens. There
+it becomes the beginning of the member's shard, or goes back into the stream: nothing is dropped,
+and nothing counts that no accepted update covers.
+"""
+
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from coordinator.core.job.state import Job, Member, Shard, Stream
+from coordinator.core.plan.decision import NodePlan, RoundPlan
+from coordinator.core.round.seeds import seed_for
+from coordinator.core.round.streams import return_samples, take_samples
+from hypergpu.ids import NodeId
+from hypergpu.statements.assignment import Prefetch, SampleRange
+from hypergpu.units import Samples
+
+
+class ShardDeal(NamedTuple):
+    """Who has which samples once the round is open."""
+
+    shards: dict[NodeId, Shard]
+    prefetched: dict[NodeId, Prefetch]
+    """The beginnings of shards that were prefetches of the round before."""
+    members: dict[NodeId, Member]
+    streams: tuple[Stream, ...]
+
+
+def shard_samples(ranges: tuple[SampleRange, ...]) -> Samples:
+    """How many samples a shard holds."""
+    return Samples(sum(range_.count for range_ in ranges))
+
+
+def due_prefetch(job: Job, node: NodeId) -> Prefetch | None:
+    """A member's prefetch of the round after the newest model's; None without one."""
+    prefetch = job.members[node].prefetch
+    is_due = prefetch is not None and job.model is not None and prefetch.round == job.model.round
+    return prefetch if is_due else None
+
+
+def deal_shards(job: Job, plan: RoundPlan, total_samples: Samples) -> ShardDeal:
+    """Give every node of the plan its shard and, unless the job is done then, its next prefetch.
+
+    Args:
+        job: The job before the round.
+        plan: The plan of the round.
+        total_samples: With so many the job is done, and schedules end there.
+    """
+    stated, streams = job.spec.training.batch_size, list(job.streams)
+    members, prefetched = dict(job.members), {}
+    for node, member in job.members.items():
+        if (prefetch := member.prefetch) is None:
+            continue
+        members[node] = replace(member, prefetch=None)
+        if _is_of_use(prefetch, plan.round, plan.nodes.get(node), stated):
+            prefetched[node] = prefetch
+        else:
+            place = member.slot % len(streams)
+            streams[place] = return_samples(streams[place], prefetch.ranges)
+    shards = {}
+    for node, part in plan.nodes.items():
+        first = prefetched[node].ranges if node in prefetched else ()
+        samples = Samples(part.inner_steps * part.batch(stated) - shard_samples(first))
+        place = members[node].slot % len(streams)
+        rest, streams[place] = take_samples(streams[place], samples)
+        shards[node] = Shard(place, (*first, *rest))
+    done = job.tally.samples + sum(shard_samples(shard.ranges) for shard in shards.values())
+    for node, part in plan.nodes.items() if done < total_samples else ():
+        if not part.prefetch_steps:
+            continue
+        slot, number = members[node].slot, plan.round + 1
+        place = shards[node].partition
+        samples = Samples(part.prefetch_steps * part.batch(stated))
+        ranges, streams[place] = take_samples(streams[place], samples)
+        seed = seed_for(job.spec.training.seed, "prefetch", slot, number)
+        prefetch = Prefetch(number, part.prefetch_steps, ranges, seed, Samples(done), total_samples)
+        members[node] = replace(members[node], prefetch=prefetch)
+    return ShardDeal(shards, prefetched, members, tuple(streams))
+
+
+def _is_of_use(prefetch: Prefetch, number: int, part: NodePlan | None, stated: int) -> bool:
+    """Whether the node takes part, with so many steps of that size at least."""
+    if part is None or prefetch.round != number or part.inner_steps < prefetch.inner_steps:
+        return False
+    return shard_samples(prefetch.ranges) == prefetch.inner_steps * part.batch(stated)
