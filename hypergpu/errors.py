@@ -5,163 +5,152 @@ can fix them and decides the command line's exit code (``10 + number // 1000``).
 """
 
 from enum import Enum
-from typing import NamedTuple
 
-
-class Explanation(NamedTuple):
-    """What a reason means to a person."""
-
-    number: int
-    status: str  # the gRPC status code's name
-    fix: str
+_NEW_TOKEN = "ask for a new token: hypergpu token create"
 
 
 class Reason(Enum):
-    """Why something failed or was rejected."""
+    """Why something failed or was rejected: a number, the gRPC status code's name, and the fix."""
+
+    def __init__(self, number: int, status: str, fix: str) -> None:
+        self.number = number
+        self.status = status
+        self.fix = fix
 
     # 1xxx: who you are
-    VERSION_MISMATCH = Explanation(1001, "FAILED_PRECONDITION", "upgrade the older side")
-    TOKEN_INVALID = Explanation(
-        1101, "UNAUTHENTICATED", "ask for a new token: hypergpu token create"
-    )
-    TOKEN_EXPIRED = Explanation(
-        1102, "UNAUTHENTICATED", "ask for a new token: hypergpu token create"
-    )
-    TOKEN_REVOKED = Explanation(
-        1103, "UNAUTHENTICATED", "ask for a new token: hypergpu token create"
-    )
-    TOKEN_USED_UP = Explanation(
-        1104, "UNAUTHENTICATED", "ask for a new token: hypergpu token create"
-    )
-    ROLE_FORBIDDEN = Explanation(1105, "PERMISSION_DENIED", "use a token of the role that is named")
-    AUTHORITY_MISMATCH = Explanation(
+    VERSION_MISMATCH = 1001, "FAILED_PRECONDITION", "upgrade the older side"
+    TOKEN_INVALID = 1101, "UNAUTHENTICATED", _NEW_TOKEN
+    TOKEN_EXPIRED = 1102, "UNAUTHENTICATED", _NEW_TOKEN
+    TOKEN_REVOKED = 1103, "UNAUTHENTICATED", _NEW_TOKEN
+    TOKEN_USED_UP = 1104, "UNAUTHENTICATED", _NEW_TOKEN
+    ROLE_FORBIDDEN = 1105, "PERMISSION_DENIED", "use a token of the role that is named"
+    AUTHORITY_MISMATCH = (
         1106,
         "UNAUTHENTICATED",
         "the address answers with another CA: take a fresh join line from the operator",
     )
-    NODE_REVOKED = Explanation(
-        1107, "PERMISSION_DENIED", "ask the operator to admit the node again"
-    )
-    SIGNATURE_INVALID = Explanation(
-        1108, "UNAUTHENTICATED", "the node's identity key does not match its id"
-    )
-    RATE_LIMITED = Explanation(1109, "RESOURCE_EXHAUSTED", "wait and try again")
+    NODE_REVOKED = 1107, "PERMISSION_DENIED", "ask the operator to admit the node again"
+    SIGNATURE_INVALID = 1108, "UNAUTHENTICATED", "the node's identity key does not match its id"
+    RATE_LIMITED = 1109, "RESOURCE_EXHAUSTED", "wait and try again"
     # 2xxx: jobs
-    JOB_UNKNOWN = Explanation(2001, "NOT_FOUND", "list the jobs: hypergpu job ls")
-    SPEC_INVALID = Explanation(2002, "INVALID_ARGUMENT", "correct the job file as said")
-    JOB_PHASE = Explanation(2003, "FAILED_PRECONDITION", "see its phase: hypergpu job show")
-    WORKLOAD_UNKNOWN = Explanation(2004, "INVALID_ARGUMENT", "list the workloads: hypergpu env")
-    TORCH_MISSING = Explanation(
+    JOB_UNKNOWN = 2001, "NOT_FOUND", "list the jobs: hypergpu job ls"
+    SPEC_INVALID = 2002, "INVALID_ARGUMENT", "correct the job file as said"
+    JOB_PHASE = 2003, "FAILED_PRECONDITION", "see its phase: hypergpu job show"
+    WORKLOAD_UNKNOWN = 2004, "INVALID_ARGUMENT", "list the workloads: hypergpu env"
+    TORCH_MISSING = (
         2005,
         "FAILED_PRECONDITION",
         "install it where the coordinator runs: pip install 'hypergpu[torch]'",
     )
-    MODEL_MISSING = Explanation(2006, "FAILED_PRECONDITION", "wait for the job's first model")
+    MODEL_MISSING = 2006, "FAILED_PRECONDITION", "wait for the job's first model"
     # 3xxx: updates
-    UPDATE_TOO_LARGE = Explanation(
-        3001, "INVALID_ARGUMENT", "the size must be the one the job's codec gives"
+    UPDATE_TOO_LARGE = 3001, "INVALID_ARGUMENT", "the size must be the one the job's codec gives"
+    NONCE_REPLAYED = 3002, "ALREADY_EXISTS", "use a nonce above the last one"
+    LEASE_STALE = 3003, "FAILED_PRECONDITION", "drop the work: its lease is no longer current"
+    UPDATE_LATE = (
+        3004,
+        "FAILED_PRECONDITION",
+        "its round is closed: return it to the error feedback",
     )
-    NONCE_REPLAYED = Explanation(3002, "ALREADY_EXISTS", "use a nonce above the last one")
-    LEASE_STALE = Explanation(
-        3003, "FAILED_PRECONDITION", "drop the work: its lease is no longer current"
-    )
-    UPDATE_LATE = Explanation(
-        3004, "FAILED_PRECONDITION", "its round is closed: return it to the error feedback"
-    )
-    DIGEST_MISMATCH = Explanation(3005, "DATA_LOSS", "send the bytes again from offset 0")
-    OFFSET_MISMATCH = Explanation(3006, "OUT_OF_RANGE", "go on at the committed offset")
-    UPDATE_MALFORMED = Explanation(
-        3007, "INVALID_ARGUMENT", "encode it with the job's codec and layout"
-    )
-    UPDATE_NOT_FINITE = Explanation(3008, "INVALID_ARGUMENT", "lower the inner learning rate")
+    DIGEST_MISMATCH = 3005, "DATA_LOSS", "send the bytes again from offset 0"
+    OFFSET_MISMATCH = 3006, "OUT_OF_RANGE", "go on at the committed offset"
+    UPDATE_MALFORMED = 3007, "INVALID_ARGUMENT", "encode it with the job's codec and layout"
+    UPDATE_NOT_FINITE = 3008, "INVALID_ARGUMENT", "lower the inner learning rate"
     # 4xxx: data and storage
-    BLOB_UNKNOWN = Explanation(4001, "NOT_FOUND", "it was collected, or never sent")
-    DISK_FULL = Explanation(
-        4002, "RESOURCE_EXHAUSTED", "free disk space, raise the quota or remove ended jobs"
-    )
-    MANIFEST_INVALID = Explanation(4003, "INVALID_ARGUMENT", "send every file the manifest names")
-    JOURNAL_DAMAGED = Explanation(
-        4004, "DATA_LOSS", "its older events are lost; watch from a later sequence number"
+    BLOB_UNKNOWN = 4001, "NOT_FOUND", "it was collected, or never sent"
+    DISK_FULL = 4002, "RESOURCE_EXHAUSTED", "free disk space, raise the quota or remove ended jobs"
+    MANIFEST_INVALID = 4003, "INVALID_ARGUMENT", "send every file the manifest names"
+    JOURNAL_DAMAGED = (
+        4004,
+        "DATA_LOSS",
+        "its older events are lost; watch from a later sequence number",
     )
     # 5xxx: the coordinator itself
-    NOT_READY = Explanation(
-        5001, "UNAVAILABLE", "the coordinator is starting or stopping: try again"
-    )
-    NODE_UNKNOWN = Explanation(5002, "NOT_FOUND", "list the nodes: hypergpu node ls")
-    TOKEN_UNKNOWN = Explanation(5003, "NOT_FOUND", "list the tokens: hypergpu token ls")
-    REQUEST_INVALID = Explanation(5004, "INVALID_ARGUMENT", "correct the request as said")
-    COORDINATOR_UNREACHABLE = Explanation(
+    NOT_READY = 5001, "UNAVAILABLE", "the coordinator is starting or stopping: try again"
+    NODE_UNKNOWN = 5002, "NOT_FOUND", "list the nodes: hypergpu node ls"
+    TOKEN_UNKNOWN = 5003, "NOT_FOUND", "list the tokens: hypergpu token ls"
+    REQUEST_INVALID = 5004, "INVALID_ARGUMENT", "correct the request as said"
+    COORDINATOR_UNREACHABLE = (
         5005,
         "UNAVAILABLE",
         "start it where it belongs: hypergpu up; or correct the address and port",
     )
-    STREAM_SILENT = Explanation(
-        5006, "DEADLINE_EXCEEDED", "send each message within the time; go on where it broke off"
+    STREAM_SILENT = (
+        5006,
+        "DEADLINE_EXCEEDED",
+        "send each message within the time; go on where it broke off",
     )
-    ADDRESS_UNUSABLE = Explanation(
-        5007, "FAILED_PRECONDITION", "choose another: --listen, --port, --node-port, --advertise"
+    ADDRESS_UNUSABLE = (
+        5007,
+        "FAILED_PRECONDITION",
+        "choose another: --listen, --port, --node-port, --advertise",
     )
-    FOLDER_UNUSABLE = Explanation(
-        5008, "FAILED_PRECONDITION", "mend it as said, or choose another folder: --data-dir FOLDER"
+    FOLDER_UNUSABLE = (
+        5008,
+        "FAILED_PRECONDITION",
+        "mend it as said, or choose another folder: --data-dir FOLDER",
     )
     # 6xxx: the command line itself
-    COORDINATOR_UNNAMED = Explanation(
+    COORDINATOR_UNNAMED = (
         6001,
         "FAILED_PRECONDITION",
         "start one here with: hypergpu up, or name a token: --token-file FILE",
     )
-    ARGUMENT_INVALID = Explanation(6002, "INVALID_ARGUMENT", "see the command's --help")
-    FILE_UNUSABLE = Explanation(
-        6003, "FAILED_PRECONDITION", "check the path, its permissions, and that the file is whole"
+    ARGUMENT_INVALID = 6002, "INVALID_ARGUMENT", "see the command's --help"
+    FILE_UNUSABLE = (
+        6003,
+        "FAILED_PRECONDITION",
+        "check the path, its permissions, and that the file is whole",
     )
-    CHILD_ENDED = Explanation(6004, "INTERNAL", "read what it printed above, or its log")
-    MACHINE_UNFIT = Explanation(6005, "FAILED_PRECONDITION", "apply the fix of each failed check")
-    DEMO_MISSED = Explanation(6006, "INTERNAL", "read the logs in the demo's output folder")
-    CALL_BROKEN = Explanation(6007, "INTERNAL", "read the coordinator's log and try again")
-    JOB_UNSUCCESSFUL = Explanation(6008, "ABORTED", "see why: hypergpu job show")
-    FILE_PRESENT = Explanation(
-        6009, "ALREADY_EXISTS", "choose another folder: --out FOLDER; or replace it: --overwrite"
+    CHILD_ENDED = 6004, "INTERNAL", "read what it printed above, or its log"
+    MACHINE_UNFIT = 6005, "FAILED_PRECONDITION", "apply the fix of each failed check"
+    DEMO_MISSED = 6006, "INTERNAL", "read the logs in the demo's output folder"
+    CALL_BROKEN = 6007, "INTERNAL", "read the coordinator's log and try again"
+    JOB_UNSUCCESSFUL = 6008, "ABORTED", "see why: hypergpu job show"
+    FILE_PRESENT = (
+        6009,
+        "ALREADY_EXISTS",
+        "choose another folder: --out FOLDER; or replace it: --overwrite",
     )
-    NETWORK_REFUSED = Explanation(
-        6010, "FAILED_PRECONDITION", "see what this machine can do: hypergpu netsim check --help"
+    NETWORK_REFUSED = (
+        6010,
+        "FAILED_PRECONDITION",
+        "see what this machine can do: hypergpu netsim check --help",
     )
     # 7xxx: the node itself
-    NODE_NOT_JOINED = Explanation(
-        7001, "FAILED_PRECONDITION", "join first: hypergpu-node join --token-file FILE"
+    NODE_NOT_JOINED = (
+        7001,
+        "FAILED_PRECONDITION",
+        "join first: hypergpu-node join --token-file FILE",
     )
-    STATE_LOCKED = Explanation(
-        7002, "FAILED_PRECONDITION", "stop the other daemon, or set HYPERGPU_NODE_STATE_DIR"
+    STATE_LOCKED = (
+        7002,
+        "FAILED_PRECONDITION",
+        "stop the other daemon, or set HYPERGPU_NODE_STATE_DIR",
     )
-    WORKER_UNUSABLE = Explanation(
-        7003, "FAILED_PRECONDITION", "for torch: pip install 'hypergpu[torch]'; else read the log"
+    WORKER_UNUSABLE = (
+        7003,
+        "FAILED_PRECONDITION",
+        "for torch: pip install 'hypergpu[torch]'; else read the log",
     )
     # 8xxx: the chain
-    CHAIN_UNREACHABLE = Explanation(
-        8001, "UNAVAILABLE", "start the chain, or correct the address of its RPC"
-    )
-    CHAIN_WRONG = Explanation(8002, "FAILED_PRECONDITION", "name an RPC of the chain that is meant")
-    LEDGER_WRONG = Explanation(
-        8003, "FAILED_PRECONDITION", "name a ledger of this version, or let one be deployed"
-    )
-    LEDGER_AHEAD = Explanation(
-        8004,
+    CHAIN_UNREACHABLE = 8001, "UNAVAILABLE", "start the chain, or correct the address of its RPC"
+    CHAIN_WRONG = 8002, "FAILED_PRECONDITION", "name an RPC of the chain that is meant"
+    LEDGER_WRONG = (
+        8003,
         "FAILED_PRECONDITION",
-        "the key is used elsewhere, or the journal is an old copy: use the newest journal, or"
-        " another key",
+        "name a ledger of this version, or let one be deployed",
     )
-    SENDING_HALTED = Explanation(
+    SENDING_HALTED = (
         8005,
         "ABORTED",
         "mend what made the transaction fail, then start once with: hypergpu up --retry-payments",
     )
-    ESCROW_SHORT = Explanation(
-        8006, "FAILED_PRECONDITION", "raise the job's escrow: hypergpu job set pay.escrow=AMOUNT"
+    ESCROW_SHORT = (
+        8006,
+        "FAILED_PRECONDITION",
+        "raise the job's escrow: hypergpu job set pay.escrow=AMOUNT",
     )
-
-    @property
-    def number(self) -> int:
-        """Stable four-digit number."""
-        return self.value.number
 
     @property
     def exit_code(self) -> int:
@@ -181,7 +170,7 @@ class HyperGPUError(Exception):
     """
 
     def __init__(self, reason: Reason, detail: str, *, fix: str = "") -> None:
-        self.fix = fix or reason.value.fix
+        self.fix = fix or reason.fix
         super().__init__(f"{reason.name} ({reason.number}): {detail}. Fix: {self.fix}")
         self.reason = reason
         self.detail = detail

@@ -140,8 +140,7 @@ def demo(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Train handwritten digits on five nodes here over five home lines, killing one half-way."""
     from hypergpu.cli.demo.job import plan
-    from hypergpu.cli.demo.lines import NONE, run_over_lines
-    from hypergpu.cli.demo.run import demonstrate
+    from hypergpu.cli.demo.run import NONE, demonstrate, run_over_lines
     from hypergpu.sites import told_sites
 
     sites = told_sites()
@@ -183,15 +182,13 @@ def compare(  # noqa: PLR0913 - each is an option
     as_json: AsJson = False,
 ) -> None:
     """Train a job by several strategies over the same lines and show which is there first."""
-    from hypergpu.cli.compare.compare import run_comparison, tell
-    from hypergpu.cli.compare.order import ComparisonOrder, checked_order, strategy_words
-    from hypergpu.cli.compare.running import interrupt_on_term, say_piece
-    from hypergpu.terminal.output import note
+    from hypergpu.cli.compare.compare import compare as run
+    from hypergpu.cli.compare.runs import ComparisonOrder
 
     order = ComparisonOrder(
         job=job,
         world=world,
-        strategies=strategy_words(strategies),
+        strategies=tuple(word.strip() for word in strategies.split(",") if word.strip()),
         seeds=seeds,
         backend=backend,
         target=target,
@@ -200,14 +197,7 @@ def compare(  # noqa: PLR0913 - each is an option
         worker=worker,
         give_up_after_s=give_up_after,
     )
-    interrupt_on_term()
-    try:
-        found, files = run_comparison(checked_order(order), say_piece)
-    except KeyboardInterrupt:
-        note(f"what is finished is kept in {out}; the same command goes on from there")
-        raise
-    tell(found, files, as_json=as_json)
-    if not found.is_good:
+    if not run(order, as_json=as_json).is_good:
         raise typer.Exit(MISSED_STATUS)
 
 

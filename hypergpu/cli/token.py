@@ -8,7 +8,7 @@ import typer
 from hypergpu.cli.connected import on_coordinator
 from hypergpu.terminal.commands import group
 from hypergpu.terminal.figures import span
-from hypergpu.terminal.options import AsJson, NoConfirmation
+from hypergpu.terminal.options import YEAR_S, AsJson, NoConfirmation, seconds_within
 from hypergpu.terminal.output import Column, confirm, note, say, say_json, say_table
 
 if TYPE_CHECKING:
@@ -31,22 +31,24 @@ def create(
     coordinator: "Coordinator",
     *,
     role: Annotated[RoleName, typer.Option("--role", help="Who will hold it.")] = RoleName.NODE,
-    ttl: Annotated[str, typer.Option("--ttl", help="How long it is good: 30m, 24h.")] = "24h",
+    ttl: Annotated[
+        float,
+        typer.Option(
+            "--ttl",
+            parser=seconds_within(1, YEAR_S),
+            metavar="DURATION",
+            help="How long it is good: 30m, 24h.",
+            show_default="24h",
+        ),
+    ] = 86_400.0,
     uses: Annotated[int, typer.Option("--uses", min=0, help="0: as often as one likes.")] = 0,
     label: Annotated[str, typer.Option("--label", help="For you, in the list.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Make a token; it is shown once."""
-    from hypergpu.jobfile.schema import InvalidValue, duration_ms
-    from hypergpu.terminal.failure import usage_error
     from hypergpu.wire.token import Role
 
-    ttl_ms = duration_ms(ttl)
-    if isinstance(ttl_ms, InvalidValue):
-        raise usage_error(f"--ttl: {ttl_ms.what}", ttl_ms.fix)
-    made = coordinator.create_token(
-        Role(role.value), ttl_s=max(1, ttl_ms // 1000), uses=uses, label=label
-    )
+    made = coordinator.create_token(Role(role.value), ttl_s=int(ttl), uses=uses, label=label)
     if as_json:
         say_json(made)
         return

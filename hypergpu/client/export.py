@@ -22,7 +22,7 @@ from hypergpu.digest import RunningDigest, digest_of, running_digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.files import SHARED, fill_durably, write_durably
 from hypergpu.ids import Digest
-from hypergpu.tensors.layout import Flat, TensorKind, unpack
+from hypergpu.tensors.layout import Flat, unpack
 from hypergpu.v1 import job_pb2
 
 MODEL_NAME = "model.safetensors"
@@ -30,11 +30,6 @@ CARD_NAME = "README.md"
 JOB_FIELD = "hypergpu.job"
 CARD_FIELD = "hypergpu.card"
 """Digest of the card that was written beside the model."""
-_ELEMENT = {
-    TensorKind.PARAMETER: ("F32", 4),
-    TensorKind.STATISTIC: ("F32", 4),
-    TensorKind.INTEGER: ("I64", 8),
-}
 
 
 class ExportedModel(msgspec.Struct, frozen=True):

@@ -46,8 +46,8 @@ class EvaluationPoint(msgspec.Struct, frozen=True, kw_only=True):
     """How many rounds made the model."""
     at_ms: Milliseconds
     """When the model was there; judging it takes the coordinator's time, not the training's."""
-    loss: float | None
-    metric: float | None
+    loss: float | None = None
+    metric: float | None = None
     """None: it was no number, as after a training that diverged."""
     samples: Samples
     """All until then, as the bytes are."""
@@ -91,7 +91,7 @@ def target_reached_at(
     """When the metric called ``name`` first was at the target or beyond; None when it never was.
 
     Between the last evaluation below and the first at the target everything is taken to have grown
-    evenly. What the first evaluation has target_reached_at already counts from there.
+    evenly. A target that the first evaluation has reached counts from there.
     """
     before: EvaluationPoint | None = None
     for point in points:
@@ -122,25 +122,12 @@ def _between(before: EvaluationPoint | None, after: EvaluationPoint, target: flo
 
 
 def _with_round(history: History, event: JobEvent) -> History:
-    fields = event.body
-    duration_ms = _count(fields, "duration_ms")
     began_at_ms = history.began_at_ms
     if began_at_ms is None:
-        began_at_ms = event.at_ms - duration_ms
-    point = RoundPoint(
-        number=_count(fields, "round") + 1,
-        duration_ms=Milliseconds(duration_ms),
-        ended_ms=Milliseconds(event.at_ms - began_at_ms),
-        participants=_count(fields, "participants"),
-        updates=_count(fields, "updates"),
-        samples=Samples(_count(fields, "samples")),
-        bytes_up=Bytes(_count(fields, "bytes_up")),
-        bytes_down=Bytes(_count(fields, "bytes_down")),
-        loss=_score(fields, "loss"),
-        inner_steps=_count(fields, "inner_steps"),
-        codecs=_counts(fields, "codecs"),
-        forecast_error=_score(fields, "forecast_error"),
-    )
+        began_at_ms = event.at_ms - _number(event.body, "duration_ms")
+    number = _number(event.body, "round") + 1
+    own = {"number": number, "ended_ms": event.at_ms - began_at_ms}
+    point = msgspec.convert({**event.body, **own}, RoundPoint)
     return msgspec.structs.replace(
         history, began_at_ms=began_at_ms, rounds=(*history.rounds, point)
     )
@@ -148,17 +135,14 @@ def _with_round(history: History, event: JobEvent) -> History:
 
 def _with_evaluation(history: History, event: JobEvent) -> History:
     # The model of round n is what n closed rounds made; others may have closed meanwhile.
-    number = _count(event.body, "round")
+    number = _number(event.body, "round")
     made_it = [each for each in history.rounds if each.number <= number]
-    point = EvaluationPoint(
-        round=number,
-        at_ms=made_it[-1].ended_ms if made_it else Milliseconds(0),
-        loss=_score(event.body, "loss"),
-        metric=_score(event.body, "metric"),
-        samples=Samples(sum(each.samples for each in made_it)),
-        bytes_up=Bytes(sum(each.bytes_up for each in made_it)),
-        bytes_down=Bytes(sum(each.bytes_down for each in made_it)),
-    )
+    totals = {
+        name: sum(getattr(each, name) for each in made_it)
+        for name in ("samples", "bytes_up", "bytes_down")
+    }
+    at_ms = made_it[-1].ended_ms if made_it else 0
+    point = msgspec.convert({**event.body, **totals, "at_ms": at_ms}, EvaluationPoint)
     name = str(event.body.get("metric_name") or history.metric_name)
     return msgspec.structs.replace(
         history, evaluations=(*history.evaluations, point), metric_name=name
@@ -171,17 +155,6 @@ def metric_after(history: History, number: int) -> float | None:
     return next(found, None)
 
 
-def _count(fields: Mapping[str, object], name: str) -> int:
+def _number(fields: Mapping[str, object], name: str) -> int:
     value = fields.get(name)
-    return int(value) if isinstance(value, int | float) else 0
-
-
-def _counts(fields: Mapping[str, object], name: str) -> dict[str, int]:
-    value = fields.get(name)
-    named = value if isinstance(value, dict) else {}
-    return {str(key): each for key, each in named.items() if isinstance(each, int)}
-
-
-def _score(fields: Mapping[str, object], name: str) -> float | None:
-    value = fields.get(name)
-    return float(value) if isinstance(value, int | float) else None
+    return value if isinstance(value, int) else 0

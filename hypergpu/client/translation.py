@@ -2,8 +2,10 @@
 
 import json
 import math
+from typing import TypeVar
 
 import msgspec
+from google.protobuf.message import Message
 
 from hypergpu.client.values import (
     EstimateView,
@@ -31,6 +33,7 @@ ROLES = {
     Role.USER: job_pb2.TOKEN_ROLE_USER,
     Role.OPERATOR: job_pb2.TOKEN_ROLE_OPERATOR,
 }
+View = TypeVar("View", bound=msgspec.Struct)
 _ROLE_NAMES = {number: role.value for role, number in ROLES.items()}
 
 
@@ -42,41 +45,28 @@ def _hex(digest: tensor_pb2.Digest) -> str | None:
     return digest.value.hex() or None
 
 
+def _view(kind: type[View], message: Message, **given: object) -> View:
+    """A value of fields named like the message's, but for those that are given."""
+    names = set(kind.__struct_fields__) - given.keys()
+    return kind(**{name: getattr(message, name) for name in names}, **given)
+
+
 def job_view(job: job_pb2.JobSummary) -> JobView:
     """A job from the wire."""
-    return JobView(
+    return _view(
+        JobView,
+        job,
         id=job.job_id,
-        name=job.name,
-        phase=job.phase,
-        reason=job.reason,
-        round=job.round,
-        rounds=job.rounds,
-        nodes=job.nodes,
         loss=_finite(job.loss),
         metric=_finite(job.metric),
-        metric_name=job.metric_name,
-        bytes_up=job.bytes_up,
-        bytes_down=job.bytes_down,
-        updates_accepted=job.updates_accepted,
-        updates_refused=job.updates_refused,
-        samples=job.samples,
         model=_hex(job.model),
-        at_ms=job.at_ms,
     )
 
 
 def participant_view(participant: job_pb2.ParticipantSummary) -> ParticipantView:
     """A participant from the wire."""
-    return ParticipantView(
-        node=participant.node_id,
-        slot=participant.slot,
-        state=participant.state,
-        steps_done=participant.steps_done,
-        steps_total=participant.steps_total,
-        loss=_finite(participant.loss),
-        reason=participant.reason,
-        name=participant.name,
-    )
+    loss = _finite(participant.loss)
+    return _view(ParticipantView, participant, node=participant.node_id, loss=loss)
 
 
 def job_detail(found: job_pb2.GetJobResponse) -> JobDetail:
@@ -92,63 +82,49 @@ def job_detail(found: job_pb2.GetJobResponse) -> JobDetail:
 def node_view(node: job_pb2.NodeSummary) -> NodeView:
     """A node from the wire."""
     able = node.capabilities
-    return NodeView(
+    return _view(
+        NodeView,
+        node,
         id=node.node_id,
-        state=node.state,
-        reason=node.reason,
+        name=able.name,
         device=able.device,
         device_name=able.device_name,
         memory_bytes=able.memory_bytes,
         worker=able.worker,
         workloads={each.name: each.version for each in able.workloads},
         job=node.job_id or None,
-        last_seen_ms_ago=node.last_seen_ms_ago,
-        software=node.software,
-        updates_accepted=node.updates_accepted,
-        updates_refused=node.updates_refused,
         reading=reading_view(node.reading),
         health=node.health if node.health_reason else None,
-        health_reason=node.health_reason,
-        name=able.name,
     )
 
 
 def token_view(token: job_pb2.TokenSummary) -> TokenView:
     """A token from the wire."""
-    return TokenView(
+    return _view(
+        TokenView,
+        token,
         id=token.token_id,
         role=_ROLE_NAMES.get(token.role, "unknown"),
-        label=token.label,
         expires_in_s=token.expires_in_s if token.expires_in_s or token.is_expired else None,
         uses_left=None if token.is_unlimited else token.uses_left,
-        is_revoked=token.is_revoked,
     )
 
 
 def job_event(event: job_pb2.JobEvent) -> JobEvent:
     """An event from the wire."""
-    return JobEvent(
-        sequence=event.sequence, at_ms=event.at_ms, kind=event.kind, body=event_body(event)
-    )
+    return _view(JobEvent, event, body=event_body(event))
 
 
 def reading_view(reading: job_pb2.Reading) -> ReadingView:
     """A reading from the wire."""
-    return ReadingView(
-        round_trip_us=_estimate(reading.round_trip_us),
-        least_round_trip_us=reading.least_round_trip_us or None,
-        loss=_estimate(reading.loss),
-        up_bits_per_s=_estimate(reading.up_bits_per_s),
-        down_bits_per_s=_estimate(reading.down_bits_per_s),
-        step_us=_estimate(reading.step_us),
-        congestion_control=reading.congestion_control or None,
-    )
-
-
-def _estimate(estimate: job_pb2.Estimate) -> EstimateView | None:
-    if not estimate.samples and not estimate.mean:
-        return None
-    return EstimateView(estimate.mean, estimate.spread, estimate.samples, estimate.age_ms)
+    found = {
+        name: _view(EstimateView, estimate) if estimate.samples or estimate.mean else None
+        for name in ("round_trip_us", "loss", "up_bits_per_s", "down_bits_per_s", "step_us")
+        for estimate in [getattr(reading, name)]
+    }
+    least_us = reading.least_round_trip_us or None
+    control = reading.congestion_control or None
+    return ReadingView(**found, least_round_trip_us=least_us, congestion_control=control)
 
 
 def event_body(event: job_pb2.JobEvent) -> dict[str, object]:

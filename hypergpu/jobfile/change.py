@@ -6,17 +6,11 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from hypergpu.jobfile.problem import JobFileError, Problem, join_words, nearest
+from hypergpu.jobfile.reading import read_spec
 from hypergpu.jobfile.rules import spec_problems
-from hypergpu.jobfile.schema import (
-    ALIASES,
-    DURATIONS,
-    KEYS,
-    InvalidValue,
-    Scalar,
-    convert_value,
-    duration_ms,
-)
+from hypergpu.jobfile.schema import ALIASES, DURATIONS, KEYS, Scalar
 from hypergpu.jobfile.spec import SETTABLE, JobSpec
+from hypergpu.jobfile.toml import KeyLines
 
 _value: msgspec.json.Decoder[Scalar] = msgspec.json.Decoder(Scalar)
 """Decoder that rejects nested values."""
@@ -56,45 +50,37 @@ def with_parameters(spec: JobSpec, changes: Mapping[str, str]) -> JobSpec:
             problems at once.
     """
     problems: list[Problem] = []
-    changed: dict[str, dict[str, Scalar]] = {}
+    tree = msgspec.to_builtins(spec)
+    changed: set[str] = set()
     for word, text in changes.items():
-        taken = _parse_change(ALIASES.get(word, word), text)
-        if isinstance(taken, Problem):
-            problems.append(taken)
+        key = ALIASES.get(word, word)
+        target = DURATIONS.get(key, key)
+        if target not in SETTABLE:
+            problems.append(_not_settable(key))
             continue
-        key, value = taken
-        table, _, name = key.partition(".")
-        if name in changed.setdefault(table, {}):
+        if target in changed:
             problems.append(Problem(key, "it is given twice", "keep one"))
-        changed[table][name] = value
-    result = spec
-    for table, values in changed.items():
-        section = msgspec.structs.replace(getattr(result, table), **values)
-        result = msgspec.structs.replace(result, **{table: section})
-    problems.extend(spec_problems(result))
+        changed.add(target)
+        try:
+            value = _value.decode(text)
+        except (msgspec.MsgspecError, UnicodeError):
+            what = f"{text[:80]!r} is not the JSON of a value"
+            problems.append(Problem(key, what, "send one value as JSON"))
+            continue
+        table, _, name = key.partition(".")
+        tree[table].pop(target.partition(".")[2], None)
+        tree[table][name] = value
+    result, wrong = read_spec(tree, KeyLines(""))
+    problems += [msgspec.structs.replace(each, where="") for each in wrong]
+    known = {each.key for each in problems}
+    problems += [each for each in spec_problems(result) if each.key not in known]
     if problems:
         raise JobFileError(problems)
     return result
 
 
-def _parse_change(key: str, text: str) -> tuple[str, Scalar] | Problem:
-    target = DURATIONS.get(key, key)
-    if target not in SETTABLE:
-        return _not_settable(key)
-    try:
-        value = _value.decode(text)
-    except (msgspec.MsgspecError, UnicodeError):
-        return Problem(key, f"{text[:80]!r} is not the JSON of a value", "send one value as JSON")
-    table, _, name = target.partition(".")
-    taken = duration_ms(value) if key in DURATIONS else convert_value(value, KEYS[table][name])
-    if isinstance(taken, InvalidValue):
-        return Problem(key, taken.what, taken.fix)
-    return target, taken
-
-
 def _not_settable(key: str) -> Problem:
-    table, _, name = key.rpartition(".")
-    if name in KEYS.get(table, {}):
+    if key in KEYS or key in JobSpec.__struct_fields__:
         what = "it is fixed once the job exists"
         return Problem(key, what, f"submit a new job; a running one takes {join_words(SETTABLE)}")
     meant = nearest(key, (*SETTABLE, *ALIASES, *DURATIONS))

@@ -36,6 +36,25 @@ def nearest(word: str, known: Sequence[str]) -> str:
     return close[0] if close else ""
 
 
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """The fix for a word that names nothing: the one that was probably meant, or all of them."""
+    meant = nearest(word, known)
+    return f'did you mean "{meant}"?' if meant else f"choose one of {join_words(known)}"
+
+
 def join_words(words: Iterable[str]) -> str:
     """Join words as a sentence lists them."""
     return ", ".join(words) or "none"
+
+
+def quoted_value(value: object) -> str:
+    """Return a value as a sentence quotes it."""
+    if isinstance(value, bool):
+        return f"{str(value).lower()} (true or false)"
+    if isinstance(value, str):
+        return f'the text "{value}"'
+    if isinstance(value, int | float):
+        return f"the number {value}"
+    if isinstance(value, dict):
+        return "a table"
+    return "a list" if isinstance(value, list) else f"a {type(value).__name__}"

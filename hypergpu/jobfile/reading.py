@@ -1,31 +1,20 @@
 """Parsing of TOML text into a job spec; all problems are collected before they are raised."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.jobfile.problem import JobFileError, Problem, join_words, nearest
+from hypergpu.jobfile.duration import DurationError, duration_ms
+from hypergpu.jobfile.problem import JobFileError, Problem, quoted_value
 from hypergpu.jobfile.rules import checked_spec, spec_problems
-from hypergpu.jobfile.schema import (
-    DURATIONS,
-    KEYS,
-    NICKNAMES,
-    OPTIONS,
-    SECTIONS,
-    TOP,
-    InvalidValue,
-    Scalar,
-    convert_value,
-    dotted_key,
-    duration_ms,
-    quoted_value,
-    tables_with,
-)
+from hypergpu.jobfile.schema import DURATIONS
 from hypergpu.jobfile.spec import SPARSE_SCHEMES, JobSpec
 from hypergpu.jobfile.strategies import FIXED, PLANNED, unused_aware
-from hypergpu.jobfile.toml import KeyLines, load_toml
+from hypergpu.jobfile.toml import KeyLines, convert_struct, load_toml
 
 FILE_BYTES_MAX = 1 << 20
 
@@ -88,7 +77,64 @@ def parse_job_table(tree: Mapping[str, object], lines: KeyLines) -> JobSpec:
     Raises:
         JobFileError: It describes no job; all problems at once.
     """
-    return _Reader(lines).spec(tree)
+    strategy = str(tree.get("strategy", "diloco"))
+    with_defaults = copy.deepcopy({"workload": "", **tree})
+    for key, value in FIXED.get(strategy, {}).items():
+        table, _, name = key.partition(".")
+        rows = with_defaults.setdefault(table, {})
+        if isinstance(rows, dict) and not _durations_of(key) & rows.keys():
+            rows.setdefault(name, value)
+    spec, problems = read_spec(with_defaults, lines)
+    known = {problem.key for problem in problems}
+    found = [*_unused_problems(tree, strategy), *spec_problems(spec)]
+    for problem in found:
+        if problem.key not in known:
+            problems.append(msgspec.structs.replace(problem, where=lines.of(problem.key)))
+    if problems:
+        raise JobFileError(sorted(problems, key=lambda each: lines.line(each.key)))
+    return spec
+
+
+def read_spec(tree: Mapping[str, Any], lines: KeyLines) -> tuple[JobSpec, list[Problem]]:
+    """Convert a table into a spec without the keys that are wrong, and return their problems.
+
+    ``tree`` has a workload.
+    """
+    rest = copy.deepcopy(dict(tree))
+    problems = []
+    for name, target in DURATIONS.items():
+        table, _, key = name.partition(".")
+        rows = _table_of(rest, table)
+        if key not in rows:
+            continue
+        value, bare = rows.pop(key), target.partition(".")[2]
+        if bare in rows:
+            what, fix = f"{bare} is given too", "keep one of the two"
+            problems.append(Problem(name, what, fix, lines.of(name)))
+            continue
+        try:
+            rows[bare] = duration_ms(value)
+        except DurationError as wrong:
+            problems.append(Problem(name, wrong.what, wrong.fix, lines.of(name)))
+    options = _table_of(rest, "options")
+    for name, value in list(options.items()):
+        if not isinstance(value, str | int | float | bool):
+            what = f"it is {quoted_value(value)}; options are text, numbers or true/false"
+            key = f"options.{name}"
+            problems.append(Problem(key, what, "give one value", lines.of(key)))
+            del options[name]
+    spec, others = convert_struct(rest, JobSpec, lines)
+    return spec or JobSpec(""), problems + others
+
+
+def _durations_of(key: str) -> set[str]:
+    """Names in the same table that set a millisecond key too."""
+    return {name.partition(".")[2] for name, target in DURATIONS.items() if target == key}
+
+
+def _table_of(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
+    table = tree.get(name)
+    return table if isinstance(table, dict) else {}
 
 
 def parse_spec_json(text: str) -> JobSpec:
@@ -110,147 +156,34 @@ def spec_json(spec: JobSpec) -> str:
     return msgspec.json.encode(spec, order="sorted").decode("utf-8")
 
 
-class _Reader:
-    """Turns one TOML tree into a spec and collects its problems."""
-
-    def __init__(self, lines: KeyLines) -> None:
-        self._lines = lines
-        self._problems: list[Problem] = []
-        self._given: dict[str, dict[str, Scalar]] = {table: {} for table in KEYS}
-        self._options: dict[str, Scalar] = {}
-        self._has_aware = False
-
-    def spec(self, tree: Mapping[str, object]) -> JobSpec:
-        """Build the spec, or raise all its problems."""
-        self._has_aware = "aware" in tree
-        for key, value in tree.items():
-            if isinstance(value, dict):
-                self._take_table(key, value)
-            elif key in SECTIONS or key == OPTIONS:
-                self._complain(key, f"it is {quoted_value(value)}, not a table", f"write [{key}]")
-            else:
-                self._take(TOP, key, value)
-        if "workload" not in tree:
-            fix = 'add workload = "digits-cnn" on top; hypergpu env lists the workloads'
-            self._complain("workload", "it is missing", fix)
-        self._check_pairs()
-        spec = self._build_spec()
-        known = {problem.key for problem in self._problems}
-        for problem in spec_problems(spec):
-            if problem.key not in known:
-                self._complain(problem.key, problem.what, problem.fix)
-        if self._problems:
-            raise JobFileError(sorted(self._problems, key=lambda each: self._lines.line(each.key)))
-        return spec
-
-    def _complain(self, key: str, what: str, fix: str) -> None:
-        self._problems.append(Problem(key, what, fix, self._lines.of(key)))
-
-    def _take_table(self, table: str, rows: Mapping[str, object]) -> None:
-        if table == OPTIONS:
-            self._take_options(rows)
-        elif table in SECTIONS:
-            for key, value in rows.items():
-                self._take(table, key, value)
-        else:
-            known = (*SECTIONS, OPTIONS)
-            meant = nearest(table, known)
-            fix = f"did you mean [{meant}]?" if meant else f"the tables are {join_words(known)}"
-            self._complain(table, "there is no such table", fix)
-
-    def _take_options(self, rows: Mapping[str, object]) -> None:
-        for key, value in rows.items():
-            if isinstance(value, str | int | float | bool):
-                self._options[key] = value
-            else:
-                what = f"it is {quoted_value(value)}; options are text, numbers or true/false"
-                self._complain(dotted_key(OPTIONS, key), what, "give one value")
-
-    def _take(self, table: str, key: str, value: object) -> None:
-        name = dotted_key(table, key)
-        if name in DURATIONS:
-            self._take_duration(name, value)
-        elif (wanted := KEYS[table].get(key)) is None:
-            self._complain(name, "there is no such key", _unknown_key_fix(table, key))
-        elif isinstance(taken := convert_value(value, wanted), InvalidValue):
-            self._complain(name, taken.what, taken.fix)
-        elif key in self._given[table]:
-            self._complain(name, "it is given with a unit too", "keep one of the two")
-        else:
-            self._given[table][key] = taken
-
-    def _take_duration(self, name: str, value: object) -> None:
-        span_ms = duration_ms(value)
-        table, _, key = DURATIONS[name].partition(".")
-        if isinstance(span_ms, InvalidValue):
-            self._complain(name, span_ms.what, span_ms.fix)
-        elif key in self._given[table]:
-            self._complain(name, f"{key} is given too", "keep one of the two")
-        else:
-            self._given[table][key] = span_ms
-
-    def _check_pairs(self) -> None:
-        # The defaults hide these from the spec's own rules: only the file tells what was written.
-        sharding = self._given["data"].get("sharding", "iid")
-        if sharding == "iid":
-            for key in ("alpha", "partitions"):
-                if key in self._given["data"]:
-                    what = f'{key} does nothing when sharding is "iid"'
-                    fix = f'set sharding = "dirichlet" or remove {key}'
-                    self._complain(f"data.{key}", what, fix)
-        strategy = str(self._given[TOP].get("strategy", "diloco"))
-        self._check_strategy(strategy)
-        has_deadline = strategy == "aware" or self._given["round"].get("deadline_ms")
-        if "quorum" in self._given["round"] and not has_deadline:
-            has_bad_deadline = any(found.key.startswith("round.dead") for found in self._problems)
-            if not has_bad_deadline:
-                what = "quorum does nothing without a deadline"
-                fix = 'add deadline = "60s" or remove quorum'
-                is_fixed = "round.deadline_ms" in FIXED.get(strategy, {})
-                self._complain("round.quorum", what, "remove quorum" if is_fixed else fix)
-
-        if (up := self._given["codec"].get("up")) in SPARSE_SCHEMES:
-            for key in self._given["outer"]:
-                what = f"the sparse codec {up} takes plain outer steps: {key} does nothing"
-                self._complain(f"outer.{key}", what, f"remove {key}, or use a dense codec")
-
-    def _check_strategy(self, strategy: str) -> None:
-        if strategy != "aware":
-            if self._has_aware:
-                problem = unused_aware(strategy)
-                self._complain(problem.key, problem.what, problem.fix)
-            return
-        for key in PLANNED:
-            table, _, name = key.partition(".")
-            if name in self._given[table]:
-                is_codec = table == "codec"
-                what = f'{name} does nothing with strategy "aware", which plans it for each node'
-                hint = "; the lightest codec allowed is sparsest in [aware]" if is_codec else ""
-                self._complain(key, what, f"remove {name}{hint}")
-
-    def _build_spec(self) -> JobSpec:
-        strategy = str(self._given[TOP].get("strategy", "diloco"))
-        for key, value in FIXED.get(strategy, {}).items():
-            table, _, name = key.partition(".")
-            self._given[table].setdefault(name, value)
-        top = {"workload": "", **self._given[TOP]}
-        sections = {name: struct(**self._given[name]) for name, struct in SECTIONS.items()}
-        return msgspec.convert(
-            {**top, OPTIONS: self._options, **msgspec.to_builtins(sections)}, JobSpec
-        )
+def _unused_problems(tree: Mapping[str, Any], strategy: str) -> Iterator[Problem]:
+    """Settings that do nothing beside others. Defaults would hide them from the spec's own rules:
+    only the file tells what was written.
+    """
+    if _table_of(tree, "data").get("sharding", "iid") == "iid":
+        for name in _table_of(tree, "data").keys() & {"alpha", "partitions"}:
+            what = f'{name} does nothing when sharding is "iid"'
+            yield Problem(f"data.{name}", what, f'set sharding = "dirichlet" or remove {name}')
+    if (up := _table_of(tree, "codec").get("up")) in SPARSE_SCHEMES:
+        for name in _table_of(tree, "outer"):
+            what = f"the sparse codec {up} takes plain outer steps: {name} does nothing"
+            yield Problem(f"outer.{name}", what, f"remove {name}, or use a dense codec")
+    if strategy == "aware":
+        yield from _planned_problems(tree)
+        return
+    if "aware" in tree:
+        yield unused_aware(strategy)
+    rows = _table_of(tree, "round")
+    if "quorum" in rows and not (rows.get("deadline") or rows.get("deadline_ms")):
+        is_fixed = "round.deadline_ms" in FIXED.get(strategy, {})
+        fix = "remove quorum" if is_fixed else 'add deadline = "60s" or remove quorum'
+        yield Problem("round.quorum", "quorum does nothing without a deadline", fix)
 
 
-def _unknown_key_fix(table: str, key: str) -> str:
-    durations = [name.partition(".")[2] for name in DURATIONS if name.startswith(f"{table}.")]
-    known = [*KEYS[table], *durations]
-    nickname = NICKNAMES.get(key.lower(), key)
-    if nickname in known:
-        return f"did you mean {nickname}?"
-    homes = [home for home in tables_with(nickname) if home != table]
-    if homes:
-        named = " or ".join(f"[{home}]" if home else "the top" for home in homes)
-        return f"{nickname} belongs to {named}"
-    if meant := nearest(key, known):
-        return f"did you mean {meant}?"
-    place = f"[{table}]" if table else "the top of the file"
-    return f"the keys of {place} are {join_words(known)}"
+def _planned_problems(tree: Mapping[str, Any]) -> Iterator[Problem]:
+    for key in PLANNED:
+        table, _, name = key.partition(".")
+        if name in _table_of(tree, table):
+            what = f'{name} does nothing with strategy "aware", which plans it for each node'
+            hint = "; the lightest codec allowed is sparsest in [aware]" if table == "codec" else ""
+            yield Problem(key, what, f"remove {name}{hint}")

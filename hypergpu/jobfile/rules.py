@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from hypergpu.jobfile.limits import CHOICES, LIMITS, NAME_LENGTH_MOST
 from hypergpu.jobfile.pay import pay_problems
-from hypergpu.jobfile.problem import JobFileError, Problem, join_words, nearest
+from hypergpu.jobfile.problem import JobFileError, Problem, join_words, nearest, suggestion
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.jobfile.strategies import overlap_problems, strategy_problems
 from hypergpu.units import several
@@ -32,9 +32,7 @@ def workload_problems(spec: JobSpec) -> Iterator[Problem]:
 
 def _unknown_workload(workload: str) -> Problem:
     names = [entry.name for entry in entries()]
-    meant = nearest(workload, names)
-    fix = f'did you mean "{meant}"?' if meant else f"choose one of {join_words(names)}"
-    return Problem("workload", f'there is no workload "{workload}"', fix)
+    return Problem("workload", f'there is no workload "{workload}"', suggestion(workload, names))
 
 
 def _option_problems(entry: WorkloadEntry, spec: JobSpec) -> Iterator[Problem]:
@@ -109,9 +107,7 @@ def _choice_problems(spec: JobSpec) -> Iterator[Problem]:
     for key, words in CHOICES.items():
         value = str(_value(spec, key))
         if value not in words:
-            meant = nearest(value, words)
-            fix = f'did you mean "{meant}"?' if meant else f"choose one of {join_words(words)}"
-            yield Problem(key, f'"{value}" is unknown', fix)
+            yield Problem(key, f'"{value}" is unknown', suggestion(value, words))
 
 
 def _pair_problems(spec: JobSpec) -> Iterator[Problem]:

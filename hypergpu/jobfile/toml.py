@@ -1,5 +1,6 @@
 """TOML text into tables and structs, with the line of each key: job files and world files alike."""
 
+import copy
 import re
 import tomllib
 from collections import Counter
@@ -9,8 +10,14 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
-from hypergpu.jobfile.problem import JobFileError, Problem, join_words, nearest
-from hypergpu.jobfile.schema import quoted_value
+from hypergpu.jobfile.problem import (
+    JobFileError,
+    Problem,
+    join_words,
+    nearest,
+    quoted_value,
+    suggestion,
+)
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z0-9_.\-\" ]+?)\s*\]\]?\s*(?:#.*)?")
 _KEY = re.compile(r"\s*([A-Za-z0-9_\-]+|\"[^\"]*\")\s*(?:\.\s*([A-Za-z0-9_\-]+)\s*)?=")
@@ -24,6 +31,19 @@ _TYPES = {
     "array": "a list",
     "object": "a table",
 }
+_EXAMPLES = {"int": "100", "float": "0.001"}
+_NUMBER = re.compile(r"[+-]?[0-9._]+([eE][+-]?[0-9]+)?", re.ASCII)
+_NICKNAMES = {
+    "lr": "learning_rate",
+    "h": "inner_steps",
+    "steps": "inner_steps",
+    "batch": "batch_size",
+    "warmup": "warmup_steps",
+    "deadline_s": "deadline",
+    "timeout": "deadline",
+    "eval_every": "every",
+}
+"""Names that other systems use."""
 Read = TypeVar("Read")
 
 
@@ -118,42 +138,116 @@ def read_struct(tree: Mapping[str, object], kind: type[Read], lines: KeyLines) -
         tree: The parsed table.
         kind: A struct that forbids unknown fields. It may raise a `ValueError`, whose first line is
             the problem and whose second one the fix.
-        lines: Where the table's keys stand.
+        lines: Lines of the table's keys.
 
     Raises:
-        JobFileError: A key is wrong; the first one, with its place.
+        JobFileError: Keys are wrong; all of them, each with its place.
     """
-    try:
-        return msgspec.convert(tree, kind)
-    except msgspec.ValidationError as wrong:
-        message, _, at = str(wrong).partition(" - at `$")
-        path = re.sub(r"\[(\d+)\]", r".\1", at.rstrip("`")).strip(".").split(".")
-        problem = _problem(message, [word for word in path if word], tree, kind, lines)
-        raise JobFileError([problem]) from None
+    found, problems = convert_struct(tree, kind, lines)
+    if found is None or problems:
+        raise JobFileError(problems)
+    return found
+
+
+def convert_struct(
+    tree: Mapping[str, object], kind: type[Read], lines: KeyLines
+) -> tuple[Read | None, list[Problem]]:
+    """Convert a table into a struct without the keys that are wrong, and return their problems.
+
+    The struct is None where a required key is missing, or an element of a list is wrong.
+    """
+    rest = copy.deepcopy(dict(tree))
+    problems: list[Problem] = []
+    while True:
+        try:
+            return msgspec.convert(rest, kind), problems
+        except msgspec.ValidationError as wrong:
+            message, _, at = str(wrong).partition(" - at `$")
+            words = re.sub(r"\[(\d+)\]", r".\1", at.rstrip("`")).strip(".").split(".")
+            path = [word for word in words if word]
+            problem = _problem(message, path, rest, kind, lines)
+            problems.append(problem)
+        if not _remove(rest, problem.key):
+            return None, problems
+
+
+def _remove(tree: dict[str, Any], key: str) -> bool:
+    """Take a key out; tells whether it was there."""
+    *path, name = key.split(".")
+    table = _value_at(tree, path)
+    if not isinstance(table, dict) or name not in table:
+        return False
+    del table[name]
+    return True
 
 
 def _problem(
     message: str, path: list[str], tree: Mapping[str, object], kind: type, lines: KeyLines
 ) -> Problem:
-    types = _types_at(inspect.type_info(kind), path)
+    root = inspect.type_info(kind)
+    types = _types_at(root, path)
     fields = {each.encode_name: each for each in _fields(types)}
     _, _, name = message.rstrip("`").rpartition("`")
     if message.startswith("Object contains unknown field"):
-        path, what = [*path, name], f"there is no key {name} here"
-        fix = _key_suggestion(name, list(fields))
+        path = [*path, name]
+        what, fix = _unknown_key(path, _value_at(tree, path), fields, root)
     elif message.startswith("Object missing required field"):
         path, what, fix = [*path, name], f"{name} is missing", _example(name, types)
     elif message.startswith("Invalid"):
         value = message.partition("'")[2].rstrip("'")
-        meant = nearest(value, choices := _choices(types))
-        fix = f'did you mean "{meant}"?' if meant else f"choose one of {join_words(choices)}"
-        what = f'"{value}" is unknown'
+        what, fix = f'"{value}" is unknown', suggestion(value, _choices(types))
     elif message.startswith("Expected"):
-        what, fix = f"it is {quoted_value(_value_at(tree, path))}", _constraint_text(message)
+        what, fix = _wrong_value(message, _value_at(tree, path), path)
     else:
         what, _, fix = message.partition("\n")
     key = ".".join(path)
     return Problem(key, what, fix, lines.of(key))
+
+
+def _unknown_key(
+    path: Sequence[str], value: object, fields: Mapping[str, inspect.Field], root: inspect.Type
+) -> tuple[str, str]:
+    """What is wrong with a key that does not exist, and the one that was probably meant."""
+    name = path[-1]
+    if isinstance(value, dict) and len(path) == 1:
+        tables = [each for each, field in fields.items() if _fields(_alternatives(field.type))]
+        meant = nearest(name, tables)
+        fix = f"did you mean [{meant}]?" if meant else f"the tables are {join_words(tables)}"
+        return "there is no such table", fix
+    what = f"there is no key {name} here"
+    nickname = _NICKNAMES.get(name.lower(), name)
+    if nickname in fields:
+        return what, f"did you mean {nickname}?"
+    homes = []
+    for field in _fields([root]):
+        below = [each.encode_name for each in _fields(_alternatives(field.type))]
+        if nickname in below:
+            homes.append(f"[{field.encode_name}]")
+        elif nickname == field.encode_name and not below:
+            homes.append("the top")
+    if homes:
+        return what, f"{nickname} belongs to {' or '.join(homes)}"
+    return what, _key_suggestion(name, list(fields))
+
+
+def _wrong_value(message: str, value: object, path: Sequence[str]) -> tuple[str, str]:
+    """Out of a message such as "Expected `float | null` >= 0.0, got `str`"."""
+    _, types, rest = message.partition(", got")[0].split("`", 2)
+    names = [each for each in types.split(" | ") if each != "null"]
+    said = " or ".join(_TYPES.get(each, each) for each in names)
+    what, wanted = f"it is {quoted_value(value)}", names[0]
+    if rest:
+        return what, f"give {said}{rest.removesuffix('.0')}"
+    what = f"{what}, not {said}"
+    if wanted == "object":
+        return what, f"write [{'.'.join(path)}]"
+    if isinstance(value, str) and wanted in _EXAMPLES and not _NUMBER.fullmatch(value.strip()):
+        return what, f"give {said}, for example {_EXAMPLES[wanted]}"
+    if isinstance(value, str) and wanted in ("int", "float", "bool"):
+        return what, f"write {said} without quotes"
+    if isinstance(value, int | float) and wanted == "str":
+        return what, f'write it in quotes: "{value}"'
+    return what, f"give {said}"
 
 
 def _types_at(root: inspect.Type, path: Sequence[str]) -> list[inspect.Type]:
@@ -213,10 +307,3 @@ def _value_at(tree: object, path: Sequence[str]) -> object:
         elif isinstance(tree, list):
             tree = tree[int(word)]
     return tree
-
-
-def _constraint_text(message: str) -> str:
-    """The constraint of a message such as "Expected `float | null` >= 0.0, got `str`"."""
-    _, types, rest = message.partition(", got")[0].split("`", 2)
-    words = [_TYPES.get(each, each) for each in types.split(" | ") if each != "null"]
-    return f"give {' or '.join(words)}{rest.removesuffix('.0')}"

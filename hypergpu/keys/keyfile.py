@@ -8,9 +8,8 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.files import write_durably
 from hypergpu.keys.keystore import (
     CONTENT_BYTES_MAX,
-    address_of,
-    decrypted,
-    encrypted,
+    decrypt_key,
+    encrypt_key,
     keystore_of,
 )
 from hypergpu.keys.passphrase import (
@@ -21,14 +20,11 @@ from hypergpu.keys.passphrase import (
     refuse_shared,
 )
 
-_PLAIN_DIGITS = 64
-
 
 def stored_secret(path: Path, passphrase: Passphrase) -> bytes:
     """The 32 bytes of the key in a file, which is made where there is none.
 
-    A file that holds the key as plain hex digits, as older versions wrote it, is encrypted in its
-    place. Takes about a second for a passphrase that somebody thought up.
+    Takes about a second for a passphrase that somebody thought up.
 
     Raises:
         HyperGPUError: FILE_UNUSABLE, the file cannot be read or written, others can read it, it is
@@ -37,30 +33,13 @@ def stored_secret(path: Path, passphrase: Passphrase) -> bytes:
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_durably(path, encrypted(PrivateKey().secret, passphrase))
+            write_durably(path, encrypt_key(PrivateKey().secret, passphrase))
         refuse_shared(path, "the key")
         content = _content(path)
-        plain = _plain_secret(content)
-        if plain is not None:
-            write_durably(path, encrypted(plain, passphrase))
-            return plain
     except OSError as broken:
         what = f"the key {path} cannot be used: {broken.strerror}"
         raise HyperGPUError(Reason.FILE_UNUSABLE, what) from broken
-    return decrypted(keystore_of(content, source=str(path)), passphrase, source=str(path))
-
-
-def is_encrypted(path: Path) -> bool:
-    """Whether there is a key that needs a passphrase; a damaged one is taken to need one.
-
-    Raises:
-        HyperGPUError: FILE_UNUSABLE, it cannot be read.
-    """
-    try:
-        return path.exists() and _plain_secret(_content(path)) is None
-    except OSError as broken:
-        what = f"the key {path} cannot be used: {broken.strerror}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, what) from broken
+    return decrypt_key(keystore_of(content, source=str(path)), passphrase, source=str(path))
 
 
 def passphrase_beside(folder: Path, key: Path) -> Passphrase:
@@ -74,7 +53,7 @@ def passphrase_beside(folder: Path, key: Path) -> Passphrase:
             it, or it would be lost with whatever the folder is mounted on.
     """
     path = place_beside(folder)
-    if is_encrypted(key):
+    if key.exists():
         return kept_passphrase(path)
     if folder.is_mount() and not path.exists():
         what = f"{folder} is a volume of its own: a passphrase beside it would be lost without it"
@@ -89,7 +68,7 @@ def place_beside(folder: Path) -> Path:
 
 
 def stored_address(path: Path) -> str:
-    """Whose key a file holds, which it tells without its passphrase.
+    """Address of the key in a file, which needs no passphrase.
 
     Raises:
         HyperGPUError: FILE_UNUSABLE, it is not there, cannot be read or is damaged.
@@ -99,9 +78,6 @@ def stored_address(path: Path) -> str:
     except OSError as broken:
         what = f"the key {path} cannot be used: {broken.strerror}"
         raise HyperGPUError(Reason.FILE_UNUSABLE, what) from broken
-    plain = _plain_secret(content)
-    if plain is not None:
-        return address_of(plain)
     return "0x" + keystore_of(content, source=str(path)).address
 
 
@@ -113,7 +89,7 @@ def change_passphrase(path: Path, old: Passphrase, new: Passphrase) -> None:
     """
     secret = stored_secret(path, old)
     try:
-        write_durably(path, encrypted(secret, new))
+        write_durably(path, encrypt_key(secret, new))
     except OSError as broken:
         what = f"the key {path} cannot be written: {broken.strerror}"
         raise HyperGPUError(Reason.FILE_UNUSABLE, what) from broken
@@ -122,14 +98,3 @@ def change_passphrase(path: Path, old: Passphrase, new: Passphrase) -> None:
 def _content(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(CONTENT_BYTES_MAX + 1)
-
-
-def _plain_secret(content: bytes) -> bytes | None:
-    """The key where it lies there in plain; None of anything else."""
-    digits = content.strip()
-    if len(digits) != _PLAIN_DIGITS or digits.startswith(b"{"):
-        return None
-    try:
-        return PrivateKey(bytes.fromhex(digits.decode("ascii"))).secret
-    except ValueError:
-        return None

@@ -57,7 +57,7 @@ class Keystore(msgspec.Struct, frozen=True):
     crypto: _Crypto
 
 
-def encrypted(secret: bytes, passphrase: Passphrase) -> bytes:
+def encrypt_key(secret: bytes, passphrase: Passphrase) -> bytes:
     """Encrypt a key of 32 bytes. Takes about a second for a passphrase that somebody thought up.
 
     Raises:
@@ -66,8 +66,8 @@ def encrypted(secret: bytes, passphrase: Passphrase) -> bytes:
     cost = _COST_RANDOM if passphrase.is_made else _COST_GUESSABLE
     salt, iv = secrets.token_bytes(32), secrets.token_bytes(16)
     stretching = _Stretching(cost, 8, 1, _KEY_BYTES, salt.hex())
-    stretched = _stretched(passphrase, stretching)
-    ciphertext = _ciphered(stretched, iv, secret)
+    stretched = _stretch(passphrase, stretching)
+    ciphertext = _cipher(stretched, iv, secret)
     crypto = _Crypto(
         cipher="aes-128-ctr",
         cipherparams=_CipherParameters(iv.hex()),
@@ -114,21 +114,21 @@ def keystore_of(content: bytes, *, source: str) -> Keystore:
     return keystore
 
 
-def decrypted(keystore: Keystore, passphrase: Passphrase, *, source: str) -> bytes:
+def decrypt_key(keystore: Keystore, passphrase: Passphrase, *, source: str) -> bytes:
     """Open a keystore: the key's 32 bytes.
 
     Raises:
         HyperGPUError: FILE_UNUSABLE, the passphrase is another one, or the file was altered.
     """
     crypto = keystore.crypto
-    stretched = _stretched(passphrase, crypto.kdfparams)
+    stretched = _stretch(passphrase, crypto.kdfparams)
     ciphertext = bytes.fromhex(crypto.ciphertext)
     mac = keccak(stretched[16:] + ciphertext)
     if not secrets.compare_digest(mac, bytes.fromhex(crypto.mac)):
         what = f"the passphrase from {passphrase.source} does not open {source}"
         fix = "give the passphrase that it was made with; or restore the file, if it was altered"
         raise HyperGPUError(Reason.FILE_UNUSABLE, what, fix=fix)
-    secret = _ciphered(stretched, bytes.fromhex(crypto.cipherparams.iv), ciphertext)
+    secret = _cipher(stretched, bytes.fromhex(crypto.cipherparams.iv), ciphertext)
     try:
         address = address_of(secret)
     except ValueError as broken:
@@ -139,7 +139,7 @@ def decrypted(keystore: Keystore, passphrase: Passphrase, *, source: str) -> byt
 
 
 def address_of(secret: bytes) -> str:
-    """Whose key it is.
+    """Address of the key's account.
 
     Raises:
         ValueError: it is not a number in [1, group order).
@@ -147,12 +147,12 @@ def address_of(secret: bytes) -> str:
     return address_text(PrivateKey(secret).public_key.format(compressed=False)[1:])
 
 
-def _stretched(passphrase: Passphrase, asked: _Stretching) -> bytes:
+def _stretch(passphrase: Passphrase, asked: _Stretching) -> bytes:
     salt = bytes.fromhex(asked.salt)
     return Scrypt(salt, asked.dklen, asked.n, asked.r, asked.p).derive(passphrase.octets)
 
 
-def _ciphered(stretched: bytes, iv: bytes, text: bytes) -> bytes:
+def _cipher(stretched: bytes, iv: bytes, text: bytes) -> bytes:
     """Encrypt, which in counter mode is also to decrypt."""
     encryptor = Cipher(algorithms.AES128(stretched[:16]), modes.CTR(iv)).encryptor()
     return encryptor.update(text) + encryptor.finalize()

@@ -63,7 +63,7 @@ def passphrase_of_file(path: Path) -> Passphrase:
             text; or there is nobody to ask.
     """
     if path == TERMINAL:
-        return _asked()
+        return _ask()
     return passphrase_of_text(_read(path), str(path))
 
 
@@ -125,7 +125,7 @@ def _read(path: Path) -> str:
         raise HyperGPUError(Reason.FILE_UNUSABLE, what, fix="give one line of text") from broken
 
 
-def _asked() -> Passphrase:
+def _ask() -> Passphrase:
     try:
         os.close(os.open("/dev/tty", os.O_RDWR))
     except OSError as broken:

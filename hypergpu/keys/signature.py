@@ -23,7 +23,6 @@ from hypergpu.ids import Address, Digest, NodeId, TokenId
 from hypergpu.keys.keccak import address_text, keccak
 
 SECRET_BYTES = 32
-PUBLIC_KEY_BYTES = 64
 SIGNATURE_BYTES = 65
 _JOIN = b"hypergpu/v1/join"
 _NODE_ID = re.compile(r"0x[0-9a-f]{40}", re.ASCII)

@@ -15,14 +15,12 @@ import numpy as np
 from hypergpu.tensors.floats import bf16_bits, floats_of_bf16
 from hypergpu.tensors.int8 import flushed_reciprocal, largest_magnitude
 from hypergpu.tensors.layout import Float32s, Octets
-from hypergpu.tensors.scheme import RECORD, Flaw, Scheme, groups
+from hypergpu.tensors.scheme import Flaw, Scheme, record_runs
 
 _BLOCK = 256
 _HALF = _BLOCK // 2
 _SCALE_BYTES = 2
 _BLOCK_BYTES = _SCALE_BYTES + _HALF
-_BLOCKS = RECORD // _BLOCK
-_RECORD_BYTES = _BLOCKS * _BLOCK_BYTES
 _CODE_MAX = np.float32(7)
 _CODE_BIAS = 8
 _SCALE_BITS_END = np.uint16((127 + 125) << 7)
@@ -40,38 +38,34 @@ class Int4(Scheme):
 
     def encode(self, values: Float32s, out: Octets) -> None:
         """See `Scheme`."""
-        for here, there in groups(self, values.size):
-            full, rest = divmod(here.stop - here.start, RECORD)
-            middle = there.start + full * _RECORD_BYTES
-            if full:
-                rows = values[here][: full * RECORD].reshape(full, _BLOCKS, _BLOCK)
-                _encode_rows(rows, out[there.start : middle].reshape(full, _RECORD_BYTES))
-            if rest:
-                padded = np.zeros((1, -(-rest // _BLOCK), _BLOCK), np.float32)
-                padded.reshape(-1)[:rest] = values[here.stop - rest : here.stop]
-                _encode_rows(padded, out[None, middle : there.stop])
+        for run in record_runs(self, values.size):
+            blocks = -(-run.length // _BLOCK)
+            rows = values[run.values].reshape(run.rows, run.length)
+            if run.length < blocks * _BLOCK:
+                rows = np.pad(rows, ((0, 0), (0, blocks * _BLOCK - run.length)))
+            records = out[run.bytes].reshape(run.rows, -1)
+            _encode_rows(rows.reshape(run.rows, blocks, _BLOCK), records)
 
     def decode(self, payload: Octets, out: Float32s) -> None:
         """See `Scheme`."""
-        for here, there in groups(self, out.size):
-            full, rest = divmod(here.stop - here.start, RECORD)
-            middle = there.start + full * _RECORD_BYTES
-            if full:
-                rows = out[here][: full * RECORD].reshape(full, _BLOCKS, _BLOCK)
-                _decode_rows(payload[there.start : middle].reshape(full, _RECORD_BYTES), rows)
-            if rest:
-                padded = np.empty((1, -(-rest // _BLOCK), _BLOCK), np.float32)
-                _decode_rows(payload[None, middle : there.stop], padded)
-                out[here.stop - rest : here.stop] = padded.reshape(-1)[:rest]
+        for run in record_runs(self, out.size):
+            blocks = -(-run.length // _BLOCK)
+            records = payload[run.bytes].reshape(run.rows, -1)
+            if run.length == blocks * _BLOCK:
+                _decode_rows(records, out[run.values].reshape(run.rows, blocks, _BLOCK))
+            else:
+                padded = np.empty((1, blocks, _BLOCK), np.float32)
+                _decode_rows(records, padded)
+                out[run.values] = padded.reshape(-1)[: run.length]
 
     def flaw(self, payload: Octets, count: int) -> Flaw | None:
         """See `Scheme`. A negative scale is one too: no encoder writes one."""
-        full = payload.size // _RECORD_BYTES
-        records = payload[: full * _RECORD_BYTES].reshape(full, _RECORD_BYTES)
-        rest = payload[full * _RECORD_BYTES :]
-        rest_scales = rest[: _SCALE_BYTES * (rest.size // _BLOCK_BYTES)]
-        scales = np.concatenate((records[:, : _SCALE_BYTES * _BLOCKS].reshape(-1), rest_scales))
-        return None if (scales.view(np.uint16) < _SCALE_BITS_END).all() else Flaw.NOT_FINITE
+        for run in record_runs(self, count):
+            records = payload[run.bytes].reshape(run.rows, -1)
+            scales = records[:, : _SCALE_BYTES * -(-run.length // _BLOCK)].copy()
+            if (scales.view(np.uint16) >= _SCALE_BITS_END).any():
+                return Flaw.NOT_FINITE
+        return None
 
 
 def _encode_rows(values: Float32s, records: Octets) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hypergpu.tensors.layout import Float32s, Octets
-from hypergpu.tensors.scheme import RECORD, Flaw, Scheme, groups
+from hypergpu.tensors.scheme import RECORD, Flaw, Scheme, record_runs
 
 _MAGNITUDE_BITS = np.uint32(0x7FFF_FFFF)
 _INFINITE_BITS = np.uint32(0x7F80_0000)
@@ -35,7 +35,6 @@ def flushed_reciprocal(scales: Float32s) -> Float32s:
 
 
 _SCALE_BYTES = 4
-_RECORD_BYTES = _SCALE_BYTES + RECORD
 _CODE_MAX = np.float32(127)
 _SCALE_BITS_END = np.uint32((127 + 121) << 23)
 """Bits of 2**121: any code times a scale below it is finite. Negative scales have larger bits."""
@@ -52,37 +51,23 @@ class Int8(Scheme):
 
     def encode(self, values: Float32s, out: Octets) -> None:
         """See `Scheme`."""
-        for here, there in groups(self, values.size):
-            full, rest = divmod(here.stop - here.start, RECORD)
-            middle = there.start + full * _RECORD_BYTES
-            if full:
-                rows = values[here][: full * RECORD].reshape(full, RECORD)
-                _encode_rows(rows, out[there.start : middle].reshape(full, _RECORD_BYTES))
-            if rest:
-                _encode_rows(
-                    values[None, here.stop - rest : here.stop], out[None, middle : there.stop]
-                )
+        for run in record_runs(self, values.size):
+            rows = values[run.values].reshape(run.rows, run.length)
+            _encode_rows(rows, out[run.bytes].reshape(run.rows, -1))
 
     def decode(self, payload: Octets, out: Float32s) -> None:
         """See `Scheme`."""
-        for here, there in groups(self, out.size):
-            full, rest = divmod(here.stop - here.start, RECORD)
-            middle = there.start + full * _RECORD_BYTES
-            if full:
-                rows = out[here][: full * RECORD].reshape(full, RECORD)
-                _decode_rows(payload[there.start : middle].reshape(full, _RECORD_BYTES), rows)
-            if rest:
-                _decode_rows(
-                    payload[None, middle : there.stop], out[None, here.stop - rest : here.stop]
-                )
+        for run in record_runs(self, out.size):
+            rows = out[run.values].reshape(run.rows, run.length)
+            _decode_rows(payload[run.bytes].reshape(run.rows, -1), rows)
 
     def flaw(self, payload: Octets, count: int) -> Flaw | None:
         """See `Scheme`. A negative scale is one too: no encoder writes one."""
-        full = payload.size // _RECORD_BYTES
-        records = payload[: full * _RECORD_BYTES].reshape(full, _RECORD_BYTES)
-        rest = payload[full * _RECORD_BYTES :]
-        scales = np.concatenate((records[:, :_SCALE_BYTES].reshape(-1), rest[:_SCALE_BYTES]))
-        return None if (scales.view(np.uint32) < _SCALE_BITS_END).all() else Flaw.NOT_FINITE
+        for run in record_runs(self, count):
+            scales = payload[run.bytes].reshape(run.rows, -1)[:, :_SCALE_BYTES].copy()
+            if (scales.view(np.uint32) >= _SCALE_BITS_END).any():
+                return Flaw.NOT_FINITE
+        return None
 
 
 def _encode_rows(values: Float32s, records: Octets) -> None:

@@ -10,7 +10,7 @@ bits.
 
 from collections.abc import Iterator
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -103,3 +103,28 @@ def groups(scheme: Scheme, count: int) -> Iterator[tuple[slice, slice]]:
     for start in range(0, count, scheme.group):
         stop = min(start + scheme.group, count)
         yield slice(start, stop), slice(scheme.encoded_bytes(start), scheme.encoded_bytes(stop))
+
+
+class RecordRun(NamedTuple):
+    """Records of one length within a group: their values, their bytes, and the length."""
+
+    values: slice
+    bytes: slice
+    length: int
+
+    @property
+    def rows(self) -> int:
+        """Number of records."""
+        return len(range(self.values.start, self.values.stop, self.length))
+
+
+def record_runs(scheme: Scheme, count: int) -> Iterator[RecordRun]:
+    """Cut a section into groups, each of them into its full records and a shorter last one."""
+    for here, there in groups(scheme, count):
+        rest = (here.stop - here.start) % RECORD
+        middle = here.stop - rest
+        cut = there.start + scheme.encoded_bytes(middle - here.start)
+        if middle > here.start:
+            yield RecordRun(slice(here.start, middle), slice(there.start, cut), RECORD)
+        if rest:
+            yield RecordRun(slice(middle, here.stop), slice(cut, there.stop), rest)

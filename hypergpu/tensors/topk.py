@@ -16,7 +16,7 @@ import numpy.typing as npt
 from hypergpu.tensors.floats import Uint16s
 from hypergpu.tensors.grid import EvenSteps, Fitted, Grid, TwoCentroids
 from hypergpu.tensors.layout import Float32s, Octets
-from hypergpu.tensors.scheme import GROUP, RECORD, Flaw, Scheme, groups
+from hypergpu.tensors.scheme import GROUP, RECORD, Flaw, RecordRun, Scheme, record_runs
 
 
 def packed_bytes(count: int, bits: int) -> int:
@@ -86,15 +86,6 @@ class Entries(NamedTuple):
     values: Float32s
 
 
-class _RecordRun(NamedTuple):
-    """Records of one length within a group: values and bytes of all, values said of each."""
-
-    values: slice
-    bytes: slice
-    length: int
-    said: int
-
-
 class _Said(NamedTuple):
     """What was written of a part: flat places in it, and a row of codes and signs a record."""
 
@@ -129,12 +120,12 @@ class TopK(Scheme):
 
     def encode(self, values: Float32s, out: Octets) -> None:
         """See `Scheme`."""
-        for part in self._parts(values.size):
+        for part in record_runs(self, values.size):
             self._encode_part(values[part.values], part, out[part.bytes])
 
     def encode_leaving_rest(self, total: Float32s, out: Octets, scratch: Float32s) -> None:
         """See `Scheme`."""
-        for part in self._parts(total.size):
+        for part in record_runs(self, total.size):
             rest = total[part.values]
             said = self._encode_part(rest, part, out[part.bytes])
             magnitudes = self._grid.magnitudes(said.fitted.numbers, said.fitted.codes)
@@ -143,7 +134,7 @@ class TopK(Scheme):
     def decode(self, payload: Octets, out: Float32s) -> None:
         """See `Scheme`."""
         out[:] = 0
-        for part in self._parts(out.size):
+        for part in record_runs(self, out.size):
             entries = self._entries(payload, part)
             out[entries.places] = entries.values
 
@@ -152,7 +143,7 @@ class TopK(Scheme):
 
         A place past the end of a damaged payload is taken for the last.
         """
-        parts = [self._entries(payload, part) for part in self._parts(count)]
+        parts = [self._entries(payload, part) for part in record_runs(self, count)]
         if len(parts) == 1:
             return parts[0]
         return Entries(
@@ -162,7 +153,7 @@ class TopK(Scheme):
 
     def flaw(self, payload: Octets, count: int) -> Flaw | None:
         """See `Scheme`."""
-        for part in self._parts(count):
+        for part in record_runs(self, count):
             numbers, places, _ = self._unpack(payload, part)
             if not self._grid.is_finite(numbers):
                 return Flaw.NOT_FINITE
@@ -178,25 +169,9 @@ class TopK(Scheme):
     def _said_of(self, length: int) -> int:
         return -(-length * self._kept // RECORD)
 
-    def _parts(self, count: int) -> list[_RecordRun]:
-        parts: list[_RecordRun] = []
-        for here, there in groups(self, count):
-            rest = (here.stop - here.start) % RECORD
-            middle, cut = (
-                here.stop - rest,
-                there.start + self.encoded_bytes(here.stop - here.start - rest),
-            )
-            if middle > here.start:
-                full = slice(here.start, middle)
-                parts.append(_RecordRun(full, slice(there.start, cut), RECORD, self._kept))
-            if rest:
-                short = slice(middle, here.stop)
-                parts.append(_RecordRun(short, slice(cut, there.stop), rest, self._said_of(rest)))
-        return parts
-
-    def _encode_part(self, values: Float32s, part: _RecordRun, out: Octets) -> _Said:
+    def _encode_part(self, values: Float32s, part: RecordRun, out: Octets) -> _Said:
         """Write the part's records, and say what is in them."""
-        rows, said = values.size // part.length, part.said
+        rows, said = part.rows, self._said_of(part.length)
         places = _largest(values.reshape(rows, part.length), said)
         picked = values[places].view(np.uint32).reshape(rows, said)
         with np.errstate(invalid="ignore", over="ignore"):  # The grid's numbers will tell.
@@ -211,7 +186,7 @@ class TopK(Scheme):
         pack_codes(codes, self._code_bits, records[:, codes_start:])
         return _Said(places, fitted, signs)
 
-    def _entries(self, payload: Octets, part: _RecordRun) -> Entries:
+    def _entries(self, payload: Octets, part: RecordRun) -> Entries:
         numbers, places, codes = self._unpack(payload, part)
         magnitudes = self._grid.magnitudes(numbers, codes & (2**self._grid.code_bits - 1))
         values = _set_signs(magnitudes, codes >> np.uint8(self._grid.code_bits))
@@ -219,15 +194,13 @@ class TopK(Scheme):
         flat += np.arange(part.values.start, part.values.stop, part.length)[:, None]
         return Entries(flat.reshape(-1), values.reshape(-1))
 
-    def _unpack(self, payload: Octets, part: _RecordRun) -> tuple[Uint16s, Uint16s, Octets]:
+    def _unpack(self, payload: Octets, part: RecordRun) -> tuple[Uint16s, Uint16s, Octets]:
         """Numbers, places and codes, a row for each record."""
-        records = payload[part.bytes].reshape(
-            (part.values.stop - part.values.start) // part.length, -1
-        )
-        codes_start = _NUMBERS_BYTES + packed_bytes(part.said, _PLACE_BITS)
+        records, said = payload[part.bytes].reshape(part.rows, -1), self._said_of(part.length)
+        codes_start = _NUMBERS_BYTES + packed_bytes(said, _PLACE_BITS)
         numbers = records[:, :_NUMBERS_BYTES].copy().view(np.uint16)
-        places = unpack_places(records[:, _NUMBERS_BYTES:codes_start], part.said)
-        return numbers, places, unpack_codes(records[:, codes_start:], self._code_bits, part.said)
+        places = unpack_places(records[:, _NUMBERS_BYTES:codes_start], said)
+        return numbers, places, unpack_codes(records[:, codes_start:], self._code_bits, said)
 
 
 def _set_signs(magnitudes: Float32s, signs: Octets) -> Float32s:

@@ -44,15 +44,15 @@ def seconds_within(least: float, most: float) -> Callable[[str | float], float]:
     """A parser of lengths of time, such as ``90s`` and ``5m``; a number alone is seconds."""
 
     def parse(given: str | float) -> float:
-        from hypergpu.jobfile.schema import InvalidValue, duration_ms
+        from hypergpu.jobfile.duration import DurationError, duration_ms
 
         try:
             seconds = float(given)
         except ValueError:
-            span_ms = duration_ms(given)
-            if isinstance(span_ms, InvalidValue):
-                raise typer.BadParameter(f"{span_ms.what}; {span_ms.fix}") from None
-            seconds = span_ms / 1000
+            try:
+                seconds = duration_ms(given) / 1000
+            except DurationError as wrong:
+                raise typer.BadParameter(f"{wrong.what}; {wrong.fix}") from None
         if not least <= seconds <= most:
             raise typer.BadParameter(f"{given} is not in the range from {least:g}s to {most:g}s")
         return seconds

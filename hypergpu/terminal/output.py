@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 if TYPE_CHECKING:
     import msgspec
-    from rich.console import Console
-    from rich.table import Table as RichTable
 
 
 _GAP = "  "
@@ -46,13 +44,6 @@ def is_rich(stream: TextIO | None = None) -> bool:
     is_dumb = os.environ.get("TERM") in ("dumb", "unknown")
     is_terminal = (stream or sys.stdout).isatty()
     return is_terminal and not os.environ.get("NO_COLOR") and not is_dumb
-
-
-def console() -> "Console":
-    """A rich console on stdout."""
-    from rich.console import Console
-
-    return Console(highlight=False)
 
 
 def say(text: str = "") -> None:
@@ -119,9 +110,7 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width:
     Columns that folding makes fit are folded; optional columns are left out, the last first. Where
     the others do not fit, each row is a block of lines.
     """
-    widths = [
-        max(len(column.title), *(len(row[at]) for row in rows)) for at, column in enumerate(columns)
-    ]
+    widths = _widths(columns, rows)
     least = [
         min(wide, max(_FOLD_LEAST, len(column.title))) if column.folds else wide
         for wide, column in zip(widths, columns, strict=True)
@@ -143,6 +132,12 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width:
         least[at] += grown
         spare -= grown
     return _folded_lines([columns[at] for at in shown], rows, {at: least[at] for at in shown})
+
+
+def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[int]:
+    return [
+        max(len(column.title), *(len(row[at]) for row in rows)) for at, column in enumerate(columns)
+    ]
 
 
 def _sum(widths: Sequence[int], shown: Sequence[int]) -> int:
@@ -187,34 +182,6 @@ def _block_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width
 
 
 def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows under their titles in aligned columns, two spaces apart."""
-    cells = [[column.title.upper() for column in columns], *[list(row) for row in rows]]
-    widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
-    lines = []
-    for row in cells:
-        padded = [
-            cell.rjust(width) if column.is_number else cell.ljust(width)
-            for cell, width, column in zip(row, widths, columns, strict=True)
-        ]
-        lines.append("  ".join(padded).rstrip())
-    return lines
-
-
-def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> "RichTable":
-    """The same rows for a live view."""
-    from rich import box
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for at, column in enumerate(columns):
-        is_last = at == len(columns) - 1
-        table.add_column(
-            column.title,
-            justify="right" if column.is_number else "left",
-            no_wrap=not is_last,
-            overflow="ellipsis",
-        )
-    for row in rows:
-        table.add_row(*[Text(cell) for cell in row])
-    return table
+    """Rows under their titles in aligned columns, as wide as they are."""
+    titled = [column._replace(title=column.title.upper()) for column in columns]
+    return _folded_lines(titled, rows, dict(enumerate(_widths(titled, rows))))

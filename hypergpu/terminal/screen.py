@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 from hypergpu.client.history import RoundPoint, metric_after
 from hypergpu.terminal.figures import name_or_id, score, size, span
-from hypergpu.terminal.output import Column, rich_table
+from hypergpu.terminal.output import Column, Table, table_lines
 from hypergpu.terminal.progress import JobProgress
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Group
 
 ROUNDS_SHOWN = 8
 NOTES_SHOWN = 4
@@ -18,19 +18,19 @@ _ROUND_COLUMNS = (
     Column("updates", is_number=True),
     Column("loss", is_number=True),
     Column("metric", is_number=True),
-    Column("samples/s", is_number=True),
-    Column("up", is_number=True),
-    Column("down", is_number=True),
+    Column("samples/s", is_number=True, is_optional=True),
+    Column("up", is_number=True, is_optional=True),
+    Column("down", is_number=True, is_optional=True),
     Column("took", is_number=True),
 )
 _NODE_COLUMNS = (
     Column("node"),
     Column("state"),
     Column("inner steps"),
-    Column("loss", is_number=True),
-    Column("slot", is_number=True),
+    Column("loss", is_number=True, is_optional=True),
+    Column("slot", is_number=True, is_optional=True),
+    Column("plan", folds=True),
 )
-_PLANNED_COLUMNS = (*_NODE_COLUMNS, Column("plan"))
 
 
 def bar(done: int, total: int, width: int = _BAR_WIDTH) -> str:
@@ -64,31 +64,22 @@ def headline(progress: JobProgress) -> str:
     return f"{job.id}{name}  {job.phase}: {job.reason}"
 
 
-def screen(progress: JobProgress, *, title: str = "") -> "RenderableType":
-    """The whole live view."""
+def screen(progress: JobProgress, width: int, *, title: str = "") -> "Group":
+    """The whole live view for a terminal of that width."""
     from rich.console import Group
     from rich.text import Text
 
-    job = progress.job
-    parts: list[RenderableType] = [Text(title, style="bold")] if title else []
-    parts.append(Text(headline(progress), overflow="ellipsis", no_wrap=True))
-    if job is not None:
-        parts.append(Text(_figures(progress), style="cyan"))
-    parts.append(_nodes(progress))
-    if progress.history.rounds:
-        parts.append(rich_table(_ROUND_COLUMNS, _round_rows(progress)))
-    parts += [Text(f"  {text}", style="yellow") for text in progress.notes[-NOTES_SHOWN:]]
-    return Group(*parts)
-
-
-def _nodes(progress: JobProgress) -> "RenderableType":
-    """The nodes, with the plan of each and why, where rounds are planned."""
-    rows = _node_rows(progress)
-    reasons = [each.reason for each in progress.participants]
-    if not any(reasons):
-        return rich_table(_NODE_COLUMNS, rows)
-    planned = [(*row, reason) for row, reason in zip(rows, reasons, strict=True)]
-    return rich_table(_PLANNED_COLUMNS, planned)
+    lines = [(title, "bold")] if title else []
+    lines.append((headline(progress), ""))
+    if progress.job is not None:
+        lines.append((_figures(progress), "cyan"))
+    for columns, rows in (_nodes_table(progress), (_ROUND_COLUMNS, _round_rows(progress))):
+        if rows:
+            lines.append(("", ""))
+            lines += [(line, "") for line in table_lines(columns, rows, width)]
+    lines.append(("", ""))
+    lines += [(f"  {text}", "yellow") for text in progress.notes[-NOTES_SHOWN:]]
+    return Group(*(Text(line, style, overflow="ellipsis", no_wrap=True) for line, style in lines))
 
 
 def _figures(progress: JobProgress) -> str:
@@ -105,17 +96,22 @@ def _figures(progress: JobProgress) -> str:
     )
 
 
-def _node_rows(progress: JobProgress) -> list[tuple[str, ...]]:
-    return [
+def _nodes_table(progress: JobProgress) -> Table:
+    """The nodes; with the plan of each and why, where rounds are planned."""
+    rows = [
         (
             name_or_id(each.name, each.node),
             each.state,
             f"{bar(each.steps_done, each.steps_total)} {each.steps_done}/{each.steps_total}",
             score(each.loss if each.steps_done else None),
             str(each.slot),
+            each.reason,
         )
         for each in progress.participants
     ]
+    if any(each.reason for each in progress.participants):
+        return _NODE_COLUMNS, rows
+    return _NODE_COLUMNS[:-1], [row[:-1] for row in rows]
 
 
 def _round_rows(progress: JobProgress) -> list[tuple[str, ...]]:

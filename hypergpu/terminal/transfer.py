@@ -11,7 +11,7 @@ Report = Callable[[str, int, int], None]
 
 
 @contextlib.contextmanager
-def progress_bars(*, counts_bytes: bool = True) -> Iterator[Report]:
+def progress_bars() -> Iterator[Report]:
     """Show a bar for each step that is reported while the block runs."""
     if not is_rich(sys.stderr):
         yield lambda _step, _done, _total: None
@@ -20,7 +20,6 @@ def progress_bars(*, counts_bytes: bool = True) -> Iterator[Report]:
     from rich.progress import (
         BarColumn,
         DownloadColumn,
-        MofNCompleteColumn,
         Progress,
         TaskID,
         TextColumn,
@@ -28,8 +27,13 @@ def progress_bars(*, counts_bytes: bool = True) -> Iterator[Report]:
         TransferSpeedColumn,
     )
 
-    amounts = (DownloadColumn(), TransferSpeedColumn()) if counts_bytes else (MofNCompleteColumn(),)
-    columns = (TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         tasks: dict[str, TaskID] = {}
 
@@ -39,10 +43,3 @@ def progress_bars(*, counts_bytes: bool = True) -> Iterator[Report]:
             progress.update(tasks[step], completed=done, total=total)
 
         yield report
-
-
-@contextlib.contextmanager
-def step_bar(step: str) -> Iterator[Callable[[int, int], None]]:
-    """Show how far one step is while the block runs, in things instead of bytes."""
-    with progress_bars(counts_bytes=False) as report:
-        yield lambda done, total: report(step, done, total)

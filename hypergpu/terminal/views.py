@@ -2,51 +2,44 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Protocol
 
 from hypergpu.client.values import JobEvent
 from hypergpu.terminal.figures import score
-from hypergpu.terminal.output import console, is_rich, say, say_json_line
+from hypergpu.terminal.output import is_rich, say, say_json_line
 from hypergpu.terminal.progress import JobProgress, event_note
 from hypergpu.terminal.screen import headline, planned_rounds, round_text, screen
 from hypergpu.units import several
 
 
-class View(Protocol):
-    """Shows one job."""
+class WatchView:
+    """Shows one job; this one shows nothing."""
 
     def event(self, event: JobEvent, progress: JobProgress) -> None:
-        """Something happened; ``progress`` has it already."""
+        """Show an event; ``progress`` has it already."""
 
     def refresh(self, progress: JobProgress) -> None:
-        """Newest figures, a few times a second."""
+        """Show the newest figures, a few times a second."""
 
     def say(self, text: str) -> None:
-        """Something that is in no journal; ``progress`` has it as a note already."""
+        """Show a line that is in no journal; ``progress`` has it as a note already."""
 
 
-class JsonView:
+class JsonView(WatchView):
     """One line of JSON an event."""
 
     def event(self, event: JobEvent, progress: JobProgress) -> None:
         """Print it as journalled."""
         say_json_line(event)
 
-    def refresh(self, progress: JobProgress) -> None:
-        """Levels are not events."""
 
-    def say(self, text: str) -> None:
-        """Only events are lines."""
-
-
-class PlainView:
+class PlainView(WatchView):
     """A line for each round and for what happens to nodes."""
 
     def __init__(self) -> None:
         self._phase = ""
 
     def event(self, event: JobEvent, progress: JobProgress) -> None:
-        """Say it when it is worth a line."""
+        """Print the event if it is worth a line."""
         if event.kind == "RoundRecorded" and progress.history.rounds:
             say(round_text(progress.history.rounds[-1], planned_rounds(progress)))
         elif event.kind == "EvaluationReady":
@@ -58,11 +51,11 @@ class PlainView:
             say(f"  {text}")
 
     def say(self, text: str) -> None:
-        """A line."""
+        """Print the line."""
         say(f"  {text}")
 
     def refresh(self, progress: JobProgress) -> None:
-        """Say where the job is whenever that changes."""
+        """Print the job's phase whenever it changes."""
         job = progress.job
         phase = job.phase if job else ""
         # A round's own line says that it is being aggregated, the command's error that it failed.
@@ -84,14 +77,16 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-class LiveView:
+class LiveView(WatchView):
     """The whole screen, redrawn in place."""
 
     def __init__(self, title: str = "") -> None:
+        from rich.console import Console
         from rich.live import Live
 
         self._title = title
-        self._live = Live(console=console(), refresh_per_second=4, transient=False)
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, refresh_per_second=4)
 
     def __enter__(self) -> "LiveView":
         self._live.start()
@@ -100,19 +95,13 @@ class LiveView:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def event(self, event: JobEvent, progress: JobProgress) -> None:
-        """The next refresh shows it."""
-
-    def say(self, text: str) -> None:
-        """The next refresh shows it."""
-
     def refresh(self, progress: JobProgress) -> None:
         """Draw."""
-        self._live.update(screen(progress, title=self._title))
+        self._live.update(screen(progress, self._console.width, title=self._title))
 
 
 @contextlib.contextmanager
-def open_view(*, as_json: bool = False, title: str = "") -> Iterator[View]:
+def open_view(*, as_json: bool = False, title: str = "") -> Iterator[WatchView]:
     """The view that fits where stdout goes."""
     if as_json:
         yield JsonView()

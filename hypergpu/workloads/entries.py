@@ -10,29 +10,21 @@ _IMAGE_SIZE = Option("image_size", 64, "Side in pixels that images are resized t
 _DIGITS = (
     WorkloadEntry(
         name="digits-softmax",
-        version=1,
         kind="numpy",
         dataset="digits",
-        metric="accuracy",
         meaning="Softmax regression on 1,797 handwritten digits; needs no torch",
         builder="hypergpu.workloads.digits.softmax:build",
     ),
     WorkloadEntry(
         name="digits-mlp",
-        version=1,
-        kind="torch",
         dataset="digits",
-        metric="accuracy",
         meaning="A perceptron with two hidden layers on 1,797 handwritten digits",
         builder="hypergpu.workloads.networks.digits:mlp",
         options=(Option("width", 256, "Units of a hidden layer", 8, 8192),),
     ),
     WorkloadEntry(
         name="digits-cnn",
-        version=1,
-        kind="torch",
         dataset="digits",
-        metric="accuracy",
         meaning="A convolutional network on 1,797 handwritten digits",
         builder="hypergpu.workloads.networks.digits:cnn",
         options=(_CHANNELS,),
@@ -42,8 +34,6 @@ _DIGITS = (
 _TEXT = (
     WorkloadEntry(
         name="text-gpt",
-        version=1,
-        kind="torch",
         dataset="text",
         metric="perplexity",
         meaning="A byte-level GPT on your folder of text, or on Python's own source",
@@ -64,40 +54,28 @@ _TEXT = (
 _IMAGES = (
     WorkloadEntry(
         name="mnist-cnn",
-        version=1,
-        kind="torch",
         dataset="mnist",
-        metric="accuracy",
         meaning="A convolutional network on MNIST, downloaded on first use",
         builder="hypergpu.workloads.networks.images:mnist_cnn",
         options=(_CHANNELS,),
     ),
     WorkloadEntry(
         name="cifar10-resnet18",
-        version=1,
-        kind="torch",
         dataset="cifar10",
-        metric="accuracy",
         meaning="ResNet-18 on CIFAR-10, downloaded on first use",
         builder="hypergpu.workloads.networks.images:cifar10_resnet18",
         options=(_AUGMENT,),
     ),
     WorkloadEntry(
         name="cifar10-vgg11",
-        version=1,
-        kind="torch",
         dataset="cifar10",
-        metric="accuracy",
         meaning="VGG-11 with batch normalisation on CIFAR-10, downloaded on first use",
         builder="hypergpu.workloads.networks.images:cifar10_vgg11",
         options=(_AUGMENT,),
     ),
     WorkloadEntry(
         name="imagefolder-resnet18",
-        version=1,
-        kind="torch",
         dataset="imagefolder",
-        metric="accuracy",
         meaning="ResNet-18 on your folder of images, one sub-folder a class",
         builder="hypergpu.workloads.networks.images:folder_resnet18",
         takes_data="required",
@@ -105,10 +83,7 @@ _IMAGES = (
     ),
     WorkloadEntry(
         name="imagefolder-vgg11",
-        version=1,
-        kind="torch",
         dataset="imagefolder",
-        metric="accuracy",
         meaning="VGG-11 on your folder of images, one sub-folder a class",
         builder="hypergpu.workloads.networks.images:folder_vgg11",
         takes_data="required",
@@ -119,7 +94,6 @@ _IMAGES = (
 _NULL = (
     WorkloadEntry(
         name="null",
-        version=1,
         kind="null",
         dataset="null",
         metric="score",

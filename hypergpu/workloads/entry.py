@@ -23,27 +23,26 @@ class Option(msgspec.Struct, frozen=True):
     meaning: str
     minimum: float | None = None
     maximum: float | None = None
-    choices: tuple[str, ...] = ()
 
 
 class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Description of a workload. Importing one never imports torch."""
 
     name: str
-    version: int
-    """Raised whenever the same options would train something else: nodes of another version take no
-    part.
-    """
-    kind: str
-    """``torch``, ``numpy`` or ``null``: the worker it needs."""
     dataset: str
-    metric: str
-    """``accuracy`` and the like: a mean score, higher is better; ``perplexity``: lower is better.
-    """
     meaning: str
     builder: str
     """``package.module:function``; called with the complete options, it returns a
     `workload.Workload`.
+    """
+    version: int = 1
+    """Raised whenever the same options would train something else: nodes of another version take no
+    part.
+    """
+    kind: str = "torch"
+    """``torch``, ``numpy`` or ``null``: the worker it needs."""
+    metric: str = "accuracy"
+    """``accuracy`` and the like: a mean score, higher is better; ``perplexity``: lower is better.
     """
     options: tuple[Option, ...] = ()
     takes_data: str = "never"
@@ -88,8 +87,6 @@ def _check_value(entry: WorkloadEntry, option: Option, value: Value) -> Value:
             f"{where} is {value!r}, a {type(value).__name__}; it must be a {wanted.__name__},"
             f" such as {option.default!r}"
         )
-    if option.choices and value not in option.choices:
-        raise OptionError(f"{where} is {value!r}; it must be one of: {', '.join(option.choices)}")
     if isinstance(value, str | bool):
         return value
     if math.isnan(value):

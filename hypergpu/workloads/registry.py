@@ -40,7 +40,7 @@ def _entries_of_packages() -> tuple[tuple[WorkloadEntry, ...], tuple[str, ...]]:
             continue
         if not isinstance(entry, WorkloadEntry) or entry.name != point.name:
             complaints.append(
-                f"{where} must be a hypergpu.workloads.entry.Entry named {point.name}"
+                f"{where} must be a hypergpu.workloads.entry.WorkloadEntry named {point.name}"
             )
         elif entry.name in taken:
             complaints.append(f"{where} is left out: the name is taken")

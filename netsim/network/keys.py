@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec.structs import asdict, replace
 
+from hypergpu.jobfile.duration import DurationError, duration_ms
 from hypergpu.jobfile.problem import JobFileError, Problem
-from hypergpu.jobfile.schema import InvalidValue, duration_ms
 from hypergpu.jobfile.toml import KeyLines
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.link import (
@@ -62,10 +62,10 @@ def replace_durations(tree: Any, lines: KeyLines, path: str = "") -> Any:
 
 
 def _duration(value: object, place: str, lines: KeyLines) -> int:
-    ms = duration_ms(value)
-    if isinstance(ms, InvalidValue):
-        raise JobFileError([Problem(place, ms.what, ms.fix, lines.of(place))])
-    return ms
+    try:
+        return duration_ms(value)
+    except DurationError as wrong:
+        raise JobFileError([Problem(place, wrong.what, wrong.fix, lines.of(place))]) from None
 
 
 class _Keys(msgspec.Struct, forbid_unknown_fields=True):

@@ -11,11 +11,11 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.sites import told_sites
 from hypergpu.terminal.failure import report as report_error
 from hypergpu.terminal.output import note
-from hypergpu.terminal.views import open_view
+from hypergpu.terminal.views import WatchView, open_view
 from hypergpu.units import several
 from netsim.link.error import NetsimError
 from netsim.run.choices import RunOrder, chosen_world
-from netsim.run.job import SilentView, run_job
+from netsim.run.job import run_job
 from netsim.run.report import RunReport, say_report
 
 
@@ -46,7 +46,7 @@ def _run(order: RunOrder) -> RunReport:
         raise NetsimError("no links are held open for this program", fix)
     world = chosen_world(order.choices)
     if order.is_json:
-        return run_job(world, order, sites, SilentView())
+        return run_job(world, order, sites, WatchView())
     title = f"{world.name} over {sites.backend}: {several(len(world.nodes), 'node')}"
     with open_view(title=title) as view:
         return run_job(world, order, sites, view)

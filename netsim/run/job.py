@@ -7,13 +7,12 @@ from pathlib import Path
 
 from hypergpu.client import Coordinator
 from hypergpu.client.history import target_reached_at
-from hypergpu.client.values import JobEvent
 from hypergpu.cluster.cluster import LocalCluster
 from hypergpu.cluster.folder import RunFolder, run_folder
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.sites import Sites
-from hypergpu.terminal.progress import JobProgress, with_note
-from hypergpu.terminal.views import View
+from hypergpu.terminal.progress import JobProgress
+from hypergpu.terminal.views import WatchView
 from hypergpu.terminal.watch import Watched
 from netsim.emulation.requests import Condition, SetCondition
 from netsim.link.error import NetsimError
@@ -29,25 +28,12 @@ _HORIZON_US = 30 * 24 * 3600 * 1_000_000
 _RESUME_EVERY_S = 60.0
 
 
-class SilentView:
-    """A view for machines, which get the report at the end and nothing before."""
-
-    def event(self, event: JobEvent, progress: JobProgress) -> None:
-        """See `View`."""
-
-    def refresh(self, progress: JobProgress) -> None:
-        """See `View`."""
-
-    def say(self, text: str) -> None:
-        """See `View`."""
-
-
 def netsim_folder(path: str) -> RunFolder:
     """Return the folder of a run: what it leaves, and its mark."""
     return RunFolder(Path(path), ".netsim-run", ("state", "logs"))
 
 
-def run_job(world: WorldDescription, order: RunOrder, sites: Sites, view: View) -> RunReport:
+def run_job(world: WorldDescription, order: RunOrder, sites: Sites, view: WatchView) -> RunReport:
     """Start everything, train the world's job to its end, carry out its timeline meanwhile.
 
     Raises:
@@ -64,13 +50,9 @@ def run_job(world: WorldDescription, order: RunOrder, sites: Sites, view: View) 
         cluster.start_nodes({node.name: _environment(folder.path, node) for node in world.nodes})
         with cluster.operator() as coordinator:
             job_id = coordinator.submit(spec, beside=order.choices.beside)
-            watched = Watched(coordinator, job_id, view)
-            try:
+            with Watched(coordinator, job_id, view) as watched:
                 actor = _TimelineActor(cluster, sites.control, world, folder.path)
-                resumer = _JobResumer(coordinator, job_id)
-                progress = _follow(order, watched, actor, resumer, view)
-            finally:
-                watched.close()
+                progress = _follow(order, watched, actor, _JobResumer(coordinator, job_id))
         verdict = asyncio.run(read_verdict(sites.control))
     return _report(world, sites, progress, verdict)
 
@@ -114,18 +96,13 @@ def _slowness_path(folder: Path, name: str) -> Path:
 
 
 def _follow(
-    order: RunOrder,
-    watched: Watched,
-    actor: "_TimelineActor",
-    resumer: "_JobResumer",
-    view: View,
+    order: RunOrder, watched: Watched, actor: "_TimelineActor", resumer: "_JobResumer"
 ) -> JobProgress:
     give_up_at_s = time.monotonic() + order.give_up_after_s
     while not watched.has_ended:
         watched.tick()
         for text in (*actor.act(watched.progress), *resumer.act(watched.progress)):
-            watched.progress = with_note(watched.progress, text)
-            view.say(text)
+            watched.say(text)
         if dead := actor.unexpected_ends():
             log = Path(order.folder) / "logs" / f"{dead[0]}.log"
             raise HyperGPUError(Reason.CHILD_ENDED, f"{dead[0]} ended by itself", fix=f"read {log}")

@@ -12,12 +12,13 @@ from benchmarks.ours.awareness.recovery import longest_bad_stretch
 from benchmarks.ours.awareness.runs import WORLDS
 from benchmarks.ours.awareness.work import computing_share, summed_throughput, throughput
 from benchmarks.table.parts import PartFigures, measure_part
-from hypergpu.cli.compare.outcome import LinkVerdict, Report
 from hypergpu.client.history import RoundPoint
 from hypergpu.jobfile import parse_job
 from hypergpu.units import Milliseconds, Samples
+from netsim.measure.lateness import ALWAYS_VALID
 from netsim.network.timeline import require_real_faults
 from netsim.network.world_file import parse_world, read_world_file
+from netsim.run.report import RunReport
 
 FILES = sorted(WORLDS.rglob("*.toml"))
 TWO_ALIKE = """
@@ -32,15 +33,16 @@ step_floor_ms = 100
 """
 
 
-def report(*rounds: RoundPoint) -> Report:
-    return Report(
+def report(*rounds: RoundPoint) -> RunReport:
+    return RunReport(
+        seed=1,
         world="test",
         backend="tunnel",
         phase="finished",
         reason="all rounds are done",
         rounds=rounds,
         metric=None,
-        verdict=LinkVerdict(is_valid=True, sentence=""),
+        verdict=ALWAYS_VALID,
         metric_name="accuracy",
         target=0.97,
         evaluations=(),

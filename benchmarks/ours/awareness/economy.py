@@ -7,8 +7,8 @@ from benchmarks.ours.awareness.figures import target_of, times
 from benchmarks.ours.awareness.naive import DIGITS, GRADES, reached_by_sync
 from benchmarks.ours.awareness.runs import Runs, of_seeds
 from benchmarks.table.parts import PartFigures
-from hypergpu.cli.compare.outcome import Report
 from hypergpu.client.history import Reached
+from netsim.run.report import RunReport
 
 PROMISED_BOTH, PROMISED_UP, PROMISED_SAMPLES = 200, 1000, 1.5
 PROMISED_ERROR = 0.25
@@ -68,14 +68,14 @@ def accuracy_figures(runs: Runs, *, seeds: int) -> PartFigures:
     )
 
 
-def aware_report(runs: Runs, seed: int) -> Report:
+def aware_report(runs: Runs, seed: int) -> RunReport:
     """Our own run to the target, with every node well."""
     words = ["--job", str(DIGITS), "--strategy", "aware", "--seed", str(seed)]
     path = GRADES / f"{GRADE}.toml"
     return runs.report(f"aware-{seed}-{GRADE}", path, words, backend="tunnel")
 
 
-def forecast_errors(report: Report) -> list[float]:
+def forecast_errors(report: RunReport) -> list[float]:
     """Errors after the tenth forecast; in a shorter job, those of its second half."""
     known = [each.forecast_error for each in report.rounds if each.forecast_error is not None]
     return known[10:] or known[len(known) // 2 :]
@@ -86,21 +86,21 @@ def _a_sample(points: Sequence[Reached], *, is_up_only: bool) -> float:
     return moved / sum(each.samples for each in points)
 
 
-def _to_the_end(runs: Runs, seed: int) -> Report:
+def _to_the_end(runs: Runs, seed: int) -> RunReport:
     words = ["--strategy", "aware", "--seed", str(seed), "--target", "0"]
     path = GRADES / f"{GRADE}.toml"
     return runs.report(f"aware-{seed}-end", path, words, backend="tunnel")
 
 
-def _naive_to_the_end(runs: Runs, seed: int) -> Report:
+def _naive_to_the_end(runs: Runs, seed: int) -> RunReport:
     words = ["--strategy", "sync", "--seed", str(seed), "--target", "0"]
     words += ["--rounds", str(NAIVE_STEPS), "--lan"]
     return runs.report(f"sync-{seed}-end", GRADES / "a.toml", words, backend="proxy")
 
 
-def _samples(report: Report) -> int:
+def _samples(report: RunReport) -> int:
     return sum(each.samples for each in report.rounds)
 
 
-def _best(report: Report) -> float:
+def _best(report: RunReport) -> float:
     return max((each.metric or 0.0 for each in report.evaluations), default=0.0)

@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Iterable
 
 from benchmarks.ours.cluster import BenchmarkError
-from hypergpu.cli.compare.outcome import Report
 from hypergpu.client.history import Reached
+from netsim.run.report import RunReport
 
 Row = tuple[str, str, str, str, str]
 COLUMNS: Row = ("", "ours", "the other", "ratio", "promised")
@@ -15,7 +15,7 @@ class NotReachedError(BenchmarkError):
     """A run never came to its target: there is no time to tell."""
 
 
-def target_of(report: Report, name: str) -> Reached:
+def target_of(report: RunReport, name: str) -> Reached:
     """What it took.
 
     Raises:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from benchmarks.ours.awareness.changing import JOB, VARYING
 from benchmarks.ours.awareness.runs import Runs, of_seeds
 from benchmarks.table.parts import PartFigures
-from hypergpu.cli.compare.outcome import Report
 from hypergpu.client.history import RoundPoint
+from netsim.run.report import RunReport
 
 ROUNDS = 40
 """Inner steps of so many of the job's rounds: lines fall and come back before they are done."""
@@ -39,7 +39,7 @@ def longest_bad_stretch(rounds: Sequence[RoundPoint]) -> int:
     return longest
 
 
-def _long_run(runs: Runs, seed: int) -> Report:
+def _long_run(runs: Runs, seed: int) -> RunReport:
     words = ["--job", str(JOB), "--strategy", "aware", "--seed", str(seed)]
     words += ["--target", "0", "--rounds", str(ROUNDS)]
     return runs.report(f"aware-{seed}-recovery", VARYING, words, backend="tunnel")

@@ -14,13 +14,12 @@ from typing import TypeVar
 
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.warm import warm_starts
-from hypergpu.cli.compare.order import Errand
-from hypergpu.cli.compare.outcome import Report
-from hypergpu.cli.compare.running import kept_report, prospect, ran
+from hypergpu.cli.compare.runs import NetsimRun, execute_run, kept_report, prospect
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, RemoteFailureError
 from hypergpu.ids import Digest
 from netsim.link.error import NetsimError
+from netsim.run.report import RunReport
 from netsim.tunnel.device import require_tunnel
 
 ROOT = Path(__file__).parents[3]
@@ -57,13 +56,13 @@ class Runs:
         self.invalid: list[str] = []
         """Runs that were late each time."""
 
-    def cold_report(self, name: str, world: Path, words: Sequence[str]) -> Report:
-        """Report a run over the tunnel in which programs start as they do for people."""
+    def cold_report(self, name: str, world: Path, words: Sequence[str]) -> RunReport:
+        """RunReport a run over the tunnel in which programs start as they do for people."""
         self._starts.close()
         return self._checked_report(name, world, words, backend="tunnel")
 
-    def report(self, name: str, world: Path, words: Sequence[str], *, backend: str) -> Report:
-        """Report a run whose workers and evaluator start with torch loaded.
+    def report(self, name: str, world: Path, words: Sequence[str], *, backend: str) -> RunReport:
+        """RunReport a run whose workers and evaluator start with torch loaded.
 
         Its times count from the first round, so that starting is no part of them.
         """
@@ -80,7 +79,7 @@ class Runs:
 
     def _checked_report(
         self, name: str, world: Path, words: Sequence[str], *, backend: str
-    ) -> Report:
+    ) -> RunReport:
         """Run, or read what was kept.
 
         Args:
@@ -94,11 +93,11 @@ class Runs:
             BenchmarkError: It did not end as a run ends.
         """
         given = (str(world), "--backend", backend, "--give-up-after", "3000", *words)
-        errand = Errand(name, "", 0, given)
+        run = NetsimRun(name, given)
         sys.stderr.write(f"{name}: ")
         sys.stderr.flush()
         try:
-            report = self._report(errand, is_timed=backend == "tunnel")
+            report = self._report(run, is_timed=backend == "tunnel")
         except (RemoteFailureError, HyperGPUError) as failed:
             sys.stderr.write("failed\n")
             raise BenchmarkError(f"{name}: {failed}") from failed
@@ -108,17 +107,17 @@ class Runs:
             raise LateError(f"{name}: {report.verdict.sentence}")
         return report
 
-    def _report(self, errand: Errand, *, is_timed: bool) -> Report:
-        inputs = prospect(errand, self._folder).inputs if is_timed else " ".join(errand.words)
+    def _report(self, run: NetsimRun, *, is_timed: bool) -> RunReport:
+        inputs = prospect(run, self._folder).inputs if is_timed else " ".join(run.words)
         key = digest_of(f"{inputs} {self._product}".encode())
-        if kept := kept_report(errand, key, self._folder):
+        if kept := kept_report(run, key, self._folder):
             sys.stderr.write("kept, ")
             return kept
-        report = ran(errand, key, self._folder)
+        report = execute_run(run, key, self._folder)
         for _ in range(TRIES - 1):
             if report.verdict.is_valid or not is_timed:
                 break
-            report = ran(errand, key, self._folder)
+            report = execute_run(run, key, self._folder)
         return report
 
     def note(self) -> str:
@@ -152,7 +151,7 @@ def product_digest() -> Digest:
     return digest_of("\n".join(listing).encode())
 
 
-def _summary(report: Report) -> str:
+def _summary(report: RunReport) -> str:
     seconds = report.rounds[-1].ended_ms / 1000 if report.rounds else 0.0
     doubt = "" if report.verdict.is_valid else " (INVALID)"
     there = report.to_target

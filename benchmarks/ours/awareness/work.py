@@ -5,10 +5,10 @@ from pathlib import Path
 from benchmarks.ours.awareness.figures import Row
 from benchmarks.ours.awareness.runs import WORLDS, Runs
 from benchmarks.table.parts import PartFigures
-from hypergpu.cli.compare.outcome import Report
 from netsim.link.error import NetsimError
 from netsim.network.world import WorldDescription
 from netsim.network.world_file import read_world_file
+from netsim.run.report import RunReport
 
 PROMISED_UTILISATION = {"a": 0.90, "b": 0.85, "c": 0.75}
 PROMISED_SCALING = {10: 0.90, 50: 0.60, 1000: None}
@@ -63,7 +63,7 @@ def scaling_figures(runs: Runs, *, is_quick: bool) -> PartFigures:
     return PartFigures(rows=rows, metrics=metrics, notes=[note])
 
 
-def computing_share(report: Report, world: WorldDescription, warm_up: int) -> float:
+def computing_share(report: RunReport, world: WorldDescription, warm_up: int) -> float:
     """Share of the nodes' wall time spent on inner steps whose update was folded."""
     job, floors_ms = _job_batch(world), {node.step_floor_ms for node in world.nodes}
     if len(floors_ms) != 1:
@@ -72,7 +72,7 @@ def computing_share(report: Report, world: WorldDescription, warm_up: int) -> fl
     return steps * floors_ms.pop() / 1000 / len(world.nodes)
 
 
-def throughput(report: Report, warm_up: int) -> float:
+def throughput(report: RunReport, warm_up: int) -> float:
     """Samples a second of the rounds after the first few."""
     measured = report.rounds[warm_up:]
     before_ms = report.rounds[warm_up - 1].ended_ms if warm_up else 0
@@ -84,7 +84,7 @@ def summed_throughput(world: WorldDescription) -> float:
     return sum(_job_batch(world) / node.step_floor_ms * 1000 for node in world.nodes)
 
 
-def _null_run(runs: Runs, name: str, path: Path, *, rounds: int) -> Report:
+def _null_run(runs: Runs, name: str, path: Path, *, rounds: int) -> RunReport:
     words = ["--strategy", "aware", "--rounds", str(rounds), "--worker", "null"]
     return runs.report(name, path, words, backend="tunnel")
 

@@ -1,13 +1,14 @@
 """`compare.svg`: the metric against time and against bytes, a line and a band a strategy. Pure."""
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from hypergpu import svg
-from hypergpu.cli.compare.comparison import Comparison
-from hypergpu.cli.compare.curves import Amount, Level, levels, moved_bytes, seconds
-from hypergpu.cli.compare.outcome import EXTRAPOLATED
+from hypergpu.cli.compare.outcome import EXTRAPOLATED, Comparison, StrategyRun
+from hypergpu.client.history import EvaluationPoint
 from hypergpu.terminal.figures import size, span
 from hypergpu.units import are, several
 
@@ -31,13 +32,32 @@ polyline { fill: none; stroke-width: 2 } polygon { opacity: .18 }
 """
 
 
-def _spoken_bytes(count: float) -> str:
-    return size(round(count))
+Amount = Callable[[EvaluationPoint], float]
+Curve = list[tuple[float, float]]
+
+
+class Level(NamedTuple):
+    """The metric at one place of the axis."""
+
+    at: float
+    least: float
+    median: float
+    most: float
+
+
+def seconds(point: EvaluationPoint) -> float:
+    """Since the first round was opened."""
+    return point.at_ms / 1000
+
+
+def moved_bytes(point: EvaluationPoint) -> float:
+    """Both ways."""
+    return float(point.bytes_up + point.bytes_down)
 
 
 _PANELS: tuple[tuple[str, Amount, Callable[[float], str]], ...] = (
     ("time since the first round was opened", seconds, span),
-    ("bytes moved, up and down", moved_bytes, _spoken_bytes),
+    ("bytes moved, up and down", moved_bytes, lambda count: size(round(count))),
 )
 
 
@@ -175,3 +195,33 @@ def _series(axes: Axes, found: Sequence[Level], classes: str) -> Iterator[str]:
         lower = [(axes.x(level.at), axes.y(level.least)) for level in found]
         yield svg.area(upper, lower, style=classes)
     yield svg.curve([(axes.x(each.at), axes.y(each.median)) for each in found], style=classes)
+
+
+def levels(runs: Sequence[StrategyRun], amount: Amount) -> list[Level]:
+    """The seeds' metric over time or bytes, from where all have one to where the last one ends.
+
+    A run that has ended keeps its last metric. Between evaluations a line is drawn.
+    """
+    curves = [curve for run in runs if (curve := _curve(run, amount))]
+    if not curves:
+        return []
+    begin = max(curve[0][0] for curve in curves)
+    end = max(curve[-1][0] for curve in curves)
+    found = []
+    places = {at for curve in curves for at, _ in curve if begin <= at <= end}
+    for at in sorted(places):
+        metrics = [_metric(curve, at) for curve in curves]
+        found.append(Level(at, min(metrics), statistics.median(metrics), max(metrics)))
+    return found
+
+
+def _curve(run: StrategyRun, amount: Amount) -> Curve:
+    points = [(amount(each), each.metric) for each in run.evaluations]
+    return [(at, metric) for at, metric in points if metric is not None and at > 0]
+
+
+def _metric(curve: Curve, at: float) -> float:
+    for (left, before), (right, after) in pairwise(curve):
+        if left <= at < right:
+            return before + (after - before) * (at - left) / (right - left)
+    return curve[-1][1] if at >= curve[-1][0] else curve[0][1]

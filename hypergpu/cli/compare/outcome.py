@@ -1,38 +1,17 @@
-"""What one strategy came to by one seed, out of netsim's reports. Pure."""
+"""Reports of netsim as one outcome a strategy and seed, side by side: `compare.json`. Pure."""
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from hypergpu.client.history import EvaluationPoint, Reached, RoundPoint
+from hypergpu.client.history import EvaluationPoint, Reached
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
+from netsim.run.report import RunReport
 
 MEASURED = "measured"
 EXTRAPOLATED = "extrapolated"
-
-
-class LinkVerdict(msgspec.Struct, frozen=True):
-    """Whether a network was as asked."""
-
-    is_valid: bool
-    sentence: str
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that are used of `netsim run --json`."""
-
-    world: str
-    backend: str
-    phase: str
-    reason: str
-    rounds: tuple[RoundPoint, ...]
-    metric: float | None
-    verdict: LinkVerdict
-    metric_name: str
-    target: float
-    evaluations: tuple[EvaluationPoint, ...]
-    to_target: Reached | None
 
 
 class StrategyRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,48 +31,45 @@ class StrategyRun(msgspec.Struct, frozen=True, kw_only=True):
     bytes_down: Bytes
     ended_ms: Milliseconds
     step_us: Microseconds
-    """What a step took over the links, where that was measured alone; else 0."""
+    """Duration of a step over the links, where that was measured alone; else 0."""
     is_valid: bool
     verdict: str
     evaluations: tuple[EvaluationPoint, ...]
 
 
 class UnmeasuredError(Exception):
-    """A report has too little in it to tell anything."""
+    """A report is too short to measure a step by."""
 
 
-def outcome(strategy: str, seed: int, reports: Sequence[Report]) -> StrategyRun:
+def outcome(reports: Sequence[RunReport]) -> StrategyRun:
     """The one run, or `sync` out of two: on a LAN to the target, and a few steps in the world.
 
     Raises:
         UnmeasuredError: The few steps did not end.
     """
     first, *others = reports
-    found = _measured_run(strategy, seed, first)
-    return _stretch(found, others[0]) if others else found
-
-
-def _measured_run(strategy: str, seed: int, report: Report) -> StrategyRun:
-    return StrategyRun(
-        strategy=strategy,
-        seed=seed,
+    rounds = first.rounds
+    found = StrategyRun(
+        strategy=first.strategy,
+        seed=first.seed,
         how=MEASURED,
-        phase=report.phase,
-        reason=report.reason,
-        to_target=report.to_target,
-        metric=report.metric,
-        samples=Samples(sum(each.samples for each in report.rounds)),
-        bytes_up=Bytes(sum(each.bytes_up for each in report.rounds)),
-        bytes_down=Bytes(sum(each.bytes_down for each in report.rounds)),
-        ended_ms=report.rounds[-1].ended_ms if report.rounds else Milliseconds(0),
+        phase=first.phase,
+        reason=first.reason,
+        to_target=first.to_target,
+        metric=first.metric,
+        samples=Samples(sum(each.samples for each in rounds)),
+        bytes_up=Bytes(sum(each.bytes_up for each in rounds)),
+        bytes_down=Bytes(sum(each.bytes_down for each in rounds)),
+        ended_ms=rounds[-1].ended_ms if rounds else Milliseconds(0),
         step_us=Microseconds(0),
-        is_valid=report.verdict.is_valid,
-        verdict=report.verdict.sentence,
-        evaluations=report.evaluations,
+        is_valid=first.verdict.is_valid,
+        verdict=first.verdict.sentence,
+        evaluations=first.evaluations,
     )
+    return _extrapolate(found, others[0]) if others else found
 
 
-def _stretch(near: StrategyRun, steps: Report) -> StrategyRun:
+def _extrapolate(near: StrategyRun, steps: RunReport) -> StrategyRun:
     """The same steps, each as long as one took in the world; they move the same bytes."""
     step_us = step_time_us(steps)
 
@@ -101,12 +77,11 @@ def _stretch(near: StrategyRun, steps: Report) -> StrategyRun:
         return Milliseconds(rounds * step_us // 1000)
 
     there = near.to_target
-    last = near.evaluations[-1].round if near.evaluations else 0
     return replace(
         near,
         how=EXTRAPOLATED,
         to_target=replace(there, at_ms=later(there.rounds)) if there else None,
-        ended_ms=later(last),
+        ended_ms=later(near.evaluations[-1].round if near.evaluations else 0),
         step_us=step_us,
         is_valid=near.is_valid and steps.verdict.is_valid,
         verdict=steps.verdict.sentence if near.is_valid else near.verdict,
@@ -114,7 +89,7 @@ def _stretch(near: StrategyRun, steps: Report) -> StrategyRun:
     )
 
 
-def step_time_us(report: Report) -> Microseconds:
+def step_time_us(report: RunReport) -> Microseconds:
     """Mean time of the rounds after the first.
 
     Raises:
@@ -124,3 +99,114 @@ def step_time_us(report: Report) -> Microseconds:
         raise UnmeasuredError(f"only {len(report.rounds)} of its rounds ended: {report.reason}")
     spent_ms = report.rounds[-1].ended_ms - report.rounds[0].ended_ms
     return Microseconds(1000 * spent_ms // (len(report.rounds) - 1))
+
+
+class SeedSpread(msgspec.Struct, frozen=True):
+    """A number over several seeds."""
+
+    median: int
+    least: int
+    most: int
+
+
+class StrategyStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """A strategy over its seeds; amounts are those of the runs that reached the target."""
+
+    strategy: str
+    how: str
+    runs: int
+    runs_reached: int
+    """Fewer than ``runs``: there is no ratio."""
+    runs_invalid: int
+    """Runs whose links differed from the profile, so that their times mean nothing."""
+    time_ms: SeedSpread | None
+    bytes_up: SeedSpread | None
+    bytes_down: SeedSpread | None
+    samples: SeedSpread | None
+    metric: float | None
+    """Median of the last models' metrics."""
+    times_faster: float | None
+    """Times faster than the baseline, by the medians."""
+    times_fewer_bytes: float | None
+
+    @property
+    def median_ms(self) -> int:
+        """Median of the times to the target; 0: never reached."""
+        return self.time_ms.median if self.time_ms else 0
+
+    @property
+    def moved_bytes(self) -> int:
+        """Median of the bytes up and down to the target; 0: never reached."""
+        both = (self.bytes_up, self.bytes_down)
+        return sum(each.median for each in both if each)
+
+
+class Comparison(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="hypergpu/compare/1"
+):
+    """`compare --json`."""
+
+    job: str
+    workload: str
+    world: str
+    backend: str
+    metric_name: str
+    target: float
+    baseline: str
+    strategies: list[StrategyStanding]
+    outcomes: list[StrategyRun]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every run reached the target over links that were as asked."""
+        return all(each.to_target is not None and each.is_valid for each in self.outcomes)
+
+
+def standings(
+    strategies: Sequence[str], outcomes: Sequence[StrategyRun], baseline: str
+) -> list[StrategyStanding]:
+    """A standing a strategy, in their order."""
+    alone = {
+        name: _standing([each for each in outcomes if each.strategy == name]) for name in strategies
+    }
+    return [_with_ratios(each, alone[baseline]) for each in alone.values()]
+
+
+def _standing(runs: Sequence[StrategyRun]) -> StrategyStanding:
+    there = [run.to_target for run in runs if run.to_target is not None]
+    metrics = [run.metric for run in runs if run.metric is not None]
+    return StrategyStanding(
+        strategy=runs[0].strategy,
+        how=runs[0].how,
+        runs=len(runs),
+        runs_reached=len(there),
+        runs_invalid=sum(not run.is_valid for run in runs),
+        time_ms=_spread(each.at_ms for each in there),
+        bytes_up=_spread(each.bytes_up for each in there),
+        bytes_down=_spread(each.bytes_down for each in there),
+        samples=_spread(each.samples for each in there),
+        metric=statistics.median(metrics) if metrics else None,
+        times_faster=None,
+        times_fewer_bytes=None,
+    )
+
+
+def _spread(numbers: Iterable[int]) -> SeedSpread | None:
+    found = sorted(numbers)
+    if not found:
+        return None
+    return SeedSpread(round(statistics.median(found)), found[0], found[-1])
+
+
+def _with_ratios(one: StrategyStanding, baseline: StrategyStanding) -> StrategyStanding:
+    if one.runs_reached < one.runs or baseline.runs_reached < baseline.runs:
+        return one
+    return replace(
+        one,
+        times_faster=_ratio(baseline.median_ms, one.median_ms),
+        times_fewer_bytes=_ratio(baseline.moved_bytes, one.moved_bytes),
+    )
+
+
+def _ratio(amount: int, other: int) -> float | None:
+    return amount / other if other else None

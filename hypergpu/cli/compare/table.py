@@ -1,16 +1,20 @@
-"""A comparison for people: a table, and what must be known to read it. Pure."""
+"""A comparison for people: a table and its footnotes. Pure."""
 
 from collections.abc import Iterator
 
-from hypergpu.cli.compare.comparison import Comparison, Spread, StrategyStanding
-from hypergpu.cli.compare.outcome import EXTRAPOLATED, StrategyRun
+from hypergpu.cli.compare.outcome import (
+    EXTRAPOLATED,
+    Comparison,
+    StrategyRun,
+    StrategyStanding,
+)
 from hypergpu.terminal.figures import score, size, span
-from hypergpu.terminal.output import Column
+from hypergpu.terminal.output import Column, Table
 
 
-def columns(comparison: Comparison) -> tuple[Column, ...]:
-    """Titles."""
-    return (
+def standings_table(comparison: Comparison) -> Table:
+    """Columns, and a row a strategy."""
+    columns = (
         Column("strategy"),
         Column(f"to {comparison.metric_name} {comparison.target:g}", is_number=True),
         Column("least..most", is_number=True),
@@ -22,21 +26,18 @@ def columns(comparison: Comparison) -> tuple[Column, ...]:
         Column("final", is_number=True),
         Column("how"),
     )
-
-
-def rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """A row a strategy."""
-    return [_row(each) for each in comparison.strategies]
+    return columns, [_row(each) for each in comparison.strategies]
 
 
 def _row(each: StrategyStanding) -> tuple[str, ...]:
+    time_ms = each.time_ms
     return (
         each.strategy,
-        span(each.time_ms.median / 1000) if each.time_ms else "not reached",
-        _range(each.time_ms),
+        span(time_ms.median / 1000) if time_ms else "not reached",
+        f"{span(time_ms.least / 1000)}..{span(time_ms.most / 1000)}" if time_ms else "-",
         times(each.times_faster),
-        _bytes(each.bytes_up),
-        _bytes(each.bytes_down),
+        size(each.bytes_up.median) if each.bytes_up else "-",
+        size(each.bytes_down.median) if each.bytes_down else "-",
         times(each.times_fewer_bytes),
         str(each.samples.median) if each.samples else "-",
         score(each.metric),
@@ -51,16 +52,6 @@ def times(ratio: float | None) -> str:
     return f"{ratio:.0f}x" if ratio >= 100 else f"{ratio:.3g}x"
 
 
-def _range(spread: Spread | None) -> str:
-    if spread is None:
-        return "-"
-    return f"{span(spread.least / 1000)}..{span(spread.most / 1000)}"
-
-
-def _bytes(spread: Spread | None) -> str:
-    return "-" if spread is None else size(spread.median)
-
-
 def _how(each: StrategyStanding) -> str:
     words = [each.how]
     if each.runs_reached < each.runs:
@@ -71,32 +62,22 @@ def _how(each: StrategyStanding) -> str:
 
 
 def footnotes(comparison: Comparison) -> Iterator[str]:
-    """What the table cannot say."""
+    """Sentences without which the table would be misread."""
     yield f"faster and fewer bytes: than {comparison.baseline}, by the medians of the seeds"
-    yield from _about_steps(comparison)
-    for run in comparison.outcomes:
-        if run.to_target is None:
-            yield _missed_text(run, comparison)
-        if not run.is_valid:
-            yield f"{run.strategy}, seed {run.seed}: {run.verdict}"
-
-
-def _about_steps(comparison: Comparison) -> Iterator[str]:
-    runs = [run for run in comparison.outcomes if run.how == EXTRAPOLATED]
-    if runs:
+    if runs := [run for run in comparison.outcomes if run.how == EXTRAPOLATED]:
         each = ", ".join(f"{run.step_us / 1e6:.2f}" for run in runs)
         yield (
             f"{runs[0].strategy} is extrapolated: steps to the target counted on a LAN, times the"
             f" seconds that a step took in this world ({each}); --sync-steps 0 runs it whole"
         )
-
-
-def _missed_text(run: StrategyRun, comparison: Comparison) -> str:
-    named = f"{run.strategy}, seed {run.seed}"
     goal = f"{comparison.metric_name} {comparison.target:g}"
-    return (
-        f"{named}: never reached {goal}, ended at {score(run.metric)} ({run.phase}: {run.reason})"
-    )
+    for run in comparison.outcomes:
+        named = f"{run.strategy}, seed {run.seed}"
+        if run.to_target is None:
+            end = f"ended at {score(run.metric)} ({run.phase}: {run.reason})"
+            yield f"{named}: never reached {goal}, {end}"
+        if not run.is_valid:
+            yield f"{named}: {run.verdict}"
 
 
 def outcome_text(run: StrategyRun) -> str:

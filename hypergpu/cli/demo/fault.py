@@ -1,26 +1,25 @@
 """One node's death half-way, its return, and the first work that is accepted from it after that."""
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from hypergpu.client import Coordinator, History, JobEvent
 from hypergpu.cluster.cluster import LocalCluster
-from hypergpu.terminal.progress import JobProgress
-from hypergpu.terminal.views import View
 
 AWAY_S = 1.0
 HOLD_PERCENT = 70
 """Share of the work after which the job waits for the node that is not back yet."""
 
 
-class Return(NamedTuple):
-    """When the node worked again."""
+class NodeReturn(NamedTuple):
+    """Return of the killed node."""
 
     victim: str
     round: int
     """Counts from 1."""
     after_s: float
-    """From its death to the first update accepted from it."""
+    """Time from its death to the first update accepted from it."""
 
 
 class NodeFault:
@@ -38,23 +37,27 @@ class NodeFault:
         self._killed_at_s = 0.0
         self._is_away = False
         self._is_paused = False
-        self.back: Return | None = None
+        self.back: NodeReturn | None = None
 
-    def see(self, event: JobEvent) -> None:
+    def _see(self, event: JobEvent) -> None:
         """Notice the node's return in the job's events."""
         is_its = bool(self._node_id) and event.body.get("node") == self._node_id
         if is_its and not self._is_away and event.kind == "UpdateReceived" and not self.back:
             number = event.body.get("round")
             after_s = time.monotonic() - self._killed_at_s
-            self.back = Return(self._victim, number + 1 if isinstance(number, int) else 0, after_s)
+            self.back = NodeReturn(
+                self._victim, number + 1 if isinstance(number, int) else 0, after_s
+            )
 
     def dead(self) -> list[str]:
         """Programs that ended though they were not killed here."""
         gone = {self._victim} if self._is_away else set()
         return [name for name in self._cluster.dead() if name not in gone]
 
-    def advance(self, history: History) -> str:
-        """Do what is due; returns it in words, or nothing."""
+    def advance(self, events: Sequence[JobEvent], history: History) -> str:
+        """Kill, restart, pause or resume if it is time; returns the action in words, or nothing."""
+        for event in events:
+            self._see(event)
         done = sum(each.samples for each in history.rounds)
         if not self._node_id:
             return self._kill() if 2 * done >= self._samples else ""
@@ -81,24 +84,3 @@ class NodeFault:
     def _restart(self) -> str:
         self._is_away = False
         return f"{self._victim} started again (process {self._cluster.restart(self._victim)})"
-
-
-class FaultView:
-    """Shows everything on another view and lets a fault see the events."""
-
-    def __init__(self, view: View, fault: NodeFault) -> None:
-        self._view = view
-        self._fault = fault
-
-    def event(self, event: JobEvent, progress: JobProgress) -> None:
-        """See `View`."""
-        self._fault.see(event)
-        self._view.event(event, progress)
-
-    def refresh(self, progress: JobProgress) -> None:
-        """See `View`."""
-        self._view.refresh(progress)
-
-    def say(self, text: str) -> None:
-        """See `View`."""
-        self._view.say(text)

@@ -1,12 +1,21 @@
-"""What the demo trains, and what counts as having learnt it."""
+"""The demo's job, and the accuracy that counts as having learnt it."""
 
 import importlib.util
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hypergpu.jobfile import parse_job, with_strategy
-from hypergpu.jobfile.spec import JobSpec, Pay, RoundRule
+from hypergpu.jobfile import checked_spec, with_strategy
+from hypergpu.jobfile.spec import (
+    Aware,
+    Evaluation,
+    Inner,
+    JobSpec,
+    Outer,
+    Pay,
+    RoundRule,
+    TrainingSettings,
+)
 
 
 class DemoPlan(NamedTuple):
@@ -17,8 +26,8 @@ class DemoPlan(NamedTuple):
     target: float
     """Least accuracy on the held-out digits."""
     sync_steps: int
-    """That every-step float32 training of this job takes to the target, counted on a LAN; 0: not
-    counted for so many nodes.
+    """Steps of every-step float32 training to the target, counted on a LAN; 0: not counted for so
+    many nodes.
     """
     note: str
     metering: str
@@ -27,95 +36,59 @@ class DemoPlan(NamedTuple):
     is_fixed: bool
     """Nothing in it depends on time: the same model every time."""
 
-    @property
-    def is_paid(self) -> bool:
-        """Whether its work earns something."""
-        return self.spec.pay.unit_price > 0
 
-
-_TEXT = """
-workload = "{workload}"
-name = "demo"
-strategy = "{strategy}"
-{options}
-
-[training]
-rounds = {rounds}
-inner_steps = {inner_steps}
-batch_size = {batch_size}
-nodes = {nodes}
-seed = 7
-
-[inner]
-learning_rate = {learning_rate}
-schedule = "cosine"
-
-[outer]
-momentum = {momentum}
-
-[round]
-{deadline}
-quorum = 0.6
-
-[evaluation]
-every = {every}
-
-[pay]
-unit_price = 1000000
-rounds_per_epoch = {rounds_per_epoch}
-{planned}
+EACH = "each"
+METERINGS = ("batched", EACH)
+"""Ways of receipts onto the chain, by the names of the coordinator's `--metering`."""
+_CONTRIBUTIONS_MIN = 175
+"""Contributions of a job under `EACH`, more than the 100 transactions that its epoch is to have:
+the node that is killed misses some, one that rests others.
 """
+COUNTED_NODES = 5
+"""Number of nodes for which the steps of `sync` were counted."""
+_ROUNDS_PER_EPOCH = 3
 
 
 class _Size(NamedTuple):
-    workload: str
-    strategy: str
-    options: str
-    batch_size: int
-    learning_rate: float
-    momentum: float
-    rounds: int
+    spec: JobSpec
+    target: float
     rounds_short: int
     sync_steps: int
     sync_steps_short: int
 
-
-EACH = "each"
-METERINGS = ("batched", EACH)
-"""How receipts reach the chain: as the coordinator's `--metering` names it."""
-TRANSACTIONS_AN_EPOCH = 100
-"""That are made at least where each contribution has its own."""
-_CONTRIBUTIONS_AN_EPOCH = 175
-"""That such an epoch has room for: the node that is killed misses some, one that rests others."""
-_INNER_STEPS = 20
-_ROUNDS_PER_EPOCH = 3
-COUNTED_NODES = 5
-"""For so many the steps of `sync` were counted."""
 
 # Updates of this network are large enough to measure a line by; those of the regression are not, so
 # that plans would guess at lines: diloco trains it. Steps of sync are those of hypergpu
 # netsim run --lan --strategy sync with five nodes and this seed, evaluated after every five steps;
 # other seeds take a fifth more.
 _TORCH = _Size(
-    "digits-cnn",
-    strategy="aware",
-    options="[options]\nchannels = 48",
-    batch_size=32,
-    learning_rate=0.0007,
-    momentum=0.8,
-    rounds=12,
+    JobSpec(
+        workload="digits-cnn",
+        name="demo",
+        strategy="aware",
+        options={"channels": 48},
+        training=TrainingSettings(rounds=12, seed=7),
+        inner=Inner(learning_rate=0.0007, schedule="cosine"),
+        outer=Outer(momentum=0.8),
+        evaluation=Evaluation(every=2),
+        pay=Pay(unit_price=1_000_000, rounds_per_epoch=_ROUNDS_PER_EPOCH),
+    ),
+    target=0.97,
     rounds_short=10,
     sync_steps=53,
     sync_steps_short=53,
 )
 _NUMPY = _Size(
-    "digits-softmax",
-    strategy="diloco",
-    options="",
-    batch_size=32,
-    learning_rate=0.01,
-    momentum=0.9,
-    rounds=40,
+    JobSpec(
+        workload="digits-softmax",
+        name="demo",
+        training=TrainingSettings(rounds=40, seed=7),
+        inner=Inner(learning_rate=0.01, schedule="cosine"),
+        round=RoundRule(deadline_ms=30_000),
+        evaluation=Evaluation(every=2),
+        pay=Pay(unit_price=1_000_000, rounds_per_epoch=_ROUNDS_PER_EPOCH),
+    ),
+    target=0.93,
     rounds_short=30,
     sync_steps=241,
     sync_steps_short=261,
@@ -127,16 +100,13 @@ def plan(
     *,
     is_short: bool,
     worker: str = "",
-    metering: str = "batched",
+    metering: str = METERINGS[0],
     is_fixed: bool = False,
 ) -> DemoPlan:
     """The digits by a convolutional network, or without torch by softmax regression.
 
-    Where each contribution has a transaction of its own, one epoch is the whole job, in more rounds
-    of fewer steps where there would be too few of them.
-
     Args:
-        nodes: How many train.
+        nodes: Number of nodes that train.
         is_short: Fewer rounds.
         worker: ``torch`` or ``numpy``; when empty, torch where it is installed.
         metering: One of `METERINGS`.
@@ -148,14 +118,22 @@ def plan(
     size = _TORCH if is_torch else _NUMPY
     why = "as asked" if worker else "torch is not installed"
     note = f"{why}: softmax regression by the numpy worker, which reaches less accuracy"
-    spec = _spec(size, _course(size, nodes, metering, is_short=is_short))
+    spec = size.spec
+    rounds = size.rounds_short if is_short else spec.training.rounds
+    spec = replace(spec, training=replace(spec.training, nodes=nodes, rounds=rounds))
+    if metering == EACH:
+        spec = _with_one_epoch(spec)
+    if spec.strategy == "aware":
+        # Else so short a job would be divided into rounds of a few steps each.
+        spec = replace(spec, aware=Aware(rounds_min=spec.training.rounds))
     if is_fixed:
         spec = replace(with_strategy(spec, "diloco"), round=RoundRule(quorum=1.0), pay=Pay())
+    sync_steps = size.sync_steps_short if is_short else size.sync_steps
     return DemoPlan(
-        spec,
+        checked_spec(spec),
         worker="torch" if is_torch else "numpy",
-        target=0.97 if is_torch else 0.93,
-        sync_steps=_sync_steps(size, nodes, is_short=is_short),
+        target=size.target,
+        sync_steps=sync_steps if nodes == COUNTED_NODES else 0,
         note="" if is_torch else note,
         metering=metering,
         is_short=is_short,
@@ -163,45 +141,11 @@ def plan(
     )
 
 
-def _sync_steps(of: _Size, nodes: int, *, is_short: bool) -> int:
-    if nodes != COUNTED_NODES:
-        return 0
-    return of.sync_steps_short if is_short else of.sync_steps
-
-
-class _Course(NamedTuple):
-    nodes: int
-    rounds: int
-    inner_steps: int
-    rounds_per_epoch: int
-
-
-def _course(of: _Size, nodes: int, metering: str, *, is_short: bool) -> _Course:
-    rounds = of.rounds_short if is_short else of.rounds
-    if metering != EACH:
-        return _Course(nodes, rounds, _INNER_STEPS, _ROUNDS_PER_EPOCH)
-    more = max(rounds, -(-_CONTRIBUTIONS_AN_EPOCH // nodes))
-    steps = -(-rounds * _INNER_STEPS // more)
+def _with_one_epoch(spec: JobSpec) -> JobSpec:
+    """The same work in one epoch of enough contributions: more rounds of fewer steps."""
+    training = spec.training
+    rounds = max(training.rounds, -(-_CONTRIBUTIONS_MIN // training.nodes))
+    steps = -(-training.rounds * training.inner_steps // rounds)
     # Planned rounds may be more, and never more than steps: all of them are one epoch.
-    return _Course(nodes, more, steps, more * steps)
-
-
-def _spec(of: _Size, course: _Course) -> JobSpec:
-    # Else so short a job would be divided into rounds of a few steps each.
-    planned = f"[aware]\nrounds_min = {course.rounds}" if of.strategy == "aware" else ""
-    text = _TEXT.format(
-        workload=of.workload,
-        strategy=of.strategy,
-        options=of.options,
-        deadline="" if of.strategy == "aware" else 'deadline = "30s"',
-        rounds=course.rounds,
-        inner_steps=course.inner_steps,
-        rounds_per_epoch=course.rounds_per_epoch,
-        planned=planned,
-        nodes=course.nodes,
-        batch_size=of.batch_size,
-        learning_rate=of.learning_rate,
-        momentum=of.momentum,
-        every=2,
-    )
-    return parse_job(text, source="the demo's job")
+    pay = replace(spec.pay, rounds_per_epoch=rounds * steps)
+    return replace(spec, training=replace(training, rounds=rounds, inner_steps=steps), pay=pay)

@@ -1,43 +1,68 @@
 """The demo from beginning to end: a program over `hypergpu.client` and a cluster of processes."""
 
+import os
 import signal
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
-from hypergpu.cli.demo.fault import FaultView, NodeFault, Return
+from hypergpu.cli.demo.fault import NodeFault, NodeReturn
 from hypergpu.cli.demo.job import DemoPlan
-from hypergpu.cli.demo.race import Race, run_race
+from hypergpu.cli.demo.race import StrategyTime, race_strategies, sync_ratio
 from hypergpu.cli.demo.settlement import (
     ACCOUNTS_NAME,
-    Settled,
+    DemoPay,
     check_metering,
-    settled,
+    settle_demo,
     start_with_chain,
 )
-from hypergpu.cli.demo.summary import FILE_NAME, say_end, summary_of
-from hypergpu.client import Coordinator, HyperGPUError, JobDetail
+from hypergpu.cli.demo.summary import FILE_NAME, Summary, say_end
+from hypergpu.client import Coordinator, HyperGPUError, JobView
 from hypergpu.client.history import History, target_reached_at
 from hypergpu.cluster.cluster import LocalCluster
 from hypergpu.cluster.folder import RunFolder, run_folder
+from hypergpu.cluster.processes import program
 from hypergpu.errors import Reason
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.sites import Sites, told_sites
 from hypergpu.terminal.failure import usage_error
 from hypergpu.terminal.figures import span
 from hypergpu.terminal.output import is_rich, say
-from hypergpu.terminal.progress import JobProgress, with_note
-from hypergpu.terminal.views import View, open_view
+from hypergpu.terminal.progress import JobProgress
+from hypergpu.terminal.views import open_view
 from hypergpu.terminal.watch import Watched
 
 GIVE_UP_AFTER_S = 300.0
 VICTIM = 1
-"""The node that is killed, by its place in the list."""
+"""Place in the list of the node that is killed."""
+NONE = "none"
+NETS = ("proxy", "tunnel", "tc", NONE)
+PROFILES = ("home-fibre", "home-cable", "home-dsl", "lte-moving", "starlink")
 _LEFT = ("state", "logs", "model", FILE_NAME, ACCOUNTS_NAME)
+
+
+def run_over_lines(net: str, nodes: int, arguments: Sequence[str]) -> None:
+    """Become `netsim shape`, which runs the demo with these arguments over one line a node.
+
+    Args:
+        net: One of `NETS` but ``none``.
+        nodes: With more than there are profiles, each comes again.
+        arguments: Arguments of `hypergpu demo`.
+
+    Raises:
+        HyperGPUError: ARGUMENT_INVALID, there is no such net.
+    """
+    if net not in NETS:
+        raise usage_error(f"--net {net}: there is no such net", f"choose one of {', '.join(NETS)}")
+    profiles = [PROFILES[number % len(PROFILES)] for number in range(nodes)]
+    demo = program("hypergpu.cli", "demo", *arguments)
+    shape = program("netsim", "shape", "--backend", net, *profiles, "--", *demo)
+    sys.stdout.flush()
+    os.execv(shape[0], shape)  # noqa: S606 - our own program
 
 
 class Demo(NamedTuple):
@@ -72,7 +97,7 @@ def demonstrate(folder: Path, chosen: DemoPlan) -> None:
         run_folder(RunFolder(folder, ".hypergpu-demo", _LEFT)),
         LocalCluster(folder, chosen.worker, sites) as cluster,
     ):
-        signal.signal(signal.SIGTERM, _interrupt)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         if chosen.note:
             say(chosen.note)
         say(f"starting a coordinator and {nodes} nodes as separate processes; logs: {folder}/logs")
@@ -85,15 +110,21 @@ def demonstrate(folder: Path, chosen: DemoPlan) -> None:
                 _train_fixed(demo, chosen, folder)
                 return
             trained = _train(demo, chosen, folder, started_at_s)
-            race = run_race(chosen, trained.history, lambda spec, title: _rival(demo, spec, title))
+            times = race_strategies(
+                chosen, trained.history, lambda spec, title: _train_rival(demo, spec, title)
+            )
             say()
-            pay = settled(cluster, coordinator, trained.detail.job.id, folder / ACCOUNTS_NAME)
-    _conclude(chosen, trained, race, pay, folder=folder, wall_s=time.monotonic() - started_at_s)
+            pay = settle_demo(cluster, coordinator, trained.job.id, folder / ACCOUNTS_NAME)
+    summary = _summary(chosen, trained, times, pay, time.monotonic() - started_at_s)
+    say_end(summary, folder)
+    if summary.accuracy < chosen.target:
+        detail = f"accuracy {summary.accuracy:.4f} is below {chosen.target}"
+        raise HyperGPUError(Reason.DEMO_MISSED, detail)
 
 
 def _start_coordinator(cluster: LocalCluster, sites: Sites | None, chosen: DemoPlan) -> DemoPlan:
     """Start the coordinator; the plan pays nothing where this machine has no chain."""
-    if not chosen.is_paid:
+    if not chosen.spec.pay.unit_price:
         cluster.start_coordinator()
         return chosen
     missing = start_with_chain(cluster, sites, chosen.metering)
@@ -104,16 +135,13 @@ def _start_coordinator(cluster: LocalCluster, sites: Sites | None, chosen: DemoP
     return chosen._replace(spec=replace(chosen.spec, pay=replace(chosen.spec.pay, unit_price=0)))
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 class DemoTraining(NamedTuple):
-    """What became of the demo's own job."""
+    """The demo's own job, trained."""
 
-    detail: JobDetail
+    job: JobView
+    model_bytes: int
     history: History
-    back: Return
+    back: NodeReturn
 
 
 def _train(demo: Demo, chosen: DemoPlan, folder: Path, started_at_s: float) -> DemoTraining:
@@ -124,30 +152,29 @@ def _train(demo: Demo, chosen: DemoPlan, folder: Path, started_at_s: float) -> D
     victim, spec = demo.names[VICTIM], chosen.spec
     fault = NodeFault(demo.cluster, demo.coordinator, job_id=job_id, victim=victim)
     title = f"{len(demo.names)} nodes train {spec.workload} ({spec.strategy}); {victim} is killed"
-    with open_view(title=f"{title} half-way") as view:
-        progress = _follow(demo, job_id, FaultView(view, fault), fault)
+    progress = _follow(demo, job_id, f"{title} half-way", fault)
     if fault.back is None:
         raise HyperGPUError(Reason.DEMO_MISSED, f"no update of {victim} was accepted afterwards")
     demo.coordinator.export(job_id, folder / "model", may_overwrite=True)
-    return DemoTraining(demo.coordinator.job(job_id), progress.history, fault.back)
+    detail = demo.coordinator.job(job_id)
+    return DemoTraining(detail.job, detail.model_bytes, progress.history, fault.back)
 
 
-def _rival(demo: Demo, spec: JobSpec, title: str) -> History:
+def _train_rival(demo: Demo, spec: JobSpec, title: str) -> History:
     """Train a further job on the same nodes over the same lines, without anybody's death."""
     job_id = demo.coordinator.submit(spec)
     say()
     if not is_rich():
         say(title)
-    with open_view(title=title) as view:
-        return _follow(demo, job_id, view, None).history
+    return _follow(demo, job_id, title).history
 
 
 def _train_fixed(demo: Demo, chosen: DemoPlan, folder: Path) -> None:
     """Train a job in which nothing depends on time, and say the digest of its model last."""
     job_id = demo.coordinator.submit(chosen.spec)
     demo.cluster.start_nodes({name: {} for name in demo.names})
-    with open_view(title=f"{len(demo.names)} nodes train {chosen.spec.workload}, fixed") as view:
-        history = _follow(demo, job_id, view, None).history
+    title = f"{len(demo.names)} nodes train {chosen.spec.workload}, fixed"
+    history = _follow(demo, job_id, title).history
     if any(point.updates != len(demo.names) for point in history.rounds):
         detail = "a node was lost, so that its work was done by others and the model is another one"
         raise HyperGPUError(Reason.DEMO_MISSED, detail, fix="run it on a machine that is less busy")
@@ -155,26 +182,22 @@ def _train_fixed(demo: Demo, chosen: DemoPlan, folder: Path) -> None:
     say(f"model {made.digest}")
 
 
-def _follow(demo: Demo, job_id: str, view: View, fault: NodeFault | None) -> JobProgress:
+def _follow(demo: Demo, job_id: str, title: str, fault: NodeFault | None = None) -> JobProgress:
     """Watch a job to its end.
 
     Raises:
         HyperGPUError: DEMO_MISSED, a program ended, or the job did not finish.
     """
-    watched = Watched(demo.coordinator, job_id, view)
     give_up_at_s = time.monotonic() + GIVE_UP_AFTER_S
-    try:
+    with open_view(title=title) as view, Watched(demo.coordinator, job_id, view) as watched:
         while not watched.has_ended:
-            watched.tick()
-            if fault and (text := fault.advance(watched.progress.history)):
-                watched.progress = with_note(watched.progress, text)
-                view.say(text)
-            if dead := (fault.dead() if fault else demo.cluster.dead()):
+            events = watched.tick()
+            if fault and (text := fault.advance(events, watched.progress.history)):
+                watched.say(text)
+            if dead := (fault or demo.cluster).dead():
                 raise HyperGPUError(Reason.DEMO_MISSED, f"{dead[0]} ended by itself")
             if time.monotonic() > give_up_at_s:
                 raise HyperGPUError(Reason.DEMO_MISSED, f"not done after {GIVE_UP_AFTER_S:.0f} s")
-    finally:
-        watched.close()
     job = watched.progress.job
     if job is None or job.phase != "finished":
         why = "unknown" if job is None else f"{job.phase}: {job.reason}"
@@ -182,23 +205,34 @@ def _follow(demo: Demo, job_id: str, view: View, fault: NodeFault | None) -> Job
     return watched.progress
 
 
-def _conclude(
+def _summary(
     chosen: DemoPlan,
     trained: DemoTraining,
-    race: Race,
-    pay: Settled,
-    *,
-    folder: Path,
+    times: tuple[StrategyTime, ...],
+    pay: DemoPay,
     wall_s: float,
-) -> None:
-    there = target_reached_at(
-        trained.history.evaluations, chosen.target, trained.history.metric_name
+) -> Summary:
+    job, history = trained.job, trained.history
+    return Summary(
+        accuracy=job.metric if job.metric is not None else 0.0,
+        target=chosen.target,
+        to_target=target_reached_at(history.evaluations, chosen.target, history.metric_name),
+        rounds=job.round,
+        wall_s=round(wall_s, 1),
+        bytes_up=job.bytes_up,
+        bytes_down=job.bytes_down,
+        nodes=chosen.spec.training.nodes,
+        updates_accepted=job.updates_accepted,
+        updates_refused=job.updates_refused,
+        model_bytes=trained.model_bytes,
+        model_digest=job.model or "",
+        strategy=chosen.spec.strategy,
+        sync_ratio=sync_ratio(times),
+        runners=times,
+        back=trained.back,
+        receipts=pay.receipts,
+        earned=pay.earned,
+        paid=pay.paid,
+        transactions=pay.transactions,
+        epochs=pay.epochs,
     )
-    summary = summary_of(trained.detail, race, pay, trained.back)
-    summary = msgspec.structs.replace(
-        summary, wall_s=round(wall_s, 1), target=chosen.target, to_target=there
-    )
-    say_end(summary, folder)
-    if summary.accuracy < chosen.target:
-        detail = f"accuracy {summary.accuracy:.4f} is below {chosen.target}"
-        raise HyperGPUError(Reason.DEMO_MISSED, detail)

@@ -31,7 +31,7 @@ _LOOPBACK = "127."
 _PAID = frozenset({"paid", "locked"})
 
 
-class Settled(NamedTuple):
+class DemoPay(NamedTuple):
     """Pay of the demo's job."""
 
     receipts: int
@@ -45,7 +45,7 @@ class Settled(NamedTuple):
 
 
 def check_metering(metering: str) -> None:
-    """Refuse a way of metering that does not exist.
+    """Refuse a metering that does not exist.
 
     Raises:
         HyperGPUError: ARGUMENT_INVALID, with the choices.
@@ -90,9 +90,9 @@ def _missing_package(sites: Sites | None) -> str:
     return ""
 
 
-def settled(
+def settle_demo(
     cluster: LocalCluster, coordinator: Coordinator, job_id: str, accounts: Path
-) -> Settled:
+) -> DemoPay:
     """Wait until everything due is paid, show it, and verify it from the receipts.
 
     Args:
@@ -104,7 +104,7 @@ def settled(
     Raises:
         HyperGPUError: DEMO_MISSED, a node was not paid in full, or the pay does not verify.
     """
-    ledger = _waited(coordinator, job_id)
+    ledger = _wait_for_pay(coordinator, job_id)
     accounts.write_text(MessageToJson(ledger, always_print_fields_with_no_presence=True) + "\n")
     _run_ledger(cluster, "show", job_id)
     _run_ledger(cluster, "verify", job_id)
@@ -120,7 +120,7 @@ def settled(
     if recorded:
         say(f"contributions were recorded by {several(recorded, 'transaction')}")
     receipts = sum(node.receipts for node in ledger.nodes)
-    return Settled(receipts, earned, paid, recorded, len(epochs) if has_chain else 0)
+    return DemoPay(receipts, earned, paid, recorded, len(epochs) if has_chain else 0)
 
 
 def _run_ledger(cluster: LocalCluster, command: str, job_id: str) -> None:
@@ -143,7 +143,7 @@ def _run_ledger(cluster: LocalCluster, command: str, job_id: str) -> None:
         raise HyperGPUError(Reason.DEMO_MISSED, f"hypergpu ledger {command} ended with {status}")
 
 
-def _waited(coordinator: Coordinator, job_id: str) -> payments_pb2.GetLedgerResponse:
+def _wait_for_pay(coordinator: Coordinator, job_id: str) -> payments_pb2.GetLedgerResponse:
     give_up_at_s = time.monotonic() + _WITHIN_S
     is_told = False
     while True:

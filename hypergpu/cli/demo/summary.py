@@ -1,14 +1,14 @@
-"""How the demo ended: ten lines for people, and `summary.json` with everything."""
+"""The end of the demo: ten lines for people, and `summary.json` with everything."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from hypergpu.cli.demo.fault import Return
-from hypergpu.cli.demo.race import Race, Runner
-from hypergpu.cli.demo.settlement import ACCOUNTS_NAME, Settled
-from hypergpu.client import JobDetail, Reached
+from hypergpu.cli.demo.fault import NodeReturn
+from hypergpu.cli.demo.race import StrategyTime
+from hypergpu.cli.demo.settlement import ACCOUNTS_NAME
+from hypergpu.client import Reached
 from hypergpu.terminal.figures import size, span
 from hypergpu.terminal.output import say
 
@@ -19,10 +19,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The demo's figures."""
 
     accuracy: float
-    target: float = 0.0
-    to_target: Reached | None = None
+    target: float
+    to_target: Reached | None
     rounds: int
-    wall_s: float = 0.0
+    wall_s: float
     bytes_up: int
     bytes_down: int
     nodes: int
@@ -33,50 +33,19 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str
     sync_ratio: float | None
     """How many times as long every-step training would take to the target; None: not known."""
-    runners: tuple[Runner, ...]
-    back: Return
+    runners: tuple[StrategyTime, ...]
+    back: NodeReturn
     """The killed node's return."""
     receipts: int
     """All of them sound, both signatures of each."""
     earned: int
-    """By all nodes, in the token's smallest unit."""
+    """Pay of all nodes, in the token's smallest unit."""
     paid: int | None
-    """Into their wallets, by the chain; None where there is none."""
+    """Pay that the chain moved into their wallets; None where there is no chain."""
     transactions: int
-    """That record contributions on the chain."""
+    """Transactions that record contributions on the chain."""
     epochs: int
     """Epochs with a payment; 0 without a chain."""
-
-
-def summary_of(detail: JobDetail, race: Race, pay: Settled, back: Return) -> Summary:
-    """The figures of an ended job."""
-    job = detail.job
-    return Summary(
-        accuracy=job.metric if job.metric is not None else 0.0,
-        rounds=job.round,
-        bytes_up=job.bytes_up,
-        bytes_down=job.bytes_down,
-        nodes=detail_nodes(detail),
-        updates_accepted=job.updates_accepted,
-        updates_refused=job.updates_refused,
-        model_bytes=detail.model_bytes,
-        model_digest=job.model or "",
-        strategy=race.first.strategy,
-        sync_ratio=race.sync_ratio,
-        runners=race.runners,
-        back=back,
-        receipts=pay.receipts,
-        earned=pay.earned,
-        paid=pay.paid,
-        transactions=pay.transactions,
-        epochs=pay.epochs,
-    )
-
-
-def detail_nodes(detail: JobDetail) -> int:
-    """Nodes that the job was to be trained by."""
-    training = detail.spec.get("training")
-    return int(training["nodes"]) if isinstance(training, dict) else detail.job.nodes
 
 
 def say_end(summary: Summary, folder: Path) -> None:
@@ -91,15 +60,13 @@ def say_end(summary: Summary, folder: Path) -> None:
 
 def _end_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "accuracy", f"{summary.accuracy:.2%} on held-out digits, wanted {summary.target:.0%}"
-    there = (
-        f"{span(summary.to_target.at_ms / 1000)} to {summary.target:.0%}, "
-        if (summary.to_target)
-        else ""
-    )
-    yield "time", f"{there}{span(summary.wall_s)} in all with the comparison below"
+    to_target = ""
+    if summary.to_target:
+        to_target = f"{span(summary.to_target.at_ms / 1000)} to {summary.target:.0%}, "
+    yield "time", f"{to_target}{span(summary.wall_s)} in all with the comparison below"
     yield "money", _money(summary)
     for runner in summary.runners[1:]:
-        yield f"  {runner.strategy}", _rival(runner, summary.runners[0])
+        yield f"  {runner.strategy}", _rival_time(runner, summary.runners[0])
     moved = summary.bytes_up + summary.bytes_down
     # One whole float32 model each way, each round, each node, is the plain way of doing this.
     plain = 2 * summary.model_bytes * summary.rounds * summary.nodes
@@ -129,7 +96,7 @@ def _money(summary: Summary) -> str:
     return f"{receipts} and {summary.paid} paid, recorded by {summary.transactions} transactions"
 
 
-def _rival(runner: Runner, first: Runner) -> str:
+def _rival_time(runner: StrategyTime, first: StrategyTime) -> str:
     if runner.at_ms is None:
         return runner.how
     times = f", {runner.at_ms / first.at_ms:.3g}x as long" if first.at_ms else ""

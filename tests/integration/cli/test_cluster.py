@@ -5,8 +5,8 @@ from pathlib import Path
 
 from hypergpu.cluster.cluster import LocalCluster
 from hypergpu.jobfile import parse_job
+from hypergpu.terminal.views import WatchView
 from hypergpu.terminal.watch import Watched
-from netsim.run.job import SilentView
 
 TRAINED_WITHIN_S = 240.0
 JOB = 'workload = "null"\n[training]\nrounds = 1\nnodes = 1\n'
@@ -24,11 +24,11 @@ def test_a_node_killed_before_it_joined_joins_when_started_again(tmp_path: Path)
         assert cluster.restart("attic") != first
         with cluster.operator() as coordinator:
             job_id = coordinator.submit(parse_job(JOB, source="test"))
-            watched = Watched(coordinator, job_id, SilentView())
             give_up_at_s = time.monotonic() + TRAINED_WITHIN_S
-            while not watched.has_ended and not cluster.dead() and time.monotonic() < give_up_at_s:
-                watched.tick()
-            watched.close()
+            with Watched(coordinator, job_id, WatchView()) as watched:
+                while not (watched.has_ended or cluster.dead()):
+                    assert time.monotonic() < give_up_at_s
+                    watched.tick()
         assert watched.progress.job is not None
         assert watched.progress.job.phase == "finished"
         # Where `LocalCluster.restart` looks whether a node has joined.

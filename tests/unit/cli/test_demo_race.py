@@ -6,11 +6,11 @@ from hypergpu.cli.demo.job import COUNTED_NODES, plan
 from hypergpu.cli.demo.race import (
     SYNC_ROUNDS,
     SYNC_ROUNDS_SHORT,
-    Race,
-    Runner,
+    StrategyTime,
     extrapolated_sync,
-    measured_runner,
-    run_race,
+    measured_time,
+    race_strategies,
+    sync_ratio,
 )
 from hypergpu.client.history import EvaluationPoint, History, RoundPoint
 from hypergpu.jobfile.spec import JobSpec
@@ -37,8 +37,8 @@ def history(*rounds: RoundPoint, metric: float = 0.98, at_ms: int = 6000) -> His
 
 
 def test_a_job_that_was_trained_is_told_as_it_was() -> None:
-    assert measured_runner("aware", history(), 0.97) == ("aware", 6000, "measured")
-    assert measured_runner("aware", history(metric=0.5), 0.97).at_ms is None
+    assert measured_time("aware", history(), 0.97) == ("aware", 6000, "measured")
+    assert measured_time("aware", history(metric=0.5), 0.97).at_ms is None
 
 
 def test_sync_is_extrapolated_with_its_first_step_counted_once() -> None:
@@ -54,19 +54,19 @@ def test_sync_is_extrapolated_with_its_first_step_counted_once() -> None:
 
 def test_what_sync_takes_is_not_known_for_nodes_that_nobody_counted_it_with() -> None:
     train = Trained()
-    race = run_race(plan(4, is_short=True, worker="torch"), history(), train)
+    race = race_strategies(plan(4, is_short=True, worker="torch"), history(), train)
     assert [each.strategy for each in train.specs] == ["diloco"]
-    assert (race.runners[2].at_ms, race.sync_ratio) == (None, None)
-    assert "counted for another number of nodes" in race.runners[2].how
+    assert (race[2].at_ms, sync_ratio(race)) == (None, None)
+    assert "counted for another number of nodes" in race[2].how
 
 
 def test_the_ratio_of_sync_is_to_the_first() -> None:
     ours, sync = (
-        Runner("aware", Milliseconds(5000), "m"),
-        Runner("sync", Milliseconds(250_000), "e"),
+        StrategyTime("aware", Milliseconds(5000), "m"),
+        StrategyTime("sync", Milliseconds(250_000), "e"),
     )
-    assert Race((ours, sync)).sync_ratio == 50
-    assert Race((ours._replace(at_ms=None), sync)).sync_ratio is None
+    assert sync_ratio((ours, sync)) == 50
+    assert sync_ratio((ours._replace(at_ms=None), sync)) is None
 
 
 class Trained:
@@ -87,17 +87,17 @@ def test_diloco_is_trained_to_the_target_and_a_few_steps_of_sync(
 ) -> None:
     train = Trained()
     chosen = plan(COUNTED_NODES, is_short=is_short, worker="torch")
-    race = run_race(chosen, history(), train)
+    race = race_strategies(chosen, history(), train)
     diloco, sync = train.specs
     assert (diloco.strategy, diloco.evaluation.target) == ("diloco", chosen.target)
     assert (sync.strategy, sync.training.rounds, sync.codec.up) == ("sync", rounds, "fp32")
-    assert [each.strategy for each in race.runners] == ["aware", "diloco", "sync"]
-    assert [each.at_ms for each in race.runners] == [6000, 9000, 3000 + 5000 * chosen.sync_steps]
+    assert [each.strategy for each in race] == ["aware", "diloco", "sync"]
+    assert [each.at_ms for each in race] == [6000, 9000, 3000 + 5000 * chosen.sync_steps]
 
 
 def test_a_demo_by_diloco_has_no_second_one() -> None:
-    race = run_race(FIXED, history(metric=0.95), Trained())
-    assert [each.strategy for each in race.runners] == ["diloco", "sync"]
+    race = race_strategies(FIXED, history(metric=0.95), Trained())
+    assert [each.strategy for each in race] == ["diloco", "sync"]
 
 
 def test_a_fixed_demo_waits_for_everybody_and_plans_nothing() -> None:

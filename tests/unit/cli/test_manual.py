@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from hypergpu.cli import schemas
-from hypergpu.cli.compare.comparison import Comparison
+from hypergpu.cli.compare.outcome import Comparison
 from hypergpu.cli.doctor import Diagnosis
 from hypergpu.cli.environment import EffectiveSettings, Environment
 from hypergpu.cli.main import app

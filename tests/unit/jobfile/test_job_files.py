@@ -65,26 +65,29 @@ def test_deadline_is_a_duration_with_its_unit(written: str, span_ms: int) -> Non
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('nme = "x"\n', "job.toml:2 nme: there is no such key. Fix: did you mean name?"),
+        ('nme = "x"\n', "job.toml:2 nme: there is no key nme here. Fix: did you mean name?"),
         (
             "[training]\nround = 3\n",
-            "job.toml:3 [training] round: there is no such key. Fix: did you mean rounds?",
+            "job.toml:3 [training] round: there is no key round here. Fix: did you mean rounds?",
         ),
         (
             "[training]\nH = 3\n",
-            "job.toml:3 [training] H: there is no such key. Fix: did you mean inner_steps?",
+            "job.toml:3 [training] H: there is no key H here. Fix: did you mean inner_steps?",
         ),
         (
             "[outer]\nlr = 0.5\n",
-            "job.toml:3 [outer] lr: there is no such key. Fix: did you mean learning_rate?",
+            "job.toml:3 [outer] lr: there is no key lr here. Fix: did you mean learning_rate?",
         ),
         (
             "[training]\nquorum = 0.5\n",
-            "job.toml:3 [training] quorum: there is no such key. Fix: quorum belongs to [round]",
+            (
+                "job.toml:3 [training] quorum: there is no key quorum here."
+                " Fix: quorum belongs to [round]"
+            ),
         ),
         (
             "[codec]\nzzz = 1\n",
-            "job.toml:3 [codec] zzz: there is no such key. Fix: the keys of [codec] are up, down",
+            "job.toml:3 [codec] zzz: there is no key zzz here. Fix: the keys are up, down",
         ),
         ("[iner]\nx = 1\n", "job.toml:2 iner: there is no such table. Fix: did you mean [inner]?"),
         (
@@ -105,13 +108,6 @@ def test_unknown_key_says_where_it_is_and_what_was_meant(text: str, expected: st
             (
                 'job.toml:3 [training] rounds: it is the text "20", not a whole number.'
                 " Fix: write a whole number without quotes"
-            ),
-        ),
-        (
-            "[training]\nrounds = 20.0\n",
-            (
-                "job.toml:3 [training] rounds: it is the number 20.0, not a whole number."
-                " Fix: write 20"
             ),
         ),
         (
@@ -149,7 +145,7 @@ def test_unknown_key_says_where_it_is_and_what_was_meant(text: str, expected: st
         ),
         (
             '[round]\ndeadline = "60s"\ndeadline_ms = 5\n',
-            "job.toml:4 [round] deadline_ms: it is given with a unit too. Fix: keep one of the two",
+            "job.toml:3 [round] deadline: deadline_ms is given too. Fix: keep one of the two",
         ),
         (
             '[round]\ndeadline_ms = 5\ndeadline = "60s"\n',

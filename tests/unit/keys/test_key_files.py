@@ -13,11 +13,10 @@ from eth_account import Account
 from hypergpu.errors import HyperGPUError
 from hypergpu.keys.keyfile import (
     change_passphrase,
-    is_encrypted,
     stored_address,
     stored_secret,
 )
-from hypergpu.keys.keystore import decrypted, encrypted, keystore_of
+from hypergpu.keys.keystore import decrypt_key, encrypt_key, keystore_of
 from hypergpu.keys.passphrase import (
     TERMINAL,
     Passphrase,
@@ -53,11 +52,11 @@ def test_a_key_is_made_once_and_lies_there_encrypted(tmp_path: Path) -> None:
 
 
 def test_wallets_open_our_keystores_and_we_open_theirs() -> None:
-    ours = json.loads(encrypted(KEY.secret, light()))
+    ours = json.loads(encrypt_key(KEY.secret, light()))
     assert Account.decrypt(ours, WORDS) == KEY.secret
     theirs = json.dumps(Account.encrypt(KEY.secret, WORDS, kdf="scrypt", iterations=4096))
     keystore = keystore_of(theirs.encode(), source="theirs")
-    assert decrypted(keystore, light(), source="theirs") == KEY.secret
+    assert decrypt_key(keystore, light(), source="theirs") == KEY.secret
 
 
 def test_a_passphrase_that_somebody_thought_up_is_stretched_as_wallets_do(tmp_path: Path) -> None:
@@ -67,31 +66,10 @@ def test_a_passphrase_that_somebody_thought_up_is_stretched_as_wallets_do(tmp_pa
     assert Account.decrypt(content(tmp_path / "key"), WORDS) == secret
 
 
-def test_a_plain_key_of_an_older_version_is_taken_over(tmp_path: Path) -> None:
+def test_a_key_tells_its_address_without_its_passphrase(tmp_path: Path) -> None:
     path = tmp_path / "key"
-    path.write_text(KEY.secret.hex() + "\n")
-    path.chmod(0o600)
-    assert stored_secret(path, light()) == KEY.secret
-    assert KEY.secret.hex() not in path.read_text()
-    assert stored_secret(path, light()) == KEY.secret
-    with pytest.raises(HyperGPUError, match="does not open"):
-        stored_secret(path, light("another"))
-
-
-def test_a_key_says_whether_it_needs_a_passphrase(tmp_path: Path) -> None:
-    path = tmp_path / "key"
-    assert not is_encrypted(path)
-    path.write_text(KEY.secret.hex() + "\n")
-    path.chmod(0o600)
-    assert not is_encrypted(path)
-    assert stored_address(path) == KEY.node_id
-    stored_secret(path, light())
-    assert is_encrypted(path)
-    assert stored_address(path) == KEY.node_id
-    path.write_text("damaged")
-    assert is_encrypted(path)
-    with pytest.raises(HyperGPUError, match="it is no keystore"):
-        stored_address(path)
+    secret = stored_secret(path, light())
+    assert stored_address(path) == IdentityKey(secret).node_id
     path.unlink()
     with pytest.raises(HyperGPUError, match="No such file"):
         stored_address(path)
@@ -116,7 +94,7 @@ def test_a_passphrase_can_be_changed(tmp_path: Path) -> None:
 
 
 def altered(**parts: Any) -> bytes:
-    made = json.loads(encrypted(KEY.secret, light()))
+    made = json.loads(encrypt_key(KEY.secret, light()))
     for name, value in parts.items():
         holder = made
         *path, last = name.split("__")
@@ -130,7 +108,6 @@ DAMAGED = {
     "empty": (b"", "it is no keystore"),
     "zeros": (bytes(64), "it is no keystore"),
     "no hex": (b"zz" * 32, "it is no keystore"),
-    "plain, but no key": (b"0" * 64, "it is no keystore"),
     "too large": (b"{" * 9000, "at most 8192 are read"),
     "older": (altered(version=2), "of version, kdf and cipher"),
     "another stretching": (altered(crypto__kdf="pbkdf2"), "of version, kdf and cipher"),

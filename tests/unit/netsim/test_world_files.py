@@ -119,7 +119,7 @@ def test_each_kind_of_fault_knows_its_numbers() -> None:
     ("text", "said"),
     [
         ("", "w.toml nodes: no nodes. Fix: add"),
-        ("nodes = 3", "w.toml:1 nodes: it is the number 3. Fix: give a list"),
+        ("nodes = 3", "w.toml:1 nodes: it is the number 3, not a list. Fix: give a list"),
         ("seed = ", "w.toml:1: it is not TOML"),
         (f"sede = 1\n{HOME}", "w.toml:1 sede: there is no key sede here. Fix: did you mean seed"),
         (f"{HOME}rtt = 60\n", r"w.toml:4 nodes\[1\].rtt: .* did you mean rtt_ms"),
@@ -130,7 +130,7 @@ def test_each_kind_of_fault_knows_its_numbers() -> None:
             r"w.toml:4 nodes\[1\].up_mbit_s: .* a number >= 0",
         ),
         (f"{HOME}loss_percent = 120\n", "it is the number 120. Fix: give a number <= 99.9"),
-        (f'{HOME}rtt_ms = "60"\n', 'it is the text "60". Fix: give a number'),
+        (f'{HOME}rtt_ms = "60"\n', 'it is the text "60", not a number'),
         (f"{HOME}loss_percent = 60\nburst_packets = 1\n", "w.toml:1 nodes.*cannot come in bursts"),
         (f"{HOME}jitter_ms = 90\n", "exceeds the delay.*Fix: lower the jitter"),
         ('[[nodes]]\nprofile = "home-cabel"\n', 'w.toml:2 .*did you mean "home-cable"'),

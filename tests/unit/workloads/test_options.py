@@ -14,7 +14,6 @@ ENTRY = WorkloadEntry(
         Option("width", 8, "", 4, 16),
         Option("rate", 0.5, "", 0.0, 1.0),
         Option("augment", default=True, meaning=""),
-        Option("shape", "round", "", choices=("round", "square")),
     ),
 )
 
@@ -24,7 +23,6 @@ def test_what_is_not_given_takes_its_default() -> None:
         "width": 16,
         "rate": 0.5,
         "augment": True,
-        "shape": "round",
     }
 
 
@@ -37,7 +35,7 @@ def test_a_whole_number_is_taken_for_a_fraction() -> None:
     [
         (
             {"widht": 8},
-            "options.widht: toy has no such option; it has: width, rate, augment, shape",
+            "options.widht: toy has no such option; it has: width, rate, augment",
         ),
         ({"width": 3}, "options.width of toy is 3; it must be at least 4"),
         ({"width": 17}, "options.width of toy is 17; it must be at most 16"),
@@ -45,7 +43,6 @@ def test_a_whole_number_is_taken_for_a_fraction() -> None:
         ({"width": True}, "options.width of toy is True, a bool; it must be a int, such as 8"),
         ({"augment": 1}, "options.augment of toy is 1, a int; it must be a bool, such as True"),
         ({"rate": float("nan")}, "options.rate of toy is not a number"),
-        ({"shape": "flat"}, "options.shape of toy is 'flat'; it must be one of: round, square"),
     ],
 )
 def test_a_wrong_option_is_named_with_what_would_be_right(given: Options, text: str) -> None:

@@ -27,7 +27,7 @@ def rich_status(refusal: HyperGPUError) -> status_pb2.Status:
     )
     packed = any_pb2.Any()
     packed.Pack(details)
-    code = _CODES[refusal.reason.value.status]
+    code = _CODES[refusal.reason.status]
     return status_pb2.Status(code=code.value[0], message=str(refusal), details=[packed])
 
 
@@ -36,7 +36,7 @@ async def abort(
 ) -> NoReturn:
     """End the call with the refusal."""
     await context.abort(
-        _CODES[refusal.reason.value.status],
+        _CODES[refusal.reason.status],
         str(refusal),
         trailing_metadata=((DETAILS_KEY, rich_status(refusal).SerializeToString()),),
     )

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from hypergpu.cli.compare.order import ComparisonOrder
-from hypergpu.cli.compare.outcome import LinkVerdict, Report
+from hypergpu.cli.compare.runs import ComparisonOrder
 from hypergpu.client.history import EvaluationPoint, RoundPoint, target_reached_at
 from hypergpu.units import Bytes, Milliseconds, Samples
+from netsim.measure.lateness import LatenessVerdict
+from netsim.run.report import RunReport
 
 TARGET = 0.9
 ORDER = ComparisonOrder(
@@ -25,10 +26,12 @@ ORDER = ComparisonOrder(
 def report(
     metrics: tuple[float, ...],
     *,
+    strategy: str = "aware",
+    seed: int = 1,
     round_ms: int = 1000,
     target: float = TARGET,
     is_valid: bool = True,
-) -> Report:
+) -> RunReport:
     """A job whose every round takes as long, moves 10 bytes up and 30 down, and is evaluated."""
     rounds = tuple(
         RoundPoint(
@@ -53,14 +56,18 @@ def report(
         )
         for number, metric in enumerate(metrics, 1)
     )
-    return Report(
+    return RunReport(
         world="homes",
+        strategy=strategy,
+        seed=seed,
         backend="proxy",
         phase="finished",
         reason="all rounds are done",
         rounds=rounds,
         metric=metrics[-1],
-        verdict=LinkVerdict(is_valid, "VALID: on time" if is_valid else "INVALID: 9 ms late"),
+        verdict=LatenessVerdict(
+            is_valid=is_valid, sentence="VALID: on time" if is_valid else "INVALID: 9 ms late"
+        ),
         metric_name="accuracy",
         target=target,
         evaluations=evaluations,

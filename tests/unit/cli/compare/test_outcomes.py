@@ -2,15 +2,16 @@
 
 import pytest
 
-from hypergpu.cli.compare.comparison import Comparison, standings
 from hypergpu.cli.compare.outcome import (
     EXTRAPOLATED,
     MEASURED,
+    Comparison,
     StrategyRun,
     UnmeasuredError,
     outcome,
+    standings,
 )
-from hypergpu.cli.compare.table import columns, footnotes, outcome_text, rows, times
+from hypergpu.cli.compare.table import footnotes, outcome_text, standings_table, times
 from tests.unit.cli.compare.given import TARGET, report
 
 RISING = (0.5, 0.7, 0.9)
@@ -32,7 +33,7 @@ def compared(*outcomes: StrategyRun, baseline: str = "sync") -> Comparison:
 
 
 def test_a_whole_run_is_told_as_it_was_measured() -> None:
-    found = outcome("aware", 1, [report(RISING)])
+    found = outcome([report(RISING)])
     assert (found.how, found.ended_ms, found.samples) == (MEASURED, 3000, 300)
     assert (found.bytes_up, found.bytes_down) == (30, 90)
     assert found.to_target is not None
@@ -41,7 +42,7 @@ def test_a_whole_run_is_told_as_it_was_measured() -> None:
 
 def test_sync_takes_its_steps_from_the_lan_and_their_time_from_the_links() -> None:
     steps = report((0.1,) * 5, round_ms=7000, target=0.0)
-    found = outcome("sync", 1, [report(RISING, round_ms=20), steps])
+    found = outcome([report(RISING, round_ms=20, strategy="sync"), steps])
     assert (found.how, found.step_us) == (EXTRAPOLATED, 7_000_000)
     assert found.to_target is not None
     assert (found.to_target.at_ms, found.to_target.bytes_up) == (21_000, 30)
@@ -50,19 +51,19 @@ def test_sync_takes_its_steps_from_the_lan_and_their_time_from_the_links() -> No
 
 def test_links_that_were_late_in_either_run_make_sync_invalid() -> None:
     steps = report((0.1,) * 5, target=0.0)
-    assert not outcome("sync", 1, [report(RISING, is_valid=False), steps]).is_valid
-    late = outcome("sync", 1, [report(RISING), report((0.1,) * 5, is_valid=False)])
+    assert not outcome([report(RISING, is_valid=False, strategy="sync"), steps]).is_valid
+    late = outcome([report(RISING, strategy="sync"), report((0.1,) * 5, is_valid=False)])
     assert not late.is_valid
     assert late.verdict.startswith("INVALID")
 
 
 def test_one_round_tells_no_time_of_a_step() -> None:
     with pytest.raises(UnmeasuredError, match="only 1 of its rounds"):
-        outcome("sync", 1, [report(RISING), report((0.1,))])
+        outcome([report(RISING, strategy="sync"), report((0.1,))])
 
 
 def test_standing_has_the_median_and_the_range_of_its_seeds() -> None:
-    runs = [outcome("aware", n, [report(RISING, round_ms=n * 100)]) for n in (1, 2, 6)]
+    runs = [outcome([report(RISING, round_ms=n * 100, seed=n)]) for n in (1, 2, 6)]
     (found,) = standings(["aware"], runs, "aware")
     assert found.time_ms is not None
     assert (found.time_ms.median, found.time_ms.least, found.time_ms.most) == (600, 300, 1800)
@@ -70,8 +71,8 @@ def test_standing_has_the_median_and_the_range_of_its_seeds() -> None:
 
 
 def test_ratios_are_the_baselines_amount_over_each_ones() -> None:
-    slow = outcome("sync", 1, [report((0.1, 0.5, 0.6, 0.7, 0.8, 0.9))])
-    fast = outcome("aware", 1, [report(RISING, round_ms=100)])
+    slow = outcome([report((0.1, 0.5, 0.6, 0.7, 0.8, 0.9), strategy="sync")])
+    fast = outcome([report(RISING, round_ms=100)])
     sync, aware = standings(["sync", "aware"], [slow, fast], "sync")
     assert (sync.times_faster, sync.times_fewer_bytes) == (1.0, 1.0)
     assert aware.times_faster == pytest.approx(20)
@@ -80,22 +81,23 @@ def test_ratios_are_the_baselines_amount_over_each_ones() -> None:
 
 def test_a_strategy_that_missed_the_target_once_has_no_ratio() -> None:
     runs = [
-        outcome("sync", 1, [report(RISING)]),
-        outcome("aware", 1, [report(RISING)]),
-        outcome("aware", 2, [report((0.5, 0.6))]),
+        outcome([report(RISING, strategy="sync")]),
+        outcome([report(RISING)]),
+        outcome([report((0.5, 0.6), seed=2)]),
     ]
     _, aware = standings(["sync", "aware"], runs, "sync")
     assert (aware.runs_reached, aware.times_faster) == (1, None)
 
 
 def test_table_says_what_was_missed_and_what_was_late() -> None:
-    missed = outcome("sync", 1, [report((0.5, 0.6))])
-    late = outcome("aware", 1, [report(RISING, is_valid=False)])
+    missed = outcome([report((0.5, 0.6), strategy="sync")])
+    late = outcome([report(RISING, is_valid=False)])
     found = compared(missed, late)
     assert not found.is_good
-    titles = [column.title for column in columns(found)]
+    columns, rows = standings_table(found)
+    titles = [column.title for column in columns]
     assert titles[1] == "to accuracy 0.9"
-    first, second = rows(found)
+    first, second = rows
     assert (len(first), len(second)) == (len(titles), len(titles))
     assert first[1:4] == ("not reached", "-", "-")
     assert second[-1] == "measured, INVALID 1 of 1"
@@ -107,16 +109,14 @@ def test_table_says_what_was_missed_and_what_was_late() -> None:
 
 def test_table_says_how_sync_was_worked_out() -> None:
     steps = report((0.1,) * 5, round_ms=7000, target=0.0)
-    found = compared(outcome("sync", 1, [report(RISING), steps]))
+    found = compared(outcome([report(RISING, strategy="sync"), steps]))
     assert found.is_good
     assert any("counted on a LAN" in line and "7.00" in line for line in footnotes(found))
 
 
 def test_a_run_is_told_in_a_line() -> None:
-    assert outcome_text(outcome("aware", 1, [report(RISING)])) == (
-        "3.0 s, 300 samples, 30 B up, 90 B down"
-    )
-    late = outcome("aware", 1, [report((0.5,), is_valid=False)])
+    assert outcome_text(outcome([report(RISING)])) == ("3.0 s, 300 samples, 30 B up, 90 B down")
+    late = outcome([report((0.5,), is_valid=False)])
     assert outcome_text(late) == "target not reached, ended at 0.5000; INVALID"
 
 

@@ -93,7 +93,9 @@ def test_unknown_event_is_no_note() -> None:
 
 def test_screen_shows_job_nodes_rounds_and_notes() -> None:
     sink = StringIO()
-    Console(file=sink, width=120, force_terminal=False).print(screen(folded(), title="the title"))
+    Console(file=sink, width=120, force_terminal=False).print(
+        screen(folded(), 120, title="the title")
+    )
     shown = sink.getvalue()
     for expected in (
         "the title",
@@ -146,7 +148,7 @@ def test_screen_shows_the_plan_of_each_node_where_there_is_one() -> None:
     progress = with_participants(folded(), (planned_part,))
     progress = with_event(progress, planned(1, {NODE: (20, "int4")}, {}))
     sink = StringIO()
-    Console(file=sink, width=160, force_terminal=False).print(screen(progress))
+    Console(file=sink, width=160, force_terminal=False).print(screen(progress, 160))
     assert "H=20, int4, uplink 6" in sink.getvalue()
     # Plans decide how many rounds there are.
     assert "round 2/4" not in sink.getvalue()

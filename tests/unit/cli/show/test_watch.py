@@ -35,7 +35,6 @@ def test_absence_is_told_once_and_so_is_the_return(
         tick_until("  lost the coordinator, trying again")
         service.is_away = False
         tick_until("  the coordinator is back")
-        watched.close()
     assert lines.count("  lost the coordinator, trying again") == 1
     assert lines.count("  the coordinator is back") == 1
 
