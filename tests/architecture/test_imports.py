@@ -7,7 +7,7 @@ import pytest
 from benchmarks.house.tree import ROOT
 
 LISTING = "import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
-HEAVY = {"alembic", "sklearn", "sqlalchemy", "torch", "torchvision"}
+HEAVY = {"sklearn", "sqlalchemy", "torch", "torchvision"}
 PROCESSES = {"coordinator", "dashboard_api", "gpu_node"}
 
 
