@@ -13,15 +13,15 @@ _NAME_BYTES = 16
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 _DESCRIPTORS = Path("/proc/self/fd")
 _DEFAULT = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-_LOOKED_AT = 4_096
-"""Descriptors at most, for one answer."""
+_DESCRIPTORS_MAX = 4_096
+"""Descriptors read for one answer."""
 
 
-def congestion_control_of(port: int) -> str:
-    """Of a connection to this process's ``port``; the machine's default while there is none."""
+def congestion_control_on(port: int) -> str:
+    """Congestion control of a connection to this process's ``port``; else the machine's default."""
     with contextlib.suppress(OSError):
         for number, descriptor in enumerate(os.listdir(_DESCRIPTORS)):  # noqa: PTH208  names only
-            if number >= _LOOKED_AT:
+            if number >= _DESCRIPTORS_MAX:
                 break
             if name := _socket_congestion_control(int(descriptor), port):
                 return name
@@ -32,7 +32,7 @@ def congestion_control_of(port: int) -> str:
 
 
 def _socket_congestion_control(descriptor: int, port: int) -> str:
-    """Empty when the descriptor is no connection to the port."""
+    """Its congestion control; empty when the descriptor is no connection to the port."""
     try:
         with _copy_socket(descriptor) as copy:
             if copy.type is not socket.SOCK_STREAM or copy.family not in _INTERNET:

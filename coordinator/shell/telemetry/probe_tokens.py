@@ -1,7 +1,7 @@
-"""Probe tokens: which datagrams are sent back. A stranger who has none can have nobody flooded.
+"""Probe tokens: only datagrams that begin with one are sent back, so no stranger causes traffic.
 
-A token is a version byte, the node, until when it is good, and a keyed BLAKE3 over these under a
-secret of this start. Nothing is kept for it: whoever says it is asked only whether it is ours.
+A token is a version byte, the node, its expiry, and a keyed BLAKE3 over these under a secret of
+this start. The coordinator stores nothing for it.
 """
 
 import hmac
@@ -16,16 +16,16 @@ from hypergpu.wire.probing import TOKEN_BYTES
 
 LIFE_MS = 600_000
 RENEWAL_MS = LIFE_MS // 2
-"""A stream that lasts is given a fresh token as often."""
+"""A stream that lasts gets a fresh token this often."""
 _KEY_BYTES = 32
 _VERSION = 1
 _NODE_BYTES = 20
 _CLAIM = struct.Struct(f">B{_NODE_BYTES}sQ")
-_SEAL_BYTES = TOKEN_BYTES - _CLAIM.size
+_CODE_BYTES = TOKEN_BYTES - _CLAIM.size
 
 
 class ProbeTokens:
-    """Makes tokens and knows its own."""
+    """Makes tokens and recognises them."""
 
     def __init__(self, secret: bytes = b"") -> None:
         """``secret``: 32 bytes; fresh ones unless given."""
@@ -34,19 +34,19 @@ class ProbeTokens:
     def token(self, node: NodeId, now_ms: Milliseconds) -> bytes:
         """A token for a node, good for ten minutes of monotonic time."""
         claim = _CLAIM.pack(_VERSION, bytes.fromhex(node.removeprefix("0x")), now_ms + LIFE_MS)
-        return claim + self._seal(claim)
+        return claim + self._code(claim)
 
     def bearer(self, token: bytes, now_ms: Milliseconds) -> NodeId | None:
-        """Whose token it is; None when it is not ours, was altered or is past its time."""
-        claim, seal = token[: _CLAIM.size], token[_CLAIM.size :]
-        if len(seal) != _SEAL_BYTES:
+        """Node that holds the token; None when it is not ours, was altered or has expired."""
+        claim, code = token[: _CLAIM.size], token[_CLAIM.size :]
+        if len(code) != _CODE_BYTES:
             return None
-        version, node, good_until_ms = _CLAIM.unpack(claim)
-        if version != _VERSION or good_until_ms <= now_ms:
+        version, node, expires_ms = _CLAIM.unpack(claim)
+        if version != _VERSION or expires_ms <= now_ms:
             return None
-        if not hmac.compare_digest(seal, self._seal(claim)):
+        if not hmac.compare_digest(code, self._code(claim)):
             return None
         return NodeId(f"0x{node.hex()}")
 
-    def _seal(self, claim: bytes) -> bytes:
-        return blake3(claim, key=self._secret).digest(length=_SEAL_BYTES)
+    def _code(self, claim: bytes) -> bytes:
+        return blake3(claim, key=self._secret).digest(length=_CODE_BYTES)

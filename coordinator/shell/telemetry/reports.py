@@ -21,7 +21,7 @@ from hypergpu.wire.probing import PACKETS_MAX
 ROUND_TRIPS_MAX = 64
 TRAINS_MAX = 16
 TRANSFERS_MAX = 16
-"""Of each kind in one report; the newest count."""
+"""Limits of each kind in one report; the newest are used."""
 _ROUND_TRIP_US_MAX = 60_000_000
 _SIZE_BYTES_MAX = 1 << 42
 _TOOK_US_MAX = 86_400_000_000
@@ -35,11 +35,11 @@ _DIRECTIONS = {node_pb2.DIRECTION_UP: Direction.UP, node_pb2.DIRECTION_DOWN: Dir
 def observations(
     message: node_pb2.Measured, at_ms: Milliseconds, *, own: str
 ) -> Iterator[Observation]:
-    """What a report comes to, of all that is not absurd.
+    """Observations in a report, clamped to what is possible.
 
     Args:
-        message: As it came.
-        at_ms: When it came: the node's clock does not come into it.
+        message: The report.
+        at_ms: Time of its arrival: the node's clock is not used.
         own: Congestion control of the coordinator's sockets.
     """
     for took_us in message.round_trips_us[-ROUND_TRIPS_MAX:]:

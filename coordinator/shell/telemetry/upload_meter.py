@@ -1,4 +1,4 @@
-"""An upload measured where it arrives: from its first bytes to its last, over all its streams."""
+"""Measures a node's upload where it arrives: from its first bytes to its last, over all streams."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -10,12 +10,12 @@ from hypergpu.wire.bulk import GoodputMeter
 
 _PAUSE_US = 15_000_000
 """Silence after which the rest is an upload of its own: a line that only stalls is slow."""
-Arrived = Callable[[int], None]
-"""Hears of so many bytes as they come."""
+AddBytes = Callable[[int], None]
+"""Counts so many bytes that arrived."""
 
 
 class UploadMeter:
-    """Of one node. Streams that overlap are stripes of one upload."""
+    """Meter of one node. Streams that overlap are stripes of one upload."""
 
     def __init__(
         self, report: Callable[[Transfer], None], clock_us: Callable[[], int] = monotonic_us
@@ -23,39 +23,40 @@ class UploadMeter:
         self._report = report
         self._clock_us = clock_us
         self._numbers = itertools.count()
-        self._streams = 0
-        self._widest = 0
+        self._open_streams = 0
+        self._most_streams = 0
         self._arrivals = GoodputMeter()
 
     @contextmanager
-    def stream(self) -> Iterator[Arrived]:
-        """One stream of the upload; the last that ends tells the figure."""
+    def stream(self) -> Iterator[AddBytes]:
+        """One stream of the upload; the last that ends reports the transfer."""
         number = next(self._numbers)
-        self._streams += 1
-        self._widest = max(self._widest, self._streams)
+        self._open_streams += 1
+        self._most_streams = max(self._most_streams, self._open_streams)
         try:
-            yield lambda size_bytes: self._note_arrival(number, size_bytes)
+            yield lambda size_bytes: self._add_piece(number, size_bytes)
         finally:
-            self._streams -= 1
-            if self._streams == 0:
-                self._tell()
+            self._open_streams -= 1
+            if self._open_streams == 0:
+                self._report_transfer()
 
-    def _note_arrival(self, stream: int, size_bytes: int) -> None:
+    def _add_piece(self, stream: int, size_bytes: int) -> None:
         now_us, last_us = self._clock_us(), self._arrivals.last_us
         if last_us is not None and now_us - last_us > _PAUSE_US:
-            self._tell()
+            self._report_transfer()
         self._arrivals.add_piece(stream, size_bytes, now_us)
 
-    def _tell(self) -> None:
-        found, connections = self._arrivals.transferred(), max(1, self._widest)
-        self._arrivals, self._widest = GoodputMeter(), self._streams
-        if found is not None:
-            self._report(
-                Transfer(
-                    at_ms=monotonic_ms(),
-                    direction=Direction.UP,
-                    size_bytes=found.size_bytes,
-                    took_us=found.took_us,
-                    connections=connections,
-                )
+    def _report_transfer(self) -> None:
+        found, connections = self._arrivals.transferred(), max(1, self._most_streams)
+        self._arrivals, self._most_streams = GoodputMeter(), self._open_streams
+        if found is None:
+            return
+        self._report(
+            Transfer(
+                at_ms=monotonic_ms(),
+                direction=Direction.UP,
+                size_bytes=found.size_bytes,
+                took_us=found.took_us,
+                connections=connections,
             )
+        )

@@ -113,7 +113,7 @@ async def test_a_token_replayed_from_elsewhere_after_its_time_is_dropped() -> No
         caller = sent_to(there.echo.port, packet)
         await there.counted(total=1)
         assert not is_answered(caller)
-        assert there.echo.count.strange == 1
+        assert there.echo.count.unauthorised == 1
 
 
 async def test_a_token_ends_with_the_control_stream_that_it_came_by() -> None:
@@ -132,9 +132,9 @@ async def test_one_token_gets_no_more_than_its_rate() -> None:
         with sent_to(there.echo.port, *[packet] * 100):
             await there.counted(total=100)
         passed_ms = monotonic_ms() - began_ms
-    echoed, strange, hurried = there.echo.count
-    assert strange == 0
-    assert hurried > 0
+    echoed, unauthorised, throttled = there.echo.count
+    assert unauthorised == 0
+    assert throttled > 0
     assert RATE.burst <= echoed <= RATE.burst + passed_ms // RATE.interval_ms + 1
 
 

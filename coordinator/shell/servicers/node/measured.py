@@ -7,7 +7,7 @@ from coordinator.shell.servicers.node import admission
 from coordinator.shell.servicers.wire.chunks import Piece
 from coordinator.shell.servicers.wire.handlers import Requests
 from coordinator.shell.telemetry.readings import FinishedUpdate
-from coordinator.shell.telemetry.upload_meter import Arrived
+from coordinator.shell.telemetry.upload_meter import AddBytes
 from hypergpu.digest import digest_from_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
@@ -22,16 +22,16 @@ _WRONG_CONTENT = frozenset(
 class MeteredRequests(Requests):
     """A stream whose header is remembered and whose bytes are timed."""
 
-    def __init__(self, requests: Requests, arrived: Arrived) -> None:
+    def __init__(self, requests: Requests, add_bytes: AddBytes) -> None:
         self._requests = requests
-        self._arrived = arrived
+        self._add_bytes = add_bytes
         self.header: node_pb2.UpdateHeader | None = None
 
     async def next(self, timeout_ms: int) -> Any | None:
         """The next message, timed."""
         message = await self._requests.next(timeout_ms)
         if isinstance(message, Piece):
-            self._arrived(message.payload.nbytes)
+            self._add_bytes(message.payload.nbytes)
         elif isinstance(message, node_pb2.UpdateHeader) and self.header is None:
             self.header = message
         return message
@@ -50,8 +50,8 @@ async def submit_measured(
 ) -> node_pb2.SubmitUpdateResponse:
     """Take in one update, or a part of one. Raises what `admission.submit_update` raises."""
     meter = services.readings.upload_meter(node)
-    with meter.stream() as arrived:
-        metered = MeteredRequests(requests, arrived)
+    with meter.stream() as add_bytes:
+        metered = MeteredRequests(requests, add_bytes)
         try:
             answer = await admission.submit_update(services, node, metered)
         except HyperGPUError as refused:

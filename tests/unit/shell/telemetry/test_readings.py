@@ -126,7 +126,7 @@ def test_what_was_measured_here_of_an_upload_goes_before_what_the_node_says() ->
     before = readings.reading(NODE)
     meter = readings.upload_meter(NODE)
     assert meter is readings.upload_meter(NODE)
-    readings._note_upload(NODE, own)
+    readings.record_upload(NODE, own)
     readings.record_report(NODE, uploaded(1_000))
     assert readings.reading(NODE).up_bits_per_s.mean == before.up_bits_per_s.mean
     readings.record_report(OTHER, uploaded(1_000_000))
