@@ -18,7 +18,7 @@ FREE_PAY = str(Path(__file__).parent / "plugins")
 
 
 class RecordingPayments:
-    """`hypergpu.extension.Payments` in memory."""
+    """`hypergpu.extension.PaymentsPlugin` in memory."""
 
     def __init__(self, host: CoordinatorHost) -> None:
         self.host = host

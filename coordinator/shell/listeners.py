@@ -26,7 +26,7 @@ from coordinator.shell.servicers.wire.chunks import upload_parser
 from coordinator.shell.servicers.wire.handlers import generic_handler
 from coordinator.shell.servicers.wire.interception import ExtensionInterceptor
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.extension import USER_METHODS, Payments
+from hypergpu.extension import USER_METHODS, PaymentsPlugin
 from hypergpu.v1 import job_pb2, node_pb2, payments_pb2
 
 MESSAGE_BYTES_MAX = 4 << 20
@@ -55,7 +55,7 @@ class Servicers(NamedTuple):
     operator: OperatorServicer
     nodes: NodeServicer
     node_gate: NodeGate
-    payments: Payments | None = None
+    payments: PaymentsPlugin | None = None
 
 
 class Listeners:

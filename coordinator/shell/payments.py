@@ -16,7 +16,7 @@ from hypergpu.extension import (
     CoordinatorHost,
     JournalRow,
     OpenPayments,
-    Payments,
+    PaymentsPlugin,
 )
 from hypergpu.ids import JobId, NodeId
 from hypergpu.keys.signature import IdentityKey
@@ -84,7 +84,7 @@ class PaymentsHost:
         return await self._driver.insist(job_id, event)
 
 
-def load_payments(host: CoordinatorHost, name: str = ENTRY_POINT_NAME) -> Payments | None:
+def load_payments(host: CoordinatorHost, name: str = ENTRY_POINT_NAME) -> PaymentsPlugin | None:
     """Open the payments package of a name; None where none is installed.
 
     Raises:

@@ -60,7 +60,7 @@ from coordinator.shell.telemetry.probe_echo import ProbeEcho
 from coordinator.shell.telemetry.probe_tokens import ProbeTokens
 from coordinator.shell.telemetry.readings import Readings
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.extension import Payments, PaymentSummary
+from hypergpu.extension import PaymentsPlugin, PaymentSummary
 from hypergpu.files import write_durably
 from hypergpu.ids import Address, Digest
 from hypergpu.units import Milliseconds
@@ -281,7 +281,7 @@ class Coordinator:
         self._services.journal.close()
 
 
-async def _run_payments(payments: Payments) -> None:
+async def _run_payments(payments: PaymentsPlugin) -> None:
     """Run payments until cancelled; training goes on whatever breaks in them."""
     while True:
         try:

@@ -29,7 +29,7 @@ from hypergpu.cli.checks import (
     way_of,
 )
 from hypergpu.cli.probe import TorchFound
-from hypergpu.client.settings import Setting, resolve_settings
+from hypergpu.client.settings import ResolvedSetting, resolve_settings
 from hypergpu.cluster.processes import program
 from hypergpu.errors import HyperGPUError
 from hypergpu.terminal.output import is_rich
@@ -56,7 +56,7 @@ def diagnosis() -> Diagnosis:
     return Diagnosis(all(check.verdict != FAIL for check in checks), checks)
 
 
-def _checks(settings: dict[str, Setting]) -> Iterator[Check]:
+def _checks(settings: dict[str, ResolvedSetting]) -> Iterator[Check]:
     yield _python_check()
     yield from torch_checks(torch_found())
     for name in ("data_dir", "state_dir"):
@@ -146,7 +146,7 @@ def _port_check(port: int, *, is_local: bool) -> Check:
     return port_check(port, is_free=True, is_ours=False)
 
 
-def _congestion_checks(settings: dict[str, Setting], *, serves: bool) -> Iterator[Check]:
+def _congestion_checks(settings: dict[str, ResolvedSetting], *, serves: bool) -> Iterator[Check]:
     found = controls()
     yield control_check(found)
     host = joined_host(Path(settings["state_dir"].value).expanduser())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hypergpu.cli.join_line import JoinLine, living_owner, standing_join_line
-from hypergpu.client.settings import Setting, chain_meant, known_settings, write_profile
+from hypergpu.client.settings import ResolvedSetting, chain_meant, known_settings, write_profile
 from hypergpu.cluster.coordinator import (
     Listen,
     ReadyLine,
@@ -36,7 +36,7 @@ _CHAINS = 8
 """What the numbers of refusals for a chain's sake begin with."""
 
 
-def settled_by(found: Mapping[str, Setting]) -> dict[str, str]:
+def settled_by(found: Mapping[str, ResolvedSetting]) -> dict[str, str]:
     """What the coordinator's environment says of its chain. An RPC's address may hold a secret:
     every user of the machine sees what options say.
 

@@ -14,7 +14,7 @@ import grpc
 import msgspec
 
 from hypergpu.client.settings import (
-    Setting,
+    ResolvedSetting,
     cache_folder,
     resolve_settings,
     timeout_s,
@@ -64,7 +64,7 @@ def find_target(flags: Mapping[str, str | None], profile: Path | None = None) ->
     return ConnectionTarget(address, token, timeout_s(found))
 
 
-def _token_text(found: Mapping[str, Setting]) -> str:
+def _token_text(found: Mapping[str, ResolvedSetting]) -> str:
     name, setting = token_setting(found)
     if name == "token" and setting.value:
         return setting.value

@@ -22,7 +22,7 @@ class KnownSetting(NamedTuple):
     is_secret: bool = False
 
 
-class Setting(NamedTuple):
+class ResolvedSetting(NamedTuple):
     """A setting's value and what decided it."""
 
     value: str
@@ -82,7 +82,7 @@ def known_settings() -> Mapping[str, KnownSetting]:
 
 def resolve_settings(
     flags: Mapping[str, str | None] | None = None, profile: Path | None = None
-) -> dict[str, Setting]:
+) -> dict[str, ResolvedSetting]:
     """Every setting with its origin.
 
     Args:
@@ -102,27 +102,27 @@ def resolve_settings(
     found = {name: _first(name, layers, known[name].default) for name in known}
     # The address in up's profile belongs to up's token: another token names its own addresses.
     if found["address"].origin == "up" and _token_origin(found) != "up":
-        found["address"] = Setting("", "default")
+        found["address"] = ResolvedSetting("", "default")
     return found
 
 
-def _first(name: str, layers: list[tuple[str, Mapping[str, str]]], default: str) -> Setting:
+def _first(name: str, layers: list[tuple[str, Mapping[str, str]]], default: str) -> ResolvedSetting:
     for origin, values in layers:
         if name in values:
-            return Setting(values[name], origin)
-    return Setting(default, "default")
+            return ResolvedSetting(values[name], origin)
+    return ResolvedSetting(default, "default")
 
 
-def _token_origin(found: Mapping[str, Setting]) -> str:
+def _token_origin(found: Mapping[str, ResolvedSetting]) -> str:
     return token_setting(found)[1].origin
 
 
-def token_setting(found: Mapping[str, Setting]) -> tuple[str, Setting]:
+def token_setting(found: Mapping[str, ResolvedSetting]) -> tuple[str, ResolvedSetting]:
     """Which of ``token`` and ``token_file`` counts, by the stronger origin; the token on a tie."""
     return _stronger(found, "token", "token_file")
 
 
-def chain_meant(found: Mapping[str, Setting]) -> tuple[str, str]:
+def chain_meant(found: Mapping[str, ResolvedSetting]) -> tuple[str, str]:
     """The chain, and the address of its RPC; empty: the chain's own.
 
     An address may name a chain, and its RPC too: that of the stronger origin counts, or the RPC's.
@@ -133,7 +133,7 @@ def chain_meant(found: Mapping[str, Setting]) -> tuple[str, str]:
     return chain, "" if is_address and name == "chain" else rpc
 
 
-def _stronger(found: Mapping[str, Setting], *names: str) -> tuple[str, Setting]:
+def _stronger(found: Mapping[str, ResolvedSetting], *names: str) -> tuple[str, ResolvedSetting]:
     """The one that was decided by the stronger origin; the first on a tie."""
     strength = ("flag", "env", "file", "up", "default")
     named = ((name, found[name]) for name in names)
@@ -180,7 +180,7 @@ def write_profile(values: Mapping[str, str], folder: Path | None = None) -> Path
     return path
 
 
-def timeout_s(found: Mapping[str, Setting]) -> float:
+def timeout_s(found: Mapping[str, ResolvedSetting]) -> float:
     """The deadline of one unary call.
 
     Raises:

@@ -107,7 +107,7 @@ class CoordinatorHost(Protocol):
         ...
 
 
-class Payments(Protocol):
+class PaymentsPlugin(Protocol):
     """A payments package, opened for one coordinator."""
 
     def terms(self, job_id: JobId, pay: Pay) -> "Terms":
@@ -171,6 +171,6 @@ class Payments(Protocol):
 class OpenPayments(Protocol):
     """Signature of the object behind the entry point."""
 
-    def __call__(self, host: CoordinatorHost) -> Payments | None:
+    def __call__(self, host: CoordinatorHost) -> PaymentsPlugin | None:
         """Open payments for a coordinator; None where the configuration turns them off."""
         ...

@@ -207,7 +207,7 @@ def _problem(
 def _unknown_key(
     path: Sequence[str], value: object, fields: Mapping[str, inspect.Field], root: inspect.Type
 ) -> tuple[str, str]:
-    """What is wrong with a key that does not exist, and the one that was probably meant."""
+    """The problem of a key that does not exist, and the key that was probably meant."""
     name = path[-1]
     if isinstance(value, dict) and len(path) == 1:
         tables = [each for each, field in fields.items() if _fields(_alternatives(field.type))]
@@ -231,7 +231,7 @@ def _unknown_key(
 
 
 def _wrong_value(message: str, value: object, path: Sequence[str]) -> tuple[str, str]:
-    """Out of a message such as "Expected `float | null` >= 0.0, got `str`"."""
+    """The problem and the fix of a message such as "Expected `float | null` >= 0.0, got `str`"."""
     _, types, rest = message.partition(", got")[0].split("`", 2)
     names = [each for each in types.split(" | ") if each != "null"]
     said = " or ".join(_TYPES.get(each, each) for each in names)

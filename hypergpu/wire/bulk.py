@@ -141,7 +141,7 @@ class GoodputMeter:
         self._begun.add(stream)
         self._last_us = now_us
 
-    def transferred(self) -> TransferredBytes | None:
+    def transfer(self) -> TransferredBytes | None:
         """Return bytes and time from first to last piece; None when either is too small."""
         took_us = self._last_us - self._first_us
         if self._bytes < STREAM_BYTES_MIN or took_us < STREAM_US_MIN:

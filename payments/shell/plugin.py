@@ -56,7 +56,7 @@ def open_payments(host: CoordinatorHost) -> "CoordinatorPayments":
 
 
 class CoordinatorPayments:
-    """`hypergpu.extension.Payments`."""
+    """`hypergpu.extension.PaymentsPlugin`."""
 
     def __init__(self, host: CoordinatorHost, settings: PaymentSettings) -> None:
         self._host = host
@@ -68,7 +68,7 @@ class CoordinatorPayments:
         self._anvil: KeptAnvil | None = None
 
     def terms(self, job_id: JobId, pay: Pay) -> Terms:
-        """See `hypergpu.extension.Payments`."""
+        """See `hypergpu.extension.PaymentsPlugin`."""
         domain = Domain() if self._connection is None else self._connection.domain
         if pay.unit_price and not domain.chain_id:
             raise HyperGPUError(
@@ -80,7 +80,7 @@ class CoordinatorPayments:
         return terms_of(self._host.key.address, job_id, domain if pay.unit_price else Domain())
 
     async def start(self) -> None:
-        """See `hypergpu.extension.Payments`."""
+        """See `hypergpu.extension.PaymentsPlugin`."""
         host = self._host
         self._store = await asyncio.to_thread(Store, host.database_url, host.data_dir)
         self._projection = await asyncio.to_thread(Projection, host, self._store)
@@ -88,7 +88,7 @@ class CoordinatorPayments:
             self._connection = await self._connect()
 
     async def run(self) -> None:
-        """See `hypergpu.extension.Payments`."""
+        """See `hypergpu.extension.PaymentsPlugin`."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._project())
             if self._connection is not None:
@@ -97,7 +97,7 @@ class CoordinatorPayments:
                 tasks.create_task(self._anvil.run())
 
     async def stop(self) -> None:
-        """See `hypergpu.extension.Payments`."""
+        """See `hypergpu.extension.PaymentsPlugin`."""
         if self._connection is not None:
             await self._connection.close()
         if self._anvil is not None:
@@ -105,20 +105,20 @@ class CoordinatorPayments:
         await asyncio.to_thread(self._store.close)
 
     def wake(self) -> None:
-        """See `hypergpu.extension.Payments`."""
+        """See `hypergpu.extension.PaymentsPlugin`."""
         self._has_rows.set()
 
     async def catch_up(self, job_id: JobId) -> None:
-        """See `hypergpu.extension.Payments`."""
+        """See `hypergpu.extension.PaymentsPlugin`."""
         await self._projection.advance_job(job_id)
 
     def greet(self, node: NodeId, newest: Mapping[JobId, SignedReceipt]) -> None:
-        """See `hypergpu.extension.Payments`."""
+        """See `hypergpu.extension.PaymentsPlugin`."""
         self._greetings.append((node, newest))
         self._has_rows.set()
 
     def summary(self) -> PaymentSummary | None:
-        """See `hypergpu.extension.Payments`."""
+        """See `hypergpu.extension.PaymentsPlugin`."""
         found = self._connection
         if found is None:
             return None
@@ -126,7 +126,7 @@ class CoordinatorPayments:
         return PaymentSummary(found.profile.chain_id, found.chain.where, found.target.ledger, notes)
 
     def add_services(self, server: grpc.aio.Server) -> None:
-        """See `hypergpu.extension.Payments`."""
+        """See `hypergpu.extension.PaymentsPlugin`."""
         servicer = PaymentsServicer(self._projection, self._store, self._connection)
         payments_pb2_grpc.add_PaymentsServiceServicer_to_server(servicer, server)
 

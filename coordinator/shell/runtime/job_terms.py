@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from coordinator.core.job.state import Funding
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.extension import Payments
+from hypergpu.extension import PaymentsPlugin
 from hypergpu.ids import Address, JobId
 from hypergpu.jobfile.spec import Pay
 from hypergpu.statements.domain import Domain, Terms, terms_of
@@ -17,7 +17,7 @@ class JobTerms(NamedTuple):
     """What a new job begins with, with and without the payments package."""
 
     owner: Address
-    payments: Payments | None
+    payments: PaymentsPlugin | None
 
     def terms(self, job_id: JobId, pay: Pay) -> Terms:
         """Terms under which the work of a new job is signed.

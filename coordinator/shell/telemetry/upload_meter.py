@@ -47,7 +47,7 @@ class UploadMeter:
         self._arrivals.add_piece(stream, size_bytes, now_us)
 
     def _report_transfer(self) -> None:
-        found, connections = self._arrivals.transferred(), max(1, self._most_streams)
+        found, connections = self._arrivals.transfer(), max(1, self._most_streams)
         self._arrivals, self._most_streams = GoodputMeter(), self._open_streams
         if found is None:
             return

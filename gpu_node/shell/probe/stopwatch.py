@@ -32,7 +32,7 @@ class Stopwatch:
     def stop(self) -> None:
         """Tell what was found, if it was enough to find anything."""
         took_us, waited_us = self._last_us - self._start_us, self._findings.least_round_trip_us
-        found = self._arrivals.transferred() or moved_whole(self._bytes, took_us, waited_us)
+        found = self._arrivals.transfer() or moved_whole(self._bytes, took_us, waited_us)
         if found is not None:
             told = Transfer(self._direction, found.size_bytes, found.took_us, self._connections)
             self._findings.transferred(told)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.client.settings import Setting, chain_meant, resolve_settings, timeout_s
+from hypergpu.client.settings import ResolvedSetting, chain_meant, resolve_settings, timeout_s
 from hypergpu.errors import HyperGPUError, Reason
 from tests.unit.cli.conftest import Hypergpu
 
@@ -40,7 +40,7 @@ def test_environment_wins_over_the_file(alone: Hypergpu, tmp_path: Path) -> None
 def test_flag_wins_over_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("HYPERGPU_ADDRESS", "b:1")
-    assert resolve_settings({"address": "a:1"})["address"] == Setting("a:1", "flag")
+    assert resolve_settings({"address": "a:1"})["address"] == ResolvedSetting("a:1", "flag")
 
 
 @pytest.mark.parametrize(
@@ -98,4 +98,4 @@ def test_token_is_never_shown(alone: Hypergpu) -> None:
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "nan"])
 def test_deadline_of_calls_must_be_a_time(value: str) -> None:
     with pytest.raises(HyperGPUError, match="not a number of seconds"):
-        timeout_s({"timeout_s": Setting(value, "env")})
+        timeout_s({"timeout_s": ResolvedSetting(value, "env")})
