@@ -1,7 +1,6 @@
 """One proxied TCP connection: two sockets and the two streams between them."""
 
 import asyncio
-import errno
 import random
 import socket
 from collections.abc import Callable
@@ -10,33 +9,33 @@ from typing import NamedTuple
 from coordinator.core.transfer.path import Path
 from coordinator.core.transfer.window import Window
 from netsim.proxy.clock import LoopClock
-from netsim.proxy.flow.stream import ProxyStream
-from netsim.proxy.flow.way import HEADER_BYTES, HopPath
-from netsim.proxy.side import BUFFER_BYTES, NoteLateness, Side
+from netsim.proxy.hop_path import HEADER_BYTES, HopPath
+from netsim.proxy.socket_end import BUFFER_BYTES, NoteLateness, SocketEnd
+from netsim.proxy.stream import ProxyStream
 
 _FIRST_RETRY_US = 1_000_000
-"""Linux: of a connection attempt that nobody answers; twice as long each time."""
+"""Linux: time until an unanswered connection attempt is repeated; twice as long each time."""
 
 Address = tuple[str, int]
 
 
-class _Ends:
-    """What a stream tells goes to two sockets."""
+class _StreamEnds:
+    """Passes a stream's calls to two sockets."""
 
-    def __init__(self, receiver: Side, sender: Side) -> None:
-        self.take = receiver.take
-        self.conclude = receiver.conclude
-        self.read_on = sender.read_on
+    def __init__(self, receiver: SocketEnd, sender: SocketEnd) -> None:
+        self.deliver = receiver.deliver
+        self.end_stream = receiver.end_stream
+        self.resume_reading = sender.resume_reading
 
 
-class Surroundings(NamedTuple):
-    """What all connections of a node share."""
+class NodePaths(NamedTuple):
+    """The paths that all connections of a node share."""
 
     there: HopPath
     """From the program that dials to its target."""
     back: HopPath
     models: Callable[[], tuple[Path, Path]]
-    """What the transfer model is to know of both ways now."""
+    """The transfer model's view of both directions now."""
     clock: LoopClock
     note_lateness: NoteLateness
     source: str
@@ -49,152 +48,138 @@ class ProxyConnection:
     """Forwards between a program that dialled and the target, until both have closed.
 
     Args:
-        accepted: The program's socket, owned from here on.
         target: Where it is forwarded to.
-        around: The node's ways.
-        number: Of the connection at its node, which seeds its losses.
-        closed: Called once, when both sockets are gone.
+        paths: The node's paths.
+        number: Number of the connection at its node, which seeds its losses.
+        on_closed: Called once, when both sockets are gone.
     """
 
     def __init__(
         self,
-        accepted: socket.socket,
         target: Address,
-        around: Surroundings,
+        paths: NodePaths,
         *,
         number: int,
-        closed: Callable[["ProxyConnection"], None],
+        on_closed: Callable[["ProxyConnection"], None],
     ) -> None:
         self._target = target
-        self._around = around
+        self._paths = paths
         self._number = number
-        self._closed = closed
-        self._stuck_since_us: int | None = None
+        self._on_closed = on_closed
+        self._unanswered_since_us: int | None = None
         self._is_silent = False
         self._is_over = False
-        self._dialled: socket.socket | None = None
-        clock, note = around.clock, around.note_lateness
-        self._near = Side(clock, note, self._side_closed)
-        self._far = Side(clock, note, self._side_closed)
-        self._there = self._stream("there", (around.there, around.back), self._far, self._near)
-        self._back = self._stream("back", (around.back, around.there), self._near, self._far)
-        self._near.join(self._there, self._back)
+        self._dialling: asyncio.Task[None] | None = None
+        clock, note = paths.clock, paths.note_lateness
+        self.near = SocketEnd(clock, note, self._note_closed_end)
+        """The end of the program that dialled."""
+        self._far = SocketEnd(clock, note, self._note_closed_end)
+        self._there = self._stream("there", (paths.there, paths.back), self._far, self.near)
+        self._back = self._stream("back", (paths.back, paths.there), self.near, self._far)
+        self.near.join(self._there, self._back)
         self._far.join(self._back, self._there)
-        self._near.attach(accepted)
-        self._shake_hands()
+        self._start_handshake()
 
     def update_windows(self) -> None:
-        """The link has other numbers now."""
-        there, back = self._around.models()
+        """Give both windows the link's present numbers."""
+        there, back = self._paths.models()
         self._there.window.repath(there)
         self._back.window.repath(back)
 
     def resume_after_cut(self) -> None:
-        """Something crosses again."""
+        """Go on when the next retransmission timer would ring: the link is open again."""
         self._there.resume_after_cut()
         self._back.resume_after_cut()
-        if self._stuck_since_us is None:
+        if self._unanswered_since_us is None:
             return
-        wait_us, try_us = _FIRST_RETRY_US, self._stuck_since_us + _FIRST_RETRY_US
-        while try_us < self._around.clock.now_us:
+        wait_us, try_us = _FIRST_RETRY_US, self._unanswered_since_us + _FIRST_RETRY_US
+        while try_us < self._paths.clock.now_us:
             wait_us *= 2
             try_us += wait_us
-        self._stuck_since_us = None
-        self._around.clock.at(try_us, self._shake_hands)
+        self._unanswered_since_us = None
+        self._paths.clock.at(try_us, self._start_handshake)
 
     def silence(self) -> None:
-        """From now on each end talks to nobody and is told nothing, for good."""
+        """Forward and answer nothing from now on, for good."""
         self._is_silent = True
-        self._near.silence()
+        self.near.silence()
         self._far.silence()
-        self._hang_up()
+        self._stop_dialling()
         if not self._far.is_attached:
             self._far.close()
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """Reset both ends at once."""
         self._is_over = True
-        self._near.break_off()
-        self._far.break_off()
-        self._hang_up()
+        self.near.abort()
+        self._far.abort()
+        self._stop_dialling()
 
     def _stream(
-        self, name: str, ways: tuple[HopPath, HopPath], receiver: Side, sender: Side
+        self, name: str, paths: tuple[HopPath, HopPath], receiver: SocketEnd, sender: SocketEnd
     ) -> ProxyStream:
-        dice = random.Random(f"{self._around.key}/{self._number}/{name}")
+        dice = random.Random(f"{self._paths.key}/{self._number}/{name}")
         place = 0 if name == "there" else 1
 
         def new_window() -> Window:
-            return Window(self._around.models()[place], dice.random)
+            return Window(self._paths.models()[place], dice.random)
 
-        ends = _Ends(receiver, sender)
-        return ProxyStream(*ways, new_window=new_window, clock=self._around.clock, ends=ends)
+        ends = _StreamEnds(receiver, sender)
+        return ProxyStream(*paths, new_window=new_window, clock=self._paths.clock, ends=ends)
 
-    def _shake_hands(self) -> None:
+    def _start_handshake(self) -> None:
         """SYN there, answer back: only then do bytes leave, however soon the kernel accepted."""
-        around = self._around
-        around.there.carry(HEADER_BYTES, lambda: around.back.carry(HEADER_BYTES, self._open_there))
+        paths = self._paths
+        paths.there.carry(HEADER_BYTES, lambda: paths.back.carry(HEADER_BYTES, self._open_there))
 
     def _open_there(self) -> None:
         if self._is_silent or self._is_over:
             return
-        around = self._around
-        if around.there.is_cut:
-            self._stuck_since_us = around.clock.now_us
+        clock, there = self._paths.clock, self._paths.there
+        if there.is_cut:
+            self._unanswered_since_us = clock.now_us
             return
         self._there.open()
         # The target learns of the connection with the third packet of the handshake.
-        around.clock.at(around.clock.now_us + around.there.delay_us, self._dial)
+        clock.at(clock.now_us + there.delay_us, self._start_dialling)
 
-    def _dial(self) -> None:
-        if self._is_silent or self._is_over:
-            return
+    def _start_dialling(self) -> None:
+        if not (self._is_silent or self._is_over):
+            self._dialling = asyncio.create_task(self._dial())
+
+    async def _dial(self) -> None:
+        loop = asyncio.get_running_loop()
         family = socket.AF_INET6 if ":" in self._target[0] else socket.AF_INET
+        dialled = socket.socket(family, socket.SOCK_STREAM)
         try:
-            dialled = self._dialled = socket.socket(family, socket.SOCK_STREAM)
             dialled.setblocking(False)
             dialled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-            if self._around.source and family == socket.AF_INET:
-                dialled.bind((self._around.source, 0))
-            error = dialled.connect_ex(self._target)
+            if self._paths.source and family == socket.AF_INET:
+                dialled.bind((self._paths.source, 0))
+            await loop.sock_connect(dialled, self._target)
+            await loop.create_connection(lambda: self._far, sock=dialled)
         except OSError:
-            self._not_reached()
-            return
-        if error in {0, errno.EINPROGRESS}:
-            asyncio.get_running_loop().add_writer(dialled, self._dialled_out)
-        else:
-            self._not_reached()
-
-    def _dialled_out(self) -> None:
-        self._around.clock.catch_up()
-        dialled = self._dialled
-        if dialled is None:
-            return
-        if dialled.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._not_reached()
-            return
-        self._dialled = None
-        asyncio.get_running_loop().remove_writer(dialled)
-        if self._is_silent or self._is_over or self._far.is_closed:
             dialled.close()
-            return
-        self._far.attach(dialled)
-        self._back.open()
+            self._paths.clock.catch_up()
+            self._reset_program()
+        except asyncio.CancelledError:
+            dialled.close()
+            raise
+        else:
+            self._paths.clock.catch_up()
+            self._back.open()
 
-    def _not_reached(self) -> None:
+    def _reset_program(self) -> None:
         """The target refused: so is the program that dialled, as soon as that gets back to it."""
-        self._hang_up()
         self._back.open()
         self._back.reset()
         self._far.close()
 
-    def _hang_up(self) -> None:
-        dialled, self._dialled = self._dialled, None
-        if dialled is not None:
-            asyncio.get_running_loop().remove_writer(dialled)
-            dialled.close()
+    def _stop_dialling(self) -> None:
+        if self._dialling is not None:
+            self._dialling.cancel()
 
-    def _side_closed(self) -> None:
-        if self._near.is_closed and self._far.is_closed:
+    def _note_closed_end(self) -> None:
+        if self.near.is_closed and self._far.is_closed:
             self._is_over = True
-            self._closed(self)
+            self._on_closed(self)

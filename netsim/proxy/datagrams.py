@@ -9,8 +9,8 @@ from typing import NamedTuple
 from netsim.emulation.requests import PacketCount
 from netsim.link import LinkDirection, LossChain
 from netsim.proxy.clock import LoopClock
-from netsim.proxy.flow.way import HopPath
-from netsim.proxy.side import NoteLateness
+from netsim.proxy.hop_path import HopPath
+from netsim.proxy.socket_end import NoteLateness
 
 HEADER_BYTES = 28
 """IPv4 20, UDP 8."""
@@ -23,8 +23,8 @@ _PEERS_MAX = 1_024
 Address = tuple[str, int]
 
 
-class Chances:
-    """What chance does to the datagrams of one direction. Equal keys give equal fates."""
+class DatagramDice:
+    """Draws losses, doubles and overtaking of one direction. Equal keys give equal draws."""
 
     def __init__(self, direction: LinkDirection, key: str) -> None:
         self._direction = direction
@@ -56,11 +56,11 @@ class Chances:
         return self._order.random() < self._direction.reordering
 
 
-class Lane(NamedTuple):
+class DatagramPath(NamedTuple):
     """One direction of a node, for datagrams."""
 
     way: HopPath
-    chances: Chances
+    dice: DatagramDice
     counts: PacketCount
     clock: LoopClock
     note_lateness: NoteLateness
@@ -68,11 +68,11 @@ class Lane(NamedTuple):
     def send(self, size_bytes: int, arrive: Callable[[], None]) -> None:
         """Let a datagram of this payload set out."""
         self.counts.offered += 1
-        if self.way.is_cut or self.chances.is_lost(self.clock.now_us):
+        if self.way.is_cut or self.dice.is_lost(self.clock.now_us):
             self.counts.lost += 1
             return
         self._set_out(size_bytes, arrive)
-        if self.chances.is_doubled():
+        if self.dice.is_doubled():
             self.counts.duplicated += 1
             self._set_out(size_bytes, arrive)
 
@@ -81,7 +81,7 @@ class Lane(NamedTuple):
         if self.way.full_hop(wire_bytes) is not None:
             self.counts.overflowed += 1
             return
-        if self.chances.is_overtaking():
+        if self.dice.is_overtaking():
             # As netem has it: it goes at once, past everything that is under way.
             self.counts.overtaking += 1
             self._arrive(arrive)
@@ -101,7 +101,7 @@ class DatagramPort:
     """A port that programs send to, and for each of them a socket towards the target."""
 
     def __init__(
-        self, listening: socket.socket, target: Address, *, there: Lane, back: Lane
+        self, listening: socket.socket, target: Address, *, there: DatagramPath, back: DatagramPath
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._listening = listening

@@ -1,7 +1,6 @@
 """One node's proxy: its two ways, its ports, and what is done to them while they are in use."""
 
 import asyncio
-import errno
 import socket
 from collections.abc import Callable, Iterator
 
@@ -23,18 +22,15 @@ from netsim.link import Way as WayName
 from netsim.link.error import NetsimError
 from netsim.measure.lateness import LatenessCounter, allowed_us
 from netsim.proxy.clock import LoopClock
-from netsim.proxy.connection import Address, ProxyConnection, Surroundings
-from netsim.proxy.datagrams import Chances, DatagramPort, Lane
-from netsim.proxy.flow.hop import Hop
-from netsim.proxy.flow.way import HopPath
+from netsim.proxy.connection import Address, NodePaths, ProxyConnection
+from netsim.proxy.datagrams import DatagramDice, DatagramPath, DatagramPort
+from netsim.proxy.hop import Hop
+from netsim.proxy.hop_path import HopPath
 from netsim.proxy.messages import LOOPBACK, Dialler, ProxiedNode, ProxyCount, ProxyProtocol
-from netsim.proxy.side import BUFFER_BYTES
+from netsim.proxy.socket_end import BUFFER_BYTES, SocketEnd
 
 _BACKLOG = 128
-_AT_ONCE = 32
 _FAST = 1 << 62
-_FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_FULL_PAUSE_US = 100_000
 
 
 class SharedLinkEnd:
@@ -56,12 +52,12 @@ def hop(direction: LinkDirection, key: str, clock: LoopClock) -> Hop:
 class NodeProxy:
     """Listens for one node and forwards what it says over its link."""
 
-    def __init__(self, plan: ProxiedNode, middle: SharedLinkEnd) -> None:
+    def __init__(self, plan: ProxiedNode, shared: SharedLinkEnd) -> None:
         self._plan = plan
-        self._middle = middle
-        self._clock = middle.clock
+        self._shared = shared
+        self._clock = shared.clock
         self._loop = asyncio.get_running_loop()
-        self._key = f"{middle.seed}/{plan.name}"
+        self._key = f"{shared.seed}/{plan.name}"
         self._course = self._course_of(plan.shape)
         self._course_from_us = 0
         self._link = self._course.at(0)
@@ -75,28 +71,31 @@ class NodeProxy:
             for name, direction in _by_way(self._link)
         )
         # The node's own bottleneck first on its way up, last on its way down.
-        self._up = HopPath((self._hops[0], middle.down))
-        self._down = HopPath((middle.up, self._hops[1]))
-        self._lanes = (self._lane("up", self._up), self._lane("down", self._down))
-        self._around = {
-            Dialler.NODE: self._surroundings(self._up, self._down),
-            Dialler.COORDINATOR: self._surroundings(self._down, self._up),
+        self._up = HopPath((self._hops[0], shared.down))
+        self._down = HopPath((shared.up, self._hops[1]))
+        self._datagrams = (
+            self._datagram_path("up", self._up),
+            self._datagram_path("down", self._down),
+        )
+        self._paths = {
+            Dialler.NODE: self._node_paths(self._up, self._down),
+            Dialler.COORDINATOR: self._node_paths(self._down, self._up),
         }
         self._condition = Condition.OPEN
         self._connections: dict[ProxyConnection, None] = {}
         self._accepted = 0
-        self._listening: list[socket.socket] = []
+        self._servers: list[asyncio.Server] = []
         self._datagram_ports: list[DatagramPort] = []
         self.host = plan.listen
         self.ports: tuple[int, ...] = tuple(forward.port for forward in plan.forwards)
 
-    def open(self) -> None:
+    async def open(self) -> None:
         """Listen, and follow the link's course from now on.
 
         Raises:
             NetsimError: A port or the address cannot be had.
         """
-        self._listen()
+        await self._listen()
         self._follow()
 
     def close(self) -> None:
@@ -117,9 +116,9 @@ class NodeProxy:
     def reset(self) -> None:
         """Break off every connection."""
         for connection in list(self._connections):
-            connection.break_off()
+            connection.abort()
 
-    def set_condition(self, condition: Condition) -> None:
+    async def set_condition(self, condition: Condition) -> None:
         """Change what the link does to everything that crosses it.
 
         Raises:
@@ -127,58 +126,57 @@ class NodeProxy:
         """
         if condition is self._condition:
             return
-        self._leave(self._condition)
+        await self._leave(self._condition)
         match condition:
             case Condition.STALLED:
                 for each in self._hops:
-                    each.stand()
+                    each.stop()
             case Condition.CUT:
                 self._up.is_cut = self._down.is_cut = True
             case Condition.HALF_OPEN:
-                self._fall_silent()
+                self._silence_all()
             case Condition.DISCONNECTED:
                 self._stop_listening()
                 self.reset()
             case Condition.OPEN:
                 pass
-        # Last: what was refused may be asked for again.
         self._condition = condition
 
     def count(self) -> ProxyCount:
-        """What was done so far."""
+        """Return the counters so far."""
         return ProxyCount(
             condition=self._condition,
             connections=len(self._connections),
             accepted=self._accepted,
             up_bytes=Bytes(self._up.delivered_bytes),
             down_bytes=Bytes(self._down.delivered_bytes),
-            datagrams_up=replace(self._lanes[0].counts),
-            datagrams_down=replace(self._lanes[1].counts),
+            datagrams_up=replace(self._datagrams[0].counts),
+            datagrams_down=replace(self._datagrams[1].counts),
         )
 
-    def _fall_silent(self) -> None:
+    def _silence_all(self) -> None:
         self._up.is_cut = self._down.is_cut = True
         # One whose program has gone closes for good, and leaves the list.
         for connection in list(self._connections):
             connection.silence()
 
-    def _leave(self, condition: Condition) -> None:
+    async def _leave(self, condition: Condition) -> None:
         match condition:
             case Condition.STALLED:
                 for each in self._hops:
-                    each.move()
+                    each.resume()
             case Condition.CUT | Condition.HALF_OPEN:
                 self._up.is_cut = self._down.is_cut = False
                 for connection in self._connections:
                     connection.resume_after_cut()
             case Condition.DISCONNECTED:
-                self._listen()
+                await self._listen()
             case Condition.OPEN:
                 pass
 
     def _course_of(self, shape: Shape) -> LinkCourse:
         # The key of a world's links, so that every backend has the same ones.
-        return shape.course(f"{self._middle.seed}/link/{self._plan.name}")
+        return shape.course(f"{self._shared.seed}/link/{self._plan.name}")
 
     def _follow(self) -> None:
         course = self._course
@@ -195,8 +193,8 @@ class NodeProxy:
         self._link = link
         for each, (name, direction) in zip(self._hops, _by_way(link), strict=True):
             each.change(direction, self._delay(name, direction))
-        for lane, direction in zip(self._lanes, (link.up, link.down), strict=True):
-            lane.chances.change(direction)
+        for path, direction in zip(self._datagrams, (link.up, link.down), strict=True):
+            path.dice.change(direction)
         for way in (self._up, self._down):
             way.update_totals()
         # In a gap nobody measures a rate, so the windows stay what they are.
@@ -207,23 +205,23 @@ class NodeProxy:
     def _delay(self, name: WayName, direction: LinkDirection) -> Callable[[int], int]:
         return WanderingDelay(direction, key=f"{self._key}/jitter/{name}").at
 
-    def _lane(self, name: str, way: HopPath) -> Lane:
+    def _datagram_path(self, name: str, way: HopPath) -> DatagramPath:
         direction = self._link.up if name == "up" else self._link.down
-        chances = Chances(direction, f"{self._key}/{name}")
-        return Lane(way, chances, PacketCount(), self._clock, self._note_lateness)
+        dice = DatagramDice(direction, f"{self._key}/{name}")
+        return DatagramPath(way, dice, PacketCount(), self._clock, self._note_lateness)
 
     def _note_lateness(self, late_us: int) -> None:
         delay_us = min(self._up.delay_us, self._down.delay_us)
-        self._middle.lateness.add(max(0, late_us), allowed_us(delay_us))
+        self._shared.lateness.add(max(0, late_us), allowed_us(delay_us))
 
-    def _surroundings(self, there: HopPath, back: HopPath) -> Surroundings:
+    def _node_paths(self, there: HopPath, back: HopPath) -> NodePaths:
         def models() -> tuple[Path, Path]:
             control = self._link.congestion_control
             return there.model(back, control), back.model(there, control)
 
         # An address of its own is also the one under which the coordinator knows the node.
         source = "" if self._plan.listen == LOOPBACK else self._plan.listen
-        return Surroundings(
+        return NodePaths(
             there=there,
             back=back,
             models=models,
@@ -235,7 +233,7 @@ class NodeProxy:
 
     # The ports.
 
-    def _listen(self) -> None:
+    async def _listen(self) -> None:
         opened = []
         for forward, port in zip(self._plan.forwards, self.ports, strict=True):
             target = (forward.target_host, forward.target_port)
@@ -251,62 +249,40 @@ class NodeProxy:
                 ) from error
             opened.append(int(bound.getsockname()[1]))
             if is_stream:
-                self._accept_from(bound, target, self._around[forward.dialler])
+                await self._accept_from(bound, target, forward.dialler)
             else:
                 self._forward_datagrams(bound, target, forward.dialler)
         self.ports = tuple(opened)
 
     def _forward_datagrams(self, bound: socket.socket, target: Address, dialler: Dialler) -> None:
-        there, back = self._lanes if dialler is Dialler.NODE else reversed(self._lanes)
+        there, back = self._datagrams if dialler is Dialler.NODE else reversed(self._datagrams)
         self._datagram_ports.append(DatagramPort(bound, target, there=there, back=back))
 
-    def _accept_from(self, listening: socket.socket, target: Address, around: Surroundings) -> None:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-        listening.setblocking(False)
-        listening.listen(_BACKLOG)
-        self._listening.append(listening)
-        self._loop.add_reader(listening, self._acceptable, listening, target, around)
+    async def _accept_from(self, bound: socket.socket, target: Address, dialler: Dialler) -> None:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
 
-    def _acceptable(self, listening: socket.socket, target: Address, around: Surroundings) -> None:
-        self._clock.catch_up()
-        for _ in range(_AT_ONCE):
-            try:
-                accepted, _ = listening.accept()
-            except OSError as error:
-                if error.errno in _FULL:
-                    self._pause_accepting(listening, target, around)
-                return
-            number = self._accepted
-            self._accepted += 1
+        def accept() -> SocketEnd:
+            self._clock.catch_up()
             connection = ProxyConnection(
-                accepted, target, around, number=number, closed=self._forget
+                target, self._paths[dialler], number=self._accepted, on_closed=self._forget
             )
+            self._accepted += 1
             self._connections[connection] = None
             if self._condition is Condition.HALF_OPEN:
                 connection.silence()
+            return connection.near
 
-    def _pause_accepting(
-        self, listening: socket.socket, target: Address, around: Surroundings
-    ) -> None:
-        """Who waits stays readable: without a pause the loop would do nothing but ask."""
-        self._loop.remove_reader(listening)
-
-        def resume() -> None:
-            if listening in self._listening:
-                self._loop.add_reader(listening, self._acceptable, listening, target, around)
-
-        self._clock.at(self._clock.wall_us() + _FULL_PAUSE_US, resume)
+        self._servers.append(await self._loop.create_server(accept, sock=bound, backlog=_BACKLOG))
 
     def _forget(self, connection: ProxyConnection) -> None:
         self._connections.pop(connection, None)
 
     def _stop_listening(self) -> None:
-        for listening in self._listening:
-            self._loop.remove_reader(listening)
-            listening.close()
+        for server in self._servers:
+            server.close()
         for port in self._datagram_ports:
             port.close()
-        self._listening.clear()
+        self._servers.clear()
         self._datagram_ports.clear()
 
 

@@ -3,7 +3,7 @@
     node = ProxiedNode(name="node-0", shape=shape, forwards=(Forward(target_port=7700),))
     async with Proxies(ProxyPlan(nodes=(node,))) as proxies:
         host, port = proxies.address("node-0")
-        proxies.obey(SetCondition("node-0", Condition.CUT))
+        await proxies.obey(SetCondition("node-0", Condition.CUT))
 
 They share the event loop that they are opened in. A program that keeps its loop busy delays its own
 network; `ProxyProcess` has a loop of its own.
@@ -36,7 +36,7 @@ class Proxies:
 
     def __init__(self, plan: ProxyPlan) -> None:
         self._plan = plan
-        self._middle: SharedLinkEnd | None = None
+        self._shared: SharedLinkEnd | None = None
         self._nodes: dict[str, NodeProxy] = {}
         names = [node.name for node in plan.nodes]
         for name in names:
@@ -45,13 +45,13 @@ class Proxies:
 
     async def __aenter__(self) -> Self:
         clock = LoopClock(asyncio.get_running_loop())
-        self._middle = SharedLinkEnd(self._plan.coordinator, self._plan.seed, clock)
+        self._shared = SharedLinkEnd(self._plan.coordinator, self._plan.seed, clock)
         try:
             for node in self._plan.nodes:
-                self._nodes[node.name] = NodeProxy(node, self._middle)
-                self._nodes[node.name].open()
+                self._nodes[node.name] = NodeProxy(node, self._shared)
+                await self._nodes[node.name].open()
         except BaseException:
-            self._close()
+            await self._close()
             raise
         return self
 
@@ -61,7 +61,7 @@ class Proxies:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._close()
+        await self._close()
 
     def ports(self, name: str) -> tuple[int, ...]:
         """Return the ports on which a node's proxy listens, in the order of its forwards."""
@@ -72,7 +72,7 @@ class Proxies:
         node = self._node(name)
         return node.host, node.ports[0]
 
-    def obey(self, request: Request) -> RequestDone | ProxyStatistics:
+    async def obey(self, request: Request) -> RequestDone | ProxyStatistics:
         """Carry out a request. What is on the wire arrives as before.
 
         Raises:
@@ -84,7 +84,7 @@ class Proxies:
             case SetShape(name, shape):
                 self._node(name).set_shape(shape)
             case SetCondition(name, condition):
-                self._node(name).set_condition(condition)
+                await self._node(name).set_condition(condition)
             case Reset(name):
                 self._node(name).reset()
         return RequestDone()
@@ -97,23 +97,25 @@ class Proxies:
         )
 
     def _require_open(self) -> SharedLinkEnd:
-        if self._middle is None:
+        if self._shared is None:
             fix = "use them inside `async with Proxies(...)`"
             raise NetsimError("the proxies are not open", fix)
-        return self._middle
+        return self._shared
 
     def _node(self, name: str) -> NodeProxy:
-        middle = self._require_open()
+        shared = self._require_open()
         if name not in self._nodes:
             known = ", ".join(self._nodes)
             raise NetsimError(f"there is no proxy for {name!r}", f"name one of {known}")
-        middle.clock.catch_up()
+        shared.clock.catch_up()
         return self._nodes[name]
 
-    def _close(self) -> None:
+    async def _close(self) -> None:
         for node in self._nodes.values():
             node.close()
-        if self._middle is not None:
-            self._middle.clock.close()
-        self._middle = None
+        if self._shared is not None:
+            self._shared.clock.close()
+        self._shared = None
         self._nodes = {}
+        # Transports close their sockets in the loop's next turn.
+        await asyncio.sleep(0)

@@ -155,22 +155,22 @@ async def test_a_cut_says_nothing_and_what_it_lost_arrives_after_it_is_healed() 
         Dialled(*proxies.address("a")) as dialled,
     ):
         await dialled.asked(b"before")
-        proxies.obey(SetCondition("a", Condition.CUT))
+        await proxies.obey(SetCondition("a", Condition.CUT))
         dialled.writer.write(b"while")
         assert await dialled.is_silent_for(0.3)
         async with Dialled(*proxies.address("b")) as other:
             assert await other.asked(b"unharmed") == b"unharmed"
-        proxies.obey(SetCondition("a", Condition.OPEN))
+        await proxies.obey(SetCondition("a", Condition.OPEN))
         assert await dialled.heard(5) == b"while"
 
 
 async def test_who_dials_while_the_link_is_cut_gets_through_after_it_is_healed() -> None:
     async with target() as port, Proxies(plan(port, a=link())) as proxies:
-        proxies.obey(SetCondition("a", Condition.CUT))
+        await proxies.obey(SetCondition("a", Condition.CUT))
         async with Dialled(*proxies.address("a")) as dialled:
             dialled.writer.write(b"hello")
             assert await dialled.is_silent_for(0.1)
-            proxies.obey(SetCondition("a", Condition.OPEN))
+            await proxies.obey(SetCondition("a", Condition.OPEN))
             assert await dialled.heard(5) == b"hello"
 
 
@@ -181,10 +181,10 @@ async def test_a_stalled_link_goes_on_where_it_stood() -> None:
         Dialled(*proxies.address("a")) as dialled,
     ):
         await dialled.asked(b"before")
-        proxies.obey(SetCondition("a", Condition.STALLED))
+        await proxies.obey(SetCondition("a", Condition.STALLED))
         dialled.writer.write(b"while")
         assert await dialled.is_silent_for(0.2)
-        proxies.obey(SetCondition("a", Condition.OPEN))
+        await proxies.obey(SetCondition("a", Condition.OPEN))
         assert await dialled.heard(5) == b"while"
 
 
@@ -195,12 +195,12 @@ async def test_a_half_open_link_accepts_and_never_answers() -> None:
         Dialled(*proxies.address("a")) as before,
     ):
         await before.asked(b"before")
-        proxies.obey(SetCondition("a", Condition.HALF_OPEN))
+        await proxies.obey(SetCondition("a", Condition.HALF_OPEN))
         async with Dialled(*proxies.address("a")) as during:
             for each in (before, during):
                 each.writer.write(b"is anybody there?")
                 assert await each.is_silent_for(0.1)
-            proxies.obey(SetCondition("a", Condition.OPEN))
+            await proxies.obey(SetCondition("a", Condition.OPEN))
             # The connections of then stay dead; a new one is well.
             assert await before.is_silent_for(0.1)
             assert await during.is_silent_for(0.1)
@@ -210,7 +210,7 @@ async def test_a_half_open_link_accepts_and_never_answers() -> None:
 
 async def test_a_connection_that_nobody_answered_is_gone_when_its_program_has_gone() -> None:
     async with target() as port, Proxies(plan(port, a=link())) as proxies:
-        proxies.obey(SetCondition("a", Condition.HALF_OPEN))
+        await proxies.obey(SetCondition("a", Condition.HALF_OPEN))
         async with Dialled(*proxies.address("a")) as dialled:
             dialled.writer.write(b"is anybody there?")
             assert await dialled.is_silent_for(0.05)
@@ -223,13 +223,13 @@ async def test_a_disconnected_node_is_reset_and_refused_and_comes_back_at_the_sa
         address = proxies.address("a")
         async with Dialled(*address) as dialled:
             await dialled.asked(b"before")
-            proxies.obey(SetCondition("a", Condition.DISCONNECTED))
+            await proxies.obey(SetCondition("a", Condition.DISCONNECTED))
             with pytest.raises(ConnectionResetError):
                 await dialled.heard(1)
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection(*address)
             assert proxies.statistics().nodes["a"].condition is Condition.DISCONNECTED
-            proxies.obey(SetCondition("a", Condition.OPEN))
+            await proxies.obey(SetCondition("a", Condition.OPEN))
             assert proxies.address("a") == address
             async with Dialled(*address) as again:
                 assert await again.asked(b"back") == b"back"
@@ -238,12 +238,12 @@ async def test_a_disconnected_node_is_reset_and_refused_and_comes_back_at_the_sa
 async def test_a_node_whose_port_was_taken_comes_back_when_it_is_free_again() -> None:
     async with target() as port, Proxies(plan(port, a=link())) as proxies:
         address = proxies.address("a")
-        proxies.obey(SetCondition("a", Condition.DISCONNECTED))
+        await proxies.obey(SetCondition("a", Condition.DISCONNECTED))
         with socket.create_server(address):
             with pytest.raises(NetsimError, match="a's proxy cannot listen"):
-                proxies.obey(SetCondition("a", Condition.OPEN))
+                await proxies.obey(SetCondition("a", Condition.OPEN))
             assert proxies.statistics().nodes["a"].condition is Condition.DISCONNECTED
-        proxies.obey(SetCondition("a", Condition.OPEN))
+        await proxies.obey(SetCondition("a", Condition.OPEN))
         async with Dialled(*address) as dialled:
             assert await dialled.asked(b"back") == b"back"
 
@@ -252,7 +252,7 @@ async def test_a_reset_breaks_off_what_is_there_and_welcomes_what_comes() -> Non
     async with target() as port, Proxies(plan(port, a=link())) as proxies:
         async with Dialled(*proxies.address("a")) as dialled:
             await dialled.asked(b"before")
-            proxies.obey(Reset("a"))
+            await proxies.obey(Reset("a"))
             with pytest.raises(ConnectionResetError):
                 await dialled.heard(1)
         async with Dialled(*proxies.address("a")) as again:
@@ -266,7 +266,7 @@ async def test_a_link_changes_under_a_connection() -> None:
         Dialled(*proxies.address("a")) as dialled,
     ):
         await dialled.asked(b"near")
-        proxies.obey(SetShape("a", Shape(link=link(80))))
+        await proxies.obey(SetShape("a", Shape(link=link(80))))
         started_s = time.monotonic()
         await dialled.asked(b"far")
         assert time.monotonic() - started_s >= 0.159

@@ -4,7 +4,6 @@ import resource
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -156,15 +155,6 @@ async def test_a_process_that_was_killed_is_told_in_words() -> None:
             await proxies.statistics()
 
 
-def test_a_plan_may_be_a_file(tmp_path: Path) -> None:
-    written = tmp_path / "plan.json"
-    written.write_bytes(msgspec.json.encode(plan(1, a=link())))
-    child = subprocess.run(
-        [*PROGRAM, str(written)], stdin=subprocess.DEVNULL, capture_output=True, check=True
-    )
-    assert b'"type":"opened"' in child.stdout
-
-
 @pytest.mark.parametrize("words", [b"", b"{}\n", b'{"nodes": 3}\n', b"\xff\xfe\n"])
 def test_a_plan_that_is_none_is_refused(words: bytes) -> None:
     child = subprocess.run(PROGRAM, input=words, capture_output=True, check=False)
@@ -173,14 +163,3 @@ def test_a_plan_that_is_none_is_refused(words: bytes) -> None:
     assert "does not understand" in failed.detail
     assert failed.fix
     assert child.stderr == b""
-
-
-def test_a_plan_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    child = subprocess.run(
-        [*PROGRAM, str(tmp_path / "none.json")],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-    )
-    assert child.returncode == 2
-    assert b"cannot be read" in child.stdout

@@ -293,13 +293,13 @@ async def test_a_dial_into_a_half_open_line_is_through_once_that_is_healed(desk:
         host, port = proxies.address("node")
         through = msgspec.structs.replace(coordinator, address=f"{host}:{port}")
         save_coordinator(desk.places, through)
-        proxies.obey(SetCondition("node", Condition.HALF_OPEN))
+        await proxies.obey(SetCondition("node", Condition.HALF_OPEN))
         desk.link.open(())
         accepted = 0
         while not accepted:
             await asyncio.sleep(0)
             accepted = proxies.statistics().nodes["node"].accepted
-        proxies.obey(SetCondition("node", Condition.OPEN))
+        await proxies.obey(SetCondition("node", Condition.OPEN))
         # What was accepted stays dead, yet nothing has to be given up before another is tried.
         assert isinstance(await desk.event(), Connected)
         await desk.link.close()
@@ -316,7 +316,7 @@ async def test_a_dial_that_nobody_answers_ends(desk: Desk) -> None:
         host, port = proxies.address("node")
         through = msgspec.structs.replace(coordinator, address=f"{host}:{port}")
         save_coordinator(desk.places, through)
-        proxies.obey(SetCondition("node", Condition.HALF_OPEN))
+        await proxies.obey(SetCondition("node", Condition.HALF_OPEN))
         desk.link.open(())
         event = await desk.event()
         assert isinstance(event, LinkLost)

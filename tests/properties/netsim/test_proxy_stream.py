@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.core.transfer.path import CongestionControl
-from netsim.proxy.flow.stream import StreamEnd
+from netsim.proxy.stream import StreamEnd
 from tests.unit.netsim.proxy.one_stream import OneStream, direction
 
 LOSSES = st.sampled_from([0.0, 0.001, 0.02, 0.3])
@@ -66,14 +66,14 @@ def begin_outage(one: OneStream, from_us: int, until_us: int, *, is_cut: bool) -
         if is_cut:
             one.there.is_cut = one.back.is_cut = True
         else:
-            bottleneck.stand()
+            bottleneck.stop()
 
     def end() -> None:
         if is_cut:
             one.there.is_cut = one.back.is_cut = False
             one.stream.resume_after_cut()
         else:
-            bottleneck.move()
+            bottleneck.resume()
 
     one.clock.at(from_us, begin)
     one.clock.at(until_us, end)

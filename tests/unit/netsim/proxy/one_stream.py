@@ -7,10 +7,10 @@ from coordinator.core.transfer.path import CongestionControl
 from coordinator.core.transfer.window import Window
 from hypergpu.units import Microseconds
 from netsim.link import LinkDirection
-from netsim.proxy.flow.clock import Deed
-from netsim.proxy.flow.hop import Hop
-from netsim.proxy.flow.stream import ProxyStream, StreamEnd
-from netsim.proxy.flow.way import HopPath
+from netsim.proxy.clock import Deed
+from netsim.proxy.hop import Hop
+from netsim.proxy.hop_path import HopPath
+from netsim.proxy.stream import ProxyStream, StreamEnd
 
 STEPS_MAX = 1_000_000
 
@@ -79,7 +79,7 @@ class OneStream:
     def write(self, payload: bytes) -> None:
         """Hand over as much as is taken, and the rest when there is room."""
         self._unwritten += payload
-        self.read_on()
+        self.resume_reading()
 
     def seconds_for(self, size_bytes: int) -> float:
         """Open, write so much, and see when the last byte arrives."""
@@ -89,16 +89,16 @@ class OneStream:
         assert len(self.arrived) == size_bytes
         return self.arrivals[-1][0] / 1e6
 
-    def take(self, payload: memoryview, due_us: int) -> None:
+    def deliver(self, payload: memoryview, due_us: int) -> None:
         self.arrived += payload
         self.arrivals.append((self.clock.now_us, len(payload)))
         if self.is_reading:
             self.stream.note_written(len(payload))
 
-    def conclude(self, mark: StreamEnd) -> None:
-        self.marks.append(mark)
+    def end_stream(self, end: StreamEnd) -> None:
+        self.marks.append(end)
 
-    def read_on(self) -> None:
+    def resume_reading(self) -> None:
         while self._unwritten and not self.stream.is_full:
             piece = bytes(self._unwritten[: 64 << 10])
             del self._unwritten[: len(piece)]

@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from hypergpu.units import Microseconds, Milliseconds
-from netsim.proxy.flow.hop import Hop
+from netsim.proxy.hop import Hop
 from tests.unit.netsim.proxy.one_stream import InstantClock, direction, hop
 
 
@@ -81,13 +81,13 @@ def test_a_link_that_stands_still_loses_nothing() -> None:
     clock = InstantClock()
     for asked in (direction(5, 8), direction(5)):
         through, out = hop(asked, clock), list[int]()
-        through.stand()
+        through.stop()
         for _ in range(3):
             through.carry(1000, lambda out=out: out.append(clock.now_us))  # type: ignore[misc]
         started_us = clock.now_us
         clock.run(until_us=started_us + 500_000)
         assert out == []
-        through.move()
+        through.resume()
         clock.run()
         assert len(out) == 3
         assert out[0] >= started_us + 500_000

@@ -1,7 +1,7 @@
 import pytest
 
 from coordinator.core.transfer.path import CongestionControl
-from netsim.proxy.flow.stream import UNSENT_BYTES_MAX, UNTAKEN_BYTES_MAX, StreamEnd
+from netsim.proxy.stream import UNREAD_BYTES_MAX, UNSENT_BYTES_MAX, StreamEnd
 from tests.unit.netsim.proxy.one_stream import OneStream, direction
 
 MIB = 1 << 20
@@ -64,13 +64,13 @@ def test_a_receiver_that_does_not_read_stops_the_sender() -> None:
     one = OneStream(direction(5))
     one.is_reading = False
     one.stream.open()
-    one.write(bytes(3 * UNTAKEN_BYTES_MAX))
+    one.write(bytes(3 * UNREAD_BYTES_MAX))
     one.clock.run()
-    assert UNTAKEN_BYTES_MAX <= len(one.arrived) < UNTAKEN_BYTES_MAX + MIB
+    assert UNREAD_BYTES_MAX <= len(one.arrived) < UNREAD_BYTES_MAX + MIB
     one.is_reading = True
     one.stream.note_written(len(one.arrived))
     one.clock.run()
-    assert len(one.arrived) == 3 * UNTAKEN_BYTES_MAX
+    assert len(one.arrived) == 3 * UNREAD_BYTES_MAX
 
 
 def test_nothing_leaves_before_hands_are_shaken() -> None:

@@ -10,12 +10,12 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from coordinator.core.transfer.window import Window
-from netsim.proxy.flow.clock import FlowClock
-from netsim.proxy.flow.way import HEADER_BYTES, PACKET_BYTES, HopPath, packets, wire_bytes
+from netsim.proxy.clock import FlowClock
+from netsim.proxy.hop_path import HEADER_BYTES, PACKET_BYTES, HopPath, packets, wire_bytes
 
 UNSENT_BYTES_MAX = 256 << 10
 """Read from the sender's socket and waiting for the window: then reading stops."""
-UNTAKEN_BYTES_MAX = 6 << 20
+UNREAD_BYTES_MAX = 6 << 20
 """Sent and not yet taken by the receiver's socket: Linux's usual limit of a receive buffer."""
 _RTO_FLOOR_US = 200_000
 _BACKOFF_US_MAX = 120_000_000
@@ -28,17 +28,17 @@ class StreamEnd(Enum):
     RESET = "reset"
 
 
-class Ends(Protocol):
+class StreamEnds(Protocol):
     """The sockets at both ends of a stream."""
 
-    def take(self, payload: memoryview, due_us: int) -> None:
-        """Bytes have arrived; `ProxyStream.taken` is owed when the receiver's socket has them."""
+    def deliver(self, payload: memoryview, due_us: int) -> None:
+        """Take bytes that arrived; call `ProxyStream.note_written` when the socket has them."""
 
-    def conclude(self, mark: StreamEnd) -> None:
-        """Nothing more arrives."""
+    def end_stream(self, end: StreamEnd) -> None:
+        """Take the end of the stream: nothing more arrives."""
 
-    def read_on(self) -> None:
-        """The stream is no longer full: the sender's socket may be read."""
+    def resume_reading(self) -> None:
+        """Read the sender's socket again: the stream is no longer full."""
 
 
 class _Parcel(NamedTuple):
@@ -65,7 +65,7 @@ class ProxyStream:
         *,
         new_window: Callable[[], Window],
         clock: FlowClock,
-        ends: Ends,
+        ends: StreamEnds,
     ) -> None:
         self._there = there
         self._back = back
@@ -76,13 +76,13 @@ class ProxyStream:
         self._is_open = False
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
-        self._untaken_bytes = 0
+        self._unread_bytes = 0
         self._mark: StreamEnd | None = None
         self._is_waiting = False
         self._arrived: deque[_Parcel] = deque()
         self._last_due_us = 0
         self._outages = 0
-        self._stuck_since_us: int | None = None
+        self._stalled_since_us: int | None = None
 
     @property
     def is_full(self) -> bool:
@@ -92,32 +92,32 @@ class ProxyStream:
     def open(self) -> None:
         """Hands are shaken: from now on bytes leave."""
         self._is_open = True
-        self._pump()
+        self._send_ready()
 
     def feed(self, payload: bytes) -> None:
         """Take what the sender wrote."""
         self._unsent.append(memoryview(payload))
         self._unsent_bytes += len(payload)
-        self._pump()
+        self._send_ready()
 
     def end(self) -> None:
         """The sender writes no more; what it wrote still arrives, then the end."""
         self._mark = StreamEnd.END
-        self._pump()
+        self._send_ready()
 
     def reset(self) -> None:
         """The sender broke off: what had not left yet is lost, as it would be."""
         self._unsent.clear()
         self._unsent_bytes = 0
         self._mark = StreamEnd.RESET
-        self._pump()
+        self._send_ready()
 
     def note_written(self, size_bytes: int) -> None:
         """The receiver's socket took bytes."""
-        was_full = self._untaken_bytes >= UNTAKEN_BYTES_MAX
-        self._untaken_bytes -= size_bytes
+        was_full = self._unread_bytes >= UNREAD_BYTES_MAX
+        self._unread_bytes -= size_bytes
         if was_full:
-            self._pump()
+            self._send_ready()
 
     def resume_after_cut(self) -> None:
         """Something crosses again: what was lost meanwhile goes out when its timer next rings.
@@ -125,37 +125,37 @@ class ProxyStream:
         TCP tries after one timeout, then after two more, four more and so on, so the way back takes
         up to as long again as the outage.
         """
-        if self._stuck_since_us is None:
+        if self._stalled_since_us is None:
             return
         timeout_us = self._there.delay_us + self._back.delay_us + _RTO_FLOOR_US
-        try_us = self._stuck_since_us + timeout_us
+        try_us = self._stalled_since_us + timeout_us
         while try_us < self._clock.now_us:
             timeout_us = min(2 * timeout_us, _BACKOFF_US_MAX)
             try_us += timeout_us
         self._clock.at(try_us, self._resume)
 
     def _resume(self) -> None:
-        if self._there.is_cut or self._stuck_since_us is None:
+        if self._there.is_cut or self._stalled_since_us is None:
             return
-        self._stuck_since_us = None
+        self._stalled_since_us = None
         self._outages += 1
         self.window = self._new_window()
         # What had not arrived is sent again; what had is a repetition, and nobody notices.
         self._last_due_us = self._clock.now_us + self._there.delay_us
         self._arrived = deque(parcel._replace(due_us=self._last_due_us) for parcel in self._arrived)
         self._clock.at(self._last_due_us, self._deliver)
-        self._pump()
+        self._send_ready()
 
-    def _stick(self) -> None:
-        if self._stuck_since_us is None:
-            self._stuck_since_us = self._clock.now_us
+    def _note_stall(self) -> None:
+        if self._stalled_since_us is None:
+            self._stalled_since_us = self._clock.now_us
 
-    def _pump(self) -> None:
+    def _send_ready(self) -> None:
         """Send what may be sent."""
         while self._is_open and not self._is_waiting and (self._unsent or self._mark):
             if self._there.is_cut:
-                self._stick()
-            if self._stuck_since_us is not None:
+                self._note_stall()
+            if self._stalled_since_us is not None:
                 return
             if not self._unsent:
                 mark, self._mark = self._mark, None
@@ -168,7 +168,7 @@ class ProxyStream:
 
     def _admitted_bytes(self) -> int:
         """What window and receiver admit; nothing when one of them has to answer first."""
-        if self._untaken_bytes >= UNTAKEN_BYTES_MAX:
+        if self._unread_bytes >= UNREAD_BYTES_MAX:
             return 0
         window = self.window
         size_bytes = min(self._unsent_bytes, self._there.parcel_bytes)
@@ -188,16 +188,16 @@ class ProxyStream:
 
     def _room_again(self) -> None:
         self._is_waiting = False
-        self._pump()
+        self._send_ready()
 
     def _send(self, size_bytes: int) -> None:
         was_full = self.is_full
         payload = self._cut_off(size_bytes)
         self._unsent_bytes -= size_bytes
-        self._untaken_bytes += size_bytes
+        self._unread_bytes += size_bytes
         self._carry(payload, self.window.sent(size_bytes, self._clock.now_us), None)
         if was_full and not self.is_full:
-            self._ends.read_on()
+            self._ends.resume_reading()
 
     def _cut_off(self, size_bytes: int) -> memoryview:
         """Take so many bytes off the front. Small writes that waited travel together."""
@@ -216,30 +216,30 @@ class ProxyStream:
                 self._unsent.appendleft(first[missing_bytes:])
         return memoryview(bytes(gathered))
 
-    def _carry(self, payload: memoryview, held_us: int, mark: StreamEnd | None) -> None:
+    def _carry(self, payload: memoryview, extra_us: int, mark: StreamEnd | None) -> None:
         outages = self._outages
 
         def arrive() -> None:
             if self._there.is_cut:
-                self._stick()
+                self._note_stall()
             elif payload:
                 # One acknowledgement for two packets, which take their share of the way back.
                 headers_bytes = (packets(len(payload)) + 1) // 2 * HEADER_BYTES
                 self._back.carry(headers_bytes, take_acknowledgement)
-            self._line_up(payload, held_us, mark)
+            self._queue_arrival(payload, extra_us, mark)
 
         def take_acknowledgement() -> None:
             if self._there.is_cut:
-                self._stick()
+                self._note_stall()
             elif outages == self._outages:
                 self.window.acked(len(payload), self._clock.now_us)
-                self._pump()
+                self._send_ready()
 
         self._there.carry(wire_bytes(len(payload)), arrive)
 
-    def _line_up(self, payload: memoryview, held_us: int, mark: StreamEnd | None) -> None:
+    def _queue_arrival(self, payload: memoryview, extra_us: int, mark: StreamEnd | None) -> None:
         """Put an arrival in line behind what came before it, and behind what that waits for."""
-        self._last_due_us = max(self._last_due_us, self._clock.now_us + held_us)
+        self._last_due_us = max(self._last_due_us, self._clock.now_us + extra_us)
         self._arrived.append(_Parcel(self._last_due_us, payload, mark))
         if self._last_due_us > self._clock.now_us:
             self._clock.at(self._last_due_us, self._deliver)
@@ -248,13 +248,13 @@ class ProxyStream:
 
     def _deliver(self) -> None:
         if self._there.is_cut and self._arrived:
-            self._stick()
-        while self._arrived and self._stuck_since_us is None:
+            self._note_stall()
+        while self._arrived and self._stalled_since_us is None:
             if self._arrived[0].due_us > self._clock.now_us:
                 return
             due_us, payload, mark = self._arrived.popleft()
             if mark is None:
                 self._there.delivered_bytes += len(payload)
-                self._ends.take(payload, due_us)
+                self._ends.deliver(payload, due_us)
             else:
-                self._ends.conclude(mark)
+                self._ends.end_stream(mark)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from netsim.link import LinkDirection
-from netsim.proxy.flow.clock import Deed, FlowClock
+from netsim.proxy.clock import Deed, FlowClock
 
 QUEUE_BYTES_MIN = 3_000
 """Two packets: with fewer nothing could follow anything."""
@@ -36,7 +36,7 @@ class Hop:
         self._service_ends_us = 0
         self._owed = 0
         self._is_serving = False
-        self._is_standing = False
+        self._is_stopped = False
         self._last_out_us = 0
         self._waiting: deque[Deed] = deque()
 
@@ -65,15 +65,15 @@ class Hop:
         self._room_bytes = usual_room_bytes(direction)
         self.change(direction, delay)
 
-    def stand(self) -> None:
-        """Serve nothing until `move`. What is on the wire still arrives."""
-        self._is_standing = True
+    def stop(self) -> None:
+        """Serve nothing until `resume`. What is on the wire still arrives."""
+        self._is_stopped = True
         self._is_serving = False
         self._service += 1
 
-    def move(self) -> None:
+    def resume(self) -> None:
         """Serve again."""
-        self._is_standing = False
+        self._is_stopped = False
         if not self._is_serving:
             self._serve_next()
 
@@ -87,12 +87,12 @@ class Hop:
 
     def carry(self, wire_bytes: int, out: Deed) -> None:
         """Take a parcel, room or none; ``out`` is done when it comes out at the other end."""
-        if not self._direction.bits_per_s and not self._queue and not self._is_standing:
+        if not self._direction.bits_per_s and not self._queue and not self._is_stopped:
             self._propagate(out)
             return
         self._queue.append((wire_bytes, out))
         self._queued_bytes += wire_bytes
-        if not self._is_serving and not self._is_standing:
+        if not self._is_serving and not self._is_stopped:
             self._serve_next()
 
     def _propagate(self, out: Deed) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from coordinator.core.transfer.path import CongestionControl, Path
 from hypergpu.units import Microseconds
 from netsim.link import LinkDirection
-from netsim.proxy.flow.clock import Deed
-from netsim.proxy.flow.hop import Hop
+from netsim.proxy.clock import Deed
+from netsim.proxy.hop import Hop
 
 PACKET_BYTES = 1_448
 """Payload of a full packet: 1,500 less IPv4, TCP and its timestamps."""
