@@ -16,9 +16,9 @@ import numpy as np
 import psutil
 
 from benchmarks.table import ResultTable
-from coordinator.shell.numerics import FoldRequest, StoredBlob, StoredUpdate, fold
-from coordinator.shell.numerics.arithmetic import WeightedMean
-from coordinator.shell.numerics.fold import SPAN
+from coordinator.shell.aggregation.fold import SPAN, fold
+from coordinator.shell.aggregation.means import WeightedMean
+from coordinator.shell.aggregation.request import FoldRequest, StoredBlob, StoredUpdate
 from hypergpu.digest import running_digest_of_file
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.codec import encode_update

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from benchmarks.table import ResultTable
+from coordinator.shell.aggregation.fold import fold
+from coordinator.shell.aggregation.request import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.evaluator.torch_judge import TorchJudge
-from coordinator.shell.numerics import FoldRequest, StoredBlob, StoredUpdate, fold
 from gpu_node.shell.worker.messages import PositionRange
 from gpu_node.shell.worker.trainer.interface import OptimizerState, Start
 from gpu_node.shell.worker.trainer.torch_trainer import TorchTrainer

@@ -20,12 +20,13 @@ from coordinator.core.job.events import (
     UpdateReceived,
 )
 from coordinator.core.job.state import AcceptedUpdate, Model
+from coordinator.shell.aggregation.fold import fold
+from coordinator.shell.aggregation.request import FoldRequest, FoldResult, StoredBlob, StoredUpdate
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.commands.layouts import save_layout
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.journal.store import Journal
-from coordinator.shell.numerics import FoldRequest, FoldResult, StoredBlob, StoredUpdate, fold
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from hypergpu.digest import digest_of

@@ -475,7 +475,7 @@ def test_the_samples_of_an_update_that_was_unreadable_are_work_again() -> None:
         received(ALICE, round_=0, lease=1, at_ms=60),
         received(BOB, round_=0, lease=2, at_ms=60),
         events.AggregateReady(
-            at_ms=at(70), round=0, model=model(1), refused=((BOB, "flipped bit"),)
+            at_ms=at(70), round=0, model=model(1), omitted=((BOB, "flipped bit"),)
         ),
     )
     assert job.phase is Phase.PLANNING

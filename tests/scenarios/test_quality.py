@@ -117,7 +117,7 @@ def test_a_folded_round_records_each_update_with_what_its_node_signed() -> None:
 
 def test_an_update_that_was_unreadable_is_not_recorded() -> None:
     job = with_both(training(FREE))
-    ready = replace(folded(0, alice=0.5), refused=((BOB, "damaged"),))
+    ready = replace(folded(0, alice=0.5), omitted=((BOB, "damaged"),))
     (record,) = measured_of(transition(job, ready).commands)
     assert [each.contribution.node for each in record.updates] == [ALICE]
 

@@ -232,7 +232,7 @@ def test_a_draining_node_finishes_its_shard_and_is_released() -> None:
 
 def test_an_unreadable_update_is_taken_out_again_and_its_samples_return() -> None:
     ready = events.AggregateReady(
-        at_ms=at(60), round=0, model=model(1), refused=((BOB, "flipped bit"),)
+        at_ms=at(60), round=0, model=model(1), omitted=((BOB, "flipped bit"),)
     )
     job = after(aggregating(), ready)
     assert job.tally.updates_accepted == 1

@@ -109,7 +109,7 @@ class AggregateReady(StampedEvent, frozen=True, tag=True):
 
     round: int
     model: Model
-    refused: tuple[tuple[NodeId, str], ...] = ()
+    omitted: tuple[tuple[NodeId, str], ...] = ()
     """Updates that turned out unreadable on disk, with the reason; they are not in the sum."""
     bytes_down: Bytes = Bytes(0)
     """Model bytes served to nodes since the last aggregate."""

@@ -185,7 +185,7 @@ def _mark_unreadable(round_: Round, event: AggregateReady) -> Round:
     """The closed round with the updates that were unreadable on disk marked as such."""
     refused = {
         node: replace(round_.participants[node], work=WorkState.UNREADABLE)
-        for node, _ in event.refused
+        for node, _ in event.omitted
     }
     return replace(replace_participants(round_, refused), agreement=event.agreement)
 
@@ -193,7 +193,7 @@ def _mark_unreadable(round_: Round, event: AggregateReady) -> Round:
 def _refund_unreadable(job: Job, round_: Round, event: AggregateReady) -> Job:
     """Put the samples of unreadable updates back, and forget that they were accepted."""
     members, streams, tally = dict(job.members), list(job.streams), job.tally
-    for node, _reason in event.refused:
+    for node, _reason in event.omitted:
         participant = round_.participants[node]
         partition = participant.shard.partition
         streams[partition] = return_samples(streams[partition], participant.shard.ranges)

@@ -11,19 +11,19 @@ from coordinator.core.job.commands import Aggregate, FoldedUpdate
 from coordinator.core.job.deltas import extend_chain
 from coordinator.core.job.events import AggregateReady, ModelLost
 from coordinator.core.job.state import Model
-from coordinator.shell.failpoints import failpoint
-from coordinator.shell.numerics.fold import fold
-from coordinator.shell.numerics.request import (
+from coordinator.shell.aggregation.fold import fold
+from coordinator.shell.aggregation.request import (
+    PLAIN_STEP,
     BaseDamagedError,
     DivergedError,
     FoldedFile,
     FoldRequest,
     FoldResult,
     NoUpdatesError,
-    OuterRule,
     StoredBlob,
     StoredUpdate,
 )
+from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.translate import finite
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
     """The next model and who is not in it."""
 
     model: Model
-    refused: tuple[tuple[NodeId, str], ...]
+    omitted: tuple[tuple[NodeId, str], ...]
     pinned: tuple[Digest, ...] = ()
     agreement: float | None = None
     agreements: Mapping[NodeId, float] = MappingProxyType({})
@@ -61,7 +61,7 @@ async def aggregate(services: Services, runtime: JobRuntime, command: Aggregate)
         at_ms=Milliseconds(0),
         round=command.round,
         model=outcome.model,
-        refused=outcome.refused,
+        omitted=outcome.omitted,
         bytes_down=served_bytes,
         agreement=outcome.agreement,
         agreements=dict(outcome.agreements),
@@ -142,13 +142,11 @@ def fold_updates(services: Services, layout: Layout, command: Aggregate) -> Outc
         BaseDamagedError: The model before is missing or damaged.
         OSError: The disk fails.
     """
-    spec = command.spec
-    usable, refused = _usable(services, command.updates)
+    usable, omitted = _usable(services, command.updates)
     request = FoldRequest(
         layout=layout,
         down=command.down,
-        outer=spec.outer,
-        outer_rule=OuterRule.PLAIN if command.is_sparse else OuterRule.NESTEROV,
+        outer=PLAIN_STEP if command.is_sparse else command.spec.outer,
         scale=command.scale,
         base_model=_base(services, command.base.blob),
         outer_state=_base(services, command.base.outer_state) if command.base.outer_state else None,
@@ -159,19 +157,19 @@ def fold_updates(services: Services, layout: Layout, command: Aggregate) -> Outc
     try:
         result = fold(request, reuse=services.blobs.reuse)
     except NoUpdatesError as none_left:
-        refused += [(nodes[each.index], each.reason) for each in none_left.refused]
-        return Outcome(_unchanged_model(command.base), tuple(refused))
+        omitted += [(nodes[each.index], each.reason) for each in none_left.omitted]
+        return Outcome(_unchanged_model(command.base), tuple(omitted))
     except DivergedError as diverged:
-        refused += [(node, str(diverged)) for node in nodes]
-        return Outcome(_unchanged_model(command.base), tuple(refused))
+        omitted += [(node, str(diverged)) for node in nodes]
+        return Outcome(_unchanged_model(command.base), tuple(omitted))
     failpoint("aggregate.folded")
-    refused += [(nodes[each.index], each.reason) for each in result.refused]
+    omitted += [(nodes[each.index], each.reason) for each in result.omitted]
     agreements = {
         node: found
         for node, found in zip(nodes, result.agreements, strict=True)
         if found is not None
     }
-    outcome = _keep_result(services, command, result, tuple(refused))
+    outcome = _keep_result(services, command, result, tuple(omitted))
     return outcome._replace(agreements=agreements)
 
 
@@ -179,7 +177,7 @@ def _keep_result(
     services: Services,
     command: Aggregate,
     result: FoldResult,
-    refused: tuple[tuple[NodeId, str], ...],
+    omitted: tuple[tuple[NodeId, str], ...],
 ) -> Outcome:
     """Adopt and pin a fold's files, or leave nothing of them."""
     pinned = tuple(file.digest for file in result.files)
@@ -187,7 +185,7 @@ def _keep_result(
     try:
         model = _adopt_blobs(services, command, result)
         agreement = None if result.agreement is None else finite(result.agreement)
-        return Outcome(model, refused, pinned, agreement)
+        return Outcome(model, omitted, pinned, agreement)
     except BaseException:
         services.pins.drop(pinned)
         for file in result.files:
@@ -200,19 +198,19 @@ def _usable(
 ) -> tuple[list[tuple[FoldedUpdate, StoredUpdate]], list[tuple[NodeId, str]]]:
     """Updates that are on disk, and those that the blob store already knows to be damaged."""
     usable: list[tuple[FoldedUpdate, StoredUpdate]] = []
-    refused: list[tuple[NodeId, str]] = []
+    omitted: list[tuple[NodeId, str]] = []
     for update in updates:
         try:
             path = services.blobs.path(update.blob.digest)
         except HyperGPUError as missing:
             if missing.reason is not Reason.BLOB_UNKNOWN:
                 raise
-            refused.append((update.node, missing.detail))
+            omitted.append((update.node, missing.detail))
         else:
             weight = Samples(update.weight)
             stored = StoredUpdate(path, update.blob.digest, weight, update.scheme)
             usable.append((update, stored))
-    return usable, refused
+    return usable, omitted
 
 
 def _base(services: Services, blob: BlobRef) -> StoredBlob:

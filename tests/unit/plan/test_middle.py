@@ -16,7 +16,7 @@ from coordinator.core.plan.middle import (
     wanted_steps,
 )
 from coordinator.core.plan.spreading import fit_steps
-from coordinator.shell.numerics.agreement import Agreement
+from coordinator.shell.aggregation.agreement import Agreement
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import Inner
 from hypergpu.tensors.compression import scheme_named
@@ -57,7 +57,7 @@ def _measured(updates: Updates) -> float:
     for index, update in enumerate(updates):
         agreement.add(index, scheme, update.astype("<f4").view(np.uint8), range(values))
     agreement.end_span()
-    found = agreement.finished()
+    found = agreement.agreement()
     assert found is not None
     return found
 

@@ -17,7 +17,7 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.tensors.codec import encode_update, update_bytes
 from tests.journals import FolderJournal
-from tests.unit.numerics.fold_files import LAYOUT, random_flat
+from tests.unit.aggregation.fold_files import LAYOUT, random_flat
 from tests.unit.shell.whole_shell import JOB, NODE, SPEC, services_in
 
 
@@ -94,7 +94,7 @@ def test_a_fold_takes_each_update_in_its_own_scheme_and_writes_the_planned_delta
     command = replace(command, updates=(*command.updates, term), down="int8")
 
     outcome = fold_updates(services, LAYOUT, command)
-    assert outcome.refused == ()
+    assert outcome.omitted == ()
     assert outcome.agreement is not None
     (delta,) = outcome.model.deltas
     assert (delta.scheme, delta.blob.size_bytes) == ("int8", update_bytes(LAYOUT, "int8"))

@@ -24,7 +24,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
 from hypergpu.jobfile import with_strategy
 from hypergpu.units import Milliseconds, Samples
-from tests.unit.numerics.fold_files import LAYOUT
+from tests.unit.aggregation.fold_files import LAYOUT
 from tests.unit.shell.whole_shell import JOB, NODE, SPEC, driving, prepared_job, services_in
 
 NOW = Milliseconds(0)

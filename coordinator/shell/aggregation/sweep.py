@@ -4,17 +4,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coordinator.shell.numerics.agreement import Agreement
-from coordinator.shell.numerics.arithmetic import (
-    OuterStep,
-    WeightedMean,
-    is_all_finite,
-    weights_of,
-)
-from coordinator.shell.numerics.files import FoldInputs, FoldOutputs
-from coordinator.shell.numerics.request import FoldRequest
-from coordinator.shell.numerics.senders import SenderMean
-from coordinator.shell.numerics.streams import InputFile, OutputFile, Ring
+from coordinator.shell.aggregation.agreement import Agreement
+from coordinator.shell.aggregation.files import FoldInputs, FoldOutputs
+from coordinator.shell.aggregation.means import SenderMean, WeightedMean, weights_of
+from coordinator.shell.aggregation.outer_step import OuterStep, is_all_finite
+from coordinator.shell.aggregation.request import FoldRequest
+from coordinator.shell.aggregation.streams import BufferRing, InputFile, OutputFile
 from hypergpu.tensors.codec import Section, sections_of
 from hypergpu.tensors.compression import groups
 from hypergpu.tensors.layout import Float32s
@@ -45,7 +40,7 @@ class Sweep:
         inputs: FoldInputs,
         outputs: FoldOutputs,
         *,
-        rings: tuple[Ring, Ring],
+        rings: tuple[BufferRing, BufferRing],
         span: int,
     ) -> None:
         self._layout = request.layout
@@ -61,7 +56,7 @@ class Sweep:
         has_large = request.layout.large_count > 0
         self._compared = self._down.large if has_large else self._down.small
         self._agreement = Agreement(len(inputs.updates), self._compared.values_count)
-        self._outer = OuterStep(request.step)
+        self._outer = OuterStep(request.outer)
         self._change = np.empty(self._down.large.scheme.group, np.float32)
         self.is_finite = True
 
@@ -86,11 +81,11 @@ class Sweep:
     @property
     def agreement(self) -> float | None:
         """How far the updates agree on large parameters, once all is folded; None without any."""
-        return self._agreement.finished() if self._layout.large_count else None
+        return self._agreement.agreement() if self._layout.large_count else None
 
     @property
-    def agreements(self) -> tuple[float | None, ...]:
-        """How far each update goes along with the others, once all is folded."""
+    def cosines(self) -> tuple[float | None, ...]:
+        """Cosine of each update with the sum of the others, once all is folded."""
         return self._agreement.cosines()
 
     def _means_of_sections(self, span: int) -> tuple[WeightedMean | SenderMean, ...]:
@@ -114,57 +109,55 @@ class Sweep:
             if here.down is self._compared:
                 self._agreement.add(index, section.scheme, payload, span)
         self._agreement.end_span()
-        return mean.finished()
+        return mean.mean()
 
     def _step(self, here: _Span, mean: Float32s) -> None:
         outputs = self._outputs
         if self._scale != 1:
             np.multiply(mean, self._scale, out=mean)
-        held = self._read(self._inputs.base, here, 0)
-        exact, momentum = self._read_state(here, held)
-        slot = self._writes.take()
-        next_exact = slot.floats(here.values_count)
-        momentum_slot = self._writes.take() if outputs.has_momentum else None
-        next_momentum = momentum_slot.floats(here.values_count) if momentum_slot else None
+        base = self._read(self._inputs.base, here, 0)
+        exact, momentum = self._read_state(here, base)
+        buffer = self._writes.take()
+        next_exact = buffer.floats(here.values_count)
+        momentum_buffer = self._writes.take() if outputs.has_momentum else None
+        next_momentum = momentum_buffer.floats(here.values_count) if momentum_buffer else None
         self._outer.take(
             mean, exact, momentum, out_parameters=next_exact, out_momentum=next_momentum
         )
         self.is_finite = self.is_finite and is_all_finite(next_exact)
-        if outputs.state and momentum_slot and next_momentum is not None:
+        if outputs.state and momentum_buffer and next_momentum is not None:
             start = outputs.momentum_start + here.model_start
-            outputs.state.write(momentum_slot, start, next_momentum.view(np.uint8))
+            outputs.state.write(momentum_buffer, start, next_momentum.view(np.uint8))
         if outputs.state and outputs.delta:
-            outputs.state.write(slot, here.model_start, next_exact.view(np.uint8))
-            self._tell(here, outputs.delta, held, next_exact)
+            outputs.state.write(buffer, here.model_start, next_exact.view(np.uint8))
+            self._compress(here, outputs.delta, base, next_exact)
         else:
-            outputs.model.write(slot, here.model_start, next_exact.view(np.uint8))
+            outputs.model.write(buffer, here.model_start, next_exact.view(np.uint8))
 
-    def _tell(self, here: _Span, delta: OutputFile, held: Float32s, exact: Float32s) -> None:
-        """Compress what nodes are to add to what they hold, and hold the same.
+    def _compress(self, here: _Span, delta: OutputFile, base: Float32s, exact: Float32s) -> None:
+        """Compress the change that nodes add to the base, and write the model that they get.
 
-        The error stays in ``exact - told``, which is error feedback without a residual of its own.
+        The error stays in ``exact - model``, which is error feedback without a residual of its own.
         """
-        model_slot, delta_slot = self._writes.take(), self._writes.take()
-        told = model_slot.floats(here.values_count)
-        payload = delta_slot.octets(here.down.scheme.encoded_bytes(here.values_count))
+        model_buffer, delta_buffer = self._writes.take(), self._writes.take()
+        model = model_buffer.floats(here.values_count)
+        payload = delta_buffer.octets(here.down.scheme.encoded_bytes(here.values_count))
         for values, encoded in groups(here.down.scheme, here.values_count):
             change = self._change[: values.stop - values.start]
-            np.subtract(exact[values], held[values], out=change)
+            np.subtract(exact[values], base[values], out=change)
             here.down.scheme.encode(change, payload[encoded])
             here.down.scheme.decode(payload[encoded], change)
-            np.add(held[values], change, out=told[values])
-        self.is_finite = self.is_finite and is_all_finite(told)
-        self._outputs.model.write(
-            model_slot, here.model_start, model_slot.octets(4 * here.values_count)
-        )
-        delta.write(delta_slot, here.down.bytes_of(here.start, here.values_count).start, payload)
+            np.add(base[values], change, out=model[values])
+        self.is_finite = self.is_finite and is_all_finite(model)
+        self._outputs.model.write(model_buffer, here.model_start, model.view(np.uint8))
+        delta.write(delta_buffer, here.down.bytes_of(here.start, here.values_count).start, payload)
 
-    def _read_state(self, here: _Span, held: Float32s) -> tuple[Float32s, Float32s | None]:
+    def _read_state(self, here: _Span, base: Float32s) -> tuple[Float32s, Float32s | None]:
         """The exact parameters, and momentum if there is any and it is of use."""
         inputs = self._inputs
         if inputs.state is None:
-            return held, None
-        exact = self._read(inputs.state, here, 0) if inputs.has_parameters else held
+            return base, None
+        exact = self._read(inputs.state, here, 0) if inputs.has_parameters else base
         if not (inputs.has_momentum and self._outputs.has_momentum):
             return exact, None
         return exact, self._read(inputs.state, here, inputs.momentum_start)
@@ -174,13 +167,13 @@ class Sweep:
         return file.read(self._reads.take(), start, 4 * here.values_count).view(np.float32)
 
     def _write_statistics(self, here: _Span, mean: Float32s) -> None:
-        slot = self._writes.take()
-        octets = slot.octets(4 * here.values_count)
+        buffer = self._writes.take()
+        octets = buffer.octets(4 * here.values_count)
         np.copyto(octets.view(np.float32), mean)
-        self._outputs.model.write(slot, here.model_start, octets)
+        self._outputs.model.write(buffer, here.model_start, octets)
         if self._outputs.delta:
             there = here.down.bytes_of(here.start, here.values_count)
-            self._outputs.delta.write(slot, there.start, octets)
+            self._outputs.delta.write(buffer, there.start, octets)
 
     def _copy_integers(self) -> None:
         lowest = self._inputs.updates[0]
@@ -189,8 +182,9 @@ class Sweep:
         for start in range(0, source.stop - source.start, 4 * self._span):
             count = min(4 * self._span, source.stop - source.start - start)
             octets = lowest.read(self._reads.take(), source.start + start, count)
-            slot = self._writes.take()
-            np.copyto(slot.octets(count), octets)
-            self._outputs.model.write(slot, model_start + start, slot.octets(count))
+            buffer = self._writes.take()
+            copy = buffer.octets(count)
+            np.copyto(copy, octets)
+            self._outputs.model.write(buffer, model_start + start, copy)
             if self._outputs.delta:
-                self._outputs.delta.write(slot, target.start + start, slot.octets(count))
+                self._outputs.delta.write(buffer, target.start + start, copy)

@@ -1,18 +1,18 @@
 import tracemalloc
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from coordinator.shell.numerics import FoldRequest, OuterRule, StoredUpdate, fold
-from hypergpu.jobfile.spec import Outer
+from coordinator.shell.aggregation.fold import fold
+from coordinator.shell.aggregation.request import PLAIN_STEP, FoldRequest, StoredUpdate
 from hypergpu.tensors.codec import decode_parameters, encode_update
 from hypergpu.tensors.compression import RECORD, TopK, scheme_named
-from hypergpu.tensors.layout import Float32s, Octets
-from tests.unit.numerics.fold_files import (
+from hypergpu.tensors.layout import Float32s
+from tests.unit.aggregation.fold_files import (
     LAYOUT,
-    Setting,
+    FoldSetting,
     first_request,
     model_of,
     next_request,
@@ -21,20 +21,20 @@ from tests.unit.numerics.fold_files import (
     updates_of,
 )
 
-PLAIN = Setting("topk64", "fp32", rule=OuterRule.PLAIN)
+PLAIN = FoldSetting("topk64", "fp32", PLAIN_STEP)
 
 
 def request_with(folder: Path, vectors: list[Float32s], scheme: str = "fp32") -> FoldRequest:
     """A plain step on updates of given large parameters, with one sample each."""
-    request = first_request(folder, [1] * len(vectors), Setting(scheme, "fp32", rule=PLAIN.rule))
+    request = first_request(folder, [1] * len(vectors), FoldSetting(scheme, "fp32", PLAIN_STEP))
     updates: list[StoredUpdate] = []
     for slot, (update, vector) in enumerate(zip(request.updates, vectors, strict=True)):
         flat = random_flat(slot)
         flat.parameters[: LAYOUT.large_count] = vector
         payload = encode_update(LAYOUT, scheme, flat).payload.tobytes()
         digest = stored(update.path, payload).digest
-        updates.append(msgspec.structs.replace(update, digest=digest))
-    return msgspec.structs.replace(request, updates=tuple(updates))
+        updates.append(replace(update, digest=digest))
+    return replace(request, updates=tuple(updates))
 
 
 def change_of(request: FoldRequest) -> Float32s:
@@ -83,14 +83,12 @@ def test_a_zero_that_was_sent_counts_as_sent(tmp_path: Path) -> None:
 
 
 def test_a_plain_step_drops_momentum_and_the_next_starts_without(tmp_path: Path) -> None:
-    request = first_request(tmp_path, [1, 3], Setting())
+    request = first_request(tmp_path, [1, 3], FoldSetting())
     request = next_request(request, fold(request))
-    plain = fold(msgspec.structs.replace(request, outer_rule=OuterRule.PLAIN))
+    plain = fold(replace(request, outer=PLAIN_STEP))
     assert plain.outer_state is not None
     assert plain.outer_state.size_bytes == 4 * LAYOUT.parameters_count
-    request = msgspec.structs.replace(
-        next_request(request, plain), outer_rule=OuterRule.NESTEROV, outer=Outer(0.7, 0.9)
-    )
+    request = next_request(request, plain)
     exact = np.fromfile(plain.outer_state.path, np.float32)
     result = fold(request)
     assert result.outer_state is not None
@@ -98,17 +96,9 @@ def test_a_plain_step_drops_momentum_and_the_next_starts_without(tmp_path: Path)
     assert np.allclose(exact - after, 0.7 * 1.9 * momentum, atol=1e-6)
 
 
-def test_a_plain_step_has_learning_rate_one_whatever_the_job_says(tmp_path: Path) -> None:
-    setting = Setting("fp32", "fp32", Outer(0.1, 0.9), OuterRule.PLAIN)
-    request = first_request(tmp_path, [7], setting)
-    said = updates_of(request)[0].parameters[: LAYOUT.large_count]
-    assert np.allclose(change_of(request), said, atol=1e-6)
-    assert fold(request).outer_state is None
-
-
 def test_the_scale_multiplies_parameters_and_not_statistics(tmp_path: Path) -> None:
-    request = first_request(tmp_path, [1, 3], Setting("int4", "fp32", rule=OuterRule.PLAIN))
-    doubled = msgspec.structs.replace(request, scale=2.0)
+    request = first_request(tmp_path, [1, 3], FoldSetting("int4", "fp32", PLAIN_STEP))
+    doubled = replace(request, scale=2.0)
     assert np.allclose(change_of(doubled), 2 * change_of(request), atol=1e-6)
     plain, twice = (model_of(fold(each).model.path) for each in (request, doubled))
     assert np.array_equal(plain.statistics, twice.statistics)
@@ -137,10 +127,10 @@ def test_the_agreement_is_that_of_equal_weights(tmp_path: Path) -> None:
     vectors = [random_flat(seed).parameters[: LAYOUT.large_count] for seed in (1, 1, 2)]
     request = request_with(tmp_path, vectors)
     weighted = tuple(
-        msgspec.structs.replace(update, samples=samples)
+        replace(update, samples=samples)
         for update, samples in zip(request.updates, (1, 50, 9), strict=True)
     )
-    other = msgspec.structs.replace(request, updates=weighted)
+    other = replace(request, updates=weighted)
     assert fold(other).agreement == fold(request).agreement
     # |2a + b|^2 / (2|a|^2 + |b|^2) of orthogonal vectors of one length.
     assert fold(request).agreement == pytest.approx(5 / 3, abs=0.1)
@@ -155,7 +145,7 @@ def test_one_update_or_none_that_says_anything_has_no_agreement(count: int, tmp_
 
 
 def test_what_a_sparse_delta_leaves_unsaid_comes_with_a_later_one(tmp_path: Path) -> None:
-    setting = Setting("fp32", "topk256", rule=OuterRule.PLAIN)
+    setting = FoldSetting("fp32", "topk256", PLAIN_STEP)
     request = first_request(tmp_path, [1], setting)
     start = model_of(request.base_model.path).parameters
     change = updates_of(request)[0].parameters
@@ -172,7 +162,7 @@ def test_memory_does_not_grow_with_the_number_of_sparse_updates(tmp_path: Path) 
     def peak_bytes(count: int) -> int:
         folder = tmp_path / str(count)
         folder.mkdir()
-        request = first_request(folder, [1] * count, Setting(("topk64", "int4"), "topk64"))
+        request = first_request(folder, [1] * count, FoldSetting(("topk64", "int4"), "topk64"))
         tracemalloc.start()
         try:
             fold(request, span=RECORD)
@@ -187,10 +177,10 @@ def test_memory_does_not_grow_with_the_number_of_sparse_updates(tmp_path: Path) 
 
 def test_an_update_of_one_scheme_under_another_s_name_is_refused(tmp_path: Path) -> None:
     request = first_request(tmp_path, [1, 1], PLAIN)
-    misnamed = msgspec.structs.replace(request.updates[1], scheme="topk16")
-    refused = fold(msgspec.structs.replace(request, updates=(request.updates[0], misnamed))).refused
-    assert [each.index for each in refused] == [1]
-    assert "bytes on disk" in refused[0].reason
+    misnamed = replace(request.updates[1], scheme="topk16")
+    omitted = fold(replace(request, updates=(request.updates[0], misnamed))).omitted
+    assert [each.index for each in omitted] == [1]
+    assert "bytes on disk" in omitted[0].reason
 
 
 def test_a_residual_lives_through_a_change_of_scheme_and_a_refusal() -> None:
@@ -199,16 +189,12 @@ def test_a_residual_lives_through_a_change_of_scheme_and_a_refusal() -> None:
     first = encode_update(LAYOUT, "topk64", flat)
     assert not np.array_equal(first.residual, flat.parameters)
     # Refused: what was said returns, and nothing has decayed yet.
-    returned = first.residual + decoded(first.payload, "topk64")
+    returned = first.residual + decode_parameters(LAYOUT, "topk64", first.payload)
     assert np.allclose(returned, flat.parameters, rtol=1e-6, atol=1e-7)
     # The next update decays it once, and only if its own scheme does.
     dense = encode_update(LAYOUT, "fp32", zero, returned)
-    assert np.array_equal(decoded(dense.payload, "fp32"), returned)
+    assert np.array_equal(decode_parameters(LAYOUT, "fp32", dense.payload), returned)
     sparse = encode_update(LAYOUT, "topk64", zero, returned)
-    total = sparse.residual + decoded(sparse.payload, "topk64")
+    total = sparse.residual + decode_parameters(LAYOUT, "topk64", sparse.payload)
     large = slice(0, LAYOUT.large_count)
     assert np.allclose(total[large], 0.95 * returned[large], rtol=1e-6, atol=1e-7)
-
-
-def decoded(payload: Octets, scheme: str) -> Float32s:
-    return decode_parameters(LAYOUT, scheme, payload)

@@ -15,7 +15,7 @@ from typing import Self
 
 import numpy as np
 
-from coordinator.shell.numerics.request import FoldedFile
+from coordinator.shell.aggregation.request import FoldedFile
 from hypergpu.digest import RunningDigest
 from hypergpu.ids import Digest
 from hypergpu.tensors.layout import Float32s, Octets
@@ -23,11 +23,11 @@ from hypergpu.tensors.layout import Float32s, Octets
 _CATCH_UP_BYTES = 1 << 20
 
 
-class Slot:
-    """One buffer of a ring and the work that still needs it."""
+class Buffer:
+    """One buffer of a ring and the queued work that still needs it."""
 
-    def __init__(self, lane: ThreadPoolExecutor | None, size_bytes: int) -> None:
-        self._lane = lane
+    def __init__(self, thread: ThreadPoolExecutor | None, size_bytes: int) -> None:
+        self._thread = thread
         self._octets = np.empty(size_bytes, np.uint8)
         self._pending: list[Future[None]] = []
 
@@ -39,12 +39,12 @@ class Slot:
         """The buffer's first bytes as float32 values."""
         return self._octets[: 4 * count].view(np.float32)
 
-    def after(self, work: Callable[[], None]) -> None:
-        """Queue work on the lane that needs the buffer unchanged; without a lane, do it now."""
-        if self._lane is None:
+    def queue(self, work: Callable[[], None]) -> None:
+        """Queue work that needs the buffer unchanged; without a thread, do it now."""
+        if self._thread is None:
             work()
         else:
-            self._pending.append(self._lane.submit(work))
+            self._pending.append(self._thread.submit(work))
 
     def wait(self) -> None:
         """Wait for the buffer's work; raises what it raised."""
@@ -53,29 +53,29 @@ class Slot:
             work.result()
 
 
-class Ring:
-    """Buffers taken in turn, and the thread that works on what was in them.
+class BufferRing:
+    """Buffers taken in turn, and the thread that works on their content.
 
-    What was taken stays untouched until as many more have been taken as the ring has slots.
+    A buffer stays untouched until as many more have been taken as the ring has.
     """
 
-    def __init__(self, slots: int, slot_bytes: int, *, has_lane: bool = True) -> None:
-        """Take the memory. Without a lane the caller's own thread does the work."""
-        self._lane = ThreadPoolExecutor(1, thread_name_prefix="fold") if has_lane else None
-        self._slots = [Slot(self._lane, slot_bytes) for _ in range(slots)]
+    def __init__(self, count: int, buffer_bytes: int, *, has_thread: bool = True) -> None:
+        """Allocate the memory. Without a thread the caller's own one does the work."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fold") if has_thread else None
+        self._buffers = [Buffer(self._thread, buffer_bytes) for _ in range(count)]
         self._next = 0
 
-    def take(self) -> Slot:
+    def take(self) -> Buffer:
         """The buffer that was taken longest ago, once its work is done."""
-        slot = self._slots[self._next]
-        self._next = (self._next + 1) % len(self._slots)
-        slot.wait()
-        return slot
+        buffer = self._buffers[self._next]
+        self._next = (self._next + 1) % len(self._buffers)
+        buffer.wait()
+        return buffer
 
     def drain(self) -> None:
         """Wait for all queued work; raises the first error of it."""
-        for slot in self._slots:
-            slot.wait()
+        for buffer in self._buffers:
+            buffer.wait()
 
     def __enter__(self) -> Self:
         return self
@@ -86,8 +86,8 @@ class Ring:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._lane is not None:
-            self._lane.shutdown(wait=True, cancel_futures=True)
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
 
 
 class InputError(Exception):
@@ -109,7 +109,7 @@ class InputFile:
         self._covered_bytes = 0
         self.size_bytes = 0
 
-    def refuse_other_size(self, *sizes: int) -> None:
+    def check_size(self, *sizes: int) -> None:
         """Look at its size, in bytes; before any read.
 
         Raises:
@@ -123,16 +123,16 @@ class InputFile:
             expected = " or ".join(str(size) for size in sizes)
             raise InputError(self, f"it has {self.size_bytes} bytes on disk, not {expected}")
 
-    def read(self, slot: Slot, offset: int, count: int) -> Octets:
+    def read(self, buffer: Buffer, offset: int, count: int) -> Octets:
         """Read ``count`` bytes; what follows the part already digested is digested on the way."""
-        octets = slot.octets(count)
+        octets = buffer.octets(count)
         self._fill(octets, offset)
         if offset == self._covered_bytes:
             self._covered_bytes += count
-            slot.after(lambda: _digest_more(self._running, octets))
+            buffer.queue(lambda: self._running.update(octets.data))
         return octets
 
-    def refuse_other_digest(self) -> None:
+    def check_digest(self) -> None:
         """Digest what was not read in order, then compare. The ring must be drained.
 
         Raises:
@@ -149,16 +149,14 @@ class InputFile:
 
     def _fill(self, octets: Octets, offset: int) -> None:
         try:
-            descriptor = os.open(self._path, os.O_RDONLY)
-            try:
+            with self._path.open("rb", buffering=0) as file:
+                file.seek(offset)
                 filled = 0
                 while filled < octets.size:
-                    count = os.preadv(descriptor, [octets[filled:].data], offset + filled)
+                    count = file.readinto(octets[filled:].data)
                     if not count:
                         raise InputError(self, "it became shorter while it was read")
                     filled += count
-            finally:
-                os.close(descriptor)
         except OSError as error:
             raise InputError(self, f"it cannot be read: {error.strerror}") from error
 
@@ -178,14 +176,14 @@ class OutputFile:
         self._size_bytes = 0
         on_failure.callback(self._discard)
 
-    def write(self, slot: Slot, offset: int, octets: Octets) -> None:
-        """Queue a write of a slot's bytes at any offset. Every byte must be written in the end."""
+    def write(self, buffer: Buffer, offset: int, octets: Octets) -> None:
+        """Queue a write of a buffer's bytes at any offset. Every byte must come once."""
         is_next = offset == self._covered_bytes
         self._covered_bytes += octets.size if is_next else 0
         self._size_bytes = max(self._size_bytes, offset + octets.size)
-        slot.after(lambda: self._store(octets, offset, self._running if is_next else None))
+        buffer.queue(lambda: self._store(octets, offset, self._running if is_next else None))
 
-    def finished(self) -> FoldedFile:
+    def close(self) -> FoldedFile:
         """Close the file and name it; not synced. The ring must be drained."""
         while self._covered_bytes < self._size_bytes:
             piece = os.pread(self._descriptor, _CATCH_UP_BYTES, self._covered_bytes)
@@ -206,7 +204,3 @@ class OutputFile:
             stored += os.pwrite(self._descriptor, octets[stored:].data, offset + stored)
         if running is not None:
             running.update(octets.data)
-
-
-def _digest_more(running: RunningDigest, octets: Octets) -> None:
-    running.update(octets.data)

@@ -1,17 +1,17 @@
-"""The files of one fold: what it reads, who is to blame when one is damaged, and what it writes."""
+"""The files of one fold: its inputs, the meaning of a damaged one, and its outputs."""
 
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from coordinator.shell.numerics.request import (
+from coordinator.shell.aggregation.request import (
     BaseDamagedError,
     FoldRequest,
     FoldResult,
-    RefusedUpdate,
+    OmittedUpdate,
     Reuse,
 )
-from coordinator.shell.numerics.streams import InputError, InputFile, OutputFile
+from coordinator.shell.aggregation.streams import InputError, InputFile, OutputFile
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.units import are, several
 
@@ -19,9 +19,9 @@ from hypergpu.units import are, several
 class DamagedUpdatesError(Exception):
     """Some updates cannot be part of the sum."""
 
-    def __init__(self, refused: tuple[RefusedUpdate, ...]) -> None:
-        super().__init__(f"{several(len(refused), 'update')} {are(len(refused))} damaged")
-        self.refused = refused
+    def __init__(self, omitted: tuple[OmittedUpdate, ...]) -> None:
+        super().__init__(f"{several(len(omitted), 'update')} {are(len(omitted))} damaged")
+        self.omitted = omitted
 
 
 class FoldInputs:
@@ -53,56 +53,52 @@ class FoldInputs:
         """Where momentum begins in the outer state."""
         return 4 * self._request.layout.parameters_count if self.has_parameters else 0
 
-    def refuse_other_sizes(self) -> None:
+    def check_sizes(self) -> None:
         """Look at every size before anything is read.
 
         Raises:
-            BaseDamagedError: The base is missing or has another size.
+            BaseDamagedError: The base or the outer state is missing or has another size.
             DamagedUpdatesError: Some updates do.
         """
         layout = self._request.layout
         vector_bytes = 4 * layout.parameters_count
-        self._judge_base(lambda: self.base.refuse_other_size(layout.model_bytes))
+        sizes: dict[InputFile, tuple[int, ...]] = {self.base: (layout.model_bytes,)}
         if self.state is not None:
-            state = self.state
             both = 2 * vector_bytes if self.has_parameters else vector_bytes
-            self._judge_base(lambda: state.refuse_other_size(vector_bytes, both))
-        sizes_bytes = dict(
-            zip(self.updates, (update_bytes(layout, each) for each in self.schemes), strict=True)
+            sizes[self.state] = (vector_bytes, both)
+        for update, scheme in zip(self.updates, self.schemes, strict=True):
+            sizes[update] = (update_bytes(layout, scheme),)
+        self._check(lambda file: file.check_size(*sizes[file]))
+
+    def check_digests(self) -> None:
+        """Compare every digest once everything is read; errors as `check_sizes`."""
+        self._check(InputFile.check_digest)
+
+    def raise_damaged(self, errors: Sequence[InputError]) -> None:
+        """Raise the meaning of failed reads; a damaged base comes before damaged updates."""
+        reasons = {error.file: error.reason for error in errors}
+        for file, blob in (
+            (self.base, self._request.base_model),
+            (self.state, self._request.outer_state),
+        ):
+            if file in reasons and blob is not None:
+                raise BaseDamagedError(blob, reasons[file])
+        omitted = tuple(
+            OmittedUpdate(index, reasons[update])
+            for index, update in zip(self._kept, self.updates, strict=True)
+            if update in reasons
         )
-        self._judge_updates(lambda update: update.refuse_other_size(sizes_bytes[update]))
+        if omitted:
+            raise DamagedUpdatesError(omitted)
 
-    def refuse_other_digests(self) -> None:
-        """Compare every digest once everything is read; errors as `refuse_other_sizes`."""
-        self._judge_base(self.base.refuse_other_digest)
-        if self.state is not None:
-            self._judge_base(self.state.refuse_other_digest)
-        self._judge_updates(InputFile.refuse_other_digest)
-
-    def blame(self, error: InputError) -> BaseDamagedError | DamagedUpdatesError:
-        """Say what a failed read means."""
-        if error.file is self.base:
-            return BaseDamagedError(self._request.base_model, error.reason)
-        if error.file is self.state and self._request.outer_state is not None:
-            return BaseDamagedError(self._request.outer_state, error.reason)
-        index = self._kept[self.updates.index(error.file)]
-        return DamagedUpdatesError((RefusedUpdate(index, error.reason),))
-
-    def _judge_base(self, judge: Callable[[], None]) -> None:
-        try:
-            judge()
-        except InputError as error:
-            raise self.blame(error) from error
-
-    def _judge_updates(self, judge: Callable[[InputFile], None]) -> None:
-        refused: list[RefusedUpdate] = []
-        for index, update in zip(self._kept, self.updates, strict=True):
+    def _check(self, check: Callable[[InputFile], None]) -> None:
+        errors: list[InputError] = []
+        for file in (self.base, *([self.state] if self.state else ()), *self.updates):
             try:
-                judge(update)
+                check(file)
             except InputError as error:
-                refused.append(RefusedUpdate(index, error.reason))
-        if refused:
-            raise DamagedUpdatesError(tuple(refused))
+                errors.append(error)
+        self.raise_damaged(errors)
 
 
 class FoldOutputs:
@@ -114,27 +110,25 @@ class FoldOutputs:
 
     def __init__(self, request: FoldRequest, on_failure: ExitStack, reuse: Reuse) -> None:
         self.has_parameters = request.down != "fp32"
-        self.has_momentum = request.step.momentum != 0
+        self.has_momentum = request.outer.momentum != 0
         self.momentum_start = 4 * request.layout.parameters_count if self.has_parameters else 0
 
-        def created(size_bytes: int) -> OutputFile:
+        def create(size_bytes: int) -> OutputFile:
             path = request.output_dir / f"fold-{secrets.token_hex(8)}.tmp"
             reuse(path, size_bytes)
             return OutputFile(path, on_failure)
 
         layout = request.layout
         vectors = self.has_parameters + self.has_momentum
-        self.model = created(layout.model_bytes)
-        self.state = created(4 * layout.parameters_count * vectors) if vectors else None
+        self.model = create(layout.model_bytes)
+        self.state = create(4 * layout.parameters_count * vectors) if vectors else None
         delta_bytes = update_bytes(layout, request.down)
-        self.delta = created(delta_bytes) if self.has_parameters else None
+        self.delta = create(delta_bytes) if self.has_parameters else None
 
-    def finished(self, refused: tuple[RefusedUpdate, ...], agreement: float | None) -> FoldResult:
+    def close(self) -> FoldResult:
         """Close and name all of them. Nothing may be queued any more."""
         return FoldResult(
-            model=self.model.finished(),
-            outer_state=self.state.finished() if self.state else None,
-            delta=self.delta.finished() if self.delta else None,
-            refused=refused,
-            agreement=agreement,
+            model=self.model.close(),
+            outer_state=self.state.close() if self.state else None,
+            delta=self.delta.close() if self.delta else None,
         )

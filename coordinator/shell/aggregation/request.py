@@ -1,7 +1,6 @@
-"""What a fold is asked and what it answers: paths, digests and settings, no numbers of a model."""
+"""The values of a fold: paths, digests and settings, no numbers of a model."""
 
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
 
 import msgspec
@@ -14,8 +13,8 @@ from hypergpu.units import Bytes, Samples
 Reuse = Callable[[Path, int], bool]
 """Puts a file of exactly that size at that path, to be written over; False when it has none."""
 
-
-_PLAIN = Outer(learning_rate=1.0, momentum=0.0)
+PLAIN_STEP = Outer(learning_rate=1.0, momentum=0.0)
+"""The outer step of sparse updates: their decaying residual is a momentum already."""
 
 
 class StoredBlob(msgspec.Struct, frozen=True):
@@ -31,16 +30,9 @@ class StoredUpdate(msgspec.Struct, frozen=True):
     path: Path
     digest: Digest
     samples: Samples
-    """An update of none is refused."""
+    """The weight; an update of none is omitted."""
     scheme: str
     """How it is encoded; the updates of one round may differ."""
-
-
-class OuterRule(Enum):
-    """How the mean pseudo-gradient becomes a step."""
-
-    NESTEROV = "nesterov"  # SGD with the learning rate and momentum of `FoldRequest.outer`
-    PLAIN = "plain"  # learning rate 1, no momentum: what is stored of it is dropped
 
 
 class FoldRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,8 +42,7 @@ class FoldRequest(msgspec.Struct, frozen=True, kw_only=True):
     down: str
     """Scheme of the delta; with fp32 there is none."""
     outer: Outer
-    outer_rule: OuterRule = OuterRule.NESTEROV
-    """Sparse updates call for PLAIN: their decaying residual is a momentum already."""
+    """Nesterov SGD's learning rate and momentum, or `PLAIN_STEP`."""
     scale: float = 1.0
     """Multiplies the mean pseudo-gradient, not the statistics (FedNova's factor)."""
     base_model: StoredBlob
@@ -62,11 +53,6 @@ class FoldRequest(msgspec.Struct, frozen=True, kw_only=True):
     output_dir: Path
     """On the file system of the blob store, so that adopting a file is a rename."""
 
-    @property
-    def step(self) -> Outer:
-        """Learning rate and momentum that the rule applies."""
-        return self.outer if self.outer_rule is OuterRule.NESTEROV else _PLAIN
-
 
 class FoldedFile(msgspec.Struct, frozen=True):
     """A file that the fold wrote under a name of its own; not synced yet."""
@@ -76,7 +62,7 @@ class FoldedFile(msgspec.Struct, frozen=True):
     size_bytes: Bytes
 
 
-class RefusedUpdate(msgspec.Struct, frozen=True):
+class OmittedUpdate(msgspec.Struct, frozen=True):
     """An update that is not in the sum."""
 
     index: int
@@ -90,14 +76,14 @@ class FoldResult(msgspec.Struct, frozen=True, kw_only=True):
     model: FoldedFile
     outer_state: FoldedFile | None
     delta: FoldedFile | None
-    refused: tuple[RefusedUpdate, ...] = ()
+    omitted: tuple[OmittedUpdate, ...] = ()
     agreement: float | None = None
     """``n |mean|^2 / mean(|update|^2)`` of the large parameters, estimated on some records with
-    equal weights: n when the updates are equal, 1 when orthogonal. None of a single update.
+    equal weights: n when the updates are equal, 1 when orthogonal. None for a single update.
     """
     agreements: tuple[float | None, ...] = ()
-    """Of each update of `FoldRequest.updates` its cosine with the sum of the others, on some values
-    of the same records. None where it is not known, as of those that were refused.
+    """Cosine of each of `FoldRequest.updates` with the sum of the others, on the same values. None
+    where it is not known, as for those that were omitted.
     """
 
     @property
@@ -113,10 +99,10 @@ class FoldError(Exception):
 class NoUpdatesError(FoldError):
     """No update is left to fold."""
 
-    def __init__(self, refused: tuple[RefusedUpdate, ...]) -> None:
-        reasons = "; ".join(f"update {each.index}: {each.reason}" for each in refused)
+    def __init__(self, omitted: tuple[OmittedUpdate, ...]) -> None:
+        reasons = "; ".join(f"update {each.index}: {each.reason}" for each in omitted)
         super().__init__(f"no update is left to fold: {reasons or 'none was given'}")
-        self.refused = refused
+        self.omitted = omitted
 
 
 class BaseDamagedError(FoldError):

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from blake3 import blake3
+from msgspec.structs import replace
 
-from coordinator.shell.numerics import FoldRequest, FoldResult, OuterRule, StoredBlob, StoredUpdate
+from coordinator.shell.aggregation.request import FoldRequest, FoldResult, StoredBlob, StoredUpdate
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.codec import decode_update, encode_update
@@ -25,14 +26,13 @@ LAYOUT = layout_of(
 )
 
 
-class Setting(NamedTuple):
+class FoldSetting(NamedTuple):
     """A fold's settings."""
 
     up: str | tuple[str, ...] = "int4"
     """One scheme, or one for each slot in turn."""
     down: str = "int4"
     outer: Outer = Outer()
-    rule: OuterRule = OuterRule.NESTEROV
 
     def scheme_of(self, slot: int) -> str:
         """How a slot's update is encoded."""
@@ -57,7 +57,7 @@ def stored(path: Path, content: bytes) -> StoredBlob:
 
 
 def first_request(
-    folder: Path, samples: Sequence[int], setting: Setting, seed: int = 0
+    folder: Path, samples: Sequence[int], setting: FoldSetting, seed: int = 0
 ) -> FoldRequest:
     """A request for the first outer step, with one update for each sample count."""
     base = stored(folder / "base", b"".join(part.tobytes() for part in random_flat(seed)))
@@ -74,7 +74,6 @@ def first_request(
         layout=LAYOUT,
         down=setting.down,
         outer=setting.outer,
-        outer_rule=setting.rule,
         base_model=base,
         outer_state=None,
         updates=tuple(updates),
@@ -118,13 +117,8 @@ def torch_steps(start: Float32s, means: Sequence[Float32s], outer: Outer) -> Flo
 def next_request(request: FoldRequest, result: FoldResult) -> FoldRequest:
     """The same updates again, on top of a result."""
     state = result.outer_state
-    return FoldRequest(
-        layout=request.layout,
-        down=request.down,
-        outer=request.outer,
-        outer_rule=request.outer_rule,
+    return replace(
+        request,
         base_model=StoredBlob(result.model.path, result.model.digest),
         outer_state=StoredBlob(state.path, state.digest) if state else None,
-        updates=request.updates,
-        output_dir=request.output_dir,
     )

@@ -1,27 +1,27 @@
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from blake3 import blake3
+from msgspec.structs import replace
 
-from coordinator.shell.numerics import (
+from coordinator.shell.aggregation.fold import fold
+from coordinator.shell.aggregation.request import (
     BaseDamagedError,
     DivergedError,
     FoldRequest,
     NoUpdatesError,
     StoredBlob,
     StoredUpdate,
-    fold,
 )
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import SCHEMES, Outer
 from hypergpu.tensors.codec import apply_delta, encode_update, update_bytes
 from hypergpu.tensors.layout import Flat, TensorSpec, layout_of
 from hypergpu.units import Samples
-from tests.unit.numerics.fold_files import (
+from tests.unit.aggregation.fold_files import (
     LAYOUT,
-    Setting,
+    FoldSetting,
     first_request,
     mean_of,
     model_of,
@@ -35,7 +35,7 @@ from tests.unit.numerics.fold_files import (
 VECTOR_BYTES = 4 * LAYOUT.parameters_count
 
 
-def flipped(path: Path) -> None:
+def flip_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -45,16 +45,14 @@ def test_updates_of_a_model_without_large_parameters_are_compared_too(tmp_path: 
     small = layout_of((TensorSpec("weight", (64, 10)), TensorSpec("bias", (10,))))
     assert small.large_count == 0
     ones = np.ones(small.parameters_count, np.float32)
-    request = first_request(tmp_path, [1], Setting("int4"))
+    request = first_request(tmp_path, [1], FoldSetting("int4"))
     base = stored(tmp_path / "small", ones.tobytes())
     updates = []
     for slot, factor in enumerate((2, 2, -1, 0)):
         flat = Flat(ones * factor, np.empty(0, np.float32), np.empty(0, np.int64))
         blob = stored(tmp_path / f"{slot}", encode_update(small, "int4", flat).payload.tobytes())
         updates.append(StoredUpdate(blob.path, blob.digest, Samples(1), "int4"))
-    request = msgspec.structs.replace(
-        request, layout=small, base_model=base, updates=tuple(updates)
-    )
+    request = replace(request, layout=small, base_model=base, updates=tuple(updates))
     result = fold(request)
     assert result.agreements == pytest.approx((1.0, 1.0, -1.0, 0.0))
     assert result.agreement is None
@@ -65,7 +63,7 @@ def test_updates_of_a_model_without_large_parameters_are_compared_too(tmp_path: 
 def test_exact_parameters_follow_torch_nesterov_sgd(
     up: str, momentum: float, tmp_path: Path
 ) -> None:
-    setting = Setting(up, "fp32", Outer(learning_rate=0.7, momentum=momentum))
+    setting = FoldSetting(up, "fp32", Outer(learning_rate=0.7, momentum=momentum))
     request = first_request(tmp_path, [30, 10, 60], setting)
     start = model_of(request.base_model.path).parameters
     result = fold(request)
@@ -76,20 +74,20 @@ def test_exact_parameters_follow_torch_nesterov_sgd(
 
 
 def test_statistics_are_averaged_by_samples_outside_the_outer_optimizer(tmp_path: Path) -> None:
-    request = first_request(tmp_path, [30, 10, 60], Setting())
+    request = first_request(tmp_path, [30, 10, 60], FoldSetting())
     result = fold(request)
     expected = mean_of([update.statistics for update in updates_of(request)], [30, 10, 60])
     assert np.allclose(model_of(result.model.path).statistics, expected, rtol=1e-6)
 
 
 def test_integers_are_those_of_the_lowest_slot(tmp_path: Path) -> None:
-    request = first_request(tmp_path, [30, 10], Setting())
+    request = first_request(tmp_path, [30, 10], FoldSetting())
     integers = model_of(fold(request).model.path).integers
     assert np.array_equal(integers, updates_of(request)[0].integers)
 
 
 def test_a_single_update_is_its_own_mean(tmp_path: Path) -> None:
-    request = first_request(tmp_path, [7], Setting("fp32", "fp32", Outer(1.0, 0.0)))
+    request = first_request(tmp_path, [7], FoldSetting("fp32", "fp32", Outer(1.0, 0.0)))
     start = model_of(request.base_model.path).parameters
     expected = start - updates_of(request)[0].parameters
     assert np.array_equal(model_of(fold(request).model.path).parameters, expected)
@@ -97,7 +95,7 @@ def test_a_single_update_is_its_own_mean(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("down", SCHEMES[1:])
 def test_the_delta_turns_the_held_model_into_the_next(down: str, tmp_path: Path) -> None:
-    request = first_request(tmp_path, [3, 4], Setting("int8", down))
+    request = first_request(tmp_path, [3, 4], FoldSetting("int8", down))
     for _ in range(3):
         result = fold(request)
         assert result.delta is not None
@@ -110,7 +108,7 @@ def test_the_delta_turns_the_held_model_into_the_next(down: str, tmp_path: Path)
 
 def test_what_a_delta_leaves_unsaid_comes_with_the_next(tmp_path: Path) -> None:
     outer = Outer(learning_rate=1.0, momentum=0.0)
-    request = first_request(tmp_path, [1], Setting("fp32", "int4", outer))
+    request = first_request(tmp_path, [1], FoldSetting("fp32", "int4", outer))
     start = model_of(request.base_model.path).parameters
     change = updates_of(request)[0].parameters
     for _ in range(40):
@@ -127,7 +125,7 @@ def test_what_a_delta_leaves_unsaid_comes_with_the_next(tmp_path: Path) -> None:
 def test_only_the_files_that_are_of_use_are_written(
     down: str, momentum: float, vectors: int, tmp_path: Path
 ) -> None:
-    request = first_request(tmp_path, [1, 1], Setting("int8", down, Outer(0.7, momentum)))
+    request = first_request(tmp_path, [1, 1], FoldSetting("int8", down, Outer(0.7, momentum)))
     result = fold(request)
     state_bytes = result.outer_state.size_bytes if result.outer_state else 0
     assert state_bytes == vectors * VECTOR_BYTES
@@ -138,7 +136,7 @@ def test_only_the_files_that_are_of_use_are_written(
 def test_the_first_momentum_is_the_mean_and_the_exact_model_comes_before_it(
     tmp_path: Path,
 ) -> None:
-    request = first_request(tmp_path, [1, 3], Setting())
+    request = first_request(tmp_path, [1, 3], FoldSetting())
     result = fold(request)
     assert result.outer_state is not None
     exact, momentum = np.fromfile(result.outer_state.path, np.float32).reshape(2, -1)
@@ -149,25 +147,25 @@ def test_the_first_momentum_is_the_mean_and_the_exact_model_comes_before_it(
 
 
 def test_momentum_may_be_switched_off_and_on_between_steps(tmp_path: Path) -> None:
-    request = first_request(tmp_path, [1, 3], Setting())
+    request = first_request(tmp_path, [1, 3], FoldSetting())
     for momentum, vectors in ((0.9, 2), (0.0, 1), (0.9, 2)):
-        request = msgspec.structs.replace(request, outer=Outer(0.7, momentum))
+        request = replace(request, outer=Outer(0.7, momentum))
         result = fold(request)
         assert result.outer_state is not None
         assert result.outer_state.size_bytes == vectors * VECTOR_BYTES
         request = next_request(request, result)
 
 
-@pytest.mark.parametrize("setting", [Setting(), Setting("fp32", "fp32")])
-def test_digests_and_sizes_are_those_of_the_files(setting: Setting, tmp_path: Path) -> None:
+@pytest.mark.parametrize("setting", [FoldSetting(), FoldSetting("fp32", "fp32")])
+def test_digests_and_sizes_are_those_of_the_files(setting: FoldSetting, tmp_path: Path) -> None:
     for file in fold(first_request(tmp_path, [5, 6], setting)).files:
         content = file.path.read_bytes()
         assert (file.digest, file.size_bytes) == (blake3(content).hexdigest(), len(content))
 
 
-@pytest.mark.parametrize("setting", [Setting(), Setting("fp32", "fp32")])
+@pytest.mark.parametrize("setting", [FoldSetting(), FoldSetting("fp32", "fp32")])
 def test_files_that_are_written_over_come_out_as_new_ones_do(
-    setting: Setting, tmp_path: Path
+    setting: FoldSetting, tmp_path: Path
 ) -> None:
     request = first_request(tmp_path, [5, 6], setting)
 
@@ -181,93 +179,93 @@ def test_files_that_are_written_over_come_out_as_new_ones_do(
 
 
 def test_a_damaged_update_is_refused_and_the_others_are_folded(tmp_path: Path) -> None:
-    request = first_request(tmp_path, [30, 10, 60], Setting())
-    flipped(request.updates[1].path)
+    request = first_request(tmp_path, [30, 10, 60], FoldSetting())
+    flip_bit(request.updates[1].path)
     result = fold(request)
-    sound = msgspec.structs.replace(request, updates=(request.updates[0], request.updates[2]))
-    assert [each.index for each in result.refused] == [1]
-    assert "digest" in result.refused[0].reason
+    sound = replace(request, updates=(request.updates[0], request.updates[2]))
+    assert [each.index for each in result.omitted] == [1]
+    assert "digest" in result.omitted[0].reason
     assert result.model.digest == fold(sound).model.digest
 
 
 def test_missing_and_truncated_updates_are_refused_with_their_reasons(tmp_path: Path) -> None:
-    request = first_request(tmp_path, [1, 2, 3], Setting())
+    request = first_request(tmp_path, [1, 2, 3], FoldSetting())
     request.updates[0].path.unlink()
     content = request.updates[2].path.read_bytes()
     request.updates[2].path.write_bytes(content[:-1])
-    refused = fold(request).refused
-    assert [each.index for each in refused] == [0, 2]
-    assert "cannot be read" in refused[0].reason
-    assert f"{len(content) - 1} bytes on disk" in refused[1].reason
+    omitted = fold(request).omitted
+    assert [each.index for each in omitted] == [0, 2]
+    assert "cannot be read" in omitted[0].reason
+    assert f"{len(content) - 1} bytes on disk" in omitted[1].reason
 
 
 def test_integers_come_from_the_lowest_slot_that_is_sound(tmp_path: Path) -> None:
-    request = first_request(tmp_path, [1, 2], Setting())
+    request = first_request(tmp_path, [1, 2], FoldSetting())
     expected = updates_of(request)[1].integers
-    flipped(request.updates[0].path)
+    flip_bit(request.updates[0].path)
     assert np.array_equal(model_of(fold(request).model.path).integers, expected)
 
 
 def test_a_fold_without_updates_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(NoUpdatesError, match="none was given"):
-        fold(first_request(tmp_path, [], Setting()))
+        fold(first_request(tmp_path, [], FoldSetting()))
 
 
 def test_a_fold_of_damaged_updates_alone_names_each(tmp_path: Path) -> None:
-    request = first_request(tmp_path, [1, 2], Setting())
+    request = first_request(tmp_path, [1, 2], FoldSetting())
     for update in request.updates:
-        flipped(update.path)
+        flip_bit(update.path)
     with pytest.raises(NoUpdatesError, match=r"update 0: .*; update 1: "):
         fold(request)
     assert not list(request.output_dir.iterdir())
 
 
 def test_a_damaged_base_model_is_named_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    request = first_request(tmp_path, [1], Setting())
-    flipped(request.base_model.path)
+    request = first_request(tmp_path, [1], FoldSetting())
+    flip_bit(request.base_model.path)
     with pytest.raises(BaseDamagedError, match="base: its bytes on disk") as damaged:
         fold(request)
     assert damaged.value.blob == request.base_model
     assert not list(request.output_dir.iterdir())
 
 
-@pytest.mark.parametrize("setting", [Setting(), Setting("fp32", "fp32")])
-def test_a_damaged_outer_state_is_named(setting: Setting, tmp_path: Path) -> None:
+@pytest.mark.parametrize("setting", [FoldSetting(), FoldSetting("fp32", "fp32")])
+def test_a_damaged_outer_state_is_named(setting: FoldSetting, tmp_path: Path) -> None:
     request = first_request(tmp_path, [1], setting)
     request = next_request(request, fold(request))
     assert request.outer_state is not None
-    flipped(request.outer_state.path)
+    flip_bit(request.outer_state.path)
     with pytest.raises(BaseDamagedError) as damaged:
         fold(request)
     assert damaged.value.blob == request.outer_state
 
 
 def test_a_missing_base_model_is_named(tmp_path: Path) -> None:
-    request = first_request(tmp_path, [1], Setting())
+    request = first_request(tmp_path, [1], FoldSetting())
     missing = StoredBlob(tmp_path / "nowhere", Digest("00" * 32))
     with pytest.raises(BaseDamagedError, match="nowhere: it cannot be read"):
-        fold(msgspec.structs.replace(request, base_model=missing))
+        fold(replace(request, base_model=missing))
 
 
 def test_a_model_that_left_the_range_of_floats_is_not_written(tmp_path: Path) -> None:
-    request = first_request(tmp_path, [1], Setting("fp32", "int4", Outer(1e38, 0.9)))
+    request = first_request(tmp_path, [1], FoldSetting("fp32", "int4", Outer(1e38, 0.9)))
     huge = encode_update(LAYOUT, "fp32", random_flat(9, 1e30)).payload.tobytes()
     blob = stored(request.updates[0].path, huge)
-    update = msgspec.structs.replace(request.updates[0], digest=blob.digest)
+    update = replace(request.updates[0], digest=blob.digest)
     with pytest.raises(DivergedError, match="not finite"):
-        fold(msgspec.structs.replace(request, updates=(update,)))
+        fold(replace(request, updates=(update,)))
     assert not list(request.output_dir.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_the_callers_to_hear_of(tmp_path: Path) -> None:
-    request: FoldRequest = first_request(tmp_path, [1], Setting())
+    request: FoldRequest = first_request(tmp_path, [1], FoldSetting())
     with pytest.raises(FileNotFoundError):
-        fold(msgspec.structs.replace(request, output_dir=tmp_path / "nowhere"))
+        fold(replace(request, output_dir=tmp_path / "nowhere"))
 
 
 def test_an_update_of_no_samples_is_refused(tmp_path: Path) -> None:
-    request = first_request(tmp_path, [0, 5], Setting())
+    request = first_request(tmp_path, [0, 5], FoldSetting())
     result = fold(request)
-    assert [(each.index, each.reason) for each in result.refused] == [(0, "it has no samples")]
-    alone = fold(msgspec.structs.replace(request, updates=request.updates[1:]))
+    assert [(each.index, each.reason) for each in result.omitted] == [(0, "it has no samples")]
+    alone = fold(replace(request, updates=request.updates[1:]))
     assert result.model.digest == alone.model.digest

@@ -9,14 +9,15 @@ import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.shell.numerics import FoldRequest, FoldResult, OuterRule, StoredUpdate, fold
+from coordinator.shell.aggregation.fold import fold
+from coordinator.shell.aggregation.request import PLAIN_STEP, FoldRequest, FoldResult, StoredUpdate
 from hypergpu.jobfile.spec import SCHEMES, Outer
 from hypergpu.tensors.codec import decode_parameters, encode_update
 from hypergpu.tensors.compression import RECORD, TopK, scheme_named
 from hypergpu.tensors.layout import Flat, Float32s
-from tests.unit.numerics.fold_files import (
+from tests.unit.aggregation.fold_files import (
     LAYOUT,
-    Setting,
+    FoldSetting,
     first_request,
     model_of,
     next_request,
@@ -30,16 +31,15 @@ dense = st.sampled_from([name for name in SCHEMES if not scheme_named(name).is_s
 sparse = st.sampled_from([name for name in SCHEMES if scheme_named(name).is_sparse])
 dense_mixes = st.tuples(dense, dense)
 mixes = st.tuples(schemes, schemes, schemes)
-rules = st.sampled_from(OuterRule)
 momenta = st.sampled_from([0.0, 0.5, 0.9])
 counts = st.lists(st.integers(1, 10_000), min_size=1, max_size=5)
 seeds = st.integers(0, 2**31)
-outers = st.builds(Outer, st.sampled_from([0.3, 0.7, 1.0]), momenta)
-requests = st.builds(Setting, mixes, schemes, outers, rules)
+outers = st.one_of(st.builds(Outer, st.sampled_from([0.3, 0.7, 1.0]), momenta), st.just(PLAIN_STEP))
+requests = st.builds(FoldSetting, mixes, schemes, outers)
 
 
 @contextmanager
-def request_of(samples: list[int], setting: Setting, seed: int) -> Iterator[FoldRequest]:
+def request_of(samples: list[int], setting: FoldSetting, seed: int) -> Iterator[FoldRequest]:
     with tempfile.TemporaryDirectory() as folder:
         yield first_request(Path(folder), samples, setting, seed)
 
@@ -63,7 +63,7 @@ class Reference:
         mean = weighted_mean(request, [flat.parameters for flat in updates_of(request)])
         statistics = weighted_mean(request, [flat.statistics for flat in updates_of(request)])
         integers = updates_of(request)[0].integers
-        rate, factor = np.float32(request.step.learning_rate), np.float32(request.step.momentum)
+        rate, factor = np.float32(request.outer.learning_rate), np.float32(request.outer.momentum)
         if factor:
             self.momentum = factor * self.momentum + mean
             mean = mean + factor * self.momentum
@@ -102,7 +102,7 @@ def mean_over_senders(request: FoldRequest) -> Float64s:
 def test_sparse_updates_are_averaged_over_those_who_sent_a_coordinate(
     samples: list[int], mix: tuple[str, ...], last: str, scale: float, seed: int
 ) -> None:
-    setting = Setting((*mix, last), "fp32", rule=OuterRule.PLAIN)
+    setting = FoldSetting((*mix, last), "fp32", PLAIN_STEP)
     with request_of(samples, setting, seed) as first:
         request = msgspec.structs.replace(first, scale=scale)
         start = model_of(request.base_model.path).parameters
@@ -114,11 +114,11 @@ def test_sparse_updates_are_averaged_over_those_who_sent_a_coordinate(
 
 
 @settings(max_examples=30)
-@given(counts, mixes, sparse, rules, seeds)
+@given(counts, mixes, sparse, st.sampled_from([Outer(), PLAIN_STEP]), seeds)
 def test_a_sparse_downlink_says_the_largest_of_what_nodes_lack_and_keeps_the_rest(
-    samples: list[int], ups: tuple[str, ...], down: str, rule: OuterRule, seed: int
+    samples: list[int], ups: tuple[str, ...], down: str, outer: Outer, seed: int
 ) -> None:
-    with request_of(samples, Setting(ups, down, rule=rule), seed) as first:
+    with request_of(samples, FoldSetting(ups, down, outer), seed) as first:
         request = first
         for _ in range(2):
             result = fold(request)
@@ -145,9 +145,9 @@ def weighted_mean(request: FoldRequest, vectors: list[Float32s]) -> Float32s:
 
 
 @settings(max_examples=40)
-@given(counts, st.builds(Setting, dense_mixes, st.just("fp32"), outers, rules), seeds)
+@given(counts, st.builds(FoldSetting, dense_mixes, st.just("fp32"), outers), seeds)
 def test_a_fold_has_the_bits_of_whole_array_arithmetic(
-    samples: list[int], setting: Setting, seed: int
+    samples: list[int], setting: FoldSetting, seed: int
 ) -> None:
     with request_of(samples, setting, seed) as first:
         request = first
@@ -160,9 +160,9 @@ def test_a_fold_has_the_bits_of_whole_array_arithmetic(
 
 
 @settings(max_examples=40)
-@given(counts, st.builds(Setting, dense_mixes, dense, outers, rules), seeds)
+@given(counts, st.builds(FoldSetting, dense_mixes, dense, outers), seeds)
 def test_a_compressed_downlink_follows_whole_array_arithmetic(
-    samples: list[int], setting: Setting, seed: int
+    samples: list[int], setting: FoldSetting, seed: int
 ) -> None:
     with request_of(samples, setting, seed) as first:
         request = first
@@ -178,7 +178,7 @@ def test_a_compressed_downlink_follows_whole_array_arithmetic(
 @settings(max_examples=30)
 @given(counts, requests, seeds, st.integers(1, 9))
 def test_the_span_does_not_change_the_bits(
-    samples: list[int], setting: Setting, seed: int, records: int
+    samples: list[int], setting: FoldSetting, seed: int, records: int
 ) -> None:
     with request_of(samples, setting, seed) as first:
         request = first
@@ -197,7 +197,7 @@ def digests(result: FoldResult) -> list[str]:
 @settings(max_examples=20)
 @given(st.permutations(range(5)), requests, seeds)
 def test_the_order_of_arrival_does_not_change_the_bits(
-    arrivals: list[int], setting: Setting, seed: int
+    arrivals: list[int], setting: FoldSetting, seed: int
 ) -> None:
     with request_of([5, 4, 3, 2, 1], setting, seed) as request:
         expected = digests(fold(request))
@@ -216,10 +216,10 @@ def test_the_order_of_arrival_does_not_change_the_bits(
 def test_one_flipped_bit_anywhere_in_an_update_is_found(
     up: str, seed: int, draw: st.DataObject
 ) -> None:
-    with request_of([1, 1, 1], Setting(up), seed) as request:
+    with request_of([1, 1, 1], FoldSetting(up), seed) as request:
         slot = draw.draw(st.integers(0, 2))
         content = bytearray(request.updates[slot].path.read_bytes())
         place = draw.draw(st.integers(0, 8 * len(content) - 1))
         content[place // 8] ^= 1 << place % 8
         request.updates[slot].path.write_bytes(content)
-        assert [each.index for each in fold(request).refused] == [slot]
+        assert [each.index for each in fold(request).omitted] == [slot]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from coordinator.shell.numerics.agreement import Agreement
+from coordinator.shell.aggregation.agreement import Agreement
 from hypergpu.tensors.compression import RECORD, scheme_named
 
 FP32 = scheme_named("fp32")

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.datasets import load_digits
 
-from coordinator.shell.numerics import FoldRequest, OuterRule, StoredBlob, StoredUpdate, fold
+from coordinator.shell.aggregation.fold import fold
+from coordinator.shell.aggregation.request import PLAIN_STEP, FoldRequest, StoredBlob, StoredUpdate
 from hypergpu.digest import digest_of
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.codec import encode_update
@@ -44,12 +45,12 @@ class Digits(NamedTuple):
         return cls(features.astype(np.float32)[order], labels.astype(np.int64)[order])
 
     def accuracy(self, weight: Float32s) -> float:
-        """Over what is held out."""
+        """Accuracy on the held-out samples."""
         guesses = (self.features[1437:] @ weight).argmax(axis=1)
         return float((guesses == self.labels[1437:]).mean())
 
     def gradient(self, weight: Float32s, batch: npt.NDArray[np.int64]) -> Float32s:
-        """Of softmax's cross-entropy."""
+        """Gradient of softmax's cross-entropy."""
         # Not `@`, whose order of additions and threads are the machine's.
         logits = np.einsum("bf,fc->bc", self.features[batch], weight)
         shares = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -59,8 +60,8 @@ class Digits(NamedTuple):
         return gradient / np.float32(batch.size)
 
 
-class Node:
-    """What stays on a node between rounds: Adam's moments and the residual."""
+class AdamNode:
+    """State of a node between rounds: Adam's moments and the residual."""
 
     def __init__(self, digits: Digits) -> None:
         self._digits = digits
@@ -86,7 +87,7 @@ class Codec(NamedTuple):
 
     up: str
     down: str
-    rule: OuterRule
+    outer: Outer
 
 
 def rounds_to_target(folder: Path, codec: Codec, seed: int) -> int:
@@ -96,7 +97,7 @@ def rounds_to_target(folder: Path, codec: Codec, seed: int) -> int:
     path.write_bytes(np.zeros(LAYOUT.parameters_count, np.float32).tobytes())
     base = StoredBlob(path, digest_of(path.read_bytes()))
     state: StoredBlob | None = None
-    nodes = [Node(digits) for _ in range(NODES)]
+    nodes = [AdamNode(digits) for _ in range(NODES)]
     for round in range(1, ROUNDS_MAX + 1):
         start = np.fromfile(base.path, np.float32).reshape(FEATURES, CLASSES)
         updates: list[StoredUpdate] = []
@@ -112,8 +113,7 @@ def rounds_to_target(folder: Path, codec: Codec, seed: int) -> int:
         request = FoldRequest(
             layout=LAYOUT,
             down=codec.down,
-            outer=Outer(),
-            outer_rule=codec.rule,
+            outer=codec.outer,
             base_model=base,
             outer_state=state,
             updates=tuple(updates),
@@ -129,8 +129,8 @@ def rounds_to_target(folder: Path, codec: Codec, seed: int) -> int:
     return ROUNDS_MAX + 1
 
 
-DENSE = Codec("int4", "int4", OuterRule.NESTEROV)
-SPARSE = Codec("topk64", "topk64", OuterRule.PLAIN)
+DENSE = Codec("int4", "int4", Outer())
+SPARSE = Codec("topk64", "topk64", PLAIN_STEP)
 
 
 def test_sparse_updates_need_at_most_half_again_the_rounds_of_int4(tmp_path: Path) -> None:
