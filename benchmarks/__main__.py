@@ -19,7 +19,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 import benchmarks
 from benchmarks.table import ResultTable, merge_rows, print_table, rows_of, write_rows
 from benchmarks.table.parts import BenchmarkParts, run_parts
-from coordinator.shell.logs import configure_logs
+from hypergpu.process.logs import configure_logs
 
 RESULTS = Path(__file__).parent / "results"
 PIPE_WIDTH = 160

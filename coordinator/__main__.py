@@ -62,10 +62,10 @@ def _run(flags: dict[str, Any]) -> int:
     import asyncio
 
     from coordinator.config import Settings
+    from coordinator.shell.app.start_errors import start_error
     from coordinator.shell.failpoints import VARIABLE, arm
-    from coordinator.shell.heap import keep_bulk_memory
-    from coordinator.shell.logs import configure_logs
-    from coordinator.shell.start_errors import start_error
+    from hypergpu.process.logs import configure_logs
+    from hypergpu.process.memory import keep_bulk_memory
 
     flags.pop("list_failpoints", None)
     try:
@@ -95,7 +95,7 @@ def _report(error: HyperGPUError) -> int:
 
 
 async def _serve(settings: "Settings") -> None:
-    from coordinator.shell.startup import Coordinator
+    from coordinator.shell.app.startup import Coordinator
 
     await Coordinator(settings).run()
 

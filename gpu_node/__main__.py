@@ -15,8 +15,6 @@ from pydantic import ValidationError
 from gpu_node.config import Settings
 from gpu_node.core.commands import Departure, Leave
 from gpu_node.core.state import Connection
-from gpu_node.shell.heap import keep_bulk_memory
-from gpu_node.shell.logs import set_up_logs
 from gpu_node.shell.runtime import Runtime
 from gpu_node.shell.state.files import load_coordinator
 from gpu_node.shell.state.places import Places
@@ -24,6 +22,8 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extras import missing_extra
 from hypergpu.keys.keyfile import change_passphrase, passphrase_beside, stored_address
 from hypergpu.keys.passphrase import Passphrase, passphrase_of_file, passphrase_of_text
+from hypergpu.process.logs import configure_logs
+from hypergpu.process.memory import keep_bulk_memory
 from hypergpu.terminal.streams import prepare_streams
 from hypergpu.wire.token import Token, parse_token
 
@@ -77,7 +77,7 @@ def join(
             passphrase_file=passphrase_file,
         )
         token = _token(token_file)
-        set_up_logs(settings.log_level)
+        configure_logs(settings.log_level)
         with Places(settings.state_dir) as places:
             passphrase = _passphrase(settings)
             runtime = Runtime(settings, places, token=token, passphrase=passphrase)
@@ -103,7 +103,7 @@ def run(
             congestion_control=congestion_control,
             passphrase_file=passphrase_file,
         )
-        set_up_logs(settings.log_level)
+        configure_logs(settings.log_level)
         with Places(settings.state_dir) as places:
             if load_coordinator(places) is None:
                 raise HyperGPUError(Reason.NODE_NOT_JOINED, f"{places.root} holds no certificate")

@@ -47,7 +47,7 @@ PAY = (
     # As it is: quality is measured for trust too, but its rule was counted as pay before.
     "contracts/*",
     "coordinator/core/quality/*",
-    "coordinator/shell/payments.py",
+    "coordinator/shell/app/payments.py",
     "gpu_node/shell/state/receipts.py",
     "hypergpu/statements/*",
     "hypergpu/wire/statements.py",

@@ -1,11 +1,13 @@
 """Between protobuf and the core's values: the only place where both are known."""
 
 import math
+from collections.abc import Mapping
+
+import msgspec
 
 from coordinator.core.job.commands import CancelShard
 from coordinator.core.job.state import Job, Participant, Score, WorkState
 from coordinator.shell.journal.records import Entry, TokenRecord
-from coordinator.shell.node_words import Advance, Capabilities, Offer
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.statements.assignment import Lease
@@ -21,6 +23,41 @@ _ROLES = {
     Role.USER: job_pb2.TOKEN_ROLE_USER,
     Role.OPERATOR: job_pb2.TOKEN_ROLE_OPERATOR,
 }
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What a node can do, as it says."""
+
+    device: str = ""
+    device_name: str = ""
+    memory_bytes: int = 0
+    worker: str = ""
+    workloads: Mapping[str, int] = {}
+    name: str = ""
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """An update that a node wants to send, as its header has it but for where the bytes begin."""
+
+    job_id: JobId
+    round: int
+    node: NodeId
+    lease: int
+    nonce: int
+    digest: Digest
+    size_bytes: Bytes
+    signature: bytes
+
+
+class Advance(msgspec.Struct, frozen=True):
+    """How far a participant is, for people. Only the newest is kept."""
+
+    job_id: JobId
+    round: int
+    lease: int
+    steps_done: int
+    steps_total: int
+    loss: float
 
 
 def cancel_message(job_id: JobId, command: CancelShard) -> node_pb2.ControlResponse:

@@ -1,7 +1,5 @@
-"""What people read: one line for each thing that happened, JSON when nobody watches."""
+"""Log lines of the daemon: one for each event of its session."""
 
-import logging
-import sys
 from collections.abc import Sequence
 
 import structlog
@@ -20,25 +18,6 @@ from gpu_node.core.events import (
 log = structlog.get_logger()
 
 _ROUTINE = (TimerFired, InputsFetched, TrainingProgressed, WorkerReady)
-
-
-def set_up_logs(level: str) -> None:
-    """Write to stderr: lines for people on a terminal, JSON otherwise."""
-    is_watched = sys.stderr.isatty()
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.dev.ConsoleRenderer() if is_watched else structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.getLevelNamesMapping()[level.upper()]
-        ),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
 
 
 def note(event: Event, commands: Sequence[Command]) -> None:

@@ -43,7 +43,6 @@ from gpu_node.core.events import (
 from gpu_node.core.memory import Memory
 from gpu_node.core.session import fresh_session, transition
 from gpu_node.core.state import Patience, Session
-from gpu_node.shell.clock import monotonic_ms
 from gpu_node.shell.link.access import Access, Applicant, join
 from gpu_node.shell.link.control import ControlLink
 from gpu_node.shell.link.event_queue import EventQueue
@@ -71,6 +70,7 @@ from gpu_node.shell.worker.messages import Ready
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.keys.passphrase import Passphrase
+from hypergpu.process.clock import monotonic_ms
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.assignment import lease_message

@@ -16,11 +16,11 @@ from gpu_node.core.events import (
     WorkerReady,
 )
 from gpu_node.core.update import Update
-from gpu_node.shell.clock import monotonic_ms
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.supervision import Ears, WorkerProcess
 from gpu_node.shell.transfer_tasks import Inputs
 from gpu_node.shell.worker import messages
+from hypergpu.process.clock import monotonic_ms
 from hypergpu.statements.assignment import Lease, Prefetch, SampleRange
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.assignment import lease_message

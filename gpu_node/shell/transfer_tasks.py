@@ -20,7 +20,6 @@ from gpu_node.core.events import (
     UploadBroken,
 )
 from gpu_node.core.update import Update
-from gpu_node.shell.clock import monotonic_ms
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.control import ControlLink
 from gpu_node.shell.link.event_queue import EventQueue
@@ -32,6 +31,7 @@ from gpu_node.shell.transfer.drawing import Drawing
 from gpu_node.shell.transfer.models import Models
 from gpu_node.shell.transfer.upload import Uploader
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.process.clock import monotonic_ms
 from hypergpu.statements.assignment import Assignment, Lease
 
 log = structlog.get_logger()

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.ours.metering.running import Plan, settling
-from coordinator.shell.logs import configure_logs
+from hypergpu.process.logs import configure_logs
 
 STAKED = "staked"
 """A file in the plan's folder: the nodes have their stakes."""

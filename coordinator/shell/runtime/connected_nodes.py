@@ -6,10 +6,10 @@ Nothing here is persisted: after a restart nodes dial in again, and jobs say who
 import asyncio
 from collections.abc import Iterable
 
-from coordinator.shell.clock import monotonic_ms
 from coordinator.shell.journal.records import UpdateCount
-from coordinator.shell.node_words import Advance, Capabilities
+from coordinator.shell.translate import Advance, Capabilities
 from hypergpu.ids import NodeId
+from hypergpu.process.clock import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 

@@ -5,14 +5,25 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from coordinator.core.job.state import Job, WorkState
-from coordinator.shell.clock import JobClock
 from coordinator.shell.journal.records import Entry
 from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.process.clock import monotonic_ms
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.workloads.registry import UnknownWorkloadError, find
 
 _RECENT_ENTRIES = 512
+
+
+class JobClock:
+    """One job's time: the last journalled time plus what passed since this process began."""
+
+    def __init__(self, last_at_ms: Milliseconds) -> None:
+        self._offset_ms = last_at_ms - monotonic_ms()
+
+    def now_ms(self) -> Milliseconds:
+        """Job time now. Downtime counts nothing, and wall clocks may jump."""
+        return Milliseconds(self._offset_ms + monotonic_ms())
 
 
 class JobRuntime:

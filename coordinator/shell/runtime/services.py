@@ -53,7 +53,7 @@ class Pins:
 
 
 class Services(NamedTuple):
-    """The pieces, wired in `coordinator.shell.startup`."""
+    """The pieces, wired in `coordinator.shell.app.startup`."""
 
     settings: Settings
     journal: Journal

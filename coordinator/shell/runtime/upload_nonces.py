@@ -3,7 +3,7 @@
 import asyncio
 from typing import NamedTuple
 
-from coordinator.shell.node_words import Offer
+from coordinator.shell.translate import Offer
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.wire.bulk import Stripe

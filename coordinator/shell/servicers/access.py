@@ -1,6 +1,5 @@
 """Who may call what, decided before a method runs: protocol, identity, revocation, role, rate."""
 
-from coordinator.shell.clock import monotonic_ms, unix_s
 from coordinator.shell.identity.guesses import Guesses
 from coordinator.shell.identity.nodes import NodeDesk
 from coordinator.shell.identity.rate import Bucket, Rate, take_token
@@ -10,6 +9,7 @@ from coordinator.shell.servicers.wire.versions import refuse_other_protocol
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.keys.signature import is_node_id
+from hypergpu.process.clock import monotonic_ms, unix_s
 from hypergpu.units import Milliseconds
 from hypergpu.wire.protocol import PROTOCOL_KEY
 from hypergpu.wire.token import Role, parse_authorization

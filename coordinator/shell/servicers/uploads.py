@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 from coordinator.shell.blobs.stripes import StripeUpload
 from coordinator.shell.blobs.upload import Upload
-from coordinator.shell.clock import monotonic_ms
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.wire.chunks import CHUNK_BYTES, Piece
 from coordinator.shell.servicers.wire.handlers import Requests
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.process.clock import monotonic_ms
 from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from coordinator.shell.clock import monotonic_ms
 from coordinator.shell.identity.rate import Bucket, Rate, take_token
 from coordinator.shell.telemetry.probe_tokens import ProbeTokens
 from hypergpu.ids import NodeId
+from hypergpu.process.clock import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.wire.probing import DATAGRAM_BYTES, TOKEN_BYTES
 

@@ -21,12 +21,12 @@ from coordinator.core.measure.reading import (
     Transfer,
     Verdict,
 )
-from coordinator.shell.clock import monotonic_ms
 from coordinator.shell.identity.rate import Bucket, Rate, take_token
 from coordinator.shell.telemetry.congestion_control import congestion_control_on
 from coordinator.shell.telemetry.reports import observations
 from coordinator.shell.telemetry.upload_meter import UploadMeter
 from hypergpu.ids import JobId, NodeId
+from hypergpu.process.clock import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from coordinator.core.measure.reading import Direction, Transfer
-from coordinator.shell.clock import monotonic_ms, monotonic_us
+from hypergpu.process.clock import monotonic_ms, monotonic_us
 from hypergpu.wire.bulk import GoodputMeter
 
 _PAUSE_US = 15_000_000

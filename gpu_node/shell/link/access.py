@@ -9,7 +9,6 @@ import structlog
 from cryptography import x509
 
 from gpu_node.shell import translate
-from gpu_node.shell.clock import unix_ms
 from gpu_node.shell.link.calls import Calls, Metadata
 from gpu_node.shell.link.channels import Credentials, open_channel
 from gpu_node.shell.link.refusals import refusal_in, why
@@ -22,6 +21,7 @@ from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.files import write_durably
 from hypergpu.keys.signature import IdentityKey, JoinClaim
+from hypergpu.process.clock import unix_ms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.authority import fetch_authority, split_address

@@ -15,7 +15,6 @@ from gpu_node.core.events import (
     ShardAssigned,
     ShardCancelled,
 )
-from gpu_node.shell.clock import monotonic_ms
 from gpu_node.shell.link.access import Access
 from gpu_node.shell.link.beside import beside
 from gpu_node.shell.link.calls import Calls, ControlCall
@@ -27,6 +26,7 @@ from gpu_node.shell.probe.prober import Prober
 from gpu_node.shell.translate import refuse_other_version, version_message
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
+from hypergpu.process.clock import monotonic_ms
 from hypergpu.statements.assignment import Lease
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2, receipt_pb2

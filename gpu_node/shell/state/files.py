@@ -5,11 +5,11 @@ import socket
 import msgspec
 
 from gpu_node.core.memory import Memory
-from gpu_node.shell.clock import unix_ms
 from gpu_node.shell.state.places import Places
 from gpu_node.shell.worker.messages import Ready
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.files import write_durably
+from hypergpu.process.clock import unix_ms
 
 _NONCES_RESERVED = 1000
 

@@ -12,7 +12,6 @@ import grpc
 
 from coordinator.shell.identity.authority import Authority
 from coordinator.shell.servicers.wire.refusals import abort
-from gpu_node.shell.clock import unix_ms
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.channels import open_channel
 from gpu_node.shell.state.places import Places
@@ -20,6 +19,7 @@ from hypergpu.digest import digest_from_wire, digest_of, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest, JobId, NodeId, TokenId
 from hypergpu.keys.signature import node_id_of
+from hypergpu.process.clock import unix_ms
 from hypergpu.statements.assignment import Assignment
 from hypergpu.statements.contribution import Contribution, is_signed_by, shard_digest
 from hypergpu.statements.domain import Domain, Terms, terms_of

@@ -5,12 +5,12 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from coordinator.shell.clock import monotonic_ms
 from coordinator.shell.telemetry.probe_echo import RATE, ProbeEcho
 from coordinator.shell.telemetry.probe_tokens import LIFE_MS, ProbeTokens
 from gpu_node.shell.probe.datagrams import PACKETS, Target, sent_train
 from gpu_node.shell.probe.findings import TrainCount
 from hypergpu.ids import NodeId
+from hypergpu.process.clock import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.wire.probing import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram, numbers_of
 from netsim.proxy.messages import ProxyProtocol

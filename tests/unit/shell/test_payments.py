@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.core.job.state import Funding, Phase
-from coordinator.shell.payments import PaymentsHost, load_payments
+from coordinator.shell.app.payments import PaymentsHost, load_payments
 from coordinator.shell.runtime.job_terms import JobTerms
 from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError, Reason

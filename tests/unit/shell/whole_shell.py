@@ -8,13 +8,12 @@ from pathlib import Path
 from coordinator.config import Settings
 from coordinator.core.job.events import JobCreated, ModelInitialised
 from coordinator.core.job.state import Model
+from coordinator.shell.app.payments import PaymentsHost
 from coordinator.shell.blobs.memory import MemoryBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.journal.store import Journal
-from coordinator.shell.node_words import Capabilities
-from coordinator.shell.payments import PaymentsHost
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes, ControlStream
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
@@ -25,6 +24,7 @@ from coordinator.shell.runtime.upload_nonces import UploadNonces
 from coordinator.shell.telemetry.probe_echo import ProbeEcho
 from coordinator.shell.telemetry.probe_tokens import ProbeTokens
 from coordinator.shell.telemetry.readings import Readings
+from coordinator.shell.translate import Capabilities
 from hypergpu.digest import digest_of
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings

@@ -19,13 +19,13 @@ from coordinator.shell import translate
 from coordinator.shell.blobs.stripes import StripeUpload
 from coordinator.shell.blobs.upload import Upload
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.node_words import Offer
 from coordinator.shell.runtime.job_runtime import JobRuntime, uploader
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.runtime.upload_nonces import UploadAttempt
 from coordinator.shell.servicers.uploads import Intake, leave, refuse_other_offset, take_in
 from coordinator.shell.servicers.wire.chunks import CHUNK_BYTES
 from coordinator.shell.servicers.wire.handlers import Requests
+from coordinator.shell.translate import Offer
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import SCHEMES

@@ -10,7 +10,6 @@ from coordinator.core.job.events import ShardHandedBack
 from coordinator.core.job.state import Job, Phase, WorkState
 from coordinator.core.round.rounds import assignment
 from coordinator.shell import translate
-from coordinator.shell.clock import monotonic_ms
 from coordinator.shell.commands.perform import assign
 from coordinator.shell.runtime.connected_nodes import ControlStream
 from coordinator.shell.runtime.services import Services
@@ -23,6 +22,7 @@ from coordinator.shell.servicers.wire.versions import (
 from coordinator.shell.telemetry.probe_tokens import RENEWAL_MS
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
+from hypergpu.process.clock import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.protocol import SOFTWARE

@@ -7,7 +7,6 @@ import msgspec
 import structlog
 
 from coordinator.shell import translate
-from coordinator.shell.clock import monotonic_ms, unix_s
 from coordinator.shell.identity.authority import Authority, NodeCertificate
 from coordinator.shell.identity.guesses import Guesses
 from coordinator.shell.identity.nodes import NodeDesk
@@ -20,6 +19,7 @@ from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId, TokenId
 from hypergpu.keys.signature import JoinClaim, node_id_of, verify
+from hypergpu.process.clock import monotonic_ms, unix_s
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.token import Credential
 

@@ -9,16 +9,16 @@ from coordinator.core.measure.fleet import typical
 from coordinator.core.measure.health import health
 from coordinator.core.measure.reading import NodeReading
 from coordinator.shell import translate
-from coordinator.shell.clock import monotonic_ms, unix_s
 from coordinator.shell.identity.nodes import NodeDesk
 from coordinator.shell.identity.tokens import TokenDesk, TokenGrant
 from coordinator.shell.journal.records import NodeRecord
-from coordinator.shell.node_words import Capabilities
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.wire.handlers import Caller
 from coordinator.shell.telemetry.reports import reading_message
+from coordinator.shell.translate import Capabilities
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
+from hypergpu.process.clock import monotonic_ms, unix_s
 from hypergpu.v1 import job_pb2, node_pb2
 from hypergpu.wire.token import token_text
 

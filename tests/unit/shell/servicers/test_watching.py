@@ -2,10 +2,10 @@ import asyncio
 from pathlib import Path
 
 from coordinator.core.job.events import JobStopped, NodeJoined
-from coordinator.shell.node_words import Capabilities
 from coordinator.shell.runtime.connected_nodes import ControlStream
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.servicers.user.watching import participants, watch
+from coordinator.shell.translate import Capabilities
 from hypergpu.units import Milliseconds
 from tests.unit.shell.whole_shell import JOB, NODE, driving, prepared_job, services_in
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.core.measure.reading import Direction, Host, NodeReading, Train, Transfer
-from coordinator.shell.clock import monotonic_ms
 from coordinator.shell.telemetry.readings import ABSENT_MAX, REPORTS, FinishedUpdate, Readings
 from coordinator.shell.telemetry.reports import (
     ROUND_TRIPS_MAX,
@@ -21,6 +20,7 @@ from coordinator.shell.telemetry.reports import (
 )
 from coordinator.shell.telemetry.upload_meter import UploadMeter
 from hypergpu.ids import JobId, NodeId
+from hypergpu.process.clock import monotonic_ms
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
 from hypergpu.wire.bulk import SMALLEST_BYTES

@@ -13,10 +13,18 @@ import structlog
 from coordinator.config import Settings
 from coordinator.core.job.commands import Command
 from coordinator.core.job.state import ENDED
+from coordinator.shell.app.listeners import (
+    Listeners,
+    Servicers,
+    check_hosts,
+    dialled_hosts,
+    is_loopback,
+    joined_address,
+)
+from coordinator.shell.app.payments import PaymentsHost, load_payments
 from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
-from coordinator.shell.clock import unix_s
 from coordinator.shell.commands.datasets import clear_unfinished
 from coordinator.shell.commands.perform import perform, release_members
 from coordinator.shell.commands.recovery import take_up
@@ -28,15 +36,6 @@ from coordinator.shell.identity.keys import coordinator_key
 from coordinator.shell.identity.nodes import NodeDesk
 from coordinator.shell.identity.tokens import TokenDesk, TokenGrant
 from coordinator.shell.journal.store import Journal
-from coordinator.shell.listeners import (
-    Listeners,
-    Servicers,
-    check_hosts,
-    dialled_hosts,
-    is_loopback,
-    joined_address,
-)
-from coordinator.shell.payments import PaymentsHost, load_payments
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.driver import Decision, Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
@@ -63,6 +62,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentsPlugin, PaymentSummary
 from hypergpu.files import write_durably
 from hypergpu.ids import Address, Digest
+from hypergpu.process.clock import unix_s
 from hypergpu.units import Milliseconds
 from hypergpu.wire.token import Role, Token, parse_token, token_text
 

@@ -6,8 +6,8 @@ import sys
 import structlog
 
 
-def configure_logs(level: int = logging.INFO) -> None:
-    """Set structlog up for this process."""
+def configure_logs(level: int | str = logging.INFO) -> None:
+    """Set structlog up for this process; ``level`` is a number or a name such as ``info``."""
     is_terminal = sys.stderr.isatty()
     renderer: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer() if is_terminal else structlog.processors.JSONRenderer()

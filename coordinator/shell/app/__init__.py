@@ -1,0 +1,1 @@
+"""Wiring of the process: opens everything, serves both listeners, hosts payments, reports."""

@@ -1,0 +1,1 @@
+"""Machinery of every long-lived process: clocks, logs and the memory of bulk messages."""
