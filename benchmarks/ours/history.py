@@ -22,8 +22,8 @@ from coordinator.core.job.events import (
 from coordinator.core.job.state import AcceptedUpdate, Model
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.request import FoldRequest, FoldResult, StoredBlob, StoredUpdate
-from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.space import Space
+from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.commands.layouts import save_layout
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.journal.store import Journal
@@ -83,7 +83,7 @@ def make_history(data_dir: Path, spec: JobSpec, rounds: int) -> PreparedJob:
 
 
 def _prepare_folder(data_dir: Path, spec: JobSpec, rounds: int) -> PreparedJob:
-    blobs = DiskBlobs(data_dir, Space(data_dir))
+    blobs = BlobStore(data_dir, Space(data_dir))
     entry = find(spec.workload)
     layout = numpy_layout(build(entry, spec.options))
     values = np.random.default_rng(0).standard_normal(layout.parameters_count, np.float32)
@@ -120,7 +120,7 @@ def _prepare_folder(data_dir: Path, spec: JobSpec, rounds: int) -> PreparedJob:
 
 
 def _adopt_model(
-    blobs: DiskBlobs, result: FoldResult, base: BlobRef, number: int, spec: JobSpec
+    blobs: BlobStore, result: FoldResult, base: BlobRef, number: int, spec: JobSpec
 ) -> Model:
     kept = {file: BlobRef(file.digest, file.size_bytes) for file in result.files}
     for file, blob in kept.items():

@@ -1,15 +1,12 @@
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from coordinator.shell.blobs.disk import DiskBlobs
-from coordinator.shell.blobs.interface import Blobs
-from coordinator.shell.blobs.memory import MemoryBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
+from coordinator.shell.blobs.store import BlobStore
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.statements.assignment import BlobRef
@@ -20,35 +17,30 @@ CONTENT = bytes(range(200))
 BLOB = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
 KEY = "job/1/node/7"
 
-STORES: dict[str, Callable[[Path, Space], DiskBlobs | MemoryBlobs]] = {
-    "disk": DiskBlobs,
-    "memory": MemoryBlobs,
-}
-
 
 @pytest.fixture
 def space(tmp_path: Path) -> Space:
     return Space(tmp_path, QUOTA_BYTES)
 
 
-@pytest.fixture(params=sorted(STORES))
-def blobs(request: pytest.FixtureRequest, tmp_path: Path, space: Space) -> Blobs:
-    return STORES[request.param](tmp_path, space)
+@pytest.fixture
+def blobs(tmp_path: Path, space: Space) -> BlobStore:
+    return BlobStore(tmp_path, space)
 
 
 @pytest.fixture
-def quarantine(tmp_path: Path, blobs: Blobs, space: Space) -> Quarantine:
+def quarantine(tmp_path: Path, blobs: BlobStore, space: Space) -> Quarantine:
     return Quarantine(tmp_path, blobs, space)
 
 
-def whole(blobs: Blobs, blob: BlobRef) -> bytes:
+def whole(blobs: BlobStore, blob: BlobRef) -> bytes:
     reader = blobs.open(blob.digest)
     content = reader.read(blob.size_bytes + 1)
     reader.close()
     return content
 
 
-def written(blobs: Blobs, content: bytes) -> Path:
+def written(blobs: BlobStore, content: bytes) -> Path:
     path = blobs.work_path("a-file")
     path.write_bytes(content)
     return path
@@ -58,17 +50,17 @@ def refusal(reason: Reason) -> pytest.RaisesExc[HyperGPUError]:
     return pytest.RaisesExc(HyperGPUError, check=lambda error: error.reason is reason)
 
 
-def test_a_blob_is_named_by_its_bytes(blobs: Blobs) -> None:
+def test_a_blob_is_named_by_its_bytes(blobs: BlobStore) -> None:
     assert blobs.put(CONTENT) == BLOB
     assert blobs.size(BLOB.digest) == len(CONTENT)
     assert whole(blobs, BLOB) == CONTENT
 
 
-def test_an_empty_blob_is_a_blob(blobs: Blobs) -> None:
+def test_an_empty_blob_is_a_blob(blobs: BlobStore) -> None:
     assert whole(blobs, blobs.put(b"")) == b""
 
 
-def test_a_blob_is_read_from_an_offset_in_pieces(blobs: Blobs) -> None:
+def test_a_blob_is_read_from_an_offset_in_pieces(blobs: BlobStore) -> None:
     blobs.put(CONTENT)
     reader = blobs.open(BLOB.digest, 150)
     assert [reader.read(30), reader.read(30), reader.read(30)] == [
@@ -80,33 +72,33 @@ def test_a_blob_is_read_from_an_offset_in_pieces(blobs: Blobs) -> None:
     reader.close()
 
 
-def test_a_file_is_adopted_and_gone(blobs: Blobs) -> None:
+def test_a_file_is_adopted_and_gone(blobs: BlobStore) -> None:
     path = written(blobs, CONTENT)
     blobs.adopt(path, BLOB)
     assert not path.exists()
     assert whole(blobs, BLOB) == CONTENT
 
 
-def test_a_file_of_another_size_is_not_adopted(blobs: Blobs) -> None:
+def test_a_file_of_another_size_is_not_adopted(blobs: BlobStore) -> None:
     with refusal(Reason.DIGEST_MISMATCH):
         blobs.adopt(written(blobs, CONTENT[:-1]), BLOB)
     assert blobs.size(BLOB.digest) is None
-    assert blobs.usage().used_bytes == 0
+    assert blobs.space.used_bytes == 0
 
 
-def test_an_unsynced_blob_is_served_and_synced_later(blobs: Blobs) -> None:
+def test_an_unsynced_blob_is_served_and_synced_later(blobs: BlobStore) -> None:
     blobs.adopt_unsynced(written(blobs, CONTENT), BLOB)
     assert whole(blobs, BLOB) == CONTENT
     blobs.sync(BLOB.digest)
     assert whole(blobs, BLOB) == CONTENT
 
 
-def test_a_path_holds_exactly_the_blob(blobs: Blobs) -> None:
+def test_a_path_holds_exactly_the_blob(blobs: BlobStore) -> None:
     blobs.put(CONTENT)
     assert blobs.path(BLOB.digest).read_bytes() == CONTENT
 
 
-def test_a_missing_blob_is_refused_by_name(blobs: Blobs) -> None:
+def test_a_missing_blob_is_refused_by_name(blobs: BlobStore) -> None:
     for ask in (blobs.open, blobs.path, blobs.sync):
         with pytest.raises(HyperGPUError, match=BLOB.digest) as caught:
             ask(BLOB.digest)
@@ -114,14 +106,14 @@ def test_a_missing_blob_is_refused_by_name(blobs: Blobs) -> None:
     assert blobs.size(BLOB.digest) is None
 
 
-def test_the_same_blob_counts_once(blobs: Blobs) -> None:
+def test_the_same_blob_counts_once(blobs: BlobStore) -> None:
     blobs.put(CONTENT)
     blobs.put(CONTENT)
     blobs.adopt(written(blobs, CONTENT), BLOB)
-    assert blobs.usage().used_bytes == len(CONTENT)
+    assert blobs.space.used_bytes == len(CONTENT)
 
 
-def test_collection_removes_what_is_not_live(blobs: Blobs) -> None:
+def test_collection_removes_what_is_not_live(blobs: BlobStore) -> None:
     kept = blobs.put(b"kept", keep_s=-1)
     blobs.put(CONTENT, keep_s=-1)
     collected = blobs.collect(frozenset({kept.digest}))
@@ -129,16 +121,16 @@ def test_collection_removes_what_is_not_live(blobs: Blobs) -> None:
     assert collected.freed_bytes == len(CONTENT)
     assert blobs.size(BLOB.digest) is None
     assert whole(blobs, kept) == b"kept"
-    assert blobs.usage().used_bytes == 4
+    assert blobs.space.used_bytes == 4
 
 
-def test_collection_spares_what_is_too_fresh_to_be_journalled(blobs: Blobs) -> None:
+def test_collection_spares_what_is_too_fresh_to_be_journalled(blobs: BlobStore) -> None:
     blobs.put(CONTENT)
     assert blobs.collect(frozenset()).digests == ()
     assert whole(blobs, BLOB) == CONTENT
 
 
-def test_collection_spares_what_was_stored_after_its_mark(blobs: Blobs) -> None:
+def test_collection_spares_what_was_stored_after_its_mark(blobs: BlobStore) -> None:
     older = blobs.put(b"older", keep_s=-1)
     mark = blobs.mark()
     blobs.put(CONTENT, keep_s=-1)
@@ -147,14 +139,14 @@ def test_collection_spares_what_was_stored_after_its_mark(blobs: Blobs) -> None:
     assert blobs.collect(frozenset(), mark=blobs.mark()).digests == (BLOB.digest,)
 
 
-def test_storing_a_blob_again_makes_it_new_for_a_collection(blobs: Blobs) -> None:
+def test_storing_a_blob_again_makes_it_new_for_a_collection(blobs: BlobStore) -> None:
     blobs.put(CONTENT, keep_s=-1)
     mark = blobs.mark()
     blobs.put(CONTENT, keep_s=-1)
     assert blobs.collect(frozenset(), mark=mark).digests == ()
 
 
-def test_an_open_blob_is_read_to_its_end_when_it_is_collected(blobs: Blobs) -> None:
+def test_an_open_blob_is_read_to_its_end_when_it_is_collected(blobs: BlobStore) -> None:
     blobs.put(CONTENT, keep_s=-1)
     reader = blobs.open(BLOB.digest)
     blobs.collect(frozenset())
@@ -162,16 +154,16 @@ def test_an_open_blob_is_read_to_its_end_when_it_is_collected(blobs: Blobs) -> N
     reader.close()
 
 
-def test_the_quota_refuses_with_its_figures(blobs: Blobs) -> None:
+def test_the_quota_refuses_with_its_figures(blobs: BlobStore) -> None:
     blobs.put(bytes(900))
     with pytest.raises(HyperGPUError, match="900 of the quota of 1000") as caught:
         blobs.put(CONTENT)
     assert caught.value.reason is Reason.DISK_FULL
     assert blobs.size(BLOB.digest) is None
-    assert blobs.usage().used_bytes == 900
+    assert blobs.space.used_bytes == 900
 
 
-def test_a_full_store_takes_blobs_again_once_room_is_made(blobs: Blobs) -> None:
+def test_a_full_store_takes_blobs_again_once_room_is_made(blobs: BlobStore) -> None:
     blobs.put(bytes(900), keep_s=-1)
     path = written(blobs, CONTENT)
     with refusal(Reason.DISK_FULL):
@@ -181,26 +173,26 @@ def test_a_full_store_takes_blobs_again_once_room_is_made(blobs: Blobs) -> None:
     assert whole(blobs, BLOB) == CONTENT
 
 
-def test_many_threads_store_the_same_and_other_blobs(blobs: Blobs) -> None:
+def test_many_threads_store_the_same_and_other_blobs(blobs: BlobStore) -> None:
     contents = [b"%d" % (number % 20) for number in range(200)]
     with ThreadPoolExecutor(8) as pool:
         stored = list(pool.map(blobs.put, contents))
     assert [whole(blobs, blob) for blob in stored] == contents
-    assert blobs.usage().used_bytes == 10 + 2 * 10
+    assert blobs.space.used_bytes == 10 + 2 * 10
 
 
-def test_an_upload_becomes_a_blob(blobs: Blobs, quarantine: Quarantine) -> None:
+def test_an_upload_becomes_a_blob(blobs: BlobStore, quarantine: Quarantine) -> None:
     upload = quarantine.open(KEY, BLOB)
     assert upload.append(0, CONTENT[:120]) == 120
     assert upload.append(120, CONTENT[120:]) == 200
     assert upload.finish() == BLOB
     assert whole(blobs, BLOB) == CONTENT
     assert quarantine.committed_offset(KEY) == 0
-    assert blobs.usage().used_bytes == len(CONTENT)
+    assert blobs.space.used_bytes == len(CONTENT)
 
 
 def test_an_upload_goes_on_after_a_restart(
-    blobs: Blobs, quarantine: Quarantine, tmp_path: Path
+    blobs: BlobStore, quarantine: Quarantine, tmp_path: Path
 ) -> None:
     quarantine.open(KEY, BLOB).append(0, CONTENT[:120])
     again = Quarantine(tmp_path, blobs, Space(tmp_path, QUOTA_BYTES))
@@ -229,7 +221,7 @@ def test_more_than_was_declared_is_refused(quarantine: Quarantine) -> None:
     assert upload.committed_offset == 0
 
 
-def test_an_unfinished_upload_is_no_blob(blobs: Blobs, quarantine: Quarantine) -> None:
+def test_an_unfinished_upload_is_no_blob(blobs: BlobStore, quarantine: Quarantine) -> None:
     upload = quarantine.open(KEY, BLOB)
     upload.append(0, CONTENT[:-1])
     with refusal(Reason.OFFSET_MISMATCH):
@@ -239,13 +231,13 @@ def test_an_unfinished_upload_is_no_blob(blobs: Blobs, quarantine: Quarantine) -
     assert upload.finish() == BLOB
 
 
-def test_wrong_bytes_are_thrown_away(blobs: Blobs, quarantine: Quarantine) -> None:
+def test_wrong_bytes_are_thrown_away(blobs: BlobStore, quarantine: Quarantine) -> None:
     upload = quarantine.open(KEY, BLOB)
     upload.append(0, bytes(200))
     with refusal(Reason.DIGEST_MISMATCH):
         upload.finish()
     assert quarantine.committed_offset(KEY) == 0
-    assert blobs.usage().used_bytes == 0
+    assert blobs.space.used_bytes == 0
 
 
 def test_a_newer_attempt_cuts_the_older_one_off(quarantine: Quarantine) -> None:
@@ -260,26 +252,26 @@ def test_a_newer_attempt_cuts_the_older_one_off(quarantine: Quarantine) -> None:
 
 
 def test_a_declared_size_that_does_not_fit_is_refused_before_a_byte(
-    blobs: Blobs, quarantine: Quarantine
+    blobs: BlobStore, quarantine: Quarantine
 ) -> None:
     quarantine.open("first", BlobRef(digest_of(bytes(900)), Bytes(900)))
     with refusal(Reason.DISK_FULL):
         quarantine.open(KEY, BLOB)
-    assert blobs.usage().used_bytes == 900
+    assert blobs.space.used_bytes == 900
 
 
 def test_an_attempt_that_ended_holds_only_what_it_stored(
-    blobs: Blobs, quarantine: Quarantine
+    blobs: BlobStore, quarantine: Quarantine
 ) -> None:
     upload = quarantine.open(KEY, BLOB)
     upload.append(0, CONTENT[:50])
     upload.close()
     upload.close()
-    assert blobs.usage().used_bytes == 50
+    assert blobs.space.used_bytes == 50
 
 
 def test_a_full_quota_at_the_end_keeps_the_upload(
-    blobs: Blobs, quarantine: Quarantine, space: Space
+    blobs: BlobStore, quarantine: Quarantine, space: Space
 ) -> None:
     upload = quarantine.open(KEY, BLOB)
     upload.append(0, CONTENT)
@@ -289,11 +281,11 @@ def test_a_full_quota_at_the_end_keeps_the_upload(
     space.give(900)
     assert quarantine.committed_offset(KEY) == 200
     assert quarantine.open(KEY, BLOB).finish() == BLOB
-    assert blobs.usage().used_bytes == 200
+    assert blobs.space.used_bytes == 200
 
 
 def test_abandoned_uploads_expire_and_open_ones_do_not(
-    blobs: Blobs, quarantine: Quarantine
+    blobs: BlobStore, quarantine: Quarantine
 ) -> None:
     abandoned = quarantine.open("abandoned", BLOB)
     abandoned.append(0, CONTENT[:50])
@@ -305,10 +297,10 @@ def test_abandoned_uploads_expire_and_open_ones_do_not(
     assert quarantine.committed_offset("abandoned") == 0
     in_progress.append(0, CONTENT)
     assert in_progress.finish() == BLOB
-    assert blobs.usage().used_bytes == 200
+    assert blobs.space.used_bytes == 200
 
 
-def test_an_owner_has_one_upload_at_a_time(blobs: Blobs, quarantine: Quarantine) -> None:
+def test_an_owner_has_one_upload_at_a_time(blobs: BlobStore, quarantine: Quarantine) -> None:
     first = quarantine.open("first", BLOB, owner="node")
     first.append(0, CONTENT[:120])
     second = quarantine.open(KEY, BLOB, owner="node")
@@ -320,11 +312,11 @@ def test_an_owner_has_one_upload_at_a_time(blobs: Blobs, quarantine: Quarantine)
     other.append(0, CONTENT)
     assert quarantine.committed_offset("first", owner="node") == 0
     assert quarantine.committed_offset(KEY, owner="node") == 50
-    assert blobs.usage().used_bytes == 50 + 200
+    assert blobs.space.used_bytes == 50 + 200
 
 
 def test_an_owners_upload_is_known_after_a_restart(
-    blobs: Blobs, quarantine: Quarantine, tmp_path: Path
+    blobs: BlobStore, quarantine: Quarantine, tmp_path: Path
 ) -> None:
     quarantine.open("first", BLOB, owner="node").append(0, CONTENT[:120])
     again = Quarantine(tmp_path, blobs, Space(tmp_path, QUOTA_BYTES))
@@ -333,7 +325,7 @@ def test_an_owners_upload_is_known_after_a_restart(
     assert again.committed_offset("first", owner="node") == 0
 
 
-def test_uploads_of_owners_that_are_kept_stay(blobs: Blobs, quarantine: Quarantine) -> None:
+def test_uploads_of_owners_that_are_kept_stay(blobs: BlobStore, quarantine: Quarantine) -> None:
     kept = quarantine.open(KEY, BLOB, owner="kept")
     unowned = quarantine.open(KEY, BLOB)
     quarantine.open(KEY, BLOB, owner="void").append(0, CONTENT[:50])
@@ -342,13 +334,15 @@ def test_uploads_of_owners_that_are_kept_stay(blobs: Blobs, quarantine: Quaranti
     assert quarantine.forget(owned, keeps={"kept"}) == 1
     for upload in (kept, unowned, later):
         upload.append(0, CONTENT[:10])
-    assert blobs.usage().used_bytes == 3 * len(CONTENT)
+    assert blobs.space.used_bytes == 3 * len(CONTENT)
 
 
-def test_a_forgotten_upload_is_gone_with_its_attempt(blobs: Blobs, quarantine: Quarantine) -> None:
+def test_a_forgotten_upload_is_gone_with_its_attempt(
+    blobs: BlobStore, quarantine: Quarantine
+) -> None:
     upload = quarantine.open(KEY, BLOB, owner="node")
     upload.append(0, CONTENT[:50])
     assert quarantine.forget(quarantine.owned(), keeps=()) == 1
     with refusal(Reason.OFFSET_MISMATCH):
         upload.append(50, CONTENT[50:])
-    assert blobs.usage().used_bytes == 0
+    assert blobs.space.used_bytes == 0

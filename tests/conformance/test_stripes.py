@@ -1,15 +1,12 @@
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from coordinator.shell.blobs.disk import DiskBlobs
-from coordinator.shell.blobs.interface import Blobs
-from coordinator.shell.blobs.memory import MemoryBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
+from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.stripes import StripeUpload
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
@@ -24,24 +21,19 @@ KEY = "job/1/node/7"
 STRIPES = tuple(Stripe(index, 3) for index in range(3))
 COUNTS_BYTES = 3 * 8
 
-STORES: dict[str, Callable[[Path, Space], DiskBlobs | MemoryBlobs]] = {
-    "disk": DiskBlobs,
-    "memory": MemoryBlobs,
-}
-
 
 @pytest.fixture
 def space(tmp_path: Path) -> Space:
     return Space(tmp_path, QUOTA_BYTES)
 
 
-@pytest.fixture(params=sorted(STORES))
-def blobs(request: pytest.FixtureRequest, tmp_path: Path, space: Space) -> Blobs:
-    return STORES[request.param](tmp_path, space)
+@pytest.fixture
+def blobs(tmp_path: Path, space: Space) -> BlobStore:
+    return BlobStore(tmp_path, space)
 
 
 @pytest.fixture
-def quarantine(tmp_path: Path, blobs: Blobs, space: Space) -> Quarantine:
+def quarantine(tmp_path: Path, blobs: BlobStore, space: Space) -> Quarantine:
     return Quarantine(tmp_path, blobs, space)
 
 
@@ -49,7 +41,7 @@ def refusal(reason: Reason) -> pytest.RaisesExc[HyperGPUError]:
     return pytest.RaisesExc(HyperGPUError, check=lambda error: error.reason is reason)
 
 
-def whole(blobs: Blobs, blob: BlobRef = BLOB) -> bytes:
+def whole(blobs: BlobStore, blob: BlobRef = BLOB) -> bytes:
     reader = blobs.open(blob.digest)
     content = reader.read(blob.size_bytes + 1)
     reader.close()
@@ -80,7 +72,7 @@ def test_stripes_begin_where_the_one_before_ends(quarantine: Quarantine) -> None
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_an_upload_is_whole_with_its_last_stripe(
-    blobs: Blobs, quarantine: Quarantine, order: tuple[int, ...]
+    blobs: BlobStore, quarantine: Quarantine, order: tuple[int, ...]
 ) -> None:
     uploads = begun(quarantine)
     for number in order[:2]:
@@ -91,11 +83,11 @@ def test_an_upload_is_whole_with_its_last_stripe(
     assert last.gather()
     assert last.finish() == BLOB
     assert whole(blobs) == CONTENT
-    assert blobs.usage().used_bytes == len(CONTENT)
+    assert blobs.space.used_bytes == len(CONTENT)
 
 
 def test_of_stripes_that_end_together_one_is_told_to_finish(
-    blobs: Blobs, quarantine: Quarantine
+    blobs: BlobStore, quarantine: Quarantine
 ) -> None:
     uploads = begun(quarantine)
     with ThreadPoolExecutor(3) as pool:
@@ -116,7 +108,7 @@ def test_the_whole_is_shown_once_and_in_order(quarantine: Quarantine) -> None:
 
 
 def test_every_stripe_goes_on_where_it_ended_after_a_restart(
-    blobs: Blobs, quarantine: Quarantine, tmp_path: Path
+    blobs: BlobStore, quarantine: Quarantine, tmp_path: Path
 ) -> None:
     first, second, _ = begun(quarantine)
     bring(first)
@@ -133,7 +125,7 @@ def test_every_stripe_goes_on_where_it_ended_after_a_restart(
 
 
 def test_stripes_that_were_left_go_on_without_a_restart(
-    blobs: Blobs, quarantine: Quarantine
+    blobs: BlobStore, quarantine: Quarantine
 ) -> None:
     for upload in begun(quarantine):
         bring(upload)
@@ -164,7 +156,7 @@ def test_more_than_the_stripe_is_refused(quarantine: Quarantine) -> None:
 
 
 def test_a_newer_attempt_cuts_off_the_older_one_at_its_own_stripe_alone(
-    blobs: Blobs, quarantine: Quarantine
+    blobs: BlobStore, quarantine: Quarantine
 ) -> None:
     uploads = begun(quarantine)
     newer = quarantine.open_stripe(KEY, BLOB, STRIPES[1], owner="node")
@@ -188,7 +180,7 @@ def test_a_stripe_that_was_cut_off_is_not_told_to_finish(quarantine: Quarantine)
 
 
 def test_wrong_bytes_are_thrown_away_with_every_stripe(
-    blobs: Blobs, quarantine: Quarantine
+    blobs: BlobStore, quarantine: Quarantine
 ) -> None:
     uploads = begun(quarantine)
     for upload in uploads:
@@ -197,22 +189,22 @@ def test_wrong_bytes_are_thrown_away_with_every_stripe(
     with refusal(Reason.DIGEST_MISMATCH):
         uploads[0].finish()
     assert committed(quarantine) == [0, 66, 133]
-    assert blobs.usage().used_bytes == 0
+    assert blobs.space.used_bytes == 0
 
 
 def test_a_discarded_upload_is_gone_for_its_other_stripes(
-    blobs: Blobs, quarantine: Quarantine
+    blobs: BlobStore, quarantine: Quarantine
 ) -> None:
     uploads = begun(quarantine)
     bring(uploads[0])
     uploads[0].discard()
     with refusal(Reason.OFFSET_MISMATCH):
         uploads[1].append(66, b"x")
-    assert blobs.usage().used_bytes == 0
+    assert blobs.space.used_bytes == 0
 
 
 def test_a_full_quota_at_the_end_keeps_every_stripe(
-    blobs: Blobs, quarantine: Quarantine, space: Space
+    blobs: BlobStore, quarantine: Quarantine, space: Space
 ) -> None:
     uploads = begun(quarantine)
     for upload in uploads:
@@ -227,30 +219,30 @@ def test_a_full_quota_at_the_end_keeps_every_stripe(
     assert again.gather()
     again.finish()
     assert whole(blobs) == CONTENT
-    assert blobs.usage().used_bytes == 200
+    assert blobs.space.used_bytes == 200
 
 
 def test_a_declared_size_that_does_not_fit_is_refused_before_a_byte(
-    blobs: Blobs, quarantine: Quarantine
+    blobs: BlobStore, quarantine: Quarantine
 ) -> None:
     quarantine.open("first", BlobRef(digest_of(bytes(900)), Bytes(900)))
     with refusal(Reason.DISK_FULL):
         begun(quarantine)
-    assert blobs.usage().used_bytes == 900
+    assert blobs.space.used_bytes == 900
 
 
 def test_the_space_of_every_stripe_is_counted_before_it_comes(
-    blobs: Blobs, quarantine: Quarantine, tmp_path: Path
+    blobs: BlobStore, quarantine: Quarantine, tmp_path: Path
 ) -> None:
     begun(quarantine)[0].append(0, b"x")
-    assert blobs.usage().used_bytes == len(CONTENT) + COUNTS_BYTES
+    assert blobs.space.used_bytes == len(CONTENT) + COUNTS_BYTES
     after_restart = Space(tmp_path, QUOTA_BYTES)
     Quarantine(tmp_path, blobs, after_restart)
-    assert after_restart.usage().used_bytes == len(CONTENT) + COUNTS_BYTES
+    assert after_restart.used_bytes == len(CONTENT) + COUNTS_BYTES
 
 
 def test_an_owner_that_cuts_its_upload_otherwise_begins_anew(
-    blobs: Blobs, quarantine: Quarantine
+    blobs: BlobStore, quarantine: Quarantine
 ) -> None:
     bring(begun(quarantine)[0])
     quarantine.open_stripe(KEY, BLOB, Stripe(0, 2), owner="node")
@@ -259,11 +251,11 @@ def test_an_owner_that_cuts_its_upload_otherwise_begins_anew(
     plain.append(0, CONTENT)
     plain.finish()
     assert whole(blobs) == CONTENT
-    assert blobs.usage().used_bytes == len(CONTENT)
+    assert blobs.space.used_bytes == len(CONTENT)
 
 
 def test_abandoned_stripes_expire_and_open_ones_do_not(
-    blobs: Blobs, quarantine: Quarantine
+    blobs: BlobStore, quarantine: Quarantine
 ) -> None:
     uploads = begun(quarantine)
     os.utime(uploads[0].path, (1, 1))
@@ -272,12 +264,12 @@ def test_abandoned_stripes_expire_and_open_ones_do_not(
         upload.close()
     os.utime(uploads[0].path, (1, 1))
     assert quarantine.expire() == 1
-    assert blobs.usage().used_bytes == 0
+    assert blobs.space.used_bytes == 0
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", CONTENT + bytes(5), bytes(200 + 99)])
 def test_a_file_that_is_no_such_upload_begins_anew(
-    blobs: Blobs, quarantine: Quarantine, damage: bytes
+    blobs: BlobStore, quarantine: Quarantine, damage: bytes
 ) -> None:
     uploads = begun(quarantine)
     bring(uploads[0])

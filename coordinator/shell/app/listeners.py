@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2
 
 from coordinator.config import Settings
 from coordinator.shell.identity.authority import Authority, ServerIdentity
-from coordinator.shell.identity.guesses import Guesses
-from coordinator.shell.identity.tokens import TokenDesk
+from coordinator.shell.identity.guesses import GuessLimiter
+from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.servicers.access import JoinGate, NodeGate, OpenGate, TokenGate
 from coordinator.shell.servicers.health import METHODS as HEALTH
 from coordinator.shell.servicers.health import HealthServicer
@@ -91,7 +91,9 @@ class Listeners:
         self.port = _bound(self._main, settings.listen, settings.port, main)
         self.node_port = _bound(self._node, settings.listen, settings.node_port, mutual)
 
-    async def start(self, servicers: Servicers, tokens: TokenDesk, guesses: Guesses) -> None:
+    async def start(
+        self, servicers: Servicers, tokens: IssuedTokens, guesses: GuessLimiter
+    ) -> None:
         """Serve."""
         nodes = _service(node_pb2, "NodeService")
         jobs = _service(job_pb2, "JobService")

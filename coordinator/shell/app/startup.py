@@ -22,19 +22,19 @@ from coordinator.shell.app.listeners import (
     joined_address,
 )
 from coordinator.shell.app.payments import PaymentsHost, load_payments
-from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
+from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.commands.datasets import clear_unfinished
 from coordinator.shell.commands.perform import perform, release_members
 from coordinator.shell.commands.recovery import take_up
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.identity.authority import Authority
-from coordinator.shell.identity.guesses import Guesses
+from coordinator.shell.identity.guesses import GuessLimiter
 from coordinator.shell.identity.keys import coordinator_key
-from coordinator.shell.identity.nodes import NodeDesk
-from coordinator.shell.identity.tokens import TokenDesk, TokenGrant
+from coordinator.shell.identity.nodes import KnownNodes
+from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.store import Journal
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.driver import Decision, Driver
@@ -113,9 +113,9 @@ class Coordinator:
         if not settings.plaintext:
             self._authority = Authority.open(settings.data_dir / "identity", unix_s())
         self._digest = self._authority.digest if self._authority else _NO_AUTHORITY
-        self._tokens = TokenDesk(journal)
-        self._nodes = NodeDesk(journal)
-        self._guesses = Guesses()
+        self._tokens = IssuedTokens(journal)
+        self._nodes = KnownNodes(journal)
+        self._guesses = GuessLimiter()
         replay = replay_jobs(journal)
         self._services.driver.runtimes.update(replay.runtimes)
         self._services.driver.unreadable.update(replay.unreadable)
@@ -305,7 +305,7 @@ def _open_services(settings: Settings) -> Services:
     for finding in journal.findings:
         log.error("the journal was mended", finding=finding)
     space = Space(settings.data_dir, settings.disk_quota_bytes)
-    blobs = DiskBlobs(settings.data_dir, space)
+    blobs = BlobStore(settings.data_dir, space)
     clear_unfinished(settings.data_dir / DATASETS)
     key = coordinator_key(settings.data_dir, settings.passphrase_file)
     driver, nodes = Driver(journal), ConnectedNodes()

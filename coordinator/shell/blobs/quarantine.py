@@ -12,10 +12,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 from coordinator.shell.blobs.gauge import GAUGE, Gauge, cut_to_gauge
-from coordinator.shell.blobs.interface import Blobs
 from coordinator.shell.blobs.keeper import Attempt
-from coordinator.shell.blobs.space import Space, disk_full_refused
+from coordinator.shell.blobs.space import Space, reject_when_full
 from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
+from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.stripes import (
     StripedFile,
     StripeUpload,
@@ -38,7 +38,7 @@ _OF_OWNER = "-"
 class Quarantine:
     """The uploads under one folder. Their declared sizes count against the space."""
 
-    def __init__(self, folder: Path, blobs: Blobs, space: Space) -> None:
+    def __init__(self, folder: Path, blobs: BlobStore, space: Space) -> None:
         self._folder = folder / "quarantine"
         self._blobs = blobs
         self._space = space
@@ -76,7 +76,7 @@ class Quarantine:
             if older := self._uploads.pop(path, None):
                 older.cut_off()
             self._reserve(path, blob.size_bytes)
-            with disk_full_refused("the upload cannot begin"):
+            with reject_when_full("the upload cannot begin"):
                 upload = Upload(self, path, blob, gauge=self._written_over(path, blob))
             self._uploads[path] = upload
         upload.rebuild(observe)
@@ -103,7 +103,7 @@ class Quarantine:
             begun = file.begin(stripe, observe) if isinstance(file, StripedFile) else None
             while begun is None:
                 self._reserve(path, striped_bytes(blob, stripe.count))
-                with disk_full_refused("the upload cannot begin"):
+                with reject_when_full("the upload cannot begin"):
                     file = StripedFile(self, path, blob, stripe.count)
                 self._uploads[path] = file
                 begun = file.begin(stripe, observe)

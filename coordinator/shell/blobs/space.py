@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from coordinator.shell.blobs.interface import Usage
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.units import Bytes
 
+KEEP_S = 60
+"""A fresh blob outlives every collection for this long: its owner needs time to journal it."""
 KEEP_FREE_BYTES = 64 << 20
 """Left to the journal: it must be able to say that the disk is full."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -36,7 +36,7 @@ class Space:
         Raises:
             HyperGPUError: DISK_FULL, with the figures; nothing was promised.
         """
-        self._insist(self._take, size_bytes)
+        self._insist(size_bytes, self._check_disk)
 
     def take_written(self, size_bytes: int) -> None:
         """Promise space for ``size_bytes`` that lie on the disk already: only the quota can refuse.
@@ -44,32 +44,20 @@ class Space:
         Raises:
             HyperGPUError: DISK_FULL, with the figures; nothing was promised.
         """
-        self._insist(self._take_written, size_bytes)
+        self._insist(size_bytes)
 
-    def _insist(self, take: Callable[[int], None], size_bytes: int) -> None:
+    def _insist(self, size_bytes: int, *checks: Callable[[int], None]) -> None:
         try:
-            take(size_bytes)
+            self._take(size_bytes, *checks)
         except HyperGPUError:
             if not self.reclaim():
                 raise
-            take(size_bytes)
+            self._take(size_bytes, *checks)
 
-    def _take(self, size_bytes: int) -> None:
+    def _take(self, size_bytes: int, *checks: Callable[[int], None]) -> None:
         with self._lock:
-            self._check_quota(size_bytes)
-            disk = os.statvfs(self._folder)
-            free_bytes = disk.f_bavail * disk.f_frsize
-            if free_bytes < size_bytes + self._keep_free_bytes:
-                raise HyperGPUError(
-                    Reason.DISK_FULL,
-                    f"{size_bytes} more bytes do not fit: {free_bytes} bytes are free at "
-                    f"{self._folder}, {self._keep_free_bytes} of them are kept free",
-                )
-            self._used_bytes += size_bytes
-
-    def _take_written(self, size_bytes: int) -> None:
-        with self._lock:
-            self._check_quota(size_bytes)
+            for check in (self._check_quota, *checks):
+                check(size_bytes)
             self._used_bytes += size_bytes
 
     def count(self, size_bytes: int) -> None:
@@ -82,10 +70,21 @@ class Space:
         with self._lock:
             self._used_bytes -= size_bytes
 
-    def usage(self) -> Usage:
-        """The figures."""
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all blobs, and the declared sizes of the uploads under way."""
         with self._lock:
-            return Usage(Bytes(self._used_bytes), Bytes(self._quota_bytes))
+            return self._used_bytes
+
+    def _check_disk(self, size_bytes: int) -> None:
+        disk = os.statvfs(self._folder)
+        free_bytes = disk.f_bavail * disk.f_frsize
+        if free_bytes < size_bytes + self._keep_free_bytes:
+            raise HyperGPUError(
+                Reason.DISK_FULL,
+                f"{size_bytes} more bytes do not fit: {free_bytes} bytes are free at "
+                f"{self._folder}, {self._keep_free_bytes} of them are kept free",
+            )
 
     def _check_quota(self, size_bytes: int) -> None:
         if 0 < self._quota_bytes < self._used_bytes + size_bytes:
@@ -97,8 +96,8 @@ class Space:
 
 
 @contextmanager
-def disk_full_refused(what: str) -> Iterator[None]:
-    """Turn the system's word for a full disk into a refusal."""
+def reject_when_full(what: str) -> Iterator[None]:
+    """Raise the system's error for a full disk as DISK_FULL, which begins with ``what``."""
     try:
         yield
     except OSError as error:

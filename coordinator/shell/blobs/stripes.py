@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from coordinator.shell.blobs.files import write_over
-from coordinator.shell.blobs.interface import KEEP_S
 from coordinator.shell.blobs.keeper import Keeper
-from coordinator.shell.blobs.space import disk_full_refused
+from coordinator.shell.blobs.space import KEEP_S, reject_when_full
 from coordinator.shell.blobs.upload import Observer
 from hypergpu.digest import FILE_STEP_BYTES, RunningDigest
 from hypergpu.errors import HyperGPUError, Reason
@@ -110,7 +109,7 @@ class StripedFile:
             if offset + len(piece) > end:
                 detail = f"byte {offset + len(piece)} came, the stripe ends at {end}"
                 raise HyperGPUError(Reason.UPDATE_TOO_LARGE, detail)
-            with disk_full_refused("the upload stopped"):
+            with reject_when_full("the upload stopped"):
                 write_over(self._descriptor, piece, offset)
                 count = (offset + len(piece)).to_bytes(_COUNT_BYTES, "big")
                 write_over(self._descriptor, count, self.blob.size_bytes + index * _COUNT_BYTES)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from coordinator.shell.blobs.files import begin_writeback, write_whole
 from coordinator.shell.blobs.gauge import Gauge
-from coordinator.shell.blobs.interface import KEEP_S
 from coordinator.shell.blobs.keeper import Keeper
-from coordinator.shell.blobs.space import disk_full_refused
+from coordinator.shell.blobs.space import KEEP_S, reject_when_full
 from hypergpu.digest import FILE_STEP_BYTES, RunningDigest
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.statements.assignment import BlobRef
@@ -84,7 +83,7 @@ class Upload:
                     Reason.UPDATE_TOO_LARGE,
                     f"{offset + len(piece)} bytes came, {self.blob.size_bytes} were declared",
                 )
-            with disk_full_refused("the upload stopped"):
+            with reject_when_full("the upload stopped"):
                 write_whole(self._descriptor, piece, offset)
             self._take(piece)
             if self._gauge is not None:

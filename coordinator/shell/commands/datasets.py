@@ -8,8 +8,8 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from coordinator.shell.blobs.interface import Blobs
-from coordinator.shell.blobs.space import disk_full_refused
+from coordinator.shell.blobs.space import reject_when_full
+from coordinator.shell.blobs.store import BlobStore
 from hypergpu.dataset.manifest import checked_paths
 from hypergpu.digest import digest_from_wire
 from hypergpu.errors import HyperGPUError, Reason
@@ -46,7 +46,7 @@ def manifest_digests(manifest: tensor_pb2.Manifest) -> frozenset[Digest]:
     return frozenset(digest_from_wire(entry.blob.digest.value) for entry in manifest.entries)
 
 
-def stored_manifest(blobs: Blobs, manifest: BlobRef) -> tensor_pb2.Manifest:
+def stored_manifest(blobs: BlobStore, manifest: BlobRef) -> tensor_pb2.Manifest:
     """Read a manifest back. Blocks.
 
     Raises:
@@ -58,7 +58,7 @@ def stored_manifest(blobs: Blobs, manifest: BlobRef) -> tensor_pb2.Manifest:
         raise HyperGPUError(Reason.BLOB_UNKNOWN, f"{manifest.digest} is no manifest") from None
 
 
-def laid_out(blobs: Blobs, manifest: BlobRef, datasets_dir: Path) -> Path:
+def laid_out(blobs: BlobStore, manifest: BlobRef, datasets_dir: Path) -> Path:
     """Make the folder that a manifest describes, unless it is there. Blocks.
 
     Several threads may make the same one at once: the first to finish gives it its name.
@@ -72,7 +72,7 @@ def laid_out(blobs: Blobs, manifest: BlobRef, datasets_dir: Path) -> Path:
         return folder
     unfinished = _unfinished_folder(datasets_dir, manifest.digest)
     try:
-        with disk_full_refused(f"dataset {manifest.digest}"):
+        with reject_when_full(f"dataset {manifest.digest}"):
             unfinished.mkdir(parents=True)
             _lay_out(blobs, stored_manifest(blobs, manifest), unfinished)
             _give_name(unfinished, folder)
@@ -105,7 +105,7 @@ def _unfinished_folder(datasets_dir: Path, manifest: Digest) -> Path:
     return datasets_dir / f"{manifest}.{secrets.token_hex(4)}{_UNFINISHED}"
 
 
-def _lay_out(blobs: Blobs, manifest: tensor_pb2.Manifest, folder: Path) -> None:
+def _lay_out(blobs: BlobStore, manifest: tensor_pb2.Manifest, folder: Path) -> None:
     paths = checked_paths(entry.path for entry in manifest.entries)
     for path, entry in zip(paths, manifest.entries, strict=True):
         target = folder / path

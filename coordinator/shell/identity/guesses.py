@@ -10,7 +10,7 @@ from hypergpu.units import Milliseconds
 MAX_PEERS = 4096
 
 
-class Guesses:
+class GuessLimiter:
     """Wrong secrets by peer. Only failures count, so that honest callers are never slowed."""
 
     def __init__(self, rate: Rate = GUESSES) -> None:

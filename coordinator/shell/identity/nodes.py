@@ -8,7 +8,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 
 
-class NodeDesk:
+class KnownNodes:
     """Admits nodes and turns revoked ones away. `check` is memory only, the rest blocks."""
 
     def __init__(self, registry: Registry) -> None:

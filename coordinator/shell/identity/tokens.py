@@ -34,7 +34,7 @@ class TokenGrant(msgspec.Struct, frozen=True):
     label: str = ""
 
 
-class TokenDesk:
+class IssuedTokens:
     """Create, list, revoke, check and spend."""
 
     def __init__(self, registry: Registry) -> None:

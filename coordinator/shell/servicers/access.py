@@ -1,9 +1,9 @@
 """Who may call what, decided before a method runs: protocol, identity, revocation, role, rate."""
 
-from coordinator.shell.identity.guesses import Guesses
-from coordinator.shell.identity.nodes import NodeDesk
+from coordinator.shell.identity.guesses import GuessLimiter
+from coordinator.shell.identity.nodes import KnownNodes
 from coordinator.shell.identity.rate import Bucket, Rate, take_token
-from coordinator.shell.identity.tokens import TokenDesk
+from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.servicers.wire.handlers import Caller
 from coordinator.shell.servicers.wire.versions import refuse_other_protocol
 from hypergpu.errors import HyperGPUError, Reason
@@ -40,7 +40,7 @@ class JoinGate:
 class TokenGate:
     """Admits holders of a user's or an operator's token."""
 
-    def __init__(self, tokens: TokenDesk, guesses: Guesses, *, for_operators: bool) -> None:
+    def __init__(self, tokens: IssuedTokens, guesses: GuessLimiter, *, for_operators: bool) -> None:
         self._tokens = tokens
         self._guesses = guesses
         self._roles = _OPERATORS if for_operators else _USERS
@@ -61,7 +61,7 @@ class TokenGate:
 class NodeGate:
     """Admits nodes that joined: by their certificate, or by name alone on a plaintext loopback."""
 
-    def __init__(self, nodes: NodeDesk, *, is_plaintext: bool) -> None:
+    def __init__(self, nodes: KnownNodes, *, is_plaintext: bool) -> None:
         self._nodes = nodes
         self._is_plaintext = is_plaintext
         self._headers: dict[NodeId, Bucket] = {}

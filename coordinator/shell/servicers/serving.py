@@ -8,7 +8,7 @@ import structlog
 
 from coordinator.core.job.events import ModelLost
 from coordinator.core.job.state import Job, Model
-from coordinator.shell.blobs.interface import BlobReader
+from coordinator.shell.blobs.store import BlobReader
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.wire import chunks

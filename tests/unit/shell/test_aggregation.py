@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from coordinator.core.job.commands import Aggregate, FoldedUpdate
 from coordinator.core.job.events import Event
 from coordinator.core.job.state import Job, Model
-from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.space import Space
+from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.commands.aggregation import aggregate, fold_updates
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
@@ -21,7 +21,7 @@ from tests.unit.aggregation.fold_files import LAYOUT, random_flat
 from tests.unit.shell.whole_shell import JOB, NODE, SPEC, services_in
 
 
-class NotedBlobs(DiskBlobs):
+class NotedBlobs(BlobStore):
     """Notes what is made durable."""
 
     def __init__(self, folder: Path, space: Space, notes: list[str]) -> None:
@@ -57,7 +57,7 @@ def closed_round(services: Services) -> Aggregate:
 
 def test_a_fold_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
     space = Space(tmp_path, 2 * LAYOUT.model_bytes + 20_000)
-    services = services_in(tmp_path)._replace(blobs=DiskBlobs(tmp_path, space))
+    services = services_in(tmp_path)._replace(blobs=BlobStore(tmp_path, space))
     command = closed_round(services)
     work = services.blobs.work_path("any").parent
 
@@ -86,7 +86,7 @@ async def test_a_model_is_durable_before_one_made_of_it_is_journalled(tmp_path: 
 def test_a_fold_takes_each_update_in_its_own_scheme_and_writes_the_planned_delta(
     tmp_path: Path,
 ) -> None:
-    services = services_in(tmp_path)._replace(blobs=DiskBlobs(tmp_path, Space(tmp_path)))
+    services = services_in(tmp_path)._replace(blobs=BlobStore(tmp_path, Space(tmp_path)))
     command = closed_round(services)
     payload = encode_update(LAYOUT, "topk64", random_flat(2, 0.01)).payload.tobytes()
     sparse = services.blobs.put(payload, keep_s=-1)
@@ -101,7 +101,7 @@ def test_a_fold_takes_each_update_in_its_own_scheme_and_writes_the_planned_delta
 
 
 async def test_a_fold_that_nobody_waits_for_leaves_no_pins(tmp_path: Path) -> None:
-    services = services_in(tmp_path)._replace(blobs=DiskBlobs(tmp_path, Space(tmp_path)))
+    services = services_in(tmp_path)._replace(blobs=BlobStore(tmp_path, Space(tmp_path)))
     runtime = JobRuntime(Job(JOB, SPEC), 0)
     runtime.layout = LAYOUT
     folding = asyncio.create_task(aggregate(services, runtime, closed_round(services)))

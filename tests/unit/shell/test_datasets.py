@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.space import Space
+from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.commands.datasets import (
     clear_unfinished,
     laid_out,
@@ -18,11 +18,11 @@ from hypergpu.wire.assignment import blob_message
 
 
 @pytest.fixture
-def blobs(tmp_path: Path) -> DiskBlobs:
-    return DiskBlobs(tmp_path, Space(tmp_path))
+def blobs(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path, Space(tmp_path))
 
 
-def manifest(blobs: DiskBlobs, files: dict[str, bytes]) -> tensor_pb2.Manifest:
+def manifest(blobs: BlobStore, files: dict[str, bytes]) -> tensor_pb2.Manifest:
     """A manifest of stored files."""
     return tensor_pb2.Manifest(
         entries=[
@@ -33,7 +33,7 @@ def manifest(blobs: DiskBlobs, files: dict[str, bytes]) -> tensor_pb2.Manifest:
 
 
 def test_a_manifest_is_laid_out_as_the_folder_it_describes(
-    blobs: DiskBlobs, tmp_path: Path
+    blobs: BlobStore, tmp_path: Path
 ) -> None:
     files = {"a.txt": b"one", "deep/er/b.txt": b"two"}
     stored = blobs.put(packed_manifest(manifest(blobs, files)))
@@ -48,14 +48,14 @@ def test_a_manifest_is_laid_out_as_the_folder_it_describes(
     assert laid_out(blobs, stored, tmp_path / "datasets") == folder
 
 
-def test_the_order_of_entries_does_not_change_a_manifests_bytes(blobs: DiskBlobs) -> None:
+def test_the_order_of_entries_does_not_change_a_manifests_bytes(blobs: BlobStore) -> None:
     there = manifest(blobs, {"a": b"1", "b": b"2"})
     back = manifest(blobs, {"b": b"2", "a": b"1"})
     assert packed_manifest(there) == packed_manifest(back)
 
 
 def test_a_dataset_wanted_twice_at_once_is_laid_out_for_both(
-    blobs: DiskBlobs, tmp_path: Path
+    blobs: BlobStore, tmp_path: Path
 ) -> None:
     files = {f"{number}/file.txt": b"%d" % number for number in range(300)}
     stored = blobs.put(packed_manifest(manifest(blobs, files)))
@@ -68,7 +68,7 @@ def test_a_dataset_wanted_twice_at_once_is_laid_out_for_both(
 
 
 def test_a_dataset_that_lacks_a_file_leaves_nothing_behind(
-    blobs: DiskBlobs, tmp_path: Path
+    blobs: BlobStore, tmp_path: Path
 ) -> None:
     stored = blobs.put(packed_manifest(manifest(blobs, {"a": b"1", "b": b"2"})))
     blobs.path(digest_of(b"2")).unlink()
@@ -78,7 +78,7 @@ def test_a_dataset_that_lacks_a_file_leaves_nothing_behind(
 
 
 def test_what_an_earlier_process_left_half_made_is_cleared(
-    blobs: DiskBlobs, tmp_path: Path
+    blobs: BlobStore, tmp_path: Path
 ) -> None:
     stored = blobs.put(packed_manifest(manifest(blobs, {"a": b"1"})))
     folder = laid_out(blobs, stored, tmp_path / "datasets")
@@ -87,7 +87,7 @@ def test_what_an_earlier_process_left_half_made_is_cleared(
     assert list((tmp_path / "datasets").iterdir()) == [folder]
 
 
-def test_a_removed_dataset_is_gone(blobs: DiskBlobs, tmp_path: Path) -> None:
+def test_a_removed_dataset_is_gone(blobs: BlobStore, tmp_path: Path) -> None:
     stored = blobs.put(packed_manifest(manifest(blobs, {"a": b"1"})))
     laid_out(blobs, stored, tmp_path / "datasets")
     remove_layout(tmp_path / "datasets", stored.digest)

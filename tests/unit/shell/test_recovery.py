@@ -4,8 +4,8 @@ import pytest
 
 from coordinator.core.job.events import JobCreated
 from coordinator.core.job.state import Phase
-from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.space import Space
+from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.commands.datasets import packed_manifest
 from coordinator.shell.commands.recovery import take_up
 from coordinator.shell.evaluator.messages import Initialise, Initialised
@@ -35,7 +35,7 @@ class RefusingEvaluator(EvaluatorProcess):
 
 def started(folder: Path, journal: FolderJournal, evaluator: EvaluatorProcess) -> Services:
     """A coordinator that has just replayed its journal."""
-    blobs = DiskBlobs(folder, Space(folder))
+    blobs = BlobStore(folder, Space(folder))
     services = services_in(folder, journal)._replace(blobs=blobs, evaluator=evaluator)
     replay = replay_jobs(journal)
     services.driver.runtimes.update(replay.runtimes)
@@ -84,7 +84,7 @@ async def test_a_job_that_another_version_wrote_rests_and_the_others_go_on(tmp_p
 
 async def job_with_data(folder: Path, journal: FolderJournal) -> tuple[BlobRef, BlobRef]:
     """Journal a job with data of its user's; gives its manifest and its one file."""
-    blobs = DiskBlobs(folder, Space(folder))
+    blobs = BlobStore(folder, Space(folder))
     file = blobs.put(b"a user's file", keep_s=-1)
     entry = tensor_pb2.ManifestEntry(path="a.txt", blob=blob_message(file))
     packed = packed_manifest(tensor_pb2.Manifest(entries=[entry]))

@@ -9,9 +9,9 @@ from coordinator.config import Settings
 from coordinator.core.job.events import JobCreated, ModelInitialised
 from coordinator.core.job.state import Model
 from coordinator.shell.app.payments import PaymentsHost
-from coordinator.shell.blobs.memory import MemoryBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
+from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.journal.store import Journal
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes, ControlStream
@@ -45,7 +45,7 @@ def services_in(folder: Path, journal: Journal | None = None) -> Services:
     """Everything that acts and servicers get."""
     journal = journal or FolderJournal(folder)
     space = Space(folder, _QUOTA_BYTES)
-    blobs = MemoryBlobs(folder, space)
+    blobs = BlobStore(folder, space)
     key, settings = IdentityKey.generate(), Settings(data_dir=folder)
     driver, nodes = Driver(journal), ConnectedNodes()
     payments = RecordingPayments(PaymentsHost(settings, key, journal, driver, nodes))

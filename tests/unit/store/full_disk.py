@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
+from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.journal.store import Journal
 from hypergpu.digest import digest_of
@@ -61,10 +61,10 @@ def fill_journal(folder: Path) -> None:
 
 
 def fill_blobs(folder: Path) -> None:
-    blobs = DiskBlobs(folder, Space(folder))
+    blobs = BlobStore(folder, Space(folder))
     limit(LIMIT_BYTES)
     refused(lambda: blobs.put(CONTENT))
-    say("empty" if blobs.usage().used_bytes == 0 and not any(blobs.stored()) else "left over")
+    say("empty" if blobs.space.used_bytes == 0 and not any(blobs.files()) else "left over")
     limit(resource.RLIM_INFINITY)
     blob = blobs.put(CONTENT)
     say("whole" if blobs.open(blob.digest).read(blob.size_bytes) == CONTENT else "damaged")
@@ -72,7 +72,7 @@ def fill_blobs(folder: Path) -> None:
 
 def fill_upload(folder: Path) -> None:
     space = Space(folder)
-    blobs = DiskBlobs(folder, space)
+    blobs = BlobStore(folder, space)
     blob = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
     upload = Quarantine(folder, blobs, space).open("key", blob)
     limit(LIMIT_BYTES)

@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from coordinator.shell.identity.guesses import MAX_PEERS, Guesses
-from coordinator.shell.identity.nodes import NodeDesk
+from coordinator.shell.identity.guesses import MAX_PEERS, GuessLimiter
+from coordinator.shell.identity.nodes import KnownNodes
 from coordinator.shell.identity.rate import GUESSES, Bucket, Rate, take_token, wait_ms
-from coordinator.shell.identity.tokens import TokenDesk, TokenGrant
+from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.records import NodeRecord
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
@@ -29,11 +29,11 @@ def journal(tmp_path: Path) -> FolderJournal:
 
 
 @pytest.fixture
-def desk(journal: FolderJournal) -> TokenDesk:
-    return TokenDesk(journal)
+def desk(journal: FolderJournal) -> IssuedTokens:
+    return IssuedTokens(journal)
 
 
-def made(desk: TokenDesk, **changes: Any) -> Token:
+def made(desk: IssuedTokens, **changes: Any) -> Token:
     grant = replace(JOIN, **changes)
     return desk.create(
         grant, addresses=("host:7700",), authority=digest_of(b"authority"), now_s=NOW_S
@@ -48,24 +48,24 @@ def refusal(reason: Reason) -> pytest.RaisesExc[HyperGPUError]:
     return pytest.RaisesExc(HyperGPUError, check=lambda error: error.reason is reason)
 
 
-def test_a_token_opens_its_own_door(desk: TokenDesk) -> None:
+def test_a_token_opens_its_own_door(desk: IssuedTokens) -> None:
     token = made(desk, role=Role.USER)
     record = desk.check(shown(token), frozenset({Role.USER, Role.OPERATOR}), NOW_S)
     assert (record.token_id, record.role, record.label) == (token.id, Role.USER, "lab")
 
 
-def test_the_journal_never_sees_a_secret(desk: TokenDesk, journal: FolderJournal) -> None:
+def test_the_journal_never_sees_a_secret(desk: IssuedTokens, journal: FolderJournal) -> None:
     token = made(desk)
     assert token.secret.encode() not in repr(journal.tokens()).encode()
 
 
-def test_tokens_survive_a_restart(desk: TokenDesk, journal: FolderJournal) -> None:
+def test_tokens_survive_a_restart(desk: IssuedTokens, journal: FolderJournal) -> None:
     token = made(desk)
-    assert TokenDesk(journal).check(shown(token), ANY, NOW_S).token_id == token.id
-    assert [record.token_id for record in TokenDesk(journal).tokens()] == [token.id]
+    assert IssuedTokens(journal).check(shown(token), ANY, NOW_S).token_id == token.id
+    assert [record.token_id for record in IssuedTokens(journal).tokens()] == [token.id]
 
 
-def test_a_wrong_secret_and_an_unknown_id_get_the_same_answer(desk: TokenDesk) -> None:
+def test_a_wrong_secret_and_an_unknown_id_get_the_same_answer(desk: IssuedTokens) -> None:
     token = made(desk)
     answers = set()
     for credential in (
@@ -79,39 +79,39 @@ def test_a_wrong_secret_and_an_unknown_id_get_the_same_answer(desk: TokenDesk) -
     assert len(answers) == 1
 
 
-def test_another_role_is_refused_by_name(desk: TokenDesk) -> None:
+def test_another_role_is_refused_by_name(desk: IssuedTokens) -> None:
     token = made(desk, role=Role.USER)
     with pytest.raises(HyperGPUError, match="takes the role operator, not user"):
         desk.check(shown(token), frozenset({Role.OPERATOR}), NOW_S)
 
 
-def test_an_expired_token_is_refused(desk: TokenDesk) -> None:
+def test_an_expired_token_is_refused(desk: IssuedTokens) -> None:
     token = made(desk, ttl_s=10)
     desk.check(shown(token), ANY, NOW_S + 9)
     with refusal(Reason.TOKEN_EXPIRED):
         desk.check(shown(token), ANY, NOW_S + 10)
 
 
-def test_a_token_without_a_lifetime_never_expires(desk: TokenDesk) -> None:
+def test_a_token_without_a_lifetime_never_expires(desk: IssuedTokens) -> None:
     desk.check(shown(made(desk, ttl_s=0)), ANY, NOW_S * 2)
 
 
 def test_a_revoked_token_is_refused_after_a_restart_too(
-    desk: TokenDesk, journal: FolderJournal
+    desk: IssuedTokens, journal: FolderJournal
 ) -> None:
     token = made(desk)
     desk.revoke(token.id)
-    for after in (desk, TokenDesk(journal)):
+    for after in (desk, IssuedTokens(journal)):
         with refusal(Reason.TOKEN_REVOKED):
             after.check(shown(token), ANY, NOW_S)
 
 
-def test_revoking_an_unknown_token_says_so(desk: TokenDesk) -> None:
+def test_revoking_an_unknown_token_says_so(desk: IssuedTokens) -> None:
     with refusal(Reason.TOKEN_UNKNOWN):
         desk.revoke(TokenId("0" * 12))
 
 
-def test_a_single_use_token_lets_one_node_join(desk: TokenDesk) -> None:
+def test_a_single_use_token_lets_one_node_join(desk: IssuedTokens) -> None:
     token = made(desk)
     assert desk.spend(shown(token), NODE, NOW_S).uses_left == 0
     with refusal(Reason.TOKEN_USED_UP):
@@ -119,14 +119,14 @@ def test_a_single_use_token_lets_one_node_join(desk: TokenDesk) -> None:
 
 
 def test_a_node_whose_answer_was_lost_joins_again_with_the_same_token(
-    desk: TokenDesk, journal: FolderJournal
+    desk: IssuedTokens, journal: FolderJournal
 ) -> None:
     token = made(desk, ttl_s=10)
     desk.spend(shown(token), NODE, NOW_S)
-    assert TokenDesk(journal).spend(shown(token), NODE, NOW_S + 999).token_id == token.id
+    assert IssuedTokens(journal).spend(shown(token), NODE, NOW_S + 999).token_id == token.id
 
 
-def test_a_node_that_joined_is_locked_out_by_revoking_its_token(desk: TokenDesk) -> None:
+def test_a_node_that_joined_is_locked_out_by_revoking_its_token(desk: IssuedTokens) -> None:
     token = made(desk)
     desk.spend(shown(token), NODE, NOW_S)
     desk.revoke(token.id)
@@ -134,19 +134,19 @@ def test_a_node_that_joined_is_locked_out_by_revoking_its_token(desk: TokenDesk)
         desk.spend(shown(token), NODE, NOW_S)
 
 
-def test_an_expired_token_lets_no_new_node_join(desk: TokenDesk) -> None:
+def test_an_expired_token_lets_no_new_node_join(desk: IssuedTokens) -> None:
     token = made(desk, ttl_s=10)
     with refusal(Reason.TOKEN_EXPIRED):
         desk.spend(shown(token), NODE, NOW_S + 10)
 
 
-def test_a_users_token_lets_no_node_join(desk: TokenDesk) -> None:
+def test_a_users_token_lets_no_node_join(desk: IssuedTokens) -> None:
     with refusal(Reason.ROLE_FORBIDDEN):
         desk.spend(shown(made(desk, role=Role.USER)), NODE, NOW_S)
 
 
 @pytest.mark.parametrize("changes", [{"ttl_s": -1}, {"uses": -1}])
-def test_a_grant_below_nothing_is_refused(desk: TokenDesk, changes: dict[str, int]) -> None:
+def test_a_grant_below_nothing_is_refused(desk: IssuedTokens, changes: dict[str, int]) -> None:
     with refusal(Reason.REQUEST_INVALID):
         made(desk, **changes)
 
@@ -157,28 +157,28 @@ def node_record() -> NodeRecord:
 
 def test_a_stranger_with_a_certificate_is_turned_away(journal: FolderJournal) -> None:
     with refusal(Reason.NODE_UNKNOWN):
-        NodeDesk(journal).check(NODE)
+        KnownNodes(journal).check(NODE)
 
 
 def test_a_node_that_joined_passes_after_a_restart_too(journal: FolderJournal) -> None:
-    nodes = NodeDesk(journal)
+    nodes = KnownNodes(journal)
     nodes.admit(node_record())
     nodes.check(NODE)
-    NodeDesk(journal).check(NODE)
+    KnownNodes(journal).check(NODE)
 
 
 def test_a_revoked_node_is_turned_away_even_when_it_joins_again(journal: FolderJournal) -> None:
-    nodes = NodeDesk(journal)
+    nodes = KnownNodes(journal)
     nodes.admit(node_record())
     nodes.revoke(NODE)
     nodes.admit(node_record())
-    for check in (nodes.check, nodes.check_not_revoked, NodeDesk(journal).check):
+    for check in (nodes.check, nodes.check_not_revoked, KnownNodes(journal).check):
         with refusal(Reason.NODE_REVOKED):
             check(NODE)
 
 
 def test_a_readmitted_node_passes(journal: FolderJournal) -> None:
-    nodes = NodeDesk(journal)
+    nodes = KnownNodes(journal)
     nodes.admit(node_record())
     nodes.revoke(NODE)
     nodes.readmit(NODE)
@@ -187,7 +187,7 @@ def test_a_readmitted_node_passes(journal: FolderJournal) -> None:
 
 def test_revoking_an_unknown_node_is_refused(journal: FolderJournal) -> None:
     with refusal(Reason.NODE_UNKNOWN):
-        NodeDesk(journal).revoke(NODE)
+        KnownNodes(journal).revoke(NODE)
 
 
 def test_a_bucket_gives_its_burst_and_then_one_an_interval() -> None:
@@ -203,7 +203,7 @@ def test_a_bucket_gives_its_burst_and_then_one_an_interval() -> None:
 
 
 def test_who_guesses_is_stopped_before_the_secret_is_looked_at() -> None:
-    guesses = Guesses()
+    guesses = GuessLimiter()
     for _ in range(GUESSES.burst):
         guesses.check("192.0.2.7", Milliseconds(5000))
         guesses.failed("192.0.2.7", Milliseconds(5000))
@@ -215,7 +215,7 @@ def test_who_guesses_is_stopped_before_the_secret_is_looked_at() -> None:
 
 
 def test_a_thousand_guesses_a_second_get_ten_a_minute() -> None:
-    guesses = Guesses()
+    guesses = GuessLimiter()
     tried = 0
     for now_ms in range(60_000):
         try:
@@ -228,7 +228,7 @@ def test_a_thousand_guesses_a_second_get_ten_a_minute() -> None:
 
 
 def test_many_guessing_peers_take_bounded_memory() -> None:
-    guesses = Guesses()
+    guesses = GuessLimiter()
     for number in range(MAX_PEERS + 10):
         guesses.failed(str(number), Milliseconds(0))
     assert len(guesses._buckets) == MAX_PEERS

@@ -2,10 +2,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
+from coordinator.shell.blobs.store import BlobStore
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.statements.assignment import BlobRef
@@ -15,8 +16,8 @@ CONTENT = bytes(range(256)) * 100
 BLOB = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
 
 
-def restarted(folder: Path) -> DiskBlobs:
-    return DiskBlobs(folder, Space(folder))
+def restarted(folder: Path) -> BlobStore:
+    return BlobStore(folder, Space(folder))
 
 
 def flip(content: bytes) -> bytes:
@@ -37,13 +38,13 @@ def test_a_damaged_blob_is_never_served(tmp_path: Path, damage: str) -> None:
     restarted(tmp_path).put(CONTENT)
     path.write_bytes(DAMAGES[damage](CONTENT))
     blobs = restarted(tmp_path)
-    for ask in (blobs.open, blobs.path):
-        with pytest.raises(HyperGPUError) as caught:
-            ask(BLOB.digest)
-        assert caught.value.reason is Reason.BLOB_UNKNOWN
-    assert "was damaged on disk" in blobs.findings[0]
-    assert len(blobs.findings) == 1
-    assert blobs.usage().used_bytes == 0
+    with capture_logs() as logs:
+        for ask in (blobs.open, blobs.path):
+            with pytest.raises(HyperGPUError) as caught:
+                ask(BLOB.digest)
+            assert caught.value.reason is Reason.BLOB_UNKNOWN
+    assert [line["event"] for line in logs] == ["a damaged blob is set aside"]
+    assert blobs.space.used_bytes == 0
 
 
 def test_a_damaged_blob_is_kept_aside_and_can_be_stored_again(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_a_damaged_blob_is_kept_aside_and_can_be_stored_again(tmp_path: Path) ->
 def test_blobs_survive_a_restart_with_their_sizes(tmp_path: Path) -> None:
     restarted(tmp_path).put(CONTENT)
     blobs = restarted(tmp_path)
-    assert blobs.usage().used_bytes == len(CONTENT)
+    assert blobs.space.used_bytes == len(CONTENT)
     assert blobs.path(BLOB.digest).read_bytes() == CONTENT
 
 
@@ -90,7 +91,7 @@ def test_a_name_that_is_no_digest_reaches_no_file(tmp_path: Path, digest: str) -
 
 def test_a_crash_while_an_upload_becomes_a_blob_loses_nothing(tmp_path: Path) -> None:
     space = Space(tmp_path)
-    blobs = DiskBlobs(tmp_path, space)
+    blobs = BlobStore(tmp_path, space)
     upload = Quarantine(tmp_path, blobs, space).open("key", BLOB)
     upload.append(0, CONTENT)
     # The name that a finished upload has between the quarantine and the blobs.

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
+from coordinator.shell.blobs.store import BlobStore
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.statements.assignment import BlobRef
@@ -26,7 +26,7 @@ class Store:
     def __init__(self, folder: Path, quota_bytes: int = 0) -> None:
         self.folder = folder
         self.space = Space(folder, quota_bytes)
-        self.blobs = DiskBlobs(folder, self.space)
+        self.blobs = BlobStore(folder, self.space)
         self.quarantine = Quarantine(folder, self.blobs, self.space)
         self.blobs.put(OLD, keep_s=-1)
         self.blobs.collect(frozenset())
@@ -34,7 +34,7 @@ class Store:
     def restarted(self) -> Quarantine:
         """The quarantine of a process that follows one that was killed."""
         space = Space(self.folder)
-        return Quarantine(self.folder, DiskBlobs(self.folder, space), space)
+        return Quarantine(self.folder, BlobStore(self.folder, space), space)
 
     def stored(self) -> bytes:
         """The new blob."""
@@ -66,9 +66,9 @@ def test_a_removed_blob_that_somebody_reads_is_not_given_away(store: Store) -> N
 
 def test_spares_count_as_used_until_room_is_short(tmp_path: Path) -> None:
     store = Store(tmp_path, quota_bytes=SIZE_BYTES + 10)
-    assert store.space.usage().used_bytes == SIZE_BYTES
+    assert store.space.used_bytes == SIZE_BYTES
     store.blobs.put(NEW)
-    assert store.space.usage().used_bytes == SIZE_BYTES
+    assert store.space.used_bytes == SIZE_BYTES
     assert not store.blobs.reuse(store.blobs.work_path("over"), SIZE_BYTES)
 
 
@@ -79,7 +79,7 @@ def test_an_upload_written_over_an_older_file_becomes_its_own_blob(store: Store)
     upload.append(HALF, NEW[HALF:])
     upload.finish()
     assert store.stored() == NEW
-    assert store.space.usage().used_bytes == SIZE_BYTES
+    assert store.space.used_bytes == SIZE_BYTES
     assert not list((store.folder / "quarantine").iterdir())
 
 

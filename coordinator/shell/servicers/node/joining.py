@@ -8,9 +8,9 @@ import structlog
 
 from coordinator.shell import translate
 from coordinator.shell.identity.authority import Authority, NodeCertificate
-from coordinator.shell.identity.guesses import Guesses
-from coordinator.shell.identity.nodes import NodeDesk
-from coordinator.shell.identity.tokens import TokenDesk
+from coordinator.shell.identity.guesses import GuessLimiter
+from coordinator.shell.identity.nodes import KnownNodes
+from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.servicers.access import peer_host
 from coordinator.shell.servicers.wire.handlers import Caller
@@ -37,9 +37,9 @@ class Joins:
         self,
         *,
         authority: Authority | None,
-        tokens: TokenDesk,
-        nodes: NodeDesk,
-        guesses: Guesses,
+        tokens: IssuedTokens,
+        nodes: KnownNodes,
+        guesses: GuessLimiter,
     ) -> None:
         self._authority = authority
         self._tokens = tokens

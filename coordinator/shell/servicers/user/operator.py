@@ -9,8 +9,8 @@ from coordinator.core.measure.fleet import typical
 from coordinator.core.measure.health import health
 from coordinator.core.measure.reading import NodeReading
 from coordinator.shell import translate
-from coordinator.shell.identity.nodes import NodeDesk
-from coordinator.shell.identity.tokens import TokenDesk, TokenGrant
+from coordinator.shell.identity.nodes import KnownNodes
+from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.wire.handlers import Caller
@@ -32,7 +32,7 @@ class OperatorServicer:
     """One method a call; the gate has admitted an operator."""
 
     def __init__(
-        self, services: Services, *, tokens: TokenDesk, nodes: NodeDesk, authority: Digest
+        self, services: Services, *, tokens: IssuedTokens, nodes: KnownNodes, authority: Digest
     ) -> None:
         self._services = services
         self._tokens = tokens

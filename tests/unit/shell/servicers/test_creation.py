@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shell.blobs.disk import DiskBlobs
 from coordinator.shell.blobs.space import Space
+from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.runtime.maintenance import collect
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.user.job import JobServicer
@@ -35,7 +35,7 @@ class Context:
 CALLER = Caller(Context(), "CreateJob")
 
 
-class CollectingBlobs(DiskBlobs):
+class CollectingBlobs(BlobStore):
     """Looks at a size, and then a collection runs that began just before."""
 
     services: Services

@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from coordinator.shell.identity.guesses import Guesses
-from coordinator.shell.identity.nodes import NodeDesk
-from coordinator.shell.identity.tokens import TokenDesk, TokenGrant
+from coordinator.shell.identity.guesses import GuessLimiter
+from coordinator.shell.identity.nodes import KnownNodes
+from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.servicers.node.joining import Joins
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
@@ -34,12 +34,12 @@ class Desk:
 
     def __init__(self, folder: Path) -> None:
         journal = FolderJournal(folder)
-        self.tokens = TokenDesk(journal)
+        self.tokens = IssuedTokens(journal)
         self.joins = Joins(
             authority=None,
             tokens=self.tokens,
-            nodes=NodeDesk(journal),
-            guesses=Guesses(),
+            nodes=KnownNodes(journal),
+            guesses=GuessLimiter(),
         )
         self.token = self.tokens.create(
             TokenGrant(Role.NODE, ttl_s=0, uses=1),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from coordinator.core.job.events import JobStopped
-from coordinator.shell.blobs.interface import Blobs
+from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.commands.judging import give_up_judging
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.persistence import replay_jobs
@@ -33,7 +33,7 @@ def with_unreadable_job(folder: Path) -> Services:
     return services
 
 
-def forgotten_blob(blobs: Blobs) -> int:
+def forgotten_blob(blobs: BlobStore) -> int:
     """A blob that no job which can be read needs."""
     return blobs.put(b"what the other version keeps", keep_s=-1).size_bytes
 

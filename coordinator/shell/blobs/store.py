@@ -1,7 +1,11 @@
-"""Blobs as files: ``blobs/ab/abcd...``, written beside and renamed into place.
+"""Content-addressed store: files ``blobs/ab/abcd...``, written beside and renamed into place.
 
 A file under its digest's name is whole unless the disk or a power cut damaged it, which the check
 at its first use after a start finds. A damaged blob is moved to ``damaged/`` and counts as missing.
+
+Calls block: call them from a thread, in any number. A full disk, or a full quota, raises
+`HyperGPUError` (DISK_FULL) and leaves no partial blob behind. A blob that is missing or damaged
+raises `HyperGPUError` (BLOB_UNKNOWN).
 """
 
 import os
@@ -14,9 +18,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+import structlog
+
 from coordinator.shell.blobs.files import sync_file, sync_folder, write_whole
-from coordinator.shell.blobs.interface import KEEP_S, Collected, Usage
-from coordinator.shell.blobs.space import Space, disk_full_refused
+from coordinator.shell.blobs.space import KEEP_S, Space, reject_when_full
 from coordinator.shell.blobs.spares import Spares
 from hypergpu.digest import digest_of, digest_of_file, is_digest
 from hypergpu.errors import HyperGPUError, Reason
@@ -24,37 +30,45 @@ from hypergpu.ids import Digest
 from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes
 
+log = structlog.get_logger()
 
-class FileReader:
-    """A blob's open file. Collection takes its name, not its bytes."""
 
-    def __init__(self, path: Path, offset: int, left: Callable[[], None]) -> None:
-        """Open it; ``left`` is called once when it is closed."""
-        self._left: Callable[[], None] | None = left
+class Collected(msgspec.Struct, frozen=True):
+    """Blobs that a collection removed."""
+
+    digests: tuple[Digest, ...]
+    freed_bytes: Bytes
+
+
+class BlobReader:
+    """An open blob. It can be read to its end even when it is collected meanwhile."""
+
+    def __init__(self, path: Path, offset: int, on_close: Callable[[], None]) -> None:
+        """Open the file; ``on_close`` is called once."""
+        self._on_close: Callable[[], None] | None = on_close
         self._file = path.open("rb", buffering=0)
         self._size_bytes = Bytes(os.fstat(self._file.fileno()).st_size)
         self._file.seek(offset)
 
     @property
     def size_bytes(self) -> Bytes:
+        """Size of the whole blob."""
         return self._size_bytes
 
     def read(self, size_bytes: int) -> bytes:
+        """The next bytes, shorter only at the end, where it is empty."""
         return self._file.read(size_bytes) or b""
 
     def close(self) -> None:
+        """Let go of the file."""
         self._file.close()
-        left, self._left = self._left, None
-        if left is not None:
-            left()
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
 
 
-class DiskBlobs:
-    """The store under one folder. Only one process may have it open: the journal's lock sees to it.
-
-    Attributes:
-        findings: Which blobs turned out damaged since the start; for people.
-    """
+class BlobStore:
+    """The store under one folder, open in one process only: the journal's lock sees to it."""
 
     def __init__(self, folder: Path, space: Space) -> None:
         """Open the store, making its folders, and drop what an earlier process left half-done."""
@@ -62,7 +76,6 @@ class DiskBlobs:
         self._damaged = folder / "damaged"
         self._work = folder / "work"
         self.space = space
-        self.findings: list[str] = []
         self._verified: set[Digest] = set()
         self._unsynced: set[Digest] = set()
         self._placing = threading.Lock()
@@ -70,22 +83,22 @@ class DiskBlobs:
         self._placements = 0
         self._readers: Counter[Digest] = Counter()
         self._names: set[Digest] = set()
-        """Of every file in the store, so that nobody looks through its 256 folders each round."""
+        """Digests of all files in the store: no round looks through its 256 folders."""
         self._spares = Spares(folder / "spares", space)
         shutil.rmtree(self._work, ignore_errors=True)
         for made in (self._folder, self._damaged, self._work):
             made.mkdir(parents=True, exist_ok=True)
-        for path in self.stored():
+        for path in self.files():
             self._names.add(Digest(path.name))
             space.count(path.stat().st_size)
 
     def put(self, content: bytes, *, keep_s: int = KEEP_S) -> BlobRef:
+        """Store some bytes, durably."""
         blob = BlobRef(digest_of(content), Bytes(len(content)))
         path = self.work_path(f"put-{secrets.token_hex(8)}")
         try:
-            with disk_full_refused(f"blob {blob.digest}"):
+            with reject_when_full(f"blob {blob.digest}"):
                 _write(path, content)
-                self.space.take_written(blob.size_bytes)
                 self._place(path, blob, keep_s, is_durable=True)
         except BaseException:
             path.unlink(missing_ok=True)
@@ -93,30 +106,36 @@ class DiskBlobs:
         return blob
 
     def adopt(self, path: Path, blob: BlobRef, *, keep_s: int = KEEP_S) -> None:
-        self.space.take_written(blob.size_bytes)
-        with disk_full_refused(f"blob {blob.digest}"):
+        """Take over a finished file, durably and without copying it. Its digest is believed.
+
+        The file must lie on the store's file system, best in `work_path`. It is gone afterwards;
+        when the disk is full it stays.
+        """
+        with reject_when_full(f"blob {blob.digest}"):
             self._place(path, blob, keep_s, is_durable=True)
 
     def adopt_unsynced(self, path: Path, blob: BlobRef, *, keep_s: int = KEEP_S) -> None:
-        self.space.take_written(blob.size_bytes)
-        with disk_full_refused(f"blob {blob.digest}"):
+        """Like `adopt`, but a power cut before `sync` may lose it: for what can be recomputed."""
+        with reject_when_full(f"blob {blob.digest}"):
             self._place(path, blob, keep_s, is_durable=False)
 
     def sync(self, digest: Digest) -> None:
+        """Make a blob durable."""
         path = self._known_path(digest)
         if digest not in self._unsynced:
             return
-        with disk_full_refused(f"blob {digest}"):
+        with reject_when_full(f"blob {digest}"):
             sync_file(path)
             sync_folder(path.parent)
         self._unsynced.discard(digest)
 
-    def open(self, digest: Digest, offset: int = 0) -> FileReader:
+    def open(self, digest: Digest, offset: int = 0) -> BlobReader:
+        """Read a blob from ``offset``. The first use after a start reads it whole and checks it."""
         path = self.path(digest)
         with self._placing:
             self._readers[digest] += 1
         try:
-            return FileReader(path, offset, lambda: self._leave(digest))
+            return BlobReader(path, offset, lambda: self._leave(digest))
         except BaseException as error:
             self._leave(digest)
             if isinstance(error, FileNotFoundError):
@@ -124,23 +143,32 @@ class DiskBlobs:
             raise
 
     def path(self, digest: Digest) -> Path:
+        """A file that holds exactly the blob, checked like `open`; never write to it."""
         path = self._known_path(digest)
         if digest not in self._verified:
             self._verify(path, digest)
         return path
 
     def size(self, digest: Digest) -> Bytes | None:
+        """The stored size; None when there is no such blob. Checks nothing, reads nothing."""
         try:
             return Bytes(self._path(digest).stat().st_size)
         except FileNotFoundError:
             return None
 
     def mark(self) -> int:
+        """A moment for `collect`, to be taken before looking at what is live."""
         return self._placements
 
     def collect(
         self, live: frozenset[Digest], *, mark: int | None = None, spares_older: bool = False
     ) -> Collected:
+        """Remove every blob that is not in ``live`` and whose ``keep_s`` is over.
+
+        Blobs stored after ``mark`` stay: the caller may not have known them when it found out what
+        is live. ``spares_older`` leaves blobs stored before this process as well: for when not all
+        that earlier ones needed could be found out.
+        """
         mark = self._placements if mark is None else mark
         self._spares.expire()
         removed: list[Digest] = []
@@ -162,20 +190,23 @@ class DiskBlobs:
         return Collected(tuple(removed), Bytes(freed_bytes))
 
     def reuse(self, path: Path, size_bytes: int) -> bool:
+        """Give a file of exactly this size, left by a removed blob, the name ``path``.
+
+        Writing it over from its start is cheaper than a new file. False: there is none.
+        """
         return self._spares.take(path, size_bytes)
 
     def work_path(self, name: str) -> Path:
+        """Where to write a file to adopt. A file still there at the next start is removed."""
         return self._work / name
 
-    def usage(self) -> Usage:
-        return self.space.usage()
-
-    def stored(self) -> Iterator[Path]:
+    def files(self) -> Iterator[Path]:
         """Every blob's file, named by its digest."""
         return (path for path in self._folder.glob("??/*") if is_digest(path.name))
 
     def _place(self, path: Path, blob: BlobRef, keep_s: int, *, is_durable: bool) -> None:
-        """Give a file whose space was taken its blob's name, or give the space back."""
+        """Count a file's size as used and give the file its blob's name."""
+        self.space.take_written(blob.size_bytes)
         target = self._path(blob.digest)
         try:
             if path.stat().st_size != blob.size_bytes:
@@ -228,8 +259,7 @@ class DiskBlobs:
             self._forget(path, digest)
             path.rename(self._damaged / f"{digest}-{secrets.token_hex(4)}")
             sync_folder(path.parent)
-        finding = f"blob {digest} was damaged on disk and is set aside in {self._damaged}"
-        self.findings.append(finding)
+        log.error("a damaged blob is set aside", blob=digest, folder=str(self._damaged))
         raise _unknown_blob(digest, "its bytes were damaged on disk")
 
     def _remove(self, path: Path, digest: Digest) -> None:
