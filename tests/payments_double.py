@@ -4,9 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-import grpc.aio
-
-from hypergpu.errors import HyperGPUError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import CoordinatorHost, PaymentSummary
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Pay
@@ -15,6 +13,16 @@ from hypergpu.statements.receipt import SignedReceipt
 
 FREE_PAY = str(Path(__file__).parent / "plugins")
 """On PYTHONPATH before all else, it gives a coordinator `FundingPayments`."""
+
+
+class _NoServicer:
+    """Serves nothing: each method of PaymentsService is missing its job."""
+
+    def __getattr__(self, name: str) -> object:
+        async def reject(*_: object) -> object:
+            raise HyperGPUError(Reason.JOB_UNKNOWN, f"{name} serves no job here")
+
+        return reject
 
 
 class RecordingPayments:
@@ -55,8 +63,8 @@ class RecordingPayments:
     def summary(self) -> PaymentSummary | None:
         return None
 
-    def add_services(self, server: grpc.aio.Server) -> None:
-        return
+    def servicer(self) -> object:
+        return _NoServicer()
 
 
 class FundingPayments(RecordingPayments):

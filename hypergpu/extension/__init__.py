@@ -16,8 +16,6 @@ from hypergpu.jobfile.spec import Pay
 from hypergpu.keys.signature import IdentityKey
 
 if TYPE_CHECKING:
-    import grpc.aio
-
     from hypergpu.statements.domain import Terms
     from hypergpu.statements.receipt import SignedReceipt
 
@@ -158,12 +156,13 @@ class PaymentsPlugin(Protocol):
         """The ledger in use; None where no chain is configured."""
         ...
 
-    def add_services(self, server: "grpc.aio.Server") -> None:
-        """Register gRPC services on the user port, before the server starts.
+    def servicer(self) -> object:
+        """Object that serves PaymentsService on the user port, asked for once `start` returned.
 
-        The coordinator's interceptor authorises their calls like those of `JobService`: it takes a
-        user's token for `USER_METHODS`, an operator's for all others. A method may raise
-        `HyperGPUError`; one that streams is an async generator.
+        It has ``async def get_ledger(request, caller)`` for the method GetLedger, and so on; one
+        that streams is an async generator, and each may raise `HyperGPUError`. The coordinator
+        authorises calls like those of `JobService`: it takes a user's token for `USER_METHODS`, an
+        operator's for all others.
         """
         ...
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import grpc.aio
 import msgspec
 import structlog
 from pydantic import ValidationError
@@ -21,7 +20,6 @@ from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Pay
 from hypergpu.statements.domain import Domain, Terms, terms_of
 from hypergpu.statements.receipt import SignedReceipt
-from hypergpu.v1 import payments_pb2_grpc
 from payments.shell.chain_errors import ChainError
 from payments.shell.chains import NONE
 from payments.shell.config import PaymentSettings
@@ -125,10 +123,9 @@ class CoordinatorPayments:
         notes = (*found.notes, *([found.complaint] if found.complaint else ()))
         return PaymentSummary(found.profile.chain_id, found.chain.where, found.target.ledger, notes)
 
-    def add_services(self, server: grpc.aio.Server) -> None:
+    def servicer(self) -> PaymentsServicer:
         """See `hypergpu.extension.PaymentsPlugin`."""
-        servicer = PaymentsServicer(self._projection, self._store, self._connection)
-        payments_pb2_grpc.add_PaymentsServiceServicer_to_server(servicer, server)
+        return PaymentsServicer(self._projection, self._store, self._connection)
 
     async def _connect(self) -> "Connection":
         try:

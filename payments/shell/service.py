@@ -1,15 +1,12 @@
 """PaymentsService: the ledger of a job for its users, and an operator's orders about it."""
 
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any
-
-import grpc.aio
+from typing import TYPE_CHECKING
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
 from hypergpu.units import Wei
 from hypergpu.v1 import payments_pb2 as pb
-from hypergpu.v1 import payments_pb2_grpc
 from hypergpu.wire.statements import receipt_message, terms_message
 from payments.core.calls import AccountView, EpochView, JobOnLedger, ShareState, ShareView
 from payments.core.ledger import LedgerState
@@ -24,15 +21,13 @@ if TYPE_CHECKING:
     from payments.shell.connection import Connection
     from payments.shell.settler import Settler
 
-    Context = grpc.aio.ServicerContext[Any, Any]
-
 _RECEIPTS_AT_ONCE = 100
 _NO_SHARE = ShareView(ShareState.NONE, Wei(0))
 
 _STATES = {ShareState.PAID: "paid", ShareState.VOID: "void", ShareState.NONE: "measured"}
 
 
-class PaymentsServicer(payments_pb2_grpc.PaymentsServiceServicer):
+class PaymentsServicer:
     """Answers from the projection, the store and the last tick's view of the chain."""
 
     def __init__(
@@ -42,8 +37,8 @@ class PaymentsServicer(payments_pb2_grpc.PaymentsServiceServicer):
         self._store = store
         self._connection = connection
 
-    async def GetLedger(  # noqa: N802
-        self, request: pb.GetLedgerRequest, context: "Context"
+    async def get_ledger(
+        self, request: pb.GetLedgerRequest, caller: object
     ) -> pb.GetLedgerResponse:
         state = self._state(request.job_id)
         settler = self._connection.settler if self._connection else None
@@ -63,8 +58,8 @@ class PaymentsServicer(payments_pb2_grpc.PaymentsServiceServicer):
             self._describe_settlement(answer, state, self._connection, settler)
         return answer
 
-    async def ListReceipts(  # noqa: N802
-        self, request: pb.ListReceiptsRequest, context: "Context"
+    async def list_receipts(
+        self, request: pb.ListReceiptsRequest, caller: object
     ) -> AsyncIterator[pb.ListReceiptsResponse]:
         state = self._state(request.job_id)
         for node in sorted(state.nodes):
@@ -74,20 +69,18 @@ class PaymentsServicer(payments_pb2_grpc.PaymentsServiceServicer):
                 messages = [receipt_message(signed) for signed in found]
                 yield pb.ListReceiptsResponse(node_id=node, receipts=messages)
 
-    async def RequestReclaim(  # noqa: N802
-        self, request: pb.RequestReclaimRequest, context: "Context"
+    async def request_reclaim(
+        self, request: pb.RequestReclaimRequest, caller: object
     ) -> pb.RequestReclaimResponse:
         purpose = self._order_reclaim(request.job_id, ReclaimOrder.ANNOUNCE)
         return pb.RequestReclaimResponse(purpose=purpose)
 
-    async def Reclaim(  # noqa: N802
-        self, request: pb.ReclaimRequest, context: "Context"
-    ) -> pb.ReclaimResponse:
+    async def reclaim(self, request: pb.ReclaimRequest, caller: object) -> pb.ReclaimResponse:
         purpose = self._order_reclaim(request.job_id, ReclaimOrder.TAKE)
         return pb.ReclaimResponse(purpose=purpose)
 
-    async def RetryHalted(  # noqa: N802
-        self, request: pb.RetryHaltedRequest, context: "Context"
+    async def retry_halted(
+        self, request: pb.RetryHaltedRequest, caller: object
     ) -> pb.RetryHaltedResponse:
         state = self._state(request.job_id)
         purposes = await self._settler(state).retry(state.job_id)

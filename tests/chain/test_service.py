@@ -24,7 +24,7 @@ def servicer(world: World) -> PaymentsServicer:
 
 async def ledger(world: World) -> pb.GetLedgerResponse:
     request = pb.GetLedgerRequest(job_id=PLAN.job_id)
-    return await servicer(world).GetLedger(request, NO_CONTEXT)
+    return await servicer(world).get_ledger(request, NO_CONTEXT)
 
 
 async def test_the_ledger_tells_what_is_recorded_and_paid(tmp_path: Path, anvil: Anvil) -> None:
@@ -53,7 +53,7 @@ async def test_receipts_are_listed_node_by_node(tmp_path: Path, anvil: Anvil) ->
         request = pb.ListReceiptsRequest(job_id=PLAN.job_id)
         listed = [
             (message.node_id, [receipt.sequence for receipt in message.receipts])
-            async for message in servicer(world).ListReceipts(request, NO_CONTEXT)
+            async for message in servicer(world).list_receipts(request, NO_CONTEXT)
         ]
         assert listed == [(key, [0, 1, 2]) for key in sorted(k.node_id for k in PLAN.keys)]
 
@@ -77,7 +77,7 @@ async def test_an_unknown_job_is_an_error(tmp_path: Path, anvil: Anvil) -> None:
     async with opened_world(tmp_path, anvil, PLAN) as world:
         request = pb.GetLedgerRequest(job_id="job-00000000ffff")
         with pytest.raises(HyperGPUError, match="there is no job"):
-            await servicer(world).GetLedger(request, NO_CONTEXT)
+            await servicer(world).get_ledger(request, NO_CONTEXT)
 
 
 async def test_a_local_chain_begins_where_it_was(tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ from coordinator.shell.servicers.node.servicer import JOIN, NodeServicer
 from coordinator.shell.servicers.user.job import JobServicer
 from coordinator.shell.servicers.user.operator import OperatorServicer
 from coordinator.shell.servicers.wire.chunks import upload_parser
-from coordinator.shell.servicers.wire.handlers import generic_handler
-from coordinator.shell.servicers.wire.interception import ExtensionInterceptor
+from coordinator.shell.servicers.wire.handlers import Gate, generic_handler
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import USER_METHODS, PaymentsPlugin
 from hypergpu.v1 import job_pb2, node_pb2, payments_pb2
@@ -64,12 +63,7 @@ class Listeners:
     def __init__(self, settings: Settings, authority: Authority | None) -> None:
         self._settings = settings
         self._authority = authority
-        self._extension = ExtensionInterceptor(_service(payments_pb2, "PaymentsService"))
-        self._main = grpc.aio.server(
-            interceptors=[self._extension],
-            options=OPTIONS,
-            maximum_concurrent_rpcs=_CALLS_MAX,
-        )
+        self._main = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=_CALLS_MAX)
         self._node = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=_NODE_CALLS_MAX)
         self.port = 0
         self.node_port = 0
@@ -101,7 +95,7 @@ class Listeners:
         health = _service(health_pb2, "Health")
         users = TokenGate(tokens, guesses, for_operators=False)
         operators = TokenGate(tokens, guesses, for_operators=True)
-        others = frozenset(method.name for method in nodes.methods) - JOIN
+        others = frozenset(nodes.methods_by_name) - JOIN
         files = {"UploadData": upload_parser(job_pb2.UploadDataRequest)}
         updates = {"SubmitUpdate": upload_parser(node_pb2.SubmitUpdateRequest)}
         checks = generic_handler(health, servicers.health, OpenGate(), methods=HEALTH)
@@ -113,9 +107,9 @@ class Listeners:
                 generic_handler(operator, servicers.operator, operators),
             )
         )
-        self._extension.gates = lambda name: users if name in USER_METHODS else operators
         if servicers.payments is not None:
-            servicers.payments.add_services(self._main)
+            found = payments_handlers(servicers.payments.servicer(), users, operators)
+            self._main.add_generic_rpc_handlers(found)
         gate = servicers.node_gate
         self._node.add_generic_rpc_handlers(
             (
@@ -129,6 +123,18 @@ class Listeners:
     async def stop(self, grace_s: float) -> None:
         """Take no new calls; what is under way has ``grace_s`` to end."""
         await asyncio.gather(self._main.stop(grace_s), self._node.stop(grace_s))
+
+
+def payments_handlers(
+    servicer: object, users: Gate, operators: Gate
+) -> tuple[grpc.GenericRpcHandler, grpc.GenericRpcHandler]:
+    """PaymentsService: some of its methods serve users, the others operators."""
+    service = _service(payments_pb2, "PaymentsService")
+    others = frozenset(service.methods_by_name) - USER_METHODS
+    return (
+        generic_handler(service, servicer, users, methods=USER_METHODS),
+        generic_handler(service, servicer, operators, methods=others),
+    )
 
 
 def _service(module: Any, name: str) -> ServiceDescriptor:

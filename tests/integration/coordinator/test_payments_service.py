@@ -1,22 +1,19 @@
 """A service that payments add to the user port is admitted and answered like our own."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
 
+from coordinator.shell.app.listeners import payments_handlers
 from coordinator.shell.servicers.wire.handlers import Caller
-from coordinator.shell.servicers.wire.interception import ExtensionInterceptor
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.extension import USER_METHODS
 from hypergpu.v1 import payments_pb2, payments_pb2_grpc
 from tests.node_client import reason_of
 
-SERVICE: Any = payments_pb2.DESCRIPTOR.services_by_name["PaymentsService"]
 
-
-class TokenGate:
+class RoleGate:
     """Admits who shows a role."""
 
     def __init__(self, role: str) -> None:
@@ -27,32 +24,31 @@ class TokenGate:
             raise HyperGPUError(Reason.ROLE_FORBIDDEN, f"{caller.method} needs {self._role}")
 
 
-class Payments(payments_pb2_grpc.PaymentsServiceServicer):
-    async def GetLedger(self, request: Any, context: Any) -> Any:  # noqa: N802
+class LedgerAnswers:
+    async def get_ledger(self, request: Any, caller: Caller) -> Any:
         if request.job_id == "unknown":
             raise HyperGPUError(Reason.JOB_UNKNOWN, "there is no job 'unknown'")
         return payments_pb2.GetLedgerResponse(escrow=request.job_id)
 
-    async def ListReceipts(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def list_receipts(self, request: Any, caller: Caller) -> Any:
         for number in range(2):
             yield payments_pb2.ListReceiptsResponse(node_id=str(number))
 
-    async def RequestReclaim(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def request_reclaim(self, request: Any, caller: Caller) -> Any:
         raise HyperGPUError(Reason.JOB_UNKNOWN, "no job ends here")
 
-    async def Reclaim(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def reclaim(self, request: Any, caller: Caller) -> Any:
         raise HyperGPUError(Reason.JOB_UNKNOWN, "no job ends here")
 
-    async def RetryHalted(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def retry_halted(self, request: Any, caller: Caller) -> Any:
         return payments_pb2.RetryHaltedResponse(purposes=[request.job_id])
 
 
 @pytest.fixture
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
-    interceptor = ExtensionInterceptor(SERVICE)
-    interceptor.gates = lambda name: TokenGate("user" if name in USER_METHODS else "operator")
-    server = grpc.aio.server(interceptors=[interceptor])
-    payments_pb2_grpc.add_PaymentsServiceServicer_to_server(Payments(), server)
+    server = grpc.aio.server()
+    handlers = payments_handlers(LedgerAnswers(), RoleGate("user"), RoleGate("operator"))
+    server.add_generic_rpc_handlers(handlers)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -81,18 +77,3 @@ async def test_an_error_of_the_service_keeps_its_reason(channel: grpc.aio.Channe
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await stub.GetLedger(payments_pb2.GetLedgerRequest(job_id="unknown"), metadata=USER)
     assert reason_of(refused.value) == "JOB_UNKNOWN"
-
-
-@pytest.mark.parametrize("method", ["GetLedger", "ListReceipts"])
-async def test_bytes_that_are_no_message_are_refused(
-    channel: grpc.aio.Channel, method: str
-) -> None:
-    path = f"/{SERVICE.full_name}/{method}"
-    kinds: dict[str, Callable[..., Any]] = {
-        "GetLedger": channel.unary_unary,
-        "ListReceipts": channel.unary_stream,
-    }
-    call = kinds[method](path)(b"\xff\xff", metadata=USER)
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await (anext(aiter(call)) if method == "ListReceipts" else call)
-    assert reason_of(refused.value) == "REQUEST_INVALID"
