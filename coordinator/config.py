@@ -7,35 +7,37 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class Settings(BaseSettings):
-    """How one coordinator runs."""
+    """Settings of one coordinator; the text under each is also the help of its flag."""
 
     model_config = SettingsConfigDict(
-        env_prefix="HYPERGPU_COORDINATOR_", frozen=True, extra="forbid"
+        env_prefix="HYPERGPU_COORDINATOR_",
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
     )
 
     data_dir: Path = Path.home() / ".local" / "share" / "hypergpu" / "coordinator"
-    """Journal, blobs, identity and tokens. One coordinator at a time uses it."""
+    """Folder of journal, models, identity and tokens. One coordinator at a time uses it."""
     passphrase_file: Path | None = None
-    """Holds the passphrase of the key that signs receipts; ``-``: ask on the terminal. Without one
-    a passphrase is made and kept beside ``data_dir``.
-    """
+    """File with the passphrase of the key that signs receipts; '-' asks on the terminal. Without
+    one a passphrase is made and kept beside the data folder."""
     listen: str = "0.0.0.0"  # noqa: S104  nodes dial in from other machines
     """Address that both listeners bind."""
     port: int = Field(default=7700, ge=0, le=65535)
-    """Users, operators and joining nodes. 0 takes a free one."""
+    """Port of users, operators and joining nodes. 0 takes a free one."""
     node_port: int = Field(default=7701, ge=0, le=65535)
-    """Nodes with a certificate. 0 takes a free one."""
+    """Port of nodes with a certificate. 0 takes a free one."""
     advertise: tuple[str, ...] = ()
-    """Addresses that tokens and the certificate name; found out when empty."""
+    """Host that tokens and the certificate name; repeatable. Found out when there is none."""
     database_url: str = ""
-    """SQLAlchemy URL of the journal; a SQLite file in ``data_dir`` when empty."""
+    """SQLAlchemy URL of the journal; a SQLite file in the data folder when empty."""
     plaintext: bool = False
     """No TLS; only on loopback."""
     disk_quota_bytes: int = Field(default=0, ge=0)
-    """Blobs may take this much; 0: what the disk has."""
+    """Most bytes of blobs; 0: no limit but the disk."""
     line_mbit_s: int = Field(default=0, ge=0)
-    """What this machine's line carries towards it, in Mbit/s: where nodes' uploads would crowd it,
-    plans let some wait. 0: not known, nobody waits."""
+    """Rate in Mbit/s of this machine's line towards it: uploads that would crowd it wait for each
+    other. 0: not known, no upload waits."""
     heartbeat_interval_ms: int = Field(default=5_000, ge=10)
     """How often nodes are told to say that they live."""
     lost_after_ms: int = Field(default=15_000, ge=100)
@@ -44,7 +46,7 @@ class Settings(BaseSettings):
     """After a start, a node that was working has this much longer to dial in: as long as nodes wait
     at most before they dial again."""
     read_timeout_ms: int = Field(default=10_000, ge=100)
-    """A client stream that sends nothing for this long is closed; bulk has the time beside it that
-    a piece takes."""
+    """A client stream that sends nothing for this long is closed; bulk may also take the time that
+    a piece needs."""
     drain_timeout_ms: int = Field(default=20_000, ge=0)
     """How long SIGTERM waits for calls in flight."""

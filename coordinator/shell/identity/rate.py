@@ -1,4 +1,7 @@
-"""How often somebody may be wrong: a token bucket per peer, with the time as an argument."""
+"""How often peers may do something: a token bucket for each, with the time as an argument."""
+
+from collections import OrderedDict
+from collections.abc import Hashable
 
 import msgspec
 
@@ -12,25 +15,30 @@ class Rate(msgspec.Struct, frozen=True):
     interval_ms: Milliseconds
 
 
-class Bucket(msgspec.Struct, frozen=True):
-    """When the bucket is full again. In the past: it is full."""
+class RateLimiter:
+    """Token buckets of peers, in bounded memory: the peers that took longest ago are forgotten."""
 
-    full_at_ms: Milliseconds = Milliseconds(0)
+    def __init__(self, rate: Rate, peers_max: int = 65_536) -> None:
+        self._rate = rate
+        self._peers_max = peers_max
+        self._full_at_ms: OrderedDict[Hashable, int] = OrderedDict()
+        """When each peer's bucket is full again."""
 
+    def take(self, peer: Hashable, now_ms: Milliseconds) -> bool:
+        """Take one from the peer's bucket; False when it is empty."""
+        if self.wait_ms(peer, now_ms):
+            return False
+        full_at_ms = max(self._full_at_ms.pop(peer, 0), now_ms) + self._rate.interval_ms
+        self._full_at_ms[peer] = full_at_ms
+        while len(self._full_at_ms) > self._peers_max:
+            self._full_at_ms.popitem(last=False)
+        return True
 
-GUESSES = Rate(burst=10, interval_ms=Milliseconds(6_000))
-"""Wrong secrets per peer: 10 at once, then 10 a minute."""
+    def wait_ms(self, peer: Hashable, now_ms: Milliseconds) -> Milliseconds:
+        """How long until the peer may take one again; 0 is now."""
+        spare_ms = (self._rate.burst - 1) * self._rate.interval_ms
+        return Milliseconds(max(0, self._full_at_ms.get(peer, 0) - spare_ms - now_ms))
 
-
-def take_token(rate: Rate, bucket: Bucket, now_ms: Milliseconds) -> Bucket | None:
-    """The bucket after taking one, or None when it is empty."""
-    filled_at_ms = max(bucket.full_at_ms, now_ms) + rate.interval_ms
-    if filled_at_ms - now_ms > rate.burst * rate.interval_ms:
-        return None
-    return Bucket(Milliseconds(filled_at_ms))
-
-
-def wait_ms(rate: Rate, bucket: Bucket, now_ms: Milliseconds) -> Milliseconds:
-    """How long until one is admitted again; 0 is now."""
-    room_at_ms = bucket.full_at_ms - (rate.burst - 1) * rate.interval_ms
-    return Milliseconds(max(0, room_at_ms - now_ms))
+    def forget(self, peer: Hashable) -> None:
+        """Give the peer a full bucket again."""
+        self._full_at_ms.pop(peer, None)

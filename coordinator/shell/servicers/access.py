@@ -2,7 +2,7 @@
 
 from coordinator.shell.identity.guesses import GuessLimiter
 from coordinator.shell.identity.nodes import KnownNodes
-from coordinator.shell.identity.rate import Bucket, Rate, take_token
+from coordinator.shell.identity.rate import Rate, RateLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.servicers.wire.handlers import Caller
 from coordinator.shell.servicers.wire.versions import refuse_other_protocol
@@ -20,7 +20,6 @@ _USERS = frozenset({Role.USER, Role.OPERATOR})
 _OPERATORS = frozenset({Role.OPERATOR})
 _HEADERS = Rate(burst=100, interval_ms=Milliseconds(50))
 """Update headers of one node: each may cost a row in the journal."""
-_NODES_MAX = 65_536
 
 
 class OpenGate:
@@ -47,15 +46,9 @@ class TokenGate:
 
     async def admit(self, caller: Caller) -> None:
         refuse_caller_of_other_protocol(caller)
-        host = peer_host(caller.peer)
-        self._guesses.check(host, monotonic_ms())
-        try:
+        with self._guesses.count_failures(peer_host(caller.peer), {Reason.TOKEN_INVALID}):
             credential = parse_authorization(caller.metadata.get("authorization", ""))
             self._tokens.check(credential, self._roles, unix_s())
-        except HyperGPUError as refused:
-            if refused.reason is Reason.TOKEN_INVALID:
-                self._guesses.failed(host, monotonic_ms())
-            raise
 
 
 class NodeGate:
@@ -64,14 +57,15 @@ class NodeGate:
     def __init__(self, nodes: KnownNodes, *, is_plaintext: bool) -> None:
         self._nodes = nodes
         self._is_plaintext = is_plaintext
-        self._headers: dict[NodeId, Bucket] = {}
+        self._headers = RateLimiter(_HEADERS)
 
     async def admit(self, caller: Caller) -> None:
         node = self.node(caller)
         self.check(node)
         refuse_caller_of_other_protocol(caller)
-        if caller.method == "NodeService.SubmitUpdate":
-            self._take_header(node)
+        brings_header = caller.method == "NodeService.SubmitUpdate"
+        if brings_header and not self._headers.take(node, monotonic_ms()):
+            raise HyperGPUError(Reason.RATE_LIMITED, f"too many update headers from {node}")
 
     def node(self, caller: Caller) -> NodeId:
         """The caller's id.
@@ -93,14 +87,6 @@ class NodeGate:
             HyperGPUError: NODE_UNKNOWN or NODE_REVOKED.
         """
         self._nodes.check(node)
-
-    def _take_header(self, node: NodeId) -> None:
-        bucket = take_token(_HEADERS, self._headers.get(node, Bucket()), monotonic_ms())
-        if bucket is None:
-            raise HyperGPUError(Reason.RATE_LIMITED, f"too many update headers from {node}")
-        if len(self._headers) >= _NODES_MAX:
-            self._headers.clear()
-        self._headers[node] = bucket
 
 
 def refuse_caller_of_other_protocol(caller: Caller) -> None:

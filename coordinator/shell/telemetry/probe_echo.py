@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from coordinator.shell.identity.rate import Bucket, Rate, take_token
+from coordinator.shell.identity.rate import Rate, RateLimiter
 from coordinator.shell.telemetry.probe_tokens import ProbeTokens
 from hypergpu.ids import NodeId
 from hypergpu.process.clock import monotonic_ms
@@ -42,7 +42,7 @@ class ProbeEcho(asyncio.DatagramProtocol):
     def __init__(self, tokens: ProbeTokens, is_connected: Callable[[NodeId], bool]) -> None:
         self._tokens = tokens
         self._is_connected = is_connected
-        self._buckets: dict[NodeId, Bucket] = {}
+        self._limiter = RateLimiter(RATE)
         self._transport: asyncio.DatagramTransport | None = None
         self.count = EchoCount(0, 0, 0)
         self.port = 0
@@ -79,19 +79,12 @@ class ProbeEcho(asyncio.DatagramProtocol):
             node = self._tokens.bearer(payload[:TOKEN_BYTES], now_ms)
         if node is None or not self._is_connected(node):
             self.count = self.count._replace(unauthorised=self.count.unauthorised + 1)
-        elif not self._admits(node, now_ms):
+        elif not self._limiter.take(node, now_ms):
             self.count = self.count._replace(throttled=self.count.throttled + 1)
         elif self._transport is not None:
             self.count = self.count._replace(echoed=self.count.echoed + 1)
             self._transport.sendto(payload, addr)
 
-    def _admits(self, node: NodeId, now_ms: Milliseconds) -> bool:
-        bucket = take_token(RATE, self._buckets.get(node, Bucket()), now_ms)
-        if bucket is None:
-            return False
-        self._buckets[node] = bucket
-        return True
-
     def forget(self, node: NodeId) -> None:
         """Drop the rate of a node whose stream ended; its tokens are void until it is back."""
-        self._buckets.pop(node, None)
+        self._limiter.forget(node)

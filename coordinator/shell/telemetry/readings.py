@@ -21,7 +21,7 @@ from coordinator.core.measure.reading import (
     Transfer,
     Verdict,
 )
-from coordinator.shell.identity.rate import Bucket, Rate, take_token
+from coordinator.shell.identity.rate import Rate, RateLimiter
 from coordinator.shell.telemetry.congestion_control import congestion_control_on
 from coordinator.shell.telemetry.reports import observations
 from coordinator.shell.telemetry.upload_meter import UploadMeter
@@ -66,7 +66,6 @@ class _NodeTelemetry:
         self.uploads: UploadMeter | None = None
         self.upload_ms: Milliseconds | None = None
         """Time of the newest upload measured here."""
-        self.reports = Bucket()
 
 
 class Readings:
@@ -76,6 +75,7 @@ class Readings:
         self.node_port = node_port
         """Port of the listener whose sockets carry models down."""
         self._nodes: dict[NodeId, _NodeTelemetry] = {}
+        self._reports = RateLimiter(REPORTS)
         self._absent: dict[NodeId, None] = {}
         """Nodes in order of leaving."""
         self._congestion_control = ""
@@ -118,11 +118,9 @@ class Readings:
     def record_report(self, node: NodeId, message: node_pb2.Measured) -> None:
         """Add a node's report of its own measurements."""
         now_ms, known = monotonic_ms(), self._node(node)
-        bucket = take_token(REPORTS, known.reports, now_ms)
-        if bucket is None:
+        if not self._reports.take(node, now_ms):
             self.dropped += 1
             return
-        known.reports = bucket
         has_own = known.upload_ms is not None and now_ms - known.upload_ms < _OWN_FIGURE_MS
         for observation in observations(message, now_ms, own=self.congestion_control):
             if not (has_own and _is_upload(observation)):
@@ -141,7 +139,8 @@ class Readings:
         """The node's stream ended; its reading is kept in case it comes back."""
         self.observe(node, Presence(at_ms=monotonic_ms(), is_present=False))
         known = self._nodes[node]
-        known.reports, known.uploads, known.upload_ms = Bucket(), None, None
+        known.uploads = known.upload_ms = None
+        self._reports.forget(node)
         self._absent.pop(node, None)
         self._absent[node] = None
         while len(self._absent) > ABSENT_MAX:

@@ -19,7 +19,7 @@ from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId, TokenId
 from hypergpu.keys.signature import JoinClaim, node_id_of, verify
-from hypergpu.process.clock import monotonic_ms, unix_s
+from hypergpu.process.clock import unix_s
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.token import Credential
 
@@ -55,14 +55,8 @@ class Joins:
             HyperGPUError: the version, the token, the signature or the request will not do.
         """
         refuse_other_version(request.version)
-        host = peer_host(caller.peer)
-        self._guesses.check(host, monotonic_ms())
-        try:
+        with self._guesses.count_failures(peer_host(caller.peer), _GUESSES):
             return await asyncio.to_thread(self._join, request)
-        except HyperGPUError as refused:
-            if refused.reason in _GUESSES:
-                self._guesses.failed(host, monotonic_ms())
-            raise
 
     def _join(self, request: node_pb2.JoinRequest) -> node_pb2.JoinResponse:
         credential = Credential(TokenId(request.token_id), request.token_secret)
