@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         description="The process that decides. `hypergpu up` starts it with friendlier output.",
         epilog="Every flag is also read from HYPERGPU_COORDINATOR_* in the environment.",
     )
-    actions = {bool: "store_true", tuple[str, ...]: "append"}
+    actions: dict[Any, str] = {bool: "store_true", tuple[str, ...]: "append"}
     for name, field in Settings.model_fields.items():
         parser.add_argument(
             f"--{name.replace('_', '-')}",
