@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shell import listeners
+from coordinator.shell.app import listeners
 from gpu_node.shell.link import channels
 from hypergpu.client import connection
 
