@@ -15,6 +15,10 @@ CHANGES = {
 PROTOCOL_KEY = "hypergpu-protocol"
 PROTOCOL_ENTRY = (PROTOCOL_KEY, str(PROTOCOL))
 """Metadata of every call."""
+OUT_OF_MEMORY = "out of memory"
+"""Beginning of the reason with which a node hands a shard back whose batch did not fit into its
+memory. A plan then gives it a smaller one.
+"""
 
 
 def _software() -> str:

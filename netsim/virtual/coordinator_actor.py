@@ -21,6 +21,7 @@ from gpu_node.core.update import Update
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.statements.assignment import BlobRef, Lease
 from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.wire.protocol import OUT_OF_MEMORY
 from netsim.virtual.agenda import Agenda
 from netsim.virtual.measuring import Gauges, made_up_evaluation, made_up_judgement
 from netsim.virtual.node_actor import NodeActor, job_released
@@ -144,7 +145,12 @@ class CoordinatorActor:
         self.apply(
             lease.job_id,
             events.ShardHandedBack(
-                at_ms=now_ms, node=node, round=lease.round, lease=lease.number, reason=reason
+                at_ms=now_ms,
+                node=node,
+                round=lease.round,
+                lease=lease.number,
+                reason=reason,
+                is_out_of_memory=reason.startswith(OUT_OF_MEMORY),
             ),
         )
 

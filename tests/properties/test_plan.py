@@ -91,6 +91,7 @@ memories = st.builds(
     cut_rounds=st.integers(0, 4),
     is_alternating=st.booleans(),
     batch_size=st.integers(0, 64),
+    batch_most=st.integers(0, 64),
 )
 
 
@@ -255,9 +256,9 @@ def test_the_last_rounds_share_what_is_left(
     request, found = case
     plan = plan_round(request, found, SIZES)
     batch = request.spec.training.batch_size
-    given_ = batch * sum(part.inner_steps for part in plan.nodes.values())
+    given_ = sum(part.inner_steps * part.batch(batch) for part in plan.nodes.values())
     left = request.samples_total - request.samples_done
-    assert given_ <= max(left, 0) + batch * len(plan.nodes)
+    assert given_ <= max(left, 0) + 2 * batch * len(plan.nodes)
 
 
 @given(st.lists(steady, min_size=2, max_size=8), steady, shardings)
@@ -296,22 +297,15 @@ def set_step(truth: Truth, step_ms: float) -> Truth:
 
 @given(asked())
 @settings(max_examples=200, deadline=None)
-def test_batches_are_the_jobs_unless_every_step_is_exchanged(
+def test_a_batch_of_its_own_lies_within_limits_and_says_why(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
 ) -> None:
     request, found = case
-    job, stated = request.spec, request.spec.training.batch_size
-    several = replace(job, aware=replace(job.aware, inner_steps_max=2))
-    plan = plan_round(replace(request, spec=several), found, SIZES)
-    assert {part.batch_size for part in plan.nodes.values()} == {0}
-    single = replace(job, aware=replace(job.aware, inner_steps_max=1))
-    plan = plan_round(replace(request, spec=single), found, SIZES)
-    assert {part.inner_steps for part in plan.nodes.values()} == {1}
-    assert sum(part.batch_size for part in plan.nodes.values()) == stated * len(plan.nodes)
-    for part in plan.nodes.values():
-        assert 1 <= part.batch_size <= 2 * stated
-        said = f"batch {part.batch_size} of {stated}" in part.reason
-        assert said == (part.batch_size != stated)
+    stated, limits = request.spec.training.batch_size, request.spec.aware
+    most = 2 * stated if limits.inner_steps_max == 1 else stated
+    for part in plan_round(request, found, SIZES).nodes.values():
+        assert 1 <= part.batch(stated) <= most
+        assert (f"batch {part.batch_size} of {stated}" in part.reason) == bool(part.batch_size)
 
 
 @given(asked())
@@ -357,7 +351,9 @@ def test_a_slower_line_has_no_more_steps_of_the_same_round_with_the_same_codec(
     for one in (truth, replace_up(truth, truth.up_mbit_s / times)):
         mine = _known(one)
         moving_us = mine.moving_us(up, down)
-        steps.append(own_steps(mine, moving_us, span_us, bounds_=limits, memory=NodeMemory("")))
+        steps.append(
+            own_steps(mine.step_us, moving_us, span_us, bounds_=limits, memory=NodeMemory(""))
+        )
     assert steps[0] >= steps[1]
 
 

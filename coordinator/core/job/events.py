@@ -96,6 +96,8 @@ class ShardHandedBack(StampedEvent, frozen=True, tag=True):
     round: int
     lease: int
     reason: str
+    is_out_of_memory: bool = False
+    """Whether its batch did not fit into the memory of the node's device."""
 
 
 class DeadlineReached(StampedEvent, frozen=True, tag=True):

@@ -107,6 +107,8 @@ class Participant(msgspec.Struct, frozen=True):
     update: AcceptedUpdate | None = None
     took_ms: Milliseconds = Milliseconds(0)
     """From its assignment until its update was in, pauses left out; 0: it is not."""
+    is_out_of_memory: bool = False
+    """Whether it handed its shard back because its batch did not fit into memory."""
 
     @property
     def inner_steps(self) -> int:

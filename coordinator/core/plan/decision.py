@@ -3,11 +3,26 @@
 The journal holds plans (`RoundPlanned`), never the readings that they were made of.
 """
 
+from enum import StrEnum
+
 import msgspec
 
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds, Samples
+
+
+class Band(StrEnum):
+    """How far a node takes part in planned rounds, by forecasts and presence alone."""
+
+    HIGH = "high"
+    """It gets more work than the median node."""
+    NORMAL = "normal"
+    """It gets about as much."""
+    LOW = "low"
+    """It gets less: fewer inner steps, and a smaller batch where the fewest are too many."""
+    POOR = "poor"
+    """It rests, takes part in some rounds only, or takes part although it is slow."""
 
 
 class NodePlan(msgspec.Struct, frozen=True):
@@ -20,7 +35,7 @@ class NodePlan(msgspec.Struct, frozen=True):
     spread_ms: Milliseconds
     """Mean deviation of that time."""
     reason: str
-    """For people: ``H=80, int4, uplink 6 Mbit/s, forecast 31 s of 42 s``."""
+    """For people: ``normal: H=80, int4, uplink 6 Mbit/s, forecast 31 s, deadline 42 s``."""
     upload_after_ms: Milliseconds = Milliseconds(0)
     """How long the finished update waits, so that uploads do not all begin at once."""
     connections: int = 1
@@ -29,6 +44,7 @@ class NodePlan(msgspec.Struct, frozen=True):
     """Samples in each of its steps; 0: as the job states."""
     prefetch_steps: int = 0
     """Inner steps of the next round that it may take while this one's updates are on their way."""
+    band: Band = Band.NORMAL
 
     def batch(self, stated: int) -> int:
         """Samples in each of its steps, of a job that states so many."""
@@ -62,6 +78,8 @@ class NodeMemory(msgspec.Struct, frozen=True):
     """Plans in a row of which it was no candidate."""
     batch_size: int = 0
     """What it was given last; 0: as the job states."""
+    batch_most: int = 0
+    """The most that its device's memory is taken to hold; 0: it never ran out of memory."""
 
 
 class PlanMemory(msgspec.Struct, frozen=True):
@@ -113,6 +131,8 @@ class NodeResult(msgspec.Struct, frozen=True):
     plan: NodePlan
     took_ms: Milliseconds
     """From the round's opening until its update was in; 0: it never was."""
+    is_out_of_memory: bool = False
+    """Whether its worker reported that the batch did not fit into the device's memory."""
 
 
 class PlanRequest(msgspec.Struct, frozen=True):

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from coordinator.core.measure.fleet import typical
 from coordinator.core.measure.reading import NodeReading
-from coordinator.core.plan.balance import own_batches
+from coordinator.core.plan.batches import held_batch
 from coordinator.core.plan.decision import NodePlan, PlanMemory, PlanRequest, RoundPlan, Sizes
 from coordinator.core.plan.ladder import FINEST, allowed_levels
 from coordinator.core.plan.participation import absentees, candidate_memories, still_resting
 from coordinator.core.plan.spreading import fit_steps, prefetch_limit
 from coordinator.core.plan.transfers import connections
-from coordinator.core.plan.wording import node_reason, opening_reason
+from coordinator.core.plan.wording import node_reason, opening_reason, resting_reason
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import SPARSE_SCHEMES, JobSpec
 from hypergpu.units import Milliseconds
@@ -39,10 +39,10 @@ def opening_plan(
     resting = still_resting(request, memories, readings)
     working = {node: memory for node, memory in memories.items() if node not in resting}
     asked = {node: min(most, memory.inner_steps or steps) for node, memory in working.items()}
-    batches = own_batches(request.spec, working, {})
-    given = fit_steps(
-        asked, request.spec.training.batch_size, request.samples_total - request.samples_done
-    )
+    stated = request.spec.training.batch_size
+    batches = {node: held_batch(request.spec, memory) for node, memory in working.items()}
+    sizes_ = {node: batch.size for node, batch in batches.items()}
+    given = fit_steps(asked, sizes_, request.samples_total - request.samples_done)
     usual = typical(readings[node] for node in request.candidates if node in readings)
     nodes = {}
     for node, memory in working.items():
@@ -55,14 +55,14 @@ def opening_plan(
             spread_ms=Milliseconds(0),
             reason=batches[node].reason,
             connections=connections(reading, usual, sizes.update_bytes[FINEST], memory.connections),
-            batch_size=batches[node].size,
+            batch_size=batches[node].size if batches[node].size != stated else 0,
             prefetch_steps=prefetch_limit(request.spec, given[node]),
         )
         nodes[node] = replace(plan, reason=node_reason(plan, up_bits_per_s=0, deadline_ms=0))
     return RoundPlan(
         round=request.round,
         nodes=nodes,
-        resting=resting,
+        resting={node: resting_reason(why) for node, why in resting.items()},
         deadline_ms=Milliseconds(0),
         down=previous.down or FINEST,
         is_sparse=previous.is_sparse,

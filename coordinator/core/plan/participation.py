@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from coordinator.core.measure.reading import NodeReading
-from coordinator.core.plan.decision import NodeMemory, PlanRequest
+from coordinator.core.plan.decision import Band, NodeMemory, PlanRequest
 from hypergpu.ids import NodeId
 
 _ALTERNATE_FROM, _FULL_FROM = 1.5, 1.25
@@ -30,13 +30,29 @@ _UNREADY = ("", _STARTING, _AWAY)
 """Why a node could not begin; the later in the row, the later it is asked back for the quorum."""
 
 
+_LOW_BELOW, _HIGH_FROM = 0.75, 1.25
+"""Work that fits into a round over the median node's."""
+
+
+def work_band(work: float) -> Band:
+    """Band of a node that takes part in every round.
+
+    Args:
+        work: Full batches that fit into the round, over the median node's.
+    """
+    if work < _LOW_BELOW:
+        return Band.LOW
+    return Band.HIGH if work >= _HIGH_FROM else Band.NORMAL
+
+
 class Part(NamedTuple):
     """One node's part of the round and what the next plan is to remember of it."""
 
     memory: NodeMemory
     is_taking_part: bool
+    band: Band
     reason: str = ""
-    """Why it rests, or why it takes part although it is slow."""
+    """Why it is of that band; empty for a normal node."""
     may_stretch: bool = True
     """Whether the round is made long enough for it."""
 
@@ -65,7 +81,9 @@ def absentees(request: PlanRequest) -> dict[NodeId, NodeMemory]:
     found = {}
     for node in away.keys() - request.candidates.keys():
         memory = _after(request, node)
-        if (memory.retries or memory.cut_rounds) and memory.away_rounds < _FORGOTTEN_AFTER:
+        if (
+            memory.retries or memory.cut_rounds or memory.batch_most
+        ) and memory.away_rounds < _FORGOTTEN_AFTER:
             found[node] = replace(memory, away_rounds=memory.away_rounds + 1)
     return {node: found[node] for node in away if node in found}
 
@@ -78,6 +96,9 @@ def _after(request: PlanRequest, node: NodeId) -> NodeMemory:
     memory, result = before.get(node, NodeMemory(codec="")), request.results.get(node)
     if result is None:
         return memory
+    if result.is_out_of_memory:
+        failed = result.plan.batch(request.spec.training.batch_size)
+        memory = replace(memory, batch_most=max(1, failed // 2))
     return replace(memory, cut_rounds=0 if result.took_ms > 0 else memory.cut_rounds + 1)
 
 
@@ -110,14 +131,16 @@ def parts(
     request: PlanRequest,
     memories: Mapping[NodeId, NodeMemory],
     least_spans: Mapping[NodeId, float],
+    works: Mapping[NodeId, float],
     readings: Mapping[NodeId, NodeReading],
 ) -> dict[NodeId, Part]:
-    """Everybody's part.
+    """The part and the band of each candidate: the only place that decides them.
 
     Args:
         request: What is planned.
         memories: Of each candidate, the round before included.
         least_spans: What each would take with the fewest steps, in spans of the round.
+        works: Full batches that fit into the round for each, over the median node's.
         readings: They tell who could not begin at once.
 
     Returns:
@@ -129,7 +152,7 @@ def parts(
         if node in unready and not is_excluded(memory, request.round):
             found[node] = _resting(memory, unready[node])
         else:
-            found[node] = _part(request, node, memory, least_spans[node])
+            found[node] = _part(request, node, memory, spans=least_spans[node], work=works[node])
     missing = _nodes_needed(request, len(found)) - sum(
         1 for part in found.values() if part.is_taking_part
     )
@@ -140,7 +163,7 @@ def parts(
     for node in resting[: max(0, missing)]:
         memory = replace(found[node].memory, rests_until_round=request.round)
         reason = f"{unready.get(node, 'slow')}, needed for the quorum"
-        found[node] = Part(memory, is_taking_part=True, reason=reason)
+        found[node] = Part(memory, is_taking_part=True, band=Band.POOR, reason=reason)
     return found
 
 
@@ -152,13 +175,15 @@ def _nodes_needed(request: PlanRequest, candidates: int) -> int:
     return max(1, ceil(request.spec.round.quorum * candidates - 1e-9))
 
 
-def _part(request: PlanRequest, node: NodeId, memory: NodeMemory, spans: float) -> Part:
+def _part(
+    request: PlanRequest, node: NodeId, memory: NodeMemory, *, spans: float, work: float
+) -> Part:
     number, is_fresh = request.round, node in request.results
     if is_excluded(memory, number):
         return _resting(memory, _exclusion(memory))
     if memory.retries and not is_fresh:
         reason = f"on trial after {_times(memory.retries)}"
-        return Part(memory, is_taking_part=True, reason=reason, may_stretch=False)
+        return Part(memory, True, Band.POOR, reason, may_stretch=False)
     if memory.cut_rounds >= (1 if memory.retries else _CUTS):
         return _resting_part(memory, number, f"no update in time, {memory.cut_rounds} in a row")
     if spans > _excluded_from(request, memory):
@@ -168,9 +193,11 @@ def _part(request: PlanRequest, node: NodeId, memory: NodeMemory, spans: float) 
         reason = f"every other round: needs {spans:.1f} times as long as the round"
         if is_fresh:
             return _resting(memory, f"{reason}; takes part again in round {number + 1}")
-        return Part(memory, is_taking_part=True, reason=reason)
+        return Part(memory, True, Band.POOR, reason)
     memory = replace(memory, is_alternating=False, retries=0)
-    return Part(memory, is_taking_part=True)
+    band = work_band(work)
+    reason = "" if band is Band.NORMAL else f"{work:.2g} of the median node's work fits in"
+    return Part(memory, True, band, reason)
 
 
 def _excluded_from(request: PlanRequest, memory: NodeMemory) -> float:
@@ -194,7 +221,7 @@ def _exclusion(memory: NodeMemory) -> str:
 
 
 def _resting(memory: NodeMemory, reason: str) -> Part:
-    return Part(memory, is_taking_part=False, reason=reason)
+    return Part(memory, False, Band.POOR, reason)
 
 
 def _times(count: int) -> str:

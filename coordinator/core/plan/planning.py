@@ -13,7 +13,13 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from coordinator.core.measure.reading import NodeReading
-from coordinator.core.plan.balance import least_share, own_batches
+from coordinator.core.plan.batches import (
+    Batch,
+    balanced_span_us,
+    exchanges_each_step,
+    held_batch,
+    own_batch,
+)
 from coordinator.core.plan.deadline import Arrival, deadline
 from coordinator.core.plan.decision import (
     NodeMemory,
@@ -53,12 +59,13 @@ from coordinator.core.plan.spreading import (
     bounds,
     fit_steps,
     kept_span_us,
+    own_bounds,
     own_steps,
     planned_prefetch,
     rounds_apart,
 )
 from coordinator.core.plan.transfers import Upload, upload_delays
-from coordinator.core.plan.wording import node_reason, round_reason
+from coordinator.core.plan.wording import node_reason, resting_reason, round_reason
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -67,6 +74,8 @@ _UNMEASURED_SPANS = 2
 """A node that was never seen at work gets so many spans."""
 _COMFORT = 4
 """Times the user's own H: beyond it the codec gives way before H does."""
+_STRETCH = 1.15
+"""A round is made so much longer for slow nodes before their batches become smaller."""
 _OVERRUN = 1.5
 """A node whose line is worse than the middle one's takes fewer steps before a sparser codec."""
 
@@ -81,18 +90,44 @@ class Outline(NamedTuple):
     """What the round is made to take, before it is stretched for anybody."""
 
 
-class Share(NamedTuple):
+class Frame(NamedTuple):
+    """What the plans of all nodes of the round are made of."""
+
+    request: PlanRequest
+    sizes: Sizes
+    outline: Outline
+    limits: Bounds
+
+    @property
+    def stated_batch(self) -> int:
+        """Samples in a step of the job's own batch."""
+        return self.request.spec.training.batch_size
+
+
+class NodeWork(NamedTuple):
     """One node's work while the plan is made."""
 
     known: Known
     codec: str
     lighter_rounds: int
     moving_us: float
-    """What it can only wait for."""
+    """Time that it can only wait for bytes."""
     hidden_us: float
-    """What bytes move for besides, while it takes steps that it was granted."""
-    least_us: float
-    part: Part
+    """Further time in which bytes move, while it takes steps that it was granted."""
+    batch: Batch
+    step_us: float
+    """Time of a step with its own batch."""
+    prefetched: int
+    """Inner steps of this round that it may have taken already."""
+    bounds: Bounds
+    is_batch_held: bool
+    """Whether its steps before were of the same batch, so that their number may be kept."""
+
+    @property
+    def least_us(self) -> float:
+        """Time of the fewest steps that it may take, with moving."""
+        least = max(self.bounds.least, min(self.prefetched, self.bounds.most))
+        return least * self.step_us + self.moving_us
 
 
 def plan_round(
@@ -124,8 +159,17 @@ def plan_round(
         request.spec.aware.inner_steps_max,
         request.spec.data.sharding,
     )
-    shares = _shares(request, known, memories, outline=outline, sizes=sizes, limits=limits)
-    return _assemble_plan(request, shares, outline=outline, sizes=sizes, limits=limits)
+    frame = Frame(request, sizes, outline, limits)
+    works = {node: _node_work(frame, node, mine, memories[node]) for node, mine in known.items()}
+    steps = outline.middle.inner_steps
+    found = parts(
+        request,
+        memories,
+        {node: work.least_us / outline.span_us for node, work in works.items()},
+        {n: (outline.span_us - w.moving_us) / w.known.step_us / steps for n, w in works.items()},
+        {node: mine.reading for node, mine in known.items()},
+    )
+    return _assemble_plan(frame, works, found)
 
 
 def _outline(
@@ -171,7 +215,11 @@ def _outline(
         most=most,
     )
     held_ms = previous.span_ms if previous is not None else 0
-    span_us = kept_span_us(middle_.span_us, held_ms if _is_middle_kept(request, middle_) else 0)
+    span_us = middle_.span_us
+    if exchanges_each_step(request.spec):
+        steps_us = [mine.step_us for mine in known.values()]
+        span_us = balanced_span_us(steps_us, tuple(moving_us.values()))
+    span_us = kept_span_us(span_us, held_ms if _is_middle_kept(request, middle_) else 0)
     return Outline(family, down, middle_, span_us)
 
 
@@ -182,61 +230,56 @@ def _computing_us(spec: JobSpec, mine: Known, moving_us: float, up_bytes: Bytes)
     return computing_for(moving_us, mine.cautious_up_us(up_bytes), utilisation)
 
 
-def _shares(
-    request: PlanRequest,
-    known: Mapping[NodeId, Known],
-    memories: Mapping[NodeId, NodeMemory],
-    *,
-    outline: Outline,
-    sizes: Sizes,
-    limits: Bounds,
-) -> dict[NodeId, Share]:
-    """Each candidate's codec, the least time that it needs, and whether it takes part."""
+def _node_work(frame: Frame, node: NodeId, known: Known, memory: NodeMemory) -> NodeWork:
+    """A candidate's codec, batch and least time: the steps follow when it is known who works."""
+    request, sizes, outline = frame.request, frame.sizes, frame.outline
     computing_us = _OVERRUN * outline.middle.computing_us
-    down_bytes = sizes.update_bytes[outline.down]
-    codecs, moving_us, hidden_us, least = {}, {}, {}, {}
-    for node, mine in known.items():
-        budget = byte_budget(mine, computing_us, request.spec.aware.utilisation)
-        codecs[node] = level(outline.family, memories[node], sizes, budget)
-        moved_us = mine.moving_us(sizes.update_bytes[codecs[node][0]], down_bytes)
-        hidden_us[node] = min(moved_us, request.prefetched.get(node, 0) * mine.step_us)
-        moving_us[node] = moved_us - hidden_us[node]
-        least_steps = limits.least * least_share(request.spec)
-        least_steps = max(least_steps, min(request.prefetched.get(node, 0), limits.most))
-        least[node] = least_steps * mine.step_us + moving_us[node]
-    spans = {node: us / outline.span_us for node, us in least.items()}
-    readings = {node: mine.reading for node, mine in known.items()}
-    found = parts(request, memories, spans, readings)
-    return {
-        node: Share(mine, *codecs[node], moving_us[node], hidden_us[node], least[node], found[node])
-        for node, mine in known.items()
-    }
+    budget = byte_budget(known, computing_us, request.spec.aware.utilisation)
+    codec, lighter_rounds = level(outline.family, memory, sizes, budget)
+    moved_us = known.moving_us(sizes.update_bytes[codec], sizes.update_bytes[outline.down])
+    stated, prefetched = frame.stated_batch, request.prefetched.get(node, 0)
+    held = held_batch(request.spec, memory)
+    hidden_us = min(moved_us, prefetched * known.step_us * held.size / stated)
+    stretch = 1.0 if exchanges_each_step(request.spec) else _STRETCH
+    batch = own_batch(
+        request.spec,
+        memory,
+        fewest_us=frame.limits.least * known.step_us,
+        room_us=stretch * outline.span_us - moved_us + hidden_us,
+    )
+    if batch.size != (memory.batch_size or stated):
+        # Steps that were taken with another batch begin no shard of this one.
+        prefetched, hidden_us = 0, 0.0
+    return NodeWork(
+        known=known,
+        codec=codec,
+        lighter_rounds=lighter_rounds,
+        moving_us=moved_us - hidden_us,
+        hidden_us=hidden_us,
+        batch=batch,
+        step_us=known.step_us * batch.size / stated,
+        prefetched=prefetched,
+        bounds=own_bounds(frame.limits, batch.size / stated, request.spec),
+        is_batch_held=batch.size == (memory.batch_size or stated),
+    )
 
 
 def _assemble_plan(
-    request: PlanRequest,
-    shares: Mapping[NodeId, Share],
-    *,
-    outline: Outline,
-    sizes: Sizes,
-    limits: Bounds,
+    frame: Frame, works: Mapping[NodeId, NodeWork], found: Mapping[NodeId, Part]
 ) -> RoundPlan:
-    working = {node: share for node, share in shares.items() if share.part.is_taking_part}
-    span_us = _stretched_us(request, working, outline)
+    request, outline = frame.request, frame.outline
+    working = {node: work for node, work in works.items() if found[node].is_taking_part}
+    span_us = _stretched_us(frame, working, found)
     asked = {
-        node: _inner_steps(share, span_us, limits, request.prefetched.get(node, 0))
-        for node, share in working.items()
+        node: _inner_steps(work, span_us, found[node].memory) for node, work in working.items()
     }
     left = request.samples_total - request.samples_done
-    given = fit_steps(asked, request.spec.training.batch_size, left)
-    # Prefetched steps are done, or nearly so: the end of the job does not cut them.
-    given = {
-        n: max(steps, min(asked[n], request.prefetched.get(n, 0))) for n, steps in given.items()
-    }
-    plans = _node_plans(
-        request, working, given=given, outline=outline, sizes=sizes, span_us=span_us
-    )
-    closes_ms = _deadline(request, plans, working, span_us)
+    given = fit_steps(asked, {node: work.batch.size for node, work in working.items()}, left)
+    # What was prefetched is done, or nearly so: the end of the job does not cut it.
+    given = {n: max(steps, min(asked[n], working[n].prefetched)) for n, steps in given.items()}
+    plans = _node_plans(frame, working, given=given, span_us=span_us)
+    plans = {node: replace(plan, band=found[node].band) for node, plan in plans.items()}
+    closes_ms = _deadline(frame, plans, working, found, span_us)
     plans = {
         node: replace(
             plan,
@@ -244,12 +287,12 @@ def _assemble_plan(
                 plan,
                 up_bits_per_s=working[node].known.up_bits_per_s,
                 deadline_ms=closes_ms,
-                why=working[node].part.reason,
+                why=found[node].reason,
             ),
         )
         for node, plan in plans.items()
     }
-    resting = {n: share.part.reason for n, share in shares.items() if n not in working}
+    resting = {n: resting_reason(found[n].reason) for n in works if n not in working}
     codecs = [c for c in outline.family.levels if any(p.codec == c for p in plans.values())]
     return RoundPlan(
         round=request.round,
@@ -258,7 +301,7 @@ def _assemble_plan(
         deadline_ms=closes_ms,
         down=outline.down,
         is_sparse=outline.family.is_sparse,
-        memory=_memory(request, shares, asked, plans=plans, outline=outline, span_us=span_us),
+        memory=_memory(frame, works, found, asked=asked, plans=plans, span_us=span_us),
         reason=round_reason(
             outline.middle,
             codecs=codecs,
@@ -269,92 +312,91 @@ def _assemble_plan(
     )
 
 
-def _inner_steps(share: Share, span_us: float, limits: Bounds, prefetched: int) -> int:
-    """Steps that fill the round, no fewer than were prefetched: that would not be done sooner."""
-    memory = share.part.memory
-    steps = own_steps(share.known, share.moving_us, span_us, bounds_=limits, memory=memory)
-    return max(steps, min(prefetched, limits.most))
+def _inner_steps(work: NodeWork, span_us: float, memory: NodeMemory) -> int:
+    """The steps that fill the round, and no fewer than were prefetched."""
+    if not work.is_batch_held:
+        memory = replace(memory, inner_steps=0)
+    steps = own_steps(work.step_us, work.moving_us, span_us, bounds_=work.bounds, memory=memory)
+    return max(steps, min(work.prefetched, work.bounds.most))
 
 
 def _is_middle_kept(request: PlanRequest, middle_: Middle) -> bool:
     return request.previous is not None and request.previous.inner_steps == middle_.inner_steps
 
 
-def _stretched_us(request: PlanRequest, working: Mapping[NodeId, Share], outline: Outline) -> float:
+def _stretched_us(
+    frame: Frame, working: Mapping[NodeId, NodeWork], found: Mapping[NodeId, Part]
+) -> float:
     """The round's span with what it is made longer by for those whom it waits for."""
-    stretches = [share.least_us for share in working.values() if share.part.may_stretch]
+    outline, previous = frame.outline, frame.request.previous
+    stretches = [work.least_us for node, work in working.items() if found[node].may_stretch]
     span_us = max([outline.span_us, *stretches])
-    if request.previous is None or not _is_middle_kept(request, outline.middle):
+    if previous is None or not _is_middle_kept(frame.request, outline.middle):
         return span_us
-    return max(outline.span_us, kept_span_us(span_us, request.previous.stretched_ms))
+    return max(outline.span_us, kept_span_us(span_us, previous.stretched_ms))
 
 
 def _node_plans(
-    request: PlanRequest,
-    working: Mapping[NodeId, Share],
+    frame: Frame,
+    working: Mapping[NodeId, NodeWork],
     *,
     given: Mapping[NodeId, int],
-    outline: Outline,
-    sizes: Sizes,
     span_us: float,
 ) -> dict[NodeId, NodePlan]:
     """The participants' plans, most of their reasons still to be written."""
-    batches = own_batches(
-        request.spec,
-        {node: share.part.memory for node, share in working.items()},
-        {node: share.known.reading for node, share in working.items()},
-    )
-    down_bytes = sizes.update_bytes[outline.down]
+    stated, sizes, spec = frame.stated_batch, frame.sizes, frame.request.spec
+    down_bytes = sizes.update_bytes[frame.outline.down]
     finishes, uploads = {}, {}
-    for node, share in working.items():
-        size = sizes.update_bytes[share.codec]
-        steps = given[node] * batches[node].share
-        if given[node] >= request.prefetched.get(node, 0):
-            steps = max(0.0, steps - share.hidden_us / share.known.step_us)
-        forecast = finishes[node] = share.known.finish(steps, size, down_bytes)
+    for node, work in working.items():
+        size = sizes.update_bytes[work.codec]
+        steps = given[node] * work.batch.size / stated
+        if given[node] >= work.prefetched:
+            steps = max(0.0, steps - work.hidden_us / work.known.step_us)
+        forecast = finishes[node] = work.known.finish(steps, size, down_bytes)
         ready_us = (forecast.mean_ms - forecast.parts.up_ms) * 1000
-        uploads[node] = Upload(ready_us, size, share.known.up_bits_per_s)
-    delays = upload_delays(uploads, request.line_bits_per_s)
+        uploads[node] = Upload(ready_us, size, work.known.up_bits_per_s)
+    delays = upload_delays(uploads, frame.request.line_bits_per_s)
     return {
         node: NodePlan(
             inner_steps=given[node],
-            codec=share.codec,
+            codec=work.codec,
             forecast_ms=Milliseconds(
-                max(1, finishes[node].mean_ms + delays[node]) if share.known.is_measured else 0
+                max(1, finishes[node].mean_ms + delays[node]) if work.known.is_measured else 0
             ),
             spread_ms=finishes[node].deviation_ms,
-            reason=batches[node].reason,
+            reason=work.batch.reason,
             upload_after_ms=delays[node],
-            connections=share.known.connections,
-            batch_size=batches[node].size,
+            connections=work.known.connections,
+            batch_size=work.batch.size if work.batch.size != stated else 0,
             prefetch_steps=planned_prefetch(
-                request.spec, span_us, share.moving_us + share.hidden_us, share.known.step_us
+                spec, span_us, work.moving_us + work.hidden_us, work.step_us
             ),
         )
-        for node, share in working.items()
+        for node, work in working.items()
     }
 
 
 def _deadline(
-    request: PlanRequest,
+    frame: Frame,
     plans: Mapping[NodeId, NodePlan],
-    working: Mapping[NodeId, Share],
+    working: Mapping[NodeId, NodeWork],
+    found: Mapping[NodeId, Part],
     span_us: float,
 ) -> Milliseconds:
     """When the round closes: it leaves twice the span to nodes that were never seen at work.
 
     Nobody waits for those on trial, unless there is no quorum without them.
     """
-    quorum = max(1, ceil(request.spec.round.quorum * len(plans) - 1e-9))
-    awaited = {node for node in plans if working[node].part.may_stretch}
+    spec, stated = frame.request.spec, frame.stated_batch
+    quorum = max(1, ceil(spec.round.quorum * len(plans) - 1e-9))
+    awaited = {node for node in plans if found[node].may_stretch}
     awaited = awaited if len(awaited) >= quorum else set(plans)
-    stated = request.spec.training.batch_size
     arrivals = tuple(
         Arrival(plan.forecast_ms, plan.spread_ms, Samples(plan.inner_steps * plan.batch(stated)))
         for node, plan in plans.items()
         if node in awaited and working[node].known.is_measured
     )
-    latest = [one.late_ms for one in arrivals] if request.spec.data.sharding != "iid" else []
+    latest = [one.late_ms for one in arrivals] if spec.data.sharding != "iid" else []
     if len(arrivals) < len(awaited):
         latest.append(Milliseconds(int(_UNMEASURED_SPANS * span_us / 1000)))
     if arrivals:
@@ -363,24 +405,26 @@ def _deadline(
 
 
 def _memory(
-    request: PlanRequest,
-    shares: Mapping[NodeId, Share],
-    asked: Mapping[NodeId, int],
+    frame: Frame,
+    works: Mapping[NodeId, NodeWork],
+    found: Mapping[NodeId, Part],
     *,
+    asked: Mapping[NodeId, int],
     plans: Mapping[NodeId, NodePlan],
-    outline: Outline,
     span_us: float,
 ) -> PlanMemory:
-    middle_, nodes = outline.middle, absentees(request)
-    for node, share in shares.items():
-        memory = share.part.memory
+    outline, nodes = frame.outline, absentees(frame.request)
+    middle_ = outline.middle
+    for node, work in works.items():
+        memory = found[node].memory
+        steps = asked.get(node, memory.inner_steps)
         nodes[node] = replace(
             memory,
-            codec=share.codec,
-            lighter_rounds=share.lighter_rounds,
-            inner_steps=(steps := asked.get(node, memory.inner_steps)),
+            codec=work.codec,
+            lighter_rounds=work.lighter_rounds,
+            inner_steps=steps,
             strayed_rounds=rounds_apart(
-                share.known, share.moving_us, span_us, memory=memory, steps=steps
+                work.step_us, work.moving_us, span_us, memory=memory, steps=steps
             ),
             connections=plans[node].connections if node in plans else memory.connections,
             batch_size=plans[node].batch_size if node in plans else memory.batch_size,

@@ -5,10 +5,8 @@ from math import ceil
 from typing import NamedTuple
 
 from coordinator.core.plan.decision import NodeMemory
-from coordinator.core.plan.known import Known
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.units import Samples
 
 _HOLD = 1.15
 """A node's H is kept until the round asks for this much more or less, and as long as it finishes
@@ -44,6 +42,17 @@ def bounds(middle_steps: int, inner_steps_max: int, sharding: str) -> Bounds:
     return Bounds(min(upper, max(1, ceil(middle_steps * least))), upper)
 
 
+def own_bounds(limits: Bounds, batch_share: float, spec: JobSpec) -> Bounds:
+    """The bounds of a node with a smaller batch: more inner steps make up for it.
+
+    Where nodes hold samples that others do not, updates count by their steps, and the bounds stay.
+    """
+    if spec.data.sharding != "iid":
+        return limits
+    most = int(limits.most / min(1.0, batch_share))
+    return Bounds(limits.least, min(spec.aware.inner_steps_max, most))
+
+
 def work_share(step_us: float, middle_step_us: float, sharding: str) -> float:
     """A node's work in a round over the middle one's: as its speed is, as far as `bounds` lets it
     stray. What a node says of its speed moves nothing by more than that.
@@ -65,12 +74,12 @@ def kept_span_us(span_us: float, held_ms: int) -> float:
 
 
 def own_steps(
-    known: Known, moving_us: float, span_us: float, *, bounds_: Bounds, memory: NodeMemory
+    step_us: float, moving_us: float, span_us: float, *, bounds_: Bounds, memory: NodeMemory
 ) -> int:
     """The inner steps that fill the round once moving is taken off.
 
     Args:
-        known: The node's speed.
+        step_us: Time of one of the node's steps, with its own batch.
         moving_us: What it moves bytes for.
         span_us: What the round takes.
         bounds_: The fewest and the most.
@@ -78,25 +87,25 @@ def own_steps(
             closed without its update halves its steps.
     """
     held, cuts = memory.inner_steps, memory.cut_rounds
-    wanted = max(0, int((span_us - moving_us) / known.step_us)) >> min(cuts, 16)
+    wanted = max(0, int((span_us - moving_us) / step_us)) >> min(cuts, 16)
     wanted = min(bounds_.most, max(bounds_.least, wanted))
     if not bounds_.least <= held <= bounds_.most or memory.strayed_rounds >= _PATIENCE:
         return wanted
     # Half a step is what rounding makes.
     is_near = wanted <= held * _HOLD + 0.5 and held <= wanted * _HOLD + 0.5
     # Of a node that mostly moves bytes a little noise is many steps, and still little time.
-    finish_us = held * known.step_us + moving_us
+    finish_us = held * step_us + moving_us
     is_in_time = span_us / _HOLD <= finish_us <= span_us * _HOLD_LATE and not cuts
     return held if is_near or is_in_time else wanted
 
 
 def rounds_apart(
-    known: Known, moving_us: float, span_us: float, *, memory: NodeMemory, steps: int
+    step_us: float, moving_us: float, span_us: float, *, memory: NodeMemory, steps: int
 ) -> int:
     """Plans in a row, this one with so many steps included, in which the node does not quite fill
     the round. Noise comes and goes; what stays makes all others wait, or it.
     """
-    finish_us = steps * known.step_us + moving_us
+    finish_us = steps * step_us + moving_us
     is_near = span_us / _STRAYED <= finish_us <= span_us * _STRAYED
     if is_near or not memory.inner_steps or memory.strayed_rounds >= _PATIENCE:
         return 0
@@ -124,9 +133,11 @@ def planned_prefetch(spec: JobSpec, span_us: float, moving_us: float, step_us: f
     return min(int(span_us / step_us), ceil(_COVER * moving_us / step_us))
 
 
-def fit_steps(steps: Mapping[NodeId, int], batch_size: int, samples_left: int) -> dict[NodeId, int]:
+def fit_steps(
+    steps: Mapping[NodeId, int], batches: Mapping[NodeId, int], samples_left: int
+) -> dict[NodeId, int]:
     """The same steps, fewer where the job ends: its last two rounds share what is left."""
-    planned = Samples(sum(steps.values()) * batch_size)
+    planned = sum(mine * batches[node] for node, mine in steps.items())
     rounds_left = max(1, ceil(samples_left / max(1, planned)))
     if rounds_left > 2 or samples_left >= rounds_left * planned:
         return dict(steps)

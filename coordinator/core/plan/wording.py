@@ -1,6 +1,6 @@
 """The sentences in which plans explain themselves: short, in units that people read."""
 
-from coordinator.core.plan.decision import NodePlan
+from coordinator.core.plan.decision import Band, NodePlan
 from coordinator.core.plan.middle import Middle
 
 
@@ -21,8 +21,8 @@ def rate(bits_per_s: float) -> str:
 
 
 def node_reason(plan: NodePlan, *, up_bits_per_s: float, deadline_ms: int, why: str = "") -> str:
-    """``H=80, int4, uplink 6 Mbit/s, forecast 31 s, deadline 42 s (WHY)``. What the plan's reason
-    says already goes before the rest of why.
+    """``normal: H=80, int4, uplink 6 Mbit/s, forecast 31 s, deadline 42 s (WHY)``. What the plan's
+    reason says already goes before the rest of why.
     """
     why = "; ".join(filter(None, (plan.reason, why)))
     said = [f"H={plan.inner_steps}", plan.codec]
@@ -37,7 +37,12 @@ def node_reason(plan: NodePlan, *, up_bits_per_s: float, deadline_ms: int, why: 
         said.append(f"{plan.prefetch_steps} of the next ahead")
     if plan.upload_after_ms:
         said.append(f"uploads {seconds(plan.upload_after_ms)} later")
-    return ", ".join(said) + (f" ({why})" if why else "")
+    return f"{plan.band}: " + ", ".join(said) + (f" ({why})" if why else "")
+
+
+def resting_reason(why: str) -> str:
+    """``poor: WHY``, as of every node that has no part in a round."""
+    return f"{Band.POOR}: {why}"
 
 
 def opening_reason(inner_steps: int, codec: str) -> str:

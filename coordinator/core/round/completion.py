@@ -49,7 +49,7 @@ def _results(round_: Round | None) -> dict[NodeId, NodeResult]:
     if round_ is None:
         return {}
     return {
-        node: NodeResult(participant.plan, participant.took_ms)
+        node: NodeResult(participant.plan, participant.took_ms, participant.is_out_of_memory)
         for node, participant in round_.participants.items()
         if participant.work is not WorkState.UNREADABLE
     }

@@ -2,7 +2,7 @@
 
 from coordinator.core.job.commands import Aggregate, FoldedUpdate
 from coordinator.core.job.state import AcceptedUpdate, Job, Model, Participant, Round, WorkState
-from coordinator.core.plan.balance import Contribution, Weights, update_weights
+from coordinator.core.plan.weights import UpdateWork, Weights, update_weights
 from hypergpu.ids import NodeId
 
 
@@ -47,6 +47,6 @@ def _weights(round_: Round, updates: dict[NodeId, AcceptedUpdate]) -> Weights:
     if round_.spec.strategy != "aware":
         return Weights({node: update.samples for node, update in updates.items()}, 1.0)
     made = {
-        node: Contribution(update.samples, update.inner_steps) for node, update in updates.items()
+        node: UpdateWork(update.samples, update.inner_steps) for node, update in updates.items()
     }
     return update_weights(made, round_.spec.data.sharding)

@@ -106,9 +106,17 @@ def take_back_shard(job: Job, event: ShardHandedBack) -> JobStep:
     One that leaves is lost to the round like any other, and may take part again once it is back.
     """
     work = WorkState.LOST if job.members[event.node].is_leaving else WorkState.HANDED_BACK
-    step = _release_if_leaving(job, event.node)
+    step = _release_if_leaving(_note_memory(job, event), event.node)
     vacancy = vacate_shard(step.job, event.node, work)
     return _then_close_if_due(JobStep(vacancy.job, (*step.commands, *vacancy.commands)))
+
+
+def _note_memory(job: Job, event: ShardHandedBack) -> Job:
+    """The job with the participant's lack of memory, by which the next plan chooses its batch."""
+    if job.round is None or not event.is_out_of_memory:
+        return job
+    participant = replace(job.round.participants[event.node], is_out_of_memory=True)
+    return replace(job, round=replace_participants(job.round, {event.node: participant}))
 
 
 def _is_pending(round_: Round | None, node: NodeId) -> bool:

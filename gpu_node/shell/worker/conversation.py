@@ -25,6 +25,7 @@ from gpu_node.shell.worker.messages import (
 from gpu_node.shell.worker.shard.watch import ShardAbortedError, ShardError, Watch
 from gpu_node.shell.worker.workshop import Workshop
 from hypergpu.wire.frames import FrameError, frame, read_frame
+from hypergpu.wire.protocol import OUT_OF_MEMORY
 
 
 class Conversation:
@@ -131,7 +132,7 @@ class Conversation:
         self._log.flush()
 
 
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
+_MEMORY_SIGNS = (OUT_OF_MEMORY, "can't allocate memory")
 _DRIVER = ("cuda error", "cuda driver", "cudnn", "cublas", "cusolver", "nccl", "hip error")
 """How torch's errors from below begin or what they name; they are plain `RuntimeError`s."""
 
@@ -143,9 +144,9 @@ def failure(lease: int, error: Exception) -> Failed:
     """
     text = str(error).splitlines()[0] if str(error) else ""
     lowered = text.lower()
-    if isinstance(error, MemoryError) or any(sign in lowered for sign in _OUT_OF_MEMORY):
-        fix = "Fix: lower training.batch_size or use a larger device"
-        reason = f"out of memory: {text or type(error).__name__}. {fix}"
+    if isinstance(error, MemoryError) or any(sign in lowered for sign in _MEMORY_SIGNS):
+        fix = "Fix: lower training.batch_size, use strategy aware or a larger device"
+        reason = f"{OUT_OF_MEMORY}: {text or type(error).__name__}. {fix}"
         return Failed(lease=lease, reason=reason, is_fatal=True)
     is_of_the_driver = isinstance(error, RuntimeError) and (
         type(error).__name__ == "AcceleratorError" or any(sign in lowered for sign in _DRIVER)

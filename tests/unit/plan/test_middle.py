@@ -142,6 +142,6 @@ def test_an_upload_that_takes_most_of_the_moving_asks_for_more() -> None:
 
 def test_the_last_two_rounds_are_of_equal_length() -> None:
     node = NodeId("n0")
-    assert fit_steps({node: 100}, 10, 5000) == {node: 100}
-    assert fit_steps({node: 100}, 10, 1200) == {node: 60}
-    assert fit_steps({node: 100}, 10, 600) == {node: 60}
+    assert fit_steps({node: 100}, {node: 10}, 5000) == {node: 100}
+    assert fit_steps({node: 100}, {node: 10}, 1200) == {node: 60}
+    assert fit_steps({node: 100}, {node: 10}, 600) == {node: 60}

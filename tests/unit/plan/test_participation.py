@@ -20,6 +20,7 @@ from tests.unit.plan.fleet import SIZES, Truth, known, names, spec
 
 NODES = names(5)
 SLOW = NODES[0]
+EQUAL = dict.fromkeys(NODES, 1.0)
 STARTING, AWAY = NodeReading(is_starting=True), NodeReading(is_present=False)
 PART = NodePlan(20, "int4", Milliseconds(1), Milliseconds(1), "")
 
@@ -54,7 +55,7 @@ def _part(
     results = {node: NodeResult(PART, Milliseconds(ms)) for node, ms in took.items()}
     request = _request({SLOW: memory}, results, quorum=quorum)
     needs = dict.fromkeys(NODES, 0.5) | {SLOW: spans}
-    return parts(request, candidate_memories(request), needs, {})[SLOW]
+    return parts(request, candidate_memories(request), needs, EQUAL, {})[SLOW]
 
 
 def test_a_node_that_fits_takes_part() -> None:
@@ -134,14 +135,16 @@ def test_a_node_that_is_lost_in_each_of_its_rounds_is_excluded_when_it_is_back_a
         gone = {node: slot for node, slot in request.candidates.items() if node != SLOW}
         memories = absentees(replace(request, candidates=gone))
     back = _request(memories, {}, number=40)
-    part = parts(back, candidate_memories(back), dict.fromkeys(NODES, 0.5), {})[SLOW]
+    part = parts(back, candidate_memories(back), dict.fromkeys(NODES, 0.5), EQUAL, {})[SLOW]
     assert part.reason == "excluded: no update in time, 3 in a row; tries again in round 42"
 
 
 def test_an_exclusion_outlives_what_was_measured() -> None:
     excluded = NodeMemory("int4", rests_until_round=12, retries=1)
     plan = plan_round(_request({SLOW: excluded}, {}), {}, SIZES)
-    assert plan.resting == {SLOW: "excluded for the 1st time in a row; tries again in round 12"}
+    assert plan.resting == {
+        SLOW: "poor: excluded for the 1st time in a row; tries again in round 12"
+    }
     assert plan.memory.nodes[SLOW] == excluded
 
 
@@ -178,7 +181,7 @@ def test_who_could_not_begin_at_once_rests_and_is_back_in_the_next_plan(
     )
     request = _request({}, _result(0))
     rests = plan_round(request, {**readings, SLOW: unready}, SIZES)
-    assert rests.resting == {SLOW: reason}
+    assert rests.resting == {SLOW: f"poor: {reason}"}
     assert set(rests.nodes) == set(NODES[1:])
 
     results = {node: NodeResult(plan, Milliseconds(1)) for node, plan in rests.nodes.items()}
@@ -189,7 +192,10 @@ def test_who_could_not_begin_at_once_rests_and_is_back_in_the_next_plan(
 def test_before_anything_is_measured_the_unready_rest_too() -> None:
     readings = {SLOW: STARTING, NODES[1]: AWAY}
     plan = plan_round(_request({}, {}), readings, SIZES)
-    assert plan.resting == {NODES[1]: "not connected", SLOW: "its worker is starting"}
+    assert plan.resting == {
+        NODES[1]: "poor: not connected",
+        SLOW: "poor: its worker is starting",
+    }
 
 
 def test_a_daemon_that_crashes_each_time_is_excluded_in_the_end() -> None:
@@ -198,19 +204,19 @@ def test_a_daemon_that_crashes_each_time_is_excluded_in_the_end() -> None:
         # It takes part, vanishes, and rests while its worker starts again.
         request = _request({SLOW: memory}, _result(0))
         part = parts(
-            request, candidate_memories(request), dict.fromkeys(NODES, 0.5), {SLOW: STARTING}
+            request, candidate_memories(request), dict.fromkeys(NODES, 0.5), EQUAL, {SLOW: STARTING}
         )
         memory = part[SLOW].memory
         assert part[SLOW].reason == "its worker is starting"
     request = _request({SLOW: memory}, {})
-    part = parts(request, candidate_memories(request), dict.fromkeys(NODES, 0.5), {})
+    part = parts(request, candidate_memories(request), dict.fromkeys(NODES, 0.5), EQUAL, {})
     assert part[SLOW].reason.startswith("excluded: no update in time, 3 in a row")
 
 
 def test_a_node_that_is_away_is_not_excluded_meanwhile() -> None:
     request = _request({SLOW: NodeMemory("int4", retries=1)}, _result(0))
     memories = candidate_memories(request)
-    part = parts(request, memories, dict.fromkeys(NODES, 0.5), {SLOW: AWAY})[SLOW]
+    part = parts(request, memories, dict.fromkeys(NODES, 0.5), EQUAL, {SLOW: AWAY})[SLOW]
     assert part.memory == NodeMemory("int4", retries=1, cut_rounds=1)
     assert part.reason == "not connected"
 
@@ -221,7 +227,7 @@ def test_for_the_quorum_slow_nodes_are_asked_back_first_and_those_that_are_away_
 
     def reasons(quorum: float) -> list[str]:
         request = _request({}, {}, quorum=quorum)
-        found = parts(request, candidate_memories(request), needs, readings)
+        found = parts(request, candidate_memories(request), needs, EQUAL, readings)
         return [part.reason for part in found.values() if part.is_taking_part and part.reason]
 
     assert reasons(0.4) == []
@@ -236,4 +242,6 @@ def test_for_the_quorum_slow_nodes_are_asked_back_first_and_those_that_are_away_
 def test_an_exclusion_goes_on_while_its_node_is_away() -> None:
     excluded = NodeMemory("int4", rests_until_round=12, retries=1)
     plan = plan_round(_request({SLOW: excluded}, {}), {SLOW: AWAY}, SIZES)
-    assert plan.resting == {SLOW: "excluded for the 1st time in a row; tries again in round 12"}
+    assert plan.resting == {
+        SLOW: "poor: excluded for the 1st time in a row; tries again in round 12"
+    }

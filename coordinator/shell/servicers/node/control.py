@@ -25,7 +25,7 @@ from hypergpu.ids import JobId, NodeId
 from hypergpu.process.clock import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.protocol import SOFTWARE
+from hypergpu.wire.protocol import OUT_OF_MEMORY, SOFTWARE
 from hypergpu.wire.statements import receipt_value
 
 log = structlog.get_logger()
@@ -183,6 +183,7 @@ async def _hand_back(services: Services, node: NodeId, message: node_pb2.HandBac
         round=message.lease.round,
         lease=message.lease.number,
         reason=reason,
+        is_out_of_memory=reason.startswith(OUT_OF_MEMORY),
     )
     refused = await services.driver.insist(JobId(message.lease.job_id), event)
     if refused:
