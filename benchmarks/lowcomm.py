@@ -16,7 +16,7 @@ import torch
 from benchmarks.table import ResultTable
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.request import FoldRequest, StoredBlob, StoredUpdate
-from coordinator.shell.evaluator.torch_judge import TorchJudge
+from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from gpu_node.shell.worker.messages import PositionRange
 from gpu_node.shell.worker.trainer.interface import OptimizerState, Start
 from gpu_node.shell.worker.trainer.torch_trainer import TorchTrainer
@@ -91,7 +91,7 @@ class DigitsTrainer:
 
     def __init__(self) -> None:
         workload = build(find("digits-cnn"), {})
-        self.judge = TorchJudge(workload, "")
+        self.judge = TorchEvaluator(workload, "")
         samples = self.judge.dataset.train
         device = Device("cpu", "CPU", Bytes(0), has_bf16=False)
         self.trainer = TorchTrainer(workload, device, samples)

@@ -49,7 +49,7 @@ class FlowerTraining:
             sys.path.append(task.packages)
         import torch
 
-        from coordinator.shell.evaluator.torch_judge import TorchJudge
+        from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
         from hypergpu.jobfile import read_job_file
         from hypergpu.workloads.registry import build, find
 
@@ -57,7 +57,7 @@ class FlowerTraining:
         self.task = task
         self.spec = read_job_file(Path(task.job))
         self.workload = build(find(self.spec.workload), self.spec.options)
-        self.judge = TorchJudge(self.workload, "")
+        self.judge = TorchEvaluator(self.workload, "")
 
     def initial(self) -> Any:
         """The parameters that every system starts from."""

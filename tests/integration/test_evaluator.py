@@ -30,7 +30,7 @@ def initialise(folder: Path, workload: str = "digits-softmax", **fields: object)
     return Initialise(workload=workload, **paths, **fields)  # type: ignore[arg-type]
 
 
-async def evaluated(
+async def evaluate(
     evaluator: EvaluatorProcess, folder: Path, request: Initialise, made: Initialised
 ) -> Evaluated:
     layout = layout_from_json(made.layout_json)
@@ -81,7 +81,7 @@ async def test_an_untrained_model_knows_nothing(
 ) -> None:
     request = initialise(tmp_path, workload)
     made = await evaluator.initialise(request)
-    reply = await evaluated(evaluator, tmp_path, request, made)
+    reply = await evaluate(evaluator, tmp_path, request, made)
     assert reply.metric < 0.3
     assert reply.metric_name == ("score" if workload == "null" else "accuracy")
 
@@ -92,7 +92,7 @@ async def test_perplexity_of_an_untrained_network_is_about_the_number_of_bytes(
     options = {"width": 16, "layers": 1, "heads": 2, "block_length": 32, "corpus_bytes": 400_000}
     request = initialise(tmp_path, "text-gpt", options=options)
     made = await evaluator.initialise(request)
-    reply = await evaluated(evaluator, tmp_path, request, made)
+    reply = await evaluate(evaluator, tmp_path, request, made)
     assert 200 < reply.metric < 300
     assert reply.metric_name == "perplexity"
 
@@ -159,7 +159,7 @@ async def test_a_model_that_is_not_finite_has_no_score(
     made = await evaluator.initialise(request)
     np.full(650, np.nan, np.float32).tofile(tmp_path / "model")
     with pytest.raises(HyperGPUError) as caught:
-        await evaluated(evaluator, tmp_path, request, made)
+        await evaluate(evaluator, tmp_path, request, made)
     assert caught.value.reason is Reason.UPDATE_NOT_FINITE
 
 

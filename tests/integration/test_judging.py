@@ -10,9 +10,9 @@ from coordinator.shell.evaluator.messages import (
     Evaluate,
     Initialise,
     Initialised,
-    JudgeUpdates,
+    MeasureUpdates,
     UpdateFile,
-    UpdatesJudged,
+    UpdatesMeasured,
 )
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from hypergpu.digest import digest_of
@@ -29,7 +29,7 @@ async def evaluator() -> AsyncIterator[EvaluatorProcess]:
     await process.stop()
 
 
-class Round:
+class UpdateFolder:
     """A model, and updates to it."""
 
     def __init__(self, folder: Path, made: Initialised) -> None:
@@ -55,9 +55,9 @@ class Round:
         parts = [by_name[tensor.count].ravel() for tensor in self.layout.tensors]
         return np.concatenate(parts)
 
-    def request(self, *updates: UpdateFile, most: int = 0) -> JudgeUpdates:
+    def request(self, *updates: UpdateFile, most: int = 0) -> MeasureUpdates:
         digest = digest_of(self.base.read_bytes())
-        return JudgeUpdates(
+        return MeasureUpdates(
             workload="digits-softmax",
             layout_digest=self.layout.digest,
             base_path=str(self.base),
@@ -70,20 +70,20 @@ class Round:
 
 
 @pytest.fixture
-async def round_(evaluator: EvaluatorProcess, tmp_path: Path) -> Round:
+async def round_(evaluator: EvaluatorProcess, tmp_path: Path) -> UpdateFolder:
     request = Initialise(
         workload="digits-softmax",
         model_path=str(tmp_path / "model"),
         layout_path=str(tmp_path / "layout"),
     )
-    return Round(tmp_path, await evaluator.initialise(request))
+    return UpdateFolder(tmp_path, await evaluator.initialise(request))
 
 
 async def test_what_an_update_alone_does_to_the_loss_is_found(
-    evaluator: EvaluatorProcess, round_: Round
+    evaluator: EvaluatorProcess, round_: UpdateFolder
 ) -> None:
     step = round_.gradient()
-    found = await evaluator.judge(
+    found = await evaluator.measure_updates(
         round_.request(
             round_.update("zero", np.zeros(round_.count)),
             round_.update("good", step),
@@ -99,9 +99,9 @@ async def test_what_an_update_alone_does_to_the_loss_is_found(
 
 
 async def test_all_held_out_samples_give_the_loss_that_an_evaluation_gives(
-    evaluator: EvaluatorProcess, round_: Round
+    evaluator: EvaluatorProcess, round_: UpdateFolder
 ) -> None:
-    found = await evaluator.judge(round_.request())
+    found = await evaluator.measure_updates(round_.request())
     whole = await evaluator.evaluate(
         Evaluate(
             workload="digits-softmax",
@@ -109,29 +109,29 @@ async def test_all_held_out_samples_give_the_loss_that_an_evaluation_gives(
             layout_digest=round_.layout.digest,
         )
     )
-    assert found == UpdatesJudged(base_loss=whole.loss, made_loss=whole.loss, losses=())
+    assert found == UpdatesMeasured(base_loss=whole.loss, made_loss=whole.loss, losses=())
 
 
 async def test_a_part_of_the_samples_is_spread_over_all(
-    evaluator: EvaluatorProcess, round_: Round
+    evaluator: EvaluatorProcess, round_: UpdateFolder
 ) -> None:
-    some = await evaluator.judge(round_.request(most=100))
-    every = await evaluator.judge(round_.request())
+    some = await evaluator.measure_updates(round_.request(most=100))
+    every = await evaluator.measure_updates(round_.request())
     assert some.base_loss is not None
     assert some.base_loss == pytest.approx(every.base_loss, rel=0.2)
 
 
 async def test_a_loss_that_is_not_finite_is_none(
-    evaluator: EvaluatorProcess, round_: Round
+    evaluator: EvaluatorProcess, round_: UpdateFolder
 ) -> None:
     huge = round_.update("huge", np.full(round_.count, 3e38))
-    found = await evaluator.judge(round_.request(huge))
+    found = await evaluator.measure_updates(round_.request(huge))
     assert found.losses == (None,)
 
 
 async def test_an_update_of_another_size_is_refused(
-    evaluator: EvaluatorProcess, round_: Round
+    evaluator: EvaluatorProcess, round_: UpdateFolder
 ) -> None:
     short = round_.update("short", np.zeros(round_.count - 1))
     with pytest.raises(HyperGPUError, match="an update has"):
-        await evaluator.judge(round_.request(short))
+        await evaluator.measure_updates(round_.request(short))

@@ -42,8 +42,8 @@ async def _measure_updates(
     base, made, *paths = await asyncio.to_thread(
         lambda: [services.blobs.path(blob.digest) for blob in blobs]
     )
-    found = await services.evaluator.judge(
-        messages.JudgeUpdates(
+    found = await services.evaluator.measure_updates(
+        messages.MeasureUpdates(
             workload=command.spec.workload,
             options=command.spec.options,
             data_dir=await data_dir(services, command.manifest),

@@ -1,8 +1,10 @@
-"""The evaluator process. Its real stdout carries frames; whatever is printed goes to stderr."""
+"""The evaluator process. Its real stdout carries frames; other output goes to stderr."""
 
 import os
 import signal
 import sys
+
+import msgspec
 
 from hypergpu.wire.frames import frame, read_frame
 
@@ -20,11 +22,12 @@ def main() -> int:
 
     # Imported only now, since numerical libraries read those when they are imported.
     from coordinator.shell.evaluator.answer import Evaluator
-    from coordinator.shell.evaluator.messages import decode_request, encode
+    from coordinator.shell.evaluator.messages import Request
 
     evaluator = Evaluator()
     while (payload := read_frame(sys.stdin.buffer)) is not None:
-        replies.write(frame(encode(evaluator.answer(decode_request(payload)))))
+        request = msgspec.msgpack.decode(payload, type=Request)
+        replies.write(frame(msgspec.msgpack.encode(evaluator.answer(request))))
         replies.flush()
     return 0
 

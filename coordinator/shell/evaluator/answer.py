@@ -1,4 +1,4 @@
-"""Answering the evaluator's requests, and naming what went wrong."""
+"""Answers the evaluator's requests, and names their errors."""
 
 import math
 import os
@@ -7,19 +7,18 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from coordinator.shell.evaluator.judge import Judge, NumpyJudge
 from coordinator.shell.evaluator.messages import (
     Evaluate,
     Evaluated,
-    Failed,
     Initialise,
     Initialised,
-    JudgeUpdates,
+    MeasureUpdates,
     Reply,
     Request,
-    UpdatesJudged,
+    RequestFailed,
 )
-from coordinator.shell.evaluator.single import Singles
+from coordinator.shell.evaluator.model_evaluator import ModelEvaluator, NumpyEvaluator
+from coordinator.shell.evaluator.update_losses import UpdateLosses
 from hypergpu.dataset.sampling import Sharding, partition_indices
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
@@ -35,77 +34,77 @@ class Evaluator:
 
     def __init__(self) -> None:
         self._key: tuple[object, ...] | None = None
-        self._judge: Judge | None = None
-        self._singles = Singles()
+        self._model: ModelEvaluator | None = None
+        self._update_losses = UpdateLosses()
 
     def answer(self, request: Request) -> Reply:
-        """Answer one request; whatever fails becomes a `Failed` with its reason."""
+        """Answer one request; an error becomes a `RequestFailed` with its reason."""
         try:
+            entry = find(request.workload)
+            model = self._open(entry, request)
             if isinstance(request, Initialise):
-                return self._initialise(request)
-            if isinstance(request, JudgeUpdates):
-                return self._judge_updates(request)
-            return self._evaluate(request)
+                return _initialise(entry, model, request)
+            _check_layout(model, request)
+            if isinstance(request, MeasureUpdates):
+                return self._update_losses.measure(model, request)
+            return _evaluate(entry, model, request)
         except HyperGPUError as error:
-            return Failed(reason=error.reason.name, detail=error.detail)
+            return RequestFailed(reason=error.reason.name, detail=error.detail)
         except UnknownWorkloadError as error:
-            return Failed(reason=Reason.WORKLOAD_UNKNOWN.name, detail=str(error))
+            return RequestFailed(reason=Reason.WORKLOAD_UNKNOWN.name, detail=str(error))
         except BuilderMissingError as error:
             is_torch = error.module.partition(".")[0] in {"torch", "torchvision"}
             reason = Reason.TORCH_MISSING if is_torch else Reason.WORKLOAD_UNKNOWN
-            return Failed(reason=reason.name, detail=str(error))
+            return RequestFailed(reason=reason.name, detail=str(error))
         except (OptionError, DatasetError, LayoutError, ValueError) as error:
-            return Failed(reason=Reason.SPEC_INVALID.name, detail=str(error))
+            return RequestFailed(reason=Reason.SPEC_INVALID.name, detail=str(error))
         except (MemoryError, RuntimeError, OSError) as error:
-            return Failed(reason=Reason.NOT_READY.name, detail=f"{type(error).__name__}: {error}")
+            detail = f"{type(error).__name__}: {error}"
+            return RequestFailed(reason=Reason.NOT_READY.name, detail=detail)
 
-    def _initialise(self, request: Initialise) -> Initialised:
-        entry = find(request.workload)
-        judge = self._judge_of(entry, request)
-        alpha = request.alpha if request.sharding == "dirichlet" else 0.0
-        sharding = Sharding(request.partitions, alpha, request.seed)
-        services = partition_indices(judge.dataset.train.labels, sharding)
-        digest, size_bytes = _write_model(Path(request.model_path), judge.initial(request.seed))
-        layout_json = judge.layout.to_json()
-        _write_synced(Path(request.layout_path), [memoryview(layout_json)])
-        return Initialised(
-            digest=digest,
-            size_bytes=size_bytes,
-            layout_json=layout_json.decode(),
-            partition_sizes=tuple(Samples(len(part)) for part in services),
-            workload_version=entry.version,
-        )
-
-    def _evaluate(self, request: Evaluate) -> Evaluated:
-        entry = find(request.workload)
-        judge = self._judge_of(entry, request)
-        _refuse_other_layout(judge, request)
-        model = Flat.view(judge.layout, np.fromfile(request.model_path, np.uint8))
-        sums = judge.evaluate(model)
-        loss, metric = sums.loss / sums.samples, sums.metric(entry.metric)
-        if not (math.isfinite(loss) and math.isfinite(metric)):
-            raise HyperGPUError(
-                Reason.UPDATE_NOT_FINITE, f"the model's loss on the held-out set is {loss}"
-            )
-        return Evaluated(loss=loss, metric=metric, metric_name=entry.metric)
-
-    def _judge_updates(self, request: JudgeUpdates) -> UpdatesJudged:
-        judge = self._judge_of(find(request.workload), request)
-        _refuse_other_layout(judge, request)
-        return self._singles.judged(judge, request)
-
-    def _judge_of(self, entry: WorkloadEntry, request: Request) -> Judge:
+    def _open(self, entry: WorkloadEntry, request: Request) -> ModelEvaluator:
         key = (entry.name, tuple(sorted(request.options.items())), request.data_dir)
-        if self._judge is None or self._key != key:
-            self._singles = Singles()
-            self._judge = None  # frees the last job's data before the next takes memory
-            self._judge = _judge_for(entry, request.options, request.data_dir)
+        if self._model is None or self._key != key:
+            self._update_losses = UpdateLosses()
+            self._model = None  # frees the last job's data before the next takes memory
+            self._model = _open_workload(entry, request.options, request.data_dir)
             self._key = key
-        return self._judge
+        return self._model
 
 
-def _refuse_other_layout(judge: Judge, request: Evaluate | JudgeUpdates) -> None:
-    if judge.layout.digest != request.layout_digest:
+def _initialise(entry: WorkloadEntry, model: ModelEvaluator, request: Initialise) -> Initialised:
+    alpha = request.alpha if request.sharding == "dirichlet" else 0.0
+    sharding = Sharding(request.partitions, alpha, request.seed)
+    partitions = partition_indices(model.dataset.train.labels, sharding)
+    vectors = [vector.view(np.uint8).data for vector in model.initial(request.seed)]
+    running = blake3()
+    for vector in vectors:
+        running.update(vector)
+    _write_synced(Path(request.model_path), vectors)
+    layout_json = model.layout.to_json()
+    _write_synced(Path(request.layout_path), [memoryview(layout_json)])
+    return Initialised(
+        digest=Digest(running.hexdigest()),
+        size_bytes=Bytes(sum(vector.nbytes for vector in vectors)),
+        layout_json=layout_json.decode(),
+        partition_sizes=tuple(Samples(len(partition)) for partition in partitions),
+        workload_version=entry.version,
+    )
+
+
+def _evaluate(entry: WorkloadEntry, model: ModelEvaluator, request: Evaluate) -> Evaluated:
+    flat = Flat.view(model.layout, np.fromfile(request.model_path, np.uint8))
+    sums = model.evaluate(flat)
+    loss, metric = sums.loss / sums.samples, sums.metric(entry.metric)
+    if not (math.isfinite(loss) and math.isfinite(metric)):
+        raise HyperGPUError(
+            Reason.UPDATE_NOT_FINITE, f"the model's loss on the held-out set is {loss}"
+        )
+    return Evaluated(loss=loss, metric=metric, metric_name=entry.metric)
+
+
+def _check_layout(model: ModelEvaluator, request: Evaluate | MeasureUpdates) -> None:
+    if model.layout.digest != request.layout_digest:
         raise HyperGPUError(
             Reason.SPEC_INVALID,
             f"workload {request.workload} now makes another model than this job's:"
@@ -113,8 +112,8 @@ def _refuse_other_layout(judge: Judge, request: Evaluate | JudgeUpdates) -> None
         )
 
 
-def _judge_for(entry: WorkloadEntry, options: Options, data_dir: str) -> Judge:
-    """Build a workload's judge; torch is imported only for torch workloads.
+def _open_workload(entry: WorkloadEntry, options: Options, data_dir: str) -> ModelEvaluator:
+    """Build a workload with its data; torch is imported only for torch workloads.
 
     Raises:
         OptionError: The options do not fit.
@@ -123,25 +122,16 @@ def _judge_for(entry: WorkloadEntry, options: Options, data_dir: str) -> Judge:
     """
     workload = build(entry, options)
     if entry.kind != "torch":
-        return NumpyJudge(workload, data_dir)
-    from coordinator.shell.evaluator.torch_judge import TorchJudge
+        return NumpyEvaluator(workload, data_dir)
+    from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 
-    return TorchJudge(workload, data_dir)
-
-
-def _write_model(path: Path, model: Flat) -> tuple[Digest, Bytes]:
-    services = [vector.view(np.uint8).data for vector in model]
-    _write_synced(path, services)
-    running = blake3()
-    for part in services:
-        running.update(part)
-    return Digest(running.hexdigest()), Bytes(sum(part.nbytes for part in services))
+    return TorchEvaluator(workload, data_dir)
 
 
-def _write_synced(path: Path, services: list[memoryview]) -> None:
+def _write_synced(path: Path, vectors: list[memoryview]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
-        for part in services:
-            file.write(part)
+        for vector in vectors:
+            file.write(vector)
         file.flush()
         os.fsync(file.fileno())

@@ -1,5 +1,5 @@
-"""What the coordinator and its evaluator say to each other, as `hypergpu.wire.frames` on stdin and
-stdout.
+"""Messages between the coordinator and its evaluator: msgpack in `hypergpu.wire.frames`, on stdin
+and stdout.
 
 The evaluator is `python -m coordinator.shell.evaluator`. One request is answered by one reply.
 """
@@ -9,18 +9,21 @@ import msgspec
 from hypergpu.ids import Digest
 from hypergpu.units import Bytes, Samples
 
-Options = dict[str, str | int | float | bool]
 
-
-class Initialise(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Make the initial model of a job and count the samples of each partition."""
+class WorkloadRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Fields of every request: the workload, its options and its data."""
 
     workload: str
-    options: Options = {}
-    seed: int = 0
-    """Of the job: it keys the initial parameters and the division into partitions."""
+    options: dict[str, str | int | float | bool] = {}
     data_dir: str = ""
     """The user's files; empty for the workload's own data."""
+
+
+class Initialise(WorkloadRequest, frozen=True, tag=True, kw_only=True):
+    """Make the initial model of a job and count the samples of each partition."""
+
+    seed: int = 0
+    """The job's seed: it keys the initial parameters and the division into partitions."""
     sharding: str = "iid"
     """``iid`` or ``dirichlet``."""
     alpha: float = 0.0
@@ -42,12 +45,9 @@ class Initialised(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     workload_version: int
 
 
-class Evaluate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class Evaluate(WorkloadRequest, frozen=True, tag=True, kw_only=True):
     """Measure a model on the held-out set."""
 
-    workload: str
-    options: Options = {}
-    data_dir: str = ""
     model_path: str
     layout_digest: Digest
 
@@ -67,12 +67,9 @@ class UpdateFile(msgspec.Struct, frozen=True):
     scheme: str
 
 
-class JudgeUpdates(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class MeasureUpdates(WorkloadRequest, frozen=True, tag=True, kw_only=True):
     """Measure a model, the one that a round made of it, and it with single updates alone."""
 
-    workload: str
-    options: Options = {}
-    data_dir: str = ""
     layout_digest: Digest
     base_path: str
     base_digest: Digest
@@ -80,43 +77,24 @@ class JudgeUpdates(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     made_digest: Digest
     updates: tuple[UpdateFile, ...]
     samples_most: int
-    """Of the held-out set, evenly spread over it."""
+    """Most held-out samples to use, spread evenly over the set."""
 
 
-class UpdatesJudged(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Mean losses over the same samples; None of one that is not finite."""
+class UpdatesMeasured(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Mean losses over the same samples; None where a loss is not finite."""
 
     base_loss: float | None
     made_loss: float | None
     losses: tuple[float | None, ...]
-    """Of the base with each of the updates alone."""
+    """Losses of the base with each of the updates alone."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class RequestFailed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The request cannot be met. ``reason`` names a `hypergpu.errors.Reason`."""
 
     reason: str
     detail: str
 
 
-Request = Initialise | Evaluate | JudgeUpdates
-Reply = Initialised | Evaluated | UpdatesJudged | Failed
-
-_encoder = msgspec.msgpack.Encoder()
-_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
-_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
-
-
-def encode(message: Request | Reply) -> bytes:
-    """The payload of one frame."""
-    return _encoder.encode(message)
-
-
-def decode_request(payload: bytes) -> Request:
-    """What the coordinator said. Raises `msgspec.ValidationError` for anything else."""
-    return _requests.decode(payload)
-
-
-def decode_reply(payload: bytes) -> Reply:
-    """What the evaluator said. Raises `msgspec.ValidationError` for anything else."""
-    return _replies.decode(payload)
+Request = Initialise | Evaluate | MeasureUpdates
+Reply = Initialised | Evaluated | UpdatesMeasured | RequestFailed

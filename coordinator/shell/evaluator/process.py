@@ -1,40 +1,46 @@
-"""The coordinator's hold on the evaluator: spawned when first needed, again when it died."""
+"""The evaluator's process as the coordinator holds it: spawned when first needed, and again when it
+has died.
+"""
 
 import asyncio
 import contextlib
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
 
 from coordinator.shell.evaluator.messages import (
     Evaluate,
     Evaluated,
-    Failed,
     Initialise,
     Initialised,
-    JudgeUpdates,
+    MeasureUpdates,
     Reply,
     Request,
-    UpdatesJudged,
-    decode_reply,
-    encode,
+    RequestFailed,
+    UpdatesMeasured,
 )
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.wire.frames import FrameError, frame, next_frame
 
 _COMMAND = (sys.executable, "-m", "coordinator.shell.evaluator")
 _STOP_TIMEOUT_S = 5.0
-_KILLED_WITHIN_S = 30.0
-"""On a busy machine."""
+_KILL_TIMEOUT_S = 30.0
+"""A killed process on a busy machine takes this long at most."""
 _ANSWER_TIMEOUT_S = 3600.0
 """Far beyond any evaluation: it ends one that hangs, which every other job would wait for."""
+
+_Answer = TypeVar("_Answer", Initialised, Evaluated, UpdatesMeasured)
 
 
 class EvaluatorProcess:
     """One evaluator, asked one thing at a time in order of asking.
 
-    Cancelling a request kills the process, as its answer would otherwise be taken for the next
-    one's.
+    A request raises `HyperGPUError` with the evaluator's reason where it cannot be met, and with
+    NOT_READY when the process died twice or did not answer in time. Cancelling a request kills the
+    process, as its answer would otherwise be taken for the next one's.
     """
 
     def __init__(
@@ -52,47 +58,23 @@ class EvaluatorProcess:
 
     @property
     def process_id(self) -> int | None:
-        """Of the running process; None when there is none."""
+        """Id of the running process; None when there is none."""
         return None if self._process is None else self._process.pid
 
     async def initialise(self, request: Initialise) -> Initialised:
-        """Make an initial model.
-
-        Raises:
-            HyperGPUError: It cannot be made, with the reason; NOT_READY when the process died twice
-            or did not answer in time.
-        """
-        reply = await self._ask(request)
-        if not isinstance(reply, Initialised):
-            raise _unexpected_reply(reply)
-        return reply
+        """Make an initial model."""
+        return await self._ask(request, Initialised)
 
     async def evaluate(self, request: Evaluate) -> Evaluated:
-        """Measure a model.
+        """Measure a model."""
+        return await self._ask(request, Evaluated)
 
-        Raises:
-            HyperGPUError: It cannot be measured, with the reason; NOT_READY when the process died
-            twice or did not answer in time.
-        """
-        reply = await self._ask(request)
-        if not isinstance(reply, Evaluated):
-            raise _unexpected_reply(reply)
-        return reply
-
-    async def judge(self, request: JudgeUpdates) -> UpdatesJudged:
-        """Measure single updates.
-
-        Raises:
-            HyperGPUError: They cannot be measured, with the reason; NOT_READY when the process died
-            twice or did not answer in time.
-        """
-        reply = await self._ask(request)
-        if not isinstance(reply, UpdatesJudged):
-            raise _unexpected_reply(reply)
-        return reply
+    async def measure_updates(self, request: MeasureUpdates) -> UpdatesMeasured:
+        """Measure single updates."""
+        return await self._ask(request, UpdatesMeasured)
 
     async def stop(self) -> None:
-        """Let the process end after what it is doing, and kill it when that takes too long."""
+        """Let the process end after its current request, and kill it when that takes too long."""
         process, self._process = self._process, None
         if process is None or process.returncode is not None:
             return
@@ -103,45 +85,41 @@ class EvaluatorProcess:
         except TimeoutError:
             process.kill()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), _KILLED_WITHIN_S)
+                await asyncio.wait_for(process.wait(), _KILL_TIMEOUT_S)
 
-    async def _ask(self, request: Request) -> Reply:
+    async def _ask(self, request: Request, answer: type[_Answer]) -> _Answer:
         async with self._turn:
-            for _ in range(2):
-                reply = await self._ask_once(request)
-                if reply is not None:
-                    break
-            else:
-                raise HyperGPUError(
-                    Reason.NOT_READY, "the evaluator died twice on this request; its log says why"
-                )
-        if isinstance(reply, Failed):
+            reply = await self._ask_once(request) or await self._ask_once(request)
+        if reply is None:
+            raise HyperGPUError(
+                Reason.NOT_READY, "the evaluator died twice on this request; its log says why"
+            )
+        if isinstance(reply, RequestFailed):
             raise HyperGPUError(Reason[reply.reason], reply.detail)
+        if not isinstance(reply, answer):
+            detail = f"the evaluator answered {type(reply).__name__}"
+            raise HyperGPUError(Reason.NOT_READY, detail)
         return reply
 
     async def _ask_once(self, request: Request) -> Reply | None:
         """The reply; None when the process died first."""
-        process = await self._running()
+        process = await self._spawn()
+        payload = None
         try:
             async with asyncio.timeout(self._answer_timeout_s):
-                payload = await _exchange(process, frame(encode(request)))
+                payload = await _exchange(process, frame(msgspec.msgpack.encode(request)))
         except (FrameError, ConnectionError):
-            payload = None
+            pass
         except TimeoutError:
-            await self._kill(process)
-            raise HyperGPUError(Reason.NOT_READY, self._silence()) from None
-        except asyncio.CancelledError:
-            await self._kill(process)
-            raise
-        if payload is None:
-            await self._kill(process)
-            return None
-        return decode_reply(payload)
+            limit = f"{self._answer_timeout_s:g} s"
+            detail = f"the evaluator did not answer within {limit} and was ended"
+            raise HyperGPUError(Reason.NOT_READY, detail) from None
+        finally:
+            if payload is None:
+                await self._kill(process)
+        return None if payload is None else msgspec.msgpack.decode(payload, type=Reply)
 
-    def _silence(self) -> str:
-        return f"the evaluator did not answer within {self._answer_timeout_s:g} s and was ended"
-
-    async def _running(self) -> Process:
+    async def _spawn(self) -> Process:
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command, stdin=PIPE, stdout=PIPE, env=self._environment
@@ -164,7 +142,3 @@ async def _exchange(process: Process, question: bytes) -> bytes | None:
     process.stdin.write(question)
     await process.stdin.drain()
     return await next_frame(process.stdout)
-
-
-def _unexpected_reply(reply: Reply) -> HyperGPUError:
-    return HyperGPUError(Reason.NOT_READY, f"the evaluator answered {type(reply).__name__}")

@@ -1,8 +1,8 @@
-"""Judging torch workloads."""
+"""Evaluation of torch workloads."""
 
 import torch
 
-from coordinator.shell.evaluator.judge import batches
+from coordinator.shell.evaluator.model_evaluator import batches
 from hypergpu.tensors.layout import Flat
 from hypergpu.workloads.networks.device import chosen_device
 from hypergpu.workloads.networks.task import TorchWorkload
@@ -10,8 +10,8 @@ from hypergpu.workloads.networks.tensors import load_module, module_initial, mod
 from hypergpu.workloads.workload import Sums
 
 
-class TorchJudge:
-    """Implements `Judge`."""
+class TorchEvaluator:
+    """`ModelEvaluator` of torch workloads."""
 
     def __init__(self, workload: TorchWorkload, data_dir: str) -> None:
         self._workload = workload
@@ -20,11 +20,11 @@ class TorchJudge:
         self.layout = module_layout(self._model)
 
     def initial(self, seed: int) -> Flat:
-        """See `Judge`."""
+        """See `ModelEvaluator`."""
         return module_initial(self._workload.model, seed)
 
     def evaluate(self, model: Flat, samples_most: int = 0) -> Sums:
-        """See `Judge`."""
+        """See `ModelEvaluator`."""
         device = torch.device(chosen_device().kind)
         load_module(self._model.to(device), self.layout, model)
         total = Sums(0.0, 0.0, 0)

@@ -18,7 +18,7 @@ from hypergpu.workloads.workload import (
 _BATCH = 256
 
 
-class Judge(Protocol):
+class ModelEvaluator(Protocol):
     """One workload with its options and data."""
 
     @property
@@ -40,8 +40,8 @@ class Judge(Protocol):
         ...
 
 
-class NumpyJudge:
-    """Judges numpy workloads, and the null one, without torch. Implements `Judge`."""
+class NumpyEvaluator:
+    """`ModelEvaluator` of numpy workloads, and of the null one, without torch."""
 
     def __init__(self, workload: NumpyWorkload, data_dir: str) -> None:
         self._workload = workload
@@ -49,11 +49,11 @@ class NumpyJudge:
         self.layout = numpy_layout(workload)
 
     def initial(self, seed: int) -> Flat:
-        """See `Judge`."""
+        """See `ModelEvaluator`."""
         return numpy_initial(self._workload, seed)
 
     def evaluate(self, model: Flat, samples_most: int = 0) -> Sums:
-        """See `Judge`."""
+        """See `ModelEvaluator`."""
         named = cast(Parameters, unpack(self.layout, model))
         total = Sums(0.0, 0.0, 0)
         for batch in batches(self.dataset.test, samples_most):
