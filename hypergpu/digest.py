@@ -84,19 +84,6 @@ def is_digest(text: str) -> bool:
     return _HEX.fullmatch(text) is not None
 
 
-def parse_digest(text: str) -> Digest:
-    """Check a digest that came as text.
-
-    Raises:
-        HyperGPUError: REQUEST_INVALID, it is not 64 lower-case hex digits.
-    """
-    if not is_digest(text):
-        raise HyperGPUError(
-            Reason.REQUEST_INVALID, f"a digest is 64 lower-case hex digits, not {text[:80]!r}"
-        )
-    return Digest(text)
-
-
 def digest_from_wire(value: bytes) -> Digest:
     """Check a digest that came as bytes.
 

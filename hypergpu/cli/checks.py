@@ -215,16 +215,5 @@ def uplink_check(host: str, way: RouteSettings | None, found: Controls) -> Check
     return Check(name, WARN, f"{what}; for models see hypergpu doctor there", fix)
 
 
-def downlink_check(found: Controls) -> Check:
-    """Congestion control of models, which the coordinator's machine sends to nodes anywhere."""
-    name = "downlink"
-    if not found.default or _is_bbr(found.default):
-        return Check(name, OK, f"models leave by {found.default or 'what is not known'}")
-    what = f"models leave by {found.default}, which slows down with each loss"
-    if not found.has_bbr:
-        return Check(name, WARN, what, WITHOUT)
-    return Check(name, WARN, what, f"{found.after_loading(FOR_ALL)}; new connections have it")
-
-
 def _is_bbr(control: str) -> bool:
     return control.startswith(BBR)

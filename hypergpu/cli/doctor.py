@@ -19,7 +19,6 @@ from hypergpu.cli.checks import (
     clock_check,
     control_check,
     disk_check,
-    downlink_check,
     folder_check,
     joined_host,
     port_check,
@@ -69,7 +68,7 @@ def _checks(settings: dict[str, ResolvedSetting]) -> Iterator[Check]:
     for port in PORTS:
         yield _port_check(port, is_local=bool(ours))
     yield proxy_check(os.environ)
-    yield from _congestion_checks(settings, serves=bool(ours))
+    yield from _congestion_checks(settings)
     yield _coordinator_check()
 
 
@@ -146,14 +145,12 @@ def _port_check(port: int, *, is_local: bool) -> Check:
     return port_check(port, is_free=True, is_ours=False)
 
 
-def _congestion_checks(settings: dict[str, ResolvedSetting], *, serves: bool) -> Iterator[Check]:
+def _congestion_checks(settings: dict[str, ResolvedSetting]) -> Iterator[Check]:
     found = controls()
     yield control_check(found)
     host = joined_host(Path(settings["state_dir"].value).expanduser())
     if host:
         yield uplink_check(host, way_of(host), found)
-    if serves:
-        yield downlink_check(found)
 
 
 def _coordinator_check() -> Check:

@@ -55,7 +55,9 @@ def environment() -> Environment:
         processors=os.cpu_count() or 0,
         memory_bytes=psutil.virtual_memory().total,
         packages={name: _version(name) for name in PACKAGES},
-        settings=_settings(),
+        settings={
+            each.name: f"{each.value} ({each.origin})" for each in effective_settings().settings
+        },
         variables=redacted_variables(os.environ),
         workloads={entry.name: f"{entry.kind}: {entry.meaning}" for entry in entries()},
         complaints=[redact(text) for text in complaints()],
@@ -67,15 +69,6 @@ def _version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _settings() -> dict[str, str]:
-    known = known_settings()
-    return {
-        name: f"{REDACTED if known[name].is_secret and each.value else redact(each.value)}"
-        f" ({each.origin})"
-        for name, each in resolve_settings().items()
-    }
 
 
 def redacted_variables(variables: Mapping[str, str]) -> dict[str, str]:

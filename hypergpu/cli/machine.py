@@ -3,6 +3,7 @@
 What they do is imported when they run: help needs none of it.
 """
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,22 @@ from hypergpu.terminal.options import YEAR_S, AsJson, seconds_within
 
 MISSED_STATUS = 1
 config = group("See the settings.")
+
+
+class DemoNet(StrEnum):
+    """Links of the demo's nodes: a backend of netsim, or none."""
+
+    PROXY = "proxy"
+    TUNNEL = "tunnel"
+    TC = "tc"
+    NONE = "none"
+
+
+class Metering(StrEnum):
+    """Ways of receipts onto the chain, by the names of the coordinator's `--metering`."""
+
+    BATCHED = "batched"
+    EACH = "each"
 
 
 SyncSteps = Annotated[
@@ -122,31 +139,31 @@ def demo(  # noqa: PLR0913 - each is an option
         str, typer.Option("--worker", help="torch or numpy; else what is installed.")
     ] = "",
     net: Annotated[
-        str,
+        DemoNet,
         typer.Option(
             "--net",
-            help="Between nodes and coordinator: proxy, tunnel (real packets; root), tc, or none.",
+            help="Links of the nodes; tunnel and tc carry real packets and need root.",
         ),
-    ] = "proxy",
+    ] = DemoNet.PROXY,
     metering: Annotated[
-        str,
+        Metering,
         typer.Option(
             "--metering",
             envvar="HYPERGPU_COORDINATOR_METERING",
             help="How work gets onto the chain: batched, or each: a transaction for each"
             " contribution, 100 and more in an epoch.",
         ),
-    ] = "batched",
+    ] = Metering.BATCHED,
 ) -> None:
     """Train handwritten digits on five nodes here over five home lines, killing one half-way."""
     from hypergpu.cli.demo.job import plan
-    from hypergpu.cli.demo.run import NONE, demonstrate, run_over_lines
+    from hypergpu.cli.demo.run import demonstrate, run_over_lines
     from hypergpu.sites import told_sites
 
     sites = told_sites()
     if sites is not None:
         nodes = len(sites.nodes)
-    elif net != NONE:
+    elif net is not DemoNet.NONE:
         given = ["--out", str(out), "--nodes", str(nodes), "--worker", worker]
         given += ["--metering", metering, *["--short"] * short, *["--fixed"] * fixed]
         run_over_lines(net, nodes, given)

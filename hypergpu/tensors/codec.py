@@ -186,10 +186,10 @@ class IncrementalCheck:
 
     def __init__(self, layout: Layout, scheme: str) -> None:
         sections = sections_of(layout, scheme)
-        self._sections = sections.floats
+        self._sections = list(sections.floats)
         self._total_bytes = sections.integers.stop
         self._seen_bytes = 0
-        self._carry = bytearray()
+        self._pending = bytearray()
 
     def feed(self, piece: bytes | bytearray | memoryview) -> None:
         """Check the next bytes.
@@ -197,14 +197,17 @@ class IncrementalCheck:
         Raises:
             HyperGPUError: There are too many, or a record has a flaw.
         """
-        octets = np.frombuffer(piece, np.uint8)
-        if self._seen_bytes + octets.size > self._total_bytes:
+        self._seen_bytes += len(piece)
+        if self._seen_bytes > self._total_bytes:
             raise HyperGPUError(
                 Reason.UPDATE_MALFORMED,
-                f"an update has {self._total_bytes} bytes, {self._seen_bytes + octets.size} came",
+                f"an update has {self._total_bytes} bytes, {self._seen_bytes} came",
             )
-        while octets.size:
-            octets = octets[self._take(octets) :]
+        self._pending += piece
+        while self._sections and self._take_records(self._sections[0]):
+            pass
+        if not self._sections:
+            self._pending.clear()
 
     def finish(self) -> None:
         """Declare the end.
@@ -218,31 +221,20 @@ class IncrementalCheck:
                 f"an update has {self._total_bytes} bytes, only {self._seen_bytes} came",
             )
 
-    def _take(self, octets: Octets) -> int:
-        """Check or keep some bytes from the front; gives how many."""
-        section = next((each for each in self._sections if self._seen_bytes < each.bytes_end), None)
-        if section is None:
-            self._seen_bytes += octets.size
-            return octets.size
-        octets = octets[: section.bytes_end - self._seen_bytes]
-        is_end = self._seen_bytes + octets.size == section.bytes_end
-        record_bytes = section.scheme.encoded_bytes(RECORD)
-        if self._carry:
-            octets = octets[: record_bytes - len(self._carry)]
-            self._carry += octets.tobytes()
-            is_end = self._seen_bytes + octets.size == section.bytes_end
-            if is_end or len(self._carry) == record_bytes:
-                end = self._seen_bytes + octets.size - section.bytes_start
-                record = np.frombuffer(bytes(self._carry), np.uint8)
-                self._judge(section, record, judged_bytes=end - record.size)
-                self._carry.clear()
-        else:
-            whole = octets if is_end else octets[: octets.size - octets.size % record_bytes]
-            judged_bytes = self._seen_bytes - section.bytes_start
-            self._judge(section, whole, judged_bytes=judged_bytes)
-            self._carry += octets[whole.size :].tobytes()
-        self._seen_bytes += octets.size
-        return octets.size
+    def _take_records(self, section: Section) -> bool:
+        """Check the whole records that have arrived; tells whether the section is over."""
+        judged_end = self._seen_bytes - len(self._pending)
+        left_bytes = section.bytes_end - judged_end
+        size = min(len(self._pending), left_bytes)
+        if size < left_bytes:
+            size -= size % section.scheme.encoded_bytes(RECORD)
+        records = np.frombuffer(bytes(memoryview(self._pending)[:size]), np.uint8)
+        self._judge(section, records, judged_bytes=judged_end - section.bytes_start)
+        del self._pending[:size]
+        if size < left_bytes:
+            return False
+        self._sections.pop(0)
+        return True
 
     def _judge(self, section: Section, records: Octets, *, judged_bytes: int) -> None:
         """Look at whole records, of which the first begins ``judged_bytes`` into the section."""

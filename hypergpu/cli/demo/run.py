@@ -16,7 +16,6 @@ from hypergpu.cli.demo.race import StrategyTime, race_strategies, sync_ratio
 from hypergpu.cli.demo.settlement import (
     ACCOUNTS_NAME,
     DemoPay,
-    check_metering,
     settle_demo,
     start_with_chain,
 )
@@ -39,8 +38,6 @@ from hypergpu.terminal.watch import Watched
 GIVE_UP_AFTER_S = 300.0
 VICTIM = 1
 """Place in the list of the node that is killed."""
-NONE = "none"
-NETS = ("proxy", "tunnel", "tc", NONE)
 PROFILES = ("home-fibre", "home-cable", "home-dsl", "lte-moving", "starlink")
 _LEFT = ("state", "logs", "model", FILE_NAME, ACCOUNTS_NAME)
 
@@ -49,15 +46,10 @@ def run_over_lines(net: str, nodes: int, arguments: Sequence[str]) -> None:
     """Become `netsim shape`, which runs the demo with these arguments over one line a node.
 
     Args:
-        net: One of `NETS` but ``none``.
+        net: A backend of netsim.
         nodes: With more than there are profiles, each comes again.
         arguments: Arguments of `hypergpu demo`.
-
-    Raises:
-        HyperGPUError: ARGUMENT_INVALID, there is no such net.
     """
-    if net not in NETS:
-        raise usage_error(f"--net {net}: there is no such net", f"choose one of {', '.join(NETS)}")
     profiles = [PROFILES[number % len(PROFILES)] for number in range(nodes)]
     demo = program("hypergpu.cli", "demo", *arguments)
     shape = program("netsim", "shape", "--backend", net, *profiles, "--", *demo)
@@ -82,7 +74,7 @@ def demonstrate(folder: Path, chosen: DemoPlan) -> None:
         chosen: What is trained.
 
     Raises:
-        HyperGPUError: ARGUMENT_INVALID, there is no such metering, or no chain for it;
+        HyperGPUError: ARGUMENT_INVALID, there is no chain for the metering;
             DEMO_MISSED, the accuracy was missed or the job did not finish; FILE_UNUSABLE, the
             folder has files of these names that no demo left.
     """
@@ -92,7 +84,6 @@ def demonstrate(folder: Path, chosen: DemoPlan) -> None:
     names = list(sites.nodes) if sites else [f"node-{number}" for number in range(1, nodes + 1)]
     if nodes <= VICTIM:
         raise usage_error(f"{nodes} link is open", "open two or more: the demo kills a node")
-    check_metering(chosen.metering)
     with (
         run_folder(RunFolder(folder, ".hypergpu-demo", _LEFT)),
         LocalCluster(folder, chosen.worker, sites) as cluster,

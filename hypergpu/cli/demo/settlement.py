@@ -44,17 +44,6 @@ class DemoPay(NamedTuple):
     """Epochs with a payment."""
 
 
-def check_metering(metering: str) -> None:
-    """Refuse a metering that does not exist.
-
-    Raises:
-        HyperGPUError: ARGUMENT_INVALID, with the choices.
-    """
-    if metering not in METERINGS:
-        names = " or ".join(METERINGS)
-        raise usage_error(f"--metering {metering}: there is none", f"choose {names}")
-
-
 def start_with_chain(cluster: LocalCluster, sites: Sites | None, metering: str) -> str:
     """Start the coordinator with a local chain, or without one where this machine has none.
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from hypergpu.workloads.entry import OptionError, Options
 from hypergpu.workloads.networks.task import NextByte
-from hypergpu.workloads.text.corpus import text_blocks
+from hypergpu.workloads.text import text_blocks
 
 VOCABULARY = 256
 

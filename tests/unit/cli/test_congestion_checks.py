@@ -8,7 +8,6 @@ from hypergpu.cli.checks import (
     OK,
     WARN,
     control_check,
-    downlink_check,
     joined_host,
     uplink_check,
     way_of,
@@ -57,11 +56,6 @@ def test_a_route_that_has_bbr_already_is_good_whatever_the_default() -> None:
 
 def test_a_coordinator_on_this_machine_needs_no_route() -> None:
     assert uplink_check("127.0.0.1", way_of("127.0.0.1"), LACKING).verdict == OK
-
-
-def test_a_coordinators_machine_is_told_of_its_models() -> None:
-    assert downlink_check(BBR).verdict == OK
-    assert FOR_ALL in downlink_check(LOADED).fix
 
 
 def test_the_host_is_the_one_that_the_node_joined(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from hypergpu.digest import (
     digest_of_file,
     digest_to_wire,
     is_digest,
-    parse_digest,
     running_digest_of_file,
 )
 from hypergpu.errors import HyperGPUError, Reason
@@ -59,9 +58,3 @@ def test_other_sizes_are_refused_from_the_wire(size: int) -> None:
 @pytest.mark.parametrize("text", ["", EMPTY[:-1], EMPTY.upper(), EMPTY + "\n", "../" + EMPTY[3:]])
 def test_text_that_is_no_digest_is_refused(text: str) -> None:
     assert not is_digest(text)
-    with pytest.raises(HyperGPUError, match="64 lower-case hex digits"):
-        parse_digest(text)
-
-
-def test_text_that_is_a_digest_passes() -> None:
-    assert parse_digest(EMPTY) == EMPTY

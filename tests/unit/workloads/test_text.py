@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hypergpu.workloads.text.corpus import text_blocks
+from hypergpu.workloads.text import text_blocks
 from hypergpu.workloads.workload import DatasetError
 
 

@@ -1,1 +1,0 @@
-"""Text of a local folder as blocks of bytes."""
