@@ -24,7 +24,7 @@ from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.request import FoldRequest, FoldResult, StoredBlob, StoredUpdate
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.commands.layouts import save_layout
+from coordinator.shell.commands.preparation import save_layout
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.journal.store import Journal
 from coordinator.shell.runtime.driver import Driver

@@ -39,12 +39,12 @@ from coordinator.shell.journal.store import Journal
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.driver import Decision, Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.job_terms import JobTerms
 from coordinator.shell.runtime.maintenance import (
     BlobCollector,
     keep_node_counts,
     store_node_counts,
 )
+from coordinator.shell.runtime.new_job_terms import NewJobTerms
 from coordinator.shell.runtime.node_allocator import NodeAllocator
 from coordinator.shell.runtime.persistence import replay_jobs
 from coordinator.shell.runtime.services import DATASETS, Pins, Services
@@ -248,7 +248,7 @@ class Coordinator:
         if decision.moves_nodes:
             self._services.allocator.review()
             # Updates that arrive make nothing superfluous.
-            self._collector.ask()
+            self._collector.request()
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -323,5 +323,5 @@ def _open_services(settings: Settings) -> Services:
         nonces=UploadNonces(),
         readings=Readings(),
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
-        job_terms=JobTerms(Address(key.node_id), payments),
+        job_terms=NewJobTerms(Address(key.node_id), payments),
     )

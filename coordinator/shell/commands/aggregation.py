@@ -1,11 +1,11 @@
 """`Aggregate`: fold the closed round's updates into the next model, in a thread, and report it."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import structlog
+from msgspec.structs import replace
 
 from coordinator.core.job.commands import Aggregate, FoldedUpdate
 from coordinator.core.job.deltas import extend_chain
@@ -16,7 +16,6 @@ from coordinator.shell.aggregation.request import (
     PLAIN_STEP,
     BaseDamagedError,
     DivergedError,
-    FoldedFile,
     FoldRequest,
     FoldResult,
     NoUpdatesError,
@@ -40,67 +39,59 @@ _KEEP_S = 0
 """Pins hold what is not journalled yet."""
 
 
-class Outcome(NamedTuple):
-    """The next model and who is not in it."""
+class AggregatedRound(NamedTuple):
+    """The event that reports the next model, and its blobs, which the caller unpins."""
 
-    model: Model
-    omitted: tuple[tuple[NodeId, str], ...]
+    event: AggregateReady
     pinned: tuple[Digest, ...] = ()
-    agreement: float | None = None
-    agreements: Mapping[NodeId, float] = MappingProxyType({})
-    """Cosine of each update with the sum of the others, as far as it is known."""
 
 
 async def aggregate(services: Services, runtime: JobRuntime, command: Aggregate) -> None:
     """Answer the command with `AggregateReady`, or with `ModelLost` when its base is damaged."""
-    outcome = await _outcome(services, runtime, command)
-    if outcome is None:
+    failpoint("aggregate.begin")
+    try:
+        aggregated = await _fold_until_done(services, runtime, command)
+    except BaseDamagedError as damaged:
+        await _report_lost(services, runtime, command, str(damaged))
         return
     served_bytes = runtime.bytes_down
-    event = AggregateReady(
-        at_ms=Milliseconds(0),
-        round=command.round,
-        model=outcome.model,
-        omitted=outcome.omitted,
-        bytes_down=served_bytes,
-        agreement=outcome.agreement,
-        agreements=dict(outcome.agreements),
-    )
+    event = replace(aggregated.event, bytes_down=served_bytes)
     try:
-        await _made_durable(services, runtime, command.base)
-        reason = await services.driver.insist(runtime.job.job_id, event)
+        await _sync_base(services, runtime, command.base)
+        reason = await services.driver.report(runtime.job.job_id, event)
     finally:
-        services.pins.drop(outcome.pinned)
+        services.pins.drop(aggregated.pinned)
     if reason:
-        log.info("an aggregate came too late", job_id=runtime.job.job_id, reason=reason)
         return
     runtime.bytes_down = Bytes(runtime.bytes_down - served_bytes)
-    if failed := await asyncio.to_thread(_sync, services, outcome.pinned):
+    if failed := await asyncio.to_thread(_sync, services, aggregated.pinned):
         log.warning("a model is not durable yet", job_id=runtime.job.job_id, reason=failed)
 
 
-async def _outcome(services: Services, runtime: JobRuntime, command: Aggregate) -> Outcome | None:
-    """Fold until it works: a full disk is waited out, a damaged base is reported and ends it."""
-    layout = runtime.layout
-    if layout is None:
-        raise AssertionError("a round cannot close before its layout is known")
-    failpoint("aggregate.begin")
+async def _fold_until_done(
+    services: Services, runtime: JobRuntime, command: Aggregate
+) -> AggregatedRound:
+    """Fold until it works: a full disk is waited out.
+
+    Raises:
+        BaseDamagedError: The model before is missing or damaged.
+    """
+    layout = runtime.required_layout
     while True:
         try:
-            return await _folded_apart(services, layout, command)
-        except BaseDamagedError as damaged:
-            await _report_lost(services, runtime, command, str(damaged))
-            return None
+            return await _fold_in_thread(services, layout, command)
         except (HyperGPUError, OSError) as failed:
             log.warning("a fold waits", job_id=runtime.job.job_id, reason=str(failed))
             await asyncio.sleep(_RETRY_S)
 
 
-async def _folded_apart(services: Services, layout: Layout, command: Aggregate) -> Outcome:
-    """Fold in a thread, which nothing can stop: what nobody waits for any more is unpinned."""
+async def _fold_in_thread(
+    services: Services, layout: Layout, command: Aggregate
+) -> AggregatedRound:
+    """Fold in a thread, which cannot be cancelled: a result that is not awaited is unpinned."""
     folding = asyncio.ensure_future(asyncio.to_thread(fold_updates, services, layout, command))
 
-    def abandon(folding: "asyncio.Future[Outcome]") -> None:
+    def abandon(folding: "asyncio.Future[AggregatedRound]") -> None:
         if not folding.cancelled() and folding.exception() is None:
             services.pins.drop(folding.result().pinned)
 
@@ -111,7 +102,7 @@ async def _folded_apart(services: Services, layout: Layout, command: Aggregate) 
         raise
 
 
-async def _made_durable(services: Services, runtime: JobRuntime, base: Model) -> None:
+async def _sync_base(services: Services, runtime: JobRuntime, base: Model) -> None:
     """See to it that a power cut leaves the base: the model made of it may still be lost.
 
     It was synced when it was new; this finds something to do only where that failed.
@@ -134,7 +125,7 @@ async def _report_lost(
         log.error("the job cannot go on: its base is damaged too", job_id=job_id, reason=reason)
 
 
-def fold_updates(services: Services, layout: Layout, command: Aggregate) -> Outcome:
+def fold_updates(services: Services, layout: Layout, command: Aggregate) -> AggregatedRound:
     """Fold once, into blobs that the caller unpins. Blocks.
 
     Raises:
@@ -142,58 +133,46 @@ def fold_updates(services: Services, layout: Layout, command: Aggregate) -> Outc
         BaseDamagedError: The model before is missing or damaged.
         OSError: The disk fails.
     """
-    usable, omitted = _usable(services, command.updates)
+    usable, omitted = _usable_updates(services, command.updates)
+    nodes = [update.node for update, _ in usable]
+    outer_state = command.base.outer_state
     request = FoldRequest(
         layout=layout,
         down=command.down,
         outer=PLAIN_STEP if command.is_sparse else command.spec.outer,
         scale=command.scale,
-        base_model=_base(services, command.base.blob),
-        outer_state=_base(services, command.base.outer_state) if command.base.outer_state else None,
+        base_model=_stored_base(services, command.base.blob),
+        outer_state=_stored_base(services, outer_state) if outer_state else None,
         updates=tuple(stored for _, stored in usable),
         output_dir=services.blobs.work_path("fold").parent,
     )
-    nodes = [update.node for update, _ in usable]
     try:
         result = fold(request, reuse=services.blobs.reuse)
     except NoUpdatesError as none_left:
         omitted += [(nodes[each.index], each.reason) for each in none_left.omitted]
-        return Outcome(_unchanged_model(command.base), tuple(omitted))
+        return _unchanged_model(command, omitted)
     except DivergedError as diverged:
         omitted += [(node, str(diverged)) for node in nodes]
-        return Outcome(_unchanged_model(command.base), tuple(omitted))
+        return _unchanged_model(command, omitted)
     failpoint("aggregate.folded")
     omitted += [(nodes[each.index], each.reason) for each in result.omitted]
-    agreements = {
-        node: found
-        for node, found in zip(nodes, result.agreements, strict=True)
-        if found is not None
-    }
-    outcome = _keep_result(services, command, result, tuple(omitted))
-    return outcome._replace(agreements=agreements)
+    pinned = _pin(services, result)
+    event = AggregateReady(
+        at_ms=Milliseconds(0),
+        round=command.round,
+        model=_adopt_files(services, command, result),
+        omitted=tuple(omitted),
+        agreement=None if result.agreement is None else finite(result.agreement),
+        agreements={
+            node: found
+            for node, found in zip(nodes, result.agreements, strict=True)
+            if found is not None
+        },
+    )
+    return AggregatedRound(event, pinned)
 
 
-def _keep_result(
-    services: Services,
-    command: Aggregate,
-    result: FoldResult,
-    omitted: tuple[tuple[NodeId, str], ...],
-) -> Outcome:
-    """Adopt and pin a fold's files, or leave nothing of them."""
-    pinned = tuple(file.digest for file in result.files)
-    services.pins.add(pinned)
-    try:
-        model = _adopt_blobs(services, command, result)
-        agreement = None if result.agreement is None else finite(result.agreement)
-        return Outcome(model, omitted, pinned, agreement)
-    except BaseException:
-        services.pins.drop(pinned)
-        for file in result.files:
-            file.path.unlink(missing_ok=True)
-        raise
-
-
-def _usable(
+def _usable_updates(
     services: Services, updates: tuple[FoldedUpdate, ...]
 ) -> tuple[list[tuple[FoldedUpdate, StoredUpdate]], list[tuple[NodeId, str]]]:
     """Updates that are on disk, and those that the blob store already knows to be damaged."""
@@ -213,7 +192,7 @@ def _usable(
     return usable, omitted
 
 
-def _base(services: Services, blob: BlobRef) -> StoredBlob:
+def _stored_base(services: Services, blob: BlobRef) -> StoredBlob:
     try:
         return StoredBlob(services.blobs.path(blob.digest), blob.digest)
     except HyperGPUError as missing:
@@ -223,34 +202,45 @@ def _base(services: Services, blob: BlobRef) -> StoredBlob:
         raise BaseDamagedError(stored, missing.detail) from missing
 
 
-def _unchanged_model(base: Model) -> Model:
+def _unchanged_model(command: Aggregate, omitted: list[tuple[NodeId, str]]) -> AggregatedRound:
     """The round counts, the model stays."""
-    return Model(base.round + 1, base.blob, base.outer_state, base.deltas)
+    base = command.base
+    model = Model(base.round + 1, base.blob, base.outer_state, base.deltas)
+    event = AggregateReady(
+        at_ms=Milliseconds(0), round=command.round, model=model, omitted=tuple(omitted)
+    )
+    return AggregatedRound(event)
 
 
-def _adopt_blobs(services: Services, command: Aggregate, result: FoldResult) -> Model:
-    """Turn the fold's files into blobs. A power cut may lose them: they can be folded again."""
-    kept = {file: BlobRef(file.digest, file.size_bytes) for file in result.files}
-    _adopt(services, result.model)
-    failpoint("aggregate.model_stored")
-    for file in result.files[1:]:
-        _adopt(services, file)
+def _pin(services: Services, result: FoldResult) -> tuple[Digest, ...]:
+    pinned = tuple(file.digest for file in result.files)
+    services.pins.add(pinned)
+    return pinned
+
+
+def _adopt_files(services: Services, command: Aggregate, result: FoldResult) -> Model:
+    """Turn the fold's pinned files into blobs, or leave nothing of them.
+
+    A power cut may lose them: they can be folded again.
+    """
+    blobs = {file: BlobRef(file.digest, file.size_bytes) for file in result.files}
+    try:
+        for file, blob in blobs.items():
+            services.blobs.adopt_unsynced(file.path, blob, keep_s=_KEEP_S)
+            if file is result.model:
+                failpoint("aggregate.model_stored")
+    except BaseException:
+        services.pins.drop(file.digest for file in result.files)
+        for file in result.files:
+            file.path.unlink(missing_ok=True)
+        raise
     failpoint("aggregate.stored")
     deltas: tuple[Delta, ...] = ()
     if result.delta is not None:
-        delta = Delta(command.base.blob.digest, kept[result.delta], command.down)
+        delta = Delta(command.base.blob.digest, blobs[result.delta], command.down)
         deltas = extend_chain(command.base, delta, result.model.size_bytes)
-    return Model(
-        command.base.round + 1,
-        kept[result.model],
-        kept[result.outer_state] if result.outer_state is not None else None,
-        deltas,
-    )
-
-
-def _adopt(services: Services, file: FoldedFile) -> None:
-    blob = BlobRef(file.digest, file.size_bytes)
-    services.blobs.adopt_unsynced(file.path, blob, keep_s=_KEEP_S)
+    outer_state = blobs[result.outer_state] if result.outer_state is not None else None
+    return Model(command.base.round + 1, blobs[result.model], outer_state, deltas)
 
 
 def _sync(services: Services, digests: Iterable[Digest]) -> str:

@@ -38,7 +38,7 @@ def packed_manifest(manifest: tensor_pb2.Manifest) -> bytes:
 
 
 def manifest_digests(manifest: tensor_pb2.Manifest) -> frozenset[Digest]:
-    """The files that a manifest names.
+    """Digests of the files in a manifest.
 
     Raises:
         HyperGPUError: a digest is malformed.
@@ -58,8 +58,8 @@ def stored_manifest(blobs: BlobStore, manifest: BlobRef) -> tensor_pb2.Manifest:
         raise HyperGPUError(Reason.BLOB_UNKNOWN, f"{manifest.digest} is no manifest") from None
 
 
-def laid_out(blobs: BlobStore, manifest: BlobRef, datasets_dir: Path) -> Path:
-    """Make the folder that a manifest describes, unless it is there. Blocks.
+def lay_out_dataset(blobs: BlobStore, manifest: BlobRef, datasets_dir: Path) -> Path:
+    """Make the folder that a manifest describes, unless it is there, and return it. Blocks.
 
     Several threads may make the same one at once: the first to finish gives it its name.
 
@@ -74,29 +74,29 @@ def laid_out(blobs: BlobStore, manifest: BlobRef, datasets_dir: Path) -> Path:
     try:
         with reject_when_full(f"dataset {manifest.digest}"):
             unfinished.mkdir(parents=True)
-            _lay_out(blobs, stored_manifest(blobs, manifest), unfinished)
-            _give_name(unfinished, folder)
+            _link_files(blobs, stored_manifest(blobs, manifest), unfinished)
+            _rename_finished(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder
 
 
-def manifests_laid_out(datasets_dir: Path) -> tuple[Digest, ...]:
-    """The manifests that have a folder. Blocks."""
+def laid_out_manifests(datasets_dir: Path) -> tuple[Digest, ...]:
+    """Digests of the manifests that have a folder. Blocks."""
     folders = datasets_dir.glob("*")
     return tuple(Digest(each.name) for each in folders if each.suffix != _UNFINISHED)
 
 
 def remove_layout(datasets_dir: Path, manifest: Digest) -> None:
     """Remove a manifest's folder; at no moment does a part of it bear its name. Blocks."""
-    leaving = _unfinished_folder(datasets_dir, manifest)
+    renamed = _unfinished_folder(datasets_dir, manifest)
     with suppress(FileNotFoundError):
-        (datasets_dir / manifest).rename(leaving)
-    shutil.rmtree(leaving, ignore_errors=True)
+        (datasets_dir / manifest).rename(renamed)
+    shutil.rmtree(renamed, ignore_errors=True)
 
 
 def clear_unfinished(datasets_dir: Path) -> None:
-    """Remove what an earlier process left half-made. Blocks."""
+    """Remove unfinished folders of an earlier process. Blocks."""
     for left in datasets_dir.glob(f"*{_UNFINISHED}"):
         shutil.rmtree(left, ignore_errors=True)
 
@@ -105,7 +105,7 @@ def _unfinished_folder(datasets_dir: Path, manifest: Digest) -> Path:
     return datasets_dir / f"{manifest}.{secrets.token_hex(4)}{_UNFINISHED}"
 
 
-def _lay_out(blobs: BlobStore, manifest: tensor_pb2.Manifest, folder: Path) -> None:
+def _link_files(blobs: BlobStore, manifest: tensor_pb2.Manifest, folder: Path) -> None:
     paths = checked_paths(entry.path for entry in manifest.entries)
     for path, entry in zip(paths, manifest.entries, strict=True):
         target = folder / path
@@ -117,7 +117,7 @@ def _lay_out(blobs: BlobStore, manifest: tensor_pb2.Manifest, folder: Path) -> N
             shutil.copyfile(source, target)
 
 
-def _give_name(unfinished: Path, folder: Path) -> None:
+def _rename_finished(unfinished: Path, folder: Path) -> None:
     try:
         unfinished.rename(folder)
     except OSError:

@@ -1,4 +1,4 @@
-"""Commands to effects. Every branch returns at once; what takes long runs as a task of its own."""
+"""Starts each command's effect. Every branch returns at once; long work runs as a task."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -19,13 +19,17 @@ from coordinator.core.job.commands import (
     SetDeadline,
     WriteRecord,
 )
-from coordinator.core.job.events import DeadlineReached, EvaluationFailed, JobPaused, UpdatesJudged
+from coordinator.core.job.events import DeadlineReached, JobPaused
 from coordinator.core.job.state import ENDED, Phase
 from coordinator.core.round.outstanding import outstanding
 from coordinator.shell import translate
 from coordinator.shell.commands.aggregation import aggregate
-from coordinator.shell.commands.evaluation import evaluate
-from coordinator.shell.commands.judging import judge
+from coordinator.shell.commands.evaluation import (
+    evaluate,
+    failed_evaluation,
+    failed_judgement,
+    judge,
+)
 from coordinator.shell.commands.planning import plan
 from coordinator.shell.commands.preparation import initialise
 from coordinator.shell.runtime.job_runtime import JobRuntime
@@ -57,9 +61,9 @@ def perform(services: Services, runtime: JobRuntime, command: Command) -> None:
         _perform(services, runtime, command)
     except Exception as broken:
         log.exception("a command broke", job_id=runtime.job.job_id, command=key[0])
-        _mend(services, runtime, key, broken)
+        _retry_or_give_up(services, runtime, key, broken)
     else:
-        runtime.breaks.pop(key, None)
+        runtime.failures.pop(key, None)
 
 
 def perform_outstanding(services: Services, runtime: JobRuntime) -> None:
@@ -79,52 +83,44 @@ async def pause(services: Services, runtime: JobRuntime, why: str) -> str:
     return refused
 
 
-def begin_again(services: Services, runtime: JobRuntime) -> None:
-    """After a resume: try what could not be done before the coordinator paused the job."""
+def retry_after_resume(services: Services, runtime: JobRuntime) -> None:
+    """After a resume: perform again the commands for which the coordinator paused the job."""
     if not runtime.is_given_up:
         return
     runtime.is_given_up = False
-    runtime.breaks.clear()
+    runtime.failures.clear()
     perform_outstanding(services, runtime)
 
 
 def _perform(  # noqa: C901  one branch a command
     services: Services, runtime: JobRuntime, command: Command
 ) -> None:
-    job_id = runtime.job.job_id
     match command:
         case AssignShard():
-            assign(services, runtime, command)
+            return assign(services, runtime, command)
         case CancelShard():
-            services.nodes.send(command.node, translate.cancel_message(job_id, command))
+            message = translate.cancel_message(runtime.job.job_id, command)
+            return services.nodes.send(command.node, message)
         case ReleaseNode():
-            services.allocator.review()
+            return services.allocator.review()
         case SetDeadline():
-            set_deadline(services, runtime, command)
+            return set_deadline(services, runtime, command)
+        case WriteRecord():
+            return None  # The driver journals it with the event that caused it.
         case InitialiseModel():
-            _start(services, runtime, ("initialise", 0), initialise(services, runtime, command))
+            key, work = ("initialise", 0), initialise(services, runtime, command)
         case PlanRound():
             # A plan that came to nothing is asked for again while its task is still ending.
-            _start(
-                services, runtime, ("plan", runtime.next_sequence), plan(services, runtime, command)
-            )
+            key, work = ("plan", runtime.next_sequence), plan(services, runtime, command)
         case Aggregate():
-            _start(
-                services,
-                runtime,
-                ("aggregate", command.round),
-                aggregate(services, runtime, command),
-            )
+            key, work = ("aggregate", command.round), aggregate(services, runtime, command)
         case EvaluateModel():
-            _start(
-                services, runtime, (_EVALUATE, command.round), evaluate(services, runtime, command)
-            )
+            key, work = (_EVALUATE, command.round), evaluate(services, runtime, command)
         case JudgeUpdates():
-            _start(services, runtime, (_JUDGE, command.round), judge(services, runtime, command))
-        case WriteRecord():
-            pass  # The driver journals it with the event that caused it.
+            key, work = (_JUDGE, command.round), judge(services, runtime, command)
         case _:
             assert_never(command)
+    return _start(services, runtime, key, work)
 
 
 def assign(services: Services, runtime: JobRuntime, command: AssignShard) -> None:
@@ -144,31 +140,27 @@ def release_members(services: Services, runtime: JobRuntime) -> None:
 
 def set_deadline(services: Services, runtime: JobRuntime, command: SetDeadline) -> None:
     """Report the deadline when it comes. A job has one at a time: a new one replaces the old."""
-    if runtime.deadline is not None:
-        runtime.deadline.cancel()
+    if runtime.deadline_timer is not None:
+        runtime.deadline_timer.cancel()
 
     def report() -> None:
-        if (
-            runtime.now_ms() < command.at_ms
-        ):  # Timers may fire a little early, and job time is coarser.
+        # Timers may fire a little early, and job time is coarser.
+        if runtime.now_ms() < command.at_ms:
             set_deadline(services, runtime, command)
             return
         event = DeadlineReached(at_ms=Milliseconds(0), round=command.round)
-        _start(services, runtime, ("deadline", command.round), _insist(services, runtime, event))
+        work = services.driver.report(runtime.job.job_id, event)
+        _start(services, runtime, ("deadline", command.round), work)
 
     left_s = max(0, command.at_ms - runtime.now_ms()) / 1000 + 0.001
-    runtime.deadline = asyncio.get_running_loop().call_later(left_s, report)
-
-
-async def _insist(services: Services, runtime: JobRuntime, event: DeadlineReached) -> None:
-    await services.driver.insist(runtime.job.job_id, event)
+    runtime.deadline_timer = asyncio.get_running_loop().call_later(left_s, report)
 
 
 def _start(
     services: Services,
     runtime: JobRuntime,
     key: tuple[str, int],
-    work: Coroutine[object, object, None],
+    work: Coroutine[object, object, object],
 ) -> None:
     """Run a long command unless the same one is under way."""
     if key in runtime.tasks:
@@ -177,50 +169,48 @@ def _start(
     task = asyncio.create_task(work, name=f"{runtime.job.job_id} {key[0]} {key[1]}")
     runtime.tasks[key] = task
 
-    def ended(task: "asyncio.Task[None]") -> None:
+    def check_end(task: "asyncio.Task[object]") -> None:
         runtime.tasks.pop(key, None)
         if task.cancelled():
             return
         broken = task.exception()
         if broken is None:
-            runtime.breaks.pop(key, None)
+            runtime.failures.pop(key, None)
             return
-        _mend(services, runtime, key, broken)
+        _retry_or_give_up(services, runtime, key, broken)
         log.error("a command broke", task=task.get_name(), exc_info=broken)
 
-    task.add_done_callback(ended)
+    task.add_done_callback(check_end)
 
 
-def _mend(
+def _retry_or_give_up(
     services: Services, runtime: JobRuntime, key: tuple[str, int], broken: BaseException
 ) -> None:
     """Perform what is outstanding again after a while, or give up when that went on too long."""
-    runtime.breaks[key] += 1
-    tries = runtime.breaks[key]
+    runtime.failures[key] += 1
+    tries = runtime.failures[key]
     if tries == _TRIES:
         why = f"{key[0]} broke {tries} times, the last time by {type(broken).__name__}: {broken}"
         _start(services, runtime, ("give up", key[1]), _give_up(services, runtime, key, why))
     else:
-        _try_later(services, runtime, _PAUSES_S[tries - 1] if tries < _TRIES else _LONG_PAUSE_S)
+        _retry_later(services, runtime, _PAUSES_S[tries - 1] if tries < _TRIES else _LONG_PAUSE_S)
 
 
 async def _give_up(services: Services, runtime: JobRuntime, key: tuple[str, int], why: str) -> None:
     """Let a job go on without a measurement, and pause it for anything else."""
     if key[0] == _EVALUATE:
-        event = EvaluationFailed(at_ms=Milliseconds(0), round=key[1], reason=why)
-        refused = await services.driver.insist(runtime.job.job_id, event)
+        refused = await services.driver.insist(runtime.job.job_id, failed_evaluation(key[1], why))
     elif key[0] == _JUDGE:
-        judged = UpdatesJudged(at_ms=Milliseconds(0), round=key[1], reason=why)
-        refused = await services.driver.insist(runtime.job.job_id, judged)
+        refused = await services.driver.insist(runtime.job.job_id, failed_judgement(key[1], why))
     else:
         refused = await pause(services, runtime, why)
     if refused:
-        _try_later(services, runtime, _LONG_PAUSE_S)
+        _retry_later(services, runtime, _LONG_PAUSE_S)
 
 
-def _try_later(services: Services, runtime: JobRuntime, pause_s: float) -> None:
-    if runtime.retry is not None:
-        runtime.retry.cancel()
-    runtime.retry = asyncio.get_running_loop().call_later(
+def _retry_later(services: Services, runtime: JobRuntime, pause_s: float) -> None:
+    if runtime.retry_timer is not None:
+        runtime.retry_timer.cancel()
+    runtime.retry_timer = asyncio.get_running_loop().call_later(
         pause_s, perform_outstanding, services, runtime
     )

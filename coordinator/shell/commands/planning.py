@@ -1,8 +1,7 @@
-"""`PlanRound`: who takes part in the next round, with how much work, by what was measured."""
+"""`PlanRound`: plan the next round's participants and their work from readings."""
 
 import asyncio
 
-import structlog
 from msgspec.structs import replace
 
 from coordinator.config import Settings
@@ -18,28 +17,22 @@ from hypergpu.tensors.codec import update_bytes
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Milliseconds
 
-log = structlog.get_logger()
-
 
 async def plan(services: Services, runtime: JobRuntime, command: PlanRound) -> None:
     """Answer the command with `RoundPlanned`."""
-    if runtime.layout is None:
-        raise AssertionError("a round cannot be planned before its model's layout is known")
     request = with_line(command.request, services.settings)
     readings = services.readings.readings(request.candidates, runtime.now_ms())
-    made = await asyncio.to_thread(plan_round, request, readings, sizes_of(runtime.layout))
+    made = await asyncio.to_thread(plan_round, request, readings, sizes_of(runtime.required_layout))
     event = RoundPlanned(at_ms=Milliseconds(0), plan=made)
-    reason = await services.driver.insist(runtime.job.job_id, event)
-    if reason:
-        log.info("a plan came too late", job_id=runtime.job.job_id, reason=reason)
+    await services.driver.report(runtime.job.job_id, event)
 
 
 def with_line(request: PlanRequest, settings: Settings) -> PlanRequest:
-    """The request with what this coordinator's settings say of its line."""
+    """The request with the capacity of this coordinator's line, as its settings state it."""
     line_bits_per_s = payload_bits_per_s(settings.line_mbit_s * 1_000_000)
     return replace(request, line_bits_per_s=line_bits_per_s)
 
 
 def sizes_of(layout: Layout) -> Sizes:
-    """What moves for a model, by codec."""
+    """Bytes to transfer for a model, by scheme."""
     return Sizes({scheme: update_bytes(layout, scheme) for scheme in SCHEMES}, layout.model_bytes)

@@ -7,9 +7,8 @@ import structlog
 from coordinator.core.job.events import ModelLost
 from coordinator.core.job.state import ENDED, Job
 from coordinator.shell.commands.datasets import manifest_digests, stored_manifest
-from coordinator.shell.commands.layouts import stored_layout
 from coordinator.shell.commands.perform import pause, perform_outstanding
-from coordinator.shell.commands.preparation import layout_made_again
+from coordinator.shell.commands.preparation import load_layout
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
@@ -75,21 +74,8 @@ async def _check_files(services: Services, runtime: JobRuntime) -> str:
     return await asyncio.to_thread(_damage, services, job)
 
 
-async def load_layout(services: Services, runtime: JobRuntime) -> None:
-    """Find the layout of a job that has a model, or make it again.
-
-    Raises:
-        HyperGPUError: It cannot be made again.
-    """
-    job = runtime.job
-    if job.model is None or runtime.layout is not None:
-        return
-    stored = await asyncio.to_thread(stored_layout, services.job_dir(job.job_id))
-    runtime.layout = stored or await layout_made_again(services, job)
-
-
 def _damage(services: Services, job: Job) -> str:
-    """What is wrong with the current model's files; empty when they are sound."""
+    """Damage of the current model's files; empty when they are sound."""
     if job.model is None:
         return ""
     model, newest = job.model, job.model.newest_delta

@@ -1,6 +1,6 @@
-"""The nodes as this process sees them: their control streams, when they were heard of, who drains.
+"""Nodes as this process sees them: control streams, last contact, draining, progress, counts.
 
-Nothing here is persisted: after a restart nodes dial in again, and jobs say who belongs to them.
+Nothing here is persisted: after a restart nodes dial in again, and jobs know their members.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _OUTBOX_MESSAGES = 256
 
 
 class ControlStream:
-    """One control stream."""
+    """A node's control stream."""
 
     def __init__(self, node: NodeId, capabilities: Capabilities, software: str) -> None:
         self.node = node
@@ -43,7 +43,7 @@ class ControlStream:
 
 
 class ConnectedNodes:
-    """Who is there."""
+    """Every node that is connected or may come back."""
 
     def __init__(self) -> None:
         self.streams: dict[NodeId, ControlStream] = {}
@@ -51,9 +51,8 @@ class ConnectedNodes:
         self._heard_ms: dict[NodeId, Milliseconds] = {}
         self._draining: dict[NodeId, str] = {}
         self._names: dict[NodeId, str] = {}
-        self._counts: dict[NodeId, UpdateCount] = {}
-        self._storing: dict[NodeId, UpdateCount] = {}
-        """Taken by `take_counts` and not yet in the journal."""
+        self.counts: dict[NodeId, UpdateCount] = {}
+        """Updates that the journal does not know of yet."""
 
     def connect(self, stream: ControlStream) -> None:
         """A node opened its control stream. An older stream of the same node ends."""
@@ -71,7 +70,7 @@ class ConnectedNodes:
             del self.streams[stream.node]
 
     def mark_heard(self, node: NodeId) -> None:
-        """The node gave a sign of life."""
+        """Note a contact with the node."""
         self._heard_ms[node] = monotonic_ms()
 
     def expect(self, nodes: Iterable[NodeId], grace_ms: Milliseconds) -> None:
@@ -80,7 +79,7 @@ class ConnectedNodes:
             self._heard_ms.setdefault(node, Milliseconds(monotonic_ms() + grace_ms))
 
     def silent_ms(self, node: NodeId) -> Milliseconds | None:
-        """For how long the node was not heard of; None when this process never heard of it."""
+        """Time since the last contact; None when this process never heard of the node."""
         heard_ms = self._heard_ms.get(node)
         return None if heard_ms is None else Milliseconds(max(0, monotonic_ms() - heard_ms))
 
@@ -107,7 +106,7 @@ class ConnectedNodes:
         self._draining[node] = reason
 
     def drain_reason(self, node: NodeId) -> str:
-        """Why the node takes no further work; empty when it does."""
+        """Reason for which the node takes no further work; empty when it does."""
         return self._draining.get(node, "")
 
     @property
@@ -116,11 +115,11 @@ class ConnectedNodes:
         return sum(node not in self._draining for node in self.streams)
 
     def name_of(self, node: NodeId) -> str:
-        """What the node's owner calls it; empty before it dials in."""
+        """Name that the node's owner gave it; empty before it dials in."""
         return self._names.get(node, "")
 
     def send(self, node: NodeId, message: node_pb2.ControlResponse) -> None:
-        """Tell a connected node something; what matters is said again when it dials in."""
+        """Send to a node if it is connected; what matters is sent again when it dials in."""
         stream = self.streams.get(node)
         if stream is not None:
             stream.send(message)
@@ -130,29 +129,16 @@ class ConnectedNodes:
         self.progress[node] = advance
 
     def count(self, node: NodeId, *, accepted: int = 0, refused: int = 0) -> None:
-        """Note updates for tables; `take_counts` hands the sums on to the journal."""
-        before = self._counts.get(node, UpdateCount())
-        self._counts[node] = UpdateCount(before.accepted + accepted, before.refused + refused)
+        """Add to the node's counts, which the journal gets later."""
+        before = self.unstored_counts(node)
+        counts = UpdateCount(before.accepted + accepted, before.refused + refused)
+        self.counts[node] = counts
+        if not any(counts):
+            del self.counts[node]
 
     def unstored_counts(self, node: NodeId) -> UpdateCount:
         """Updates that the journal does not know of yet."""
-        counts = [kept.get(node, UpdateCount()) for kept in (self._counts, self._storing)]
-        return UpdateCount(
-            sum(each.accepted for each in counts), sum(each.refused for each in counts)
-        )
-
-    def take_counts(self) -> dict[NodeId, UpdateCount]:
-        """Take the sums, which `unstored_counts` tells until they are stored."""
-        self._storing, self._counts = self._counts, {}
-        return self._storing
-
-    def confirm_stored(self) -> None:
-        """The journal has what `take_counts` gave."""
-        self._storing = {}
-
-    def known(self) -> tuple[NodeId, ...]:
-        """Every node that is there or may come back."""
-        return tuple(self._heard_ms)
+        return self.counts.get(node, UpdateCount())
 
     def close(self) -> None:
         """End every stream."""

@@ -1,6 +1,6 @@
 """Decide, persist, act: one inbox for all jobs, one journal transaction a drain.
 
-Nobody sees a state, gets an answer or receives a command before what led to it is durable.
+No state is shown, no call answered and no command performed before its event is durable.
 """
 
 import asyncio
@@ -38,14 +38,14 @@ log = structlog.get_logger()
 SNAPSHOT_ROUNDS_MAX = 50
 """A job that evaluates less often is snapshot anyway."""
 _RETRY_S = 5.0
-_PAID_FOR = JobCreated | ParametersChanged | RoundMeasured | JobEnded
+_PAYMENT_EVENTS = JobCreated | ParametersChanged | RoundMeasured | JobEnded
 """Events that payments fold."""
 _WITHIN_A_ROUND = UpdateReceived | UpdateRejected
-"""They come once a node and round: planning who works where after each would cost the most."""
+"""Events once a node and round: an allocation after each would cost too much."""
 Result = TypeVar("Result")
 
 
-class Arrival(NamedTuple):
+class SubmittedEvent(NamedTuple):
     """An event in the inbox."""
 
     job_id: JobId
@@ -55,7 +55,7 @@ class Arrival(NamedTuple):
 
 
 class Decision:
-    """What one drain leads to, before any of it is durable."""
+    """Result of one drain, before any of it is durable."""
 
     def __init__(self) -> None:
         self.jobs: dict[JobId, Job] = {}
@@ -67,31 +67,33 @@ class Decision:
         self.verdicts: list[tuple[asyncio.Future[str], str]] = []
         self.snapshots: set[JobId] = set()
         self.moves_nodes = False
-        """Whether something changed that decides which node works for which job."""
+        """Whether a change calls for a new allocation of nodes to jobs."""
 
     def all_entries(self) -> list[Entry]:
         """Every entry, job by job."""
         return [entry for entries in self.entries.values() for entry in entries]
 
 
-def decide(runtimes: dict[JobId, JobRuntime], arrivals: Sequence[Arrival]) -> Decision:
-    """Run the machines over the arrivals in order. Changes nothing."""
+def decide(runtimes: dict[JobId, JobRuntime], events: Sequence[SubmittedEvent]) -> Decision:
+    """Run the machines over the events in order. Changes nothing."""
     decision = Decision()
-    for arrival in arrivals:
+    for submitted in events:
         try:
-            verdict = _decide(runtimes, decision, arrival)
+            verdict = _decide(runtimes, decision, submitted)
         except Exception:
             # One event that breaks its machine must not stop every other job.
-            log.exception("an event broke the machine", job_id=arrival.job_id)
+            log.exception("an event broke the machine", job_id=submitted.job_id)
             verdict = (
-                f"the machine broke on {type(arrival.event).__name__}: see the coordinator's log"
+                f"the machine broke on {type(submitted.event).__name__}: see the coordinator's log"
             )
-        decision.verdicts.append((arrival.verdict, verdict))
+        decision.verdicts.append((submitted.verdict, verdict))
     return decision
 
 
-def _decide(runtimes: dict[JobId, JobRuntime], decision: Decision, arrival: Arrival) -> str:
-    job_id, event = arrival.job_id, arrival.event
+def _decide(
+    runtimes: dict[JobId, JobRuntime], decision: Decision, submitted: SubmittedEvent
+) -> str:
+    job_id, event = submitted.job_id, submitted.event
     runtime = runtimes.get(job_id)
     job = decision.jobs.get(job_id) or (runtime.job if runtime else None)
     if job is None and not isinstance(event, JobCreated):
@@ -104,13 +106,13 @@ def _decide(runtimes: dict[JobId, JobRuntime], decision: Decision, arrival: Arri
     start = runtime.next_sequence if runtime else 0
     for row in (event, *records):
         entries.append(event_entry(job_id, start + len(entries), row))
-        decision.concerns_payments |= isinstance(row, _PAID_FOR)
+        decision.concerns_payments |= isinstance(row, _PAYMENT_EVENTS)
     decision.jobs[job_id] = step.job
     decision.commands += [
         (job_id, command) for command in step.commands if not isinstance(command, WriteRecord)
     ]
-    if arrival.claim is not None:
-        decision.claims.append(arrival.claim)
+    if submitted.claim is not None:
+        decision.claims.append(submitted.claim)
     if job is None or step.job.phase is not job.phase or not isinstance(event, _WITHIN_A_ROUND):
         decision.moves_nodes = True
     if _is_snapshot_due(step.job, event):
@@ -131,11 +133,11 @@ class Driver:
         """Write to a journal."""
         self.runtimes: dict[JobId, JobRuntime] = {}
         self.unreadable: dict[JobId, str] = {}
-        """Jobs that rest: why this version cannot replay them. What they need is not known."""
+        """Jobs that this version cannot replay, with the reason. Their blobs are not known."""
         self._journal = journal
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self._inbox: list[Arrival] = []
-        self._arrived = asyncio.Event()
+        self._inbox: list[SubmittedEvent] = []
+        self._has_events = asyncio.Event()
         self.is_closing = False
         self._is_closed = False
 
@@ -151,12 +153,12 @@ class Driver:
         runtime = self.runtimes.get(job_id)
         now_ms = runtime.now_ms() if runtime else Milliseconds(0)
         verdict: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._inbox.append(Arrival(job_id, replace(event, at_ms=now_ms), verdict, claim))
-        self._arrived.set()
+        self._inbox.append(SubmittedEvent(job_id, replace(event, at_ms=now_ms), verdict, claim))
+        self._has_events.set()
         return verdict
 
     async def insist(self, job_id: JobId, event: Event) -> str:
-        """`submit` again and again while the disk is full: for what has happened in any case."""
+        """`submit` until the disk has room: for events that cannot be withdrawn."""
         while True:
             try:
                 return await self.submit(job_id, event)
@@ -164,35 +166,43 @@ class Driver:
                 log.warning("an event waits for disk space", job_id=job_id, reason=str(refused))
                 await asyncio.sleep(_RETRY_S)
 
+    async def report(self, job_id: JobId, event: Event) -> str:
+        """`insist` on an answer that may come too late: then its rejection is logged."""
+        reason = await self.insist(job_id, event)
+        if reason:
+            kind = type(event).__name__
+            log.info("an answer came too late", job_id=job_id, kind=kind, reason=reason)
+        return reason
+
     async def run(
         self,
         perform: Callable[[JobRuntime, Command], None],
-        drained: Callable[[Decision], None],
+        after_drain: Callable[[Decision], None],
     ) -> None:
         """Drain the inbox until `close`.
 
         Args:
             perform: Starts a command and returns at once.
-            drained: Called after each drain.
+            after_drain: Called after each drain.
         """
         while True:
-            await self._arrived.wait()
-            self._arrived.clear()
-            arrivals, self._inbox = self._inbox, []
-            if arrivals:
-                await self._drain(arrivals, perform, drained)
+            await self._has_events.wait()
+            self._has_events.clear()
+            events, self._inbox = self._inbox, []
+            if events:
+                await self._drain(events, perform, after_drain)
             # What arrived during a drain has raised the signal again.
             if self._is_closed and not self._inbox:
                 return
 
     async def _drain(
         self,
-        arrivals: list[Arrival],
+        events: list[SubmittedEvent],
         perform: Callable[[JobRuntime, Command], None],
-        drained: Callable[[Decision], None],
+        after_drain: Callable[[Decision], None],
     ) -> None:
         failpoint("decide.begin")
-        decision = decide(self.runtimes, arrivals)
+        decision = decide(self.runtimes, events)
         failpoint("decide.done")
         if not await self._persist(decision):
             return
@@ -203,7 +213,7 @@ class Driver:
             if (runtime := self.runtimes.get(job_id)) is not None:
                 perform(runtime, command)
                 failpoint("act.command")
-        drained(decision)
+        after_drain(decision)
         failpoint("act.done")
         for verdict, text in decision.verdicts:
             if not verdict.done():
@@ -255,7 +265,7 @@ class Driver:
         return await loop.run_in_executor(self._writer, lambda: call(*arguments))
 
     def begin_closing(self) -> None:
-        """The process is about to end: watchers are sent away, other calls still get answers."""
+        """End watchers' streams before the process ends; other calls still get answers."""
         self.is_closing = True
         for runtime in self.runtimes.values():
             runtime.wake()
@@ -263,4 +273,4 @@ class Driver:
     def close(self) -> None:
         """Let `run` return once everything in the inbox is persisted and acted on."""
         self._is_closed = True
-        self._arrived.set()
+        self._has_events.set()

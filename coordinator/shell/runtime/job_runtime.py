@@ -1,4 +1,4 @@
-"""What the shell keeps about one job beside its state. All of it may be lost at a crash."""
+"""Volatile state of one job: all of it may be lost at a crash."""
 
 import asyncio
 from collections import Counter, deque
@@ -37,28 +37,35 @@ class JobRuntime:
         self.workload_version = _workload_version(job)
         """0 when the catalogue no longer has the workload: then no node fits it."""
         self.layout: Layout | None = None
-        """Of the model; None until the first model is made."""
+        """The model's layout; None until the first model is made."""
         self.entries_of_manifest = frozenset[Digest]() if job.manifest is None else None
         """The user's files that the job trains on; None until its manifest is read."""
         self.bytes_down = Bytes(0)
         """Model bytes served since the last aggregate."""
         self.progress_version = 0
         """Raised whenever a participant says how far it is."""
-        self.deadline: asyncio.TimerHandle | None = None
-        self.tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self.deadline_timer: asyncio.TimerHandle | None = None
+        self.tasks: dict[tuple[str, int], asyncio.Task[object]] = {}
         """Long commands under way, by kind and round; none is started twice."""
-        self.breaks: Counter[tuple[str, int]] = Counter()
-        """How often in a row each of them ended in an error that nobody foresaw."""
-        self.retry: asyncio.TimerHandle | None = None
-        """Until what is outstanding is performed again."""
+        self.failures: Counter[tuple[str, int]] = Counter()
+        """Unforeseen errors of each of them, in a row."""
+        self.retry_timer: asyncio.TimerHandle | None = None
+        """Timer after which outstanding commands are performed again."""
         self.is_given_up = False
         """Whether this process could not do something and paused the job: a resume tries again."""
         self.is_recovering = False
         """After a restart: its model is being checked and nothing outstanding was performed yet."""
         self._recent: deque[Entry] = deque(maxlen=_RECENT_ENTRIES)
         self._changed = asyncio.Event()
-        self.setting = asyncio.Lock()
+        self.settings_lock = asyncio.Lock()
         """Held while new settings are made out of the present ones and written."""
+
+    @property
+    def required_layout(self) -> Layout:
+        """The model's layout, for commands that come only once it is known."""
+        if self.layout is None:
+            raise AssertionError("the model's layout is not known yet")
+        return self.layout
 
     def now_ms(self) -> Milliseconds:
         """Job time now."""
@@ -71,11 +78,11 @@ class JobRuntime:
         self._recent.extend(entries)
         self.wake()
 
-    def uploaders(self) -> list[str]:
-        """Who may upload an update just now, as the quarantine knows them."""
+    def open_uploads(self) -> list[str]:
+        """Uploads that participants may make now, as the quarantine names them."""
         participants = self.job.round.participants if self.job.round else {}
         return [
-            uploader(self.job.job_id, node)
+            upload_owner(self.job.job_id, node)
             for node, participant in participants.items()
             if participant.work is WorkState.PENDING
         ]
@@ -89,7 +96,7 @@ class JobRuntime:
         """Set at the next `advance` or `wake`."""
         return self._changed
 
-    def recent(self, from_sequence: int) -> tuple[Entry, ...] | None:
+    def recent_entries(self, from_sequence: int) -> tuple[Entry, ...] | None:
         """Entries from ``from_sequence`` on; None when they are no longer in memory."""
         if from_sequence >= self.next_sequence:
             return ()
@@ -99,15 +106,15 @@ class JobRuntime:
 
     def close(self) -> None:
         """Drop timers and tasks."""
-        for timer in (self.deadline, self.retry):
+        for timer in (self.deadline_timer, self.retry_timer):
             if timer is not None:
                 timer.cancel()
-        self.deadline = self.retry = None
+        self.deadline_timer = self.retry_timer = None
         for task in self.tasks.values():
             task.cancel()
 
 
-def uploader(job_id: JobId, node: NodeId) -> str:
+def upload_owner(job_id: JobId, node: NodeId) -> str:
     """A node in one job, as the quarantine knows it: it has one upload at a time."""
     return f"update/{job_id}/{node}"
 

@@ -15,7 +15,7 @@ log = structlog.get_logger()
 _COLLECT_PAUSE = 9
 """Times as long as it took: whatever the number of blobs, a tenth of one thread collects."""
 _COLLECT_EVERY_S = 30.0
-_LEDGER_S = 5.0
+_STORE_S = 5.0
 
 
 class BlobCollector:
@@ -23,14 +23,14 @@ class BlobCollector:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._wanted = asyncio.Event()
+        self._is_requested = asyncio.Event()
 
-    def ask(self) -> None:
-        """Some job needs less than before."""
-        self._wanted.set()
+    def request(self) -> None:
+        """Collect soon: some job needs less than before."""
+        self._is_requested.set()
 
     async def run(self) -> None:
-        """Collect when asked, as often as that is cheap, and every half minute, for ever.
+        """Collect on request, as often as that is cheap, and every half minute, for ever.
 
         Soon is worth it: what the round before left is written over while it is still in the
         caches of the system, and fresh pages cost it several times as much.
@@ -38,28 +38,30 @@ class BlobCollector:
         while True:
             try:
                 async with asyncio.timeout(_COLLECT_EVERY_S):
-                    await self._wanted.wait()
+                    await self._is_requested.wait()
             except TimeoutError:
                 await asyncio.to_thread(self._services.quarantine.expire)
-            self._wanted.clear()
+            self._is_requested.clear()
             began_s = time.monotonic()
             if not self._services.driver.unreadable:
-                await self._forget_void_uploads()
+                await self._discard_void_uploads()
             await collect(self._services)
             await asyncio.sleep(_COLLECT_PAUSE * (time.monotonic() - began_s))
 
-    async def _forget_void_uploads(self) -> None:
-        """Throw away what nodes uploaded under leases that have ended."""
+    async def _discard_void_uploads(self) -> None:
+        """Discard uploads under leases that have ended."""
         quarantine = self._services.quarantine
         # Listed before the runtimes are asked: an upload under a newer lease has another file.
         owned = quarantine.owned()
-        keeps = {
+        open_uploads = {
             name
             for runtime in self._services.driver.runtimes.values()
-            for name in runtime.uploaders()
+            for name in runtime.open_uploads()
         }
-        if owned and (forgotten := await asyncio.to_thread(quarantine.forget, owned, keeps=keeps)):
-            log.debug("uploads under void leases were thrown away", uploads=forgotten)
+        if not owned:
+            return
+        if count := await asyncio.to_thread(quarantine.forget, owned, keeps=open_uploads):
+            log.debug("uploads under void leases were discarded", uploads=count)
 
 
 async def collect(services: Services) -> Bytes:
@@ -67,7 +69,7 @@ async def collect(services: Services) -> Bytes:
     async with services.pins.collecting:
         failpoint("collect.begin")
         mark = services.blobs.mark()
-        is_sure, live = services.knows_live(), services.live()
+        is_sure, live = services.knows_needed_blobs(), services.needed_blobs()
         try:
             collected = await asyncio.to_thread(
                 services.blobs.collect, live, mark=mark, spares_older=not is_sure
@@ -82,21 +84,21 @@ async def collect(services: Services) -> Bytes:
 
 
 async def keep_node_counts(services: Services) -> None:
-    """Store nodes' counters and last sights every few seconds, for ever."""
+    """Store nodes' counters and last contacts every few seconds, for ever."""
     while True:
-        await asyncio.sleep(_LEDGER_S)
+        await asyncio.sleep(_STORE_S)
         await store_node_counts(services)
 
 
 async def store_node_counts(services: Services) -> None:
-    """Store what has been counted since the last time."""
-    counts = services.nodes.take_counts()
+    """Store last contacts, and counts since the last time."""
+    nodes, counts = services.nodes, dict(services.nodes.counts)
     now_ms = time.time_ns() // 1_000_000
-    seen = {node: now_ms - (services.nodes.silent_ms(node) or 0) for node in services.nodes.streams}
+    seen = {node: now_ms - (nodes.silent_ms(node) or 0) for node in nodes.streams}
     try:
         await services.driver.in_writer(services.journal.record_activity, seen, counts)
     except HyperGPUError as refused:
         log.warning("counters are not stored yet", reason=str(refused))
-        for node, count in counts.items():
-            services.nodes.count(node, accepted=count.accepted, refused=count.refused)
-    services.nodes.confirm_stored()
+        return
+    for node, stored in counts.items():
+        nodes.count(node, accepted=-stored.accepted, refused=-stored.refused)

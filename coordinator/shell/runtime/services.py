@@ -1,4 +1,4 @@
-"""What a coordinator process is made of. Acts and servicers get these and nothing global."""
+"""The services of a coordinator process: commands and servicers get these and nothing global."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.journal.store import Journal
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.driver import Driver
-from coordinator.shell.runtime.job_terms import JobTerms
+from coordinator.shell.runtime.new_job_terms import NewJobTerms
 from coordinator.shell.runtime.node_allocator import NodeAllocator
 from coordinator.shell.runtime.upload_nonces import UploadNonces
 from coordinator.shell.telemetry.probe_echo import ProbeEcho
@@ -27,13 +27,13 @@ DATASETS = "datasets"
 
 
 class Pins:
-    """Blobs whose event is still on its way to the journal. Any thread may call."""
+    """BlobStore whose event is not journalled yet. Any thread may call."""
 
     def __init__(self) -> None:
         self._counts: Counter[Digest] = Counter()
         self._lock = threading.Lock()
         self.collecting = asyncio.Lock()
-        """Held by a collection, which does not know of pins that come while it runs."""
+        """Lock of a collection, which does not know of pins that come while it runs."""
 
     def add(self, digests: Iterable[Digest]) -> None:
         """Keep these."""
@@ -53,7 +53,7 @@ class Pins:
 
 
 class Services(NamedTuple):
-    """The pieces, wired in `coordinator.shell.app.startup`."""
+    """Everything, wired in `coordinator.shell.app.startup`."""
 
     settings: Settings
     journal: Journal
@@ -66,9 +66,9 @@ class Services(NamedTuple):
     pins: Pins
     nonces: UploadNonces
     readings: Readings
-    """Of every node's line and speed, made anew after a restart."""
+    """Readings of every node's line and speed, made anew after a restart."""
     echo: ProbeEcho
-    job_terms: JobTerms
+    job_terms: NewJobTerms
 
     def job_dir(self, job_id: JobId) -> Path:
         """Where the shell keeps files of one job; deleted with it."""
@@ -79,15 +79,15 @@ class Services(NamedTuple):
         """Users' data laid out as folders for the evaluator."""
         return self.settings.data_dir / DATASETS
 
-    def live(self) -> frozenset[Digest]:
+    def needed_blobs(self) -> frozenset[Digest]:
         """Every blob that some job is known to need."""
         found = set(self.pins.all())
         for runtime in self.driver.runtimes.values():
             found |= live_blobs(runtime.job) | (runtime.entries_of_manifest or frozenset())
         return frozenset(found)
 
-    def knows_live(self) -> bool:
-        """Whether there is no job that may need more than `live` tells."""
+    def knows_needed_blobs(self) -> bool:
+        """Whether no job may need more than `needed_blobs`."""
         runtimes = self.driver.runtimes.values()
         is_read = all(runtime.entries_of_manifest is not None for runtime in runtimes)
         return is_read and not self.driver.unreadable

@@ -1,4 +1,4 @@
-"""Which nonces nodes have used up: each is good for one attempt, and there for each stripe once."""
+"""Used nonces of nodes: each is good for one attempt, and there for each stripe once."""
 
 import asyncio
 from typing import NamedTuple
@@ -10,20 +10,20 @@ from hypergpu.wire.bulk import Stripe
 
 
 class UploadAttempt(NamedTuple):
-    """What the newest nonce of a node was used for."""
+    """The upload under a node's newest nonce."""
 
     offer: Offer
     stripes: int
-    begun: set[int]
-    marking: "asyncio.Future[bool]"
-    """Tells, once the nonce is used up durably, whether it was above all before."""
+    begun_stripes: set[int]
+    is_fresh: "asyncio.Future[bool]"
+    """Once the nonce is used up durably: whether it was above all before."""
 
 
 class UploadNonces:
-    """Marks that the journal holds, of nodes that were heard since the start.
+    """Journalled high-water marks of nodes that were heard since the start.
 
-    A nonce on its mark is good only while this process remembers what it was used for: the same
-    offer cut into as many stripes, and a stripe that has not begun under it.
+    A nonce at its mark is good only while this process remembers its upload: the same offer in as
+    many stripes, and a stripe that has not begun under it.
     """
 
     def __init__(self) -> None:
@@ -49,13 +49,13 @@ class UploadNonces:
             return None
         attempt = self._attempts.get(offer.node)
         if attempt is not None and attempt.offer == offer and attempt.stripes == stripe.count:
-            if stripe.index not in attempt.begun:
+            if stripe.index not in attempt.begun_stripes:
                 return attempt
             detail = f"stripe {stripe.index} was sent under nonce {offer.nonce} before"
             raise HyperGPUError(Reason.NONCE_REPLAYED, detail)
         raise HyperGPUError(Reason.NONCE_REPLAYED, f"nonce {offer.nonce} is not above {mark}")
 
-    def begin(self, offer: Offer, stripe: Stripe, marking: "asyncio.Future[bool]") -> None:
+    def begin(self, offer: Offer, stripe: Stripe, is_fresh: "asyncio.Future[bool]") -> None:
         """Use a fresh nonce up."""
         self._marks[offer.node] = max(offer.nonce, self._marks[offer.node])
-        self._attempts[offer.node] = UploadAttempt(offer, stripe.count, {stripe.index}, marking)
+        self._attempts[offer.node] = UploadAttempt(offer, stripe.count, {stripe.index}, is_fresh)

@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,16 +18,16 @@ bodies = st.lists(
 )
 
 
-def chain_rows(contents: list[tuple[int, str, bytes]]) -> tuple[list[StoredRow], Head]:
+def chain_rows(contents: list[tuple[int, str, bytes]]) -> tuple[list[Sequence[object]], Head]:
     head = genesis(JOB)
-    rows = []
+    rows: list[Sequence[object]] = []
     for sequence, (at_ms, kind, body) in enumerate(contents):
         head = next_head(head, Entry(JOB, sequence, at_ms, kind, body))
         rows.append(StoredRow(sequence, at_ms, kind.encode(), body, head.chain))
     return rows, head
 
 
-def flip_bit(row: StoredRow, column: int, bit: int) -> StoredRow:
+def flip_bit(row: Sequence[object], column: int, bit: int) -> Sequence[object]:
     """The row with one bit changed, or with a type that never was stored when there is no bit."""
     stored = row[column]
     if isinstance(stored, int):
@@ -36,7 +38,7 @@ def flip_bit(row: StoredRow, column: int, bit: int) -> StoredRow:
         if content:
             content[bit // 8 % len(content)] ^= 1 << bit % 8
         wrong = bytes(content) if content else None
-    return row._replace(**{row._fields[column]: wrong})
+    return (*row[:column], wrong, *row[column + 1 :])
 
 
 @given(bodies)

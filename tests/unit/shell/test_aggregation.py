@@ -93,10 +93,10 @@ def test_a_fold_takes_each_update_in_its_own_scheme_and_writes_the_planned_delta
     term = FoldedUpdate(NODE, Slot(1), sparse, 30, "topk64")
     command = replace(command, updates=(*command.updates, term), down="int8")
 
-    outcome = fold_updates(services, LAYOUT, command)
-    assert outcome.omitted == ()
-    assert outcome.agreement is not None
-    (delta,) = outcome.model.deltas
+    event = fold_updates(services, LAYOUT, command).event
+    assert event.omitted == ()
+    assert event.agreement is not None
+    (delta,) = event.model.deltas
     assert (delta.scheme, delta.blob.size_bytes) == ("int8", update_bytes(LAYOUT, "int8"))
 
 

@@ -7,7 +7,7 @@ from coordinator.shell.blobs.space import Space
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.commands.datasets import (
     clear_unfinished,
-    laid_out,
+    lay_out_dataset,
     packed_manifest,
     remove_layout,
 )
@@ -38,14 +38,14 @@ def test_a_manifest_is_laid_out_as_the_folder_it_describes(
     files = {"a.txt": b"one", "deep/er/b.txt": b"two"}
     stored = blobs.put(packed_manifest(manifest(blobs, files)))
 
-    folder = laid_out(blobs, stored, tmp_path / "datasets")
+    folder = lay_out_dataset(blobs, stored, tmp_path / "datasets")
     found = {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
         if path.is_file()
     }
     assert found == files
-    assert laid_out(blobs, stored, tmp_path / "datasets") == folder
+    assert lay_out_dataset(blobs, stored, tmp_path / "datasets") == folder
 
 
 def test_the_order_of_entries_does_not_change_a_manifests_bytes(blobs: BlobStore) -> None:
@@ -61,7 +61,7 @@ def test_a_dataset_wanted_twice_at_once_is_laid_out_for_both(
     stored = blobs.put(packed_manifest(manifest(blobs, files)))
     datasets = tmp_path / "datasets"
     with ThreadPoolExecutor(4) as pool:
-        folders = set(pool.map(lambda _: laid_out(blobs, stored, datasets), range(4)))
+        folders = set(pool.map(lambda _: lay_out_dataset(blobs, stored, datasets), range(4)))
 
     assert list(datasets.iterdir()) == list(folders)
     assert len(list(datasets.rglob("file.txt"))) == 300
@@ -73,7 +73,7 @@ def test_a_dataset_that_lacks_a_file_leaves_nothing_behind(
     stored = blobs.put(packed_manifest(manifest(blobs, {"a": b"1", "b": b"2"})))
     blobs.path(digest_of(b"2")).unlink()
     with pytest.raises(HyperGPUError, match="BLOB_UNKNOWN"):
-        laid_out(blobs, stored, tmp_path / "datasets")
+        lay_out_dataset(blobs, stored, tmp_path / "datasets")
     assert list((tmp_path / "datasets").iterdir()) == []
 
 
@@ -81,7 +81,7 @@ def test_what_an_earlier_process_left_half_made_is_cleared(
     blobs: BlobStore, tmp_path: Path
 ) -> None:
     stored = blobs.put(packed_manifest(manifest(blobs, {"a": b"1"})))
-    folder = laid_out(blobs, stored, tmp_path / "datasets")
+    folder = lay_out_dataset(blobs, stored, tmp_path / "datasets")
     (tmp_path / "datasets" / "other.00000000.part").mkdir()
     clear_unfinished(tmp_path / "datasets")
     assert list((tmp_path / "datasets").iterdir()) == [folder]
@@ -89,7 +89,7 @@ def test_what_an_earlier_process_left_half_made_is_cleared(
 
 def test_a_removed_dataset_is_gone(blobs: BlobStore, tmp_path: Path) -> None:
     stored = blobs.put(packed_manifest(manifest(blobs, {"a": b"1"})))
-    laid_out(blobs, stored, tmp_path / "datasets")
+    lay_out_dataset(blobs, stored, tmp_path / "datasets")
     remove_layout(tmp_path / "datasets", stored.digest)
     remove_layout(tmp_path / "datasets", stored.digest)
     assert list((tmp_path / "datasets").iterdir()) == []

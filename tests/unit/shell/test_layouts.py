@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from coordinator.shell.commands.layouts import save_layout, stored_layout
+from coordinator.shell.commands.preparation import save_layout, stored_layout
 from hypergpu.tensors.layout import TensorSpec, layout_of
 
 LAYOUT = layout_of([TensorSpec("weight", (3, 4)), TensorSpec("bias", (4,))])

@@ -6,7 +6,7 @@ from coordinator.core.job.events import NodeJoined, NodeLost
 from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.journal.records import NodeRecord
-from coordinator.shell.runtime.job_runtime import uploader
+from coordinator.shell.runtime.job_runtime import upload_owner
 from coordinator.shell.runtime.maintenance import BlobCollector, store_node_counts
 from hypergpu.digest import digest_of
 from hypergpu.statements.assignment import BlobRef
@@ -16,7 +16,7 @@ from tests.unit.shell.whole_shell import JOB, NODE, driving, prepared_job, servi
 
 CONTENT = bytes(range(200))
 BLOB = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
-OWNER = uploader(JOB, NODE)
+OWNER = upload_owner(JOB, NODE)
 NOW = Milliseconds(0)
 
 
@@ -49,16 +49,6 @@ async def test_what_could_not_be_stored_is_counted_until_it_can(tmp_path: Path) 
     assert services.nodes.unstored_counts(NODE) == (0, 0)
 
 
-async def test_what_is_on_its_way_to_the_journal_is_counted_once(tmp_path: Path) -> None:
-    services = services_in(tmp_path)
-    services.nodes.count(NODE, accepted=2)
-    assert services.nodes.take_counts() == {NODE: (2, 0)}
-    services.nodes.count(NODE, accepted=1)
-    assert services.nodes.unstored_counts(NODE) == (3, 0)
-    services.nodes.confirm_stored()
-    assert services.nodes.unstored_counts(NODE) == (1, 0)
-
-
 async def test_an_upload_is_thrown_away_once_its_lease_has_ended(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     quarantine = ToldQuarantine(tmp_path, services.blobs, Space(tmp_path, 0))
@@ -70,11 +60,11 @@ async def test_an_upload_is_thrown_away_once_its_lease_has_ended(tmp_path: Path)
         await prepared_job(services)
         assert not await services.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
         quarantine.open("update", BLOB, owner=OWNER).append(0, CONTENT[:120])
-        collector.ask()
+        collector.request()
         assert await quarantine.forgotten.get() == 0
 
         assert not await services.driver.submit(JOB, NodeLost(at_ms=NOW, node=NODE, reason="cable"))
-        collector.ask()
+        collector.request()
         assert await quarantine.forgotten.get() == 1
     assert quarantine.committed_offset("update", owner=OWNER) == 0
     collecting.cancel()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from coordinator.core.job.events import Event, JobPaused, NodeJoined, UpdateRejected
 from coordinator.shell.journal.records import Entry, RequestClaim
-from coordinator.shell.runtime.driver import Arrival, decide
+from coordinator.shell.runtime.driver import SubmittedEvent, decide
 from hypergpu.units import Milliseconds
 from tests.journals import FolderJournal
 from tests.unit.shell.whole_shell import JOB, NODE, connected, driving, prepared_job, services_in
@@ -71,7 +71,7 @@ async def test_nodes_are_not_dealt_out_afresh_for_what_happens_within_a_round(
 
         def moves_nodes(event: Event) -> bool:
             verdict = asyncio.get_running_loop().create_future()
-            return decide({JOB: runtime}, [Arrival(JOB, event, verdict)]).moves_nodes
+            return decide({JOB: runtime}, [SubmittedEvent(JOB, event, verdict)]).moves_nodes
 
         assert moves_nodes(joined)
         await services.driver.submit(JOB, joined)

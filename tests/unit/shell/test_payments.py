@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.core.job.state import Funding, Phase
 from coordinator.shell.app.payments import PaymentsHost, load_payments
-from coordinator.shell.runtime.job_terms import JobTerms
+from coordinator.shell.runtime.new_job_terms import NewJobTerms
 from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId, NodeId
@@ -95,7 +95,7 @@ async def test_a_node_that_reads_nothing_gets_no_receipts(tmp_path: Path) -> Non
 
 
 def test_without_payments_work_is_signed_for_no_chain_and_pays_nothing() -> None:
-    job_terms = JobTerms(OWNER, None)
+    job_terms = NewJobTerms(OWNER, None)
     assert job_terms.terms(JOB, Pay()) == terms_of(OWNER, JOB, Domain())
     assert job_terms.funding(Pay(unit_price=1)) is None
     with pytest.raises(HyperGPUError, match="no payments package") as refused:

@@ -15,7 +15,7 @@ from coordinator.core.job.events import (
     NodeLost,
 )
 from coordinator.core.job.state import Model, Phase
-from coordinator.shell.commands.perform import begin_again, perform, perform_outstanding
+from coordinator.shell.commands.perform import perform, perform_outstanding, retry_after_resume
 from coordinator.shell.evaluator.messages import Evaluate, Evaluated, Initialise, Initialised
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.runtime.job_runtime import JobRuntime
@@ -93,7 +93,7 @@ async def test_a_command_that_breaks_too_often_pauses_its_job_with_the_reason(
     async with acting(services):
         await services.driver.submit(JOB, CREATED)
         runtime = services.driver.runtimes[JOB]
-        runtime.breaks["initialise", 0] = 3
+        runtime.failures["initialise", 0] = 3
         evaluator.may_go_on.set()
         await until(runtime, lambda: runtime.job.phase is Phase.PAUSED)
         why = "initialise broke 4 times, the last time by MemoryError: no more"
@@ -101,9 +101,9 @@ async def test_a_command_that_breaks_too_often_pauses_its_job_with_the_reason(
 
         evaluator.may_go_on.clear()
         await services.driver.submit(JOB, JobResumed(at_ms=NOW))
-        begin_again(services, runtime)
+        retry_after_resume(services, runtime)
         assert ("initialise", 0) in runtime.tasks
-        assert (runtime.is_given_up, runtime.breaks) == (False, {})
+        assert (runtime.is_given_up, runtime.failures) == (False, {})
 
 
 async def test_a_command_that_cannot_be_started_does_not_stop_the_driver(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ async def test_a_command_that_cannot_be_started_does_not_stop_the_driver(tmp_pat
         runtime = await prepared_job(services)
         runtime.job = replace(runtime.job, layout=Digest("no digest"))
         assert await services.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE)) == ""
-        assert runtime.breaks["AssignShard", 0] == 1
+        assert runtime.failures["AssignShard", 0] == 1
         assert await services.driver.submit(JOB, JobPaused(at_ms=NOW)) == ""
 
 
@@ -124,7 +124,7 @@ async def test_an_evaluation_that_breaks_too_often_is_left_out(tmp_path: Path) -
         runtime = await prepared_job(services)
         runtime.job = replace(runtime.job, evaluating=(model,))
         runtime.layout = LAYOUT
-        runtime.breaks["evaluate", 1] = 3
+        runtime.failures["evaluate", 1] = 3
         perform_outstanding(services, runtime)
         await until(runtime, lambda: not runtime.job.evaluating)
     assert services.journal.read(JOB).entries[-1].kind == "EvaluationFailed"

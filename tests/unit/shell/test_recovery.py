@@ -79,7 +79,7 @@ async def test_a_job_that_another_version_wrote_rests_and_the_others_go_on(tmp_p
     replay = replay_jobs(journal)
     assert list(replay.runtimes) == [JOB]
     assert "Sorcery" in replay.unreadable[OTHER]
-    assert not started(tmp_path, journal, RefusingEvaluator()).knows_live()
+    assert not started(tmp_path, journal, RefusingEvaluator()).knows_needed_blobs()
 
 
 async def job_with_data(folder: Path, journal: FolderJournal) -> tuple[BlobRef, BlobRef]:
@@ -107,7 +107,7 @@ async def test_a_users_files_outlive_a_collection_before_their_manifest_is_read(
 
     async with driving(services):
         await take_up(services, services.driver.runtimes[JOB])
-        assert services.knows_live()
+        assert services.knows_needed_blobs()
         await collect(services)
         assert services.blobs.size(file.digest) == file.size_bytes
         services.driver.runtimes.pop(JOB).close()

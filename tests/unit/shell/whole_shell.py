@@ -17,7 +17,7 @@ from coordinator.shell.journal.store import Journal
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes, ControlStream
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.job_terms import JobTerms
+from coordinator.shell.runtime.new_job_terms import NewJobTerms
 from coordinator.shell.runtime.node_allocator import NodeAllocator
 from coordinator.shell.runtime.services import Pins, Services
 from coordinator.shell.runtime.upload_nonces import UploadNonces
@@ -62,7 +62,7 @@ def services_in(folder: Path, journal: Journal | None = None) -> Services:
         nonces=UploadNonces(),
         readings=Readings(),
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
-        job_terms=JobTerms(Address(key.node_id), payments),
+        job_terms=NewJobTerms(Address(key.node_id), payments),
     )
 
 

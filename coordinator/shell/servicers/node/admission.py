@@ -19,7 +19,7 @@ from coordinator.shell import translate
 from coordinator.shell.blobs.stripes import StripeUpload
 from coordinator.shell.blobs.upload import Upload
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.runtime.job_runtime import JobRuntime, uploader
+from coordinator.shell.runtime.job_runtime import JobRuntime, upload_owner
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.runtime.upload_nonces import UploadAttempt
 from coordinator.shell.servicers.uploads import Intake, leave, refuse_other_offset, take_in
@@ -104,7 +104,7 @@ async def query_upload(
     if is_accepted(runtime.job, node, request.lease.number, digest):
         return node_pb2.QueryUploadResponse(is_accepted=True)
     key = _key(runtime.job.job_id, request.lease.round, node, request.lease.number, digest)
-    owner = uploader(runtime.job.job_id, node)
+    owner = upload_owner(runtime.job.job_id, node)
     if request.stripes <= 1 and request.stripe == 0:
         committed = await asyncio.to_thread(services.quarantine.committed_offset, key, owner=owner)
         return node_pb2.QueryUploadResponse(committed_offset=committed)
@@ -179,8 +179,8 @@ def _use_up(
 ) -> "asyncio.Future[bool]":
     """Raise the mark here at once, and durably by the time that what is returned is done."""
     if attempt is not None:
-        attempt.begun.add(stripe.index)
-        return attempt.marking
+        attempt.begun_stripes.add(stripe.index)
+        return attempt.is_fresh
     marking = asyncio.ensure_future(
         services.driver.in_writer(services.journal.advance_nonce, offer.node, offer.nonce)
     )
@@ -321,7 +321,7 @@ def _open_upload(
     received, job_id = arrival.received, runtime.job.job_id
     blob = received.update.blob
     key = _key(job_id, received.round, received.node, received.lease, blob.digest)
-    owner = uploader(job_id, received.node)
+    owner = upload_owner(job_id, received.node)
     if arrival.stripe.count == 1:
         return services.quarantine.open(key, blob, check.feed, owner=owner)
     return services.quarantine.open_stripe(key, blob, arrival.stripe, check.feed, owner=owner)

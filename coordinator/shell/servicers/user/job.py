@@ -18,14 +18,14 @@ from coordinator.core.job.events import (
 from coordinator.core.job.state import ENDED
 from coordinator.shell import translate
 from coordinator.shell.commands.datasets import (
+    laid_out_manifests,
     manifest_digests,
-    manifests_laid_out,
     packed_manifest,
     remove_layout,
 )
-from coordinator.shell.commands.judging import give_up_judging
-from coordinator.shell.commands.perform import begin_again
-from coordinator.shell.commands.recovery import load_layout
+from coordinator.shell.commands.evaluation import failed_judgement
+from coordinator.shell.commands.perform import retry_after_resume
+from coordinator.shell.commands.preparation import load_layout
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.records import RequestClaim
 from coordinator.shell.runtime.job_runtime import JobRuntime
@@ -165,7 +165,7 @@ class JobServicer:
         if runtime.is_given_up:
             await load_layout(self._services, runtime)
         await self._change(request.job_id, JobResumed(at_ms=_NOW))
-        begin_again(self._services, runtime)
+        retry_after_resume(self._services, runtime)
         return job_pb2.ResumeJobResponse()
 
     async def stop_job(
@@ -178,7 +178,7 @@ class JobServicer:
         self, request: job_pb2.SetParametersRequest, caller: Caller
     ) -> job_pb2.SetParametersResponse:
         runtime = self._runtime(request.job_id)
-        async with runtime.setting:
+        async with runtime.settings_lock:
             before = runtime.job.next_spec or runtime.job.spec
             spec = with_parameters(before, dict(request.parameters))
             await self._change(request.job_id, ParametersChanged(at_ms=_NOW, spec=spec))
@@ -209,7 +209,7 @@ class JobServicer:
         refused = ""
         for waiting in job.unmeasured:
             if not waiting.is_ready:
-                given_up = give_up_judging(waiting.number, "the job is removed")
+                given_up = failed_judgement(waiting.number, "the job is removed")
                 # The judge may answer first: then this is refused, and nothing is left to be done.
                 refused = await self._services.driver.submit(job.job_id, given_up)
         if left := runtime.job.unmeasured:
@@ -229,7 +229,7 @@ class JobServicer:
         if self._services.driver.unreadable:
             return  # Nobody knows whose data those need.
         # Listed before the jobs are asked: a folder that a new job lays out is not in the list.
-        found = manifests_laid_out(self._services.datasets_dir)
+        found = laid_out_manifests(self._services.datasets_dir)
         manifests = [
             runtime.job.manifest for runtime in list(self._services.driver.runtimes.values())
         ]

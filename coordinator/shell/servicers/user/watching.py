@@ -77,7 +77,7 @@ async def watch(
 
 
 async def _entries(services: Services, runtime: JobRuntime, following: int) -> Sequence[Entry]:
-    recent = runtime.recent(following)
+    recent = runtime.recent_entries(following)
     if recent is not None:
         return recent
     reading = await asyncio.to_thread(

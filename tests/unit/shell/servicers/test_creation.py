@@ -42,7 +42,7 @@ class CollectingBlobs(BlobStore):
 
     def size(self, digest: Digest) -> Bytes | None:
         found = super().size(digest)
-        self.collect(self.services.live())
+        self.collect(self.services.needed_blobs())
         return found
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.core.job.events import JobStopped
 from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.commands.judging import give_up_judging
+from coordinator.shell.commands.evaluation import failed_judgement
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.persistence import replay_jobs
 from coordinator.shell.runtime.services import Services
@@ -98,7 +98,7 @@ async def test_a_job_is_measured_and_receipted_before_its_rows_go(tmp_path: Path
         (waiting,) = services.driver.runtimes[JOB].job.unmeasured
 
         await remove(services, JOB)
-        assert await services.driver.submit(JOB, give_up_judging(waiting.number, "late")) != ""
+        assert await services.driver.submit(JOB, failed_judgement(waiting.number, "late")) != ""
 
     ((job_id, kinds),) = payments_of(services).caught_up
     assert (job_id, kinds.count("RoundMeasured"), kinds[-1]) == (JOB, 2, "JobEnded")

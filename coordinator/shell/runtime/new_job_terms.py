@@ -13,7 +13,7 @@ UNFUNDED = Funding(0, "the escrow is not on the ledger yet")
 """A paid job starts with this: its first round waits for `FundingChanged`."""
 
 
-class JobTerms(NamedTuple):
+class NewJobTerms(NamedTuple):
     """What a new job begins with, with and without the payments package."""
 
     owner: Address
