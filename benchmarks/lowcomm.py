@@ -17,12 +17,12 @@ from benchmarks.table import ResultTable
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.request import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
-from gpu_node.shell.worker.messages import PositionRange
-from gpu_node.shell.worker.trainer.interface import OptimizerState, Start
-from gpu_node.shell.worker.trainer.torch_trainer import TorchTrainer
+from gpu_node.shell.worker.torch_trainer import TorchTrainer
+from gpu_node.shell.worker.trainer import InitialState, OptimizerState
 from hypergpu.dataset.sampling import Indices, stream_indices
 from hypergpu.digest import digest_of
 from hypergpu.jobfile.spec import Outer
+from hypergpu.statements.assignment import SampleRange
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s
 from hypergpu.units import Bytes, Samples
@@ -100,7 +100,7 @@ class DigitsTrainer:
 
     def indices(self, seed: int, start: int, count: int) -> Indices:
         """A stretch of the one sample stream that all nodes share."""
-        return stream_indices(self._members, 0, seed, [PositionRange(start, Samples(count))])
+        return stream_indices(self._members, 0, seed, [SampleRange(start, Samples(count))])
 
     def accuracy(self, model: Flat) -> float:
         """Over the held-out samples."""
@@ -120,7 +120,7 @@ def synchronous(digits: DigitsTrainer, seed: int, steps: int) -> Curve:
 
     The mean over nodes of mean gradients is the mean over the joint batch, so one step computes it.
     """
-    digits.trainer.begin(Start(digits.judge.initial(seed), seed, None, WEIGHT_DECAY))
+    digits.trainer.begin(InitialState(digits.judge.initial(seed), seed, None, WEIGHT_DECAY))
     step_bytes = 2 * NODES * 4 * digits.layout.parameters_count
     points: list[Point] = []
     joint = NODES * BATCH
@@ -196,7 +196,7 @@ def _update(
     turn: int,
 ) -> bytes:
     trainer = digits.trainer
-    trainer.begin(Start(before, seed, node.optimizer, WEIGHT_DECAY))
+    trainer.begin(InitialState(before, seed, node.optimizer, WEIGHT_DECAY))
     shard = setting.inner_steps * BATCH
     indices = digits.indices(seed, turn * shard, shard)
     for start in range(0, shard, BATCH):

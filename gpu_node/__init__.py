@@ -1,0 +1,1 @@
+"""The daemon of one machine that trains, and its worker process."""

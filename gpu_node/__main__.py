@@ -12,12 +12,12 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from gpu_node.config import Settings
+from gpu_node.config import NodeSettings
 from gpu_node.core.commands import Departure, Leave
-from gpu_node.core.state import Connection
-from gpu_node.shell.runtime import Runtime
+from gpu_node.core.state import LinkPhase
+from gpu_node.shell.app import Daemon
 from gpu_node.shell.state.files import load_coordinator
-from gpu_node.shell.state.places import Places
+from gpu_node.shell.state.paths import StatePaths
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extras import missing_extra
 from hypergpu.keys.keyfile import change_passphrase, passphrase_beside, stored_address
@@ -78,14 +78,14 @@ def join(
         )
         token = _token(token_file)
         configure_logs(settings.log_level)
-        with Places(settings.state_dir) as places:
+        with StatePaths(settings.state_dir) as paths:
             passphrase = _passphrase(settings)
-            runtime = Runtime(settings, places, token=token, passphrase=passphrase)
+            daemon = Daemon(settings, paths, token=token, passphrase=passphrase)
             if only:
-                coordinator = asyncio.run(runtime.join())
-                typer.echo(f"{runtime.session.node} joined {coordinator.address}")
+                coordinator = asyncio.run(daemon.join())
+                typer.echo(f"{daemon.session.node} joined {coordinator.address}")
             else:
-                _serve(runtime)
+                _serve(daemon)
 
 
 @app.command()
@@ -104,22 +104,22 @@ def run(
             passphrase_file=passphrase_file,
         )
         configure_logs(settings.log_level)
-        with Places(settings.state_dir) as places:
-            if load_coordinator(places) is None:
-                raise HyperGPUError(Reason.NODE_NOT_JOINED, f"{places.root} holds no certificate")
-            _serve(Runtime(settings, places, passphrase=_passphrase(settings)))
+        with StatePaths(settings.state_dir) as paths:
+            if load_coordinator(paths) is None:
+                raise HyperGPUError(Reason.NODE_NOT_JOINED, f"{paths.root} holds no certificate")
+            _serve(Daemon(settings, paths, passphrase=_passphrase(settings)))
 
 
 @app.command()
 def show(state_dir: StateDir = None) -> None:
     """Print who this node is and whom it joined. The daemon may run."""
     with _explain_errors():
-        places = Places(_settings(state_dir=state_dir).state_dir)
-        _refuse_keyless(places)
-        coordinator, node = load_coordinator(places), stored_address(places.identity)
+        paths = StatePaths(_settings(state_dir=state_dir).state_dir)
+        _refuse_keyless(paths)
+        coordinator, node = load_coordinator(paths), stored_address(paths.identity)
         typer.echo(f"node         {node}")
         typer.echo(f"coordinator  {coordinator.address if coordinator else 'none yet'}")
-        typer.echo(f"state        {places.root}")
+        typer.echo(f"state        {paths.root}")
 
 
 @app.command()
@@ -131,52 +131,52 @@ def passphrase(
     """Encrypt the node's key under another passphrase. The daemon must not run."""
     with _explain_errors():
         settings = _settings(state_dir=state_dir, passphrase_file=passphrase_file)
-        _refuse_keyless(Places(settings.state_dir))
-        with Places(settings.state_dir) as places:
-            old = _passphrase(settings) or passphrase_beside(places.root, places.identity)
-            change_passphrase(places.identity, old, passphrase_of_file(new.expanduser()))
+        _refuse_keyless(StatePaths(settings.state_dir))
+        with StatePaths(settings.state_dir) as paths:
+            old = _passphrase(settings) or passphrase_beside(paths.root, paths.identity)
+            change_passphrase(paths.identity, old, passphrase_of_file(new.expanduser()))
         typer.echo(f"from now on: --passphrase-file {new}")
 
 
-def _serve(runtime: Runtime) -> None:
+def _serve(daemon: Daemon) -> None:
     keep_bulk_memory()
-    leave = asyncio.run(_serve_signals(runtime))
+    leave = asyncio.run(_serve_signals(daemon))
     if leave.departure is Departure.DRAINED:
         return
     typer.echo(f"hypergpu-node: {leave.departure.value}: {leave.reason}", err=True)
-    is_refused = leave.departure is Departure.REFUSED
+    is_refused = leave.departure is Departure.REJECTED
     raise typer.Exit(Reason.TOKEN_INVALID.exit_code if is_refused else STOPPED_STATUS)
 
 
-async def _serve_signals(runtime: Runtime) -> Leave:
+async def _serve_signals(daemon: Daemon) -> Leave:
     loop = asyncio.get_running_loop()
-    serving = loop.create_task(runtime.run())
+    serving = loop.create_task(daemon.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         name = signal.Signals(number).name
-        loop.add_signal_handler(number, _on_signal, runtime, serving, name)
+        loop.add_signal_handler(number, _on_signal, daemon, serving, name)
     try:
         return await serving
     except asyncio.CancelledError:
         return Leave(Departure.DRAINED, "told to before it had begun")
 
 
-def _on_signal(runtime: Runtime, serving: "asyncio.Task[Leave]", name: str) -> None:
-    if runtime.session.link.connection is Connection.DOWN:
+def _on_signal(daemon: Daemon, serving: "asyncio.Task[Leave]", name: str) -> None:
+    if daemon.session.link.phase is LinkPhase.DOWN:
         serving.cancel()
-    elif runtime.session.drain:
-        runtime.stop(f"a second {name}")
+    elif daemon.session.drain:
+        daemon.stop(f"a second {name}")
     else:
-        runtime.drain(name)
+        daemon.drain(name)
 
 
-def _settings(**flags: Any) -> Settings:
+def _settings(**flags: Any) -> NodeSettings:
     """Flags first, then the environment.
 
     Raises:
         HyperGPUError: ARGUMENT_INVALID, with the setting and what is wrong with it.
     """
     try:
-        return Settings(**{name: value for name, value in flags.items() if value is not None})
+        return NodeSettings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as invalid:
         problems = "; ".join(
             f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in invalid.errors()
@@ -184,19 +184,19 @@ def _settings(**flags: Any) -> Settings:
         raise HyperGPUError(Reason.ARGUMENT_INVALID, problems) from invalid
 
 
-def _refuse_keyless(places: Places) -> None:
+def _refuse_keyless(paths: StatePaths) -> None:
     """See that a node has been here: what only looks makes none.
 
     Raises:
         HyperGPUError: NODE_NOT_JOINED, none has.
     """
-    if not places.identity.exists():
-        detail = f"there is no node's key in {places.root}"
+    if not paths.identity.exists():
+        detail = f"there is no node's key in {paths.root}"
         fix = "name its folder: --state-dir FOLDER; hypergpu-node join --token-file FILE makes one"
         raise HyperGPUError(Reason.NODE_NOT_JOINED, detail, fix=fix)
 
 
-def _passphrase(settings: Settings) -> Passphrase | None:
+def _passphrase(settings: NodeSettings) -> Passphrase | None:
     """The passphrase of the node's key, where an operator gives one.
 
     It leaves the environment, which the worker inherits.

@@ -1,4 +1,4 @@
-"""Settings of a node: flags first, then `HYPERGPU_NODE_*` in the environment."""
+"""NodeSettings of a node: flags first, then `HYPERGPU_NODE_*` in the environment."""
 
 from pathlib import Path
 from typing import Literal
@@ -7,7 +7,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
-class Settings(BaseSettings):
+class NodeSettings(BaseSettings):
     """How one node runs. Whom it dials is in its state folder, from the join."""
 
     model_config = SettingsConfigDict(env_prefix="HYPERGPU_NODE_", frozen=True, extra="forbid")

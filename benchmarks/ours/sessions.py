@@ -16,19 +16,19 @@ import grpc
 import msgspec
 import structlog
 
-from gpu_node.config import Settings
+from gpu_node.config import NodeSettings
+from gpu_node.shell.app import Daemon
 from gpu_node.shell.link.channels import OPTIONS
 from gpu_node.shell.link.control import ROUND_TRIP
-from gpu_node.shell.runtime import Runtime
-from gpu_node.shell.state.places import Places
-from gpu_node.shell.worker.messages import Ready
+from gpu_node.shell.state.paths import StatePaths
+from gpu_node.shell.worker.messages import WorkerCapabilities
 from hypergpu.units import Bytes
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.token import parse_token
 
 BARE = "/bare/echo"
 INTERVAL_S = 5.0
-_CAPABLE = Ready(
+_CAPABLE = WorkerCapabilities(
     device="cpu",
     device_name="none",
     memory_bytes=Bytes(0),
@@ -86,9 +86,9 @@ async def daemons(
     tasks: list[asyncio.Task[Any]] = []
     for number in range(spread.sessions):
         folder = Path(spread.folder) / f"node-{number}"
-        places = owner.enter_context(Places(folder))
-        runtime = Runtime(Settings(state_dir=folder, worker="null"), places, token=token)
-        tasks.append(asyncio.create_task(runtime.run(_CAPABLE)))
+        paths = owner.enter_context(StatePaths(folder))
+        daemon = Daemon(NodeSettings(state_dir=folder, worker="null"), paths, token=token)
+        tasks.append(asyncio.create_task(daemon.run(_CAPABLE)))
         await asyncio.sleep(spread.start_over_s / spread.sessions)
     return tasks
 

@@ -57,9 +57,9 @@ def serve(path: str) -> NoReturn:
     import torch._inductor  # noqa: F401  # Loading it is the purpose; determinism loads it too.
 
     import coordinator.shell.evaluator.answer  # noqa: F401
-    import gpu_node.shell.worker.conversation
-    import gpu_node.shell.worker.trainer.torch_engine
-    import gpu_node.shell.worker.workshop  # noqa: F401
+    import gpu_node.shell.worker.loop
+    import gpu_node.shell.worker.torch_engine
+    import gpu_node.shell.worker.trainers  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for the forks.
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:

@@ -85,16 +85,16 @@ class Learner:
     """
 
     def __init__(self, training: FlowerTraining, rank: int) -> None:
-        from gpu_node.shell.worker.trainer.paced import Pace, PacedTrainer
-        from gpu_node.shell.worker.trainer.torch_trainer import TorchTrainer
+        from gpu_node.shell.worker.slow_device import SlowedTrainer, StepFloor
+        from gpu_node.shell.worker.torch_trainer import TorchTrainer
         from hypergpu.units import Bytes
         from hypergpu.workloads.networks.device import Device
 
         self._training, self._rank = training, rank
         device = Device("cpu", "CPU", Bytes(0), has_bf16=False)
         trainer = TorchTrainer(training.workload, device, training.judge.dataset.train)
-        pace = Pace(training.task.floor_ms / 1000)
-        self._trainer = PacedTrainer(trainer, pace, training.spec.training.batch_size)
+        floor = StepFloor(training.task.floor_ms / 1000)
+        self._trainer = SlowedTrainer(trainer, floor, training.spec.training.batch_size)
         self.optimizer: Mapping[str, Any] | None = None
         """State of AdamW after the last steps; None starts a fresh one."""
 
@@ -107,12 +107,12 @@ class Learner:
 
     def train(self, parameters: Any, number: int) -> Any:
         """The parameters after the inner steps of round ``number``, which counts from 1."""
-        from gpu_node.shell.worker.trainer.interface import Start
+        from gpu_node.shell.worker.trainer import InitialState
         from hypergpu.tensors.layout import Flat
 
         inner, seed = self._training.spec.inner, self._training.task.seed
         model = self._training.flat(parameters)
-        self._trainer.begin(Start(model, seed, self.optimizer, inner.weight_decay))
+        self._trainer.begin(InitialState(model, seed, self.optimizer, inner.weight_decay))
         for indices in self._batches(number):
             self._trainer.step(indices, inner.learning_rate)
         after = Flat.empty(self._training.judge.layout)
@@ -121,15 +121,15 @@ class Learner:
         return after.parameters
 
     def _batches(self, number: int) -> Any:
-        from gpu_node.shell.worker.messages import PositionRange
         from hypergpu.dataset.sampling import stream_indices
+        from hypergpu.statements.assignment import SampleRange
         from hypergpu.units import Samples
 
         shape = self._training.spec.training
         start = ((number - 1) * shape.nodes + self._rank) * self.samples
         labels = self._training.judge.dataset.train.labels
         members = np.arange(len(labels), dtype=np.int64)
-        ranges = [PositionRange(start, Samples(self.samples))]
+        ranges = [SampleRange(start, Samples(self.samples))]
         indices = stream_indices(members, 0, self._training.task.seed, ranges)
         return indices.reshape(shape.inner_steps, shape.batch_size)
 

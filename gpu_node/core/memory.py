@@ -1,10 +1,10 @@
-"""What a node remembers of its jobs: which end states it holds and what became of their updates.
+"""The memory of a node: which end states it holds and which of their updates were accepted.
 
 Theory. Training round ``r`` from the end state of round ``b`` computes, with error feedback ``e``,
 
     sent(r) = C(e(b) + delta(r))        e(r) = e(b) + delta(r) - sent(r)
 
-so what was sent must reach the model or come back: the residual to start from is ``e(b) + sent(b)``
+so a sent update must reach the model or come back: the residual to start from is ``e(b) + sent(b)``
 when ``sent(b)`` was refused. That is decided when the job's next work arrives: an assignment names
 the newest update that the coordinator accepted of this node, which was durable before it was named.
 Two generations are kept, for a round that is assigned again starts from the end state before it,
@@ -15,17 +15,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpu_node.core.update import Update
+from gpu_node.core.update import FinishedUpdate
 from hypergpu.ids import JobId, Slot
 from hypergpu.statements.assignment import Assignment, Lease, Task
 
 JOBS_MAX = 8
-"""End states are as large as models: a node that is told of no release must not fill its disk."""
+"""End states are as large as models: a node that misses releases must not fill its disk."""
 ROUNDS_APART_MAX = 2
 """A residual older than this many rounds does more harm than good: training starts fresh."""
 
 
-class Start(msgspec.Struct, frozen=True):
+class TrainingStart(msgspec.Struct, frozen=True):
     """Where a training starts."""
 
     resume_from: int | None = None
@@ -34,76 +34,72 @@ class Start(msgspec.Struct, frozen=True):
     """The update of that round was refused and goes back into the residual."""
 
 
-FRESH = Start()
+FRESH = TrainingStart()
 
 
-class EndState(msgspec.Struct, frozen=True, kw_only=True):
+class FinishedRound(msgspec.Struct, frozen=True, kw_only=True):
     """A training that finished: its end state and its update lie on disk."""
 
     lease: Lease
     slot: Slot
     task: Task
-    start: Start
-    update: Update
+    start: TrainingStart
+    update: FinishedUpdate
     is_accepted: bool = False
-    """As far as the node has heard."""
-
-
-class JobMemory(msgspec.Struct, frozen=True):
-    """At most two end states of one lineage, the older first."""
-
-    ends: tuple[EndState, ...] = ()
+    """Whether the coordinator accepted the update, as far as the node knows."""
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Everything a node must not forget when it restarts. The job worked on last comes last."""
+    """Everything a node must not forget when it restarts.
 
-    jobs: dict[JobId, JobMemory] = {}
+    At most two rounds of each job, the older first. The job worked on last comes last.
+    """
 
-    def ends(self, job_id: JobId) -> tuple[EndState, ...]:
-        """End states held for a job, the older first; empty for a job never seen."""
-        job = self.jobs.get(job_id)
-        return job.ends if job is not None else ()
+    jobs: dict[JobId, tuple[FinishedRound, ...]] = {}
 
-    def with_ends(self, job_id: JobId, ends: tuple[EndState, ...]) -> "Memory":
-        """The memory in which these are the job's end states."""
-        others = {name: job for name, job in self.jobs.items() if name != job_id}
-        return Memory({**others, job_id: JobMemory(ends)})
+    def rounds(self, job_id: JobId) -> tuple[FinishedRound, ...]:
+        """Finished rounds of a job, the older first; none for a job never seen."""
+        return self.jobs.get(job_id, ())
+
+    def with_rounds(self, job_id: JobId, rounds: tuple[FinishedRound, ...]) -> "Memory":
+        """The memory in which these are the job's finished rounds."""
+        others = {name: kept for name, kept in self.jobs.items() if name != job_id}
+        return Memory({**others, job_id: rounds})
 
     def stale(self) -> frozenset[JobId]:
         """Jobs too many, longest not worked on first: their release never arrived."""
         return frozenset(tuple(self.jobs)[:-JOBS_MAX])
 
 
-class Plan(NamedTuple):
-    """How to go about an assignment."""
+class WorkPlan(NamedTuple):
+    """How to do an assignment's work."""
 
     memory: Memory
-    """With what the assignment says about earlier updates, and without what it made void."""
-    start: Start
-    finished: EndState | None
-    """This very work, done before: it is only to be sent."""
+    """Memory with the outcome that the assignment names, without rounds that it made void."""
+    start: TrainingStart
+    finished: FinishedRound | None
+    """The same work, done before: only its update is to be sent."""
 
 
-def plan_work(memory: Memory, assignment: Assignment) -> Plan:
+def plan_work(memory: Memory, assignment: Assignment) -> WorkPlan:
     """Decide where an assignment's training starts, or that it is done already."""
     lease = assignment.lease
-    ends = memory.ends(lease.job_id)
-    earlier = _settled_end_states(
-        tuple(end for end in ends if end.lease.round < lease.round), assignment
+    rounds = memory.rounds(lease.job_id)
+    earlier = _with_outcome(
+        tuple(each for each in rounds if each.lease.round < lease.round), assignment
     )
     start = _start(earlier, lease.round)
-    for end in ends:
+    for end in rounds:
         if end.lease.round == lease.round and _is_same_work(end, assignment, earlier, start):
             finished = msgspec.structs.replace(end, lease=lease)
-            return Plan(memory.with_ends(lease.job_id, (*earlier, finished)), start, finished)
-    return Plan(memory.with_ends(lease.job_id, earlier), start, None)
+            return WorkPlan(memory.with_rounds(lease.job_id, (*earlier, finished)), start, finished)
+    return WorkPlan(memory.with_rounds(lease.job_id, earlier), start, None)
 
 
-def _settled_end_states(
-    earlier: tuple[EndState, ...], assignment: Assignment
-) -> tuple[EndState, ...]:
-    """The coordinator's word on the newest update is final, also against an earlier answer."""
+def _with_outcome(
+    earlier: tuple[FinishedRound, ...], assignment: Assignment
+) -> tuple[FinishedRound, ...]:
+    """Set whether the newest update was accepted; the assignment outweighs an earlier answer."""
     if not earlier:
         return earlier
     newest = earlier[-1]
@@ -111,42 +107,47 @@ def _settled_end_states(
     return (*earlier[:-1], msgspec.structs.replace(newest, is_accepted=is_accepted))
 
 
-def _start(earlier: tuple[EndState, ...], round_number: int) -> Start:
+def _start(earlier: tuple[FinishedRound, ...], round_number: int) -> TrainingStart:
     if not earlier or round_number - earlier[-1].lease.round > ROUNDS_APART_MAX:
         return FRESH
-    return Start(earlier[-1].lease.round, not earlier[-1].is_accepted)
+    return TrainingStart(earlier[-1].lease.round, not earlier[-1].is_accepted)
 
 
 def _is_same_work(
-    end: EndState, assignment: Assignment, earlier: tuple[EndState, ...], start: Start
+    end: FinishedRound,
+    assignment: Assignment,
+    earlier: tuple[FinishedRound, ...],
+    start: TrainingStart,
 ) -> bool:
     if end.slot != assignment.slot or end.task != assignment.task:
         return False
-    # The fate of the update before may have been told differently since; then this one is void.
+    # The outcome of the update before may be another one by now; then this round is void.
     return not earlier or end.start == start
 
 
-def with_finished(memory: Memory, assignment: Assignment, start: Start, update: Update) -> Memory:
+def with_finished(
+    memory: Memory, assignment: Assignment, start: TrainingStart, update: FinishedUpdate
+) -> Memory:
     """Remember a training that finished, and the one end state that a rollback of it needs."""
     job_id = assignment.lease.job_id
-    end = EndState(
+    end = FinishedRound(
         lease=assignment.lease,
         slot=assignment.slot,
         task=assignment.task,
         start=start,
         update=update,
     )
-    origin = tuple(held for held in memory.ends(job_id) if held.lease.round == start.resume_from)
-    return memory.with_ends(job_id, (*origin, end))
+    origin = tuple(each for each in memory.rounds(job_id) if each.lease.round == start.resume_from)
+    return memory.with_rounds(job_id, (*origin, end))
 
 
 def with_accepted(memory: Memory, lease: Lease) -> Memory:
     """Remember that the update under ``lease`` was accepted."""
-    ends = tuple(
+    rounds = tuple(
         msgspec.structs.replace(end, is_accepted=True) if end.lease == lease else end
-        for end in memory.ends(lease.job_id)
+        for end in memory.rounds(lease.job_id)
     )
-    return memory.with_ends(lease.job_id, ends)
+    return memory.with_rounds(lease.job_id, rounds)
 
 
 def without_jobs(memory: Memory, job_ids: frozenset[JobId]) -> Memory:

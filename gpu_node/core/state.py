@@ -7,33 +7,29 @@ from typing import NamedTuple
 import msgspec
 
 from gpu_node.core.backoff import CAP_MS
-from gpu_node.core.commands import Command, HandBack
-from gpu_node.core.memory import Memory, Start
-from gpu_node.core.update import Update
+from gpu_node.core.commands import HandBack, NodeCommand
+from gpu_node.core.memory import Memory, TrainingStart
+from gpu_node.core.update import FinishedUpdate
 from hypergpu.ids import JobId, NodeId
 from hypergpu.statements.assignment import Assignment, Lease
 from hypergpu.units import Milliseconds
 
-DRAIN_LIMIT_MS = Milliseconds(25_000)
 RESTARTS_MAX = 3
-FIRST_PROGRESS_LIMIT_MS = Milliseconds(600_000)
-PROGRESS_LIMIT_MS = Milliseconds(120_000)
+replace = msgspec.structs.replace
+"""A copy of a struct with some fields changed."""
 
 
-class Patience(msgspec.Struct, frozen=True):
+class StallTimeouts(msgspec.Struct, frozen=True):
     """How long a training may show no progress before its worker counts as hanging."""
 
-    first_ms: Milliseconds = FIRST_PROGRESS_LIMIT_MS
+    first_ms: Milliseconds = Milliseconds(600_000)
     """Before the first sign of progress: data is loaded and kernels are compiled."""
-    later_ms: Milliseconds = PROGRESS_LIMIT_MS
+    later_ms: Milliseconds = Milliseconds(120_000)
     """After it; longer where inner steps are slow."""
 
 
-PATIENCE = Patience()
-
-
-class Connection(Enum):
-    """Where the link is. Work goes on in each but LEFT."""
+class LinkPhase(Enum):
+    """Where the link is. Work goes on in each phase but LEFT."""
 
     DOWN = "down"  # the daemon has not started
     JOINING = "joining"
@@ -44,10 +40,10 @@ class Connection(Enum):
     LEFT = "left"
 
 
-class Link(msgspec.Struct, frozen=True):
+class LinkState(msgspec.Struct, frozen=True):
     """The link to the coordinator."""
 
-    connection: Connection = Connection.DOWN
+    phase: LinkPhase = LinkPhase.DOWN
     since_ms: Milliseconds = Milliseconds(0)
     attempt: int = 0
     """Attempts in a row that did not last."""
@@ -58,113 +54,106 @@ class Link(msgspec.Struct, frozen=True):
     """A good link broke within the last minute: until then waits are short."""
 
 
-class Idle(msgspec.Struct, frozen=True, tag=True):
+class Idle(msgspec.Struct, frozen=True):
     """Nothing to do."""
 
 
-class Fetching(msgspec.Struct, frozen=True, tag=True):
-    """The model and the data are on their way."""
+class Fetching(msgspec.Struct, frozen=True):
+    """The model and the data are being fetched."""
 
     assignment: Assignment
-    start: Start
+    start: TrainingStart
     attempt: int = 0
     retry_at_ms: Milliseconds = Milliseconds(0)
     """0: under way, or waiting for the link."""
 
 
-class Training(msgspec.Struct, frozen=True, tag=True):
+class Training(msgspec.Struct, frozen=True):
     """The inputs are there; the worker trains, or will once it is free and well."""
 
     assignment: Assignment
-    start: Start
+    start: TrainingStart
 
 
-class Uploading(msgspec.Struct, frozen=True, tag=True):
-    """The update is finished and on its way."""
+class Uploading(msgspec.Struct, frozen=True):
+    """The update is finished and being sent."""
 
     assignment: Assignment
-    update: Update
+    update: FinishedUpdate
     attempt: int = 0
     retry_at_ms: Milliseconds = Milliseconds(0)
-    """When it is tried again, or for the first time; 0: under way, or waiting for the link."""
+    """Time of the next attempt, or of the first; 0: under way, or waiting for the link."""
 
 
-Work = Idle | Fetching | Training | Uploading
-
-
-class Pulse(msgspec.Struct, frozen=True):
-    """What the training at hand has shown of itself."""
+class ProgressRecord(msgspec.Struct, frozen=True):
+    """Progress of the training at hand."""
 
     at_ms: Milliseconds = Milliseconds(0)
-    """Of its start, or of the last progress."""
+    """Time of the last progress; before any, of the training's start."""
     steps_done: int = 0
     slowest_step_ms: Milliseconds = Milliseconds(0)
 
 
-class Worker(msgspec.Struct, frozen=True):
+class WorkerState(msgspec.Struct, frozen=True):
     """The process that trains, as far as the node knows."""
 
     busy: Lease | None = None
-    """What it is training, which an aborted shard remains until the worker confirms."""
+    """Lease that it trains, an aborted one included until the worker confirms."""
     deaths: int = 0
-    """Under the current assignment."""
+    """Deaths under the current assignment."""
     false_starts: int = 0
     """Starts in a row that never got ready."""
     retry_at_ms: Milliseconds = Milliseconds(0)
-    """It rests until then; 0: it does not."""
-    pulse: Pulse = Pulse()
+    """It is not started again before; 0: no wait."""
+    progress: ProgressRecord = ProgressRecord()
 
-    def renewed(self) -> "Worker":
-        """The worker for other work, which starts with a clean slate."""
-        return Worker(busy=self.busy, false_starts=self.false_starts)
+    def for_other_work(self) -> "WorkerState":
+        """The state without the deaths and progress of the work so far."""
+        return WorkerState(busy=self.busy, false_starts=self.false_starts)
 
 
-class Session(msgspec.Struct, frozen=True, kw_only=True):
+class NodeSession(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a node knows. Only `memory` outlives the daemon."""
 
     node: NodeId
     memory: Memory = Memory()
-    link: Link = Link()
-    work: Work = Idle()
+    link: LinkState = LinkState()
+    work: Idle | Fetching | Training | Uploading = Idle()
     queue: tuple[Assignment, ...] = ()
     """Work of other jobs, in order of arrival, at most one each."""
-    worker: Worker = Worker()
+    worker: WorkerState = WorkerState()
     declined: dict[JobId, HandBack] = {}
     """The last work handed back of each job: it is not taken up again."""
     owed: tuple[HandBack, ...] = ()
     """Hand-backs to send once the link is there."""
     releasing: frozenset[JobId] = frozenset()
-    """Jobs whose state is deleted as soon as the worker lets go of them."""
+    """Jobs whose state is deleted as soon as the worker no longer trains them."""
     drain: str = ""
     """Why the node is leaving; empty while it stays."""
     unhealthy: str = ""
     """Why no worker gets ready here; empty once one does."""
-    drain_limit_ms: Milliseconds = DRAIN_LIMIT_MS
+    drain_limit_ms: Milliseconds = Milliseconds(25_000)
     reconnect_cap_ms: Milliseconds = CAP_MS
-    patience: Patience = PATIENCE
+    stall_timeouts: StallTimeouts = StallTimeouts()
 
     @property
     def is_connected(self) -> bool:
         """Whether the coordinator hears the node."""
-        return self.link.connection is Connection.CONNECTED
+        return self.link.phase is LinkPhase.CONNECTED
 
     @property
     def current(self) -> Assignment | None:
-        """What is being worked on."""
+        """The assignment being worked on."""
         return None if isinstance(self.work, Idle) else self.work.assignment
 
 
-class Step(NamedTuple):
-    """What a transition gives."""
+class SessionStep(NamedTuple):
+    """The session after an event, and the commands to perform."""
 
-    session: Session
-    commands: tuple[Command, ...] = ()
+    session: NodeSession
+    commands: tuple[NodeCommand, ...] = ()
 
-    def then(self, advance: Callable[[Session], "Step"]) -> "Step":
+    def then(self, advance: Callable[[NodeSession], "SessionStep"]) -> "SessionStep":
         """Go on from the session reached, keeping the commands given so far."""
         session, commands = advance(self.session)
-        return Step(session, self.commands + commands)
-
-
-replace = msgspec.structs.replace
-"""A copy of a struct with some fields changed."""
+        return SessionStep(session, self.commands + commands)

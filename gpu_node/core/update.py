@@ -1,4 +1,4 @@
-"""A finished update as the node knows it."""
+"""A finished update, by name."""
 
 import msgspec
 
@@ -6,8 +6,8 @@ from hypergpu.ids import Digest
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 
-class Update(msgspec.Struct, frozen=True):
-    """A finished update, by name, and what the node reports of its making."""
+class FinishedUpdate(msgspec.Struct, frozen=True):
+    """A finished update, and the worker's report of its training."""
 
     digest: Digest
     size_bytes: Bytes

@@ -1,0 +1,1 @@
+"""The daemon around the core: gRPC, files, processes and clocks."""

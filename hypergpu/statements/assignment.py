@@ -109,7 +109,17 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def full_steps(self) -> float:
         """Inner steps, counted in steps of the job's own batch."""
-        return self.inner_steps * self.batch_size / (self.stated_batch_size or self.batch_size)
+        return self.inner_steps * self.batch_size / self.usual_batch_size
+
+    @property
+    def usual_batch_size(self) -> int:
+        """Samples in an inner step of the job, whatever they are on this node."""
+        return self.stated_batch_size or self.batch_size
+
+    @property
+    def samples(self) -> Samples:
+        """Samples of the shard."""
+        return Samples(sum(run.count for run in self.ranges))
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.staff import nodes_needed
 from coordinator.core.round.transition import refusal, transition
 from gpu_node.core import events as node_events
-from gpu_node.core.update import Update
+from gpu_node.core.update import FinishedUpdate
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.statements.assignment import BlobRef, Lease
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -39,7 +39,7 @@ PLAN_MS = 2
 ALLOCATE_MS = 100
 _WORKLOAD_VERSION = 1
 
-_NOTHING = Update(Digest(""), Bytes(0), 0, Samples(0))
+_NOTHING = FinishedUpdate(Digest(""), Bytes(0), 0, Samples(0))
 
 Watcher = Callable[[Job, Job], None]
 
@@ -93,7 +93,7 @@ class CoordinatorActor:
         self.observe(node.node, Presence(self._agenda.now_ms, is_present=False))
         self._later(LOST_AFTER_MS, lambda: self._silent(node, connection))
 
-    def admit_update(self, node: NodeId, lease: Lease, update: Update) -> str:
+    def admit_update(self, node: NodeId, lease: Lease, update: FinishedUpdate) -> str:
         """Admit an update, or say why not. One that was accepted before is accepted again."""
         job = self.jobs[lease.job_id]
         member = job.members.get(node)
@@ -116,7 +116,9 @@ class CoordinatorActor:
         if self._is_up:
             self._gauges.note(node, observation)
 
-    def _update_event(self, node: NodeId, lease: Lease, update: Update) -> events.UpdateReceived:
+    def _update_event(
+        self, node: NodeId, lease: Lease, update: FinishedUpdate
+    ) -> events.UpdateReceived:
         return events.UpdateReceived(
             at_ms=self._agenda.now_ms,
             node=node,
@@ -276,7 +278,7 @@ class CoordinatorActor:
         size_bytes = self._sizes.model + sum(each.blob.size_bytes for each in command.updates)
         return -(-size_bytes * 1000 // self.disk_bytes_per_s)
 
-    def _tell(self, node: NodeId, make: Callable[[Milliseconds], node_events.Event]) -> None:
+    def _tell(self, node: NodeId, make: Callable[[Milliseconds], node_events.NodeEvent]) -> None:
         actor = self._nodes.get(node)
         if actor is not None and actor.is_connected:
             actor.deliver(make)

@@ -9,12 +9,12 @@ from blake3 import blake3
 
 from coordinator.core.measure.reading import Direction, Observation, Presence, Steps, Transfer
 from gpu_node.core import commands, events
-from gpu_node.core.commands import Command
-from gpu_node.core.events import Event
-from gpu_node.core.memory import Start
-from gpu_node.core.session import fresh_session, transition
-from gpu_node.core.state import Session
-from gpu_node.core.update import Update
+from gpu_node.core.commands import NodeCommand
+from gpu_node.core.events import NodeEvent
+from gpu_node.core.memory import TrainingStart
+from gpu_node.core.session import transition
+from gpu_node.core.state import NodeSession
+from gpu_node.core.update import FinishedUpdate
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.statements.assignment import Assignment, Lease, Prefetch
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
@@ -45,7 +45,7 @@ class Upstream(Protocol):
 
     def detach_node(self, node: "NodeActor") -> None: ...
 
-    def admit_update(self, node: NodeId, lease: Lease, update: Update) -> str:
+    def admit_update(self, node: NodeId, lease: Lease, update: FinishedUpdate) -> str:
         """Empty when it was accepted, else the refusal."""
 
     def reject_damaged(self, node: NodeId, lease: Lease) -> str:
@@ -103,10 +103,10 @@ class NodeActor:
         """What its worker has taken up of the next round, and since when."""
         self._models: dict[JobId, Digest] = {}
         """Newest model of each job here. Survives a crash."""
-        self._session = fresh_session(node)
+        self._session = NodeSession(node=node)
 
     @property
-    def session(self) -> Session:
+    def session(self) -> NodeSession:
         """State of the node's core."""
         return self._session
 
@@ -115,7 +115,7 @@ class NodeActor:
         self._life += 1
         self._training, self._begun = None, (None, Milliseconds(0))
         self.is_alive = True
-        self._session = fresh_session(self.node, self._session.memory)
+        self._session = NodeSession(node=self.node, memory=self._session.memory)
         self.apply(events.Started(at_ms=self._agenda.now_ms, has_certificate=True))
 
     def revive(self) -> None:
@@ -173,7 +173,7 @@ class NodeActor:
             self.link.cut()
             self._upstream.detach_node(self)
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: NodeEvent) -> None:
         """Advance the core and do what it asks for."""
         if not self.is_alive:
             return
@@ -181,7 +181,7 @@ class NodeActor:
         for command in todo:
             self._perform(command)
 
-    def deliver(self, make: Callable[[Milliseconds], Event]) -> None:
+    def deliver(self, make: Callable[[Milliseconds], NodeEvent]) -> None:
         """A message of the coordinator, sent now over the present connection."""
         connection = self.connection
 
@@ -196,7 +196,7 @@ class NodeActor:
         life = self._life
         self._agenda.after(wait_ms, lambda: deed() if self._life == life else None)
 
-    def _perform(self, command: Command) -> None:
+    def _perform(self, command: NodeCommand) -> None:
         match command:
             case commands.OpenLink():
                 self._later(self.link.dial_ms(), self._dial)
@@ -212,20 +212,20 @@ class NodeActor:
             case _:
                 self._work(command)
 
-    def _work(self, command: Command) -> None:
+    def _work(self, command: NodeCommand) -> None:
         match command:
             case commands.FetchInputs(assignment=assignment):
                 self._fetch(assignment)
-            case commands.Train(assignment=assignment, start=start):
+            case commands.StartTraining(assignment=assignment, start=start):
                 self._train(assignment, start)
             case commands.AbortTraining(lease=lease):
                 self._later(1, lambda: self._abort_training(lease))
-            case commands.Upload(assignment=assignment, update=update):
+            case commands.SendUpdate(assignment=assignment, update=update):
                 self._upload(assignment.lease, update)
             case _:
                 pass
 
-    def _timer_event(self, timer: events.Timer) -> Event:
+    def _timer_event(self, timer: events.Timer) -> NodeEvent:
         return events.TimerFired(at_ms=self._agenda.now_ms, timer=timer)
 
     def _dial(self) -> None:
@@ -304,7 +304,7 @@ class NodeActor:
         rate = self.ills.disk_bytes_per_s
         return -(-size_bytes * 1000 // rate) if rate else 0
 
-    def _train(self, assignment: Assignment, start: Start) -> None:
+    def _train(self, assignment: Assignment, start: TrainingStart) -> None:
         lease = assignment.lease
         self._training = lease
         full_steps = assignment.task.full_steps
@@ -318,12 +318,12 @@ class NodeActor:
         digest = Digest(blake3(name).hexdigest())
         samples = Samples(sum(range_.count for range_ in assignment.task.ranges))
         size_bytes = self.sizes.update_bytes(assignment.task.codec)
-        update = Update(digest, size_bytes, assignment.task.inner_steps, samples)
+        update = FinishedUpdate(digest, size_bytes, assignment.task.inner_steps, samples)
         self._later(
             starting_ms + compute_ms, lambda: self._finish_training(assignment, update, whole_ms)
         )
 
-    def _taken_ahead_ms(self, assignment: Assignment, start: Start) -> int:
+    def _taken_ahead_ms(self, assignment: Assignment, start: TrainingStart) -> int:
         """What the worker has done of it already. Whatever it did of anything else was in vain."""
         (taken, since_ms), self._begun = self._begun, (None, Milliseconds(0))
         task = assignment.task
@@ -334,7 +334,7 @@ class NodeActor:
         return min(most_ms, self._agenda.now_ms - since_ms)
 
     def _finish_training(
-        self, assignment: Assignment, update: Update, took_ms: Milliseconds
+        self, assignment: Assignment, update: FinishedUpdate, took_ms: Milliseconds
     ) -> None:
         lease = assignment.lease
         if self._training == lease:
@@ -355,7 +355,7 @@ class NodeActor:
             self._training = None
             self.apply(events.TrainingAborted(at_ms=self._agenda.now_ms, lease=lease))
 
-    def _upload(self, lease: Lease, update: Update) -> None:
+    def _upload(self, lease: Lease, update: FinishedUpdate) -> None:
         connection = self.connection
         held = self._session.current
         lines = held.connections if held is not None else 1
@@ -394,15 +394,15 @@ class NodeActor:
         if self.connection != connection:
             self._break_upload(lease, "cut off")
         elif refusal:
-            self.apply(events.UpdateLate(at_ms=now_ms, lease=lease, reason=refusal))
+            self.apply(events.UploadLate(at_ms=now_ms, lease=lease, reason=refusal))
         else:
-            self.apply(events.UpdateAccepted(at_ms=now_ms, lease=lease))
+            self.apply(events.UploadAccepted(at_ms=now_ms, lease=lease))
 
     def _break_upload(self, lease: Lease, reason: str) -> None:
         now_ms = self._agenda.now_ms
         self.apply(events.UploadBroken(at_ms=now_ms, lease=lease, reason=reason))
 
 
-def job_released(job_id: JobId, reason: str) -> Callable[[Milliseconds], Event]:
+def job_released(job_id: JobId, reason: str) -> Callable[[Milliseconds], NodeEvent]:
     """The message that a node's part in a job is over."""
     return lambda at_ms: events.JobReleased(at_ms=at_ms, job_id=job_id, reason=reason)

@@ -220,9 +220,9 @@ class Simulation:
         return self._open_jobs == 0
 
     def _where(self) -> str:
-        places = [
+        paths = [
             f"{job.job_id} is {job.phase.value} ({job.reason})"
             for job in self._coordinator.jobs.values()
             if job.phase is not Phase.FINISHED
         ]
-        return ", ".join(places)
+        return ", ".join(paths)

@@ -15,7 +15,7 @@ from hypergpu.wire.statements import terms_message
 from hypergpu.wire.token import token_text
 from hypergpu.workloads.registry import build, find
 from hypergpu.workloads.workload import numpy_layout
-from tests.integration.node.node_service import NodeService, Served, served, terms_for
+from tests.integration.node.fake_coordinator import FakeCoordinator, Served, served, terms_for
 from tests.integration.node.test_node_command import node
 
 KILLS = int(os.environ.get("CHAOS_NODE_KILLS", "4"))
@@ -25,7 +25,7 @@ LAYOUT = numpy_layout(build(find("null"), OPTIONS))
 SIZE_BYTES = update_bytes(LAYOUT, "fp32")
 
 
-def assign(service: NodeService, model: tensor_pb2.BlobRef, round_number: int) -> None:
+def assign(service: FakeCoordinator, model: tensor_pb2.BlobRef, round_number: int) -> None:
     layout = tensor_pb2.Digest(value=digest_to_wire(LAYOUT.digest))
     message = node_pb2.Assignment(
         lease=node_pb2.Lease(job_id="job-a", round=round_number, number=round_number + 1),

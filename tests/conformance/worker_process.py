@@ -8,28 +8,33 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
+from gpu_node.core.memory import TrainingStart
+from gpu_node.core.update import FinishedUpdate
 from gpu_node.shell.worker.messages import (
-    Draw,
-    Drawn,
-    PositionRange,
-    Progress,
-    Ready,
+    InitialModelWritten,
     Reply,
     Request,
-    Train,
-    Trained,
+    ShardProgress,
+    ShardTrained,
+    TrainShard,
+    WorkerCapabilities,
+    WriteInitialModel,
     decode_reply,
     encode,
 )
 from hypergpu.ids import Digest, JobId, Slot
+from hypergpu.statements.assignment import Assignment, BlobRef, Lease, SampleRange, Task
+from hypergpu.tensors.codec import decode_parameters
 from hypergpu.tensors.layout import Flat, Layout, pack
-from hypergpu.units import Samples
+from hypergpu.units import Bytes, Samples
 from hypergpu.wire.frames import frame, read_frame
 from hypergpu.workloads.registry import build, find
 from hypergpu.workloads.workload import numpy_layout
+
+JOB = JobId("job-000000000001")
 
 
 class Subject(NamedTuple):
@@ -49,16 +54,16 @@ SUBJECTS = (
 
 
 class Worker:
-    """A worker process of some kind. Use it through `spawned`."""
+    """A worker process of some kind. Use it through `spawn_worker`."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
-        self.progress: list[Progress] = []
+        self.progress: list[ShardProgress] = []
         first = self.next_reply()
-        assert isinstance(first, Ready)
-        self.ready = first
+        assert isinstance(first, WorkerCapabilities)
+        self.capabilities = first
 
-    def say(self, request: Request) -> None:
+    def send(self, request: Request) -> None:
         """Send one request."""
         assert self.process.stdin is not None
         self.process.stdin.write(frame(encode(request)))
@@ -73,20 +78,20 @@ class Worker:
 
     def answer(self) -> Reply:
         """Wait for the reply that ends a request; progress is kept aside."""
-        while isinstance(reply := self.next_reply(), Progress):
+        while isinstance(reply := self.next_reply(), ShardProgress):
             self.progress.append(reply)
         return reply
 
-    def trained(self, request: Train) -> Trained:
+    def train(self, request: TrainShard) -> FinishedUpdate:
         """Train a shard that must succeed."""
-        self.say(request)
+        self.send(request)
         reply = self.answer()
-        assert isinstance(reply, Trained), reply
-        return reply
+        assert isinstance(reply, ShardTrained), reply
+        return reply.update
 
 
 @contextmanager
-def spawned(kind: str, environment: dict[str, str] | None = None) -> Iterator[Worker]:
+def spawn_worker(kind: str, environment: dict[str, str] | None = None) -> Iterator[Worker]:
     """A worker that is ready; killed at the end if it still lives."""
     process = subprocess.Popen(
         [sys.executable, "-m", "gpu_node.shell.worker", "--kind", kind],
@@ -101,7 +106,7 @@ def spawned(kind: str, environment: dict[str, str] | None = None) -> Iterator[Wo
             process.kill()
 
 
-class Desk:
+class ShardKit:
     """A folder with a model in it, and requests about it."""
 
     def __init__(self, folder: Path, subject: Subject) -> None:
@@ -109,13 +114,9 @@ class Desk:
         self.subject = subject
         self.layout = _write_model(folder / "model", subject)
 
-    def request(self, round: int, *, state: str = "state") -> Train:
+    def request(self, round: int, *, state: str = "state") -> TrainShard:
         """Round ``round`` of a job: four inner steps on the positions after the round before."""
-        return Train(
-            job_id=JobId("job-000000000001"),
-            round=round,
-            lease=round + 1,
-            slot=Slot(0),
+        task = Task(
             workload=self.subject.workload,
             workload_version=find(self.subject.workload).version,
             options=self.subject.options,
@@ -125,41 +126,53 @@ class Desk:
             weight_decay=0.01,
             codec="int4",
             seed=round,
-            ranges=(PositionRange(64 * round, Samples(40)), PositionRange(9000, Samples(24))),
+            ranges=(SampleRange(64 * round, Samples(40)), SampleRange(9000, Samples(24))),
+            model=BlobRef(Digest(f"{round:064}"), Bytes(0)),
+            layout=self.layout.digest,
+        )
+        return TrainShard(
+            assignment=Assignment(lease=Lease(JOB, round, round + 1), slot=Slot(0), task=task),
+            start=TrainingStart(round - 1 if round else None),
             model_path=str(self.folder / "model"),
-            layout_digest=self.layout.digest,
             state_dir=str(self.folder / state),
-            resume_from=round - 1 if round else None,
             update_path=str(self.folder / f"update-{round}"),
         )
 
-    def drawing(self, seed: int) -> Draw:
-        """The first model of a job with this seed."""
-        return Draw(
+    def initial_request(self, seed: int) -> WriteInitialModel:
+        """A request for the first model of a job with this seed."""
+        return WriteInitialModel(
             number=seed,
             workload=self.subject.workload,
             workload_version=find(self.subject.workload).version,
             options=self.subject.options,
             seed=seed,
-            model_path=str(self.folder / f"drawn-{seed}"),
+            model_path=str(self.folder / f"initial-{seed}"),
         )
 
-    def drawn(self, worker: Worker, seed: int) -> bytes:
-        """Draw a first model, which must succeed."""
-        request = self.drawing(seed)
-        worker.say(request)
-        assert worker.answer() == Drawn(seed)
+    def initial_model(self, worker: Worker, seed: int) -> bytes:
+        """The first model of a job, which must succeed."""
+        request = self.initial_request(seed)
+        worker.send(request)
+        assert worker.answer() == InitialModelWritten(seed)
         return Path(request.model_path).read_bytes()
 
-    def update(self, worker: Worker, request: Train) -> bytes:
+    def update(self, worker: Worker, request: TrainShard) -> bytes:
         """Train and give the update's bytes."""
-        worker.trained(request)
+        worker.train(request)
         return Path(request.update_path).read_bytes()
 
 
-def changed(request: Train, **fields: object) -> Train:
-    """The request with some fields replaced."""
-    return msgspec.structs.replace(request, **fields)
+def change(request: TrainShard, **fields: object) -> TrainShard:
+    """The request with fields replaced: its own or those of its task, assignment or start."""
+
+    def take(kind: type) -> dict[str, object]:
+        names = kind.__struct_fields__  # type: ignore[attr-defined]
+        return {name: fields.pop(name) for name in names if name in fields}
+
+    task = replace(request.task, **take(Task))
+    start = replace(request.start, **take(TrainingStart))
+    assignment = replace(request.assignment, task=task, **take(Assignment))
+    return replace(request, assignment=assignment, start=start, **fields)
 
 
 def _write_model(path: Path, subject: Subject) -> Layout:
@@ -184,15 +197,8 @@ def _write_model(path: Path, subject: Subject) -> Layout:
     return layout
 
 
-def unknown_digest() -> Digest:
-    """A digest of nothing there is."""
-    return Digest("0" * 64)
-
-
-def decoded(
-    desk: Desk, payload: bytes, codec: str = "int4"
+def pseudo_gradient(
+    kit: ShardKit, payload: bytes, codec: str = "int4"
 ) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
-    """The pseudo-gradient an update says."""
-    from hypergpu.tensors.codec import decode_parameters
-
-    return decode_parameters(desk.layout, codec, payload)
+    """The pseudo-gradient in an update."""
+    return decode_parameters(kit.layout, codec, payload)

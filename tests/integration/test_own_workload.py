@@ -10,12 +10,14 @@ import pytest
 
 from coordinator.shell.evaluator.messages import Evaluate, Evaluated, Initialise
 from coordinator.shell.evaluator.process import EvaluatorProcess
-from gpu_node.shell.worker.messages import PositionRange, Train
+from gpu_node.core.memory import TrainingStart
+from gpu_node.shell.worker.messages import TrainShard
 from hypergpu.ids import JobId, Slot
+from hypergpu.statements.assignment import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.tensors.codec import decode_parameters
 from hypergpu.tensors.layout import Float32s, layout_from_json
-from hypergpu.units import Samples
-from tests.conformance.worker_process import spawned
+from hypergpu.units import Bytes, Samples
+from tests.conformance.worker_process import spawn_worker
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"`([\w./]+)`[^\n`]*:\n\n```\w+\n(.*?)```", re.DOTALL)
@@ -47,11 +49,7 @@ async def test_the_documented_workload_learns(installed: dict[str, str], tmp_pat
         Initialise(workload="spirals", model_path=model_path, layout_path=layout_path)
     )
     layout = layout_from_json(made.layout_json)
-    request = Train(
-        job_id=JobId("job-000000000001"),
-        round=0,
-        lease=1,
-        slot=Slot(0),
+    task = Task(
         workload="spirals",
         workload_version=made.workload_version,
         inner_steps=400,
@@ -59,15 +57,21 @@ async def test_the_documented_workload_learns(installed: dict[str, str], tmp_pat
         learning_rate=3e-3,
         codec="fp32",
         seed=0,
-        ranges=(PositionRange(0, Samples(400 * 64)),),
+        ranges=(SampleRange(0, Samples(400 * 64)),),
+        model=BlobRef(layout.digest, Bytes(0)),
+        layout=layout.digest,
+    )
+    lease = Lease(JobId("job-000000000001"), 0, 1)
+    request = TrainShard(
+        assignment=Assignment(lease=lease, slot=Slot(0), task=task),
+        start=TrainingStart(),
         model_path=model_path,
-        layout_digest=layout.digest,
         state_dir=str(tmp_path / "state"),
         update_path=str(tmp_path / "update"),
     )
-    with spawned("torch", installed) as worker:
-        assert worker.ready.workloads["spirals"] == 1
-        worker.trained(request)
+    with spawn_worker("torch", installed) as worker:
+        assert worker.capabilities.workloads["spirals"] == 1
+        worker.train(request)
     before = await accuracy(evaluator, request)
     apply(request, decode_parameters(layout, "fp32", (tmp_path / "update").read_bytes()))
     after = await accuracy(evaluator, request)
@@ -76,16 +80,16 @@ async def test_the_documented_workload_learns(installed: dict[str, str], tmp_pat
     assert after.metric > 0.95
 
 
-async def accuracy(evaluator: EvaluatorProcess, request: Train) -> Evaluated:
+async def accuracy(evaluator: EvaluatorProcess, request: TrainShard) -> Evaluated:
     return await evaluator.evaluate(
         Evaluate(
-            workload=request.workload,
+            workload=request.task.workload,
             model_path=request.model_path,
-            layout_digest=request.layout_digest,
+            layout_digest=request.task.layout,
         )
     )
 
 
-def apply(request: Train, pseudo_gradient: Float32s) -> None:
+def apply(request: TrainShard, pseudo_gradient: Float32s) -> None:
     path = Path(request.model_path)
     (np.fromfile(path, np.float32) - pseudo_gradient).tofile(path)

@@ -11,25 +11,25 @@ import msgspec
 
 from gpu_node.core.commands import (
     AbortTraining,
-    Command,
     DeleteJobState,
     EndWorker,
     FetchInputs,
     HandBack,
     Leave,
+    NodeCommand,
     OpenLink,
+    SendUpdate,
     SetTimer,
+    StartTraining,
     StartWorker,
     StopFetch,
     StopUpload,
-    Train,
-    Upload,
 )
-from gpu_node.core.events import Event, Timer
+from gpu_node.core.events import NodeEvent, Timer
 from gpu_node.core.memory import Memory
-from gpu_node.core.session import fresh_session, transition
-from gpu_node.core.state import Session
-from gpu_node.core.update import Update
+from gpu_node.core.session import transition
+from gpu_node.core.state import NodeSession
+from gpu_node.core.update import FinishedUpdate
 from hypergpu.ids import Digest, JobId, NodeId, Slot
 from hypergpu.statements.assignment import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -64,7 +64,7 @@ class World:
     """Performs commands and keeps the books."""
 
     def __init__(self) -> None:
-        self.session: Session = fresh_session(NODE)
+        self.session: NodeSession = NodeSession(node=NODE)
         self.persisted = Memory()
         self.now_ms = 0
         self.numbers = 0
@@ -72,14 +72,14 @@ class World:
         self.accepted: dict[Digest, int] = {}
         self.disk: dict[tuple[JobId, int], Sent] = {}
         self.fetching: list[Lease] = []
-        self.uploading: dict[Lease, Update] = {}
-        self.training: Train | None = None
+        self.uploading: dict[Lease, FinishedUpdate] = {}
+        self.training: StartTraining | None = None
         self.is_dialling = False
         self.is_starting_worker = False
         self.timers: dict[Timer, int] = {}
         self.has_left = False
 
-    def happen(self, make: Callable[[Milliseconds], Event]) -> None:
+    def happen(self, make: Callable[[Milliseconds], NodeEvent]) -> None:
         """One event, and its commands."""
         self.now_ms += 1
         before = self.session.memory
@@ -93,12 +93,12 @@ class World:
 
     def restart(self) -> None:
         """The daemon is killed and started again: only memory and disk remain."""
-        self.session = fresh_session(NODE, self.persisted)
+        self.session = NodeSession(node=NODE, memory=self.persisted)
         self.fetching, self.uploading, self.training = [], {}, None
         self.is_dialling, self.is_starting_worker, self.timers = False, False, {}
 
     @singledispatchmethod
-    def perform(self, command: Command) -> None:
+    def perform(self, command: NodeCommand) -> None:
         """Commands without a place here change nothing."""
 
     @perform.register
@@ -120,13 +120,13 @@ class World:
         self.fetching = [lease for lease in self.fetching if lease != command.lease]
 
     @perform.register
-    def _(self, command: Train) -> None:
+    def _(self, command: StartTraining) -> None:
         assert self.training is None, "two trainings at once"
         job_id = command.assignment.lease.job_id
         self.disk = {
             (job, number): sent
             for (job, number), sent in self.disk.items()
-            if job != job_id or number in command.keeps
+            if job != job_id or number in command.kept_rounds
         }
         if (resumed := command.start.resume_from) is not None:
             origin = self.disk[job_id, resumed]
@@ -149,7 +149,7 @@ class World:
         assert self.training is not None or self.is_starting_worker, "ended for nothing"
 
     @perform.register
-    def _(self, command: Upload) -> None:
+    def _(self, command: SendUpdate) -> None:
         assert self.session.is_connected
         self.uploading[command.assignment.lease] = command.update
 
@@ -173,7 +173,7 @@ class World:
     def _(self, command: Leave) -> None:
         self.has_left = True
 
-    def trained(self) -> Update:
+    def trained(self) -> FinishedUpdate:
         """What the worker makes of its request, on disk before it says so."""
         assert self.training is not None
         lease, start = self.training.assignment.lease, self.training.start
@@ -190,7 +190,7 @@ class World:
         self.disk[lease.job_id, lease.round] = made
         arrived = sum(self.accepted.get(earlier, 0) for earlier in made.lineage)
         assert made.residual + made.message + arrived == made.gained, "mass was lost or doubled"
-        return Update(name, Bytes(made.message), inner_steps=1, samples=Samples(1))
+        return FinishedUpdate(name, Bytes(made.message), inner_steps=1, samples=Samples(1))
 
     def drawn_up(self, desk: Desk) -> Assignment:
         """The next assignment of a job under a new lease."""

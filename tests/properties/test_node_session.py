@@ -6,7 +6,7 @@ from gpu_node.core.events import (
     Connected,
     DrainRequested,
     FetchBroken,
-    FetchRefused,
+    FetchRejected,
     InputsFetched,
     JobReleased,
     LinkLost,
@@ -19,13 +19,13 @@ from gpu_node.core.events import (
     TrainingFailed,
     TrainingFinished,
     TrainingProgressed,
-    UpdateAccepted,
-    UpdateLate,
+    UploadAccepted,
     UploadBroken,
+    UploadLate,
     WorkerDied,
     WorkerReady,
 )
-from gpu_node.core.state import RESTARTS_MAX, Connection, Idle
+from gpu_node.core.state import RESTARTS_MAX, Idle, LinkPhase
 from hypergpu.ids import JobId
 from hypergpu.statements.assignment import Assignment
 from tests.properties.node_world import Desk, World
@@ -121,7 +121,7 @@ class NodeMachine(RuleBasedStateMachine):
             self.fire(timer)
 
     @precondition(lambda self: self.world.fetching)
-    @rule(outcome=st.sampled_from([InputsFetched, InputsFetched, FetchBroken, FetchRefused]))
+    @rule(outcome=st.sampled_from([InputsFetched, InputsFetched, FetchBroken, FetchRejected]))
     def end_fetch(self, outcome: type) -> None:
         lease = self.world.fetching.pop(0)
         fields = {} if outcome is InputsFetched else {"reason": "reset"}
@@ -186,13 +186,13 @@ class NodeMachine(RuleBasedStateMachine):
         is_known = update.digest in self.world.accepted
         if not is_known and not self.world.is_current(lease):
             del self.world.uploading[lease]
-            self.world.happen(lambda ms: UpdateLate(at_ms=ms, lease=lease, reason="closed"))
+            self.world.happen(lambda ms: UploadLate(at_ms=ms, lease=lease, reason="closed"))
             return
         if not is_known:
             self.world.accept(lease)
         del self.world.uploading[lease]
         if is_heard:
-            self.world.happen(lambda ms: UpdateAccepted(at_ms=ms, lease=lease))
+            self.world.happen(lambda ms: UploadAccepted(at_ms=ms, lease=lease))
         else:
             self.world.happen(lambda ms: UploadBroken(at_ms=ms, lease=lease, reason="reset"))
 
@@ -227,7 +227,7 @@ class NodeMachine(RuleBasedStateMachine):
         assert all(desk.assignment is None for desk in self.world.desks.values())
         self.world.happen(lambda ms: DrainRequested(at_ms=ms, reason="SIGTERM"))
         assert self.world.has_left
-        assert self.world.session.link.connection is Connection.LEFT
+        assert self.world.session.link.phase is LinkPhase.LEFT
 
     def settle(self) -> None:
         """One step towards the end, whichever is possible."""

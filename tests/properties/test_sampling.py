@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_node.shell.worker.messages import PositionRange
 from hypergpu.dataset.sampling import Sharding, partition_indices, permutation, stream_indices
 from hypergpu.digest import digest_of
+from hypergpu.statements.assignment import SampleRange
 from hypergpu.units import Samples
 
 GOLDEN_PERMUTATION = "ee290988c009ad9d03a44892290b45f7bbf8e367e89c1aab1a3f37ef2e3a0aac"
@@ -19,7 +19,7 @@ seeds = st.integers(0, 2**63 - 1)
 @given(seed=seeds, size=st.integers(1, 300), number=st.integers(0, 50))
 def test_a_pass_visits_every_sample_exactly_once(seed: int, size: int, number: int) -> None:
     members = np.arange(100, 100 + size)
-    visited = stream_indices(members, 0, seed, [PositionRange(number * size, Samples(size))])
+    visited = stream_indices(members, 0, seed, [SampleRange(number * size, Samples(size))])
     assert sorted(visited) == list(members)
 
 
@@ -35,9 +35,9 @@ def test_cutting_a_stretch_into_ranges_changes_nothing(
     members = np.arange(size)
     runs, position = [], start
     for count in counts:
-        runs.append(PositionRange(position, Samples(count)))
+        runs.append(SampleRange(position, Samples(count)))
         position += count
-    whole = stream_indices(members, 3, seed, [PositionRange(start, Samples(sum(counts)))])
+    whole = stream_indices(members, 3, seed, [SampleRange(start, Samples(sum(counts)))])
     np.testing.assert_array_equal(stream_indices(members, 3, seed, runs), whole)
 
 

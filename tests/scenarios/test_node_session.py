@@ -11,17 +11,17 @@ from gpu_node.core.commands import (
     HandBack,
     Leave,
     OpenLink,
+    SendUpdate,
     SetTimer,
+    StartTraining,
     StartWorker,
-    Train,
-    Upload,
 )
 from gpu_node.core.events import (
     Connected,
-    Event,
     InputsFetched,
     LinkLost,
-    LinkRefused,
+    LinkRejected,
+    NodeEvent,
     ShardAssigned,
     ShardCancelled,
     Timer,
@@ -29,15 +29,15 @@ from gpu_node.core.events import (
     TrainingAborted,
     TrainingFinished,
     TrainingProgressed,
-    UpdateAccepted,
-    UpdateLate,
+    UploadAccepted,
     UploadBroken,
+    UploadLate,
     WorkerDied,
     WorkerReady,
 )
-from gpu_node.core.memory import FRESH, JOBS_MAX, Start
-from gpu_node.core.session import fresh_session, transition
-from gpu_node.core.state import Idle, Session, Training, Uploading
+from gpu_node.core.memory import FRESH, JOBS_MAX, TrainingStart
+from gpu_node.core.session import transition
+from gpu_node.core.state import Idle, NodeSession, Training, Uploading
 from hypergpu.ids import Digest, JobId
 from hypergpu.statements.assignment import Lease
 from tests.unit.node.node_states import (
@@ -67,7 +67,7 @@ from tests.unit.node.node_states import (
 )
 
 
-def worked(held: Lease, accepted: Digest | None = None) -> tuple[Event, ...]:
+def worked(held: Lease, accepted: Digest | None = None) -> tuple[NodeEvent, ...]:
     """A round from its assignment to its upload; the update is named after the lease."""
     return (
         ShardAssigned(at_ms=at(50), assignment=assignment(held, accepted=accepted)),
@@ -80,10 +80,10 @@ def sent(held: Lease) -> Digest:
     return digest(f"{held.round}/{held.number}")
 
 
-def start_of(session: Session, held: Lease, accepted: Digest | None) -> Start:
+def start_of(session: NodeSession, held: Lease, accepted: Digest | None) -> TrainingStart:
     """Where the training of an assignment starts."""
     step = after(session, worked(held, accepted)[:2])
-    (command,) = (command for command in step.commands if isinstance(command, Train))
+    (command,) = (command for command in step.commands if isinstance(command, StartTraining))
     return command.start
 
 
@@ -96,27 +96,27 @@ def test_the_first_training_of_a_job_starts_fresh() -> None:
 
 
 def test_an_accepted_update_is_not_returned() -> None:
-    assert start_of(AFTER_3, ROUND_4, sent(ROUND_3)) == Start(3, returns_update=False)
+    assert start_of(AFTER_3, ROUND_4, sent(ROUND_3)) == TrainingStart(3, returns_update=False)
 
 
 def test_an_update_that_the_assignment_does_not_name_is_returned() -> None:
-    assert start_of(AFTER_3, ROUND_4, None) == Start(3, returns_update=True)
+    assert start_of(AFTER_3, ROUND_4, None) == TrainingStart(3, returns_update=True)
 
 
 def test_the_assignment_overrules_an_answer_that_said_accepted() -> None:
-    answered = transition(AFTER_3, UpdateAccepted(at_ms=at(80), lease=ROUND_3)).session
-    assert answered.memory.ends(JOB)[-1].is_accepted
-    assert start_of(answered, ROUND_4, None) == Start(3, returns_update=True)
+    answered = transition(AFTER_3, UploadAccepted(at_ms=at(80), lease=ROUND_3)).session
+    assert answered.memory.rounds(JOB)[-1].is_accepted
+    assert start_of(answered, ROUND_4, None) == TrainingStart(3, returns_update=True)
 
 
 def test_a_late_update_is_returned_at_the_next_training() -> None:
-    late = transition(AFTER_3, UpdateLate(at_ms=at(80), lease=ROUND_3, reason="closed")).session
+    late = transition(AFTER_3, UploadLate(at_ms=at(80), lease=ROUND_3, reason="closed")).session
     assert late.work == Idle()
-    assert start_of(late, ROUND_4, None) == Start(3, returns_update=True)
+    assert start_of(late, ROUND_4, None) == TrainingStart(3, returns_update=True)
 
 
 def test_a_residual_three_rounds_old_is_dropped() -> None:
-    assert start_of(AFTER_3, lease(5, 9), sent(ROUND_3)) == Start(3, returns_update=False)
+    assert start_of(AFTER_3, lease(5, 9), sent(ROUND_3)) == TrainingStart(3, returns_update=False)
     assert start_of(AFTER_3, lease(6, 9), sent(ROUND_3)) == FRESH
 
 
@@ -126,24 +126,24 @@ def test_a_round_assigned_again_with_another_shard_starts_where_it_started_befor
     step = transition(after_4, ShardAssigned(at_ms=at(90), assignment=again))
     step = step.then(lambda s: transition(s, InputsFetched(at_ms=at(95), lease=again.lease)))
     train = step.commands[-2]
-    assert train == Train(again, Start(3, returns_update=False), keeps=(3,))
+    assert train == StartTraining(again, TrainingStart(3, returns_update=False), kept_rounds=(3,))
 
 
 def test_the_same_work_under_another_lease_is_only_sent() -> None:
     again = assignment(lease(3, 9))
     step = transition(AFTER_3, ShardAssigned(at_ms=at(90), assignment=again))
-    assert step.commands[-1] == Upload(again, update("3/7"))
+    assert step.commands[-1] == SendUpdate(again, update("3/7"))
 
 
 def test_the_same_work_is_done_again_when_its_start_was_judged_differently_since() -> None:
     after_4 = after(AFTER_3, worked(ROUND_4, sent(ROUND_3))).session
-    assert start_of(after_4, lease(4, 9), None) == Start(3, returns_update=True)
+    assert start_of(after_4, lease(4, 9), None) == TrainingStart(3, returns_update=True)
 
 
 def test_a_restarted_daemon_sends_a_finished_update_without_training() -> None:
-    restarted = after(fresh_session(NODE, AFTER_3.memory), CONNECT).session
+    restarted = after(NodeSession(node=NODE, memory=AFTER_3.memory), CONNECT).session
     step = transition(restarted, ShardAssigned(at_ms=at(9), assignment=assignment(ROUND_3)))
-    assert step.commands == (Upload(assignment(ROUND_3), update("3/7")),)
+    assert step.commands == (SendUpdate(assignment(ROUND_3), update("3/7")),)
 
 
 def test_training_goes_on_while_the_link_is_down() -> None:
@@ -152,7 +152,7 @@ def test_training_goes_on_while_the_link_is_down() -> None:
     assert lost.commands == ()
     again = TimerFired(at_ms=lost.session.link.retry_at_ms, timer=Timer.RECONNECT)
     step = after(lost.session, (again, Connected(at_ms=at(900))))
-    assert step.commands == (OpenLink((lease(),)), Upload(assignment(), update()))
+    assert step.commands == (OpenLink((lease(),)), SendUpdate(assignment(), update()))
 
 
 def test_an_assignment_said_again_after_a_reconnect_is_ignored() -> None:
@@ -172,20 +172,20 @@ def test_the_next_round_aborts_the_one_in_training_and_waits_for_the_worker() ->
     )
     assert step.commands == (AbortTraining(lease()), FetchInputs(following))
     step = transition(step.session, TrainingAborted(at_ms=at(70), lease=lease()))
-    assert step.commands[0] == Train(following, FRESH, keeps=())
+    assert step.commands[0] == StartTraining(following, FRESH, kept_rounds=())
 
 
 def test_a_shard_that_finishes_after_its_cancel_is_forgotten() -> None:
     cancel = ShardCancelled(at_ms=at(25), lease=lease(), reason="closed")
     step = after(reached(*CONNECT, ASSIGN, FETCH), (cancel, TRAIN))
-    assert step.session.memory.ends(JOB) == ()
+    assert step.session.memory.rounds(JOB) == ()
     assert step.session.worker.busy is None
 
 
 def test_another_job_waits_its_turn() -> None:
     step = after(
         reached(*CONNECT, ASSIGN, OTHER, FETCH, TRAIN),
-        (UpdateAccepted(at_ms=at(80), lease=lease()),),
+        (UploadAccepted(at_ms=at(80), lease=lease()),),
     )
     assert step.commands == (FetchInputs(assignment(lease(0, 2, OTHER_JOB))),)
 
@@ -193,12 +193,12 @@ def test_another_job_waits_its_turn() -> None:
 def test_a_drain_lets_training_finish_and_then_leaves() -> None:
     step = after(
         reached(*CONNECT, ASSIGN, FETCH),
-        (DRAIN, TRAIN, UpdateAccepted(at_ms=at(80), lease=lease())),
+        (DRAIN, TRAIN, UploadAccepted(at_ms=at(80), lease=lease())),
     )
     assert step.commands == (
         AnnounceDraining("SIGTERM"),
         SetTimer(Timer.DRAIN, at(25_040)),
-        Upload(assignment(), update()),
+        SendUpdate(assignment(), update()),
         Leave(Departure.DRAINED, "SIGTERM"),
     )
 
@@ -222,7 +222,7 @@ def test_a_worker_that_dies_is_restarted_three_times_and_then_that_shard_is_hand
         step = transition(session, DIE)
         waits.append(step.session.worker.retry_at_ms - DIE.at_ms)
         step = transition(step.session, rests(step.session))
-        assert isinstance(step.commands[0], Train)
+        assert isinstance(step.commands[0], StartTraining)
         session = step.session
     assert waits == sorted(waits)
     step = transition(session, DIE)
@@ -231,7 +231,7 @@ def test_a_worker_that_dies_is_restarted_three_times_and_then_that_shard_is_hand
     assert step.session.unhealthy == ""
 
 
-def given_up_on_a_shard() -> Session:
+def given_up_on_a_shard() -> NodeSession:
     return transition(about_to_give_up(DIE), DIE).session
 
 
@@ -240,7 +240,7 @@ def test_a_shard_that_kills_the_worker_does_not_keep_the_node_from_other_work() 
     for held in (lease(0, 2, OTHER_JOB), lease(4, 8)):
         step = after(session, worked(held)[:2])
         assert step.session.worker.deaths == 0
-        assert isinstance(step.commands[-2], Train)
+        assert isinstance(step.commands[-2], StartTraining)
 
 
 def test_a_round_that_killed_the_worker_gets_one_more_try_when_it_is_given_again() -> None:
@@ -274,7 +274,7 @@ def test_an_unhealthy_node_whose_worker_starts_after_all_greets_the_coordinator_
     assert step.commands == (OpenLink(()),)
     well = transition(step.session, Connected(at_ms=at(90_010)))
     assert (well.session.unhealthy, well.commands) == ("", ())
-    assert isinstance(after(well.session, worked(lease(4, 8))[:2]).commands[-2], Train)
+    assert isinstance(after(well.session, worked(lease(4, 8))[:2]).commands[-2], StartTraining)
 
 
 def test_a_start_that_hangs_is_ended_like_a_training() -> None:
@@ -369,7 +369,7 @@ def test_the_ninth_job_pushes_out_the_one_longest_untouched() -> None:
     session = reached(*CONNECT)
     for number in range(JOBS_MAX):
         held = lease(0, 1, JobId(f"job-{number:012x}"))
-        done = UpdateAccepted(at_ms=at(80), lease=held)
+        done = UploadAccepted(at_ms=at(80), lease=held)
         session = after(session, (*worked(held), done)).session
     newest = ShardAssigned(at_ms=at(90), assignment=assignment(lease(0, 1, JobId("job-new"))))
     step = transition(session, newest)
@@ -385,7 +385,7 @@ def test_nodes_cut_off_together_come_back_apart() -> None:
     assert len({backoff_ms(f"node {number}", 5) for number in range(100)}) > 90
 
 
-def waits_while_away(session: Session, dials: int) -> list[int]:
+def waits_while_away(session: NodeSession, dials: int) -> list[int]:
     """From each failed dial to the next, in milliseconds."""
     waits = []
     for _ in range(dials):
@@ -435,7 +435,7 @@ def test_a_refusal_of_a_good_link_is_still_retried_at_the_longest_wait() -> None
     session = transition(session, broken).session
     due = session.link.retry_at_ms
     dialled = transition(session, TimerFired(at_ms=due, timer=Timer.RECONNECT)).session
-    refused = transition(dialled, LinkRefused(at_ms=due, reason="revoked")).session
+    refused = transition(dialled, LinkRejected(at_ms=due, reason="revoked")).session
     assert refused.link.retry_at_ms - due >= CAP_MS // 2
 
 
@@ -456,7 +456,7 @@ def test_a_link_that_lasted_is_retried_quickly_and_a_flapping_one_ever_slower() 
 
 def test_a_refused_link_is_retried_slowly_and_without_end() -> None:
     session = reached(*CONNECT[:1])
-    refused = transition(session, LinkRefused(at_ms=at(7), reason="upgrade")).session
+    refused = transition(session, LinkRejected(at_ms=at(7), reason="upgrade")).session
     assert refused.link.retry_at_ms - 7 >= CAP_MS // 2
     assert refused.link.reason == "upgrade"
 
@@ -489,7 +489,7 @@ def test_a_finished_update_waits_as_long_as_it_was_planned_to() -> None:
     early = transition(step.session, TimerFired(at_ms=at(499), timer=Timer.RETRY))
     assert early.commands == ()
     due = transition(step.session, TimerFired(at_ms=at(500), timer=Timer.RETRY))
-    assert due.commands == (Upload(staggered, update()),)
+    assert due.commands == (SendUpdate(staggered, update()),)
 
 
 def test_a_planned_wait_does_not_outlast_a_broken_link() -> None:
@@ -500,7 +500,7 @@ def test_a_planned_wait_does_not_outlast_a_broken_link() -> None:
     step = transition(session, finished)
     assert step.commands == ()
     again = after(step.session, (TimerFired(at_ms=at(60_000), timer=Timer.RECONNECT), CONNECT[1]))
-    assert again.commands[-1] == Upload(staggered, update())
+    assert again.commands[-1] == SendUpdate(staggered, update())
 
 
 def test_an_update_that_waits_is_dropped_with_its_lease() -> None:
@@ -518,6 +518,6 @@ def test_a_worker_that_dies_before_it_trains_costs_the_work_nothing() -> None:
         dead = after(reached(*CONNECT, ASSIGN), (death, death, death, death))
         assert dead.commands == ()
         step = transition(dead.session, FETCH)
-        assert isinstance(step.commands[0], Train)
+        assert isinstance(step.commands[0], StartTraining)
         assert isinstance(step.session.work, Training)
         assert step.session.worker.deaths == 0

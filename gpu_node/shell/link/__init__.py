@@ -1,0 +1,1 @@
+"""The link to the coordinator: joining, certificates, the control stream and bulk calls."""

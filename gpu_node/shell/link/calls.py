@@ -1,4 +1,4 @@
-"""The calls of NodeService as this node makes them: each with its metadata and its deadline."""
+"""The calls of NodeService, each with its metadata and its deadline."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from copy import copy
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from gpu_node.shell.link.bulk import Piece, decode_fetched
+from gpu_node.shell.link.chunks import BlobPiece, decode_chunk
 from hypergpu.ids import Digest
 from hypergpu.statements.assignment import Lease
 from hypergpu.units import Milliseconds
@@ -24,14 +24,14 @@ _Fetch = grpc.aio.UnaryStreamMultiCallable[node_pb2.FetchBlobRequest, bytes]
 _Submit = grpc.aio.StreamUnaryMultiCallable[bytes, node_pb2.SubmitUpdateResponse]
 
 _ADMITTED_KEY = "hypergpu-admitted"
-_UNASKED_BYTES = 32 << 10
+_WINDOW_BYTES = 32 << 10
 """Less than the 64 KiB that HTTP/2 lets a stream carry before it is told to go on."""
-_UNSETTLED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
+_PENDING = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 _SERVICE = "/hypergpu.v1.NodeService/"
 
 
 class Calls:
-    """One channel's calls. Each raises `grpc.aio.AioRpcError` when it breaks or is refused."""
+    """One channel's calls. Each raises `grpc.aio.AioRpcError` when it breaks or is rejected."""
 
     def __init__(
         self, channel: grpc.aio.Channel, metadata: Metadata, timeout_ms: Milliseconds
@@ -39,7 +39,7 @@ class Calls:
         self._channel = channel
         self._metadata = metadata
         self.further: tuple[Calls, ...] = ()
-        """Of other connections to the same coordinator, for bytes that may go over several."""
+        """Calls over further connections to the same coordinator, for bulk."""
         self.timeout_ms = timeout_ms
         self._timeout_s = timeout_ms / 1000
         self._stub: NodeServiceAsyncStub = node_pb2_grpc.NodeServiceStub(channel)  # type: ignore[assignment]
@@ -54,21 +54,21 @@ class Calls:
             response_deserializer=node_pb2.SubmitUpdateResponse.FromString,
         )
 
-    def beside(self, further: "tuple[Calls, ...]") -> "Calls":
+    def with_further(self, further: "tuple[Calls, ...]") -> "Calls":
         """The same calls, with further connections for bulk."""
         together = copy(self)
         together.further = further
         return together
 
     @property
-    def lines(self) -> "tuple[Calls, ...]":
-        """This connection's calls and those of the further ones."""
+    def connections(self) -> "tuple[Calls, ...]":
+        """The calls over this connection and over each further one."""
         return (self, *self.further)
 
-    async def settled(self) -> None:
-        """Connect. Returns once that is done or has failed, which the next call then says."""
+    async def connect(self) -> None:
+        """Connect. Returns once that is done or has failed; then the next call fails."""
         state = self._channel.get_state(try_to_connect=True)
-        while state in _UNSETTLED:
+        while state in _PENDING:
             await self._channel.wait_for_state_change(state)
             state = self._channel.get_state(try_to_connect=True)
 
@@ -90,20 +90,20 @@ class Calls:
 
     async def fetch(
         self, digest: Digest, offset: int, timeout_s: float, *, end: int = 0
-    ) -> AsyncGenerator[Piece, None]:
+    ) -> AsyncGenerator[BlobPiece]:
         """A blob's pieces from ``offset`` on, up to ``end`` or, with 0, to its last."""
         request = node_pb2.FetchBlobRequest(digest=digest_message(digest), offset=offset, end=end)
         call = self._fetch(request, timeout=timeout_s, metadata=self._metadata)
         try:
             async for raw in call:
-                yield decode_fetched(raw)
+                yield decode_chunk(raw)
         finally:
             call.cancel()
 
     async def query_upload(
         self, lease: Lease, digest: Digest, stripe: Stripe = WHOLE
     ) -> node_pb2.QueryUploadResponse:
-        """How much of an update, or of one of its stripes, the coordinator holds."""
+        """Ask how much of an update, or of one of its stripes, the coordinator holds."""
         request = node_pb2.QueryUploadRequest(
             lease=lease_message(lease),
             digest=digest_message(digest),
@@ -119,27 +119,27 @@ class Calls:
     ) -> node_pb2.SubmitUpdateResponse:
         """Send an update: `SubmitUpdateRequest` messages, already serialized, the header first.
 
-        The coordinator says in initial metadata that it admits the header. Bulk written before
-        could meet a closed stream; gRPC would report the failed write, not the refusal. What fits
-        into a stream's first window is all written before any answer can come: it goes at once.
+        The coordinator tells in initial metadata that it admits the header. Bulk written before
+        could meet a closed stream; gRPC would report the failed write, not the rejection. Bulk that
+        fits into the first window of a stream is sent at once, before any answer can come.
 
         Args:
             messages: The header, then chunks.
-            timeout_s: For all of it.
-            bulk_bytes: What the chunks come to.
+            timeout_s: Deadline of the call.
+            bulk_bytes: Bytes of all chunks.
         """
 
-        async def paced() -> AsyncIterator[bytes]:
+        async def admitted_messages() -> AsyncIterator[bytes]:
             yield await anext(messages)
-            if bulk_bytes > _UNASKED_BYTES and _ADMITTED_KEY not in dict(
+            if bulk_bytes > _WINDOW_BYTES and _ADMITTED_KEY not in dict(
                 await call.initial_metadata()
             ):
-                await call.code()  # Refused: the iterator must not end before the call has.
+                await call.code()  # Rejected: the iterator must not end before the call has.
                 return
             async for message in messages:
                 yield message
 
-        call = self._submit(paced(), timeout=timeout_s, metadata=self._metadata)
+        call = self._submit(admitted_messages(), timeout=timeout_s, metadata=self._metadata)
         return await call
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Channels to the coordinator: which certificates, which options, when plaintext may be."""
+"""Channels to the coordinator: certificates, options, and plaintext on loopback only."""
 
 import ipaddress
 from typing import NamedTuple
@@ -25,8 +25,8 @@ OPTIONS: tuple[tuple[str, str | int], ...] = (
 )
 
 
-class Credentials(NamedTuple):
-    """What mutual TLS needs. All PEM."""
+class TlsCredentials(NamedTuple):
+    """Certificates and key of mutual TLS, as PEM."""
 
     authority: bytes
     key: bytes | None = None
@@ -34,14 +34,14 @@ class Credentials(NamedTuple):
     """Both None before the node has a certificate."""
 
 
-def open_channel(address: str, credentials: Credentials | None) -> grpc.aio.Channel:
-    """A channel to the coordinator; None is plaintext.
+def open_channel(address: str, credentials: TlsCredentials | None) -> grpc.aio.Channel:
+    """Open a channel to the coordinator, in plaintext without credentials.
 
     Raises:
         HyperGPUError: AUTHORITY_MISMATCH, plaintext to another machine.
     """
     if credentials is None:
-        refuse_distant_plaintext(address)
+        reject_distant_plaintext(address)
         return grpc.aio.insecure_channel(address, options=OPTIONS)
     secured = grpc.ssl_channel_credentials(
         root_certificates=credentials.authority,
@@ -52,8 +52,8 @@ def open_channel(address: str, credentials: Credentials | None) -> grpc.aio.Chan
     return grpc.aio.secure_channel(address, secured, options=(*OPTIONS, named))
 
 
-def refuse_distant_plaintext(address: str) -> None:
-    """Refuse to speak in the clear to anything but this machine.
+def reject_distant_plaintext(address: str) -> None:
+    """Reject plaintext to any other machine than this one.
 
     Raises:
         HyperGPUError: AUTHORITY_MISMATCH.

@@ -1,37 +1,32 @@
-"""The control stream: opens it when told, keeps it alive, and turns what it says into events."""
+"""The control stream: opens it when told, keeps it alive, and turns its messages into events."""
 
 import asyncio
 
 import grpc
 import structlog
 
-from gpu_node.core.events import (
-    Connected,
-    DrainRequested,
-    Event,
-    JobReleased,
-    LinkLost,
-    LinkRefused,
-    ShardAssigned,
-    ShardCancelled,
-)
+from gpu_node.core.events import Connected, LinkLost, LinkRejected, NodeEvent, ShardAssigned
 from gpu_node.shell.link.access import Access
-from gpu_node.shell.link.beside import beside
 from gpu_node.shell.link.calls import Calls, ControlCall
-from gpu_node.shell.link.dial import AGAIN_MIN_S, AGAIN_TRIPS, first_settled
+from gpu_node.shell.link.concurrent import run_alongside
+from gpu_node.shell.link.connections import BulkConnections
+from gpu_node.shell.link.dial import AGAIN_MIN_S, AGAIN_TRIPS, dial_first
+from gpu_node.shell.link.errors import describe_error, rejection_in
 from gpu_node.shell.link.event_queue import EventQueue
-from gpu_node.shell.link.lines import Lines
-from gpu_node.shell.link.refusals import refusal_in, why
-from gpu_node.shell.probe.prober import Prober
-from gpu_node.shell.translate import refuse_other_version, version_message
+from gpu_node.shell.link.messages import (
+    event_in,
+    hello_message,
+    reject_other_version,
+)
+from gpu_node.shell.probing.prober import Prober
+from gpu_node.shell.state.receipts import ReceiptKeeper
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.process.clock import monotonic_ms
 from hypergpu.statements.assignment import Lease
-from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2, receipt_pb2
-from hypergpu.wire.assignment import assignment_value, lease_message, lease_value
-from hypergpu.wire.statements import receipt_message, receipt_value, terms_value
+from hypergpu.wire.assignment import assignment_value
+from hypergpu.wire.statements import receipt_value, terms_value
 
 log = structlog.get_logger()
 
@@ -64,61 +59,60 @@ class ControlLink:
     def __init__(
         self,
         access: Access,
-        capabilities: node_pb2.Capabilities,
+        receipts: ReceiptKeeper,
         event_queue: EventQueue,
         *,
-        timeout_ms: Milliseconds,
-        renewal_retry_s: float = RENEWAL_RETRY_S,
         prober: Prober | None = None,
+        renewal_retry_s: float = RENEWAL_RETRY_S,
     ) -> None:
         self._access = access
-        self._capabilities = capabilities
         self._is_starting = False
-        self._report = event_queue.event
-        self._inspect = event_queue.inspect
-        self._timeout_ms = timeout_ms
+        self._report = event_queue.put
+        self._check_task = event_queue.check_task
         self._renewal_retry_s = renewal_retry_s
         self._outbox: asyncio.Queue[node_pb2.ControlRequest | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._beat_at_s: dict[int, float] = {}
+        self.capabilities = node_pb2.Capabilities()
+        """Capabilities that the next hello names."""
         self.prober = prober or Prober()
-        """Measures the line; it learns from transfers too."""
-        self.receipts = access.receipts()
+        """Measures the line; transfers are measured too."""
+        self.receipts = receipts
         """Receipts that the coordinator signed for this node."""
         self.calls: Calls | None = None
-        """For bulk calls; None while there is no link."""
-        self.lines = Lines(lambda: access.calls(timeout_ms))
+        """Bulk calls; None while there is no link."""
+        self.connections = BulkConnections(access.open_calls)
         """Further connections, for as long as there is a link."""
 
     def open(self, working: tuple[Lease, ...]) -> None:
-        """Dial; what comes of it is reported. An earlier stream ends."""
+        """Dial; the outcome is reported. An earlier stream ends."""
         before, self._outbox = self._task, asyncio.Queue()
         self._task = asyncio.create_task(self._serve(before, working), name="control")
-        self._task.add_done_callback(self._inspect)
+        self._task.add_done_callback(self._check_task)
 
     def send(self, message: node_pb2.ControlRequest) -> None:
-        """Say something, if anybody listens."""
+        """Send a message, if there is a link."""
         if message.HasField("progress"):
-            self.prober.stir()
+            self.prober.note_work()
         if self.calls is not None:
             self._outbox.put_nowait(message)
 
     def offer(self, capabilities: node_pb2.Capabilities) -> None:
-        """The node can do something else than it said: the next stream's hello tells."""
-        self._capabilities, self._is_starting = capabilities, False
+        """Change the capabilities: a fresh stream's hello names them."""
+        self.capabilities, self._is_starting = capabilities, False
         self._outbox.put_nowait(None)
 
-    def worker_starts(self) -> None:
-        """Work would wait for the worker: a hello says so until it is ready."""
+    def note_worker_starting(self) -> None:
+        """Note that work would wait for the worker: a hello says so until it is ready."""
         self._is_starting = True
 
-    def worker_is_ready(self) -> None:
-        """It no longer would."""
+    def note_worker_ready(self) -> None:
+        """Note that work would no longer wait."""
         self._is_starting = False
         self.send(node_pb2.ControlRequest(worker_ready=node_pb2.WorkerReady()))
 
     async def close(self) -> None:
-        """Say what is left to say, end the stream in good order and close the channel."""
+        """Send the remaining messages, end the stream in good order and close the channel."""
         if self._task is None:
             return
         self._outbox.put_nowait(None)
@@ -132,96 +126,83 @@ class ControlLink:
             before.cancel()
             await asyncio.wait([before])
         try:
-            await asyncio.to_thread(self._access.make_way)
+            await asyncio.to_thread(self._access.prepare_route)
             calls = await self._dial()
-        except HyperGPUError as refused:
-            self._report(LinkRefused(at_ms=monotonic_ms(), reason=why(refused)))
+        except HyperGPUError as error:
+            self._report(LinkRejected(at_ms=monotonic_ms(), reason=describe_error(error)))
             return
         except TimeoutError as broken:
-            self._report(self._ending(broken))
+            self._report(self._end_event(broken))
             return
         try:
-            event = await self._conversation(calls, working)
+            event = await self._run_stream(calls, working)
         finally:
             self.calls = None
-            await self.lines.close()
+            await self.connections.close()
             await calls.close()
         self._report(event)
 
-    async def _conversation(self, calls: Calls, working: tuple[Lease, ...]) -> Event:
-        """Hold the stream until it ends; gives what its end means."""
+    async def _run_stream(self, calls: Calls, working: tuple[Lease, ...]) -> NodeEvent:
+        """Run the stream until it ends; gives the event of its end."""
         try:
             call = calls.control()
             was_starting = self._is_starting
             interval_ms = await self._greet(call, working)
             self.calls = calls
             if was_starting and not self._is_starting:
-                self.worker_is_ready()
+                self.note_worker_ready()
             self.receipts.note_answer()
             self._report(Connected(at_ms=monotonic_ms()))
-            async with beside(
+            async with run_alongside(
                 self._write(call),
                 self._beat(interval_ms),
-                self._keep_certificate(calls),
+                self._renew_certificate(calls),
                 *self.prober.begin(self.send),
             ):
                 await self._listen(call, interval_ms)
         except (grpc.aio.AioRpcError, HyperGPUError, TimeoutError) as broken:
-            return self._ending(broken)
+            return self._end_event(broken)
         return LinkLost(at_ms=monotonic_ms(), reason="the coordinator ended the stream")
 
-    def _ending(self, broken: Exception) -> Event:
+    def _end_event(self, broken: Exception) -> NodeEvent:
         at_ms = monotonic_ms()
         if self.calls is None:
             self.receipts.warn_of_silence()
-        refused = broken if isinstance(broken, HyperGPUError) else None
-        if isinstance(broken, grpc.aio.AioRpcError):
-            refused = refusal_in(broken)
-        if refused is not None and refused.reason in _LASTING:
-            return LinkRefused(at_ms=at_ms, reason=why(refused))
-        if refused is None and (reason := self._access.out_of_date()):
-            return LinkRefused(at_ms=at_ms, reason=reason)
+        rejection = rejection_in(broken)
+        if rejection is not None and rejection.reason in _LASTING:
+            return LinkRejected(at_ms=at_ms, reason=describe_error(rejection))
+        if rejection is None and (reason := self._access.expiry_reason()):
+            return LinkRejected(at_ms=at_ms, reason=reason)
         is_silent = isinstance(broken, TimeoutError)
-        return LinkLost(
-            at_ms=at_ms, reason="the coordinator is silent" if is_silent else why(broken)
-        )
+        reason = "the coordinator is silent" if is_silent else describe_error(broken)
+        return LinkLost(at_ms=at_ms, reason=reason)
 
     async def _greet(self, call: ControlCall, working: tuple[Lease, ...]) -> int:
-        hello = node_pb2.Hello(
-            version=version_message(),
-            capabilities=self._capabilities,
-            working=[lease_message(lease) for lease in working],
-            is_starting=self._is_starting,
-            newest_receipts=[
-                receipt_pb2.NewestReceipt(job_id=job_id, receipt=receipt_message(signed))
-                for job_id, signed in self.receipts.newest()
-            ],
-        )
-        async with asyncio.timeout(self._patience_s()):
+        hello = hello_message(self.capabilities, working, self.receipts.newest())
+        hello.is_starting = self._is_starting
+        async with asyncio.timeout(self._welcome_timeout_s()):
             await call.write(node_pb2.ControlRequest(hello=hello))
             answer = await call.read()
         if not isinstance(answer, node_pb2.ControlResponse) or not answer.HasField("welcome"):
             raise HyperGPUError(Reason.CALL_BROKEN, "the control stream began without a welcome")
-        refuse_other_version(answer.welcome.version)
-        self.prober.welcomed(answer.welcome, self._access.dialled)
+        reject_other_version(answer.welcome.version)
+        self.prober.set_target(answer.welcome, self._access.coordinator_address)
         return max(1, answer.welcome.heartbeat_interval_ms)
 
     async def _dial(self) -> Calls:
-        """Calls over a channel that knows how it stands."""
-        timeout_s, longest_s = self._timeout_ms / 1000, self._longest_trip_s
+        """Calls over a channel that is connected, or knows that it cannot be."""
+        timeout_s, longest_s = self._access.timeout_s, self._longest_trip_s
         again_s = max(AGAIN_MIN_S, AGAIN_TRIPS * longest_s) if longest_s else timeout_s
-        return await first_settled(
-            lambda: self._access.calls(self._timeout_ms), again_s=again_s, timeout_s=timeout_s
-        )
+        return await dial_first(self._access.open_calls, again_s=again_s, timeout_s=timeout_s)
 
     @property
     def _longest_trip_s(self) -> float:
-        """Of the newest round trips; 0: none is known."""
-        return self.prober.findings.longest_round_trip_us / 1e6
+        """Longest of the newest round trips; 0: none is known."""
+        return self.prober.measurements.longest_round_trip_us / 1e6
 
-    def _patience_s(self) -> float:
-        """How long to wait for a welcome over a connection that has come about."""
-        timeout_s, longest_s = self._timeout_ms / 1000, self._longest_trip_s
+    def _welcome_timeout_s(self) -> float:
+        """Time limit of a welcome over an open connection."""
+        timeout_s, longest_s = self._access.timeout_s, self._longest_trip_s
         if not longest_s:
             return timeout_s
         return min(timeout_s, max(_WELCOME_MIN_S, _WELCOME_TRIPS * longest_s))
@@ -235,7 +216,7 @@ class ControlLink:
             if message.HasField("receipts"):
                 await self._keep_receipts(message.receipts)
             else:
-                self._hear(message)
+                self._dispatch(message)
 
     async def _keep_receipts(self, message: receipt_pb2.Receipts) -> None:
         """Keep receipts; one that is wrong is reported, and stops no work."""
@@ -246,54 +227,40 @@ class ControlLink:
         except (HyperGPUError, OSError, ValueError) as broken:
             log.warning("receipts were not kept", job_id=message.job_id[:80], reason=str(broken))
 
-    def _hear(self, message: node_pb2.ControlResponse) -> None:
-        at_ms = monotonic_ms()
+    def _dispatch(self, message: node_pb2.ControlResponse) -> None:
         match message.WhichOneof("message"):
             case "assignment":
-                self._take_assignment(message.assignment, at_ms)
-            case "cancel":
-                lease = lease_value(message.cancel.lease)
-                self._report(ShardCancelled(at_ms=at_ms, lease=lease, reason=message.cancel.reason))
-            case "release":
-                released = message.release
-                job_id = JobId(released.job_id)
-                self._report(JobReleased(at_ms=at_ms, job_id=job_id, reason=released.reason))
-            case "drain":
-                reason = message.drain.reason or "the coordinator asked it to leave"
-                self._report(DrainRequested(at_ms=at_ms, reason=reason))
-            case _:
-                self._heard_of_line(message)
-
-    def _heard_of_line(self, message: node_pb2.ControlResponse) -> None:
-        match message.WhichOneof("message"):
+                self._take_assignment(message.assignment)
             case "heartbeat_echo":
                 self._note_echo(message.heartbeat_echo.sequence)
             case "round_trip_echo":
-                self.prober.echoed(message.round_trip_echo.sequence)
+                self.prober.note_echo(message.round_trip_echo.sequence)
             case "welcome":
                 # The stream lasts longer than the token that came with its greeting.
-                self.prober.welcomed(message.welcome, self._access.dialled)
+                self.prober.set_target(message.welcome, self._access.coordinator_address)
             case _:
-                pass
+                if (event := event_in(message, monotonic_ms())) is not None:
+                    self._report(event)
 
     def _note_echo(self, sequence: int) -> None:
         sent_at_s = self._beat_at_s.pop(sequence, None)
         if sent_at_s is not None:
             taken_us = round((asyncio.get_running_loop().time() - sent_at_s) * 1e6)
-            self.prober.findings.round_trip(taken_us)
+            self.prober.measurements.add_round_trip(taken_us)
             log.debug(ROUND_TRIP, sequence=sequence, taken_us=taken_us)
 
-    def _take_assignment(self, message: node_pb2.Assignment, at_ms: Milliseconds) -> None:
-        self.prober.stir()
+    def _take_assignment(self, message: node_pb2.Assignment) -> None:
+        self.prober.note_work()
         try:
             assignment = assignment_value(message)
-        except HyperGPUError as refused:
-            self._hand_back(message.lease, refused.detail)
+        except HyperGPUError as error:
+            self._hand_back(message.lease, error.detail)
+            return
+        lease, terms = assignment.lease, assignment.terms
+        if reason := self.receipts.changed_terms(lease.job_id, terms):
+            self._hand_back(message.lease, reason)
         else:
-            if changed := self.receipts.changed_terms(assignment.lease.job_id, assignment.terms):
-                self._hand_back(message.lease, changed)
-            else:
-                self._report(ShardAssigned(at_ms=at_ms, assignment=assignment))
+            self._report(ShardAssigned(at_ms=monotonic_ms(), assignment=assignment))
 
     def _hand_back(self, lease: node_pb2.Lease, reason: str) -> None:
         log.warning("an assignment is not taken", reason=reason)
@@ -307,7 +274,7 @@ class ControlLink:
                 await call.write(message)
             await call.done_writing()
         except asyncio.InvalidStateError:
-            return  # the call is over, and who reads from it learns why
+            return  # the call is over, and its reader learns why
 
     async def _beat(self, interval_ms: int) -> None:
         sequence = 0
@@ -318,7 +285,7 @@ class ControlLink:
             self.send(node_pb2.ControlRequest(heartbeat=beat))
             await asyncio.sleep(interval_ms / 1000)
 
-    async def _keep_certificate(self, calls: Calls) -> None:
+    async def _renew_certificate(self, calls: Calls) -> None:
         while True:
             try:
                 if (due_s := self._access.renewal_due_s()) is None:
@@ -327,5 +294,5 @@ class ControlLink:
                 await self._access.renew(calls)
             except (grpc.aio.AioRpcError, OSError, HyperGPUError) as broken:
                 # There is a third of its life left for a full disk to be noticed in.
-                log.warning("the certificate was not renewed", reason=why(broken))
+                log.warning("the certificate was not renewed", reason=describe_error(broken))
                 await asyncio.sleep(self._renewal_retry_s)

@@ -1,28 +1,28 @@
-"""The machine's inbox: events in order of arrival, and the end of whatever ended by mistake."""
+"""The queue of events, in order of arrival, and of errors that ended a task."""
 
 import asyncio
 
-from gpu_node.core.events import Event
+from gpu_node.core.events import NodeEvent
 
 
 class EventQueue:
-    """Where every task of a daemon leaves what happened."""
+    """Every task of a daemon puts its events here."""
 
     def __init__(self) -> None:
-        self._inbox: asyncio.Queue[Event | BaseException] = asyncio.Queue()
+        self._queue: asyncio.Queue[NodeEvent | BaseException] = asyncio.Queue()
 
-    def event(self, event: Event) -> None:
-        """Something happened."""
-        self._inbox.put_nowait(event)
+    def put(self, event: NodeEvent) -> None:
+        """Append an event."""
+        self._queue.put_nowait(event)
 
-    def inspect(self, task: "asyncio.Task[None]") -> None:
-        """A task ended. An error nobody foresaw ends the daemon: a supervisor starts it again."""
+    def check_task(self, task: "asyncio.Task[None]") -> None:
+        """Pass on the error that ended a task, if any: it ends the daemon, to be started again."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._inbox.put_nowait(error)
+            self._queue.put_nowait(error)
 
-    async def next(self) -> Event:
-        """The next event. Raises what a task ended by."""
-        found = await self._inbox.get()
+    async def next(self) -> NodeEvent:
+        """The next event. Raises the error that ended a task."""
+        found = await self._queue.get()
         if isinstance(found, BaseException):
             raise found
         return found

@@ -1,0 +1,1 @@
+"""The node's state on disk: keys, certificate, memory, receipts and nonces."""

@@ -1,12 +1,12 @@
-"""What a node must not forget, on disk: its memory, its nonce and whom it joined."""
+"""Files that outlive the daemon: its memory, its nonce and the coordinator that it joined."""
 
 import socket
 
 import msgspec
 
 from gpu_node.core.memory import Memory
-from gpu_node.shell.state.places import Places
-from gpu_node.shell.worker.messages import Ready
+from gpu_node.shell.state.paths import StatePaths
+from gpu_node.shell.worker.messages import WorkerCapabilities
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.files import write_durably
 from hypergpu.process.clock import unix_ms
@@ -14,93 +14,93 @@ from hypergpu.process.clock import unix_ms
 _NONCES_RESERVED = 1000
 
 
-class Coordinator(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom the node dials, from its join."""
+class JoinedCoordinator(msgspec.Struct, frozen=True, kw_only=True):
+    """The coordinator that the node dials, from its join."""
 
     address: str
     """``host:port`` of the listener for nodes."""
     is_plaintext: bool = False
     """No TLS, which only loopback allows."""
     certificate_life_s: int = 0
-    """How long the certificate is good for, from when it was written."""
+    """Life of the certificate, from when it was written."""
 
 
-def load_memory(places: Places) -> Memory:
-    """What the node remembers; nothing on the first start.
+def load_memory(paths: StatePaths) -> Memory:
+    """The memory; empty on the first start.
 
     Raises:
         HyperGPUError: FILE_UNUSABLE, the file is damaged. Forgetting silently could send work
         twice.
     """
-    if not places.memory.exists():
+    if not paths.memory.exists():
         return Memory()
     try:
-        return msgspec.json.decode(places.memory.read_bytes(), type=Memory)
+        return msgspec.json.decode(paths.memory.read_bytes(), type=Memory)
     except (msgspec.MsgspecError, UnicodeError) as broken:
-        detail = f"{places.memory} is damaged: delete it with {places.jobs} to start fresh"
+        detail = f"{paths.memory} is damaged: delete it with {paths.jobs} to start fresh"
         raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
 
 
-def save_memory(places: Places, memory: Memory) -> None:
+def save_memory(paths: StatePaths, memory: Memory) -> None:
     """Make the memory durable. Blocks."""
-    write_durably(places.memory, msgspec.json.encode(memory))
+    write_durably(paths.memory, msgspec.json.encode(memory))
 
 
-def load_coordinator(places: Places) -> Coordinator | None:
-    """Whom the node joined; None before the first join.
+def load_coordinator(paths: StatePaths) -> JoinedCoordinator | None:
+    """The coordinator that the node joined; None before the first join.
 
     Raises:
         HyperGPUError: FILE_UNUSABLE, the file is damaged.
     """
-    if not places.coordinator.exists():
+    if not paths.coordinator.exists():
         return None
     try:
-        return msgspec.json.decode(places.coordinator.read_bytes(), type=Coordinator)
+        return msgspec.json.decode(paths.coordinator.read_bytes(), type=JoinedCoordinator)
     except (msgspec.MsgspecError, UnicodeError) as broken:
-        detail = f"{places.coordinator} is damaged: join again"
+        detail = f"{paths.coordinator} is damaged: join again"
         raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
 
 
-def save_coordinator(places: Places, coordinator: Coordinator) -> None:
-    """Remember whom the node joined. Blocks."""
-    write_durably(places.coordinator, msgspec.json.encode(coordinator))
+def save_coordinator(paths: StatePaths, coordinator: JoinedCoordinator) -> None:
+    """Make the joined coordinator durable. Blocks."""
+    write_durably(paths.coordinator, msgspec.json.encode(coordinator))
 
 
-def kept_name(places: Places, given: str) -> str:
-    """What the node is called: what is given, which is remembered; else what was. Blocks."""
+def node_name(paths: StatePaths, given: str) -> str:
+    """The node's name: the given one, which is remembered, else the remembered one. Blocks."""
     if given:
-        write_durably(places.name, given.encode())
+        write_durably(paths.name, given.encode())
         return given
     try:
-        return places.name.read_text("utf-8") or socket.gethostname()
+        return paths.name.read_text("utf-8") or socket.gethostname()
     except (OSError, UnicodeDecodeError):
         return socket.gethostname()
 
 
-def load_ready(places: Places, kind: str) -> Ready | None:
-    """What a worker of this kind said it can do the last time; None when that is not known."""
+def load_capabilities(paths: StatePaths, kind: str) -> WorkerCapabilities | None:
+    """Capabilities of the last worker of this kind; None where they are not known."""
     try:
-        ready = msgspec.json.decode(places.worker.read_bytes(), type=Ready)
+        found = msgspec.json.decode(paths.worker.read_bytes(), type=WorkerCapabilities)
     except (OSError, msgspec.MsgspecError, UnicodeError):
         return None
-    return ready if ready.kind == kind else None
+    return found if found.kind == kind else None
 
 
-def save_ready(places: Places, ready: Ready) -> None:
-    """Remember what the worker can do. Blocks."""
-    write_durably(places.worker, msgspec.json.encode(ready))
+def save_capabilities(paths: StatePaths, capabilities: WorkerCapabilities) -> None:
+    """Remember the worker's capabilities. Blocks."""
+    write_durably(paths.worker, msgspec.json.encode(capabilities))
 
 
-class Nonces:
+class NonceCounter:
     """Numbers above every one given before, also by earlier processes.
 
-    They start at the time of day, so that a node whose file is lost is not refused for ever; from
-    then on they only count, whatever the clock does. A range is reserved durably before its first
-    number is given, so that most uploads wait for no disk.
+    They start at the time of day, so that a node whose file is lost is not rejected for ever; then
+    they only count up, whatever the clock does. A range is reserved durably before its first number
+    is taken, so that most uploads wait for no disk.
     """
 
-    def __init__(self, places: Places) -> None:
-        self._path = places.nonce
+    def __init__(self, paths: StatePaths) -> None:
+        self._path = paths.nonce
         self._next = 0
         self._reserved_below = 0
 

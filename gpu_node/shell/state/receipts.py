@@ -23,7 +23,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from gpu_node.shell.state.places import Places
+from gpu_node.shell.state.paths import StatePaths
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.files import write_durably
 from hypergpu.ids import JobId, NodeId
@@ -73,13 +73,13 @@ class _Account:
 class ReceiptKeeper:
     """Receipts of one node. Any thread may call; calls block."""
 
-    def __init__(self, places: Places, node: NodeId) -> None:
-        self._places = places
+    def __init__(self, paths: StatePaths, node: NodeId) -> None:
+        self._paths = paths
         self.node = node
         self._lock = threading.Lock()
         self._accounts: dict[str, _Account] = {}
         self._answered_s = time.monotonic()
-        root = places.ledger
+        root = paths.ledger
         folders = [each for each in root.iterdir() if each.is_dir()] if root.is_dir() else []
         for folder in sorted(folders, key=lambda each: (each.stat().st_mtime_ns, each.name)):
             held = _read_file(folder / TERMS_FILE, JobTerms)
@@ -120,7 +120,7 @@ class ReceiptKeeper:
         with self._lock:
             if terms == Terms() or terms.job in self._accounts:
                 return
-            folder = self._places.ledger_of(terms.job)
+            folder = self._paths.ledger_of(terms.job)
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             held = JobTerms(job_id, terms)
             write_durably(folder / TERMS_FILE, msgspec.json.encode(held))

@@ -1,0 +1,1 @@
+"""Transfers of a shard: its model, its dataset and its update."""

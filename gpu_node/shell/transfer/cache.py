@@ -8,43 +8,43 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_node.shell.state.places import Places
+from gpu_node.shell.state.paths import StatePaths
 from hypergpu.digest import digest_of_file
 from hypergpu.ids import Digest, JobId
 from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes
 
 _MODELS_KEPT = 2
-"""Of each job: the newest, and the one that a delta or a round assigned again starts from."""
+"""The newest of each job, and the one that a delta or a round assigned again starts from."""
 
 
 class BlobCache:
-    """Nothing is synced to disk: what a crash damages is found by its digest and fetched anew."""
+    """Files by digest. Nothing is synced: a file that a crash damages is found and fetched anew."""
 
-    def __init__(self, places: Places, limit_bytes: Bytes) -> None:
-        self._blobs = places.blobs
-        self._datasets = places.datasets
+    def __init__(self, paths: StatePaths, limit_bytes: Bytes) -> None:
+        self._blobs = paths.blobs
+        self._datasets = paths.datasets
         self._limit_bytes = limit_bytes
         self._verified: set[Digest] = set()
         self._models: dict[JobId, list[Digest]] = {}
         self._pinned: frozenset[Digest] = frozenset()
         self._dataset_bytes: dict[str, int] = {}
-        self._spare = places.blobs / "spare"
+        self._spare = paths.blobs / "spare"
 
     def path(self, digest: Digest) -> Path:
-        """Where a blob lies, or would."""
+        """Path of a blob, whether it is there or not."""
         return self._blobs / digest
 
     def part(self, digest: Digest) -> Path:
-        """Where a blob's bytes gather while they come."""
+        """Path of a blob's bytes while they are fetched."""
         return self._blobs / f"{digest}.part"
 
     def dataset(self, manifest: Digest) -> Path:
-        """Where a dataset's files lie, or would."""
+        """Path of a dataset's folder, whether it is there or not."""
         return self._datasets / manifest
 
-    async def held(self, blob: BlobRef) -> Path | None:
-        """A blob's file if it is there and whole. What is damaged is deleted."""
+    async def find(self, blob: BlobRef) -> Path | None:
+        """A blob's file if it is there and whole. A damaged file is deleted."""
         path = self.path(blob.digest)
         if blob.digest not in self._verified:
             if not await asyncio.to_thread(_is_whole, path, blob):
@@ -57,7 +57,7 @@ class BlobCache:
         return path
 
     def admit(self, partial: Path, digest: Digest) -> Path:
-        """Take in a file whose digest was just computed."""
+        """Add a file whose digest was just computed."""
         path = self.path(digest)
         partial.replace(path)
         self._verified.add(digest)
@@ -101,18 +101,18 @@ class BlobCache:
         self.discard(old for old in models[:-_MODELS_KEPT] if old not in still_used)
 
     def pin(self, digests: frozenset[Digest]) -> None:
-        """What the work at hand needs, which is never evicted."""
+        """Name the blobs of the work at hand, which are never evicted."""
         self._pinned = digests
 
     def trim(self) -> None:
-        """Delete what was used longest ago until the rest fits. Blocks."""
-        held = [
+        """Delete the files used longest ago until the rest fits. Blocks."""
+        files = [
             self._measure(path)
             for folder in (self._blobs, self._datasets)
             for path in folder.iterdir()
         ]
-        total_bytes = sum(each.size_bytes for each in held)
-        for each in sorted(held, key=lambda one: one.used_at_ns):
+        total_bytes = sum(each.size_bytes for each in files)
+        for each in sorted(files, key=lambda one: one.used_at_ns):
             if total_bytes <= self._limit_bytes:
                 return
             digest = Digest(each.path.name.partition(".")[0])
@@ -121,18 +121,18 @@ class BlobCache:
                 self._verified.discard(digest)
                 total_bytes -= each.size_bytes
 
-    def _measure(self, path: Path) -> "_Held":
+    def _measure(self, path: Path) -> "_CachedFile":
         if path.is_file():
             found = path.stat()
-            return _Held(path, found.st_size, found.st_mtime_ns)
+            return _CachedFile(path, found.st_size, found.st_mtime_ns)
         # A dataset does not change once it is whole, and may have a great many files.
         if path.name not in self._dataset_bytes:
             files = (file for file in path.rglob("*") if file.is_file())
             self._dataset_bytes[path.name] = sum(file.stat().st_size for file in files)
-        return _Held(path, self._dataset_bytes[path.name], path.stat().st_mtime_ns)
+        return _CachedFile(path, self._dataset_bytes[path.name], path.stat().st_mtime_ns)
 
 
-class _Held(NamedTuple):
+class _CachedFile(NamedTuple):
     """One file or folder of the cache."""
 
     path: Path

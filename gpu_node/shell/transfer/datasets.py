@@ -1,10 +1,10 @@
-"""A user's dataset, from its manifest to a folder of files. Every file is what its digest says."""
+"""A user's dataset, from its manifest to a folder of files, each checked by its digest."""
 
 import asyncio
 import os
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.download import Download
+from gpu_node.shell.transfer.gather import gather_or_cancel
 from hypergpu.dataset.manifest import checked_paths
 from hypergpu.digest import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
@@ -41,14 +42,14 @@ def manifest_entries(content: bytes) -> dict[PurePosixPath, BlobRef]:
 
 
 class Datasets:
-    """Brings datasets. Raises what `Download.fetch` and `manifest_entries` raise."""
+    """Fetches datasets. Raises the errors of `Download.fetch` and `manifest_entries`."""
 
     def __init__(self, cache: BlobCache, download: Download) -> None:
         self._cache = cache
         self._download = download
-        self._laying_out = threading.Lock()
+        self._layout_lock = threading.Lock()
 
-    async def bring(self, calls: Calls, manifest: BlobRef) -> Path:
+    async def fetch(self, calls: Calls, manifest: BlobRef) -> Path:
         """The folder that holds exactly the manifest's files."""
         folder = self._cache.dataset(manifest.digest)
         if self._cache.is_verified_dataset(manifest.digest) and folder.exists():
@@ -57,17 +58,17 @@ class Datasets:
         listing = await self._download.fetch(calls, manifest)
         entries = await asyncio.to_thread(lambda: manifest_entries(listing.read_bytes()))
         if not await asyncio.to_thread(_is_whole, folder, entries):
-            await self._bring_files(calls, folder, entries)
+            await self._fetch_files(calls, folder, entries)
         self._cache.admit_dataset(manifest.digest)
         return folder
 
-    async def _bring_files(
+    async def _fetch_files(
         self, calls: Calls, folder: Path, entries: dict[PurePosixPath, BlobRef]
     ) -> None:
         files: list[Path] = []
         left = iter(entries.values())
         while batch := list(islice(left, _AT_ONCE)):
-            files += await self._fetch_all(calls, batch)
+            files += await gather_or_cancel([self._download.fetch(calls, blob) for blob in batch])
         sources = dict(zip(entries, files, strict=True))
         await asyncio.to_thread(self._lay_out, folder, sources)
         await asyncio.to_thread(self._cache.discard, [blob.digest for blob in entries.values()])
@@ -75,8 +76,8 @@ class Datasets:
     def _lay_out(self, folder: Path, sources: Mapping[PurePosixPath, Path]) -> None:
         """Make the folder out of cached files. Blocks, as there may be a great many."""
         making = folder.with_suffix(".making")
-        # Nobody waits for a thread whose errand was stopped; the next errand's waits here for it.
-        with self._laying_out:
+        # Nobody waits for the thread of a stopped task; the next task's thread waits here for it.
+        with self._layout_lock:
             shutil.rmtree(making, ignore_errors=True)
             making.mkdir()
             for path, file in sources.items():
@@ -85,15 +86,6 @@ class Datasets:
                 os.link(file, target)
             shutil.rmtree(folder, ignore_errors=True)
             making.replace(folder)
-
-    async def _fetch_all(self, calls: Calls, blobs: Sequence[BlobRef]) -> list[Path]:
-        tasks = [asyncio.ensure_future(self._download.fetch(calls, blob)) for blob in blobs]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _is_whole(folder: Path, entries: dict[PurePosixPath, BlobRef]) -> bool:

@@ -9,17 +9,17 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from gpu_node.shell.link.bulk import CHUNK_BYTES, Piece
 from gpu_node.shell.link.calls import Calls
-from gpu_node.shell.probe.findings import Direction, Findings
-from gpu_node.shell.probe.stopwatch import Stopwatch
+from gpu_node.shell.link.chunks import CHUNK_BYTES, BlobPiece
+from gpu_node.shell.probing.measurements import Measurements, TransferTimer
 from gpu_node.shell.transfer.cache import BlobCache
-from gpu_node.shell.transfer.patient import patiently
-from gpu_node.shell.transfer.ranges import Early, pieces_over, ranges_of
+from gpu_node.shell.transfer.pieces import limit_stalls
+from gpu_node.shell.transfer.ranges import EarlyPieces, connections_worth, pieces_over
 from hypergpu.digest import RunningDigest, digest_of, running_digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.statements.assignment import BlobRef
+from hypergpu.v1 import node_pb2
 from hypergpu.wire.bulk import StallTimeout, transfer_timeout_s
 
 log = structlog.get_logger()
@@ -35,25 +35,25 @@ class Download:
     `HyperGPUError` for what is unknown or is not what its digest says.
     """
 
-    def __init__(self, cache: BlobCache, findings: Findings | None = None) -> None:
+    def __init__(self, cache: BlobCache, measurements: Measurements | None = None) -> None:
         self._cache = cache
-        self._findings = findings or Findings()
-        # A turn lasts as long as somebody waits for it or has it.
-        self._turns: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()
-        self._early: tuple[Digest, Early] = (Digest(""), {})
-        """Of the newest blob over several connections: what is left of it should one break."""
+        self._measurements = measurements or Measurements()
+        # A lock lives as long as somebody waits for it or has it.
+        self._locks: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()
+        self._early: tuple[Digest, EarlyPieces] = (Digest(""), {})
+        """Early pieces of the newest blob over several connections, kept should one break."""
         self.received_bytes = 0
-        """Ever, by which a caller sees whether an attempt got anywhere."""
+        """All bytes received so far, by which a caller sees whether an attempt progressed."""
 
     async def fetch(self, calls: Calls, blob: BlobRef) -> Path:
         """A blob's file, from the cache or from the coordinator."""
-        turn = self._turns.setdefault(blob.digest, asyncio.Lock())
-        async with turn:
-            held = await self._cache.held(blob)
-            return held if held is not None else await self._fetch(calls, blob)
+        lock = self._locks.setdefault(blob.digest, asyncio.Lock())
+        async with lock:
+            cached = await self._cache.find(blob)
+            return cached if cached is not None else await self._fetch(calls, blob)
 
     async def fetch_small(self, calls: Calls, digest: Digest, limit_bytes: int) -> bytes:
-        """A blob whose size nobody told, whole."""
+        """A small blob of unknown size, whole."""
         content = bytearray()
         timeout_s = transfer_timeout_s(limit_bytes, calls.timeout_ms)
         async with aclosing(calls.fetch(digest, 0, timeout_s)) as pieces:
@@ -81,7 +81,7 @@ class Download:
         raise HyperGPUError(Reason.DIGEST_MISMATCH, f"{blob.digest} came as something else")
 
     async def _receive(self, calls: Calls, blob: BlobRef, part: Path) -> Digest:
-        """Bring what is missing of a part file; gives the digest of all of it."""
+        """Fetch the missing bytes of a part file; gives the digest of the whole file."""
         is_reused = self._cache.reuse(part, blob.size_bytes)
         with part.open("r+b" if is_reused else "ab", buffering=0) as file:
             running = RunningDigest()
@@ -89,9 +89,9 @@ class Download:
                 running = await asyncio.to_thread(running_digest_of_file, part)
             try:
                 if running.size_bytes < blob.size_bytes:
-                    await self._append(calls, blob, _Part(file, running))
+                    await self._append(calls, blob, _PartFile(file, running))
             finally:
-                # Another blob's bytes may follow. A kill leaves them there, and the digest tells.
+                # Another blob's bytes may follow. After a kill the digest shows them.
                 file.truncate(running.size_bytes)
         if running.size_bytes != blob.size_bytes:
             detail = f"{blob.digest} has {blob.size_bytes} bytes, {running.size_bytes} came"
@@ -99,61 +99,62 @@ class Download:
                 raise HyperGPUError(Reason.CALL_BROKEN, detail)
         return running.digest()
 
-    async def _append(self, calls: Calls, blob: BlobRef, part: "_Part") -> None:
+    async def _append(self, calls: Calls, blob: BlobRef, part: "_PartFile") -> None:
         offset = part.running.size_bytes
-        lines = ranges_of(calls.lines, blob.size_bytes - offset)
-        stopwatch = Stopwatch(self._findings, Direction.DOWN, connections=len(lines))
-        incoming = self._incoming(lines, blob, offset, stopwatch)
+        connections = connections_worth(calls.connections, blob.size_bytes - offset)
+        direction, count = node_pb2.DIRECTION_DOWN, len(connections)
+        timer = TransferTimer(self._measurements, direction, connections=count)
+        incoming = self._incoming(connections, blob, offset, timer)
         try:
             async with aclosing(incoming) as pieces:
                 async for piece in pieces:
                     await part.take(piece, blob)
                     self.received_bytes += piece.payload.nbytes
         finally:
-            stopwatch.stop()
-            await part.settle()
+            timer.stop()
+            await part.finish()
 
     def _incoming(
-        self, lines: tuple[Calls, ...], blob: BlobRef, offset: int, stopwatch: Stopwatch
-    ) -> AsyncGenerator[Piece]:
+        self, connections: tuple[Calls, ...], blob: BlobRef, offset: int, timer: TransferTimer
+    ) -> AsyncGenerator[BlobPiece]:
         digest, early = self._early
         if digest != blob.digest:
-            if len(lines) == 1:
-                return _time_pieces(_pieces(lines[0], blob, offset), stopwatch)
+            if len(connections) == 1:
+                return _time_pieces(_pieces(connections[0], blob, offset), timer)
             early = {}
             self._early = (blob.digest, early)
-        return pieces_over(lines, blob, offset, early, stopwatch)
+        return pieces_over(connections, blob, offset, early, timer)
 
 
-def _pieces(calls: Calls, blob: BlobRef, offset: int) -> AsyncGenerator[Piece]:
-    """All that is missing, over one connection."""
+def _pieces(calls: Calls, blob: BlobRef, offset: int) -> AsyncGenerator[BlobPiece]:
+    """All missing bytes, over one connection."""
     left_bytes = blob.size_bytes - offset
     timeout_s = transfer_timeout_s(left_bytes, calls.timeout_ms)
-    patience = StallTimeout(CHUNK_BYTES, calls.timeout_ms)
-    return patiently(calls.fetch(blob.digest, offset, timeout_s), patience, left_bytes)
+    stall = StallTimeout(CHUNK_BYTES, calls.timeout_ms)
+    return limit_stalls(calls.fetch(blob.digest, offset, timeout_s), stall, left_bytes)
 
 
 async def _time_pieces(
-    pieces: AsyncGenerator[Piece], stopwatch: Stopwatch
-) -> AsyncGenerator[Piece]:
+    pieces: AsyncGenerator[BlobPiece], timer: TransferTimer
+) -> AsyncGenerator[BlobPiece]:
     async with aclosing(pieces):
         async for piece in pieces:
-            stopwatch.moved(piece.payload.nbytes)
+            timer.add_bytes(piece.payload.nbytes)
             yield piece
 
 
-class _Part:
-    """A part file and the digest of what is in it. Receiving and writing overlap."""
+class _PartFile:
+    """A part file and the digest of its bytes. Receiving and writing overlap."""
 
     def __init__(self, file: BinaryIO, running: RunningDigest) -> None:
         self.running = running
         self._file = file
         self._next_offset = int(running.size_bytes)
-        self._batch: list[Piece] = []
-        self._held_bytes = 0
+        self._batch: list[BlobPiece] = []
+        self._batch_bytes = 0
         self._writing: asyncio.Future[None] | None = None
 
-    async def take(self, piece: Piece, blob: BlobRef) -> None:
+    async def take(self, piece: BlobPiece, blob: BlobRef) -> None:
         """Add the next piece."""
         if piece.offset != self._next_offset:
             detail = f"byte {piece.offset} came, {self._next_offset} is next"
@@ -163,12 +164,12 @@ class _Part:
             detail = f"{blob.digest} is longer than its {blob.size_bytes} bytes"
             raise HyperGPUError(Reason.DIGEST_MISMATCH, detail)
         self._batch.append(piece)
-        self._held_bytes += piece.payload.nbytes
-        if self._held_bytes >= _BATCH_BYTES:
+        self._batch_bytes += piece.payload.nbytes
+        if self._batch_bytes >= _BATCH_BYTES:
             await self._flush()
 
-    async def settle(self) -> None:
-        """Write what is held, also when the stream broke: it need not come again."""
+    async def finish(self) -> None:
+        """Write the last batch, also when the stream broke: its bytes need not come again."""
         await self._flush()
         if self._writing is not None:
             await asyncio.wait([self._writing])
@@ -178,11 +179,11 @@ class _Part:
         if self._writing is not None:
             # A cancelled wait must not leave a thread writing behind the next attempt's back.
             await asyncio.shield(self._writing)
-        batch, self._batch, self._held_bytes = self._batch, [], 0
+        batch, self._batch, self._batch_bytes = self._batch, [], 0
         if batch:
             self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, batch))
 
-    def _write(self, batch: list[Piece]) -> None:
+    def _write(self, batch: list[BlobPiece]) -> None:
         for piece in batch:
             view = piece.payload
             while view.nbytes:

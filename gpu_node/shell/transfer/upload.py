@@ -4,19 +4,18 @@ Over several connections it goes as a stripe on each, all under one nonce.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TypeVar
 
-from gpu_node.core.update import Update
-from gpu_node.shell.link.bulk import CHUNK_BYTES, encode_submitted
+from gpu_node.core.update import FinishedUpdate
 from gpu_node.shell.link.calls import Calls
-from gpu_node.shell.probe.findings import Direction, Findings
-from gpu_node.shell.probe.stopwatch import Stopwatch
-from gpu_node.shell.state.files import Nonces
-from gpu_node.shell.state.places import Places
+from gpu_node.shell.link.chunks import CHUNK_BYTES, encode_chunk
+from gpu_node.shell.link.messages import contribution, update_header
+from gpu_node.shell.probing.measurements import Measurements, TransferTimer
+from gpu_node.shell.state.files import NonceCounter
+from gpu_node.shell.state.paths import StatePaths
 from gpu_node.shell.state.receipts import ReceiptKeeper
-from gpu_node.shell.translate import contribution, update_header
+from gpu_node.shell.transfer.gather import gather_or_cancel
 from hypergpu.digest import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys.signature import IdentityKey
@@ -28,8 +27,7 @@ from hypergpu.wire.bulk import PIECE_BYTES, Stripe, most_stripes, transfer_timeo
 
 _READ_BYTES = 4 * CHUNK_BYTES
 _IN_FLIGHT_BYTES = 4 << 20
-"""What the transport may have taken without any of it having arrived."""
-Answer = TypeVar("Answer")
+"""Bytes that the transport may have taken without any of them having arrived."""
 
 
 class Uploader:
@@ -37,25 +35,25 @@ class Uploader:
 
     def __init__(
         self,
-        places: Places,
+        paths: StatePaths,
         identity: IdentityKey,
-        findings: Findings | None = None,
+        measurements: Measurements | None = None,
         receipts: ReceiptKeeper | None = None,
     ) -> None:
-        self._places = places
-        self._receipts = receipts or ReceiptKeeper(places, identity.node_id)
-        self._findings = findings or Findings()
+        self._paths = paths
+        self._receipts = receipts or ReceiptKeeper(paths, identity.node_id)
+        self._measurements = measurements or Measurements()
         self._identity = identity
-        self._nonces = Nonces(places)
+        self._nonces = NonceCounter(paths)
         self._fresh: set[Lease] = set()
         self._committed: dict[Lease, int] = {}
         self._sent_bytes = 0
         self._gained_bytes = 0
-        self._stopwatch: Stopwatch | None = None
-        """Of the upload under way, once it was admitted."""
+        self._timer: TransferTimer | None = None
+        """Timer of the upload under way, once it was admitted."""
 
-    def made(self, lease: Lease) -> None:
-        """An update was just made: the coordinator cannot hold any of it."""
+    def note_finished(self, lease: Lease) -> None:
+        """Note a fresh update: the coordinator cannot hold any of it."""
         self._fresh.add(lease)
         self._committed.clear()
 
@@ -64,54 +62,53 @@ class Uploader:
         """Whether the last attempts moved bytes that need not be sent again."""
         return self._sent_bytes > _IN_FLIGHT_BYTES or self._gained_bytes > 0
 
-    async def send(self, calls: Calls, assignment: Assignment, update: Update) -> None:
-        """Send what the coordinator does not hold yet; it is accepted when this returns.
+    async def send(self, calls: Calls, assignment: Assignment, update: FinishedUpdate) -> None:
+        """Send the bytes that the coordinator lacks; the update is accepted when this returns.
 
         Raises:
-            grpc.aio.AioRpcError: The call broke or was refused.
+            grpc.aio.AioRpcError: The call broke or was rejected.
             HyperGPUError: FILE_UNUSABLE when the update is damaged on this disk, CALL_BROKEN when
                 the coordinator ended the call early.
         """
         lease = assignment.lease
         self._sent_bytes = self._gained_bytes = 0
-        stripes = _cut_stripes(calls.lines, update.size_bytes)
+        stripes = _cut_stripes(calls.connections, update.size_bytes)
         offsets = await self._offsets(calls, lease, update, stripes)
         if offsets is None:
-            await self._count(assignment)
+            await self._count_accepted(assignment)
             return
-        path = self._places.update(lease.job_id, lease.round)
-        _refuse_other_size(path, update)
+        path = self._paths.update(lease.job_id, lease.round)
+        _check_size(path, update)
         nonce = await asyncio.to_thread(self._nonces.take)
         header = self._signed_header(assignment, update, nonce)
         await asyncio.to_thread(self._receipts.agree, lease.job_id, assignment.terms)
-        self._stopwatch = None
+        self._timer = None
         sending = [
-            self._send(line, _stripe_header(header, stripe, offset), path)
-            for line, stripe, offset in zip(calls.lines, stripes, offsets, strict=False)
+            self._send(connection, _stripe_header(header, stripe, offset), path)
+            for connection, stripe, offset in zip(calls.connections, stripes, offsets, strict=False)
         ]
-        answers = await _all_done(sending)
+        answers = await gather_or_cancel(sending)
         if not any(answer.is_accepted for answer in answers):
             arrived = min(answer.committed_offset for answer in answers)
             detail = f"not all of {update.size_bytes} bytes arrived: {arrived} in one stretch"
             raise HyperGPUError(Reason.CALL_BROKEN, detail)
-        await self._count(assignment)
-        if self._stopwatch is not None:
-            # Only the answer tells that everything is there; what left earlier lay in buffers.
+        await self._count_accepted(assignment)
+        if self._timer is not None:
+            # Only the answer shows that all bytes arrived; until then they may lie in buffers.
             committed = sum(
                 offset - _start(stripe, update)
                 for stripe, offset in zip(stripes, offsets, strict=True)
             )
-            self._stopwatch.moved(update.size_bytes - committed)
-            self._stopwatch.stop()
+            self._timer.add_bytes(update.size_bytes - committed)
+            self._timer.stop()
 
-    async def _count(self, assignment: Assignment) -> None:
+    async def _count_accepted(self, assignment: Assignment) -> None:
         """Count the accepted update for the node's own records."""
-        samples = sum(run.count for run in assignment.task.ranges)
-        count = self._receipts.count_accepted
-        await asyncio.to_thread(count, assignment.terms, assignment.lease.round, samples)
+        count, round_number = self._receipts.count_accepted, assignment.lease.round
+        await asyncio.to_thread(count, assignment.terms, round_number, assignment.task.samples)
 
     def _signed_header(
-        self, assignment: Assignment, update: Update, nonce: int
+        self, assignment: Assignment, update: FinishedUpdate, nonce: int
     ) -> node_pb2.UpdateHeader:
         signed = contribution(self._identity.node_id, assignment, update, nonce)
         separator = separator_of(assignment.terms.domain)
@@ -130,32 +127,32 @@ class Uploader:
         messages = self._messages(header, path, end)
         return await calls.submit(messages, timeout_s, end - header.offset)
 
-    async def refuse_damaged(self, lease: Lease, update: Update) -> None:
-        """After the coordinator found another digest: refuse what is damaged on this side.
+    async def check_undamaged(self, lease: Lease, update: FinishedUpdate) -> None:
+        """Check an update in which the coordinator found another digest than its own.
 
         Raises:
-            HyperGPUError: FILE_UNUSABLE.
+            HyperGPUError: FILE_UNUSABLE, it is damaged on this disk.
         """
-        path = self._places.update(lease.job_id, lease.round)
+        path = self._paths.update(lease.job_id, lease.round)
         if await asyncio.to_thread(digest_of_file, path) != update.digest:
             raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path} is damaged on this node's disk")
 
     async def _offsets(
-        self, calls: Calls, lease: Lease, update: Update, stripes: tuple[Stripe, ...]
+        self, calls: Calls, lease: Lease, update: FinishedUpdate, stripes: tuple[Stripe, ...]
     ) -> list[int] | None:
-        """Where to go on in each stripe; None when nothing is left to send."""
+        """The offset to go on from in each stripe; None when nothing is left to send."""
         starts = [_start(stripe, update) for stripe in stripes]
         if lease in self._fresh:
             self._fresh.discard(lease)
             return starts
-        held = await _all_done(
+        known = await gather_or_cancel(
             [calls.query_upload(lease, update.digest, stripe) for stripe in stripes]
         )
-        if any(answer.is_accepted for answer in held):
+        if any(answer.is_accepted for answer in known):
             return None
         offsets = [
             max(start, min(answer.committed_offset, stripe.end(update.size_bytes)))
-            for start, answer, stripe in zip(starts, held, stripes, strict=True)
+            for start, answer, stripe in zip(starts, known, stripes, strict=True)
         ]
         committed = sum(offsets) - sum(starts)
         self._gained_bytes = committed - self._committed.get(lease, 0)
@@ -168,27 +165,28 @@ class Uploader:
         loop = asyncio.get_running_loop()
         offset = header.offset
         chunk_bytes = PIECE_BYTES if header.stripes > 1 else CHUNK_BYTES
-        # Read while the header is judged, and each next block while one is on its way.
-        ahead = loop.run_in_executor(None, _block, path, offset, end)
+        # Read while the header is judged, and each next block while one is being sent.
+        next_block = loop.run_in_executor(None, _block, path, offset, end)
         try:
             yield node_pb2.SubmitUpdateRequest(header=header).SerializeToString()
-            if self._stopwatch is None:
+            if self._timer is None:
                 connections = max(1, header.stripes)
-                self._stopwatch = Stopwatch(self._findings, Direction.UP, connections=connections)
-            while block := await ahead:
-                ahead = loop.run_in_executor(None, _block, path, offset + len(block), end)
+                direction = node_pb2.DIRECTION_UP
+                self._timer = TransferTimer(self._measurements, direction, connections=connections)
+            while block := await next_block:
+                next_block = loop.run_in_executor(None, _block, path, offset + len(block), end)
                 view = memoryview(block)
                 for start in range(0, len(block), chunk_bytes):
                     piece = view[start : start + chunk_bytes]
-                    yield encode_submitted(offset + start, piece)
+                    yield encode_chunk(offset + start, piece)
                     self._sent_bytes += piece.nbytes
                 offset += len(block)
         finally:
-            # A call that ended early asks for no more; what a read found out then is of no use.
-            ahead.add_done_callback(lambda done: done.cancelled() or done.exception())
+            # A call that ended early reads no more; an error of the last read does not matter then.
+            next_block.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
-def _refuse_other_size(path: Path, update: Update) -> None:
+def _check_size(path: Path, update: FinishedUpdate) -> None:
     try:
         size_bytes = path.stat().st_size
     except OSError as broken:
@@ -206,34 +204,23 @@ def _block(path: Path, offset: int, end: int) -> bytes:
         return file.read(max(0, min(_READ_BYTES, end - offset)))
 
 
-def _cut_stripes(lines: tuple[Calls, ...], size_bytes: int) -> tuple[Stripe, ...]:
+def _cut_stripes(connections: tuple[Calls, ...], size_bytes: int) -> tuple[Stripe, ...]:
     """A stripe for each connection, as far as the update is large enough."""
-    count = min(len(lines), most_stripes(size_bytes))
+    count = min(len(connections), most_stripes(size_bytes))
     return tuple(Stripe(index, count) for index in range(count))
 
 
-def _start(stripe: Stripe, update: Update) -> int:
+def _start(stripe: Stripe, update: FinishedUpdate) -> int:
     return stripe.start(update.size_bytes)
 
 
 def _stripe_header(
     header: node_pb2.UpdateHeader, stripe: Stripe, offset: int
 ) -> node_pb2.UpdateHeader:
-    """The header with which one stripe begins. An update that is not cut names none."""
+    """The header with which one stripe begins. An undivided update names no stripe."""
     headed = node_pb2.UpdateHeader()
     headed.CopyFrom(header)
     headed.offset = offset
     if stripe.count > 1:
         headed.stripe, headed.stripes = stripe.index, stripe.count
     return headed
-
-
-async def _all_done(calls: Sequence[Awaitable[Answer]]) -> list[Answer]:
-    """Every answer; the first failure ends the calls that are still under way."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

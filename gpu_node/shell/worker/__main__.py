@@ -41,14 +41,14 @@ def main() -> int:
     if kind != "torch":
         cap_memory(limits)
 
-    from gpu_node.shell.worker.conversation import Conversation
-    from gpu_node.shell.worker.workshop import Workshop
+    from gpu_node.shell.worker.loop import WorkerLoop
+    from gpu_node.shell.worker.trainers import Trainers
     from hypergpu.workloads.registry import complaints
 
-    conversation = Conversation(sys.stdin.buffer, replies, sys.stderr.buffer)
+    loop = WorkerLoop(sys.stdin.buffer, replies, sys.stderr.buffer)
     for complaint in complaints():
-        conversation.log(complaint)
-    return conversation.hold(Workshop(kind, limits))
+        loop.log(complaint)
+    return loop.run(Trainers(kind, limits))
 
 
 if __name__ == "__main__":

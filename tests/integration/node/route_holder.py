@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 
-from gpu_node.shell.link.route import NotSetError, Route, hold_route
+from gpu_node.shell.link.route import BbrRoute, RouteError, set_route
 from hypergpu.wire.congestion import controls, way_to
 
 
@@ -33,28 +33,28 @@ def main() -> None:
         controls()  # what Python needs for it may not be readable to others
         os.setuid(65534)
         try:
-            hold_route(address)
-        except NotSetError as hindered:
-            sys.stdout.write(json.dumps([hindered.why, hindered.fix]))
+            set_route(address)
+        except RouteError as error:
+            sys.stdout.write(json.dumps([error.reason, error.fix]))
         return
     if "measured" in sys.argv:
         before = way_to(address)
         assert before is not None
         device = f"{before.destination} dev {before.device} metric 9"
         os.system(f"ip route add {device} mtu 1280 initcwnd 20")  # noqa: S605
-        way = hold_route(address)
+        way = set_route(address)
         (shown,) = routes(address)
         kept = [word for word in shown.split() if word in way.metrics]
         sys.stdout.write(json.dumps([way.metrics, kept]))
         return
-    route, said = Route(), [control_to(address)]
-    route.hold(address, 9)
-    route.hold(address, 9)  # each dial looks anew
+    route, said = BbrRoute(), [control_to(address)]
+    route.set_up(address, 9)
+    route.set_up(address, 9)  # each dial looks anew
     said += [control_to(address), control_to(other)]
     count = len(routes(address))
-    left_behind = Route()  # of a daemon that is killed now
-    left_behind.hold(address, 9)
-    route.hold(address, 9)
+    left_behind = BbrRoute()  # of a daemon that is killed now
+    left_behind.set_up(address, 9)
+    route.set_up(address, 9)
     route.close()
     said += [control_to(address)]
     sys.stdout.write(json.dumps([said, count, routes(address)]))

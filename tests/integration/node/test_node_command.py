@@ -13,7 +13,7 @@ import pytest
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.wire.token import token_text
-from tests.integration.node.node_service import Served, served
+from tests.integration.node.fake_coordinator import Served, served
 from tests.processes import ENVIRONMENT
 
 
@@ -83,7 +83,7 @@ async def test_what_only_looks_makes_no_node(tmp_path: Path, command: tuple[str,
 
 
 async def test_a_token_of_another_authority_ends_the_daemon(there: Served, tmp_path: Path) -> None:
-    there.service.join_refusal = HyperGPUError(Reason.TOKEN_EXPIRED, "it ran out")
+    there.service.join_error = HyperGPUError(Reason.TOKEN_EXPIRED, "it ran out")
     token = tmp_path / "token"
     token.write_text(token_text(there.token))
     async with node(tmp_path / "node", "join", "--token-file", str(token)) as process:

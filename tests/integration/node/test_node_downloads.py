@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from gpu_node.shell.link.bulk import Piece
 from gpu_node.shell.link.calls import Calls
-from gpu_node.shell.link.lines import Lines
-from gpu_node.shell.state.places import Places
+from gpu_node.shell.link.chunks import BlobPiece
+from gpu_node.shell.link.connections import BulkConnections
+from gpu_node.shell.state.paths import StatePaths
 from gpu_node.shell.transfer.cache import BlobCache
 from gpu_node.shell.transfer.datasets import Datasets, manifest_entries
 from gpu_node.shell.transfer.download import Download
@@ -28,14 +28,14 @@ from hypergpu.wire.assignment import blob_value
 from hypergpu.wire.bulk import STRIPE_BYTES_MIN
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan
-from tests.integration.node.node_service import (
+from tests.integration.node.fake_coordinator import (
     CHUNK_BYTES,
-    NodeService,
+    FakeCoordinator,
     Served,
     calls_to,
     open_calls,
-    places_in,
     served,
+    state_paths_in,
 )
 from tests.unit.node.node_states import assignment, lease
 
@@ -44,7 +44,7 @@ BLOB = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
 LAYOUT = layout_of([TensorSpec("weight", (64, 100)), TensorSpec("bias", (10,))])
 
 
-class Desk:
+class DownloadKit:
     """A service, calls to it, and the cache under test."""
 
     def __init__(self, there: Served, calls: Calls, cache: BlobCache) -> None:
@@ -60,75 +60,77 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
-    with places_in(tmp_path) as places:
+async def kit(tmp_path: Path) -> AsyncIterator[DownloadKit]:
+    with state_paths_in(tmp_path) as paths:
         async with served() as there, calls_to(there.address) as calls:
             there.service.put(CONTENT)
-            yield Desk(there, calls, BlobCache(places, Bytes(1 << 30)))
+            yield DownloadKit(there, calls, BlobCache(paths, Bytes(1 << 30)))
 
 
-async def test_a_blob_is_fetched_once_and_then_taken_from_the_cache(desk: Desk) -> None:
-    assert await desk.fetch() == CONTENT
-    assert await desk.fetch() == CONTENT
-    assert desk.service.offsets == [0]
+async def test_a_blob_is_fetched_once_and_then_taken_from_the_cache(kit: DownloadKit) -> None:
+    assert await kit.fetch() == CONTENT
+    assert await kit.fetch() == CONTENT
+    assert kit.service.offsets == [0]
 
 
-async def test_a_broken_download_goes_on_where_it_broke_off(desk: Desk) -> None:
-    desk.service.break_after_bytes = 20 * CHUNK_BYTES
+async def test_a_broken_download_goes_on_where_it_broke_off(kit: DownloadKit) -> None:
+    kit.service.break_after_bytes = 20 * CHUNK_BYTES
     with pytest.raises(grpc.aio.AioRpcError):
-        await desk.fetch()
-    assert desk.download.received_bytes == 20 * CHUNK_BYTES
-    assert await desk.fetch() == CONTENT
-    assert desk.service.offsets == [0, 20 * CHUNK_BYTES]
+        await kit.fetch()
+    assert kit.download.received_bytes == 20 * CHUNK_BYTES
+    assert await kit.fetch() == CONTENT
+    assert kit.service.offsets == [0, 20 * CHUNK_BYTES]
 
 
-async def test_a_damaged_partial_download_is_started_over(desk: Desk) -> None:
-    desk.cache.part(BLOB.digest).write_bytes(b"x" * CHUNK_BYTES)
-    assert await desk.fetch() == CONTENT
-    assert desk.service.offsets == [CHUNK_BYTES, 0]
+async def test_a_damaged_partial_download_is_started_over(kit: DownloadKit) -> None:
+    kit.cache.part(BLOB.digest).write_bytes(b"x" * CHUNK_BYTES)
+    assert await kit.fetch() == CONTENT
+    assert kit.service.offsets == [CHUNK_BYTES, 0]
 
 
-async def test_a_download_written_over_a_discarded_file_is_whole(desk: Desk) -> None:
-    older = desk.service.put(CONTENT[::-1])
-    await desk.fetch(blob_value(older))
-    desk.cache.discard([blob_value(older).digest])
-    assert await desk.fetch() == CONTENT
-    assert not desk.cache.reuse(desk.cache.part(BLOB.digest), BLOB.size_bytes)
+async def test_a_download_written_over_a_discarded_file_is_whole(kit: DownloadKit) -> None:
+    older = kit.service.put(CONTENT[::-1])
+    await kit.fetch(blob_value(older))
+    kit.cache.discard([blob_value(older).digest])
+    assert await kit.fetch() == CONTENT
+    assert not kit.cache.reuse(kit.cache.part(BLOB.digest), BLOB.size_bytes)
 
 
 async def test_a_broken_download_over_a_discarded_file_keeps_only_its_own_bytes(
-    desk: Desk,
+    kit: DownloadKit,
 ) -> None:
-    older = blob_value(desk.service.put(CONTENT[::-1]))
-    await desk.fetch(older)
-    desk.cache.discard([older.digest])
-    desk.service.break_after_bytes = 20 * CHUNK_BYTES
+    older = blob_value(kit.service.put(CONTENT[::-1]))
+    await kit.fetch(older)
+    kit.cache.discard([older.digest])
+    kit.service.break_after_bytes = 20 * CHUNK_BYTES
     with pytest.raises(grpc.aio.AioRpcError):
-        await desk.fetch()
-    assert desk.cache.part(BLOB.digest).read_bytes() == CONTENT[: 20 * CHUNK_BYTES]
-    assert await desk.fetch() == CONTENT
+        await kit.fetch()
+    assert kit.cache.part(BLOB.digest).read_bytes() == CONTENT[: 20 * CHUNK_BYTES]
+    assert await kit.fetch() == CONTENT
 
 
-async def test_a_blob_that_comes_as_something_else_is_refused(desk: Desk) -> None:
-    desk.service.blobs[BLOB.digest] = CONTENT[:-1] + b"x"
+async def test_a_blob_that_comes_as_something_else_is_refused(kit: DownloadKit) -> None:
+    kit.service.blobs[BLOB.digest] = CONTENT[:-1] + b"x"
     with pytest.raises(HyperGPUError, match="DIGEST_MISMATCH"):
-        await desk.fetch()
-    assert not desk.cache.part(BLOB.digest).exists()
+        await kit.fetch()
+    assert not kit.cache.part(BLOB.digest).exists()
 
 
-async def test_a_blob_damaged_on_disk_is_fetched_again_after_a_restart(desk: Desk) -> None:
-    await desk.fetch()
-    path = desk.cache.path(BLOB.digest)
+async def test_a_blob_damaged_on_disk_is_fetched_again_after_a_restart(kit: DownloadKit) -> None:
+    await kit.fetch()
+    path = kit.cache.path(BLOB.digest)
     path.write_bytes(b"y" + CONTENT[1:])
-    fresh = Desk(desk.there, desk.calls, BlobCache(Places(path.parents[1]), Bytes(1 << 30)))
+    fresh = DownloadKit(
+        kit.there, kit.calls, BlobCache(StatePaths(path.parents[1]), Bytes(1 << 30))
+    )
     assert await fresh.fetch() == CONTENT
 
 
 async def test_the_cache_forgets_what_was_used_longest_ago_and_nothing_at_work(
     tmp_path: Path,
 ) -> None:
-    with places_in(tmp_path) as places:
-        cache = BlobCache(places, Bytes(25))
+    with state_paths_in(tmp_path) as paths:
+        cache = BlobCache(paths, Bytes(25))
         digests = [digest_of(bytes([number])) for number in range(4)]
         for age, digest in enumerate(digests):
             cache.path(digest).write_bytes(b"0123456789")
@@ -142,14 +144,14 @@ async def test_the_cache_forgets_what_was_used_longest_ago_and_nothing_at_work(
 class Advance:
     """A model, the model before it, and the delta between them, as a coordinator makes them."""
 
-    def __init__(self, desk: Desk, folder: Path) -> None:
+    def __init__(self, kit: DownloadKit, folder: Path) -> None:
         floats = np.random.default_rng(1).normal(size=LAYOUT.parameters_count).astype(np.float32)
         difference = Flat(floats, np.empty(0, np.float32), np.empty(0, np.int64))
         base, delta, model = folder / "base", folder / "delta", folder / "model"
         base.write_bytes(floats.tobytes())
         delta.write_bytes(encode_update(LAYOUT, "int4", difference).payload.tobytes())
         apply_delta(base, delta, model, layout=LAYOUT, scheme="int4")
-        put = desk.service.put
+        put = kit.service.put
         put(LAYOUT.to_json())
         self.base = blob_value(put(base.read_bytes()))
         self.model = blob_value(put(model.read_bytes()))
@@ -170,12 +172,12 @@ class Advance:
 class Chain:
     """Models of some rounds in a row and the deltas between them."""
 
-    def __init__(self, desk: Desk, folder: Path, *, rounds: int) -> None:
+    def __init__(self, kit: DownloadKit, folder: Path, *, rounds: int) -> None:
         floats = np.random.default_rng(1).normal(size=LAYOUT.parameters_count).astype(np.float32)
         difference = Flat(floats, np.empty(0, np.float32), np.empty(0, np.int64))
         (folder / "0").write_bytes(floats.tobytes())
         payload = folder / "delta"
-        put = desk.service.put
+        put = kit.service.put
         put(LAYOUT.to_json())
         self.models = [blob_value(put((folder / "0").read_bytes()))]
         self.deltas: list[Delta] = []
@@ -196,81 +198,87 @@ class Chain:
         return msgspec.structs.replace(plain, task=task, deltas=deltas)
 
 
-async def bring(desk: Desk, *wanted: Assignment) -> Digest:
-    models = Models(desk.cache, desk.download)
-    paths = [await models.bring(desk.calls, each) for each in wanted]
+async def bring(kit: DownloadKit, *wanted: Assignment) -> Digest:
+    models = Models(kit.cache, kit.download)
+    paths = [await models.get(kit.calls, each) for each in wanted]
     return digest_of(paths[-1].read_bytes())
 
 
-async def test_a_model_is_made_of_the_one_before_by_its_delta(desk: Desk, tmp_path: Path) -> None:
-    advance = Advance(desk, tmp_path)
-    del desk.service.blobs[advance.model.digest]
-    assert await bring(desk, advance.first(), advance.second()) == advance.model.digest
-    assert not desk.cache.path(advance.delta.digest).exists()
+async def test_a_model_is_made_of_the_one_before_by_its_delta(
+    kit: DownloadKit, tmp_path: Path
+) -> None:
+    advance = Advance(kit, tmp_path)
+    del kit.service.blobs[advance.model.digest]
+    assert await bring(kit, advance.first(), advance.second()) == advance.model.digest
+    assert not kit.cache.path(advance.delta.digest).exists()
 
 
 async def test_without_the_model_before_the_whole_model_is_fetched(
-    desk: Desk, tmp_path: Path
+    kit: DownloadKit, tmp_path: Path
 ) -> None:
-    advance = Advance(desk, tmp_path)
-    del desk.service.blobs[advance.delta.digest]
-    assert await bring(desk, advance.second()) == advance.model.digest
+    advance = Advance(kit, tmp_path)
+    del kit.service.blobs[advance.delta.digest]
+    assert await bring(kit, advance.second()) == advance.model.digest
 
 
 async def test_a_delta_that_gives_another_model_is_replaced_by_the_whole_model(
-    desk: Desk, tmp_path: Path
+    kit: DownloadKit, tmp_path: Path
 ) -> None:
-    advance = Advance(desk, tmp_path)
-    wrong = blob_value(desk.service.put(bytes(advance.delta.size_bytes)))
+    advance = Advance(kit, tmp_path)
+    wrong = blob_value(kit.service.put(bytes(advance.delta.size_bytes)))
     astray = advance.second()
     delta = Delta(advance.base.digest, wrong, "int4")
     astray = msgspec.structs.replace(astray, deltas=(delta,))
-    assert await bring(desk, advance.first(), astray) == advance.model.digest
+    assert await bring(kit, advance.first(), astray) == advance.model.digest
 
 
 async def test_a_node_that_missed_rounds_applies_the_deltas_since(
-    desk: Desk, tmp_path: Path
+    kit: DownloadKit, tmp_path: Path
 ) -> None:
-    chain = Chain(desk, tmp_path, rounds=4)
-    del desk.service.blobs[chain.models[-1].digest]
-    assert await bring(desk, chain.assigned(1), chain.assigned(4)) == chain.models[4].digest
-    held = {path.name for path in desk.cache.path(chain.models[0].digest).parent.iterdir()}
+    chain = Chain(kit, tmp_path, rounds=4)
+    del kit.service.blobs[chain.models[-1].digest]
+    assert await bring(kit, chain.assigned(1), chain.assigned(4)) == chain.models[4].digest
+    held = {path.name for path in kit.cache.path(chain.models[0].digest).parent.iterdir()}
     assert held >= {chain.models[1].digest, chain.models[4].digest}
     assert not held & {model.digest for model in chain.models[2:4]}
 
 
 async def test_the_newest_model_here_is_what_deltas_lead_on_from(
-    desk: Desk, tmp_path: Path
+    kit: DownloadKit, tmp_path: Path
 ) -> None:
-    chain = Chain(desk, tmp_path, rounds=4)
-    await bring(desk, chain.assigned(1), chain.assigned(3))
+    chain = Chain(kit, tmp_path, rounds=4)
+    await bring(kit, chain.assigned(1), chain.assigned(3))
     for blob in (*(delta.blob for delta in chain.deltas[:3]), chain.models[4]):
-        desk.service.blobs.pop(blob.digest)
-    assert await bring(desk, chain.assigned(4)) == chain.models[4].digest
+        kit.service.blobs.pop(blob.digest)
+    assert await bring(kit, chain.assigned(4)) == chain.models[4].digest
 
 
-async def test_a_delta_that_is_gone_from_the_middle_is_no_loss(desk: Desk, tmp_path: Path) -> None:
-    chain = Chain(desk, tmp_path, rounds=4)
-    del desk.service.blobs[chain.deltas[2].blob.digest]
-    assert await bring(desk, chain.assigned(1), chain.assigned(4)) == chain.models[4].digest
+async def test_a_delta_that_is_gone_from_the_middle_is_no_loss(
+    kit: DownloadKit, tmp_path: Path
+) -> None:
+    chain = Chain(kit, tmp_path, rounds=4)
+    del kit.service.blobs[chain.deltas[2].blob.digest]
+    assert await bring(kit, chain.assigned(1), chain.assigned(4)) == chain.models[4].digest
 
 
-async def test_deltas_larger_than_the_model_are_left_alone(desk: Desk, tmp_path: Path) -> None:
-    chain = Chain(desk, tmp_path, rounds=12)
+async def test_deltas_larger_than_the_model_are_left_alone(
+    kit: DownloadKit, tmp_path: Path
+) -> None:
+    chain = Chain(kit, tmp_path, rounds=12)
     for delta in chain.deltas:
-        del desk.service.blobs[delta.blob.digest]
-    assert await bring(desk, chain.assigned(0), chain.assigned(12)) == chain.models[12].digest
+        del kit.service.blobs[delta.blob.digest]
+    assert await bring(kit, chain.assigned(0), chain.assigned(12)) == chain.models[12].digest
 
 
-async def test_only_the_last_two_models_of_a_job_are_kept(desk: Desk) -> None:
+async def test_only_the_last_two_models_of_a_job_are_kept(kit: DownloadKit) -> None:
     names = [digest_of(bytes([number])) for number in range(3)]
     for name in names:
-        desk.cache.path(name).write_bytes(b"")
-        desk.cache.use_model(lease().job_id, name)
-    assert [desk.cache.path(name).exists() for name in names] == [False, True, True]
+        kit.cache.path(name).write_bytes(b"")
+        kit.cache.use_model(lease().job_id, name)
+    assert [kit.cache.path(name).exists() for name in names] == [False, True, True]
 
 
-def manifest(service: NodeService, files: dict[str, bytes]) -> BlobRef:
+def manifest(service: FakeCoordinator, files: dict[str, bytes]) -> BlobRef:
     entries = [
         tensor_pb2.ManifestEntry(path=path, blob=service.put(content))
         for path, content in files.items()
@@ -278,27 +286,27 @@ def manifest(service: NodeService, files: dict[str, bytes]) -> BlobRef:
     return blob_value(service.put(tensor_pb2.Manifest(entries=entries).SerializeToString()))
 
 
-async def test_a_dataset_becomes_a_folder_of_its_files(desk: Desk) -> None:
+async def test_a_dataset_becomes_a_folder_of_its_files(kit: DownloadKit) -> None:
     files = {"a.txt": b"a", "deep/er/b.txt": b"", "deep/c.txt": b"a"}
-    datasets = Datasets(desk.cache, desk.download)
-    folder = await datasets.bring(desk.calls, manifest(desk.service, files))
+    datasets = Datasets(kit.cache, kit.download)
+    folder = await datasets.fetch(kit.calls, manifest(kit.service, files))
     assert {path: (folder / path).read_bytes() for path in files} == files
 
 
-async def test_a_dataset_file_that_is_not_what_its_digest_says_is_refused(desk: Desk) -> None:
-    listing = manifest(desk.service, {"a.txt": b"honest"})
-    desk.service.blobs[digest_of(b"honest")] = b"forged"
+async def test_a_dataset_file_that_is_not_what_its_digest_says_is_refused(kit: DownloadKit) -> None:
+    listing = manifest(kit.service, {"a.txt": b"honest"})
+    kit.service.blobs[digest_of(b"honest")] = b"forged"
     with pytest.raises(HyperGPUError, match="DIGEST_MISMATCH"):
-        await Datasets(desk.cache, desk.download).bring(desk.calls, listing)
-    assert not desk.cache.dataset(listing.digest).exists()
+        await Datasets(kit.cache, kit.download).fetch(kit.calls, listing)
+    assert not kit.cache.dataset(listing.digest).exists()
 
 
-async def test_a_dataset_changed_on_disk_is_brought_again_after_a_restart(desk: Desk) -> None:
-    listing = manifest(desk.service, {"a.txt": b"honest"})
-    folder = await Datasets(desk.cache, desk.download).bring(desk.calls, listing)
+async def test_a_dataset_changed_on_disk_is_brought_again_after_a_restart(kit: DownloadKit) -> None:
+    listing = manifest(kit.service, {"a.txt": b"honest"})
+    folder = await Datasets(kit.cache, kit.download).fetch(kit.calls, listing)
     (folder / "a.txt").write_bytes(b"forged")
-    fresh = BlobCache(Places(folder.parents[1]), Bytes(1 << 30))
-    await Datasets(fresh, Download(fresh)).bring(desk.calls, listing)
+    fresh = BlobCache(StatePaths(folder.parents[1]), Bytes(1 << 30))
+    await Datasets(fresh, Download(fresh)).fetch(kit.calls, listing)
     assert (folder / "a.txt").read_bytes() == b"honest"
 
 
@@ -322,81 +330,81 @@ def test_paths_that_exclude_each_other_are_refused(paths: tuple[str, ...]) -> No
         manifest_entries(tensor_pb2.Manifest(entries=entries).SerializeToString())
 
 
-async def _over_four(desk: Desk) -> bytes:
-    lines = Lines(lambda: open_calls(desk.address))
-    async with lines.over(desk.calls, 4) as calls:
+async def _over_four(kit: DownloadKit) -> bytes:
+    bulk = BulkConnections(lambda: open_calls(kit.address))
+    async with bulk.open(kit.calls, 4) as calls:
         try:
-            return (await desk.download.fetch(calls, BLOB)).read_bytes()
+            return (await kit.download.fetch(calls, BLOB)).read_bytes()
         finally:
-            await lines.close()
+            await bulk.close()
 
 
-async def test_a_blob_comes_in_ranges_over_several_connections(desk: Desk) -> None:
-    assert await _over_four(desk) == CONTENT
+async def test_a_blob_comes_in_ranges_over_several_connections(kit: DownloadKit) -> None:
+    assert await _over_four(kit) == CONTENT
     quarter = -(-len(CONTENT) // 4)
-    assert sorted(desk.service.offsets) == [0, quarter, 2 * quarter, 3 * quarter]
+    assert sorted(kit.service.offsets) == [0, quarter, 2 * quarter, 3 * quarter]
 
 
-async def test_ranges_go_on_behind_the_last_byte_without_a_gap_before_it(desk: Desk) -> None:
-    desk.service.break_after_bytes = 2 * CHUNK_BYTES  # of the range that is asked for first
+async def test_ranges_go_on_behind_the_last_byte_without_a_gap_before_it(kit: DownloadKit) -> None:
+    kit.service.break_after_bytes = 2 * CHUNK_BYTES  # of the range that is asked for first
     with pytest.raises(grpc.aio.AioRpcError):
-        await _over_four(desk)
-    held = desk.cache.part(BLOB.digest).read_bytes()
+        await _over_four(kit)
+    held = kit.cache.part(BLOB.digest).read_bytes()
     assert held == CONTENT[: len(held)]
-    before = len(desk.service.offsets)
-    assert await desk.fetch() == CONTENT
-    assert all(offset >= len(held) for offset in desk.service.offsets[before:])
+    before = len(kit.service.offsets)
+    assert await kit.fetch() == CONTENT
+    assert all(offset >= len(held) for offset in kit.service.offsets[before:])
 
 
 async def test_what_came_before_its_turn_when_a_connection_broke_is_not_asked_for_again(
-    desk: Desk,
+    kit: DownloadKit,
 ) -> None:
-    may_break = desk.service.breaking[0] = asyncio.Event()
-    broken = asyncio.create_task(_over_four(desk))
+    may_break = kit.service.breaking[0] = asyncio.Event()
+    broken = asyncio.create_task(_over_four(kit))
     early_bytes, others_bytes = 0, len(CONTENT) - -(-len(CONTENT) // 4)
     while early_bytes < others_bytes:
         await asyncio.sleep(0)
-        early_bytes = sum(piece.payload.nbytes for piece in desk.download._early[1].values())
+        early_bytes = sum(piece.payload.nbytes for piece in kit.download._early[1].values())
     may_break.set()
     with pytest.raises(grpc.aio.AioRpcError):
         await broken
-    desk.service.asked_bytes = 0
-    assert await desk.fetch() == CONTENT
-    assert desk.service.asked_bytes == len(CONTENT) - early_bytes
+    kit.service.asked_bytes = 0
+    assert await kit.fetch() == CONTENT
+    assert kit.service.asked_bytes == len(CONTENT) - early_bytes
 
 
-async def test_early_pieces_that_are_damaged_are_fetched_again(desk: Desk) -> None:
-    damaged = Piece(3 * CHUNK_BYTES, memoryview(bytes(5 * CHUNK_BYTES)))
-    desk.download._early = (BLOB.digest, {damaged.offset: damaged})
-    assert await desk.fetch() == CONTENT
-    assert desk.service.asked_bytes == 2 * len(CONTENT) - 5 * CHUNK_BYTES
+async def test_early_pieces_that_are_damaged_are_fetched_again(kit: DownloadKit) -> None:
+    damaged = BlobPiece(3 * CHUNK_BYTES, memoryview(bytes(5 * CHUNK_BYTES)))
+    kit.download._early = (BLOB.digest, {damaged.offset: damaged})
+    assert await kit.fetch() == CONTENT
+    assert kit.service.asked_bytes == 2 * len(CONTENT) - 5 * CHUNK_BYTES
 
 
-async def test_a_small_blob_comes_over_one_connection(desk: Desk) -> None:
-    small = blob_value(desk.service.put(CONTENT[: 2 * STRIPE_BYTES_MIN - 1]))
-    lines = Lines(lambda: open_calls(desk.address))
-    async with lines.over(desk.calls, 8) as calls:
-        await desk.download.fetch(calls, small)
-        assert lines.count == 7
-    await lines.close()
-    assert desk.service.offsets == [0]
+async def test_a_small_blob_comes_over_one_connection(kit: DownloadKit) -> None:
+    small = blob_value(kit.service.put(CONTENT[: 2 * STRIPE_BYTES_MIN - 1]))
+    bulk = BulkConnections(lambda: open_calls(kit.address))
+    async with bulk.open(kit.calls, 8) as calls:
+        await kit.download.fetch(calls, small)
+        assert bulk.count == 7
+    await bulk.close()
+    assert kit.service.offsets == [0]
 
 
-async def test_connections_that_are_let_go_are_given_to_nobody(desk: Desk) -> None:
-    lines = Lines(lambda: open_calls(desk.address))
-    async with lines.over(desk.calls, 4) as calls:
+async def test_connections_that_are_let_go_are_given_to_nobody(kit: DownloadKit) -> None:
+    bulk = BulkConnections(lambda: open_calls(kit.address))
+    async with bulk.open(kit.calls, 4) as calls:
         before = calls.further
-    lines._let_go()  # as after two idle minutes, just before the next work begins
-    async with lines.over(desk.calls, 4) as calls:
+    bulk._close_further()  # as after two idle minutes, just before the next work begins
+    async with bulk.open(kit.calls, 4) as calls:
         assert not set(calls.further) & set(before)
-        await asyncio.gather(*lines._closing)
-        assert (await desk.download.fetch(calls, BLOB)).read_bytes() == CONTENT
-    await lines.close()
-    assert lines.count == 0
+        await asyncio.gather(*bulk._closing)
+        assert (await kit.download.fetch(calls, BLOB)).read_bytes() == CONTENT
+    await bulk.close()
+    assert bulk.count == 0
 
 
-async def test_connections_that_cannot_all_be_opened_leave_none_behind(desk: Desk) -> None:
-    opened = iter([open_calls(desk.address)])
+async def test_connections_that_cannot_all_be_opened_leave_none_behind(kit: DownloadKit) -> None:
+    opened = iter([open_calls(kit.address)])
 
     def open_one() -> Calls:
         try:
@@ -404,12 +412,12 @@ async def test_connections_that_cannot_all_be_opened_leave_none_behind(desk: Des
         except StopIteration:
             raise HyperGPUError(Reason.FILE_UNUSABLE, "the certificate is gone") from None
 
-    lines = Lines(open_one)
+    bulk = BulkConnections(open_one)
     with pytest.raises(HyperGPUError, match="FILE_UNUSABLE"):
-        async with lines.over(desk.calls, 3):
+        async with bulk.open(kit.calls, 3):
             pass
-    assert lines._end is not None
-    await lines.close()
+    assert bulk._end is not None
+    await bulk.close()
 
 
 def _slowly(address: str, mbit_s: float) -> Proxies:
@@ -418,14 +426,16 @@ def _slowly(address: str, mbit_s: float) -> Proxies:
 
 
 @pytest.mark.parametrize("connections", [1, 2])
-async def test_a_piece_may_take_longer_than_a_small_call(desk: Desk, connections: int) -> None:
-    blob = blob_value(desk.service.put(CONTENT[: 4 * CHUNK_BYTES]))
-    async with _slowly(desk.address, 0.2) as proxies:
+async def test_a_piece_may_take_longer_than_a_small_call(
+    kit: DownloadKit, connections: int
+) -> None:
+    blob = blob_value(kit.service.put(CONTENT[: 4 * CHUNK_BYTES]))
+    async with _slowly(kit.address, 0.2) as proxies:
         host, port = proxies.address("node")
-        lines = Lines(lambda: open_calls(f"{host}:{port}", timeout_ms=Milliseconds(2_000)))
-        async with lines.over(desk.calls, connections + 1) as calls:
+        bulk = BulkConnections(lambda: open_calls(f"{host}:{port}", timeout_ms=Milliseconds(2_000)))
+        async with bulk.open(kit.calls, connections + 1) as calls:
             first, *others = calls.further
-            path = await desk.download.fetch(first.beside(tuple(others)), blob)
+            path = await kit.download.fetch(first.with_further(tuple(others)), blob)
             assert path.read_bytes() == CONTENT[: 4 * CHUNK_BYTES]
-        await lines.close()
-    assert len(desk.service.offsets) == connections
+        await bulk.close()
+    assert len(kit.service.offsets) == connections

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu_node.shell.link.route import hindrance
+from gpu_node.shell.link.route import route_error
 from hypergpu.units import Microseconds
 from hypergpu.wire.congestion import WITHOUT, Controls, RouteSettings, way_to
 from netsim.link import CongestionControl, Link, LinkDirection
@@ -68,7 +68,7 @@ async def test_the_route_with_bbr_keeps_what_the_one_before_it_had() -> None:
     ],
 )
 def test_what_hinders_comes_with_what_helps(found: Controls, fix: str) -> None:
-    assert hindrance("Error: Unknown tcp congestion algorithm.", WAY, found).fix == fix
+    assert route_error("Error: Unknown tcp congestion algorithm.", WAY, found).fix == fix
 
 
 def test_the_way_to_this_machine_itself_is_local() -> None:

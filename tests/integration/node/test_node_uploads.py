@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gpu_node.core.update import Update
-from gpu_node.shell.link.bulk import CHUNK_BYTES, encode_submitted
+from gpu_node.core.update import FinishedUpdate
 from gpu_node.shell.link.calls import Calls
-from gpu_node.shell.link.lines import Lines
-from gpu_node.shell.link.refusals import refusal_in
-from gpu_node.shell.state.files import Nonces
-from gpu_node.shell.state.places import Places
+from gpu_node.shell.link.chunks import CHUNK_BYTES, encode_chunk
+from gpu_node.shell.link.connections import BulkConnections
+from gpu_node.shell.link.errors import rejection_in
+from gpu_node.shell.state.files import NonceCounter
+from gpu_node.shell.state.paths import StatePaths
 from gpu_node.shell.transfer.upload import Uploader
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
@@ -20,111 +20,111 @@ from hypergpu.keys.signature import IdentityKey
 from hypergpu.units import Bytes, Samples
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.bulk import PIECE_BYTES
-from tests.integration.node.node_service import (
+from tests.integration.node.fake_coordinator import (
     Served,
     calls_to,
     is_signed,
     open_calls,
-    places_in,
     served,
+    state_paths_in,
     terms_for,
 )
 from tests.unit.node.node_states import assignment, lease
 
 CONTENT = np.random.default_rng(2).bytes(9 * CHUNK_BYTES + 5)
-UPDATE = Update(digest_of(CONTENT), Bytes(len(CONTENT)), inner_steps=4, samples=Samples(32))
+UPDATE = FinishedUpdate(digest_of(CONTENT), Bytes(len(CONTENT)), inner_steps=4, samples=Samples(32))
 LEASE = lease()
 WORK = replace(assignment(LEASE), terms=terms_for(LEASE.job_id), epoch=1)
 
 
-class Desk:
+class UploadKit:
     """A service, calls to it, and an update to send there."""
 
-    def __init__(self, there: Served, calls: Calls, places: Places) -> None:
+    def __init__(self, there: Served, calls: Calls, paths: StatePaths) -> None:
         self.service = there.service
         self.address = there.address
         self.calls = calls
-        self.places = places
+        self.paths = paths
         self.identity = IdentityKey.generate()
-        self.path = places.update(LEASE.job_id, LEASE.round)
+        self.path = paths.update(LEASE.job_id, LEASE.round)
         self.path.parent.mkdir()
         self.path.write_bytes(CONTENT)
-        self.uploader = Uploader(places, self.identity)
-        self.uploader.made(LEASE)
+        self.uploader = Uploader(paths, self.identity)
+        self.uploader.note_finished(LEASE)
 
     async def send(self) -> None:
         await self.uploader.send(self.calls, WORK, UPDATE)
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
-    with places_in(tmp_path) as places:
+async def kit(tmp_path: Path) -> AsyncIterator[UploadKit]:
+    with state_paths_in(tmp_path) as paths:
         async with served() as there, calls_to(there.address) as calls:
-            yield Desk(there, calls, places)
+            yield UploadKit(there, calls, paths)
 
 
-async def test_a_fresh_update_is_sent_from_its_start(desk: Desk) -> None:
-    await desk.send()
-    assert bytes(desk.service.stored) == CONTENT
-    assert desk.service.offsets == [0]
+async def test_a_fresh_update_is_sent_from_its_start(kit: UploadKit) -> None:
+    await kit.send()
+    assert bytes(kit.service.stored) == CONTENT
+    assert kit.service.offsets == [0]
 
 
-async def test_a_broken_upload_goes_on_at_the_committed_offset(desk: Desk) -> None:
-    desk.service.break_after_bytes = 3 * CHUNK_BYTES
+async def test_a_broken_upload_goes_on_at_the_committed_offset(kit: UploadKit) -> None:
+    kit.service.break_after_bytes = 3 * CHUNK_BYTES
     with pytest.raises(grpc.aio.AioRpcError):
-        await desk.send()
-    await desk.send()
-    assert desk.service.offsets == [0, 3 * CHUNK_BYTES]
-    assert bytes(desk.service.stored) == CONTENT
+        await kit.send()
+    await kit.send()
+    assert kit.service.offsets == [0, 3 * CHUNK_BYTES]
+    assert bytes(kit.service.stored) == CONTENT
 
 
-async def test_every_attempt_has_a_nonce_above_all_before_it(desk: Desk) -> None:
-    desk.service.break_after_bytes = CHUNK_BYTES
+async def test_every_attempt_has_a_nonce_above_all_before_it(kit: UploadKit) -> None:
+    kit.service.break_after_bytes = CHUNK_BYTES
     with pytest.raises(grpc.aio.AioRpcError):
-        await desk.send()
-    desk.service.accepted.clear()
-    desk.uploader = Uploader(desk.places, desk.identity)  # the daemon was started again
-    await desk.send()
-    first, second = desk.service.nonces
+        await kit.send()
+    kit.service.accepted.clear()
+    kit.uploader = Uploader(kit.paths, kit.identity)  # the daemon was started again
+    await kit.send()
+    first, second = kit.service.nonces
     assert second > first
 
 
-async def test_an_update_that_is_accepted_already_is_not_sent_again(desk: Desk) -> None:
-    desk.service.accepted.add(UPDATE.digest)
-    await Uploader(desk.places, desk.identity).send(desk.calls, WORK, UPDATE)
-    assert desk.service.offsets == []
+async def test_an_update_that_is_accepted_already_is_not_sent_again(kit: UploadKit) -> None:
+    kit.service.accepted.add(UPDATE.digest)
+    await Uploader(kit.paths, kit.identity).send(kit.calls, WORK, UPDATE)
+    assert kit.service.offsets == []
 
 
-async def test_a_missing_update_is_refused_before_anything_is_sent(desk: Desk) -> None:
-    desk.path.unlink()
+async def test_a_missing_update_is_refused_before_anything_is_sent(kit: UploadKit) -> None:
+    kit.path.unlink()
     with pytest.raises(HyperGPUError, match="FILE_UNUSABLE"):
-        await desk.send()
-    assert desk.service.nonces == []
+        await kit.send()
+    assert kit.service.nonces == []
 
 
-async def test_an_update_damaged_on_disk_is_known_by_its_digest(desk: Desk) -> None:
-    desk.path.write_bytes(b"x" + CONTENT[1:])
+async def test_an_update_damaged_on_disk_is_known_by_its_digest(kit: UploadKit) -> None:
+    kit.path.write_bytes(b"x" + CONTENT[1:])
     with pytest.raises(HyperGPUError, match="damaged"):
-        await desk.uploader.refuse_damaged(LEASE, UPDATE)
+        await kit.uploader.check_undamaged(LEASE, UPDATE)
 
 
-async def test_an_attempt_that_stored_more_than_the_last_has_progressed(desk: Desk) -> None:
-    assert not desk.uploader.has_progressed
-    desk.service.break_after_bytes = 2 * CHUNK_BYTES
+async def test_an_attempt_that_stored_more_than_the_last_has_progressed(kit: UploadKit) -> None:
+    assert not kit.uploader.has_progressed
+    kit.service.break_after_bytes = 2 * CHUNK_BYTES
     with pytest.raises(grpc.aio.AioRpcError):
-        await desk.send()
-    desk.service.break_after_bytes = 2 * CHUNK_BYTES
+        await kit.send()
+    kit.service.break_after_bytes = 2 * CHUNK_BYTES
     with pytest.raises(grpc.aio.AioRpcError):
-        await desk.send()
-    assert desk.uploader.has_progressed
+        await kit.send()
+    assert kit.uploader.has_progressed
 
 
 def test_nonces_only_grow_also_when_the_clock_goes_back(tmp_path: Path) -> None:
-    with places_in(tmp_path) as places:
+    with state_paths_in(tmp_path) as paths:
         far_ahead = 1 << 50
-        places.nonce.write_text(str(far_ahead))
-        first = [Nonces(places).take() for _ in range(2)]
-        nonces = Nonces(places)
+        paths.nonce.write_text(str(far_ahead))
+        first = [NonceCounter(paths).take() for _ in range(2)]
+        nonces = NonceCounter(paths)
         second = [nonces.take() for _ in range(2000)]
     assert first[0] >= far_ahead
     assert first[1] > first[0]
@@ -132,36 +132,36 @@ def test_nonces_only_grow_also_when_the_clock_goes_back(tmp_path: Path) -> None:
     assert second[0] > first[1]
 
 
-async def _over_four(desk: Desk) -> None:
-    lines = Lines(lambda: open_calls(desk.address))
-    async with lines.over(desk.calls, 4) as calls:
+async def _over_four(kit: UploadKit) -> None:
+    bulk = BulkConnections(lambda: open_calls(kit.address))
+    async with bulk.open(kit.calls, 4) as calls:
         try:
-            await desk.uploader.send(calls, WORK, UPDATE)
+            await kit.uploader.send(calls, WORK, UPDATE)
         finally:
-            await lines.close()
+            await bulk.close()
 
 
 async def test_an_update_goes_in_stripes_under_one_nonce_over_several_connections(
-    desk: Desk,
+    kit: UploadKit,
 ) -> None:
-    await _over_four(desk)
-    assert UPDATE.digest in desk.service.accepted
-    assert sorted(header.stripe for header in desk.service.headers) == [0, 1, 2, 3]
-    assert {header.stripes for header in desk.service.headers} == {4}
-    assert len(set(desk.service.nonces)) == 1
-    assert all(is_signed(desk.identity.node_id, header, WORK) for header in desk.service.headers)
-    starts = [header.offset for header in sorted(desk.service.headers, key=lambda h: h.stripe)]
+    await _over_four(kit)
+    assert UPDATE.digest in kit.service.accepted
+    assert sorted(header.stripe for header in kit.service.headers) == [0, 1, 2, 3]
+    assert {header.stripes for header in kit.service.headers} == {4}
+    assert len(set(kit.service.nonces)) == 1
+    assert all(is_signed(kit.identity.node_id, header, WORK) for header in kit.service.headers)
+    starts = [header.offset for header in sorted(kit.service.headers, key=lambda h: h.stripe)]
     assert starts == [number * len(CONTENT) // 4 for number in range(4)]
 
 
-async def test_each_stripe_goes_on_where_it_broke_off_under_a_fresh_nonce(desk: Desk) -> None:
-    desk.service.break_after_bytes = 2 * PIECE_BYTES  # of one stripe; the others may end or not
+async def test_each_stripe_goes_on_where_it_broke_off_under_a_fresh_nonce(kit: UploadKit) -> None:
+    kit.service.break_after_bytes = 2 * PIECE_BYTES  # of one stripe; the others may end or not
     with pytest.raises(grpc.aio.AioRpcError):
-        await _over_four(desk)
-    before = desk.service.headers[0].nonce
-    await _over_four(desk)
-    assert UPDATE.digest in desk.service.accepted
-    again = [header for header in desk.service.headers if header.nonce != before]
+        await _over_four(kit)
+    before = kit.service.headers[0].nonce
+    await _over_four(kit)
+    assert UPDATE.digest in kit.service.accepted
+    again = [header for header in kit.service.headers if header.nonce != before]
     assert len(again) == 4
     assert min(header.nonce for header in again) > before
     # Two pieces of some stripe had come, and nothing of it comes twice.
@@ -174,18 +174,18 @@ async def test_each_stripe_goes_on_where_it_broke_off_under_a_fresh_nonce(desk: 
 
 @pytest.mark.parametrize(("bulk_bytes", "sends_bulk_unasked"), [(8 << 10, True), (64 << 10, False)])
 async def test_what_one_window_carries_goes_unasked_and_still_meets_its_refusal(
-    desk: Desk, bulk_bytes: int, *, sends_bulk_unasked: bool
+    kit: UploadKit, bulk_bytes: int, *, sends_bulk_unasked: bool
 ) -> None:
-    desk.service.refusal = HyperGPUError(Reason.LEASE_STALE, "another round is open")
+    kit.service.rejection = HyperGPUError(Reason.LEASE_STALE, "another round is open")
     taken: list[str] = []
 
     async def messages() -> AsyncIterator[bytes]:
         taken.append("header")
         yield node_pb2.SubmitUpdateRequest(header=node_pb2.UpdateHeader()).SerializeToString()
         taken.append("bulk")
-        yield encode_submitted(0, memoryview(bytes(bulk_bytes)))
+        yield encode_chunk(0, memoryview(bytes(bulk_bytes)))
 
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await desk.calls.submit(messages(), 240.0, bulk_bytes)
-    assert refusal_in(refused.value) is not None
+        await kit.calls.submit(messages(), 240.0, bulk_bytes)
+    assert rejection_in(refused.value) is not None
     assert ("bulk" in taken) == sends_bulk_unasked

@@ -6,121 +6,95 @@ from pathlib import Path
 
 import pytest
 
-from gpu_node.core.events import Event, WorkerDied, WorkerReady
-from gpu_node.shell.state.places import Places
-from gpu_node.shell.supervision import (
-    Ears,
-    WorkerProcess,
-    worker_caps,
-    worker_command,
-    worker_kind,
-)
-from gpu_node.shell.training import Trainer
-from gpu_node.shell.worker.messages import Ready, Reply, Train, encode
+from gpu_node.core.events import NodeEvent, TrainingFailed, WorkerDied, WorkerReady
+from gpu_node.core.memory import TrainingStart
+from gpu_node.shell.supervision.process import worker_caps, worker_command, worker_kind
+from gpu_node.shell.supervision.supervisor import WorkerSupervisor
+from gpu_node.shell.worker.messages import TrainShard, WorkerCapabilities, encode
 from hypergpu.errors import HyperGPUError
-from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.units import Bytes
 from hypergpu.wire.frames import frame
+from tests.unit.node.node_states import assignment
 
 
-class Listener:
-    """Hears a worker."""
+class SupervisedWorker(WorkerSupervisor):
+    """A worker whose events a test takes one by one."""
 
-    def __init__(self) -> None:
-        self.replies: asyncio.Queue[Reply] = asyncio.Queue()
-        self.deaths: asyncio.Queue[str] = asyncio.Queue()
+    def __init__(self, command: tuple[str, ...]) -> None:
+        self.events: asyncio.Queue[NodeEvent] = asyncio.Queue()
+        super().__init__(command, os.environ, report=self.events.put_nowait)
 
-    def hold(self, command: tuple[str, ...]) -> WorkerProcess:
-        worker = WorkerProcess(command, os.environ)
-        worker.listen(Ears(self.replies.put_nowait, self.deaths.put_nowait))
-        return worker
-
-    async def death(self) -> str:
+    async def next_event(self) -> NodeEvent:
         async with asyncio.timeout(240):
-            return await self.deaths.get()
+            return await self.events.get()
 
 
-def script(text: str) -> tuple[str, ...]:
-    """A worker that does as the text says instead of training."""
-    return (sys.executable, "-c", text)
+def scripted(text: str) -> SupervisedWorker:
+    """A worker that runs a script instead of training."""
+    return SupervisedWorker((sys.executable, "-c", text))
 
 
-READY = Ready(device="cpu", device_name="??", memory_bytes=Bytes(1), kind="numpy", workloads={})
-REQUEST = Train(
-    job_id=JobId("job-a"),
-    round=0,
-    lease=1,
-    slot=Slot(0),
-    workload="none such",
-    workload_version=1,
-    inner_steps=1,
-    batch_size=1,
-    learning_rate=0.1,
-    codec="fp32",
-    seed=0,
-    ranges=(),
-    model_path="",
-    layout_digest=Digest("00" * 32),
-    state_dir="",
-    update_path="",
+CAPABILITIES = WorkerCapabilities(
+    device="cpu", device_name="??", memory_bytes=Bytes(1), kind="numpy", workloads={}
+)
+REQUEST = TrainShard(
+    assignment=assignment(), start=TrainingStart(), model_path="", state_dir="", update_path=""
 )
 
 
-async def test_a_worker_says_what_it_can_do_and_stops_when_told() -> None:
-    listener = Listener()
-    worker = listener.hold(worker_command("numpy"))
-    ready = await worker.ready()
-    assert ready.kind == "numpy"
-    assert "digits-softmax" in ready.workloads
+async def test_a_worker_names_its_capabilities_and_stops_when_told() -> None:
+    worker = SupervisedWorker(worker_command("numpy"))
+    capabilities = await worker.capabilities()
+    assert capabilities.kind == "numpy"
+    assert "digits-softmax" in capabilities.workloads
     await worker.stop()
     assert worker.process_id is None
-    assert listener.deaths.empty()
+    assert isinstance(await worker.next_event(), WorkerReady)
+    assert worker.events.empty()
 
 
-async def test_a_killed_worker_is_mourned_and_the_next_request_spawns_another() -> None:
-    listener = Listener()
-    worker = listener.hold(worker_command("null"))
-    await worker.ready()
+async def test_a_killed_worker_is_reported_and_the_next_request_spawns_another() -> None:
+    worker = SupervisedWorker(worker_command("null"))
+    await worker.capabilities()
     first = worker.process_id
     assert first is not None
     os.kill(first, signal.SIGKILL)
-    assert await listener.death() == "it was ended by SIGKILL"
+    assert isinstance(await worker.next_event(), WorkerReady)
+    died = await worker.next_event()
+    assert isinstance(died, WorkerDied)
+    assert died.reason == "it was ended by SIGKILL"
     await worker.train(REQUEST)
-    async with asyncio.timeout(240):
-        reply = await listener.replies.get()
+    assert isinstance(await worker.next_event(), WorkerReady)
     assert worker.process_id not in {None, first}
-    assert isinstance(reply, Ready)
+    assert isinstance(await worker.next_event(), TrainingFailed)
     await worker.stop()
 
 
 async def test_a_worker_that_never_gets_ready_says_why() -> None:
-    worker = Listener().hold(script("import sys; sys.exit(3)"))
     with pytest.raises(HyperGPUError, match="it left with status 3"):
-        await worker.ready()
+        await scripted("import sys; sys.exit(3)").capabilities()
 
 
-NO_TEXT = frame(encode(READY).replace(b"??", b"\xff\xff"))
+NO_TEXT = frame(encode(CAPABILITIES).replace(b"??", b"\xff\xff"))
 
 
-@pytest.mark.parametrize("written", [b"hello, this is not a frame", NO_TEXT])
-async def test_a_worker_that_writes_nonsense_is_ended(written: bytes) -> None:
-    listener = Listener()
-    worker = listener.hold(
-        script(f"import sys; sys.stdout.buffer.write({written!r}); sys.stdout.flush(); input()")
-    )
-    with pytest.raises(HyperGPUError, match="not understood"):
-        await worker.ready()
-    assert "not understood" in await listener.death()
-
-
-async def test_a_worker_that_floods_its_pipe_is_ended() -> None:
-    worker = Listener().hold(script("import sys; sys.stdout.write('x' * 2_000_000); input()"))
+@pytest.mark.parametrize("written", [b"hello, this is not a frame", NO_TEXT, b"x" * 2_000_000])
+async def test_a_worker_that_writes_nonsense_is_ended(written: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "written"
+    path.write_bytes(written)
+    text = f"import sys; sys.stdout.buffer.write(open({str(path)!r}, 'rb').read())"
+    worker = scripted(f"{text}; sys.stdout.flush(); input()")
     async with asyncio.timeout(240):
         with pytest.raises(HyperGPUError, match="not understood"):
-            await worker.ready()
+            await worker.capabilities()
+    died = await worker.next_event()
+    assert isinstance(died, WorkerDied)
+    assert "not understood" in died.reason
 
 
-async def test_a_death_is_heard_while_what_the_worker_started_holds_its_log(tmp_path: Path) -> None:
+async def test_a_death_is_reported_while_a_child_of_the_worker_holds_its_log(
+    tmp_path: Path,
+) -> None:
     held, ended = tmp_path / "held", tmp_path / "ended"
     os.mkfifo(held)
     os.mkfifo(ended)
@@ -131,8 +105,8 @@ async def test_a_death_is_heard_while_what_the_worker_started_holds_its_log(tmp_
         f"s.Popen([sys.executable, '-c', {inner!r}], stdin=s.DEVNULL, stdout=s.DEVNULL); "
         "os._exit(3)"
     )
-    worker = Listener().hold(script(text))
-    waiting = asyncio.ensure_future(worker.ready())
+    worker = scripted(text)
+    waiting = asyncio.ensure_future(worker.capabilities())
     with await asyncio.to_thread(ended.open) as reader:
         with await asyncio.to_thread(held.open, "w"):
             async with asyncio.timeout(240):
@@ -147,20 +121,15 @@ async def test_a_death_is_heard_while_what_the_worker_started_holds_its_log(tmp_
 async def test_a_worker_that_starts_after_all_is_told_apart_from_one_that_never_gets_ready(
     tmp_path: Path,
 ) -> None:
-    events: asyncio.Queue[Event] = asyncio.Queue()
     once = f"import os; os.open({str(tmp_path / 'mark')!r}, os.O_CREAT | os.O_EXCL); os._exit(7)"
     then = f"import os, sys; os.execv(sys.executable, {list(worker_command('null'))!r})"
-    text = f"try:\n  {once}\nexcept FileExistsError:\n  {then}"
-    worker = WorkerProcess(script(text), os.environ)
-    with Places(tmp_path / "node") as places:
-        trainer = Trainer(places, worker, report=events.put_nowait, send=lambda _: None)
-        async with asyncio.timeout(240):
-            await trainer.start_worker()
-            failed = await events.get()
-            await trainer.start_worker()
-            ready = await events.get()
-            trainer.end_worker("it hangs")
-            ended = await events.get()
+    worker = scripted(f"try:\n  {once}\nexcept FileExistsError:\n  {then}")
+    await worker.start_worker()
+    failed = await worker.next_event()
+    await worker.start_worker()
+    ready = await worker.next_event()
+    worker.end_worker("it hangs")
+    ended = await worker.next_event()
     assert isinstance(failed, WorkerDied)
     assert (failed.reason, failed.was_ready) == ("it left with status 7", False)
     assert isinstance(ready, WorkerReady)
@@ -170,15 +139,13 @@ async def test_a_worker_that_starts_after_all_is_told_apart_from_one_that_never_
 
 async def test_a_program_that_is_missing_is_a_death_too() -> None:
     with pytest.raises(HyperGPUError, match="cannot be started"):
-        await Listener().hold(("/nowhere/python",)).ready()
+        await SupervisedWorker(("/nowhere/python",)).capabilities()
 
 
 async def test_the_loop_goes_on_while_a_worker_holds_its_own_lock() -> None:
-    busy = script("import time, re; re.match('(a+)+$', 'a' * 30 + 'b')")
-    listener = Listener()
-    worker = listener.hold(busy)
-    await worker.start()
-    waiting = asyncio.ensure_future(worker.ready())
+    worker = scripted("import time, re; re.match('(a+)+$', 'a' * 30 + 'b')")
+    await worker.start_worker()
+    waiting = asyncio.ensure_future(worker.capabilities())
     await asyncio.sleep(0)
     process_id = worker.process_id
     assert process_id is not None
@@ -187,7 +154,7 @@ async def test_the_loop_goes_on_while_a_worker_holds_its_own_lock() -> None:
         await waiting
 
 
-def test_caps_are_told_only_where_they_are_set() -> None:
+def test_only_caps_that_are_set_are_in_the_environment() -> None:
     assert worker_caps(0, 0) == {}
     assert worker_caps(2, 1 << 30) == {
         "HYPERGPU_WORKER_THREADS": "2",

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 
 from coordinator.shell.telemetry.probe_echo import RATE, ProbeEcho
 from coordinator.shell.telemetry.probe_tokens import LIFE_MS, ProbeTokens
-from gpu_node.shell.probe.datagrams import PACKETS, Target, sent_train
-from gpu_node.shell.probe.findings import TrainCount
+from gpu_node.shell.probing.trains import PACKETS, ProbeTarget, send_train
 from hypergpu.ids import NodeId
 from hypergpu.process.clock import monotonic_ms
 from hypergpu.units import Milliseconds
+from hypergpu.v1.node_pb2 import ProbeTrain
 from hypergpu.wire.probing import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram, numbers_of
 from netsim.proxy.messages import ProxyProtocol
 from netsim.proxy.proxies import Proxies
@@ -32,8 +32,8 @@ class Stand:
         self.connected = {NODE}
         self.echo = ProbeEcho(self.tokens, self.connected.__contains__)
 
-    def target(self, port: int = 0) -> Target:
-        return Target(HOST, port or self.echo.port, self.echo.token(NODE))
+    def target(self, port: int = 0) -> ProbeTarget:
+        return ProbeTarget(HOST, port or self.echo.port, self.echo.token(NODE))
 
     async def counted(self, *, total: int) -> None:
         """Until the echo has seen so many datagrams."""
@@ -75,8 +75,8 @@ def is_answered(caller: socket.socket) -> bool:
 
 async def test_every_packet_of_a_train_comes_back() -> None:
     async with stand() as there:
-        train = await sent_train(there.target(), 1, wait_s=WAIT_S)
-    assert train == TrainCount(PACKETS, 0, 0)
+        train = await send_train(there.target(), 1, wait_s=WAIT_S)
+    assert train == ProbeTrain(sent=PACKETS, lost=0, bursts=0)
     assert there.echo.count == (PACKETS, 0, 0)
 
 
@@ -150,8 +150,8 @@ async def test_a_port_that_is_taken_is_done_without() -> None:
 async def test_a_train_to_a_port_where_nobody_is_has_lost_everything() -> None:
     async with stand() as there:
         target = there.target()
-    train = await sent_train(target, 1, wait_s=0.2)
-    assert train == TrainCount(PACKETS, PACKETS, 1)
+    train = await send_train(target, 1, wait_s=0.2)
+    assert train == ProbeTrain(sent=PACKETS, lost=PACKETS, bursts=1)
 
 
 class FarEnd(asyncio.DatagramProtocol):
@@ -195,7 +195,7 @@ async def test_packets_that_are_turned_back_leave_the_others_of_their_train_to_b
 ):
     far = FarEnd()
     await far.open()
-    train = await sent_train(Target(HOST, far.port, TOKEN), 1, wait_s=1.5)
+    train = await send_train(ProbeTarget(HOST, far.port, TOKEN), 1, wait_s=1.5)
     far.close()
     assert 3 < len(far.heard) < PACKETS
     assert train.lost == PACKETS - len(far.heard)
@@ -207,7 +207,7 @@ async def test_losses_of_a_link_show_in_its_trains() -> None:
         async with Proxies(links) as proxies:
             port = proxies.ports("lossy")[0]
             trains = [
-                await sent_train(there.target(port), number, wait_s=0.2) for number in range(3)
+                await send_train(there.target(port), number, wait_s=0.2) for number in range(3)
             ]
     lost = sum(train.lost for train in trains)
     assert 5 < lost < 55

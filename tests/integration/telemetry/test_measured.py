@@ -10,20 +10,25 @@ import pytest
 from coordinator.shell.telemetry.probe_echo import ProbeEcho
 from coordinator.shell.telemetry.probe_tokens import ProbeTokens
 from gpu_node.core.events import Connected, LinkLost
-from gpu_node.shell.link.access import Access, Applicant, join
+from gpu_node.shell.link.access import Access
 from gpu_node.shell.link.control import ControlLink
 from gpu_node.shell.link.event_queue import EventQueue
-from gpu_node.shell.probe.datagrams import PACKETS, Target, sent_train
-from gpu_node.shell.probe.findings import Direction, Transfer
-from gpu_node.shell.probe.pace import Pace
-from gpu_node.shell.probe.prober import Prober
-from gpu_node.shell.probe.sockets import connections_to
+from gpu_node.shell.probing.intervals import ProbeIntervals
+from gpu_node.shell.probing.prober import Prober
+from gpu_node.shell.probing.sockets import connections_to
+from gpu_node.shell.probing.trains import PACKETS, ProbeTarget, send_train
 from gpu_node.shell.state.keys import identity_key
+from gpu_node.shell.state.receipts import ReceiptKeeper
 from hypergpu.client import NodeView
 from hypergpu.ids import NodeId
-from hypergpu.units import Bytes, Microseconds
 from hypergpu.v1 import node_pb2
-from tests.integration.node.node_service import TIMEOUT_MS, WELCOME, NodeService, places_in, served
+from tests.integration.node.fake_coordinator import (
+    TIMEOUT_MS,
+    WELCOME,
+    FakeCoordinator,
+    served,
+    state_paths_in,
+)
 from tests.node_client import WireNode
 from tests.processes import CoordinatorProcess
 
@@ -33,7 +38,7 @@ CONGESTION_CONTROLS = (
     Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text("ascii").split()
 )
 CAPABILITIES = node_pb2.Capabilities(device="cpu", worker="null")
-FAST = Pace(
+FAST = ProbeIntervals(
     round_trip_s=0.02,
     first_train_s=0.01,
     train_s=0.05,
@@ -45,13 +50,21 @@ FAST = Pace(
 )
 
 
-class Desk:
+def transfer(
+    direction: node_pb2.Direction.ValueType, connections: int
+) -> node_pb2.MeasuredTransfer:
+    return node_pb2.MeasuredTransfer(
+        direction=direction, size_bytes=1 << 20, took_us=9_000, connections=connections
+    )
+
+
+class LinkKit:
     """A node's link to a small service, measured often."""
 
-    def __init__(self, service: NodeService, link: ControlLink, post: EventQueue) -> None:
+    def __init__(self, service: FakeCoordinator, link: ControlLink, events: EventQueue) -> None:
         self.service = service
         self.link = link
-        self.post = post
+        self.events = events
 
     async def connect(self, probe_port: int = 0, probe_token: bytes = b"") -> None:
         self.service.welcome = node_pb2.Welcome(
@@ -62,7 +75,7 @@ class Desk:
         )
         self.link.open(())
         async with asyncio.timeout(240):
-            assert isinstance(await self.post.next(), Connected)
+            assert isinstance(await self.events.next(), Connected)
 
     async def measured(self) -> node_pb2.Measured:
         async with asyncio.timeout(240):
@@ -72,83 +85,92 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
-    with places_in(tmp_path) as places:
+async def kit(tmp_path: Path) -> AsyncIterator[LinkKit]:
+    with state_paths_in(tmp_path) as paths:
         async with served() as there:
-            identity, post = identity_key(places), EventQueue()
-            await join(Applicant(places, identity, CAPABILITIES, TIMEOUT_MS), there.token)
-            access = Access(places, identity)
-            prober = Prober(FAST)
-            link = ControlLink(access, CAPABILITIES, post, timeout_ms=TIMEOUT_MS, prober=prober)
-            yield Desk(there.service, link, post)
+            identity, events = identity_key(paths), EventQueue()
+            access = Access(paths, identity, timeout_ms=TIMEOUT_MS)
+            await access.join(there.token, CAPABILITIES)
+            receipts = ReceiptKeeper(paths, identity.node_id)
+            link = ControlLink(access, receipts, events, prober=Prober(FAST))
+            link.capabilities = CAPABILITIES
+            yield LinkKit(there.service, link, events)
             await link.close()
 
 
-async def test_a_node_reports_round_trips_and_its_congestion_control(desk: Desk) -> None:
-    await desk.connect()
-    first = await desk.measured()
+async def test_a_node_reports_round_trips_and_its_congestion_control(
+    kit: LinkKit,
+) -> None:
+    await kit.connect()
+    first = await kit.measured()
     trips = list(first.round_trips_us)
     while len(trips) < 5:
-        trips += (await desk.measured()).round_trips_us
+        trips += (await kit.measured()).round_trips_us
     assert all(trip > 0 for trip in trips)
     assert first.congestion_control in CONGESTION_CONTROLS
 
 
-async def test_a_node_reports_trains_that_came_back(desk: Desk) -> None:
+async def test_a_node_reports_trains_that_came_back(kit: LinkKit) -> None:
     echo = ProbeEcho(ProbeTokens(), lambda _: True)
     await echo.open(HOST, 0)
-    await desk.connect(echo.port, echo.token(NODE))
-    report = await desk.measured()
+    await kit.connect(echo.port, echo.token(NODE))
+    report = await kit.measured()
     # All of one is lost where this process was kept from the processor for a second.
     while all(train.lost == PACKETS for train in report.trains):
-        report = await desk.measured()
+        report = await kit.measured()
     echo.close()
     assert (report.trains[0].sent, report.is_probing_blocked) == (PACKETS, False)
 
 
-async def test_datagrams_that_get_nowhere_are_blocked_and_count_for_nothing(desk: Desk) -> None:
+async def test_datagrams_that_get_nowhere_are_blocked_and_count_for_nothing(
+    kit: LinkKit,
+) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as closed:
         closed.bind((HOST, 0))
         port = closed.getsockname()[1]
-    await desk.connect(port, b"t" * 45)
-    reports = [await desk.measured()]
+    await kit.connect(port, b"t" * 45)
+    reports = [await kit.measured()]
     while not reports[-1].is_probing_blocked:
-        reports.append(await desk.measured())
+        reports.append(await kit.measured())
     assert not any(train.lost == PACKETS for report in reports for train in report.trains)
-    kernel = await desk.measured()
+    kernel = await kit.measured()
     while not kernel.trains:
-        kernel = await desk.measured()
+        kernel = await kit.measured()
     assert kernel.trains[0].lost == 0, "the kernel sent nothing twice over loopback"
 
 
-async def test_a_transfer_is_reported_once_it_has_ended(desk: Desk) -> None:
-    await desk.connect()
-    found = Transfer(Direction.DOWN, Bytes(1 << 20), Microseconds(9_000), 2)
-    desk.link.prober.findings.transferred(found)
-    while not (report := await desk.measured()).transfers:
+async def test_a_transfer_is_reported_once_it_has_ended(kit: LinkKit) -> None:
+    await kit.connect()
+    found = transfer(node_pb2.DIRECTION_DOWN, 2)
+    kit.link.prober.measurements.add_transfer(found)
+    while not (report := await kit.measured()).transfers:
         pass
-    (transfer,) = report.transfers
-    assert (transfer.size_bytes, transfer.took_us, transfer.connections) == (1 << 20, 9_000, 2)
+    (known,) = report.transfers
+    assert (known.size_bytes, known.took_us, known.connections) == (1 << 20, 9_000, 2)
 
 
-async def test_what_was_measured_before_a_break_is_told_after_it(desk: Desk) -> None:
-    await desk.connect()
-    await desk.measured()
-    desk.service.to_say.put_nowait(None)
+async def test_what_was_measured_before_a_break_is_told_after_it(
+    kit: LinkKit,
+) -> None:
+    await kit.connect()
+    await kit.measured()
+    kit.service.to_say.put_nowait(None)
     async with asyncio.timeout(240):
-        assert isinstance(await desk.post.next(), LinkLost)
-    found = Transfer(Direction.UP, Bytes(1 << 20), Microseconds(9_000), 1)
-    desk.link.prober.findings.transferred(found)
-    desk.service.forget_said()
-    await desk.connect()
-    while not (report := await desk.measured()).transfers:
+        assert isinstance(await kit.events.next(), LinkLost)
+    found = transfer(node_pb2.DIRECTION_UP, 1)
+    kit.link.prober.measurements.add_transfer(found)
+    kit.service.forget_said()
+    await kit.connect()
+    while not (report := await kit.measured()).transfers:
         pass
     assert report.transfers[0].direction == node_pb2.DIRECTION_UP
 
 
-async def test_the_kernel_counts_the_connections_that_grpc_hides(desk: Desk) -> None:
-    await desk.connect()
-    (found,) = list(connections_to(desk.service.node_port))
+async def test_the_kernel_counts_the_connections_that_grpc_hides(
+    kit: LinkKit,
+) -> None:
+    await kit.connect()
+    (found,) = list(connections_to(kit.service.node_port))
     assert found.segments > 0
     assert found.retransmitted == 0
 
@@ -219,8 +241,8 @@ async def test_the_coordinator_echoes_on_the_port_that_its_nodes_dial(
     node = WireNode(coordinator.address, coordinator.node_address)
     _, welcome = await welcomed(node, coordinator)
     assert welcome.probe_port == int(coordinator.node_address.rpartition(":")[2])
-    target = Target(HOST, welcome.probe_port, welcome.probe_token)
-    assert (await sent_train(target, 1, wait_s=60)).lost < PACKETS
+    target = ProbeTarget(HOST, welcome.probe_port, welcome.probe_token)
+    assert (await send_train(target, 1, wait_s=60)).lost < PACKETS
     await node.close()
 
 
@@ -231,8 +253,8 @@ async def test_the_token_of_one_start_opens_nothing_after_the_next(
     _, welcome = await welcomed(node, coordinator)
     coordinator.kill()
     await asyncio.to_thread(coordinator.start)
-    target = Target(HOST, welcome.probe_port, welcome.probe_token)
-    assert (await sent_train(target, 1, wait_s=0.1)).lost == PACKETS
+    target = ProbeTarget(HOST, welcome.probe_port, welcome.probe_token)
+    assert (await send_train(target, 1, wait_s=0.1)).lost == PACKETS
     await node.close()
 
 

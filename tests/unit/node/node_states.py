@@ -5,16 +5,16 @@ from collections.abc import Iterable
 from gpu_node.core.events import (
     Connected,
     DrainRequested,
-    Event,
     FetchBroken,
-    FetchRefused,
+    FetchRejected,
     InputsFetched,
     JobReleased,
     Joined,
     JoinFailed,
-    JoinRefused,
+    JoinRejected,
     LinkLost,
-    LinkRefused,
+    LinkRejected,
+    NodeEvent,
     ShardAssigned,
     ShardCancelled,
     Started,
@@ -25,16 +25,16 @@ from gpu_node.core.events import (
     TrainingFailed,
     TrainingFinished,
     TrainingProgressed,
-    UpdateAccepted,
-    UpdateLate,
-    UpdateRefused,
+    UploadAccepted,
     UploadBroken,
+    UploadLate,
+    UploadRejected,
     WorkerDied,
     WorkerReady,
 )
-from gpu_node.core.session import fresh_session, transition
-from gpu_node.core.state import Session, Step
-from gpu_node.core.update import Update
+from gpu_node.core.session import transition
+from gpu_node.core.state import NodeSession, SessionStep
+from gpu_node.core.update import FinishedUpdate
 from hypergpu.ids import Digest, JobId, NodeId, Slot
 from hypergpu.statements.assignment import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -80,23 +80,26 @@ def assignment(
     )
 
 
-def update(name: str = "update") -> Update:
-    return Update(digest(name), Bytes(60), inner_steps=4, samples=Samples(32))
+def update(name: str = "update") -> FinishedUpdate:
+    return FinishedUpdate(digest(name), Bytes(60), inner_steps=4, samples=Samples(32))
 
 
-def after(session: Session, events: Iterable[Event]) -> Step:
+def after(session: NodeSession, events: Iterable[NodeEvent]) -> SessionStep:
     """The last step of several, with the commands of all."""
-    step = Step(session)
+    step = SessionStep(session)
     for event in events:
         step = step.then(lambda reached, event=event: transition(reached, event))  # type: ignore[misc]
     return step
 
 
-def reached(*events: Event) -> Session:
-    return after(fresh_session(NODE), events).session
+def reached(*events: NodeEvent) -> NodeSession:
+    return after(NodeSession(node=NODE), events).session
 
 
-CONNECT: tuple[Event, ...] = (Started(at_ms=at(0), has_certificate=True), Connected(at_ms=at(5)))
+CONNECT: tuple[NodeEvent, ...] = (
+    Started(at_ms=at(0), has_certificate=True),
+    Connected(at_ms=at(5)),
+)
 ASSIGN = ShardAssigned(at_ms=at(10), assignment=assignment())
 FETCH = InputsFetched(at_ms=at(20), lease=lease())
 TRAIN = TrainingFinished(at_ms=at(30), lease=lease(), update=update())
@@ -108,12 +111,12 @@ OTHER = ShardAssigned(at_ms=at(12), assignment=assignment(lease(0, 2, OTHER_JOB)
 CANCEL = ShardCancelled(at_ms=at(40), lease=lease(), reason="closed")
 
 
-def rests(session: Session) -> TimerFired:
+def rests(session: NodeSession) -> TimerFired:
     """The worker's rest is over."""
     return TimerFired(at_ms=session.worker.retry_at_ms, timer=Timer.WORKER)
 
 
-def about_to_give_up(death: WorkerDied) -> Session:
+def about_to_give_up(death: WorkerDied) -> NodeSession:
     """In training under the last start of the worker that is granted."""
     session = reached(*CONNECT, ASSIGN, FETCH)
     for _ in range(3):
@@ -122,14 +125,14 @@ def about_to_give_up(death: WorkerDied) -> Session:
     return session
 
 
-def unhealthy() -> Session:
+def unhealthy() -> NodeSession:
     return transition(about_to_give_up(NO_START), NO_START).session
 
 
-def states() -> dict[str, Session]:
+def states() -> dict[str, NodeSession]:
     """One session for each combination that matters, by name."""
     return {
-        "down": fresh_session(NODE),
+        "down": NodeSession(node=NODE),
         "joining": reached(Started(at_ms=at(0), has_certificate=False)),
         "connecting": reached(*CONNECT[:1]),
         "idle": reached(*CONNECT),
@@ -152,10 +155,10 @@ def states() -> dict[str, Session]:
     }
 
 
-def events() -> dict[str, Event]:
+def events() -> dict[str, NodeEvent]:
     """One event of each kind, and of some kinds the variants that differ, at one time, by name."""
     late, held = at(700_000), lease()
-    timers: dict[str, Event] = {
+    timers: dict[str, NodeEvent] = {
         f"TimerFired {timer.value}": TimerFired(at_ms=late, timer=timer) for timer in Timer
     }
     return {
@@ -163,10 +166,10 @@ def events() -> dict[str, Event]:
         "Started, no certificate": Started(at_ms=late, has_certificate=False),
         "Joined": Joined(at_ms=late),
         "JoinFailed": JoinFailed(at_ms=late, reason="unreachable"),
-        "JoinRefused": JoinRefused(at_ms=late, reason="token expired"),
+        "JoinRejected": JoinRejected(at_ms=late, reason="token expired"),
         "Connected": Connected(at_ms=late),
         "LinkLost": LinkLost(at_ms=late, reason="reset"),
-        "LinkRefused": LinkRefused(at_ms=late, reason="upgrade"),
+        "LinkRejected": LinkRejected(at_ms=late, reason="upgrade"),
         "ShardAssigned, again": ShardAssigned(at_ms=late, assignment=assignment()),
         "ShardAssigned, new lease": ShardAssigned(at_ms=late, assignment=assignment(lease(3, 8))),
         "ShardAssigned, next round": ShardAssigned(at_ms=late, assignment=assignment(lease(4, 9))),
@@ -177,7 +180,7 @@ def events() -> dict[str, Event]:
         "JobReleased": JobReleased(at_ms=late, job_id=JOB, reason="over"),
         "InputsFetched": InputsFetched(at_ms=late, lease=held),
         "FetchBroken": FetchBroken(at_ms=late, lease=held, reason="reset"),
-        "FetchRefused": FetchRefused(at_ms=late, lease=held, reason="unknown blob"),
+        "FetchRejected": FetchRejected(at_ms=late, lease=held, reason="unknown blob"),
         "TrainingFinished": TrainingFinished(at_ms=late, lease=held, update=update()),
         "TrainingFailed": TrainingFailed(at_ms=late, lease=held, reason="no such workload"),
         "TrainingAborted": TrainingAborted(at_ms=late, lease=held),
@@ -185,9 +188,9 @@ def events() -> dict[str, Event]:
         "WorkerReady": WorkerReady(at_ms=late),
         "WorkerDied": WorkerDied(at_ms=late, reason="signal 11"),
         "WorkerDied, never ready": WorkerDied(at_ms=late, reason="driver", was_ready=False),
-        "UpdateAccepted": UpdateAccepted(at_ms=late, lease=held),
-        "UpdateLate": UpdateLate(at_ms=late, lease=held, reason="round closed"),
-        "UpdateRefused": UpdateRefused(at_ms=late, lease=held, reason="not finite"),
+        "UploadAccepted": UploadAccepted(at_ms=late, lease=held),
+        "UploadLate": UploadLate(at_ms=late, lease=held, reason="round closed"),
+        "UploadRejected": UploadRejected(at_ms=late, lease=held, reason="not finite"),
         "UploadBroken": UploadBroken(at_ms=late, lease=held, reason="reset"),
         **timers,
         "DrainRequested": DrainRequested(at_ms=late, reason="SIGTERM"),

@@ -2,7 +2,7 @@ import configparser
 import re
 from pathlib import Path
 
-from gpu_node.config import Settings
+from gpu_node.config import NodeSettings
 from hypergpu.errors import Reason
 
 ROOT = Path(__file__).parents[3]
@@ -12,7 +12,7 @@ UNIT = ROOT / "examples/hypergpu-node.service"
 
 def test_the_manual_lists_every_setting_with_its_default() -> None:
     rows = dict(re.findall(r"^\| `HYPERGPU_NODE_(\w+)` \| `?([^`|]+?)`? \|", MANUAL, re.MULTILINE))
-    settings = {name.upper(): field.default for name, field in Settings.model_fields.items()}
+    settings = {name.upper(): field.default for name, field in NodeSettings.model_fields.items()}
     settings["STATE_DIR"] = "~" + str(settings["STATE_DIR"]).removeprefix(str(Path.home()))
     settings["NAME"] = "the machine's"
     assert rows == {name: str(default) for name, default in settings.items()}
@@ -27,6 +27,6 @@ def test_the_service_gives_up_on_what_trying_again_cannot_mend() -> None:
 
 
 def test_the_service_waits_longer_than_a_drain_may_take() -> None:
-    limit_s = Settings.model_fields["drain_limit_ms"].default / 1000
+    limit_s = NodeSettings.model_fields["drain_limit_ms"].default / 1000
     (timeout_s,) = re.findall(r"^TimeoutStopSec=(\d+)$", UNIT.read_text("utf-8"), re.MULTILINE)
     assert int(timeout_s) > limit_s + 10

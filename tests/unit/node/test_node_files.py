@@ -5,17 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_node.core.memory import Memory, Start, with_finished
-from gpu_node.shell.link.bulk import decode_fetched, encode_submitted
+from gpu_node.core.memory import Memory, TrainingStart, with_finished
+from gpu_node.shell.link.chunks import decode_chunk, encode_chunk
 from gpu_node.shell.state.files import (
-    kept_name,
+    load_capabilities,
     load_coordinator,
     load_memory,
-    load_ready,
+    node_name,
     save_memory,
 )
-from gpu_node.shell.state.places import Places
-from gpu_node.shell.training import forget_unfinished
+from gpu_node.shell.state.paths import StatePaths
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
 from hypergpu.v1 import node_pb2, tensor_pb2
@@ -29,7 +28,7 @@ def test_a_chunk_written_by_hand_is_what_protobuf_writes(offset: int, payload: b
     chunk = tensor_pb2.Chunk(offset=offset, payload=payload)
     message = node_pb2.SubmitUpdateRequest(chunk=chunk)
     assert (
-        node_pb2.SubmitUpdateRequest.FromString(encode_submitted(offset, memoryview(payload)))
+        node_pb2.SubmitUpdateRequest.FromString(encode_chunk(offset, memoryview(payload)))
         == message
     )
 
@@ -38,69 +37,72 @@ def test_a_chunk_written_by_hand_is_what_protobuf_writes(offset: int, payload: b
 def test_a_chunk_read_by_hand_is_what_protobuf_reads(offset: int, payload: bytes) -> None:
     chunk = tensor_pb2.Chunk(offset=offset, payload=payload)
     raw = node_pb2.FetchBlobResponse(chunk=chunk).SerializeToString()
-    piece = decode_fetched(raw)
+    piece = decode_chunk(raw)
     assert (piece.offset, bytes(piece.payload)) == (offset, payload)
 
 
 def test_a_chunk_laid_out_otherwise_is_left_to_protobuf() -> None:
     payload_first = b"\x0a\x07" + b"\x12\x03abc" + b"\x08\x05"
-    piece = decode_fetched(payload_first)
+    piece = decode_chunk(payload_first)
     assert (piece.offset, bytes(piece.payload)) == (5, b"abc")
 
 
 def test_memory_outlives_the_daemon_word_for_word(tmp_path: Path) -> None:
-    memory = with_finished(Memory(), assignment(), Start(2, returns_update=True), update())
-    with Places(tmp_path) as places:
-        save_memory(places, memory)
-        assert load_memory(places) == memory
+    memory = with_finished(Memory(), assignment(), TrainingStart(2, returns_update=True), update())
+    with StatePaths(tmp_path) as paths:
+        save_memory(paths, memory)
+        assert load_memory(paths) == memory
 
 
 @pytest.mark.parametrize("content", [b'{"jobs": ', b'{"jobs":{"\xff":{}}}'])
 def test_a_damaged_memory_is_refused_with_the_fix(tmp_path: Path, content: bytes) -> None:
-    with Places(tmp_path) as places:
-        places.memory.write_bytes(content)
+    with StatePaths(tmp_path) as paths:
+        paths.memory.write_bytes(content)
         with pytest.raises(HyperGPUError, match="delete it with"):
-            load_memory(places)
+            load_memory(paths)
 
 
 def test_who_the_node_joined_is_asked_again_where_its_file_is_no_text(tmp_path: Path) -> None:
-    with Places(tmp_path) as places:
-        places.coordinator.write_bytes(b'{"address":"\xff"}')
+    with StatePaths(tmp_path) as paths:
+        paths.coordinator.write_bytes(b'{"address":"\xff"}')
         with pytest.raises(HyperGPUError, match="join again"):
-            load_coordinator(places)
+            load_coordinator(paths)
 
 
 def test_a_worker_that_is_no_text_is_as_none(tmp_path: Path) -> None:
-    with Places(tmp_path) as places:
-        places.worker.write_bytes(b'{"type":"Ready","device":"\xff"}')
-        assert load_ready(places, "numpy") is None
+    with StatePaths(tmp_path) as paths:
+        paths.worker.write_bytes(b'{"type":"WorkerCapabilities","device":"\xff"}')
+        assert load_capabilities(paths, "numpy") is None
 
 
 def test_a_node_is_called_what_it_was_told_the_last_time(tmp_path: Path) -> None:
-    with Places(tmp_path) as places:
-        assert kept_name(places, "") == socket.gethostname()
-        assert kept_name(places, "attic") == kept_name(places, "") == "attic"
-        assert kept_name(places, "cellar") == kept_name(places, "") == "cellar"
+    with StatePaths(tmp_path) as paths:
+        assert node_name(paths, "") == socket.gethostname()
+        assert node_name(paths, "attic") == node_name(paths, "") == "attic"
+        assert node_name(paths, "cellar") == node_name(paths, "") == "cellar"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../up"])
 def test_a_jobs_id_never_leads_out_of_the_state_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(HyperGPUError, match="no job's id"):
-        Places(tmp_path).job(JobId(name))
+        StatePaths(tmp_path).job(JobId(name))
 
 
 def test_what_an_unfinished_training_left_goes_before_the_next(tmp_path: Path) -> None:
     names = ["end-3.safetensors", "update-3", "end-4.safetensors", "update-4", ".update-4.partial"]
-    for name in names:
-        (tmp_path / name).touch()
-    forget_unfinished(tmp_path, keeps=(3,))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["end-3.safetensors", "update-3"]
+    with StatePaths(tmp_path) as paths:
+        folder = paths.job(JOB)
+        folder.mkdir()
+        for name in names:
+            (folder / name).touch()
+        paths.delete_unfinished(JOB, kept_rounds=(3,))
+        assert sorted(path.name for path in folder.iterdir()) == ["end-3.safetensors", "update-3"]
 
 
 def test_deleting_a_job_leaves_the_others(tmp_path: Path) -> None:
-    with Places(tmp_path) as places:
+    with StatePaths(tmp_path) as paths:
         other = JobId("job-other")
         for job_id in (JOB, other):
-            places.job(job_id).mkdir()
-        places.delete_job(JOB)
-        assert [path.name for path in places.jobs.iterdir()] == [other]
+            paths.job(job_id).mkdir()
+        paths.delete_job(JOB)
+        assert [path.name for path in paths.jobs.iterdir()] == [other]

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from gpu_node.shell.state.places import Places
+from gpu_node.shell.state.paths import StatePaths
 from gpu_node.shell.state.receipts import (
     NEWEST_FILE,
     TALLY_FILE,
@@ -23,12 +23,12 @@ SCORE = 320 * 9_000
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
-    return Places(tmp_path)
+def paths(tmp_path: Path) -> StatePaths:
+    return StatePaths(tmp_path)
 
 
-def keeper(places: Places) -> ReceiptKeeper:
-    return ReceiptKeeper(places, NODE.node_id)
+def keeper(paths: StatePaths) -> ReceiptKeeper:
+    return ReceiptKeeper(paths, NODE.node_id)
 
 
 def receipt(number: int, *, before: int | None = None) -> SignedReceipt:
@@ -37,22 +37,22 @@ def receipt(number: int, *, before: int | None = None) -> SignedReceipt:
     return signed_receipt(NODE, Work(round=number), sequence=number, before=total)
 
 
-def file(places: Places, name: str) -> Path:
-    return places.ledger / TERMS.job / name
+def file(paths: StatePaths, name: str) -> Path:
+    return paths.ledger / TERMS.job / name
 
 
-def test_the_newest_receipt_of_a_job_is_kept_over_restarts(places: Places) -> None:
-    first = keeper(places)
+def test_the_newest_receipt_of_a_job_is_kept_over_restarts(paths: StatePaths) -> None:
+    first = keeper(paths)
     first.agree(JOB, TERMS)
     first.take(JOB, [receipt(0), receipt(1)])
     first.take(JOB, [receipt(0)])
-    assert keeper(places).newest() == ((JOB, receipt(1)),)
-    stored = msgspec.json.decode(file(places, NEWEST_FILE).read_bytes(), type=SignedReceipt)
+    assert keeper(paths).newest() == ((JOB, receipt(1)),)
+    stored = msgspec.json.decode(file(paths, NEWEST_FILE).read_bytes(), type=SignedReceipt)
     assert stored == receipt(1)
 
 
-def test_a_receipt_that_counts_less_than_the_one_before_replaces_nothing(places: Places) -> None:
-    mine = keeper(places)
+def test_a_receipt_that_counts_less_than_the_one_before_replaces_nothing(paths: StatePaths) -> None:
+    mine = keeper(paths)
     mine.agree(JOB, TERMS)
     mine.take(JOB, [receipt(1)])
     mine.take(JOB, [receipt(2, before=0)])
@@ -67,9 +67,9 @@ def test_a_receipt_that_counts_less_than_the_one_before_replaces_nothing(places:
     ],
 )
 def test_a_receipt_that_is_not_owed_to_this_node_is_refused(
-    places: Places, signed: SignedReceipt, why: str
+    paths: StatePaths, signed: SignedReceipt, why: str
 ) -> None:
-    mine = keeper(places)
+    mine = keeper(paths)
     mine.agree(JOB, TERMS)
     with pytest.raises(HyperGPUError, match=why) as refused:
         mine.take(JOB, [signed])
@@ -77,18 +77,18 @@ def test_a_receipt_that_is_not_owed_to_this_node_is_refused(
     assert mine.newest() == ()
 
 
-def test_a_receipt_of_an_unknown_job_needs_its_terms(places: Places) -> None:
-    mine = keeper(places)
+def test_a_receipt_of_an_unknown_job_needs_its_terms(paths: StatePaths) -> None:
+    mine = keeper(paths)
     with pytest.raises(HyperGPUError, match="knows no terms"):
         mine.take(JOB, [receipt(0)])
     with pytest.raises(HyperGPUError, match="another job's"):
         mine.take(JobId("job-other"), [receipt(0)], TERMS)
     mine.take(JOB, [receipt(0)], TERMS)
-    assert keeper(places).newest() == ((JOB, receipt(0)),)
+    assert keeper(paths).newest() == ((JOB, receipt(0)),)
 
 
-def test_a_job_never_changes_its_ledger(places: Places) -> None:
-    mine = keeper(places)
+def test_a_job_never_changes_its_ledger(paths: StatePaths) -> None:
+    mine = keeper(paths)
     mine.agree(JOB, TERMS)
     moved = Terms(TERMS.job, TERMS.coordinator, Domain(1, Address("0x" + "99" * 20)))
     assert "now on chain 1, contract 0x99" in mine.changed_terms(JOB, moved)
@@ -98,30 +98,30 @@ def test_a_job_never_changes_its_ledger(places: Places) -> None:
 
 
 @pytest.mark.parametrize("name", [TERMS_FILE, NEWEST_FILE, TALLY_FILE])
-def test_a_damaged_file_is_put_aside_and_made_again(places: Places, name: str) -> None:
-    mine = keeper(places)
+def test_a_damaged_file_is_put_aside_and_made_again(paths: StatePaths, name: str) -> None:
+    mine = keeper(paths)
     mine.agree(JOB, TERMS)
     mine.count_accepted(TERMS, 0, 320)
     mine.take(JOB, [receipt(0)])
-    file(places, name).write_bytes(file(places, name).read_bytes()[:-9])
-    again = keeper(places)
+    file(paths, name).write_bytes(file(paths, name).read_bytes()[:-9])
+    again = keeper(paths)
     again.take(JOB, [receipt(1)], TERMS)
     again.count_accepted(TERMS, 1, 320)
-    assert file(places, name + ".damaged").exists()
-    assert keeper(places).newest() == ((JOB, receipt(1)),)
+    assert file(paths, name + ".damaged").exists()
+    assert keeper(paths).newest() == ((JOB, receipt(1)),)
 
 
-def test_an_acceptance_that_is_heard_of_twice_counts_once(places: Places) -> None:
-    mine = keeper(places)
+def test_an_acceptance_that_is_heard_of_twice_counts_once(paths: StatePaths) -> None:
+    mine = keeper(paths)
     mine.agree(JOB, TERMS)
     for round_number in (0, 1, 1, 0):
         mine.count_accepted(TERMS, round_number, 320)
-    stored = msgspec.json.decode(file(places, TALLY_FILE).read_bytes(), type=OwnTally)
+    stored = msgspec.json.decode(file(paths, TALLY_FILE).read_bytes(), type=OwnTally)
     assert stored == OwnTally(accepted=2, samples=640, last_round=1)
 
 
-def test_a_coordinator_that_counts_too_few_updates_is_named_once(places: Places) -> None:
-    mine = keeper(places)
+def test_a_coordinator_that_counts_too_few_updates_is_named_once(paths: StatePaths) -> None:
+    mine = keeper(paths)
     mine.agree(JOB, TERMS)
     for round_number in range(20):
         mine.count_accepted(TERMS, round_number, 320)
@@ -133,6 +133,6 @@ def test_a_coordinator_that_counts_too_few_updates_is_named_once(places: Places)
     assert "hypergpu ledger claim" in warning["fix"]
 
 
-def test_work_without_terms_leaves_nothing_behind(places: Places) -> None:
-    keeper(places).agree(JOB, Terms())
-    assert not places.ledger.exists()
+def test_work_without_terms_leaves_nothing_behind(paths: StatePaths) -> None:
+    keeper(paths).agree(JOB, Terms())
+    assert not paths.ledger.exists()

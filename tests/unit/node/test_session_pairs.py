@@ -1,28 +1,27 @@
 import sys
 from pathlib import Path
-from typing import get_args
 
-from gpu_node.core.commands import Command, SetTimer
-from gpu_node.core.events import Event
+from gpu_node.core.commands import NodeCommand, SetTimer
+from gpu_node.core.events import NodeEvent
 from gpu_node.core.session import transition
-from gpu_node.core.state import Connection, Session
+from gpu_node.core.state import LinkPhase, NodeSession
 from tests.unit.node.node_states import events, states
 
 TABLE = Path(__file__).parents[1] / "session_pairs.txt"
 
 
-def place(session: Session) -> str:
+def place(session: NodeSession) -> str:
     """Where a session is, in a few words."""
     worker = "busy" if session.worker.busy else "resting" if session.worker.retry_at_ms else "free"
-    return f"{session.link.connection.value} | {type(session.work).__name__.lower()} | {worker}"
+    return f"{session.link.phase.value} | {type(session.work).__name__.lower()} | {worker}"
 
 
-def told(command: Command) -> str:
+def told(command: NodeCommand) -> str:
     name = type(command).__name__
     return f"{name} {command.timer.value}" if isinstance(command, SetTimer) else name
 
 
-def outcome(session: Session, event: Event) -> str:
+def outcome(session: NodeSession, event: NodeEvent) -> str:
     """One cell: nothing, or the place after the event and the commands it leads to."""
     step = transition(session, event)
     if step == (session, ()):
@@ -41,9 +40,9 @@ def pair_table() -> str:
 
 
 def test_the_table_covers_every_connection_and_every_event() -> None:
-    covered = {session.link.connection for session in states().values()}
-    assert covered == set(Connection) - {Connection.JOIN_WAITING}
-    assert {type(event) for event in events().values()} == set(get_args(Event))
+    covered = {session.link.phase for session in states().values()}
+    assert covered == set(LinkPhase) - {LinkPhase.JOIN_WAITING}
+    assert {type(event) for event in events().values()} == set(NodeEvent.__subclasses__())
 
 
 def test_every_pair_has_its_committed_outcome() -> None:
@@ -65,7 +64,7 @@ def test_an_event_of_another_lease_leaves_the_work_alone() -> None:
             assert transition(training, stray).session.work == training.work
 
 
-def _fields(event: Event) -> dict[str, object]:
+def _fields(event: NodeEvent) -> dict[str, object]:
     return {name: getattr(event, name) for name in event.__struct_fields__}
 
 

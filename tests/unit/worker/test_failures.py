@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gpu_node.shell.worker.conversation import failure
+from gpu_node.shell.worker.loop import failure_of
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from gpu_node.shell.worker.conversation import failure
     ],
 )
 def test_an_error_of_the_work_leaves_the_worker_be(error: Exception) -> None:
-    failed = failure(1, error)
+    failed = failure_of(error)
     assert not failed.is_fatal
     assert failed.reason == f"{type(error).__name__}: {error}"
 
@@ -27,7 +27,7 @@ def test_an_error_of_the_work_leaves_the_worker_be(error: Exception) -> None:
     ],
 )
 def test_running_out_of_memory_is_fatal_and_says_the_fix(error: Exception) -> None:
-    failed = failure(1, error)
+    failed = failure_of(error)
     assert failed.is_fatal
     assert "lower training.batch_size" in failed.reason
 
@@ -41,8 +41,8 @@ def test_running_out_of_memory_is_fatal_and_says_the_fix(error: Exception) -> No
     ],
 )
 def test_a_fault_of_the_driver_is_fatal(text: str) -> None:
-    assert failure(1, RuntimeError(text)).is_fatal
+    assert failure_of(RuntimeError(text)).is_fatal
 
 
 def test_an_error_without_a_text_is_told_by_its_kind() -> None:
-    assert failure(1, RuntimeError()).reason == "RuntimeError"
+    assert failure_of(RuntimeError()).reason == "RuntimeError"

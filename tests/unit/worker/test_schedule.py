@@ -1,6 +1,6 @@
 import pytest
 
-from gpu_node.shell.worker.trainer.schedule import Schedule, learning_rate
+from gpu_node.shell.worker.batches import Schedule, learning_rate
 from hypergpu.units import Samples
 
 

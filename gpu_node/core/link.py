@@ -1,0 +1,151 @@
+"""The link: it joins, dials, breaks and dials again. A broken link never ends the work."""
+
+from gpu_node.core.backoff import (
+    FIRST_MS,
+    QUICK_ATTEMPT_MAX,
+    QUICK_CAP_MS,
+    QUICK_MS,
+    backoff_ms,
+)
+from gpu_node.core.commands import (
+    AnnounceDraining,
+    Departure,
+    Join,
+    Leave,
+    OpenLink,
+    SetTimer,
+)
+from gpu_node.core.events import (
+    Connected,
+    Joined,
+    JoinFailed,
+    JoinRejected,
+    LinkLost,
+    LinkRejected,
+    NodeEvent,
+    Started,
+    Timer,
+    TimerFired,
+)
+from gpu_node.core.state import LinkPhase, LinkState, NodeSession, SessionStep, replace
+from gpu_node.core.work import resume_transfer
+from hypergpu.units import Milliseconds
+
+LASTING_MS = 10_000
+"""A link that held this long was a good one: for a minute after it broke, retries are quick."""
+SHORT_LIVED_ATTEMPT = 2
+"""A link that broke sooner is retried within a second: a coordinator that is killed again and again
+must find its nodes there, and one that turns everybody away must not be stormed."""
+REJECTED_ATTEMPT = 8
+"""A rejection does not pass in a moment: retry at the longest wait."""
+
+
+def advance_link(session: NodeSession, event: NodeEvent) -> SessionStep:
+    """Advance the link by one event; one that does not fit its state changes nothing."""
+    match session.link.phase:
+        case LinkPhase.DOWN | LinkPhase.JOINING:
+            return _advance_join(session, event)
+        case LinkPhase.CONNECTING | LinkPhase.CONNECTED:
+            return _advance_dial(session, event)
+        case LinkPhase.WAITING if _is_due(session, event):
+            return _dial(session, event.at_ms)
+        case LinkPhase.JOIN_WAITING if _is_due(session, event):
+            return _join(session, event.at_ms)
+        case _:
+            return SessionStep(session)
+
+
+def _advance_join(session: NodeSession, event: NodeEvent) -> SessionStep:
+    match session.link.phase, event:
+        case LinkPhase.DOWN, Started(has_certificate=has_certificate):
+            begin = _dial if has_certificate else _join
+            return begin(session, event.at_ms)
+        case LinkPhase.JOINING, Joined():
+            return _dial(replace(session, link=LinkState()), event.at_ms)
+        case LinkPhase.JOINING, JoinFailed(reason=reason):
+            return _wait_to_retry(session, event.at_ms, reason, LinkPhase.JOIN_WAITING)
+        case LinkPhase.JOINING, JoinRejected(reason=reason):
+            left = LinkState(phase=LinkPhase.LEFT, since_ms=event.at_ms, reason=reason)
+            return SessionStep(replace(session, link=left), (Leave(Departure.REJECTED, reason),))
+        case _:
+            return SessionStep(session)
+
+
+def _advance_dial(session: NodeSession, event: NodeEvent) -> SessionStep:
+    match event:
+        case Connected() if not session.is_connected:
+            return _resume_connected(session, event.at_ms)
+        case LinkLost(reason=reason):
+            return _wait_to_retry(session, event.at_ms, reason)
+        case LinkRejected(reason=reason):
+            return _wait_to_retry(session, event.at_ms, reason, attempt_min=REJECTED_ATTEMPT)
+        case _:
+            return SessionStep(session)
+
+
+def _is_due(session: NodeSession, event: NodeEvent) -> bool:
+    return isinstance(event, TimerFired) and event.at_ms >= session.link.retry_at_ms
+
+
+def dial_again(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
+    """Greet the coordinator anew: a fresh stream takes back the announcement of a drain."""
+    return _dial(session, at_ms) if session.is_connected else SessionStep(session)
+
+
+def _join(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
+    link = replace(session.link, phase=LinkPhase.JOINING, since_ms=at_ms)
+    return SessionStep(replace(session, link=link), (Join(),))
+
+
+def _dial(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
+    link = replace(session.link, phase=LinkPhase.CONNECTING, since_ms=at_ms)
+    current = () if session.current is None else (session.current,)
+    working = tuple(assignment.lease for assignment in (*current, *session.queue))
+    return SessionStep(replace(session, link=link), (OpenLink(working),))
+
+
+def _wait_to_retry(
+    session: NodeSession,
+    at_ms: Milliseconds,
+    reason: str,
+    phase: LinkPhase = LinkPhase.WAITING,
+    *,
+    attempt_min: int = 0,
+) -> SessionStep:
+    quick_until_ms = _quick_until_ms(session, at_ms)
+    is_quick = at_ms < quick_until_ms and not attempt_min
+    attempt = max(_attempt(session, at_ms), attempt_min)
+    cap_ms = session.reconnect_cap_ms
+    if is_quick:
+        attempt, cap_ms = min(attempt, QUICK_ATTEMPT_MAX), min(cap_ms, QUICK_CAP_MS)
+    waits_ms = backoff_ms(session.node, attempt, cap_ms)
+    retry_at_ms = Milliseconds(at_ms + waits_ms)
+    if is_quick and session.link.phase is LinkPhase.CONNECTING:
+        # A dial into a dead line has waited already.
+        retry_at_ms = Milliseconds(max(at_ms + FIRST_MS // 2, session.link.since_ms + waits_ms))
+    waiting = LinkState(phase, at_ms, attempt + 1, retry_at_ms, reason, quick_until_ms)
+    return SessionStep(replace(session, link=waiting), (SetTimer(Timer.RECONNECT, retry_at_ms),))
+
+
+def _quick_until_ms(session: NodeSession, at_ms: Milliseconds) -> Milliseconds:
+    """End of the time in which a broken link is dialled again at least every two seconds."""
+    if session.is_connected and at_ms - session.link.since_ms >= LASTING_MS:
+        return Milliseconds(at_ms + QUICK_MS)
+    return session.link.quick_until_ms
+
+
+def _attempt(session: NodeSession, at_ms: Milliseconds) -> int:
+    """Number of the next attempt; a welcome forgives earlier failures."""
+    if not session.is_connected:
+        return session.link.attempt
+    has_lasted = at_ms - session.link.since_ms >= LASTING_MS
+    return 0 if has_lasted else min(session.link.attempt, SHORT_LIVED_ATTEMPT)
+
+
+def _resume_connected(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
+    """Say what is owed since the last link, and go on with a transfer."""
+    link = replace(session.link, phase=LinkPhase.CONNECTED, since_ms=at_ms, reason="")
+    reason = session.drain or session.unhealthy
+    announced = (AnnounceDraining(reason),) if reason else ()
+    step = SessionStep(replace(session, link=link, owed=()), (*announced, *session.owed))
+    return step.then(resume_transfer)

@@ -1,0 +1,253 @@
+"""The work: taken up, fetched for, sent, handed back or dropped."""
+
+from functools import partial
+
+from gpu_node.core.backoff import backoff_ms
+from gpu_node.core.commands import (
+    AbortTraining,
+    DeleteJobState,
+    FetchInputs,
+    HandBack,
+    NodeCommand,
+    SendUpdate,
+    SetTimer,
+    StopFetch,
+    StopUpload,
+)
+from gpu_node.core.events import (
+    FetchBroken,
+    FetchRejected,
+    JobReleased,
+    ShardAssigned,
+    ShardCancelled,
+    Timer,
+    TimerFired,
+    UploadAccepted,
+    UploadBroken,
+    UploadLate,
+    UploadRejected,
+)
+from gpu_node.core.memory import plan_work, with_accepted, without_jobs
+from gpu_node.core.state import (
+    RESTARTS_MAX,
+    Fetching,
+    Idle,
+    NodeSession,
+    SessionStep,
+    Training,
+    Uploading,
+    WorkerState,
+    replace,
+)
+from hypergpu.ids import JobId
+from hypergpu.statements.assignment import Assignment, Lease
+from hypergpu.units import Milliseconds
+
+
+def take_assignment(session: NodeSession, event: ShardAssigned) -> SessionStep:
+    """Take work up, queue it behind another job's, or hand it back at once.
+
+    A repeated assignment is ignored. Another one of the job at hand makes the old lease void.
+    """
+    current, assignment = session.current, event.assignment
+    if current is None or current.lease.job_id != assignment.lease.job_id:
+        return _begin_or_queue(session, assignment)
+    if current.lease == assignment.lease and current.task == assignment.task:
+        return SessionStep(session)
+    return drop_work(session).then(lambda free: _begin_or_queue(free, assignment))
+
+
+def _begin_or_queue(session: NodeSession, assignment: Assignment) -> SessionStep:
+    lease = assignment.lease
+    if reason := session.drain or session.unhealthy:
+        return decline(session, lease, reason)
+    before = session.declined.get(lease.job_id)
+    if before is not None and before.lease == lease:
+        return decline(session, lease, before.reason)
+    if isinstance(session.work, Idle):
+        return _begin(session, assignment)
+    others = _queue_without(session, lease.job_id)
+    return SessionStep(replace(session, queue=(*others, assignment)))
+
+
+def _queue_without(session: NodeSession, job_id: JobId) -> tuple[Assignment, ...]:
+    return tuple(queued for queued in session.queue if queued.lease.job_id != job_id)
+
+
+def _begin(session: NodeSession, assignment: Assignment) -> SessionStep:
+    lease = assignment.lease
+    plan = plan_work(session.memory, assignment)
+    stale = plan.memory.stale()
+    work: Fetching | Uploading = Fetching(assignment, plan.start)
+    command: NodeCommand = FetchInputs(assignment)
+    if plan.finished is not None:
+        work = Uploading(assignment, plan.finished.update)
+        command = send_update(work)
+    ready = replace(
+        session,
+        memory=without_jobs(plan.memory, stale),
+        work=work,
+        queue=_queue_without(session, lease.job_id),
+        worker=_worker_for(session, lease),
+        releasing=session.releasing - {lease.job_id} | stale,
+    )
+    return delete_released(ready).then(
+        lambda reached: SessionStep(reached, (command,) if session.is_connected else ())
+    )
+
+
+def _worker_for(session: NodeSession, lease: Lease) -> WorkerState:
+    """A round that was handed back and is assigned again gets one try, not all the restarts."""
+    worker, before = session.worker.for_other_work(), session.declined.get(lease.job_id)
+    if before is not None and before.lease.round == lease.round:
+        return replace(worker, deaths=RESTARTS_MAX)
+    return worker
+
+
+def begin_next(session: NodeSession) -> SessionStep:
+    """Take up the next work of the queue, if the node is free."""
+    if isinstance(session.work, Idle) and session.queue:
+        return _begin(session, session.queue[0])
+    return SessionStep(session)
+
+
+def decline(session: NodeSession, lease: Lease, reason: str) -> SessionStep:
+    """Hand a lease back. It is not taken up again should the coordinator repeat it."""
+    hand_back = HandBack(lease, reason)
+    session = replace(session, declined={**session.declined, lease.job_id: hand_back})
+    if session.is_connected:
+        return SessionStep(session, (hand_back,))
+    return SessionStep(replace(session, owed=(*session.owed, hand_back)))
+
+
+def drop_work(session: NodeSession) -> SessionStep:
+    """Stop the current work without a word to the coordinator."""
+    free = replace(session, work=Idle(), worker=session.worker.for_other_work())
+    match session.work:
+        case Fetching(assignment=assignment):
+            return SessionStep(free, (StopFetch(assignment.lease),))
+        case Training(assignment=assignment) if session.worker.busy == assignment.lease:
+            return SessionStep(free, (AbortTraining(assignment.lease),))
+        case Uploading(assignment=assignment):
+            return SessionStep(free, (StopUpload(assignment.lease),))
+        case _:
+            return SessionStep(free)
+
+
+def give_up(session: NodeSession, reason: str) -> SessionStep:
+    """Stop the current work and hand it back."""
+    current = session.current
+    if current is None:
+        return SessionStep(session)
+    return drop_work(session).then(lambda free: decline(free, current.lease, reason))
+
+
+def decline_queue(session: NodeSession, reason: str) -> SessionStep:
+    """Hand back everything in the queue."""
+    step = SessionStep(replace(session, queue=()))
+    for queued in session.queue:
+        step = step.then(partial(decline, lease=queued.lease, reason=reason))
+    return step
+
+
+def cancel_work(session: NodeSession, event: ShardCancelled) -> SessionStep:
+    """Drop the work of a void lease."""
+    queue = tuple(queued for queued in session.queue if queued.lease != event.lease)
+    session = replace(session, queue=queue)
+    if session.current is None or session.current.lease != event.lease:
+        return SessionStep(session)
+    return drop_work(session).then(begin_next)
+
+
+def release_job(session: NodeSession, event: JobReleased) -> SessionStep:
+    """Drop a job and all that is kept for it, as soon as the worker no longer trains it."""
+    job_id = event.job_id
+    kept = replace(
+        session,
+        memory=without_jobs(session.memory, frozenset({job_id})),
+        queue=_queue_without(session, job_id),
+        declined={name: back for name, back in session.declined.items() if name != job_id},
+        owed=tuple(back for back in session.owed if back.lease.job_id != job_id),
+        releasing=session.releasing | {job_id},
+    )
+    if kept.current is not None and kept.current.lease.job_id == job_id:
+        return drop_work(kept).then(delete_released).then(begin_next)
+    return delete_released(kept)
+
+
+def delete_released(session: NodeSession) -> SessionStep:
+    """Delete the state of released jobs that the worker is not writing to."""
+    busy = session.worker.busy
+    free = frozenset(name for name in session.releasing if busy is None or busy.job_id != name)
+    commands = tuple(DeleteJobState(name) for name in sorted(free))
+    return SessionStep(replace(session, releasing=session.releasing - free), commands)
+
+
+def finish_upload(session: NodeSession, event: UploadAccepted) -> SessionStep:
+    """Note that the coordinator holds the update, and take up the next work."""
+    if not _is_uploading(session, event.lease):
+        return SessionStep(session)
+    memory = with_accepted(session.memory, event.lease)
+    return begin_next(replace(session, work=Idle(), memory=memory))
+
+
+def drop_late_update(session: NodeSession, event: UploadLate) -> SessionStep:
+    """Drop an update that nobody waits for any more."""
+    if not _is_uploading(session, event.lease):
+        return SessionStep(session)
+    return drop_work(session).then(begin_next)
+
+
+def hand_back_rejected(session: NodeSession, event: FetchRejected | UploadRejected) -> SessionStep:
+    """Hand back work whose inputs are not to be had or whose update is rejected."""
+    work = session.work
+    kind = Fetching if isinstance(event, FetchRejected) else Uploading
+    if not isinstance(work, kind) or work.assignment.lease != event.lease:
+        return SessionStep(session)
+    return give_up(session, event.reason).then(begin_next)
+
+
+def _is_uploading(session: NodeSession, lease: Lease) -> bool:
+    return isinstance(session.work, Uploading) and session.work.assignment.lease == lease
+
+
+def retry_later(session: NodeSession, event: FetchBroken | UploadBroken) -> SessionStep:
+    """Try the transfer again after a while; without a link, once there is one."""
+    work = session.work
+    kind = Fetching if isinstance(event, FetchBroken) else Uploading
+    if not isinstance(work, kind) or not session.is_connected:
+        return SessionStep(session)
+    if work.assignment.lease != event.lease:
+        return SessionStep(session)
+    attempt = 0 if event.has_progressed else work.attempt
+    key = f"{session.node}/{event.lease.job_id}"
+    retry_at_ms = Milliseconds(event.at_ms + backoff_ms(key, attempt))
+    waiting = replace(work, attempt=attempt + 1, retry_at_ms=retry_at_ms)
+    return SessionStep(replace(session, work=waiting), (SetTimer(Timer.RETRY, retry_at_ms),))
+
+
+def retry_transfer(session: NodeSession, event: TimerFired) -> SessionStep:
+    """Go on with a broken transfer."""
+    work = session.work
+    if not isinstance(work, Fetching | Uploading) or not session.is_connected:
+        return SessionStep(session)
+    if work.retry_at_ms == 0 or event.at_ms < work.retry_at_ms:
+        return SessionStep(session)
+    return resume_transfer(session)
+
+
+def resume_transfer(session: NodeSession) -> SessionStep:
+    """Go on with the download or the upload at hand, if there is one."""
+    work = session.work
+    if not isinstance(work, Fetching | Uploading):
+        return SessionStep(session)
+    command: NodeCommand = FetchInputs(work.assignment)
+    if isinstance(work, Uploading):
+        command = send_update(work)
+    resumed = replace(work, retry_at_ms=Milliseconds(0))
+    return SessionStep(replace(session, work=resumed), (command,))
+
+
+def send_update(work: Uploading) -> SendUpdate:
+    """The command that sends an update."""
+    return SendUpdate(work.assignment, work.update)

@@ -1,0 +1,361 @@
+"""The daemon: queue -> transition -> persist -> perform, until it leaves.
+
+Daemons share nothing: one process may run many.
+"""
+
+import asyncio
+import os
+from typing import Any
+
+import structlog
+
+from gpu_node.config import NodeSettings
+from gpu_node.core.commands import (
+    AbortTraining,
+    DeleteJobState,
+    EndWorker,
+    FetchInputs,
+    HandBack,
+    Join,
+    Leave,
+    NodeCommand,
+    OpenLink,
+    SendUpdate,
+    SetTimer,
+    StartTraining,
+    StartWorker,
+    StopFetch,
+    StopUpload,
+)
+from gpu_node.core.events import (
+    DrainRequested,
+    InputsFetched,
+    Joined,
+    JoinFailed,
+    JoinRejected,
+    NodeEvent,
+    ShardAssigned,
+    Started,
+    StopRequested,
+    Timer,
+    TimerFired,
+    TrainingFinished,
+    TrainingProgressed,
+    WorkerReady,
+)
+from gpu_node.core.session import transition
+from gpu_node.core.state import NodeSession, StallTimeouts
+from gpu_node.shell.link.access import Access
+from gpu_node.shell.link.control import ControlLink
+from gpu_node.shell.link.event_queue import EventQueue
+from gpu_node.shell.link.messages import capabilities_message, command_message, progress_message
+from gpu_node.shell.probing.intervals import ProbeIntervals
+from gpu_node.shell.probing.prober import Prober
+from gpu_node.shell.state.files import (
+    JoinedCoordinator,
+    load_capabilities,
+    load_memory,
+    node_name,
+    save_capabilities,
+    save_memory,
+)
+from gpu_node.shell.state.keys import identity_key
+from gpu_node.shell.state.paths import StatePaths
+from gpu_node.shell.state.receipts import ReceiptKeeper
+from gpu_node.shell.supervision.process import worker_caps, worker_command, worker_kind
+from gpu_node.shell.supervision.supervisor import WorkerSupervisor
+from gpu_node.shell.transfer.cache import BlobCache
+from gpu_node.shell.transfer.initial_models import InitialModels
+from gpu_node.shell.transfer.tasks import TransferTasks
+from gpu_node.shell.transfer.upload import Uploader
+from gpu_node.shell.worker.messages import TrainShard, WorkerCapabilities
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.keys.passphrase import Passphrase
+from hypergpu.process.clock import monotonic_ms
+from hypergpu.units import Bytes, Milliseconds
+from hypergpu.wire.token import Token
+
+log = structlog.get_logger()
+
+_ROUTINE = (TimerFired, InputsFetched, TrainingProgressed, WorkerReady)
+_TRANSIENT = frozenset(
+    {Reason.COORDINATOR_UNREACHABLE, Reason.NOT_READY, Reason.RATE_LIMITED, Reason.CALL_BROKEN}
+)
+"""Errors of a join after which the next try may succeed."""
+
+
+class Daemon:
+    """One daemon over one state folder, whose lock the caller holds."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        paths: StatePaths,
+        *,
+        token: Token | None = None,
+        passphrase: Passphrase | None = None,
+    ) -> None:
+        self._settings = settings
+        self._paths = paths
+        self._name = node_name(paths, settings.name)
+        self._token = token
+        self._kind = worker_kind(settings.worker)
+        identity = identity_key(paths, passphrase)
+        self._event_queue = EventQueue()
+        self._access = Access(
+            paths,
+            identity,
+            timeout_ms=Milliseconds(settings.call_timeout_ms),
+            congestion_control=settings.congestion_control,
+        )
+        receipts = ReceiptKeeper(paths, identity.node_id)
+        prober = Prober(_probe_intervals(settings))
+        self._link = ControlLink(self._access, receipts, self._event_queue, prober=prober)
+        caps = worker_caps(
+            settings.worker_threads, settings.worker_memory_bytes, settings.worker_step_floor_ms
+        )
+        self._worker = WorkerSupervisor(
+            worker_command(self._kind),
+            os.environ | caps,
+            report=self._event_queue.put,
+            report_progress=lambda progress: self._link.send(progress_message(progress)),
+        )
+        self._uploader = Uploader(paths, identity, prober.measurements, receipts)
+        cache = BlobCache(paths, Bytes(settings.cache_bytes))
+        limit_ms = Milliseconds(settings.first_progress_limit_ms)
+        initial_models = InitialModels(cache, self._worker, limit_ms)
+        self._transfers = TransferTasks(
+            self._link, cache, self._uploader, initial_models, self._event_queue
+        )
+        self._timers: dict[Timer, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._session = NodeSession(
+            node=identity.node_id,
+            memory=load_memory(paths),
+            drain_limit_ms=Milliseconds(settings.drain_limit_ms),
+            reconnect_cap_ms=Milliseconds(settings.reconnect_cap_ms),
+            stall_timeouts=StallTimeouts(
+                first_ms=limit_ms, later_ms=Milliseconds(settings.progress_limit_ms)
+            ),
+        )
+
+    @property
+    def session(self) -> NodeSession:
+        """The state of the node's core."""
+        return self._session
+
+    @property
+    def worker_process_id(self) -> int | None:
+        """Process id of the worker; None while there is none."""
+        return self._worker.process_id
+
+    def drain(self, reason: str) -> None:
+        """Finish or hand back, then leave."""
+        self._event_queue.put(DrainRequested(at_ms=monotonic_ms(), reason=reason))
+
+    def stop(self, reason: str) -> None:
+        """Leave now."""
+        self._event_queue.put(StopRequested(at_ms=monotonic_ms(), reason=reason))
+
+    async def join(self) -> JoinedCoordinator:
+        """Trade the token for a certificate, and nothing else.
+
+        Raises:
+            HyperGPUError: It did not succeed, with the reason.
+        """
+        try:
+            self._set_capabilities(await self._learn_capabilities())
+            return await self._join()
+        finally:
+            await self._worker.stop()
+
+    async def run(self, capabilities: WorkerCapabilities | None = None) -> Leave:
+        """Serve until the node leaves.
+
+        Args:
+            capabilities: The worker's, where they are known; the worker is then spawned at the
+                first training only.
+
+        Raises:
+            HyperGPUError: WORKER_UNUSABLE, it never got ready on the first start.
+        """
+        try:
+            await asyncio.to_thread(self._paths.delete_other_jobs, self._session.memory.jobs)
+            known = await asyncio.to_thread(load_capabilities, self._paths, self._kind)
+            if capabilities is None and known is not None:
+                self._link.note_worker_starting()
+                self._start_task(self._warm_up(known))
+            self._set_capabilities(capabilities or known or await self._learn_capabilities())
+            # A node that has joined before joins again where a token is given.
+            has_certificate = self._token is None and self._access.is_joined
+            self._event_queue.put(Started(at_ms=monotonic_ms(), has_certificate=has_certificate))
+            while (leave := await self._advance(await self._event_queue.next())) is None:
+                pass
+            return leave
+        finally:
+            await self._close()
+
+    def _set_capabilities(self, capabilities: WorkerCapabilities) -> None:
+        self._link.capabilities = capabilities_message(capabilities, self._name)
+
+    async def _learn_capabilities(self) -> WorkerCapabilities:
+        """The worker's capabilities, from the worker itself."""
+        capabilities = await self._worker.capabilities()
+        await asyncio.to_thread(save_capabilities, self._paths, capabilities)
+        return capabilities
+
+    async def _warm_up(self, known: WorkerCapabilities) -> None:
+        """Start the worker while the node dials in with its capabilities of the last time.
+
+        Torch takes so long to load that a node that came back would be given up before it is ready.
+        A start that hangs is ended; the session then starts the worker again for work.
+        """
+        limit_s = self._settings.first_progress_limit_ms / 1000
+        reason = f"it was not ready within {limit_s:g} s"
+        ending = asyncio.get_running_loop().call_later(limit_s, self._worker.end_worker, reason)
+        try:
+            found = await self._learn_capabilities()
+        except HyperGPUError as error:
+            log.warning("the worker will be started again", reason=error.detail)
+            found = known
+        finally:
+            ending.cancel()
+        if found == known:
+            self._link.note_worker_ready()
+        else:
+            self._link.offer(capabilities_message(found, self._name))
+
+    async def _advance(self, event: NodeEvent) -> Leave | None:
+        """Decide, persist, act."""
+        if isinstance(event, TrainingFinished):
+            self._uploader.note_finished(event.lease)
+        before = self._session.memory
+        self._session, commands = transition(self._session, event)
+        _log_step(event, commands)
+        if self._session.memory != before:
+            await asyncio.to_thread(save_memory, self._paths, self._session.memory)
+        for command in commands:
+            if isinstance(command, Leave):
+                return command
+            await self._perform(command)
+        return None
+
+    async def _perform(self, command: NodeCommand) -> None:
+        match command:
+            case Join():
+                self._start_task(self._report_join())
+            case SetTimer(timer=timer, at_ms=at_ms):
+                self._set_timer(timer, at_ms)
+            case DeleteJobState(job_id=job_id):
+                await asyncio.to_thread(self._paths.delete_job, job_id)
+            case StartTraining():
+                await self._train(command)
+            case AbortTraining(lease=lease):
+                self._worker.abort(lease)
+            case StartWorker():
+                await self._worker.start_worker()
+            case EndWorker(reason=reason):
+                self._worker.end_worker(reason)
+            case _:
+                self._perform_transfer(command)
+
+    def _perform_transfer(self, command: NodeCommand) -> None:
+        match command:
+            case OpenLink(working=working):
+                self._link.open(working)
+            case FetchInputs(assignment=assignment):
+                self._transfers.fetch(assignment)
+            case StopFetch(lease=lease):
+                self._transfers.stop_fetch(lease)
+            case SendUpdate():
+                self._transfers.upload(command)
+            case StopUpload(lease=lease):
+                self._transfers.stop_upload(lease)
+            case _:
+                if (message := command_message(command)) is not None:
+                    self._link.send(message)
+
+    async def _train(self, command: StartTraining) -> None:
+        assignment = command.assignment
+        job_id, round_number = assignment.lease.job_id, assignment.lease.round
+        inputs = self._transfers.inputs[assignment.lease]
+        await asyncio.to_thread(self._paths.delete_unfinished, job_id, command.kept_rounds)
+        request = TrainShard(
+            assignment=assignment,
+            start=command.start,
+            model_path=str(inputs.model),
+            data_dir="" if inputs.dataset is None else str(inputs.dataset),
+            state_dir=str(self._paths.job(job_id)),
+            update_path=str(self._paths.update(job_id, round_number)),
+        )
+        await self._worker.train(request)
+
+    async def _join(self) -> JoinedCoordinator:
+        if self._token is None:
+            raise HyperGPUError(Reason.NODE_NOT_JOINED, f"{self._paths.root} holds no certificate")
+        return await self._access.join(self._token, self._link.capabilities)
+
+    async def _report_join(self) -> None:
+        try:
+            await self._join()
+        except HyperGPUError as error:
+            failed = JoinFailed if error.reason in _TRANSIENT else JoinRejected
+            self._event_queue.put(failed(at_ms=monotonic_ms(), reason=str(error)))
+        else:
+            self._event_queue.put(Joined(at_ms=monotonic_ms()))
+
+    def _start_task(self, coroutine: Any) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._event_queue.check_task)
+
+    def _set_timer(self, timer: Timer, at_ms: Milliseconds) -> None:
+        before = self._timers.pop(timer, None)
+        if before is not None:
+            before.cancel()
+        delay_s = max(0, at_ms - monotonic_ms()) / 1000
+        loop = asyncio.get_running_loop()
+        self._timers[timer] = loop.call_later(delay_s, self._fire, timer, at_ms)
+
+    def _fire(self, timer: Timer, at_ms: Milliseconds) -> None:
+        # The loop's clock may run a little ahead of the clock of deadlines.
+        now_ms = max(monotonic_ms(), at_ms)
+        self._event_queue.put(TimerFired(at_ms=now_ms, timer=timer))
+
+    async def _close(self) -> None:
+        for handle in self._timers.values():
+            handle.cancel()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await self._transfers.close()
+        await asyncio.gather(self._link.close(), self._worker.stop())
+        await asyncio.to_thread(self._access.restore_route)
+
+
+def _probe_intervals(settings: NodeSettings) -> ProbeIntervals:
+    train_s = settings.probe_train_interval_ms / 1000
+    return ProbeIntervals(
+        round_trip_s=settings.probe_interval_ms / 1000, train_s=train_s, idle_train_s=train_s * 6
+    )
+
+
+def _log_step(event: NodeEvent, commands: tuple[NodeCommand, ...]) -> None:
+    """Log an event, and the work given up because of it."""
+    write = log.debug if isinstance(event, _ROUTINE) else log.info
+    write(type(event).__name__, **_log_fields(event))
+    for command in commands:
+        if isinstance(command, HandBack | Leave):
+            log.info(type(command).__name__, **_log_fields(command))
+
+
+def _log_fields(subject: NodeEvent | NodeCommand) -> dict[str, object]:
+    fields: dict[str, object] = {}
+    source: Any = subject.assignment if isinstance(subject, ShardAssigned) else subject
+    if (lease := getattr(source, "lease", None)) is not None:
+        fields |= {"job_id": lease.job_id, "round": lease.round, "lease": lease.number}
+    if isinstance(subject, TrainingFinished):
+        fields |= {"loss": subject.update.loss_last, "compute_ms": subject.update.compute_ms}
+    if reason := getattr(source, "reason", ""):
+        fields["reason"] = reason
+    return fields

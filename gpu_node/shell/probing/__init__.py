@@ -1,0 +1,1 @@
+"""Measures the line to the coordinator: round trips, losses and goodput."""

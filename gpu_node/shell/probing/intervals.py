@@ -1,0 +1,46 @@
+"""Intervals of measurements: short where a plan may soon rest on them, long on an idle line.
+
+A thousand idle nodes must not keep a coordinator busy, so an idle node sends no probes:
+the echo of each heartbeat is a round trip as well.
+"""
+
+import math
+
+import msgspec
+
+
+class ProbeIntervals(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds between two measurements of each kind, before jitter."""
+
+    round_trip_s: float = 2.0
+    """While the node takes part in a job or is new."""
+    first_train_s: float = 1.0
+    train_s: float = 10.0
+    """While it takes part in a job."""
+    idle_train_s: float = 60.0
+    blocked_train_s: float = 120.0
+    report_s: float = 5.0
+    """While it takes part in a job."""
+    idle_report_s: float = 30.0
+    news_s: float = 1.0
+    """Time to the next report when a transfer has ended."""
+    fresh_s: float = 10.0
+    """Time after a greeting in which a node counts as new."""
+    busy_s: float = 30.0
+    """Time after its last sign of work in which a node counts as taking part in a job."""
+
+    def round_trip(self, *, is_busy: bool, age_s: float) -> float:
+        """Time to the next probe of the control stream; on an idle one heartbeats suffice."""
+        return self.round_trip_s if is_busy or age_s < self.fresh_s else math.inf
+
+    def train(self, *, is_busy: bool, is_blocked: bool) -> float:
+        """Time to the next train."""
+        if is_blocked:
+            return self.blocked_train_s
+        return self.train_s if is_busy else self.idle_train_s
+
+    def report(self, *, is_busy: bool, has_transfers: bool) -> float:
+        """Time to the next report."""
+        if has_transfers:
+            return self.news_s
+        return self.report_s if is_busy else self.idle_report_s

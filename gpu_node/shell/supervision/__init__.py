@@ -1,0 +1,1 @@
+"""The daemon's side of its worker: the process, and the trainings it is given."""

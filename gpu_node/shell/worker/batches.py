@@ -1,0 +1,76 @@
+"""The samples and the learning rate of each inner step of a shard.
+
+The rate is indexed by the samples that the whole job has processed. Steps of one node would be the
+wrong index: nodes join late, die and take different numbers of steps.
+"""
+
+import math
+from typing import NamedTuple
+
+from gpu_node.shell.worker.callbacks import ShardError
+from gpu_node.shell.worker.trainer import Trainer
+from hypergpu.dataset.sampling import Indices, Sharding, partition_indices, stream_indices
+from hypergpu.statements.assignment import Task
+from hypergpu.units import Samples
+
+
+class Schedule(NamedTuple):
+    """The learning rate over the job."""
+
+    peak: float
+    shape: str = "constant"
+    """``constant``, or ``cosine``: down to zero at ``total_samples``."""
+    warmup_samples: Samples = Samples(0)
+    """The rate rises linearly from zero over these."""
+    total_samples: Samples = Samples(0)
+
+
+def learning_rate(schedule: Schedule, processed: Samples) -> float:
+    """The rate of the step that brings the job to ``processed`` samples."""
+    rate = schedule.peak
+    if schedule.warmup_samples > 0:
+        rate *= min(1.0, processed / schedule.warmup_samples)
+    if schedule.shape == "cosine" and schedule.total_samples > 0:
+        rate *= 0.5 * (1.0 + math.cos(math.pi * min(1.0, processed / schedule.total_samples)))
+    return rate
+
+
+class Batches(NamedTuple):
+    """The inner steps of one shard."""
+
+    indices: list[Indices]
+    """Indices of the samples of each step."""
+    schedule: Schedule
+    processed: int
+    """Samples the job had processed before the first step."""
+
+    def at(self, step: int) -> tuple[Indices, float]:
+        """A step's samples and its learning rate; the first step is 0."""
+        batch = self.indices[step]
+        processed = self.processed + step * len(self.indices[0]) + len(batch)
+        return batch, learning_rate(self.schedule, Samples(processed))
+
+
+def batches_of(task: Task, trainer: Trainer) -> Batches:
+    """Consecutive positions, ``batch_size`` at a time; the last batch takes the rest.
+
+    Raises:
+        ShardError: The dataset cannot be divided so, or there is nothing to train on.
+    """
+    sharding = Sharding(task.partitions, task.skew_alpha, task.data_seed)
+    try:
+        members = partition_indices(trainer.samples.labels, sharding)
+    except ValueError as error:
+        raise ShardError(f"the dataset cannot be divided: {error}") from error
+    if not 0 <= task.partition < len(members):
+        raise ShardError(f"partition {task.partition} of {len(members)} does not exist")
+    if task.batch_size < 1 or any(run.start < 0 or run.count < 1 for run in task.ranges):
+        raise ShardError("the shard has an empty batch or range")
+    indices = stream_indices(members[task.partition], task.partition, task.data_seed, task.ranges)
+    if not len(indices):
+        raise ShardError("the shard is empty")
+    starts = range(0, len(indices), task.batch_size)
+    warmup = Samples(task.warmup_steps * task.usual_batch_size)
+    schedule = Schedule(task.learning_rate, task.schedule, warmup, task.total_samples)
+    batches = [indices[start : start + task.batch_size] for start in starts]
+    return Batches(batches, schedule, int(task.global_samples))

@@ -1,0 +1,174 @@
+"""The loop of the worker: a thread listens, so that aborts are heard between inner steps."""
+
+import math
+import queue
+import threading
+import traceback
+from collections.abc import Callable
+from typing import BinaryIO, NamedTuple, TypeVar
+
+from gpu_node.shell.worker.callbacks import ShardAbortedError, ShardCallbacks, ShardError
+from gpu_node.shell.worker.messages import (
+    AbortShard,
+    InitialModelFailed,
+    InitialModelWritten,
+    Reply,
+    Request,
+    ShardAborted,
+    ShardFailed,
+    ShardProgress,
+    ShardTrained,
+    StopWorker,
+    TrainShard,
+    WriteInitialModel,
+    decode_request,
+    encode,
+)
+from gpu_node.shell.worker.trainers import Trainers
+from hypergpu.statements.assignment import Lease
+from hypergpu.wire.frames import FrameError, frame, read_frame
+from hypergpu.wire.protocol import OUT_OF_MEMORY
+
+Outcome = TypeVar("Outcome")
+
+
+class WorkerLoop:
+    """Answers requests one by one; replies are written by the training thread alone."""
+
+    def __init__(self, requests: BinaryIO, replies: BinaryIO, log: BinaryIO) -> None:
+        self._requests = requests
+        self._replies = replies
+        self._log = log
+        self._waiting: queue.SimpleQueue[TrainShard | WriteInitialModel | StopWorker]
+        self._waiting = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._open_leases: set[Lease] = set()
+        self._aborted_leases: set[Lease] = set()
+        self._is_stopped = threading.Event()
+
+    def run(self, trainers: Trainers) -> int:
+        """Serve until told to stop; gives the process's exit status."""
+        threading.Thread(target=self._listen, name="listen", daemon=True).start()
+        self._send(trainers.capabilities())
+        while not isinstance(request := self._next(trainers), StopWorker):
+            reply = self._answer(trainers, request)
+            if self._is_stopped.is_set():
+                break
+            self._send(reply)
+            if isinstance(reply, ShardFailed | InitialModelFailed) and reply.is_fatal:
+                return 1
+        return 0
+
+    def _next(self, trainers: Trainers) -> TrainShard | WriteInitialModel | StopWorker:
+        """The next request. Until it comes, steps of the next round are taken, if it has some."""
+        while self._waiting.empty() and trainers.advance_prefetch(self.log):
+            pass
+        return self._waiting.get()
+
+    def _listen(self) -> None:
+        try:
+            while (payload := read_frame(self._requests)) is not None:
+                request = decode_request(payload)
+                if isinstance(request, StopWorker):
+                    break
+                self._accept(request)
+        except (FrameError, ValueError) as error:
+            self.log(f"the daemon is not understood: {error}")
+        self._is_stopped.set()
+        self._waiting.put(StopWorker())
+
+    def _accept(self, request: Request) -> None:
+        with self._lock:
+            if isinstance(request, AbortShard):
+                if request.lease in self._open_leases:
+                    self._aborted_leases.add(request.lease)
+                return
+            if isinstance(request, TrainShard):
+                self._open_leases.add(request.lease)
+            self._waiting.put(request)
+
+    def _answer(self, trainers: Trainers, request: TrainShard | WriteInitialModel) -> Reply:
+        if isinstance(request, WriteInitialModel):
+            return self._write_initial_model(trainers, request)
+        reply = self._train(trainers, request)
+        with self._lock:
+            self._open_leases.discard(request.lease)
+            self._aborted_leases.discard(request.lease)
+        return reply
+
+    def _write_initial_model(self, trainers: Trainers, request: WriteInitialModel) -> Reply:
+        outcome = self._catch_failure(lambda: trainers.write_initial_model(request))
+        if isinstance(outcome, Failure):
+            reason, is_fatal = outcome
+            return InitialModelFailed(number=request.number, reason=reason, is_fatal=is_fatal)
+        return InitialModelWritten(request.number)
+
+    def _train(self, trainers: Trainers, request: TrainShard) -> Reply:
+        lease = request.lease
+        callbacks = ShardCallbacks(lambda: self._raise_if_aborted(lease), self._send, self.log)
+        try:
+            callbacks.raise_if_aborted()
+            outcome = self._catch_failure(lambda: trainers.train(request, callbacks))
+        except ShardAbortedError:
+            return ShardAborted(lease)
+        if isinstance(outcome, Failure):
+            return ShardFailed(lease=lease, reason=outcome.reason, is_fatal=outcome.is_fatal)
+        return ShardTrained(lease, outcome)
+
+    def _catch_failure(self, work: Callable[[], Outcome]) -> "Outcome | Failure":
+        try:
+            return work()
+        except ShardAbortedError:
+            raise
+        except ShardError as error:
+            return Failure(str(error), is_fatal=False)
+        except Exception as error:  # noqa: BLE001 - a workload of another package may raise anything
+            self.log(traceback.format_exc())
+            return failure_of(error)
+
+    def _raise_if_aborted(self, lease: Lease) -> None:
+        with self._lock:
+            is_aborted = lease in self._aborted_leases
+        if is_aborted or self._is_stopped.is_set():
+            raise ShardAbortedError
+
+    def _send(self, reply: Reply) -> None:
+        if isinstance(reply, ShardProgress) and not math.isfinite(reply.loss):
+            return
+        self._replies.write(frame(encode(reply)))
+        self._replies.flush()
+
+    def log(self, line: str) -> None:
+        """Write a line for people, which the daemon logs."""
+        self._log.write(f"{line}\n".encode())
+        self._log.flush()
+
+
+_MEMORY_SIGNS = (OUT_OF_MEMORY, "can't allocate memory")
+_DRIVER = ("cuda error", "cuda driver", "cudnn", "cublas", "cusolver", "nccl", "hip error")
+"""Signs of torch's errors from below, which are plain `RuntimeError`s."""
+
+
+class Failure(NamedTuple):
+    """Why work failed, and whether the process must be restarted."""
+
+    reason: str
+    is_fatal: bool
+
+
+def failure_of(error: Exception) -> Failure:
+    """Judge an error: after running out of memory or a driver's fault the process is not whole.
+
+    Any other error, such as shapes that do not fit, is the work's fault and the worker is well.
+    """
+    text = str(error).splitlines()[0] if str(error) else ""
+    lowered = text.lower()
+    if isinstance(error, MemoryError) or any(sign in lowered for sign in _MEMORY_SIGNS):
+        fix = "Fix: lower training.batch_size, use strategy aware or a larger device"
+        reason = f"{OUT_OF_MEMORY}: {text or type(error).__name__}. {fix}"
+        return Failure(reason, is_fatal=True)
+    is_of_the_driver = isinstance(error, RuntimeError) and (
+        type(error).__name__ == "AcceleratorError" or any(sign in lowered for sign in _DRIVER)
+    )
+    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return Failure(reason, is_fatal=is_of_the_driver)

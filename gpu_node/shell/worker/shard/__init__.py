@@ -1,1 +1,0 @@
-"""From a request to an update file."""

@@ -1,1 +1,0 @@
-"""What trains: one file for each way of writing a workload."""

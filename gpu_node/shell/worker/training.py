@@ -1,0 +1,232 @@
+"""Training one shard: from a model file and sample positions to an update file."""
+
+import math
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_node.core.update import FinishedUpdate
+from gpu_node.shell.worker.batches import Batches, batches_of
+from gpu_node.shell.worker.callbacks import ShardCallbacks, ShardError
+from gpu_node.shell.worker.end_state import (
+    EndState,
+    EndStateError,
+    load_end_state,
+    save_end_state,
+)
+from gpu_node.shell.worker.messages import ShardProgress, TrainShard
+from gpu_node.shell.worker.prefetch import (
+    PrefetchResult,
+    PrefetchRun,
+    next_prefetch,
+    own_prefetch,
+)
+from gpu_node.shell.worker.trainer import InitialState, Trainer
+from hypergpu.digest import digest_of
+from hypergpu.files import fill_durably
+from hypergpu.statements.assignment import Task
+from hypergpu.tensors.codec import decode_parameters, encode_update
+from hypergpu.tensors.layout import Flat, Float32s, Layout
+from hypergpu.units import Bytes, Milliseconds, several
+
+_PROGRESS_INTERVAL_S = 0.25
+
+
+class Losses(NamedTuple):
+    """The first and the last inner step's loss."""
+
+    first: float
+    last: float
+
+
+def train_shard(
+    request: TrainShard,
+    trainer: Trainer,
+    callbacks: ShardCallbacks,
+    early: PrefetchRun | None = None,
+) -> FinishedUpdate:
+    """Train, encode with error feedback, and make end state and update durable, in this order.
+
+    Args:
+        request: The shard.
+        trainer: Trains the workload.
+        callbacks: Called between inner steps.
+        early: The request's own prefetch as far as it was taken early; None: not at all.
+
+    Raises:
+        ShardError: The request does not fit the workload, or training left the finite numbers.
+        ShardAbortedError: Nothing was written.
+    """
+    layout, task, round_number = trainer.layout, request.task, request.lease.round
+    batches = batches_of(task, trainer)
+    before = read_model(Path(request.model_path), layout, task)
+    kept = _end_state_before(request, layout, callbacks)
+    prefetched = _complete_prefetch(request, trainer, callbacks, kept=kept, early=early)
+    trainer.begin(_initial_state(task, before, kept, prefetched))
+    started_s = time.monotonic()
+    losses = _take_steps(request, trainer, batches, callbacks, prefetched)
+    after = Flat.empty(layout)
+    trainer.store(after)
+    compute_s = time.monotonic() - started_s + (prefetched.compute_s if prefetched else 0.0)
+    keeps_model = request.assignment.prefetch is not None
+    end = after._replace(parameters=after.parameters.copy()) if keeps_model else None
+    np.subtract(before.parameters, after.parameters, out=after.parameters)
+    if not (np.isfinite(after.parameters).all() and np.isfinite(after.statistics).all()):
+        raise ShardError(_not_finite("the pseudo-gradient", len(batches.indices)))
+    encoded = encode_update(layout, task.codec, after, _residual(kept, request, layout))
+    state = EndState(encoded.residual, encoded.payload, task.codec, trainer.optimizer(), end)
+    save_end_state(Path(request.state_dir), round_number, state, layout.digest)
+    fill_durably(Path(request.update_path), encoded.payload.tofile)
+    return FinishedUpdate(
+        digest=digest_of(encoded.payload.data),
+        size_bytes=Bytes(encoded.payload.size),
+        inner_steps=len(batches.indices),
+        samples=task.samples,
+        compute_ms=Milliseconds(round(compute_s * 1000)),
+        loss_first=_finite(losses.first),
+        loss_last=_finite(losses.last),
+    )
+
+
+def begin_prefetch(request: TrainShard, trainer: Trainer) -> PrefetchRun | None:
+    """Begin the next round as far as a request allows it; None: it does not.
+
+    Raises:
+        ShardError: It cannot be begun here.
+    """
+    work = next_prefetch(request)
+    if work is None:
+        return None
+    try:
+        end = load_end_state(Path(request.state_dir), work.end_round, trainer.layout.digest)
+    except EndStateError as error:
+        raise ShardError(str(error)) from error
+    return PrefetchRun(work, trainer, end)
+
+
+def _complete_prefetch(
+    request: TrainShard,
+    trainer: Trainer,
+    callbacks: ShardCallbacks,
+    *,
+    kept: EndState | None,
+    early: PrefetchRun | None,
+) -> PrefetchResult | None:
+    """Take the rest of the request's own prefetch; None: it has none."""
+    work = own_prefetch(request)
+    if work is None or kept is None or kept.model is None:
+        return None
+    if early is not None:
+        taken = several(early.steps_taken, "inner step")
+        callbacks.log(f"round {request.lease.round} was begun {taken} early")
+    run = early or PrefetchRun(work, trainer, kept)
+    due_s = time.monotonic() + _PROGRESS_INTERVAL_S
+    while not run.is_done:
+        callbacks.raise_if_aborted()
+        run.advance()
+        if time.monotonic() >= due_s:
+            steps = request.task.inner_steps
+            callbacks.report(ShardProgress(request.lease, run.steps_taken, steps, run.loss))
+            due_s = time.monotonic() + _PROGRESS_INTERVAL_S
+    result = run.result()
+    if not math.isfinite(result.loss_last):
+        raise ShardError(_not_finite(f"the loss ({result.loss_last})", run.steps_taken))
+    return result
+
+
+def _initial_state(
+    task: Task, before: Flat, kept: EndState | None, prefetched: PrefetchResult | None
+) -> InitialState:
+    """State at the start of the round's own steps: its model, moved by a prefetch.
+
+    Statistics are means over the last few steps, so those of the prefetch are kept.
+    """
+    if prefetched is None:
+        optimizer = None if kept is None else kept.optimizer
+        return InitialState(before, task.seed, optimizer, task.weight_decay)
+    moved = prefetched.end.parameters - prefetched.start.parameters
+    moved += before.parameters
+    start = prefetched.end._replace(parameters=moved)
+    return InitialState(start, task.seed, prefetched.optimizer, task.weight_decay)
+
+
+def read_model(path: Path, layout: Layout, task: Task) -> Flat:
+    """The model that training starts from; the daemon has checked its digest.
+
+    Raises:
+        ShardError: The workload's layout here is not the job's, or the file is not a model of it.
+    """
+    if layout.digest != task.layout:
+        raise ShardError(
+            f"workload {task.workload} has another model here than in the job (layouts"
+            f" {layout.digest[:12]} and {task.layout[:12]})."
+            " Fix: install the same versions on the node and the coordinator"
+        )
+    try:
+        return Flat.view(layout, np.fromfile(path, np.uint8))
+    except (OSError, ValueError) as error:
+        raise ShardError(f"the model cannot be read: {error}") from error
+
+
+def _take_steps(
+    request: TrainShard,
+    trainer: Trainer,
+    batches: Batches,
+    callbacks: ShardCallbacks,
+    prefetched: PrefetchResult | None,
+) -> Losses:
+    """Take the steps that no prefetch has taken."""
+    first = last = math.nan
+    taken = 0
+    if prefetched is not None:
+        first, last, taken = prefetched.loss_first, prefetched.loss_last, prefetched.steps
+    steps = len(batches.indices)
+    due_s = time.monotonic() + _PROGRESS_INTERVAL_S
+    for number in range(taken + 1, steps + 1):
+        callbacks.raise_if_aborted()
+        loss = trainer.step(*batches.at(number - 1))
+        now_s = time.monotonic()
+        # Reading the loss makes the host wait for the device, so it is not read at every step.
+        if number in {1, steps} or now_s >= due_s:
+            last = float(loss)
+            if not math.isfinite(last):
+                raise ShardError(_not_finite(f"the loss ({last})", number))
+            first = last if number == 1 else first
+            if now_s >= due_s:
+                callbacks.report(ShardProgress(request.lease, number, steps, last))
+                due_s = now_s + _PROGRESS_INTERVAL_S
+    return Losses(first, last)
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
+
+
+def _not_finite(subject: str, steps: int) -> str:
+    taken = several(steps, "inner step")
+    return f"{subject} is not finite after {taken}. Fix: lower inner.learning_rate"
+
+
+def _end_state_before(
+    request: TrainShard, layout: Layout, callbacks: ShardCallbacks
+) -> EndState | None:
+    if request.start.resume_from is None:
+        return None
+    try:
+        return load_end_state(Path(request.state_dir), request.start.resume_from, layout.digest)
+    except EndStateError as error:
+        callbacks.log(f"the optimizer and the residual start fresh: {error}")
+        return None
+
+
+def _residual(kept: EndState | None, request: TrainShard, layout: Layout) -> Float32s | None:
+    if kept is None:
+        return None
+    if not request.start.returns_update:
+        return kept.residual
+    sent: NDArray[np.float32] = decode_parameters(layout, kept.codec, kept.update)
+    # Values that made the coordinator reject the update must not come back with it.
+    return kept.residual + np.nan_to_num(sent, nan=0.0, posinf=0.0, neginf=0.0)

@@ -1,0 +1,333 @@
+"""FakeCoordinator as small as can be, on a real port, that breaks where a test wants it to."""
+
+# ruff: noqa: N802 (the methods are named by the schema)
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+
+from coordinator.shell.identity.authority import Authority
+from coordinator.shell.servicers.wire.refusals import abort
+from gpu_node.shell.link.calls import Calls
+from gpu_node.shell.link.channels import open_channel
+from gpu_node.shell.state.paths import StatePaths
+from hypergpu.digest import digest_from_wire, digest_of, digest_to_wire
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import Address, Digest, JobId, NodeId, TokenId
+from hypergpu.keys.signature import node_id_of
+from hypergpu.process.clock import unix_ms
+from hypergpu.statements.assignment import Assignment
+from hypergpu.statements.contribution import Contribution, is_signed_by, shard_digest
+from hypergpu.statements.domain import Domain, Terms, terms_of
+from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
+from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_ENTRY
+from hypergpu.wire.token import Role, Token
+
+Context = Any
+CHUNK_BYTES = 64 << 10
+TIMEOUT_MS = Milliseconds(60_000)
+SECRET = "s" * 24
+WELCOME = node_pb2.Welcome(
+    version=node_pb2.Version(protocol=PROTOCOL, software="test"), heartbeat_interval_ms=20_000
+)
+
+
+def terms_for(job_id: str) -> Terms:
+    """What this side's jobs are signed under."""
+    domain = Domain(31337, Address("0x" + "c0" * 20))
+    return terms_of(Address("0x" + "b1" * 20), JobId(job_id), domain)
+
+
+class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
+    """A coordinator's side with its state in the open."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[Digest, bytes] = {}
+        self.break_after_bytes: int | None = None
+        """The next transfer breaks once so many bytes have moved."""
+        self.breaking: dict[int, asyncio.Event] = {}
+        """Downloads from these offsets break, once that has happened."""
+        self.kill_after_bytes: int | None = None
+        """`kill` is called once an upload has brought so many bytes."""
+        self.kill: Callable[[], None] = lambda: None
+        self.rejection: HyperGPUError | None = None
+        """What the next update or control stream meets."""
+        self.join_error: HyperGPUError | None = None
+        self.heartbeat = asyncio.Event()
+        self.offsets: list[int] = []
+        self.asked_bytes = 0
+        """Of blobs, ever."""
+        self.nonces: list[int] = []
+        self.headers: list[node_pb2.UpdateHeader] = []
+        self.stored = bytearray()
+        self.striped: dict[int, dict[int, bytes]] = {}
+        """Pieces of each stripe by where they end."""
+        self.arrived: asyncio.Queue[Digest] = asyncio.Queue()
+        self.accepted: set[Digest] = set()
+        self.authority: Authority | None = None
+        self.node_port = 0
+        self.joins: list[node_pb2.JoinRequest] = []
+        self.renewed = asyncio.Event()
+        self.welcome = WELCOME
+        self.echoes = True
+        self.said: asyncio.Queue[node_pb2.ControlRequest] = asyncio.Queue()
+        self.to_say: asyncio.Queue[node_pb2.ControlResponse | None] = asyncio.Queue()
+
+    def put(self, content: bytes) -> tensor_pb2.BlobRef:
+        """Hold a blob."""
+        digest = digest_of(content)
+        self.blobs[digest] = content
+        return tensor_pb2.BlobRef(
+            digest=tensor_pb2.Digest(value=digest_to_wire(digest)), size_bytes=len(content)
+        )
+
+    async def FetchBlob(
+        self, request: node_pb2.FetchBlobRequest, context: Context
+    ) -> AsyncIterator[node_pb2.FetchBlobResponse]:
+        content = self.blobs.get(digest_from_wire(request.digest.value))
+        if content is None:
+            await abort(context, HyperGPUError(Reason.BLOB_UNKNOWN, "it is not here"))
+            return
+        self.offsets.append(request.offset)
+        if (may_break := self.breaking.pop(request.offset, None)) is not None:
+            await may_break.wait()
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "broken on purpose")
+        stop_at, self.break_after_bytes = self.break_after_bytes, None
+        content = content[: request.end or len(content)]
+        self.asked_bytes += len(content) - request.offset
+        for start in range(request.offset, len(content), CHUNK_BYTES):
+            if stop_at is not None and start - request.offset >= stop_at:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "broken on purpose")
+            chunk = tensor_pb2.Chunk(offset=start, payload=content[start : start + CHUNK_BYTES])
+            yield node_pb2.FetchBlobResponse(chunk=chunk)
+
+    async def QueryUpload(
+        self, request: node_pb2.QueryUploadRequest, context: Context
+    ) -> node_pb2.QueryUploadResponse:
+        is_accepted = digest_from_wire(request.digest.value) in self.accepted
+        committed = len(self.stored)
+        if request.stripes > 1:
+            committed = max(self.striped.get(request.stripe) or [0])
+        return node_pb2.QueryUploadResponse(committed_offset=committed, is_accepted=is_accepted)
+
+    async def SubmitUpdate(
+        self, requests: AsyncIterator[node_pb2.SubmitUpdateRequest], context: Context
+    ) -> node_pb2.SubmitUpdateResponse:
+        header = (await anext(requests)).header
+        self.offsets.append(header.offset)
+        self.nonces.append(header.nonce)
+        self.headers.append(header)
+        rejection, self.rejection = self.rejection, None
+        if rejection is not None:
+            await abort(context, rejection)
+        await context.send_initial_metadata((("hypergpu-admitted", "1"),))
+        if header.stripes > 1:
+            return await self._stripe(header, requests, context)
+        del self.stored[header.offset :]
+        stop_at, self.break_after_bytes = self.break_after_bytes, None
+        async for request in requests:
+            assert request.chunk.offset == len(self.stored)
+            self.stored += request.chunk.payload
+            if self.kill_after_bytes is not None and len(self.stored) >= self.kill_after_bytes:
+                self.kill_after_bytes = None
+                self.kill()
+            if stop_at is not None and len(self.stored) - header.offset >= stop_at:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "broken on purpose")
+        if digest_of(self.stored) == digest_from_wire(header.digest.value):
+            self.accepted.add(digest_of(self.stored))
+            self.arrived.put_nowait(digest_of(self.stored))
+        is_accepted = digest_of(self.stored) in self.accepted
+        return node_pb2.SubmitUpdateResponse(
+            committed_offset=len(self.stored), is_accepted=is_accepted
+        )
+
+    async def _stripe(
+        self,
+        header: node_pb2.UpdateHeader,
+        requests: AsyncIterator[node_pb2.SubmitUpdateRequest],
+        context: Context,
+    ) -> node_pb2.SubmitUpdateResponse:
+        stop_at, self.break_after_bytes = self.break_after_bytes, None
+        held, at = self.striped.setdefault(header.stripe, {}), header.offset
+        async for request in requests:
+            assert request.chunk.offset == at
+            if stop_at is not None and at - header.offset >= stop_at:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "broken on purpose")
+            at += len(request.chunk.payload)
+            held[at] = request.chunk.payload
+        whole = b"".join(
+            piece
+            for _, pieces in sorted(self.striped.items())
+            for _, piece in sorted(pieces.items())
+        )
+        is_accepted = digest_of(whole) == digest_from_wire(header.digest.value)
+        if is_accepted:
+            self.accepted.add(digest_of(whole))
+        return node_pb2.SubmitUpdateResponse(committed_offset=at, is_accepted=is_accepted)
+
+    async def Join(self, request: node_pb2.JoinRequest, context: Context) -> node_pb2.JoinResponse:
+        self.joins.append(request)
+        if self.join_error is not None:
+            await abort(context, self.join_error)
+        node = node_id_of(request.public_key)
+        return node_pb2.JoinResponse(
+            version=WELCOME.version,
+            node_id=node,
+            certificate=self._certificate(node, request.certificate_request),
+            certificate_expires_unix_s=unix_ms() // 1000 + 24 * 3600,
+            node_port=self.node_port,
+        )
+
+    async def RenewCertificate(
+        self, request: node_pb2.RenewCertificateRequest, context: Context
+    ) -> node_pb2.RenewCertificateResponse:
+        self.renewed.set()
+        (name,) = context.auth_context()["x509_common_name"]
+        return node_pb2.RenewCertificateResponse(
+            certificate=self._certificate(NodeId(name.decode()), request.certificate_request),
+            certificate_expires_unix_s=unix_ms() // 1000 + 24 * 3600,
+        )
+
+    def _certificate(self, node: NodeId, request: bytes) -> bytes:
+        if self.authority is None:
+            return b""
+        return self.authority.issue(node, request, unix_ms() // 1000).pem
+
+    async def Control(
+        self, requests: AsyncIterator[node_pb2.ControlRequest], context: Context
+    ) -> AsyncIterator[node_pb2.ControlResponse]:
+        rejection, self.rejection = self.rejection, None
+        if rejection is not None:
+            await abort(context, rejection)
+        # Bound here: a stream whose node was killed must not speak for the next one.
+        to_say = self.to_say
+        listening = asyncio.create_task(self._listen(requests, to_say))
+        yield node_pb2.ControlResponse(welcome=self.welcome)
+        while (message := await to_say.get()) is not None:
+            yield message
+        listening.cancel()
+
+    async def _listen(
+        self,
+        requests: AsyncIterator[node_pb2.ControlRequest],
+        to_say: asyncio.Queue[node_pb2.ControlResponse | None],
+    ) -> None:
+        async for request in requests:
+            if request.HasField("heartbeat"):
+                self.heartbeat.set()
+                if not self.echoes:
+                    continue
+                echo = node_pb2.HeartbeatEcho(sequence=request.heartbeat.sequence)
+                to_say.put_nowait(node_pb2.ControlResponse(heartbeat_echo=echo))
+            elif request.HasField("round_trip_probe") and self.echoes:
+                back = node_pb2.RoundTripEcho(sequence=request.round_trip_probe.sequence)
+                to_say.put_nowait(node_pb2.ControlResponse(round_trip_echo=back))
+            else:
+                self.said.put_nowait(request)
+        to_say.put_nowait(None)
+
+    def begin(self) -> None:
+        """Hold no update and no messages of earlier rounds."""
+        self.stored.clear()
+        self.headers.clear()
+        self.forget_said()
+
+    def forget_said(self) -> None:
+        """Drop what earlier streams left behind."""
+        self.said = asyncio.Queue()
+        self.to_say = asyncio.Queue()
+
+    async def next_said(self, kind: str) -> Any:
+        """The next message of a kind; others are passed over."""
+        while True:
+            message = await self.said.get()
+            if message.WhichOneof("message") == kind:
+                return getattr(message, kind)
+
+
+class Served(NamedTuple):
+    """A service that is listening, and how to reach it."""
+
+    service: FakeCoordinator
+    token: Token
+    server: grpc.aio.Server
+
+    @property
+    def address(self) -> str:
+        """Of the main listener."""
+        return self.token.addresses[0]
+
+
+@asynccontextmanager
+async def served(folder: Path | None = None, node_port: int = 0) -> AsyncIterator[Served]:
+    """Serve on loopback: with TLS and an authority in ``folder``, else in the clear."""
+    service = FakeCoordinator()
+    server = grpc.aio.server()
+    node_pb2_grpc.add_NodeServiceServicer_to_server(service, server)
+    if folder is None:
+        port = service.node_port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        service.authority = Authority.open(folder, unix_ms() // 1000)
+        identity = service.authority.server_identity(["127.0.0.1"], unix_ms() // 1000)
+        pair = [(identity.private_key_pem, identity.chain_pem)]
+        open_to_all = grpc.ssl_server_credentials(pair)
+        for_nodes = grpc.ssl_server_credentials(pair, service.authority.pem, True)
+        service.node_port = server.add_secure_port(f"127.0.0.1:{node_port}", for_nodes)
+        port = server.add_secure_port("127.0.0.1:0", open_to_all)
+    authority = Digest("") if service.authority is None else service.authority.digest
+    token = Token((f"127.0.0.1:{port}",), authority, Role.NODE, TokenId("0123456789ab"), SECRET)
+    await server.start()
+    try:
+        yield Served(service, token, server)
+    finally:
+        service.to_say.put_nowait(None)
+        await server.stop(None)
+
+
+def open_calls(address: str, timeout_ms: Milliseconds = TIMEOUT_MS) -> Calls:
+    """Calls over a channel of their own, in the clear."""
+    return Calls(open_channel(address, None), (PROTOCOL_ENTRY,), timeout_ms)
+
+
+@asynccontextmanager
+async def calls_to(address: str) -> AsyncIterator[Calls]:
+    """Calls in the clear."""
+    calls = open_calls(address)
+    try:
+        yield calls
+    finally:
+        await calls.close()
+
+
+@contextmanager
+def state_paths_in(folder: Path) -> Iterator[StatePaths]:
+    """A state folder, locked."""
+    with StatePaths(folder / "node") as paths:
+        yield paths
+
+
+def is_signed(node: NodeId, header: node_pb2.UpdateHeader, work: Assignment) -> bool:
+    """Whether the node signed this header as its contribution to the work."""
+    ranges = [(run.start, run.count) for run in work.task.ranges]
+    signed = Contribution(
+        job=work.terms.job,
+        epoch=work.epoch,
+        round=header.lease.round,
+        node=node,
+        shard=shard_digest(work.task.partition, ranges),
+        model=work.task.model.digest,
+        update=digest_from_wire(header.digest.value),
+        samples=Samples(sum(count for _, count in ranges)),
+        inner_steps=work.task.inner_steps,
+        compute_ms=Milliseconds(header.report.compute_ms),
+        update_bytes=Bytes(header.size_bytes),
+        lease=header.lease.number,
+        nonce=header.nonce,
+    )
+    separator = work.terms.domain.separator()
+    return is_signed_by(node, separator, signed, header.signature)
