@@ -48,7 +48,7 @@ def nodes_table(nodes: "Sequence[NodeView]") -> "Table":
         Column("node"),
         Column("id"),
         Column("state"),
-        Column("health", is_number=True, is_optional=True),
+        Column("health", is_optional=True),
         Column("job", is_optional=True),
         Column("step", is_number=True, is_optional=True),
         Column("rtt", is_number=True, is_optional=True),
@@ -71,7 +71,7 @@ def _node_row(node: "NodeView") -> tuple[str, ...]:
         name_or_id(node.name, node.id),
         short_id(node.id),
         node.state,
-        "-" if node.health is None else f"{node.health:.2f}",
+        node.health or "-",
         short_id(node.job) if node.job else "-",
         _mean(seen.step_us, milliseconds),
         _mean(seen.round_trip_us, milliseconds),
@@ -93,7 +93,7 @@ def _mean(estimate: "EstimateView | None", text: Callable[[float], str]) -> str:
 @app.command()
 @on_coordinator
 def show(coordinator: "Coordinator", node: _Node, *, as_json: AsJson = False) -> None:
-    """Show one node: its health with the reason, and everything measured of it."""
+    """Show one node: its health with the plan's reason, and everything measured of it."""
     from hypergpu.cli.schemas import NodeDetail
 
     found = coordinator.find_node(node)
@@ -119,7 +119,7 @@ def _node_lines(node: "NodeView") -> list[str]:
     return [
         f"{node.name}  {node.id}".lstrip(),
         f"  state       {node.state}: {node.reason or '-'}",
-        f"  health      {'nothing measured yet' if node.health is None else node.health_reason}",
+        f"  health      {node.health_reason or 'in no planned round yet'}",
         f"  device      {node.device} {node.device_name}".rstrip() + f", {size(node.memory_bytes)}",
         f"  worker      {node.worker or '-'}, {node.software or '-'}",
         f"  job         {node.job or '-'}",

@@ -94,7 +94,7 @@ def node_view(node: job_pb2.NodeSummary) -> NodeView:
         workloads={each.name: each.version for each in able.workloads},
         job=node.job_id or None,
         reading=reading_view(node.reading),
-        health=node.health if node.health_reason else None,
+        health=node.health or None,
     )
 
 

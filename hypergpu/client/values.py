@@ -91,8 +91,8 @@ class NodeView(msgspec.Struct, frozen=True):
     updates_accepted: int
     updates_refused: int
     reading: ReadingView
-    health: float | None
-    """In [0, 1], for people; null: nothing measured yet."""
+    health: str | None
+    """Band in the newest planned round: high, normal, low or poor; null: no plan named the node."""
     health_reason: str
     name: str = ""
     """What its owner calls the machine."""

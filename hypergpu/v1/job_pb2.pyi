@@ -706,9 +706,10 @@ class NodeSummary(google.protobuf.message.Message):
     updates_refused: builtins.int
     reason: builtins.str
     """Why it is idle or away, for people."""
-    health: builtins.float
-    """In [0, 1], for people: nothing is scheduled by it."""
+    health: builtins.str
+    """Band in the newest planned round: high, normal, low or poor. Empty: it was in no plan."""
     health_reason: builtins.str
+    """The plan's reason, which begins with the band."""
     @property
     def capabilities(self) -> hypergpu.v1.node_pb2.Capabilities: ...
     @property
@@ -726,7 +727,7 @@ class NodeSummary(google.protobuf.message.Message):
         updates_refused: builtins.int = ...,
         reason: builtins.str = ...,
         reading: global___Reading | None = ...,
-        health: builtins.float = ...,
+        health: builtins.str = ...,
         health_reason: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "reading", b"reading"]) -> builtins.bool: ...

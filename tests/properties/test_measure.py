@@ -7,7 +7,6 @@ from msgspec.structs import replace
 from coordinator.core.measure.estimators import followed_rate, laplace_quantile, update_estimate
 from coordinator.core.measure.fleet import typical
 from coordinator.core.measure.forecast import Forecast, Work, finish_forecast
-from coordinator.core.measure.health import health
 from coordinator.core.measure.line import loss_share, mean_burst
 from coordinator.core.measure.observing import add_observation, availability
 from coordinator.core.measure.reading import (
@@ -104,9 +103,6 @@ def test_whatever_is_observed_every_figure_stays_within_its_bounds(
     assert 0 <= (loss_share(reading) or 0.0) <= 1
     assert mean_burst(reading) >= 1
     assert 0 <= availability(reading, now_ms) <= 1
-    score = health(reading, typical([reading]), now_ms).score
-    assert 0 <= score <= 1
-    assert reading.is_present or score == 0
     found = finish_forecast(reading, work, typical([reading]))
     if found is not None:
         assert found.mean_ms >= 0

@@ -17,7 +17,6 @@ Readings are made of observations one at a time; everything else is read off a r
                    Span``; `Work` is what is asked, `Forecast` has ``mean_ms``, ``deviation_ms``,
                    ``parts``, ``assumed``, ``quantile_ms(share)`` and ``chance_by(limit_ms)``
 `fleet`            ``typical(readings) -> NodeReading``: medians, for what is not known of a node
-`health`           ``health(reading, typical, now_ms) -> Health``: score, band, parts, reason
 =================  =================================================================================
 
 A bandwidth in a reading is what a transfer moves at once slow start is over: a time made of it by

@@ -160,8 +160,10 @@ def transfer_forecast(
     waiting_us = slow_start_us(size_bytes, rate.mean, rtt_us, connections)
     jitter = min(1.0, reading.round_trip_us.deviation / rtt_us)
     start_bytes = Bytes(-(-min(size_bytes, LARGE_BYTES) // connections))
-    start = forecast(_start_path(path_of(reading, direction, rtt_us)), start_bytes)
-    start_us = max(0.0, start.median_us - rtt_us / 2)
+    path = _start_path(path_of(reading, direction, rtt_us))
+    start = forecast(path, start_bytes)
+    # The first byte's way is that of the path as it is rounded: else a longer one could end sooner.
+    start_us = max(0.0, start.median_us - path.rtt_us / 2)
     return Span(
         mean_us=max(moving_us + waiting_us, start_us),
         deviation_us=hypot(

@@ -229,9 +229,7 @@ async def test_everything_measured_of_a_node_is_listed(coordinator: CoordinatorP
     assert reading.loss
     assert 0 < reading.loss.mean < 0.2
     assert reading.congestion_control == "cubic"
-    assert summary.health is not None
-    assert 0 < summary.health <= 1
-    assert summary.health_reason
+    assert summary.health is None, "no plan has named it"
     await node.close()
 
 

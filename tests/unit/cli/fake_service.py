@@ -265,8 +265,8 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
                 loss=job_pb2.Estimate(mean=0.0125, spread=0.005, samples=80, age_ms=9_000),
                 congestion_control="cubic",
             ),
-            health=0.625,
-            health_reason="0.62 normal: network 0.40 (uplink 6 Mbit/s)",
+            health="normal",
+            health_reason="normal: H=20, int4, uplink 6 Mbit/s",
         )
         return job_pb2.ListNodesResponse(nodes=[node])
 

@@ -5,9 +5,7 @@ import asyncio
 import msgspec
 import structlog
 
-from coordinator.core.measure.fleet import typical
-from coordinator.core.measure.health import health
-from coordinator.core.measure.reading import NodeReading
+from coordinator.core.round.health import node_health
 from coordinator.shell import translate
 from coordinator.shell.identity.nodes import KnownNodes
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
@@ -46,22 +44,19 @@ class OperatorServicer:
     ) -> job_pb2.ListNodesResponse:
         # In the writer's thread no counts are on their way to the journal meanwhile.
         records = await self._services.driver.in_writer(self._services.journal.nodes)
-        fleet = typical(self._services.readings.all())
         summaries = [self._summary(record) for record in records]
         for summary in summaries:
-            self._add_reading(summary, fleet)
+            self._add_reading(summary)
         return job_pb2.ListNodesResponse(nodes=summaries)
 
-    def _add_reading(self, summary: job_pb2.NodeSummary, fleet: NodeReading) -> None:
-        """What was measured of a node, if it was here since this process began."""
-        node, now_ms = NodeId(summary.node_id), monotonic_ms()
-        if not self._services.readings.knows(node):
-            return
-        reading = self._services.readings.reading(node)
-        found = health(reading, fleet, now_ms)
-        summary.reading.CopyFrom(reading_message(reading, now_ms))
-        summary.health = found.score
-        summary.health_reason = found.reason
+    def _add_reading(self, summary: job_pb2.NodeSummary) -> None:
+        """Add the measurements of a node that was here since this process began, and its health."""
+        node, readings = NodeId(summary.node_id), self._services.readings
+        if readings.knows(node):
+            summary.reading.CopyFrom(reading_message(readings.reading(node), monotonic_ms()))
+        runtime = self._services.allocator.runtime_of(node)
+        if runtime is not None and (found := node_health(runtime.job, node)) is not None:
+            summary.health, summary.health_reason = found.band.value, found.reason
 
     def _summary(self, record: NodeRecord) -> job_pb2.NodeSummary:
         connected, node = self._services.nodes, record.node

@@ -64,13 +64,13 @@ NODE = NodeView(
         EstimateView(41_000, 900, 60, 100),
         "bbr",
     ),
-    health=0.62,
-    health_reason="0.62 normal",
+    health="normal",
+    health_reason="normal: H=20, int4",
     name="attic",
 )
 NODES = [
     NODE,
-    replace(NODE, id="0x" + "cd" * 20, name="garden-shed", reason=LOSES, health=0.31),
+    replace(NODE, id="0x" + "cd" * 20, name="garden-shed", reason=LOSES, health="low"),
     replace(
         NODE,
         id="0x" + "ef" * 20,
