@@ -13,9 +13,9 @@ from coordinator.core.job.events import Event
 from coordinator.core.job.state import ENDED, AcceptedUpdate, Job, Model, Phase
 from coordinator.core.measure.reading import Observation, Presence
 from coordinator.core.plan.decision import PlanRequest
+from coordinator.core.round.completion import nodes_needed
 from coordinator.core.round.outstanding import outstanding
-from coordinator.core.round.staff import nodes_needed
-from coordinator.core.round.transition import refusal, transition
+from coordinator.core.round.transition import rejection, transition
 from gpu_node.core import events as node_events
 from gpu_node.core.update import FinishedUpdate
 from hypergpu.ids import Digest, JobId, NodeId
@@ -131,7 +131,7 @@ class CoordinatorActor:
 
     def reject_damaged(self, node: NodeId, lease: Lease) -> str:
         """Refuse an update whose bytes do not have their digest, and count the refusal."""
-        reason = refusal(self.jobs[lease.job_id], self._update_event(node, lease, _NOTHING))
+        reason = rejection(self.jobs[lease.job_id], self._update_event(node, lease, _NOTHING))
         reason = reason or "the bytes do not have the digest that the header names"
         now_ms = self._agenda.now_ms
         if node in self.jobs[lease.job_id].members:
@@ -212,7 +212,7 @@ class CoordinatorActor:
     def apply(self, job_id: JobId, event: Event) -> str:
         """Decide, persist, act. The refusal when the event is not legal."""
         before = self.jobs[job_id]
-        if reason := refusal(before, event):
+        if reason := rejection(before, event):
             return reason
         step = transition(before, event)
         self.journals[job_id].append(event)

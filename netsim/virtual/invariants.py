@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from coordinator.core.job.live_blobs import live_blobs
 from coordinator.core.job.state import ENDED, Job, Phase, Shard, WorkState
-from coordinator.core.round.staff import staff
+from coordinator.core.round.completion import available_nodes
 
 _WITH_ROUND = frozenset({Phase.TRAINING, Phase.AGGREGATING})
 
@@ -75,7 +75,7 @@ def _stall_violations(job: Job) -> Iterator[str]:
     """Somebody who could work is here, nobody works, and nothing is on its way."""
     if job.phase is not Phase.TRAINING or job.round is None or job.lost_model:
         return
-    if not job.round.counts.get(WorkState.PENDING, 0) and (idle := staff(job)):
+    if not job.round.counts.get(WorkState.PENDING, 0) and (idle := available_nodes(job)):
         yield f"round {job.round.number} waits for nobody while {idle} are here"
 
 

@@ -10,7 +10,7 @@ from coordinator.core.job import events
 from coordinator.core.job.events import Event
 from coordinator.core.job.state import Job, WorkState
 from coordinator.core.round.outstanding import outstanding
-from coordinator.core.round.transition import refusal, transition
+from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, RoundRule, TrainingSettings
 from hypergpu.statements.domain import Domain, terms_of
@@ -103,7 +103,7 @@ def _event(job: Job, choice: int, node: NodeId, at_ms: int) -> Event:
             at_ms=now, round=number, model=model(number + 1), agreements={node: at_ms % 3 / 2}
         ),
         lambda: events.AggregateReady(
-            at_ms=now, round=number, model=model(number + 1), refused=_unreadable(job, node)
+            at_ms=now, round=number, model=model(number + 1), omitted=_unreadable(job, node)
         ),
         lambda: events.JobPaused(at_ms=now),
         lambda: events.JobResumed(at_ms=now),
@@ -166,7 +166,7 @@ def test_no_sequence_of_events_breaks_an_invariant(
     for choice, node, wait_ms in picks:
         now_ms += wait_ms
         event = _event(job, choice, node, now_ms)
-        reason = refusal(job, event)
+        reason = rejection(job, event)
         step = transition(job, event)
         assert (step.job == job) >= bool(reason)
         if isinstance(event, events.UpdateReceived) and event.lease != _work_of(job, node)[1]:

@@ -15,7 +15,7 @@ from coordinator.core.job.commands import (
 from coordinator.core.job.events import RoundRecorded
 from coordinator.core.job.state import Job, Phase
 from coordinator.core.round.outstanding import outstanding
-from coordinator.core.round.transition import JobStep, refusal, transition
+from coordinator.core.round.transition import JobStep, rejection, transition
 from hypergpu.jobfile.spec import CodecChoice, Evaluation, Outer
 from hypergpu.statements.assignment import SampleRange
 from hypergpu.units import Samples
@@ -115,16 +115,16 @@ def test_a_job_whose_nodes_have_all_gone_while_it_planned_waits_for_one() -> Non
 
 
 def test_a_plan_of_another_round_or_of_nobody_is_refused() -> None:
-    assert refusal(planning(), planned(1, BOTH)) == (
+    assert rejection(planning(), planned(1, BOTH)) == (
         "round 1 is not being planned; the job is in round 0"
     )
     nobody = events.RoundPlanned(at_ms=at(40), plan=round_plan(0, {}))
-    assert refusal(planning(), nobody) == "the plan of round 0 gives nobody work"
+    assert rejection(planning(), nobody) == "the plan of round 0 gives nobody work"
 
 
 def test_a_pause_while_a_round_is_planned_voids_the_plan() -> None:
     job = after(planning(), events.JobPaused(at_ms=at(35)))
-    assert refusal(job, planned(0, BOTH)) == "job-1 is paused and plans no round now"
+    assert rejection(job, planned(0, BOTH)) == "job-1 is paused and plans no round now"
     step = transition(job, events.JobResumed(at_ms=at(90)))
     assert step.job.phase is Phase.PLANNING
     assert isinstance(only(step, PlanRound), PlanRound)
@@ -404,7 +404,7 @@ def test_settings_that_are_done_already_are_refused() -> None:
         events.AggregateReady(at_ms=at(70), round=0, model=model(1)),
     )
     spec = replace(AWARE, training=replace(AWARE.training, rounds=1))
-    assert refusal(job, events.ParametersChanged(at_ms=at(80), spec=spec)) == (
+    assert rejection(job, events.ParametersChanged(at_ms=at(80), spec=spec)) == (
         "24 samples are trained on, 16 would be all: training.rounds must be more, or stop the job"
     )
 

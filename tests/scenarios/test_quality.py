@@ -10,7 +10,7 @@ from coordinator.core.job.events import Event, JobEnded, RoundMeasured
 from coordinator.core.job.state import AcceptedUpdate, Funding, Job, Phase
 from coordinator.core.quality.records import QUEUE_MOST
 from coordinator.core.round.outstanding import outstanding
-from coordinator.core.round.transition import refusal, transition
+from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay
 from hypergpu.statements.domain import Domain, terms_of
@@ -182,7 +182,7 @@ def test_judged_updates_are_recorded_once_the_judge_has_answered() -> None:
     (trial,) = found.job.trials
     assert (trial.node, trial.part) == (node, 0.0)
     assert judge not in outstanding(found.job)
-    assert refusal(found.job, answer) == "no updates of round 0 are to be judged"
+    assert rejection(found.job, answer) == "no updates of round 0 are to be judged"
 
 
 def judged_rounds(count: int, own_loss: Mapping[NodeId, float]) -> list[RoundMeasured]:
@@ -249,7 +249,7 @@ def test_a_judge_that_never_answers_is_not_waited_for_forever() -> None:
         recorded += [record.round for record in measured_of(step.commands)]
     assert recorded == [0]
     late = events.UpdatesJudged(at_ms=at(80), round=0, base_loss=1.0)
-    assert refusal(job, late) == "no updates of round 0 are to be judged"
+    assert rejection(job, late) == "no updates of round 0 are to be judged"
 
 
 def test_an_ended_job_waits_for_its_judge_before_it_is_over() -> None:
@@ -295,12 +295,12 @@ def test_a_planned_round_that_is_not_funded_waits_too() -> None:
 
 def test_an_ended_job_takes_no_funds() -> None:
     stopped = after(training(PAID), events.JobStopped(at_ms=at(70)))
-    assert refusal(stopped, funded(10)) == "job-1 is stopped and needs no more funds"
+    assert rejection(stopped, funded(10)) == "job-1 is stopped and needs no more funds"
 
 
 def test_an_escrow_is_never_lowered() -> None:
     less = replace(PAID, pay=replace(PAID.pay, escrow=PAID.escrow - 1))
     change = events.ParametersChanged(at_ms=at(90), spec=less)
-    assert refusal(training(PAID), change) == (
+    assert rejection(training(PAID), change) == (
         "pay.escrow may only be raised, from 480: what is left goes back at the end"
     )

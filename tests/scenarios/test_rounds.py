@@ -12,7 +12,7 @@ from coordinator.core.job.commands import (
 from coordinator.core.job.live_blobs import live_blobs
 from coordinator.core.job.state import Job, Phase, WorkState
 from coordinator.core.round.outstanding import outstanding
-from coordinator.core.round.transition import JobStep, refusal, transition
+from coordinator.core.round.transition import JobStep, rejection, transition
 from hypergpu.ids import NodeId
 from hypergpu.statements.assignment import Assignment, SampleRange
 from hypergpu.units import Samples
@@ -79,7 +79,7 @@ def test_updates_are_folded_in_slot_order_whatever_their_order_of_arrival() -> N
 def test_late_update_is_refused_with_its_round() -> None:
     job = after(aggregating(), events.AggregateReady(at_ms=at(60), round=0, model=model(1)))
     late = received(ALICE, round_=0, lease=1)
-    assert refusal(job, late) == "round 0 is not the open one; the job is in round 1"
+    assert rejection(job, late) == "round 0 is not the open one; the job is in round 1"
 
 
 def test_a_deadline_without_a_quorum_leaves_the_round_open_until_there_is_one() -> None:
@@ -92,7 +92,7 @@ def test_a_deadline_without_a_quorum_leaves_the_round_open_until_there_is_one() 
 
 def test_an_early_deadline_is_refused() -> None:
     early = events.DeadlineReached(at_ms=at(500), round=0)
-    assert refusal(training(), early) == "the deadline of round 0 is at 1030 ms"
+    assert rejection(training(), early) == "the deadline of round 0 is at 1030 ms"
 
 
 def test_the_shard_of_a_node_cut_by_the_deadline_goes_out_first_in_the_next_round() -> None:
@@ -113,7 +113,9 @@ def test_a_lost_nodes_shard_goes_to_a_newcomer_under_a_fresh_lease() -> None:
     ((node, assigned),) = assignments(step.commands)
     assert (node, assigned.slot, assigned.lease.number) == (CAROL, 2, 3)
     assert assigned.task.ranges == (SampleRange(8, Samples(8)),)
-    assert refusal(step.job, received(BOB, round_=0, lease=2)).startswith("the work under lease 2")
+    assert rejection(step.job, received(BOB, round_=0, lease=2)).startswith(
+        "the work under lease 2"
+    )
 
 
 def test_a_node_that_comes_back_gets_its_own_shard_and_slot_again() -> None:
@@ -121,7 +123,7 @@ def test_a_node_that_comes_back_gets_its_own_shard_and_slot_again() -> None:
     step = transition(job, events.NodeJoined(at_ms=at(50), node=BOB))
     ((node, assigned),) = assignments(step.commands)
     assert (node, assigned.slot, assigned.lease.number) == (BOB, 1, 3)
-    assert refusal(step.job, received(BOB, round_=0, lease=2)) == (
+    assert rejection(step.job, received(BOB, round_=0, lease=2)) == (
         "lease 2 is void; the current one is 3"
     )
 
@@ -306,7 +308,7 @@ def test_rounds_that_are_done_cannot_be_taken_back() -> None:
     job = after(aggregating(), events.AggregateReady(at_ms=at(60), round=0, model=model(1)))
     spec = replace(SPEC, training=replace(SPEC.training, rounds=1))
     fewer = events.ParametersChanged(at_ms=at(70), spec=spec)
-    assert refusal(job, fewer) == (
+    assert rejection(job, fewer) == (
         "1 of its rounds are done: training.rounds must be more, or stop the job"
     )
 

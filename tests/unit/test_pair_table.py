@@ -4,7 +4,7 @@ from typing import get_args
 
 from coordinator.core.job.events import Event
 from coordinator.core.job.state import Job, Phase
-from coordinator.core.round.transition import refusal, transition
+from coordinator.core.round.transition import rejection, transition
 from tests.unit.job_states import all_events, states
 
 TABLE = Path(__file__).with_name("pair_table.txt")
@@ -12,7 +12,7 @@ TABLE = Path(__file__).with_name("pair_table.txt")
 
 def outcome(job: Job, event: Event) -> str:
     """One cell: the refusal, or the phase after the event and the commands it leads to."""
-    if reason := refusal(job, event):
+    if reason := rejection(job, event):
         return f"refused: {reason}"
     step = transition(job, event)
     names = [type(command).__name__ for command in step.commands]
@@ -41,7 +41,7 @@ def test_every_pair_has_its_committed_outcome() -> None:
 def test_a_refused_event_changes_nothing() -> None:
     for job in states().values():
         for event in all_events():
-            if refusal(job, event):
+            if rejection(job, event):
                 assert transition(job, event) == (job, ())
 
 

@@ -116,7 +116,7 @@ class AggregateReady(StampedEvent, frozen=True, tag=True):
     bytes_down: Bytes = Bytes(0)
     """Model bytes served to nodes since the last aggregate."""
     agreement: float | None = None
-    """Of the updates, see `PlanRequest.agreement`; None when it is not known."""
+    """Agreement of the updates, see `PlanRequest.agreement`; None when it is not known."""
     agreements: dict[NodeId, float] = {}
     """Cosine of each update with the mean of the others; of some it is not known."""
 
@@ -195,7 +195,7 @@ class RoundRecorded(StampedEvent, frozen=True, tag=True):
     reason: str
     """Why the round closed."""
     inner_steps: int = 0
-    """The middle of what participants were to take."""
+    """Median number of the participants' inner steps."""
     codecs: dict[str, int] = {}
     """How many participants were to send in which scheme."""
     resting: int = 0

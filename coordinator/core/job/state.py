@@ -79,7 +79,7 @@ class AcceptedUpdate(msgspec.Struct, frozen=True):
     """The scheme that it was assigned, and checked against when it came."""
     nonce: int = 0
     signature: bytes = b""
-    """Of its sender, over the contribution that it is."""
+    """The node's signature of the contribution."""
 
 
 class WorkState(Enum):
@@ -136,7 +136,7 @@ class Round(msgspec.Struct, frozen=True):
     counts: dict[WorkState, int]
     """How many participants are where, kept beside them: an update costs no walk over all."""
     inner_steps: int
-    """The middle of what its participants take."""
+    """Median number of its participants' inner steps."""
     down: str
     """Scheme of the delta that it ends with."""
     is_sparse: bool
@@ -144,7 +144,7 @@ class Round(msgspec.Struct, frozen=True):
     resting: dict[NodeId, str] = {}
     """Nodes that were there and that its plan gave nothing, with the reason."""
     agreement: float | None = None
-    """Of its updates, once they are folded; see `PlanRequest.agreement`."""
+    """Agreement of its updates, once they are folded; see `PlanRequest.agreement`."""
     deadline_at_ms: Milliseconds = Milliseconds(0)
     """0: none."""
     is_overdue: bool = False
@@ -156,6 +156,25 @@ class Round(msgspec.Struct, frozen=True):
     def epoch(self) -> int:
         """Number of the epoch that the round is settled in."""
         return self.number // self.spec.pay.rounds_per_epoch
+
+    @property
+    def pending(self) -> dict[NodeId, Participant]:
+        """Participants whose updates are awaited."""
+        return {
+            node: participant
+            for node, participant in self.participants.items()
+            if participant.work is WorkState.PENDING
+        }
+
+    @property
+    def accepted(self) -> list[tuple[NodeId, Participant, AcceptedUpdate]]:
+        """Participants whose updates are in, in slot order."""
+        received = [
+            (node, participant, participant.update)
+            for node, participant in self.participants.items()
+            if participant.work is WorkState.RECEIVED and participant.update is not None
+        ]
+        return sorted(received, key=lambda each: each[1].slot)
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -171,6 +190,11 @@ class Member(msgspec.Struct, frozen=True):
     """First steps of the next round: they become the beginning of its shard or go back into the
     stream.
     """
+
+    @property
+    def can_work(self) -> bool:
+        """Whether the node may take work."""
+        return self.is_present and not self.is_leaving
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -304,7 +328,7 @@ class Job(msgspec.Struct, frozen=True):
     funding: Funding | None = None
     """None: nothing limits the job's work."""
     plan_memory: PlanMemory | None = None
-    """Of the newest plan that a round was opened with; the next one is made from it."""
+    """Memory of the newest plan that a round was opened with; the next one is made from it."""
     tally: Tally = Tally()
     unmeasured: tuple[UnmeasuredRound, ...] = ()
     """By number."""
@@ -312,3 +336,22 @@ class Job(msgspec.Struct, frozen=True):
     """Newest results of judges, oldest first: a node's worth follows from them."""
     is_over: bool = False
     """`JobEnded` is journalled: no round will be measured any more."""
+
+    @property
+    def active_phase(self) -> Phase:
+        """The phase, or while paused the one that a resume returns to."""
+        return self.resume_to or self.phase
+
+    @property
+    def open_round(self) -> Round:
+        """The open or closing round, where there must be one."""
+        if self.round is None:
+            raise AssertionError("no round is open")
+        return self.round
+
+    @property
+    def newest_model(self) -> Model:
+        """The current model, where there must be one."""
+        if self.model is None:
+            raise AssertionError("the first model is not made yet")
+        return self.model

@@ -1,17 +1,21 @@
-"""How much work a job is, how much of it is done, and what the next plan has to know of it."""
+"""Who can work, how much of a job is done, and the facts that the next plan rests on."""
 
 from coordinator.core.job.state import Job, Round, WorkState
 from coordinator.core.plan.decision import NodeResult, PlanRequest
 from coordinator.core.round.shards import due_prefetch
-from coordinator.core.round.staff import staff
 from hypergpu.ids import NodeId
-from hypergpu.jobfile.spec import JobSpec
-from hypergpu.units import Samples
 
 
-def work_samples(spec: JobSpec) -> Samples:
-    """The work that a job file states, whoever does how much of it."""
-    return spec.stated_samples
+def available_nodes(job: Job) -> list[NodeId]:
+    """Nodes that can take work, in slot order."""
+    able = [(member.slot, node) for node, member in job.members.items() if member.can_work]
+    return [node for _, node in sorted(able)]
+
+
+def nodes_needed(job: Job) -> int:
+    """Nodes without which no round opens: the stated number for the first, then one."""
+    is_first = job.model is None or job.model.round == 0
+    return job.spec.training.nodes if is_first else 1
 
 
 def is_done(job: Job) -> bool:
@@ -19,29 +23,25 @@ def is_done(job: Job) -> bool:
     if job.model is None:
         return False
     if job.spec.strategy == "aware":
-        return job.tally.samples >= work_samples(job.spec)
+        return job.tally.samples >= job.spec.stated_samples
     return job.model.round >= job.spec.training.rounds
 
 
 def plan_request(job: Job) -> PlanRequest:
-    """What the plan of the next round may depend on. The same state gives the same request."""
-    if job.model is None:
-        raise AssertionError("a plan needs a model")
+    """All that the plan of the next round may depend on. The same state gives the same request."""
+    nodes = available_nodes(job)
+    due = {node: due_prefetch(job, node) for node in nodes}
     return PlanRequest(
-        round=job.model.round,
+        round=job.newest_model.round,
         at_ms=job.at_ms,
         spec=job.spec,
-        candidates={node: job.members[node].slot for node in staff(job)},
+        candidates={node: job.members[node].slot for node in nodes},
         samples_done=job.tally.samples,
-        samples_total=work_samples(job.spec),
+        samples_total=job.spec.stated_samples,
         previous=job.plan_memory,
         results=_results(job.closed),
         agreement=job.closed.agreement if job.closed is not None else None,
-        prefetched={
-            node: prefetch.inner_steps
-            for node in staff(job)
-            if (prefetch := due_prefetch(job, node))
-        },
+        prefetched={node: prefetch.inner_steps for node, prefetch in due.items() if prefetch},
     )
 
 

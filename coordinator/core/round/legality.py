@@ -1,118 +1,98 @@
-"""Which events a job accepts in which phase, and the words with which it refuses the others."""
+"""Which events a job accepts in which phase, and the reasons for which it rejects the others."""
 
 from msgspec.structs import replace
 
-from coordinator.core.job.events import (
-    AggregateReady,
-    DeadlineReached,
-    EvaluationFailed,
-    EvaluationReady,
-    Event,
-    FundingChanged,
-    JobCreated,
-    JobEnded,
-    JobPaused,
-    JobResumed,
-    JobStopped,
-    ModelInitialised,
-    ModelLost,
-    NodeDraining,
-    NodeJoined,
-    NodeLost,
-    ParametersChanged,
-    PreparationFailed,
-    RoundMeasured,
-    RoundPlanned,
-    RoundRecorded,
-    ShardHandedBack,
-    UpdateReceived,
-    UpdateRejected,
-    UpdatesJudged,
-)
+from coordinator.core.job import events
+from coordinator.core.job.events import Event
 from coordinator.core.job.state import ENDED, Job, Phase, WorkState
-from coordinator.core.round.completion import is_done, work_samples
+from coordinator.core.round.completion import is_done
 
 _LIVE = frozenset(Phase) - ENDED
 _RUNNING = frozenset({Phase.WAITING, Phase.PLANNING, Phase.TRAINING, Phase.AGGREGATING})
 
 LEGAL: dict[type, frozenset[Phase]] = {
-    JobCreated: frozenset(),
-    ModelInitialised: _LIVE,
-    PreparationFailed: _LIVE,
-    NodeJoined: _LIVE - {Phase.FINISHING},
-    NodeLost: _LIVE,
-    NodeDraining: _LIVE,
-    RoundPlanned: frozenset({Phase.PLANNING}),
-    UpdateReceived: frozenset({Phase.TRAINING, Phase.PAUSED}),
-    UpdateRejected: frozenset(Phase),
-    ShardHandedBack: frozenset({Phase.TRAINING, Phase.PAUSED}),
-    DeadlineReached: frozenset({Phase.TRAINING}),
-    AggregateReady: _LIVE,
-    ModelLost: _LIVE - {Phase.PREPARING},
-    EvaluationReady: frozenset(Phase),
-    EvaluationFailed: frozenset(Phase),
-    JobPaused: _RUNNING | {Phase.PREPARING},
-    JobResumed: frozenset({Phase.PAUSED}),
-    JobStopped: _LIVE,
-    ParametersChanged: _LIVE - {Phase.FINISHING},
-    FundingChanged: _LIVE,
-    UpdatesJudged: frozenset(Phase),
-    RoundRecorded: frozenset(Phase),
-    RoundMeasured: frozenset(Phase),
-    JobEnded: frozenset(Phase),
+    events.JobCreated: frozenset(),
+    events.ModelInitialised: _LIVE,
+    events.PreparationFailed: _LIVE,
+    events.NodeJoined: _LIVE - {Phase.FINISHING},
+    events.NodeLost: _LIVE,
+    events.NodeDraining: _LIVE,
+    events.RoundPlanned: frozenset({Phase.PLANNING}),
+    events.UpdateReceived: frozenset({Phase.TRAINING, Phase.PAUSED}),
+    events.UpdateRejected: frozenset(Phase),
+    events.ShardHandedBack: frozenset({Phase.TRAINING, Phase.PAUSED}),
+    events.DeadlineReached: frozenset({Phase.TRAINING}),
+    events.AggregateReady: _LIVE,
+    events.ModelLost: _LIVE - {Phase.PREPARING},
+    events.EvaluationReady: frozenset(Phase),
+    events.EvaluationFailed: frozenset(Phase),
+    events.JobPaused: _RUNNING | {Phase.PREPARING},
+    events.JobResumed: frozenset({Phase.PAUSED}),
+    events.JobStopped: _LIVE,
+    events.ParametersChanged: _LIVE - {Phase.FINISHING},
+    events.FundingChanged: _LIVE,
+    events.UpdatesJudged: frozenset(Phase),
+    events.RoundRecorded: frozenset(Phase),
+    events.RoundMeasured: frozenset(Phase),
+    events.JobEnded: frozenset(Phase),
 }
-"""The phases in which an event may be legal at all. `refusal` adds what depends on the rest of the
-state.
-"""
+"""The phases in which an event may be legal at all. `rejection` looks at the rest of the state."""
 
 
 _CANNOT: dict[type, str] = {
-    JobPaused: "cannot be paused",
-    JobResumed: "cannot be resumed",
-    JobStopped: "cannot be stopped",
-    ParametersChanged: "takes no new settings",
-    FundingChanged: "needs no more funds",
-    RoundPlanned: "plans no round now",
-    UpdateReceived: "takes no updates now",
-    NodeJoined: "takes no nodes now",
+    events.JobPaused: "cannot be paused",
+    events.JobResumed: "cannot be resumed",
+    events.JobStopped: "cannot be stopped",
+    events.ParametersChanged: "takes no new settings",
+    events.FundingChanged: "needs no more funds",
+    events.RoundPlanned: "plans no round now",
+    events.UpdateReceived: "takes no updates now",
+    events.NodeJoined: "takes no nodes now",
 }
 
 
-def refusal(job: Job, event: Event) -> str:
+def rejection(job: Job, event: Event) -> str:
     """Why the job does not accept the event now; empty when it does."""
     if job.phase not in LEGAL[type(event)]:
         cannot = _CANNOT.get(type(event), f"has no place for {type(event).__name__}")
         return f"{job.job_id} is {job.phase.value} and {cannot}"
     match event:
-        case NodeJoined() | NodeLost() | NodeDraining():
-            return _membership_refusal(job, event)
-        case UpdateReceived() | ShardHandedBack():
-            return _work_refusal(job, event)
-        case ModelInitialised() | PreparationFailed() | AggregateReady() | ModelLost():
-            return _model_refusal(job, event)
-        case RoundPlanned() | DeadlineReached():
-            return _round_refusal(job, event)
-        case ParametersChanged():
-            return _parameters_refusal(job, event)
-        case EvaluationReady() | EvaluationFailed() | UpdatesJudged():
-            return _evaluation_refusal(job, event)
+        case events.NodeJoined() | events.NodeLost() | events.NodeDraining():
+            return _membership_rejection(job, event)
+        case events.UpdateReceived() | events.ShardHandedBack():
+            return _work_rejection(job, event)
+        case (
+            events.ModelInitialised()
+            | events.PreparationFailed()
+            | events.AggregateReady()
+            | events.ModelLost()
+        ):
+            return _model_rejection(job, event)
+        case events.RoundPlanned() | events.DeadlineReached():
+            return _round_rejection(job, event)
+        case events.ParametersChanged():
+            return _parameters_rejection(job, event)
+        case events.EvaluationReady() | events.EvaluationFailed() | events.UpdatesJudged():
+            return _evaluation_rejection(job, event)
         case _:
             return ""
 
 
-def _membership_refusal(job: Job, event: NodeJoined | NodeLost | NodeDraining) -> str:
+def _membership_rejection(
+    job: Job, event: events.NodeJoined | events.NodeLost | events.NodeDraining
+) -> str:
     member = job.members.get(event.node)
     is_present = member is not None and member.is_present
-    if isinstance(event, NodeJoined):
+    if isinstance(event, events.NodeJoined):
         return f"{event.node} is in {job.job_id} already" if is_present else ""
     if not is_present:
         return f"{event.node} is not in {job.job_id}"
-    if isinstance(event, NodeDraining) and member is not None and member.is_leaving:
+    if isinstance(event, events.NodeDraining) and member is not None and member.is_leaving:
         return f"{event.node} is leaving {job.job_id} already"
     return ""
 
 
-def _work_refusal(job: Job, event: UpdateReceived | ShardHandedBack) -> str:
+def _work_rejection(job: Job, event: events.UpdateReceived | events.ShardHandedBack) -> str:
     """The fence: only the newest lease of a pending participant of the open round."""
     if job.round is None or job.resume_to is Phase.AGGREGATING:
         return f"{job.job_id} has no open round"
@@ -128,29 +108,35 @@ def _work_refusal(job: Job, event: UpdateReceived | ShardHandedBack) -> str:
     return ""
 
 
-def _model_refusal(
-    job: Job, event: ModelInitialised | PreparationFailed | AggregateReady | ModelLost
+def _model_rejection(
+    job: Job,
+    event: events.ModelInitialised
+    | events.PreparationFailed
+    | events.AggregateReady
+    | events.ModelLost,
 ) -> str:
-    is_preparing = Phase.PREPARING in (job.phase, job.resume_to)
-    is_aggregating = Phase.AGGREGATING in (job.phase, job.resume_to)
     match event:
-        case ModelInitialised() | PreparationFailed():
+        case events.ModelInitialised() | events.PreparationFailed():
             is_remade = job.lost_model and job.model is not None and job.model.round == 0
-            return "" if is_preparing or is_remade else f"{job.job_id} has its first model already"
-        case ModelLost():
+            is_due = is_remade or job.active_phase is Phase.PREPARING
+            return "" if is_due else f"{job.job_id} has its first model already"
+        case events.ModelLost():
             needed = job.previous if job.lost_model else job.model
             is_needed = needed is not None and needed.blob.digest == event.model
             return "" if is_needed else "the job does not need this model now"
-        case AggregateReady():
+        case events.AggregateReady():
             if job.lost_model:
                 is_remade = job.closed is not None and event.round == job.closed.number
                 return "" if is_remade else "the damaged model is being made again first"
-            is_due = is_aggregating and job.round is not None and event.round == job.round.number
+            is_aggregating = job.active_phase is Phase.AGGREGATING
+            is_due = is_aggregating and event.round == job.open_round.number
             return "" if is_due else f"round {event.round} is not being aggregated"
 
 
-def _evaluation_refusal(job: Job, event: EvaluationReady | EvaluationFailed | UpdatesJudged) -> str:
-    if isinstance(event, UpdatesJudged):
+def _evaluation_rejection(
+    job: Job, event: events.EvaluationReady | events.EvaluationFailed | events.UpdatesJudged
+) -> str:
+    if isinstance(event, events.UpdatesJudged):
         is_due = any(
             event.round == waiting.number and not waiting.is_ready for waiting in job.unmeasured
         )
@@ -159,16 +145,16 @@ def _evaluation_refusal(job: Job, event: EvaluationReady | EvaluationFailed | Up
     return "" if event.round in waiting else f"no evaluation of round {event.round} is due"
 
 
-def _round_refusal(job: Job, event: RoundPlanned | DeadlineReached) -> str:
-    if isinstance(event, DeadlineReached):
-        return _deadline_refusal(job, event)
+def _round_rejection(job: Job, event: events.RoundPlanned | events.DeadlineReached) -> str:
+    if isinstance(event, events.DeadlineReached):
+        return _deadline_rejection(job, event)
     number = job.model.round if job.model is not None else 0
     if event.plan.round != number:
         return f"round {event.plan.round} is not being planned; the job is in round {number}"
     return "" if event.plan.nodes else f"the plan of round {number} gives nobody work"
 
 
-def _parameters_refusal(job: Job, event: ParametersChanged) -> str:
+def _parameters_rejection(job: Job, event: events.ParametersChanged) -> str:
     """A job has a round to do, or it is over: rounds that are done cannot be taken back, nor can
     an escrow that nodes have worked for.
     """
@@ -178,7 +164,7 @@ def _parameters_refusal(job: Job, event: ParametersChanged) -> str:
     if job.model is None or not is_done(replace(job, spec=event.spec)):
         return ""
     if event.spec.strategy == "aware":
-        total = work_samples(event.spec)
+        total = event.spec.stated_samples
         return (
             f"{job.tally.samples} samples are trained on, {total} would be all:"
             " training.rounds must be more, or stop the job"
@@ -187,7 +173,7 @@ def _parameters_refusal(job: Job, event: ParametersChanged) -> str:
     return f"{done} of its rounds are done: training.rounds must be more, or stop the job"
 
 
-def _deadline_refusal(job: Job, event: DeadlineReached) -> str:
+def _deadline_rejection(job: Job, event: events.DeadlineReached) -> str:
     round_ = job.round
     if round_ is None or event.round != round_.number or not round_.deadline_at_ms:
         return f"round {event.round} has no deadline now"

@@ -1,18 +1,11 @@
-"""What is still to be done for a job, whatever was done before: how a restarted coordinator goes
-on.
-"""
+"""Commands still to be performed for a job: with them a restarted coordinator goes on."""
 
-from coordinator.core.job.commands import (
-    Command,
-    EvaluateModel,
-    InitialiseModel,
-    PlanRound,
-)
-from coordinator.core.job.state import Job, Phase, WorkState
+from coordinator.core.job.commands import Command, EvaluateModel, InitialiseModel, PlanRound
+from coordinator.core.job.state import Job, Phase
 from coordinator.core.quality.judging import judging_commands
+from coordinator.core.round.assigning import assignment, deadline
+from coordinator.core.round.closing import aggregate
 from coordinator.core.round.completion import plan_request
-from coordinator.core.round.folding import aggregate, fold_command
-from coordinator.core.round.rounds import assignment, deadline
 
 
 def outstanding(job: Job) -> tuple[Command, ...]:
@@ -24,34 +17,26 @@ def outstanding(job: Job) -> tuple[Command, ...]:
     """
     if job.lost_model:
         return (remake(job),)
-    return (*_phase_commands(job), *_evaluations(job), *judging_commands(job))
+    evaluations = (
+        EvaluateModel(model.round, model, job.spec, job.manifest) for model in job.evaluating
+    )
+    return (*_phase_commands(job), *evaluations, *judging_commands(job))
 
 
 def remake(job: Job) -> Command:
-    """The command that makes a lost current model again from what it was made of."""
+    """The command that makes a lost current model again from the model and updates before it."""
     if job.previous is None or job.closed is None:
         return InitialiseModel(job.job_id, job.spec, job.manifest)
-    return fold_command(job.closed, job.previous)
+    return aggregate(job.closed, job.previous)
 
 
 def _phase_commands(job: Job) -> tuple[Command, ...]:
-    if Phase.PREPARING in (job.phase, job.resume_to):
+    if job.active_phase is Phase.PREPARING:
         return (InitialiseModel(job.job_id, job.spec, job.manifest),)
-    if Phase.AGGREGATING in (job.phase, job.resume_to):
-        return (aggregate(job),)
+    if job.active_phase is Phase.AGGREGATING:
+        return (aggregate(job.open_round, job.newest_model),)
     if job.phase is Phase.PLANNING:
         return (PlanRound(plan_request(job)),)
-    if job.phase is Phase.TRAINING and job.round is not None:
-        pending = [
-            node
-            for node, participant in job.round.participants.items()
-            if participant.work is WorkState.PENDING
-        ]
-        return (*deadline(job), *(assignment(job, node) for node in pending))
+    if job.phase is Phase.TRAINING:
+        return (*deadline(job), *(assignment(job, node) for node in job.open_round.pending))
     return ()
-
-
-def _evaluations(job: Job) -> tuple[Command, ...]:
-    return tuple(
-        EvaluateModel(model.round, model, job.spec, job.manifest) for model in job.evaluating
-    )

@@ -1,4 +1,6 @@
-"""What nodes receive when a round opens: their shards, and their prefetch of the next round.
+"""Which samples go to whom: shards of a round, and prefetches of the next one.
+
+A partition is an endless stream of positions, of which none is dropped.
 
 A prefetch is a piece of a stream like a shard, kept with a member until the next round opens. There
 it becomes the beginning of the member's shard, or goes back into the stream: nothing is dropped,
@@ -7,12 +9,11 @@ and nothing counts that no accepted update covers.
 
 from typing import NamedTuple
 
+from blake3 import blake3
 from msgspec.structs import replace
 
 from coordinator.core.job.state import Job, Member, Shard, Stream
 from coordinator.core.plan.decision import NodePlan, RoundPlan
-from coordinator.core.round.seeds import seed_for
-from coordinator.core.round.streams import return_samples, take_samples
 from hypergpu.ids import NodeId
 from hypergpu.statements.assignment import Prefetch, SampleRange
 from hypergpu.units import Samples
@@ -26,6 +27,40 @@ class ShardDeal(NamedTuple):
     """The beginnings of shards that were prefetches of the round before."""
     members: dict[NodeId, Member]
     streams: tuple[Stream, ...]
+
+
+def take_samples(stream: Stream, count: int) -> tuple[tuple[SampleRange, ...], Stream]:
+    """Take the next ``count`` positions: returned ones first, then new ones.
+
+    Returns:
+        The ranges, in the order in which they are to be trained on, and the stream without them.
+    """
+    ranges: list[SampleRange] = []
+    left = list(stream.returned)
+    wanted = count
+    while wanted and left:
+        head = left.pop(0)
+        used = min(wanted, head.count)
+        ranges.append(SampleRange(head.start, Samples(used)))
+        if used < head.count:
+            left.insert(0, SampleRange(head.start + used, Samples(head.count - used)))
+        wanted -= used
+    if wanted:
+        ranges.append(SampleRange(stream.cursor, Samples(wanted)))
+    return tuple(ranges), replace(stream, cursor=stream.cursor + wanted, returned=tuple(left))
+
+
+def return_samples(streams: list[Stream], partition: int, ranges: tuple[SampleRange, ...]) -> None:
+    """Return positions that no accepted update covers. They go out first, in ascending order."""
+    stream = streams[partition]
+    returned = sorted((*stream.returned, *ranges), key=lambda range_: range_.start)
+    streams[partition] = replace(stream, returned=tuple(returned))
+
+
+def seed_for(job_seed: int, purpose: str, *keys: int) -> int:
+    """A 63-bit seed that depends on nothing but its arguments."""
+    text = "/".join((str(job_seed), purpose, *map(str, keys)))
+    return int.from_bytes(blake3(text.encode()).digest(8), "big") >> 1
 
 
 def shard_samples(ranges: tuple[SampleRange, ...]) -> Samples:
@@ -57,8 +92,7 @@ def deal_shards(job: Job, plan: RoundPlan, total_samples: Samples) -> ShardDeal:
         if _is_of_use(prefetch, plan.round, plan.nodes.get(node), stated):
             prefetched[node] = prefetch
         else:
-            place = member.slot % len(streams)
-            streams[place] = return_samples(streams[place], prefetch.ranges)
+            return_samples(streams, member.slot % len(streams), prefetch.ranges)
     shards = {}
     for node, part in plan.nodes.items():
         first = prefetched[node].ranges if node in prefetched else ()

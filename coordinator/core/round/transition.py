@@ -9,8 +9,8 @@ After the last round the final model is evaluated and the job is finished.
 
 Rules that hold in every phase:
 
-- An event that is not legal changes nothing. `refusal` says why, in the words that the sender, the
-  log and the tests see.
+- An event that is not legal changes nothing. `rejection` gives the reason, in the words that the
+  sender, the log and the tests see.
 - An update counts only under its participant's newest lease, so a shard that was given to somebody
   else cannot come back twice.
 - A shard is either pending, covered by an accepted update, orphaned within its round, or back in
@@ -23,42 +23,49 @@ Rules that hold in every phase:
 - A pause voids nothing that was accepted: on resume the same shards go out again under new leases.
 """
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
+from coordinator.core.job import events
 from coordinator.core.job.commands import InitialiseModel
-from coordinator.core.job.events import (
-    AggregateReady,
-    ControlEvent,
-    DeadlineReached,
-    EvaluationFailed,
-    EvaluationReady,
-    Event,
-    FundingChanged,
-    JobCreated,
-    JobPaused,
-    JobResumed,
-    JobStopped,
-    ModelEvent,
-    ModelInitialised,
-    ModelLost,
-    NodeDraining,
-    NodeEvent,
-    NodeJoined,
-    NodeLost,
-    ParametersChanged,
-    PreparationFailed,
-    RoundPlanned,
-    ShardHandedBack,
-    UpdateReceived,
-    UpdateRejected,
-)
+from coordinator.core.job.events import Event
 from coordinator.core.job.state import Job
 from coordinator.core.quality.records import record_quality
-from coordinator.core.round import control, membership, models
-from coordinator.core.round.legality import refusal
-from coordinator.core.round.rounds import JobStep, open_planned_round
+from coordinator.core.round import control_events, model_events, node_events
+from coordinator.core.round.assigning import JobStep
+from coordinator.core.round.legality import rejection
+from coordinator.core.round.opening import open_planned_round
 
-__all__ = ["JobStep", "refusal", "transition"]
+__all__ = ["JobStep", "rejection", "transition"]
+
+
+def _open_as_planned(job: Job, event: events.RoundPlanned) -> JobStep:
+    return open_planned_round(job, event.plan)
+
+
+_STEPS: dict[type, Callable[..., JobStep]] = {
+    events.NodeJoined: node_events.add_node,
+    events.NodeLost: node_events.lose_node,
+    events.NodeDraining: node_events.drain_node,
+    events.UpdateReceived: node_events.receive_update,
+    events.UpdateRejected: node_events.count_rejection,
+    events.ShardHandedBack: node_events.take_back_shard,
+    events.DeadlineReached: control_events.note_deadline,
+    events.JobPaused: control_events.pause_job,
+    events.JobResumed: control_events.resume_job,
+    events.JobStopped: control_events.stop_job,
+    events.ParametersChanged: control_events.change_parameters,
+    events.FundingChanged: control_events.change_funding,
+    events.ModelInitialised: model_events.take_first_model,
+    events.PreparationFailed: model_events.fail_preparation,
+    events.AggregateReady: model_events.take_next_model,
+    events.ModelLost: model_events.remake_model,
+    events.EvaluationReady: model_events.keep_score,
+    events.EvaluationFailed: model_events.skip_score,
+    events.RoundPlanned: _open_as_planned,
+}
+"""The step of each event. Records, and findings of judges, change nothing but the quality."""
 
 
 def transition(job: Job | None, event: Event) -> JobStep:
@@ -66,7 +73,7 @@ def transition(job: Job | None, event: Event) -> JobStep:
 
     Args:
         job: None only for `JobCreated`.
-        event: What happened, with ``at_ms`` no earlier than the job's.
+        event: The event, with ``at_ms`` no earlier than the job's.
 
     Returns:
         The next state and the commands to perform once the event is persisted. An illegal event
@@ -76,17 +83,19 @@ def transition(job: Job | None, event: Event) -> JobStep:
         ValueError: ``job`` is None and the event is not `JobCreated`.
     """
     if job is None:
-        if not isinstance(event, JobCreated):
+        if not isinstance(event, events.JobCreated):
             raise ValueError(f"a journal begins with JobCreated, not {type(event).__name__}")
         return _create_job(event)
-    if refusal(job, event):
+    if rejection(job, event):
         return JobStep(job)
-    step = _advance(replace(job, at_ms=max(job.at_ms, event.at_ms)), event)
+    now = replace(job, at_ms=max(job.at_ms, event.at_ms))
+    advance = _STEPS.get(type(event))
+    step = advance(now, event) if advance else JobStep(now)
     after, records = record_quality(job, event, step.job)
     return JobStep(after, (*step.commands, *records))
 
 
-def _create_job(event: JobCreated) -> JobStep:
+def _create_job(event: events.JobCreated) -> JobStep:
     job = Job(
         job_id=event.job_id,
         spec=event.spec,
@@ -96,63 +105,3 @@ def _create_job(event: JobCreated) -> JobStep:
         funding=event.funding,
     )
     return JobStep(job, (InitialiseModel(job.job_id, job.spec, job.manifest),))
-
-
-def _advance(job: Job, event: Event) -> JobStep:
-    if isinstance(event, NodeEvent):
-        return _node_step(job, event)
-    if isinstance(event, ControlEvent):
-        return _control_step(job, event)
-    if isinstance(event, ModelEvent):
-        return _model_step(job, event)
-    if isinstance(event, RoundPlanned):
-        return open_planned_round(job, event.plan)
-    return JobStep(job)
-
-
-def _node_step(job: Job, event: NodeEvent) -> JobStep:
-    match event:
-        case NodeJoined():
-            return membership.add_node(job, event)
-        case NodeLost():
-            return membership.lose_node(job, event)
-        case NodeDraining():
-            return membership.drain_node(job, event)
-        case UpdateReceived():
-            return membership.receive_update(job, event)
-        case UpdateRejected():
-            return membership.count_rejection(job)
-        case ShardHandedBack():
-            return membership.take_back_shard(job, event)
-
-
-def _control_step(job: Job, event: ControlEvent) -> JobStep:
-    match event:
-        case DeadlineReached():
-            return control.note_deadline(job)
-        case JobPaused():
-            return control.pause_job(job, event)
-        case JobResumed():
-            return control.resume_job(job)
-        case JobStopped():
-            return control.stop_job(job)
-        case ParametersChanged():
-            return control.change_parameters(job, event)
-        case FundingChanged():
-            return control.change_funding(job, event)
-
-
-def _model_step(job: Job, event: ModelEvent) -> JobStep:
-    match event:
-        case ModelInitialised():
-            return models.take_first_model(job, event)
-        case PreparationFailed():
-            return models.fail_preparation(job, event)
-        case AggregateReady():
-            return models.take_next_model(job, event)
-        case ModelLost():
-            return models.remake_model(job, event)
-        case EvaluationReady():
-            return models.keep_score(job, event)
-        case EvaluationFailed():
-            return models.skip_score(job, event)

@@ -23,7 +23,7 @@ from coordinator.core.job.events import (
     UpdateRejected,
 )
 from coordinator.core.job.state import Job
-from coordinator.core.round.transition import refusal, transition
+from coordinator.core.round.transition import rejection, transition
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.records import Entry, RequestClaim
 from coordinator.shell.journal.store import Journal
@@ -98,7 +98,7 @@ def _decide(
     job = decision.jobs.get(job_id) or (runtime.job if runtime else None)
     if job is None and not isinstance(event, JobCreated):
         return f"there is no job {job_id}"
-    if job is not None and (reason := refusal(job, event)):
+    if job is not None and (reason := rejection(job, event)):
         return reason
     step = transition(job, event)
     records = [command.record for command in step.commands if isinstance(command, WriteRecord)]

@@ -8,7 +8,7 @@ import structlog
 from coordinator.core.allocation import JobDemand, Lend, Move, NodeOffer, plan_allocation
 from coordinator.core.job.events import NodeDraining, NodeJoined, NodeLost
 from coordinator.core.job.state import ENDED, Job, Phase
-from coordinator.core.round.staff import nodes_needed
+from coordinator.core.round.completion import nodes_needed
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.round.rounds import assignment
+from coordinator.core.round.assigning import assignment
 from coordinator.shell.translate import participant_summary
 from hypergpu.ids import Digest
 from hypergpu.statements.assignment import Assignment, InitialModel, Prefetch, SampleRange

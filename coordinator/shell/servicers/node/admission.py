@@ -14,7 +14,7 @@ import structlog
 from coordinator.core.job.events import UpdateReceived, UpdateRejected
 from coordinator.core.job.state import AcceptedUpdate, Job, Phase, WorkState
 from coordinator.core.quality.contributions import offered_contribution
-from coordinator.core.round.transition import refusal
+from coordinator.core.round.transition import rejection
 from coordinator.shell import translate
 from coordinator.shell.blobs.stripes import StripeUpload
 from coordinator.shell.blobs.upload import Upload
@@ -230,7 +230,7 @@ def _refuse_unsigned(job: Job, received: UpdateReceived) -> None:
 async def _refuse_void_lease(
     services: Services, runtime: JobRuntime, received: UpdateReceived
 ) -> None:
-    if not (why := refusal(runtime.job, received)):
+    if not (why := rejection(runtime.job, received)):
         return
     reason = _void_reason(runtime.job, received)
     if reason is Reason.UPDATE_LATE:

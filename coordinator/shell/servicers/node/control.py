@@ -8,7 +8,7 @@ import structlog
 from coordinator.core.job.commands import AssignShard
 from coordinator.core.job.events import ShardHandedBack
 from coordinator.core.job.state import Job, Phase, WorkState
-from coordinator.core.round.rounds import assignment
+from coordinator.core.round.assigning import assignment
 from coordinator.shell import translate
 from coordinator.shell.commands.perform import assign
 from coordinator.shell.runtime.connected_nodes import ControlStream
