@@ -10,8 +10,9 @@ import msgspec
 from hypergpu.digest import digest_of
 from hypergpu.ids import Digest, JobKey, NodeId
 from hypergpu.keys.keccak import keccak
+from hypergpu.keys.signature import signer_of
 from hypergpu.statements.domain import address_bytes, word_bytes
-from hypergpu.statements.signing import signer, struct_hash
+from hypergpu.statements.signing import signed_digest, struct_hash
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 _TYPE = keccak(
@@ -83,8 +84,15 @@ def contribution_hash(contribution: Contribution) -> bytes:
 def is_signed_by(
     node: NodeId, separator: bytes, contribution: Contribution, signature: bytes
 ) -> bool:
-    """Whether ``node`` is the contribution's node and signed it."""
-    return contribution.node == node and signer(separator, contribution, signature) == node
+    """Whether ``node`` is the contribution's node and signed it.
+
+    Safe for content from outside: it never raises.
+    """
+    try:
+        digest = signed_digest(separator, contribution_hash(contribution))
+    except ValueError:
+        return False
+    return contribution.node == node and signer_of(digest, signature) == node
 
 
 def shard_digest(partition: int, ranges: Iterable[tuple[int, Samples]]) -> Digest:

@@ -1,6 +1,6 @@
 """One account on one ledger, for as long as a command runs."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,14 +13,14 @@ from payments.cli.outcome import LedgerAct, amount_text
 from payments.shell.chains import ChainProfile, check_url, profile_of_id
 from payments.shell.contracts import ledger_contract, token_contract
 from payments.shell.deployment import check_chain, recognise_ledger
-from payments.shell.ethereum import Block, Ethereum, View
-from payments.shell.wallet import Call, Wallet
+from payments.shell.ethereum import ChainBlock, ContractView, Ethereum
+from payments.shell.wallet import ContractCall, Wallet
 
 
 class OpenLedger:
     """A ledger that commands read, at one block unless it is refreshed."""
 
-    def __init__(self, chain: Ethereum, domain: Domain, token: Address, block: Block) -> None:
+    def __init__(self, chain: Ethereum, domain: Domain, token: Address, block: ChainBlock) -> None:
         self.chain, self.domain, self.token, self.block = chain, domain, token, block
         self.decimals = 0
 
@@ -30,20 +30,20 @@ class OpenLedger:
 
     async def read(self, function: str, *arguments: object) -> Any:
         """One view of the ledger."""
-        (found,) = await self.read_all([(function, arguments)])
+        found = await self.read_or_none(function, *arguments)
         if found is None:
             raise HyperGPUError(Reason.REQUEST_INVALID, f"the ledger refuses {function}")
         return found
 
-    async def read_all(self, views: Sequence[tuple[str, tuple[object, ...]]]) -> list[Any]:
-        """Several views; None for each that the ledger refuses."""
-        contract, address = ledger_contract(), self.domain.contract
-        asked = [View(contract, address, function, arguments) for function, arguments in views]
-        return await self.chain.read(asked, self.block)
+    async def read_or_none(self, function: str, *arguments: object) -> Any:
+        """One view of the ledger; None where the ledger refuses it."""
+        view = ContractView(ledger_contract(), self.domain.contract, function, arguments)
+        (found,) = await self.chain.read([view], self.block)
+        return found
 
     async def token_number(self, function: str, *arguments: object) -> int:
         """A number that the token answers; 0 where it has no such view."""
-        view = View(token_contract(), self.token, function, arguments)
+        view = ContractView(token_contract(), self.token, function, arguments)
         (found,) = await self.chain.read([view], self.block)
         return int(found or 0)
 
@@ -55,9 +55,9 @@ class OpenLedger:
 class LedgerAccount:
     """An account that acts on a ledger, and what it did so far."""
 
-    def __init__(self, ledger: OpenLedger, key: IdentityKey, profile: ChainProfile) -> None:
+    def __init__(self, ledger: OpenLedger, key: IdentityKey) -> None:
         self.ledger, self.address = ledger, key.address
-        self._wallet = Wallet(ledger.chain, key, profile)
+        self._wallet = Wallet(ledger.chain, key)
         self._blocks: list[int] = []
         self.done: list[str] = []
         self.amounts: dict[str, str] = {}
@@ -66,7 +66,7 @@ class LedgerAccount:
     async def act(self, function: str, *arguments: object) -> None:
         """Have the ledger carry out a call; what is read afterwards is after it."""
         calldata = ledger_contract().encode(function, *arguments)
-        await self._send(Call(ledger_contract(), self.ledger.domain.contract, calldata))
+        await self._send(ContractCall(ledger_contract(), self.ledger.domain.contract, calldata))
 
     async def approve(self, amount: int) -> None:
         """Let the ledger take an amount of the token."""
@@ -79,7 +79,7 @@ class LedgerAccount:
                 fix="send the token to this account, or name a smaller amount",
             )
         calldata = token_contract().encode("approve", self.ledger.domain.contract, amount)
-        await self._send(Call(token_contract(), self.ledger.token, calldata))
+        await self._send(ContractCall(token_contract(), self.ledger.token, calldata))
 
     def result(self) -> LedgerAct:
         """Everything that was done."""
@@ -93,15 +93,14 @@ class LedgerAccount:
             again_at_unix_s=min(self.again_at_s, default=0),
         )
 
-    async def _send(self, call: Call) -> None:
+    async def _send(self, call: ContractCall) -> None:
         if not await self.ledger.chain.balance_wei(self.address):
             raise HyperGPUError(
                 Reason.ARGUMENT_INVALID,
                 f"{self.address} has no gas money on chain {self.ledger.domain.chain_id}",
                 fix="send it some of the chain's coin",
             )
-        (included,) = await self._wallet.send([call])
-        self._blocks.append(included.block_number)
+        self._blocks.append(await self._wallet.send(call))
         await self.ledger.refresh()
 
 
@@ -114,7 +113,7 @@ async def open_ledger(domain: Domain, chain_url: str) -> AsyncIterator[OpenLedge
         chain_url: RPC of its chain; empty: the profile's own, or the setting ``chain_url``.
     """
     profile, _ = profile_of_id(domain.chain_id)
-    chain = Ethereum.of(rpc_url(profile, chain_url), profile)
+    chain = Ethereum(rpc_url(profile, chain_url), profile)
     try:
         await check_chain(chain, profile)
         target = await recognise_ledger(chain, domain)
@@ -131,7 +130,7 @@ async def open_account(
 ) -> AsyncIterator[LedgerAccount]:
     """Connect an account to a ledger; raises as `open_ledger`."""
     async with open_ledger(domain, chain_url) as ledger:
-        yield LedgerAccount(ledger, key, profile_of_id(domain.chain_id)[0])
+        yield LedgerAccount(ledger, key)
 
 
 def rpc_url(profile: ChainProfile, given: str) -> str:

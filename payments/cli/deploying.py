@@ -17,7 +17,7 @@ from payments.shell.chains import NONE, ChainProfile, named_chain, profile_of_id
 from payments.shell.contracts import created_address, ledger_contract
 from payments.shell.deployment import LedgerOptions
 from payments.shell.ethereum import Ethereum
-from payments.shell.wallet import Call, Wallet
+from payments.shell.wallet import ContractCall, Wallet
 
 WINDOW_S_LEAST = 30
 _DAY_S = 86_400
@@ -78,9 +78,9 @@ async def deploy(
             fix="send it some of the chain's coin",
         )
     nonce = await chain.next_nonce(key.address)
-    call = Call(ledger_contract(), None, options.creation_data())
-    (included,) = await Wallet(chain, key, profile).send([call])
-    return created_address(key.address, nonce), included.block_number
+    call = ContractCall(ledger_contract(), None, options.creation_data())
+    block = await Wallet(chain, key).send(call)
+    return created_address(key.address, nonce), block
 
 
 def _option_faults(options: LedgerOptions) -> list[str]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import Address
+from hypergpu.ids import Address, JobKey, NodeId
 from hypergpu.keys.keccak import keccak
 from hypergpu.statements.domain import word_bytes
 from hypergpu.statements.signing import chain_form
@@ -14,8 +14,9 @@ from hypergpu.units import Wei
 from payments.cli.account import LedgerAccount
 from payments.cli.accounts import HeldJob, worker_facts
 from payments.cli.outcome import time_text
-from payments.core.calls import ShareState
+from payments.core.calls import EpochView, ShareState
 from payments.core.rewards import worth
+from payments.shell.ledger_view import JobReader
 from payments.shell.transactions import receipt_tuple
 
 _MIB = 1 << 20
@@ -44,7 +45,7 @@ async def claim(node: LedgerAccount, held: HeldJob, to: Address | None) -> None:
         to: Payee of credit, where the token refuses to pay the node itself.
     """
     job = word_bytes(held.terms.job)
-    (found,) = await node.ledger.read_all([("getJob", (job,))])
+    found = await node.ledger.read_or_none("getJob", job)
     if found is None:
         raise HyperGPUError(
             Reason.JOB_UNKNOWN,
@@ -53,14 +54,16 @@ async def claim(node: LedgerAccount, held: HeldJob, to: Address | None) -> None:
         )
     await _record_newest(node, held, found)
     newest_epoch = held.newest.receipt.epoch if held.newest else 0
-    async for share in due_shares(node, job, newest_epoch):
+    async for share in due_shares(node, held.terms.job, newest_epoch):
         await _take_share(node, held, share)
     await _take_credit(node, to)
     if not node.done:
         node.done.append(f"{held.job_id}: nothing is due")
 
 
-async def due_shares(node: LedgerAccount, job: bytes, newest_epoch: int) -> AsyncIterator[DueShare]:
+async def due_shares(
+    node: LedgerAccount, job: JobKey, newest_epoch: int
+) -> AsyncIterator[DueShare]:
     """Shares of a node in a job that are not paid, in order of epochs.
 
     Args:
@@ -68,18 +71,16 @@ async def due_shares(node: LedgerAccount, job: bytes, newest_epoch: int) -> Asyn
         job: The job's key.
         newest_epoch: Epoch of the node's newest receipt; its share may be in a later one.
     """
-    first, is_over = 0, False
-    while not is_over:
-        epochs = range(first, first + _EPOCHS_AT_ONCE)
-        heads = await node.ledger.read_all([("getEpoch", (job, epoch)) for epoch in epochs])
-        shares = await node.ledger.read_all(
-            [("getContribution", (job, epoch, node.address)) for epoch in epochs]
-        )
-        for epoch, head, share in zip(epochs, heads, shares, strict=True):
-            if ShareState(share["state"]) is ShareState.DUE:
-                yield DueShare(epoch, share["amount"], head["openedAt"], head["closedAt"])
+    ledger = node.ledger
+    reader = JobReader(ledger.chain, ledger.domain.contract, job, ledger.block)
+    first, found = 0, {0: EpochView()}
+    while found or first <= newest_epoch:
+        found = await reader.epochs(range(first, first + _EPOCHS_AT_ONCE), [NodeId(node.address)])
+        for epoch, view in found.items():
+            for share in view.shares.values():
+                if share.state is ShareState.DUE:
+                    yield DueShare(epoch, share.amount, view.opened_at_s, view.closed_at_s)
         first += _EPOCHS_AT_ONCE
-        is_over = first > newest_epoch and not heads[-1]["openedAt"]
 
 
 async def register(node: LedgerAccount, state_dir: Path, stake_amount: int) -> None:
@@ -195,7 +196,7 @@ async def _take_share(node: LedgerAccount, held: HeldJob, share: DueShare) -> No
     window_s = await node.ledger.read("CHALLENGE_WINDOW")
     closed_at_s = share.closed_at_s
     if not closed_at_s:
-        (may_close,) = await node.ledger.read_all([("closeEpoch", (job, share.epoch))])
+        may_close = await node.ledger.read_or_none("closeEpoch", job, share.epoch)
         if may_close is None:
             closes_at_s = share.opened_at_s + await node.ledger.read("UNBONDING")
             node.done.append(f"{name} waits for its epoch, which you may close later")

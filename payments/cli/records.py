@@ -1,139 +1,88 @@
 """Everything that a ledger holds about one job, from its events, calls and views."""
 
-from collections.abc import AsyncIterator
 from typing import Any
+
+from eth_utils.address import to_checksum_address
+from web3.exceptions import Web3RPCError
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
-from hypergpu.keys.keccak import keccak
 from hypergpu.statements.domain import Terms, word_bytes
-from hypergpu.units import Wei
 from payments.cli.account import OpenLedger
-from payments.core.calls import (
-    AccountView,
-    EpochView,
-    JobOnLedger,
-    ShareState,
-    ShareView,
-    TotalsEntry,
-)
+from payments.core.calls import TotalsEntry
 from payments.core.verify import BatchRecord, LedgerRecords, SingleRecord
-from payments.shell.chain_errors import CallRefusedError
 from payments.shell.contracts import ledger_contract
+from payments.shell.ledger_view import JobReader, job_on_ledger
 
-_TERMS = "(address,bytes32,bytes32,uint128,uint32)"
-_OPENED = keccak(f"JobOpened(bytes32,address,address,bytes32,{_TERMS},uint256)".encode())
-_BATCH = keccak(b"BatchRecorded(bytes32,uint32,uint32,bytes32)")
-_SINGLE = keccak(b"ContributionRecorded(bytes32,address,uint32,uint64,uint64,uint256)")
 _SPAN_MOST = 10_000
 """Blocks of one request: what public RPCs commonly allow."""
-_WORD = 32
 
 
 async def read_records(ledger: OpenLedger, terms: Terms) -> LedgerRecords:
     """Read a job's records at the ledger's block."""
-    job = word_bytes(terms.job)
-    (found,) = await ledger.read_all([("getJob", (job,))])
+    found = await ledger.read_or_none("getJob", word_bytes(terms.job))
     if found is None:
         raise HyperGPUError(
             Reason.JOB_UNKNOWN,
             f"the job is not on the ledger {ledger.domain.contract}",
             fix="its coordinator opens it when it has the escrow: hypergpu ledger show JOB",
         )
-    logs = [each async for each in _logs_from_opening(ledger, job)]
-    records = [await _record(ledger, each) for each in logs]
-    nodes = sorted({entry.node for each in records for entry in _entries(each)})
+    with ledger.chain.guard():
+        records = await _RecordSearch(ledger, terms).records()
+    nodes = sorted({entry.node for each in records for entry in each.entries})
     epochs = sorted({each.epoch for each in records})
-    view = JobOnLedger(
-        time_s=ledger.block.time_s,
-        window_s=await ledger.read("CHALLENGE_WINDOW"),
-        balance=Wei(0),
-        is_open=True,
-        unit_price=Wei(found["terms"]["unitPrice"]),
-        free=Wei(found["free"]),
-        next_sequence=found["nextSeq"],
-        ends_at_s=found["endsAt"],
-        accounts=await _accounts(ledger, job, nodes),
-        epochs={epoch: await _epoch(ledger, job, epoch, nodes) for epoch in epochs},
+    reader = JobReader(ledger.chain, ledger.domain.contract, terms.job, ledger.block)
+    window_s = await ledger.read("CHALLENGE_WINDOW")
+    view = job_on_ledger(found, ledger.block, window_s)._replace(
+        accounts=await reader.accounts(nodes), epochs=await reader.epochs(epochs, nodes)
     )
     return LedgerRecords(ledger.block.number, view, records)
 
 
-async def _logs_from_opening(ledger: OpenLedger, job: bytes) -> AsyncIterator[dict[str, Any]]:
-    """The job's records in the chain's order: searched backwards to the job's opening."""
-    names = ["0x" + each.hex() for each in (_OPENED, _BATCH, _SINGLE)]
-    last, span = ledger.block.number, _SPAN_MOST
-    found: list[list[dict[str, Any]]] = []
-    is_opened = False
-    while last >= 0 and not is_opened:
-        first = max(0, last - span + 1)
-        wanted = {
-            "address": ledger.domain.contract,
-            "fromBlock": hex(first),
-            "toBlock": hex(last),
-            "topics": [names, "0x" + job.hex()],
-        }
-        try:
-            logs = await ledger.chain.ask("eth_getLogs", wanted)
-        except CallRefusedError:
-            if span == 1:
-                raise
-            span = max(1, span // 4)
-            continue
-        is_opened = any(each["topics"][0] == names[0] for each in logs)
-        found.append([each for each in logs if each["topics"][0] != names[0]])
-        last = first - 1
-    for logs in reversed(found):
-        for each in logs:
-            yield each
+class _RecordSearch:
+    """Finds a job's events, and the calls that they are of."""
+
+    def __init__(self, ledger: OpenLedger, terms: Terms) -> None:
+        self._block = ledger.block.number
+        self._eth = ledger.chain.web3.eth
+        address = to_checksum_address(ledger.domain.contract)
+        self._contract = self._eth.contract(address=address, abi=ledger_contract().abi)
+        events = self._contract.events
+        self._opened, self._batch = events.JobOpened(), events.BatchRecorded()
+        self._single = events.ContributionRecorded()
+        topics = [each.topic for each in (self._opened, self._batch, self._single)]
+        self._filter = {"address": address, "topics": [topics, "0x" + terms.job]}
+
+    async def records(self) -> list[BatchRecord | SingleRecord]:
+        """The job's records in the chain's order: searched backwards to the job's opening."""
+        last, span = self._block, _SPAN_MOST
+        found: list[Any] = []
+        while last >= 0 and not (found and _topic(found[0]) == self._opened.topic):
+            first = max(0, last - span + 1)
+            wanted: Any = {**self._filter, "fromBlock": first, "toBlock": last}
+            try:
+                found[:0] = await self._eth.get_logs(wanted)
+            except Web3RPCError:
+                if span == 1:
+                    raise
+                span = max(1, span // 4)
+                continue
+            last = first - 1
+        return [await self._record(each) for each in found if _topic(each) != self._opened.topic]
+
+    async def _record(self, log: Any) -> BatchRecord | SingleRecord:
+        """A record from its event; the entries of a batch are in its call."""
+        if _topic(log) == self._single.topic:
+            single = self._single.process_log(log)["args"]
+            node = NodeId(single["node"].lower())
+            entry = TotalsEntry(node, single["sequence"] + 1, single["totalScore"])
+            return SingleRecord(single["epoch"], entry)
+        batch = self._batch.process_log(log)["args"]
+        sent = await self._eth.get_transaction(log["transactionHash"])
+        _, call = self._contract.decode_function_input(sent["input"])
+        entries = tuple(TotalsEntry.from_word(word) for word in call["entries"])
+        return BatchRecord(batch["epoch"], batch["seq"], batch["root"], entries)
 
 
-async def _record(ledger: OpenLedger, log: dict[str, Any]) -> BatchRecord | SingleRecord:
-    """A record from its event; the entries of a batch are in its call."""
-    topics = [bytes.fromhex(each[2:]) for each in log["topics"]]
-    content = bytes.fromhex(log["data"][2:])
-    words = [
-        int.from_bytes(content[at : at + _WORD], "big") for at in range(0, len(content), _WORD)
-    ]
-    if topics[0] == _SINGLE:
-        node = NodeId("0x" + topics[2][-20:].hex())
-        return SingleRecord(
-            int.from_bytes(topics[3], "big"), TotalsEntry(node, words[0] + 1, words[1])
-        )
-    sent = await ledger.chain.ask("eth_getTransactionByHash", log["transactionHash"])
-    call = bytes.fromhex(sent["input"][2:])
-    *_, entries = ledger_contract().decode_call("submitAggregate", call)
-    return BatchRecord(
-        int.from_bytes(topics[2], "big"),
-        words[0],
-        content[_WORD : 2 * _WORD],
-        tuple(TotalsEntry.from_word(word) for word in entries),
-    )
-
-
-def _entries(record: BatchRecord | SingleRecord) -> tuple[TotalsEntry, ...]:
-    return record.entries if isinstance(record, BatchRecord) else (record.entry,)
-
-
-async def _accounts(
-    ledger: OpenLedger, job: bytes, nodes: list[NodeId]
-) -> dict[NodeId, AccountView]:
-    found = await ledger.read_all([("getAccount", (job, node)) for node in nodes])
-    return {
-        node: AccountView(each["counted"], each["score"], Wei(each["earned"]))
-        for node, each in zip(nodes, found, strict=True)
-    }
-
-
-async def _epoch(ledger: OpenLedger, job: bytes, epoch: int, nodes: list[NodeId]) -> EpochView:
-    head = await ledger.read("getEpoch", job, epoch)
-    shares = await ledger.read_all([("getContribution", (job, epoch, node)) for node in nodes])
-    return EpochView(
-        head["openedAt"],
-        head["closedAt"],
-        {
-            node: ShareView(ShareState(share["state"]), Wei(share["amount"]))
-            for node, share in zip(nodes, shares, strict=True)
-            if share["state"] != ShareState.NONE.value
-        },
-    )
+def _topic(log: Any) -> str:
+    return "0x" + bytes(log["topics"][0]).hex()

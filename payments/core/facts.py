@@ -6,11 +6,17 @@ two packages share no code. Unknown kinds and unknown fields are skipped.
 
 import msgspec
 
-from hypergpu.ids import JobId
+from hypergpu.ids import Digest, JobId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.statements.contribution import Contribution
 from hypergpu.statements.domain import Terms
 from hypergpu.units import BasisPoints
+
+
+class StoredBlob(msgspec.Struct, frozen=True):
+    """A blob of the job."""
+
+    digest: Digest
 
 
 class CreatedFact(msgspec.Struct, frozen=True):
@@ -19,6 +25,20 @@ class CreatedFact(msgspec.Struct, frozen=True):
     job_id: JobId
     spec: JobSpec
     terms: Terms
+    manifest: StoredBlob | None = None
+    """Description of the job's data."""
+
+
+class FirstModel(msgspec.Struct, frozen=True):
+    """The job's first parameters."""
+
+    blob: StoredBlob
+
+
+class InitialisedFact(msgspec.Struct, frozen=True):
+    """Row ``ModelInitialised``."""
+
+    model: FirstModel
 
 
 class ChangedFact(msgspec.Struct, frozen=True):
@@ -52,10 +72,11 @@ class EndedFact(msgspec.Struct, frozen=True):
     reason: str
 
 
-Fact = CreatedFact | ChangedFact | MeasuredFact | EndedFact
+Fact = CreatedFact | InitialisedFact | ChangedFact | MeasuredFact | EndedFact
 
 _decoders: dict[str, msgspec.json.Decoder[Fact]] = {
     "JobCreated": msgspec.json.Decoder(CreatedFact),
+    "ModelInitialised": msgspec.json.Decoder(InitialisedFact),
     "ParametersChanged": msgspec.json.Decoder(ChangedFact),
     "RoundMeasured": msgspec.json.Decoder(MeasuredFact),
     "JobEnded": msgspec.json.Decoder(EndedFact),

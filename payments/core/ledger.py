@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from hypergpu.ids import JobId, Keccak, NodeId
+from hypergpu.ids import Digest, JobId, Keccak, NodeId
 from hypergpu.statements.contribution import Contribution, contribution_hash
 from hypergpu.statements.domain import Terms, keccak_of
 from hypergpu.statements.receipt import Receipt
@@ -21,9 +21,12 @@ from payments.core.facts import (
     CreatedFact,
     EndedFact,
     Fact,
+    InitialisedFact,
     MeasuredFact,
     MeasuredWork,
 )
+
+NO_DIGEST = Digest("0" * 64)
 
 
 class NodeTally(msgspec.Struct, frozen=True, array_like=True):
@@ -46,6 +49,10 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     """As the job states it now."""
     rounds_per_epoch: int
     planned_epochs: int
+    dataset: Digest = NO_DIGEST
+    """Digest of the description of the job's data."""
+    model: Digest = NO_DIGEST
+    """Digest of the job's first model, once there is one."""
     nodes: dict[NodeId, NodeTally] = {}
     last_round: int = -1
     """Newest measured round."""
@@ -93,6 +100,8 @@ def fold(state: LedgerState | None, fact: Fact) -> Folded:
             return Folded(state or _created(fact))
         case _ if state is None:
             raise ValueError("the first fact of a job is its creation")
+        case InitialisedFact():
+            return Folded(replace(state, model=fact.model.blob.digest))
         case ChangedFact(spec=spec):
             return Folded(replace(state, escrow=Wei(spec.escrow)))
         case MeasuredFact():
@@ -129,6 +138,7 @@ def adopt(state: LedgerState, receipt: Receipt) -> LedgerState:
 def _created(fact: CreatedFact) -> LedgerState:
     spec = fact.spec
     return LedgerState(
+        dataset=fact.manifest.digest if fact.manifest else NO_DIGEST,
         job_id=fact.job_id,
         terms=fact.terms,
         unit_price=Wei(spec.pay.unit_price),

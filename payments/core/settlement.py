@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from hypergpu.ids import Digest, NodeId
+from hypergpu.ids import NodeId
 from hypergpu.units import Samples, Wei
 from payments.core.calls import (
     Approve,
@@ -32,7 +32,7 @@ from payments.core.calls import (
     RequestReclaim,
     TotalsEntry,
 )
-from payments.core.ledger import LedgerState
+from payments.core.ledger import NO_DIGEST, LedgerState
 from payments.core.merkle import HASH_BYTES, merkle_root
 from payments.core.rewards import funded_samples, worth
 
@@ -65,12 +65,8 @@ class JobWork(NamedTuple):
     """Everything about a job that settlement starts from, beside the chain."""
 
     state: LedgerState
-    model: Digest
-    """Digest of the job's first model."""
-    dataset: Digest
-    """Digest of the description of its data."""
-    lines: Sequence[ReceiptLine] = ()
-    """Receipts whose sequence is not below the node's count in ``sealed``, in any order."""
+    lines: Mapping[int, Collection[ReceiptLine]] = {}
+    """By epoch, in any order, receipts that are not below the node's count in ``sealed``."""
     sealed: Mapping[NodeId, TotalsEntry] = {}
     """Highest totals that queued batches and records of the job state."""
     next_sequence: int = 0
@@ -162,8 +158,8 @@ def _plan_opening(work: JobWork, view: JobOnLedger) -> SettlementPlan:
         call: Call = OpenJob(
             job_id=job_id,
             coordinator=state.terms.coordinator,
-            model=work.model,
-            dataset=work.dataset,
+            model=state.model,
+            dataset=state.dataset,
             unit_price=state.unit_price,
             epochs=state.planned_epochs,
             escrow=escrow,
@@ -176,7 +172,8 @@ def _plan_opening(work: JobWork, view: JobOnLedger) -> SettlementPlan:
     # Whatever the ledger shows at some block, an escrow as stated is paid in once.
     is_queued = purpose in work.queued or approve in work.queued
     is_needless = state.is_over and (view.is_open or not state.total_score)
-    if is_queued or not missing or view.ends_at_s or is_needless:
+    is_early = not view.is_open and state.model == NO_DIGEST
+    if is_queued or is_early or not missing or view.ends_at_s or is_needless:
         return SettlementPlan()
     if view.balance < missing:
         reason = (
@@ -191,19 +188,16 @@ def _plan_opening(work: JobWork, view: JobOnLedger) -> SettlementPlan:
 def _records(work: JobWork, view: JobOnLedger) -> tuple[PlannedCall, ...]:
     """Record the receipts that no queued call covers, and pay the epochs that ended."""
     state = work.state
-    lines = [line for line in work.lines if line.sequence >= _sealed_count(work, line.node)]
     if work.is_each:
-        return tuple(_single_records(work, lines))
-    by_epoch: dict[int, list[ReceiptLine]] = defaultdict(list)
-    for line in lines:
-        if line.epoch < state.ended_epochs or state.is_over:
-            by_epoch[line.epoch].append(line)
+        return tuple(_single_records(work))
     calls: list[PlannedCall] = []
     totals = dict(work.sealed)
     sequence = max(work.next_sequence, view.next_sequence)
-    for epoch in sorted(by_epoch):
+    for epoch in sorted(work.lines):
+        if not (epoch < state.ended_epochs or state.is_over):
+            break
         nodes: dict[NodeId, list[ReceiptLine]] = defaultdict(list)
-        for line in by_epoch[epoch]:
+        for line in work.lines[epoch]:
             nodes[line.node].append(line)
         ordered = sorted(nodes)
         for start in range(0, len(ordered), NODES_PER_CALL):
@@ -223,8 +217,9 @@ def _records(work: JobWork, view: JobOnLedger) -> tuple[PlannedCall, ...]:
     return tuple(calls)
 
 
-def _single_records(work: JobWork, lines: list[ReceiptLine]) -> Iterator[PlannedCall]:
+def _single_records(work: JobWork) -> Iterator[PlannedCall]:
     state = work.state
+    lines = (line for epoch in sorted(work.lines) for line in work.lines[epoch])
     for line in sorted(lines, key=lambda line: (line.epoch, line.node, line.sequence)):
         entry = TotalsEntry(line.node, line.sequence + 1, line.total_score)
         purpose = f"record/{state.job_id}/{line.epoch}/{line.node}/{line.sequence}"
@@ -317,8 +312,3 @@ def _raised(entry: TotalsEntry | None, lines: Sequence[ReceiptLine]) -> TotalsEn
         max(before.count, *(line.sequence + 1 for line in lines)),
         max(before.total_score, *(line.total_score for line in lines)),
     )
-
-
-def _sealed_count(work: JobWork, node: NodeId) -> int:
-    entry = work.sealed.get(node)
-    return entry.count if entry else 0

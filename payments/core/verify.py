@@ -35,6 +35,11 @@ class SingleRecord(NamedTuple):
     epoch: int
     entry: TotalsEntry
 
+    @property
+    def entries(self) -> tuple[TotalsEntry, ...]:
+        """As a batch of one."""
+        return (self.entry,)
+
 
 class LedgerRecords(NamedTuple):
     """Everything that the ledger holds about a job, at one block."""
@@ -167,18 +172,17 @@ def _batch_faults(
     batched: dict[NodeId, int] = {}
     recorded: dict[NodeId, int] = {}
     for record in ledger.records:
-        entries = record.entries if isinstance(record, BatchRecord) else (record.entry,)
         if isinstance(record, BatchRecord):
             name = f"batch {record.sequence} of epoch {record.epoch}"
             roots = {_root(chains, record.entries, counts) for counts in (batched, recorded)}
             if record.root not in roots:
                 yield f"{name}: its root is not that of its receipts"
             batched.update(
-                (each.node, max(each.count, batched.get(each.node, 0))) for each in entries
+                (each.node, max(each.count, batched.get(each.node, 0))) for each in record.entries
             )
         else:
             name = f"the single record of epoch {record.epoch}"
-        for each in entries:
+        for each in record.entries:
             receipt = chains.get(each.node, {}).get(each.count - 1)
             if receipt and receipt.total_score != each.total_score:
                 said = f"score {each.total_score} for {each.count} receipts of {each.node}"

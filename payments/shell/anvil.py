@@ -10,7 +10,6 @@ import gzip
 import os
 import platform
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -22,10 +21,11 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from hypergpu.cluster.leash import leash_command
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.files import write_durably
 from hypergpu.wire.ports import free_ports
-from payments.shell.chain_errors import CallRefusedError, ChainUnreachableError
+from payments.shell.chain_errors import ChainError, ChainUnreachableError
 from payments.shell.ethereum import Ethereum
 
 log = structlog.get_logger()
@@ -37,27 +37,11 @@ STATE_FILE = "anvil.json"
 _LOOPBACK = "127.0.0.1"
 _READY_WITHIN_S = 60.0
 _STOP_WITHIN_S = 60.0
-_FREE_WITHIN_S = 20.0
-"""The Anvil of a coordinator that was killed is ending meanwhile."""
 _POLL_S = 0.02
 _LOOK_EACH_S = 0.2
 _REST_TIMES = 2
 """Keeping a state takes 20 us for each block: at most a third of a core goes into it."""
-_RESTART_REST_S = 1.0
-_RESTART_REST_MOST_S = 30.0
 _LOG_SHOWN_BYTES = 2_000
-
-# Ends Anvil when the pipe to this shell is closed, which the system does however we end.
-_GUARD = """
-exec 3<&0
-"$@" </dev/null & anvil=$!
-{ read -r _; kill -TERM $anvil; } <&3 2>/dev/null & reader=$!
-exec 3<&-
-trap '' TERM INT
-wait $anvil; status=$?
-kill $reader 2>/dev/null
-exit $status
-"""
 
 
 class AnvilOptions(msgspec.Struct, frozen=True):
@@ -99,12 +83,12 @@ class Anvil:
         Raises:
             HyperGPUError: MACHINE_UNFIT, Anvil is not installed or does not start.
         """
-        program = anvil_program()
+        command = leash_command([str(anvil_program()), *_arguments(self.options)])
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
         with self._log_file.open("ab") as output:
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", _GUARD, "anvil", str(program), *_arguments(self.options)],
-                stdin=subprocess.PIPE,
+                command,
+                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -118,112 +102,73 @@ class Anvil:
         raise HyperGPUError(
             Reason.MACHINE_UNFIT,
             f"Anvil did not start on port {self.options.port}; its log {self._log_file} ends: "
-            f"{_tail(self._log_file)}",
+            f"{self._log_file.read_bytes()[-_LOG_SHOWN_BYTES:].decode(errors='replace').strip()}",
             fix="free the port or give another; where the state file is damaged, move it away: the"
             " local chain then starts anew",
         )
 
     def stop(self) -> None:
         """End it; kill it where that takes too long. Blocks."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        if process.stdin is not None:
-            process.stdin.close()
-        try:
-            process.wait(_STOP_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            _kill(process)
+        if self._process is not None:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_WITHIN_S)
+        self.kill()
 
     def kill(self) -> None:
         """End it at once, as a crash would."""
         process, self._process = self._process, None
         if process is not None:
-            _kill(process)
+            process.kill()
+            process.wait()
 
 
 class KeptAnvil:
     """An Anvil that runs as long as its coordinator and begins where it was."""
 
     def __init__(self, folder: Path, port: int = 0) -> None:
-        """Choose the port: the given one, the last one, or a free one. Blocks for seconds."""
+        """Choose the port: the given one or a free one."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._file = folder / STATE_FILE
-        self._port_file = folder / "anvil.port"
-        self.note = ""
-        """Message for whoever starts the coordinator; empty: none."""
-        chosen = port or self._usual_port()
-        write_durably(self._port_file, f"{chosen}\n".encode())
-        options = AnvilOptions(port=chosen, state_file=self._file)
+        options = AnvilOptions(port=port, state_file=self._file)
         self._anvil = Anvil(options, log_file=folder / "anvil.log")
+        self.url = self._anvil.url
         self._chain = Ethereum(self.url)
         self._kept = b""
-        self._keep_at_s = 0.0
 
-    @property
-    def url(self) -> str:
-        """Address of its RPC, the same at every start."""
-        return self._anvil.url
-
-    async def start(self) -> None:
-        """Start it.
+    def start(self) -> None:
+        """Start it, from the main thread, usually within a tenth of a second. Blocks.
 
         Raises:
             HyperGPUError: MACHINE_UNFIT, Anvil is not installed or does not start.
         """
-        await asyncio.to_thread(self._anvil.start)
+        self._anvil.start()
 
     async def run(self) -> None:
         """Keep its state after each block, and start it again when it ends by itself."""
-        rest_s = _RESTART_REST_S
         while True:
-            await asyncio.sleep(_LOOK_EACH_S)
-            if self._anvil.is_running:
-                await self._keep_quietly()
-                continue
-            log.error("the local chain ended by itself; it is started again", url=self.url)
-            await asyncio.to_thread(self._anvil.stop)
-            try:
-                await self.start()
-            except HyperGPUError as broken:
-                log.warning("the local chain does not start again", reason=broken.detail)
-                await asyncio.sleep(rest_s)
-                rest_s = min(2 * rest_s, _RESTART_REST_MOST_S)
+            began_s = time.monotonic()
+            if not self._anvil.is_running:
+                log.error("the local chain ended by itself; it is started again", url=self.url)
+                self.start()
+            await self._keep()
+            took_s = time.monotonic() - began_s
+            await asyncio.sleep(max(_LOOK_EACH_S, _REST_TIMES * took_s))
 
     async def stop(self) -> None:
         """End it with its state kept."""
-        self._keep_at_s = 0.0
-        if self._anvil.is_running:
-            await self._keep_quietly()
+        await self._keep()
         await self._chain.close()
         await asyncio.to_thread(self._anvil.stop)
 
-    async def _keep_quietly(self) -> None:
-        try:
-            await self._keep()
-        except (ChainUnreachableError, CallRefusedError, OSError) as broken:
-            log.warning("the local chain's state is not kept", reason=str(broken))
-
     async def _keep(self) -> None:
-        """Keep the state if there is a new block, unless that would take too much time."""
-        began_s = time.monotonic()
-        if began_s < self._keep_at_s:
-            return
-        head = await self._chain.head()
-        if head.hash == self._kept or not await keep_state(self._chain, self._file):
-            return
-        self._kept = head.hash
-        took_s = time.monotonic() - began_s
-        self._keep_at_s = began_s + (1 + _REST_TIMES) * took_s
-
-    def _usual_port(self) -> int:
-        last = _read_port(self._port_file)
-        if last and _wait_until_free(last):
-            return last
-        (chosen,) = free_ports(1)
-        if last:
-            self.note = f"the chain's port {last} is taken by another program; it has {chosen}"
-        return chosen
+        """Keep the state if there is a new block."""
+        try:
+            head = await self._chain.head()
+            if head.hash != self._kept and await keep_state(self._chain, self._file):
+                self._kept = head.hash
+        except (ChainError, OSError) as broken:
+            log.warning("the local chain's state is not kept", reason=str(broken))
 
 
 async def keep_state(chain: Ethereum, file: Path) -> bool:
@@ -296,48 +241,7 @@ def _write_state(file: Path, state: object) -> None:
     write_durably(file, content)
 
 
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    if process.stdin is not None:
-        process.stdin.close()
-    process.wait()
-
-
-def _read_port(file: Path) -> int:
-    """The port of last time; 0: there is none."""
-    with suppress(OSError, ValueError):
-        last = int(file.read_text("ascii"))
-        return last if 0 < last < 2**16 else 0
-    return 0
-
-
-def _wait_until_free(port: int) -> bool:
-    deadline_s = time.monotonic() + _FREE_WITHIN_S
-    while not (is_free := _is_free(port)) and time.monotonic() < deadline_s:
-        time.sleep(_POLL_S)
-    return is_free
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as tried:
-        # As Anvil does: old connections that linger do not take the port.
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with suppress(OSError):
-            tried.bind((_LOOPBACK, port))
-            return True
-    return False
-
-
 def _is_listening(port: int) -> bool:
     with suppress(OSError), socket.create_connection((_LOOPBACK, port), timeout=1.0):
         return True
     return False
-
-
-def _tail(path: Path) -> str:
-    with suppress(OSError), path.open("rb") as output:
-        output.seek(0, os.SEEK_END)
-        output.seek(max(0, output.tell() - _LOG_SHOWN_BYTES))
-        return output.read().decode(errors="replace").strip() or "(it says nothing)"
-    return "(it cannot be read)"

@@ -1,7 +1,5 @@
 """The chain that a coordinator settles on: found, checked, made ready, and asked at every tick."""
 
-import asyncio
-
 import msgspec
 import structlog
 
@@ -10,7 +8,6 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import CoordinatorHost
 from hypergpu.ids import Address
 from hypergpu.statements.domain import ZERO_ADDRESS, Domain
-from payments.shell.anvil import KeptAnvil
 from payments.shell.chain_errors import ChainUnreachableError
 from payments.shell.chains import NamedChain, named_chain, profile_of_id
 from payments.shell.config import PaymentSettings
@@ -22,115 +19,117 @@ from payments.shell.deployment import (
     provide_gas_money,
     recognise_ledger,
 )
-from payments.shell.ethereum import Ethereum, View
-from payments.shell.outbox import Planned, Queue
+from payments.shell.ethereum import ContractView, Ethereum
+from payments.shell.outbox import TransactionQueue, UnsignedTransaction
 from payments.shell.projection import Projection
 from payments.shell.settler import Settler
-from payments.shell.store import Change, Store
-from payments.shell.transactions import Target
+from payments.shell.store import PaymentStore
+from payments.shell.transactions import LedgerAddresses
 
 log = structlog.get_logger()
 
 _POLL_LEAST_S, _POLL_MOST_S = 0.1, 2.0
-_FOLDER = "chain"
 
 
-class Connection:
+class ChainConnection:
     """One chain with its ledger. Used on the event loop."""
 
     def __init__(
-        self, host: CoordinatorHost, store: Store, settings: PaymentSettings, named: NamedChain
+        self,
+        host: CoordinatorHost,
+        projection: Projection,
+        store: PaymentStore,
+        settings: PaymentSettings,
+        named: NamedChain,
     ) -> None:
         """Take up what is stored about the chain. Blocks."""
         self._host = host
+        self._projection = projection
         self._store = store
         self._settings = settings
         self.profile = named.profile
-        self.url = named.url
         self.notes = [named.note] if named.note else []
         self.complaint = ""
         """Why the chain is not settled on now; empty: it is."""
-        self.chain = Ethereum.of(self.url, self.profile)
-        self.queue = Queue(self.chain, host.key, self.profile, store)
-        self.target = self._known_target()
+        self.chain = Ethereum(named.url, self.profile)
+        self.queue = self._opened_queue()
+        self.addresses = self._known_addresses()
         self.settler: Settler | None = None
+        self._is_retrying = settings.retry_payments
+        """Whether every halt is still to be cleared, as the operator asked."""
         self.decimals = 6
         """Decimals of the ledger's token."""
-        self._is_ready = False
 
     @property
     def domain(self) -> Domain:
         """The ledger that statements are for; chain 0 while none is known."""
-        known = self.target.ledger != ZERO_ADDRESS
-        return Domain(self.profile.chain_id, self.target.ledger) if known else Domain()
+        known = self.addresses.ledger != ZERO_ADDRESS
+        return Domain(self.profile.chain_id, self.addresses.ledger) if known else Domain()
 
     @property
     def poll_s(self) -> float:
         """Time between two looks for a new block."""
         return min(_POLL_MOST_S, max(_POLL_LEAST_S, self.profile.block_ms / 5_000))
 
-    async def make_ready(self, projection: Projection) -> None:
+    async def make_ready(self) -> Settler:
         """Check the chain and see that there is a ledger; once only.
 
         Raises:
             HyperGPUError: The chain or the contract is another one, or the ledger is unknown.
             ChainUnreachableError: The RPC does not answer.
         """
-        if self._is_ready:
-            return
+        if self.settler is not None:
+            return self.settler
         await check_chain(self.chain, self.profile)
-        account = self._host.key.address
-        self.complaint = await provide_gas_money(self.chain, account, self.profile)
-        if self.target.ledger == ZERO_ADDRESS:
+        self.complaint = await self._provide_gas_money()
+        if self.addresses.ledger == ZERO_ADDRESS:
             await self._deploy()
-        elif self.target.token == ZERO_ADDRESS or not self.profile.is_local:
-            self.target = await recognise_ledger(self.chain, self.domain)
-            view = View(token_contract(), self.target.token, "decimals")
+        elif self.addresses.token == ZERO_ADDRESS or not self.profile.is_local:
+            self.addresses = await recognise_ledger(self.chain, self.domain)
+            view = ContractView(token_contract(), self.addresses.token, "decimals")
             (self.decimals,) = await self.chain.read([view])
-        self._keep_target()
+        self._store.keep_value(self._addresses_name, msgspec.json.encode(self.addresses))
         self.settler = Settler(
             self._host,
-            projection,
+            self._projection,
             self.queue,
-            (self.chain, self.target),
+            (self.chain, self.addresses),
             is_each=self._settings.metering == "each",
         )
-        projection.note_receipts = self.settler.note_receipts
-        self._is_ready = True
+        self._projection.note_receipts = self.settler.note_receipts
+        return self.settler
 
-    async def tick(self, projection: Projection, *, has_receipts: bool) -> None:
+    async def tick(self, *, has_receipts: bool) -> None:
         """Look and act once, whatever the chain does meanwhile."""
-        await self.make_ready(projection)
-        if self.settler is None:
-            return
-        account = self._host.key.address
-        await self.settler.tick(has_receipts=has_receipts)
-        halt = self.settler.halts.get(None)
-        self.complaint = f"{halt.kind.value}: {halt.reason}. Fix: {halt.fix}" if halt else ""
+        settler = await self.make_ready()
+        await settler.tick(has_receipts=has_receipts)
+        halt = settler.halts.get(None)
+        self.complaint = str(halt) if halt else ""
         if halt and self.profile.is_local:
             # A local chain that lost its newest state has lost its play money with it.
-            await provide_gas_money(self.chain, account, self.profile)
+            await self._provide_gas_money()
+        if self._is_retrying and settler.head is not None:
+            self._is_retrying = False
+            for job_id in [each for each in settler.halts if each is not None]:
+                abandoned = await settler.retry(job_id)
+                log.warning("a halt is cleared", job=job_id, abandoned=abandoned)
 
-    async def retry_all(self) -> None:
-        """Clear every halt."""
-        if self.settler is not None:
-            for job_id in [each for each in self.settler.halts if each is not None]:
-                given_up = await self.settler.retry(job_id)
-                log.warning("a halt is cleared", job=job_id, given_up=given_up)
-
-    async def start_over(self) -> None:
+    def start_over(self) -> None:
         """Forget what is in memory after an error of the database."""
-        self._is_ready = False
-        self.queue = await asyncio.to_thread(
-            Queue, self.chain, self._host.key, self.profile, self._store
-        )
+        self.settler = None
+        self.queue = self._opened_queue()
 
     async def close(self) -> None:
         """Close the connections to the RPC."""
         await self.chain.close()
 
+    def _opened_queue(self) -> TransactionQueue:
+        return TransactionQueue(self.chain, self._host.key, self.profile, self._store)
+
+    async def _provide_gas_money(self) -> str:
+        return await provide_gas_money(self.chain, self._host.key.address, self.profile)
+
     async def _deploy(self) -> None:
-        account = self._host.key.address
         if not self.profile.is_local:
             raise HyperGPUError(
                 Reason.LEDGER_WRONG,
@@ -139,48 +138,38 @@ class Connection:
                 " deploy",
             )
         head = await self.chain.head()
-        nonce = await self.queue.prepare(head)
-        deployment = plan_local_deployment(account, nonce, self.profile)
+        await self.queue.look(head)
+        nonce = self.queue.next_nonce
+        if nonce is None:
+            raise ChainUnreachableError("the account's newest transactions are not final yet")
+        deployment = plan_local_deployment(self._host.key.address, nonce, self.profile)
         # Known before it is sent: a kill in between sends the same bytes to the same addresses.
-        self.target = deployment.target
-        wanted = [Planned(purpose, None, None, made) for purpose, made in deployment.payloads]
-        await self.queue.send(await self.queue.add(wanted, head), head)
+        self.addresses = deployment.addresses
+        wanted = [
+            UnsignedTransaction(purpose, None, None, made) for purpose, made in deployment.payloads
+        ]
+        await self.queue.send(await self.queue.add(wanted, head))
 
-    def _known_target(self) -> Target:
+    def _known_addresses(self) -> LedgerAddresses:
         named = Address(self._settings.ledger_contract)
-        stored = self._store.value(self._target_name)
-        known = msgspec.json.decode(stored, type=Target) if stored else None
+        stored = self._store.value(self._addresses_name)
+        known = msgspec.json.decode(stored, type=LedgerAddresses) if stored else None
         if known is None and (row := self._store.row(self.queue.account, LEDGER_PURPOSE)):
             # A kill came between the transactions and the note of what they create.
             account = self._host.key.address
-            ledger, token = (created_address(account, row.nonce - each) for each in (0, 1))
-            known = Target(ledger, token)
+            known = LedgerAddresses(
+                created_address(account, row.nonce), created_address(account, row.nonce - 1)
+            )
         if known and named in {"", known.ledger}:
             return known
-        return Target(named or ZERO_ADDRESS, ZERO_ADDRESS)
-
-    def _keep_target(self) -> None:
-        value = msgspec.json.encode(self.target)
-        self._store.write(Change(values={self._target_name: value}))
+        return LedgerAddresses(named or ZERO_ADDRESS, ZERO_ADDRESS)
 
     @property
-    def _target_name(self) -> str:
+    def _addresses_name(self) -> str:
         return f"ledger/{self.profile.chain_id}"
 
 
-async def open_local_chain(host: CoordinatorHost, settings: PaymentSettings) -> KeptAnvil:
-    """Start the Anvil of a coordinator.
-
-    Raises:
-        HyperGPUError: MACHINE_UNFIT, Anvil is not installed or does not start.
-    """
-    folder = host.data_dir / _FOLDER
-    anvil = await asyncio.to_thread(KeptAnvil, folder, settings.chain_port)
-    await anvil.start()
-    return anvil
-
-
-async def find_chain(settings: PaymentSettings, store: Store) -> NamedChain:
+async def find_chain(settings: PaymentSettings, store: PaymentStore) -> NamedChain:
     """The chain that the settings name. An RPC's address is asked for its chain.
 
     One that does not answer is taken for the chain that it was before.
@@ -197,7 +186,7 @@ async def find_chain(settings: PaymentSettings, store: Store) -> NamedChain:
     chain = Ethereum(url)
     try:
         chain_id = await chain.chain_id()
-        store.write(Change(values={name: str(chain_id).encode()}))
+        store.keep_value(name, str(chain_id).encode())
     except ChainUnreachableError as away:
         known = store.value(name)
         if not known:

@@ -1,18 +1,22 @@
 """The compiled contracts, and the bytes of calls to them and answers from them.
 
 Artifacts are committed under ``contracts/artifacts`` and lie in ``payments/compiled`` in a wheel.
-Calls are encoded by web3's codec with types that are read once: `encode_abi` of its contract class
-takes twenty times as long.
+Calls are encoded by web3's codec: `encode_abi` of its contract class takes twenty times as long.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from eth_abi.exceptions import DecodingError
-from eth_utils.abi import collapse_if_tuple
+from eth_utils.abi import (
+    abi_to_signature,
+    function_signature_to_4byte_selector,
+    get_abi_input_types,
+    get_abi_output_types,
+)
 from eth_utils.address import to_checksum_address
 from web3 import AsyncWeb3
 from web3.types import Nonce
@@ -20,7 +24,6 @@ from web3.utils.address import get_create_address
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
-from hypergpu.keys.keccak import keccak
 
 LEDGER = "TrainingLedger"
 TOKEN = "TestToken"
@@ -29,56 +32,37 @@ _FOLDERS = (
     Path(__file__).parents[2] / "contracts" / "artifacts",
 )
 _SELECTOR_BYTES = 4
-_ERROR = keccak(b"Error(string)")[:_SELECTOR_BYTES]
-_PANIC = keccak(b"Panic(uint256)")[:_SELECTOR_BYTES]
-_web3: AsyncWeb3[Any] = AsyncWeb3()
-
-
-class Artifact(msgspec.Struct, frozen=True, rename="camel"):
-    """One compiled contract."""
-
-    contract_name: str
-    compiler: str
-    abi: list[dict[str, Any]]
-    bytecode: str
-    """Creation code without constructor arguments; ``0x`` and hex digits."""
-
-
-class _Function:
-    """Selector and types of one function."""
-
-    def __init__(self, abi: Mapping[str, Any]) -> None:
-        self.inputs = _types(abi["inputs"])
-        self.outputs = _types(abi.get("outputs", ()))
-        self.fields = _field_names(abi.get("outputs", ()))
-        signature = f"{abi['name']}({','.join(self.inputs)})"
-        self.selector = keccak(signature.encode())[:_SELECTOR_BYTES]
+_BUILT_IN_ERRORS: tuple[Any, ...] = (
+    {"type": "error", "name": "Error", "inputs": [{"name": "reason", "type": "string"}]},
+    {"type": "error", "name": "Panic", "inputs": [{"name": "code", "type": "uint256"}]},
+)
+_codec = AsyncWeb3().codec
 
 
 class Contract:
     """Encodes calls to a compiled contract and decodes its answers, events and errors."""
 
     def __init__(self, name: str) -> None:
-        self.artifact = _read_artifact(name)
-        named = [each for each in self.artifact.abi if each["type"] == "function"]
-        self._functions = {each["name"]: _Function(each) for each in named}
-        errors = [_Function(each) for each in self.artifact.abi if each["type"] == "error"]
-        names = [each["name"] for each in self.artifact.abi if each["type"] == "error"]
-        self._errors = {
-            each.selector: (name, each) for each, name in zip(errors, names, strict=True)
+        artifact = _read_artifact(name)
+        self.abi: list[Any] = artifact["abi"]
+        self._code = bytes.fromhex(artifact["bytecode"][2:])
+        self._functions = {each["name"]: each for each in self.abi if each["type"] == "function"}
+        errors = [*_BUILT_IN_ERRORS, *(each for each in self.abi if each["type"] == "error")]
+        self._errors = {_selector(each): each for each in errors}
+        self._selectors = {each: _selector(self._functions[each]) for each in self._functions}
+        self._inputs: dict[str, list[str]] = {
+            each: get_abi_input_types(self._functions[each]) for each in self._functions
         }
 
     def encode(self, function: str, *arguments: object) -> bytes:
         """Data of a call. Addresses are ``0x`` text or 20 bytes; structs are tuples."""
-        found = self._functions[function]
-        return found.selector + _web3.codec.encode(found.inputs, arguments)
+        return self._selectors[function] + _codec.encode(self._inputs[function], arguments)
 
     def encode_creation(self, *arguments: object) -> bytes:
         """Data of the transaction that creates the contract."""
-        code = bytes.fromhex(self.artifact.bytecode[2:])
-        constructors = [each for each in self.artifact.abi if each["type"] == "constructor"]
-        inputs = constructors[0]["inputs"] if constructors else []
-        return code + _web3.codec.encode(_types(inputs), arguments)
+        constructors = [each for each in self.abi if each["type"] == "constructor"]
+        types = [kind for each in constructors for kind in get_abi_input_types(each)]
+        return self._code + _codec.encode(types, arguments)
 
     def decode(self, function: str, answer: bytes) -> Any:
         """The answer of a view: a mapping where it is one struct, else a value or a tuple.
@@ -88,36 +72,23 @@ class Contract:
         """
         found = self._functions[function]
         try:
-            values = _web3.codec.decode(found.outputs, answer)
+            values = _codec.decode(get_abi_output_types(found), answer)
         except DecodingError as broken:
             raise ValueError(f"{function} was answered with {len(answer)} odd bytes") from broken
-        if len(values) == 1:
-            return _named(found.fields[0], values[0])
-        return values
-
-    def decode_call(self, function: str, calldata: bytes) -> tuple[Any, ...]:
-        """Arguments of a call. The inverse of `encode`."""
-        found = self._functions[function]
-        return tuple(_web3.codec.decode(found.inputs, calldata[_SELECTOR_BYTES:]))
+        return _named(found["outputs"][0], values[0]) if len(values) == 1 else values
 
     def describe_error(self, answer: bytes) -> str:
         """A revert in words: the contract's error with its arguments."""
+        found = self._errors.get(answer[:_SELECTOR_BYTES])
+        if found is None:
+            return f"0x{answer.hex()}" if answer else "no reason given"
         try:
-            return self._described(answer)
+            values = _codec.decode(get_abi_input_types(found), answer[_SELECTOR_BYTES:])
         except DecodingError:
             return f"0x{answer.hex()}"
-
-    def _described(self, answer: bytes) -> str:
-        selector, rest = answer[:_SELECTOR_BYTES], answer[_SELECTOR_BYTES:]
-        if selector == _ERROR:
-            return str(_web3.codec.decode(["string"], rest)[0])
-        if selector == _PANIC:
-            return f"Panic({_web3.codec.decode(['uint256'], rest)[0]})"
-        if selector not in self._errors:
-            return f"0x{answer.hex()}" if answer else "no reason given"
-        name, found = self._errors[selector]
-        values = _web3.codec.decode(found.inputs, rest)
-        return f"{name}({', '.join(map(_text, values))})"
+        if found["name"] == "Error":
+            return str(values[0])
+        return f"{found['name']}({', '.join(map(_text, values))})"
 
 
 @cache
@@ -137,35 +108,28 @@ def created_address(sender: Address, nonce: int) -> Address:
     return Address(get_create_address(to_checksum_address(sender), Nonce(nonce)).lower())
 
 
-def _types(inputs: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [collapse_if_tuple(dict(each)) for each in inputs]
+def _selector(abi: Any) -> bytes:
+    return function_signature_to_4byte_selector(abi_to_signature(abi))
 
 
-def _field_names(outputs: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Of each output its components' names, nested, or None for a plain value."""
-    return [
-        [(each["name"], _field_names([each])[0]) for each in output["components"]]
-        if output["type"] == "tuple"
-        else None
-        for output in outputs
-    ]
-
-
-def _named(fields: Any, value: Any) -> Any:
-    if fields is None:
+def _named(output: Mapping[str, Any], value: Any) -> Any:
+    """A struct as a mapping by the names of its fields, nested ones too."""
+    if output["type"] != "tuple":
         return value
-    return {name: _named(inner, part) for (name, inner), part in zip(fields, value, strict=True)}
+    fields: Sequence[Mapping[str, Any]] = output["components"]
+    return {each["name"]: _named(each, part) for each, part in zip(fields, value, strict=True)}
 
 
 def _text(value: object) -> str:
     return f"0x{value.hex()}" if isinstance(value, bytes) else str(value)
 
 
-def _read_artifact(name: str) -> Artifact:
+def _read_artifact(name: str) -> dict[str, Any]:
     for folder in _FOLDERS:
         path = folder / f"{name}.json"
         if path.is_file():
-            return msgspec.json.decode(path.read_bytes(), type=Artifact)
+            artifact: dict[str, Any] = json.loads(path.read_bytes())
+            return artifact
     raise HyperGPUError(
         Reason.FILE_UNUSABLE,
         f"the compiled contract {name} is not installed",

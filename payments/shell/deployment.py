@@ -12,14 +12,9 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
 from hypergpu.statements.domain import Domain, address_bytes
 from payments.shell.chains import ChainProfile
-from payments.shell.contracts import (
-    Contract,
-    created_address,
-    ledger_contract,
-    token_contract,
-)
-from payments.shell.ethereum import Ethereum, View
-from payments.shell.transactions import DEPLOY_GAS, Payload, Target
+from payments.shell.contracts import created_address, ledger_contract, token_contract
+from payments.shell.ethereum import ContractView, Ethereum
+from payments.shell.transactions import DEPLOY_GAS, LedgerAddresses, Payload
 
 NAME, VERSION = "HyperGPU", "2"
 TOKEN_PURPOSE, LEDGER_PURPOSE, MINT_PURPOSE = "deploy/token", "deploy/ledger", "deploy/mint"
@@ -54,7 +49,7 @@ class LocalDeployment(NamedTuple):
 
     payloads: Sequence[tuple[str, Payload]]
     """By purpose."""
-    target: Target
+    addresses: LedgerAddresses
 
 
 def plan_local_deployment(
@@ -74,7 +69,7 @@ def plan_local_deployment(
         (LEDGER_PURPOSE, Payload(b"", options.creation_data(), DEPLOY_GAS)),
         (MINT_PURPOSE, Payload(address_bytes(token), mint, _MINT_GAS)),
     )
-    return LocalDeployment(payloads, Target(ledger, token))
+    return LocalDeployment(payloads, LedgerAddresses(ledger, token))
 
 
 async def check_chain(chain: Ethereum, profile: ChainProfile) -> None:
@@ -107,7 +102,7 @@ async def provide_gas_money(chain: Ethereum, account: Address, profile: ChainPro
     )
 
 
-async def recognise_ledger(chain: Ethereum, domain: Domain) -> Target:
+async def recognise_ledger(chain: Ethereum, domain: Domain) -> LedgerAddresses:
     """See that a contract is a ledger of this version, and ask it for its token.
 
     Raises:
@@ -117,9 +112,11 @@ async def recognise_ledger(chain: Ethereum, domain: Domain) -> Target:
     where = f"{domain.contract} on chain {domain.chain_id}"
     if not await chain.code(domain.contract):
         raise _wrong_ledger(f"there is no contract at {where}")
-    contract: Contract = ledger_contract()
     found, token = await chain.read(
-        [View(contract, domain.contract, name) for name in ("eip712Domain", "TOKEN")]
+        [
+            ContractView(ledger_contract(), domain.contract, name)
+            for name in ("eip712Domain", "TOKEN")
+        ]
     )
     if found is None or token is None:
         raise _wrong_ledger(f"the contract at {where} is no training ledger")
@@ -128,7 +125,7 @@ async def recognise_ledger(chain: Ethereum, domain: Domain) -> Target:
         raise _wrong_ledger(f"the contract at {where} is {name} {version}, not {NAME} {VERSION}")
     if chain_id != domain.chain_id or own.lower() != domain.contract:
         raise _wrong_ledger(f"the ledger at {where} says that it is {own} on chain {chain_id}")
-    return Target(domain.contract, Address(token.lower()))
+    return LedgerAddresses(domain.contract, Address(token.lower()))
 
 
 def _wrong_ledger(detail: str) -> HyperGPUError:

@@ -8,14 +8,14 @@ passed, and every so many blocks, since nodes may force receipts in.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hypergpu.ids import Address, JobId, NodeId
-from hypergpu.statements.domain import address_bytes, word_bytes
+from hypergpu.ids import Address, JobId, JobKey, NodeId
+from hypergpu.statements.domain import word_bytes
 from hypergpu.units import Wei
 from payments.core.calls import AccountView, EpochView, JobOnLedger, ShareState, ShareView
 from payments.core.ledger import LedgerState
 from payments.shell.contracts import ledger_contract, token_contract
-from payments.shell.ethereum import Block, Ethereum, View
-from payments.shell.transactions import Target
+from payments.shell.ethereum import ChainBlock, ContractView, Ethereum
+from payments.shell.transactions import LedgerAddresses
 
 _RESCAN_BLOCKS = 20
 
@@ -37,7 +37,7 @@ class _JobCache:
 class LedgerReader:
     """Views of all jobs of one coordinator on one ledger."""
 
-    def __init__(self, chain: Ethereum, target: Target, account: Address) -> None:
+    def __init__(self, chain: Ethereum, target: LedgerAddresses, account: Address) -> None:
         self._chain = chain
         self._target = target
         self._account = account
@@ -54,7 +54,9 @@ class LedgerReader:
         """Read everything anew, as after a reorganisation."""
         self._jobs.clear()
 
-    async def read(self, states: Sequence[LedgerState], block: Block) -> dict[JobId, JobOnLedger]:
+    async def read(
+        self, states: Sequence[LedgerState], block: ChainBlock
+    ) -> dict[JobId, JobOnLedger]:
         """The view of each job at a block; none while the ledger is not in a block.
 
         Raises:
@@ -64,7 +66,7 @@ class LedgerReader:
             if not await self._chain.code(self._target.ledger):
                 return {}
             (self._window_s,) = await self._chain.read([self._ledger("CHALLENGE_WINDOW")], block)
-        token = View(token_contract(), self._target.token, "balanceOf", (self._account,))
+        token = ContractView(token_contract(), self._target.token, "balanceOf", (self._account,))
         jobs = [self._ledger("getJob", word_bytes(state.terms.job)) for state in states]
         balance, *found = await self._chain.read([token, *jobs], block)
         views: dict[JobId, JobOnLedger] = {}
@@ -76,26 +78,12 @@ class LedgerReader:
                 cache.is_dirty |= job["free"] != cache.free
                 cache.free = job["free"]
                 await self._refresh(state, cache, block)
-            views[state.job_id] = self._view(job, cache, block, balance)
+            views[state.job_id] = job_on_ledger(job, block, self._window_s, balance)._replace(
+                accounts=dict(cache.accounts), epochs=dict(cache.epochs)
+            )
         return views
 
-    def _view(self, job: Any, cache: _JobCache, block: Block, balance: int) -> JobOnLedger:
-        if job is None:
-            return JobOnLedger(time_s=block.time_s, window_s=self._window_s, balance=Wei(balance))
-        return JobOnLedger(
-            time_s=block.time_s,
-            window_s=self._window_s,
-            balance=Wei(balance),
-            is_open=True,
-            unit_price=Wei(job["terms"]["unitPrice"]),
-            free=Wei(job["free"]),
-            next_sequence=job["nextSeq"],
-            ends_at_s=job["endsAt"],
-            accounts=dict(cache.accounts),
-            epochs=dict(cache.epochs),
-        )
-
-    async def _refresh(self, state: LedgerState, cache: _JobCache, block: Block) -> None:
+    async def _refresh(self, state: LedgerState, cache: _JobCache, block: ChainBlock) -> None:
         is_scan = block.number >= cache.scanned_at + _RESCAN_BLOCKS
         if is_scan:
             cache.scanned_at = block.number
@@ -113,39 +101,19 @@ class LedgerReader:
         cache.is_dirty = False
         cache.dirty.clear()
 
-    def _is_payable(self, epoch: EpochView, block: Block) -> bool:
+    def _is_payable(self, epoch: EpochView, block: ChainBlock) -> bool:
         is_over = block.time_s >= epoch.closed_at_s + self._window_s
         return bool(epoch.closed_at_s) and is_over and bool(epoch.nodes_due())
 
-    async def _read_accounts(self, state: LedgerState, cache: _JobCache, block: Block) -> None:
-        job, nodes = word_bytes(state.terms.job), sorted(state.nodes)
-        views = [self._ledger("getAccount", job, address_bytes(node)) for node in nodes]
-        for node, found in zip(nodes, await self._chain.read(views, block), strict=True):
-            cache.accounts[node] = AccountView(
-                found["counted"], found["score"], Wei(found["earned"])
-            )
+    async def _read_accounts(self, state: LedgerState, cache: _JobCache, block: ChainBlock) -> None:
+        reader = JobReader(self._chain, self._target.ledger, state.terms.job, block)
+        cache.accounts.update(await reader.accounts(sorted(state.nodes)))
 
     async def _read_epochs(
-        self, state: LedgerState, cache: _JobCache, epochs: Sequence[int], block: Block
+        self, state: LedgerState, cache: _JobCache, epochs: Sequence[int], block: ChainBlock
     ) -> None:
-        job, nodes = word_bytes(state.terms.job), sorted(state.nodes)
-        views = [self._ledger("getEpoch", job, epoch) for epoch in epochs]
-        heads = await self._chain.read(views, block)
-        recorded = [
-            (epoch, head) for epoch, head in zip(epochs, heads, strict=True) if head["openedAt"]
-        ]
-        wanted = [
-            self._ledger("getContribution", job, epoch, address_bytes(node))
-            for epoch, _ in recorded
-            for node in nodes
-        ]
-        shares = iter(await self._chain.read(wanted, block))
-        for epoch, head in recorded:
-            found = {node: _share(next(shares)) for node in nodes}
-            recorded_shares = {
-                node: share for node, share in found.items() if share.state is not ShareState.NONE
-            }
-            cache.epochs[epoch] = EpochView(head["openedAt"], head["closedAt"], recorded_shares)
+        reader = JobReader(self._chain, self._target.ledger, state.terms.job, block)
+        cache.epochs.update(await reader.epochs(epochs, sorted(state.nodes)))
         self._forget_settled(state, cache)
 
     def _forget_settled(self, state: LedgerState, cache: _JobCache) -> None:
@@ -157,9 +125,60 @@ class LedgerReader:
             del cache.epochs[cache.settled_below]
             cache.settled_below += 1
 
-    def _ledger(self, function: str, *arguments: object) -> View:
-        return View(ledger_contract(), self._target.ledger, function, arguments)
+    def _ledger(self, function: str, *arguments: object) -> ContractView:
+        return ContractView(ledger_contract(), self._target.ledger, function, arguments)
 
 
-def _share(found: Any) -> ShareView:
-    return ShareView(ShareState(found["state"]), Wei(found["amount"]))
+class JobReader:
+    """Views of one job at one block."""
+
+    def __init__(self, chain: Ethereum, ledger: Address, job: JobKey, block: ChainBlock) -> None:
+        self._chain, self._ledger, self._block = chain, ledger, block
+        self._job = word_bytes(job)
+
+    async def accounts(self, nodes: Sequence[NodeId]) -> dict[NodeId, AccountView]:
+        """The account of each node."""
+        found = await self._read_all("getAccount", [(node,) for node in nodes])
+        return {
+            node: AccountView(each["counted"], each["score"], Wei(each["earned"]))
+            for node, each in zip(nodes, found, strict=True)
+        }
+
+    async def epochs(self, epochs: Sequence[int], nodes: Sequence[NodeId]) -> dict[int, EpochView]:
+        """Each epoch that has a record, with the shares of nodes in it."""
+        heads = await self._read_all("getEpoch", [(epoch,) for epoch in epochs])
+        opened = {
+            epoch: head for epoch, head in zip(epochs, heads, strict=True) if head["openedAt"]
+        }
+        pairs = [(epoch, node) for epoch in opened for node in nodes]
+        shares: dict[int, dict[NodeId, ShareView]] = {epoch: {} for epoch in opened}
+        for (epoch, node), found in zip(
+            pairs, await self._read_all("getContribution", pairs), strict=True
+        ):
+            if found["state"] != ShareState.NONE.value:
+                shares[epoch][node] = ShareView(ShareState(found["state"]), Wei(found["amount"]))
+        return {
+            epoch: EpochView(head["openedAt"], head["closedAt"], shares[epoch])
+            for epoch, head in opened.items()
+        }
+
+    async def _read_all(self, function: str, arguments: Sequence[tuple[object, ...]]) -> list[Any]:
+        contract = ledger_contract()
+        views = [
+            ContractView(contract, self._ledger, function, (self._job, *each)) for each in arguments
+        ]
+        return await self._chain.read(views, self._block)
+
+
+def job_on_ledger(job: Any, block: ChainBlock, window_s: int, balance: int = 0) -> JobOnLedger:
+    """A job without its accounts and epochs, as ``getJob`` answers; None: it is not open."""
+    view = JobOnLedger(time_s=block.time_s, window_s=window_s, balance=Wei(balance))
+    if job is None:
+        return view
+    return view._replace(
+        is_open=True,
+        unit_price=Wei(job["terms"]["unitPrice"]),
+        free=Wei(job["free"]),
+        next_sequence=job["nextSeq"],
+        ends_at_s=job["endsAt"],
+    )

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import msgspec
 import structlog
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
@@ -21,19 +20,20 @@ from hypergpu.jobfile.spec import Pay
 from hypergpu.statements.domain import Domain, Terms, terms_of
 from hypergpu.statements.receipt import SignedReceipt
 from payments.shell.chain_errors import ChainError
-from payments.shell.chains import NONE
+from payments.shell.chains import NONE, NamedChain
 from payments.shell.config import PaymentSettings
 from payments.shell.projection import Projection
 from payments.shell.service import PaymentsServicer
-from payments.shell.store import Store
+from payments.shell.store import PaymentStore
 
 if TYPE_CHECKING:
     # They need web3, of the extra [chain].
     from payments.shell.anvil import KeptAnvil
-    from payments.shell.connection import Connection
+    from payments.shell.connection import ChainConnection
 
 log = structlog.get_logger()
 
+_ANVIL_FOLDER = "chain"
 _AWAY_REST_S = 1.0
 _WRONG_REST_S = 10.0
 
@@ -62,7 +62,7 @@ class CoordinatorPayments:
         self._has_rows = asyncio.Event()
         self._has_receipts = asyncio.Event()
         self._greetings: list[tuple[NodeId, Mapping[JobId, SignedReceipt]]] = []
-        self._connection: Connection | None = None
+        self._connection: ChainConnection | None = None
         self._anvil: KeptAnvil | None = None
 
     def terms(self, job_id: JobId, pay: Pay) -> Terms:
@@ -80,7 +80,7 @@ class CoordinatorPayments:
     async def start(self) -> None:
         """See `hypergpu.extension.PaymentsPlugin`."""
         host = self._host
-        self._store = await asyncio.to_thread(Store, host.database_url, host.data_dir)
+        self._store = await asyncio.to_thread(PaymentStore, host.database_url, host.data_dir)
         self._projection = await asyncio.to_thread(Projection, host, self._store)
         if self._settings.chain != NONE:
             self._connection = await self._connect()
@@ -121,15 +121,17 @@ class CoordinatorPayments:
         if found is None:
             return None
         notes = (*found.notes, *([found.complaint] if found.complaint else ()))
-        return PaymentSummary(found.profile.chain_id, found.chain.where, found.target.ledger, notes)
+        return PaymentSummary(
+            found.profile.chain_id, found.chain.where, found.addresses.ledger, notes
+        )
 
     def servicer(self) -> PaymentsServicer:
         """See `hypergpu.extension.PaymentsPlugin`."""
         return PaymentsServicer(self._projection, self._store, self._connection)
 
-    async def _connect(self) -> "Connection":
+    async def _connect(self) -> "ChainConnection":
         try:
-            from payments.shell import connection
+            from payments.shell import anvil, connection
         except ModuleNotFoundError as missing:
             raise HyperGPUError(
                 Reason.MACHINE_UNFIT,
@@ -139,13 +141,15 @@ class CoordinatorPayments:
             ) from None
         named = await connection.find_chain(self._settings, self._store)
         if not named.url:
-            self._anvil = await connection.open_local_chain(self._host, self._settings)
-            named = msgspec.structs.replace(named, url=self._anvil.url, note=self._anvil.note)
-        opened = await asyncio.to_thread(
-            connection.Connection, self._host, self._store, self._settings, named
+            folder = self._host.data_dir / _ANVIL_FOLDER
+            self._anvil = anvil.KeptAnvil(folder, self._settings.chain_port)
+            self._anvil.start()
+            named = NamedChain(named.profile, self._anvil.url)
+        opened = connection.ChainConnection(
+            self._host, self._projection, self._store, self._settings, named
         )
         try:
-            await opened.make_ready(self._projection)
+            await opened.make_ready()
         except ChainError as away:
             opened.complaint = str(away)
             log.warning("the chain is waited for", reason=str(away))
@@ -169,37 +173,34 @@ class CoordinatorPayments:
                 await asyncio.sleep(_WRONG_REST_S)
             await self._has_rows.wait()
 
-    async def _settle(self, connection: "Connection") -> None:
-        retry = self._settings.retry_payments
+    async def _settle(self, connection: "ChainConnection") -> None:
         while True:
             has_receipts = self._has_receipts.is_set()
             self._has_receipts.clear()
-            try:
-                await connection.tick(self._projection, has_receipts=has_receipts)
-                if retry:
-                    await connection.retry_all()
-                    retry = False
-                rest_s = connection.poll_s
-            except (ChainError, HyperGPUError, SQLAlchemyError) as broken:
-                rest_s = await self._complain(connection, broken)
-                # What was new is looked at again.
-                if has_receipts:
-                    self._has_receipts.set()
-            with suppress(TimeoutError):
-                waiting = asyncio.Event() if rest_s > connection.poll_s else self._has_receipts
-                await asyncio.wait_for(waiting.wait(), rest_s)
+            complaint, rest_s = await self._tick(connection, has_receipts=has_receipts)
+            if not complaint:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._has_receipts.wait(), rest_s)
+                continue
+            if connection.complaint != complaint:
+                log.warning("nothing is settled now", reason=complaint)
+            connection.complaint = complaint
+            if has_receipts:
+                self._has_receipts.set()  # What was new is looked at again.
+            await asyncio.sleep(rest_s)
 
-    async def _complain(self, connection: "Connection", broken: Exception) -> float:
-        """Note why nothing is settled now. Returns the seconds until the next try."""
-        said, rest_s = str(broken), _WRONG_REST_S
-        if isinstance(broken, ChainError):
-            rest_s = _AWAY_REST_S
-        elif isinstance(broken, HyperGPUError):
+    async def _tick(
+        self, connection: "ChainConnection", *, has_receipts: bool
+    ) -> tuple[str, float]:
+        """Look and act once. Why nothing is settled now, and the seconds until the next try."""
+        try:
+            await connection.tick(has_receipts=has_receipts)
+        except ChainError as away:
+            return str(away), _AWAY_REST_S
+        except HyperGPUError as wrong:
             # The chain was away when the coordinator started, and is another one now.
-            said = broken.message
-        else:
-            await connection.start_over()
-        if connection.complaint != said:
-            log.warning("nothing is settled now", reason=said)
-        connection.complaint = said
-        return rest_s
+            return wrong.message, _WRONG_REST_S
+        except SQLAlchemyError as broken:
+            connection.start_over()
+            return str(broken), _WRONG_REST_S
+        return "", connection.poll_s

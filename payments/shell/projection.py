@@ -21,9 +21,9 @@ from hypergpu.statements.domain import separator_of
 from hypergpu.statements.receipt import Receipt, SignedReceipt, receipt_fault
 from hypergpu.statements.signing import signed_digest, struct_hash
 from payments.core.facts import decode
-from payments.core.ledger import LedgerState, UnsignedReceipt, adopt, fold
+from payments.core.ledger import LedgerState, adopt, fold
 from payments.core.settlement import ReceiptLine
-from payments.shell.store import Change, JobRecord, Store
+from payments.shell.store import JobRecord, PaymentStore
 
 log = structlog.get_logger()
 
@@ -32,17 +32,10 @@ RECEIPTS_AT_ONCE = 1_000
 """Most receipts that a node which was away is handed."""
 _encoder = msgspec.json.Encoder()
 _states = msgspec.json.Decoder(LedgerState)
+_BEGINNING = 0, ""
 
 
-class _Cursor(NamedTuple):
-    """Place behind the last folded row of a job."""
-
-    sequence: int = 0
-    mark: str = ""
-    """Digest of that row."""
-
-
-class Made(NamedTuple):
+class NewReceipts(NamedTuple):
     """New receipts of one job, and their lines for settlement."""
 
     receipts: list[SignedReceipt]
@@ -56,7 +49,10 @@ class Projection:
     """The fold of every job. Its methods are called on the event loop and work in threads."""
 
     def __init__(
-        self, host: CoordinatorHost, store: Store, note_receipts: NoteReceipts = lambda *_: None
+        self,
+        host: CoordinatorHost,
+        store: PaymentStore,
+        note_receipts: NoteReceipts = lambda *_: None,
     ) -> None:
         """Take up the stored folds. Blocks.
 
@@ -71,10 +67,11 @@ class Projection:
         self._store = store
         self._lock = asyncio.Lock()
         self._states: dict[JobId, LedgerState] = {}
-        self._cursors: dict[JobId, _Cursor] = {}
+        self._cursors: dict[JobId, tuple[int, str]] = {}
+        """Of each job the sequence of its next row, and the mark of the row before it."""
         for job_id, record in store.jobs().items():
             self._states[job_id] = _states.decode(record.state)
-            self._cursors[job_id] = self._checked(job_id, _Cursor(record.cursor, record.mark))
+            self._cursors[job_id] = self._trusted_cursor(job_id, record)
 
     @property
     def states(self) -> Mapping[JobId, LedgerState]:
@@ -107,19 +104,18 @@ class Projection:
                     return changed
                 changed = True
 
-    def fold_rows(self, job_id: JobId, limit: int = ROWS_AT_ONCE) -> Made:
+    def fold_rows(self, job_id: JobId, limit: int = ROWS_AT_ONCE) -> NewReceipts:
         """Fold the next rows of a job and commit their receipts. Blocks."""
-        cursor = self._cursors.get(job_id, _Cursor())
-        rows = self._host.rows(job_id, cursor.sequence, limit)
+        first, _ = self._cursors.get(job_id, _BEGINNING)
+        rows = self._host.rows(job_id, first, limit)
         if not rows:
-            return Made([], [])
-        state, made = self._fold(job_id, rows)
-        cursor = _Cursor(rows[-1].sequence + 1, _mark(rows[-1]))
+            return NewReceipts([], [])
+        state, made = self._fold(self._states.get(job_id), rows)
         if state is not None:
-            record = JobRecord(cursor.sequence, cursor.mark, _encoder.encode(state))
-            self._store.write(Change(jobs={job_id: record}, receipts=made.receipts))
+            record = JobRecord(rows[-1].sequence + 1, _mark(rows[-1]), _encoder.encode(state))
+            self._store.keep_job(job_id, record, made.receipts)
             self._states[job_id] = state
-        self._cursors[job_id] = cursor
+        self._cursors[job_id] = rows[-1].sequence + 1, _mark(rows[-1])
         return made
 
     async def greet(self, node: NodeId, newest: Mapping[JobId, SignedReceipt]) -> None:
@@ -138,33 +134,29 @@ class Projection:
                 missing = await asyncio.to_thread(self._store.receipts, job_id, node, first)
                 self._host.send_receipts(node, job_id, missing)
 
-    def _fold(self, job_id: JobId, rows: Sequence[JournalRow]) -> tuple[LedgerState | None, Made]:
-        state = self._states.get(job_id)
-        unsigned: list[UnsignedReceipt] = []
+    def _fold(
+        self, state: LedgerState | None, rows: Sequence[JournalRow]
+    ) -> tuple[LedgerState | None, NewReceipts]:
+        made = NewReceipts([], [])
         for row in rows:
             fact = decode(row.kind, row.body)
-            if fact is not None:
-                state, due, _ = fold(state, fact)
-                unsigned += due
-        if state is None or not unsigned:
-            return state, Made([], [])
-        separator = separator_of(state.terms.domain)
-        hashes = [struct_hash(each.receipt) for each in unsigned]
-        # All signed in a row: signing lets go of the interpreter's lock, and other threads wait the
-        # less, the less is done between two signatures.
-        digests = [signed_digest(separator, hashed) for hashed in hashes]
-        signatures = [self._host.key.sign_digest(digest) for digest in digests]
-        receipts = [
-            SignedReceipt(
-                receipt=each.receipt,
-                signature=signature,
-                contribution=each.contribution,
-                contribution_signature=each.contribution_signature,
-            )
-            for each, signature in zip(unsigned, signatures, strict=True)
-        ]
-        lines = [_line(each.receipt, hashed) for each, hashed in zip(unsigned, hashes, strict=True)]
-        return state, Made(receipts, lines)
+            if fact is None:
+                continue
+            state, unsigned, _ = fold(state, fact)
+            separator = separator_of(state.terms.domain)
+            # Signing lets go of the interpreter's lock. Each receipt is signed as it is made, so
+            # that threads which verify never wait for more than one receipt's share of Python.
+            for each in unsigned:
+                hashed = struct_hash(each.receipt)
+                signed = SignedReceipt(
+                    receipt=each.receipt,
+                    signature=self._host.key.sign_digest(signed_digest(separator, hashed)),
+                    contribution=each.contribution,
+                    contribution_signature=each.contribution_signature,
+                )
+                made.receipts.append(signed)
+                made.lines.append(_line(each.receipt, hashed))
+        return state, made
 
     def _take_over(self, job_id: JobId, node: NodeId, shown: SignedReceipt) -> list[SignedReceipt]:
         """The receipt that was stored; empty: none was."""
@@ -179,10 +171,9 @@ class Projection:
         log.warning("a node has a newer receipt than the journal", node=node, job=job_id)
         known = self._store.receipts(job_id, node, shown.receipt.sequence, limit=1)
         is_new = not known or known[0].receipt.sequence != shown.receipt.sequence
-        cursor = self._cursors[job_id]
-        record = JobRecord(cursor.sequence, cursor.mark, _encoder.encode(adopted))
         taken = [shown] if is_new else []
-        self._store.write(Change(jobs={job_id: record}, receipts=taken))
+        record = JobRecord(*self._cursors[job_id], _encoder.encode(adopted))
+        self._store.keep_job(job_id, record, taken)
         self._states[job_id] = adopted
         return taken
 
@@ -194,15 +185,15 @@ class Projection:
             # A node that is away gets them when it dials in.
             self._host.send_receipts(node, job_id, receipts[-RECEIPTS_AT_ONCE:])
 
-    def _checked(self, job_id: JobId, cursor: _Cursor) -> _Cursor:
-        """The cursor, or the beginning where the journal is not the one that was folded."""
-        if cursor.sequence == 0 or job_id not in self._host.jobs():
-            return cursor
-        last = self._host.rows(job_id, cursor.sequence - 1, 1)
-        if last and _mark(last[0]) == cursor.mark:
-            return cursor
+    def _trusted_cursor(self, job_id: JobId, record: JobRecord) -> tuple[int, str]:
+        """The stored cursor, or the beginning where the journal is not the one that was folded."""
+        if record.cursor == 0 or job_id not in self._host.jobs():
+            return record.cursor, record.mark
+        last = self._host.rows(job_id, record.cursor - 1, 1)
+        if last and _mark(last[0]) == record.mark:
+            return record.cursor, record.mark
         log.warning("the journal is older than its receipts: folded anew", job=job_id)
-        return _Cursor()
+        return _BEGINNING
 
 
 def receipt_line(signed: SignedReceipt) -> ReceiptLine:

@@ -1,6 +1,6 @@
 """PaymentsService: the ledger of a job for its users, and an operator's orders about it."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from hypergpu.errors import HyperGPUError, Reason
@@ -14,11 +14,12 @@ from payments.core.outbox import OutboxRow
 from payments.core.rewards import worth
 from payments.core.settlement import ReclaimOrder
 from payments.shell.projection import Projection
-from payments.shell.store import Store
+from payments.shell.store import PaymentStore
 
 if TYPE_CHECKING:
     # It needs web3, of the extra [chain].
-    from payments.shell.connection import Connection
+    from payments.shell.connection import ChainConnection
+    from payments.shell.outbox import TransactionQueue
     from payments.shell.settler import Settler
 
 _RECEIPTS_AT_ONCE = 100
@@ -31,7 +32,7 @@ class PaymentsServicer:
     """Answers from the projection, the store and the last tick's view of the chain."""
 
     def __init__(
-        self, projection: Projection, store: Store, connection: "Connection | None"
+        self, projection: Projection, store: PaymentStore, connection: "ChainConnection | None"
     ) -> None:
         self._projection = projection
         self._store = store
@@ -118,15 +119,17 @@ class PaymentsServicer:
         self,
         answer: pb.GetLedgerResponse,
         state: LedgerState,
-        connection: "Connection",
+        connection: "ChainConnection",
         settler: "Settler",
     ) -> None:
         job_id, head = state.job_id, settler.head
         halt = settler.halts.get(job_id) or settler.halts.get(None)
-        answer.halted = f"{halt.kind.value}: {halt.reason}. Fix: {halt.fix}" if halt else ""
+        answer.halted = str(halt or "")
         answer.unfunded = settler.waiting.get(job_id, "")
-        rows = self._store.job_rows(connection.queue.account, job_id)
-        answer.transactions.extend(_transactions(rows, connection, head.number if head else 0))
+        stored = self._store.job_rows(connection.queue.account, job_id)
+        known = {row.nonce: row for row in connection.queue.rows}
+        rows = [known.get(row.nonce, row) for row in stored]
+        answer.transactions.extend(_transactions(rows, connection.queue))
         view = settler.views.get(job_id)
         if view is None or head is None:
             return
@@ -139,7 +142,7 @@ class PaymentsServicer:
                 free_escrow=str(view.free),
                 batches=view.next_sequence,
                 ends_at_unix_s=view.ends_at_s,
-                token=connection.target.token,
+                token=connection.addresses.token,
                 decimals=connection.decimals,
             )
         )
@@ -191,22 +194,22 @@ def _share_state(share: ShareView, epoch: EpochView) -> str:
 
 
 def _transactions(
-    rows: list[OutboxRow], connection: "Connection", head: int
+    rows: Iterable[OutboxRow], queue: "TransactionQueue"
 ) -> Iterator[pb.LedgerTransaction]:
     for row in rows:
         included = row.inclusion
         yield pb.LedgerTransaction(
             hash="0x" + (included.hash if included else row.variants[-1].hash).hex(),
             purpose=row.purpose,
-            state=_transaction_state(row, head - connection.profile.depth),
+            state=_transaction_state(row, queue),
             block=included.block if included else 0,
             attempts=["0x" + variant.hash.hex() for variant in row.variants],
         )
 
 
-def _transaction_state(row: OutboxRow, final_block: int) -> str:
+def _transaction_state(row: OutboxRow, queue: "TransactionQueue") -> str:
     if row.inclusion is None:
-        return "sent" if row.sent_at_block >= 0 else "queued"
-    if not row.is_done:
-        return "failed"
-    return "final" if row.inclusion.block <= final_block else "mined"
+        return "sent" if queue.is_sent(row) else "queued"
+    if row.is_closed and not row.is_abandoned:
+        return "final"
+    return "mined" if row.inclusion.is_success else "failed"

@@ -7,11 +7,10 @@ planned from it. Training waits for none of this: a chain that is away is asked 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
-import msgspec
 import structlog
 
 from hypergpu.extension import CoordinatorHost
-from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.ids import JobId, NodeId
 from hypergpu.statements.receipt import SignedReceipt
 from payments.core.calls import JobOnLedger, PlannedCall, RecordBatch, RecordReceipt, TotalsEntry
 from payments.core.ledger import LedgerState
@@ -25,48 +24,28 @@ from payments.core.settlement import (
     plan_calls,
 )
 from payments.shell.chain_errors import ChainUnreachableError
-from payments.shell.ethereum import Block, Ethereum
+from payments.shell.ethereum import ChainBlock, Ethereum
 from payments.shell.ledger_view import LedgerReader
-from payments.shell.outbox import Planned, Queue
+from payments.shell.outbox import TransactionQueue, UnsignedTransaction
 from payments.shell.projection import Projection, receipt_line
-from payments.shell.store import Change
-from payments.shell.transactions import Target, payload
+from payments.shell.transactions import LedgerAddresses, payload
 
 log = structlog.get_logger()
 
-_NONE = Digest("0" * 64)
 _RECEIPTS_AT_ONCE = 500
-_HEAD_ROWS = 200
-"""The model's digest is in one of a job's first rows."""
 _FUNDING_GAIN_PARTS = 10
 """A higher limit is journalled once it adds a tenth to what is left of the one before."""
 
 
-class _Digest(msgspec.Struct):
-    digest: Digest
-
-
-class _Model(msgspec.Struct):
-    blob: _Digest
-
-
-class _Origin(msgspec.Struct):
-    """The parts of ``JobCreated`` and ``ModelInitialised`` that the ledger states."""
-
-    manifest: _Digest | None = None
-    model: _Model | None = None
-
-
-class _Book:
+class _JobBook:
     """A job's receipts and calls in memory, as far as planning needs them."""
 
     def __init__(self) -> None:
-        self.lines: dict[tuple[NodeId, int], ReceiptLine] = {}
-        """Receipts that no queued call records, by node and sequence."""
+        self.lines: dict[int, dict[tuple[NodeId, int], ReceiptLine]] = {}
+        """Receipts that no queued call records, by epoch, then by node and sequence."""
         self.sealed: dict[NodeId, TotalsEntry] = {}
         self.next_sequence = 0
         self.queued: set[str] = set()
-        self.model = self.dataset = _NONE
         self.reclaim = ReclaimOrder.NONE
         self.funding: FundingLimit | None = None
 
@@ -81,13 +60,12 @@ class _Book:
                 self._seal(row.call.entries)
             elif isinstance(row.call, RecordReceipt):
                 self._seal((row.call.entry,))
-        self.lines = {
-            key: line for key, line in self.lines.items() if key[1] >= self.sealed_count(key[0])
-        }
 
     def note_lines(self, lines: Iterable[ReceiptLine]) -> None:
         """Add receipts that are to be recorded."""
-        self.lines.update(((line.node, line.sequence), line) for line in lines)
+        for line in lines:
+            if line.sequence >= self.sealed_count(line.node):
+                self.lines.setdefault(line.epoch, {})[line.node, line.sequence] = line
 
     def sealed_count(self, node: NodeId) -> int:
         """Receipts of a node that queued calls record."""
@@ -96,11 +74,15 @@ class _Book:
 
     def _seal(self, entries: Iterable[TotalsEntry]) -> None:
         for entry in entries:
-            known = self.sealed.get(entry.node, entry)
+            first, known = self.sealed_count(entry.node), self.sealed.get(entry.node, entry)
+            for sequence in range(first, entry.count):
+                for lines in self.lines.values():
+                    lines.pop((entry.node, sequence), None)
             count = max(known.count, entry.count)
             self.sealed[entry.node] = TotalsEntry(
                 entry.node, count, max(known.total_score, entry.total_score)
             )
+        self.lines = {epoch: lines for epoch, lines in self.lines.items() if lines}
 
 
 class Settler:
@@ -110,8 +92,8 @@ class Settler:
         self,
         host: CoordinatorHost,
         projection: Projection,
-        queue: Queue,
-        ledger: tuple[Ethereum, Target],
+        queue: TransactionQueue,
+        ledger: tuple[Ethereum, LedgerAddresses],
         *,
         is_each: bool,
     ) -> None:
@@ -122,15 +104,15 @@ class Settler:
         self._chain, self._target = ledger
         self._reader = LedgerReader(*ledger, queue.account.address)
         self._is_each = is_each
-        self._books: dict[JobId, _Book] = {}
+        self._books: dict[JobId, _JobBook] = {}
         self._settled: set[JobId] = set()
-        self._head: Block | None = None
+        self._head: ChainBlock | None = None
         self.halts: Mapping[JobId | None, Halt] = {}
         self.views: Mapping[JobId, JobOnLedger] = {}
         self.waiting: dict[JobId, str] = {}
 
     @property
-    def head(self) -> Block | None:
+    def head(self) -> ChainBlock | None:
         """Block of the last tick."""
         return self._head
 
@@ -148,16 +130,20 @@ class Settler:
         is_new = self._head is None or head.hash != self._head.hash
         if not is_new and not has_receipts:
             return
-        if self._head is not None and is_new and head.parent != self._head.hash:
-            self._reader.invalidate_all()
         states = {state.job_id: state for state in self._active_states()}
         if is_new:
-            await self._look(head, states)
+            is_reorganised = not await self._is_extended_by(head)
+            if is_reorganised:
+                self._reader.invalidate_all()
+            for row in await self._queue.look(head, is_reorganised=is_reorganised):
+                self._touch(row)
         views = await self._reader.read(list(states.values()), head)
-        (still,) = await self._chain.blocks([head.number])
+        still = await self._chain.block(head.number)
         if still is None or still.hash != head.hash:
             self._reader.invalidate_all()
             raise ChainUnreachableError("the chain was reorganised while it was read")
+        if is_new:
+            self.halts = await self._queue.follow(views)
         self._head, self.views = head, {**self.views, **views}
         for job_id, view in views.items():
             await self._settle(states[job_id], view, head)
@@ -165,7 +151,7 @@ class Settler:
     def order_reclaim(self, job_id: JobId, order: ReclaimOrder) -> None:
         """Take an operator's order about a job's free escrow; it is kept."""
         name = f"reclaim/{job_id}"
-        self._store.write(Change(values={name: str(order.value).encode()}))
+        self._store.keep_value(name, str(order.value).encode())
         self._settled.discard(job_id)
         if job_id in self._books:
             self._books[job_id].reclaim = order
@@ -193,18 +179,12 @@ class Settler:
             and job_id not in self._settled
         ]
 
-    async def _look(self, head: Block, states: Mapping[JobId, LedgerState]) -> None:
-        async def find_view(row: OutboxRow) -> JobOnLedger | None:
-            if row.job_id is None or row.job_id not in states:
-                return None
-            self._touch(row)
-            views = await self._reader.read([states[row.job_id]], head)
-            return views[row.job_id]
-
-        changes = await self._queue.look(head, find_view)
-        for row in changes.moved:
-            self._touch(row)
-        self.halts = changes.halts
+    async def _is_extended_by(self, head: ChainBlock) -> bool:
+        """Whether the block of the last tick is still in the chain."""
+        if self._head is None or head.parent == self._head.hash:
+            return True
+        found = await self._chain.block(self._head.number)
+        return found is not None and found.hash == self._head.hash
 
     def _touch(self, row: OutboxRow) -> None:
         if row.job_id is None:
@@ -215,30 +195,30 @@ class Settler:
         last = state.ended_epochs + 1 if state else 0
         self._reader.invalidate(row.job_id, () if epoch is None else range(epoch, last + 1))
 
-    async def _settle(self, state: LedgerState, view: JobOnLedger, head: Block) -> None:
+    async def _settle(self, state: LedgerState, view: JobOnLedger, head: ChainBlock) -> None:
         job_id = state.job_id
         book = self._books.get(job_id)
         if book is None:
-            book = self._books[job_id] = await asyncio.to_thread(self._open_book, state)
+            # Receipts that come while it is filled are noted too.
+            book = self._books[job_id] = _JobBook()
+            await asyncio.to_thread(self._fill_book, book, state)
         is_halted = job_id in self.halts or None in self.halts
-        if not is_halted and await self._has_origin(state, book):
+        if not is_halted:
             plan = plan_calls(self._work(state, book), view)
             self.waiting[job_id] = plan.waiting
             wanted = await asyncio.to_thread(self._payloads, job_id, plan.calls)
             rows = await self._queue.add(wanted, head)
             # Noted before they are sent: an RPC that fails now must not have them planned again.
             book.note_rows(rows)
-            await self._queue.send(rows, head)
+            await self._queue.send(rows)
         await self._change_funding(state, book, view)
         self._note_settled(state, book, view)
 
-    def _work(self, state: LedgerState, book: _Book) -> JobWork:
+    def _work(self, state: LedgerState, book: _JobBook) -> JobWork:
         own = self._own_rows(state.job_id)
         return JobWork(
             state=state,
-            model=book.model,
-            dataset=book.dataset,
-            lines=list(book.lines.values()),
+            lines={epoch: lines.values() for epoch, lines in book.lines.items()},
             sealed=book.sealed,
             next_sequence=book.next_sequence,
             queued=book.queued,
@@ -248,40 +228,20 @@ class Settler:
         )
 
     def _own_rows(self, job_id: JobId) -> list[OutboxRow]:
-        return [row for row in self._queue.rows if row.job_id == job_id]
+        return [row for row in self._queue.rows if row.job_id == job_id and not row.is_abandoned]
 
-    def _open_book(self, state: LedgerState) -> _Book:
-        """A job's book from what is stored. Blocks."""
+    def _fill_book(self, book: _JobBook, state: LedgerState) -> None:
+        """Fill a job's book from what is stored. Blocks."""
         job_id = state.job_id
-        book = _Book()
         book.note_rows(self._store.job_rows(self._queue.account, job_id))
         for node in state.nodes:
             first = book.sealed_count(node)
             while receipts := self._store.receipts(job_id, node, first):
                 book.note_lines(map(receipt_line, receipts))
                 first = receipts[-1].receipt.sequence + 1
-        order = self._store.value(f"reclaim/{job_id}")
-        book.reclaim = ReclaimOrder(int(order or b"0"))
-        return book
+        book.reclaim = ReclaimOrder(int(self._store.value(f"reclaim/{job_id}") or b"0"))
 
-    async def _has_origin(self, state: LedgerState, book: _Book) -> bool:
-        """Whether the digests are known that a job is opened with; the model may be to come."""
-        if book.model != _NONE or f"open/{state.job_id}" in book.queued:
-            return True
-        if state.job_id not in self._host.jobs():
-            return False
-        rows = await asyncio.to_thread(self._host.rows, state.job_id, 0, _HEAD_ROWS)
-        for row in rows:
-            if row.kind not in {"JobCreated", "ModelInitialised"}:
-                continue
-            origin = msgspec.json.decode(row.body, type=_Origin)
-            if origin.manifest is not None:
-                book.dataset = origin.manifest.digest
-            if origin.model is not None:
-                book.model = origin.model.blob.digest
-        return book.model != _NONE
-
-    def _payloads(self, job_id: JobId, calls: Sequence[PlannedCall]) -> list[Planned]:
+    def _payloads(self, job_id: JobId, calls: Sequence[PlannedCall]) -> list[UnsignedTransaction]:
         """The transactions of calls. Blocks on the store."""
         known: dict[tuple[NodeId, int], SignedReceipt] = {}
 
@@ -292,11 +252,13 @@ class Settler:
             return known[node, sequence]
 
         return [
-            Planned(each.purpose, job_id, each.call, payload(each.call, self._target, find_receipt))
+            UnsignedTransaction(
+                each.purpose, job_id, each.call, payload(each.call, self._target, find_receipt)
+            )
             for each in calls
         ]
 
-    async def _change_funding(self, state: LedgerState, book: _Book, view: JobOnLedger) -> None:
+    async def _change_funding(self, state: LedgerState, book: _JobBook, view: JobOnLedger) -> None:
         """Journal the work that the escrow covers, where that changes what the job may do."""
         limit = funding_limit(state, view)
         if waiting := self.waiting.get(state.job_id):
@@ -308,7 +270,7 @@ class Settler:
             log.info("the job did not take its funding", job=state.job_id, reason=refusal)
         book.funding = limit
 
-    def _note_settled(self, state: LedgerState, book: _Book, view: JobOnLedger) -> None:
+    def _note_settled(self, state: LedgerState, book: _JobBook, view: JobOnLedger) -> None:
         """Leave a job alone that is over, recorded and paid."""
         rows = self._own_rows(state.job_id)
         is_due = any(epoch.nodes_due() for epoch in view.epochs.values())

@@ -1,30 +1,90 @@
 """Receipts, the state of each job's fold, and the transactions of the coordinator's key.
 
 A commit holds receipts and the cursor that they were made at, or a transaction's signed bytes
-before anybody sees them: a start after a kill goes on from here. All methods block.
+before anybody sees them: a start after a kill goes on from here. A commit survives a power cut: it
+is in a SQLite file of its own (WAL, synchronous = FULL, writers take the lock when they begin), or
+in the coordinator's PostgreSQL. All methods block.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
     ColumnElement,
     Connection,
+    Engine,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
     Table,
+    UniqueConstraint,
     bindparam,
+    create_engine,
     delete,
+    event,
     func,
     insert,
+    or_,
     select,
     update,
 )
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.statements.receipt import SignedReceipt
 from payments.core.outbox import OutboxRow
-from payments.shell.database import JOBS, RECEIPTS, TRANSACTIONS, VALUES, open_engine
+
+FILE = "payments.sqlite"
+_BUSY_TIMEOUT_S = 30
+_LONG = BigInteger().with_variant(Integer, "sqlite")
+_METADATA = MetaData()
+
+JOBS = Table(
+    "payment_jobs",
+    _METADATA,
+    Column("job_id", String(32), primary_key=True),
+    Column("cursor", _LONG, nullable=False),
+    Column("mark", String(64), nullable=False),
+    Column("state", LargeBinary, nullable=False),
+)
+RECEIPTS = Table(
+    "payment_receipts",
+    _METADATA,
+    Column("job_id", String(32), primary_key=True),
+    Column("node", String(42), primary_key=True),
+    Column("sequence", _LONG, primary_key=True),
+    Column("epoch", _LONG, nullable=False),
+    Column("score", _LONG, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+)
+TRANSACTIONS = Table(
+    "payment_transactions",
+    _METADATA,
+    Column("chain_id", _LONG, primary_key=True),
+    Column("account", String(42), primary_key=True),
+    Column("nonce", _LONG, primary_key=True),
+    Column("purpose", String(200), nullable=False),
+    Column("job_id", String(32), nullable=False, index=True),
+    Column("is_closed", Boolean, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    UniqueConstraint("chain_id", "account", "purpose"),
+    Index("payment_transactions_by_state", "chain_id", "account", "is_closed"),
+)
+VALUES = Table(
+    "payment_values",
+    _METADATA,
+    Column("name", String(200), primary_key=True),
+    Column("value", LargeBinary, nullable=False),
+)
 
 
 class AccountName(NamedTuple):
@@ -32,6 +92,11 @@ class AccountName(NamedTuple):
 
     chain_id: int
     address: Address
+
+    def owns(self) -> ColumnElement[bool]:
+        """Condition on `TRANSACTIONS`."""
+        table = TRANSACTIONS.c
+        return (table.chain_id == self.chain_id) & (table.account == self.address)
 
 
 class JobRecord(NamedTuple):
@@ -45,25 +110,20 @@ class JobRecord(NamedTuple):
     """JSON of the fold's state."""
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything of one commit."""
-
-    jobs: dict[JobId, JobRecord] = {}
-    receipts: Sequence[SignedReceipt] = ()
-    """Of the one job in ``jobs``."""
-    values: dict[str, bytes] = {}
-
-
-class Store:
+class PaymentStore:
     """The database of the payments. Threads may share it."""
 
     def __init__(self, database_url: str, folder: Path) -> None:
         """Open it.
 
+        Args:
+            database_url: SQLAlchemy URL; empty: a SQLite file in ``folder``.
+            folder: The coordinator's data.
+
         Raises:
             HyperGPUError: FOLDER_UNUSABLE, the database cannot be used.
         """
-        self._engine = open_engine(database_url, folder)
+        self._engine = _open_engine(database_url, folder)
         self._readers = self._engine.execution_options(is_reader=True)
         self._encoder = msgspec.json.Encoder()
         self._receipts = msgspec.json.Decoder(SignedReceipt)
@@ -73,26 +133,30 @@ class Store:
         """Close the connections."""
         self._engine.dispose()
 
-    def write(self, change: Change) -> None:
-        """Commit a change: all of it or nothing.
+    def keep_job(
+        self, job_id: JobId, record: JobRecord, receipts: Sequence[SignedReceipt] = ()
+    ) -> None:
+        """Replace a job's fold and add its new receipts: all of it or nothing.
 
         Raises:
-            IntegrityError: A receipt of this sequence or round is there already.
+            IntegrityError: A receipt of this sequence is there already.
         """
         with self._engine.begin() as connection:
-            for job_id, record in change.jobs.items():
-                _replace(connection, JOBS, "job_id", {"job_id": job_id, **record._asdict()})
-                rows = [self._receipt_row(job_id, signed) for signed in change.receipts]
-                if rows:
-                    connection.execute(insert(RECEIPTS), rows)
-            for name, value in change.values.items():
-                _replace(connection, VALUES, "name", {"name": name, "value": value})
+            _replace(connection, JOBS, {"job_id": job_id, **record._asdict()})
+            if receipts:
+                rows = [self._receipt_row(job_id, signed) for signed in receipts]
+                connection.execute(insert(RECEIPTS), rows)
 
     def jobs(self) -> dict[JobId, JobRecord]:
         """The fold of each job."""
         with self._readers.connect() as connection:
             rows = connection.execute(select(JOBS)).all()
         return {JobId(row.job_id): JobRecord(row.cursor, row.mark, row.state) for row in rows}
+
+    def keep_value(self, name: str, value: bytes) -> None:
+        """Replace a value by name."""
+        with self._engine.begin() as connection:
+            _replace(connection, VALUES, {"name": name, "value": value})
 
     def value(self, name: str) -> bytes:
         """A value by name; empty: there is none."""
@@ -104,12 +168,11 @@ class Store:
         self, job_id: JobId, node: NodeId, first: int = 0, limit: int = 1_000
     ) -> list[SignedReceipt]:
         """A node's receipts in a job from a sequence on, in order."""
+        table = RECEIPTS.c
         wanted = (
-            select(RECEIPTS.c.body)
-            .where(
-                RECEIPTS.c.job_id == job_id, RECEIPTS.c.node == node, RECEIPTS.c.sequence >= first
-            )
-            .order_by(RECEIPTS.c.sequence)
+            select(table.body)
+            .where(table.job_id == job_id, table.node == node, table.sequence >= first)
+            .order_by(table.sequence)
             .limit(limit)
         )
         with self._readers.connect() as connection:
@@ -136,49 +199,32 @@ class Store:
         Raises:
             IntegrityError: A nonce or a purpose is used.
         """
-        if rows:
-            with self._engine.begin() as connection:
-                connection.execute(insert(TRANSACTIONS), [self._row(account, row) for row in rows])
-
-    def update_rows(
-        self, account: AccountName, rows: Sequence[OutboxRow], final: Collection[int] = ()
-    ) -> None:
-        """Replace stored transactions; those whose nonce is in ``final`` leave the queue."""
-        if not rows:
-            return
-        table = TRANSACTIONS.c
-        replaced = (
-            update(TRANSACTIONS)
-            .where(
-                table.chain_id == account.chain_id,
-                table.account == account.address,
-                table.nonce == bindparam("at_nonce"),
-            )
-            .values(
-                purpose=bindparam("new_purpose"),
-                is_final=bindparam("now_final"),
-                body=bindparam("new_body"),
-            )
-        )
         values = [
             {
-                "at_nonce": row.nonce,
-                "new_purpose": _purpose(row),
-                "now_final": row.nonce in final,
-                "new_body": self._encoder.encode(row),
+                "chain_id": account.chain_id,
+                "account": account.address,
+                "nonce": row.nonce,
+                "job_id": row.job_id or "",
+                **self._changing_columns(row),
             }
             for row in rows
         ]
         with self._engine.begin() as connection:
-            connection.execute(replaced, values)
+            connection.execute(insert(TRANSACTIONS), values)
 
-    def open_rows(self, account: AccountName) -> list[OutboxRow]:
-        """Transactions that are not final, by nonce."""
-        return self._select_rows(account, TRANSACTIONS.c.is_final.is_(False))
+    def update_rows(self, account: AccountName, rows: Sequence[OutboxRow]) -> None:
+        """Replace stored transactions."""
+        if not rows:
+            return
+        chosen = account.owns() & (TRANSACTIONS.c.nonce == bindparam("at_nonce"))
+        values = [{"at_nonce": row.nonce, **self._changing_columns(row)} for row in rows]
+        with self._engine.begin() as connection:
+            connection.execute(update(TRANSACTIONS).where(chosen), values)
 
-    def rows_from(self, account: AccountName, nonce: int) -> list[OutboxRow]:
-        """Transactions from a nonce on."""
-        return self._select_rows(account, TRANSACTIONS.c.nonce >= nonce)
+    def open_rows(self, account: AccountName, nonce: int) -> list[OutboxRow]:
+        """Transactions that are not closed, and all from a nonce on."""
+        table = TRANSACTIONS.c
+        return self._select_rows(account, or_(table.is_closed.is_(False), table.nonce >= nonce))
 
     def job_rows(self, account: AccountName, job_id: JobId) -> list[OutboxRow]:
         """All transactions of a job, by nonce; abandoned ones too."""
@@ -191,28 +237,22 @@ class Store:
 
     def next_nonce(self, account: AccountName) -> int:
         """One more than the highest stored nonce; 0: none is stored."""
-        wanted = select(func.max(TRANSACTIONS.c.nonce)).where(*_of(account))
+        wanted = select(func.max(TRANSACTIONS.c.nonce)).where(account.owns())
         with self._readers.connect() as connection:
             highest = connection.execute(wanted).scalar()
         return 0 if highest is None else highest + 1
 
     def _select_rows(self, account: AccountName, condition: ColumnElement[bool]) -> list[OutboxRow]:
-        wanted = (
-            select(TRANSACTIONS.c.body)
-            .where(*_of(account), condition)
-            .order_by(TRANSACTIONS.c.nonce)
-        )
+        table = TRANSACTIONS.c
+        wanted = select(table.body).where(account.owns(), condition).order_by(table.nonce)
         with self._readers.connect() as connection:
             return [self._rows.decode(body) for (body,) in connection.execute(wanted)]
 
-    def _row(self, account: AccountName, row: OutboxRow) -> dict[str, object]:
+    def _changing_columns(self, row: OutboxRow) -> dict[str, object]:
         return {
-            "chain_id": account.chain_id,
-            "account": account.address,
-            "nonce": row.nonce,
-            "purpose": _purpose(row),
-            "job_id": row.job_id or "",
-            "is_final": False,
+            # An abandoned row leaves its purpose to the one that replaces it.
+            "purpose": f"{row.purpose}#{row.nonce}" if row.is_abandoned else row.purpose,
+            "is_closed": row.is_closed,
             "body": self._encoder.encode(row),
         }
 
@@ -222,23 +262,59 @@ class Store:
             "job_id": job_id,
             "node": receipt.node,
             "sequence": receipt.sequence,
-            "round": receipt.round,
             "epoch": receipt.epoch,
             "score": receipt.score,
             "body": self._encoder.encode(signed),
         }
 
 
-def _of(account: AccountName) -> tuple[ColumnElement[bool], ...]:
-    table = TRANSACTIONS.c
-    return table.chain_id == account.chain_id, table.account == account.address
-
-
-def _purpose(row: OutboxRow) -> str:
-    """An abandoned row leaves its purpose to the one that replaces it."""
-    return f"{row.purpose}#{row.nonce}" if row.is_abandoned else row.purpose
-
-
-def _replace(connection: Connection, table: Table, key: str, row: dict[str, object]) -> None:
-    connection.execute(delete(table).where(table.c[key] == row[key]))
+def _replace(connection: Connection, table: Table, row: dict[str, object]) -> None:
+    (key,) = table.primary_key
+    connection.execute(delete(table).where(key == row[key.name]))
     connection.execute(insert(table), row)
+
+
+def _open_engine(database_url: str, folder: Path) -> Engine:
+    try:
+        if "://" in database_url:
+            url = make_url(database_url)
+        else:
+            # The journal may be any file; the payments lie in one of their own beside it.
+            beside = Path(database_url).parent if database_url else folder
+            url = URL.create("sqlite", database=str(beside / FILE))
+        engine = _sqlite_engine(url) if url.get_backend_name() == "sqlite" else _postgresql(url)
+        _METADATA.create_all(engine)
+    except ArgumentError as wrong:
+        raise HyperGPUError(Reason.FOLDER_UNUSABLE, f"the payments' database: {wrong}") from None
+    except (ModuleNotFoundError, NoSuchModuleError):
+        raise HyperGPUError(
+            Reason.FOLDER_UNUSABLE,
+            "payments in PostgreSQL need psycopg",
+            fix="pip install 'hypergpu[postgresql]'",
+        ) from None
+    return engine
+
+
+def _postgresql(url: URL) -> Engine:
+    return create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
+
+
+def _sqlite_engine(url: URL) -> Engine:
+    url = url.set(database=str(Path(url.database or "").with_name(FILE)))
+    engine = create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S})
+    event.listen(engine, "connect", _configure)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _configure(connection: Any, _record: object) -> None:
+    # The driver must not begin transactions by itself: it would begin them as readers, and a reader
+    # that wants to write is refused when another has written meanwhile.
+    connection.isolation_level = None
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _begin(connection: Connection) -> None:
+    is_reader = connection.get_execution_options().get("is_reader", False)
+    connection.exec_driver_sql("BEGIN" if is_reader else "BEGIN IMMEDIATE")

@@ -23,8 +23,8 @@ from payments.shell.anvil import Anvil
 from payments.shell.chains import ChainProfile, profile_of_id
 from payments.shell.contracts import Contract, created_address, ledger_contract, token_contract
 from payments.shell.deployment import LedgerOptions
-from payments.shell.ethereum import Ethereum, View
-from payments.shell.wallet import Call, Wallet
+from payments.shell.ethereum import ContractView, Ethereum
+from payments.shell.wallet import ContractCall, Wallet
 from tests.properties.statements.strategies import COORDINATOR, JOB, Work, signed_receipt
 
 PRICE, SAMPLES, QUALITY = 1_000_000, 320, 9_000
@@ -59,8 +59,8 @@ class LedgerSite:
         )
         self.send(
             COORDINATOR,
-            Call(token_contract(), None, token_contract().encode_creation()),
-            Call(ledger_contract(), None, options.creation_data()),
+            ContractCall(token_contract(), None, token_contract().encode_creation()),
+            ContractCall(ledger_contract(), None, options.creation_data()),
         )
         self.mint(COORDINATOR, escrow)
         terms = (COORDINATOR.address, bytes(32), bytes(32), PRICE, 4)
@@ -177,7 +177,7 @@ class LedgerSite:
         """A view of a contract."""
 
         async def work(chain: Ethereum) -> Any:
-            (found,) = await chain.read([View(contract, address, name, arguments)])
+            (found,) = await chain.read([ContractView(contract, address, name, arguments)])
             return found
 
         return self._run(work)
@@ -190,26 +190,31 @@ class LedgerSite:
 
         self._run(work)
 
-    def call(self, function: str, *arguments: object) -> Call:
+    def call(self, function: str, *arguments: object) -> ContractCall:
         """A call of the ledger."""
-        return Call(ledger_contract(), self.ledger, ledger_contract().encode(function, *arguments))
+        return ContractCall(
+            ledger_contract(), self.ledger, ledger_contract().encode(function, *arguments)
+        )
 
-    def token_call(self, function: str, *arguments: object) -> Call:
+    def token_call(self, function: str, *arguments: object) -> ContractCall:
         """A call of the token."""
-        return Call(token_contract(), self.token, token_contract().encode(function, *arguments))
+        return ContractCall(
+            token_contract(), self.token, token_contract().encode(function, *arguments)
+        )
 
-    def send(self, key: IdentityKey, *calls: Call) -> None:
+    def send(self, key: IdentityKey, *calls: ContractCall) -> None:
         """Have an account make calls."""
         self.fund(key)
 
         async def work(chain: Ethereum) -> None:
-            await Wallet(chain, key, self.profile).send(calls)
+            for call in calls:
+                await Wallet(chain, key).send(call)
 
         self._run(work)
 
     def _run(self, work: Any) -> Any:
         async def connected() -> Any:
-            chain = Ethereum.of(self.url, self.profile)
+            chain = Ethereum(self.url, self.profile)
             try:
                 return await work(chain)
             finally:

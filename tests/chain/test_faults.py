@@ -14,11 +14,17 @@ from payments.core.outbox import HaltKind
 from payments.core.settlement import ReclaimOrder
 from payments.shell.anvil import Anvil, AnvilOptions, keep_state, running_anvil
 from payments.shell.chain_errors import ChainUnreachableError
-from payments.shell.contracts import ledger_contract, token_contract
+from payments.shell.contracts import ledger_contract
 from payments.shell.deployment import recognise_ledger
-from payments.shell.ethereum import Draft, Ethereum, sign_transaction
-from payments.shell.transactions import record_data
-from payments.shell.wallet import Call
+from payments.shell.ethereum import Ethereum
+from payments.shell.transactions import (
+    Payload,
+    TransactionFee,
+    read_transaction,
+    record_data,
+    sign_transaction,
+)
+from payments.shell.wallet import ContractCall
 from tests.chain.world import WINDOW_S, World, opened_world
 
 PLAN = JobPlan(nodes=3, rounds_per_epoch=2, rounds=40)
@@ -111,8 +117,9 @@ async def test_a_nonce_taken_by_a_stranger_halts_with_the_fix(tmp_path: Path, an
         nonce = await world.chain.next_nonce(world.host.key.address)
         world.work(2)
         await world.step()
-        foreign = Draft(31337, nonce, bytes(20), b"", 21_000, 10**12, 10**11)
-        await world.chain.send([sign_transaction(world.host.key, foreign).raw])
+        fee = TransactionFee(most_wei=10**12, tip_wei=10**11)
+        foreign = Payload(bytes(20), b"", 21_000)
+        await world.chain.send([sign_transaction(world.host.key, 31337, nonce, foreign, fee)])
         await world.until(lambda: PLAN.job_id in world.settler.halts)
         halt = world.settler.halts[PLAN.job_id]
         assert halt.kind is HaltKind.NONCE_TAKEN
@@ -125,7 +132,7 @@ async def test_a_refused_call_halts_its_job_until_it_is_retried(
     tmp_path: Path, anvil: Anvil
 ) -> None:
     async with opened_world(tmp_path, anvil, PLAN) as world:
-        ledger = world.connection.target.ledger
+        ledger = world.connection.addresses.ledger
         code = await world.chain.code(ledger)
         world.work(2)
         await world.step()
@@ -138,7 +145,6 @@ async def test_a_refused_call_halts_its_job_until_it_is_retried(
         assert world.settler.halts[PLAN.job_id].kind is HaltKind.REVERTED
         await world.restart(retry_payments="1")
         await world.step()
-        await world.connection.retry_all()
         await see_all_paid(world, 2)
 
 
@@ -153,7 +159,7 @@ async def test_stuck_transactions_get_a_higher_fee(tmp_path: Path, anvil: Anvil)
             await world.mine()
             await world.step()
         row = max(world.connection.queue.rows, key=lambda row: len(row.variants), default=None)
-        assert row is None or row.variants[-1].max_fee_wei > 10**11
+        assert row is None or read_transaction(row.variants[-1].raw)[1].most_wei > 10**11
         await see_all_paid(world, 2)
 
 
@@ -169,7 +175,7 @@ async def test_another_chain_is_refused_at_the_start(tmp_path: Path) -> None:
 
 async def test_a_contract_that_is_no_ledger_is_refused(tmp_path: Path, anvil: Anvil) -> None:
     async with opened_world(tmp_path, anvil, PLAN) as world:
-        token = world.connection.target.token
+        token = world.connection.addresses.token
         with pytest.raises(HyperGPUError, match="no training ledger"):
             await recognise_ledger(world.chain, Domain(31337, token))
         nobody = node_key(99).address
@@ -186,24 +192,26 @@ async def test_a_vanished_coordinator_that_undercounted_leaves_nobody_unpaid(
         world.work(5)
         await world.projection.advance()
         # From here on the coordinator does nothing: its nodes hold five receipts more.
-        contract, target = ledger_contract(), world.connection.target
+        contract, target = ledger_contract(), world.connection.addresses
         job = word_bytes(world.terms.job)
         await world.chain.ask("evm_setAutomine", True)
         for key in PLAN.keys:
             wallet = await world.wallet(key)
             newest = world.host.received[key.node_id][-1]
-            record = Call(contract, target.ledger, record_data(newest, newest.receipt.epoch))
-            await wallet.send([record])
-        await world.chain.ask("evm_increaseTime", WINDOW_S + 1)
+            record = ContractCall(
+                contract, target.ledger, record_data(newest, newest.receipt.epoch)
+            )
+            await wallet.send(record)
+        await world.pass_time(WINDOW_S + 1)
         wallet = await world.wallet(PLAN.keys[0])
         epoch = world.host.received[PLAN.keys[0].node_id][-1].receipt.epoch
         close = contract.encode("closeEpoch", job, epoch)
-        await wallet.send([Call(contract, target.ledger, close)])
-        await world.chain.ask("evm_increaseTime", WINDOW_S + 1)
+        await wallet.send(ContractCall(contract, target.ledger, close))
+        await world.pass_time(WINDOW_S + 1)
         nodes = [key.address for key in PLAN.keys]
         for each in (0, epoch):
             pay = contract.encode("distributePayments", job, each, nodes)
-            await wallet.send([Call(contract, target.ledger, pay)])
+            await wallet.send(ContractCall(contract, target.ledger, pay))
         assert set((await world.balances()).values()) == {worth_of(7)}
 
 
@@ -241,7 +249,7 @@ async def test_a_receipt_of_a_longer_journal_is_taken_over(tmp_path: Path, anvil
         newest = world.host.received[node][-1]
         other = tmp_path / "other"
         other.mkdir()
-        older = World(other, anvil, PLAN, ledger_contract=world.connection.target.ledger)
+        older = World(other, anvil, PLAN, ledger_contract=world.connection.addresses.ledger)
         await older.payments.start()
         rows = [(row.kind, row) for row in world.host.rows(PLAN.job_id, 0, 4)]
         older.host.copy(PLAN.job_id, [row for _, row in rows])
@@ -289,5 +297,4 @@ async def test_token_and_ledger_are_known_before_they_are_mined(
     assert not await world.chain.code(contract)
     await world.mine()
     assert await world.chain.code(contract)
-    assert token_contract().artifact.contract_name == "TestToken"
     await world.close()

@@ -11,15 +11,15 @@ from hypergpu.keys.signature import IdentityKey
 from hypergpu.statements.domain import Terms, address_bytes, word_bytes
 from payments.core.calls import JobOnLedger
 from payments.shell.anvil import Anvil
-from payments.shell.chains import named_chain
+from payments.shell.chains import profile_of_id
 from payments.shell.config import PaymentSettings
-from payments.shell.connection import Connection
+from payments.shell.connection import ChainConnection
 from payments.shell.contracts import ledger_contract, token_contract
-from payments.shell.ethereum import Ethereum, View
+from payments.shell.ethereum import ContractView, Ethereum
 from payments.shell.plugin import CoordinatorPayments
 from payments.shell.projection import Projection
 from payments.shell.settler import Settler
-from payments.shell.wallet import Call, Wallet
+from payments.shell.wallet import ContractCall, Wallet
 
 STEPS_MOST = 60
 STAKE = 10**12
@@ -34,7 +34,7 @@ class World:
         self.anvil = anvil
         self.plan = plan
         self.settings = {"chain_url": anvil.url, **settings}
-        self.chain = Ethereum(anvil.url, 500)
+        self.chain = Ethereum(anvil.url, profile_of_id(31_337)[0])
         self.host = JournalHost(folder)
         self.payments = self._opened()
         self.round = 0
@@ -45,7 +45,7 @@ class World:
         )
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> ChainConnection:
         assert self.payments._connection is not None
         return self.payments._connection
 
@@ -91,7 +91,7 @@ class World:
     async def step(self) -> None:
         """Fold what is new, and look at the chain once."""
         await self.projection.advance()
-        await self.connection.tick(self.projection, has_receipts=True)
+        await self.connection.tick(has_receipts=True)
 
     async def until(self, is_reached: Callable[[], bool]) -> None:
         """Step and make a block until something is so."""
@@ -141,32 +141,35 @@ class World:
         await self.chain.ask("evm_setAutomine", True)
         for key in keys:
             wallet = await self.wallet(key)
-            ledger, token = self.connection.target
+            ledger, token = self.connection.addresses
             meta = (bytes(32), bytes(32), 8_192)
             calls = [
-                Call(token_contract(), token, token_contract().encode("mint", key.address, amount)),
-                Call(token_contract(), token, token_contract().encode("approve", ledger, amount)),
-                Call(
+                ContractCall(
+                    token_contract(), token, token_contract().encode("mint", key.address, amount)
+                ),
+                ContractCall(
+                    token_contract(), token, token_contract().encode("approve", ledger, amount)
+                ),
+                ContractCall(
                     ledger_contract(),
                     ledger,
                     ledger_contract().encode("registerNode", meta, amount),
                 ),
             ]
-            await wallet.send(calls)
+            for call in calls:
+                await wallet.send(call)
         await self.chain.ask("evm_setAutomine", False)
 
     async def wallet(self, key: IdentityKey) -> Wallet:
         """A wallet with gas money."""
         await self.chain.ask("anvil_setBalance", key.address, hex(10**21))
-        named = named_chain("anvil", self.anvil.url)
-        assert named is not None
-        return Wallet(self.chain, key, named.profile)
+        return Wallet(self.chain, key)
 
     async def balances(self) -> dict[NodeId, int]:
         """Tokens in the wallet of each node."""
-        token = self.connection.target.token
+        token = self.connection.addresses.token
         keys = self.plan.keys
-        views = [View(token_contract(), token, "balanceOf", (key.address,)) for key in keys]
+        views = [ContractView(token_contract(), token, "balanceOf", (key.address,)) for key in keys]
         return {
             key.node_id: found
             for key, found in zip(keys, await self.chain.read(views), strict=True)
@@ -175,9 +178,9 @@ class World:
     async def account(self, node: NodeId, job_id: JobId = JOB) -> dict[str, Any]:
         """A node's account in the job, read afresh."""
         job = word_bytes(self.projection.states[job_id].terms.job)
-        view = View(
+        view = ContractView(
             ledger_contract(),
-            self.connection.target.ledger,
+            self.connection.addresses.ledger,
             "getAccount",
             (job, address_bytes(node)),
         )

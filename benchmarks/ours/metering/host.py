@@ -20,7 +20,16 @@ from hypergpu.statements.domain import Terms, keccak_of, separator_of
 from hypergpu.statements.receipt import Receipt, SignedReceipt
 from hypergpu.statements.signing import sign
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
-from payments.core.facts import ChangedFact, CreatedFact, EndedFact, MeasuredFact, MeasuredWork
+from payments.core.facts import (
+    ChangedFact,
+    CreatedFact,
+    EndedFact,
+    FirstModel,
+    InitialisedFact,
+    MeasuredFact,
+    MeasuredWork,
+    StoredBlob,
+)
 
 JOB = JobId("job-00000000000a")
 UNIT_PRICE = 1_000
@@ -29,16 +38,6 @@ SAMPLES = Samples(320)
 QUALITY_BPS = BasisPoints(9_000)
 COORDINATOR = IdentityKey(keccak(b"a benchmark's coordinator"))
 _MODEL = digest_of(b"model")
-
-
-class _ModelInitialised(msgspec.Struct):
-    class Model(msgspec.Struct):
-        class Blob(msgspec.Struct):
-            digest: str
-
-        blob: Blob
-
-    model: Model
 
 
 class _Line(msgspec.Struct, array_like=True):
@@ -131,7 +130,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     def created(self, terms: Terms) -> list[tuple[str, msgspec.Struct]]:
         """The rows that a job begins with."""
         created = CreatedFact(job_id=self.job_id, spec=self.spec, terms=terms)
-        model = _ModelInitialised(_ModelInitialised.Model(_ModelInitialised.Model.Blob(_MODEL)))
+        model = InitialisedFact(FirstModel(StoredBlob(_MODEL)))
         return [("JobCreated", created), ("ModelInitialised", model)]
 
     def measured(

@@ -1,30 +1,22 @@
 """A chain with blocks, reorganisations, a pool that forgets, and strangers, for one account."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from msgspec.structs import replace as with_fields
 
 from hypergpu.ids import JobId
 from payments.core.outbox import (
-    Action,
-    Failure,
-    FindFailure,
     Halt,
     Inclusion,
-    MarkFinal,
-    MarkMined,
-    MarkUnmined,
     OutboxRow,
     OutboxRules,
     OutboxView,
-    RaiseFee,
-    SendAgain,
     Variant,
-    abandoned_by_retry,
     decide,
-    halted_jobs,
-    halting_rows,
     next_nonce,
+    nonces_to_retry,
 )
 
 DEPTH = 4
@@ -32,8 +24,7 @@ RULES = OutboxRules(depth=DEPTH, bump_blocks=3)
 STRANGER = b"somebody else's"
 
 
-@dataclass(frozen=True)
-class Mined:
+class MinedTransaction(NamedTuple):
     """One transaction of the account in a block; ``purpose`` is empty for a stranger's."""
 
     hash: bytes
@@ -41,39 +32,41 @@ class Mined:
     is_success: bool
 
 
-@dataclass(frozen=True)
-class Block:
-    """A block with the account's transactions."""
-
-    hash: bytes
-    transactions: tuple[Mined, ...] = ()
-
-
 @dataclass
 class ChainWorld:
     """The chain, the pool, and the coordinator's queue on top of them."""
 
-    blocks: list[Block] = field(default_factory=lambda: [Block(b"genesis")])
+    blocks: list[tuple[MinedTransaction, ...]] = field(default_factory=lambda: [()])
+    """The account's transactions of each block."""
     pool: dict[bytes, tuple[int, str]] = field(default_factory=dict)
     """Nonce and purpose of each variant that the pool holds."""
     planned: list[tuple[str, JobId]] = field(default_factory=list)
-    rows: list[OutboxRow] = field(default_factory=list)
-    finished: list[str] = field(default_factory=list)
-    """Purposes whose rows were marked final with their effect."""
+    rows: dict[int, OutboxRow] = field(default_factory=dict)
+    """Every row by its nonce, closed ones too, as they are stored."""
     broken: set[str] = field(default_factory=set)
     """Purposes that the contract refuses."""
-    halts: dict[JobId | None, Halt] = field(default_factory=dict)
+    halts: Mapping[JobId | None, Halt] = field(default_factory=dict)
     balance_wei: int = 10**18
     _made: int = 0
 
     @property
-    def transactions(self) -> list[Mined]:
+    def transactions(self) -> list[MinedTransaction]:
         """The account's transactions in nonce order."""
-        return [each for block in self.blocks for each in block.transactions]
+        return [each for block in self.blocks for each in block]
+
+    @property
+    def open_rows(self) -> list[OutboxRow]:
+        """Rows that are not closed."""
+        return [row for row in self.rows.values() if not row.is_closed]
+
+    @property
+    def closed_purposes(self) -> list[str]:
+        """Purposes whose rows were closed with their effect."""
+        return [row.purpose for row in self.rows.values() if row.is_closed and not row.is_abandoned]
 
     def purposes(self) -> set[str]:
-        """Purposes that were not marked final yet."""
-        return {row.purpose for row in self.rows} | {purpose for purpose, _ in self.planned}
+        """Every purpose that was queued."""
+        return {row.purpose for row in self.rows.values()} | {each for each, _ in self.planned}
 
     def effects(self) -> list[str]:
         """Purposes that took effect, each as often as it did."""
@@ -81,32 +74,29 @@ class ChainWorld:
 
     def mine(self, count: int, *, strangers: int = 0) -> None:
         """Make a block of the pool's next transactions, or of a stranger's."""
-        included: list[Mined] = []
+        included: list[MinedTransaction] = []
         before = len(self.transactions)
         done = set(self.effects())
         for nonce in range(before, before + count):
             found = next((each for each in self.pool if self.pool[each][0] == nonce), None)
             if strangers:
                 strangers -= 1
-                included.append(Mined(STRANGER, "", is_success=True))
+                included.append(MinedTransaction(STRANGER, "", is_success=True))
                 continue
             if found is None:
                 break
             purpose = self.pool[found][1]
             is_success = purpose not in done and purpose not in self.broken
-            included.append(Mined(found, purpose, is_success))
+            included.append(MinedTransaction(found, purpose, is_success))
             if is_success:
                 done.add(purpose)
-        self._made += 1
-        self.blocks.append(Block(b"block %d" % self._made, tuple(included)))
+        self.blocks.append(tuple(included))
 
     def reorganise(self, count: int, *, forgets: bool) -> None:
         """Drop the newest blocks; their transactions go back to the pool or are forgotten."""
-        dropped = self.blocks[max(1, len(self.blocks) - count) :]
-        kept = self.blocks[: len(self.blocks) - len(dropped)]
-        self.blocks = kept
+        del self.blocks[max(1, len(self.blocks) - count) :]
         if not forgets:
-            for row in self.rows:
+            for row in self.rows.values():
                 for variant in row.variants:
                     self.pool[variant.hash] = (row.nonce, row.purpose)
 
@@ -118,94 +108,72 @@ class ChainWorld:
     def tick(self) -> None:
         """One view of the chain, and everything that follows."""
         view = self.view()
-        actions = decide(self.rows, view, RULES)
-        self.halts = halted_jobs(actions)
-        for action in actions:
-            self._carry_out(action)
+        actions = decide(self._seen_rows(), view, RULES)
+        self.halts = actions.halts
+        for nonce in actions.close:
+            self.rows[nonce] = with_fields(self.rows[nonce], is_closed=True)
+        for nonce in actions.send:
+            self._send(self.rows[nonce])
+        for nonce in actions.raise_fee:
+            row = self.rows[nonce]
+            self._send(with_fields(row, variants=(*row.variants, self._variant(row.purpose))))
         self._sign_planned()
 
     def retry(self, job_id: JobId) -> None:
         """Clear a job's halt: what it lost is queued again."""
-        own = [row for row in self.rows if row.job_id == job_id]
-        given_up = abandoned_by_retry(self.rows, job_id, halting_rows(own, self.view()))
-        for nonce in given_up:
-            row = self._row(nonce)
-            self._put(with_fields(row, is_abandoned=True))
+        for nonce in nonces_to_retry(self._seen_rows(), job_id, self.view()):
+            row = with_fields(self.rows[nonce], is_abandoned=True, is_closed=True)
+            self.rows[nonce] = row
             self.queue(row.purpose, job_id)
 
     def view(self) -> OutboxView:
-        """The chain at its tip."""
+        """The account at the tip."""
         tip = len(self.blocks) - 1
-        final = [
-            each for block in self.blocks[: max(0, tip - DEPTH + 1)] for each in block.transactions
-        ]
-        asked = {variant.hash for row in self.rows for variant in row.variants}
+        done = set(self.effects())
         return OutboxView(
             block=tip,
             nonce=len(self.transactions),
-            final_nonce=len(final),
-            block_hashes={number: block.hash for number, block in enumerate(self.blocks)},
-            inclusions={
-                each.hash: Inclusion(each.hash, number, block.hash, each.is_success)
-                for number, block in enumerate(self.blocks)
-                for each in block.transactions
-                if each.hash in asked
-            },
+            final_nonce=sum(len(block) for block in self.blocks[: max(0, tip - DEPTH + 1)]),
             balance_wei=self.balance_wei,
+            idle_blocks=next((at for at, block in enumerate(reversed(self.blocks)) if block), tip),
+            reverted={
+                nonce: "WrongSequence"
+                for nonce, each in enumerate(self.transactions)
+                if not each.is_success and each.purpose not in done
+            },
         )
+
+    def _seen_rows(self) -> list[OutboxRow]:
+        """Rows that are pending or not closed, with their places on the chain."""
+        places = {
+            each.hash: Inclusion(each.hash, height, each.is_success)
+            for height, block in enumerate(self.blocks)
+            for each in block
+        }
+        nonce = len(self.transactions)
+        found = []
+        for row in self.rows.values():
+            own = [places[each.hash] for each in row.variants if each.hash in places]
+            if row.nonce >= nonce or not row.is_closed:
+                found.append(with_fields(row, inclusion=own[0] if own else None))
+        return found
 
     def _sign_planned(self) -> None:
-        while self.planned and (nonce := next_nonce(self.rows, self.view())) is not None:
+        highest = 1 + max(self.rows, default=-1)
+        while self.planned and (nonce := next_nonce(highest, self.view())) is not None:
             purpose, job_id = self.planned.pop(0)
-            row = OutboxRow(nonce=nonce, purpose=purpose, job_id=job_id, variants=())
-            self.rows.append(with_fields(row, variants=(self._variant(row),)))
-
-    def _carry_out(self, action: Action) -> None:
-        if isinstance(action, Halt):
-            assert action.fix
-            return
-        row = self._row(action.nonce)
-        match action:
-            case SendAgain():
-                self._send(row)
-            case RaiseFee():
-                self._send(with_fields(row, variants=(*row.variants, self._variant(row))))
-            case MarkFinal():
-                self.rows.remove(row)
-                self.finished.extend([] if row.is_abandoned else [row.purpose])
-            case MarkMined() | MarkUnmined() | FindFailure():
-                self._store_finding(row, action)
-
-    def _store_finding(self, row: OutboxRow, action: MarkMined | MarkUnmined | FindFailure) -> None:
-        match action:
-            case MarkMined():
-                self._put(with_fields(row, inclusion=action.inclusion, failure=None))
-            case MarkUnmined():
-                self._put(with_fields(row, inclusion=None, failure=None))
-            case FindFailure():
-                is_present = row.purpose in self.effects()
-                self._put(with_fields(row, failure=Failure(is_present, "WrongSequence")))
+            variants = (self._variant(purpose),)
+            row = OutboxRow(nonce=nonce, purpose=purpose, job_id=job_id, variants=variants)
+            self.rows[nonce] = row
+            highest = nonce + 1
 
     def _send(self, row: OutboxRow) -> None:
-        self._put(with_fields(row, sent_at_block=len(self.blocks) - 1))
-        if row.nonce >= len(self.transactions):
-            self.pool = {each: held for each, held in self.pool.items() if held[0] != row.nonce} | {
-                row.variants[-1].hash: (row.nonce, row.purpose)
-            }
+        self.rows[row.nonce] = row
+        self.pool = {each: held for each, held in self.pool.items() if held[0] != row.nonce} | {
+            row.variants[-1].hash: (row.nonce, row.purpose)
+        }
 
-    def _variant(self, row: OutboxRow) -> Variant:
+    def _variant(self, purpose: str) -> Variant:
         self._made += 1
-        return Variant(
-            hash=b"%s %d" % (row.purpose.encode(), self._made),
-            raw=b"",
-            max_fee_wei=1,
-            tip_wei=1,
-            gas=21_000,
-            signed_at_block=len(self.blocks) - 1,
-        )
-
-    def _row(self, nonce: int) -> OutboxRow:
-        return next(row for row in self.rows if row.nonce == nonce)
-
-    def _put(self, row: OutboxRow) -> None:
-        self.rows = [row if each.nonce == row.nonce else each for each in self.rows]
+        name = b"%s %d" % (purpose.encode(), self._made)
+        return Variant(hash=name, raw=b"", cost_wei=21_000, signed_at_block=len(self.blocks) - 1)

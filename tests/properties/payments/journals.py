@@ -10,7 +10,16 @@ from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
 from hypergpu.keys.signature import IdentityKey
 from hypergpu.statements.receipt import Receipt
 from hypergpu.units import BasisPoints
-from payments.core.facts import CreatedFact, EndedFact, Fact, MeasuredFact, MeasuredWork
+from payments.core.facts import (
+    CreatedFact,
+    EndedFact,
+    Fact,
+    FirstModel,
+    InitialisedFact,
+    MeasuredFact,
+    MeasuredWork,
+    StoredBlob,
+)
 from payments.core.ledger import LedgerState, UnsignedReceipt, fold
 from tests.properties.statements.strategies import JOB, TERMS, Work, contribution_of, node_key
 
@@ -28,6 +37,9 @@ def spec(*, price: int = PRICE, escrow: int = 10**15, rounds: int = 30) -> JobSp
 def created(**figures: int) -> CreatedFact:
     """The job's first fact."""
     return CreatedFact(job_id=JOB, spec=spec(**figures), terms=TERMS)
+
+
+INITIALISED = InitialisedFact(FirstModel(StoredBlob(digest_of(b"a model"))))
 
 
 def measured(round_: int, works: Iterable[tuple[IdentityKey, int, int]]) -> MeasuredFact:
@@ -78,6 +90,3 @@ def fold_all(
 def newest(receipts: Iterable[UnsignedReceipt]) -> dict[NodeId, Receipt]:
     """Newest receipt of each node."""
     return {each.receipt.node: each.receipt for each in receipts}
-
-
-MODEL, DATASET = digest_of(b"a model"), digest_of(b"a dataset")

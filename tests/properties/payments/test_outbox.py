@@ -24,7 +24,7 @@ class Step:
     def happen(self, world: ChainWorld, *, with_strangers: bool) -> None:
         match self.kind:
             case "queue":
-                number = len(world.planned) + len(world.rows) + len(world.finished)
+                number = len(world.purposes())
                 world.queue(f"purpose {number} {self.count}", JOB if self.count % 2 else OTHER)
             case "mine":
                 world.mine(self.count)
@@ -56,14 +56,12 @@ def quiet(world: ChainWorld) -> None:
 @given(steps=steps)
 def test_without_strangers_every_purpose_takes_effect_exactly_once(steps: list[Step]) -> None:
     world = ChainWorld()
-    purposes: set[str] = set()
     for step in steps:
         step.happen(world, with_strangers=False)
-        purposes |= world.purposes()
     quiet(world)
     assert world.halts == {}
-    assert world.rows == []
-    assert sorted(world.effects()) == sorted(purposes) == sorted(world.finished)
+    assert world.open_rows == []
+    assert sorted(world.effects()) == sorted(world.purposes()) == sorted(world.closed_purposes)
 
 
 @settings(max_examples=300)
@@ -72,20 +70,18 @@ def test_with_strangers_a_purpose_takes_effect_or_its_job_halts_until_retried(
     steps: list[Step],
 ) -> None:
     world = ChainWorld()
-    purposes: set[str] = set()
     for step in steps:
         step.happen(world, with_strangers=True)
-        purposes |= world.purposes()
     quiet(world)
-    halted = {row.job_id for row in world.rows}
+    halted = {row.job_id for row in world.open_rows}
     assert halted == set(world.halts)
     assert {halt.kind for halt in world.halts.values()} <= {HaltKind.NONCE_TAKEN}
-    assert set(world.effects()) == purposes - {row.purpose for row in world.rows}
+    assert set(world.effects()) == world.purposes() - {row.purpose for row in world.open_rows}
     for job_id in (JOB, OTHER):
         world.retry(job_id)
     quiet(world)
     assert world.halts == {}
-    assert sorted(world.effects()) == sorted(purposes)
+    assert sorted(world.effects()) == sorted(world.purposes())
 
 
 @settings(max_examples=200)
@@ -94,11 +90,10 @@ def test_a_refused_call_halts_its_job_alone_until_the_cause_is_gone(
     steps: list[Step], broken: set[int]
 ) -> None:
     world = ChainWorld(broken={f"purpose {place} {count}" for place in broken for count in (1, 3)})
-    purposes: dict[str, JobId | None] = {}
     for step in steps:
         step.happen(world, with_strangers=False)
-        purposes |= {row.purpose: row.job_id for row in world.rows}
     quiet(world)
+    purposes = {row.purpose: row.job_id for row in world.rows.values()}
     refused = world.broken & set(purposes)
     assert set(world.halts) == {purposes[purpose] for purpose in refused} <= {JOB}
     assert set(world.effects()) == set(purposes) - refused
@@ -117,7 +112,7 @@ def test_a_revert_whose_effect_is_there_already_halts_nothing() -> None:
     world.tick()
     world.queue("batch", JOB)
     quiet(world)
-    assert (world.effects(), world.halts, world.rows) == (["batch"], {}, [])
+    assert (world.effects(), world.halts, world.open_rows) == (["batch"], {}, [])
 
 
 def test_a_fee_is_raised_after_some_blocks_without_inclusion() -> None:
@@ -146,7 +141,7 @@ def test_an_older_variant_in_a_block_counts() -> None:
     assert len(world.rows[0].variants) == 2
     world.pool = first
     quiet(world)
-    assert world.finished == ["batch"]
+    assert world.closed_purposes == ["batch"]
 
 
 @pytest.mark.parametrize("balance", [0, 20_999])
@@ -158,4 +153,4 @@ def test_missing_gas_money_is_said_and_goes_on_by_itself(balance: int) -> None:
     assert f"{balance} wei" in world.halts[None].reason
     world.balance_wei = 21_000
     quiet(world)
-    assert (world.halts, world.finished) == ({}, ["batch"])
+    assert (world.halts, world.closed_purposes) == ({}, ["batch"])

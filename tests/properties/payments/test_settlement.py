@@ -1,5 +1,6 @@
 """Planned calls against the contract's rules: in the end everybody is paid once and in full."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
@@ -32,8 +33,7 @@ from payments.core.settlement import (
     plan_calls,
 )
 from tests.properties.payments.journals import (
-    DATASET,
-    MODEL,
+    INITIALISED,
     NODES,
     PRICE,
     created,
@@ -88,12 +88,7 @@ class Settling:
             )
         return JobWork(
             state=self.state,
-            model=MODEL,
-            dataset=DATASET,
-            lines=[
-                ReceiptLine(r.node, r.epoch, r.sequence, r.total_score, leaf(r))
-                for r in (each.receipt for each in self.receipts)
-            ],
+            lines=self._open_lines(sealed),
             sealed=sealed,
             next_sequence=1 + max((batch.sequence for batch in batches), default=-1),
             queued={planned.purpose for planned in self.queue},
@@ -101,6 +96,14 @@ class Settling:
             is_each=self.is_each,
             reclaim=self.reclaim,
         )
+
+    def _open_lines(self, sealed: Mapping[NodeId, TotalsEntry]) -> dict[int, list[ReceiptLine]]:
+        lines: dict[int, list[ReceiptLine]] = {}
+        for r in (each.receipt for each in self.receipts):
+            if r.node not in sealed or r.sequence >= sealed[r.node].count:
+                line = ReceiptLine(r.node, r.epoch, r.sequence, r.total_score, leaf(r))
+                lines.setdefault(r.epoch, []).append(line)
+        return lines
 
     def plan(self) -> list[PlannedCall]:
         plan = plan_calls(self.work(), self.ledger.view())
@@ -129,7 +132,7 @@ class Settling:
 
 
 def settling(*, tokens: int = 10**20, escrow: int = 10**15, is_each: bool = False) -> Settling:
-    state, _ = fold_all([created(escrow=escrow)])
+    state, _ = fold_all([created(escrow=escrow), INITIALISED])
     ledger = LedgerModel(PRICE, tokens=tokens, staked=[NODES[0].node_id])
     return Settling(ledger, state, is_each)
 
