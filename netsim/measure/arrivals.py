@@ -1,8 +1,6 @@
-"""What the arrivals of numbered probes say about a path. Pure: no socket and no clock."""
+"""Delays, losses and rates of a path from arrivals of numbered probes. Pure: no clock."""
 
 import math
-import statistics
-from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -36,17 +34,6 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     def burst_packets(self) -> float:
         """Return the mean number of neighbours that were lost together; 0 when none was lost."""
         return mean_run(set(self.numbers), self.offered)
-
-    def duplication(self) -> float:
-        """Return the share of those that came which came twice."""
-        counts = Counter(self.numbers)
-        return sum(count - 1 for count in counts.values()) / max(len(counts), 1)
-
-    def reordering(self) -> float:
-        """Return the share of arrivals after which one came that was sent before them."""
-        pairs = zip(self.numbers, self.numbers[1:], strict=False)
-        overtaking = sum(number > following for number, following in pairs)
-        return overtaking / max(len(self.numbers), 1)
 
     def bits_per_s(self) -> float:
         """Return the rate at which they came, headers included; 0 for fewer than two."""
@@ -103,11 +90,3 @@ def mean_run(present: set[int], count: int) -> float:
 def percentile(values: Sequence[float], share: float) -> float:
     """Return the least value that a share in (0, 1] of the values does not exceed."""
     return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]
-
-
-def memory(values: Sequence[float], lag: int) -> float:
-    """Return the correlation of a series with itself ``lag`` places on; 0 if nothing varies."""
-    first, second = values[:-lag], values[lag:]
-    if len(first) < 2 or not statistics.pstdev(first) or not statistics.pstdev(second):
-        return 0.0
-    return statistics.correlation(first, second)

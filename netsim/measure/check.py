@@ -64,7 +64,7 @@ async def round_trip(network: ProbedLink, link: Link, *, for_s: float) -> LinkRe
     """Measure the median RTT of small probes over TCP, which every backend carries."""
     gap_us = Microseconds(20_000 + link.rtt_us)
     count = max(round(for_s * 1e6 / gap_us), 10)
-    trips = await network.round_trips("tcp", count=count, gap_us=gap_us)
+    trips = await network.round_trips(count=count, gap_us=gap_us)
     configured_us = link.rtt_us + sending_us(link.up) + sending_us(link.down)
     measured_ms = statistics.median(trips.trips_ns) / 1e6 if trips.trips_ns else 0.0
     return LinkReading(name="rtt_ms", configured=configured_us / 1000, measured=measured_ms)

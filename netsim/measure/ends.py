@@ -8,6 +8,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import msgspec
@@ -26,41 +27,41 @@ BUFFER_BYTES = 32 << 20
 CHUNK = bytes(256 << 10)
 BIN_NS = 100_000_000
 SPIN_NS = 150_000
+STALL_TIMEOUT_S = 10.0
 
 
-class Bins(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stream brought, in tenths of a second since the first byte."""
+class StreamBins(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of a received stream, in tenths of a second since the first one."""
 
     bytes_in_bin: list[int]
     started_ns: int
     ended_ns: int
 
 
-class Trips(msgspec.Struct, frozen=True, kw_only=True):
+class RoundTrips(msgspec.Struct, frozen=True, kw_only=True):
     """Times there and back, in order of sending, without those that were lost."""
 
-    sent: int
     trips_ns: list[int]
 
 
-def collect(address: str, port: int, stall_timeout_s: float) -> Arrivals:
+def collect(address: str, port: int) -> Arrivals:
     """Receive probes until the sender says how many there were, or none came for a while."""
     numbers: list[int] = []
     sent_ns: list[int] = []
     received_ns: list[int] = []
     offered = payload_bytes = 0
     with _datagrams(address, port) as listening:
-        listening.settimeout(stall_timeout_s)
+        listening.settimeout(STALL_TIMEOUT_S)
         ready_ns = time.monotonic_ns()
-        ready()
-        go_first()
+        announce_ready()
+        raise_priority()
         with suppress(TimeoutError):
             while True:
                 datagram = listening.recv(2048)
                 now_ns = time.monotonic_ns()
                 number, stamp = HEADER.unpack_from(datagram)
                 if stamp < ready_ns:
-                    continue  # Of a measurement before: it was still under way on a long line.
+                    continue  # It is late, from an earlier measurement over a long line.
                 if number == END:
                     offered = OFFERED.unpack_from(datagram, HEADER.size)[0]
                     break
@@ -78,7 +79,7 @@ def collect(address: str, port: int, stall_timeout_s: float) -> Arrivals:
 
 
 def probe(address: str, port: int, *, count: int, gap_ns: int, payload_bytes: int) -> int:
-    """Send numbered probes at an even pace, then their number until somebody has heard it.
+    """Send numbered probes at an even pace, then their number until the receiver has it.
 
     Returns:
         When the first one was sent.
@@ -90,7 +91,7 @@ def probe(address: str, port: int, *, count: int, gap_ns: int, payload_bytes: in
         for number in range(count):
             wait_until(start_ns + number * gap_ns)
             sending.send(HEADER.pack(number, time.monotonic_ns()) + padding)
-        # Whoever has heard it is gone, and the kernel says so.
+        # A receiver that has it is gone, and the kernel says so.
         with suppress(ConnectionRefusedError):
             for _ in range(END_REPEATS):
                 sending.send(HEADER.pack(END, time.monotonic_ns()) + OFFERED.pack(count))
@@ -98,37 +99,24 @@ def probe(address: str, port: int, *, count: int, gap_ns: int, payload_bytes: in
     return start_ns
 
 
-def echo(address: str, port: int, protocol: str) -> None:
-    """Send back what comes, until standard input closes."""
-    if protocol == "udp":
-        with _datagrams(address, port) as listening:
-            ready()
-            go_first()
-            while True:
-                datagram, sender = listening.recvfrom(2048)
-                listening.sendto(datagram, sender)
+def echo(address: str, port: int) -> None:
+    """Send back what one TCP connection brings, until it ends."""
     with socket.create_server((address, port)) as listening:
-        ready()
-        go_first()
+        announce_ready()
+        raise_priority()
         stream, _ = listening.accept()
         with stream:
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while heard := stream.recv(2048):
-                stream.sendall(heard)
+            while received := stream.recv(2048):
+                stream.sendall(received)
 
 
-def round_trips(
-    address: str, port: int, protocol: str, *, count: int, gap_ns: int, stall_timeout_s: float
-) -> Trips:
-    """Send a probe, wait for it, and keep the pace; a lost datagram costs the stall timeout."""
-    kind = socket.SOCK_DGRAM if protocol == "udp" else socket.SOCK_STREAM
+def round_trips(address: str, port: int, *, count: int, gap_ns: int) -> RoundTrips:
+    """Send a probe over TCP, wait for its echo, and keep the pace."""
     trips_ns: list[int] = []
-    with socket.socket(socket.AF_INET, kind) as sending:
-        sending.settimeout(stall_timeout_s)
-        sending.connect((address, port))
-        if protocol == "tcp":
-            sending.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        go_first()
+    with socket.create_connection((address, port), STALL_TIMEOUT_S) as sending:
+        sending.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raise_priority()
         start_ns = time.monotonic_ns()
         for number in range(count):
             wait_until(start_ns + number * gap_ns)
@@ -138,37 +126,37 @@ def round_trips(
                 while HEADER.unpack_from(sending.recv(HEADER.size))[0] != number:
                     pass
                 trips_ns.append(time.monotonic_ns() - sent_ns)
-    return Trips(sent=count, trips_ns=trips_ns)
+    return RoundTrips(trips_ns=trips_ns)
 
 
-def swallow(address: str, port: int, stall_timeout_s: float) -> Bins:
-    """Take one stream to its end, or until nothing came for a while."""
+def receive_stream(address: str, port: int) -> StreamBins:
+    """Receive one stream to its end, or until nothing came for a while."""
     bins: list[int] = []
     with socket.create_server((address, port)) as listening:
-        listening.settimeout(stall_timeout_s)
-        ready()
+        listening.settimeout(STALL_TIMEOUT_S)
+        announce_ready()
         stream, _ = listening.accept()
-    room = bytearray(1 << 20)
+    buffer = bytearray(1 << 20)
     started_ns = 0
     # The sender ends with a reset, so that nothing trickles in after its time.
     with stream, suppress(ConnectionResetError, TimeoutError):
-        stream.settimeout(stall_timeout_s)
-        while size := stream.recv_into(room):
+        stream.settimeout(STALL_TIMEOUT_S)
+        while size := stream.recv_into(buffer):
             started_ns = started_ns or time.monotonic_ns()
             place = (time.monotonic_ns() - started_ns) // BIN_NS
             bins.extend([0] * (place + 1 - len(bins)))
             bins[place] += size
-    return Bins(bytes_in_bin=bins, started_ns=started_ns, ended_ns=time.monotonic_ns())
+    return StreamBins(bytes_in_bin=bins, started_ns=started_ns, ended_ns=time.monotonic_ns())
 
 
-def pour(address: str, port: int, *, for_s: float, congestion_control: str) -> None:
-    """Fill one stream for a while; an empty congestion control is the route's."""
+def send_stream(address: str, port: int, *, for_s: float, congestion_control: str) -> None:
+    """Fill one stream for a while; without a congestion control the route's is used."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as stream:
         stream.connect((address, port))
         if congestion_control:
-            # Before the connection is there, the route's would take its place.
-            named = congestion_control.encode()
-            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, named)
+            # Set before connecting, the route's would take its place.
+            name = congestion_control.encode()
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
         end_ns = time.monotonic_ns() + round(for_s * NS_PER_S)
         stream.settimeout(0.2)
         while time.monotonic_ns() < end_ns:
@@ -185,14 +173,14 @@ def wait_until(due_ns: int) -> None:
             time.sleep((left_ns - SPIN_NS) / NS_PER_S)
 
 
-def go_first() -> None:
+def raise_priority() -> None:
     """Measure what the path does and not how long this process waits for a core."""
     with suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
-def ready() -> None:
-    """Tell who started this program that it can be reached."""
+def announce_ready() -> None:
+    """Tell the program that started this one that it can be reached."""
     sys.stdout.write("ready\n")
     sys.stdout.flush()
 
@@ -206,3 +194,9 @@ def _datagrams(address: str, port: int) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
     listening.bind((address, port))
     return listening
+
+
+ENDS: Mapping[str, Callable[..., object]] = {
+    end.__name__: end for end in (collect, probe, echo, round_trips, receive_stream, send_stream)
+}
+"""Ends by name."""

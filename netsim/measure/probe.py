@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -16,10 +16,9 @@ from hypergpu.units import Microseconds
 from netsim.link import Way
 from netsim.link.error import NetsimError
 from netsim.measure.arrivals import NS_PER_S, Arrivals
-from netsim.measure.ends import Bins, Trips
+from netsim.measure.ends import RoundTrips, StreamBins
 from netsim.measure.lateness import ALWAYS_VALID, Lateness, LatenessVerdict
 
-Transport = Literal["udp", "tcp"]
 Command = Callable[[Sequence[str]], list[str]]
 """Turns a command into one that runs at an end of the path."""
 _Result = TypeVar("_Result")
@@ -99,48 +98,49 @@ class ProbedLink:
         count = round(for_s * NS_PER_S / gap_ns)
         return await self._arrivals(way, count=count, gap_ns=gap_ns, payload_bytes=payload_bytes)
 
-    async def round_trips(self, transport: Transport, *, count: int, gap_us: Microseconds) -> Trips:
-        """Let the coordinator echo small probes of the node."""
-        path = self._paths["up"]
-        options = ["--protocol", transport, "--count", str(count), "--gap-ns", str(gap_us * 1000)]
-        async with _receiving(path, "echo", "--protocol", transport):
-            limit_s = count * gap_us / 1e6 + _GRACE_S
-            return await _send(path, "round-trips", options, limit_s, Trips)
+    async def round_trips(self, *, count: int, gap_us: Microseconds) -> RoundTrips:
+        """Let the coordinator echo small probes of the node over TCP."""
+        path, limit_s = self._paths["up"], count * gap_us / 1e6 + _GRACE_S
+        async with _receiving(path, "echo"):
+            arguments = {"count": count, "gap_ns": gap_us * 1000}
+            return await _send(path, "round_trips", arguments, limit_s, RoundTrips)
 
-    async def stream(self, way: Way, *, for_s: float, congestion_control: str = "") -> Bins:
+    async def stream(self, way: Way, *, for_s: float, congestion_control: str = "") -> StreamBins:
         """Fill one TCP connection."""
         path = self._paths[way]
-        options = ["--for-s", str(for_s), "--congestion-control", congestion_control]
-        async with _receiving(path, "swallow") as receiver:
-            await _send(path, "pour", options, for_s + _GRACE_S, object)
-            return await _answer(receiver, _GRACE_S, Bins)
+        arguments = {"for_s": for_s, "congestion_control": congestion_control}
+        async with _receiving(path, "receive_stream") as receiver:
+            await _send(path, "send_stream", arguments, for_s + _GRACE_S, object)
+            return await _answer(receiver, _GRACE_S, StreamBins)
 
     async def _arrivals(self, way: Way, *, count: int, gap_ns: int, payload_bytes: int) -> Arrivals:
-        path = self._paths[way]
-        options = ["--count", str(count), "--gap-ns", str(gap_ns)]
-        options += ["--payload-bytes", str(payload_bytes)]
+        path, limit_s = self._paths[way], count * gap_ns / NS_PER_S + _GRACE_S
+        arguments = {"count": count, "gap_ns": gap_ns, "payload_bytes": payload_bytes}
         async with _receiving(path, "collect") as receiver:
-            await _send(path, "probe", options, count * gap_ns / NS_PER_S + _GRACE_S, object)
+            await _send(path, "probe", arguments, limit_s, object)
             return await _answer(receiver, _GRACE_S, Arrivals)
 
 
-def _program(end: str, address: tuple[str, int], options: Sequence[str]) -> list[str]:
+def _program(end: str, address: tuple[str, int], arguments: Mapping[str, object]) -> list[str]:
     host, port = address
-    return [sys.executable, "-m", "netsim.measure", end, host, str(port), *options]
+    given = msgspec.json.encode({"address": host, "port": port, **arguments}).decode()
+    return [sys.executable, "-m", "netsim.measure", end, given]
 
 
 async def _send(
-    path: ProbePath, end: str, options: Sequence[str], limit_s: float, kind: type[_Result]
+    path: ProbePath,
+    end: str,
+    arguments: Mapping[str, object],
+    limit_s: float,
+    kind: type[_Result],
 ) -> _Result:
-    async with _running(path.at_sender(_program(end, path.target, options))) as process:
+    async with _running(path.at_sender(_program(end, path.target, arguments))) as process:
         return await _answer(process, limit_s, kind)
 
 
 @asynccontextmanager
-async def _receiving(
-    path: ProbePath, end: str, *options: str
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    async with _running(path.at_receiver(_program(end, path.receiver, options))) as receiver:
+async def _receiving(path: ProbePath, end: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    async with _running(path.at_receiver(_program(end, path.receiver, {}))) as receiver:
         if await _read_line(receiver, _START_S) != b"ready\n":
             what = f"the measuring end could not listen at {path.receiver}"
             raise NetsimError(what, "read its messages on standard error; is the port taken?")

@@ -99,7 +99,7 @@ async def _round_trips(rows: list[Row], repeats: Repeats, count: int) -> float:
         async def trips(*, rtt_ms: int = rtt_ms) -> Judged[float]:
             async with _network(both(rtt_ms / 2)) as network:
                 gap_us = Microseconds(1000 * rtt_ms + 20_000)
-                trips = await network.round_trips("tcp", count=count, gap_us=gap_us)
+                trips = await network.round_trips(count=count, gap_us=gap_us)
                 is_valid = (await network.verdict()).is_valid
             # The first one waits for the handshake.
             return Judged(statistics.median(trips.trips_ns[1:]) / 1e6, is_valid)

@@ -18,7 +18,8 @@ WITHIN_S = 240
 def test_datagrams_of_an_earlier_measurement_do_not_end_this_one() -> None:
     (port,) = free_ports(1)
     before_ns = time.monotonic_ns()
-    command = [sys.executable, "-m", "netsim.measure", "collect", HOST, str(port)]
+    given = msgspec.json.encode({"address": HOST, "port": port}).decode()
+    command = [sys.executable, "-m", "netsim.measure", "collect", given]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as receiver:
         assert receiver.stdout is not None
         assert receiver.stdout.readline() == b"ready\n"

@@ -4,7 +4,7 @@ import pytest
 
 from hypergpu.units import Microseconds
 from netsim.link import LinkDirection
-from netsim.measure.arrivals import Arrivals, mean_run, memory, percentile
+from netsim.measure.arrivals import Arrivals, mean_run, percentile
 from netsim.measure.check import probe_readings, rate_reading
 
 MS_NS = 10**6
@@ -29,14 +29,6 @@ def test_bursts_are_neighbours_that_were_lost_together() -> None:
     assert mean_run({0, 1}, 2) == 0
 
 
-def test_duplicates_are_counted_against_those_that_came() -> None:
-    assert arrivals([0, 1, 1, 2, 3], 4).duplication() == 0.25
-
-
-def test_an_overtaking_packet_is_one_after_which_an_earlier_one_came() -> None:
-    assert arrivals([1, 0, 2, 3], 4).reordering() == 0.25
-
-
 def test_the_rate_counts_headers_and_the_time_between_first_and_last() -> None:
     assert arrivals(range(11), 11).bits_per_s() == pytest.approx(1_000_000)
     assert arrivals(range(11), 11).bits_per_s_between(0, 10 * MS_NS) == pytest.approx(500_000)
@@ -45,12 +37,6 @@ def test_the_rate_counts_headers_and_the_time_between_first_and_last() -> None:
 def test_a_percentile_is_one_of_the_values() -> None:
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert percentile([3.0, 1.0, 2.0], 0.99) == 3.0
-
-
-def test_a_series_that_wanders_slowly_remembers_and_one_that_alternates_does_not() -> None:
-    assert memory([float(place) for place in range(100)], 1) == pytest.approx(1)
-    assert memory([0.0, 1.0] * 50, 1) == pytest.approx(-1)
-    assert memory([1.0] * 100, 1) == 0
 
 
 def test_readings_put_what_was_asked_beside_what_was_measured() -> None:
